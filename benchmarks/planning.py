@@ -1,4 +1,4 @@
-"""What a router computes for a step: seconds of `plan`, `weigh`, `trim` and `learn` together, by sequences at once.
+"""What a router computes for a step: seconds of a policy's four calls together, by sequences at once.
 
 Drafters, forwards and their seconds are made up. Drafting pays in all sequences, and the copying drafter finds
 something in half of the steps.
@@ -77,7 +77,7 @@ class Steps:
             offers = self._proposed(budgets.nodes, budgets.drafters, spent)
             drafts = [offer if len(offer) else draft for offer, draft in zip(offers, drafts, strict=True)]
             began = time.perf_counter()
-            budgets = router.weigh(views, offers)
+            budgets = router.next_budgets(views, offers)
         drafts = router.trim(views, drafts) if any(map(len, drafts)) else drafts
         own += time.perf_counter() - began
         accepted = [self._accept(view, draft) for view, draft in zip(views, drafts, strict=True)]

@@ -115,11 +115,11 @@ def measure(spec: str, text: Sequence[int], history: int, budget: int) -> Cell:
 
 def observation(drafter: Drafter, view: Sight, draft: Draft, token: int, chance: random.Random) -> Observation:
     """The target took ``token`` and nothing of the draft; what it would have said at drafted nodes is anything."""
-    width = drafter.needs.choices
+    width = drafter.needs.top_k
     choices = [tuple(chance.sample(range(VOCAB_SIZE), width)) for _ in range(len(draft) + 1 if width else 0)]
     if choices:
         choices[0] = (token, *choices[0][1:])
-    return Observation(view, draft, Verdict((), (token,)), choices=tuple(choices))
+    return Observation(view, draft, Verdict((), (token,)), top_k=tuple(choices))
 
 
 def memory(spec: str, history: Sequence[int], budget: int) -> int:

@@ -11,42 +11,42 @@ from typing import Any, cast
 
 import pytest
 
-from parlay.aio.job_queue import Message, Ticket
-from parlay.aio.output_queue import BETWEEN_SECONDS, Outbox
+from parlay.aio.job_queue import Message, PendingJob
+from parlay.aio.output_queue import BETWEEN_SECONDS, OutputQueue
 
 
 class Addressed:
-    """A ticket of which only the address is looked at."""
+    """A pending of which only the address is looked at."""
 
-    def __init__(self, mailbox: Reader) -> None:
-        self.mailbox = mailbox
+    def __init__(self, queue: Reader) -> None:
+        self.queue = queue
 
 
 class Reader:
-    """A mailbox that notes what came, and when."""
+    """A queue that notes what came, and when."""
 
     def __init__(self) -> None:
         self.read: list[tuple[float, int]] = []
-        self.ticket = cast(Ticket, Addressed(self))
+        self.pending = cast(PendingJob, Addressed(self))
 
     def put(self, message: Any) -> None:
         self.read.append((time.monotonic(), message))
 
-    def letter(self, number: int) -> tuple[Ticket, Message]:
-        return self.ticket, cast(Message, number)
+    def letter(self, number: int) -> tuple[PendingJob, Message]:
+        return self.pending, cast(Message, number)
 
     @property
     def numbers(self) -> list[int]:
         return [number for _, number in self.read]
 
 
-def run(send: Callable[[Outbox, Reader], None], ready: Callable[[Reader], bool]) -> Reader:
+def run(send: Callable[[OutputQueue, Reader], None], ready: Callable[[Reader], bool]) -> Reader:
     """What a reader's loop is handed while another thread sends."""
 
     async def wait() -> Reader:
         reader = Reader()
-        outbox = Outbox(asyncio.get_running_loop())
-        thread = threading.Thread(target=send, args=(outbox, reader))
+        outputs = OutputQueue(asyncio.get_running_loop())
+        thread = threading.Thread(target=send, args=(outputs, reader))
         thread.start()
         for _ in range(1000):
             if ready(reader):
@@ -65,10 +65,10 @@ def handed_out(reader: Reader) -> int:
 
 
 def test_quick_steps_share_wake_ups_and_nothing_is_lost() -> None:
-    def send(outbox: Outbox, reader: Reader) -> None:
+    def send(outputs: OutputQueue, reader: Reader) -> None:
         for number in range(200):
-            outbox.leave(reader.letter(number), urgent=False)
-            outbox.ring()
+            outputs.leave(reader.letter(number), urgent=False)
+            outputs.wake()
             time.sleep(0.001)
 
     reader = run(send, lambda reader: len(reader.read) == 200)
@@ -80,10 +80,10 @@ def test_quick_steps_share_wake_ups_and_nothing_is_lost() -> None:
 def test_no_letter_stays_behind_whenever_it_is_sent() -> None:
     """Steps of about the time at which the loop looks by itself: that it is about to stop must be seen."""
 
-    def send(outbox: Outbox, reader: Reader) -> None:
+    def send(outputs: OutputQueue, reader: Reader) -> None:
         for number in range(60):
-            outbox.leave(reader.letter(number), urgent=False)
-            outbox.ring()
+            outputs.leave(reader.letter(number), urgent=False)
+            outputs.wake()
             time.sleep(BETWEEN_SECONDS * (0.7 + number / 100))
 
     assert run(send, lambda reader: len(reader.read) == 60).numbers == list(range(60))
@@ -92,12 +92,12 @@ def test_no_letter_stays_behind_whenever_it_is_sent() -> None:
 def test_urgent_letters_do_not_wait() -> None:
     sent: list[float] = []
 
-    def send(outbox: Outbox, reader: Reader) -> None:
+    def send(outputs: OutputQueue, reader: Reader) -> None:
         for number in range(40):
             time.sleep(0.0005)
             sent.append(time.monotonic())
-            outbox.leave(reader.letter(number), urgent=True)
-            outbox.ring()
+            outputs.leave(reader.letter(number), urgent=True)
+            outputs.wake()
 
     reader = run(send, lambda reader: len(reader.read) == 40)
     assert reader.numbers == list(range(40))
@@ -106,12 +106,12 @@ def test_urgent_letters_do_not_wait() -> None:
 
 
 def test_a_closed_loop_is_told_to_the_sender() -> None:
-    async def make() -> Outbox:
-        return Outbox(asyncio.get_running_loop())
+    async def make() -> OutputQueue:
+        return OutputQueue(asyncio.get_running_loop())
 
-    outbox, reader = asyncio.run(make()), Reader()
-    outbox.leave(reader.letter(0), urgent=False)
+    outputs, reader = asyncio.run(make()), Reader()
+    outputs.leave(reader.letter(0), urgent=False)
     for _ in range(2):
         with pytest.raises(RuntimeError):
-            outbox.ring()
-    assert outbox.waiting == {reader.ticket}
+            outputs.wake()
+    assert outputs.waiting == {reader.pending}

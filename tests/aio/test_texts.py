@@ -127,14 +127,14 @@ def test_one_reader_of_several_jobs_gets_all_that_waits_at_once_and_in_order(ser
     params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
 
     async def read() -> tuple[list[list[int]], int]:
-        bell = asyncio.Event()
+        wake_event = asyncio.Event()
         jobs = [service.llm.job(prompt, params, RequestOptions(strategy="none")) for prompt in PROMPTS]
-        streams = [await service.submit(job, bell=bell) for job in jobs]
+        streams = [await service.submit(job, wake_event=wake_event) for job in jobs]
         tokens: list[list[int]] = [[] for _ in jobs]
         takes, ended = 0, 0
         while ended < len(jobs):
-            await bell.wait()
-            bell.clear()
+            await wake_event.wait()
+            wake_event.clear()
             await asyncio.sleep(0.02)  # a slow reader
             takes += 1
             for mine, stream in zip(tokens, streams, strict=True):

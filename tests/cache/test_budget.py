@@ -64,7 +64,7 @@ def test_a_drafter_in_use_may_push_out_unused_texts_of_the_target_but_none_in_us
 def test_the_target_gets_what_drafters_hold_and_they_find_out_by_truncate() -> None:
     target, drafter = pair(pages=2)
     filled(drafter, 0, 2, length=32)
-    assert target.room() == target.capacity() == 32
+    assert target.free_tokens() == target.capacity() == 32
     filled(target, 0, 9, length=32)
     assert drafter.truncate(0, 32) == 0
     assert not drafter.reserve(0, 1)

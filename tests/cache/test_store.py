@@ -144,7 +144,7 @@ class StoreMachine(RuleBasedStateMachine):
         name = data.draw(st.sampled_from(sorted(self.texts)))
         entry = self.store._live[name]
         copies = BLOCK if entry.tail is not None and entry.tail.users > 1 else 0
-        room = self.store.room()
+        room = self.store.free_tokens()
         assert room < copies or self.store.reserve(name, len(entry.table) * BLOCK + room - copies)
         self.store.release(name)
         del self.texts[name]
@@ -376,9 +376,9 @@ def test_the_rows_of_a_text_in_use_are_never_given_up() -> None:
 def test_pages_are_charged_in_whole_and_given_back() -> None:
     store = Store(SHAPE, 480)
     filled(store, 0, list(range(10)))
-    assert (store.room(), store.held, store.spare) == (480 - 16, SHAPE.page_bytes, 0)
+    assert (store.free_tokens(), store.held, store.spare) == (480 - 16, SHAPE.page_bytes, 0)
     store.release(0)
-    assert (store.room(), store.held, store.spare) == (480, SHAPE.page_bytes, SHAPE.page_bytes)
+    assert (store.free_tokens(), store.held, store.spare) == (480, SHAPE.page_bytes, SHAPE.page_bytes)
     filled(store, 1, list(range(50, 90)))
     assert store.reserve(1, 400)
     store.release(1)
@@ -413,7 +413,7 @@ def test_room_for_the_copy_of_a_shared_page_is_reserved_with_the_rest() -> None:
     filled(store, 0, list(range(40)))
     store.fork(0, 1)
     assert store.reserve(1, 48)
-    assert store.room() == 0
+    assert store.free_tokens() == 0
     assert not store.reserve(0, 41)
     store.stage(Segment(1, (1,)))  # copies the page, so the other is alone with it
     assert store.reserve(0, 48)

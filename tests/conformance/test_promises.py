@@ -19,7 +19,7 @@ KEPT_BY = {
             "test_no_token_differs_alone",
             "test_no_token_differs_in_a_mixed_batch_of_eight",
         ],
-        "test_llm.py": ["test_every_strategy_alone_and_in_a_mixed_batch_gives_one_text"],
+        "llm/test_llm.py": ["test_every_strategy_alone_and_in_a_mixed_batch_gives_one_text"],
         "models/test_bits.py": ["test_rows_do_not_depend_on_how_many_there_are", "test_batch_mates_do_not_show"],
     },
     "Never slower: drafting nothing is among the choices, and a drafter that does not pay is paused": {
@@ -38,13 +38,13 @@ KEPT_BY = {
         ],
     },
     "Nothing ignored silently: what can't be honoured is an error that names it": {
-        "test_llm.py": [
+        "llm/test_llm.py": [
             "test_what_cannot_be_done_is_refused_by_name",
             "test_parameters_out_of_range_are_refused_by_name",
         ],
         "models/test_parity.py": ["test_arguments_that_cannot_be_honoured_are_errors_that_name_them"],
         "drafters/test_catalogue.py": ["test_what_is_wrong_is_said_in_one_line"],
-        "test_custom_generate.py": ["test_what_cannot_be_honoured_is_named"],
+        "llm/test_transformers.py": ["test_what_cannot_be_honoured_is_named"],
     },
     "One counter: the engine counts tokens, steps and seconds, the same way for every strategy": {
         "conformance/test_catalogue.py": ["test_short_form"],
@@ -85,5 +85,5 @@ def test_tokens_join_a_text_in_one_place() -> None:
 
 def test_one_forward_commits() -> None:
     of_runners = Counter(calls(".forward")) - Counter(calls("cost.forward"))  # a cost's forward is a number
-    assert set(of_runners) == {"layers.py", "verify.py"}
+    assert set(of_runners) == {"target_layers.py", "verify.py"}
     assert calls(".keep") == ["engine.py"], "what the target's layers wrote for a drafter is never kept"

@@ -124,7 +124,7 @@ def test_forwards_are_timed_behind_the_context_and_batch_that_they_name() -> Non
     assert all(0 < seconds < 10 for seconds in timed.values())
     assert {(work.batch, work.rows) for work in works} == set(runner.fed)
     runner.check()
-    assert runner.room() == runner.capacity()  # nothing is left behind
+    assert runner.free_tokens() == runner.capacity()  # nothing is left behind
 
 
 def test_a_calibration_survives_its_file(tmp_path: Path) -> None:

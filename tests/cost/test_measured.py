@@ -188,7 +188,7 @@ class SlowRunner:
     def release(self, sequence: int) -> None:
         self.names.discard(sequence)
 
-    def room(self) -> int:
+    def free_tokens(self) -> int:
         return 64
 
     def check(self) -> None:

@@ -95,7 +95,7 @@ class ToyRunner:
         self.cached.pop(sequence, None)
         self.reserved.pop(sequence, None)
 
-    def room(self) -> int:
+    def free_tokens(self) -> int:
         return self.capacity - sum(self.reserved.values())
 
     def check(self) -> None:

@@ -38,7 +38,7 @@ EDITED = replace(GREEDY, params=SamplingParams(temperature=0.9, repetition_penal
 class Scripted:
     """Proposes what ``write`` says, and remembers what it was asked and told."""
 
-    needs = Needs(taps=(2,), choices=3)
+    needs = Needs(taps=(2,), top_k=3)
 
     def __init__(self, resources: Resources) -> None:
         Scripted.last = self
@@ -251,13 +251,13 @@ def test_no_level_drafts_more_than_its_own_k(toy_runner: MakeRunner) -> None:
 
 def test_the_first_level_is_told_what_became_of_the_draft_and_what_it_needs(toy_runner: MakeRunner) -> None:
     cascade, script = scripted(toy_runner())
-    assert cascade.needs == Needs(taps=(2,), choices=3)
+    assert cascade.needs == Needs(taps=(2,), top_k=3)
     seen = Observation(
         Sight(), NO_DRAFT, Verdict((), (5,)), {2: torch.ones(1, 2), 3: torch.ones(1, 2)}, ((5, 4, 3, 2),)
     )
     cascade.observe([seen])
     assert sorted(script.seen[0].taps) == [2]
-    assert script.seen[0].choices == ((5, 4, 3),)
+    assert script.seen[0].top_k == ((5, 4, 3),)
     cascade.release(0)
     cascade.release(99)
     assert script.released == [0, 99]

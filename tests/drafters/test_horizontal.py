@@ -40,7 +40,7 @@ class CountingOptions(Options):
 class Counting:
     """Counts on from the last token, in steps of ``by``, at most ``most`` tokens; a bush has a wrong sibling first."""
 
-    needs = Needs(taps=(1,), choices=1)
+    needs = Needs(taps=(1,), top_k=1)
     made: list[Counting]
 
     def __init__(self, resources: Resources, options: CountingOptions) -> None:
@@ -130,7 +130,7 @@ def test_what_was_drafted_does_not_stay_in_the_sequence() -> None:
 
 def test_needs_are_joined_and_every_level_is_told() -> None:
     drafter = counting("k=2", "by=10,k=2")
-    assert drafter.needs == Needs(taps=(1,), choices=1)
+    assert drafter.needs == Needs(taps=(1,), top_k=1)
     view = Sight()
     draft = propose(drafter, view, 4)
     drafter.observe([Observation(view, draft, Verdict((0,), (4, 9)), {1: torch.ones(2, 4)}, ((4,),) * 5)])

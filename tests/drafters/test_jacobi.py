@@ -71,7 +71,7 @@ def tell(drafter: Drafter, sight: Sight, draft: Draft, path: Sequence[int], choi
     sampled = (choices[0], *(choices[node + 1] for node in path))
     sight.tokens += sampled
     rows = tuple((token,) for token in choices)
-    drafter.observe([Observation(sight, draft, Verdict(tuple(path), sampled), choices=rows)])
+    drafter.observe([Observation(sight, draft, Verdict(tuple(path), sampled), top_k=rows)])
 
 
 def run(

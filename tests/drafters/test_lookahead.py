@@ -338,7 +338,7 @@ def test_a_window_that_was_not_seen_whole_waits_as_it_is() -> None:
     part = trees.subtree(before, range(len(before) - 1))
     rows = tuple((token,) for token in range(1, len(part) + 2))
     sight.tokens.append(1)
-    drafter.observe([Observation(sight, part, Verdict((), (1,)), choices=rows)])
+    drafter.observe([Observation(sight, part, Verdict((), (1,)), top_k=rows)])
     assert drafter.propose([sight], [9])[0] == before
 
 
@@ -347,7 +347,7 @@ def test_a_window_that_was_not_seen_whole_waits_as_it_is() -> None:
 
 def test_without_a_window_only_the_text_is_guessed_from() -> None:
     drafter = make(window=0)
-    assert drafter.needs.choices == 0
+    assert drafter.needs.top_k == 0
     assert texts(propose(drafter, [1, 2, 3, 4, 5, 1])) == {(2, 3, 4)}
     assert len(propose(make(window=0, copy=False), [1, 2, 3, 4, 5, 1])) == 0
 
@@ -358,7 +358,7 @@ def test_without_guesses_it_is_plain_decoding(params: SamplingParams) -> None:
     sample = run(make(guesses=0), params)
     assert sample.tokens == plain(params)
     assert sample.metrics.steps == len(sample.tokens)
-    assert make(guesses=0).needs.choices == 0
+    assert make(guesses=0).needs.top_k == 0
     assert len(propose(make(guesses=0), PROMPT)) == 0
 
 

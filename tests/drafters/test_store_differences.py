@@ -21,7 +21,7 @@ def made(spec: str, *past: Sequence[int], preferred: Sequence[int] = ()) -> Draf
     for output in past:
         view = Sight(9, [0, *output])
         verdict = Verdict((), (output[-1],))
-        drafter.observe([Observation(view, NO_DRAFT, verdict, choices=(tuple(preferred or output[-1:]),))])
+        drafter.observe([Observation(view, NO_DRAFT, verdict, top_k=(tuple(preferred or output[-1:]),))])
         drafter.release(9)
     return drafter
 

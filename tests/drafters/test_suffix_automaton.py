@@ -85,7 +85,7 @@ def test_a_match_at_the_very_end_of_an_output_leaves_the_draft_to_its_shorter_en
 class Counting:
     """Proposes 90 and says what reached it."""
 
-    needs = Needs(choices=3)
+    needs = Needs(top_k=3)
 
     def __init__(self) -> None:
         self.asked: list[list[int]] = []
@@ -107,7 +107,7 @@ def test_short_matches_are_left_to_the_fallback_for_all_sequences_at_once() -> N
     inner = Counting()
     nested = NestedStrategy("counting", "counting", 8, NoOptions(), lambda: inner)
     drafter = SuffixAutomaton(replace(RESOURCES, nested=(nested,)), Options(min_match=3, fallback=("counting",)))
-    assert drafter.needs.choices == 3
+    assert drafter.needs.top_k == 3
     long, short, none = [1, 2, 3, 4, 1, 2, 3], [1, 2, 9, 1, 2], [1]
     views = [Sight(0, long), Sight(1, short), Sight(2, none), Sight(3, short)]
     drafts = drafter.propose(views, [2, 2, 2, 0])

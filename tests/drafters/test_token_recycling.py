@@ -33,7 +33,7 @@ def teach(
     """One step per row in which nothing was drafted."""
     for token, choices in rows.items():
         view = Sight(sequence, [0, token, choices[0]], request)
-        drafter.observe([Observation(view, NO_DRAFT, Verdict((), (choices[0],)), choices=(tuple(choices),))])
+        drafter.observe([Observation(view, NO_DRAFT, Verdict((), (choices[0],)), top_k=(tuple(choices),))])
 
 
 def branching(token: int) -> list[int]:
@@ -42,7 +42,7 @@ def branching(token: int) -> list[int]:
 
 
 def test_it_asks_for_eight_choices() -> None:
-    assert TokenRecycling(RESOURCES, Options()).needs == Needs(choices=8)
+    assert TokenRecycling(RESOURCES, Options()).needs == Needs(top_k=8)
 
 
 def test_the_tree_is_filled_from_the_matrix_rank_by_rank() -> None:
@@ -98,7 +98,7 @@ def test_rejected_rows_teach_too_and_the_last_row_of_a_token_replaces_the_one_be
     drafter = TokenRecycling(RESOURCES, Options())
     draft = Draft(Tree((2, 3, 4), (-1, -1, 0)), sources=("token-recycling",) * 3)
     choices = ((2, 3), (4, 9), (6, 7), (8, 1))
-    drafter.observe([Observation(Sight(0, [0, 1, 2, 4, 8]), draft, Verdict((0, 2), (2, 4, 8)), choices=choices)])
+    drafter.observe([Observation(Sight(0, [0, 1, 2, 4, 8]), draft, Verdict((0, 2), (2, 4, 8)), top_k=choices)])
     for token, followers in {1: (2, 3), 2: (4, 9), 3: (6, 7), 4: (8, 1)}.items():
         assert propose(drafter, token, 80).tree.tokens[:2] == followers
     teach(drafter, {3: [5]})
@@ -109,7 +109,7 @@ def test_where_a_token_was_verified_twice_the_row_of_the_true_text_stands() -> N
     drafter = TokenRecycling(RESOURCES, Options())
     draft = Draft(Tree((2, 3, 2), (-1, -1, 1)), sources=("token-recycling",) * 3)
     choices = ((2, 3), (10,), (11,), (12,))
-    drafter.observe([Observation(Sight(0, [0, 1, 2, 10]), draft, Verdict((0,), (2, 10)), choices=choices)])
+    drafter.observe([Observation(Sight(0, [0, 1, 2, 10]), draft, Verdict((0,), (2, 10)), top_k=choices)])
     assert propose(drafter, 2, 1).tree.tokens == (10,)
 
 
@@ -118,7 +118,7 @@ def test_a_step_that_a_stop_cut_short_teaches_no_wrong_root() -> None:
     drafter = TokenRecycling(RESOURCES, Options())
     draft = Draft(Tree((2, 3), (-1, 0)), sources=("token-recycling",) * 2)
     view = Sight(0, [0, 1, 2, 3])
-    drafter.observe([Observation(view, draft, Verdict((0, 1), (2, 3, 4)), choices=((2,), (3,), (4,)))])
+    drafter.observe([Observation(view, draft, Verdict((0, 1), (2, 3, 4)), top_k=((2,), (3,), (4,)))])
     assert propose(drafter, 0, 9) == NO_DRAFT
     assert propose(drafter, 2, 1).tree.tokens == (3,)
 
@@ -126,7 +126,7 @@ def test_a_step_that_a_stop_cut_short_teaches_no_wrong_root() -> None:
 def test_rows_without_choices_change_nothing() -> None:
     drafter = TokenRecycling(RESOURCES, Options())
     teach(drafter, {1: [2]})
-    drafter.observe([Observation(Sight(0, [0, 1, 7]), NO_DRAFT, Verdict((), (7,)), choices=((),))])
+    drafter.observe([Observation(Sight(0, [0, 1, 7]), NO_DRAFT, Verdict((), (7,)), top_k=((),))])
     drafter.observe([Observation(Sight(0, [0, 1, 7]), NO_DRAFT, Verdict((), (7,)))])
     assert propose(drafter, 1, 1).tree.tokens == (2,)
 

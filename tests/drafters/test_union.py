@@ -49,7 +49,7 @@ class Other(Counter):
     """Another first number."""
 
     first = 50
-    needs = Needs(taps=(3,), choices=2)
+    needs = Needs(taps=(3,), top_k=2)
 
 
 class Moved(Counter):
@@ -140,7 +140,7 @@ def test_a_favourite_that_fails_loses_its_place() -> None:
 
 def test_members_see_every_observation_and_release_and_their_needs_are_joined() -> None:
     union = union_of("Counter", "Other")
-    assert union.needs == Needs(taps=(1, 2, 3), choices=2)
+    assert union.needs == Needs(taps=(1, 2, 3), top_k=2)
     view = Sight(4)
     draft = union.propose([view], [4])[0]
     verify(union, view, draft, "Counter", 1)
@@ -197,6 +197,6 @@ def test_each_member_is_told_what_it_needs_and_no_more() -> None:
     union.observe([Observation(Sight(), NO_DRAFT, Verdict((), (5,)), taps, ((5, 4, 3),))])
     counter, other = (member.seen[0] for member in members(union))
     assert sorted(counter.taps) == [1, 2]
-    assert counter.choices == ()
+    assert counter.top_k == ()
     assert sorted(other.taps) == [3]
-    assert other.choices == ((5, 4),)
+    assert other.top_k == ((5, 4),)

@@ -29,11 +29,11 @@ def real() -> EnergyMeter:
 def test_a_runner_is_measured_and_left_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, real())
     runner = ToyRunner(RandomLogits(24), 24)
-    room = runner.room()
+    room = runner.free_tokens()
     found = power_of(runner, Steady())
     assert found.watts == pytest.approx(WATTS, rel=0.05)
     assert found.source == "measured: a counter of constant power"
-    assert runner.room() == room
+    assert runner.free_tokens() == room
     runner.check()
 
 
@@ -45,7 +45,7 @@ def test_a_runner_without_room_is_an_error_that_leaves_nothing_behind(monkeypatc
     with pytest.raises(ParlayError, match="can't be measured: there is no room for 32 rows; free memory"):
         power_of(runner, Steady())
     runner.check()
-    assert runner.room() == 20
+    assert runner.free_tokens() == 20
 
 
 class Stuck:

@@ -97,7 +97,7 @@ def run(runner: ToyRunner, asks: list[tuple[Request, Strategy]]) -> dict[str, li
         for event in target.step():
             events.setdefault(event.request, []).append(event)
         runner.check()
-    assert runner.room() == runner.capacity()
+    assert runner.free_tokens() == runner.capacity()
     assert sum(target.stats().finished.values()) == len(asks)
     return events
 
@@ -163,8 +163,8 @@ def test_choices_that_can_not_be_told_cost_the_drafts_and_nothing_else(monkeypat
         raise RuntimeError("bad sampler")
 
     monkeypatch.setattr("parlay.engine.accept.ranked", refuse)
-    curious = replace(strategy(), drafters=(toy_drafters.RejectedReader(_oracle(), LOGITS),))
-    finished = run(ToyRunner(LOGITS, VOCAB), [(one, curious) for one in WELL])
+    wants_top_k = replace(strategy(), drafters=(toy_drafters.RejectedReader(_oracle(), LOGITS),))
+    finished = run(ToyRunner(LOGITS, VOCAB), [(one, wants_top_k) for one in WELL])
     assert {name: outcome(events) for name, events in finished.items()} == expected()
     assert [events[-1].metrics.drafter_faults for events in finished.values() if events[-1].metrics] == [1, 1, 1]
 

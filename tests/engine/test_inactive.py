@@ -96,7 +96,7 @@ def test_a_policy_that_is_not_inactive_is_asked_in_each_step() -> None:
 class Watching(toy_drafters.ToyDrafter):
     """Notes the lengths of the texts that it sees, and those where it sees what the sampler prefers."""
 
-    needs = Needs(choices=1)
+    needs = Needs(top_k=1)
 
     def __init__(self) -> None:
         super().__init__(lambda view, budget: NO_DRAFT)
@@ -106,7 +106,7 @@ class Watching(toy_drafters.ToyDrafter):
     def observe(self, observations: Sequence[Observation]) -> None:
         for observation in observations:
             self.seen.append(len(observation.view.tokens))
-            self.chosen += [len(observation.view.tokens)] * len(observation.choices)
+            self.chosen += [len(observation.view.tokens)] * len(observation.top_k)
 
 
 def test_a_drafter_that_is_not_asked_costs_nothing_but_its_first_look_at_a_text() -> None:

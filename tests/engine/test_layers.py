@@ -67,7 +67,7 @@ def run(
     samples = decode(runner, [(ask, strategy(guess, budget)) for ask in given], limits)
     for ask, sample in zip(given, samples, strict=True):
         assert sample.tokens == reference.decode(LOGITS, ask.request("expected")).output
-    assert runner.room() == capacity, "room is not given back"
+    assert runner.free_tokens() == capacity, "room is not given back"
     return samples
 
 

@@ -154,7 +154,7 @@ def test_stats_tell_what_is_there_and_what_has_been() -> None:
     target.step()
     stats = target.stats()
     assert (stats.running, stats.waiting) == (2, 1)
-    assert stats.cache_tokens_used == stats.cache_tokens_total - runner.room() > 0
+    assert stats.cache_tokens_used == stats.cache_tokens_total - runner.free_tokens() > 0
     target.abort("c")
     run(target)
     stats = target.stats()

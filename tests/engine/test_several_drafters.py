@@ -48,7 +48,7 @@ class InTurn(Fixed):
         self._asked, self._kept = 0, []
         return self._next(views)
 
-    def weigh(self, views: Sequence[SequenceView], drafts: Sequence[Draft | None]) -> Budgets:
+    def next_budgets(self, views: Sequence[SequenceView], drafts: Sequence[Draft | None]) -> Budgets:
         self.offers += drafts
         self._kept += [draft for draft in drafts if draft]
         return self._next(views)
@@ -131,11 +131,11 @@ def test_one_that_fails_is_dropped_and_the_others_go_on(where: str) -> None:
 
 
 def test_each_sees_what_it_asks_for_and_only_steps_that_it_watches() -> None:
-    layers, choices = Reader(Needs(taps=(1,), outcomes=False)), Reader(Needs(choices=2))
+    layers, choices = Reader(Needs(taps=(1,), outcomes=False)), Reader(Needs(top_k=2))
     decode([RIGHT, layers, choices], InTurn([0], watching=(2,)))
     assert [sorted(observation.taps) for observation in layers.seen] == [[1]], "the prompt's, when it is fed"
     assert len(choices.seen) == 6
-    assert all(len(row) == 2 for observation in choices.seen for row in observation.choices)
+    assert all(len(row) == 2 for observation in choices.seen for row in observation.top_k)
     assert not any(observation.taps for observation in choices.seen)
 
 

@@ -247,14 +247,14 @@ def test_prompt_logprobs_do_not_depend_on_chunks_or_on_a_reused_prefix() -> None
 def test_abort_ends_a_request_within_the_step_and_frees_its_sequence() -> None:
     runner = ToyRunner(LOGITS, VOCAB)
     target = engine(runner)
-    room = runner.room()
+    room = runner.free_tokens()
     target.add(request("a", tokens=30), PLAIN)
     target.step()
     event = target.abort("a")
     assert event is not None
     assert event.finish_reason == "abort"
     assert target.idle
-    assert runner.room() == room
+    assert runner.free_tokens() == room
     assert target.abort("a") is None
 
 

@@ -48,7 +48,7 @@ def test_the_next_tree_holds_what_the_probes_at_the_end_of_the_walk_ranked() -> 
     ranked = {0: (8, 1, 2), 1: (3, 4, 5), 2: (6, 7, 8), 3: (10, 11, 12), 4: (13, 14, 15)}
     choices = ((7, 1, 2), *(ranked[node] for node in range(5)))
     view = Sight(tokens=[1, 2, 7, 8])
-    drafter.observe([Observation(view, draft, Verdict((0,), (7, 8)), choices=choices)])
+    drafter.observe([Observation(view, draft, Verdict((0,), (7, 8)), top_k=choices)])
     found = trees.without_probes(propose(drafter, view, 5))
     shape = best_tree(TABLE, 5, 2)
     expected = [ranked[3] if depth == 1 else ranked[4] for depth in shape.depths]
@@ -84,7 +84,7 @@ def test_all_probes_hang_below_the_likeliest_nodes(made: type[Bita] | type[Specu
     first = propose(drafter, Sight(tokens=[1, 2]), 8)
     assert (first.tree.parents, first.probes) == ((-1, 0), 2)
     choices = ((7, 1, 2), (3, 4, 5), (6, 7, 8))
-    drafter.observe([Observation(Sight(tokens=[1, 2, 7]), first, Verdict((), (7,)), choices=choices)])
+    drafter.observe([Observation(Sight(tokens=[1, 2, 7]), first, Verdict((), (7,)), top_k=choices)])
     found = propose(drafter, Sight(tokens=[1, 2, 7]), 3)
     assert found.tree.tokens[:3] == (3, 4, 6), "the first probe's best two, and the second's best"
     assert (found.tree.parents[3:], found.probes) == ((-1, 3, 0, 5), 4), "where the walk is likeliest to end"

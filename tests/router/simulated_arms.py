@@ -147,7 +147,7 @@ class Machine:
             self.pause = 0 if any(budgets.nodes) else budgets.inactive
             while any(budgets.nodes):
                 drafts = self._propose(views, budgets, drafts, asks, spent)
-                budgets = self.router.weigh(views, self._offers)
+                budgets = self.router.next_budgets(views, self._offers)
                 self._show(views, budgets)
             if any(map(len, drafts)) or asks:
                 drafts = self.router.trim(views, drafts)

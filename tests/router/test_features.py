@@ -6,7 +6,7 @@ import pytest
 
 from parlay.models.fetch.resolving import resolve
 from parlay.models.loading import load_tokenizer
-from parlay.text.prompt_classifier import PromptKinds
+from parlay.text.prompt_classifier import PromptClassifier
 from parlay.text.prompt_kind import FORM, KINDS, kind_of
 from parlay.types import SamplingParams, StructuredOutputsParams
 
@@ -36,7 +36,7 @@ def test_any_text_is_of_some_kind(text: str) -> None:
 
 def test_of_a_conversation_the_last_turn_counts() -> None:
     tokenizer = load_tokenizer(resolve("parlay-mini"))
-    kinds = PromptKinds(tokenizer)
+    kinds = PromptClassifier(tokenizer)
     end = tokenizer.eos_token_id
     turns = ["system\nYou are a helpful assistant.", "user\nName five rivers of Asia.", "\n", "assistant\n"]
     prompt = [token for turn in turns for token in (*tokenizer.encode(turn), end)]
@@ -46,8 +46,8 @@ def test_of_a_conversation_the_last_turn_counts() -> None:
 def test_an_answer_that_is_held_to_a_form_is_of_a_kind_of_its_own() -> None:
     tokenizer = load_tokenizer(resolve("parlay-mini"))
     params = SamplingParams(structured_outputs=StructuredOutputsParams(choice=["yes", "no"]))
-    assert PromptKinds(tokenizer).of(tokenizer.encode("Is it late?"), params) == FORM
+    assert PromptClassifier(tokenizer).of(tokenizer.encode("Is it late?"), params) == FORM
 
 
 def test_without_a_tokenizer_there_is_no_kind() -> None:
-    assert PromptKinds(None).of((1, 2, 3), SamplingParams()) == ""
+    assert PromptClassifier(None).of((1, 2, 3), SamplingParams()) == ""

@@ -15,8 +15,8 @@ from typing import TypeVar
 
 import torch
 
-from parlay.aio.job_queue import Busy, Closed, Message, Ticket
-from parlay.aio.output_queue import Outbox
+from parlay.aio.job_queue import Busy, Closed, Message, PendingJob
+from parlay.aio.output_queue import OutputQueue
 from parlay.aio.stats import StatsCollector
 from parlay.llm.jobs import Sample
 from parlay.llm.llm import LLM
@@ -81,9 +81,9 @@ class Worker:
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._done: Future[None] = Future()
         # What follows belongs to the engine thread.
-        self._owners: dict[str, tuple[Ticket, Sample]] = {}
-        self._deadlines: dict[Ticket, float] = {}
-        self._outboxes: dict[asyncio.AbstractEventLoop, Outbox] = {}
+        self._owners: dict[str, tuple[PendingJob, Sample]] = {}
+        self._deadlines: dict[PendingJob, float] = {}
+        self._outboxes: dict[asyncio.AbstractEventLoop, OutputQueue] = {}
         self._until: float | None = None
         self._stats_due = 0.0
         thread.last(self._run)
@@ -100,19 +100,19 @@ class Worker:
         stats = self._stats
         return replace(stats, waiting=max(0, self._under_way - stats.running))
 
-    def submit(self, ticket: Ticket) -> None:
-        """Take a job; its mailbox hears the rest. Raises Closed or Busy."""
-        count = len(ticket.job.samples)
+    def submit(self, pending: PendingJob) -> None:
+        """Take a job; its queue hears the rest. Raises Closed or Busy."""
+        count = len(pending.job.samples)
         with self._lock:
             self._require_open()
             if self._under_way and self._under_way + count > self.capacity:
                 raise Busy(f"{self._under_way} requests are under way and no more may wait: try again later")
             self._under_way += count
-            self._inbox.put(lambda: self._add(ticket))
+            self._inbox.put(lambda: self._add(pending))
 
-    def abort(self, ticket: Ticket) -> None:
+    def abort(self, pending: PendingJob) -> None:
         """End a job within one step; what is over stays as it is. May be called while garbage is collected."""
-        self._inbox.put(lambda: self._abort(ticket))
+        self._inbox.put(lambda: self._abort(pending))
 
     def call(self, function: Callable[[], None]) -> None:
         """Have a function that raises nothing called in the engine thread, between two steps. Raises Closed."""
@@ -163,20 +163,20 @@ class Worker:
             self._stats = self._collector.read()
             self._stats_due = now + _STALE_SECONDS
 
-    def _add(self, ticket: Ticket) -> None:
+    def _add(self, pending: PendingJob) -> None:
         try:
-            self._llm.add(ticket.job)
+            self._llm.add(pending.job)
         except Exception as error:
-            self._leave(len(ticket.job.samples))
-            self._post(ticket, error)
+            self._leave(len(pending.job.samples))
+            self._post(pending, error)
             return
-        self._owners.update({sample.request.id: (ticket, sample) for sample in ticket.job.samples})
-        if ticket.deadline is not None:
-            self._deadlines[ticket] = ticket.deadline
-        self._post(ticket, None)
+        self._owners.update({sample.request.id: (pending, sample) for sample in pending.job.samples})
+        if pending.deadline is not None:
+            self._deadlines[pending] = pending.deadline
+        self._post(pending, None)
 
-    def _abort(self, ticket: Ticket) -> None:
-        for sample in ticket.job.samples:
+    def _abort(self, pending: PendingJob) -> None:
+        for sample in pending.job.samples:
             self._stop(sample.request.id)
 
     def _drain(self, until: float) -> None:
@@ -186,9 +186,9 @@ class Worker:
         if not self._deadlines:
             return
         now = time.monotonic()
-        for ticket in [ticket for ticket, deadline in self._deadlines.items() if deadline <= now]:
-            ticket.timed_out = True
-            self._abort(ticket)
+        for pending in [pending for pending, deadline in self._deadlines.items() if deadline <= now]:
+            pending.timed_out = True
+            self._abort(pending)
 
     def _step(self) -> None:
         try:
@@ -224,58 +224,58 @@ class Worker:
             return None
 
     def _tell(self, event: Event) -> None:
-        """Turn an engine event into text for its job's consumer. What fails in that concerns this job alone."""
+        """SequenceStep an engine event into text for its job's consumer. What fails in that concerns this job alone."""
         if event.request not in self._owners:
             return
-        ticket, sample = self._owners[event.request]
+        pending, sample = self._owners[event.request]
         if event.finish_reason is not None:
             del self._owners[event.request]
             self._leave(1)
             self._collector.count(event)
             self._stats_due = 0.0
         try:
-            news = ticket.job.event(sample, event)
+            news = pending.job.event(sample, event)
         except Exception as error:
             logger.exception("the text of request %s can't be told; it ends", event.request)
-            self._break(ticket, ParlayError(f"the output can't be made into text ({_one_line(error)})"))
+            self._break(pending, ParlayError(f"the output can't be made into text ({_one_line(error)})"))
             return
         if news.output is not None:
-            self._deadlines.pop(ticket, None)
-        if news.output is not None or (not ticket.whole and (news.token_ids or news.finish_reason is not None)):
-            self._post(ticket, news)
+            self._deadlines.pop(pending, None)
+        if news.output is not None or (not pending.whole and (news.token_ids or news.finish_reason is not None)):
+            self._post(pending, news)
 
-    def _break(self, ticket: Ticket, error: Exception) -> None:
+    def _break(self, pending: PendingJob, error: Exception) -> None:
         """End a job without an output."""
         self._stats_due = 0.0
-        self._deadlines.pop(ticket, None)
-        for sample in ticket.job.samples:
+        self._deadlines.pop(pending, None)
+        for sample in pending.job.samples:
             if self._owners.pop(sample.request.id, None) is not None:
                 self._leave(1)
                 self._withdraw(sample.request.id)
-        self._post(ticket, error)
+        self._post(pending, error)
 
     def _leave(self, count: int) -> None:
         with self._lock:
             self._under_way -= count
 
-    def _post(self, ticket: Ticket, message: Message) -> None:
+    def _post(self, pending: PendingJob, message: Message) -> None:
         """Everything is urgent but what a step adds to a text whose beginning has been told."""
-        loop = ticket.mailbox.loop
-        outbox = self._outboxes.get(loop)
-        if outbox is None:
-            outbox = self._outboxes[loop] = Outbox(loop)
-        goes_on = isinstance(message, StreamEvent) and message.output is None and not ticket.fresh
-        outbox.leave((ticket, message), urgent=not goes_on)
-        ticket.fresh = ticket.fresh and not isinstance(message, StreamEvent)
+        loop = pending.queue.loop
+        outputs = self._outboxes.get(loop)
+        if outputs is None:
+            outputs = self._outboxes[loop] = OutputQueue(loop)
+        goes_on = isinstance(message, StreamEvent) and message.output is None and not pending.fresh
+        outputs.leave((pending, message), urgent=not goes_on)
+        pending.fresh = pending.fresh and not isinstance(message, StreamEvent)
 
     def _deliver(self) -> None:
         """Wake each event loop once at most, however many of its jobs have news."""
-        for outbox in self._outboxes.values():
+        for outputs in self._outboxes.values():
             try:
-                outbox.ring()
+                outputs.wake()
             except RuntimeError:  # the loop is closed, so nobody is left to read
-                for ticket in outbox.waiting:
-                    self._abort(ticket)
+                for pending in outputs.waiting:
+                    self._abort(pending)
         if not self._owners:
             self._outboxes.clear()  # loops come and go
 

@@ -22,15 +22,15 @@ class Busy(ParlayError):
     """So many requests wait that this one may not: try again later."""
 
 
-class Mailbox:
-    """One job's messages. It belongs to the event loop that it is made in, and so does every call but `Ticket`'s.
+class JobQueue:
+    """One job's messages. It belongs to the event loop that it is made in, and so does every call but `PendingJob`'s.
 
-    ``bell`` is set by whatever comes. Mailboxes with one reader may share it.
+    ``wake_event`` is set by whatever comes. Job queues with one reader may share it.
     """
 
-    def __init__(self, bell: asyncio.Event | None = None) -> None:
+    def __init__(self, wake_event: asyncio.Event | None = None) -> None:
         self.loop = asyncio.get_running_loop()
-        self.bell = bell or asyncio.Event()
+        self.wake_event = wake_event or asyncio.Event()
         self.taken: asyncio.Future[None] = self.loop.create_future()
         self.over: asyncio.Future[None] = self.loop.create_future()
         """Wait for it under `asyncio.shield`: others do too."""
@@ -47,7 +47,7 @@ class Mailbox:
             self._fail(message)
         elif not self.taken.done():
             self.taken.set_result(None)
-        self.bell.set()
+        self.wake_event.set()
 
     def _fail(self, error: Exception) -> None:
         self.error = error
@@ -61,14 +61,14 @@ class Mailbox:
 
 
 @dataclass(slots=True, eq=False)
-class Ticket:
+class PendingJob:
     """A job on its way through the engine thread. ``deadline`` is a time of `time.monotonic`."""
 
     job: Job
     whole: bool
     """Only the finished output is wanted: no message before the last."""
     deadline: float | None
-    mailbox: Mailbox
+    queue: JobQueue
     timed_out: bool = False
     fresh: bool = True
     """Nothing of its text has been sent yet."""

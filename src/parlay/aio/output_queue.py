@@ -6,16 +6,16 @@ import asyncio
 import math
 from collections import deque
 
-from parlay.aio.job_queue import Message, Ticket
+from parlay.aio.job_queue import Message, PendingJob
 
-Letter = tuple[Ticket, Message]
+Letter = tuple[PendingJob, Message]
 
 BETWEEN_SECONDS = 0.01
 """Between two hand-outs of what quick steps add. A wake-up and what follows it, up to the write to a client, costs a
 quarter of a millisecond of a core that the decoder could use; a reader does not see 10 ms."""
 
 
-class Outbox:
+class OutputQueue:
     """Letters for the mailboxes of one event loop, in order.
 
     Where steps are slower than `BETWEEN_SECONDS`, the engine thread wakes the loop for each of them. Where they are
@@ -32,20 +32,20 @@ class Outbox:
         self._last = -math.inf
 
     def leave(self, letter: Letter, *, urgent: bool) -> None:
-        """For the engine thread, which calls `ring` when it has left all letters of a step."""
+        """For the engine thread, which calls `wake` when it has left all letters of a step."""
         self._letters.append(letter)
         self._urgent = self._urgent or urgent
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         """Wake the loop where that is needed. Raises RuntimeError when it is closed and letters wait."""
         if self._letters and (self._urgent or not self._coming or self._loop.is_closed()):
             self._urgent, self._coming = False, True
             self._loop.call_soon_threadsafe(self._hand_out, False)
 
     @property
-    def waiting(self) -> set[Ticket]:
+    def waiting(self) -> set[PendingJob]:
         """Those that have letters which nobody has picked up."""
-        return {ticket for ticket, _ in self._letters}
+        return {pending for pending, _ in self._letters}
 
     def _hand_out(self, timed: bool) -> None:
         """In the loop. What is left while this runs finds ``_coming`` unset, or is handed out here."""
@@ -55,8 +55,8 @@ class Outbox:
             self._timer = None
         now, found = self._loop.time(), False
         while self._letters:
-            ticket, message = self._letters.popleft()
-            ticket.mailbox.put(message)
+            pending, message = self._letters.popleft()
+            pending.queue.put(message)
             found = True
         if found and (timed or now - self._last < BETWEEN_SECONDS):
             self._coming = True

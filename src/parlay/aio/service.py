@@ -12,7 +12,7 @@ from typing import Self, TypeVar
 
 from parlay.aio.background import Background
 from parlay.aio.engine_loop import EngineThread, Worker
-from parlay.aio.job_queue import Busy, Closed, Mailbox, Ticket
+from parlay.aio.job_queue import Busy, Closed, JobQueue, PendingJob
 from parlay.aio.stream import JobStream
 from parlay.llm.input_processor import RequestOptions
 from parlay.llm.jobs import Audit, Job
@@ -61,29 +61,29 @@ class AsyncLLM:
         return cls(_made(make, thread), max_waiting=max_waiting, thread=thread)
 
     async def submit(
-        self, job: Job, *, timeout: float | None = None, whole: bool = False, bell: asyncio.Event | None = None
+        self, job: Job, *, timeout: float | None = None, whole: bool = False, wake_event: asyncio.Event | None = None
     ) -> JobStream:
         """Queue what `LLM.job` made ready, and return when the engine has taken it.
 
         After ``timeout`` seconds the job ends with what there is of it; the stream then says ``timed_out``. With
         ``whole`` the stream has one event, the last: that costs less where nobody reads along. Whoever reads several
-        streams at once, by `JobStream.take`, gives them one ``bell``, which is set when there is something to read.
+        streams at once, by `JobStream.take`, gives them one ``wake_event``, set when there is something to read.
 
         Raises ValueError or ParlayError for what can't run, `Busy` and `Closed`.
         """
         if timeout is not None and not timeout > 0:
             raise ValueError(f"timeout must be above 0 seconds, got {timeout:g}")
         deadline = None if timeout is None else time.monotonic() + timeout
-        ticket = Ticket(job, whole, deadline, Mailbox(bell))
-        self._worker.submit(ticket)
+        pending = PendingJob(job, whole, deadline, JobQueue(wake_event))
+        self._worker.submit(pending)
         try:
-            await ticket.mailbox.taken
+            await pending.queue.taken
         except asyncio.CancelledError:
-            self._worker.abort(ticket)
+            self._worker.abort(pending)
             raise
         if (audit := job.audit) is not None:
-            ticket.mailbox.over.add_done_callback(lambda _: self._audits.run(self._audit(job, audit)))
-        return JobStream(self._worker, ticket)
+            pending.queue.over.add_done_callback(lambda _: self._audits.run(self._audit(job, audit)))
+        return JobStream(self._worker, pending)
 
     async def generate(
         self,

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 from parlay.aio.engine_loop import Worker
-from parlay.aio.job_queue import Ticket
+from parlay.aio.job_queue import PendingJob
 from parlay.llm.outputs import RequestOutput, StreamEvent, joined
 from parlay.types import ParlayError
 
@@ -18,26 +18,26 @@ class JobStream(AsyncIterator[StreamEvent]):
     and when nobody holds the stream any more.
     """
 
-    def __init__(self, worker: Worker, ticket: Ticket) -> None:
+    def __init__(self, worker: Worker, pending: PendingJob) -> None:
         self._worker = worker
-        self._ticket = ticket
+        self._ticket = pending
 
     async def __anext__(self) -> StreamEvent:
-        mailbox = self._ticket.mailbox
-        while not mailbox.events:
-            if mailbox.over.done():
-                raise mailbox.error or StopAsyncIteration
-            mailbox.bell.clear()
+        queue = self._ticket.queue
+        while not queue.events:
+            if queue.over.done():
+                raise queue.error or StopAsyncIteration
+            queue.wake_event.clear()
             try:
-                await mailbox.bell.wait()
+                await queue.wake_event.wait()
             except asyncio.CancelledError:
                 self._worker.abort(self._ticket)
                 raise
-        return mailbox.events.popleft()
+        return queue.events.popleft()
 
     def take(self) -> list[StreamEvent]:
         """All that waits to be read, one event for each sample that has any."""
-        events = self._ticket.mailbox.events
+        events = self._ticket.queue.events
         taken = joined(events)
         events.clear()
         return taken
@@ -45,12 +45,12 @@ class JobStream(AsyncIterator[StreamEvent]):
     @property
     def error(self) -> Exception | None:
         """What ended the job early, if anything did; no event comes after it."""
-        return self._ticket.mailbox.error
+        return self._ticket.queue.error
 
     async def wait(self) -> RequestOutput:
         """Let the job run to its end, its events unread, and return the whole output. Cancelling this ends the job."""
         try:
-            await asyncio.shield(self._ticket.mailbox.over)
+            await asyncio.shield(self._ticket.queue.over)
         except asyncio.CancelledError:
             self._worker.abort(self._ticket)
             raise
@@ -58,20 +58,20 @@ class JobStream(AsyncIterator[StreamEvent]):
 
     async def aclose(self) -> None:
         """End the job now; `output` is then what there is of it. Harmless when it is over."""
-        mailbox = self._ticket.mailbox
-        if not mailbox.over.done():
+        queue = self._ticket.queue
+        if not queue.over.done():
             self._worker.abort(self._ticket)
-            await asyncio.shield(mailbox.over)
-        mailbox.events.clear()
+            await asyncio.shield(queue.over)
+        queue.events.clear()
 
     @property
     def output(self) -> RequestOutput:
         """The whole result, or the part that there is of a job that was ended. Raises ParlayError while under way."""
-        mailbox = self._ticket.mailbox
-        if not mailbox.over.done():
+        queue = self._ticket.queue
+        if not queue.over.done():
             raise ParlayError("the stream is under way: iterate to its end, or close it, before asking for its output")
-        if mailbox.error is not None:
-            raise mailbox.error
+        if queue.error is not None:
+            raise queue.error
         return self._ticket.job.output()
 
     @property
@@ -80,5 +80,5 @@ class JobStream(AsyncIterator[StreamEvent]):
         return self._ticket.timed_out
 
     def __del__(self) -> None:
-        if not self._ticket.mailbox.over.done():
+        if not self._ticket.queue.over.done():
             self._worker.abort(self._ticket)

@@ -55,7 +55,7 @@ class CountingRunner:
     def release(self, sequence: int) -> None:
         self._cached.pop(sequence, None)
 
-    def room(self) -> int:
+    def free_tokens(self) -> int:
         return self.capacity()
 
     def capacity(self) -> int:

@@ -63,14 +63,14 @@ class Budget:
         """Bytes that nobody holds. Below 0 while the copy of a page needs more than the total."""
         return self.total - sum(holder.held for holder in self._holders)
 
-    def room(self, taker: Holder) -> int:
+    def free_bytes(self, taker: Holder) -> int:
         """Bytes that ``taker`` can have in addition to what it has in use."""
         in_the_way = [taker] if taker is self._holders[0] else self._holders
         return max(0, self.total - sum(holder.held - holder.spare for holder in in_the_way))
 
     def make_room(self, size: int, taker: Holder) -> bool:
         """Make ``size`` bytes free. False if that is impossible, and then nothing is given up."""
-        if size > self.room(taker):
+        if size > self.free_bytes(taker):
             return False
         self.reclaim(size, taker)
         return True

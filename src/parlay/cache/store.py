@@ -171,9 +171,9 @@ class Store:
 
     # ---------------------------------------------------------------------------------------------------- budget
 
-    def room(self) -> int:
+    def free_tokens(self) -> int:
         """How many tokens could be reserved now, reusable prefixes given up."""
-        return self._budget.room(self) // self._shape.page_bytes * BLOCK
+        return self._budget.free_bytes(self) // self._shape.page_bytes * BLOCK
 
     def capacity(self) -> int:
         """How many tokens all sequences together could ever hold."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from parlay.engine.constrained import legal, with_forced
 from parlay.engine.scheduler import Scheduler
-from parlay.engine.sequence_step import Turn
+from parlay.engine.sequence_step import SequenceStep
 from parlay.types import NO_DRAFT, AcceptRule, Constraint, Draft, Policy, RunnerSpec, trees
 
 
@@ -33,69 +33,69 @@ class DraftAdmission:
         self._share = max_draft_rows
         """Nodes per draft for which the row budget suffices, if as many sequences draft as in the last step."""
 
-    def limit(self, turn: Turn) -> int:
+    def limit(self, step: SequenceStep) -> int:
         """How many nodes a drafter may draft now. More would be cut again, or lie beyond the end of the text."""
-        return min(self._share, self._before_end(turn))
+        return min(self._share, self._before_end(step))
 
-    def admit(self, rule: AcceptRule, turns: list[Turn]) -> None:
+    def admit(self, rule: AcceptRule, steps: list[SequenceStep]) -> None:
         """Steps 1 to 4, for the drafts of one drafter. Raises ValueError for a draft that is not sound."""
-        for turn in turns:
-            check(turn.draft, rule, self._spec)
-            turn.draft = trees.first(turn.draft, turn.budget)
-            if turn.sequence.request.constraint is not None:
-                turn.draft = legal(turn.draft, turn.sequence.request.constraint)
+        for step in steps:
+            check(step.draft, rule, self._spec)
+            step.draft = trees.first(step.draft, step.budget)
+            if step.sequence.request.constraint is not None:
+                step.draft = legal(step.draft, step.sequence.request.constraint)
             if self._spec.tree == "chain":
-                turn.draft = trees.best_chain(turn.draft)
+                step.draft = trees.best_chain(step.draft)
 
-    def trim(self, policy: Policy, turns: list[Turn]) -> None:
+    def trim(self, policy: Policy, steps: list[SequenceStep]) -> None:
         """Step 5, for the drafts of one strategy."""
-        trimmed = policy.trim([turn.sequence for turn in turns], [turn.draft for turn in turns])
-        for turn, draft in zip(turns, trimmed, strict=True):
-            turn.draft = draft
+        trimmed = policy.trim([step.sequence for step in steps], [step.draft for step in steps])
+        for step, draft in zip(steps, trimmed, strict=True):
+            step.draft = draft
 
-    def add_forced(self, turns: list[Turn]) -> None:
+    def add_forced(self, steps: list[SequenceStep]) -> None:
         """Step 6, for the drafts of the whole step. Doing it again changes nothing."""
-        for turn in turns:
-            constraint = turn.sequence.request.constraint
-            if constraint is not None and turn.sequence.strategy.drafters:  # without a drafter decoding stays plain
-                self._add_forced(turn, constraint)
+        for step in steps:
+            constraint = step.sequence.request.constraint
+            if constraint is not None and step.sequence.strategy.drafters:  # without a drafter decoding stays plain
+                self._add_forced(step, constraint)
 
-    def settle(self, turns: list[Turn]) -> None:
+    def settle(self, steps: list[SequenceStep]) -> None:
         """Steps 7 and 8, for the drafts of the whole step."""
-        drafted = [turn for turn in turns if turn.draft.tree.tokens]
+        drafted = [step for step in steps if step.draft.tree.tokens]
         rows = self._scheduler.draft_rows(self._max_draft_rows)
         self._share = min(rows, max(1, rows // (len(drafted) or 1)))
-        if sum([len(turn.draft.tree.tokens) for turn in drafted]) > rows:
+        if sum([len(step.draft.tree.tokens) for step in drafted]) > rows:
             _share_rows(drafted, rows)
-        for turn in drafted:
-            if not self._fits(turn):
-                turn.draft = trees.without_probes(turn.draft) if turn.draft.probes else NO_DRAFT
-                turn.draft = turn.draft if self._fits(turn) else NO_DRAFT
+        for step in drafted:
+            if not self._fits(step):
+                step.draft = trees.without_probes(step.draft) if step.draft.probes else NO_DRAFT
+                step.draft = step.draft if self._fits(step) else NO_DRAFT
 
-    def _add_forced(self, turn: Turn, constraint: Constraint) -> None:
+    def _add_forced(self, step: SequenceStep, constraint: Constraint) -> None:
         """These tokens need no drafter and no budget."""
-        limit = min(self._before_end(turn), self._max_draft_rows)
+        limit = min(self._before_end(step), self._max_draft_rows)
         if limit <= 0:
             return
-        kinds = turn.sequence.rule.kinds
-        kind = turn.draft.kind if len(turn.draft) else "point" if "point" in kinds else min(kinds)
-        draft = with_forced(turn.draft, constraint.forced(limit), kind, self._spec.vocab_size)
+        kinds = step.sequence.rule.kinds
+        kind = step.draft.kind if len(step.draft) else "point" if "point" in kinds else min(kinds)
+        draft = with_forced(step.draft, constraint.forced(limit), kind, self._spec.vocab_size)
         # Probes may hang beside the forced tokens.
-        turn.draft = trees.best_chain(draft) if self._spec.tree == "chain" else draft
+        step.draft = trees.best_chain(draft) if self._spec.tree == "chain" else draft
 
-    def _before_end(self, turn: Turn) -> int:
+    def _before_end(self, step: SequenceStep) -> int:
         """How many drafted tokens may still be committed: each step commits one more than it accepts."""
-        return 0 if self._spec.tree == "none" else turn.sequence.room(self._max_context) - 1
+        return 0 if self._spec.tree == "none" else step.sequence.room(self._max_context) - 1
 
-    def _fits(self, turn: Turn) -> bool:
+    def _fits(self, step: SequenceStep) -> bool:
         """Whether context and cache have room for the draft.
 
         A drawn draft needs room for its whole budget: its length may depend on what was drawn, its fate must not.
         """
-        rows, sequence = len(turn.draft), turn.sequence
+        rows, sequence = len(step.draft), step.sequence
         if not 0 < rows <= self._max_context - len(sequence.tokens):
             return False
-        return self._scheduler.reserve_draft(sequence, rows if turn.draft.kind == "point" else max(rows, turn.budget))
+        return self._scheduler.reserve_draft(sequence, rows if step.draft.kind == "point" else max(rows, step.budget))
 
 
 def check(draft: Draft, rule: AcceptRule, spec: RunnerSpec) -> None:
@@ -120,16 +120,16 @@ def check(draft: Draft, rule: AcceptRule, spec: RunnerSpec) -> None:
         raise ValueError("drawn draft that does not tell the distribution each node was drawn from")
 
 
-def _share_rows(turns: list[Turn], rows: int) -> None:
+def _share_rows(steps: list[SequenceStep], rows: int) -> None:
     """Probes go first, then every draft is cut to the same number of nodes.
 
-    If that would be none, the first turns keep one node each.
+    If that would be none, the first steps keep one node each.
     """
-    for turn in turns:
-        turn.draft = trees.without_probes(turn.draft)
-    share = _even_share([len(turn.draft) for turn in turns], rows)
-    for place, turn in enumerate(turns):
-        turn.draft = trees.first(turn.draft, share or int(place < rows))
+    for step in steps:
+        step.draft = trees.without_probes(step.draft)
+    share = _even_share([len(step.draft) for step in steps], rows)
+    for place, step in enumerate(steps):
+        step.draft = trees.first(step.draft, share or int(place < rows))
 
 
 def _even_share(sizes: list[int], total: int) -> int:

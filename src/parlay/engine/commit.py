@@ -6,7 +6,7 @@ from collections.abc import Sequence as Seq
 from typing import NamedTuple
 
 from parlay.engine.sequence import Sequence
-from parlay.engine.sequence_step import Commit, Turn
+from parlay.engine.sequence_step import Commit, SequenceStep
 from parlay.sampling.logprobs import prompt_token_logprobs, step_logprobs
 from parlay.types import CommittedTokens, ParlayError, TokenLogprobs, trees
 
@@ -14,17 +14,17 @@ TARGET = "target"
 """Source of a token that no drafter proposed."""
 
 
-def commit(turn: Turn, max_context: int) -> Commit:
+def commit(step: SequenceStep, max_context: int) -> Commit:
     """Append the verdict's tokens until a stop. The token that completes a stop counts, later ones are dropped."""
-    sequence, sampled = turn.sequence, turn.verdict.sampled
+    sequence, sampled = step.sequence, step.verdict.sampled
     room = sequence.room(max_context)
-    logprobs = _logprobs(turn)
+    logprobs = _logprobs(step)
     end = _read(sequence, sampled[:room])
     tokens = sampled[: end.kept]
     sequence.tokens.extend(tokens)
-    sources = (*trees.along(turn.draft.sources, turn.verdict.path), TARGET)
+    sources = (*trees.along(step.draft.sources, step.verdict.path), TARGET)
     joined = CommittedTokens(tokens, sources[: end.kept], logprobs[: end.kept])
-    accepted = min(end.kept, len(turn.verdict.path))
+    accepted = min(end.kept, len(step.verdict.path))
     if end.error is not None:
         return Commit(joined, accepted, "error", error=end.error)
     if end.stopped:
@@ -58,23 +58,23 @@ def _read(sequence: Sequence, tokens: Seq[int]) -> _End:
     return _End(len(tokens))
 
 
-def _logprobs(turn: Turn) -> tuple[TokenLogprobs, ...]:
-    count = turn.sequence.request.params.logprobs
+def _logprobs(step: SequenceStep) -> tuple[TokenLogprobs, ...]:
+    count = step.sequence.request.params.logprobs
     if count is None:
         return ()
-    rows = [turn.root, *(turn.root + 1 + node for node in turn.verdict.path)]
-    return tuple(step_logprobs(turn.out.logits_RV[rows], turn.sequence, turn.verdict.sampled, count))
+    rows = [step.root, *(step.root + 1 + node for node in step.verdict.path)]
+    return tuple(step_logprobs(step.out.logits_RV[rows], step.sequence, step.verdict.sampled, count))
 
 
-def collect_prompt_logprobs(turn: Turn) -> None:
+def collect_prompt_logprobs(step: SequenceStep) -> None:
     """If the request wants them: the logits at each token of a prefill chunk predict the token after it."""
-    sequence = turn.sequence
+    sequence = step.sequence
     top = sequence.request.params.prompt_logprobs
     have = len(sequence.prompt_logprobs)
     if top is None or have >= sequence.prompt_length:
         return
     # Rows before `have - 1` were collected before a preemption.
-    first = turn.first_logits + have - 1 - sequence.cached
-    count = min(sequence.cached + len(turn.pending) + 1, sequence.prompt_length) - have
+    first = step.first_logits + have - 1 - sequence.cached
+    count = min(sequence.cached + len(step.pending) + 1, sequence.prompt_length) - have
     tokens = sequence.tokens[have : have + count]
-    sequence.prompt_logprobs += prompt_token_logprobs(turn.out.logits_RV[first : first + count], tokens, top)
+    sequence.prompt_logprobs += prompt_token_logprobs(step.out.logits_RV[first : first + count], tokens, top)

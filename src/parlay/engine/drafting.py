@@ -16,13 +16,13 @@ from parlay.engine.constrained import drafters_part
 from parlay.engine.isolation import isolated
 from parlay.engine.scheduler import Scheduler
 from parlay.engine.sequence import Sequence
-from parlay.engine.sequence_step import Turn, charge, grouped
+from parlay.engine.sequence_step import SequenceStep, charge, grouped
 from parlay.engine.target_layers import TargetLayers
 from parlay.types import NO_DRAFT, Budgets, Draft, Drafter, Needs, Policy, Spent, Strategy
 
 
 class Drafting:
-    """Fills in the drafts of a step's turns, and reports their outcomes to drafters and policies."""
+    """Fills in the drafts of a step's steps, and reports their outcomes to drafters and policies."""
 
     def __init__(self, admission: DraftAdmission, scheduler: Scheduler, layers: TargetLayers) -> None:
         self._admission = admission
@@ -35,175 +35,181 @@ class Drafting:
         self._is_inactive = False
         """Whether this step is one of those."""
 
-    def propose(self, turns: list[Turn]) -> None:
+    def propose(self, steps: list[SequenceStep]) -> None:
         """Ask drafters, each at once for all sequences that want it, then settle what the target verifies."""
-        ready = [turn for turn in turns if turn.at_root and turn.sequence.drafting]
-        if not self._stays_inactive(turns, ready):
+        ready = [step for step in steps if step.at_root and step.sequence.drafting]
+        if not self._stays_inactive(steps, ready):
             self._inactive = sys.maxsize
             for group in _by_strategy(ready):
                 self._draft(group[0].sequence.strategy, group)
         isolated(self._admission.add_forced, ready, _leave_out)
         self._admission.settle(ready)
 
-    def _stays_inactive(self, turns: list[Turn], ready: list[Turn]) -> bool:
+    def _stays_inactive(self, steps: list[SequenceStep], ready: list[SequenceStep]) -> bool:
         """Whether policies are still inactive: the same sequences run as in the last step, and steps are left."""
-        sequences = [turn.sequence for turn in ready]
-        self._is_inactive = self._inactive > 0 and len(ready) == len(turns) and sequences == self._planned
+        sequences = [step.sequence for step in ready]
+        self._is_inactive = self._inactive > 0 and len(ready) == len(steps) and sequences == self._planned
         self._planned = sequences
         self._inactive -= self._is_inactive
         return self._is_inactive
 
-    def _draft(self, strategy: Strategy, turns: list[Turn]) -> None:
+    def _draft(self, strategy: Strategy, steps: list[SequenceStep]) -> None:
         """One strategy's sequences. Its policy says which drafter each asks, until it has enough to choose from."""
         began, asking, policy = time.perf_counter(), 0.0, strategy.policy
-        proposed: dict[Turn, Draft] = {}
-        asks = self._told(policy.plan, turns)
+        proposed: dict[SequenceStep, Draft] = {}
+        asks = self._told(policy.plan, steps)
         for _ in strategy.drafters:
             if not asks:
                 break
             now = time.perf_counter()
             offers = self._asked(strategy, asks)
             asking += since(now)
-            proposed |= {turn: draft for turn, draft in offers.items() if draft is not None}
-            asks = self._told(partial(_weighed, policy, turns, offers), turns)
+            proposed |= {step: draft for step, draft in offers.items() if draft is not None}
+            asks = self._told(partial(_weighed, policy, steps, offers), steps)
         if any(map(len, proposed.values())):
             isolated(partial(self._admission.trim, policy), list(proposed), _leave_out)
-        watching = [turn for turn in turns if turn.watching]
-        for turn in watching:
-            turn.planning_seconds = max(0.0, since(began) - asking) / len(watching)
+        watching = [step for step in steps if step.watching]
+        for step in watching:
+            step.planning_seconds = max(0.0, since(began) - asking) / len(watching)
 
-    def _told(self, say: Callable[[list[Sequence]], Budgets], turns: list[Turn]) -> list[tuple[Turn, int]]:
+    def _told(
+        self, say: Callable[[list[Sequence]], Budgets], steps: list[SequenceStep]
+    ) -> list[tuple[SequenceStep, int]]:
         """The drafters to ask now, by the policy's word, and whether it will be inactive afterwards."""
-        asks: list[tuple[Turn, int]] = []
+        asks: list[tuple[SequenceStep, int]] = []
 
-        def tell(turns: list[Turn]) -> None:
-            budgets = say([turn.sequence for turn in turns])
-            drafters = budgets.drafters or [0] * len(turns)
-            for turn, nodes, drafter in zip(turns, budgets.nodes, drafters, strict=True):
+        def tell(steps: list[SequenceStep]) -> None:
+            budgets = say([step.sequence for step in steps])
+            drafters = budgets.drafters or [0] * len(steps)
+            for step, nodes, drafter in zip(steps, budgets.nodes, drafters, strict=True):
                 if nodes > 0:
-                    turn.budget = min(nodes, self._admission.limit(turn))
-                    turn.watching = (*turn.watching, drafter)
-                    asks.append((turn, drafter))
-            for turn, others in zip(turns, budgets.watching, strict=bool(budgets.watching)):
-                turn.watching = tuple({*turn.watching, *others} - turn.sequence.lost)
+                    step.budget = min(nodes, self._admission.limit(step))
+                    step.watching = (*step.watching, drafter)
+                    asks.append((step, drafter))
+            for step, others in zip(steps, budgets.watching, strict=bool(budgets.watching)):
+                step.watching = tuple({*step.watching, *others} - step.sequence.lost)
             self._inactive = min(self._inactive, 0 if asks else budgets.inactive)
 
-        isolated(tell, turns, _leave_out, again=False)
+        isolated(tell, steps, _leave_out, again=False)
         return asks
 
-    def _asked(self, strategy: Strategy, asks: list[tuple[Turn, int]]) -> dict[Turn, Draft | None]:
+    def _asked(self, strategy: Strategy, asks: list[tuple[SequenceStep, int]]) -> dict[SequenceStep, Draft | None]:
         """What the drafters propose; None where one failed."""
-        offers: dict[Turn, Draft | None] = {}
+        offers: dict[SequenceStep, Draft | None] = {}
         for number, drafter in enumerate(strategy.drafters):
-            group = [turn for turn, asked in asks if asked == number]
+            group = [step for step, asked in asks if asked == number]
             if not group:
                 continue
             began = time.perf_counter()
-            ready = self._lent([turn for turn in group if number not in turn.sequence.lost], drafter.needs)
+            ready = self._lent([step for step in group if number not in step.sequence.lost], drafter.needs)
             if ready:
                 isolated(partial(self._ask, strategy, drafter), ready, partial(_fail, number))
             self._layers.reclaim()
-            offers |= {turn: turn.draft for turn in ready}
-            offers |= {turn: None for turn in group if number in turn.sequence.lost}
-            charge([(turn, number) for turn in group], since(began))
+            offers |= {step: step.draft for step in ready}
+            offers |= {step: None for step in group if number in step.sequence.lost}
+            charge([(step, number) for step in group], since(began))
         return offers
 
-    def _lent(self, turns: list[Turn], needs: Needs) -> list[Turn]:
+    def _lent(self, steps: list[SequenceStep], needs: Needs) -> list[SequenceStep]:
         """Those whose drafter can be asked, with the target's layers lent if it needs them."""
-        asked = [turn for turn in turns if turn.budget > 0]
+        asked = [step for step in steps if step.budget > 0]
         if needs.layers:
-            return [turn for turn in asked if self._lend(turn)]
+            return [step for step in asked if self._lend(step)]
         if needs.taps:
-            for turn in asked:
-                self._layers.lend(turn.sequence, 0)
+            for step in asked:
+                self._layers.lend(step.sequence, 0)
         return asked
 
-    def _lend(self, turn: Turn) -> bool:
+    def _lend(self, step: SequenceStep) -> bool:
         """Set memory aside for rows of the target's own layers. If there is little, lower the budget.
 
         The pending rows of the whole batch have their memory already, so the verify still fits whatever is written.
         A long pending run, as in prefill, would run twice: that is not worth it if it is longer than the budget.
         """
-        if len(turn.pending) > turn.budget:
+        if len(step.pending) > step.budget:
             return False
-        while turn.budget and not self._scheduler.reserve_draft(turn.sequence, turn.budget):
-            turn.budget //= 2
-        if turn.budget:
-            self._layers.lend(turn.sequence, turn.budget)
-        return turn.budget > 0
+        while step.budget and not self._scheduler.reserve_draft(step.sequence, step.budget):
+            step.budget //= 2
+        if step.budget:
+            self._layers.lend(step.sequence, step.budget)
+        return step.budget > 0
 
-    def _ask(self, strategy: Strategy, drafter: Drafter, turns: list[Turn]) -> None:
-        drafts = drafter.propose([turn.sequence for turn in turns], [turn.budget for turn in turns])
-        for turn, draft in zip(turns, drafts, strict=True):
-            turn.draft = draft
-        self._admission.admit(strategy.rule, turns)
+    def _ask(self, strategy: Strategy, drafter: Drafter, steps: list[SequenceStep]) -> None:
+        drafts = drafter.propose([step.sequence for step in steps], [step.budget for step in steps])
+        for step, draft in zip(steps, drafts, strict=True):
+            step.draft = draft
+        self._admission.admit(strategy.rule, steps)
 
-    def learn(self, turns: list[Turn], spent: Spent) -> None:
+    def learn(self, steps: list[SequenceStep], spent: Spent) -> None:
         """Report the outcome of all its sequences' drafts to each policy, in one call."""
         if self._is_inactive:
             return
-        for group in _by_strategy([turn for turn in turns if turn.done.committed and turn.sequence.drafting]):
-            isolated(partial(_learn, group[0].sequence.strategy.policy, spent), group, Turn.drop_policy, again=False)
+        for group in _by_strategy([step for step in steps if step.done.committed and step.sequence.drafting]):
+            isolated(
+                partial(_learn, group[0].sequence.strategy.policy, spent), group, SequenceStep.drop_policy, again=False
+            )
 
-    def observe(self, turns: list[Turn]) -> None:
+    def observe(self, steps: list[SequenceStep]) -> None:
         """Report the step of all its sequences to each drafter that asks for it, in one call."""
-        groups: dict[tuple[int, int], list[Turn]] = {}
-        for turn in turns:
-            for number in turn.observers:
-                groups.setdefault((number, id(turn.sequence.strategy.drafters[number])), []).append(turn)
+        groups: dict[tuple[int, int], list[SequenceStep]] = {}
+        for step in steps:
+            for number in step.observers:
+                groups.setdefault((number, id(step.sequence.strategy.drafters[number])), []).append(step)
         for (number, _), group in groups.items():
             began = time.perf_counter()
             isolated(partial(_observe, number), group, partial(_drop, number), again=False)
-            charge([(turn, number) for turn in group], since(began))
+            charge([(step, number) for step in group], since(began))
 
 
-def _leave_out(turn: Turn, error: Exception) -> None:
+def _leave_out(step: SequenceStep, error: Exception) -> None:
     """Verify nothing of what was proposed: the policy failed, or what was made of the draft is not sound."""
-    turn.budget, turn.draft = 0, NO_DRAFT
-    turn.drop_policy(error)
+    step.budget, step.draft = 0, NO_DRAFT
+    step.drop_policy(error)
 
 
-def _fail(number: int, turn: Turn, error: Exception) -> None:
+def _fail(number: int, step: SequenceStep, error: Exception) -> None:
     """A drafter proposed nothing that could be used."""
-    turn.budget, turn.draft = 0, NO_DRAFT
-    turn.drop_drafter(number, error)
+    step.budget, step.draft = 0, NO_DRAFT
+    step.drop_drafter(number, error)
 
 
-def _drop(number: int, turn: Turn, error: Exception) -> None:
-    turn.drop_drafter(number, error)
+def _drop(number: int, step: SequenceStep, error: Exception) -> None:
+    step.drop_drafter(number, error)
 
 
-def _weighed(policy: Policy, turns: list[Turn], offers: Mapping[Turn, Draft | None], views: list[Sequence]) -> Budgets:
+def _weighed(
+    policy: Policy, steps: list[SequenceStep], offers: Mapping[SequenceStep, Draft | None], views: list[Sequence]
+) -> Budgets:
     """The policy's word when it has seen these offers; `NO_DRAFT` stands for those who were not asked."""
-    return policy.weigh(views, [offers.get(turn, NO_DRAFT) for turn in turns])
+    return policy.next_budgets(views, [offers.get(step, NO_DRAFT) for step in steps])
 
 
-def _learn(policy: Policy, spent: Spent, turns: list[Turn]) -> None:
+def _learn(policy: Policy, spent: Spent, steps: list[SequenceStep]) -> None:
     """If forced tokens were added to a draft, the policy sees only the drafter's part."""
     views: list[Sequence] = []
     drafts: list[Draft] = []
     accepted: list[int] = []
-    for turn in turns:
-        draft = turn.draft if turn.sequence.request.constraint is None else drafters_part(turn.draft)
+    for step in steps:
+        draft = step.draft if step.sequence.request.constraint is None else drafters_part(step.draft)
         if draft is not None:
-            views.append(turn.sequence)
+            views.append(step.sequence)
             drafts.append(draft)
-            accepted.append(turn.done.accepted if draft is turn.draft else 0)
+            accepted.append(step.done.accepted if draft is step.draft else 0)
     if views:
-        asked = [turn for turn in turns if turn.watching]
-        seconds = sum([turn.draft_seconds for turn in asked]) / len(asked) if asked else 0.0
-        by_drafter = tuple([sum(each) for each in zip(*[turn.seconds for turn in asked if turn.seconds], strict=True)])
-        planning = sum([turn.planning_seconds for turn in asked])
+        asked = [step for step in steps if step.watching]
+        seconds = sum([step.draft_seconds for step in asked]) / len(asked) if asked else 0.0
+        by_drafter = tuple([sum(each) for each in zip(*[step.seconds for step in asked if step.seconds], strict=True)])
+        planning = sum([step.planning_seconds for step in asked])
         spent = Spent(seconds, spent.verify_seconds, spent.rows, spent.context, by_drafter, planning)
         policy.learn(views, drafts, accepted, spent)
 
 
-def _observe(number: int, turns: list[Turn]) -> None:
+def _observe(number: int, steps: list[SequenceStep]) -> None:
     """Turns that share the drafter of this number."""
-    turns[0].sequence.strategy.drafters[number].observe([turn.observation(number) for turn in turns])
+    steps[0].sequence.strategy.drafters[number].observe([step.observation(number) for step in steps])
 
 
-def _by_strategy(turns: list[Turn]) -> Iterable[list[Turn]]:
-    """The turns that may draft, those of one strategy together."""
-    drafting = [turn for turn in turns if turn.sequence.strategy.drafters]
-    return grouped(drafting, lambda turn: id(turn.sequence.strategy))
+def _by_strategy(steps: list[SequenceStep]) -> Iterable[list[SequenceStep]]:
+    """The steps that may draft, those of one strategy together."""
+    drafting = [step for step in steps if step.sequence.strategy.drafters]
+    return grouped(drafting, lambda step: id(step.sequence.strategy))

@@ -15,7 +15,7 @@ from parlay.engine.drafting import Drafting
 from parlay.engine.isolation import isolated, named
 from parlay.engine.scheduler import Limits, Scheduler
 from parlay.engine.sequence import Sequence
-from parlay.engine.sequence_step import Commit, Turn, charge
+from parlay.engine.sequence_step import Commit, SequenceStep, charge
 from parlay.engine.target_layers import TargetLayers
 from parlay.engine.verify import verify
 from parlay.sampling.processors import validate
@@ -45,23 +45,23 @@ class _Clock:
     draft: float = 0.0
     verify: float = 0.0
     whole: bool = False
-    """One forward ran all turns."""
+    """One forward ran all steps."""
     spent: Spent = NOTHING_SPENT
 
     @property
     def overhead(self) -> float:
         return max(0.0, since(self.began) - self.draft - self.verify)
 
-    def count(self, turns: list[Turn], verified: list[Turn]) -> None:
-        """Record the end of draft and verify. ``verified``: the turns without a fault."""
+    def count(self, steps: list[SequenceStep], verified: list[SequenceStep]) -> None:
+        """Record the end of draft and verify. ``verified``: the steps without a fault."""
         if not verified:
             return
-        out, rows, tokens = turns[0].out, 0, 0
-        self.whole = len(verified) == len(turns)
-        for turn in verified:
-            rows += len(turn.pending) + len(turn.draft.tree.tokens)
-            tokens += len(turn.sequence.tokens)
-            self.whole &= turn.out is out
+        out, rows, tokens = steps[0].out, 0, 0
+        self.whole = len(verified) == len(steps)
+        for step in verified:
+            rows += len(step.pending) + len(step.draft.tree.tokens)
+            tokens += len(step.sequence.tokens)
+            self.whole &= step.out is out
         context = tokens // len(verified)
         self.spent = Spent(0.0, self.verify, rows, context)  # each policy gets its own draft seconds
 
@@ -147,7 +147,7 @@ class Engine:
             running=len(scheduler.running),
             preemptions=scheduler.preemptions,
             finished=dict(self._finished),
-            cache_tokens_used=total - self.runner.room(),
+            cache_tokens_used=total - self.runner.free_tokens(),
             cache_tokens_total=total,
             prefix_tokens_asked=scheduler.prefix_tokens_asked,
             prefix_tokens_found=scheduler.prefix_tokens_found,
@@ -160,89 +160,89 @@ class Engine:
         """Run one forward of the target over all that is due, and commit the tokens that follow."""
         with torch_on_one():
             clock = _Clock(time.perf_counter())
-            turns = self.scheduler.next()
-            self._propose(turns, clock)
-            self._verify(turns, clock)
-            self._accept(turns, clock)
-            self._commit(turns)
-            self._observe(turns, clock)
-            self._count_seconds(turns, clock)
-            return self._report(turns)
+            steps = self.scheduler.next()
+            self._propose(steps, clock)
+            self._verify(steps, clock)
+            self._accept(steps, clock)
+            self._commit(steps)
+            self._observe(steps, clock)
+            self._count_seconds(steps, clock)
+            return self._report(steps)
 
     # ------------------------------------------------------------------------------------------- the parts of a step
 
-    def _propose(self, turns: list[Turn], clock: _Clock) -> None:
+    def _propose(self, steps: list[SequenceStep], clock: _Clock) -> None:
         began = time.perf_counter()
-        self._drafting.propose(turns)
+        self._drafting.propose(steps)
         clock.draft = since(began)
 
-    def _verify(self, turns: list[Turn], clock: _Clock) -> None:
-        """Run the turns without a fault; a turn with which the target fails gets a fault."""
+    def _verify(self, steps: list[SequenceStep], clock: _Clock) -> None:
+        """Run the steps without a fault; a step with which the target fails gets a fault."""
         began = time.perf_counter()
-        tapping = plausible(verify(self.runner, due := _without_fault(turns)))
+        tapping = plausible(verify(self.runner, due := _without_fault(steps)))
         clock.verify = max(0.0, since(began) - tapping)
         clock.draft += tapping
         clock.count(due, _without_fault(due))
 
-    def _accept(self, turns: list[Turn], clock: _Clock) -> None:
+    def _accept(self, steps: list[SequenceStep], clock: _Clock) -> None:
         """Let the accept rules decide the drafts. Early prefill chunks have nothing to decide."""
-        due = [turn for turn in _without_fault(turns) if turn.at_root]
+        due = [step for step in _without_fault(steps) if step.at_root]
         accept(due)
-        if curious := [turn for turn in due if turn.fault is None and turn.curious]:
+        if wants_top_k := [step for step in due if step.fault is None and step.wants_top_k]:
             began = time.perf_counter()
-            isolated(rank, curious, Turn.drop_policy)
+            isolated(rank, wants_top_k, SequenceStep.drop_policy)
             seconds = since(began)
-            charge([(turn, drafter) for turn in curious for drafter in turn.curious], seconds)
+            charge([(step, drafter) for step in wants_top_k for drafter in step.wants_top_k], seconds)
             clock.draft += seconds
 
-    def _commit(self, turns: list[Turn]) -> None:
-        for turn in _without_fault(turns):
+    def _commit(self, steps: list[SequenceStep]) -> None:
+        for step in _without_fault(steps):
             try:
-                self._commit_one(turn)
+                self._commit_one(step)
             except Exception as error:  # a stop checker, for example: only its own request ends
-                turn.fail(named(error), error)
-        self._count_tokens(_without_fault(turns))
+                step.fail(named(error), error)
+        self._count_tokens(_without_fault(steps))
 
-    def _count_tokens(self, turns: list[Turn]) -> None:
-        tokens = sum((len(turn.pending) if turn.prefill else 0) + len(turn.done.committed) for turn in turns)
+    def _count_tokens(self, steps: list[SequenceStep]) -> None:
+        tokens = sum((len(step.pending) if step.prefill else 0) + len(step.done.committed) for step in steps)
         if tokens:
             self._step_tokens += tokens
             self._steps[1 << (tokens - 1).bit_length()] += 1
 
-    def _commit_one(self, turn: Turn) -> None:
+    def _commit_one(self, step: SequenceStep) -> None:
         """The one place where tokens join a sequence and rows join the cache."""
-        sequence = turn.sequence
-        collect_prompt_logprobs(turn)
-        done = commit(turn, self.max_context) if turn.at_root else turn.done
-        path = turn.verdict.path[: done.accepted]
+        sequence = step.sequence
+        collect_prompt_logprobs(step)
+        done = commit(step, self.max_context) if step.at_root else step.done
+        path = step.verdict.path[: done.accepted]
         if done.committed:
-            sequence.tally.count_step(turn.draft, path, len(done.committed))
+            sequence.tally.count_step(step.draft, path, len(done.committed))
         sequence.cached = self.runner.keep(sequence.sequence, path)
-        turn.done = done
+        step.done = done
 
-    def _observe(self, turns: list[Turn], clock: _Clock) -> None:
+    def _observe(self, steps: list[SequenceStep], clock: _Clock) -> None:
         """Report the step to drafters, and to policies with its cost."""
         began = time.perf_counter()
-        self._drafting.observe(_without_fault(turns))
+        self._drafting.observe(_without_fault(steps))
         clock.draft += since(began)
-        self._drafting.learn(turns, clock.spent)
+        self._drafting.learn(steps, clock.spent)
 
-    def _count_seconds(self, turns: list[Turn], clock: _Clock) -> None:
+    def _count_seconds(self, steps: list[SequenceStep], clock: _Clock) -> None:
         overhead, spent = clock.overhead, clock.spent
         if clock.whole and clock.verify:  # drafts lengthen commits too, so that time is part of the cost of rows
             self.cost.record(spent.rows, spent.context, clock.verify + overhead)
-        for turn in turns:
-            turn.sequence.tally.count_seconds(turn.prefill, clock.draft, clock.verify, overhead)
+        for step in steps:
+            step.sequence.tally.count_seconds(step.prefill, clock.draft, clock.verify, overhead)
 
-    def _report(self, turns: list[Turn]) -> list[Event]:
-        return [self._event(turn) for turn in turns]
+    def _report(self, steps: list[SequenceStep]) -> list[Event]:
+        return [self._event(step) for step in steps]
 
-    def _event(self, turn: Turn) -> Event:
-        if turn.fault is not None:
-            return self._end(turn.sequence, Commit(finish_reason="error", error=turn.fault.reason))
-        if turn.done.finish_reason is not None:
-            return self._end(turn.sequence, turn.done)
-        return Event(turn.sequence.request.id, turn.done.committed)
+    def _event(self, step: SequenceStep) -> Event:
+        if step.fault is not None:
+            return self._end(step.sequence, Commit(finish_reason="error", error=step.fault.reason))
+        if step.done.finish_reason is not None:
+            return self._end(step.sequence, step.done)
+        return Event(step.sequence.request.id, step.done.committed)
 
     def _end(self, sequence: Sequence, done: Commit) -> Event:
         request = sequence.request
@@ -293,9 +293,9 @@ class Engine:
             )
 
 
-def _without_fault(turns: list[Turn]) -> list[Turn]:
-    """The turns without a fault."""
-    return [turn for turn in turns if turn.fault is None]
+def _without_fault(steps: list[SequenceStep]) -> list[SequenceStep]:
+    """The steps without a fault."""
+    return [step for step in steps if step.fault is None]
 
 
 def _forget(sequence: Sequence) -> None:

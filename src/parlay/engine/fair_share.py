@@ -112,7 +112,7 @@ class Shares:
         self._one_owners: list[Sequence] = []
         """The sequences of the last step, if all of them were one owner's."""
         self._served: dict[Sequence, int] = {}
-        """The last step in which each sequence had a turn; only kept with several owners."""
+        """The last step in which each sequence had a step; only kept with several owners."""
 
     def begin(self, ordered: list[Sequence], now: float) -> list[Sequence]:
         """The sequences in the order in which they get rows in the step that begins ``now``, in seconds of any clock.

@@ -9,7 +9,7 @@ from functools import partial
 
 from parlay.engine import fair_share as shares
 from parlay.engine.sequence import Sequence
-from parlay.engine.sequence_step import Turn
+from parlay.engine.sequence_step import SequenceStep
 from parlay.types import Cost, OutOfRoom, Runner
 
 
@@ -77,32 +77,32 @@ class Scheduler:
             self.waiting.leave(sequence)
         self._runner.release(sequence.sequence)
 
-    def next(self) -> list[Turn]:
-        """The turns of the next step. A sequence that can never go on gets a turn with the reason as its fault."""
-        turns: list[Turn] = []
-        failed: list[Turn] = []
+    def next(self) -> list[SequenceStep]:
+        """The steps of the next step. A sequence that can never go on gets a step with the reason as its fault."""
+        steps: list[SequenceStep] = []
+        failed: list[SequenceStep] = []
         self._start_new_owners(failed)
         room, preemptions = self._limits.max_rows, self.preemptions
         for sequence in self._shares.begin(self._decoding_first(), time.perf_counter()):
             rows = self._shares.rows(sequence, room)
             if rows and sequence.is_open:
-                turn = _turn(sequence, rows)
-                if self._has_room(turn, failed):
-                    turns.append(turn)
-                    self._shares.take(sequence, len(turn.pending))
-                    room -= len(turn.pending)
-        if self.preemptions > preemptions:  # the preempted stay out of this step, though some had a turn already
-            return [turn for turn in turns if turn.sequence.is_open] + failed
+                step = _turn(sequence, rows)
+                if self._has_room(step, failed):
+                    steps.append(step)
+                    self._shares.take(sequence, len(step.pending))
+                    room -= len(step.pending)
+        if self.preemptions > preemptions:  # the preempted stay out of this step, though some had a step already
+            return [step for step in steps if step.sequence.is_open] + failed
         while room and (admitted := self._admit(failed)) is not None:
             rows = self._shares.rows(admitted, room)
             if rows:
-                turns.append(_turn(admitted, rows))
-                self._shares.take(admitted, len(turns[-1].pending))
-                room -= len(turns[-1].pending)
-        if not turns and not failed and self.waiting and not self.running:
+                steps.append(_turn(admitted, rows))
+                self._shares.take(admitted, len(steps[-1].pending))
+                room -= len(steps[-1].pending)
+        if not steps and not failed and self.waiting and not self.running:
             failed.append(_failed(self.waiting[0], "the runner refuses memory although nothing else holds any"))
             self.waiting.leave(self.waiting[0])
-        return turns + failed
+        return steps + failed
 
     def draft_rows(self, limit: int) -> int:
         """How many rows of drafts the step may have, at most ``limit``."""
@@ -115,10 +115,10 @@ class Scheduler:
         except OutOfRoom:
             return False
 
-    def _has_room(self, turn: Turn, failed: list[Turn]) -> bool:
+    def _has_room(self, step: SequenceStep, failed: list[SequenceStep]) -> bool:
         """Reserve memory for the pending tokens. While there is none, preempt from the back of the queue."""
-        sequence = turn.sequence
-        tokens = sequence.cached + len(turn.pending)
+        sequence = step.sequence
+        tokens = sequence.cached + len(step.pending)
         try:
             while not self._runner.reserve(sequence.sequence, tokens):
                 victim = shares.victim(self.running)
@@ -130,7 +130,7 @@ class Scheduler:
             return False
         return True
 
-    def _start_new_owners(self, failed: list[Turn]) -> None:
+    def _start_new_owners(self, failed: list[SequenceStep]) -> None:
         """Start owners that have nothing running before others take rows; if every place is taken, free one."""
         while self.waiting and self.running:
             newcomer = shares.first_waiting(self.waiting, self.running)
@@ -143,7 +143,7 @@ class Scheduler:
             if self._admit(failed) is None:
                 return
 
-    def _admit(self, failed: list[Turn]) -> Sequence | None:
+    def _admit(self, failed: list[SequenceStep]) -> Sequence | None:
         """Start the first waiting sequence, if there is a place and memory for its whole text now."""
         if not self.waiting or len(self.running) >= self._limits.max_sequences:
             return None
@@ -151,7 +151,11 @@ class Scheduler:
         leader = self._leader(sequence)
         if leader is not None and leader.cached < leader.prompt_length:
             return None  # a sample of the same prompt is in prefill: wait, then fork it
-        if self._refused is not None and self._refused[0] is sequence and self._runner.room() <= self._refused[1]:
+        if (
+            self._refused is not None
+            and self._refused[0] is sequence
+            and self._runner.free_tokens() <= self._refused[1]
+        ):
             return None  # it did not fit, and no memory was freed since
         self._open(sequence, leader)
         try:
@@ -163,7 +167,7 @@ class Scheduler:
             return self._admit(failed)
         if not fits:
             self._close(sequence)
-            self._refused = (sequence, self._runner.room())
+            self._refused = (sequence, self._runner.free_tokens())
             return None
         self.waiting.leave(sequence)
         bisect.insort(self.running, sequence, key=self._rank)
@@ -173,7 +177,7 @@ class Scheduler:
     def _fits(self, sequence: Sequence) -> bool:
         if not self._runner.reserve(sequence.sequence, len(sequence.tokens)):
             return False
-        return self._runner.room() >= _HEADROOM * len(self.running)
+        return self._runner.free_tokens() >= _HEADROOM * len(self.running)
 
     def _leader(self, sequence: Sequence) -> Sequence | None:
         """A running sample of the very same prompt, whose cache can be shared."""
@@ -233,13 +237,13 @@ def _reusable(sequence: Sequence) -> list[int]:
     return sequence.tokens[:collected]
 
 
-def _turn(sequence: Sequence, room: int) -> Turn:
+def _turn(sequence: Sequence, room: int) -> SequenceStep:
     pending = tuple(sequence.tokens[sequence.cached : sequence.cached + room])
     at_root = sequence.cached + len(pending) == len(sequence.tokens)
-    return Turn(sequence, sequence.cached, pending, prefill=sequence.tally.steps == 0, at_root=at_root)
+    return SequenceStep(sequence, sequence.cached, pending, prefill=sequence.tally.steps == 0, at_root=at_root)
 
 
-def _failed(sequence: Sequence, reason: str) -> Turn:
-    turn = Turn(sequence, sequence.cached, (), prefill=sequence.tally.steps == 0, at_root=False)
-    turn.fail(reason)
-    return turn
+def _failed(sequence: Sequence, reason: str) -> SequenceStep:
+    step = SequenceStep(sequence, sequence.cached, (), prefill=sequence.tally.steps == 0, at_root=False)
+    step.fail(reason)
+    return step

@@ -44,10 +44,10 @@ _NO_COMMIT = Commit()
 
 
 @dataclass(slots=True, eq=False)
-class Turn:
+class SequenceStep:
     """One sequence's part in one step. Each stage of the step reads what the stages before it wrote here.
 
-    The scheduler sets the first five fields. A turn with a ``fault`` takes no part in the stages that follow, and its
+    The scheduler sets the first five fields. A step with a ``fault`` takes no part in the stages that follow, and its
     request ends with that reason.
     """
 
@@ -58,7 +58,7 @@ class Turn:
     prefill: bool
     """Whether no step of this sequence has committed yet."""
     at_root: bool
-    """Whether the pending tokens reach the root, so that this turn commits. An early prefill chunk does not."""
+    """Whether the pending tokens reach the root, so that this step commits. An early prefill chunk does not."""
     fault: Fault | None = None
 
     budget: int = 0
@@ -69,17 +69,17 @@ class Turn:
     """The draft of the drafter asked last, in the end what the policy made of it."""
 
     out: Output = _NO_OUTPUT
-    """Verify: the output of the forward that ran this turn. Other turns of the step have rows in it too."""
+    """Verify: the output of the forward that ran this step. Other steps of the step have rows in it too."""
     first_row: int = -1
     """The row of ``out.taps`` that belongs to the first pending token. The draft's rows follow the pending tokens'."""
     first_logits: int = -1
-    """The first row of ``out.logits_RV`` that belongs to this turn."""
+    """The first row of ``out.logits_RV`` that belongs to this step."""
     root: int = -1
     """The row of ``out.logits_RV`` that belongs to the root. Those of the draft's nodes follow it."""
 
     verdict: Verdict = _NO_VERDICT
     """Accept: what the rule decided. An early prefill chunk keeps the empty verdict."""
-    choices: tuple[tuple[int, ...], ...] = ()
+    top_k: tuple[tuple[int, ...], ...] = ()
     """The tokens that the sampler prefers at the root and at each node, if a watching drafter wants them."""
 
     planning_seconds: float = 0.0
@@ -121,9 +121,9 @@ class Turn:
     def observation(self, drafter: int) -> Observation:
         """What a drafter sees of this step: only what it asks for."""
         needs = self.sequence.needs[drafter]
-        choices = tuple([row[: needs.choices] for row in self.choices]) if drafter in self.curious else ()
+        top_k = tuple([row[: needs.top_k] for row in self.top_k]) if drafter in self.wants_top_k else ()
         taps = needs.taps if drafter in self.tapped else ()
-        return Observation(self.sequence, self.draft, self.verdict, self._states(taps), choices, self.start)
+        return Observation(self.sequence, self.draft, self.verdict, self._states(taps), top_k, self.start)
 
     @property
     def tapped(self) -> tuple[int, ...]:
@@ -144,10 +144,10 @@ class Turn:
         return {layer for drafter in self.tapped for layer in self.sequence.needs[drafter].taps}
 
     @property
-    def curious(self) -> list[int]:
+    def wants_top_k(self) -> list[int]:
         """The drafters that watch and want to see the sampler's choices."""
         needs = self.sequence.needs
-        return [drafter for drafter in self.watching if needs and needs[drafter].choices]
+        return [drafter for drafter in self.watching if needs and needs[drafter].top_k]
 
     @property
     def observers(self) -> list[int]:
@@ -173,18 +173,18 @@ class Turn:
         return {layer: self.out.taps[layer][rows] for layer in taps}
 
 
-def charge(shares: list[tuple[Turn, int]], seconds: float) -> None:
-    """Charge seconds of work that was done together for drafters of turns."""
-    for turn, drafter in shares:
-        turn.seconds = turn.seconds or [0.0] * len(turn.sequence.strategy.drafters)
-        turn.seconds[drafter] += seconds / len(shares)
+def charge(shares: list[tuple[SequenceStep, int]], seconds: float) -> None:
+    """Charge seconds of work that was done together for drafters of steps."""
+    for step, drafter in shares:
+        step.seconds = step.seconds or [0.0] * len(step.sequence.strategy.drafters)
+        step.seconds[drafter] += seconds / len(shares)
 
 
-def grouped(turns: list[Turn], key: Callable[[Turn], Hashable]) -> Iterable[list[Turn]]:
-    """The turns that share a key, in lists. Order is kept."""
-    if len(turns) < 2:
-        return [turns] if turns else []
-    groups: dict[Hashable, list[Turn]] = {}
-    for turn in turns:
-        groups.setdefault(key(turn), []).append(turn)
+def grouped(steps: list[SequenceStep], key: Callable[[SequenceStep], Hashable]) -> Iterable[list[SequenceStep]]:
+    """The steps that share a key, in lists. Order is kept."""
+    if len(steps) < 2:
+        return [steps] if steps else []
+    groups: dict[Hashable, list[SequenceStep]] = {}
+    for step in steps:
+        groups.setdefault(key(step), []).append(step)
     return groups.values()

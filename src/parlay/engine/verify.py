@@ -5,49 +5,51 @@ from __future__ import annotations
 from itertools import pairwise
 
 from parlay.engine.isolation import isolated, named
-from parlay.engine.sequence_step import Turn, charge
+from parlay.engine.sequence_step import SequenceStep, charge
 from parlay.types import NO_DRAFT, Runner, Segment
 
 
-def verify(runner: Runner, turns: list[Turn]) -> float:
-    """Run all turns in one forward. If it fails, run each alone; a turn that fails alone runs without its draft.
+def verify(runner: Runner, steps: list[SequenceStep]) -> float:
+    """Run all steps in one forward. If it fails, run each alone; a step that fails alone runs without its draft.
 
-    A forward commits nothing, so turns may run again: their rows are written anew. Returns the seconds spent on taps,
+    A forward commits nothing, so steps may run again: their rows are written anew. Returns the seconds spent on taps,
     which the drafters that asked for them are charged.
     """
     tapping = 0.0
-    taps = sorted({tap for turn in turns for tap in turn.taps})
+    taps = sorted({tap for step in steps for tap in step.taps})
 
-    def forward(turns: list[Turn]) -> None:
+    def forward(steps: list[SequenceStep]) -> None:
         nonlocal tapping
-        segments = [_segment(turn) for turn in turns]
+        segments = [_segment(step) for step in steps]
         out = runner.forward(segments, taps)
         tapping += out.tap_seconds
-        charge([(turn, drafter) for turn in turns for drafter in turn.tapped], out.tap_seconds)
+        charge([(step, drafter) for step in steps for drafter in step.tapped], out.tap_seconds)
         row = 0
-        for turn, segment, (start, end) in zip(turns, segments, pairwise(out.starts), strict=True):
-            turn.out, turn.first_row, turn.first_logits = out, row, start
-            turn.root = end - len(segment.tree.tokens) - 1  # the draft's rows are the segment's last
+        for step, segment, (start, end) in zip(steps, segments, pairwise(out.starts), strict=True):
+            step.out, step.first_row, step.first_logits = out, row, start
+            step.root = end - len(segment.tree.tokens) - 1  # the draft's rows are the segment's last
             row += segment.rows
 
-    def failed(turn: Turn, error: Exception) -> None:  # one that named itself would keep the runner until a collection
-        if turn.draft.tree.tokens:
-            turn.draft = NO_DRAFT
-            isolated(forward, [turn], _failed_alone)
+    def failed(
+        step: SequenceStep, error: Exception
+    ) -> None:  # one that named itself would keep the runner until a collection
+        if step.draft.tree.tokens:
+            step.draft = NO_DRAFT
+            isolated(forward, [step], _failed_alone)
         else:
-            _failed_alone(turn, error)
+            _failed_alone(step, error)
 
-    if turns:
-        isolated(forward, turns, failed)
+    if steps:
+        isolated(forward, steps, failed)
     return tapping
 
 
-def _failed_alone(turn: Turn, error: Exception) -> None:
-    turn.fail(f"the model failed on this request: {named(error)}", error)
+def _failed_alone(step: SequenceStep, error: Exception) -> None:
+    step.fail(f"the model failed on this request: {named(error)}", error)
 
 
-def _segment(turn: Turn) -> Segment:
-    pending, wants_prompt = len(turn.pending), turn.sequence.request.params.prompt_logprobs is not None
-    logits_from = 0 if wants_prompt else pending - 1 if turn.at_root else pending
-    tree, inputs = turn.draft.tree, turn.draft.inputs
-    return Segment(turn.sequence.sequence, turn.pending, tree, logits_from, features=inputs)
+def _segment(step: SequenceStep) -> Segment:
+    pending, wants_prompt = len(step.pending), step.sequence.request.params.prompt_logprobs is not None
+    logits_from = 0 if wants_prompt else pending - 1 if step.at_root else pending
+    tree, inputs = step.draft.tree, step.draft.inputs
+    return Segment(step.sequence.sequence, step.pending, tree, logits_from, features=inputs)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from parlay.types import ParlayError
 
 
-class OneCall:
+class CallLock:
     """Calls enter one after another. A thread whose own earlier call has not left would wait forever: an error."""
 
     def __init__(self) -> None:

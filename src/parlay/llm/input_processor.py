@@ -23,7 +23,7 @@ from parlay.structured.grammars import Grammar
 from parlay.text.chat_template import SET_HERE, Messages, Tools, render, told_of_tools
 from parlay.text.detokenizer import TextStream
 from parlay.text.documents import Document, Ids
-from parlay.text.prompt_classifier import PromptKinds
+from parlay.text.prompt_classifier import PromptClassifier
 from parlay.text.prompts import Prompt, TokensPrompt, text_or_ids
 from parlay.text.reasoning import Thoughts, expected_thoughts, marks
 from parlay.text.tokenize import check_unicode
@@ -72,7 +72,7 @@ class RequestOptions:
     priority: int = 0
 
 
-class RequestFactory:
+class InputProcessor:
     """Makes jobs: tokenises, resolves seeds and lengths, and gives each sample its detokeniser. Threads may share it.
 
     A request without a seed gets one drawn from ``seed``, reproducibly, or from the system if that is None.
@@ -100,7 +100,7 @@ class RequestFactory:
         self._seeds = random.Random(seed if seed is not None else secrets.randbits(64))
         self._names = itertools.count()
         self._vocab_size = vocabulary.size
-        self._kinds = PromptKinds(vocabulary.tokenizer)
+        self._kinds = PromptClassifier(vocabulary.tokenizer)
 
     def job(
         self,

@@ -18,8 +18,8 @@ from parlay.engine import Engine, Limits
 from parlay.heads.opening import heads_of
 from parlay.llm import vllm_arguments
 from parlay.llm.beam_search import BeamSearchOutput, BeamSearchParams, beam_search
-from parlay.llm.call_lock import OneCall
-from parlay.llm.input_processor import ChatOptions, RequestFactory, RequestOptions
+from parlay.llm.call_lock import CallLock
+from parlay.llm.input_processor import ChatOptions, InputProcessor, RequestOptions
 from parlay.llm.jobs import Job, Stream, audit
 from parlay.llm.outputs import RequestFailed, RequestOutput, RequestOutputs, StreamEvent
 from parlay.llm.router_file import RememberedBy, cost_of, memory_of
@@ -99,7 +99,7 @@ class LLM:
     ) -> None:
         vllm_arguments.accept(of_vllm, LLM.__init__.__annotations__)
         strategy = vllm_arguments.one_strategy(strategy, speculative_config) or DEFAULT_STRATEGY
-        self._closed, self._strategy, self._one_call = False, str(strategy), OneCall()
+        self._closed, self._strategy, self._call_lock = False, str(strategy), CallLock()
         budget = self._budget = Budget(parse_bytes(memory) if memory is not None else None)
         load = override(load, dtype=dtype, device=device, quantize=quantize, threads=threads)
         with bar(None, "Loading", "matrix", use_tqdm_on_load, delay=_SHORT) as shown:
@@ -113,7 +113,7 @@ class LLM:
         self._resources, power = self._find_resources(model, draft_model), PowerOf(self.runner, cost)
         self._strategies = StrategyCache(self._resources, cost, in_use=self.engine.strategies, memory=kept, power=power)
         self._strategies.get(strategy)  # a wrong name is an error now, not at the first request
-        self._factory = RequestFactory(
+        self._factory = InputProcessor(
             self.vocabulary,
             self.runner.spec.eos_ids,
             self.engine.longest,
@@ -381,7 +381,7 @@ class LLM:
         owners = {sample.request.id: (job, sample) for job in jobs for sample in job.samples}
         live = dict.fromkeys(owners)
         engine = self.engine  # a stream may outlive the LLM's close
-        with self._one_call.entered():
+        with self._call_lock.entered():
             if not engine.idle:
                 raise ParlayError("this LLM belongs to an AsyncLLM: ask that one")
             try:

@@ -25,7 +25,7 @@ class Kernels:
     cache_dtype: torch.dtype
 
 
-class Given(NamedTuple):
+class SegmentFeatures(NamedTuple):
     """The features of one segment, ``place`` among those of a forward; ``first`` is the flat number of their first row.
 
     ``anchors`` are the flat numbers of their rows' anchors where they join; see `Join`.
@@ -37,7 +37,7 @@ class Given(NamedTuple):
     anchors: Sequence[int] = ()
 
 
-class Work(NamedTuple):
+class ForwardBatch(NamedTuple):
     """The rows that one forward runs: the ``ids`` of all sequences' rows in order. ``wanted`` are those with logits.
 
     ``places`` say where each sequence's rows lie, ``features`` what some of them read besides or instead of their ids.
@@ -48,7 +48,7 @@ class Work(NamedTuple):
     wanted: list[int]
     taps: Sequence[int] = ()
     skip: Skip = NO_SKIP
-    features: Sequence[Given] = ()
+    features: Sequence[SegmentFeatures] = ()
 
 
 @dataclass(slots=True)
@@ -73,7 +73,7 @@ class Taps:
         self.seconds += time.perf_counter() - began
 
 
-class Grown(NamedTuple):
+class GrownTree(NamedTuple):
     """A draft as a head has grown it: of each node its token, its parent, and the head's probability of it there."""
 
     tokens: tuple[int, ...]
@@ -81,7 +81,7 @@ class Grown(NamedTuple):
     chances: tuple[float, ...]
 
 
-class Wish(NamedTuple):
+class TreeRequest(NamedTuple):
     """The draft of one text: its ``nodes``, at most. Where the request samples, the ``temperature`` by which its own
     noise is multiplied, and the noise's stream at the place of each level's tokens.
     """
@@ -108,14 +108,14 @@ class Growth(NamedTuple):
     features_NF: Tensor
 
 
-class Result(NamedTuple):
+class ForwardOutput(NamedTuple):
     """``logits`` ``[wanted, V]`` float32, and the tapped hidden states."""
 
     logits: Tensor
     taps: Taps
 
 
-def with_features(embedded_NH: Tensor, features: Sequence[Given]) -> Tensor:
+def with_features(embedded_NH: Tensor, features: Sequence[SegmentFeatures]) -> Tensor:
     """The rows' embeddings, with `Features` in the place of some or added to them, in place."""
     for _, first, inputs, _ in features:
         rows_KH = embedded_NH[first : first + len(inputs)]
@@ -130,6 +130,6 @@ class Forward(Protocol):
     @property
     def kernels(self) -> Kernels: ...
 
-    def run(self, work: Work) -> Result:
+    def run(self, work: ForwardBatch) -> ForwardOutput:
         """Run the rows; keys and values go to their places."""
         ...

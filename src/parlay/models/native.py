@@ -15,7 +15,7 @@ from parlay.compiled.library import NotBuilt, NotLoaded
 from parlay.models.compiled.forward import CompiledForward
 from parlay.models.compiled.weights import Packed, nobody
 from parlay.models.config import DecoderConfig
-from parlay.models.forward import Forward, Given, Grown, Growth, Result, Wish, Work
+from parlay.models.forward import Forward, ForwardBatch, ForwardOutput, GrownTree, Growth, SegmentFeatures, TreeRequest
 from parlay.models.fused import Operand, in_eight_bits
 from parlay.models.torch_ops.eager import EagerForward
 from parlay.models.torch_ops.kernels import choose_dtype
@@ -103,8 +103,8 @@ class NativeRunner:
         """End a sequence; its cached prefix stays reusable while there is room."""
         self._store.release(sequence)
 
-    def room(self) -> int:
-        return self._store.room()
+    def free_tokens(self) -> int:
+        return self._store.free_tokens()
 
     def capacity(self) -> int:
         return self._store.capacity()
@@ -122,7 +122,7 @@ class NativeRunner:
         self._check(ids, taps, skip)
         wanted, starts = _wanted(segments)
         places = [self._place(segment, skip) for segment in segments]
-        work = Work(ids, places, wanted, taps, skip, self._features(segments))
+        work = ForwardBatch(ids, places, wanted, taps, skip, self._features(segments))
         again = [segment for segment in segments if segment.base < 0]
         result = self._run_again(again, work) if again else self._forward.run(work)
         return Output(result.logits, starts, result.taps.states, result.taps.seconds)
@@ -132,7 +132,7 @@ class NativeRunner:
         """Whether `grow` can be called: the compiled decoder runs."""
         return isinstance(self._forward, CompiledForward)
 
-    def grow(self, texts: Sequence[Segment], growth: Growth, wishes: Sequence[Wish]) -> list[Grown]:
+    def grow(self, texts: Sequence[Segment], growth: Growth, wishes: Sequence[TreeRequest]) -> list[GrownTree]:
         """Run the rows of a draft head's texts, then level by level a tree below each: its likeliest nodes.
 
         Each level reads what left the layer in the level above. Each text needs room for ``levels`` times ``width``
@@ -143,9 +143,9 @@ class NativeRunner:
         self._check(ids, (), NO_SKIP)
         places = [self._place(text, NO_SKIP) for text in texts]
         last = [end - 1 for end in accumulate(place.end for place in places)]
-        return self._forward.grow(Work(ids, places, last), growth, wishes)
+        return self._forward.grow(ForwardBatch(ids, places, last), growth, wishes)
 
-    def _run_again(self, again: Sequence[Segment], work: Work) -> Result:
+    def _run_again(self, again: Sequence[Segment], work: ForwardBatch) -> ForwardOutput:
         """Of these segments committed rows run, too, which are put back afterwards."""
         with ExitStack() as running:
             for segment in again:
@@ -161,10 +161,10 @@ class NativeRunner:
                 raise ValueError(f"position {deepest} lies beyond the context of {self._max_context}")
         return place
 
-    def _features(self, segments: Sequence[Segment]) -> list[Given]:
+    def _features(self, segments: Sequence[Segment]) -> list[SegmentFeatures]:
         """What segments carry, with the numbers of rows in the batch."""
         begins = list(accumulate((segment.rows for segment in segments), initial=0))
-        found: list[Given] = []
+        found: list[SegmentFeatures] = []
         for place, segment in enumerate(segments):
             features = segment.features
             if features is not None:
@@ -172,7 +172,7 @@ class NativeRunner:
                 nodes = trees.anchors(segment.tree, len(features)) if features.join else []
                 root = begins[place] + len(segment.pending) - segment.base - 1
                 anchors = [root + 1 + node for node in nodes]
-                found.append(Given(place, begins[place + 1] - len(features), features, anchors))
+                found.append(SegmentFeatures(place, begins[place + 1] - len(features), features, anchors))
         return found
 
     def _check_features(self, segment: Segment, features: Features) -> None:

@@ -38,8 +38,8 @@ class WrappedRunner:
     def release(self, sequence: int) -> None:
         self._inner.release(sequence)
 
-    def room(self) -> int:
-        return self._inner.room()
+    def free_tokens(self) -> int:
+        return self._inner.free_tokens()
 
     def capacity(self) -> int:
         return self._inner.capacity()

@@ -80,7 +80,7 @@ class Router(Policy):
             self._state(view).begin(view)
         return self._next(views)
 
-    def weigh(self, views: Sequence[SequenceView], drafts: Sequence[Draft | None]) -> Budgets:
+    def next_budgets(self, views: Sequence[SequenceView], drafts: Sequence[Draft | None]) -> Budgets:
         floor = 0.25 * self._prices.of_nodes(8) / 8 / self._prices.token  # a quarter of the cost of a row
         for view, draft in zip(views, drafts, strict=True):
             state = self._states[view.sequence]

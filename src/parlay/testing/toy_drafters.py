@@ -168,7 +168,7 @@ class Prober(ToyDrafter):
 class RejectedReader(ToyDrafter):
     """Asks for the target's two best tokens at every row, rejected ones too, and holds them against ``logits_of``."""
 
-    needs = Needs(choices=2)
+    needs = Needs(top_k=2)
 
     def __init__(self, inner: ToyDrafter, logits_of: LogitsOf) -> None:
         super().__init__(inner._guess)
@@ -187,8 +187,8 @@ class RejectedReader(ToyDrafter):
                 [*before, *(tree.tokens[above] for above in trees.path_to(tree, node))] for node in range(len(tree))
             ]
             expected = tuple(self._two_best(observation.view.request, text) for text in texts)
-            if observation.choices != expected:
-                self.wrong.append(f"choices {observation.choices}, the target's are {expected}")
+            if observation.top_k != expected:
+                self.wrong.append(f"choices {observation.top_k}, the target's are {expected}")
             self.rows += len(texts)
 
     def _two_best(self, request: Request, tokens: list[int]) -> tuple[int, ...]:

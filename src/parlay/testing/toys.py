@@ -108,7 +108,7 @@ class ToyRunner:
 
     def open(self, sequence: int, tokens: Sequence[int], salt: str = "") -> int:
         assert sequence not in self._held, f"sequence {sequence} is open already"
-        reusable = min(_common_prefix(self._retired.get(salt, []), tokens), len(tokens) - 1, self.room())
+        reusable = min(_common_prefix(self._retired.get(salt, []), tokens), len(tokens) - 1, self.free_tokens())
         held = self._held[sequence] = _Held(salt)
         held.reserved = reusable - reusable % self._cut
         self._unfilled += held.reserved
@@ -120,7 +120,7 @@ class ToyRunner:
             raise OutOfRoom(f"the toy's cache can never hold {tokens} tokens (capacity {self._capacity})")
         held = self._held[sequence]
         wanted = max(tokens, len(held.tokens))
-        if wanted - held.reserved > self.room():
+        if wanted - held.reserved > self.free_tokens():
             return False
         self._unfilled += wanted - held.reserved
         held.reserved = wanted
@@ -200,14 +200,14 @@ class ToyRunner:
             self._unfilled -= held.reserved - len(held.tokens)
             self._let_go(held.cells)
 
-    def room(self) -> int:
+    def free_tokens(self) -> int:
         return self._capacity - len(self._holders) - self._unfilled
 
     def capacity(self) -> int:
         return self._capacity
 
     def check(self) -> None:
-        assert self.room() >= 0, "more tokens are reserved than the cache holds"
+        assert self.free_tokens() >= 0, "more tokens are reserved than the cache holds"
         unfilled = sum(held.reserved - len(held.tokens) for held in self._held.values())
         assert self._unfilled == unfilled, f"{self._unfilled} tokens counted as reserved, {unfilled} are"
         assert self._holders.keys() == {cell for held in self._held.values() for cell in held.cells}, "a cell leaks"

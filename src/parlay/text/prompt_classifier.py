@@ -13,7 +13,7 @@ _END = 128
 """Tokens of a text's beginning, and of its end, that are read."""
 
 
-class PromptKinds:
+class PromptClassifier:
     """Tells the kind of requests by the last text of their prompts: what stands between special tokens."""
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:

@@ -160,7 +160,7 @@ class Runner(Protocol):
         """End a sequence; its cached prefix may stay reusable. Unknown names are ignored."""
         ...
 
-    def room(self) -> int:
+    def free_tokens(self) -> int:
         """How many more tokens could be reserved now."""
         ...
 

@@ -21,7 +21,7 @@ class Needs:
     """What a drafter asks of the engine: layers to tap, and how many of each verified row's best tokens to see.
 
     ``taps``: the drafter reads the hidden states that enter these layers (the number of layers stands for those that
-    the LM head reads), as `Observation` says, and computes those that it lacks by `SequenceView.layers`. ``choices``:
+    the LM head reads), as `Observation` says, and computes those that it lacks by `SequenceView.layers`. ``top_k``:
     the rows are the root's and all nodes', rejected ones and probes included. ``layers``: it drafts with the target's
     own layers, which it then finds as `SequenceView.layers`. ``outcomes`` False: the committed tokens tell it all that
     it wants to know: `Drafter.observe` need not be called. What a drafter sees is charged to it, as its proposals are.
@@ -29,7 +29,7 @@ class Needs:
     """
 
     taps: tuple[int, ...] = ()
-    choices: int = 0
+    top_k: int = 0
     layers: bool = False
     outcomes: bool = True
     expected: float = 0.0
@@ -45,17 +45,17 @@ class Observation:
     ``taps`` holds the hidden states ``[T, H]`` of the tokens at positions ``start`` to ``start + T - 1``, which the
     step computed and committed: pending ones, then the path. Positions may come again, as after a preemption. Some
     never come: the step does not compute what was cached before (a prefix hit, a fork), and it is not tapped if it only
-    decodes and the policy did not let the drafter draft. `Layers.states` gives what is lacking. ``choices`` holds for
+    decodes and the policy did not let the drafter draft. `Layers.states` gives what is lacking. ``top_k`` holds for
     the root and then each node the tokens that the request's own sampler prefers there, noise included, best first:
     the first is what plain decoding would commit after that path. Each only if the drafter's needs name it, and
-    ``choices`` only of steps in which the policy is active.
+    ``top_k`` only of steps in which the policy is active.
     """
 
     view: SequenceView
     draft: Draft
     verdict: Verdict
     taps: Mapping[int, Tensor] = field(default_factory=dict)
-    choices: tuple[tuple[int, ...], ...] = ()
+    top_k: tuple[tuple[int, ...], ...] = ()
     start: int = 0
 
 
@@ -174,7 +174,7 @@ class Policy(Protocol):
         """Called before each step, but for those in which it said it would be inactive."""
         ...
 
-    def weigh(self, views: Sequence[SequenceView], drafts: Sequence[Draft | None]) -> Budgets:
+    def next_budgets(self, views: Sequence[SequenceView], drafts: Sequence[Draft | None]) -> Budgets:
         """Whom to ask next, now that these drafts were proposed; None where the drafter failed, for good.
 
         Called after each drafter that was asked. Budgets of 0: nobody any more.

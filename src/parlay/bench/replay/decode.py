@@ -102,7 +102,7 @@ def refuse_sight(strategy: Strategy) -> None:
     if strategy.rule.exactness not in (Exactness.BITS, Exactness.SEED):
         raise ValueError("its accept rule weighs the target's probabilities, which were not recorded")
     needs = [drafter.needs for drafter in strategy.drafters]
-    if any(each.choices for each in needs):
+    if any(each.top_k for each in needs):
         raise ValueError("looks at what the target prefers beside the text, which was not recorded")
     if any(each.layers or each.taps for each in needs):
         raise ValueError("needs the target's own layers, and only its text was recorded")

@@ -52,7 +52,7 @@ def needs_of(drafters: Iterable[Drafter], *, outcomes: bool = False) -> Needs:
     needs = [drafter.needs for drafter in drafters]
     return Needs(
         taps=tuple(sorted({layer for need in needs for layer in need.taps})),
-        choices=max((need.choices for need in needs), default=0),
+        top_k=max((need.top_k for need in needs), default=0),
         layers=any(need.layers for need in needs),
         outcomes=outcomes or any(need.outcomes for need in needs),
         expected=max((need.expected for need in needs), default=0.0),
@@ -66,7 +66,7 @@ def _cut(draft: Draft, budget: int) -> Draft:
 
 def _narrowed(observation: Observation, needs: Needs) -> Observation:
     taps = {layer: observation.taps[layer] for layer in needs.taps if layer in observation.taps}
-    choices = tuple(row[: needs.choices] for row in observation.choices) if needs.choices else ()
-    if taps.keys() == observation.taps.keys() and choices == observation.choices:
+    top_k = tuple(row[: needs.top_k] for row in observation.top_k) if needs.top_k else ()
+    if taps.keys() == observation.taps.keys() and top_k == observation.top_k:
         return observation
-    return replace(observation, taps=taps, choices=choices)
+    return replace(observation, taps=taps, top_k=top_k)

@@ -37,7 +37,7 @@ class Jacobi(OneByOne):
     arXiv:2403.00835) use ``variant=block,block=16,guess=prompt``.
     """
 
-    needs = Needs(choices=1)
+    needs = Needs(top_k=1)
 
     def __init__(self, resources: Resources, options: JacobiOptions) -> None:
         pad = resources.tokenizer.pad_token_id if resources.tokenizer is not None else None
@@ -118,7 +118,7 @@ class _Iterate:
 
 def _along(observation: Observation, guesses: Sequence[int]) -> list[int]:
     """What the sampler chose after the root and after each guess, as far down as the verified draft has them."""
-    tree, choices = observation.draft.tree, observation.choices
+    tree, choices = observation.draft.tree, observation.top_k
     below = {key: node for node, key in enumerate(zip(tree.parents, tree.tokens, strict=True))}
     node, chosen = -1, list(choices[0][:1])
     for guess in guesses:

@@ -39,7 +39,7 @@ class Lookahead(OneByOne):
 
     def __init__(self, resources: Resources, options: LookaheadOptions) -> None:
         learns = options.window > 0 and options.guesses > 0
-        self.needs = Needs(choices=int(learns), outcomes=learns)
+        self.needs = Needs(top_k=int(learns), outcomes=learns)
         self._columns = options.window
         self._ngram = options.ngram
         self._guesses = options.guesses
@@ -72,7 +72,7 @@ class Lookahead(OneByOne):
             state = self._states.get(observation.view.sequence)
             before = len(observation.view.tokens) - len(observation.verdict.sampled)
             if state is not None and state.window and len(state.history.tokens) == before:
-                state.learn(_probes(observation.draft), observation.choices)
+                state.learn(_probes(observation.draft), observation.top_k)
 
     def release(self, sequence: int) -> None:
         self._states.pop(sequence, None)
@@ -136,7 +136,7 @@ class _LookaheadState:
         return True
 
     def learn(self, probes: list[int], choices: Sequence[Sequence[int]]) -> None:
-        """The window's nodes are ``probes``, if all of them were seen; ``choices`` follow the root and each node."""
+        """The window's nodes are ``probes``, if all of them were seen; ``top_k`` follow the root and each node."""
         assert self.window is not None
         seen = [-1, *probes]
         last = seen[-len(self.window.rows[-1]) - (len(self.window.rows) == 1) :]

@@ -18,7 +18,7 @@ from parlay.heads.draft_vocab import draft_ids
 from parlay.heads.eagle3 import normed
 from parlay.heads.native import eagle3_decoder, input_norm
 from parlay.heads.opening import opened
-from parlay.models.forward import Growth, Wish
+from parlay.models.forward import Growth, TreeRequest
 from parlay.sampling import noise
 from parlay.types import NO_TREE, Draft, Segment, Tree
 
@@ -69,9 +69,9 @@ class Eagle3(LayerHeadDrafter):
                 job.draft = Draft(Tree(grown.tokens, grown.parents), sources=sources, scores=grown.chances)
 
 
-def _wish(job: Job, levels: int) -> Wish:
+def _wish(job: Job, levels: int) -> TreeRequest:
     """The job's draft, with the noise of a request that samples."""
     view = job.text.view
     temperature, place = view.request.params.temperature, len(view.tokens)
     streams = [noise.stream(view.request.key, place + level) for level in range(levels)] if temperature else ()
-    return Wish(job.budget, temperature, streams)
+    return TreeRequest(job.budget, temperature, streams)

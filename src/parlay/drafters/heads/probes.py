@@ -51,7 +51,7 @@ class _GuessingAhead(ABC):
         self._inputs_MH: Tensor = held.tensors["inputs_MH"].float()
         self._acceptance: list[list[float]] = held.settings["acceptance"]
         self._watch = AcceptanceWatch(source, held)
-        self.needs = Needs(choices=len(self._acceptance[0]), expected=held.expected)
+        self.needs = Needs(top_k=len(self._acceptance[0]), expected=held.expected)
         self._held: dict[int, tuple[History, list[Sequence[int]]]] = {}
 
     @abstractmethod
@@ -204,9 +204,9 @@ def _read(observation: Observation, source: str) -> list[Sequence[int]]:
     node = verdict.path[-1] if verdict.path else -1
     probes = range(len(draft) - draft.probes, len(draft))
     below = {draft.tree.parents[probe]: probe for probe in probes if draft.sources[probe] == source}
-    while node in below and observation.choices:
+    while node in below and observation.top_k:
         node = below[node]
-        found.append(observation.choices[node + 1])
+        found.append(observation.top_k[node + 1])
     return found
 
 

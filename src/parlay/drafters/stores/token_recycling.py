@@ -52,7 +52,7 @@ class TokenRecycling(OneByOne):
     that was longest without a request is dropped.
     """
 
-    needs = Needs(choices=WIDTH)
+    needs = Needs(top_k=WIDTH)
 
     def __init__(self, resources: Resources, options: TokenRecyclingOptions) -> None:
         self._vocab_size = resources.vocab_size
@@ -134,16 +134,16 @@ class _Matrix:
 
 def _seen(observation: Observation) -> Iterator[tuple[int, Row]]:
     """Tokens of the verified rows with what the target preferred after each. Rows of the accepted path come last."""
-    if not observation.choices:
+    if not observation.top_k:
         return
     tokens, sampled = observation.view.tokens, observation.verdict.sampled
     tree, path = observation.draft.tree, set(observation.verdict.path)
-    nodes = zip(range(len(tree)), tree.tokens, observation.choices[1:], strict=True)
+    nodes = zip(range(len(tree)), tree.tokens, observation.top_k[1:], strict=True)
     known = [(node in path, token, choices) for node, token, choices in nodes if choices]
     yield from ((token, choices) for accepted, token, choices in known if not accepted)
     # A stop may have cut what was sampled; the root's token can't be told then, and nothing follows any more.
-    if observation.choices[0] and len(tokens) > len(sampled) and tuple(tokens[-len(sampled) :]) == sampled:
-        yield tokens[-len(sampled) - 1], observation.choices[0]
+    if observation.top_k[0] and len(tokens) > len(sampled) and tuple(tokens[-len(sampled) :]) == sampled:
+        yield tokens[-len(sampled) - 1], observation.top_k[0]
     yield from ((token, choices) for accepted, token, choices in known if accepted)
 
 

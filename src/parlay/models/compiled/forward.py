@@ -14,7 +14,16 @@ from parlay.models.compiled.growing import Asked, Drafts, Room
 from parlay.models.compiled.layout import Layout, Prefixes, lay_out, lay_out_texts
 from parlay.models.compiled.weights import Packed, Weights, nobody
 from parlay.models.config import DecoderConfig
-from parlay.models.forward import Grown, Growth, Kernels, Result, Taps, Wish, Work, with_features
+from parlay.models.forward import (
+    ForwardBatch,
+    ForwardOutput,
+    GrownTree,
+    Growth,
+    Kernels,
+    Taps,
+    TreeRequest,
+    with_features,
+)
 from parlay.models.fused import Operand, stored_as
 from parlay.models.rope import inverse_frequencies
 from parlay.system import threads
@@ -79,7 +88,7 @@ class CompiledForward:
     def kernels(self) -> Kernels:
         return self._kernels
 
-    def run(self, work: Work) -> Result:
+    def run(self, work: ForwardBatch) -> ForwardOutput:
         logits = torch.empty(len(work.wanted), self._config.output_size)
         pointed: list[object] = []
         laid = lay_out(work, self._prefixes)
@@ -90,9 +99,9 @@ class CompiledForward:
         else:
             self._core.forward(ctypes.byref(self._model), ctypes.byref(batch))
         del pointed  # the call read it
-        return Result(logits, taps)
+        return ForwardOutput(logits, taps)
 
-    def grow(self, work: Work, growth: Growth, wishes: Sequence[Wish]) -> list[Grown]:
+    def grow(self, work: ForwardBatch, growth: Growth, wishes: Sequence[TreeRequest]) -> list[GrownTree]:
         """A draft below the last row of each of the work's segments; see `NativeRunner.grow`."""
         rows, segments, most = len(work.ids), len(work.places), max([wish.nodes for wish in wishes])
         laid, ids = lay_out_texts(work.places), (ctypes.c_int64 * rows)(*work.ids)
@@ -111,7 +120,7 @@ class CompiledForward:
         self._core.grow(*pointers)
         return grown.read()
 
-    def _batch(self, work: Work, laid: Layout, logits: Tensor, pointed: list[object]) -> structs.Batch:
+    def _batch(self, work: ForwardBatch, laid: Layout, logits: Tensor, pointed: list[object]) -> structs.Batch:
         """The work as the core reads it; ``logits`` ``[W, V]`` are written to. What it points to joins ``pointed``."""
         rows, wanted, pool, segments = len(work.ids), len(work.wanted), threads.count(), len(laid.segments)
         ids = (ctypes.c_int64 * rows)(*laid.arranged(work.ids))
@@ -137,7 +146,7 @@ class CompiledForward:
         self._add_options(batch, work, laid, pointed)
         return batch
 
-    def _add_options(self, batch: structs.Batch, work: Work, laid: Layout, pointed: list[object]) -> None:
+    def _add_options(self, batch: structs.Batch, work: ForwardBatch, laid: Layout, pointed: list[object]) -> None:
         inputs = self._inputs(work, laid)
         if inputs is not None:
             batch.inputs = inputs.data_ptr()
@@ -158,7 +167,7 @@ class CompiledForward:
             as_given_LNH = written_LNH if laid.order is None else written_LNH[:, laid.order]
             taps.states = dict(zip(taps.layers, as_given_LNH.to(self._dtype).unbind(), strict=True))
 
-    def _inputs(self, work: Work, laid: Layout) -> Tensor | None:
+    def _inputs(self, work: ForwardBatch, laid: Layout) -> Tensor | None:
         """What the rows of the batch read, float32 ``[N, H]``; None where that is the embeddings of their ids."""
         if not work.features:
             return None
@@ -203,7 +212,7 @@ class CompiledForward:
         self._model.turns = self._turns.data_ptr()
 
 
-def _seen_besides(work: Work) -> int:
+def _seen_besides(work: ForwardBatch) -> int:
     """Room for the keys of the longest prefix, where a vector of keys begins."""
     prefixes = [given.features.prefix for given in work.features]
     return max([prefix.states.shape[3] + _WIDEST for prefix in prefixes if prefix is not None], default=0)

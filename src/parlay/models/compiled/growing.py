@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from parlay.compiled import structs
-from parlay.models.forward import Grown, Wish
+from parlay.models.forward import GrownTree, TreeRequest
 
 _LINE = 64
 
@@ -41,7 +41,7 @@ class Asked:
     streams: ctypes.Array[ctypes.c_uint64]
 
     @staticmethod
-    def of(wishes: Sequence[Wish], levels: int) -> Asked:
+    def of(wishes: Sequence[TreeRequest], levels: int) -> Asked:
         """Of drafts with at most so many levels."""
         texts = len(wishes)
         streams = (ctypes.c_uint64 * (texts * levels))()
@@ -81,10 +81,10 @@ class Drafts:
         call.drafted, call.parents = ctypes.addressof(self.tokens), ctypes.addressof(self.parents)
         call.chances, call.counts = ctypes.addressof(self.chances), ctypes.addressof(self.counts)
 
-    def read(self) -> list[Grown]:
+    def read(self) -> list[GrownTree]:
         """What a call has written."""
         return [self._grown(place * self.most, count) for place, count in enumerate(self.counts)]
 
-    def _grown(self, first: int, count: int) -> Grown:
+    def _grown(self, first: int, count: int) -> GrownTree:
         own = slice(first, first + count)
-        return Grown(tuple(self.tokens[own]), tuple(self.parents[own]), tuple(self.chances[own]))
+        return GrownTree(tuple(self.tokens[own]), tuple(self.parents[own]), tuple(self.chances[own]))

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from parlay.cache import BLOCK, Rows
 from parlay.compiled import structs
-from parlay.models.forward import Given, Work
+from parlay.models.forward import ForwardBatch, SegmentFeatures
 from parlay.types import Prefix, trees
 
 
@@ -78,7 +78,7 @@ class Prefixes:
         return structs.PrefixStruct(ctypes.addressof(addresses), pitch, keys), (paged, addresses)
 
 
-def lay_out(work: Work, prefixes: Prefixes) -> Layout:
+def lay_out(work: ForwardBatch, prefixes: Prefixes) -> Layout:
     """Raises ValueError where rows join at several layers."""
     joins = [given for given in work.features if given.features.join]
     spans = _spans(work.places, {given.place: len(given.features) for given in joins})
@@ -132,14 +132,14 @@ def _fill(at: structs.SegmentStruct, place: Rows, span: _Span, pointed: list[obj
         pointed.append(parents)
 
 
-def _layer(joins: Sequence[Given]) -> int:
+def _layer(joins: Sequence[SegmentFeatures]) -> int:
     layers = {given.features.join.layer for given in joins if given.features.join}
     if len(layers) > 1:
         raise ValueError(f"the rows of one forward join at one layer, not at {sorted(layers)}")
     return layers.pop() if layers else 0
 
 
-def _joining(joins: Sequence[Given], order: Sequence[int]) -> ctypes.Array[structs.Joining]:
+def _joining(joins: Sequence[SegmentFeatures], order: Sequence[int]) -> ctypes.Array[structs.Joining]:
     found: list[structs.Joining] = []
     for given in joins:
         join = given.features.join

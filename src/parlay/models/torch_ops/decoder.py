@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from parlay.models.config import DecoderConfig
-from parlay.models.forward import Given, Taps
+from parlay.models.forward import SegmentFeatures, Taps
 from parlay.models.fused import FusedWeights, LayerWeights, Operand, as_tensor
 from parlay.models.rope import interleave
 from parlay.models.torch_ops.attention import SERIAL, Attend
@@ -80,7 +80,7 @@ class TorchDecoder:
         skip: Skip = frozenset(),
         *,
         embedded_NH: Tensor | None = None,
-        joining: Sequence[Given] = (),
+        joining: Sequence[SegmentFeatures] = (),
     ) -> Tensor:
         """Hidden states after the last layer ``[N, H]``. Those that enter the tapped layers go to ``taps``.
 
@@ -122,7 +122,7 @@ class TorchDecoder:
         return torch.view_as_complex(flat.view(-1, heads.qkv_heads, heads.head_dim // 2, 2))
 
 
-def _join(hidden_NH: Tensor, joining: Sequence[Given]) -> None:
+def _join(hidden_NH: Tensor, joining: Sequence[SegmentFeatures]) -> None:
     """Rows that begin here get their state; see `Join`."""
     for _, first, features, anchors in joining:
         assert features.join is not None, "only such rows join"

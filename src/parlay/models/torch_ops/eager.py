@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from parlay.models.config import DecoderConfig
-from parlay.models.forward import Kernels, Result, Taps, Work, with_features
+from parlay.models.forward import ForwardBatch, ForwardOutput, Kernels, Taps, with_features
 from parlay.models.fused import Operand, stored_as
 from parlay.models.rope import Rope
 from parlay.models.torch_ops.attention import Attend, ExactAttention
@@ -58,7 +58,7 @@ class EagerForward:
         return self._kernels
 
     @torch_on_all()
-    def run(self, work: Work) -> Result:
+    def run(self, work: ForwardBatch) -> ForwardOutput:
         ids, last = work.ids, len(self._decoder.layers)
         with torch.inference_mode(), ExitStack() as buffers:
             rows = ids + ids[:1] * (padded(len(ids)) - len(ids))
@@ -77,9 +77,9 @@ class EagerForward:
         with torch.no_grad():  # logits are ordinary tensors, which their reader may change
             logits = self._decoder.head(hidden)[: len(work.wanted)].float()
         taps.states = {layer: states_NH[: len(ids)] for layer, states_NH in taps.states.items()}
-        return Result(logits, taps)
+        return ForwardOutput(logits, taps)
 
-    def _plan(self, work: Work, buffers: ExitStack, out: Tensor) -> Sequence[Attend]:
+    def _plan(self, work: ForwardBatch, buffers: ExitStack, out: Tensor) -> Sequence[Attend]:
         """How each segment attends, into its rows of ``out`` ``[N, heads * D]``."""
         attends: list[Attend] = []
         begin = 0

@@ -102,12 +102,12 @@ class AdapterRunner:
         if tokens > self._capacity:
             raise OutOfRoom(f"{tokens} tokens can't fit a cache of {self._capacity}: raise the cache size")
         state = self._sequences[sequence]
-        if tokens - state.reserved > self.room():
+        if tokens - state.reserved > self.free_tokens():
             return False
         state.reserved = max(state.reserved, tokens)
         return True
 
-    def room(self) -> int:
+    def free_tokens(self) -> int:
         return self._capacity - sum(state.reserved for state in self._sequences.values())
 
     def capacity(self) -> int:
@@ -174,7 +174,7 @@ class AdapterRunner:
 
     def check(self) -> None:
         """Prove that every key-value layer holds exactly the cached tokens and that reservations fit."""
-        assert self.room() >= 0, "more is reserved than the cache holds"
+        assert self.free_tokens() >= 0, "more is reserved than the cache holds"
         for name, state in self._sequences.items():
             for layer in state.cache.layers if self._selectable else ():
                 held = layer.get_seq_length()

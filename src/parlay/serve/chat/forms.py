@@ -52,10 +52,10 @@ def answer_form(chat: ChatRequest, template: str) -> AnswerForm:
 
 def call_schema(functions: Sequence[Function], key: str) -> dict[str, Any]:
     """The schema of a call of any of ``functions``, its arguments under ``key``."""
-    return {"anyOf": [_one_call(function, place, key) for place, function in enumerate(functions)]}
+    return {"anyOf": [_call_lock(function, place, key) for place, function in enumerate(functions)]}
 
 
-def _one_call(function: Function, place: int, key: str) -> dict[str, Any]:
+def _call_lock(function: Function, place: int, key: str) -> dict[str, Any]:
     own = function.parameters
     arguments = {"properties": {}, "additionalProperties": False} if own is None else own
     return {

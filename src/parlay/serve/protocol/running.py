@@ -53,7 +53,7 @@ class Run:
     trace_parent: str | None = None
     began: float = field(default_factory=time.monotonic)
     _streams: list[JobStream] = field(default_factory=list)
-    _bell: asyncio.Event = field(default_factory=asyncio.Event)
+    _wake_event: asyncio.Event = field(default_factory=asyncio.Event)
     _firsts: dict[int, float] = field(default_factory=dict)
     _recorded: set[int] = field(default_factory=set)
 
@@ -64,7 +64,9 @@ class Run:
         """
         try:
             for job in self.jobs:
-                submitted = self.served.engine.submit(job, timeout=self.timeout, whole=whole, bell=self._bell)
+                submitted = self.served.engine.submit(
+                    job, timeout=self.timeout, whole=whole, wake_event=self._wake_event
+                )
                 self._streams.append(await submitted)
         except BaseException as error:
             await self.close()
@@ -99,8 +101,8 @@ class Run:
             for stream in self._streams:
                 if stream.error is not None:
                     raise _fault(stream.error)
-            self._bell.clear()
-            await self._bell.wait()
+            self._wake_event.clear()
+            await self._wake_event.wait()
         return found
 
     def heed(self, place: int, event: StreamEvent) -> None:

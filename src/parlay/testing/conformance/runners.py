@@ -226,7 +226,9 @@ def limits(open_runner: Callable[[int], Runner], judge: Judge, steps: int, seed:
     for name in names:
         runner.release(name)
     runner.check()
-    assert runner.room() >= CAPACITY - len(text), f"room for {runner.room()} tokens after everything was released"
+    assert runner.free_tokens() >= CAPACITY - len(text), (
+        f"room for {runner.free_tokens()} tokens after everything was released"
+    )
     runner.open(-1, text)
     try:
         runner.reserve(-1, max(CAPACITY, runner.spec.max_context) + CAPACITY)

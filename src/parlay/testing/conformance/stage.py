@@ -116,7 +116,7 @@ class Shuffled(Fixed):
         self._asked, self._offers = 0, {view.sequence: [] for view in views}
         return self._ask(views)
 
-    def weigh(self, views: Sequence[SequenceView], drafts: Sequence[Draft | None]) -> Budgets:
+    def next_budgets(self, views: Sequence[SequenceView], drafts: Sequence[Draft | None]) -> Budgets:
         for view, draft in zip(views, drafts, strict=True):
             self._offers[view.sequence] += [draft] if draft else []
         return self._ask(views) if self._asked < 2 else Budgets([0] * len(views))
