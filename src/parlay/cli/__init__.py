@@ -112,10 +112,16 @@ def _dispatch(words: list[str]) -> int:
     if not words or words[0] not in COMMANDS:
         return _top_level(words)
     command: Command = import_module(f"parlay.cli.{words[0]}")
-    summary = COMMANDS[words[0]]
-    parser = Parser(f"parlay {words[0]}", f"{summary[0].upper()}{summary[1:]}.")
+    return command.run(parser_of(words[0]).parse(words[1:]))
+
+
+def parser_of(name: str) -> Parser:
+    """Make the parser of a command. Raises ParlayError if the command needs a package that is not installed."""
+    command: Command = import_module(f"parlay.cli.{name}")
+    summary = COMMANDS[name]
+    parser = Parser(f"parlay {name}", f"{summary[0].upper()}{summary[1:]}.")
     command.add_arguments(parser)
-    return command.run(parser.parse(words[1:]))
+    return parser
 
 
 def _top_level(words: list[str]) -> int:
