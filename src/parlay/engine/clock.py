@@ -1,16 +1,19 @@
-"""How long parts of a step took, told so that a clock that jumps can't make a figure absurd."""
+"""Clocks of an engine, and how long parts of a step took, so that a clock that jumps can't make a figure absurd."""
 
 from __future__ import annotations
 
-import time
+from collections.abc import Callable
+
+Clock = Callable[[], float]
+"""The time in seconds from any fixed point on, such as `time.perf_counter`."""
 
 _MOST = 3600.0
 """Seconds. No part of a step takes so long; a machine that sleeps, or whose clock is set, seems to."""
 
 
-def since(began: float) -> float:
-    """Seconds since that time of `time.perf_counter`; see `plausible`."""
-    return plausible(time.perf_counter() - began)
+def since(began: float, clock: Clock) -> float:
+    """Seconds since ``began`` by the clock; see `plausible`."""
+    return plausible(clock() - began)
 
 
 def plausible(seconds: float) -> float:

@@ -6,12 +6,11 @@ A drafter or policy that raises costs its requests their drafts and nothing else
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
 from parlay.engine.admission import DraftAdmission
-from parlay.engine.clock import since
+from parlay.engine.clock import Clock, since
 from parlay.engine.constrained import drafters_part
 from parlay.engine.isolation import isolated
 from parlay.engine.scheduler import Scheduler
@@ -24,10 +23,11 @@ from parlay.types import NO_DRAFT, Budgets, Draft, Drafter, Needs, Policy, Spent
 class Drafting:
     """Fills in the drafts of a step's steps, and reports their outcomes to drafters and policies."""
 
-    def __init__(self, admission: DraftAdmission, scheduler: Scheduler, layers: TargetLayers) -> None:
+    def __init__(self, admission: DraftAdmission, scheduler: Scheduler, layers: TargetLayers, clock: Clock) -> None:
         self._admission = admission
         self._scheduler = scheduler
         self._layers = layers
+        self._clock = clock
         self._planned: list[Sequence] = []
         """The sequences that could draft in the last step."""
         self._inactive = 0
@@ -55,22 +55,22 @@ class Drafting:
 
     def _draft(self, strategy: Strategy, steps: list[SequenceStep]) -> None:
         """One strategy's sequences. Its policy says which drafter each asks, until it has enough to choose from."""
-        began, asking, policy = time.perf_counter(), 0.0, strategy.policy
+        began, asking, policy = self._clock(), 0.0, strategy.policy
         proposed: dict[SequenceStep, Draft] = {}
         asks = self._told(policy.plan, steps)
         for _ in strategy.drafters:
             if not asks:
                 break
-            now = time.perf_counter()
+            now = self._clock()
             offers = self._asked(strategy, asks)
-            asking += since(now)
+            asking += since(now, self._clock)
             proposed |= {step: draft for step, draft in offers.items() if draft is not None}
             asks = self._told(partial(_weighed, policy, steps, offers), steps)
         if any(map(len, proposed.values())):
             isolated(partial(self._admission.trim, policy), list(proposed), _leave_out)
         watching = [step for step in steps if step.watching]
         for step in watching:
-            step.planning_seconds = max(0.0, since(began) - asking) / len(watching)
+            step.planning_seconds = max(0.0, since(began, self._clock) - asking) / len(watching)
 
     def _told(
         self, say: Callable[[list[Sequence]], Budgets], steps: list[SequenceStep]
@@ -100,14 +100,14 @@ class Drafting:
             group = [step for step, asked in asks if asked == number]
             if not group:
                 continue
-            began = time.perf_counter()
+            began = self._clock()
             ready = self._lent([step for step in group if number not in step.sequence.lost], drafter.needs)
             if ready:
                 isolated(partial(self._ask, strategy, drafter), ready, partial(_fail, number))
             self._layers.reclaim()
             offers |= {step: step.draft for step in ready}
             offers |= {step: None for step in group if number in step.sequence.lost}
-            charge([(step, number) for step in group], since(began))
+            charge([(step, number) for step in group], since(began, self._clock))
         return offers
 
     def _lent(self, steps: list[SequenceStep], needs: Needs) -> list[SequenceStep]:
@@ -156,9 +156,9 @@ class Drafting:
             for number in step.observers:
                 groups.setdefault((number, id(step.sequence.strategy.drafters[number])), []).append(step)
         for (number, _), group in groups.items():
-            began = time.perf_counter()
+            began = self._clock()
             isolated(partial(_observe, number), group, partial(_drop, number), again=False)
-            charge([(step, number) for step in group], since(began))
+            charge([(step, number) for step in group], since(began, self._clock))
 
 
 def _leave_out(step: SequenceStep, error: Exception) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from parlay.engine.accept import accept, rank
 from parlay.engine.admission import DraftAdmission
-from parlay.engine.clock import plausible, since
+from parlay.engine.clock import Clock, plausible, since
 from parlay.engine.commit import collect_prompt_logprobs, commit
 from parlay.engine.drafting import Drafting
 from parlay.engine.isolation import isolated, named
@@ -38,9 +38,10 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class _Clock:
+class _StepSeconds:
     """Wall time of one step by phase."""
 
+    clock: Clock
     began: float
     draft: float = 0.0
     verify: float = 0.0
@@ -50,7 +51,7 @@ class _Clock:
 
     @property
     def overhead(self) -> float:
-        return max(0.0, since(self.began) - self.draft - self.verify)
+        return max(0.0, since(self.began, self.clock) - self.draft - self.verify)
 
     def count(self, steps: list[SequenceStep], verified: list[SequenceStep]) -> None:
         """Record the end of draft and verify. ``verified``: the steps without a fault."""
@@ -67,19 +68,25 @@ class _Clock:
 
 
 class Engine:
-    """Decodes requests together, each under its own strategy. Not thread-safe: one thread adds and steps."""
+    """Decodes requests together, each under its own strategy. Not thread-safe: one thread adds and steps.
 
-    def __init__(self, runner: Runner, cost: Cost, limits: Limits | None = None) -> None:
+    ``clock`` times everything that costs are learned from; a simulation gives one of known prices.
+    """
+
+    def __init__(
+        self, runner: Runner, cost: Cost, limits: Limits | None = None, *, clock: Clock = time.perf_counter
+    ) -> None:
         self.runner = runner
         self.cost = cost
         self.limits = limits or Limits()
-        self.scheduler = Scheduler(runner, self.limits, cost)
+        self._clock = clock
+        self.scheduler = Scheduler(runner, self.limits, cost, clock)
         self.max_context = min(runner.spec.max_context, self.limits.max_context or runner.spec.max_context)
-        self._layers = TargetLayers(runner, self.limits.max_rows)
+        self._layers = TargetLayers(runner, self.limits.max_rows, clock)
         admission = DraftAdmission(
             runner.spec, self.scheduler, max_context=self.max_context, max_draft_rows=self.limits.max_draft_rows
         )
-        self._drafting = Drafting(admission, self.scheduler, self._layers)
+        self._drafting = Drafting(admission, self.scheduler, self._layers, clock)
         self._sequences: dict[str, Sequence] = {}
         self._next_sequence = 0
         self._finished: Counter[FinishReason] = Counter()
@@ -159,41 +166,41 @@ class Engine:
     def step(self) -> list[Event]:
         """Run one forward of the target over all that is due, and commit the tokens that follow."""
         with torch_on_one():
-            clock = _Clock(time.perf_counter())
+            seconds = _StepSeconds(self._clock, self._clock())
             steps = self.scheduler.next()
-            self._propose(steps, clock)
-            self._verify(steps, clock)
-            self._accept(steps, clock)
+            self._propose(steps, seconds)
+            self._verify(steps, seconds)
+            self._accept(steps, seconds)
             self._commit(steps)
-            self._observe(steps, clock)
-            self._count_seconds(steps, clock)
+            self._observe(steps, seconds)
+            self._count_seconds(steps, seconds)
             return self._report(steps)
 
     # ------------------------------------------------------------------------------------------- the parts of a step
 
-    def _propose(self, steps: list[SequenceStep], clock: _Clock) -> None:
-        began = time.perf_counter()
+    def _propose(self, steps: list[SequenceStep], seconds: _StepSeconds) -> None:
+        began = self._clock()
         self._drafting.propose(steps)
-        clock.draft = since(began)
+        seconds.draft = since(began, self._clock)
 
-    def _verify(self, steps: list[SequenceStep], clock: _Clock) -> None:
+    def _verify(self, steps: list[SequenceStep], seconds: _StepSeconds) -> None:
         """Run the steps without a fault; a step with which the target fails gets a fault."""
-        began = time.perf_counter()
+        began = self._clock()
         tapping = plausible(verify(self.runner, due := _without_fault(steps)))
-        clock.verify = max(0.0, since(began) - tapping)
-        clock.draft += tapping
-        clock.count(due, _without_fault(due))
+        seconds.verify = max(0.0, since(began, self._clock) - tapping)
+        seconds.draft += tapping
+        seconds.count(due, _without_fault(due))
 
-    def _accept(self, steps: list[SequenceStep], clock: _Clock) -> None:
+    def _accept(self, steps: list[SequenceStep], seconds: _StepSeconds) -> None:
         """Let the accept rules decide the drafts. Early prefill chunks have nothing to decide."""
         due = [step for step in _without_fault(steps) if step.at_root]
         accept(due)
         if wants_top_k := [step for step in due if step.fault is None and step.wants_top_k]:
-            began = time.perf_counter()
+            began = self._clock()
             isolated(rank, wants_top_k, SequenceStep.drop_policy)
-            seconds = since(began)
-            charge([(step, drafter) for step in wants_top_k for drafter in step.wants_top_k], seconds)
-            clock.draft += seconds
+            ranking = since(began, self._clock)
+            charge([(step, drafter) for step in wants_top_k for drafter in step.wants_top_k], ranking)
+            seconds.draft += ranking
 
     def _commit(self, steps: list[SequenceStep]) -> None:
         for step in _without_fault(steps):
@@ -220,19 +227,19 @@ class Engine:
         sequence.cached = self.runner.keep(sequence.sequence, path)
         step.done = done
 
-    def _observe(self, steps: list[SequenceStep], clock: _Clock) -> None:
+    def _observe(self, steps: list[SequenceStep], seconds: _StepSeconds) -> None:
         """Report the step to drafters, and to policies with its cost."""
-        began = time.perf_counter()
+        began = self._clock()
         self._drafting.observe(_without_fault(steps))
-        clock.draft += since(began)
-        self._drafting.learn(steps, clock.spent)
+        seconds.draft += since(began, self._clock)
+        self._drafting.learn(steps, seconds.spent)
 
-    def _count_seconds(self, steps: list[SequenceStep], clock: _Clock) -> None:
-        overhead, spent = clock.overhead, clock.spent
-        if clock.whole and clock.verify:  # drafts lengthen commits too, so that time is part of the cost of rows
-            self.cost.record(spent.rows, spent.context, clock.verify + overhead)
+    def _count_seconds(self, steps: list[SequenceStep], seconds: _StepSeconds) -> None:
+        overhead, spent = seconds.overhead, seconds.spent
+        if seconds.whole and seconds.verify:  # drafts lengthen commits too, so that time is part of the cost of rows
+            self.cost.record(spent.rows, spent.context, seconds.verify + overhead)
         for step in steps:
-            step.sequence.tally.count_seconds(step.prefill, clock.draft, clock.verify, overhead)
+            step.sequence.tally.count_seconds(step.prefill, seconds.draft, seconds.verify, overhead)
 
     def _report(self, steps: list[SequenceStep]) -> list[Event]:
         return [self._event(step) for step in steps]

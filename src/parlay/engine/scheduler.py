@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import bisect
-import time
 from dataclasses import dataclass
 from functools import partial
 
 from parlay.engine import fair_share as shares
+from parlay.engine.clock import Clock
 from parlay.engine.sequence import Sequence
 from parlay.engine.sequence_step import SequenceStep
 from parlay.types import Cost, OutOfRoom, Runner
@@ -54,9 +54,10 @@ class Scheduler:
     it are.
     """
 
-    def __init__(self, runner: Runner, limits: Limits, cost: Cost) -> None:
+    def __init__(self, runner: Runner, limits: Limits, cost: Cost, clock: Clock) -> None:
         self._runner = runner
         self._limits = limits
+        self._clock = clock
         self._rank = partial(_rank, limits.patience)  # no method: a queue that held one would keep the runner alive
         self.waiting = shares.Waiting(self._rank)
         self.running: list[Sequence] = []
@@ -83,7 +84,7 @@ class Scheduler:
         failed: list[SequenceStep] = []
         self._start_new_owners(failed)
         room, preemptions = self._limits.max_rows, self.preemptions
-        for sequence in self._shares.begin(self._decoding_first(), time.perf_counter()):
+        for sequence in self._shares.begin(self._decoding_first(), self._clock()):
             rows = self._shares.rows(sequence, room)
             if rows and sequence.is_open:
                 step = _turn(sequence, rows)

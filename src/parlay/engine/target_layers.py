@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
@@ -11,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from parlay.engine.clock import since
+from parlay.engine.clock import Clock, since
 from parlay.engine.sequence import Sequence
 from parlay.types import NO_SKIP, Features, OutOfRoom, Output, Runner, Segment, SequenceView, Skip, trees
 
@@ -46,9 +45,10 @@ class TargetLayers:
     ``most_rows`` bounds the rows of one call of `states`, which feeds text as prefill does.
     """
 
-    def __init__(self, runner: Runner, most_rows: int) -> None:
+    def __init__(self, runner: Runner, most_rows: int, clock: Clock) -> None:
         self._runner = runner
         self._most_rows = most_rows
+        self._clock = clock
         self._loans: dict[int, _Loan] = {}
         self._names = itertools.count(-1, -1)  # the engine's sequences have no negative numbers
 
@@ -99,9 +99,9 @@ class TargetLayers:
     def _run(self, loans: Seq[_Loan], segments: Seq[Segment], skip: Skip, taps: Seq[int] = ()) -> Output:
         for loan in loans:
             loan.written = []  # they count only if the forward succeeds
-        began = time.perf_counter()
+        began = self._clock()
         out = self._runner.forward(segments, taps, skip)
-        seconds = since(began)
+        seconds = since(began, self._clock)
         for loan, segment in zip(loans, segments, strict=True):
             loan.sequence.tally.count_layers(segment.rows, seconds)
             if segment.base >= 0:  # rows computed without these sub-layers can't be used by another call
@@ -144,9 +144,9 @@ class TargetLayers:
     def _read(self, readings: list[_Recomputation], taps: Seq[int]) -> None:
         if not readings:
             return
-        began = time.perf_counter()
+        began = self._clock()
         out = self._runner.forward([reading.segment for reading in readings if reading.segment], taps)
-        seconds = since(began)
+        seconds = since(began, self._clock)
         end = 0
         for reading in readings:
             assert reading.segment is not None
