@@ -154,6 +154,8 @@ class NativeRunner:
 
     def _place(self, segment: Segment, skip: Skip) -> Rows:
         """Where the segment's rows lie."""
+        if segment.together and not self._spec.together:
+            raise ValueError(f"{self._spec.name} has causal rows only: {segment.together} can't see each other")
         place = self._store.stage(segment, skip)
         if place.start + place.end > self._max_context:  # unless the tree is wider than deep
             deepest = place.start + place.pending + max(trees.depths(place.tree), default=0)
@@ -182,7 +184,7 @@ class NativeRunner:
                 f"features of {rows} rows and {hidden} numbers for a segment that runs {segment.rows} rows of "
                 f"{self._spec.hidden_size}"
             )
-        if features.prefix is not None and not features.prefix.fits(self._spec):
+        if features.prefix is not None and not self._spec.takes(features.prefix):
             raise ValueError(f"a prefix of {tuple(features.prefix.states.shape)} numbers is another model's")
         if features.join is None:
             return
@@ -239,7 +241,7 @@ def _wanted(segments: Sequence[Segment]) -> tuple[list[int], tuple[int, ...]]:
     rows: list[int] = []
     starts = [0]
     begin = 0
-    for _, pending, tree, logits_from, base, _ in segments:
+    for _, pending, tree, logits_from, base, *_ in segments:  # unpacked: this is run for each step of plain decoding
         end = len(pending) + len(tree.tokens)
         if not base <= logits_from <= end:
             raise ValueError(f"logits from row {logits_from} on, but rows {base} to {end} run")

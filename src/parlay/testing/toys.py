@@ -155,6 +155,7 @@ class ToyRunner:
         ids = segment.pending + tree.tokens
         assert segment.pending, "a segment needs at least one pending token"
         assert segment.features is None or len(segment.features.rows_KH) <= segment.rows, "features of rows not run"
+        assert not segment.together or self.spec.together, "this runner's rows can't see each other"
         assert base < segment.end, "a segment needs at least one row that runs"
         assert base <= segment.logits_from <= segment.end, f"logits_from {segment.logits_from} of {segment.end} rows"
         assert all(0 <= token < self.spec.vocab_size for token in ids), f"ids outside the vocabulary: {ids}"

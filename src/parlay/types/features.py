@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from parlay.types.runners import RunnerSpec
-
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Prefix:
@@ -20,11 +18,6 @@ class Prefix:
     """
 
     states: Tensor
-
-    def fits(self, target: RunnerSpec) -> bool:
-        """Whether these are keys and values of a model of that shape."""
-        layers, two, heads, _, size = self.states.shape
-        return (layers, two, heads, size) == (target.num_layers, 2, target.kv_heads, target.head_dim)
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)

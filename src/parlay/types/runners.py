@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from parlay.types.base import Exactness
 from parlay.types.drafts import NO_TREE, Tree
-from parlay.types.features import Features
+from parlay.types.features import Features, Prefix
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,6 +42,8 @@ class RunnerSpec:
     """Whether `Runner.forward` can leave sub-layers out."""
     features: bool = False
     """Whether a `Segment` may carry `Features`."""
+    together: bool = False
+    """Whether the last rows of a `Segment` may see each other."""
     kv_heads: int = 0
     head_dim: int = 0
     """Heads of each layer's cache and their size, as prefixes have them; 0 where they take none."""
@@ -50,6 +52,11 @@ class RunnerSpec:
     def sublayers(self) -> tuple[Sublayer, ...]:
         """All halves of layers, in the order in which a row passes them."""
         return tuple(half for layer in range(self.num_layers) for half in (("attention", layer), ("mlp", layer)))
+
+    def takes(self, prefix: Prefix) -> bool:
+        """Whether the prefix holds keys and values of a model of this shape."""
+        layers, two, heads, _, size = prefix.states.shape
+        return (layers, two, heads, size) == (self.num_layers, 2, self.kv_heads, self.head_dim)
 
 
 class Segment(NamedTuple):
@@ -66,6 +73,9 @@ class Segment(NamedTuple):
 
     Logits are computed for the rows from ``logits_from`` on, which is at least ``base``: an early prefill chunk says
     ``len(pending)``, plain decoding ``len(pending) - 1``, prompt logprobs 0.
+
+    The last ``together`` rows see each other, those after them too. They are nodes, each but the first a child of the
+    node before it; they all run, and are never kept. No other row sees them.
     """
 
     sequence: int
@@ -74,6 +84,7 @@ class Segment(NamedTuple):
     logits_from: int = 0
     base: int = 0
     features: Features | None = None
+    together: int = 0
 
     @property
     def end(self) -> int:
@@ -90,7 +101,7 @@ class Segment(NamedTuple):
         nodes = max(0, self.base - len(self.pending))
         return (
             self.pending == last.pending
-            and nodes <= len(last.tree)
+            and nodes <= len(last.tree) - last.together
             and self.tree.tokens[:nodes] == last.tree.tokens[:nodes]
             and self.tree.parents[:nodes] == last.tree.parents[:nodes]
         )
@@ -136,7 +147,8 @@ class Runner(Protocol):
         """Run the rows of all segments. Changes no committed state: `keep` does. No sequence appears twice.
 
         Rows pass by the sub-layers of ``skip``. What such a forward wrote can't be kept; it serves as the ``base`` of
-        the next one that skips the same. Raises ValueError where the spec promises neither skipping nor features.
+        the next one that skips the same. Raises ValueError for what the spec does not promise: skipping, features, or
+        rows that see each other.
         """
         ...
 

@@ -145,7 +145,7 @@ class Bita(_Grouped):
         super().__init__(BITA, held, options.groups)
         self._prefix = Prefix(held.tensors["prefix"].float())
         target = resources.target
-        if target is None or not self._prefix.fits(target):
+        if target is None or not target.takes(self._prefix):
             raise UsageError(f"strategy {BITA}: the trained prefix has the shape of another model's keys and values")
 
     def _inputs(self) -> Features:

@@ -187,8 +187,13 @@ class AdapterRunner:
         return self._ability.tree == "tree" and cached > 0 and segment.rows <= _BATCHED_ROWS
 
     def _refuse(self, segment: Segment, skip: Skip) -> None:
-        if skip or segment.features is not None or segment.base < 0:
-            what = "skip sub-layers" if skip else "read features" if segment.features else "run cached tokens again"
+        asked = {
+            "skip sub-layers": bool(skip),
+            "read features": segment.features is not None,
+            "run cached tokens again": segment.base < 0,
+            "let rows see each other": segment.together > 0,
+        }
+        if what := next((what for what, wanted in asked.items() if wanted), None):
             raise ValueError(f"{self._call.name} runs through transformers, which can't {what} here")
         step = self._sequences[segment.sequence].step
         if segment.base > 0 and (step is None or not segment.follows(step.segment)):
