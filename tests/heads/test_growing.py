@@ -16,7 +16,7 @@ from parlay.drafters.heads.eagle3 import Eagle3
 from parlay.heads import artefact
 from parlay.heads.artefact import HeadArtefact
 from parlay.llm import LLM
-from parlay.models.compiled.growing import Drafts
+from parlay.models.compiled.growing import GrownTrees
 from parlay.models.native import NativeRunner
 from parlay.system import threads
 from parlay.testing.checkpoints import VOCAB_SIZE
@@ -120,4 +120,4 @@ def test_threads_and_late_ones_change_no_draft(
 
 def test_the_library_is_asked_for_no_more_nodes_than_it_keeps_apart() -> None:
     with pytest.raises(ValueError, match="1024 at most"):
-        Drafts.of(1, structs.MOST_DRAFT + 1)
+        GrownTrees.of(1, structs.MOST_DRAFT + 1)

@@ -34,7 +34,7 @@ class ModelStruct(Structure):
         ("beside_norm", c_void_p),
         ("raw_tap", c_int64),
         ("head", Linear),
-        ("turns", c_void_p),
+        ("rotations", c_void_p),
     ]
 
 
@@ -72,7 +72,7 @@ class Batch(Structure):
     ]
 
 
-class Growth(Structure):
+class GrowthStruct(Structure):
     _fields_ = [
         *((name, c_int64) for name in ("levels", "width", "most")),
         ("least", c_double),
@@ -96,8 +96,8 @@ READ = CFUNCTYPE(None, POINTER(Linear), c_int64, c_void_p)
 MULTIPLY = CFUNCTYPE(None, POINTER(Linear), c_void_p, c_int64, c_void_p)
 SPACE_BYTES = CFUNCTYPE(c_int64, POINTER(ModelStruct), *(c_int64,) * 5)
 FORWARD = CFUNCTYPE(None, POINTER(ModelStruct), POINTER(Batch))
-GROWTH_BYTES = CFUNCTYPE(c_int64, POINTER(ModelStruct), POINTER(Batch), POINTER(Growth))
-GROW = CFUNCTYPE(None, POINTER(ModelStruct), POINTER(Batch), POINTER(Growth))
+GROWTH_BYTES = CFUNCTYPE(c_int64, POINTER(ModelStruct), POINTER(Batch), POINTER(GrowthStruct))
+GROW = CFUNCTYPE(None, POINTER(ModelStruct), POINTER(Batch), POINTER(GrowthStruct))
 NOISY_BEST = CFUNCTYPE(c_int64, c_void_p, c_int64, c_float, c_uint64, c_int64, c_void_p)
 DRAW = CFUNCTYPE(c_int64, c_void_p, c_int64, c_float, c_int64, c_double, c_double, c_uint64)
 REST = CFUNCTYPE(None)

@@ -132,18 +132,18 @@ class NativeRunner:
         """Whether `grow` can be called: the compiled decoder runs."""
         return isinstance(self._forward, CompiledForward)
 
-    def grow(self, texts: Sequence[Segment], growth: Growth, wishes: Sequence[TreeRequest]) -> list[GrownTree]:
+    def grow(self, texts: Sequence[Segment], growth: Growth, requests: Sequence[TreeRequest]) -> list[GrownTree]:
         """Run the rows of a draft head's texts, then level by level a tree below each: its likeliest nodes.
 
         Each level reads what left the layer in the level above. Each text needs room for ``levels`` times ``width``
-        rows more, and gets the draft that it wishes. Noise has less precision here than where a target samples.
+        rows more, and gets the draft that it requests. Noise has less precision here than where a target samples.
         """
         assert isinstance(self._forward, CompiledForward), "`grows` was asked"
         ids = [token for text in texts for token in text.pending]
         self._check(ids, (), NO_SKIP)
         places = [self._place(text, NO_SKIP) for text in texts]
         last = [end - 1 for end in accumulate(place.end for place in places)]
-        return self._forward.grow(ForwardBatch(ids, places, last), growth, wishes)
+        return self._forward.grow(ForwardBatch(ids, places, last), growth, requests)
 
     def _run_again(self, again: Sequence[Segment], work: ForwardBatch) -> ForwardOutput:
         """Of these segments committed rows run, too, which are put back afterwards."""

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from parlay.compiled import structs
 from parlay.compiled.library import NotLoaded, load
-from parlay.models.compiled.growing import Asked, Drafts, Room
-from parlay.models.compiled.layout import Layout, Prefixes, lay_out, lay_out_texts
+from parlay.models.compiled.growing import GrownTrees, Room, TreeRequests
+from parlay.models.compiled.layout import BatchLayout, Prefixes, lay_out, lay_out_texts
 from parlay.models.compiled.weights import Packed, Weights, nobody
 from parlay.models.config import DecoderConfig
 from parlay.models.forward import (
@@ -73,7 +73,7 @@ class CompiledForward:
         self._space, self._growing = Room(self._core), Room(self._core)
         self._start = 0  # of the space
         self._roomy: set[tuple[int, ...]] = set()
-        self._turns = torch.empty(0, 2, config.head_dim // 2)
+        self._rotations = torch.empty(0, 2, config.head_dim // 2)
         self._reach(256)
         lanes = self._core.name.decode().replace("_", " ")
         stored = stored_as(weights)
@@ -101,26 +101,26 @@ class CompiledForward:
         del pointed  # the call read it
         return ForwardOutput(logits, taps)
 
-    def grow(self, work: ForwardBatch, growth: Growth, wishes: Sequence[TreeRequest]) -> list[GrownTree]:
+    def grow(self, work: ForwardBatch, growth: Growth, requests: Sequence[TreeRequest]) -> list[GrownTree]:
         """A draft below the last row of each of the work's segments; see `NativeRunner.grow`."""
-        rows, segments, most = len(work.ids), len(work.places), max([wish.nodes for wish in wishes])
+        rows, segments, most = len(work.ids), len(work.places), max([request.nodes for request in requests])
         laid, ids = lay_out_texts(work.places), (ctypes.c_int64 * rows)(*work.ids)
         wanted = (ctypes.c_int32 * segments)(*work.wanted)
         self._reach(max([place.start + place.end for place in work.places]) + growth.levels)
         batch = structs.Batch(rows, segments, segments, threads.count())
         batch.ids, batch.segment, batch.wanted_rows = ctypes.addressof(ids), laid, ctypes.addressof(wanted)
-        grown, (levels, width, least, tokens_D, first, features_NF) = Drafts.of(segments, most), growth
-        call = structs.Growth(levels, width, most, least, tokens_D.data_ptr())
+        grown, (levels, width, least, tokens_D, first, features_NF) = GrownTrees.of(segments, most), growth
+        call = structs.GrowthStruct(levels, width, most, least, tokens_D.data_ptr())
         call.first, call.features = ctypes.addressof(first), features_NF.data_ptr()
-        asked = Asked.of(wishes, levels)
-        asked.told(call)
-        grown.written_by(call)
+        asked = TreeRequests.of(requests, levels)
+        asked.fill(call)
+        grown.receive(call)
         pointers = ctypes.byref(self._model), ctypes.byref(batch), ctypes.byref(call)
         call.memory = self._growing.at_least(self._core.growth_bytes(*pointers))
         self._core.grow(*pointers)
         return grown.read()
 
-    def _batch(self, work: ForwardBatch, laid: Layout, logits: Tensor, pointed: list[object]) -> structs.Batch:
+    def _batch(self, work: ForwardBatch, laid: BatchLayout, logits: Tensor, pointed: list[object]) -> structs.Batch:
         """The work as the core reads it; ``logits`` ``[W, V]`` are written to. What it points to joins ``pointed``."""
         rows, wanted, pool, segments = len(work.ids), len(work.wanted), threads.count(), len(laid.segments)
         ids = (ctypes.c_int64 * rows)(*laid.arranged(work.ids))
@@ -146,7 +146,7 @@ class CompiledForward:
         self._add_options(batch, work, laid, pointed)
         return batch
 
-    def _add_options(self, batch: structs.Batch, work: ForwardBatch, laid: Layout, pointed: list[object]) -> None:
+    def _add_options(self, batch: structs.Batch, work: ForwardBatch, laid: BatchLayout, pointed: list[object]) -> None:
         inputs = self._inputs(work, laid)
         if inputs is not None:
             batch.inputs = inputs.data_ptr()
@@ -156,7 +156,7 @@ class CompiledForward:
             batch.skip = ctypes.addressof(skipped)
             pointed.append(skipped)
 
-    def _run_tapped(self, batch: structs.Batch, laid: Layout, taps: Taps, rows: int) -> None:
+    def _run_tapped(self, batch: structs.Batch, laid: BatchLayout, taps: Taps, rows: int) -> None:
         """Run the batch, and give the states that enter the tapped layers to ``taps``."""
         with taps.timed():
             written_LNH = torch.empty(len(taps.layers), rows, self._config.hidden_size)
@@ -167,7 +167,7 @@ class CompiledForward:
             as_given_LNH = written_LNH if laid.order is None else written_LNH[:, laid.order]
             taps.states = dict(zip(taps.layers, as_given_LNH.to(self._dtype).unbind(), strict=True))
 
-    def _inputs(self, work: ForwardBatch, laid: Layout) -> Tensor | None:
+    def _inputs(self, work: ForwardBatch, laid: BatchLayout) -> Tensor | None:
         """What the rows of the batch read, float32 ``[N, H]``; None where that is the embeddings of their ids."""
         if not work.features:
             return None
@@ -204,12 +204,12 @@ class CompiledForward:
 
     def _reach(self, positions: int) -> None:
         """Make rotations of so many positions available: cosines and sines ``[positions, 2, D/2]``."""
-        if positions <= len(self._turns):
+        if positions <= len(self._rotations):
             return
         frequencies = inverse_frequencies(self._config.rope, self._config.head_dim)
-        angles = torch.outer(torch.arange(max(positions, 2 * len(self._turns))).float(), frequencies)
-        self._turns = torch.stack((angles.cos(), angles.sin()), 1) * self._config.rope.attention_factor
-        self._model.turns = self._turns.data_ptr()
+        angles = torch.outer(torch.arange(max(positions, 2 * len(self._rotations))).float(), frequencies)
+        self._rotations = torch.stack((angles.cos(), angles.sin()), 1) * self._config.rope.attention_factor
+        self._model.rotations = self._rotations.data_ptr()
 
 
 def _seen_besides(work: ForwardBatch) -> int:

@@ -1,4 +1,4 @@
-"""What the library writes when draft heads grow trees, and the memory that its calls work in."""
+"""Reads and writes the library's calls that grow a draft head's trees, and keeps the memory they work in."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LINE = 64
 
 
 class Room:
-    """Memory of calls, kept from one to the next; it begins at a cache line."""
+    """WeightArena of calls, kept from one to the next; it begins at a cache line."""
 
     def __init__(self, core: structs.Core) -> None:
         self._core = core
@@ -33,33 +33,35 @@ class Room:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What the texts of a call wish, as the library reads it."""
+class TreeRequests:
+    """What the texts of a call request, as the library reads it."""
 
     nodes: ctypes.Array[ctypes.c_int64]
     temperatures: ctypes.Array[ctypes.c_float]
     streams: ctypes.Array[ctypes.c_uint64]
 
     @staticmethod
-    def of(wishes: Sequence[TreeRequest], levels: int) -> Asked:
-        """Of drafts with at most so many levels."""
-        texts = len(wishes)
+    def of(requests: Sequence[TreeRequest], levels: int) -> TreeRequests:
+        """Lay out requests for drafts of at most ``levels`` levels."""
+        texts = len(requests)
         streams = (ctypes.c_uint64 * (texts * levels))()
-        for text, wish in enumerate(wishes):
-            streams[text * levels : text * levels + len(wish.streams)] = list(wish.streams)
+        for text, request in enumerate(requests):
+            streams[text * levels : text * levels + len(request.streams)] = list(request.streams)
         nodes, temperatures = (ctypes.c_int64 * texts), (ctypes.c_float * texts)
-        return Asked(
-            nodes(*[wish.nodes for wish in wishes]), temperatures(*[wish.temperature for wish in wishes]), streams
+        return TreeRequests(
+            nodes(*[request.nodes for request in requests]),
+            temperatures(*[request.temperature for request in requests]),
+            streams,
         )
 
-    def told(self, call: structs.Growth) -> None:
-        """Have the call read it."""
+    def fill(self, call: structs.GrowthStruct) -> None:
+        """Point the call at these requests."""
         call.budgets, call.streams = ctypes.addressof(self.nodes), ctypes.addressof(self.streams)
         call.temperatures = ctypes.addressof(self.temperatures)
 
 
 @dataclass(frozen=True, slots=True)
-class Drafts:
+class GrownTrees:
     """Room for drafts of at most so many nodes each."""
 
     tokens: ctypes.Array[ctypes.c_int64]
@@ -69,20 +71,20 @@ class Drafts:
     most: int
 
     @staticmethod
-    def of(segments: int, most: int) -> Drafts:
+    def of(segments: int, most: int) -> GrownTrees:
         """For so many segments. Raises ValueError for more nodes than the library takes."""
         if most > structs.MOST_DRAFT:
             raise ValueError(f"a draft of {most} nodes: {structs.MOST_DRAFT} at most")
         whole, real = ctypes.c_int64 * (segments * most), ctypes.c_double * (segments * most)
-        return Drafts(whole(), whole(), real(), (ctypes.c_int64 * segments)(), most)
+        return GrownTrees(whole(), whole(), real(), (ctypes.c_int64 * segments)(), most)
 
-    def written_by(self, call: structs.Growth) -> None:
-        """Have the call write here."""
+    def receive(self, call: structs.GrowthStruct) -> None:
+        """Point the call's outputs here."""
         call.drafted, call.parents = ctypes.addressof(self.tokens), ctypes.addressof(self.parents)
         call.chances, call.counts = ctypes.addressof(self.chances), ctypes.addressof(self.counts)
 
     def read(self) -> list[GrownTree]:
-        """What a call has written."""
+        """Read the drafts that a call has written."""
         return [self._grown(place * self.most, count) for place, count in enumerate(self.counts)]
 
     def _grown(self, first: int, count: int) -> GrownTree:

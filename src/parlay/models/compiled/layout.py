@@ -27,7 +27,7 @@ class _Span(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class BatchLayout:
     """Rows that join late are the last of the batch, in segments of their own behind all others.
 
     ``order`` is the batch's row of each row of the work; None where it is the same. ``joining`` says how, of each late
@@ -78,7 +78,7 @@ class Prefixes:
         return structs.PrefixStruct(ctypes.addressof(addresses), pitch, keys), (paged, addresses)
 
 
-def lay_out(work: ForwardBatch, prefixes: Prefixes) -> Layout:
+def lay_out(work: ForwardBatch, prefixes: Prefixes) -> BatchLayout:
     """Raises ValueError where rows join at several layers."""
     joins = [given for given in work.features if given.features.join]
     spans = _spans(work.places, {given.place: len(given.features) for given in joins})
@@ -95,7 +95,7 @@ def lay_out(work: ForwardBatch, prefixes: Prefixes) -> Layout:
             last_of[given.place].prefix = prefixes.pointer(given.features.prefix)
             last_of[given.place].seers = len(given.features)
     order = [row for each in rows for row in each] if joins else None
-    return Layout(laid, order, len(joins), _layer(joins), _joining(joins, order or ()), pointed)
+    return BatchLayout(laid, order, len(joins), _layer(joins), _joining(joins, order or ()), pointed)
 
 
 def lay_out_texts(places: Sequence[Rows]) -> ctypes.Array[structs.SegmentStruct]:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from parlay.compiled import structs
 from parlay.compiled.library import NotLoaded, load
-from parlay.models.compiled.weights import Memory
+from parlay.models.compiled.weights import WeightArena
 from parlay.models.quantize import fits_blocks, in_q8_0
 from parlay.models.stored import Format
 
@@ -32,7 +32,7 @@ class Product:
         blocks = in_q8_0(weight_OI) if fits_blocks(weight_OI) else None
         kind = (Format.BF16 if blocks is None else Format.Q8_0).number
         rows = weight_OI.to(torch.bfloat16).contiguous() if blocks is None else blocks.data.contiguous()
-        self._memory = Memory()
+        self._memory = WeightArena()
         panels = self._memory.take(-(-out // int(self._core.panel)) * int(self._core.panel_bytes(kind, inputs)))
         self._core.pack(kind, rows.data_ptr(), out, inputs, panels.data_ptr())
         self._linear = structs.Linear(panels=panels.data_ptr(), inputs=inputs, outputs=out, kind=kind)

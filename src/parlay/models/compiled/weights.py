@@ -28,7 +28,7 @@ _CHUNK = 1 << 26
 """Bytes that are asked of the system at a time. What nobody writes to takes no memory."""
 
 
-class Memory:
+class WeightArena:
     """Room for packed weights one behind the other, as forwards read them, on the system's large pages."""
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class Weights:
     ) -> None:
         self._core, self._config, self._dtype = core, config, dtype
         self._panel = int(core.panel)
-        self._memory = Memory()
+        self._memory = WeightArena()
         self._held: list[Tensor] = []
         fused = FusedWeights(config, weights, torch.float32)
         self._jobs: list[Callable[[], None]] = []

@@ -56,7 +56,7 @@ class DecoderLayer:
 
 
 @dataclass(frozen=True, slots=True)
-class TorchDecoder:
+class EagerDecoder:
     """Weights of a whole model. ``compute`` is the dtype of norms, rotations and exact attention.
 
     ``embedding`` is ``[V, H]``.
@@ -148,12 +148,12 @@ def silu_product(gate_up: Tensor) -> Tensor:
 
 def build(
     config: DecoderConfig, weights: Mapping[str, Operand], dtype: torch.dtype, device: torch.device
-) -> TorchDecoder:
-    """Pack a checkpoint's weights (Hugging Face names) for `TorchDecoder`."""
+) -> EagerDecoder:
+    """Pack a checkpoint's weights (Hugging Face names) for `EagerDecoder`."""
     compute = torch.float64 if dtype == torch.float64 else torch.float32
     fused = FusedWeights(config, weights, compute)
     packer = _Packer(config, dtype, compute, device)
-    return TorchDecoder(
+    return EagerDecoder(
         heads=Heads(config.num_heads, config.num_kv_heads, config.head_dim),
         compute=compute,
         embedding=packer.tensor(fused.embedding).clone(),  # no mapped file, which somebody may cut short
@@ -167,7 +167,7 @@ def build(
 
 @dataclass(frozen=True, slots=True)
 class _Packer:
-    """Puts weights into the dtype, the device and the order in which `TorchDecoder` reads them."""
+    """Puts weights into the dtype, the device and the order in which `EagerDecoder` reads them."""
 
     config: DecoderConfig
     dtype: torch.dtype

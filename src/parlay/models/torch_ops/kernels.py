@@ -10,7 +10,7 @@ import torch
 
 from parlay.models.config import DecoderConfig
 from parlay.models.torch_ops.attention_form import Form, choose_form
-from parlay.models.torch_ops.decoder import TorchDecoder
+from parlay.models.torch_ops.decoder import EagerDecoder
 from parlay.models.torch_ops.linear import Linear, PackedLinear, pack, rows_independent
 from parlay.types import Exactness
 
@@ -24,7 +24,7 @@ class Judgement:
     reason: str
 
 
-def judge(decoder: TorchDecoder, device: torch.device) -> Judgement:
+def judge(decoder: EagerDecoder, device: torch.device) -> Judgement:
     """Test with the model's own products whether a row depends on the rows beside it."""
     linears = _distinct_linears(decoder)
     kind = "oneDNN packed" if all(isinstance(linear, PackedLinear) for linear in linears) else "torch"
@@ -42,7 +42,7 @@ def judge(decoder: TorchDecoder, device: torch.device) -> Judgement:
     return Judgement(form, Exactness.BITS, f"{kind} linears, {padding}: rows do not depend on each other")
 
 
-def _distinct_linears(decoder: TorchDecoder) -> list[Linear]:
+def _distinct_linears(decoder: EagerDecoder) -> list[Linear]:
     """One linear layer per shape: their kernels depend on nothing else."""
     first = decoder.layers[0]
     linears = (first.qkv, first.attention_out, first.gate_up, first.down, decoder.head)
