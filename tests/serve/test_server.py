@@ -42,7 +42,9 @@ class Draining:
 
 
 @contextmanager
-def running(engine: AsyncLLM, drain_seconds: float) -> Iterator[tuple[Server, threading.Thread, str]]:
+def running(
+    engine: AsyncLLM, drain_seconds: float, *, access_log: bool = False
+) -> Iterator[tuple[Server, threading.Thread, str]]:
     """A server on a free port, with an operation that says "one", waits for ``go_on``, and says "two"."""
     draining = Draining(engine)
     draining.app = app = create_app({"mini": draining}, Settings(drain_seconds=drain_seconds))
@@ -60,7 +62,7 @@ def running(engine: AsyncLLM, drain_seconds: float) -> Iterator[tuple[Server, th
 
     ready = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = Server(app, ready.set, access_log=False)
+        server = Server(app, ready.set, access_log=access_log)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()
         assert ready.wait(DEADLINE)
@@ -114,3 +116,15 @@ def test_a_second_signal_does_not_wait(engine: AsyncLLM) -> None:
         server.handle_exit(signal.SIGINT, None)
         thread.join(DEADLINE / 3)
         assert not thread.is_alive()
+
+
+def test_the_access_log_has_no_values_of_a_url(engine: AsyncLLM, caplog: pytest.LogCaptureFixture) -> None:
+    """A client may write its key there, though the server reads keys from headers alone."""
+    with running(engine, drain_seconds=0, access_log=True) as (_, _, url), caplog.at_level("INFO", "uvicorn.access"):
+        httpx.get(f"{url}/health?api_key=sk-secret&model=&x=1")
+        httpx.get(f"{url}/health?sk-secret")
+    lines = [record.getMessage() for record in caplog.records if record.name == "uvicorn.access"]
+    assert [line.partition(" - ")[2] for line in lines] == [
+        '"GET /health?api_key=***&model=&x=*** HTTP/1.1" 200',
+        '"GET /health?*** HTTP/1.1" 200',
+    ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import re
 import signal
 import socket
 import threading
@@ -20,6 +21,19 @@ from parlay.serve.app import shut_down
 from parlay.serve.guard.connection import Connection
 
 _LAST_WORDS = 5  # seconds for answers that were cut off to reach their clients
+_QUERY_VALUE = re.compile(r"(?<==)[^&]+")
+
+
+def hide_query_values(record: logging.LogRecord) -> bool:
+    """Keep what a client wrote into a URL, which may be a key, out of the access log."""
+    if isinstance(record.args, tuple):
+        record.args = tuple(_without_values(part) if isinstance(part, str) else part for part in record.args)
+    return True
+
+
+def _without_values(path: str) -> str:
+    path, mark, query = path.partition("?")
+    return path + mark + (_QUERY_VALUE.sub("***", query) if "=" in query else "***" if query else "")
 
 
 class Server(uvicorn.Server):
@@ -46,6 +60,7 @@ class Server(uvicorn.Server):
         self._ready = ready
         self._signals = 0
         logging.getLogger("uvicorn.error").addFilter(self._is_news)
+        logging.getLogger("uvicorn.access").addFilter(hide_query_values)
         self._draining: asyncio.Task[None] | None = None
         self._cutting: asyncio.Task[None] | None = None
 

@@ -1,8 +1,11 @@
-"""One client's connection: its headers are bounded in size and in the time that they take to arrive."""
+"""One client's connection: each byte counts against a bound, and each wait for the client has an end."""
 
 from __future__ import annotations
 
 import asyncio
+import math
+import resource
+from collections.abc import Callable
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -10,56 +13,256 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from parlay.serve.errors import ApiError
 
 HEADER_BYTES = 64 * 1024
+"""Most bytes of a head, of a body's trailers, and of what frames the chunks of a body beyond `FRAMING`."""
 HEADER_SECONDS = 15.0
+"""From a connection's start, or from the end of an answer, to the end of the next head. No byte extends it."""
+FRAMING = 8
+"""Bytes of framing that each byte of a chunked body allows: chunks of one byte take five."""
+DROPPED_BYTES = 16 * 1024 * 1024
+DROPPED_SECONDS = 5.0
+"""How much of a body is read and dropped after its answer, so that the client can finish sending and read the answer.
+Closing at once would reset the connection, and the client would lose the answer."""
+UNREAD_SECONDS = 120.0
+"""How long a client may leave an answer unread."""
+PIPELINED = 64
+"""Most requests that wait behind the one being answered."""
+_PIECE = 16 * 1024  # bytes that are parsed at once
+_PROBE_SECONDS = 0.5
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+def most_connections() -> int:
+    """How many connections may be open: three quarters of the process's file descriptors."""
+    return max(8, resource.getrlimit(resource.RLIMIT_NOFILE)[0] * 3 // 4)
 
 
 class Connection(HttpToolsProtocol):
-    """Closes a connection whose next headers are too large, or do not arrive; uvicorn waits for them for ever."""
+    """uvicorn's connection, with bounds that it lacks.
+
+    - A head above `HEADER_BYTES` gets 431; one that is not complete after `HEADER_SECONDS` gets 408.
+    - Trailers and the framing of chunks are bounded, and trailers are not kept.
+    - After an answer that came before the end of the body, the rest is dropped and the connection closes.
+    - A client that half-closes after its request gets the answer.
+    - Where `most_connections` are open, the one that waits for its client, and has waited longest, is closed.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._size = 0
-        self._due: asyncio.TimerHandle | None = None
+        """Bytes of the part that is being read; see `_count`."""
+        self._body = 0
+        self._part_ended = False
+        self._reading_head = self._reading_body = False
+        self._keep_alive = False
+        self._half_closed = False
+        self._dropping: int | None = None
+        """Bytes that may still be dropped before the connection closes; None while requests are read."""
+        self._timer: asyncio.TimerHandle | None = None
+        """Ends a wait for bytes of the client."""
+        self._unread: asyncio.TimerHandle | None = None
+        """Ends the wait for the client to read."""
+
+    # ------------------------------------------------------------------------------------------------ asyncio's calls
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._expect_headers()
+        self._expect_head()
+        if len(self.connections) > most_connections():
+            self._make_room()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_waiting()
+        self._stop_timer()
+        self._stop_unread()
+        self._unset_keepalive_if_required()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        if self._due is not None:
-            self._size += len(data)
-            if self._size > HEADER_BYTES:
-                self._refuse(431, f"the headers are larger than {HEADER_BYTES} bytes")
+        while data and self._dropping is None and not self.transport.is_closing():
+            room = _PIECE if self._reading_body else min(_PIECE, HEADER_BYTES - self._size)
+            piece, data = data[:room], data[room:]
+            self._body, self._part_ended = 0, False
+            super().data_received(piece)
+            if self._dropping is None:
+                self._count(len(piece))
+        if self._dropping is not None:
+            self._drop(len(data))
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Whether the connection stays open: it does while a whole request waits for its answer."""
+        answering = self.cycle is not None and not self.cycle.response_complete and not self._reading_body
+        if answering and self._dropping is None:
+            self._half_closed = True
+            self._probe()
+            return True
+        return False
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._expect_reading()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._stop_unread()
+
+    # ----------------------------------------------------------------------------------------------- the parser's calls
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._expect_headers()
+        self._size, self._reading_head = 0, True
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._reading_body:  # trailers mean nothing here
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        self._stop_waiting()
+        self._end_part()
         super().on_headers_complete()
+        self._reading_head, self._reading_body = False, True
+        self.cycle.transport = _AnswerTransport(self)
+        self._keep_alive, self.cycle.keep_alive = self.cycle.keep_alive, False  # until the body has come
+        self._stop_timer()
 
-    def _expect_headers(self) -> None:
-        self._stop_waiting()
-        self._due = self.loop.call_later(HEADER_SECONDS, self._refuse, 408, "the headers took too long to arrive")
+    def on_body(self, body: bytes) -> None:
+        self._body += len(body)
+        super().on_body(body)
 
-    def _stop_waiting(self) -> None:
-        self._size = 0
-        if self._due is not None:
-            self._due.cancel()
-            self._due = None
+    def on_message_complete(self) -> None:
+        self._reading_body = False
+        self._end_part()
+        if not self.cycle.response_started:
+            self.cycle.keep_alive = self._keep_alive
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        if self._dropping is not None:
+            self.server_state.total_requests += 1
+            return
+        waiting = bool(self.pipeline)
+        super().on_response_complete()
+        if self.transport.is_closing() or waiting:
+            return
+        if self._half_closed:
+            self.close()
+        else:
+            self._expect_head()
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(400, "this is no HTTP request that the server can read")
+
+    # --------------------------------------------------------------------------------------------------------- bounds
+
+    def _end_part(self) -> None:
+        self._size, self._part_ended = 0, True
+
+    def _count(self, size: int) -> None:
+        """Count the bytes of a piece. Each byte of a body pays for `FRAMING` others."""
+        if len(self.pipeline) > PIPELINED:
+            self.transport.abort()
+        elif not self._part_ended:
+            self._size = max(0, self._size + size - (1 + FRAMING) * self._body)
+            if self._size >= HEADER_BYTES:
+                what = "what frames the body is" if self._reading_body else "the headers are"
+                self._refuse(431, f"{what} larger than {HEADER_BYTES} bytes: send less")
+
+    def _drop(self, size: int) -> None:
+        assert self._dropping is not None
+        self._dropping -= size
+        if self._dropping < 0:
+            self.transport.abort()
 
     def _refuse(self, status: int, message: str) -> None:
-        """Answer with an error and close. A client that has sent nothing gets no answer."""
-        silent = self._size == 0 and status == 408
-        self._stop_waiting()
-        if not silent:
-            body = ApiError(status, message).response("").body
-            head = f"HTTP/1.1 {status} \r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
-            self.transport.write(head.encode() + b"connection: close\r\n\r\n" + bytes(body))
-        self.transport.close()
+        """Answer with an error and close. There is no answer where no request has begun, or another one is answered."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            if self.cycle.response_started or not self._reading_body:
+                return self.transport.abort()
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        elif not self._reading_head and status == 408:
+            return self.close()
+        body = bytes(ApiError(status, message).response("").body)
+        head = f"HTTP/1.1 {status} \r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
+        self.transport.write(head.encode() + b"connection: close\r\n\r\n" + body)
+        self._close_gently()
+
+    # --------------------------------------------------------------------------------------------------- ends of waits
+
+    @property
+    def waits_until(self) -> float | None:
+        """When its wait for bytes of its client will end: never, for a body, whose time the application bounds."""
+        if self._timer is not None:
+            return self._timer.when()
+        return math.inf if self._reading_body else None
+
+    def _expect_head(self) -> None:
+        self._start_timer(HEADER_SECONDS, self._refuse, 408, "the headers took too long to arrive")
+
+    def _expect_reading(self) -> None:
+        self._stop_unread()
+        self._unread = self.loop.call_later(UNREAD_SECONDS, self.transport.abort)
+
+    def _start_timer(self, seconds: float, call: Callable[..., None], *arguments: Any) -> None:
+        self._stop_timer()
+        self._timer = self.loop.call_later(seconds, call, *arguments)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _stop_unread(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
+
+    def close(self) -> None:
+        """Close once the answer has been sent; where the request is not whole, once the client could read it."""
+        if self._reading_body or self._dropping is not None:
+            self._close_gently()
+        else:
+            self._expect_reading()
+            self.transport.close()
+
+    def _close_gently(self) -> None:
+        """Say that nothing more comes, and drop what does come, up to a bound."""
+        if self._dropping is not None:
+            return
+        self._dropping = DROPPED_BYTES
+        self._unset_keepalive_if_required()
+        self.flow.resume_reading()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self._start_timer(DROPPED_SECONDS, self.transport.abort)
+
+    def _make_room(self) -> None:
+        """Close the connection whose wait for its client is next to end; the new one where no other waits."""
+        others = [one for one in self.connections if isinstance(one, Connection) and one is not self]
+        waiting = {one: one.waits_until for one in others if one.waits_until is not None}
+        (min(waiting, key=waiting.__getitem__) if waiting else self).transport.abort()
+
+    def _probe(self) -> None:
+        """See whether a client that has half-closed is still there: a gone one answers any byte with a reset.
+
+        Every client of HTTP/1.1 skips an interim response; an older one is not probed.
+        """
+        cycle = self.cycle
+        if self.transport.is_closing() or cycle.response_started or self.scope["http_version"] == "1.0":
+            return
+        self.transport.write(_CONTINUE)
+        self._start_timer(_PROBE_SECONDS, self._probe)
+
+
+class _AnswerTransport(asyncio.Transport):
+    """The transport as an answer sees it: closing it leaves the client time to read."""
+
+    def __init__(self, connection: Connection) -> None:
+        super().__init__()
+        self._connection = connection
+
+    def write(self, data: Any) -> None:
+        self._connection.transport.write(data)
+
+    def is_closing(self) -> bool:
+        return self._connection.transport.is_closing()
+
+    def close(self) -> None:
+        self._connection.close()

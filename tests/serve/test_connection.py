@@ -1,0 +1,206 @@
+"""Real sockets against a real server: every byte and every wait of a connection has a bound."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+
+import pytest
+from fastapi import FastAPI, Request
+
+from parlay.serve.guard import connection
+from parlay.serve.server import Server
+
+Address = tuple[str, int]
+Start = Callable[..., Address]
+DEADLINE = 30.0
+CHUNKED = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n"
+BODY = b'{"prompt": "x"}'
+LAST = b"%x\r\n%b\r\n0\r\n" % (len(BODY), BODY)
+
+
+@pytest.fixture
+def start(make_app: Callable[..., FastAPI]) -> Iterator[Start]:
+    """``start(**settings)``: a server on a free port, run as `parlay serve` runs it."""
+    running: list[tuple[Server, threading.Thread]] = []
+
+    def begin(gone: threading.Event | None = None, **settings: object) -> Address:
+        app, ready = make_app(**settings), threading.Event()
+        _add_waiting(app, gone or threading.Event())
+        listener = socket.create_server(("127.0.0.1", 0))
+        server = Server(app, ready.set, access_log=False)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+        thread.start()
+        assert ready.wait(DEADLINE)
+        running.append((server, thread))
+        address: Address = listener.getsockname()
+        return address
+
+    yield begin
+    for server, thread in running:
+        server.should_exit = True
+        thread.join(DEADLINE)
+
+
+def _add_waiting(app: FastAPI, gone: threading.Event) -> None:
+    """An operation that answers after ``x-seconds``, and sets ``gone`` where its client leaves meanwhile."""
+
+    @app.post("/late")
+    async def late(request: Request) -> str:
+        async def leaving() -> None:
+            while (await request.receive())["type"] != "http.disconnect":
+                pass
+            gone.set()
+
+        with suppress(TimeoutError):
+            await asyncio.wait_for(leaving(), float(request.headers["x-seconds"]))
+        return "done"
+
+
+def _connect(address: Address) -> socket.socket:
+    return socket.create_connection(address, timeout=DEADLINE)
+
+
+def _reply(client: socket.socket) -> bytes:
+    """All that comes until the server closes; a reset would raise."""
+    return b"".join(iter(lambda: client.recv(65536), b""))
+
+
+def _flood(client: socket.socket, piece: bytes, most: int = 64_000_000) -> int:
+    """Send until the server has closed; the number of bytes that it took."""
+    sent = 0
+    with suppress(BrokenPipeError, ConnectionResetError):
+        while sent < most:
+            client.sendall(piece)
+            sent += len(piece)
+    return sent
+
+
+def _closes(client: socket.socket, sent: bytes) -> bool:
+    """Whether the server closes while a few bytes come again and again."""
+    until = time.monotonic() + DEADLINE
+    try:
+        while time.monotonic() < until:
+            client.sendall(sent)
+            time.sleep(0.05)
+    except (BrokenPipeError, ConnectionResetError):
+        return True
+    return False
+
+
+def _status(reply: bytes) -> int:
+    return int(reply.split(b" ", 2)[1])
+
+
+@pytest.mark.parametrize("key", ["", "secret"], ids=["no key", "key missing"])
+@pytest.mark.parametrize("endless", [b"Xy:a\r\n" * 3000, b"a" * 16_000], ids=["trailers", "one value"])
+def test_trailers_without_end_are_cut_off(start: Start, key: str, endless: bytes) -> None:
+    address = start(keys=(key,) if key else ())
+    with _connect(address) as client:
+        client.sendall(CHUNKED + b"\r\n" + LAST + b"Xy:")
+        took = _flood(client, endless)
+    assert took < 2 * connection.DROPPED_BYTES + 8_000_000  # what kernel and server drop, at most
+    with _connect(address) as client:
+        client.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        assert _status(_reply(client)) == 200
+
+
+@pytest.mark.parametrize("framed", [b"1;" + b"e" * 100_000 + b"\r\n{", b"00000000000000000001" * 5000], ids=str)
+def test_what_frames_a_body_is_bounded(start: Start, framed: bytes) -> None:
+    with _connect(start()) as client:
+        client.sendall(CHUNKED + b"\r\n" + framed)
+        reply = _reply(client)
+    assert _status(reply) in (400, 431)
+    assert json.loads(reply.partition(b"\r\n\r\n")[2])["error"]["type"] == "invalid_request_error"
+
+
+def test_a_body_in_chunks_of_one_byte_and_short_trailers_are_read(start: Start) -> None:
+    body = b'{"prompt": "' + b"x" * 30_000 + b'"}'
+    chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in body)
+    with _connect(start()) as client:
+        client.sendall(CHUNKED + b"Connection: close\r\n\r\n" + chunks + b"0\r\nX-Check: 1\r\n\r\n")
+        assert _status(_reply(client)) == 200
+
+
+def test_a_head_above_the_bound_is_refused_even_in_one_segment(start: Start) -> None:
+    with _connect(start()) as client:
+        client.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 70_000 + b"\r\n\r\n")
+        assert _status(_reply(client)) == 431
+
+
+@pytest.mark.parametrize(("settings", "status"), [({"max_body_bytes": 1000}, 413), ({"keys": ("secret",)}, 401)])
+def test_an_answer_before_the_end_of_the_body_can_be_read_and_closes(
+    start: Start, settings: dict[str, object], status: int
+) -> None:
+    """The client sends all before it reads, as `http.client` does, and is not reset meanwhile."""
+    client = http.client.HTTPConnection(*start(**settings), timeout=DEADLINE)
+    client.request("POST", "/v1/completions", b'{"prompt": "' + b"x" * 8_000_000 + b'"}')
+    reply = client.getresponse()
+    assert (reply.status, reply.headers["Connection"]) == (status, "close")
+    assert json.loads(reply.read())["error"]["message"]
+
+
+@pytest.mark.parametrize("sent", [b"\r\n", b"GET /health HTTP/1.1\r\nX: ", b"x"], ids=["newlines", "a head", "rest"])
+def test_no_byte_extends_a_wait(start: Start, monkeypatch: pytest.MonkeyPatch, sent: bytes) -> None:
+    monkeypatch.setattr(connection, "HEADER_SECONDS", 0.5)
+    monkeypatch.setattr(connection, "DROPPED_SECONDS", 0.5)
+    address = start(keys=("secret",))
+    with _connect(address) as client:
+        if sent == b"x":
+            client.sendall(b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n")
+        assert _closes(client, sent)
+
+
+def test_where_connections_are_used_up_a_new_client_still_gets_a_place(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "most_connections", lambda: 20)
+    address = start(keys=("secret",))
+    half = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n"
+    begun = [half, half + b"\r\n", half + b"Authorization: Bearer secret\r\n\r\n", b""]
+    clients = [_connect(address) for _ in range(60)]
+    try:
+        for place, client in enumerate(clients):
+            with suppress(BrokenPipeError, ConnectionResetError):
+                client.sendall(begun[place % len(begun)])
+        valid = http.client.HTTPConnection(*address, timeout=DEADLINE)
+        valid.request("POST", "/tokenize", BODY, {"Authorization": "Bearer secret", "Content-Type": "application/json"})
+        assert valid.getresponse().status == 200
+    finally:
+        for client in clients:
+            client.close()
+
+
+@pytest.mark.parametrize("version", [b"1.1", b"1.0"])
+def test_a_client_that_half_closes_gets_its_answer(start: Start, version: bytes) -> None:
+    with _connect(start()) as client:
+        client.sendall(b"POST /late HTTP/%b\r\nHost: x\r\nX-Seconds: 0.7\r\nContent-Length: 0\r\n\r\n" % version)
+        client.shutdown(socket.SHUT_WR)
+        reply = _reply(client)
+    assert b" 200 OK" in reply
+    assert b'"done"' in reply
+
+
+def test_a_client_that_leaves_is_noticed(start: Start) -> None:
+    """Its socket says the same as one that has half-closed; a reset tells them apart."""
+    gone = threading.Event()
+    with _connect(start(gone)) as client:
+        client.sendall(b"POST /late HTTP/1.1\r\nHost: x\r\nX-Seconds: 60\r\nContent-Length: 0\r\n\r\n")
+    assert gone.wait(DEADLINE)
+
+
+def test_requests_behind_each_other_are_answered_in_order_and_bounded(start: Start) -> None:
+    address = start()
+    one = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with _connect(address) as client:
+        client.sendall(one * 3 + one.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
+        assert _reply(client).count(b'{"status":"ok"}') == 4
+    with _connect(address) as client, suppress(ConnectionResetError, BrokenPipeError):
+        client.sendall(one * 5000)
+        assert _reply(client).count(b'{"status":"ok"}') < 5000
