@@ -27,8 +27,11 @@ def pulled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_models_are_listed_and_pulled_ones_removed(cli: Cli, pulled: Path) -> None:
     rows = {row["name"]: row for row in json.loads(cli("models", "--json").out)}
     assert rows["parlay-mini"]["source"] == "built-in"
-    assert rows["smollm2-135m"] == {"name": "smollm2-135m", "source": "pulled", "bytes": 4, "place": str(pulled)}
+    pulled_row = {"name": "smollm2-135m", "source": "pulled", "bytes": 4, "place": str(pulled), "end_tokens": []}
+    assert rows["smollm2-135m"] == pulled_row
+    assert rows["parlay-mini"]["end_tokens"]
     assert str(pulled) in cli("models").out
+    assert f"ends at {' '.join(rows['parlay-mini']['end_tokens'])}" in cli("models").out
     assert "removed smollm2-135m" in cli("rm", "smollm2-135m").out
     assert not pulled.exists()
     assert str(pulled) not in cli("models").out

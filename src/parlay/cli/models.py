@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+from contextlib import suppress
+
+from parlay.types import ParlayError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -16,11 +19,30 @@ def run(options: argparse.Namespace) -> int:
     found = kept()
     if options.json:
         rows = [
-            {"name": each.name, "source": each.source, "bytes": each.size, "place": str(each.place)} for each in found
+            {
+                "name": each.name,
+                "source": each.source,
+                "bytes": each.size,
+                "place": str(each.place),
+                "end_tokens": _ends(each.name),
+            }
+            for each in found
         ]
         print(json.dumps(rows))
         return 0
     width = max(len(each.name) for each in found)
     for each in found:
         print(f"{each.name:{width}}  {each.size / 1e6:8,.0f} MB  {each.source:8}  {each.place}")
+        ends = _ends(each.name)
+        if ends:
+            print(f"{'':{width}}  ends at {' '.join(ends)}")
     return 0
+
+
+def _ends(name: str) -> list[str]:
+    """The tokens that end the model's texts; none of a model whose files can't be read."""
+    from parlay.llm.vocabulary import ends_of
+
+    with suppress(ParlayError, OSError):
+        return ends_of(name)
+    return []

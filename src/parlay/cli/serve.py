@@ -178,7 +178,7 @@ def _serve(
     app = create_app(hosted, allowed, observers, pulled, cascades(options, models))
     if first is not None:
         app.state.registry.load_now(first)
-    read_ahead([*models.values()][1:named], vocabularies)
+    read_ahead([*models.values()][1:named], vocabularies, options.end_tokens)
     welcome = f"parlay serves {', '.join(models)} at {_url(listener)}"
     server = Server(app, lambda: print(welcome, flush=True), access_log=options.log_level in ("debug", "info"))
     server.run(sockets=[listener])

@@ -199,7 +199,7 @@ def loading(options: argparse.Namespace, vocabularies: Vocabularies) -> Callable
     return loader
 
 
-def read_ahead(models: Sequence[str], vocabularies: Vocabularies) -> None:
+def read_ahead(models: Sequence[str], vocabularies: Vocabularies, ends: str | None = None) -> None:
     """Read the vocabularies of those of these models that are on this machine.
 
     To read one holds up everybody else, so it is done before there is anybody. What is wrong with a model is told to
@@ -215,7 +215,7 @@ def read_ahead(models: Sequence[str], vocabularies: Vocabularies) -> None:
             found = resolve(model)
             if vocabularies.get(stamps(found)) is None:
                 config = read_config(found)
-                vocabulary = Vocabulary(load_tokenizer(found), config.vocab_size, config.eos_ids)
+                vocabulary = Vocabulary(load_tokenizer(found), config.vocab_size, config.eos_ids, ends)
                 vocabulary.prepare()
                 vocabularies.put(stamps(found), vocabulary)
 

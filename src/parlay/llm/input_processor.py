@@ -81,7 +81,6 @@ class InputProcessor:
     def __init__(
         self,
         vocabulary: Vocabulary,
-        eos_ids: Sequence[int],
         max_context: int,
         *,
         strategy: str | StrategySpec,
@@ -95,7 +94,7 @@ class InputProcessor:
         self._strategy = strategy
         self._prediction_strategy = prediction_strategy
         self.gate = gate
-        self._eos_ids = frozenset(eos_ids)
+        self._end_ids = frozenset(vocabulary.end_ids)
         self._max_context = max_context
         self._seeds = random.Random(seed if seed is not None else secrets.randbits(64))
         self._names = itertools.count()
@@ -139,13 +138,13 @@ class InputProcessor:
         """What the samples of one prompt have in common."""
         name = f"request-{next(self._names)}"
         seed = params.seed if params.seed is not None else self._seeds.getrandbits(_SEED_BITS)
-        eos = frozenset() if params.ignore_eos else self._eos_ids
+        ends = frozenset() if params.ignore_eos else self._end_ids
         return Request(
             id=name,
             prompt=prompt,
             params=params,
             key=NoiseKey(seed),
-            stop_ids=eos | frozenset(params.stop_token_ids or ()),
+            stop_ids=ends | frozenset(params.stop_token_ids or ()),
             references=references,
             salt=options.salt,
             owner=options.owner,

@@ -104,7 +104,7 @@ class LLM:
         load = override(load, dtype=dtype, device=device, quantize=quantize, threads=threads)
         with bar(None, "Loading", "matrix", use_tqdm_on_load, delay=_SHORT) as shown:
             self.runner = models.load(model, load, budget=budget, packed=partial(advance, shown))
-        self.vocabulary = vocabulary_of(model, tokenizer, self.runner.spec)
+        self.vocabulary = vocabulary_of(model, tokenizer, self.runner.spec, load.end_tokens)
         self.tokenizer, self._usual_params = self.vocabulary.tokenizer, usual_params(model, generation_config)
         limits = Limits(max_sequences=max_num_seqs, max_rows=max_num_batched_tokens, max_context=max_model_len)
         kept = memory_of(model, self.runner.spec, load.quantize or "", router_memory)
@@ -115,7 +115,6 @@ class LLM:
         self._strategies.get(strategy)  # a wrong name is an error now, not at the first request
         self._factory = InputProcessor(
             self.vocabulary,
-            self.runner.spec.eos_ids,
             self.engine.longest,
             strategy=strategy,
             prediction_strategy=PREDICTION_STRATEGY,
@@ -247,7 +246,7 @@ class LLM:
                 params,
                 lambda beams, one: self.generate(beams, one, False, strategy="none"),
                 tokenizer,
-                frozenset(self.runner.spec.eos_ids),
+                frozenset(self.vocabulary.end_ids),
                 after_token=shown.update,
             )
 

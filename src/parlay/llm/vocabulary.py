@@ -7,8 +7,9 @@ from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING
 
 from parlay.models.fetch.resolving import resolve, resolve_tokenizer
-from parlay.models.loading import load_tokenizer
+from parlay.models.loading import load_tokenizer, read_config
 from parlay.structured.grammars import Grammars
+from parlay.text.end_tokens import end_tokens, read_end_tokens
 from parlay.text.tokenize import Encoder
 from parlay.types import RunnerSpec, Tokenizer
 
@@ -17,20 +18,27 @@ if TYPE_CHECKING:
 
 
 class Vocabulary:
-    """All that a model reads and writes texts with. ``eos_ids`` end its texts. Any thread may use it.
+    """All that a model reads and writes texts with. Any thread may use it.
 
-    To read it holds Python's lock for up to a second, in which no other thread runs. So servers keep it.
+    ``eos_ids`` are the ends that the model names. Texts end at ``end_ids``: these and those of the tokenizer
+    (`parlay.text.end_tokens`), or what ``ends`` spells. To read a vocabulary holds Python's lock for up to a second, in
+    which no other thread runs. So servers keep it.
     """
 
-    def __init__(self, tokenizer: Tokenizer | None, vocab_size: int, eos_ids: Sequence[int]) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer | None, vocab_size: int, eos_ids: Sequence[int], ends: str | None = None
+    ) -> None:
         self.tokenizer, self.size = tokenizer, vocab_size
+        self.end_ids = (
+            end_tokens(tokenizer, eos_ids, vocab_size) if ends is None else read_end_tokens(ends, tokenizer, vocab_size)
+        )
         self.encoder = Encoder(tokenizer) if tokenizer is not None else None
-        self.grammars = Grammars(tokenizer, vocab_size, eos_ids)
-        self._eos_ids = tuple(eos_ids)
+        self.grammars = Grammars(tokenizer, vocab_size, self.end_ids)
+        self._made_for = (vocab_size, tuple(eos_ids), ends)
 
-    def fits(self, vocab_size: int, eos_ids: Sequence[int]) -> bool:
+    def fits(self, vocab_size: int, eos_ids: Sequence[int], ends: str | None = None) -> bool:
         """Whether it was made for such a model."""
-        return (self.size, self._eos_ids) == (vocab_size, tuple(eos_ids))
+        return self._made_for == (vocab_size, tuple(eos_ids), ends)
 
     def prepare(self) -> None:
         """Read now what is read once: the first request that needs it would wait for it, and others beside it."""
@@ -62,13 +70,13 @@ class Vocabularies:
 
 
 def vocabulary_of(
-    model: str | PreTrainedModel, given: str | Tokenizer | Vocabulary | None, spec: RunnerSpec
+    model: str | PreTrainedModel, given: str | Tokenizer | Vocabulary | None, spec: RunnerSpec, ends: str | None
 ) -> Vocabulary:
-    """The one that is given, if it was made for such a model; else a new one, of this tokenizer or the model's own."""
-    if isinstance(given, Vocabulary) and given.fits(spec.vocab_size, spec.eos_ids):
+    """The given one, if it was made for such a model; else a new one, with this tokenizer or the model's own."""
+    if isinstance(given, Vocabulary) and given.fits(spec.vocab_size, spec.eos_ids, ends):
         return given
     tokenizer = given.tokenizer if isinstance(given, Vocabulary) else _tokenizer(model, given)
-    return Vocabulary(tokenizer, spec.vocab_size, spec.eos_ids)
+    return Vocabulary(tokenizer, spec.vocab_size, spec.eos_ids, ends)
 
 
 def _tokenizer(model: str | PreTrainedModel, tokenizer: str | Tokenizer | None) -> Tokenizer | None:
@@ -77,3 +85,14 @@ def _tokenizer(model: str | PreTrainedModel, tokenizer: str | Tokenizer | None) 
     if tokenizer is not None:
         return load_tokenizer(resolve_tokenizer(tokenizer))
     return load_tokenizer(resolve(model)) if isinstance(model, str) else None
+
+
+def ends_of(model: str) -> list[str]:
+    """The texts of the tokens that end a model's texts, read from its files.
+
+    Raises ParlayError or OSError for files that can't be read.
+    """
+    found = resolve(model)
+    config, tokenizer = read_config(found), load_tokenizer(found)
+    ids = end_tokens(tokenizer, config.eos_ids, config.vocab_size)
+    return [tokenizer.convert_ids_to_tokens(token) or str(token) for token in ids]

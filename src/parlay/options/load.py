@@ -17,7 +17,8 @@ class LoadOptions(Options):
     and float32. ``device="auto"`` is cuda, else mps, else cpu. A loaded transformers model keeps its own: there, both
     must be ``auto``. ``quantize="int8"`` stores the target's weights in eight bits: nearly the same model, about twice
     as fast where memory is the limit. ``threads`` is how many threads decode, one number for all models of the process.
-    By default it is PARLAY_THREADS or one per usable core.
+    By default it is PARLAY_THREADS or one per usable core. ``end_tokens`` take the place of the tokens that end the
+    target's texts by its own files.
     """
 
     dtype: str = option("auto", "number type of the weights", choices=("auto", *DTYPES, "half", "float"))
@@ -25,4 +26,7 @@ class LoadOptions(Options):
     quantize: str | None = option(None, "store the weights in eight bits, half the size of bfloat16", choices=("int8",))
     threads: int | None = option(
         None, "number of threads that decode (default: one per usable core)", low=1, metavar="N"
+    )
+    end_tokens: str | None = option(
+        None, "tokens that end a text, in place of the model's own: ids or texts, with commas", metavar="TOKENS"
     )

@@ -244,6 +244,9 @@ _ROPES: Mapping[str, Callable[[_Keys, float, int], RopeConfig]] = {"none": _plai
 
 
 def _eos_ids(keys: Mapping[str, Value]) -> tuple[int, ...]:
-    """Ends of a text, of a turn and of a message, each once."""
-    said = [keys.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
-    return tuple(dict.fromkeys(value for value in said if isinstance(value, int)))
+    """Ends of a text, of a turn, of a message and of the middle of a file, each once."""
+    names = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
+    named = [keys.get(f"tokenizer.ggml.{name}_token_id") for name in names]
+    listed = [keys.get(f"tokenizer.ggml.{name}_token_ids") for name in names]
+    found = [*named, *(value for each in listed if isinstance(each, tuple) for value in each)]
+    return tuple(dict.fromkeys(value for value in found if isinstance(value, int)))
