@@ -8,8 +8,9 @@ from tokenizers import AddedToken, Tokenizer, models
 from parlay import LLM, SamplingParams
 from parlay.llm.vocabulary import Vocabulary
 from parlay.models.plain_tokenizer import PlainTokenizer
-from parlay.options import LoadOptions, UsageError
+from parlay.options import LoadOptions
 from parlay.text.end_tokens import end_tokens, read_end_tokens
+from parlay.types import ParlayError
 
 WORDS = ("a", "b", "<|im_end|>", "<EOT>")
 
@@ -46,9 +47,9 @@ def test_an_end_of_a_part_of_the_answer_ends_no_text() -> None:
 
 def test_a_user_can_name_the_ends_instead_by_id_or_text() -> None:
     assert read_end_tokens("1, <|endoftext|>,1", tokenizer("<|endoftext|>"), 100) == (1, 4)
-    with pytest.raises(UsageError, match="'two words' is not a token of this model"):
+    with pytest.raises(ParlayError, match="'two words' is not a token of this model"):
         read_end_tokens("two words", tokenizer(), 100)
-    with pytest.raises(UsageError, match="'99' is not a token"):
+    with pytest.raises(ParlayError, match="'99' is not a token"):
         read_end_tokens("99", tokenizer(), 4)
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from parlay.options import UsageError
-from parlay.types import Tokenizer
+from parlay.types import ParlayError, Tokenizer
 
 KNOWN_ENDS = frozenset(
     {
@@ -41,7 +40,7 @@ def end_tokens(tokenizer: Tokenizer | None, named: Sequence[int], vocab_size: in
 def read_end_tokens(spelled: str, tokenizer: Tokenizer | None, vocab_size: int) -> tuple[int, ...]:
     """Ids of the tokens that a user names instead of the model's own: ids or texts, separated by commas.
 
-    Raises UsageError for a name that is no single token of the model.
+    Raises ParlayError for a name that is no single token of the model.
     """
     return tuple(dict.fromkeys(_one_token(name.strip(), tokenizer, vocab_size) for name in spelled.split(",")))
 
@@ -52,5 +51,5 @@ def _one_token(name: str, tokenizer: Tokenizer | None, vocab_size: int) -> int:
     else:
         token = tokenizer.get_vocab().get(name) if tokenizer is not None else None
     if token is None or token >= vocab_size:
-        raise UsageError(f"end tokens: {name!r:.60} is not a token of this model: give ids or texts of single tokens")
+        raise ParlayError(f"end tokens: {name!r:.60} is not a token of this model: give ids or texts of single tokens")
     return token
