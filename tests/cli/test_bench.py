@@ -29,6 +29,12 @@ MISTAKES = {
     "several at once": (["--against", "transformers", "--concurrency", "2"], "include 1 in --concurrency"),
     "sampled": (["--preset", "readme", "--temperature", "1"], "0 in --temperature"),
     "other weights": (["--against", "transformers", "--quantize", "int8"], "leave out --against, or --quantize int8"),
+    "minutes without prompts": (["--minutes", "2"], "--minutes works only with files of prompts"),
+    "prompts and workloads": (["x.txt", "--workloads", "edit"], "--workloads has no use beside files of prompts"),
+    "prompts together": (["x.txt", "--concurrency", "4"], "leave out --concurrency"),
+    "prompts that are not there": (["x.txt"], "can't read x.txt"),
+    "report of nothing": (["report", "-o", "x"], "needs RESULTS"),
+    "report without the word": (["--force"], "--force works only with parlay bench report"),
     "free of charge": (["--price-per-hour", "0"], "above 0"),
 }
 
@@ -90,3 +96,32 @@ def test_it_measures_prints_and_goes_on(cli: Cli, tmp_path: Path, monkeypatch: p
     liar = cli(*words, "--max-tokens", "6")
     assert liar.code == 1
     assert "promises the same text and gave another" in liar.err
+
+
+def test_prompts_of_ones_own_end_in_a_sentence_on_what_to_take(cli: Cli, tmp_path: Path) -> None:
+    """The same from a text, JSON lines and a JSON list, and in the older spelling."""
+    texts = ["The cat and the dog, the cat and the bird, the cat", "One two three one two three one"]
+    files = {
+        "a.txt": "\n\n".join(texts),
+        "b.jsonl": "\n".join(json.dumps({"messages": [{"role": "user", "content": text}]}) for text in texts),
+        "c.json": json.dumps(texts),
+    }
+    for name, content in files.items():
+        (tmp_path / name).write_text(content)
+    amounts = ("--max-tokens", "16", "--rounds", "1", "--strategies", "none,prompt-lookup", "--model", "parlay-mini")
+    asked = None
+    for name in files:
+        found = json.loads(cli("bench", str(tmp_path / name), *amounts, "--json").out)
+        (only,) = found["strategies"]
+        assert (only["strategy"], only["same"]) == ("prompt-lookup", only["of"])
+        asked = asked or only["of"]
+        assert only["of"] == asked > 0
+    told = cli("bench", str(tmp_path / "a.txt"), *amounts)
+    assert told.code == 0
+    assert "prompts: each takes about" in told.err
+    last = told.out.rstrip().splitlines()[-1]
+    assert last.startswith(("Take prompt-lookup: ", "Nothing is surely quicker than plain decoding; "))
+    assert "--strategy" in last
+    old = cli("drafters", "recommend", "--prompts", str(tmp_path / "a.txt"), *amounts)
+    assert "this is parlay bench" in old.err
+    assert old.out.split()[:2] == told.out.split()[:2] == ["strategy", "tokens/s"]

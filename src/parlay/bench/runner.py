@@ -9,7 +9,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 from typing import NamedTuple
@@ -105,6 +105,10 @@ class Bench:
         self._rounds = Rounds({OURS: Waves(llm), **(decoders or {})}, plan.seconds)
         self._preparation = Preparation(llm, Waves(llm), plan.max_tokens, plan.keep_loops)
         self._prepared: dict[tuple[str, float, int], Prepared | Exception] = {}
+
+    def narrow(self, strategies: tuple[str, ...], rounds: int) -> None:
+        """Go on with these strategies alone, until each has so many rounds."""
+        self._plan = replace(self._plan, strategies=strategies, rounds=rounds)
 
     @cached_property
     def left(self) -> int:

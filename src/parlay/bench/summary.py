@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from statistics import geometric_mean, median
+from statistics import fmean, geometric_mean, median, stdev
 from typing import TypeVar
 
 from parlay.bench.records import OURS, PLAIN, Cell, Row
@@ -39,16 +39,48 @@ class Spread:
 
 
 @dataclass(frozen=True, slots=True)
+class Interval:
+    """A geometric mean of ratios over ``count`` prompts, and its 95 % interval: Student's t on their logarithms.
+
+    It is about other prompts of the same kind, not about this machine on another day.
+    """
+
+    mean: float
+    low: float
+    high: float
+    count: int
+
+    @staticmethod
+    def of(ratios: Iterable[float]) -> Interval | None:
+        """None for fewer than two prompts, which show no spread."""
+        logs = [math.log(ratio) for ratio in ratios if ratio > 0]
+        if len(logs) < 2:
+            return None
+        middle = fmean(logs)
+        away = _t(len(logs) - 1) * stdev(logs) / math.sqrt(len(logs))
+        return Interval(math.exp(middle), math.exp(middle - away), math.exp(middle + away), len(logs))
+
+
+_T = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13)
+
+
+def _t(freedom: int) -> float:
+    """Student's t that 2.5 % exceed; above the table within 0.005."""
+    return _T[freedom - 1] if freedom <= len(_T) else 1.96 + 2.5 / freedom
+
+
+@dataclass(frozen=True, slots=True)
 class CellSummary:
     """All rounds of one cell. ``rows`` are those that measured something; without any, ``note`` or ``error`` says why.
 
-    ``ratio`` is decoding speed over that of plain decoding in the same round.
+    ``ratio`` is decoding speed over that of plain decoding in the same round, ``interval`` the same over prompts.
     """
 
     cell: Cell
     rows: tuple[Row, ...]
     speed: Spread | None
     ratio: Spread | None
+    interval: Interval | None
     note: str
     error: str
 
@@ -160,6 +192,7 @@ def summary(rows: Sequence[Row], base: Sequence[Row]) -> CellSummary:
         own,
         Spread.of(row.tokens_per_second for row in own if row.tokens_per_second),
         ratio(own, base, decode_rate),
+        Interval.of(_by_prompt(own, base)) if rows[0].cell != plain_of(rows[0].cell) else None,
         next((row.note for row in rows if row.note), ""),
         next((row.error for row in rows if row.error), ""),
     )
@@ -176,6 +209,22 @@ def ratio(rows: Iterable[Row], base: Iterable[Row], rate: Callable[[Row], float]
     below = {row.round: rate(row) for row in measured(base)}
     rates = [(rate(row), below.get(row.round, 0.0)) for row in measured(rows)]
     return Spread.of(own / other for own, other in rates if own and other)
+
+
+def _by_prompt(rows: Iterable[Row], base: Iterable[Row]) -> list[float]:
+    """For each prompt the geometric mean, over the rounds of both, of how many times as fast it was as ``base``.
+
+    None where requests ran together, or where one had no time between tokens.
+    """
+    below = {row.round: row for row in measured(base)}
+    rounds = [
+        [math.log(other / own) for own, other in zip(row.itl, below[row.round].itl, strict=True) if own and other]
+        for row in measured(rows)
+        if row.round in below and row.cell.concurrency == 1 and len(row.itl) == len(below[row.round].itl) > 1
+    ]
+    if not rounds or len({*map(len, rounds)}) > 1:
+        return []
+    return [math.exp(fmean(logs)) for logs in zip(*rounds, strict=True)]
 
 
 def decode_rate(row: Row) -> float:

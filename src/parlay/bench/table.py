@@ -49,8 +49,9 @@ def _what(summaries: Sequence[CellSummary]) -> list[Column]:
 
 def _measures(summaries: Sequence[CellSummary], price_per_hour: float | None) -> list[Column]:
     columns = [
-        Column("tok/s", lambda each: _spread(each.speed, ".0f")),
+        Column("tok/s", lambda each: _spread(each.speed, ".1f")),
         Column("ratio", lambda each: _spread(each.ratio, ".2f")),
+        Column("95 %", lambda each: f"{each.interval.low:.2f}-{each.interval.high:.2f}" if each.interval else ABSENT),
         Column("tok/step", lambda each: _number(each.tokens_per_step, ".2f")),
         Column("accepted", lambda each: _number(each.acceptance_rate, ".0%")),
         Column("first ms", lambda each: _number(each.ttft, ".1f", 1000)),

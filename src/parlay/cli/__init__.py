@@ -29,7 +29,7 @@ COMMANDS = {
     "rm": "remove a model that was pulled",
     "drafters": "list, add, share and compare trained drafters",
     "export": "write a trained drafter in the layout of another program",
-    "bench": "measure the speed of strategies, each beside plain decoding",
+    "bench": "find the best strategy for your prompts, or measure strategies on workloads",
     "calibrate": "test lossy strategies on your prompts, and certify those that keep a floor",
     "plan": "predict how fast a model would be on a machine, and which strategy to take",
     "strategies": "list the decoding strategies and their parameters",

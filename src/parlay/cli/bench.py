@@ -1,4 +1,4 @@
-"""`parlay bench`: measures strategies on workloads, each beside plain decoding, and prints the results."""
+"""`parlay bench`: measures strategies on one's own prompts, or on workloads, each beside plain decoding."""
 
 from __future__ import annotations
 
@@ -8,15 +8,13 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from parlay.cli import FAILURE, INTERRUPTED, bench_replay, bench_report
+from parlay.cli import INTERRUPTED, bench_prompts, bench_replay, bench_report
 from parlay.cli.flags import USUAL, add_effort_flag, add_model_flags, options_from
 from parlay.options import LoadOptions
 
 if TYPE_CHECKING:
-    from tqdm import tqdm
-
     from parlay.bench.presets import Preset
     from parlay.bench.records import Row
     from parlay.bench.runner import Bench, BenchPlan
@@ -32,6 +30,15 @@ MOST_TOGETHER = 32
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "files",
+        nargs="*",
+        type=Path,
+        metavar="PROMPTS",
+        help="your prompts, to find the best strategy for them: text with a prompt on each line, or JSON (lines or one "
+        f"list) with prompt or messages; at most {bench_prompts.PROMPTS} are taken unless --prompts says more. Or the "
+        "word report, and files of results",
+    )
     add_model_flags(parser, USUAL)
     parser.set_defaults(model=None)
     _add_cases(parser)
@@ -39,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_conditions(parser)
     _add_output(parser)
     bench_replay.add_arguments(parser)
-    bench_report.add_action(parser)
+    bench_report.add_arguments(parser)
 
 
 def _add_cases(parser: argparse.ArgumentParser) -> None:
@@ -70,7 +77,13 @@ def _add_cases(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_amounts(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--prompts", type=_whole(1), metavar="N", help="most prompts of a workload")
+    parser.add_argument("--prompts", type=_whole(1), metavar="N", help="most prompts of a workload, or of your own")
+    parser.add_argument(
+        "--minutes",
+        type=_price,
+        metavar="X",
+        help=f"with PROMPTS: time after which no further prompt begins (default: {bench_prompts.MINUTES:g})",
+    )
     parser.add_argument(
         "--rounds",
         type=_whole(1),
@@ -89,11 +102,11 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out",
         type=Path,
-        default=OUT,
         metavar="FILE",
-        help=f"file for the rows of results; a second run continues it (default: {OUT})",
+        help=f"file for the rows of results; a second run continues it (default: {OUT}; with PROMPTS: none, or anew)",
     )
     parser.add_argument("--fresh", action="store_true", help="overwrite the file")
+    parser.add_argument("--json", action="store_true", help="with PROMPTS: print one JSON object")
 
 
 def _add_conditions(parser: argparse.ArgumentParser) -> None:
@@ -123,8 +136,15 @@ def _add_conditions(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    if options.action == "report":
+    if options.files and str(options.files[0]) == "report":
         return bench_report.run(options)
+    bench_report.refuse_without(options)
+    if options.files:
+        return bench_prompts.run(options, options.files)
+    for name in ("minutes", "json"):
+        if vars(options)[name]:
+            raise ValueError(f"--{name} works only with files of prompts: name one")
+    options.out = options.out or OUT
     if options.replay is not None:
         return bench_replay.run(options)
     bench_replay.refuse_without(options)
@@ -247,7 +267,7 @@ def _run(options: argparse.Namespace, llm: LLM, plan: BenchPlan) -> int:
         return INTERRUPTED
     form = "" if resolve(options.model).is_file() else f" in {spec.dtype}"
     print(f"\n{spec.name}{form} on {spec.device}; energy: {meter.reason}; rows in {options.out}")
-    return _check_promises(results.rows)
+    return bench_prompts.check_promises(results.rows)
 
 
 def _print_tables(rows: Sequence[Row], plan: BenchPlan, price_per_hour: float | None) -> None:
@@ -263,33 +283,14 @@ def _print_tables(rows: Sequence[Row], plan: BenchPlan, price_per_hour: float | 
 
 def _with_progress(bench: Bench) -> bool:
     """False when it was interrupted."""
-    from tqdm import tqdm
+    from parlay.system.progress import Ticker
 
-    with tqdm(total=bench.left, unit="row", file=sys.stderr, disable=None) as bar:
+    with Ticker(bench.left, "parlay bench", "row") as ticker:
         try:
-            bench.run(lambda rows: _advance(bar, rows))
+            bench.run(ticker.step)
         except KeyboardInterrupt:
             return False
     return True
-
-
-def _advance(bar: tqdm[NoReturn], rows: int) -> None:
-    """Extra rounds, which make ratios certain, are added to the total."""
-    bar.total = max(bar.total, bar.n + rows)
-    bar.update(rows)
-
-
-def _check_promises(rows: list[Row]) -> int:
-    from parlay.types import Exactness
-
-    broken = [row.cell for row in rows if row.exactness == Exactness.BITS and row.same < row.of]
-    for cell in dict.fromkeys(broken):
-        print(
-            f"parlay: error: {cell.strategy} on {cell.workload} promises the same text and gave another; "
-            "please report it",
-            file=sys.stderr,
-        )
-    return FAILURE if broken else 0
 
 
 def _command(options: argparse.Namespace) -> str:
@@ -297,7 +298,7 @@ def _command(options: argparse.Namespace) -> str:
     words = ["parlay", "bench"]
     for name, value in vars(options).items():
         flag = "--" + name.replace("_", "-")
-        if name in ("out", "fresh") or value is None or value is False:
+        if name in ("out", "fresh", "files") or value is None or value is False:
             continue
         if value is True:
             words.append(flag)

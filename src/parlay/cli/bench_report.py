@@ -6,19 +6,26 @@ import argparse
 from pathlib import Path
 
 
-def add_action(bench: argparse.ArgumentParser) -> None:
-    """The word that turns measuring into reporting."""
-    actions = bench.add_subparsers(title="actions", metavar="ACTION", dest="action")
-    parser = actions.add_parser("report", help="make a page of results", description="Make a page of results.")
-    parser.add_argument("results", nargs="+", type=Path, metavar="RESULTS", help="files that parlay bench wrote")
-    parser.add_argument("-o", "--output", type=Path, required=True, metavar="DIR", help="where the report goes")
-    parser.add_argument("--force", action="store_true", help="put different machines or versions into one report")
-    parser.add_argument("--no-plots", action="store_true", help="tables only; needs no matplotlib")
+def add_arguments(bench: argparse.ArgumentParser) -> None:
+    group = bench.add_argument_group("report", "parlay bench report RESULTS ... -o DIR makes a page of results")
+    group.add_argument("-o", "--output", type=Path, metavar="DIR", help="where the report goes")
+    group.add_argument("--force", action="store_true", help="put different machines or versions into one report")
+    group.add_argument("--no-plots", action="store_true", help="tables only; needs no matplotlib")
+
+
+def refuse_without(options: argparse.Namespace) -> None:
+    """Raises ValueError for a flag that means something to a report only."""
+    for name in ("output", "force", "no_plots"):
+        if vars(options)[name]:
+            raise ValueError(f"--{name.replace('_', '-')} works only with parlay bench report")
 
 
 def run(options: argparse.Namespace) -> int:
+    results = options.files[1:]
+    if not results or options.output is None:
+        raise ValueError("parlay bench report needs RESULTS, files that parlay bench wrote, and --output DIR")
     from parlay.bench.report.write import write  # here, because it loads torch
 
-    page, tables = write(options.results, options.output, force=options.force, plots=not options.no_plots)
+    page, tables = write(results, options.output, force=options.force, plots=not options.no_plots)
     print(f"{page}\n{tables}")
     return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         metavar="PROMPTS",
         help="prompts like those to come, drawn independently, and not used to choose the strategies: a line each, or "
-        "a .jsonl file of any shape that parlay bench reads",
+        "JSON of any shape that parlay bench reads",
     )
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="certificate to write")
     parser.add_argument(
@@ -73,14 +74,14 @@ def run(options: argparse.Namespace) -> int:
     if bool(options.strategies) == (options.small is not None):
         raise ValueError("name lossy strategies with --strategy, or a model with --small")
     from parlay.bench.certify import calibrate
-    from parlay.bench.recommend import read_prompts
+    from parlay.bench.workloads import read_prompts
     from parlay.certificates.certificate import write
 
-    workload = read_prompts(options.prompts, options.most)
+    items = list(islice(read_prompts(options.prompts), options.most))
     if options.small is not None:
-        return _cascade(options, workload.items, floor, params)
+        return _cascade(options, items, floor, params)
     with open_llm(options, options.strategies[0]) as llm:
-        result = calibrate(llm, [_ids(llm, item) for item in workload.items], options.strategies, floor, params)
+        result = calibrate(llm, [_ids(llm, item) for item in items], options.strategies, floor, params)
     _tell(result, floor)
     if result.certificate is None:
         print(f"parlay: error: no strategy is shown to keep lossy:{floor}; nothing is written", file=sys.stderr)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+import time
 import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -41,6 +43,35 @@ def bar(
         from tqdm.auto import tqdm as fitting
 
         return fitting(**options)
+
+
+class Ticker:
+    """Shows how far long work is: a bar where somebody watches, elsewhere a line on standard error now and then."""
+
+    def __init__(self, total: int, what: str, unit: str, every: float = 15.0) -> None:
+        """``every``: seconds between two lines."""
+        self._bar = bar(total, what, unit)
+        self._what, self._unit, self._every = what, unit, every
+        self._total, self._done = total, 0
+        self._last = time.monotonic()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._bar.close()
+
+    def step(self, count: int = 1, note: str = "") -> None:
+        """``count`` more are done; ``note`` says what is known by now. Work that was not foreseen adds to the total."""
+        self._done += count
+        self._total = max(self._total, self._done)
+        if not self._bar.disable:
+            self._bar.set_postfix_str(note, refresh=False)
+            advance(self._bar, self._done, self._total)
+        elif time.monotonic() - self._last >= self._every:
+            self._last = time.monotonic()
+            said = f"; {note}" if note else ""
+            print(f"{self._what}: {self._done} of {self._total} {self._unit}s{said}", file=sys.stderr, flush=True)
 
 
 def advance(shown: tqdm[Any], done: int, total: int) -> None:

@@ -7,9 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from parlay.bench.workloads import builtin, datasets, files
+from parlay.bench.workloads.files import read_prompts
 from parlay.bench.workloads.item import Item, Message, Workload
 
-__all__ = ["BUILT_IN", "DATA_SETS", "Item", "Message", "Workload", "load"]
+__all__ = ["BUILT_IN", "DATA_SETS", "Item", "Message", "Workload", "load", "read_prompts"]
 
 BUILT_IN = builtin.NAMES
 DATA_SETS = tuple(datasets.FILES)

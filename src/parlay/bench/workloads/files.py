@@ -11,11 +11,30 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from parlay.bench.workloads.item import Item
+from parlay.bench.workloads.item import Item, Message
 from parlay.bench.workloads.shapes import shape_of
 from parlay.types import ParlayError
 
 COMPRESSED = (".zst", ".gz")
+
+
+def read_prompts(path: Path) -> Iterator[Item]:
+    """The prompts of a file: JSON by its name's ending, as `read` takes it, else a text with a prompt on each line.
+
+    Every command that takes a file of prompts reads it by this. Raises ValueError as `read`, and for an empty file.
+    """
+    found = read(path) if path.name.endswith((".jsonl", ".json", *COMPRESSED)) else _lines(path)
+    first = next(found, None)
+    if first is None:
+        raise ValueError(f"{path} holds no prompts: give one on each line, or as JSON lines with prompt or messages")
+    yield first
+    yield from found
+
+
+def _lines(path: Path) -> Iterator[Item]:
+    for number, line in enumerate(_text(path).splitlines()):
+        if line.strip():
+            yield Item(id=str(number), messages=(Message("user", line.strip()),))
 
 
 def stem(path: Path) -> str:
@@ -32,9 +51,11 @@ def read(path: Path) -> Iterator[Item]:
     Raises ValueError for a file that can't be read and for a record of no known shape, or of another one than the
     first; ParlayError where a compressed file needs a library that is not installed.
     """
-    shape = None
+    shape, texts = None, False
     for number, (where, record) in enumerate(records(path)):
         try:
+            texts = texts or (not number and isinstance(record, str))
+            record = {"messages": [{"role": "user", "content": record}]} if texts else record
             if not isinstance(record, dict):
                 raise ValueError("not an object")
             shape = shape or shape_of(record)

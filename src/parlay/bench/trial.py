@@ -1,0 +1,260 @@
+"""Finds the quickest strategy for a user's own prompts: a race in which plain decoding runs beside all others.
+
+Each prompt is a workload of its own, so every strategy is compared with plain decoding of the same prompt in the same
+seconds. A strategy whose interval lies below the best one's leaves the race. Time bounds all but the first prompt.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from parlay.bench.records import PLAIN, Results, Row
+from parlay.bench.runner import Bench, BenchPlan, BenchSetting
+from parlay.bench.summary import Interval, measured, ratio
+from parlay.bench.workloads import Item, Workload
+from parlay.llm.llm import LLM
+from parlay.strategies.catalogue import catalogue
+from parlay.strategies.entry import DEFAULT_STRATEGY
+from parlay.types import Exactness
+
+FINALISTS = 4
+"""So many strategies are measured again after the first round."""
+FEWEST = 3
+"""Prompts after which the first strategies may leave the race."""
+EQUAL = 1.02
+"""A strategy less than so many times as fast as another counts as equal to it."""
+_FIRST_SHARE = 0.4
+"""The first prompt, which warms every strategy up, may take this share of the time."""
+_FIRST_RUNS = 2.3
+"""What the first prompt costs a strategy, in runs: a little, the whole answer, and the whole answer timed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """What is tried: ``strategies``, the most promising first, on ``prompts`` for at most ``minutes``.
+
+    The first round goes through all prompts, while there is time; further ones, up to ``rounds``, are for the best.
+    """
+
+    strategies: tuple[str, ...]
+    prompts: tuple[Item, ...]
+    minutes: float = 5.0
+    rounds: int = 3
+    max_tokens: int = 128
+    temperature: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A strategy as it was measured on so many ``prompts``, in at most so many ``rounds``.
+
+    ``speed`` is how many times as fast as plain decoding, the geometric mean over prompts; None where nothing was
+    timed. ``low`` and ``high`` bound its 95 % interval; None for a single prompt. ``same`` texts of ``of`` were those
+    of plain decoding.
+    """
+
+    strategy: str
+    prompts: int
+    rounds: int
+    tokens_per_second: float
+    speed: float | None
+    low: float | None
+    high: float | None
+    tokens_per_step: float
+    same: int
+    of: int
+    recommended: bool = False
+    error: str = ""
+
+    @property
+    def sound(self) -> bool:
+        """Whether it was timed and gave the very texts of plain decoding."""
+        return self.speed is not None and not self.error and 0 < self.of == self.same
+
+
+@dataclass(frozen=True, slots=True)
+class TrialResult:
+    """All candidates, the best first; ``plain`` in tokens per second; what there was no time for at all."""
+
+    plain: float
+    candidates: tuple[Candidate, ...]
+    left_out: tuple[str, ...] = ()
+
+    @property
+    def best(self) -> Candidate | None:
+        """The recommended candidate; None where none is surely quicker than plain decoding."""
+        return next((each for each in self.candidates if each.recommended), None)
+
+
+def without_training(llm: LLM) -> tuple[str, ...]:
+    """The exact strategies that work for the model by their name alone and were not trained, those of `auto` first."""
+    return _exact(llm, "none")
+
+
+def usual_strategies(llm: LLM, own: Sequence[str] = ()) -> tuple[str, ...]:
+    """All that is worth a try: the default, what drafts with the draft model, the user's ``own``, and all the rest."""
+    drafting = _exact(llm, "a small model") if llm.draft_models else ()
+    return tuple(dict.fromkeys((DEFAULT_STRATEGY, *drafting, *own, *without_training(llm))))
+
+
+def _exact(llm: LLM, training: str) -> tuple[str, ...]:
+    entries = catalogue()
+    kept = (Exactness.BITS, Exactness.SEED)
+    found = sorted(((name, entries[name]) for name in llm.offered()), key=lambda each: -each[1].arm)
+    return tuple(
+        name for name, entry in found if entry.training == training and entry.factory and entry.exactness in kept
+    )
+
+
+def run(
+    llm: LLM, trial: Trial, results: Results, say: Callable[[str], object], step: Callable[[str], object]
+) -> TrialResult:
+    """Race the strategies. ``say`` gets what is announced, ``step`` a note after each prompt.
+
+    Raises ValueError where no prompt leaves anything to time.
+    """
+    return _Race(llm, trial, results).run(say, step)
+
+
+class _Race:
+    """One trial under way."""
+
+    def __init__(self, llm: LLM, trial: Trial, results: Results) -> None:
+        self._trial = trial
+        self._results = results
+        self._ends = time.monotonic() + 60 * trial.minutes
+        self._plan = BenchPlan(
+            model=llm.runner.spec.name,
+            strategies=trial.strategies,
+            workloads=tuple(Workload(f"prompt {place}", (item,)) for place, item in enumerate(trial.prompts, start=1)),
+            temperatures=(trial.temperature,),
+            rounds=1,
+            max_tokens=trial.max_tokens,
+        )
+        self._settings = list(self._plan.settings())
+        self._bench = Bench(llm, self._plan, results)
+
+    def run(self, say: Callable[[str], object], step: Callable[[str], object]) -> TrialResult:
+        seconds = self._time_plain()
+        field = self._affordable(seconds)
+        left_out = self._trial.strategies[len(field) :]
+        count = len(self._settings)
+        say(
+            f"{len(field)} strategies on {count} prompt{'s' * (count > 1)}: each takes about "
+            f"{(count + _FIRST_RUNS - 1) * seconds:.0f} s to try once (plain decoding {seconds:.1f} s a prompt); at "
+            f"most {self._trial.minutes:g} minute{'s' * (self._trial.minutes != 1)}"
+        )
+        took = 0.0
+        for number in range(self._trial.rounds):
+            field = field if number == 0 else tuple(each.strategy for each in self._standing(field)[:FINALISTS])
+            for setting in self._settings:
+                began = time.monotonic()
+                if not field or (took and began + took > self._ends):
+                    break
+                self._bench.narrow(field, number + 1)
+                self._bench.run_setting(setting)
+                field = self._left(field)
+                step(self._note(field))
+                took = time.monotonic() - began
+        return self._result(left_out)
+
+    def _time_plain(self) -> float:
+        """Seconds that plain decoding takes for the first prompt that can be timed, at which the race begins."""
+        self._bench.narrow((), 1)
+        for place, setting in enumerate(self._settings):
+            self._bench.run_setting(setting)
+            rows = self._rows(setting, PLAIN)
+            if rows and rows[-1].decode_seconds:
+                self._settings = self._settings[place:]
+                return rows[-1].seconds
+        why = next((row.error or row.note for row in self._results.rows if row.error or row.note), "nothing decoded")
+        raise ValueError(f"no prompt leaves anything to time: {why}")
+
+    def _affordable(self, seconds: float) -> tuple[str, ...]:
+        """As many of the first strategies as there is time to warm up and try on a prompt; at least two."""
+        most = _FIRST_SHARE * (self._ends - time.monotonic()) / (_FIRST_RUNS * seconds)
+        return self._trial.strategies[: max(2, int(most))]
+
+    def _left(self, field: Sequence[str]) -> tuple[str, ...]:
+        """Those of the field that worked and may still be the best."""
+        found = [each for each in map(self._candidate, field) if each.sound or not (each.error or each.of)]
+        known = [each for each in found if each.speed is not None and each.low is not None]
+        best = max(known, key=_speed, default=None)
+        if best is None or best.low is None or best.prompts < FEWEST:
+            return tuple(each.strategy for each in found)
+        return tuple(each.strategy for each in found if each.high is None or each.high >= best.low)
+
+    def _standing(self, field: Sequence[str]) -> list[Candidate]:
+        """The sound ones, the quickest first."""
+        return sorted((each for each in map(self._candidate, field) if each.sound), key=_speed, reverse=True)
+
+    def _note(self, field: Sequence[str]) -> str:
+        standing = self._standing(field)
+        best = f"best so far {standing[0].strategy}, {standing[0].speed:.2f} times plain; " if standing else ""
+        return f"{best}{len(field)} strategies left, {max(0.0, self._ends - time.monotonic()):.0f} s at most"
+
+    def _candidate(self, strategy: str) -> Candidate:
+        rows: list[Row] = []
+        ratios: list[float] = []
+        for setting in self._settings:
+            own, plain = self._rows(setting, strategy), self._rows(setting, PLAIN)
+            rows += own
+            found = ratio(own, plain)
+            ratios += [found.median] if found is not None else []
+        interval = Interval.of(ratios)
+        steps = sum(row.steps for row in rows)
+        return Candidate(
+            strategy=strategy,
+            prompts=len(ratios),
+            rounds=max((len(self._rows(setting, strategy)) for setting in self._settings), default=0),
+            tokens_per_second=_rate(rows),
+            speed=math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else None,
+            low=interval.low if interval else None,
+            high=interval.high if interval else None,
+            tokens_per_step=sum(row.tokens for row in rows) / steps if steps else 0.0,
+            same=sum(row.same for row in rows),
+            of=sum(row.of for row in rows),
+            error=next((row.error for row in rows if row.error), ""),
+        )
+
+    def _rows(self, setting: BenchSetting, strategy: str) -> Sequence[Row]:
+        plain, *_ = self._plan.cells_of(setting)
+        return self._results.of(replace(plain, strategy=strategy))
+
+    def _result(self, left_out: tuple[str, ...]) -> TrialResult:
+        plain = _rate([row for setting in self._settings for row in self._rows(setting, PLAIN)])
+        tried = [each for each in self._trial.strategies if each not in left_out]
+        found = sorted(map(self._candidate, tried), key=_place, reverse=True)
+        best = choose(found)
+        return TrialResult(plain, tuple(replace(each, recommended=each is best) for each in found), left_out)
+
+
+def choose(ranked: Sequence[Candidate]) -> Candidate | None:
+    """The quickest of those that were measured longest, the default if it equals it; None if no gain is sure."""
+    longest = [each for each in ranked if each.sound and (each.rounds, each.prompts) == _length(ranked[0])]
+    sure = [each for each in longest if (each.low if each.low is not None else _speed(each) / EQUAL) > 1]
+    best = max(sure, key=_speed, default=None)
+    usual = next((each for each in sure if each.strategy == DEFAULT_STRATEGY), None)
+    return usual if best and usual and _speed(usual) * EQUAL >= _speed(best) else best
+
+
+def _length(candidate: Candidate) -> tuple[int, int]:
+    return candidate.rounds, candidate.prompts
+
+
+def _place(candidate: Candidate) -> tuple[bool, tuple[int, int], float]:
+    return candidate.sound, _length(candidate), _speed(candidate)
+
+
+def _rate(rows: Sequence[Row]) -> float:
+    """Tokens per second of all rows together."""
+    own = measured(rows)
+    seconds = sum(row.decode_seconds for row in own)
+    return sum(row.decode_tokens for row in own) / seconds if seconds else 0.0
+
+
+def _speed(candidate: Candidate) -> float:
+    return candidate.speed or 0.0

@@ -1,0 +1,189 @@
+"""`parlay bench PROMPTS`: which strategy to take for one's own prompts, and how sure that is."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from parlay.cli import FAILURE
+from parlay.cli.flags import options_from
+from parlay.options import LoadOptions
+from parlay.system.terminal import aligned
+
+if TYPE_CHECKING:
+    from parlay.bench.records import Results, Row
+    from parlay.bench.trial import Candidate, Trial, TrialResult
+    from parlay.bench.workloads import Item
+    from parlay.llm.llm import LLM
+
+MINUTES = 5.0
+PROMPTS, MAX_TOKENS, ROUNDS = 32, 128, 3
+MEANINGLESS = ("workloads", "preset", "data", "against", "price_per_hour", "replay", "tokenizer", "cost_model")
+"""Flags that have no use beside files of prompts."""
+
+
+def run(options: argparse.Namespace, files: list[Path]) -> int:
+    """Race strategies on the prompts of ``files``, and print a table and what to take."""
+    _check(options)
+    from parlay.bench.presets import strategies  # here, because these load torch
+    from parlay.bench.trial import run as race
+    from parlay.bench.trial import usual_strategies
+    from parlay.bench.workloads import read_prompts
+    from parlay.llm.llm import LLM
+    from parlay.models.fetch.pulled import usual
+    from parlay.system.progress import Ticker, above_bars
+
+    prompts = tuple(islice((item for file in files for item in read_prompts(file)), options.prompts or PROMPTS))
+    named = strategies(options.strategies) if options.strategies else None
+    model = options.model or usual()
+    with ExitStack() as stack:
+        load = options_from(LoadOptions, options)
+        llm = stack.enter_context(LLM(model, load=load, draft_model=options.draft_model, router_memory="off"))
+        chosen = named or usual_strategies(llm, _registered(llm, model))
+        trial = _trial(options, tuple(each for each in chosen if each != "none"), prompts)
+        results = _results(options, llm, stack)
+        ticker = stack.enter_context(Ticker(len(prompts) * trial.rounds, "parlay bench", "prompt"))
+        found = race(llm, trial, results, above_bars, lambda note: ticker.step(note=note))
+    if options.json:
+        print(json.dumps(_document(model, found)))
+    else:
+        print("\n".join([*_table(found), "", *_verdict(found, model)]))
+    return check_promises(results.rows)
+
+
+def _check(options: argparse.Namespace) -> None:
+    given = vars(options)
+    for name in MEANINGLESS:
+        if given.get(name) is not None:
+            raise ValueError(f"--{name.replace('_', '-')} has no use beside files of prompts: leave one of them out")
+    for name in ("concurrency", "temperature", "context"):
+        if len(given[name]) > 1:
+            raise ValueError(f"--{name} {','.join(map(str, given[name]))}: give one value beside files of prompts")
+    if given["concurrency"] != (1,) or given["context"] != (0,):
+        raise ValueError("prompts of your own run one at a time and as they are: leave out --concurrency and --context")
+
+
+def _trial(options: argparse.Namespace, strategies: tuple[str, ...], prompts: tuple[Item, ...]) -> Trial:
+    from parlay.bench.trial import Trial
+
+    return Trial(
+        strategies=strategies,
+        prompts=prompts,
+        minutes=options.minutes or MINUTES,
+        rounds=options.rounds or ROUNDS,
+        max_tokens=options.max_tokens or MAX_TOKENS,
+        temperature=options.temperature[0],
+    )
+
+
+def _results(options: argparse.Namespace, llm: LLM, stack: ExitStack) -> Results:
+    """Rows go to ``--out``, anew, or to a file that is deleted in the end."""
+    from parlay.bench.provenance import provenance
+    from parlay.bench.records import Results
+
+    folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="parlay-bench-"))
+    spec = llm.runner.spec
+    header = provenance("parlay bench PROMPTS", {"dtype": spec.dtype, "device": spec.device, "kernels": spec.kernels})
+    return Results(options.out or Path(folder) / "rows.jsonl", header, fresh=True)
+
+
+def _registered(llm: LLM, model: str) -> list[str]:
+    """The strategies of all drafters on this machine that were trained for the model."""
+    from parlay.drafters.heads.options import HEADS_OF_OTHERS, HeadOptions
+    from parlay.heads.opening import heads_of
+    from parlay.heads.store import drafters
+    from parlay.strategies.catalogue import catalogue
+
+    heads = heads_of(model, llm.runner.spec, None)
+    names = [name for name, entry in catalogue().items() if issubclass(entry.options, HeadOptions)]
+    return [
+        f"{name}:head={each.name}"
+        for each in drafters()
+        for name in names
+        if heads.fits(each) and HEADS_OF_OTHERS.get(name, name) == each.facts.method
+    ]
+
+
+def check_promises(rows: Sequence[Row]) -> int:
+    """The exit code, with a line on standard error for each cell whose text is not what its level promises."""
+    from parlay.types import Exactness
+
+    broken = [row.cell for row in rows if row.exactness == Exactness.BITS and row.same < row.of]
+    for cell in dict.fromkeys(broken):
+        print(
+            f"parlay: error: {cell.strategy} on {cell.workload} promises the same text and gave another; "
+            "please report it",
+            file=sys.stderr,
+        )
+    return FAILURE if broken else 0
+
+
+# ----------------------------------------------------------------------------------------------------------- output
+
+
+def _document(model: str, found: TrialResult) -> dict[str, object]:
+    return {
+        "model": model,
+        "recommended": found.best.strategy if found.best else "none",
+        "plain_tokens_per_second": found.plain,
+        "strategies": [asdict(each) for each in found.candidates],
+        "left_out": found.left_out,
+    }
+
+
+def _table(found: TrialResult) -> list[str]:
+    rows = [["strategy", "tokens/s", "times plain", "95 %", "prompts", "rounds", "tokens/step", "same texts"]]
+    rows.append(["none", f"{found.plain:.1f}", "1", "", "", "", "1.00", ""])
+    for each in found.candidates:
+        if each.error or each.speed is None:
+            rows.append([each.strategy, "-", "-", "", "", "", "", each.error or "not measured"])
+            continue
+        interval = "-" if each.low is None else f"{each.low:.2f}-{each.high:.2f}"
+        counts = [str(each.prompts), str(each.rounds), f"{each.tokens_per_step:.2f}"]
+        same = f"{each.same} of {each.of}" if each.of else "not promised"
+        rows.append([each.strategy, f"{each.tokens_per_second:.1f}", f"{each.speed:.2f}", interval, *counts, same])
+    left = [f"Left out, for want of time (--minutes): {', '.join(found.left_out)}"] if found.left_out else []
+    return [*aligned(rows, 1), *left]
+
+
+def _verdict(found: TrialResult, model: str) -> list[str]:
+    """One sentence on what to take, and the command to write."""
+    from parlay.strategies.entry import DEFAULT_STRATEGY
+
+    best = found.best
+    if best is not None:
+        flag = (
+            "leave --strategy out: it is the default"
+            if best.strategy == DEFAULT_STRATEGY
+            else (f"write --strategy {shlex.quote(best.strategy)}")
+        )
+        return [f"Take {best.strategy}: {_how_fast(best)}. To use it, {flag}."]
+    sound = [each for each in found.candidates if each.sound]
+    if not sound:
+        return ["No strategy could be measured: write --strategy none."]
+    usual = next((each for each in sound if each.strategy == DEFAULT_STRATEGY), None)
+    slower = usual is not None and usual.high is not None and usual.high < 1
+    flag = "write --strategy none" if slower else "leave --strategy out: the default drafts only where it pays"
+    return [
+        f"Nothing is surely quicker than plain decoding; the best is {sound[0].strategy}, {_how_fast(sound[0])}. "
+        f"So {flag}."
+    ]
+
+
+def _how_fast(each: Candidate) -> str:
+    rounds = f"{each.rounds} round{'s' * (each.rounds > 1)}"
+    if each.low is None:
+        return f"{each.speed:.2f} times as fast as plain decoding on one prompt ({rounds}), which shows no spread"
+    return (
+        f"{each.speed:.2f} times as fast as plain decoding (95 % interval {each.low:.2f} to {each.high:.2f}, from "
+        f"{each.prompts} prompts, {rounds})"
+    )

@@ -1,0 +1,83 @@
+"""The race of strategies on one's own prompts: what it promises of its verdict, its intervals and its time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from parlay.bench.records import Results
+from parlay.bench.summary import Interval
+from parlay.bench.trial import Candidate, Trial, choose, run, without_training
+from parlay.bench.workloads import Item
+from parlay.llm import LLM
+
+PROMPTS = tuple(Item(id=text, prompt=text) for text in ("abcabcabc", "xyzxyzxyz", "121212", "hello"))
+
+
+def candidate(strategy: str, speed: float, low: float, rounds: int = 3, same: int = 8) -> Candidate:
+    return Candidate(
+        strategy=strategy,
+        prompts=8,
+        rounds=rounds,
+        tokens_per_second=1.0,
+        speed=speed,
+        low=low,
+        high=2 * speed - low,
+        tokens_per_step=1.0,
+        same=same,
+        of=8,
+    )
+
+
+def test_each_strategy_is_paired_with_plain_decoding_of_the_same_prompt(tiny: LLM, tmp_path: Path) -> None:
+    trial = Trial(strategies=("prompt-lookup", "jacobi"), prompts=PROMPTS, rounds=2, max_tokens=20)
+    announced: list[str] = []
+    noted: list[str] = []
+    found = run(tiny, trial, Results(tmp_path / "rows.jsonl", {}), announced.append, noted.append)
+    assert {each.strategy for each in found.candidates} == {"prompt-lookup", "jacobi"}
+    assert "2 strategies on " in announced[0]
+    assert "each takes about" in announced[0]
+    assert "at most 5 minutes" in announced[0]
+    assert "strategies left" in noted[0]
+    assert found.plain > 0
+    for each in found.candidates:
+        assert each.same == each.of > 0
+        assert each.low is None or each.speed is None or each.high is None or each.low < each.speed < each.high
+
+
+def test_time_bounds_how_many_prompts_and_strategies_are_tried(tiny: LLM, tmp_path: Path) -> None:
+    names = without_training(tiny)
+    trial = Trial(strategies=names, prompts=PROMPTS, minutes=1e-6, max_tokens=20)
+    found = run(tiny, trial, Results(tmp_path / "rows.jsonl", {}), bool, bool)
+    assert len(found.candidates) == 2
+    assert found.left_out == names[2:]
+    assert {each.prompts for each in found.candidates} == {1}
+
+
+def test_prompts_that_leave_nothing_to_time_are_one_line(tiny: LLM, tmp_path: Path) -> None:
+    trial = Trial(strategies=("prompt-lookup",), prompts=(Item(id="0", prompt="a" * 400),))
+    with pytest.raises(ValueError, match="no prompt leaves anything to time: 1 of 1 prompts left out: no room"):
+        run(tiny, trial, Results(tmp_path / "rows.jsonl", {}), bool, bool)
+
+
+def test_only_a_sure_gain_with_equal_texts_is_recommended_and_the_default_where_it_equals_the_best() -> None:
+    fast, unsure, wrong = candidate("a", 1.5, 1.2), candidate("b", 1.6, 0.9), candidate("c", 2.0, 1.9, same=7)
+    assert choose([unsure, fast, wrong]) is fast
+    assert choose([unsure, wrong]) is None
+    assert choose([fast, candidate("d", 1.9, 1.8, rounds=1)]) is fast, "not one that left the race early"
+    usual = candidate("auto", 1.48, 1.1)
+    assert choose([fast, usual]) is usual
+    assert choose([]) is None
+
+
+def test_an_interval_is_students_t_on_logarithms_and_needs_two_prompts() -> None:
+    found = Interval.of([1.0, 4.0])
+    assert found is not None
+    assert found.mean == pytest.approx(2.0)
+    assert found.low * found.high == pytest.approx(4.0)
+    assert found.high > 1000, "two prompts show next to nothing"
+    many = Interval.of([1.9, 2.1] * 20)
+    assert many is not None
+    assert 1.95 < many.low < 2.0 < many.high < 2.05
+    assert Interval.of([1.5]) is None
