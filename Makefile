@@ -3,9 +3,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt --editable
+TRANSFORMERS := 5.16.0 5.24.0
+ADAPTER_TESTS := tests/models/test_adapter.py tests/models/test_parity.py tests/conformance/test_adapter.py tests/llm/test_transformers.py tests/drafters/test_layer_skip.py
 AS_ROOT := $(if $(filter 0,$(shell id -u)),,sudo)
 
-.PHONY: help demo check types tests check-browser check-arm conformance proof bench-smoke bench-figures docs wheel release clean
+.PHONY: help demo check types tests check-browser check-versions check-arm conformance proof bench-smoke bench-figures docs wheel release clean
 
 help:  ## list these commands
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 22
@@ -30,6 +32,13 @@ tests: $(VENV)/.dev  ## the tests alone
 check-browser: $(VENV)/.dev  ## the tests of the server's page, in Chromium; installs Debian's where there is none
 	command -v chromium >/dev/null || $(AS_ROOT) sh -c 'apt-get update && apt-get install --yes chromium'
 	$(BIN)/pytest tests/serve/page
+
+check-versions: $(VENV)/.dev  ## the adapter's tests with the oldest and newest transformers allowed; TORCH="2.8.0 2.15.0" adds those of torch
+	@for package in $(addprefix transformers==,$(TRANSFORMERS)) $(addprefix torch==,$(TORCH)); do \
+		folder=build/versions/$$package && echo "testing the adapter with $$package" && \
+		{ test -e $$folder/.installed || { $(BIN)/pip install --disable-pip-version-check --quiet --target $$folder $$package && touch $$folder/.installed; }; } && \
+		PYTHONPATH=$$folder $(BIN)/pytest $(ADAPTER_TESTS) || exit 1; \
+	done
 
 check-arm: $(VENV)/.dev  ## the compiled decoder's products on AArch64, by an emulator; installs Debian's and a cross compiler
 	command -v qemu-aarch64 aarch64-linux-gnu-gcc >/dev/null || $(AS_ROOT) sh -c 'apt-get update && apt-get install --yes qemu-user gcc-aarch64-linux-gnu libc6-dev-arm64-cross'

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -46,11 +46,12 @@ from parlay import models
 from parlay.cost.measured import MeasuredCost
 from parlay.drafters.resources import Resources
 from parlay.engine import Engine
+from parlay.models.transformers_adapter.call import CACHE_ARGUMENTS, holds_tokens
 from parlay.strategies.built import RunnerCache, StrategyCache
 from parlay.strategies.entry import DEFAULT_STRATEGY
 from parlay.types import LogitsProcessor, NoiseKey, ParlayError, Request, Runner, SamplingParams
 
-_PREPARED = {"attention_mask", "position_ids", "past_key_values", "cache_params", "use_cache", "logits_to_keep"}
+_PREPARED = {"attention_mask", "position_ids", *CACHE_ARGUMENTS, "use_cache", "logits_to_keep"}
 """What transformers hands to every decoding function; anything else would be an input that we don't feed."""
 
 _REFUSED: dict[str, Callable[[GenerationConfig], bool]] = {
@@ -377,9 +378,13 @@ def _refuse(
     for processor in processors:
         if isinstance(processor, _STATEFUL):
             raise ValueError(f"{type(processor).__name__} depends on its earlier calls, which drafts would disturb")
+    _refuse_inputs(model_kwargs)
+
+
+def _refuse_inputs(model_kwargs: Mapping[str, Any]) -> None:
+    """Raise ValueError for a model input that generate does not feed, and for a cache that holds tokens."""
     for name, value in model_kwargs.items():
         if name not in _PREPARED and value is not None:
             raise ValueError(f"model input {name!r} is not supported by parlay.transformers.generate: leave it out")
-    cache = model_kwargs.get("past_key_values")
-    if cache is not None and (not isinstance(cache, Cache) or cache.get_seq_length() > 0):
-        raise ValueError("past_key_values that hold tokens already are not supported: give the whole prompt instead")
+        if name in CACHE_ARGUMENTS and value is not None and (not isinstance(value, Cache) or holds_tokens(value)):
+            raise ValueError(f"{name} that holds tokens already is not supported: give the whole prompt instead")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -18,6 +19,7 @@ from parlay.cost.roofline import ForwardShape, Machine, ModelShape, flops, moved
 from parlay.models import load
 from parlay.models.config import read_config
 from parlay.models.random_decoder import save_decoder
+from parlay.models.transformers_adapter.call import cache_argument
 from parlay.options import LoadOptions
 from parlay.testing.checkpoints import random_model
 
@@ -59,7 +61,8 @@ def counted(model: PreTrainedModel, work: ForwardShape) -> int:
     """FLOPs of the forward as torch counts them; a tree is a mask and positions like any other."""
     with torch.no_grad():
         ids = torch.ones(work.batch, work.context, dtype=torch.long)
-        cache = model(ids, use_cache=True).past_key_values if work.context else None
+        argument = cache_argument("", inspect.signature(model.forward).parameters)
+        cache = model(ids, use_cache=True)[argument] if work.context else None
         seen = torch.zeros(work.batch, 1, work.rows, work.context + work.rows)
         if work.leaves > 1:  # the first two nodes are siblings
             seen[:, :, 2, work.context + 1] = -torch.inf
@@ -67,8 +70,8 @@ def counted(model: PreTrainedModel, work: ForwardShape) -> int:
             model(
                 torch.ones(work.batch, work.rows, dtype=torch.long),
                 attention_mask=seen,
-                past_key_values=cache,
                 logits_to_keep=work.logits or 0,
+                **{argument: cache},
             )
     return int(counter.get_total_flops())
 

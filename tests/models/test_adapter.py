@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import random
 from collections.abc import Sequence
 
@@ -11,6 +12,7 @@ from torch import Tensor
 from transformers import AutoModelForSeq2SeqLM, PreTrainedModel, T5Config
 
 from parlay.models import UnsupportedModel
+from parlay.models.transformers_adapter.call import cache_argument
 from parlay.models.transformers_adapter.runner import AdapterRunner
 from parlay.testing.checkpoints import VOCAB_SIZE, random_model
 from parlay.types import Exactness, Features, OutOfRoom, Segment, Skip, Tree, trees
@@ -197,10 +199,9 @@ def test_wrong_masks_or_positions_cost_a_model_its_trees() -> None:
     """ALiBi takes no positions, and a model whose forward drops the mask is found out by trying."""
 
     class Deaf(type(random_model("gpt2"))):  # type: ignore[misc]
-        def forward(self, input_ids=None, attention_mask=None, position_ids=None, past_key_values=None, **rest):  # type: ignore[no-untyped-def]
-            return super().forward(
-                input_ids=input_ids, position_ids=position_ids, past_key_values=past_key_values, **rest
-            )
+        def forward(self, input_ids=None, attention_mask=None, position_ids=None, cache=None, **rest):  # type: ignore[no-untyped-def]
+            own = cache_argument("gpt2", inspect.signature(super().forward).parameters)
+            return super().forward(input_ids=input_ids, position_ids=position_ids, **{own: cache}, **rest)
 
     model = random_model("gpt2")
     model.__class__ = Deaf

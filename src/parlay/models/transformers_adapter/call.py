@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache, PreTrainedModel
-from transformers.cache_utils import DynamicLayer, LinearAttentionCacheLayerMixin
+from transformers import Cache, DynamicCache, PreTrainedModel
+from transformers.cache_utils import CacheLayerMixin, DynamicLayer, LinearAttentionCacheLayerMixin
 
 from parlay.models.config import UnsupportedModel
 from parlay.types import NO_TREE, Segment, Tree, trees
+
+CACHE_ARGUMENTS = ("cache", "past_key_values", "cache_params")
+"""Names of the cache among the arguments of a forward: of transformers 5.24, of earlier ones, of recurrent models."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +76,7 @@ class ModelCall:
         accepted = inspect.signature(model.forward).parameters
         if model.config.is_encoder_decoder:
             raise UnsupportedModel(f"{self.name}: encoder-decoder models are not supported")
-        known = [name for name in ("past_key_values", "cache_params") if name in accepted]
-        if not known:
-            raise UnsupportedModel(f"{self.name}: its forward takes no cache (past_key_values or cache_params)")
-        self._cache_argument = known[0]
+        self._cache_argument = cache_argument(self.name, accepted)
         self.takes_positions = "position_ids" in accepted
         self._takes_kept = "logits_to_keep" in accepted
 
@@ -117,6 +117,17 @@ class ModelCall:
         return torch.tensor([list(row) for row in tokens], device=self.device)
 
 
+def cache_argument(name: str, accepted: Container[str]) -> str:
+    """Return the argument under which a forward takes its cache: `cache` since transformers 5.24.
+
+    Raises UnsupportedModel, which names the model, if the forward takes none.
+    """
+    for argument in CACHE_ARGUMENTS:
+        if argument in accepted:
+            return argument
+    raise UnsupportedModel(f"{name}: its forward takes no cache ({', '.join(CACHE_ARGUMENTS)})")
+
+
 def _filled(numbers: Sequence[int], width: int) -> list[int]:
     return [*numbers, *[0] * (width - len(numbers))]
 
@@ -153,6 +164,16 @@ def additive_mask(batch: Sequence[CallRows], dtype: torch.dtype) -> Tensor:
 def rows_selectable(cache: DynamicCache) -> bool:
     """True when the cache is nothing but keys and values of every token, so that any rows of it can be dropped."""
     return all(type(layer) is DynamicLayer for layer in cache.layers)
+
+
+def holds_tokens(cache: Cache) -> bool:
+    """Tell whether a forward has written to the cache: keys and values, or the states of recurrent layers."""
+    for layer in cache.layers:
+        if isinstance(layer, LinearAttentionCacheLayerMixin) and any(layer.has_previous_state.values()):
+            return True
+        if isinstance(layer, CacheLayerMixin) and layer.get_seq_length() > 0:
+            return True
+    return False
 
 
 def copied(cache: DynamicCache) -> DynamicCache:
