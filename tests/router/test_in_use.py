@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
 from parlay import LLM, SamplingParams
+from parlay.engine import Engine
 from parlay.llm.outputs import CompletionOutput
 from parlay.types import Routed
-from tests.router.faulty import Clock
+from tests.router.faulty import CLOCK, Clock
 
 PARAMS = SamplingParams(max_tokens=160, temperature=0.0, ignore_eos=True)
 FAULTY = "tests.router.faulty:Faulty"
@@ -44,7 +45,7 @@ def test_a_drafter_that_raises_midway_is_asked_no_more_and_the_text_is_the_same(
 def test_a_drafter_that_becomes_slow_midway_is_dropped_within_two_steps_but_for_trials(
     plain: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(time, "perf_counter", Clock())
+    monkeypatch.setattr("parlay.llm.llm.Engine", partial(Engine, clock=CLOCK))
     assert of_faulty(decode(f"auto:of={FAULTY}")).asked > 30
     output = decode(f"auto:of={FAULTY}(slows=12)")
     assert output.token_ids == plain
@@ -62,8 +63,8 @@ def test_a_clock_that_jumps_changes_no_text_and_makes_no_figure_absurd(
         clock.added += jump(draw) if draw.random() < 0.02 else 0.0
         return clock()
 
+    monkeypatch.setattr("parlay.llm.llm.Engine", partial(Engine, clock=jumping))
     with LLM("parlay-mini", strategy="auto", router_memory="off") as llm:
-        monkeypatch.setattr(time, "perf_counter", jumping)
         outputs = [llm.generate("one two three one two three one two three", PARAMS)[0].outputs[0] for _ in range(3)]
     assert clock.added != 0
     for output in outputs:
