@@ -13,8 +13,8 @@ from parlay.types import Cost, Event, Runner
 P = ParamSpec("P")
 R = TypeVar("R")
 
-PARTS = ("_propose", "_verify", "_accept", "_commit", "_observe", "_report")
-"""The methods that `Engine.step` is made of. What it does between them is the remainder: scheduling and counting."""
+PARTS = ("_propose", "_verify", "_accept", "_commit", "_observe")
+"""The methods that `Engine.step` is made of. The remainder is scheduling, counting and events."""
 
 
 class TimedEngine(Engine):

@@ -79,7 +79,7 @@ def strategy_line(each: CellSummary) -> Line:
 
 def overhead(found: Measurements) -> list[str]:
     """Milliseconds of a step besides its forward."""
-    parts = ("besides", "besides p90", "propose", "verify", "accept", "commit", "observe", "report", "rest", "tokens")
+    parts = ("besides", "besides p90", "propose", "verify", "accept", "commit", "observe", "rest", "tokens")
     lines = ["## A step besides the forward", ""]
     lines += [
         "Milliseconds of the median step against a target that answers at once (`tokens`: committed per step and "

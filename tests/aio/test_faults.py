@@ -36,6 +36,7 @@ def test_a_step_that_fails_ends_what_ran_with_one_line_and_the_next_request_runs
             await stream.wait()
         await service.between_steps(lambda llm: llm.runner.check())
         assert await service.between_steps(lambda llm: llm.engine.idle)
+        assert service.stats().finished == {"error": len(PROMPTS)}
         return streams
 
     for stream in asyncio.run(run()):

@@ -14,7 +14,7 @@ def runner() -> StubRunner:
 @pytest.mark.parametrize("batch", [1, 3])
 def test_the_parts_of_a_step_add_up_to_it(runner: StubRunner, batch: int) -> None:
     values = measure(runner, "none", PARAMS["greedy"], batch, steps=12)
-    parts = [values[name] for name in ("propose", "verify", "accept", "commit", "observe", "report", "rest")]
+    parts = [values[name] for name in ("propose", "verify", "accept", "commit", "observe", "rest")]
     assert min(parts) >= 0
     assert sum(parts) == pytest.approx(values["besides"], rel=0.5)  # medians of parts, median of sums
     assert values["tokens"] == 1.0

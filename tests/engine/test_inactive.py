@@ -80,7 +80,7 @@ def test_another_sequence_ends_it_and_so_does_its_end() -> None:
     while len(policy.asked) < 2:
         engine.step()
     assert policy.asked == [3, 6], "asked as soon as another decodes beside it"
-    while "b" in engine._sequences:
+    while "b" in engine.requests:
         engine.step()
     engine.step()
     assert len(policy.asked) > 2

@@ -82,5 +82,5 @@ def test_an_llm_forgets_strategies_and_writes_the_rest_when_it_closes() -> None:
         texts = {llm.generate("A", params, strategy=name(number))[0].outputs[0].text for number in range(KEPT + 3)}
         assert len(texts) == 1
         assert GONE == [0, 1, 2]  # and "none" before them
-        assert not llm.engine.strategies()
+        assert not llm.engine.requests.strategies()
     assert sorted(GONE) == list(range(KEPT + 3))

@@ -17,12 +17,11 @@ import torch
 
 from parlay.aio.job_queue import Busy, Closed, Message, PendingJob
 from parlay.aio.output_queue import OutputQueue
-from parlay.aio.stats import StatsCollector
 from parlay.llm.jobs import Sample
 from parlay.llm.llm import LLM
 from parlay.llm.outputs import StreamEvent
 from parlay.system import threads
-from parlay.types import EngineStats, Event, Exactness, Metrics, ParlayError
+from parlay.types import EngineStats, Event, Exactness, FinishReason, Metrics, ParlayError
 
 logger = logging.getLogger(__name__)
 
@@ -73,8 +72,7 @@ class Worker:
         self._llm = llm
         self._engine = llm.engine
         self.capacity = self._engine.limits.max_sequences + max_waiting
-        self._collector = StatsCollector(self._engine)
-        self._stats = self._collector.read()
+        self._stats = self._engine.stats()
         self._lock = threading.Lock()
         self._closing = False
         self._under_way = 0
@@ -160,7 +158,7 @@ class Worker:
         """Read the statistics when samples have come or gone, or now and then: it is too much work for each step."""
         now = time.monotonic()
         if now >= self._stats_due:
-            self._stats = self._collector.read()
+            self._stats = self._engine.stats()
             self._stats_due = now + _STALE_SECONDS
 
     def _add(self, pending: PendingJob) -> None:
@@ -210,15 +208,16 @@ class Worker:
         """End one sample now: aborted, or with the failure that ended it."""
         if name not in self._owners:
             return
-        event = self._withdraw(name)
+        reason: FinishReason = "abort" if failure is None else "error"
+        event = self._withdraw(name, reason, failure)
         if event is None:
             unknown = Metrics(str(self._owners[name][1].strategy), Exactness.LOSSY)
-            event = Event(name, finish_reason="abort", metrics=unknown)
-        self._tell(event if failure is None else event._replace(finish_reason="error", error=failure))
+            event = Event(name, finish_reason=reason, error=failure, metrics=unknown)
+        self._tell(event)
 
-    def _withdraw(self, name: str) -> Event | None:
+    def _withdraw(self, name: str, reason: FinishReason, failure: str | None) -> Event | None:
         try:
-            return self._engine.abort(name)
+            return self._engine.abort(name, reason, failure)
         except Exception:
             logger.exception("ending request %s failed; it is dropped", name)
             return None
@@ -231,7 +230,6 @@ class Worker:
         if event.finish_reason is not None:
             del self._owners[event.request]
             self._leave(1)
-            self._collector.count(event)
             self._stats_due = 0.0
         try:
             news = pending.job.event(sample, event)
@@ -251,7 +249,7 @@ class Worker:
         for sample in pending.job.samples:
             if self._owners.pop(sample.request.id, None) is not None:
                 self._leave(1)
-                self._withdraw(sample.request.id)
+                self._withdraw(sample.request.id, "error", str(error))
         self._post(pending, error)
 
     def _leave(self, count: int) -> None:
@@ -286,7 +284,7 @@ class Worker:
             self._inbox.get()()
         for name in list(self._owners):
             self._stop(name)
-        self._stats = self._collector.read()
+        self._stats = self._engine.stats()
         self._deliver()
         try:
             self._llm.close()

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from parlay.bench import journal
 from parlay.bench.journal import Journal, Record
+from parlay.types import tokens_per_step
 
 PLAIN = "none"
 """The strategy with which all others are compared."""
@@ -107,7 +108,7 @@ class Row:
 
     @property
     def tokens_per_step(self) -> float:
-        return self.tokens / self.steps if self.steps else 0.0
+        return tokens_per_step(self.tokens, self.steps)
 
     @property
     def proposed(self) -> int:

@@ -9,6 +9,7 @@ from statistics import fmean, geometric_mean, median, stdev
 from typing import TypeVar
 
 from parlay.bench.records import OURS, PLAIN, Cell, Row
+from parlay.types import tokens_per_step
 
 T = TypeVar("T")
 
@@ -96,7 +97,7 @@ class CellSummary:
 
     @property
     def tokens_per_step(self) -> float | None:
-        return _over(sum(row.tokens for row in self.rows), sum(row.steps for row in self.rows))
+        return tokens_per_step(sum(row.tokens for row in self.rows), sum(row.steps for row in self.rows)) or None
 
     @property
     def acceptance_rate(self) -> float | None:

@@ -8,10 +8,7 @@ from typing import NamedTuple
 from parlay.engine.sequence import Sequence
 from parlay.engine.sequence_step import Commit, SequenceStep
 from parlay.sampling.logprobs import prompt_token_logprobs, step_logprobs
-from parlay.types import CommittedTokens, ParlayError, TokenLogprobs, trees
-
-TARGET = "target"
-"""Source of a token that no drafter proposed."""
+from parlay.types import TARGET, CommittedTokens, ParlayError, TokenLogprobs, trees
 
 
 def commit(step: SequenceStep, max_context: int) -> Commit:

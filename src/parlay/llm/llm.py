@@ -111,7 +111,8 @@ class LLM:
         self.engine = Engine(self.runner, cost := cost_of(self.runner, kept), limits)
         self._drafts = RunnerCache(lambda name: models.load(name, replace(load, quantize=None), budget=budget))
         self._resources, power = self._find_resources(model, draft_model), PowerOf(self.runner, cost)
-        self._strategies = StrategyCache(self._resources, cost, in_use=self.engine.strategies, memory=kept, power=power)
+        in_use = self.engine.requests.strategies
+        self._strategies = StrategyCache(self._resources, cost, in_use=in_use, memory=kept, power=power)
         self._strategies.get(strategy)  # a wrong name is an error now, not at the first request
         self._factory = InputProcessor(
             self.vocabulary,
@@ -311,7 +312,7 @@ class LLM:
 
     def offered(self) -> tuple[str, ...]:
         """The strategies of the catalogue that work for this model by their name alone. Any thread may call this."""
-        return offered(self._resources, self.engine.check_needs)
+        return offered(self._resources, self.engine.requests.check_needs)
 
     def reset_prefix_cache(self) -> None:
         """Free what is cached of requests that are over: the next ones compute all of their prompts."""

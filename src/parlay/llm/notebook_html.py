@@ -6,7 +6,8 @@ import html
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-TARGET = "target"
+from parlay.types import TARGET
+
 _COLOURS = ("#2a9d8f", "#c77dff", "#e9a23b", "#4c8dff", "#e76f51", "#7cb518")
 """Of drafters, in the order in which they appear; readable on light and dark ground."""
 _OWN = "#8a8f98"

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import Self, TextIO
 
-TARGET = "target"
+from parlay.types import TARGET
+
 _TINTS = (36, 35, 33, 32, 34)  # cyan, magenta, yellow, green, blue
 
 

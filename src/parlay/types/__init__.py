@@ -16,6 +16,7 @@ from parlay.types.power import PowerModel
 from parlay.types.requests import Constraint, Layers, Request, SequenceView, StopChecker
 from parlay.types.results import (
     NOTHING_COMMITTED,
+    TARGET,
     Committed,
     CommittedTokens,
     EngineStats,
@@ -25,6 +26,7 @@ from parlay.types.results import (
     RouterRecord,
     Stretch,
     TokenLogprobs,
+    tokens_per_step,
 )
 from parlay.types.runners import NO_SKIP, Output, Runner, RunnerSpec, Segment, Skip, Sublayer
 from parlay.types.strategy import (
@@ -53,6 +55,7 @@ __all__ = [
     "NO_DRAFT",
     "NO_SKIP",
     "NO_TREE",
+    "TARGET",
     "AcceptRule",
     "Budgets",
     "Committed",
@@ -102,4 +105,5 @@ __all__ = [
     "Tokenizer",
     "Tree",
     "Verdict",
+    "tokens_per_step",
 ]

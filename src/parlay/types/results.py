@@ -9,6 +9,9 @@ from typing import NamedTuple, overload
 
 from parlay.types.base import Exactness, FinishReason
 
+TARGET = "target"
+"""The source of a token that no drafter proposed."""
+
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
@@ -68,6 +71,11 @@ class RouterRecord:
     power: str = ""
 
 
+def tokens_per_step(tokens: int, steps: int) -> float:
+    """Divide committed tokens by the target's forwards that decoded; 0 without any. Plain decoding has 1."""
+    return tokens / steps if steps else 0.0
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class Metrics:
     """What the engine counted for one sample. Seconds are wall time of steps this sample took part in.
@@ -122,7 +130,7 @@ class Metrics:
 
     @property
     def tokens_per_step(self) -> float:
-        return self.completion_tokens / self.steps if self.steps else 0.0
+        return tokens_per_step(self.completion_tokens, self.steps)
 
     @property
     def acceptance_rate(self) -> float:
@@ -162,7 +170,7 @@ class EngineStats:
 
 
 class Committed(NamedTuple):
-    """A token that joined a sequence, and where it came from: a drafter's name, or ``target``."""
+    """A token that joined a sequence, and where it came from: a drafter's name, or `TARGET`."""
 
     token: int
     source: str

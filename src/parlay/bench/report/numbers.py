@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from parlay import types
 from parlay.bench.forwards import is_forward
 from parlay.bench.records import PLAIN, Row
 from parlay.bench.summary import Spread
@@ -96,10 +97,9 @@ def geometric(values: Sequence[float]) -> float:
 
 
 def tokens_per_step(rows: Iterable[Row]) -> float:
-    """Committed tokens over steps; 0 where no steps were counted."""
+    """`parlay.types.tokens_per_step` of all rows whose steps were counted."""
     own = [row for row in decoded(rows) if row.steps]
-    steps = sum(row.steps for row in own)
-    return sum(row.tokens for row in own) / steps if steps else 0.0
+    return types.tokens_per_step(sum(row.tokens for row in own), sum(row.steps for row in own))
 
 
 def same(rows: Iterable[Row]) -> str:

@@ -11,7 +11,7 @@ from typing_extensions import TypedDict
 
 from parlay.llm.jobs import Job
 from parlay.llm.outputs import CompletionOutput, RequestOutput, StreamEvent
-from parlay.types import Exactness, Metrics, RouterRecord
+from parlay.types import Exactness, Metrics, RouterRecord, tokens_per_step
 
 
 class PromptDetails(TypedDict):
@@ -205,7 +205,7 @@ def summary(samples: Sequence[CompletionOutput]) -> Summary:
         "exactness": str(Exactness.weakest(*(sample.exactness for sample in samples))),
         "seed": seeds.pop() if len(seeds) == 1 else None,
         "accepted_by_source": dict(accepted),
-        "tokens_per_step": sum(sample.metrics.completion_tokens for sample in samples) / steps if steps else 0.0,
+        "tokens_per_step": tokens_per_step(sum(sample.metrics.completion_tokens for sample in samples), steps),
         "tokens_per_second": sum(sample.metrics.tokens_per_second for sample in samples) / len(samples),
     }
 

@@ -17,7 +17,7 @@ from parlay.router.policies import Adaptive
 from parlay.testing import toy_drafters
 from parlay.testing.conformance.compare import Excuse, comparable, same_tokens
 from parlay.testing.conformance.stage import PLAIN, Stage, StageRequest, StageSample, Steady, Subject, decode
-from parlay.types import Runner, SamplingParams, Strategy
+from parlay.types import TARGET, Runner, SamplingParams, Strategy
 
 CAPACITY = 8192
 """Tokens that a runner's cache holds where memory is not what is tested."""
@@ -115,7 +115,7 @@ def same_ending(stage: Stage, ask: StageRequest, sample: StageSample) -> None:
 def same_counts(sample: StageSample) -> None:
     """The metrics agree with the events: one counter."""
     metrics = sample.metrics
-    drafted = sum(one.source != "target" for one in sample.committed)
+    drafted = sum(one.source != TARGET for one in sample.committed)
     assert metrics.completion_tokens == len(sample.committed) == sum(sample.steps)
     assert metrics.steps == len(sample.steps), f"{metrics.steps} steps counted, {len(sample.steps)} committed"
     assert metrics.accepted_tokens == drafted == sum(metrics.accepted_by_depth)

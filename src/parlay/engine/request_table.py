@@ -1,0 +1,178 @@
+"""The requests under way: which are let in, how each ends, and what is counted of them all."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
+
+from parlay.engine.scheduler import Scheduler
+from parlay.engine.sequence import Sequence
+from parlay.engine.sequence_step import Commit, SequenceStep
+from parlay.engine.target_layers import TargetLayers
+from parlay.sampling.processors import validate
+from parlay.types import EngineStats, Event, Exactness, FinishReason, Needs, Request, Runner, Strategy
+
+logger = logging.getLogger(__name__)
+
+
+class RequestTable:
+    """Every request from `add` to its last event, which `events` or `abort` returns. Nothing else counts endings.
+
+    ``max_context`` limits prompt and output together.
+    """
+
+    def __init__(self, runner: Runner, scheduler: Scheduler, layers: TargetLayers, max_context: int) -> None:
+        self.max_context = max_context
+        self._runner = runner
+        self._scheduler = scheduler
+        self._layers = layers
+        self._sequences: dict[str, Sequence] = {}
+        self._added = 0
+        self._finished: Counter[FinishReason] = Counter()
+        self._drafter_faults = 0
+        self._step_tokens = 0
+        self._steps: Counter[int] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._sequences)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._sequences
+
+    def strategies(self) -> set[str]:
+        """The names of the strategies of all requests under way."""
+        return {sequence.strategy.name for sequence in self._sequences.values()}
+
+    @property
+    def longest(self) -> int:
+        """How many tokens, prompt and output together, context and memory allow a request."""
+        return min(self.max_context, self._runner.capacity() + 1)  # the last token is never cached
+
+    def add(self, request: Request, strategy: Strategy) -> None:
+        """Queue a request. Raises ValueError for one that could never run, naming what is wrong with it."""
+        self._check(request)
+        needs = tuple([drafter.needs for drafter in strategy.drafters])
+        for each in needs:
+            self.check_needs(strategy.name, each)
+        sequence = Sequence(
+            sequence=self._added,
+            request=request,
+            strategy=strategy,
+            exactness=Exactness.weakest(strategy.rule.exactness, self._runner.spec.exactness),
+            tokens=list(request.prompt),
+            prompt_length=len(request.prompt),
+            needs=needs,
+            layers=self._layers if any(each.layers or each.taps for each in needs) else None,
+        )
+        self._added += 1
+        self._sequences[request.id] = sequence
+        self._scheduler.add(sequence)
+
+    def check_needs(self, strategy: str, needs: Needs) -> None:
+        """Raises ValueError where the runner can't give a strategy's drafter what it needs."""
+        spec = self._runner.spec
+        if needs.layers and not spec.layer_skip:
+            raise ValueError(
+                f"strategy {strategy} drafts with the target's own layers, but the runner of {spec.name} can't skip "
+                "any: choose another strategy"
+            )
+        if any(not 0 <= layer <= spec.num_layers for layer in needs.taps):
+            raise ValueError(
+                f"strategy {strategy} reads the hidden states of layers {', '.join(map(str, needs.taps))}, but those "
+                f"of {spec.name} are 0 to {spec.num_layers}: choose another strategy"
+            )
+
+    def abort(self, request_id: str, reason: FinishReason = "abort", error: str | None = None) -> Event | None:
+        """End a request now and keep its tokens so far. None if it is not under way."""
+        sequence = self._sequences.get(request_id)
+        return None if sequence is None else self._end(sequence, Commit(finish_reason=reason, error=error))
+
+    def events(self, steps: Iterable[SequenceStep]) -> list[Event]:
+        """What a step did to its requests. Those that it finished are no longer under way."""
+        return [self._event(step) for step in steps]
+
+    def count(self, steps: Iterable[SequenceStep]) -> None:
+        """Count the tokens that a step computed of prompts, and those that it committed."""
+        tokens = sum((len(step.pending) if step.prefill else 0) + len(step.done.committed) for step in steps)
+        if tokens:
+            self._step_tokens += tokens
+            self._steps[1 << (tokens - 1).bit_length()] += 1
+
+    def stats(self) -> EngineStats:
+        """Numbers of what is under way and of all that was done so far."""
+        scheduler, total = self._scheduler, self._runner.capacity()
+        return EngineStats(
+            waiting=len(scheduler.waiting),
+            running=len(scheduler.running),
+            preemptions=scheduler.preemptions,
+            finished=dict(self._finished),
+            cache_tokens_used=total - self._runner.free_tokens(),
+            cache_tokens_total=total,
+            prefix_tokens_asked=scheduler.prefix_tokens_asked,
+            prefix_tokens_found=scheduler.prefix_tokens_found,
+            drafter_faults=self._drafter_faults + sum(s.tally.drafter_faults for s in self._sequences.values()),
+            step_tokens=self._step_tokens,
+            steps=dict(self._steps),
+        )
+
+    def _event(self, step: SequenceStep) -> Event:
+        if step.fault is not None:
+            return self._end(step.sequence, Commit(finish_reason="error", error=step.fault.reason))
+        if step.done.finish_reason is not None:
+            return self._end(step.sequence, step.done)
+        return Event(step.sequence.request.id, step.done.committed)
+
+    def _end(self, sequence: Sequence, done: Commit) -> Event:
+        request = sequence.request
+        del self._sequences[request.id]
+        self._drafter_faults += sequence.tally.drafter_faults
+        if done.finish_reason is not None:
+            self._finished[done.finish_reason] += 1
+        self._scheduler.remove(sequence)
+        router = sequence.strategy.policy.report(sequence.sequence)
+        metrics = replace(sequence.metrics(), router=router, escaped_at=sequence.escaped_at)
+        _release(sequence)
+        return Event(
+            request.id,
+            done.committed,
+            done.finish_reason,
+            done.stop_reason,
+            done.error,
+            metrics,
+            tuple(sequence.prompt_logprobs) if request.params.prompt_logprobs is not None else None,
+        )
+
+    def _check(self, request: Request) -> None:
+        spec, prompt, most = self._runner.spec, len(request.prompt), request.params.max_tokens
+        if request.id in self._sequences:
+            raise ValueError(f"request id {request.id!r} is under way already")
+        if not prompt:
+            raise ValueError("the prompt is empty: give it at least one token")
+        if prompt >= self.max_context:
+            raise ValueError(
+                f"the prompt has {prompt} tokens, but the context of {spec.name} is {self.max_context} "
+                "and must hold at least one more: shorten it"
+            )
+        if min(request.prompt) < 0 or max(request.prompt) >= spec.vocab_size:
+            raise ValueError(f"the prompt has a token id outside the vocabulary of {spec.vocab_size}")
+        if most is None:
+            raise ValueError("a request to the engine needs max_tokens as a number")
+        text = max(prompt + 1, min(prompt + most, self.max_context))
+        if text > self.longest:
+            raise ValueError(
+                f"the prompt's {prompt} tokens and max_tokens {most} make {text} tokens, but the cache of {spec.name} "
+                f"holds {self.longest}: shorten the prompt, lower max_tokens, or allow more memory"
+            )
+        validate(request.params, spec.vocab_size)
+
+
+def _release(sequence: Sequence) -> None:
+    """Let policy and drafters drop their state of the sequence. An exception is logged, and the request still ends."""
+    strategy = sequence.strategy
+    for release in (strategy.policy.release, *[drafter.release for drafter in strategy.drafters]):
+        try:
+            release(sequence.sequence)
+        except Exception:
+            logger.exception("strategy %s failed to release request %s", strategy.name, sequence.request.id)
