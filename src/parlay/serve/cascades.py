@@ -104,7 +104,7 @@ class Cascades:
         """Whether the models are those of the calibration. Their weights are read when this is first asked."""
         pairs = ((small, held.certificate.small), (large, held.certificate.large))
         for served, binding in pairs:
-            own = await asyncio.to_thread(served.engine.llm.gate.binding)
+            own = await asyncio.to_thread(served.gate.binding)
             if (own.weights, own.dtype) != (binding.weights, binding.dtype):
                 logger.warning("%s is not about %s as it is served here, and opens nothing", held.path, served.name)
                 return False
@@ -122,7 +122,7 @@ class Cascades:
     async def _answer(self, served: Served, asked: Question) -> CompletionOutput:
         alone = asked.but(replace(asked.params, n=1), asked.options)
         job = await asyncio.to_thread(alone.job, served)
-        return (await (await served.engine.submit(job, whole=True)).wait()).outputs[0]
+        return (await (await served.llm.submit(job, whole=True)).wait()).outputs[0]
 
     async def _audit(self, held: HeldCascade, chosen: Served, large: Served, asked: Question) -> None:
         """Compare the answer that was given with the large model's. Not where there is no room."""
@@ -135,6 +135,6 @@ class Cascades:
         except (ParlayError, ValueError) as error:
             logger.warning("an answer can't be audited: %s", error)
             return
-        tokenizer = large.engine.llm.tokenizer
+        tokenizer = large.tokenizer
         if tokenizer is not None and {given.finish_reason, exact.finish_reason} <= {"stop", "length"}:
             await asyncio.to_thread(held.audit, text_agreement(tokenizer, given.text, exact.text))

@@ -10,7 +10,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from parlay.aio import AsyncLLM
+from parlay.certificates.gate import Gate
+from parlay.llm.input_processor import ChatOptions, RequestOptions
+from parlay.llm.jobs import Job
+from parlay.llm.vocabulary import Vocabulary
 from parlay.serve.errors import ApiError
+from parlay.text.chat_template import Messages
+from parlay.text.prompts import Prompt
+from parlay.types import RunnerSpec, SamplingParams, Tokenizer
 
 Loader = Callable[[], AsyncLLM]
 """Loads a model and returns when it is ready. Called in a thread."""
@@ -29,12 +36,47 @@ class ModelLoader:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A loaded model under its name. ``max_model_len`` is how many tokens of prompt and output it holds together."""
+    """A loaded model under its name."""
 
     name: str
-    engine: AsyncLLM
-    max_model_len: int
-    vocab_size: int
+    llm: AsyncLLM
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        return self.llm.llm.tokenizer
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        return self.llm.llm.vocabulary
+
+    @property
+    def spec(self) -> RunnerSpec:
+        return self.llm.llm.runner.spec
+
+    @property
+    def max_model_len(self) -> int:
+        """How many tokens of prompt and output it holds together."""
+        return self.llm.llm.engine.max_context
+
+    @property
+    def gate(self) -> Gate:
+        return self.llm.llm.gate
+
+    @property
+    def draft_models(self) -> tuple[str, ...]:
+        """Names or paths of the models that draft for it."""
+        return self.llm.llm.draft_models
+
+    @property
+    def strategies(self) -> frozenset[str]:
+        """Names of those that a request may name without parameters."""
+        return frozenset(self.llm.llm.offered())
+
+    def job(
+        self, prompt: Prompt | Messages, params: SamplingParams, options: RequestOptions, chat: ChatOptions | None
+    ) -> Job:
+        """The prompt made ready to run. Raises ParlayError and ValueError for what can't."""
+        return self.llm.llm.job(prompt, params, options, chat)
 
 
 class HostedModel:
@@ -72,7 +114,7 @@ class HostedModel:
     def source(self) -> str | None:
         """The name or path that it is loaded from, as far as that is known."""
         if self.served is not None:
-            return self.served.engine.llm.runner.spec.name
+            return self.served.spec.name
         return self.loader.source if isinstance(self.loader, ModelLoader) else None
 
     @property
@@ -83,7 +125,7 @@ class HostedModel:
     @property
     def dead(self) -> bool:
         """Whether its engine has stopped by itself."""
-        return self.served is not None and not self.leaving and not self.served.engine.alive
+        return self.served is not None and not self.leaving and not self.served.llm.alive
 
     @property
     def wanted(self) -> bool:
@@ -95,13 +137,12 @@ class HostedModel:
         """Whether a request has it, or is under way in its engine."""
         if self.users or self.wanted:
             return True
-        stats = self.served.engine.stats() if self.served is not None else None
+        stats = self.served.llm.stats() if self.served is not None else None
         return stats is not None and stats.waiting + stats.running > 0
 
-    def arrive(self, engine: AsyncLLM) -> None:
+    def arrive(self, llm: AsyncLLM) -> None:
         """It has been loaded: waiting requests get it."""
-        llm = engine.llm
-        self.served = Served(self.name, engine, llm.engine.max_context, llm.runner.spec.vocab_size)
+        self.served = Served(self.name, llm)
         self.max_model_len = self.served.max_model_len
         self.used = time.monotonic()
         while self._arrivals:
@@ -149,7 +190,7 @@ class HostedModel:
                 self._left = asyncio.Event()
                 await self._left.wait()
             if self.served is not None:
-                await self.served.engine.close(drain_seconds)
+                await self.served.llm.close(drain_seconds)
         finally:
             if self.loader is not None:
                 self.served = None

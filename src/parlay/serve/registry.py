@@ -155,23 +155,20 @@ class Registry:
             async with self._turn:
                 await self._make_room()
                 began = time.monotonic()
-                engine = await asyncio.to_thread(model.loader)
+                llm = await asyncio.to_thread(model.loader)
         except Exception as error:
             logger.error("model %s can't be loaded: %s", model.name, error)
             message = f"model {model.name} can't be loaded; the server's log says why"
             model.fail(ApiError(503, message, "model", "model_load_failed"), _FAILED_SECONDS)
         else:
             logger.info("model %s was loaded in %.1f s", model.name, time.monotonic() - began)
-            await self._welcome(model, engine)
+            if self._closing:
+                await llm.close(0)
+                model.fail(unavailable(self._retry_after), 0)
+            else:
+                model.arrive(llm)
         finally:
             model.task = None
-
-    async def _welcome(self, model: HostedModel, engine: AsyncLLM) -> None:
-        if self._closing:
-            await engine.close(0)
-            model.fail(unavailable(self._retry_after), 0)
-        else:
-            model.arrive(engine)
 
     async def _make_room(self) -> None:
         while len(held := [model for model in self if model.unloadable]) >= self._max_loaded:
@@ -187,7 +184,7 @@ class Registry:
     async def close(self, drain_seconds: float) -> None:
         """Take no more requests; those under way have that long to finish. May be called again."""
         self._closing = True
-        await asyncio.gather(*(served.engine.close(drain_seconds) for served in self.loaded))
+        await asyncio.gather(*(served.llm.close(drain_seconds) for served in self.loaded))
 
 
 class Leases:

@@ -86,11 +86,11 @@ def chat_job(served: Served, chat: ChatRequest, settings: Settings, names: Field
 
 
 def _is_special(served: Served, mark: str) -> bool:
-    tokenizer = served.engine.llm.tokenizer
+    tokenizer = served.tokenizer
     return tokenizer is not None and mark in tokenizer.all_special_tokens
 
 
 def chat_template(served: Served) -> str:
     """The model's chat templates as one text; empty where there is none."""
-    tokenizer = served.engine.llm.tokenizer
+    tokenizer = served.tokenizer
     return template_text(tokenizer) if tokenizer is not None else ""

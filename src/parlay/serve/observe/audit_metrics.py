@@ -42,7 +42,7 @@ class Audits(Collector):
     def _by_labels(self) -> dict[tuple[str, str], Sequence[Audited]]:
         found: defaultdict[tuple[str, str], list[Audited]] = defaultdict(list)
         for model in self._models.loaded:
-            for each in model.engine.llm.gate.audited():
+            for each in model.gate.audited():
                 found[model.name, each.gate].append(each)
         for large, each in self._cascades.audited().items():
             found[large, each.gate].append(each)

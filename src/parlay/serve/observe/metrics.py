@@ -179,7 +179,7 @@ class _Engines(Collector):
         return []  # nothing is asked of the engines when this is registered
 
     def collect(self) -> Iterator[Metric]:
-        stats = {model.name: model.engine.stats() for model in self._models.loaded}
+        stats = {model.name: model.llm.stats() for model in self._models.loaded}
         for reading in _READINGS:
             labels, more = (["model"], []) if reading.name.startswith("parlay_") else (list(WHOSE), [ENGINE])
             family = reading.kind(reading.name, reading.help, labels=labels)

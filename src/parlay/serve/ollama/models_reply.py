@@ -65,7 +65,7 @@ def running(model: HostedModel, facts: ModelFacts | None, settings: Settings) ->
 
 def described(served: Served) -> Description:
     """A loaded model as its files would tell of it; its context is what the server gives it."""
-    spec = served.engine.llm.runner.spec
+    spec = served.spec
     return Description(
         max_context=served.max_model_len,
         vocab_size=spec.vocab_size,

@@ -101,7 +101,7 @@ async def _answer(
         model=served.name,
         kind=kind,
         answers=chat.answers,
-        speller=Speller(served.engine.llm.tokenizer),
+        speller=Speller(served.tokenizer),
         logprobs=bool(body.logprobs),
         load_seconds=loaded,
     )
@@ -125,7 +125,7 @@ def _plain(served: Served, body: GenerateBody, request: Request, settings: Setti
     text = f"{body.system}\n\n{body.prompt}" if body.system and not body.raw else body.prompt or ""
     prompt: Prompt = text
     if body.suffix is not None:
-        ids = infill_prompt(served.engine.llm.vocabulary, served.max_model_len, text, body.suffix)
+        ids = infill_prompt(served.vocabulary, served.max_model_len, text, body.suffix)
         prompt = TokensPrompt(prompt_token_ids=ids)
     options = request_options(request, strategy=body.strategy, exactness=body.exactness)
     job = prepare(served, prompt, params, options, settings=settings, names=GENERATE_NAMES)

@@ -64,7 +64,7 @@ class Run:
         """
         try:
             for job in self.jobs:
-                submitted = self.served.engine.submit(
+                submitted = self.served.llm.submit(
                     job, timeout=self.timeout, whole=whole, wake_event=self._wake_event
                 )
                 self._streams.append(await submitted)
@@ -147,7 +147,7 @@ class Run:
                 trace_parent=self.trace_parent,
                 owner=asked.owner,
                 store=asked.store,
-                tokenizer=self.served.engine.llm.tokenizer,
+                tokenizer=self.served.tokenizer,
             )
         )
         self.charge(len(output.prompt_token_ids) + sum(len(sample.token_ids) for sample in output.outputs))

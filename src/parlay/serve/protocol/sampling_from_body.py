@@ -166,7 +166,7 @@ def prepare(
 ) -> Job:
     """The prompt made ready to run. Raises ApiError for what the model can't take."""
     try:
-        job = served.engine.llm.job(prompt, params, options, chat)
+        job = served.job(prompt, params, options, chat)
     except PromptTooLong as error:
         raise ApiError(400, str(error), names.prompt, "context_length_exceeded") from None
     except (ValueError, ParlayError) as error:
@@ -177,7 +177,7 @@ def prepare(
 
 def check_count(prompts: int, n: int, served: Served) -> None:
     """Raises ApiError for more samples than the model ever takes at once: to try again later would not help."""
-    most = served.engine.capacity
+    most = served.llm.capacity
     if prompts > 1 and prompts * n > most:
         asked = f"{prompts} prompts with {n} samples each" if n > 1 else f"{prompts} prompts"
         raise ApiError(400, f"{asked} are more than the {most} samples that this server takes at once", "prompt")
@@ -203,8 +203,8 @@ def refused(error: Exception, names: FieldNames, served: Served | None = None) -
     """
     message = str(error)
     if served is not None:
-        message = message.replace(served.engine.llm.runner.spec.name, served.name)
-        for draft in served.engine.llm.draft_models:
+        message = message.replace(served.spec.name, served.name)
+        for draft in served.draft_models:
             message = message.replace(draft, Path(draft).name)
     word = re.match(r"(?:the )?(\w*)((?:\.(?:json|regex|choice|grammar)\b)?)", message)
     assert word is not None

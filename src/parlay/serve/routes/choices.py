@@ -58,14 +58,13 @@ def _packed(content: bytes, encodings: str) -> Response:
 
 
 def _choices(served: Served, settings: Settings) -> Choices:
-    llm = served.engine.llm
-    offered = set(llm.offered())
+    offered = served.strategies
     return Choices(
         model=served.name,
         max_model_len=served.max_model_len,
         max_tokens=settings.max_tokens,
         chat=bool(chat_template(served)),
-        sampling=_sampling(llm.runner.spec.name),
+        sampling=_sampling(served.spec.name),
         strategies=[StrategyInfo.model_validate(entry) for entry in listing() if entry["name"] in offered],
     )
 

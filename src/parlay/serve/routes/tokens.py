@@ -97,7 +97,7 @@ def router(registry: Registry) -> APIRouter:
 
 def _bound(registry: Registry) -> dict[str, Any]:
     """What the document adds to the body's schema: the largest id that every model knows, as far as they are loaded."""
-    size = min((served.vocab_size for served in registry.loaded), default=INT_LIMIT)
+    size = min((served.spec.vocab_size for served in registry.loaded), default=INT_LIMIT)
     ids = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": size - 1}}
     schema = {"properties": {"tokens": ids}}
     return {"requestBody": {"content": {"application/json": {"schema": schema}}}}
@@ -112,8 +112,8 @@ def _tokens(served: Served, ids: list[int]) -> bytes:
 def _text(served: Served, ids: list[int]) -> str:
     """Raises ApiError for an id that the model does not know."""
     foreign = max(ids, default=0)
-    if foreign >= served.vocab_size:
-        raise ApiError(400, f"token id {foreign} is outside the vocabulary of {served.vocab_size}", "tokens")
+    if foreign >= served.spec.vocab_size:
+        raise ApiError(400, f"token id {foreign} is outside the vocabulary of {served.spec.vocab_size}", "tokens")
     return _tokenizer(served).decode(ids)
 
 
@@ -135,7 +135,7 @@ def _chat_text(served: Served, body: TokenizeMessages) -> str:
 
 
 def _tokenizer(served: Served) -> Tokenizer:
-    tokenizer = served.engine.llm.tokenizer
+    tokenizer = served.tokenizer
     if tokenizer is None:
         raise ApiError(400, f"model {served.name} came without a tokenizer", "model")
     return tokenizer

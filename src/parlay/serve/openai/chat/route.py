@@ -62,7 +62,7 @@ def _prepare(
 
 
 def _shape(served: Served, body: ChatBody, chat: ChatJob) -> ChatShape:
-    speller = Speller(served.engine.llm.tokenizer)
+    speller = Speller(served.tokenizer)
     return ChatShape(
         model=served.name, speller=speller, logprobs=bool(body.logprobs), answers=chat.answers, legacy=body.legacy
     )

@@ -105,7 +105,7 @@ def _prepare(served: Served, asked: CompletionQuestion) -> tuple[list[Job], Comp
     body, params, jobs = asked.body, asked.params, asked.jobs(served)
     shape = CompletionShape(
         model=served.name,
-        tokenizer=served.engine.llm.tokenizer,
+        tokenizer=served.tokenizer,
         n=body.n or 1,
         logprobs=body.logprobs is not None,
         skip_special=params.skip_special_tokens,
@@ -141,7 +141,7 @@ def _prompts(served: Served, body: CompletionBody, settings: Settings) -> Iterab
             check_length(len(prompt), served, settings, names.prompt)
             yield names, TokensPrompt(prompt_token_ids=prompt)
         elif body.suffix is not None:
-            ids = infill_prompt(served.engine.llm.vocabulary, served.max_model_len, prompt, body.suffix)
+            ids = infill_prompt(served.vocabulary, served.max_model_len, prompt, body.suffix)
             yield names, TokensPrompt(prompt_token_ids=ids)
         else:
             yield names, prompt
@@ -154,7 +154,7 @@ def _names(body: CompletionBody, prompt: str) -> FieldNames:
 
 def _echo(served: Served, job: Job, *, skip_special: bool) -> str:
     """The prompt's own text, or that of its ids."""
-    tokenizer = served.engine.llm.tokenizer
+    tokenizer = served.tokenizer
     if job.prompt is not None or tokenizer is None:
         return job.prompt or ""
     text: str = tokenizer.decode(job.samples[0].request.prompt, skip_special_tokens=skip_special)

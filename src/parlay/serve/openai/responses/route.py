@@ -131,7 +131,7 @@ def _prepare(
             messages = [*earlier, *read_input(body), *_answered(reply)]
             store.put(owner, reply["id"], Kept(reply, _items(body, reply["id"]), joined(messages)))
 
-    speller = Speller(served.engine.llm.tokenizer)
+    speller = Speller(served.tokenizer)
     return chat, ResponseShape(model=served.name, body=body, answers=chat.answers, speller=speller, keep=keep)
 
 
