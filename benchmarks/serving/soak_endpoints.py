@@ -174,7 +174,7 @@ def metrics(address: str) -> dict[str, float]:
 def under_way(address: str) -> dict[str, float]:
     """What the engine holds for requests now."""
     told = metrics(address)
-    names = ("parlay_samples_running", "parlay_samples_waiting", "parlay_cache_used_tokens")
+    names = ("vllm:num_requests_running", "vllm:num_requests_waiting", "parlay_cache_used_tokens")
     return {name: told[name] for name in names if told[name]}
 
 

@@ -12,7 +12,7 @@ from fastapi import FastAPI, Request
 from starlette.testclient import TestClient
 
 from parlay.serve.errors import ApiError
-from parlay.serve.guard.limits import check_prompt, limit_params
+from parlay.serve.protocol.sampling_from_body import check_prompt, limit_params
 from parlay.serve.settings import PROMPT_LOG, Settings
 from parlay.types import SamplingParams
 

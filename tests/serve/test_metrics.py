@@ -90,8 +90,7 @@ def test_a_finished_request_is_counted_once_in_every_way(recorder: Recorder) -> 
     recorder.finished(finished(output(), 0.2, 1.0))
     told = samples(recorder.render().decode())
     assert value(told, "parlay_requests_total", finish_reason="length") == 1
-    assert value(told, "parlay_prompt_tokens_total") == 7
-    assert value(told, "parlay_prompt_cached_tokens_total") == 4
+    assert of_vllm(told, "vllm:prompt_tokens_total") == 7
     assert value(told, "parlay_completion_tokens_total") == 5
     assert value(told, "parlay_steps_total") == 3
     assert value(told, "parlay_steps_without_draft_total") == 1
@@ -100,9 +99,9 @@ def test_a_finished_request_is_counted_once_in_every_way(recorder: Recorder) -> 
     assert [value(told, "parlay_accepted_tokens_by_position_total", position=place) for place in "123"] == [1, 1, 0]
     assert value(told, "parlay_drafter_faults_total") == 1
     assert value(told, "parlay_step_seconds_total", phase="draft") == 0.25
-    assert value(told, "parlay_time_to_first_token_seconds_sum") == 0.2
-    assert value(told, "parlay_inter_token_latency_seconds_sum") == pytest.approx(0.2)
-    assert value(told, "parlay_request_seconds_bucket", le="1.0") == 1
+    assert of_vllm(told, "vllm:time_to_first_token_seconds_sum") == 0.2
+    assert of_vllm(told, "vllm:inter_token_latency_seconds_sum") == pytest.approx(0.2)
+    assert of_vllm(told, "vllm:e2e_request_latency_seconds_bucket", le="1.0") == 1
 
 
 def test_what_a_router_did_is_counted_by_drafter_without_its_parameters(recorder: Recorder) -> None:
@@ -130,15 +129,15 @@ def test_every_sample_counts_and_their_prompt_once(recorder: Recorder) -> None:
     told = samples(recorder.render().decode())
     assert value(told, "parlay_requests_total", finish_reason="stop") == 3
     assert value(told, "parlay_completion_tokens_total") == 15
-    assert value(told, "parlay_prompt_tokens_total") == 7
-    assert value(told, "parlay_inter_token_latency_seconds_count") == 1
+    assert of_vllm(told, "vllm:prompt_tokens_total") == 7
+    assert of_vllm(told, "vllm:inter_token_latency_seconds_count") == 1
 
 
 def test_a_request_that_ended_before_its_first_token_has_no_time_to_it(recorder: Recorder) -> None:
     recorder.finished(finished(output(tokens=0, reason="abort"), 0.0, 0.3))
     told = samples(recorder.render().decode())
-    assert value(told, "parlay_request_seconds_count") == 1
-    assert not any(name.startswith("parlay_time_to_first") for name, _ in told)
+    assert of_vllm(told, "vllm:e2e_request_latency_seconds_count") == 1
+    assert not any(name.startswith("vllm:time_to_first") for name, _ in told)
 
 
 def test_parameters_and_depths_that_clients_choose_make_no_labels(recorder: Recorder) -> None:
@@ -154,10 +153,11 @@ def test_parameters_and_depths_that_clients_choose_make_no_labels(recorder: Reco
 
 def test_queue_and_cache_are_read_when_asked(recorder: Recorder) -> None:
     told = samples(recorder.render().decode())
-    for name in ("parlay_samples_waiting", "parlay_samples_running", "parlay_preemptions_total"):
-        assert value(told, name, strategy=None) == 0
-    for name in ("parlay_cache_used_tokens", "parlay_cache_room_tokens", "parlay_prefix_found_tokens_total"):
+    for name in ("vllm:num_requests_waiting", "vllm:num_requests_running", "vllm:num_preemptions_total"):
+        assert of_vllm(told, name) == 0
+    for name in ("parlay_cache_used_tokens", "parlay_cache_room_tokens"):
         assert value(told, name, strategy=None) >= 0
+    assert of_vllm(told, "vllm:prefix_cache_hits_total") >= 0
 
 
 def test_each_server_counts_for_itself(make_app: Callable[..., FastAPI]) -> None:
@@ -311,7 +311,6 @@ def test_queue_prefill_and_decode_add_up_to_the_request(recorder: Recorder) -> N
     parts = [of_vllm(told, f"vllm:request_{part}_time_seconds_sum") for part in ("queue", "prefill", "decode")]
     assert parts == [0.75, 0.0, 0.25]  # the draft took a quarter of a second, and nothing else any
     assert of_vllm(told, "vllm:e2e_request_latency_seconds_sum") == sum(parts)
-    assert value(told, "parlay_queue_seconds_sum") == 0.75
 
 
 def test_lengths_and_speculation_are_told_under_both_kinds_of_names(recorder: Recorder) -> None:

@@ -201,5 +201,5 @@ def test_the_queue_of_a_model_that_is_not_loaded_is_no_error_in_metrics() -> Non
     with hosting({"one": Loads(), "two": Loads()}) as client:
         text(ask(client, "one"))
         told = client.get("/metrics").text
-        assert 'parlay_samples_running{model="one"}' in told
-        assert 'parlay_samples_running{model="two"}' not in told
+        assert 'vllm:num_requests_running{engine="0",model_name="one"}' in told
+        assert 'vllm:num_requests_running{engine="0",model_name="two"}' not in told

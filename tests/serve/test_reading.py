@@ -15,13 +15,12 @@ from parlay import RequestOutput, SamplingParams
 from parlay.aio import AsyncLLM
 from parlay.serve.anthropic.reply import MessageShape, message_reply
 from parlay.serve.chat.answers import AnswerShape
-from parlay.serve.chat.formats import FORMATS, PLAIN
-from parlay.serve.chat.scanning import Arguments
+from parlay.serve.chat.calls import FORMATS, PLAIN, Arguments
 from parlay.serve.field_spelling import MOST_FIELDS
 from parlay.serve.guard.reading import MOST_CONTAINERS, MOST_STRINGS, MOST_VALUES, check_readable, read_json
 from parlay.serve.ollama.reply import OllamaShape, ollama_reply
-from parlay.serve.protocol.common import MOST_BIASES
-from parlay.serve.protocol.token_bytes import Speller
+from parlay.serve.protocol.body import MOST_BIASES
+from parlay.serve.protocol.logprobs import Speller
 
 JSON = {"Content-Type": "application/json"}
 

@@ -20,7 +20,7 @@ from starlette.testclient import TestClient
 
 from parlay.aio import AsyncLLM
 from parlay.serve.app import create_app
-from parlay.serve.observe.json_lines import JsonLines
+from parlay.serve.observe.logs import JsonLines
 from parlay.serve.observe.tracing import Tracer
 from tests.serve.test_cli import serving
 
@@ -47,11 +47,11 @@ def test_load_counts_the_requests_under_way(make_app: Callable[..., FastAPI]) ->
 def test_the_log_has_a_line_for_each_request_and_nothing_of_its_text(
     client: TestClient, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.INFO, "parlay.serve.observe.request_log"):
+    with caplog.at_level(logging.INFO, "parlay.serve.observe.logs"):
         client.post("/v1/completions", json=BODY, headers={"X-Request-Id": "mine-1"})
         client.post("/v1/completions", json=BODY, headers={"X-Request-Id": "x" * 500})
     first, second = (json.loads(JsonLines().format(record)) for record in caplog.records)
-    assert first["logger"] == "parlay.serve.observe.request_log"
+    assert first["logger"] == "parlay.serve.observe.logs"
     assert first["level"] == "info"
     told = first["request"]
     assert (told["client_id"], told["model"], told["completion_tokens"]) == ("mine-1", "parlay-mini", 6)

@@ -28,7 +28,7 @@ from parlay.cli.serve_models import (
     read_ahead,
 )
 from parlay.cli.serve_record import add_record_arguments, recording
-from parlay.serve.observe.json_lines import JsonLines
+from parlay.serve.observe.logs import JsonLines
 from parlay.serve.settings import PROMPT_LOG, KeyLimits, Settings
 from parlay.types import ParlayError
 

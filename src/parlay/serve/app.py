@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 from fastapi import Depends, FastAPI
+from fastapi.routing import APIRoute
 from fastapi.security import HTTPBearer
 from starlette.middleware.cors import CORSMiddleware
 
@@ -15,27 +17,47 @@ from parlay.aio import AsyncLLM
 from parlay.serve import errors
 from parlay.serve.anthropic import route as messages
 from parlay.serve.cascades import Cascades, Link
-from parlay.serve.document import Application, operation_id
 from parlay.serve.finished import Observer
 from parlay.serve.guard.auth import Guard
 from parlay.serve.guard.limits import Admission, BodyLimit, Gate
 from parlay.serve.guard.workers import Workers
 from parlay.serve.hosted import Loader
-from parlay.serve.observe.audit_metrics import Audits
 from parlay.serve.observe.http_metrics import HttpMetrics
+from parlay.serve.observe.logs import log_request
 from parlay.serve.observe.metrics import Recorder
-from parlay.serve.observe.request_log import log_request
 from parlay.serve.ollama import models_route as ollama_models
 from parlay.serve.ollama import route as ollama
 from parlay.serve.openai.chat import route as chat
 from parlay.serve.openai.completions import route as completions
 from parlay.serve.openai.responses import route as responses
 from parlay.serve.openai.responses.response_store import KeptResponses
-from parlay.serve.protocol.extras import HEADER
-from parlay.serve.pulling import Puller
-from parlay.serve.registry import Leases, Registry
-from parlay.serve.routes import absent, choices, health, models, page, tokens
+from parlay.serve.protocol.body import HEADER
+from parlay.serve.registry import Leases, Puller, Registry
+from parlay.serve.routes import health, models, page, tokens
 from parlay.serve.settings import Settings
+
+
+class Application(FastAPI):
+    """Documents what it does: nothing here answers 422, which FastAPI takes for granted."""
+
+    def openapi(self) -> dict[str, Any]:
+        if self.openapi_schema is None:
+            _drop_422(super().openapi())
+        assert self.openapi_schema is not None
+        return self.openapi_schema
+
+
+def _drop_422(document: dict[str, Any]) -> None:
+    for path in document["paths"].values():
+        for operation in path.values():
+            operation["responses"].pop("422", None)
+    for name in ("HTTPValidationError", "ValidationError"):
+        document.get("components", {}).get("schemas", {}).pop(name, None)
+
+
+def operation_id(route: APIRoute) -> str:
+    """The function's name."""
+    return route.name
 
 
 def create_app(
@@ -65,7 +87,7 @@ def create_app(
     app.state.registry = registry
     app.state.settings = settings
     app.state.cascades = Cascades(registry, cascades or {})
-    app.state.recorder = Recorder(registry, Audits(registry, app.state.cascades))
+    app.state.recorder = Recorder(registry, app.state.cascades)
     app.state.observers = [app.state.recorder.finished, log_request, *observers]
     app.state.gate = Gate(settings)
     app.state.ignored_before = set()
@@ -116,11 +138,10 @@ def _add_routes(app: FastAPI, puller: Puller | None) -> None:
         completions.router(registry, settings),
         chat.router(registry, settings),
         responses.router(registry, settings),
-        models.router(registry),
+        models.router(registry, settings),
         tokens.router(registry),
         health.guarded(app.state.recorder, app.state.gate),
-        choices.router(registry, settings),
-        absent.router(),
+        health.absent(),
     ):
         app.include_router(router, dependencies=lock, responses=errors.responses(*statuses))
     for others, body in (

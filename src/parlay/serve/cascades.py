@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol, Self, TypeVar
@@ -80,54 +80,53 @@ class Cascades:
             for large, (small, cascade) in certificates.items()
         }
 
-    async def route(self, large: Served, request: Request, ask: Callable[[], Q]) -> tuple[Served, Callable[[], Q]]:
+    async def choose(self, large: Served, question: Q, request: Request) -> tuple[Served, Q]:
         """The model that answers, and what it is asked. Raises ApiError for a request that can't be used.
 
         Nothing has been sent until then, so nothing is taken back.
         """
         if large.name not in self._links:
-            return large, ask
-        asked = await asyncio.to_thread(ask)
-        name, held = self._links[large.name]
-        allowed, free = asked.options.exactness, asked.plain and not asked.options.strategy
-        if not (isinstance(allowed, Allowed) and free and held.opens(allowed.floor, asked.params)):
-            return large, lambda: asked
+            return large, question
+        name, cascade = self._links[large.name]
+        allowed, free = question.options.exactness, question.plain and not question.options.strategy
+        if not (isinstance(allowed, Allowed) and free and cascade.opens(allowed.floor, question.params)):
+            return large, question
         small = await self._registry.use(name, request)
-        exactly = asked.but(asked.params, replace(asked.options, exactness=Allowed(Exactness.SEED)))
-        sure = await self._sure(small, exactly) if await self._is_meant(held, small, large) else 0.0
-        chosen = small if sure >= held.certificate.threshold.least else large
-        if held.due():
-            self._audits.run(self._audit(held, chosen, large, exactly))
-        return chosen, lambda: exactly
+        exactly = question.but(question.params, replace(question.options, exactness=Allowed(Exactness.SEED)))
+        sure = await self._sure(small, exactly) if await self._is_meant(cascade, small, large) else 0.0
+        chosen = small if sure >= cascade.certificate.threshold.least else large
+        if cascade.due():
+            self._audits.run(self._audit(cascade, chosen, large, exactly))
+        return chosen, exactly
 
-    async def _is_meant(self, held: HeldCascade, small: Served, large: Served) -> bool:
+    async def _is_meant(self, cascade: HeldCascade, small: Served, large: Served) -> bool:
         """Whether the models are those of the calibration. Their weights are read when this is first asked."""
-        pairs = ((small, held.certificate.small), (large, held.certificate.large))
+        pairs = ((small, cascade.certificate.small), (large, cascade.certificate.large))
         for served, binding in pairs:
             own = await asyncio.to_thread(served.gate.binding)
             if (own.weights, own.dtype) != (binding.weights, binding.dtype):
-                logger.warning("%s is not about %s as it is served here, and opens nothing", held.path, served.name)
+                logger.warning("%s is not about %s as it is served here, and opens nothing", cascade.path, served.name)
                 return False
         return True
 
-    async def _sure(self, small: Served, asked: Question) -> float:
+    async def _sure(self, small: Served, question: Question) -> float:
         """How sure the small model is of the beginning of its answer; 0 where it can't take the prompt."""
-        begun = replace(asked.params, max_tokens=min(PROBE, asked.params.max_tokens or PROBE), logprobs=0)
+        begun = replace(question.params, max_tokens=min(PROBE, question.params.max_tokens or PROBE), logprobs=0)
         try:
-            answer = await self._answer(small, asked.but(begun, asked.options))
+            answer = await self._answer(small, question.but(begun, question.options))
         except ApiError:
             return 0.0
         return sureness([entry.logprob for entry in answer.logprobs.entries] if answer.logprobs else [])
 
-    async def _answer(self, served: Served, asked: Question) -> CompletionOutput:
-        alone = asked.but(replace(asked.params, n=1), asked.options)
+    async def _answer(self, served: Served, question: Question) -> CompletionOutput:
+        alone = question.but(replace(question.params, n=1), question.options)
         job = await asyncio.to_thread(alone.job, served)
         return (await (await served.llm.submit(job, whole=True)).wait()).outputs[0]
 
-    async def _audit(self, held: HeldCascade, chosen: Served, large: Served, asked: Question) -> None:
+    async def _audit(self, cascade: HeldCascade, chosen: Served, large: Served, question: Question) -> None:
         """Compare the answer that was given with the large model's. Not where there is no room."""
-        options = asked.options
-        later = asked.but(asked.params, replace(options, priority=options.priority + 1, store=False))
+        options = question.options
+        later = question.but(question.params, replace(options, priority=options.priority + 1, store=False))
         try:
             given, exact = await self._answer(chosen, later), await self._answer(large, later)
         except (Busy, Closed, ApiError):
@@ -137,4 +136,10 @@ class Cascades:
             return
         tokenizer = large.tokenizer
         if tokenizer is not None and {given.finish_reason, exact.finish_reason} <= {"stop", "length"}:
-            await asyncio.to_thread(held.audit, text_agreement(tokenizer, given.text, exact.text))
+            await asyncio.to_thread(cascade.audit, text_agreement(tokenizer, given.text, exact.text))
+
+
+def cascades_of(request: Request) -> Cascades:
+    """The server's."""
+    cascades: Cascades = request.app.state.cascades
+    return cascades

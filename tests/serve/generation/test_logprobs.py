@@ -13,8 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from parlay import LLM, RequestOutput, SamplingParams
 from parlay.aio import AsyncLLM
-from parlay.serve.protocol.logprobs import NEVER, finite
-from parlay.serve.protocol.token_bytes import Speller
+from parlay.serve.protocol.logprobs import NEVER, Speller, finite
 
 PROMPT = "Repeat this: the quick brown fox.\n\nThe text: the quick"
 MESSAGES = [{"role": "user", "content": "Repeat this: the quick brown fox, the quick brown dog."}]

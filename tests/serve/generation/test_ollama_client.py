@@ -161,7 +161,7 @@ def test_what_is_pulled_is_told_of_and_served(engine: AsyncLLM, monkeypatch: pyt
         progress(50, 100)
         progress(100, 100)
 
-    monkeypatch.setattr("parlay.serve.pulling.bring", bring)
+    monkeypatch.setattr("parlay.serve.registry.bring", bring)
     with TestClient(create_app({"mini": engine}, pulled=lambda name: lambda: engine)) as client:
         told = [json.loads(line) for line in client.post("/api/pull", json={"model": "new"}).text.splitlines()]
         assert told[0] == {"status": "pulling manifest"}

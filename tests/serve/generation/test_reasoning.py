@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from parlay.serve.chat.answers import AnswerShape, Text, Thought
-from parlay.serve.chat.formats import FORMATS
-from parlay.serve.chat.reasoning import thought_length
+from parlay.serve.chat.answers import AnswerShape, Text, Thought, thought_length
+from parlay.serve.chat.calls import FORMATS
 from parlay.text.reasoning import Thoughts, reasons, thoughts_after
 
 CASES: list[tuple[Thoughts, str, str, str]] = [

@@ -15,17 +15,14 @@ from parlay import RequestOutput, SamplingParams
 from parlay.aio import AsyncLLM
 from parlay.llm.input_processor import RequestOptions
 from parlay.serve.chat.answers import AnswerShape
-from parlay.serve.chat.calls import CallReader
-from parlay.serve.chat.formats import FORMATS, PLAIN, CallFormat
-from parlay.serve.chat.forms import answer_form, call_schema
-from parlay.serve.chat.prompting import conversation
+from parlay.serve.chat.calls import FORMATS, PLAIN, Arguments, Begin, CallFormat, CallReader, Delta, Text
+from parlay.serve.chat.job import answer_form, call_schema, conversation
 from parlay.serve.chat.request import ChatRequest
-from parlay.serve.chat.scanning import Arguments, Begin, Delta, Text
 from parlay.serve.errors import ApiError
 from parlay.serve.openai.chat.body import ChatBody
 from parlay.serve.openai.chat.reply import ChatChunks, ChatShape, chat_reply
 from parlay.serve.openai.chat.to_request import read_functions, read_messages, read_schema
-from parlay.serve.protocol.token_bytes import Speller
+from parlay.serve.protocol.logprobs import Speller
 from parlay.serve.protocol.usage import StreamUsage
 from parlay.text.prompts import TokensPrompt
 

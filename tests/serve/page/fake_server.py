@@ -67,8 +67,8 @@ parlay_completion_tokens_total{{model="m",strategy="copycat"}} {tokens}
 parlay_requests_total{{finish_reason="stop",model="m",strategy="copycat"}} {steps}
 parlay_draft_tokens_total{{model="m",source="copycat",strategy="copycat"}} 8.0
 parlay_accepted_tokens_total{{model="m",source="copycat",strategy="copycat"}} 6.0
-parlay_samples_running{{model="m"}} 3.0
-parlay_samples_waiting{{model="m"}} 5.0
+vllm:num_requests_running{{model_name="m",engine="0"}} 3.0
+vllm:num_requests_waiting{{model_name="m",engine="0"}} 5.0
 parlay_cache_used_tokens{{model="m"}} 250.0
 parlay_cache_room_tokens{{model="m"}} 1000.0
 """

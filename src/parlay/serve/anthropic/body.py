@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from parlay.serve.protocol.common import (
+from parlay.serve.protocol.body import (
     INT_LIMIT,
     Body,
     JsonObject,
@@ -18,7 +18,7 @@ from parlay.serve.protocol.common import (
     only_text,
     shape_of,
 )
-from parlay.serve.protocol.fields import WHOLE
+from parlay.serve.protocol.json_values import WHOLE
 
 Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,128}$")]
 Texts = Annotated[

@@ -13,8 +13,8 @@ from parlay.llm.jobs import Job
 from parlay.llm.outputs import CompletionOutput, RequestOutput, StreamEvent
 from parlay.serve.chat.answers import AnswerShape, Arguments, Begin, Delta, Text, Thought
 from parlay.serve.errors import ApiError
-from parlay.serve.protocol.plain_json import read_value
-from parlay.serve.protocol.streaming import Chunk, NamedFrames
+from parlay.serve.protocol.answering import Chunk, NamedFrames
+from parlay.serve.protocol.json_values import read_value
 from parlay.serve.protocol.usage import Summary, summary
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]

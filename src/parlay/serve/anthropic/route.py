@@ -13,7 +13,7 @@ from parlay.serve.chat.job import ChatJob, chat_job
 from parlay.serve.errors import MessageErrorBody, responses
 from parlay.serve.guard.reading import BodyRoute
 from parlay.serve.protocol.answering import answer_streamed, answer_whole, described, in_thread
-from parlay.serve.protocol.extras import note_ignored
+from parlay.serve.protocol.body import note_ignored
 from parlay.serve.protocol.running import make_run
 from parlay.serve.registry import Registry
 from parlay.serve.settings import Settings

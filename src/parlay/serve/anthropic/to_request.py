@@ -9,8 +9,7 @@ from fastapi import Request
 from parlay.llm.input_processor import RequestOptions
 from parlay.serve.anthropic.body import CountBody, MessageParam, MessagesBody, Texts, Thinking, ToolResult, ToolUse
 from parlay.serve.chat.request import ChatMessage, ChatRequest, Function, PastCall
-from parlay.serve.protocol.common import TextPart
-from parlay.serve.protocol.extras import heed_extras
+from parlay.serve.protocol.body import TextPart, heed_extras
 from parlay.serve.protocol.sampling_from_body import FieldNames, limited, refused, request_options
 from parlay.serve.settings import Settings
 from parlay.types import SamplingParams

@@ -2,21 +2,195 @@
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Any, Self
 
-from parlay.llm.input_processor import ChatOptions, RequestOptions
+from parlay.llm.input_processor import ChatOptions, RequestOptions, check_variables
 from parlay.llm.jobs import Job
 from parlay.serve.chat.answers import AnswerShape
-from parlay.serve.chat.forms import answer_form
-from parlay.serve.chat.prompting import conversation
-from parlay.serve.chat.request import ChatRequest
-from parlay.serve.chat.variables import template_variables
+from parlay.serve.chat.calls import PLAIN, CallFormat, format_of
+from parlay.serve.chat.request import ChatMessage, ChatRequest, Function
+from parlay.serve.errors import ApiError
 from parlay.serve.hosted import Served
-from parlay.serve.protocol.sampling_from_body import FieldNames, prepare
+from parlay.serve.protocol.sampling_from_body import FieldNames, prepare, refused
 from parlay.serve.settings import Settings
+from parlay.text.chat_template import Tools
 from parlay.text.reasoning import END, reasons, template_text
-from parlay.types import SamplingParams
+from parlay.types import SamplingParams, StructuredOutputsParams
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerForm:
+    """What an answer may be: the form it is held to, and how the calls in it are written (None: it has none).
+
+    ``field`` is where the body asks for the form.
+    """
+
+    form: StructuredOutputsParams | None
+    calls: CallFormat | None
+    field: str = "structured_outputs"
+
+
+def answer_form(chat: ChatRequest, template: str) -> AnswerForm:
+    """The form that functions and schema ask for together.
+
+    A call that must come is held to its schema, and so is one that may come where calls have no mark: there an answer
+    that begins with ``{`` is a call. Marked calls that may come are read, not enforced.
+    """
+    schema, functions = chat.answer_schema, chat.functions
+    if not functions:
+        if schema is None:
+            return AnswerForm(chat.params.form, None)
+        return AnswerForm(StructuredOutputsParams(json=schema), None, chat.schema_field)
+    field = functions[0].field if len(functions) == 1 else functions[0].field.partition("[")[0]
+    if chat.must_call:
+        return AnswerForm(StructuredOutputsParams(json=call_schema(functions, PLAIN.arguments)), PLAIN, field)
+    shape = format_of(template)
+    if schema is not None:
+        grammar = f"start: answer | call\nanswer: %json {json.dumps(schema)}"
+        shape, field = PLAIN, chat.schema_field
+    elif not shape.begin:
+        grammar = "start: text | call\ntext: /([^{](.|\\n)*)?/"
+    else:
+        return AnswerForm(None, shape)
+    call = f"call: %json {json.dumps(call_schema(functions, shape.arguments))}"
+    return AnswerForm(StructuredOutputsParams(grammar=f"{grammar}\n{call}\n"), shape, field)
+
+
+def call_schema(functions: Sequence[Function], key: str) -> dict[str, Any]:
+    """The schema of a call of any of ``functions``, its arguments under ``key``."""
+    return {"anyOf": [_call_of(function, place, key) for place, function in enumerate(functions)]}
+
+
+def _call_of(function: Function, place: int, key: str) -> dict[str, Any]:
+    own = function.parameters
+    arguments = {"properties": {}, "additionalProperties": False} if own is None else own
+    return {
+        "type": "object",
+        "properties": {
+            "name": {"const": function.name},
+            key: {"type": "object", **_moved(arguments, f"/anyOf/{place}/properties/{key}")},
+        },
+        "required": ["name", key],
+        "additionalProperties": False,
+    }
+
+
+_DATA = frozenset({"const", "default", "enum", "examples"})
+
+
+def _moved(schema: Any, place: str) -> Any:
+    """A schema whose references still lead to the same parts now that its root is at ``place`` of another."""
+    if isinstance(schema, list):
+        return [_moved(item, place) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {key: value if key in _DATA else _reference(key, value, place) for key, value in schema.items()}
+
+
+def _reference(key: str, value: Any, place: str) -> Any:
+    if key == "$ref" and isinstance(value, str) and value.startswith("#"):
+        return f"#{place}{value[1:]}"
+    return _moved(value, place)
+
+
+@dataclass(frozen=True, slots=True)
+class Variables:
+    """``values`` are for the template. ``unused`` are the fields of the request that it knows nothing of."""
+
+    values: dict[str, Any]
+    unused: tuple[str, ...]
+
+
+def template_variables(chat: ChatRequest, template: str, names: FieldNames) -> Variables:
+    """Raises ApiError for a variable that no request may set, and for a verbosity that the template does not know."""
+    try:
+        check_variables(chat.variables)
+    except ValueError as error:
+        raise refused(error, names) from None
+    values, unused = {}, []
+    for name, value in chat.variables.items():
+        if knows(template, name):
+            values[name] = value
+        else:
+            unused.append(f"{names.others.get('chat_template_kwargs', 'chat_template_kwargs')}.{name}")
+    if chat.effort is not None:
+        found = _effort(chat.effort, template)
+        values = found | values
+        unused += [] if found else [names.others.get("reasoning_effort", "reasoning_effort")]
+    if chat.verbosity is not None:
+        if knows(template, "verbosity"):
+            values.setdefault("verbosity", chat.verbosity)
+        else:
+            unused.append(_unused_verbosity(chat.verbosity, names))
+    if not knows(template, "reasoning_content"):
+        told = enumerate(chat.messages)
+        unused += [f"{names.prompt}[{place}].reasoning_content" for place, one in told if one.reasoning is not None]
+    return Variables(values, tuple(unused))
+
+
+def _unused_verbosity(verbosity: str, names: FieldNames) -> str:
+    """The field's name. Raises ApiError if leaving it out changes what the client may expect."""
+    field = names.others.get("verbosity", "verbosity")
+    if verbosity != "medium":
+        message = f"{field} is {verbosity!r}, and this model knows none: leave it out"
+        raise ApiError(400, message, field, "unsupported_field")
+    return field
+
+
+def _effort(effort: str, template: str) -> dict[str, Any]:
+    """A template may know degrees of reasoning, or only whether there is any."""
+    if knows(template, "reasoning_effort"):
+        return {"reasoning_effort": effort}
+    return {"enable_thinking": effort != "none"} if knows(template, "enable_thinking") else {}
+
+
+def knows(template: str, name: str) -> bool:
+    return re.search(rf"\b{re.escape(name)}\b", template) is not None
+
+
+def conversation(chat: ChatRequest, template: str) -> tuple[list[dict[str, Any]], Tools]:
+    """Messages and tools for the template."""
+    shape = format_of(template)
+    own_calls = "tool_calls" in template
+    messages = [_message(message, shape, own_calls=own_calls) for message in chat.messages]
+    return messages, [{"type": "function", "function": _described(function)} for function in chat.functions]
+
+
+def _message(message: ChatMessage, shape: CallFormat, *, own_calls: bool) -> dict[str, Any]:
+    plain: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.name is not None:
+        plain["name"] = message.name
+    if message.call_id is not None:
+        plain["tool_call_id"] = message.call_id
+    if message.reasoning is not None:
+        plain["reasoning_content"] = message.reasoning
+    calls = [{"name": call.name, "arguments": call.arguments} for call in message.calls]
+    if own_calls and calls:
+        ids = [call.id for call in message.calls]
+        plain["tool_calls"] = [
+            {"id": id, "type": "function", "function": call} for id, call in zip(ids, calls, strict=True)
+        ]
+    elif calls:
+        plain["content"] += "\n".join(_written(call, shape) for call in calls)
+    return plain
+
+
+def _written(call: Mapping[str, Any], shape: CallFormat) -> str:
+    text = json.dumps({"name": call["name"], shape.arguments: call["arguments"]}, ensure_ascii=False)
+    if shape.style == "list":
+        return f"{shape.begin}[{text}]"
+    if shape.style == "named":
+        return f"{shape.begin}{call['name']}[ARGS]{json.dumps(call['arguments'], ensure_ascii=False)}"
+    return f"{shape.begin}\n{text}\n{shape.end}" if shape.begin else text
+
+
+def _described(function: Function) -> dict[str, Any]:
+    fields = {"name": function.name, "description": function.description, "parameters": function.parameters}
+    return {key: value for key, value in fields.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True)

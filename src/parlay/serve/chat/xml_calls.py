@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from parlay.serve.chat.scanning import CallScanner, Delta
-from parlay.serve.protocol.plain_json import read_value
+from parlay.serve.chat.calls import CallScanner, Delta
+from parlay.serve.protocol.json_values import read_value
 
 BEGIN = "<tool_call>"
 _HEAD = re.compile(r"<tool_call>\s*<function=([^>\n]{1,64})>")

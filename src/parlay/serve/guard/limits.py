@@ -1,25 +1,78 @@
-"""How much a client may ask for: requests at once, bytes of a body, tokens and samples of a request."""
+"""How much a client may ask for: requests at once, bytes of a body, tokens a minute, urgency."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import replace
+import math
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from parlay.serve.errors import ApiError, too_many, unavailable
 from parlay.serve.guard.auth import digest
-from parlay.serve.guard.quotas import Quotas
 from parlay.serve.guard.reading import check_readable
-from parlay.serve.settings import PROMPT_LOG, Settings
-from parlay.types import SamplingParams
+from parlay.serve.guard.workers import LIGHT_BYTES
+from parlay.serve.settings import PROMPT_LOG, KeyLimits, Settings
 
-_LIGHT = 32 * 1024
-"""Bytes up to which a body is read at once; larger ones one after the other, with a pause for others between two."""
+
+@dataclass(slots=True)
+class Quotas:
+    """Counts by key. ``own`` are limits of single keys, ``default`` those of all others. Lives in one event loop."""
+
+    default: KeyLimits
+    own: Mapping[str, KeyLimits]
+    """By the key's digest."""
+    retry_after: int
+    _active: Counter[str] = field(default_factory=Counter)
+    _used: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """Tokens that count at a time; they fade by the limit every minute."""
+
+    def of(self, owner: str) -> KeyLimits:
+        return self.own.get(owner, self.default)
+
+    def enter(self, owner: str) -> None:
+        """Raises ApiError for one request too many of the key, or for tokens that it has used up."""
+        limits = self.of(owner)
+        if limits.requests is not None and self._active[owner] >= limits.requests:
+            message = f"{limits.requests} requests of this key are under way, which is all at once: try later"
+            raise too_many(self.retry_after, message)
+        if limits.tokens is not None:
+            over = self._tokens(owner, limits.tokens) - limits.tokens
+            if over >= 0:
+                wait = max(self.retry_after, math.ceil(over / limits.tokens * 60))
+                raise too_many(wait, f"this key has used its {limits.tokens} tokens a minute: try later")
+        self._active[owner] += 1
+
+    def leave(self, owner: str) -> None:
+        self._active[owner] -= 1
+        if not self._active[owner]:
+            del self._active[owner]
+
+    def charge(self, owner: str, tokens: int) -> None:
+        """Count tokens that a request of the key has taken."""
+        limit = self.of(owner).tokens
+        if limit is not None:
+            self._used[owner] = (self._tokens(owner, limit) + tokens, time.monotonic())
+
+    def check_priority(self, owner: str, priority: int) -> None:
+        """Raises ApiError for a request that is more urgent than the key allows."""
+        most = self.of(owner).priority
+        if priority < most:
+            message = f"priority is {priority}, and {most} is the most urgent that this key may ask for"
+            raise ApiError(400, message, "priority")
+
+    def _tokens(self, owner: str, limit: int) -> float:
+        used, when = self._used.get(owner, (0.0, 0.0))
+        return max(0.0, used - max(0.0, time.monotonic() - when) * limit / 60)
+
+
 _PAUSE = 0.005
-LEAST_TEMPERATURE = 1e-6  # below it, scaled logits overflow
+"""Seconds for others between two large bodies, which are read one after the other."""
 prompt_log = logging.getLogger(PROMPT_LOG)
 
 
@@ -94,7 +147,7 @@ class BodyLimit:
             return await late.response(scope["path"])(scope, receive, send)
         if body is None:
             return  # the client is gone
-        if len(body) > _LIGHT:
+        if len(body) > LIGHT_BYTES:
             async with self._large:
                 await asyncio.sleep(_PAUSE)
         if self._log_prompts and body:
@@ -132,30 +185,3 @@ def _replay(body: bytes, receive: Receive) -> Receive:
         return waiting.pop() if waiting else await receive()
 
     return replay
-
-
-# ------------------------------------------------------------------------------------------------- of one request
-
-
-def limit_params(params: SamplingParams, settings: Settings) -> SamplingParams:
-    """The parameters, with the server's ``max_tokens`` where the request names none.
-
-    Raises ApiError for more samples or tokens than the server gives one request, and for a temperature too close to 0.
-    """
-    if 0 < params.temperature < LEAST_TEMPERATURE:
-        raise ApiError(400, f"temperature must be 0 or at least {LEAST_TEMPERATURE:g}", "temperature")
-    if params.n > settings.max_n:
-        raise ApiError(400, f"n is {params.n}, and this server gives {settings.max_n} at most", "n")
-    most = settings.max_tokens
-    for field, asked in (("max_tokens", params.max_tokens), ("min_tokens", params.min_tokens)):
-        if most is not None and asked is not None and asked > most:
-            raise ApiError(400, f"{field} is {asked}, and this server gives {most} at most", field)
-    return params if params.max_tokens is not None else replace(params, max_tokens=most)
-
-
-def check_prompt(tokens: int, settings: Settings, param: str = "prompt") -> None:
-    """Raises ApiError for a prompt of more tokens than the server reads; the model's own limit is checked elsewhere."""
-    limit = settings.max_prompt_tokens
-    if limit is not None and tokens > limit:
-        message = f"the {param} has {tokens} tokens, and this server takes {limit} at most: shorten it"
-        raise ApiError(400, message, param, "context_length_exceeded")

@@ -16,7 +16,7 @@ from parlay.serve.guard.auth import tenant
 
 T = TypeVar("T")
 
-_LIGHT = 32 * 1024
+LIGHT_BYTES = 32 * 1024
 """Bytes of a body up to which its work is light."""
 _LIGHT_THREADS = 4
 _HEAVY_THREADS = 2
@@ -84,7 +84,7 @@ class Workers:
         The work of a large body is heavy in any case. Raises ApiError where too many of the owner's requests wait.
         """
         loop = asyncio.get_running_loop()
-        if not heavy and request.state.body_bytes <= _LIGHT:
+        if not heavy and request.state.body_bytes <= LIGHT_BYTES:
             return await loop.run_in_executor(self._light, function)
         owner = tenant(request)
         if self._turns.waiting(owner) >= _HEAVY_WAITING:

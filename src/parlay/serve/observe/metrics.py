@@ -1,169 +1,233 @@
-"""What the server counts, for Prometheus. Every server has a registry of its own."""
+"""What the server counts, for Prometheus: under vLLM's names, so that its dashboards show a Parlay server, and under
+Parlay's own where vLLM counts no such thing. Every server has a registry of its own.
+"""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+import prometheus_client
+from prometheus_client import CollectorRegistry, Histogram, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.registry import Collector
 
-from parlay.llm.outputs import CompletionOutput
+from parlay.certificates.certificate_file import Audited
+from parlay.serve.cascades import Cascades
 from parlay.serve.finished import Finished
 from parlay.serve.observe.http_metrics import HttpRequests
-from parlay.serve.observe.vllm_metrics import ENGINE, POSITIONS, WHOSE, VllmNames, states
 from parlay.serve.registry import Registry
 from parlay.strategies.spelling import name_of
-from parlay.types import EngineStats, Metrics, Routed, RouterRecord
+from parlay.types import EngineStats, Metrics, Routed
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
+POSITIONS = 32
+"""Depths of drafts that are counted one by one."""
 
-_TIMES = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
-_GAPS = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 1.0, 2.5)
-_WHOSE = ("model", "strategy")
-
-_COUNTERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
-    "parlay_requests": ("Samples that came to an end, n of them for a request with n.", ("finish_reason",)),
-    "parlay_prompt_tokens": ("Tokens of prompts, once for each request.", ()),
-    "parlay_prompt_cached_tokens": ("Tokens of prompts that were found in the cache.", ()),
-    "parlay_completion_tokens": ("Tokens of output.", ()),
-    "parlay_steps": ("Forwards of the target that committed tokens, for each sample in them.", ()),
-    "parlay_steps_without_draft": ("Those steps that verified no draft.", ()),
-    "parlay_draft_tokens": ("Drafted tokens that the target verified.", ("source",)),
-    "parlay_accepted_tokens": ("Drafted tokens that joined the output.", ("source",)),
-    "parlay_draft_tokens_by_position": ("Verified tokens by place in their draft, from 1.", ("position",)),
-    "parlay_accepted_tokens_by_position": ("Accepted tokens by place in their draft, from 1.", ("position",)),
-    "parlay_router_asked_steps": ("Steps in which a router asked a drafter.", ("drafter",)),
-    "parlay_router_verified_steps": ("Those of them whose draft it had verified.", ("drafter",)),
-    "parlay_router_expected_tokens": ("Tokens that these drafts were expected to bring.", ("drafter",)),
-    "parlay_router_accepted_tokens": ("Tokens that they brought.", ("drafter",)),
-    "parlay_router_seconds": ("Time that a drafter took that a router asked.", ("drafter",)),
-    "parlay_router_choices": ("Steps of a router by the reason of what it chose.", ("reason",)),
-    "parlay_drafter_faults": ("Drafters that failed; their requests went on plainly.", ()),
-    "parlay_step_seconds": ("Time of the steps that samples took part in, by what it went into.", ("phase",)),
-}
-_HISTOGRAMS = {
-    "parlay_time_to_first_token_seconds": ("From a request's arrival to its first token.", _TIMES),
-    "parlay_inter_token_latency_seconds": ("Mean time between two tokens of a request, after the first.", _GAPS),
-    "parlay_request_seconds": ("From a request's arrival to its last token.", _TIMES),
-    "parlay_queue_seconds": ("Time that a request waited.", _TIMES),
-}
+_ENGINE = "0"
+"""vLLM numbers its engines; here each model has one."""
+_OF_VLLM = ("model_name", "engine")
+_TIMES = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+_GAPS = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
+"""Dashboards compare with some of vLLM's own bounds, so those are among them."""
+_SIZES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
+_STEP_SIZES = tuple(2**power for power in range(15))
 
 
 class Recorder:
-    """Counts requests as they finish. `render` reads what is running from the engines."""
+    """Counts requests as they finish. `render` reads what is running from the engines, and audits from certificates."""
 
-    def __init__(self, models: Registry, *others: Collector) -> None:
-        """``others`` are asked when it renders."""
+    def __init__(self, models: Registry, cascades: Cascades | None = None) -> None:
         self._registry = CollectorRegistry()
-        self._counters = {
-            name: Counter(name, text, (*_WHOSE, *labels), registry=self._registry)
-            for name, (text, labels) in _COUNTERS.items()
-        }
-        self._histograms = {
-            name: Histogram(name, text, _WHOSE, buckets=buckets, registry=self._registry)
-            for name, (text, buckets) in _HISTOGRAMS.items()
-        }
-        self._vllm = VllmNames(self._registry)
+        self._counters = [(each, each.made(self._registry)) for each in _COUNTERS]
+        self._histograms = [
+            (read, Histogram(f"vllm:{name}", text, _OF_VLLM, buckets=bounds, registry=self._registry))
+            for name, text, bounds, read in _HISTOGRAMS
+        ]
         self.http = HttpRequests(self._registry)
-        for collector in (_Engines(models), *others):
-            self._registry.register(collector)
+        self._registry.register(_Engines(models))
+        if cascades is not None:
+            self._registry.register(_Audits(models, cascades))
         ProcessCollector(registry=self._registry)
 
     def finished(self, request: Finished) -> None:
         """Count one request that is over, whatever its end."""
-        self._vllm.finished(request)
-        samples = request.output.outputs
-        whose = (request.model, _name(samples[0].strategy))
-        self._counters["parlay_prompt_tokens"].labels(*whose).inc(len(request.output.prompt_token_ids))
-        self._counters["parlay_prompt_cached_tokens"].labels(*whose).inc(samples[0].metrics.cached_tokens)
-        for sample in samples:
-            self._count(whose, sample)
-        self._observe("parlay_request_seconds", whose, request.seconds)
-        self._observe("parlay_queue_seconds", whose, request.queue_seconds)
-        if request.tokens > 0:
-            self._observe("parlay_time_to_first_token_seconds", whose, request.seconds_to_first)
-        if request.seconds_per_token is not None:
-            self._observe("parlay_inter_token_latency_seconds", whose, request.seconds_per_token)
+        strategy = _name(request.output.outputs[0].strategy)
+        for counted, counter in self._counters:
+            own = (request.model, strategy if counted.name.startswith("parlay") else _ENGINE)
+            for label, count in counted.read(request).items():
+                counter.labels(*own, *([label] if counted.label else [])).inc(count)
+        for read, histogram in self._histograms:
+            value = read(request)
+            if value is not None:
+                histogram.labels(request.model, _ENGINE).observe(value)
 
     def render(self) -> bytes:
         """Everything in Prometheus's text format."""
         return generate_latest(self._registry)
 
-    def _count(self, whose: tuple[str, str], sample: CompletionOutput) -> None:
-        metrics = sample.metrics
-        self._add("parlay_requests", whose, {sample.finish_reason: 1})
-        for name, labelled in _by_label(metrics).items():
-            self._add(name, whose, labelled)
-        for name, labelled in _routed(metrics.router).items():
-            self._add(name, whose, labelled)
-        for name, value in _plain(metrics).items():
-            self._counters[name].labels(*whose).inc(value)
 
-    def _add(self, name: str, whose: tuple[str, str], counts: Mapping[str, float]) -> None:
-        for label, value in counts.items():
-            self._counters[name].labels(*whose, label).inc(value)
-
-    def _observe(self, name: str, whose: tuple[str, str], value: float) -> None:
-        self._histograms[name].labels(*whose).observe(value)
-
-
-def _plain(metrics: Metrics) -> dict[str, float]:
-    return {
-        "parlay_completion_tokens": metrics.completion_tokens,
-        "parlay_steps": metrics.steps,
-        "parlay_steps_without_draft": metrics.steps - metrics.draft_steps,
-        "parlay_drafter_faults": metrics.drafter_faults,
-    }
-
-
-def _by_label(metrics: Metrics) -> dict[str, Mapping[str, float]]:
-    return {
-        "parlay_draft_tokens": metrics.drafted_by_source,
-        "parlay_accepted_tokens": metrics.accepted_by_source,
-        "parlay_draft_tokens_by_position": _positions(metrics.drafted_by_depth),
-        "parlay_accepted_tokens_by_position": _positions(metrics.accepted_by_depth),
-        "parlay_step_seconds": {
-            "prefill": metrics.prefill_seconds,
-            "draft": metrics.draft_seconds,
-            "verify": metrics.verify_seconds,
-            "overhead": metrics.overhead_seconds,
-        },
-    }
-
-
-def _routed(record: RouterRecord | None) -> dict[str, Mapping[str, float]]:
-    """By drafter, without its parameters, which clients may choose freely."""
-    if record is None:
-        return {}
-    counted: dict[str, dict[str, float]] = {name: defaultdict(float) for name in _ROUTED}
-    for each in record.drafters:
-        for name, read in _ROUTED.items():
-            counted[name][_name(each.drafter)] += read(each)
-    return {**counted, "parlay_router_choices": record.reasons}
-
-
-_ROUTED: Mapping[str, Callable[[Routed], float]] = {
-    "parlay_router_asked_steps": lambda each: each.asked,
-    "parlay_router_verified_steps": lambda each: each.verified,
-    "parlay_router_expected_tokens": lambda each: each.expected,
-    "parlay_router_accepted_tokens": lambda each: each.accepted,
-    "parlay_router_seconds": lambda each: each.seconds,
-}
-
-
-def _positions(counts: tuple[int, ...]) -> dict[str, float]:
-    return {str(place): count for place, count in enumerate(counts[:POSITIONS], start=1)}
+def _labels(name: str) -> tuple[str, str]:
+    return _OF_VLLM if name.startswith("vllm:") else ("model", "strategy")
 
 
 @lru_cache(maxsize=1024)
 def _name(strategy: str) -> str:
     """The strategy's name without parameters, because clients choose those freely and labels must stay few."""
     return name_of(strategy)
+
+
+# ------------------------------------------------------------------------------------------ counted at a request's end
+
+
+@dataclass(frozen=True, slots=True)
+class _Counted:
+    """A counter. ``read`` gives its counts by the values of ``label``; without one there is a single count."""
+
+    name: str
+    help: str
+    read: Callable[[Finished], Mapping[str, float]]
+    label: str = ""
+
+    def made(self, registry: CollectorRegistry) -> prometheus_client.Counter:
+        labels = (*_labels(self.name), *([self.label] if self.label else []))
+        return prometheus_client.Counter(self.name, self.help, labels, registry=registry)
+
+
+def _one(read: Callable[[Finished], float]) -> Callable[[Finished], Mapping[str, float]]:
+    return lambda request: {"": read(request)}
+
+
+def _total(read: Callable[[Metrics], float]) -> Callable[[Finished], Mapping[str, float]]:
+    """The sum over a request's samples."""
+    return lambda request: {"": sum(read(sample.metrics) for sample in request.output.outputs)}
+
+
+def _totals(read: Callable[[Metrics], Mapping[str, float]]) -> Callable[[Finished], Mapping[str, float]]:
+    """The same for counts by label."""
+
+    def add(request: Finished) -> Mapping[str, float]:
+        totals: defaultdict[str, float] = defaultdict(float)
+        for sample in request.output.outputs:
+            for label, count in read(sample.metrics).items():
+                totals[label] += count
+        return totals
+
+    return add
+
+
+def _routed(read: Callable[[Routed], float]) -> Callable[[Finished], Mapping[str, float]]:
+    """A router's counts by drafter, without its parameters, which clients may choose freely."""
+
+    def by_drafter(metrics: Metrics) -> Mapping[str, float]:
+        totals: defaultdict[str, float] = defaultdict(float)
+        for each in metrics.router.drafters if metrics.router is not None else ():
+            totals[_name(each.drafter)] += read(each)
+        return totals
+
+    return _totals(by_drafter)
+
+
+def _by_depth(counts: tuple[int, ...], first: int) -> Mapping[str, float]:
+    return {str(place): count for place, count in enumerate(counts[:POSITIONS], start=first)}
+
+
+def _ends(request: Finished) -> Mapping[str, float]:
+    return Counter(sample.finish_reason for sample in request.output.outputs)
+
+
+def _cached(request: Finished) -> int:
+    """Tokens of the prompt that were in the cache."""
+    return request.output.outputs[0].metrics.cached_tokens
+
+
+def _computed(request: Finished) -> int:
+    return len(request.output.prompt_token_ids) - _cached(request)
+
+
+def _by_source(request: Finished) -> Mapping[str, float]:
+    return {"local_compute": _computed(request), "local_cache_hit": _cached(request)}
+
+
+def _by_phase(metrics: Metrics) -> Mapping[str, float]:
+    return {
+        "prefill": metrics.prefill_seconds,
+        "draft": metrics.draft_seconds,
+        "verify": metrics.verify_seconds,
+        "overhead": metrics.overhead_seconds,
+    }
+
+
+_COUNTERS = (
+    _Counted("vllm:prompt_tokens", "Tokens of prompts.", _one(lambda r: len(r.output.prompt_token_ids))),
+    _Counted("vllm:prompt_tokens_cached", "Tokens of prompts that were found in the cache.", _one(_cached)),
+    _Counted("vllm:prompt_tokens_by_source", "Tokens of prompts by where they came from.", _by_source, "source"),
+    _Counted("vllm:generation_tokens", "Tokens of output.", _one(lambda r: r.tokens)),
+    _Counted("vllm:request_success", "Samples that came to an end.", _ends, "finished_reason"),
+    _Counted("vllm:spec_decode_num_drafts", "Steps that verified a draft.", _total(lambda m: m.draft_steps)),
+    _Counted("vllm:spec_decode_num_draft_tokens", "Drafted tokens that were verified.",
+             _total(lambda m: m.draft_tokens)),
+    _Counted("vllm:spec_decode_num_accepted_tokens", "Drafted tokens that joined the output.",
+             _total(lambda m: m.accepted_tokens)),
+    _Counted("vllm:spec_decode_num_accepted_tokens_per_pos", "Accepted tokens by place in their draft, from 0.",
+             _totals(lambda m: _by_depth(m.accepted_by_depth, 0)), "position"),
+    _Counted("parlay_requests", "Samples that came to an end, by strategy.", _ends, "finish_reason"),
+    _Counted("parlay_completion_tokens", "Tokens of output, by strategy.", _one(lambda r: r.tokens)),
+    _Counted("parlay_steps", "Forwards of the target that committed tokens, for each sample in them.",
+             _total(lambda m: m.steps)),
+    _Counted("parlay_steps_without_draft", "Steps that verified no draft.", _total(lambda m: m.steps - m.draft_steps)),
+    _Counted("parlay_draft_tokens", "Drafted tokens that were verified, by drafter.",
+             _totals(lambda m: m.drafted_by_source), "source"),
+    _Counted("parlay_accepted_tokens", "Drafted tokens that joined the output, by drafter.",
+             _totals(lambda m: m.accepted_by_source), "source"),
+    _Counted("parlay_draft_tokens_by_position", "Verified tokens by place in their draft, from 1.",
+             _totals(lambda m: _by_depth(m.drafted_by_depth, 1)), "position"),
+    _Counted("parlay_accepted_tokens_by_position", "Accepted tokens by place in their draft, from 1.",
+             _totals(lambda m: _by_depth(m.accepted_by_depth, 1)), "position"),
+    _Counted("parlay_router_asked_steps", "Steps in which a router asked a drafter.",
+             _routed(lambda d: d.asked), "drafter"),
+    _Counted("parlay_router_verified_steps", "Steps of a router that verified the drafter's draft.",
+             _routed(lambda d: d.verified), "drafter"),
+    _Counted("parlay_router_expected_tokens", "Tokens that these drafts were expected to bring.",
+             _routed(lambda d: d.expected), "drafter"),
+    _Counted("parlay_router_accepted_tokens", "Tokens that these drafts brought.",
+             _routed(lambda d: d.accepted), "drafter"),
+    _Counted("parlay_router_seconds", "Time that a drafter took for a router.",
+             _routed(lambda d: d.seconds), "drafter"),
+    _Counted("parlay_router_choices", "Steps of a router by the reason of its choice.",
+             _totals(lambda m: m.router.reasons if m.router is not None else {}), "reason"),
+    _Counted("parlay_drafter_faults", "Drafters that failed; their requests went on plainly.",
+             _total(lambda m: m.drafter_faults)),
+    _Counted("parlay_step_seconds", "Time of the steps that samples took part in, by phase.",
+             _totals(_by_phase), "phase"),
+)  # fmt: skip
+_HISTOGRAMS: tuple[tuple[str, str, tuple[float, ...], Callable[[Finished], float | None]], ...] = (
+    ("e2e_request_latency_seconds", "From a request's arrival to its last token.", _TIMES, lambda r: r.seconds),
+    ("time_to_first_token_seconds", "From a request's arrival to its first token.", _TIMES,
+     lambda r: r.seconds_to_first if r.tokens else None),
+    ("request_queue_time_seconds", "Time that a request waited.", _TIMES, lambda r: r.queue_seconds),
+    ("request_prefill_time_seconds", "Time of a request's steps up to its first token.", _TIMES,
+     lambda r: r.prefill_seconds),
+    ("request_decode_time_seconds", "Time of a request's steps after its first token.", _TIMES,
+     lambda r: r.decode_seconds),
+    ("request_inference_time_seconds", "Time of a request's steps.", _TIMES,
+     lambda r: r.prefill_seconds + r.decode_seconds),
+    ("inter_token_latency_seconds", "Mean time between two tokens of a request.", _GAPS, lambda r: r.seconds_per_token),
+    ("request_time_per_output_token_seconds", "Mean time for a token of a request after the first.", _GAPS,
+     lambda r: r.seconds_per_token),
+    ("request_prompt_tokens", "Tokens of a request's prompt.", _SIZES, lambda r: len(r.output.prompt_token_ids)),
+    ("request_prefill_kv_computed_tokens", "Tokens of a request's prompt that were not in the cache.", _SIZES,
+     _computed),
+    ("request_generation_tokens", "Tokens of a request's output.", _SIZES, lambda r: r.tokens),
+    ("request_max_num_generation_tokens", "Tokens of a request's longest sample.", _SIZES, lambda r: r.longest),
+    ("request_params_max_tokens", "Most tokens of output that a request asked for.", _SIZES,
+     lambda r: r.params.max_tokens),
+    ("request_params_n", "Samples that a request asked for.", (1, 2, 4, 8, 16), lambda r: r.params.n),
+)  # fmt: skip
+"""Name under ``vllm:``, help, bounds, and the value of a request, if it has any."""
 
 
 # ------------------------------------------------------------------------------------------------- read when scraped
@@ -180,63 +244,96 @@ class _Engines(Collector):
 
     def collect(self) -> Iterator[Metric]:
         stats = {model.name: model.llm.stats() for model in self._models.loaded}
-        for reading in _READINGS:
-            labels, more = (["model"], []) if reading.name.startswith("parlay_") else (list(WHOSE), [ENGINE])
-            family = reading.kind(reading.name, reading.help, labels=labels)
+        for family, name, text, read in _READINGS:
+            own = name.startswith("parlay_")
+            metric = family(name, text, labels=["model"] if own else _OF_VLLM)
             for model, each in stats.items():
-                family.add_metric([model, *more], reading.read(each))
-            yield family
-        yield from states(stats)
+                metric.add_metric([model] if own else [model, _ENGINE], read(each))
+            yield metric
+        yield from _states(stats)
+        yield _steps(stats)
 
 
-@dataclass(frozen=True, slots=True)
-class _Reading:
-    kind: type[GaugeMetricFamily] | type[CounterMetricFamily]
-    name: str
-    help: str
-    read: Callable[[EngineStats], float]
+_Family = type[GaugeMetricFamily] | type[CounterMetricFamily]
+_READINGS: tuple[tuple[_Family, str, str, Callable[[EngineStats], float]], ...] = (
+    (GaugeMetricFamily, "vllm:num_requests_waiting", "Samples that wait for a place.", lambda s: s.waiting),
+    (GaugeMetricFamily, "vllm:num_requests_running", "Samples that take part in steps.", lambda s: s.running),
+    (CounterMetricFamily, "vllm:num_preemptions",
+     "Samples that gave up their memory to others, to be computed again later.", lambda s: s.preemptions),
+    (GaugeMetricFamily, "vllm:kv_cache_usage_perc", "Used part of the cache, from 0 to 1.",
+     lambda s: s.cache_tokens_used / s.cache_tokens_total),
+    (CounterMetricFamily, "vllm:prefix_cache_queries", "Tokens of prompts that were looked up in the cache.",
+     lambda s: s.prefix_tokens_asked),
+    (CounterMetricFamily, "vllm:prefix_cache_hits", "Tokens of prompts that the cache had.",
+     lambda s: s.prefix_tokens_found),
+    (GaugeMetricFamily, "parlay_cache_used_tokens", "Tokens whose keys and values are cached.",
+     lambda s: s.cache_tokens_used),
+    (GaugeMetricFamily, "parlay_cache_room_tokens", "Tokens that the cache can hold in all.",
+     lambda s: s.cache_tokens_total),
+)  # fmt: skip
 
 
-_READINGS = (
-    _Reading(GaugeMetricFamily, "parlay_samples_waiting", "Samples that wait for a place.", lambda s: s.waiting),
-    _Reading(GaugeMetricFamily, "vllm:num_requests_waiting", "Samples that wait for a place.", lambda s: s.waiting),
-    _Reading(GaugeMetricFamily, "parlay_samples_running", "Samples that take part in steps.", lambda s: s.running),
-    _Reading(GaugeMetricFamily, "vllm:num_requests_running", "Samples that take part in steps.", lambda s: s.running),
-    *(
-        _Reading(
-            CounterMetricFamily,
-            name,
-            "Samples that gave up their memory to others, to be computed again later.",
-            lambda s: s.preemptions,
-        )
-        for name in ("parlay_preemptions", "vllm:num_preemptions")
-    ),
-    _Reading(
-        GaugeMetricFamily,
-        "parlay_cache_used_tokens",
-        "Tokens whose keys and values are held.",
-        lambda s: s.cache_tokens_used,
-    ),
-    _Reading(
-        GaugeMetricFamily, "parlay_cache_room_tokens", "Tokens that can be held in all.", lambda s: s.cache_tokens_total
-    ),
-    _Reading(
-        GaugeMetricFamily,
-        "vllm:kv_cache_usage_perc",
-        "Which part of the cache is held, from 0 to 1.",
-        lambda s: s.cache_tokens_used / s.cache_tokens_total,
-    ),
-    *(
-        _Reading(
-            CounterMetricFamily,
-            name,
-            "Tokens of prompts that were looked up in the cache.",
-            lambda s: s.prefix_tokens_asked,
-        )
-        for name in ("parlay_prefix_asked_tokens", "vllm:prefix_cache_queries")
-    ),
-    *(
-        _Reading(CounterMetricFamily, name, "Those that were there.", lambda s: s.prefix_tokens_found)
-        for name in ("parlay_prefix_found_tokens", "vllm:prefix_cache_hits")
-    ),
-)
+def _states(stats: Mapping[str, EngineStats]) -> Iterator[Metric]:
+    """What vLLM tells of its engines by label. None sleeps or defers here."""
+    waiting = GaugeMetricFamily(
+        "vllm:num_requests_waiting_by_reason", "Samples that wait, by what for.", labels=(*_OF_VLLM, "reason")
+    )
+    awake = GaugeMetricFamily(
+        "vllm:engine_sleep_state", "1 for the state that the engine is in.", labels=(*_OF_VLLM, "sleep_state")
+    )
+    for model, now in stats.items():
+        for reason, count in (("capacity", now.waiting), ("deferred", 0)):
+            waiting.add_metric([model, _ENGINE, reason], count)
+        for state in ("awake", "weights_offloaded", "discard_all"):
+            awake.add_metric([model, _ENGINE, state], state == "awake")
+    yield waiting
+    yield awake
+
+
+def _steps(stats: Mapping[str, EngineStats]) -> HistogramMetricFamily:
+    family = HistogramMetricFamily(
+        "vllm:iteration_tokens_total", "Tokens that a step computed of prompts and committed.", labels=_OF_VLLM
+    )
+    for model, now in stats.items():
+        bounds = [
+            (str(float(bound)), sum(count for size, count in now.steps.items() if size <= bound))
+            for bound in _STEP_SIZES
+        ]
+        family.add_metric([model, _ENGINE], [*bounds, ("+Inf", sum(now.steps.values()))], now.step_tokens)
+    return family
+
+
+class _Audits(Collector):
+    """What audits of lossy answers have found, for each loaded model and each cascade.
+
+    A gate in several certificates counts once. Counts are those of the certificates' files, so they go on after a
+    restart.
+    """
+
+    def __init__(self, models: Registry, cascades: Cascades) -> None:
+        self._models, self._cascades = models, cascades
+
+    def describe(self) -> list[Metric]:
+        return []  # no certificate is read when this is registered
+
+    def collect(self) -> Iterator[Metric]:
+        labels = ("model", "gate")
+        made = CounterMetricFamily("parlay_audits", "Answers that were compared with exact decoding.", labels=labels)
+        bad = CounterMetricFamily("parlay_audits_disagreed", "Audited answers that were not good.", labels=labels)
+        floor = GaugeMetricFamily("parlay_audits_floor", "Certified least share of good answers.", labels=labels)
+        revoked = GaugeMetricFamily("parlay_audits_revoked", "1 if audits contradict that.", labels=labels)
+        for names, found in self._by_labels().items():
+            made.add_metric(names, sum(each.evidence.audited for each in found))
+            bad.add_metric(names, sum(each.evidence.bad for each in found))
+            floor.add_metric(names, min(each.claim.floor for each in found))
+            revoked.add_metric(names, any(each.evidence.revoked for each in found))
+        yield from (made, bad, floor, revoked)
+
+    def _by_labels(self) -> dict[tuple[str, str], Sequence[Audited]]:
+        found: defaultdict[tuple[str, str], list[Audited]] = defaultdict(list)
+        for model in self._models.loaded:
+            for each in model.gate.audited():
+                found[model.name, each.gate].append(each)
+        for large, each in self._cascades.audited().items():
+            found[large, each.gate].append(each)
+        return dict(found)

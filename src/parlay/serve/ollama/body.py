@@ -9,8 +9,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from parlay.serve.protocol.common import INT_LIMIT, Body, JsonObject, Penalty, Probability, StopTexts
-from parlay.serve.protocol.fields import WHOLE
+from parlay.serve.protocol.body import INT_LIMIT, Body, JsonObject, Penalty, Probability, StopTexts
+from parlay.serve.protocol.json_values import WHOLE
 
 _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ns|us|µs|ms|s|m|h)")

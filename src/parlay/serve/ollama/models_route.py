@@ -22,9 +22,8 @@ from parlay.serve.guard.reading import BodyRoute
 from parlay.serve.hosted import HostedModel
 from parlay.serve.ollama.body import ModelBody, PullBody
 from parlay.serve.ollama.models_reply import described, digest_of, listed, running, shown
-from parlay.serve.protocol.extras import heed_extras
-from parlay.serve.pulling import Puller
-from parlay.serve.registry import Registry
+from parlay.serve.protocol.body import heed_extras
+from parlay.serve.registry import Puller, Registry
 from parlay.serve.settings import Settings
 from parlay.types import ParlayError
 

@@ -13,10 +13,9 @@ from parlay.llm.jobs import Job
 from parlay.llm.outputs import RequestOutput, StreamEvent
 from parlay.serve.chat.answers import AnswerShape, Arguments, Begin, Delta, Text, Thought
 from parlay.serve.errors import ApiError
-from parlay.serve.protocol.logprobs import chat_logprobs, entries
-from parlay.serve.protocol.plain_json import read_value
-from parlay.serve.protocol.streaming import Chunk, LineFrames
-from parlay.serve.protocol.token_bytes import Speller
+from parlay.serve.protocol.answering import Chunk, LineFrames
+from parlay.serve.protocol.json_values import read_value
+from parlay.serve.protocol.logprobs import Speller, chat_logprobs, entries
 from parlay.serve.protocol.usage import summary
 from parlay.types import TokenLogprobs
 

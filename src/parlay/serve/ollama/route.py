@@ -27,10 +27,10 @@ from parlay.serve.ollama.to_request import (
 )
 from parlay.serve.openai.fill_in_the_middle import infill_prompt
 from parlay.serve.protocol.answering import answer_streamed, answer_whole, in_thread
-from parlay.serve.protocol.extras import heed_extras, note_ignored
+from parlay.serve.protocol.body import heed_extras, note_ignored
+from parlay.serve.protocol.logprobs import Speller
 from parlay.serve.protocol.running import make_run
 from parlay.serve.protocol.sampling_from_body import FieldNames, prepare, request_options
-from parlay.serve.protocol.token_bytes import Speller
 from parlay.serve.registry import Registry
 from parlay.serve.settings import Settings
 from parlay.text.prompts import Prompt, TokensPrompt

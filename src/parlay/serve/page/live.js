@@ -36,8 +36,8 @@ const CHARTS = [
     title: "Queue",
     about: "samples that take part in steps, and samples that wait for a place",
     lines: [
-      ["running", (now) => sum(now, "parlay_samples_running")],
-      ["waiting", (now) => sum(now, "parlay_samples_waiting")],
+      ["running", (now) => sum(now, "vllm:num_requests_running")],
+      ["waiting", (now) => sum(now, "vllm:num_requests_waiting")],
     ],
   },
   {

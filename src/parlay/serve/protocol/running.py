@@ -64,9 +64,7 @@ class Run:
         """
         try:
             for job in self.jobs:
-                submitted = self.served.llm.submit(
-                    job, timeout=self.timeout, whole=whole, wake_event=self._wake_event
-                )
+                submitted = self.served.llm.submit(job, timeout=self.timeout, whole=whole, wake_event=self._wake_event)
                 self._streams.append(await submitted)
         except BaseException as error:
             await self.close()

@@ -9,19 +9,75 @@ from pathlib import Path
 
 from fastapi import Request
 
+from parlay.certificates.requirement import Allowed
+from parlay.certificates.requirement import parse as allowed_by
 from parlay.llm.input_processor import ChatOptions, RequestOptions
 from parlay.llm.jobs import Job
+from parlay.options import Option, UsageError, Value
 from parlay.serve.errors import ApiError
 from parlay.serve.guard.auth import tenant
-from parlay.serve.guard.limits import Gate, check_prompt, limit_params
+from parlay.serve.guard.limits import Gate
 from parlay.serve.hosted import Served
-from parlay.serve.protocol.common import GenerationBody, StructuredOutputs, text_of
-from parlay.serve.protocol.strategy import read_exactness, read_strategy
+from parlay.serve.protocol.body import GenerationBody, StructuredOutputs, text_of
 from parlay.serve.settings import Settings
+from parlay.strategies import plugins
+from parlay.strategies.catalogue import catalogue, find
+from parlay.strategies.spelling import StrategySpec, parse
 from parlay.text.chat_template import Messages
 from parlay.text.prompts import Prompt
 from parlay.text.tokenize import PromptTooLong
 from parlay.types import ParlayError, SamplingParams, StructuredOutputsParams
+
+
+def read_strategy(text: str) -> StrategySpec:
+    """The strategy that a request names.
+
+    Raises ApiError for one that does not exist, would import code, open a file or model, or keep too much for later
+    requests. Such strategies are for whoever starts the server.
+    """
+    name, colon, rest = text.partition(":")
+    if ":" in rest or (colon and name.strip() not in {*catalogue(), *plugins.installed()}):  # nothing is imported
+        raise _refused(f"{name.strip()[:100]!r} is no strategy of the catalogue, and a request may name no other")
+    try:
+        spec = parse(text)
+    except ParlayError as error:
+        raise _refused(str(error)) from None
+    _check(spec)
+    return spec
+
+
+def read_exactness(text: str) -> Allowed:
+    """What a request allows. Raises ApiError for what says nothing."""
+    try:
+        return allowed_by(text)
+    except UsageError as error:
+        raise ApiError(400, str(error), "exactness", "invalid_exactness") from None
+
+
+def _check(spec: StrategySpec) -> None:
+    options = find(spec.name).parameters
+    for key, value in spec.parameters:
+        if options[key].opens or _is_free(options[key]):
+            raise _refused(f"strategy {spec.name}: {key} is set by the server's owner, not by a request: leave it out")
+        if options[key].keeps and _is_above(value, options[key].default):
+            most = options[key].default
+            raise _refused(f"strategy {spec.name}: {key} is {value}, and a request may ask for {most} at most")
+    for member in spec.members:
+        _check(member)
+
+
+def _is_free(option: Option) -> bool:
+    """Whether it takes any text."""
+    return option.type is str and not option.choices
+
+
+def _is_above(value: Value, most: Value) -> bool:
+    return isinstance(value, int) and isinstance(most, int) and value > most
+
+
+def _refused(message: str) -> ApiError:
+    return ApiError(400, message, "strategy", "invalid_strategy")
+
 
 _AS_THEY_ARE = {
     "n",
@@ -48,6 +104,8 @@ _AS_THEY_ARE = {
 
 
 FORM = "structured_outputs"
+LEAST_TEMPERATURE = 1e-6
+"""Below it, scaled logits overflow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,3 +272,27 @@ def refused(error: Exception, names: FieldNames, served: Served | None = None) -
     if field == word[1] == FORM:
         field += word[2]
     return ApiError(400, message.replace(word[1] + word[2], field, 1), field)
+
+
+def limit_params(params: SamplingParams, settings: Settings) -> SamplingParams:
+    """The parameters, with the server's ``max_tokens`` where the request names none.
+
+    Raises ApiError for more samples or tokens than the server gives one request, and for a temperature too close to 0.
+    """
+    if 0 < params.temperature < LEAST_TEMPERATURE:
+        raise ApiError(400, f"temperature must be 0 or at least {LEAST_TEMPERATURE:g}", "temperature")
+    if params.n > settings.max_n:
+        raise ApiError(400, f"n is {params.n}, and this server gives {settings.max_n} at most", "n")
+    most = settings.max_tokens
+    for name, asked in (("max_tokens", params.max_tokens), ("min_tokens", params.min_tokens)):
+        if most is not None and asked is not None and asked > most:
+            raise ApiError(400, f"{name} is {asked}, and this server gives {most} at most", name)
+    return params if params.max_tokens is not None else replace(params, max_tokens=most)
+
+
+def check_prompt(tokens: int, settings: Settings, param: str = "prompt") -> None:
+    """Raises ApiError for a prompt of more tokens than the server reads; the model's own limit is checked elsewhere."""
+    limit = settings.max_prompt_tokens
+    if limit is not None and tokens > limit:
+        message = f"the {param} has {tokens} tokens, and this server takes {limit} at most: shorten it"
+        raise ApiError(400, message, param, "context_length_exceeded")

@@ -1,7 +1,8 @@
-"""How the server does, and what it can do: health, load, metrics, version, strategies."""
+"""How the server does, and what it can do or not: health, load, metrics, version, strategies."""
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Any, Literal
 
 from fastapi import APIRouter, Response
@@ -103,3 +104,32 @@ def guarded(recorder: Recorder, gate: Gate) -> APIRouter:
         return [StrategyInfo.model_validate(entry) for entry in listing()]
 
     return routes
+
+
+_PATHS = {
+    "/v1/embeddings": "embeddings",
+    "/embeddings": "embeddings",
+    "/api/embed": "embeddings",
+    "/api/embeddings": "embeddings",
+    "/v1/rerank": "reranking",
+    "/v2/rerank": "reranking",
+    "/rerank": "reranking",
+    "/v1/score": "scores of texts",
+    "/score": "scores of texts",
+}
+
+
+def absent() -> APIRouter:
+    """Say what this server does not have, where clients look for it. Not in the OpenAPI document."""
+    routes = APIRouter(include_in_schema=False)
+    for path, what in _PATHS.items():
+        routes.post(path)(_refuse(what))
+    return routes
+
+
+def _refuse(what: str) -> Callable[[], Awaitable[None]]:
+    async def refuse() -> None:
+        message = f"this server has no {what}: its models generate text. Ask a server with an embedding model"
+        raise ApiError(404, message, code="not_served")
+
+    return refuse

@@ -1,15 +1,24 @@
-"""``/v1/models``: which models there are."""
+"""``/v1/models``: which models there are. ``/choices``: what a client may choose for one."""
 
 from __future__ import annotations
 
+import asyncio
+import gzip
 from typing import Literal
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 
+from parlay.models.sampling_defaults import sampling_defaults
+from parlay.serve.chat.job import chat_template
 from parlay.serve.errors import responses
-from parlay.serve.hosted import HostedModel
+from parlay.serve.hosted import HostedModel, Served
 from parlay.serve.registry import Registry
+from parlay.serve.routes.health import StrategyInfo
+from parlay.serve.settings import Settings
+from parlay.strategies.catalogue import listing
+from parlay.text.chat_defaults import SAMPLING
+from parlay.types import ParlayError
 
 
 class Model(BaseModel):
@@ -31,19 +40,75 @@ class ModelList(BaseModel):
     data: list[Model]
 
 
-def router(registry: Registry) -> APIRouter:
-    routes = APIRouter(prefix="/v1/models", tags=["models"])
+class Choices(BaseModel):
+    """``max_model_len``: tokens of prompt and output together; ``max_tokens``: of output alone, null for no limit.
 
-    @routes.get("", summary="List the models")
+    ``chat``: whether the model has a chat template. ``sampling``: what its makers recommend for chats, or usual values.
+    ``strategies``: those that work by their name alone.
+    """
+
+    model: str
+    max_model_len: int
+    max_tokens: int | None
+    chat: bool
+    sampling: dict[str, float]
+    strategies: list[StrategyInfo]
+
+
+def router(registry: Registry, settings: Settings) -> APIRouter:
+    routes = APIRouter()
+
+    @routes.get("/v1/models", summary="List the models", tags=["models"])
     async def list_models() -> ModelList:
         return ModelList(data=[_describe(model) for model in registry])
 
-    @routes.get("/{model:path}", summary="Tell of one model", responses=responses(404))
+    @routes.get("/v1/models/{model:path}", summary="Tell of one model", responses=responses(404), tags=["models"])
     async def retrieve_model(model: str) -> Model:
         return _describe(registry.get(model))
+
+    failures = responses(404, 503)
+
+    @routes.get(
+        "/choices",
+        summary="What can be chosen for a model",
+        response_model=Choices,
+        responses=failures,
+        tags=["server"],
+    )
+    async def choices(request: Request, model: str | None = None) -> Response:
+        served = await registry.use(model, request)
+        content = await asyncio.to_thread(lambda: _choices(served, settings).model_dump_json().encode())
+        return _packed(content, request.headers.get("accept-encoding", ""))
 
     return routes
 
 
 def _describe(model: HostedModel) -> Model:
     return Model(id=model.name, created=model.created, max_model_len=model.max_model_len, status=model.status)
+
+
+def _packed(content: bytes, encodings: str) -> Response:
+    """JSON, in a fifth of its size for a client that reads that: every visit of the page asks for it."""
+    headers = {"Vary": "Accept-Encoding"}
+    if "gzip" in encodings:
+        content, headers["Content-Encoding"] = gzip.compress(content, mtime=0), "gzip"
+    return Response(content, media_type="application/json", headers=headers)
+
+
+def _choices(served: Served, settings: Settings) -> Choices:
+    offered = served.strategies
+    return Choices(
+        model=served.name,
+        max_model_len=served.max_model_len,
+        max_tokens=settings.max_tokens,
+        chat=bool(chat_template(served)),
+        sampling=_sampling(served.spec.name),
+        strategies=[StrategyInfo.model_validate(entry) for entry in listing() if entry["name"] in offered],
+    )
+
+
+def _sampling(source: str) -> dict[str, float]:
+    try:
+        return {**SAMPLING, **sampling_defaults(source)}
+    except ParlayError:
+        return dict(SAMPLING)  # a model that was handed over loaded has no files here

@@ -12,8 +12,8 @@ from starlette.responses import Response
 from parlay.serve.errors import ApiError, responses
 from parlay.serve.guard.reading import BodyRoute
 from parlay.serve.hosted import Served
-from parlay.serve.protocol.common import INT_LIMIT
-from parlay.serve.protocol.fields import ALL_WHOLE
+from parlay.serve.protocol.body import INT_LIMIT
+from parlay.serve.protocol.json_values import ALL_WHOLE
 from parlay.serve.registry import Registry
 from parlay.text.chat_template import render
 from parlay.text.tokenize import encode

@@ -7,8 +7,8 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from parlay.serve.protocol.common import Body, Content, Count, GenerationBody, JsonObject, conflict, tool_choice_shape
-from parlay.serve.protocol.fields import WHOLE
+from parlay.serve.protocol.body import Body, Content, Count, GenerationBody, JsonObject, conflict, tool_choice_shape
+from parlay.serve.protocol.json_values import WHOLE
 
 Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 

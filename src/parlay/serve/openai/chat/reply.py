@@ -12,20 +12,15 @@ from typing_extensions import TypedDict
 
 from parlay.llm.jobs import Job
 from parlay.llm.outputs import CompletionOutput, RequestOutput, StreamEvent
-from parlay.serve.chat.answers import AnswerShape, Arguments, Begin, Delta, Text, Thought
-from parlay.serve.chat.reasoning import thought_length
-from parlay.serve.errors import ApiError
-from parlay.serve.protocol.logprobs import ChatLogprobs, chat_logprobs, entries
-from parlay.serve.protocol.streaming import Chunk, DataFrames
-from parlay.serve.protocol.token_bytes import Speller, tokens_before
+from parlay.serve.chat.answers import AnswerShape, Arguments, Begin, Delta, Text, Thought, thought_length
+from parlay.serve.openai.chunks import OpenAIChunks
+from parlay.serve.protocol.logprobs import ChatLogprobs, Speller, chat_logprobs, entries, tokens_before
 from parlay.serve.protocol.usage import (
     RequestMetrics,
-    RunningUsage,
     StreamUsage,
     Summary,
     Usage,
     extras,
-    last_chunks,
     usage,
 )
 from parlay.types import FinishReason, TokenLogprobs
@@ -153,88 +148,48 @@ def finish_word(reason: FinishReason, *, called: Literal["tool_calls", "function
 # ------------------------------------------------------------------------------------------------------------- chunks
 
 
-class ChatChunks:
-    """Makes the chunks of a stream from what each step adds: the role of each choice first, then the deltas."""
+class ChatChunks(OpenAIChunks):
+    """The role of each choice first, then the deltas."""
 
     def __init__(self, job: Job, shape: ChatShape, usage: StreamUsage) -> None:
+        super().__init__("chat.completion.chunk", [job], shape, usage)
         self._shape = shape
-        self._samples = job.samples
         self._readers = [shape.answers.reader() for _ in job.samples]
-        self._tokens = [0] * len(job.samples)
-        self._wants_usage = usage.last
-        self._running = RunningUsage([job]) if usage.running else None
-        self.frames = DataFrames(self._shared)
 
-    @property
-    def _shared(self) -> Chunk:
-        return {
-            "id": self._shape.id,
-            "object": "chat.completion.chunk",
-            "created": self._shape.created,
-            "model": self._shape.model,
-            "system_fingerprint": None,
-        }
+    def _first_choices(self) -> Sequence[Mapping[str, object]]:
+        begun = {"delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
+        return [{"index": index, **begun} for index in range(len(self._readers))]
 
-    def failure(self, error: ApiError) -> Sequence[Chunk]:
-        return [error.body]
+    def _index(self, place: int, sample: int) -> int:
+        return sample
 
-    def opening(self) -> Sequence[Chunk]:
-        role = {"role": "assistant", "content": ""}
-        more = self._running.now() if self._running is not None else {}
-        return [{"choices": [_delta_choice(index, role)], **more} for index in range(len(self._samples))]
+    def _logprobs(self, place: int, event: StreamEvent) -> Mapping[str, object] | None:
+        entries = self._entries(place, event) if self._shape.logprobs else []
+        return self._shape.logprobs_of(entries) if entries else None
 
-    def tell(self, place: int, event: StreamEvent) -> Sequence[Chunk]:
-        del place  # there is one job
-        more = self._running.after(event) if self._running is not None else {}
-        choice = self._choice(event)
-        if event.output is not None:
-            reasoned = sum(reasoning_tokens(sample, self._shape) for sample in event.output.outputs)
-            return last_chunks(
-                choice, [event.output], wants_usage=self._wants_usage, more=more, reasoning_tokens=reasoned
-            )
-        return [{"choices": [choice], **more}] if choice is not None else []
+    def _finish(self, sample: int, reason: FinishReason) -> str:
+        called = _called_word(self._shape) if self._readers[sample].called else None
+        return finish_word(reason, called=called)
 
-    def _choice(self, event: StreamEvent) -> dict[str, object] | None:
-        """None for a step that has nothing to tell yet."""
-        entries = self._entries(event)
-        delta = self._delta(event)
-        if event.finish_reason is None and not delta and not entries:
-            return None
-        called = _called_word(self._shape) if self._readers[event.index].called else None
-        choice = _delta_choice(event.index, delta)
-        choice["logprobs"] = self._shape.logprobs_of(entries) if entries else None
-        choice["finish_reason"] = finish_word(event.finish_reason, called=called) if event.finish_reason else None
-        choice["parlay"] = {"pieces": [[piece.text, piece.source] for piece in event.pieces]}
-        return choice
+    def _reasoning_tokens(self, outputs: Sequence[RequestOutput]) -> int:
+        return sum(reasoning_tokens(sample, self._shape) for output in outputs for sample in output.outputs)
 
-    def _entries(self, event: StreamEvent) -> list[TokenLogprobs]:
-        """The log-probabilities of the event's tokens, if they are wanted."""
-        if not self._shape.logprobs:
-            return []
-        first = self._tokens[event.index]
-        self._tokens[event.index] = last = first + len(event.token_ids)
-        return self._samples[event.index].logprobs[first:last]
-
-    def _delta(self, event: StreamEvent) -> dict[str, object]:
+    def _text(self, place: int, event: StreamEvent) -> Mapping[str, object]:
         reader = self._readers[event.index]
         deltas = reader.feed(event.text)
         if event.finish_reason is not None:
             deltas += reader.finish()
         text = "".join(delta.text for delta in deltas if isinstance(delta, Text))
         thought = "".join(delta.text for delta in deltas if isinstance(delta, Thought))
-        told: dict[str, object] = {"reasoning_content": thought} if thought else {}
+        delta: dict[str, object] = {"reasoning_content": thought} if thought else {}
         if text:
-            told["content"] = text
+            delta["content"] = text
         calls = _call_deltas(deltas)
         if calls and self._shape.legacy:
-            told["function_call"] = calls[0]["function"]
+            delta["function_call"] = calls[0]["function"]
         elif calls:
-            told["tool_calls"] = calls
-        return told
-
-
-def _delta_choice(index: int, delta: Mapping[str, object]) -> dict[str, object]:
-    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+            delta["tool_calls"] = calls
+        return {"delta": delta}
 
 
 def _call_deltas(deltas: Sequence[Delta]) -> list[dict[str, object]]:

@@ -20,9 +20,8 @@ from parlay.serve.openai.chat.body import (
     ToolMessage,
     UserMessage,
 )
-from parlay.serve.protocol.common import text_of
-from parlay.serve.protocol.extras import heed_extras
-from parlay.serve.protocol.plain_json import read_value
+from parlay.serve.protocol.body import heed_extras, text_of
+from parlay.serve.protocol.json_values import read_value
 from parlay.serve.protocol.sampling_from_body import FieldNames, body_options, sampling_params
 from parlay.serve.settings import Settings
 

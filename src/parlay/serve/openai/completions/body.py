@@ -8,8 +8,8 @@ from typing import Annotated, Any, ClassVar, cast
 from pydantic import Discriminator, Field, Tag
 
 from parlay.serve.openai.chat.body import ResponseFormat
-from parlay.serve.protocol.common import Count, GenerationBody, TokenIds, conflict
-from parlay.serve.protocol.fields import WHOLE
+from parlay.serve.protocol.body import Count, GenerationBody, TokenIds, conflict
+from parlay.serve.protocol.json_values import WHOLE
 
 PROMPTS_LIMIT = 1024
 

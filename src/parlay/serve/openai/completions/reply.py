@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -12,22 +12,18 @@ from typing_extensions import TypedDict
 
 from parlay.llm.jobs import Job
 from parlay.llm.outputs import CompletionOutput, RequestOutput, StreamEvent
-from parlay.serve.errors import ApiError
 from parlay.serve.openai.chat.reply import finish_word
-from parlay.serve.protocol.logprobs import CompletionLogprobs, CompletionTable, entries
-from parlay.serve.protocol.streaming import Chunk, DataFrames
-from parlay.serve.protocol.token_bytes import Offsets, Speller
+from parlay.serve.openai.chunks import OpenAIChunks
+from parlay.serve.protocol.logprobs import CompletionLogprobs, CompletionTable, Offsets, Speller, entries
 from parlay.serve.protocol.usage import (
     RequestMetrics,
-    RunningUsage,
     StreamUsage,
     Summary,
     Usage,
     extras,
-    last_chunks,
     usage,
 )
-from parlay.types import Tokenizer
+from parlay.types import FinishReason, Tokenizer
 
 
 class CompletionChoice(TypedDict):
@@ -127,73 +123,35 @@ def _logprobs(
 # ------------------------------------------------------------------------------------------------------------- chunks
 
 
-class CompletionChunks:
-    """Makes the chunks of a stream from what each step adds: the echo first, if the request asks for it."""
+class CompletionChunks(OpenAIChunks):
+    """The echo first, if the request asks for it."""
 
     def __init__(self, jobs: Sequence[Job], shape: CompletionShape, usage: StreamUsage) -> None:
-        self._jobs = jobs
+        super().__init__("text_completion", jobs, shape, usage)
         self._shape = shape
-        self._wants_usage = usage.last
-        self._running = RunningUsage(jobs) if usage.running else None
         self._speller = Speller(shape.tokenizer)
-        self._tokens = [[0] * shape.n for _ in jobs]
         self._offsets = [[shape.offsets() for _ in range(shape.n)] for _ in jobs]
-        self._outputs: dict[int, RequestOutput] = {}
-        self.frames = DataFrames(self._shared)
 
-    @property
-    def _shared(self) -> Chunk:
-        return {
-            "id": self._shape.id,
-            "object": "text_completion",
-            "created": self._shape.created,
-            "model": self._shape.model,
-            "system_fingerprint": None,
-        }
-
-    def failure(self, error: ApiError) -> Sequence[Chunk]:
-        return [error.body]
-
-    def opening(self) -> Sequence[Chunk]:
-        more = self._running.now() if self._running is not None else {}
+    def _first_choices(self) -> Sequence[Mapping[str, object]]:
         return [
-            {"choices": [_text_choice(self._shape.index(place, sample), echo)], **more}
+            {"index": self._index(place, sample), "text": echo, "logprobs": None, "finish_reason": None}
             for place, echo in enumerate(self._shape.echoes or ())
             for sample in range(self._shape.n)
         ]
 
-    def tell(self, place: int, event: StreamEvent) -> Sequence[Chunk]:
-        more = self._running.after(event) if self._running is not None else {}
-        choice = self._choice(place, event)
-        if event.output is not None:
-            self._outputs[place] = event.output
-            if len(self._outputs) == len(self._jobs):
-                outputs = [self._outputs[each] for each in range(len(self._jobs))]
-                return last_chunks(choice, outputs, wants_usage=self._wants_usage, more=more)
-        return [{"choices": [choice], **more}] if choice is not None else []
+    def _index(self, place: int, sample: int) -> int:
+        return self._shape.index(place, sample)
 
-    def _choice(self, place: int, event: StreamEvent) -> dict[str, object] | None:
-        """None for a step that has nothing to tell yet."""
-        logprobs, text = self._logprobs(place, event), event.text
-        if event.finish_reason is None and not text and logprobs is None:
-            return None
-        choice = _text_choice(self._shape.index(place, event.index), text)
-        choice["logprobs"] = logprobs
-        choice["finish_reason"] = finish_word(event.finish_reason) if event.finish_reason else None
-        choice["parlay"] = {"pieces": [[piece.text, piece.source] for piece in event.pieces]}
-        return choice
+    def _text(self, place: int, event: StreamEvent) -> Mapping[str, object]:
+        return {"text": event.text}
 
-    def _logprobs(self, place: int, event: StreamEvent) -> CompletionLogprobs | None:
+    def _finish(self, sample: int, reason: FinishReason) -> str:
+        return finish_word(reason)
+
+    def _logprobs(self, place: int, event: StreamEvent) -> Mapping[str, object] | None:
         if not self._shape.logprobs or not event.token_ids:
             return None
-        first = self._tokens[place][event.index]
-        self._tokens[place][event.index] = last = first + len(event.token_ids)
         table = CompletionTable(self._speller, self._offsets[place][event.index])
-        sample = self._jobs[place].samples[event.index]
-        for token, logprobs in zip(event.token_ids, sample.logprobs[first:last], strict=True):
+        for token, logprobs in zip(event.token_ids, self._entries(place, event), strict=True):
             table.add(token, logprobs)
         return table.columns
-
-
-def _text_choice(index: int, text: str) -> dict[str, object]:
-    return {"text": text, "index": index, "logprobs": None, "finish_reason": None}

@@ -11,22 +11,22 @@ from starlette.responses import JSONResponse, Response
 
 from parlay.llm.input_processor import RequestOptions
 from parlay.llm.jobs import Job
-from parlay.serve.cascades import Cascades
-from parlay.serve.guard.limits import limit_params
+from parlay.serve.cascades import cascades_of
 from parlay.serve.guard.reading import BodyRoute
 from parlay.serve.hosted import Served
 from parlay.serve.openai.chat.to_request import read_schema, schema_field
 from parlay.serve.openai.completions.body import CompletionBody
 from parlay.serve.openai.completions.reply import CompletionChunks, CompletionReply, CompletionShape, completion_reply
 from parlay.serve.openai.fill_in_the_middle import infill_prompt
-from parlay.serve.protocol.answering import answer_streamed, answer_whole, described, in_thread
-from parlay.serve.protocol.extras import heed_extras
+from parlay.serve.protocol.answering import answer_streamed, answer_whole, described, in_thread, read
+from parlay.serve.protocol.body import heed_extras
 from parlay.serve.protocol.running import make_run
 from parlay.serve.protocol.sampling_from_body import (
     FieldNames,
     body_options,
     check_count,
     check_length,
+    limit_params,
     prepare,
     sampling_params,
 )
@@ -50,9 +50,9 @@ def router(registry: Registry, settings: Settings) -> APIRouter:
     )
     async def create_completion(body: CompletionBody, request: Request) -> Response:
         served = await registry.use(body.model, request)
-        cascades: Cascades = request.app.state.cascades
-        served, ask = await cascades.route(served, request, lambda: _read(body, request, settings))
-        jobs, shape = await in_thread(request, lambda: _prepare(served, ask()), heavy=body.structured)
+        asked = await read(request, lambda: _read(body, request, settings))
+        served, question = await cascades_of(request).choose(served, asked, request)
+        jobs, shape = await in_thread(request, lambda: _prepare(served, question), heavy=body.structured)
         run = make_run(served, jobs, _names(body, "prompt"), request, settings)
         if body.stream:
             chunks = CompletionChunks(jobs, shape, StreamUsage(body.wants_usage, body.running_usage))

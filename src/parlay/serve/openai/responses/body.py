@@ -9,7 +9,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from parlay.serve.openai.chat.body import FunctionDefinition, Name, check_functions
-from parlay.serve.protocol.common import (
+from parlay.serve.protocol.body import (
     Body,
     Count,
     GenerationBody,
@@ -22,7 +22,7 @@ from parlay.serve.protocol.common import (
     shape_of,
     tool_choice_shape,
 )
-from parlay.serve.protocol.fields import WHOLE
+from parlay.serve.protocol.json_values import WHOLE
 
 LOGPROBS = "message.output_text.logprobs"
 """What ``include`` may ask for."""

@@ -12,14 +12,12 @@ from typing_extensions import TypedDict
 
 from parlay.llm.jobs import Job
 from parlay.llm.outputs import RequestOutput, StreamEvent
-from parlay.serve.chat.answers import AnswerShape
-from parlay.serve.chat.reasoning import thought_length
+from parlay.serve.chat.answers import AnswerShape, thought_length
 from parlay.serve.errors import ApiError
 from parlay.serve.openai.responses.body import ResponsesBody
 from parlay.serve.openai.responses.items import Event, ItemWriter
-from parlay.serve.protocol.logprobs import chat_logprobs, entries
-from parlay.serve.protocol.streaming import Chunk, NamedFrames
-from parlay.serve.protocol.token_bytes import Speller, tokens_before
+from parlay.serve.protocol.answering import Chunk, NamedFrames
+from parlay.serve.protocol.logprobs import Speller, chat_logprobs, entries, tokens_before
 from parlay.serve.protocol.usage import RequestMetrics, Summary, extras, usage
 from parlay.types import TokenLogprobs
 

@@ -21,9 +21,9 @@ from parlay.serve.openai.responses.reply import ResponseChunks, ResponseReply, R
 from parlay.serve.openai.responses.response_store import Kept, KeptResponses
 from parlay.serve.openai.responses.to_request import NAMES, joined, read_input, responses_request
 from parlay.serve.protocol.answering import answer_streamed, answer_whole, described, in_thread
-from parlay.serve.protocol.extras import note_ignored
+from parlay.serve.protocol.body import note_ignored
+from parlay.serve.protocol.logprobs import Speller
 from parlay.serve.protocol.running import make_run
-from parlay.serve.protocol.token_bytes import Speller
 from parlay.serve.registry import Registry
 from parlay.serve.settings import Settings
 

@@ -21,7 +21,7 @@ from parlay.serve.openai.responses.body import (
     TextFormatJsonSchema,
     text_of,
 )
-from parlay.serve.protocol.extras import heed_extras
+from parlay.serve.protocol.body import heed_extras
 from parlay.serve.protocol.sampling_from_body import FieldNames, body_options, sampling_params
 from parlay.serve.settings import Settings
 

@@ -1,0 +1,103 @@
+"""The frame that chunks of `/v1/chat/completions` and `/v1/completions` share."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from parlay.llm.jobs import Job
+from parlay.llm.outputs import RequestOutput, StreamEvent
+from parlay.serve.errors import ApiError
+from parlay.serve.protocol.answering import Chunk, DataFrames
+from parlay.serve.protocol.usage import RunningUsage, StreamUsage, last_chunks
+from parlay.types import FinishReason, TokenLogprobs
+
+
+class ReplyShape(Protocol):
+    """What all replies to one request have in common."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def created(self) -> int: ...
+    @property
+    def model(self) -> str: ...
+
+
+class OpenAIChunks(ABC):
+    """Makes the chunks of a stream from what each step adds; ``kind`` is their ``object``."""
+
+    def __init__(self, kind: str, jobs: Sequence[Job], shape: ReplyShape, usage: StreamUsage) -> None:
+        self._jobs = jobs
+        self._wants_usage = usage.last
+        self._running = RunningUsage(jobs) if usage.running else None
+        self._tokens = [[0] * len(job.samples) for job in jobs]
+        self._outputs: dict[int, RequestOutput] = {}
+        self.frames = DataFrames(
+            {
+                "id": shape.id,
+                "object": kind,
+                "created": shape.created,
+                "model": shape.model,
+                "system_fingerprint": None,
+            }
+        )
+
+    def failure(self, error: ApiError) -> Sequence[Chunk]:
+        return [error.body]
+
+    def opening(self) -> Sequence[Chunk]:
+        more = self._running.now() if self._running is not None else {}
+        return [{"choices": [choice], **more} for choice in self._first_choices()]
+
+    def tell(self, place: int, event: StreamEvent) -> Sequence[Chunk]:
+        more = self._running.after(event) if self._running is not None else {}
+        choice = self._choice(place, event)
+        if event.output is not None:
+            self._outputs[place] = event.output
+            if len(self._outputs) == len(self._jobs):
+                outputs = [self._outputs[each] for each in range(len(self._jobs))]
+                reasoned = self._reasoning_tokens(outputs)
+                return last_chunks(choice, outputs, wants_usage=self._wants_usage, more=more, reasoning_tokens=reasoned)
+        return [{"choices": [choice], **more}] if choice is not None else []
+
+    def _choice(self, place: int, event: StreamEvent) -> Mapping[str, object] | None:
+        """None for a step that adds nothing yet."""
+        text, logprobs = self._text(place, event), self._logprobs(place, event)
+        if event.finish_reason is None and not any(text.values()) and logprobs is None:
+            return None
+        return {
+            "index": self._index(place, event.index),
+            **text,
+            "logprobs": logprobs,
+            "finish_reason": self._finish(event.index, event.finish_reason) if event.finish_reason else None,
+            "parlay": {"pieces": [[piece.text, piece.source] for piece in event.pieces]},
+        }
+
+    def _entries(self, place: int, event: StreamEvent) -> list[TokenLogprobs]:
+        """The log-probabilities of the event's tokens."""
+        first = self._tokens[place][event.index]
+        self._tokens[place][event.index] = last = first + len(event.token_ids)
+        return self._jobs[place].samples[event.index].logprobs[first:last]
+
+    @abstractmethod
+    def _first_choices(self) -> Sequence[Mapping[str, object]]:
+        """Choices to send before anything is decoded."""
+
+    @abstractmethod
+    def _index(self, place: int, sample: int) -> int:
+        """The number of a choice among all."""
+
+    @abstractmethod
+    def _text(self, place: int, event: StreamEvent) -> Mapping[str, object]:
+        """The field that holds what the event adds to the text; empty where it adds nothing."""
+
+    @abstractmethod
+    def _logprobs(self, place: int, event: StreamEvent) -> Mapping[str, object] | None: ...
+
+    @abstractmethod
+    def _finish(self, sample: int, reason: FinishReason) -> str: ...
+
+    def _reasoning_tokens(self, outputs: Sequence[RequestOutput]) -> int:
+        return 0
