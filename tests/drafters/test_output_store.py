@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from parlay.drafters.step_budget import STEP_TOKENS
 from parlay.drafters.stores.output_store import OutputStore, OutputStores, StoreOptions
 from parlay.drafters.stores.suffixes import Suffixes
 from parlay.options import UsageError
@@ -82,19 +83,28 @@ def test_an_output_ends_with_its_first_stop_token() -> None:
     assert times(kept, [3]) == 0
 
 
-def test_the_oldest_outputs_go_first_whoever_they_belong_to() -> None:
-    kept = stores(max_tokens=6)
-    run(kept, [1, 1], replace(GREEDY, salt="a"))
-    run(kept, [2, 2])
-    run(kept, [3, 3])
-    run(kept, [4, 4])
-    assert kept.of(replace(GREEDY, salt="a")) is None
-    assert [times(kept, [token, token]) for token in (2, 3, 4)] == [1, 1, 1]
-    run(kept, [5] * 5)
-    assert [times(kept, [token]) for token in (2, 3, 4, 5)] == [0, 0, 0, 5]
+def test_the_oldest_outputs_of_the_tenant_with_most_go_first() -> None:
+    kept, other = stores(max_tokens=6), replace(GREEDY, salt="a")
+    run(kept, [1, 1], other)
+    for token in (2, 3, 4):
+        run(kept, [token, token])
+    assert times(kept, [1, 1], other) == 1  # another's outputs push nothing out where there are fewer
+    assert [times(kept, [token, token]) for token in (2, 3, 4)] == [0, 1, 1]
+    run(kept, [5] * 3, other)
+    assert times(kept, [5] * 3, other) == 1
+    assert sum(times(kept, [token, token]) for token in (3, 4)) + times(kept, [1, 1], other) == 1
     run(kept, list(range(10, 20)))
     assert times(kept, [13]) == 0
     assert times(kept, [14, 15, 16, 17, 18, 19]) == 1
+
+
+def test_a_long_output_joins_in_the_course_of_several_steps() -> None:
+    kept = stores(max_tokens=10 * STEP_TOKENS)
+    run(kept, [1] * (3 * STEP_TOKENS) + [7, 8])
+    for _ in range(3):
+        assert times(kept, [7, 8]) == 0
+        kept.advance()
+    assert times(kept, [7, 8]) == 1
 
 
 @given(
@@ -125,9 +135,9 @@ def test_a_store_that_turns_over_for_ever_does_not_grow() -> None:
     store = OutputStore(8)
     sizes = []
     for number in range(300):
-        store.add(array("i", [number % 40, (number * 7) % 40, 3, 4]))
+        list(store.add(array("i", [number % 40, (number * 7) % 40, 3, 4])))
         if len(store.texts) > 20:
-            store.drop_oldest()
+            list(store.drop_oldest())
         sizes.append(len(store.suffixes.counts))
     assert max(sizes[150:]) <= max(sizes[:150])
 

@@ -6,15 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from parlay.drafters.copying.alignment import LOST, Alignment, chance
-from parlay.drafters.copying.ngram_index import Indexes, NgramIndex
+from parlay.drafters.copying.ngram_index import Indexes, NgramIndex, SharedIndex
 from parlay.drafters.one_by_one import OneByOne
 from parlay.drafters.resources import Resources
+from parlay.drafters.step_budget import StepBudget
 from parlay.options import Options, option
-from parlay.types import NO_DRAFT, Draft, SequenceView, trees
+from parlay.types import NO_DRAFT, Draft, Request, SequenceView, trees
 
 SOURCE = "aggressive"
-
-Texts = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,28 +37,40 @@ class Aggressive(OneByOne):
 
     def __init__(self, resources: Resources, options: AggressiveOptions) -> None:
         self._indexes = Indexes(options.ngram, resources.vocab_size)
-        self._copies: dict[int, tuple[Texts, Alignment]] = {}
+        self._step = StepBudget()
+        self._copies: dict[int, _Copy] = {}
+
+    def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
+        self._step.begin(sum([budget > 0 for budget in budgets]))
+        return super().propose(views, budgets)
 
     def _propose(self, view: SequenceView, budget: int) -> Draft:
-        alignment = self._alignment(view)
-        place, run, _ = alignment.follow(view.tokens)
+        copy = self._copies.get(view.sequence)
+        if copy is None or copy.request is not view.request:
+            texts = view.request.references or (view.request.prompt,)
+            copy = self._copies[view.sequence] = _Copy(view.request, self._indexes.of(texts))
+        if copy.alignment is None:
+            index = copy.source.ready(self._step)
+            if index is None:
+                return NO_DRAFT
+            copy.alignment = Alignment(index, _only_occurrence, view.prompt_length)
+        place, run, _ = copy.alignment.follow(view.tokens)
         if place == LOST:
             return NO_DRAFT
-        tokens = alignment.source.copy(place, budget)
+        tokens = copy.alignment.source.copy(place, budget)
         return trees.chain(tokens, SOURCE, [chance(run + depth) for depth in range(len(tokens))])
-
-    def _alignment(self, view: SequenceView) -> Alignment:
-        source = view.request.references or (view.request.prompt,)
-        known = self._copies.get(view.sequence)
-        if known is None or known[0] != source:
-            known = self._copies[view.sequence] = (
-                source,
-                Alignment(self._indexes.of(source), _only_occurrence, view.prompt_length),
-            )
-        return known[1]
 
     def release(self, sequence: int) -> None:
         self._copies.pop(sequence, None)
+
+
+@dataclass(slots=True)
+class _Copy:
+    """The state of one sequence: the source, and where the output stands in it once the source is indexed."""
+
+    request: Request
+    source: SharedIndex
+    alignment: Alignment | None = None
 
 
 def _only_occurrence(source: NgramIndex, output: Sequence[int], anchor: int) -> tuple[int, int]:

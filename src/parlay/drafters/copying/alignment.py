@@ -11,6 +11,8 @@ from parlay.drafters.history import History
 K = TypeVar("K")
 
 LOST = -1
+CATCH_UP = 512
+"""Tokens of an output that are followed in one step: a drafter may be asked for the first time in a long text."""
 _SURE = 3  # tokens that must agree before a place is more than a coincidence
 
 
@@ -33,9 +35,12 @@ class Trail(Generic[K]):
     """What is known after each token of an output, so that tokens can be taken back.
 
     ``step(known, tokens, at)`` returns what is known after ``tokens[at]``; ``first`` is known before the first token.
+    Of an output that grew by more than `CATCH_UP` tokens only the last ones are followed; after those before them
+    ``lost`` is known.
     """
 
-    def __init__(self, first: K, step: Callable[[K, Sequence[int], int], K], prompt_length: int) -> None:
+    def __init__(self, first: K, lost: K, step: Callable[[K, Sequence[int], int], K], prompt_length: int) -> None:
+        self._lost = lost
         self._step = step
         self._prompt_length = prompt_length
         self._history = History()
@@ -48,7 +53,10 @@ class Trail(Generic[K]):
         history.cut(agreed)
         history.tokens += tokens[agreed:]
         del known[max(0, agreed - begin) + 1 :]
-        for place in range(max(agreed, begin), len(tokens)):
+        start = max(agreed, begin)
+        skipped = max(0, len(tokens) - start - CATCH_UP)
+        known += [self._lost] * skipped
+        for place in range(start + skipped, len(tokens)):
             known.append(self._step(known[-1], history.tokens, place))
         return known[-1]
 
@@ -60,7 +68,7 @@ class Alignment:
         self.source = source
         self._reenter = reenter
         self._prompt_length = prompt_length
-        self._trail = Trail(SourcePlace(0, 0, 0), self._next, prompt_length)
+        self._trail = Trail(SourcePlace(0, 0, 0), SourcePlace(LOST, 0, 0), self._next, prompt_length)
 
     def follow(self, tokens: Sequence[int]) -> SourcePlace:
         """Where the output ends in the source; it is the part of ``tokens`` after the prompt."""

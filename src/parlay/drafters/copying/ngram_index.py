@@ -5,13 +5,21 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections.abc import Sequence
-from weakref import WeakValueDictionary
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
+from parlay.drafters.copying.shared import Shared, Texts
+from parlay.drafters.step_budget import StepBudget
+
 END = -1
 """Closes each part of an indexed text: never in a query, never to be copied."""
+
+MOST_AT_ONCE = 16_384
+"""Tokens of texts that are indexed inside a step, in 10 ms; those of longer ones are indexed beside it."""
+_PIECE = 16_384
 
 
 class NgramIndex:
@@ -24,7 +32,7 @@ class NgramIndex:
     def __init__(self, texts: Sequence[Sequence[int]], longest: int, vocab_size: int) -> None:
         """Ids outside the vocabulary end a part of the text, as `END` does."""
         self.longest = longest
-        tokens = np.array([token for text in texts for token in (*text, END)] or [END], np.int64)
+        tokens = _joined(texts)
         tokens[(tokens < 0) | (tokens >= vocab_size)] = END
         self.text = array("q", tokens.tobytes())
         self._base = vocab_size + 1
@@ -84,16 +92,43 @@ def _index(
     ), ranks
 
 
-class Indexes:
-    """The index of each text, made once and kept while a sequence uses it."""
+def _joined(texts: Sequence[Sequence[int]]) -> npt.NDArray[np.int64]:
+    """The tokens of all texts, each text closed by `END`. Other threads can run between the pieces."""
+    closing = np.array([END], np.int64)
+    pieces = [closing[:0]]
+    for text in texts:
+        pieces += [np.array(text[start : start + _PIECE], np.int64) for start in range(0, len(text), _PIECE)]
+        pieces.append(closing)
+    return np.concatenate(pieces if texts else [closing])
+
+
+class SharedIndex:
+    """The index of a request's texts, once it is made."""
+
+    def __init__(self, texts: Texts, longest: int, vocab_size: int, worker: Executor) -> None:
+        self.texts = texts
+        self._make = partial(NgramIndex, texts, longest, vocab_size)
+        self._size = sum(map(len, texts))
+        self._worker = worker
+        self._made: NgramIndex | None = None
+        self._work: Future[NgramIndex] | None = None
+
+    def ready(self, step: StepBudget) -> NgramIndex | None:
+        """The index, made here if this step has room for it. A long text's is made by another thread; None until then.
+
+        Raises what making it raised.
+        """
+        if self._made is None and self._size > MOST_AT_ONCE:
+            self._work = self._work or self._worker.submit(self._make)
+            self._made = self._work.result() if self._work.done() else None
+        elif self._made is None and step.take_whole(self._size):
+            self._made = self._make()
+        return self._made
+
+
+class Indexes(Shared[SharedIndex]):
+    """The indexes of requests' texts."""
 
     def __init__(self, longest: int, vocab_size: int) -> None:
-        self._longest = longest
-        self._vocab_size = vocab_size
-        self._made: WeakValueDictionary[tuple[tuple[int, ...], ...], NgramIndex] = WeakValueDictionary()
-
-    def of(self, texts: tuple[tuple[int, ...], ...]) -> NgramIndex:
-        index = self._made.get(texts)
-        if index is None:
-            index = self._made[texts] = NgramIndex(texts, self._longest, self._vocab_size)
-        return index
+        worker = ThreadPoolExecutor(1, thread_name_prefix="parlay-index")  # starts no thread before there is work
+        super().__init__(lambda texts: SharedIndex(texts, longest, vocab_size, worker))

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
-from weakref import WeakValueDictionary
 
 from parlay.drafters.combined import members
 from parlay.drafters.copying.alignment import LOST, Trail, chance
@@ -14,12 +13,14 @@ from parlay.drafters.copying.predicted_text import PredictedText, PredictionPlac
 from parlay.drafters.other_vocabularies.letters import Letters
 from parlay.drafters.other_vocabularies.vocabularies import Codec
 from parlay.drafters.resources import Resources
+from parlay.drafters.step_budget import StepBudget
 from parlay.options import Options, UsageError, option
 from parlay.types import NO_DRAFT, Draft, Observation, SequenceView, trees
 
 SOURCE = "prediction"
 
-Ids = tuple[int, ...]
+_MOST = 32_768
+"""Tokens of a prediction that are read: 10 ms of a step, and more than answers have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,10 +54,11 @@ class PredictedOutput:
         self._letters = Letters(resources.tokenizer)
         tokenizer = resources.tokenizer
         self._codec = Codec(tokenizer) if tokenizer is not None and tokenizer.is_fast else None
-        self._texts: WeakValueDictionary[Ids, PredictedText] = WeakValueDictionary()
+        self._step = StepBudget()
         self._copies: dict[int, _PredictionCopy] = {}
 
     def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
+        self._step.begin(len(views))
         own = [self._propose(view, budget) for view, budget in zip(views, budgets, strict=True)]
         if not self._fallback:
             return [draft for draft, _ in own]
@@ -69,6 +71,8 @@ class PredictedOutput:
         if budget <= 0 or not view.request.references:
             return NO_DRAFT, False
         copy = self._copy(view)
+        if copy is None:
+            return NO_DRAFT, False
         predicted, spot = copy.predicted, copy.trail.follow(view.tokens)
         if spot.place == LOST:
             return NO_DRAFT, False
@@ -82,19 +86,18 @@ class PredictedOutput:
         """A tokenizer may know more ids than its model."""
         return token < self._vocab_size
 
-    def _copy(self, view: SequenceView) -> _PredictionCopy:
-        copy = self._copies.get(view.sequence)
-        if copy is None or copy.references != view.request.references:
-            copy = _PredictionCopy(view, self._source(view.request.references[0]))
-            self._copies[view.sequence] = copy
+    def _copy(self, view: SequenceView) -> _PredictionCopy | None:
+        """None while the step has no room to read the prediction."""
+        copy, references = self._copies.get(view.sequence), view.request.references
+        if copy is None or copy.references is not references:
+            others = (each.predicted for each in self._copies.values() if each.references is references)
+            predicted = next(others, None)
+            if predicted is None and self._step.take_whole(min(len(references[0]), _MOST)):
+                predicted = PredictedText(references[0][:_MOST], self._letters)
+            if predicted is None:
+                return None
+            copy = self._copies[view.sequence] = _PredictionCopy(view, predicted)
         return copy
-
-    def _source(self, ids: Ids) -> PredictedText:
-        """Made once and kept while a sequence uses it."""
-        predicted = self._texts.get(ids)
-        if predicted is None:
-            predicted = self._texts[ids] = PredictedText(ids, self._letters)
-        return predicted
 
     def observe(self, observations: Sequence[Observation]) -> None:
         for fallback in self._fallback:
@@ -130,4 +133,5 @@ class _PredictionCopy:
         self.references = view.request.references
         self.predicted = predicted
         step = partial(predicted.after, begin=view.prompt_length)
-        self.trail: Trail[PredictionPlace] = Trail(predicted.beginning, step, view.prompt_length)
+        beginning, lost = predicted.beginning, PredictionPlace(LOST, 0, 0)
+        self.trail: Trail[PredictionPlace] = Trail(beginning, lost, step, view.prompt_length)

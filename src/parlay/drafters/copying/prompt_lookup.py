@@ -5,11 +5,14 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
+from itertools import chain, islice
 
+from parlay.drafters.copying.shared import Shared, Texts
 from parlay.drafters.history import History
 from parlay.drafters.one_by_one import OneByOne
 from parlay.drafters.resources import Resources
+from parlay.drafters.step_budget import StepBudget
 from parlay.options import Options, UsageError, option
 from parlay.types import NO_DRAFT, Draft, SequenceView, trees
 
@@ -37,6 +40,7 @@ class PromptLookup(OneByOne):
     Proposes what followed the longest earlier match of the latest tokens, of ``min_ngram`` to ``max_ngram`` tokens,
     in the request's references, its prompt and its output. Among equally long matches ``pick`` takes the most recent
     or the leftmost. For an n-gram that occurs more than `CANDIDATES` times only the latest occurrences are searched.
+    Long texts are indexed in the course of several steps (`StepBudget`), references once for all samples of a request.
 
     The authors' setting is ``max_ngram=3,min_ngram=1,pick=leftmost,k=10,policy=fixed``.
     """
@@ -50,17 +54,24 @@ class PromptLookup(OneByOne):
         shortest = options.min_ngram
         self._sizes = sorted({shortest, max(shortest, min(_ANCHOR, options.max_ngram))}, reverse=True)
         self._leftmost = options.pick == "leftmost"
+        self._step = StepBudget()
+        self._references = Shared(partial(_References, self._sizes))
         self._texts: dict[int, _CopiedText] = {}
+
+    def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
+        self._step.begin(sum([budget > 0 for budget in budgets]))
+        return super().propose(views, budgets)
 
     def _propose(self, view: SequenceView, budget: int) -> Draft:
         text = self._texts.get(view.sequence)
-        if text is None or text.references != view.request.references:
-            text = self._texts[view.sequence] = _CopiedText(self._sizes, view.request.references)
+        if text is None or text.references.texts is not view.request.references:
+            text = self._texts[view.sequence] = _CopiedText(self._sizes, self._references.of(view.request.references))
         text.follow(view.tokens)
-        place, length = text.match(self._longest, self._leftmost)
+        text.catch_up(self._step)
+        source, place, length = text.match(self._longest, self._leftmost)
         if length == 0:
             return NO_DRAFT
-        tokens = text.copy(place, budget)
+        tokens = source.copy(place, budget)
         return trees.chain(tokens, SOURCE, _scores(min(length, _SUREST), len(tokens)))
 
     def release(self, sequence: int) -> None:
@@ -73,23 +84,58 @@ def _scores(matched: int, count: int) -> tuple[float, ...]:
     return tuple(matching / (matching + 2) for matching in range(matched, matched + count))
 
 
-class _CopiedText:
-    """What may be copied for one sequence: its references, each closed by `_END`, then the sequence itself."""
+class _IndexedText:
+    """Tokens, and the places of their n-grams of each size as far as they are indexed."""
 
-    def __init__(self, sizes: Sequence[int], references: tuple[tuple[int, ...], ...]) -> None:
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self.tokens = array("i")
+        self.places = [_Places(size) for size in sizes]
+
+    def index(self, most: int) -> int:
+        """Index up to ``most`` tokens; returns how many. The second size is kept up once the first knows all."""
+        done = 0
+        for places in self.places:
+            done += places.index(self.tokens, most - done)
+        return done
+
+    @property
+    def unindexed(self) -> int:
+        return sum([len(self.tokens) - places.known for places in self.places])
+
+    def copy(self, place: int, budget: int) -> list[int]:
+        """Up to ``budget`` tokens from ``place`` on, none past the end of its part."""
+        tokens = self.tokens[place : place + budget].tolist()
+        return tokens[: tokens.index(_END)] if _END in tokens else tokens
+
+
+class _References(_IndexedText):
+    """The references of one request, each closed by `_END`. They are read part by part as they are indexed."""
+
+    def __init__(self, sizes: Sequence[int], texts: Texts) -> None:
+        super().__init__(sizes)
+        self.texts = texts
+        self._unread = chain.from_iterable((*text, _END) for text in texts)
+        self._left = sum(map(len, texts)) + len(texts)
+
+    def index(self, most: int) -> int:
+        new = min(self._left, most // len(self.places))
+        self.tokens.extend(islice(self._unread, new))
+        self._left -= new
+        return super().index(most)
+
+    @property
+    def unindexed(self) -> int:
+        return super().unindexed + self._left * len(self.places)
+
+
+class _CopiedText(_IndexedText):
+    """What may be copied for one sequence: the sequence itself, and its references."""
+
+    def __init__(self, sizes: Sequence[int], references: _References) -> None:
+        super().__init__(sizes)
         self.references = references
-        self._sizes = sizes
         self._history = History()
-        self._tokens = array("i")
-        self._places = [_Places(size) for size in self._sizes]
-        for reference in self.references:
-            start = len(self._tokens)
-            self._tokens.extend(reference)
-            for places in self._places:
-                places.index(self._tokens, start)
-            self._tokens.append(_END)
-        self._start = len(self._tokens)
-        self._match = 0, 0
+        self._match: tuple[_IndexedText, int, int] = self, 0, 0
         """The last one, as far as it is still one: `match` says of what."""
 
     def follow(self, tokens: Sequence[int]) -> None:
@@ -97,62 +143,63 @@ class _CopiedText:
         history = self._history
         agreed = history.agree(tokens)
         if agreed < len(history.tokens):
-            self._cut(agreed)
+            for places in self.places:
+                places.cut(self.tokens, agreed)
+            del self.tokens[agreed:]
+            history.cut(agreed)
+            self._match = self, 0, 0
         new = tokens[agreed:]
         history.tokens.extend(new)
         self._append(array("i", new))
-
-    def _cut(self, length: int) -> None:
-        for places in self._places:
-            places.cut(self._tokens, self._start + length)
-        del self._tokens[self._start + length :]
-        self._history.cut(length)
-        self._match = 0, 0
 
     def _append(self, new: array[int]) -> None:
         """A match that the new tokens prolong is the longest again, and needs no search: others grew no faster.
 
         Not a short one, beside which a longer one may have been overlooked, nor one without a token after it.
         """
-        (place, length), text, count = self._match, self._tokens, len(new)
-        text.extend(new)
-        prolonged = length >= self._sizes[0] and text[place : place + count] == new and text[place + count] != _END
-        self._match = (place + count, length + count) if prolonged else (0, 0)
+        (source, place, length), count = self._match, len(new)
+        self.tokens.extend(new)
+        text, after = source.tokens, place + count
+        prolonged = length >= self.places[0].size and text[place:after] == new and text[after] != _END
+        self._match = (source, after, length + count) if prolonged else (self, 0, 0)
 
-    def match(self, longest: int, leftmost: bool) -> tuple[int, int]:
-        """Where what followed the longest match begins, and the length of the match; 0 without one."""
-        if not 0 < self._match[1] < longest:  # of equals that reach the limit it may not be the one to pick
-            self._match = self._search(min(longest, len(self._history.tokens)), leftmost)
+    def catch_up(self, step: StepBudget) -> None:
+        """Index what this step allows, of the sequence first."""
+        wanted = self.unindexed + self.references.unindexed
+        most = step.take(wanted)
+        self.references.index(most - self.index(most))
+
+    def match(self, longest: int, leftmost: bool) -> tuple[_IndexedText, int, int]:
+        """In which text what followed the longest match begins, where, and the length of the match; 0 without one."""
+        if not 0 < self._match[2] < longest:  # of equals that reach the limit it may not be the one to pick
+            self._match = self._search(min(longest, len(self.tokens)), leftmost)
         return self._match
 
-    def _search(self, longest: int, leftmost: bool) -> tuple[int, int]:
-        best, length = 0, 0
-        for places in self._places:  # the second is only kept up when the first knows nothing
-            places.index(self._tokens, self._start)
-            for place in places.of(self._tokens, longest):
-                if not leftmost and length >= min(longest, place):
-                    break  # no earlier place can have more before it
-                found = self._match_length(place, places.size, longest)
-                if found > length or (leftmost and found == length):
-                    best, length = place, found
-            if length:
+    def _search(self, longest: int, leftmost: bool) -> tuple[_IndexedText, int, int]:
+        best: tuple[_IndexedText, int, int] = self, 0, 0
+        for size in range(len(self.places)):
+            for source in (self, self.references):
+                for place in source.places[size].of(source.tokens, self.tokens, longest):
+                    length = best[2]
+                    if not leftmost and length >= min(longest, place):
+                        break  # no earlier place can have more before it
+                    found = self._match_length(source.tokens, place, source.places[size].size, longest)
+                    if found > length or (leftmost and found == length):
+                        best = source, place, found
+            if best[2]:
                 break
-        return best, length
+        return best
 
-    def _match_length(self, place: int, known: int, longest: int) -> int:
-        """How many tokens before ``place`` equal the latest ones, given that ``known`` do."""
-        text, end, longest = self._tokens, len(self._tokens), min(longest, place)
+    def _match_length(self, text: array[int], place: int, known: int, longest: int) -> int:
+        """How many tokens of ``text`` before ``place`` equal the latest ones, given that ``known`` do."""
+        own, end, longest = self.tokens, len(self.tokens), min(longest, place)
         step, growing = _STEP, True
         while step and known < longest:
             ahead = min(longest, known + step)
-            same = text[place - ahead : place - known] == text[end - ahead : end - known]
+            same = text[place - ahead : place - known] == own[end - ahead : end - known]
             known, growing = (ahead, growing) if same else (known, False)
             step = 2 * step if growing else step // 2
         return known
-
-    def copy(self, place: int, budget: int) -> list[int]:
-        tokens = self._tokens[place : place + budget].tolist()
-        return tokens[: tokens.index(_END)] if self._start and _END in tokens else tokens
 
 
 class _Places:
@@ -167,10 +214,16 @@ class _Places:
         self._latest: dict[bytes, int] = {}
         self._earlier = array("q")  # place -> the previous place with the same n-gram before it, or -1
 
-    def index(self, text: array[int], start: int) -> None:
-        """Take in what was appended to ``text``; an n-gram lies within the part that begins at ``start``."""
-        latest, known, end = self._latest, len(self._earlier), len(text)
-        first = max(known, start + self.size)
+    @property
+    def known(self) -> int:
+        """How many tokens of the text are indexed."""
+        return len(self._earlier)
+
+    def index(self, text: array[int], most: int) -> int:
+        """Take in up to ``most`` more tokens of ``text``; returns how many."""
+        latest, known = self._latest, len(self._earlier)
+        end = min(len(text), known + most)
+        first = max(known, self.size)
         if first > known:
             self._earlier.extend([-1] * (min(first, end) - known))
         before, note = latest.get, self._earlier.append
@@ -180,6 +233,7 @@ class _Places:
             key = tokens[at : at + run]
             note(before(key, -1))
             latest[key] = place
+        return end - known
 
     def cut(self, text: array[int], length: int) -> None:
         """Forget the places from ``length`` on, the last ones first; ``text`` still has their tokens."""
@@ -192,11 +246,12 @@ class _Places:
                 else:
                     self._latest[key] = before
 
-    def of(self, text: array[int], longest: int) -> Iterator[int]:
-        """Places after occurrences of the latest n-gram, if the sequence is that long."""
-        place = self._latest.get(text[-self.size :].tobytes(), -1) if self.size <= longest else -1
+    def of(self, text: array[int], query: array[int], longest: int) -> Iterator[int]:
+        """Places in ``text`` after occurrences of the last n-gram of ``query``, where a token follows."""
+        place = self._latest.get(query[-self.size :].tobytes(), -1) if self.size <= longest else -1
         for _ in range(CANDIDATES):
             if place < 0:
                 return
-            yield place
+            if text[place] != _END:
+                yield place
             place = self._earlier[place]

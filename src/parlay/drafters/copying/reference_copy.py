@@ -8,15 +8,14 @@ from dataclasses import dataclass
 from functools import partial
 
 from parlay.drafters.copying.alignment import LOST, Alignment, chance
-from parlay.drafters.copying.ngram_index import END, Indexes, NgramIndex
+from parlay.drafters.copying.ngram_index import END, Indexes, NgramIndex, SharedIndex
 from parlay.drafters.one_by_one import OneByOne
 from parlay.drafters.resources import Resources
+from parlay.drafters.step_budget import StepBudget
 from parlay.options import Options, UsageError, option
 from parlay.types import NO_DRAFT, Draft, SequenceView, trees
 
 SOURCE = "reference-copy"
-
-Texts = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,43 +53,44 @@ class ReferenceCopy(OneByOne):
         self._shortest = options.min_ngram
         self._resync = options.resync
         self._indexes = Indexes(options.max_ngram, resources.vocab_size)
+        self._step = StepBudget()
         self._copies: dict[int, _ReferenceCopyState] = {}
 
+    def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
+        self._step.begin(sum([budget > 0 for budget in budgets]))
+        return super().propose(views, budgets)
+
     def _propose(self, view: SequenceView, budget: int) -> Draft:
-        if not view.request.references:
+        references = view.request.references
+        if not references:
             return NO_DRAFT
-        copy = self._copy(view)
-        if copy.alignment is not None:
+        copy = self._copies.get(view.sequence)
+        if copy is None or copy.shared.texts is not references:
+            copy = self._copies[view.sequence] = _ReferenceCopyState(self._indexes.of(references))
+        index = copy.shared.ready(self._step)
+        if index is None:
+            return NO_DRAFT
+        if self._resync:
+            reenter = partial(_nearest, shortest=self._shortest)
+            copy.alignment = copy.alignment or Alignment(index, reenter, view.prompt_length)
             place, length, _ = copy.alignment.follow(view.tokens)
         else:
-            place, length = _first(copy.index, _latest(view, self._longest), self._shortest)
+            place, length = _first(index, _latest(view, self._longest), self._shortest)
         if place == LOST:
             return NO_DRAFT
-        tokens = copy.index.copy(place, budget)
+        tokens = index.copy(place, budget)
         return trees.chain(tokens, SOURCE, [chance(length + depth) for depth in range(len(tokens))])
-
-    def _copy(self, view: SequenceView) -> _ReferenceCopyState:
-        copy = self._copies.get(view.sequence)
-        if copy is None or copy.references != view.request.references:
-            index = self._indexes.of(view.request.references)
-            reenter = partial(_nearest, shortest=self._shortest)
-            alignment = Alignment(index, reenter, view.prompt_length) if self._resync else None
-            copy = self._copies[view.sequence] = _ReferenceCopyState(view.request.references, index, alignment)
-        return copy
 
     def release(self, sequence: int) -> None:
         self._copies.pop(sequence, None)
 
 
+@dataclass(slots=True)
 class _ReferenceCopyState:
     """The state of one sequence."""
 
-    __slots__ = ("alignment", "index", "references")
-
-    def __init__(self, references: Texts, index: NgramIndex, alignment: Alignment | None) -> None:
-        self.references = references
-        self.index = index
-        self.alignment = alignment
+    shared: SharedIndex
+    alignment: Alignment | None = None
 
 
 def _latest(view: SequenceView, count: int) -> Sequence[int]:

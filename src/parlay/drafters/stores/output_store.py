@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 from array import array
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from parlay.drafters.step_budget import STEP_TOKENS
 from parlay.drafters.stores.store_files import Saving, StoreFile
 from parlay.drafters.stores.suffixes import Suffixes
 from parlay.options import Options, option
 from parlay.types import Observation, Request, SequenceView
+
+_OVER = object()
+"""What ends a piece of work that is done token by token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +25,7 @@ class StoreOptions(Options):
 
     store: str = option("", "file in which past outputs outlive the process; empty: none", opens=True)
     max_tokens: int = option(
-        250_000, "past outputs to keep, in tokens; the oldest go first", low=1, high=1e9, keeps=True
+        250_000, "past outputs to keep, in tokens; who has most loses the oldest first", low=1, high=1e9, keeps=True
     )
     save_every: int = option(8, "requests after which the file is written", low=1, high=1e6)
 
@@ -30,51 +35,57 @@ class OutputStore:
 
     An automaton can't shrink. So once outputs are dropped, new ones are also added to a successor. It replaces the
     automaton when all outputs that are kept are in it. Nothing is ever rebuilt at once, and memory never exceeds about
-    three times what is kept, at 80 to 100 bytes a token.
+    three times what is kept, at 80 to 100 bytes a token. `add` and `drop_oldest` work as they are iterated over, a
+    token of one automaton at a time; none of them may begin before the last one is over.
     """
 
     def __init__(self, depth: int) -> None:
         self.suffixes = Suffixes(depth)
         self.texts: deque[array[int]] = deque()
+        self.tokens = 0
         self._successor: Suffixes | None = None
         self._young = 0  # texts that the successor holds too
 
-    def add(self, text: array[int]) -> None:
+    def add(self, text: array[int]) -> Iterator[None]:
         self.texts.append(text)
-        self.suffixes.add(text)
+        self.tokens += len(text)
+        yield from self.suffixes.adding(text)
         if self._successor is not None:
-            self._successor.add(text)
+            yield from self._successor.adding(text)
             self._young += 1
 
-    def drop_oldest(self) -> int:
-        """Forget one text; returns its length."""
+    def drop_oldest(self) -> Iterator[None]:
+        """Forget one text."""
         text = self.texts.popleft()
-        self.suffixes.remove(text)
+        self.tokens -= len(text)
+        yield from self.suffixes.removing(text)
         if self._successor is None:
             self._successor = Suffixes(self.suffixes.depth)
         elif len(self.texts) == self._young:
             self.suffixes, self._successor, self._young = self._successor, None, 0
-        return len(text)
 
 
 class OutputStores:
-    """The outputs of each tenant's past requests, together at most ``max_tokens``; the oldest are dropped first.
+    """The outputs of each tenant's past requests, together at most ``max_tokens``.
 
-    An output joins when its request ends and was observed: committed tokens only. Requests with ``store=False`` are
-    never learned from, and a tenant (the requests of one ``salt``) sees its own outputs only.
+    An output joins when its request ends and was observed: committed tokens only, `STEP_TOKENS` of them in each step.
+    Where there are too many, the tenant that has most kept loses its oldest. So no tenant's outputs push out those of
+    one that has fewer. Requests with ``store=False`` are never learned from, and a tenant (the requests of one
+    ``salt``) sees its own outputs only.
     """
 
     def __init__(self, depth: int, options: StoreOptions, vocab_size: int, strategy: str) -> None:
         self._depth = depth
         self._max_tokens = options.max_tokens
         self._stores: dict[str, OutputStore] = {}
-        self._order: deque[str] = deque()  # the tenant of each output, oldest first
-        self._tokens = 0
         self._views: dict[int, SequenceView] = {}
+        self._waiting: deque[tuple[str, array[int]]] = deque()
+        self._work: Iterator[None] = iter(())
         file = StoreFile(Path(options.store), "outputs", vocab_size, strategy) if options.store else None
         self._saving = Saving(file, options.save_every, self._texts)
         if file is not None:
-            self._load(file)
+            self._waiting.extend((salt, text) for salt, tenant in file.load().items() for text in tenant)
+            self.advance(sys.maxsize)
 
     def of(self, request: Request) -> Suffixes | None:
         """The suffixes of what the request's tenant has put out so far; None if that is nothing."""
@@ -93,7 +104,10 @@ class OutputStores:
         view = self._views.pop(sequence, None)
         if view is None:
             return
-        self._learn(view.request.salt, _output(view))
+        text = _output(view)[-self._max_tokens :]
+        if text and sum([len(waiting) for _, waiting in self._waiting]) <= self._max_tokens:
+            self._waiting.append((view.request.salt, text))
+        self.advance()
         self._saving.changed()
 
     def save(self) -> None:
@@ -103,32 +117,22 @@ class OutputStores:
     def _texts(self) -> dict[str, list[array[int]]]:
         return {salt: list(store.texts) for salt, store in self._stores.items()}
 
-    def _load(self, file: StoreFile) -> None:
-        texts = [(salt, text) for salt, tenant in file.load().items() for text in tenant]
-        surplus = sum(len(text) for _, text in texts) - self._max_tokens
-        for salt, text in texts:
-            if surplus <= 0:
-                self._learn(salt, text)
-            surplus -= len(text)
+    def advance(self, most: int = STEP_TOKENS) -> None:
+        """Take in what waits, for up to ``most`` tokens."""
+        for _ in range(most):
+            while next(self._work, _OVER) is _OVER:
+                if not self._waiting:
+                    return
+                self._work = self._learning(*self._waiting.popleft())
 
-    def _learn(self, salt: str, text: array[int]) -> None:
-        text = text[-self._max_tokens :]
-        if not text:
-            return
-        while self._tokens + len(text) > self._max_tokens:
-            self._drop_oldest()
-        if salt not in self._stores:
-            self._stores[salt] = OutputStore(self._depth)
-        self._stores[salt].add(text)
-        self._order.append(salt)
-        self._tokens += len(text)
-
-    def _drop_oldest(self) -> None:
-        salt = self._order.popleft()
-        store = self._stores[salt]
-        self._tokens -= store.drop_oldest()
-        if not store.texts:
-            del self._stores[salt]
+    def _learning(self, salt: str, text: array[int]) -> Iterator[None]:
+        while sum([store.tokens for store in self._stores.values()]) + len(text) > self._max_tokens:
+            most = max(self._stores, key=lambda each: self._stores[each].tokens + len(text) * (each == salt))
+            yield from self._stores[most].drop_oldest()
+            if not self._stores[most].texts:
+                del self._stores[most]
+        store = self._stores.setdefault(salt, OutputStore(self._depth))
+        yield from store.add(text)
 
 
 def _output(view: SequenceView) -> array[int]:

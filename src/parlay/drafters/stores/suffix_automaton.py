@@ -52,6 +52,8 @@ class SuffixAutomaton:
         resources.closing.callback(self._stores.save)
 
     def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
+        self._texts.begin(budgets)
+        self._stores.advance()
         drafts = [NO_DRAFT] * len(views)
         left: list[int] = []
         for place, (view, budget) in enumerate(zip(views, budgets, strict=True)):
@@ -68,12 +70,12 @@ class SuffixAutomaton:
     def _copy(self, view: SequenceView, budget: int) -> tuple[int, Draft]:
         """The length of the match that counts, the bias taken off, and what followed it."""
         text = self._texts.of(view)
-        place, length = text.follow(view.tokens).first_copy()
+        place, length = text.suffixes.first_copy() if text is not None else (-1, 0)
         past = self._stores.of(view.request)
         state, past_length = past.match(view.tokens) if past is not None else (0, 0)
         if past is not None and past_length - self._bias > length:
             return past_length - self._bias, _likeliest(past, state, past_length, budget, view)
-        return length, _verbatim(text, place, length, budget, view)
+        return length, _verbatim(text, place, length, budget, view) if text is not None else NO_DRAFT
 
     def observe(self, observations: Sequence[Observation]) -> None:
         self._stores.observe(observations)

@@ -51,12 +51,19 @@ class SuffixDecoding(OneByOne):
         self._stores = OutputStores(options.depth, options, resources.vocab_size, SOURCE)
         resources.closing.callback(self._stores.save)
 
+    def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
+        self._texts.begin(budgets)
+        self._stores.advance()
+        return super().propose(views, budgets)
+
     def _propose(self, view: SequenceView, budget: int) -> Draft:
         request = view.request
         text = self._texts.of(view)
         growth = SuffixGrowth(budget, self._factor, self._offset, self._min_prob, self._branching, request.stop_ids)
-        own = text.follow(view.tokens)
-        best = speculate(own, own.window, own.window_length, growth, NOTHING)
+        best = NOTHING
+        if text is not None:
+            own = text.suffixes
+            best = speculate(own, own.window, own.window_length, growth, best)
         past = self._stores.of(request)
         if past is not None:
             best = speculate(past, *past.match(view.tokens), growth, best)

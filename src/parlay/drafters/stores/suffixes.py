@@ -7,11 +7,15 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 
 from parlay.drafters.history import History
+from parlay.drafters.step_budget import StepBudget
 from parlay.types import SequenceView
 
 _MANY = 24  # children of one state; after a common token there are thousands
 _FIRST, _LAST = 192, 64  # of which so many are looked at
 END = -1  # stands between texts: never in a query, never proposed
+
+MOST_OF_REFERENCES = 65_536
+"""Tokens of a request's references that each of its samples takes in: 6 MB, in 32 steps."""
 
 
 class Suffixes:
@@ -143,12 +147,23 @@ class Suffixes:
             state = parents[state]
 
     def add(self, text: Sequence[int]) -> None:
+        for _ in self.adding(text):
+            pass
+
+    def adding(self, text: Sequence[int]) -> Iterator[None]:
+        """`add`, a token at a time."""
         self.begin()
         for token in text:
             self.append(token)
+            yield
 
     def remove(self, text: Sequence[int]) -> None:
         """Uncount a text that was added whole. Its states stay."""
+        for _ in self.removing(text):
+            pass
+
+    def removing(self, text: Sequence[int]) -> Iterator[None]:
+        """`remove`, a token at a time."""
         self.begin()
         counts, parents = self.counts, self._parents
         for token in text:
@@ -157,6 +172,7 @@ class Suffixes:
             while state > 0:
                 counts[state] -= 1
                 state = parents[state]
+            yield
 
     def _slide(self, token: int) -> None:
         """Move the window over a token that is in the automaton already."""
@@ -229,7 +245,8 @@ class Suffixes:
 class LiveText:
     """The suffixes of a sequence and of its references, updated with each committed token.
 
-    ``text`` is all of it in the places of `Suffixes.first_copy`. If tokens were taken back, it is built again.
+    ``text`` is all of it that is taken in so far, in the places of `Suffixes.first_copy`. If tokens were taken back, it
+    is built again.
     """
 
     def __init__(self, depth: int, references: tuple[tuple[int, ...], ...]) -> None:
@@ -242,39 +259,71 @@ class LiveText:
         self._history.cut(0)
         self.suffixes = Suffixes(self._depth)
         self.text = array("i")
+        self._unread = self._parts()
+        self._left = min(MOST_OF_REFERENCES, sum(map(len, self.references)))
+        self._reading: Sequence[int] | None = None
+        """The reference that is taken in now; None: the sequence itself."""
+        self._place = 0
+        self._next_part()
+
+    def _parts(self) -> Iterator[Sequence[int]]:
+        left = MOST_OF_REFERENCES
         for reference in self.references:
-            self.suffixes.add(reference)
-            self.text.append(END)
-            self.text.extend(reference)
+            yield reference[:left]
+            left -= len(reference[:left])
+
+    def _next_part(self) -> None:
+        self._reading, self._place = next(self._unread, None), 0
         self.suffixes.begin()
         self.text.append(END)
 
-    def follow(self, tokens: Sequence[int]) -> Suffixes:
-        """The suffixes of references and ``tokens``."""
+    def follow(self, tokens: Sequence[int], step: StepBudget | None = None) -> Suffixes | None:
+        """The suffixes of references and ``tokens``; None while this step has no room to take them all in."""
         history = self._history
         if history.agree(tokens) < len(history.tokens):
             self._reset()
-        new = tokens[len(history.tokens) :]
-        history.tokens.extend(new)
-        self.text.extend(new)
-        for token in new:
+        wanted = self._left + len(tokens) - len(history.tokens)
+        most = wanted if step is None else step.take(wanted)
+        while self._reading is not None:
+            new = self._reading[self._place : self._place + most]
+            self._take_in(new)
+            most -= len(new)
+            self._left -= len(new)
+            if self._place < len(self._reading):
+                break
+            self._next_part()
+        if self._reading is None:
+            new = tokens[len(history.tokens) : len(history.tokens) + most]
+            history.tokens.extend(new)
+            self._take_in(new)
+        return self.suffixes if len(history.tokens) == len(tokens) else None
+
+    def _take_in(self, tokens: Sequence[int]) -> None:
+        self.text.extend(tokens)
+        for token in tokens:
             self.suffixes.append(token)
-        return self.suffixes
+        self._place += len(tokens)
 
 
 class LiveTexts:
-    """The `LiveText` of each sequence, made when it is first asked for."""
+    """The `LiveText` of each sequence, made when it is first asked for. Steps take in what `StepBudget` grants."""
 
     def __init__(self, depth: int) -> None:
         self._depth = depth
         self._texts: dict[int, LiveText] = {}
+        self._step = StepBudget()
 
-    def of(self, view: SequenceView) -> LiveText:
+    def begin(self, budgets: Sequence[int]) -> None:
+        """A step begins, in which sequences with a budget draft."""
+        self._step.begin(sum([budget > 0 for budget in budgets]))
+
+    def of(self, view: SequenceView) -> LiveText | None:
+        """The text of a sequence, with all of its tokens; None while it is being taken in."""
         references = view.request.references
         text = self._texts.get(view.sequence)
-        if text is None or text.references != references:
+        if text is None or text.references is not references:
             text = self._texts[view.sequence] = LiveText(self._depth, references)
-        return text
+        return text if text.follow(view.tokens, self._step) is not None else None
 
     def release(self, sequence: int) -> None:
         self._texts.pop(sequence, None)

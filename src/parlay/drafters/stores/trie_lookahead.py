@@ -52,10 +52,15 @@ class TrieLookahead(OneByOne):
         self._stores = OutputStores(depth, options, resources.vocab_size, SOURCE)
         resources.closing.callback(self._stores.save)
 
+    def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
+        self._texts.begin(budgets)
+        self._stores.advance()
+        return super().propose(views, budgets)
+
     def _propose(self, view: SequenceView, budget: int) -> Draft:
         request = view.request
         text = self._texts.of(view)
-        own, past = text.follow(view.tokens), self._stores.of(request)
+        own, past = text.suffixes if text is not None else None, self._stores.of(request)
         query = view.tokens[-self._max_query :]
         crop = _Crop(own, past, self._output_weight, self._branching)
         for length in range(len(query), 0, -1):
@@ -79,7 +84,7 @@ _Candidate = tuple[float, float, int, int, int, float, int, int]
 class _Crop:
     """The branches retrieved for one draft. Nodes found again by a shorter query are the same nodes."""
 
-    def __init__(self, own: Suffixes, past: Suffixes | None, weight: float, branching: bool) -> None:
+    def __init__(self, own: Suffixes | None, past: Suffixes | None, weight: float, branching: bool) -> None:
         self.tokens: list[int] = []
         self._parents: list[int] = []
         self._scores: list[float] = []
@@ -112,7 +117,7 @@ class _Crop:
 
     def _children(self, parent: int, own: int, past: int) -> list[_Candidate]:
         """What followed a node in the request and in past outputs. Of equally frequent ones the first found wins."""
-        total, inputs = self._own.frequent(own) if own >= 0 else (0, [])
+        total, inputs = self._own.frequent(own) if own >= 0 and self._own is not None else (0, [])
         more, outputs = self._past.frequent(past) if past >= 0 and self._past is not None else (0, [])
         total += more
         found: list[_Candidate] = []

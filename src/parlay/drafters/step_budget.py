@@ -1,0 +1,32 @@
+"""How much of long texts a drafter takes in during one step, so that no step waits for a long prompt or document."""
+
+from __future__ import annotations
+
+STEP_TOKENS = 2048
+"""Tokens that a drafter indexes in one step: 10 ms at most."""
+_GROWTH = 32
+"""Tokens that each sequence may index in every step, whatever the others have left: more than it commits."""
+
+
+class StepBudget:
+    """Shares `STEP_TOKENS` among the sequences of a step. What one leaves is there for those after it."""
+
+    def __init__(self) -> None:
+        self._left = self._share = self._waiting = 0
+
+    def begin(self, sequences: int) -> None:
+        """A step in which so many sequences are asked for drafts."""
+        self._left, self._share, self._waiting = STEP_TOKENS, STEP_TOKENS // max(1, sequences), sequences
+
+    def take(self, wanted: int) -> int:
+        """How many of the ``wanted`` tokens the next sequence may index now."""
+        self._waiting = max(0, self._waiting - 1)
+        granted = min(wanted, max(_GROWTH, self._left - self._share * self._waiting))
+        self._left -= granted
+        return granted
+
+    def take_whole(self, wanted: int) -> bool:
+        """Whether a text of so many tokens may be indexed now at one go: one of any size if it is the step's first."""
+        granted = wanted <= self._left or self._left == STEP_TOKENS
+        self._left -= wanted if granted else 0
+        return granted
