@@ -15,8 +15,9 @@ from parlay import RequestOutput, SamplingParams
 from parlay.aio import AsyncLLM
 from parlay.llm.input_processor import RequestOptions
 from parlay.serve.chat.answers import AnswerShape
-from parlay.serve.chat.calls import FORMATS, PLAIN, Arguments, Begin, CallFormat, CallReader, Delta, Text
+from parlay.serve.chat.calls import FORMATS, PLAIN, Arguments, Begin, CallFormat, Delta, Text
 from parlay.serve.chat.job import answer_form, call_schema, conversation
+from parlay.serve.chat.json_calls import call_reader
 from parlay.serve.chat.request import ChatRequest
 from parlay.serve.errors import ApiError
 from parlay.serve.openai.chat.body import ChatBody
@@ -106,7 +107,26 @@ CASES: list[tuple[CallFormat, str, str, list[tuple[str, str]]]] = [
     ),
     (MARKED, "a <tool_cal b <tool_call> c", "a <tool_cal b <tool_call> c", []),
     (MARKED, f"<tool_call>{CALL}</tool_call> done", " done", [("weather", ARGUMENTS)]),
-    (MARKED, CALL, CALL, []),
+    (MARKED, CALL, "", [("weather", ARGUMENTS)]),  # the ways in which small models of the family miss their mark
+    (MARKED, f"```json\n{CALL}\n```", "", [("weather", ARGUMENTS)]),
+    (PLAIN, f"```json\n{CALL}\n```", "", [("weather", ARGUMENTS)]),
+    (MARKED, f"Sure:\n```\n{CALL}\n```\nDone.", "Sure:\n\nDone.", [("weather", ARGUMENTS)]),
+    (MARKED, f"```xml\n<tool_call>\n{CALL}\n</tool_call>\n```", "", [("weather", ARGUMENTS)]),
+    (MARKED, f"<tools>{CALL}</tools>\n<function_call>{CALL}", "", [("weather", ARGUMENTS)] * 2),
+    (MARKED, '```json\n{"name": "time", "parameters": {}}\n```', "", [("time", "{}")]),
+    (MARKED, f"```json\n{CALL}\n```\n```json\n{CALL}\n```", "", [("weather", ARGUMENTS)] * 2),
+    (MARKED, '```json\n{"name": "John", "age": 3}\n```', '```json\n{"name": "John", "age": 3}\n```', []),
+    (
+        MARKED,
+        '```json\n{"name": "other", "arguments": {}}\n```',
+        '```json\n{"name": "other", "arguments": {}}\n```',
+        [],
+    ),
+    (MARKED, "```python\nprint({})\n```", "```python\nprint({})\n```", []),
+    (MARKED, '```json\n{"name": "weather", "argu', '```json\n{"name": "weather", "argu', []),
+    (MARKED, f"```json\n{CALL[:40]}", "", [("weather", CALL[33:40])]),
+    (MARKED, f"<b>{CALL}</b>", f"<b>{CALL}</b>", []),
+    (MARKED, f"Look: {CALL}", f"Look: {CALL}", []),
     (MISTRAL, f"[TOOL_CALLS] [{CALL}]", "", [("weather", ARGUMENTS)]),
     (
         MISTRAL,
@@ -157,7 +177,7 @@ def test_calls_are_read_wherever_pieces_end(
 
 
 def test_arguments_are_told_as_they_come() -> None:
-    reader = CallReader(PLAIN, NAMES)
+    reader = call_reader(PLAIN, NAMES)
     assert reader.feed('{"name": "weather", "argu') == []
     assert reader.feed('ments": {"ci') == [Begin(0, "weather"), Arguments(0, '{"ci')]
     assert reader.feed('ty": "Rome"}') == [Arguments(0, 'ty": "Rome"}')]

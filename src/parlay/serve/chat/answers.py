@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from parlay.serve.chat.calls import Arguments, Begin, CallFormat, CallReader, CallScanner, Text, overlap
+from parlay.serve.chat.calls import Arguments, Begin, CallFormat, CallScanner, Text, overlap
+from parlay.serve.chat.json_calls import call_reader
 from parlay.serve.chat.xml_calls import XmlCallReader
 from parlay.text.reasoning import BEGIN, END, Thoughts
 
@@ -100,7 +101,7 @@ Delta = Thought | Text | Begin | Arguments
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerShape:
     """What the answers to one request may hold. ``calls`` None: there are none to be read; for the rest see
-    `CallReader`.
+    `call_reader`.
     """
 
     calls: CallFormat | None = None
@@ -124,7 +125,7 @@ class AnswerReader:
     """Takes one sample's text piece by piece."""
 
     def __init__(self, shape: AnswerShape) -> None:
-        self._calls = None if shape.calls is None else _call_reader(shape.calls, shape)
+        self._calls = None if shape.calls is None else _scanner(shape.calls, shape)
         self._thoughts = None if shape.thoughts == "none" else ThoughtReader(begun=shape.thoughts == "begun")
 
     @property
@@ -150,7 +151,7 @@ class AnswerReader:
         return list(self._calls.feed(answer))
 
 
-def _call_reader(written: CallFormat, shape: AnswerShape) -> CallScanner:
+def _scanner(written: CallFormat, shape: AnswerShape) -> CallScanner:
     if written.style == "xml":
         return XmlCallReader(shape.functions, single=shape.single)
-    return CallReader(written, shape.functions, single=shape.single, certain=shape.certain)
+    return call_reader(written, shape.functions, single=shape.single, certain=shape.certain)

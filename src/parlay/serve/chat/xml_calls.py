@@ -24,7 +24,7 @@ class XmlCallReader(CallScanner):
     """
 
     def __init__(self, functions: Mapping[str, Mapping[str, Any]], *, single: bool = False) -> None:
-        super().__init__(BEGIN, functions, single=single)
+        super().__init__((BEGIN,), functions, single=single)
         self._functions = functions
         self._schema: Mapping[str, Any] = {}
         self._told: list[str] = []

@@ -1,0 +1,239 @@
+"""Reads calls that models write as JSON objects: alone, fenced, in tags, in a list, or after a bare name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from functools import cache
+
+from parlay.serve.chat.calls import CallFormat, CallScanner, Delta, Text
+
+FENCE = "```"
+TAGS = ("tool_call", "function_call", "tool", "tools", "response", "json", "xml", "JSON")
+"""Tags that models of the family Hermes put around a call, where they miss the one that their template names."""
+
+_SPACE = r"\s*"
+_NAME = r"(?P<name>[\w-]{0,64})"
+
+
+def call_reader(
+    written: CallFormat, names: Collection[str], *, single: bool = False, certain: bool = False
+) -> CallScanner:
+    """Make the reader of the calls of ``names`` in one answer.
+
+    A call that is cut off before its arguments is left out where it can be nothing else: after the format's own mark,
+    or where an answer that begins like a call is ``certain`` to be one.
+    """
+    if written.style == "list":
+        return ListedCallReader(written, names, single=single)
+    if written.style == "named":
+        return NamedCallReader(written, names, single=single)
+    return ObjectCallReader(written, names, single=single, certain=certain)
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """A run of text to recognise: all of it, or (to know whether waiting is worth it) any beginning of it."""
+
+    whole: re.Pattern[str]
+    beginning: re.Pattern[str]
+
+
+@cache
+def _shape(*parts: str) -> _Shape:
+    """``parts`` are regular expressions; a beginning may end after each."""
+    beginning = ""
+    for part in reversed(parts):
+        beginning = f"(?:{part}{beginning})?"
+    return _Shape(re.compile("".join(parts)), re.compile(beginning))
+
+
+def _letters(text: str) -> list[str]:
+    return [re.escape(letter) for letter in text]
+
+
+NAMED_OBJECT = (r"\{", _SPACE, *_letters('"name"'), _SPACE, ":", _SPACE, '"', _NAME, '"', _SPACE, ",", _SPACE)
+"""The beginning of a call's object, up to the key of the arguments."""
+
+
+def _arguments_key(key: str) -> list[str]:
+    return [*_letters(f'"{key}"'), _SPACE, ":", _SPACE, r"\{"]
+
+
+class JsonCallReader(CallScanner):
+    """Reads the arguments of a call: a JSON object, up to the brace that closes it."""
+
+    def __init__(self, marks: tuple[str, ...], names: Collection[str], *, single: bool) -> None:
+        super().__init__(marks, names, single=single)
+        self._depth = 0
+        self._in_string = False
+        self._escaped = False
+
+    def _read_arguments(self) -> Iterator[Delta]:
+        for place, letter in enumerate(self._buffer):
+            if self._closes(letter):
+                yield self._arguments(self._take(place + 1))
+                self._state = self._read_tail
+                return
+        yield self._arguments(self._take(len(self._buffer)))
+
+    def _closes(self, letter: str) -> bool:
+        if self._in_string:
+            self._in_string = letter != '"' or self._escaped
+            self._escaped = letter == "\\" and not self._escaped
+            return False
+        self._in_string = letter == '"'
+        self._depth += (letter in "{[") - (letter in "}]")
+        return self._depth == 0 and letter in "}]"
+
+    def _read_tail(self) -> Iterator[Delta]:
+        """Read what closes the call; nothing does where arguments are all there is."""
+        self._state = self._search
+        yield from ()
+
+    def _free(self) -> Iterator[Delta]:
+        """No call can come any more."""
+        yield Text(self._take(len(self._buffer)))
+
+    def _drop_space(self) -> None:
+        self._buffer = self._buffer.lstrip()
+
+
+class ObjectCallReader(JsonCallReader):
+    """Reads calls that are one JSON object each.
+
+    The object stands between the format's marks. Small models write it in other ways as well, and all of them are
+    calls if the object names a function: alone at the beginning of the answer, in a fenced block, in another of
+    `TAGS`, or in a tag in a fenced block; the arguments under "arguments" or "parameters".
+    """
+
+    def __init__(self, written: CallFormat, names: Collection[str], *, single: bool, certain: bool) -> None:
+        self._ends = {f"<{tag}>": f"</{tag}>" for tag in TAGS}
+        if written.begin:
+            self._ends[written.begin] = written.end
+        super().__init__((FENCE, *self._ends), names, single=single)
+        call = [*NAMED_OBJECT, '"', "(?P<key>[a-z]{0,10})", '"', _SPACE, ":", _SPACE, r"\{"]
+        fence, tag = [*_letters(FENCE), r"\w{0,16}", _SPACE], [r"(?P<tag><\w{0,16}>?)", _SPACE]
+        self._bare = (_shape(_SPACE, *call),)
+        self._marked = (_shape(*fence, *call), _shape(*tag, *call), _shape(*fence, *tag, *call))
+        self._keys = {written.arguments, "arguments", "parameters"}
+        self._own_mark, self._certain = written.begin, certain
+        self._closers: list[str] = []
+        self._state = self._read_first
+
+    def _read_first(self) -> Iterator[Delta]:
+        """Read a call that begins the answer without any mark."""
+        yield from self._read_call(self._bare)
+
+    def _read_head(self) -> Iterator[Delta]:
+        yield from self._read_call(self._marked)
+
+    def _read_call(self, heads: tuple[_Shape, ...]) -> Iterator[Delta]:
+        match = next((found for head in heads if (found := head.whole.match(self._buffer))), None)
+        if match is not None and self._is_call(match):
+            tag = match.groupdict().get("tag")
+            self._closers = ["}", *([self._ends[tag]] if tag else []), *([FENCE] if self._mark == FENCE else [])]
+            self._take(match.end() - 1)
+            yield self._begin(match["name"], self._read_arguments)
+        elif match is not None or not any(head.beginning.fullmatch(self._buffer) for head in heads):
+            self._state = self._search
+            if self._mark:
+                yield self._no_call()
+
+    def _is_call(self, head: re.Match[str]) -> bool:
+        tag = head.groupdict().get("tag")
+        return self._callable(head["name"]) and head["key"] in self._keys and (tag is None or tag in self._ends)
+
+    def _read_tail(self) -> Iterator[Delta]:
+        """Read what closes the call, in order: its brace, its tag, its fence. A model may leave out the last two."""
+        while self._closers:
+            closer, rest = self._closers[0], self._buffer.lstrip()
+            if closer.startswith(rest) and rest != closer:
+                return  # it may still come
+            if rest.startswith(closer):
+                self._buffer = rest.removeprefix(closer)
+            elif closer == "}":
+                break
+            self._closers = self._closers[1:]
+        self._state = self._search if self._mark or self._own_mark else self._after
+        yield from ()
+
+    def _after(self) -> Iterator[Delta]:
+        """Read what follows a call that was the whole answer: text."""
+        self._drop_space()
+        if self._buffer:
+            self._state = self._free
+        yield from ()
+
+    def _cut_off(self, rest: str) -> bool:
+        if self._state == self._read_head:
+            return self._mark == self._own_mark and len(rest) > len(self._mark)
+        return self._state == self._read_tail or (self._state == self._read_first and self._certain)
+
+
+class ListedCallReader(JsonCallReader):
+    """Reads a list of call objects after the format's mark."""
+
+    def __init__(self, written: CallFormat, names: Collection[str], *, single: bool) -> None:
+        super().__init__((written.begin,), names, single=single)
+        call = [*NAMED_OBJECT, *_arguments_key(written.arguments)]
+        self._first = _shape(*_letters(written.begin), _SPACE, r"\[", _SPACE, *call)
+        self._next = _shape(",", _SPACE, *call)
+        self._head = self._first
+
+    def _read_head(self) -> Iterator[Delta]:
+        match = self._head.whole.match(self._buffer)
+        if match is not None and self._callable(match["name"]):
+            self._take(match.end() - 1)
+            yield self._begin(match["name"], self._read_arguments)
+        elif match is not None or self._head.beginning.fullmatch(self._buffer) is None:
+            if self._head is self._first:
+                yield self._no_call()
+            self._head, self._state = self._first, self._search
+
+    def _read_tail(self) -> Iterator[Delta]:
+        """Read the brace of the call, then the comma before the next one or the end of the list."""
+        self._drop_space()
+        if self._buffer.startswith("}"):
+            self._take(1)
+            self._drop_space()
+            if not self._buffer:
+                self._state = self._between
+                return
+        self._state = self._between if self._buffer else self._read_tail
+        yield from ()
+
+    def _between(self) -> Iterator[Delta]:
+        """Read on in the list: the next call, or the list's end. Anything else is text again."""
+        self._drop_space()
+        if self._buffer.startswith(","):
+            self._head, self._state = self._next, self._read_head
+        elif self._buffer:
+            self._take(self._buffer.startswith("]"))
+            self._head, self._state = self._first, self._search
+        yield from ()
+
+    def _cut_off(self, rest: str) -> bool:
+        in_head = self._state == self._read_head and len(rest) > len(self._mark)
+        return self._state == self._read_tail or in_head
+
+
+class NamedCallReader(JsonCallReader):
+    """Reads calls that are a bare name, which an id may follow, and an object of arguments."""
+
+    def __init__(self, written: CallFormat, names: Collection[str], *, single: bool) -> None:
+        super().__init__((written.begin,), names, single=single)
+        start, end = [*_letters(written.begin), _SPACE, _NAME], [*_letters("[ARGS]"), _SPACE, r"\{"]
+        self._heads = (_shape(*start, *end), _shape(*start, *_letters("[CALL_ID]"), r"\w*", *end))
+
+    def _read_head(self) -> Iterator[Delta]:
+        match = next((found for head in self._heads if (found := head.whole.match(self._buffer))), None)
+        if match is not None and self._callable(match["name"]):
+            self._take(match.end() - 1)
+            yield self._begin(match["name"], self._read_arguments)
+        elif match is not None or not any(head.beginning.fullmatch(self._buffer) for head in self._heads):
+            yield self._no_call()
+
+    def _cut_off(self, rest: str) -> bool:
+        return self._state == self._read_head and len(rest) > len(self._mark)
