@@ -9,7 +9,9 @@ import pytest
 from benchmarks.plan.__main__ import main
 from benchmarks.plan.cells import BUDGETS, CELLS, HELD_OUT, TARGETS
 from benchmarks.plan.decode import errors
+from benchmarks.plan.kinds import rates
 from benchmarks.plan.report import report
+from parlay.bench.plan.kinds import kind_rates
 from parlay.bench.provenance import provenance
 from parlay.bench.records import Cell, Row, read
 from parlay.cost.calibrate import SHAPES
@@ -89,3 +91,9 @@ def test_the_page_counts_errors_of_forwards() -> None:
         for rows, predicted in ((1, 1.05), (2, 0.9), (4, 1.5))
     ]
     assert "Median error 10.0% over 3 forwards (goal: under 20%, met)" in report(HEADER, rows)
+
+
+def test_the_table_by_kind_of_work_is_made_from_committed_rows() -> None:
+    """So every figure of `parlay plan` that was measured elsewhere can be found again."""
+    assert tuple(rates()) == kind_rates()
+    assert {each.kind for each in kind_rates()} > {"open chat", "code", "edits of code", "maths"}

@@ -12,7 +12,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import PreTrainedModel
 
-from parlay.bench.plan.machine import config_of, open_random, shape_of
+from parlay.bench.plan.machine import open_random
+from parlay.bench.plan.shapes import config_of, shape_of
 from parlay.cache import Budget
 from parlay.cost.devices import DEVICES, machine
 from parlay.cost.roofline import ForwardShape, Machine, ModelShape, flops, moved_bytes, operators

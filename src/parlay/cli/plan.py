@@ -5,48 +5,48 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from parlay.cli.flags import add_option_flags, strategy
-from parlay.cost.devices import BANDWIDTH_SHARE, DEVICES, RATE_SHARE
+from parlay.cli import plan_page
+from parlay.cli.flags import USUAL, add_option_flags, strategy
+from parlay.cost.devices import BANDWIDTH_SHARE, DEVICES, RATE_SHARE, find_device
 from parlay.cost.devices import machine as known_machine
 from parlay.options import LoadOptions
-from parlay.system.terminal import aligned
 
 if TYPE_CHECKING:
     from parlay.bench.plan.acceptance import Chances
     from parlay.bench.plan.report import PlanCase
     from parlay.bench.plan.strategies import Acceptance, Models
     from parlay.bench.plan.traffic import Traffic
+    from parlay.bench.plan.weights import WeightType
     from parlay.cost.roofline import Machine
+    from parlay.cost.speed import DraftPlan
+    from parlay.llm.llm import LLM
     from parlay.strategies.spelling import StrategySpec
 
 _MOST = 1 << 20
-_ASSUMED = (
-    "Not measured: open chat without a trained drafter has much less, and gains little. "
-    "--prompts FILE measures it on your own prompts, or on recorded traffic."
-)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model",
-        default="parlay-mini",
-        help="name that parlay models lists, Hugging Face Hub id, GGUF file, or local folder; config.json is enough "
-        "(default: parlay-mini)",
+        help="name that parlay models lists, name of a common model such as llama-3.1-8b or qwen2.5-7b, Hugging Face "
+        f"Hub id, GGUF file, or local folder; config.json is enough (default: {USUAL})",
     )
     parser.add_argument("--draft-model", metavar="MODEL", help="small model for strategies that draft with one")
     parser.add_argument(
         "--dtype", default="auto", help="number type of the weights: auto, float32, bfloat16, float16 or int8"
     )
-    add_option_flags(
-        parser,
-        LoadOptions,
-        {"quantize": "weights in eight bits (on this machine)", "threads": "threads that decode on this machine"},
+    parser.add_argument(
+        "--quantize",
+        metavar="TYPE",
+        help="weights in fewer bits: int8, or as in GGUF files q8_0, q6_k, q5_k_m, q4_k_m, q4_0, iq4_xs, mxfp4; on a "
+        "named device also awq, gptq, nf4, fp8, q3_k_m, q2_k (default: as the model's file has them)",
     )
+    add_option_flags(parser, LoadOptions, {"threads": "threads that decode on this machine"})
     _add_machine_flags(parser)
     _add_case_flags(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -55,10 +55,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _add_machine_flags(parser: argparse.ArgumentParser) -> None:
     where = parser.add_argument_group("machine", "this machine, as calibrated, unless a device is named")
     where.add_argument(
-        "--device", metavar="NAME", help=f"predict for this device by its maker's figures: {', '.join(DEVICES)}"
+        "--device",
+        metavar="NAME",
+        help=f"predict for this device by its maker's figures: {', '.join(DEVICES)}; h100, a100, 4090 and the like too",
     )
     where.add_argument("--calibrate", action="store_true", help="measure this machine first; takes about a minute")
-    where.add_argument("--calibration", metavar="FILE", type=Path, help="file of the measurement, to write or to read")
+    where.add_argument(
+        "--calibration",
+        metavar="FILE",
+        type=Path,
+        help="file of the measurement: read, or where it is not there, measured and written",
+    )
 
 
 def _add_case_flags(parser: argparse.ArgumentParser) -> None:
@@ -85,55 +92,77 @@ def _add_acceptance_flags(cases: argparse._ActionsContainer) -> None:
         default=[],
         metavar="[NAME=]RATE",
         help="chance that a drafted token is right, for all strategies or the one named; 0.6+0.2: chances of the best "
-        "guess and the second best (default: 0.7)",
+        "guess and the second best (default: what was measured elsewhere, by kind of work)",
     )
     cases.add_argument(
         "--prompts",
         type=Path,
         metavar="FILE",
-        help='measure that chance on your own requests: a prompt on each line, {"prompt": TEXT} in a .jsonl file, or '
+        help="measure that chance on your own requests: a prompt on each line, JSON as parlay bench reads it, or "
         'recorded traffic, {"prompt": TEXT, "answer": TEXT}, whose answers are replayed where a strategy permits',
     )
 
 
 def run(options: argparse.Namespace) -> int:
+    from parlay.models.fetch.pulled import usual
+
+    options.model = options.model or usual()
     _check_flags(options)
     rows, contexts, batches = (_counts(options, name) for name in ("rows", "context", "batch"))
-    from parlay.bench.plan.report import case
-    from parlay.bench.plan.strategies import compared, plan, read_acceptance
+    from parlay.bench.plan.report import case, with_kinds, with_offers
+    from parlay.bench.plan.strategies import read_acceptance
+    from parlay.cost.speed import Setting
     from parlay.system import threads
 
     threads.settle(options.threads)
     told, traffic = read_acceptance(options.acceptance), _traffic(options)
     ground = _table_device(options) if options.device else _this_machine(options)
     models = _models(options, ground)
-    names = compared(options.strategy or (), models)
-    chances = _measured(options, names, traffic) if traffic else _told(options, told)
-    plans = [plan(name, models, chances.acceptance) for name in names]
-    cases = [
-        case(ground.machine, models.target, context=context, batch=batch, rows=rows, plans=plans)
-        for context in contexts
-        for batch in batches
-    ]
-    if options.json:
-        print(json.dumps(_document(options.model, models, ground, cases) | _known(chances, names), indent=2))
+    names = _compared(options, told, models)
+    chances = _measured(options, names, models, traffic) if traffic else _told(options, told)
+    plans = _plans(names, models, chances)
+    settings = [Setting(ground.machine, models.target, batch, context) for context in contexts for batch in batches]
+    bare = [(setting, case(setting, rows, ground.memory)) for setting in settings]
+    if chances is None:
+        pickable = _pickable(options, names)
+        cases = [with_kinds(found, setting, plans, pickable) for setting, found in bare]
     else:
-        parts = [_header(options, models, ground), *map(_tables, cases), _assumed(chances, names)]
-        print("\n\n".join(parts))
+        cases = [with_offers(found, setting, plans) for setting, found in bare]
+    if options.json:
+        print(json.dumps(_document(options.model, models, ground, cases) | _known(chances), indent=2))
+    else:
+        header = plan_page.header(options.model, models.target, ground.weights.name, ground.source)
+        notes = plan_page.by_kind_notes(cases) if chances is None else plan_page.chances_note(chances)
+        print("\n\n".join([header, *map(plan_page.tables, cases), notes]))
     return 0
 
 
-def _header(options: argparse.Namespace, models: Models, ground: _Ground) -> str:
-    size = models.target.parameters / 1e6
-    why = ", which stands for the blocks of its file" if _stands_for_blocks(options) else ""
-    return f"{options.model}: {size:,.0f} million parameters in {ground.weights}{why}. Modelled for {ground.source}."
+def _compared(options: argparse.Namespace, told: Acceptance, models: Models) -> list[StrategySpec]:
+    """What --strategy names, else what --acceptance does, else the usual ones; heads only where nothing is measured."""
+    from parlay.bench.plan.heads import HEADS
+    from parlay.bench.plan.strategies import compared
+    from parlay.strategies.spelling import parse
+
+    named = options.strategy or ([parse(name) for name in told.by_strategy] if told.default is None else ())
+    found = compared(named, models)
+    return [spec for spec in found if named or not options.prompts or spec.name not in HEADS]
 
 
-def _stands_for_blocks(options: argparse.Namespace) -> bool:
-    from parlay.bench.plan.machine import in_blocks
+def _pickable(options: argparse.Namespace, names: Sequence[StrategySpec]) -> list[str]:
+    """What may be recommended: nothing that has yet to be trained, unless it is named. The default comes first."""
+    from parlay.bench.plan.heads import HEADS
+    from parlay.strategies.entry import DEFAULT_STRATEGY
 
-    asked = options.device or options.calibration or options.quantize or options.dtype != "auto"
-    return not asked and in_blocks(options.model)
+    found = [str(spec) for spec in names if options.strategy or spec.name not in HEADS]
+    return sorted(found, key=lambda name: name != DEFAULT_STRATEGY)
+
+
+def _plans(names: Sequence[StrategySpec], models: Models, chances: Chances | None) -> Mapping[str, Sequence[DraftPlan]]:
+    """Of each strategy its plan, or those of what it chooses from, with plain decoding."""
+    from parlay.bench.plan.strategies import Acceptance, members, plan
+
+    acceptance = chances.acceptance if chances is not None else Acceptance()
+    return {str(spec): [plan(each, models, acceptance) for each in members(spec, models)] for spec in names}
 
 
 def _traffic(options: argparse.Namespace) -> Traffic | None:
@@ -145,70 +174,83 @@ def _traffic(options: argparse.Namespace) -> Traffic | None:
     return read_traffic(options.prompts) if options.prompts else None
 
 
-def _told(options: argparse.Namespace, told: Acceptance) -> Chances:
-    """Those of --acceptance, or what is assumed without it."""
+def _told(options: argparse.Namespace, told: Acceptance) -> Chances | None:
+    """The chances of --acceptance; None without it."""
     from parlay.bench.plan.acceptance import Chances
 
-    return Chances(told, "as --acceptance says") if options.acceptance else Chances(told, "ASSUMED", _ASSUMED)
+    return Chances(told, "as --acceptance says") if options.acceptance else None
 
 
-def _measured(options: argparse.Namespace, strategies: Sequence[StrategySpec], traffic: Traffic) -> Chances:
+def _measured(options: argparse.Namespace, names: list[StrategySpec], models: Models, traffic: Traffic) -> Chances:
+    """The chances on the user's own prompts, by the model, or by a small one where it has no weights here.
+
+    Raises ValueError for a strategy that is named and reads more than the text where another model stands in.
+    """
     from parlay.bench.plan.acceptance import measured
-    from parlay.bench.plan.strategies import drafting
+    from parlay.bench.plan.strategies import drafting, members
     from parlay.llm.llm import LLM
+    from parlay.models.fetch.pulled import usual
+    from parlay.strategies.catalogue import find
+
+    here = _has_weights(options.model)
+    model = options.model if here else usual()
+    wanted = drafting(list(dict.fromkeys(each for spec in names for each in members(spec, models))))
+    unread = [spec for spec in wanted if not here and not find(spec.name).replayable]
+    if options.strategy and unread:
+        raise ValueError(
+            f"{unread[0]} reads {options.model} itself, which has no weights here: say --acceptance instead"
+        )
 
     def opened() -> LLM:
-        load = LoadOptions(quantize=options.quantize, threads=options.threads)
-        return LLM(options.model, draft_model=options.draft_model, load=load)
+        load = LoadOptions(quantize="int8" if options.quantize == "int8" else None, threads=options.threads)
+        return LLM(model, draft_model=options.draft_model if here else None, load=load)
 
-    return measured(drafting(strategies), traffic, options.model, opened, _say)
-
-
-def _assumed(chances: Chances, strategies: Sequence[StrategySpec]) -> str:
-    """Where the chances come from on which the tables stand."""
-    figures = (f"{spec} {'+'.join(f'{rate:.2f}' for rate in rates)}" for spec, rates in _rates(chances, strategies))
-    known = f"Chance that a drafted token is right, {chances.source}: {', '.join(figures) or 'none'}."
-    return f"{known} {chances.note}".rstrip()
+    chances = measured([spec for spec in wanted if spec not in unread], traffic, model, opened, _say)
+    return chances if here else chances.beside(f"{options.model} has no weights here: {model} stands in for it.")
 
 
-def _rates(chances: Chances, strategies: Sequence[StrategySpec]) -> list[tuple[str, tuple[float, ...]]]:
-    from parlay.bench.plan.strategies import drafting
+def _has_weights(model: str) -> bool:
+    """Whether the model can decode on this machine. Nothing is fetched for a name whose shape is known."""
+    from parlay.bench.plan.shapes import known_name
+    from parlay.models.fetch.resolving import resolve
+    from parlay.types import ParlayError
 
-    return [(str(spec), chances.acceptance.of(spec)) for spec in drafting(strategies)]
+    if known_name(model):
+        return False
+    try:
+        found = resolve(model)
+    except ParlayError:
+        return False
+    return found.is_file() or any(found.glob("*.safetensors"))
 
 
 @dataclass(frozen=True, slots=True)
 class _Ground:
     """What predictions stand on.
 
-    ``source`` says where the machine's constants come from. ``weights`` is the type in which weights are kept, the
-    bytes are those of one of them and of one number of a key or value.
+    ``source`` says where the machine's constants come from. ``kv_bytes`` are those of one number of a key or value,
+    ``memory`` those of the device; None where they are not known.
     """
 
     machine: Machine
     source: str
-    weights: str
-    weight_bytes: int
+    weights: WeightType
     kv_bytes: int
+    memory: int | None
 
 
 def _check_flags(options: argparse.Namespace) -> None:
-    """Says what is wrong before torch is loaded and a machine is measured, which takes a minute."""
+    """Raise for what is wrong before torch is loaded and a machine is measured, which takes a minute."""
+    from parlay.bench.plan.shapes import known_name
     from parlay.models.fetch.resolving import resolve_config
 
-    _check_machine_flags(options)
-    for model in (options.model, options.draft_model):
-        if model is not None:
-            resolve_config(model)
-
-
-def _check_machine_flags(options: argparse.Namespace) -> None:
     if options.device and (options.calibrate or options.calibration):
         raise ValueError("--device names a machine that is not measured here: leave out --calibrate and --calibration")
-    if options.device and options.quantize:
-        raise ValueError("--quantize works for this machine only: leave it out with --device")
     if options.device:
-        known_machine(options.device, "bfloat16")  # a wrong name is said before a model is looked for
+        find_device(options.device)
+    for model in (options.model, options.draft_model):
+        if model is not None and not known_name(model):
+            resolve_config(model)
 
 
 def _counts(options: argparse.Namespace, name: str) -> list[int]:
@@ -226,123 +268,123 @@ def _counts(options: argparse.Namespace, name: str) -> list[int]:
 
 def _models(options: argparse.Namespace, ground: _Ground) -> Models:
     """Shapes of the model and of the one that drafts for it: the named one, or the one that goes with it."""
-    from parlay.bench.plan.machine import read_model, shape_of
+    from parlay.bench.plan.shapes import read_model, shape_of
     from parlay.bench.plan.strategies import Models
     from parlay.models.fetch.resolving import BUILT_IN_DRAFTS
 
     draft = options.draft_model or BUILT_IN_DRAFTS.get(options.model)
     target, *drafts = [
-        shape_of(read_model(name), weight_bytes=ground.weight_bytes, kv_bytes=ground.kv_bytes)
+        shape_of(read_model(name), weight_bytes=ground.weights.bytes, kv_bytes=ground.kv_bytes)
         for name in (options.model, draft)
         if name
     ]
     return Models(target, *drafts)
 
 
-def _table_device(options: argparse.Namespace) -> _Ground:
-    """A known device, by its maker's figures."""
-    from parlay.bench.plan.machine import bytes_of
+def _weights(options: argparse.Namespace) -> WeightType | None:
+    """What the flags say, else how the model's file stores its weights; None for plain numbers of any type."""
+    from parlay.bench.plan.shapes import known_name
+    from parlay.bench.plan.weights import stored_type, weight_type
+    from parlay.models.fetch.resolving import resolve_config
 
-    weights = options.dtype if options.dtype != "auto" else "bfloat16"
+    named = options.quantize or (options.dtype if options.dtype != "auto" else None)
+    if named is not None:
+        return weight_type(named)
+    found = None if known_name(options.model) else resolve_config(options.model)
+    return stored_type(found) if found is not None and found.is_file() else None
+
+
+def _table_device(options: argparse.Namespace) -> _Ground:
+    """A known device, by its maker's figures. Keys and values are cached in two bytes, unless weights have more."""
+    from parlay.bench.plan.weights import weight_type
+
+    weights = _weights(options) or weight_type("bfloat16")
     source = (
         f"device {options.device.lower()} by its maker's figures, taken to reach {BANDWIDTH_SHARE:.0%} of its "
         f"bandwidth and {RATE_SHARE:.0%} of its arithmetic; nothing was measured"
     )
-    size = bytes_of(weights)
-    return _Ground(known_machine(options.device, weights), source, weights, size, size)
+    memory = round(1e9 * find_device(options.device).memory)
+    return _Ground(known_machine(options.device, weights.name), source, weights, max(2, round(weights.bytes)), memory)
 
 
 def _this_machine(options: argparse.Namespace) -> _Ground:
     """This machine, as it was calibrated now or before."""
     from parlay.bench.plan.machine import load_calibration
+    from parlay.bench.plan.weights import weight_type
 
-    weights = _wanted_weights(options)
-    path = _calibration_file(options, weights)
+    path, weights = _calibration_file(options)
     calibration = load_calibration(path)
     origin = calibration.provenance
-    if weights not in ("auto", origin["weights"]):
-        raise ValueError(f"{path} was measured for {origin['weights']} weights, not {weights}: calibrate for these too")
+    kept = str(origin["weights"])
+    if weights is not None and kept not in (weights.name, weights.blocks.name.lower() if weights.blocks else ""):
+        raise ValueError(f"{path} was measured for {kept} weights, not {weights.name}: calibrate for these too")
     source = (
         f"{origin['processor']}, {origin['threads']} threads, calibrated {origin['date']} "
         f"(median error of the fit {calibration.median_error:.0%}) in {path}"
     )
-    sizes = int(origin["weight_bytes"]), int(origin["kv_bytes"])
-    return _Ground(calibration.machine, source, str(origin["weights"]), *sizes)
+    memory = int(origin["memory_bytes"]) if "memory_bytes" in origin else None
+    return _Ground(calibration.machine, source, weights or weight_type(kept), int(origin["kv_bytes"]), memory)
 
 
-def _wanted_weights(options: argparse.Namespace) -> str:
-    """The type of the weights; ``auto``: as the named calibration says."""
-    if options.calibration is not None and not options.calibrate:
-        return str(options.quantize or options.dtype)
-    load = _load(options)
-    return str(load.quantize or load.dtype)
+def _calibration_file(options: argparse.Namespace) -> tuple[Path, WeightType | None]:
+    """Where the calibration is, made first if that is asked for or there is none, and the weights that are wanted.
 
-
-def _load(options: argparse.Namespace) -> LoadOptions:
-    from parlay.bench.plan.machine import load_here
-
-    asked = LoadOptions(dtype=options.dtype, quantize=options.quantize, threads=options.threads)
-    return load_here(options.model, asked)
-
-
-def _calibration_file(options: argparse.Namespace, weights: str) -> Path:
-    """Where the calibration is, made first if that is asked for, or if there is none yet."""
+    None for the weights: as the named calibration says.
+    """
     from parlay.bench.plan import machine
+    from parlay.bench.plan.weights import weight_type
 
-    path: Path = options.calibration or machine.calibration_path(weights)
-    if options.calibrate or (options.calibration is None and not path.is_file()):
+    weights = _weights(options)
+    named: Path | None = options.calibration
+    if named is not None and named.exists() and not options.calibrate:
+        return named, weights
+    if weights is not None:
+        machine.check_here(weights)
+    load = LoadOptions(
+        dtype="auto" if weights is None or weights.blocks or weights.name == "int8" else weights.name,
+        quantize="int8" if weights is not None and weights.name == "int8" else None,
+        threads=options.threads,
+    )
+    load = machine.load_here(options.model, load)
+    weights = weights or weight_type(load.dtype)
+    kept = weights.blocks.name.lower() if weights.blocks else weights.name
+    path = named or machine.calibration_path(kept)
+    if options.calibrate or not path.is_file():
         if not options.calibrate:
-            _say(f"this machine is not calibrated for {weights} yet: measuring it, which takes about a minute")
-        measured = machine.calibrate_here(_load(options), log=_say)
-        measured.save(path)
+            _say(f"this machine is not calibrated for {kept} yet: measuring it, which takes about a minute")
+        machine.calibrate_here(load, blocks=weights.blocks, log=_say).save(path)
         _say(f"calibration kept in {path}")
-    return path
+    return path, weights
 
 
 def _say(line: str) -> None:
     print(line, file=sys.stderr)
 
 
-# ----------------------------------------------------------------------------------------------------------- output
+# ------------------------------------------------------------------------------------------------------------- JSON
 
 
 def _document(model: str, models: Models, ground: _Ground, cases: Sequence[PlanCase]) -> dict[str, object]:
     return {
         "model": model,
         "parameters": models.target.parameters,
-        "weights": ground.weights,
+        "weights": ground.weights.name,
         "machine": {"source": ground.source, **asdict(ground.machine)},
         "modelled": True,
         "cases": [asdict(each) for each in cases],
     }
 
 
-def _known(chances: Chances, strategies: Sequence[StrategySpec]) -> dict[str, object]:
-    rates = dict(_rates(chances, strategies))
-    return {"acceptance": {"source": chances.source, "note": chances.note, "by_strategy": rates}}
-
-
-def _tables(case: PlanCase) -> str:
-    """Three parts: what was asked, verifies by rows, strategies."""
-    verifies = [["rows", "milliseconds", "times one row"]] + [
-        [str(verify.rows), f"{1000 * verify.seconds:.2f}", f"{verify.ratio:.2f}"] for verify in case.verifies
-    ]
-    offers = [["strategy", "nodes", "tokens a step", "step ms", "tokens/s", "times plain", "pays below batch"]] + [
-        [
-            offer.speed.name,
-            str(offer.speed.nodes),
-            f"{offer.speed.tokens_per_step:.2f}",
-            f"{1000 * offer.speed.step_seconds:.2f}",
-            f"{offer.speed.tokens_per_second:,.0f}",
-            f"{offer.gain:.2f}",
-            "-" if offer.pays_below is None else str(offer.pays_below),
-        ]
-        for offer in case.offers
-    ]
-    prefill = f"prefill {case.prefill_seconds:.3f} s" if case.context else "no prefill"
-    title = f"context {case.context:,}, batch {case.batch}: {prefill}"
-    return "\n".join([title, *_indented(verifies), "", *_indented(offers), f"pick: {case.pick}"])
-
-
-def _indented(rows: Sequence[Sequence[str]]) -> list[str]:
-    return [f"  {line}" for line in aligned(rows)]
+def _known(chances: Chances | None) -> dict[str, object]:
+    if chances is None:
+        return {
+            "acceptance": {
+                "source": "measured elsewhere, by kind of work",
+                "note": "",
+                "by_strategy": {},
+                "default": None,
+            }
+        }
+    rates, default = dict(chances.acceptance.by_strategy), chances.acceptance.default
+    known = {"source": chances.source, "note": chances.note, "by_strategy": rates, "default": default}
+    return {"acceptance": known}

@@ -16,7 +16,7 @@ from parlay.types import ParlayError, Runner, Segment, Tree
 FORMAT = 1
 """Version of the file's format. A file with another version is refused."""
 
-Provenance = Mapping[str, str | int]
+Provenance = Mapping[str, str | float]
 
 SHAPES = (
     ModelShape(

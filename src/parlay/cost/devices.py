@@ -32,40 +32,61 @@ _WIDE = "float32", "float64"
 class Device:
     """``bandwidth`` in GB/s; ``half_rate`` (bfloat16 or float16) and ``single_rate`` (float32) in TFLOP/s.
 
-    ``watts`` is the most that the board draws, ``called`` are the words by which drivers name it.
+    ``watts`` is the most that the board draws, ``memory`` what it has in GB (10^9 bytes), ``called`` are the words by
+    which drivers name it.
     """
 
     bandwidth: float
     half_rate: float
     single_rate: float
     watts: float
+    memory: float
     called: tuple[str, ...]
 
 
 DEVICES: Mapping[str, Device] = MappingProxyType(
     {
         # NVIDIA Blackwell: DGX B200 data sheet (per GPU), GeForce RTX Blackwell architecture paper.
-        "b200": Device(8000, 2250, 80, 1000, ("B200",)),
-        "rtx-5090": Device(1792, 209.5, 104.8, 575, ("RTX 5090",)),
+        "b200": Device(8000, 2250, 80, 1000, 180, ("B200",)),
+        "rtx-5090": Device(1792, 209.5, 104.8, 575, 32, ("RTX 5090",)),
         # NVIDIA Hopper: H200 and H100 data sheets.
-        "h200": Device(4800, 989, 67, 700, ("H200",)),
-        "h100-sxm": Device(3350, 989, 67, 700, ("H100 80GB HBM3",)),
-        "h100-pcie": Device(2000, 756, 51, 350, ("H100 PCIe",)),
+        "h200": Device(4800, 989, 67, 700, 141, ("H200",)),
+        "h100-sxm": Device(3350, 989, 67, 700, 80, ("H100 80GB HBM3",)),
+        "h100-pcie": Device(2000, 756, 51, 350, 80, ("H100 PCIe",)),
         # NVIDIA Ada: L40S and L4 data sheets, Ada GPU architecture paper.
-        "l40s": Device(864, 362, 91.6, 350, ("L40S",)),
-        "l4": Device(300, 121, 30.3, 72, ("L4",)),
-        "rtx-4090": Device(1008, 165.2, 82.6, 450, ("RTX 4090",)),
+        "l40s": Device(864, 362, 91.6, 350, 48, ("L40S",)),
+        "l4": Device(300, 121, 30.3, 72, 24, ("L4",)),
+        "rtx-4090": Device(1008, 165.2, 82.6, 450, 24, ("RTX 4090",)),
         # NVIDIA Ampere: A100 and A10 data sheets, GA102 architecture paper.
-        "a100-80gb": Device(2039, 312, 19.5, 400, ("A100-SXM4-80GB",)),
-        "a100-40gb": Device(1555, 312, 19.5, 400, ("A100-SXM4-40GB",)),
-        "a10": Device(600, 125, 31.2, 150, ("A10",)),
-        "rtx-3090": Device(936, 71, 35.6, 350, ("RTX 3090",)),
+        "a100-80gb": Device(2039, 312, 19.5, 400, 80, ("A100-SXM4-80GB",)),
+        "a100-40gb": Device(1555, 312, 19.5, 400, 40, ("A100-SXM4-40GB",)),
+        "a10": Device(600, 125, 31.2, 150, 24, ("A10",)),
+        "rtx-3090": Device(936, 71, 35.6, 350, 24, ("RTX 3090",)),
         # NVIDIA Turing: T4 data sheet; float16 only.
-        "t4": Device(320, 65, 8.1, 70, ("T4",)),
+        "t4": Device(320, 65, 8.1, 70, 16, ("T4",)),
         # AMD: Instinct MI300X data sheet.
-        "mi300x": Device(5300, 1307, 163.4, 750, ("MI300X",)),
+        "mi300x": Device(5300, 1307, 163.4, 750, 192, ("MI300X",)),
     }
 )
+
+
+_ALIASES = {
+    "h100": "h100-sxm",
+    "a100": "a100-80gb",
+    **{name.removeprefix("rtx-"): name for name in DEVICES if name.startswith("rtx-")},
+    **{name.replace("rtx-", "rtx"): name for name in DEVICES if name.startswith("rtx-")},
+}
+"""Shorter names that people use; of several versions the larger."""
+
+
+def find_device(name: str) -> Device:
+    """A device of the table, by its name or a shorter one. Raises ValueError for any other."""
+    lower = name.lower()
+    device = DEVICES.get(_ALIASES.get(lower, lower))
+    if device is None:
+        known = ", ".join([*DEVICES, "h100", "a100"])
+        raise ValueError(f"device {name!r} is not known: name one of {known}, or measure this machine")
+    return device
 
 
 def power(called: str, row_seconds: float) -> PowerModel | None:
@@ -87,9 +108,7 @@ def machine(name: str, dtype: str) -> Machine:
 
     Raises ValueError for a name that is not in the table.
     """
-    device = DEVICES.get(name.lower())
-    if device is None:
-        raise ValueError(f"device {name!r} is not known: name one of {', '.join(DEVICES)}, or measure this machine")
+    device = find_device(name)
     rate = RATE_SHARE * 1e12 * (device.single_rate if dtype in _WIDE else device.half_rate)
     bandwidth = BANDWIDTH_SHARE * 1e9 * device.bandwidth
     return Machine(

@@ -17,7 +17,10 @@ Kind = Literal["linear", "attention", "vector"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """The sizes of a decoder, in elements, and the bytes of one weight and of one number of a key or value."""
+    """The sizes of a decoder, in elements, and the bytes of one weight and of one number of a key or value.
+
+    Weights in blocks of few bits have the mean of all matrices, their scales included.
+    """
 
     vocab_size: int
     hidden_size: int
@@ -26,7 +29,7 @@ class ModelShape:
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    weight_bytes: int = 2
+    weight_bytes: float = 2
     kv_bytes: int = 2
     tie_embeddings: bool = False
 
@@ -42,15 +45,21 @@ class ModelShape:
     @property
     def parameters(self) -> int:
         """Weights of all matrices. Norms and biases, a thousandth of them or less, are left out."""
-        return self._multiplied + (0 if self.tie_embeddings else self.vocab_size * self.hidden_size)
+        return self.multiplied + (0 if self.tie_embeddings else self.vocab_size * self.hidden_size)
 
     @property
-    def read_bytes(self) -> int:
-        """Of the weights that a forward reads as a whole: all but the embedding."""
-        return self._multiplied * self.weight_bytes
+    def stored_bytes(self) -> float:
+        """All weights."""
+        return self.parameters * self.weight_bytes
 
     @property
-    def _multiplied(self) -> int:
+    def read_bytes(self) -> float:
+        """Bytes of `multiplied`."""
+        return self.multiplied * self.weight_bytes
+
+    @property
+    def multiplied(self) -> int:
+        """Weights that a forward reads as a whole: all but an embedding that is not the LM head too."""
         heads = self.num_heads * self.head_dim
         layer = self.hidden_size * (self.qkv_size + heads + 3 * self.intermediate_size)
         return self.num_layers * layer + self.vocab_size * self.hidden_size
@@ -113,11 +122,11 @@ def operators(shape: ModelShape, work: ForwardShape) -> Iterator[Operator]:
     yield Operator("softmax", "vector", 0, 24 * layers * shape.num_heads * rows * keys)
 
 
-def _linear(name: str, weight_bytes: int, rows: int, sizes: tuple[int, int], count: int = 1) -> Operator:
+def _linear(name: str, weight_bytes: float, rows: int, sizes: tuple[int, int], count: int = 1) -> Operator:
     """``count`` products of ``rows`` rows with a matrix of ``sizes`` (inputs, outputs), as one operator."""
     inputs, outputs = sizes
     moved = inputs * outputs + rows * (inputs + outputs)
-    return Operator(name, "linear", 2 * count * rows * inputs * outputs, count * moved * weight_bytes)
+    return Operator(name, "linear", 2 * count * rows * inputs * outputs, round(count * moved * weight_bytes))
 
 
 def flops(shape: ModelShape, work: ForwardShape) -> int:

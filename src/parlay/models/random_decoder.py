@@ -10,7 +10,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from parlay.models.config import DecoderConfig
-from parlay.models.shapes import weight_shapes
+from parlay.models.shapes import Weight, weight_shapes
+from parlay.models.stored import Format, StoredTensor
 
 
 def save_decoder(config: DecoderConfig, directory: Path, *, seed: int = 0) -> None:
@@ -31,6 +32,23 @@ def _filling(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     if len(shape) == 1:
         return torch.ones(shape, dtype=torch.bfloat16)
     return torch.empty(shape, dtype=torch.bfloat16).normal_(0, shape[-1] ** -0.5, generator=generator)
+
+
+def random_weights(config: DecoderConfig, format: Format, *, seed: int = 0) -> dict[str, Weight]:
+    """The weights of `save_decoder`'s Llama with every matrix in blocks of ``format``, under Hugging Face names.
+
+    Bytes are below 32, so every scale is finite and small, wherever it stands in a block. Raises ValueError unless rows
+    are whole blocks.
+    """
+    draw = torch.Generator().manual_seed(seed)
+
+    def filled(shape: tuple[int, ...]) -> Weight:
+        if len(shape) == 1:
+            return torch.ones(shape)
+        size = (*shape[:-1], format.row_bytes(shape[-1]))
+        return StoredTensor(format, shape, torch.randint(0, 32, size, dtype=torch.uint8, generator=draw))
+
+    return {name: filled(shape) for name, shape in weight_shapes(config).items()}
 
 
 def config_json(config: DecoderConfig) -> dict[str, object]:

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from parlay.bench.plan.machine import (
-    cache_bytes,
-    calibrate_here,
-    calibration_path,
-    config_of,
-    load_here,
-    read_model,
-    shape_of,
-)
+from parlay.bench.plan.machine import cache_bytes, calibrate_here, calibration_path
+from parlay.bench.plan.shapes import config_of, known_name, read_model, shape_of
+from parlay.bench.plan.weights import stored_type, weight_type
 from parlay.cost.roofline import ForwardShape
 from parlay.models.fetch.resolving import resolve_config
+from parlay.models.stored import Format
 from parlay.options import LoadOptions
 from parlay.types import ParlayError
 from tests.bench.plan.conftest import TINY, WORKS
 from tests.models import gguf_files
+
+WIDE = replace(TINY, hidden_size=256, intermediate_size=256, num_heads=16, num_kv_heads=4)
 
 
 def test_forwards_and_engine_steps_of_random_decoders_make_a_machine() -> None:
@@ -39,15 +37,60 @@ def test_forwards_and_engine_steps_of_random_decoders_make_a_machine() -> None:
     assert lines[-1] == "timing steps of the engine"
 
 
-def test_a_file_with_weights_in_blocks_is_modelled_with_weights_of_eight_bits(tmp_path: Path) -> None:
-    """And not with those of a plain checkpoint, whose forwards move several times as many bytes."""
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0"])
+def test_weights_in_blocks_have_their_own_bytes(kind: str, tmp_path: Path) -> None:
+    """Those of the file, and not eight bits for all."""
     mini = resolve_config("parlay-mini")
-    blocks = gguf_files.write(tmp_path / "blocks.gguf", mini, kind=gguf_files.Kind.Q8_0)
-    plain = gguf_files.write(tmp_path / "plain.gguf", mini, kind=gguf_files.Kind.BF16)
-    usual = LoadOptions(threads=2)
-    assert load_here(str(blocks), usual) == LoadOptions(dtype="bfloat16", quantize="int8", threads=2)
-    assert load_here(str(plain), usual) == load_here("parlay-mini", usual)
-    assert load_here(str(blocks), LoadOptions(dtype="float32")) == LoadOptions(dtype="float32")
+    found = stored_type(gguf_files.write(tmp_path / "blocks.gguf", mini, kind=gguf_files.Kind[kind]))
+    assert found is not None
+    assert found.name == kind.lower()
+    assert found.bytes == pytest.approx(weight_type(kind).bytes, rel=0.02)
+    assert stored_type(gguf_files.write(tmp_path / "plain.gguf", mini, kind=gguf_files.Kind.BF16)) is None
+
+
+def test_a_machine_is_calibrated_with_decoders_in_the_same_blocks() -> None:
+    made = calibrate_here(LoadOptions(), blocks=Format.Q4_K, shapes=(WIDE,), works=WORKS)
+    assert {sample.shape.weight_bytes for sample in made.samples} == {144 / 256}
+    assert made.provenance["weights"] == "q4_k"
+    assert int(made.provenance["memory_bytes"]) > 1 << 30
+
+
+def test_names_of_types_are_those_that_people_write() -> None:
+    assert weight_type("Q4_K_M").bytes == pytest.approx(0.61, abs=0.01)
+    assert weight_type("bfloat16").bytes == 2
+    with pytest.raises(ValueError, match="'q4_q' are not known: use one of float64"):
+        weight_type("q4_q")
+
+
+SIZES = {
+    "llama-3.1-8b": 8.03,
+    "llama-3.3-70b": 70.55,
+    "llama-3.2-1b": 1.236,
+    "llama-3.2-3b": 3.213,
+    "llama-2-7b": 6.738,
+    "qwen2.5-0.5b": 0.494,
+    "qwen2.5-7b": 7.616,
+    "qwen2.5-32b": 32.76,
+    "qwen3-4b": 4.022,
+    "qwen3-8b": 8.191,
+    "mistral-7b": 7.248,
+    "tinyllama-1.1b": 1.1,
+    "phi-3-mini": 3.821,
+}
+"""Billions of parameters, as the makers count them."""
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_shapes_by_name_have_the_makers_number_of_parameters(name: str) -> None:
+    shape = shape_of(read_model(name), weight_bytes=2, kv_bytes=2)
+    assert shape.parameters / 1e9 == pytest.approx(SIZES[name], rel=0.002)
+
+
+def test_names_on_the_hub_are_known_too() -> None:
+    for name in ("meta-llama/Llama-3.1-8B-Instruct", "Qwen/Qwen2.5-Coder-7B-Instruct", "mistralai/Mistral-7B-v0.3"):
+        assert known_name(name), name
+    assert not known_name("someone/else-8b")
+    assert not known_name("./qwen3-8b")
 
 
 def test_a_shape_is_the_config_it_came_from() -> None:

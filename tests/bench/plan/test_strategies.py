@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from parlay.bench.plan.strategies import Acceptance, Models, compared, is_modelled, plan, read_acceptance
+from parlay.bench.plan.strategies import Acceptance, Models, compared, is_modelled, members, plan, read_acceptance
 from parlay.cost.devices import machine
 from parlay.cost.speed import DraftPlan, Setting, TreeShape, speed_of
 from parlay.strategies.catalogue import catalogue
@@ -19,7 +19,7 @@ MODELS = Models(TINY, DRAFT)
 
 
 def test_plain_decoding_drafts_nothing() -> None:
-    assert plan(parse("none"), MODELS, Acceptance()) == DraftPlan(name="none")
+    assert plan(parse("none"), MODELS, Acceptance((0.7,))) == DraftPlan(name="none")
 
 
 def test_budget_policy_and_acceptance_are_the_strategys_own() -> None:
@@ -30,16 +30,16 @@ def test_budget_policy_and_acceptance_are_the_strategys_own() -> None:
 
 
 def test_a_draft_model_writes_with_its_own_shape_and_the_target_with_some_of_its_layers() -> None:
-    assert plan(parse("draft-model"), MODELS, Acceptance()).drafter == DRAFT
+    assert plan(parse("draft-model"), MODELS, Acceptance((0.7,))).drafter == DRAFT
     deep = Models(replace(TINY, num_layers=22))
-    skipping = plan(parse("layer-skip:ratio=0.5"), deep, Acceptance()).drafter
+    skipping = plan(parse("layer-skip:ratio=0.5"), deep, Acceptance((0.7,))).drafter
     assert skipping is not None
     assert skipping.num_layers == 12  # two stay, and half of the other twenty
 
 
 def test_a_head_costs_a_layer_for_each_level_and_heads_side_by_side_one_product_for_all() -> None:
     big = Models(replace(TINY, hidden_size=4096, intermediate_size=14336, vocab_size=128_256, num_layers=32))
-    eagle3, medusa = plan(parse("eagle3"), big, Acceptance()), plan(parse("medusa"), big, Acceptance())
+    eagle3, medusa = plan(parse("eagle3"), big, Acceptance((0.7,))), plan(parse("medusa"), big, Acceptance((0.7,)))
     assert eagle3.drafter is not None
     assert medusa.drafter is not None
     assert (eagle3.drafter.num_layers, medusa.drafter.num_layers) == (1, 0)
@@ -49,7 +49,7 @@ def test_a_head_costs_a_layer_for_each_level_and_heads_side_by_side_one_product_
 
 
 def test_probes_cost_rows_of_the_forward_that_verifies_and_no_head() -> None:
-    probing = plan(parse("ppd"), MODELS, Acceptance())
+    probing = plan(parse("ppd"), MODELS, Acceptance((0.7,)))
     assert probing.drafter is None
     assert probing.probes == 12
     setting = Setting(machine("l4", "bfloat16"), TINY, 1, 100)
@@ -61,17 +61,19 @@ def test_probes_cost_rows_of_the_forward_that_verifies_and_no_head() -> None:
 
 def test_a_draft_model_that_is_not_known_is_asked_for() -> None:
     with pytest.raises(ValueError, match="--draft-model"):
-        plan(parse("draft-model"), Models(TINY), Acceptance())
+        plan(parse("draft-model"), Models(TINY), Acceptance((0.7,)))
 
 
 def test_a_strategy_that_is_not_modelled_is_refused_with_those_that_are() -> None:
     with pytest.raises(ValueError, match=r"union: no costs are modelled .* use one of none, prompt-lookup"):
-        plan(parse("union"), MODELS, Acceptance())
+        plan(parse("union"), MODELS, Acceptance((0.7,)))
 
 
-@pytest.mark.parametrize("name", [name for name in catalogue() if is_modelled(name)])
+@pytest.mark.parametrize(
+    "name", [name for name, entry in catalogue().items() if is_modelled(name) and not entry.routes]
+)
 def test_every_strategy_of_a_modelled_family_can_be_planned(name: str) -> None:
-    found = plan(parse(name), MODELS, Acceptance())
+    found = plan(parse(name), MODELS, Acceptance((0.7,)))
     assert found.name == name
     assert (found.nodes == 0) == (name == "none")
 
@@ -81,9 +83,9 @@ def texts(named: Sequence[str], models: Models) -> list[str]:
 
 
 def test_plain_decoding_is_always_compared_and_comes_first() -> None:
-    """By default with the usual strategy, and with drafts of a model where there is one."""
-    assert texts((), MODELS) == ["none", "prompt-lookup", "draft-model"]
-    assert texts((), Models(TINY)) == ["none", "prompt-lookup"]
+    """By default with a copy, the default strategy and what it would choose from, a head among it."""
+    assert texts((), MODELS) == ["none", "prompt-lookup", "suffix-decoding", "draft-model", "eagle3", "auto"]
+    assert texts((), Models(TINY)) == ["none", "prompt-lookup", "suffix-decoding", "eagle3", "auto"]
     assert texts(["jacobi", "none"], MODELS) == ["none", "jacobi"]
 
 
@@ -91,7 +93,13 @@ def test_acceptance_is_read_for_all_for_one_and_by_rank() -> None:
     read = read_acceptance(["0.5", "draft-model=0.6+0.2"])
     assert read.of(parse("draft-model")) == (0.6, 0.2)
     assert read.of(parse("prompt-lookup")) == (0.5,)
-    assert read_acceptance([]).of(parse("prompt-lookup")) == (0.7,)
+    assert read_acceptance([]).of(parse("prompt-lookup")) == (0.0,)
+
+
+def test_what_chooses_is_planned_by_what_it_chooses_from() -> None:
+    assert list(map(str, members(parse("auto"), MODELS))) == ["suffix-decoding", "draft-model"]
+    assert list(map(str, members(parse("auto:of=prompt-lookup+eagle3"), MODELS))) == ["prompt-lookup", "eagle3"]
+    assert members(parse("jacobi"), MODELS) == [parse("jacobi")]
 
 
 @pytest.mark.parametrize("text", ["often", "1.5", "-0.1", "0.6+0.6", "draft-model=", "nan"])

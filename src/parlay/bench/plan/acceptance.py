@@ -8,12 +8,15 @@ from dataclasses import dataclass, replace
 from parlay.bench.loops import first_loop
 from parlay.bench.plan.strategies import Acceptance
 from parlay.bench.plan.traffic import Traffic
+from parlay.bench.prepare import first_ids
 from parlay.bench.replay.answers import RecordedAnswer
 from parlay.bench.replay.decode import replay, whole_drafts
 from parlay.bench.replay.tokens import RecordedTokens, open_tokens, recorded
+from parlay.bench.workloads import Item
 from parlay.llm.llm import LLM
 from parlay.llm.outputs import CompletionOutput
 from parlay.strategies.spelling import StrategySpec
+from parlay.text.prompts import TokensPrompt
 from parlay.types import Metrics, ParlayError, SamplingParams
 
 _TOKENS = 128
@@ -33,6 +36,10 @@ class Chances:
     source: str
     note: str = ""
 
+    def beside(self, note: str) -> Chances:
+        """The same with one note more."""
+        return replace(self, note=f"{self.note} {note}")
+
 
 def measured(
     strategies: Sequence[StrategySpec],
@@ -41,7 +48,10 @@ def measured(
     open_llm: Callable[[], LLM],
     say: Callable[[str], None],
 ) -> Chances:
-    """The chances on a user's requests. Recorded answers are replayed; what looks at the target decodes the prompts."""
+    """The chances on a user's requests. Recorded answers are replayed; what looks at the target decodes the prompts.
+
+    ``model`` has weights and a tokenizer on this machine: where the planned one has none, it stands in for it.
+    """
     rates: Rates = {}
     notes = []
     if traffic.answers:
@@ -70,28 +80,25 @@ def replayed(strategies: Sequence[StrategySpec], answers: Sequence[RecordedAnswe
     return rates
 
 
-def decoded(strategies: Sequence[StrategySpec], prompts: Sequence[str], llm: LLM) -> Rates:
+def decoded(strategies: Sequence[StrategySpec], prompts: Sequence[Item], llm: LLM) -> Rates:
     """The rates on greedy answers that this model writes, up to where they begin to repeat themselves.
 
     Copying from a loop is easy, and would make drafts of a small model look better than they are.
     """
     longest = SamplingParams(temperature=0, max_tokens=_TOKENS)
-    plain = _decode(llm, "none", prompts, [longest] * len(prompts))
+    asked = [TokensPrompt(prompt_token_ids=first_ids(llm, item)) for item in prompts]
+    plain = _decode(llm, "none", asked, [longest] * len(asked))
     cut = [replace(longest, max_tokens=max(first_loop(sample.token_ids), 1)) for sample in plain]
     return {
-        str(spec): (_rate(sample.metrics for sample in _decode(llm, str(whole_drafts(spec)), prompts, cut)),)
+        str(spec): (_rate(sample.metrics for sample in _decode(llm, str(whole_drafts(spec)), asked, cut)),)
         for spec in strategies
     }
 
 
 def _decode(
-    llm: LLM, strategy: str, prompts: Sequence[str], params: Sequence[SamplingParams]
+    llm: LLM, strategy: str, prompts: Sequence[TokensPrompt], params: Sequence[SamplingParams]
 ) -> list[CompletionOutput]:
-    if llm.tokenizer is not None and llm.tokenizer.chat_template:
-        asked = [[{"role": "user", "content": prompt}] for prompt in prompts]
-        outputs = llm.chat(asked, params, strategy=strategy)
-    else:
-        outputs = llm.generate(list(prompts), params, strategy=strategy)
+    outputs = llm.generate(prompts, params, strategy=strategy)
     return [sample for output in outputs for sample in output.outputs]
 
 

@@ -1,8 +1,9 @@
-"""Shapes of checkpoints for the cost model, and the calibration of this machine through real runners."""
+"""The calibration of this machine, through real runners over random weights."""
 
 from __future__ import annotations
 
 import datetime
+import os
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -13,14 +14,14 @@ import torch
 
 from parlay import __version__, models
 from parlay.bench.plan.overheads import engine_overheads
+from parlay.bench.plan.shapes import config_of, read_model
+from parlay.bench.plan.weights import WeightType, weight_type
 from parlay.cache import Budget
 from parlay.cost.calibrate import SHAPES, WORKS, Calibration, calibrate, load, with_engine
 from parlay.cost.roofline import ForwardShape, ModelShape
-from parlay.models.config import DecoderConfig
-from parlay.models.fetch.resolving import resolve_config
-from parlay.models.fused import stored_as
-from parlay.models.loading import load_weights, read_config
-from parlay.models.random_decoder import save_decoder
+from parlay.models.native import NativeRunner
+from parlay.models.random_decoder import random_weights, save_decoder
+from parlay.models.stored import Format
 from parlay.models.torch_ops.kernels import choose_dtype
 from parlay.options import LoadOptions
 from parlay.system import threads
@@ -28,8 +29,8 @@ from parlay.system.cpu_info import cpu_model
 from parlay.system.user_cache import user_cache
 from parlay.types import ParlayError, Runner
 
-_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
 _LEAST_CONTEXT = 128
+_HERE = ("float64", "float32", "bfloat16", "float16", "int8")
 _TOLD = ("device", "processor", "threads", "date", "weights", "weight_bytes", "kv_bytes")
 """Facts about its origin that a calibration must hold."""
 Log = Callable[[str], None]
@@ -40,100 +41,65 @@ def calibration_path(weights: str) -> Path:
     return user_cache() / f"calibration-{weights}.json"
 
 
-def bytes_of(weights: str) -> int:
-    """Bytes of one weight of that type. Raises ValueError for an unknown type."""
-    if weights not in _BYTES:
-        raise ValueError(f"dtype {weights!r} is not known: use one of {', '.join(_BYTES)}")
-    return _BYTES[weights]
-
-
-def read_model(model: str) -> DecoderConfig:
-    """The decoder that a built-in name, a folder or a Hub id stands for; of a folder only config.json is needed.
-
-    Raises ParlayError (UnsupportedModel) for what the native decoder does not run.
-    """
-    return read_config(resolve_config(model))
-
-
-def in_blocks(model: str) -> bool:
-    """Whether its file stores weights in blocks of few bits, which are multiplied as they are."""
-    found = resolve_config(model)
-    return found.is_file() and bool(stored_as(load_weights(found, read_config(found))))
-
-
 def load_here(model: str, asked: LoadOptions) -> LoadOptions:
-    """How random weights are loaded whose forwards cost what the model's do, as `parlay.models.load` loads it.
-
-    Eight bits stand for weights in blocks of a file.
-    """
+    """How random weights are loaded whose forwards cost what the model's do, as `parlay.models.load` loads it."""
     if asked.dtype != "auto":
         return asked
-    if not asked.quantize and in_blocks(model):
-        return replace(asked, dtype="bfloat16", quantize="int8")
     dtype, _ = choose_dtype(read_model(model), models.default_device())
     return replace(asked, dtype=str(dtype).removeprefix("torch."))
 
 
-def shape_of(config: DecoderConfig, *, weight_bytes: int, kv_bytes: int) -> ModelShape:
-    """A decoder's sizes for the cost model, with the bytes of a weight and of a number of a key or value."""
-    return ModelShape(
-        vocab_size=config.vocab_size,
-        hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size,
-        num_layers=config.num_layers,
-        num_heads=config.num_heads,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        weight_bytes=weight_bytes,
-        kv_bytes=kv_bytes,
-        tie_embeddings=config.tie_embeddings,
-    )
-
-
-def config_of(shape: ModelShape, max_context: int) -> DecoderConfig:
-    """A plain Llama of that shape."""
-    return DecoderConfig(
-        architecture="LlamaForCausalLM",
-        vocab_size=shape.vocab_size,
-        hidden_size=shape.hidden_size,
-        intermediate_size=shape.intermediate_size,
-        num_layers=shape.num_layers,
-        num_heads=shape.num_heads,
-        num_kv_heads=shape.num_kv_heads,
-        head_dim=shape.head_dim,
-        rms_norm_eps=1e-6,
-        max_context=max_context,
-        tie_embeddings=shape.tie_embeddings,
-    )
+def check_here(weights: WeightType) -> None:
+    """Raise ValueError for weights of a type that Parlay does not multiply on this machine."""
+    if weights.blocks is None and weights.name not in _HERE:
+        raise ValueError(f"weights of type {weights.name} don't run here: take another type, or name a --device")
 
 
 def open_random(
-    shape: ModelShape, options: LoadOptions, *, max_context: int, cache_tokens: int
+    shape: ModelShape, options: LoadOptions, *, max_context: int, cache_tokens: int, blocks: Format | None = None
 ) -> tuple[Runner, ModelShape]:
     """A runner over random weights, loaded as any checkpoint is, and the shape in the bytes that it keeps.
 
-    Kernels choose in which type keys and values are cached, so that is read off the memory that the cache takes.
+    With ``blocks`` every matrix is in that format. Kernels choose in which type keys and values are cached, so that is
+    read off the memory that the cache takes.
     """
     budget = Budget(None)
-    with tempfile.TemporaryDirectory() as folder:
-        save_decoder(config_of(shape, max_context), Path(folder))
-        runner = models.load(folder, options, cache_tokens=cache_tokens, budget=budget)
+    config = config_of(shape, max_context)
+    if blocks is not None:
+        threads.settle(options.threads)
+        runner: Runner = NativeRunner(
+            config,
+            random_weights(config, blocks),
+            dtype=torch.bfloat16,
+            device=torch.device("cpu"),
+            max_tokens_cached=cache_tokens,
+            budget=budget,
+            name=f"random {blocks.name}",
+        )
+        weight_bytes = blocks.block_bytes / blocks.block
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            save_decoder(config, Path(folder))
+            runner = models.load(folder, options, cache_tokens=cache_tokens, budget=budget)
+        weight_bytes = weight_type(options.quantize or runner.spec.dtype).bytes
     numbers = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * runner.capacity()
-    weight_bytes = bytes_of(options.quantize or runner.spec.dtype)
     return runner, replace(shape, weight_bytes=weight_bytes, kv_bytes=budget.total // numbers)
 
 
 def calibrate_here(
     options: LoadOptions,
     *,
-    shapes: Sequence[ModelShape] = SHAPES,
+    blocks: Format | None = None,
+    shapes: Sequence[ModelShape] = (),
     works: Sequence[ForwardShape] = WORKS,
     log: Log = lambda line: None,
 ) -> Calibration:
     """Time forwards of random decoders, and steps of the engine, on this machine; about a minute on two cores.
 
-    ``options`` say how they are loaded. ``log`` gets a line for each part of the work.
+    ``options`` say how they are loaded; with ``blocks`` their weights are in that format. ``log`` gets a line for each
+    part of the work.
     """
+    shapes = shapes or (SHAPES if blocks is None else tuple(map(_in_whole_blocks, SHAPES)))
     longest = max(_LEAST_CONTEXT, *(work.context + work.rows for work in works))
     room = 2 * max(work.batch * (work.context + work.rows) for work in works) + 1024
     opened: list[Runner] = []
@@ -141,18 +107,25 @@ def calibrate_here(
     def open_runner(shape: ModelShape) -> tuple[Runner, ModelShape]:
         log(f"timing forwards of {shape.parameters / 1e6:.0f} million parameters")
         opened[:] = []  # free the last runner's memory for the next one
-        runner, kept = open_random(shape, options, max_context=longest, cache_tokens=room)
+        runner, kept = open_random(shape, options, max_context=longest, cache_tokens=room, blocks=blocks)
         opened.append(runner)
-        provenance.update(_provenance(runner, kept), weights=options.quantize or runner.spec.dtype)
+        name = blocks.name.lower() if blocks is not None else options.quantize or runner.spec.dtype
+        provenance.update(_provenance(runner, kept), weights=name)
         return runner, kept
 
-    provenance: dict[str, str | int] = {}
+    provenance: dict[str, str | float] = {}
     smallest_last = sorted(
         shapes, key=lambda shape: shape.parameters, reverse=True
     )  # the engine's steps are timed with the last one
     calibration = calibrate(open_runner, provenance, shapes=smallest_last, works=works, cache_bytes=cache_bytes())
     log("timing steps of the engine")
     return with_engine(calibration, engine_overheads(opened[-1]))
+
+
+def _in_whole_blocks(shape: ModelShape) -> ModelShape:
+    """Nearly the same shape, whose rows are whole blocks of 256 weights."""
+    hidden, mlp = (-(-size // 256) * 256 for size in (shape.hidden_size, shape.intermediate_size))
+    return replace(shape, hidden_size=hidden, intermediate_size=mlp, num_heads=hidden // shape.head_dim)
 
 
 def cache_bytes(cpu: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> float:
@@ -171,13 +144,14 @@ def load_calibration(path: Path) -> Calibration:
     return calibration
 
 
-def _provenance(runner: Runner, kept: ModelShape) -> dict[str, str | int]:
+def _provenance(runner: Runner, kept: ModelShape) -> dict[str, str | float]:
     return {
         "device": runner.spec.device,
         "processor": _processor(runner.spec.device),
         "dtype": runner.spec.dtype,
         "weight_bytes": kept.weight_bytes,
         "kv_bytes": kept.kv_bytes,
+        "memory_bytes": _memory_bytes(runner.spec.device),
         "threads": threads.count(),
         "kernels": runner.spec.kernels,
         "parlay": __version__,
@@ -189,3 +163,10 @@ def _provenance(runner: Runner, kept: ModelShape) -> dict[str, str | int]:
 def _processor(device: str) -> str:
     """The processor's own name."""
     return torch.cuda.get_device_name(device) if device.startswith("cuda") else cpu_model()
+
+
+def _memory_bytes(device: str) -> int:
+    """All memory of the device."""
+    if device.startswith("cuda"):
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

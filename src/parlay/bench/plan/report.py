@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
+from parlay.bench.plan.kinds import KindRate, kinds, rates_of
 from parlay.cost.roofline import ForwardShape, Machine, ModelShape, flops, moved_bytes
 from parlay.cost.speed import DraftPlan, Setting, Speed, choose, crossover, predict
+
+USABLE = 0.9
+"""Of a device's memory, the share that weights and cache may take: programs and activations need the rest."""
+_GAIN = 1.02
+"""Below this many times plain decoding nothing is picked."""
+_CHANCES = tuple(place / 50 for place in range(1, 50))
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +28,7 @@ class Verify:
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class StrategySpeed:
     """A strategy's speed; ``gain`` is to plain decoding. ``pays_below`` is the batch at which its drafts stop paying.
 
     None there: they pay at any batch that was looked at, or there are none.
@@ -33,38 +40,137 @@ class Offer:
 
 
 @dataclass(frozen=True, slots=True)
+class KindSpeed:
+    """Times plain decoding on a kind of work: over the texts on which the strategy was measured, lowest and highest.
+
+    ``texts`` says how many tokens a step had on each.
+    """
+
+    kind: str
+    strategy: str
+    low: float
+    high: float
+    texts: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes of all ``parameters``, of all cached keys and values, and of the device; None where that is not known."""
+
+    parameters: int
+    weights: int
+    cache: int
+    device: int | None
+
+    @property
+    def fits(self) -> bool | None:
+        return None if self.device is None else self.weights + self.cache <= USABLE * self.device
+
+
+@dataclass(frozen=True, slots=True)
 class PlanCase:
-    """What is predicted at one context and batch. ``pick`` is the name of the fastest strategy."""
+    """What is predicted at one context and batch.
+
+    ``offers`` stand on chances that were given or measured, and ``pick`` is the name of the fastest; ``kinds`` stand on
+    what was measured elsewhere, by kind of work, and ``picks`` names the strategy to take for each. One pair is empty.
+    ``break_even``: of strategies never measured, the least chance that a drafted token is right at which they gain.
+    """
 
     context: int
     batch: int
+    memory: Memory
+    fits: bool | None
     prefill_seconds: float
+    plain_tokens_per_second: float
     verifies: tuple[Verify, ...]
-    offers: tuple[Offer, ...]
-    pick: str
+    offers: tuple[StrategySpeed, ...] = ()
+    pick: str = ""
+    kinds: tuple[KindSpeed, ...] = ()
+    picks: Mapping[str, str] | None = None
+    break_even: Mapping[str, float | None] | None = None
 
 
-def case(
-    machine: Machine, shape: ModelShape, *, context: int, batch: int, rows: Sequence[int], plans: Sequence[DraftPlan]
-) -> PlanCase:
-    """Prefill of ``context`` tokens, verifies of so many rows, and every plan's speed behind that context."""
-    setting = Setting(machine, shape, batch, context)
-    plain = predict(setting, DraftPlan(name="plain")).tokens_per_second
-    speeds = [predict(setting, plan) for plan in plans]
-    offers = [
-        Offer(speed, speed.tokens_per_second / plain, crossover(setting, plan) if plan.nodes else None)
-        for speed, plan in zip(speeds, plans, strict=True)
-    ]
+Plans = Mapping[str, Sequence[DraftPlan]]
+"""By the name of a strategy: its plan, or those of all that it chooses from."""
+
+
+def case(setting: Setting, rows: Sequence[int], memory: int | None) -> PlanCase:
+    """Memory, prefill of the context and verifies of so many rows. ``memory`` is the device's, in bytes."""
+    machine, shape, batch, context = setting.machine, setting.shape, setting.batch, setting.context
+    need = Memory(shape.parameters, round(shape.stored_bytes), shape.token_bytes * context * batch, memory)
+    works = [ForwardShape(batch=batch, rows=count, context=context) for count in rows]
     return PlanCase(
         context=context,
         batch=batch,
+        memory=need,
+        fits=need.fits,
         prefill_seconds=machine.prefill(shape, context, batch=batch) if context else 0.0,
-        verifies=tuple(
-            _verify(machine, shape, ForwardShape(batch=batch, rows=count, context=context)) for count in rows
-        ),
-        offers=tuple(offers),
-        pick=choose(speeds).name,
+        plain_tokens_per_second=_plain(setting),
+        verifies=tuple(_verify(machine, shape, work) for work in works),
     )
+
+
+def with_offers(found: PlanCase, setting: Setting, plans: Plans) -> PlanCase:
+    """The case with each strategy's speed at the chances of its plan."""
+    offers = []
+    for name, own in plans.items():
+        speed = choose([replace(predict(setting, plan), name=name) for plan in own])
+        pays = max((crossover(setting, plan) or _EVERY for plan in own if plan.nodes), default=_EVERY)
+        gain = speed.tokens_per_second / found.plain_tokens_per_second
+        offers.append(StrategySpeed(speed, gain, None if pays == _EVERY else pays))
+    return replace(found, offers=tuple(offers), pick=choose([offer.speed for offer in offers]).name)
+
+
+_EVERY = 1 << 30
+
+
+def with_kinds(found: PlanCase, setting: Setting, plans: Plans, pickable: Sequence[str]) -> PlanCase:
+    """The case with each strategy's range of speeds by kind of work, from what was measured of it.
+
+    Picked are those that are ``pickable``; of equals the first there.
+    """
+    speeds = [
+        speed for kind in kinds() for name, own in plans.items() if (speed := _kind_speed(setting, kind, name, own))
+    ]
+    picks = {}
+    for kind in kinds():
+        own = {each.strategy: each for each in speeds if each.kind == kind}
+        best = max([own[name] for name in pickable if name in own], key=lambda one: one.low * one.high, default=None)
+        picks[kind] = best.strategy if best and best.low * best.high > _GAIN**2 else "none"
+    known = {each.strategy for each in speeds}
+    unknown = {name: own for name, own in plans.items() if name not in known and any(plan.nodes for plan in own)}
+    even = {name: _break_even(setting, own[0]) for name, own in unknown.items()}
+    return replace(found, kinds=tuple(speeds), picks=picks, break_even=even)
+
+
+def _kind_speed(setting: Setting, kind: str, name: str, plans: Sequence[DraftPlan]) -> KindSpeed | None:
+    """None where it was not measured on the kind. Of several plans the best of each end counts."""
+    rates: list[tuple[DraftPlan, KindRate]] = [
+        (plan, rate) for plan in plans for rate in rates_of(plan.name.partition(":")[0], kind)
+    ]
+    if not rates:
+        return None
+    plain = _plain(setting)
+    ranges = []
+    for plan in plans:
+        gains = [_rate(setting, plan, rate.chance) / plain for own, rate in rates if own is plan]
+        ranges += [(min(gains), max(gains))] if gains else []
+    low, high = max(low for low, _ in ranges), max(high for _, high in ranges)
+    return KindSpeed(kind, name, low, high, {rate.texts: rate.tokens_per_step for _, rate in rates})
+
+
+def _break_even(setting: Setting, plan: DraftPlan) -> float | None:
+    """The least chance at which drafts gain; None where they never do."""
+    plain = _plain(setting)
+    return next((chance for chance in _CHANCES if _rate(setting, plan, chance) > _GAIN * plain), None)
+
+
+def _rate(setting: Setting, plan: DraftPlan, chance: float) -> float:
+    return predict(setting, replace(plan, ranks=(chance,))).tokens_per_second
+
+
+def _plain(setting: Setting) -> float:
+    return predict(setting, DraftPlan(name="plain")).tokens_per_second
 
 
 def _verify(machine: Machine, shape: ModelShape, work: ForwardShape) -> Verify:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from parlay.bench.plan.heads import HEADS
 from parlay.cost.roofline import ModelShape
 from parlay.cost.speed import DraftPlan
 from parlay.strategies.catalogue import catalogue, find
-from parlay.strategies.spelling import StrategySpec
+from parlay.strategies.entry import DEFAULT_STRATEGY, StrategyEntry
+from parlay.strategies.spelling import StrategySpec, parse
 
 ADAPTS = "adaptive"
 """The policy that drafts as much as pays. All other policies are modelled as if they always drafted k nodes."""
 
 _FREE = ("copy", "store", "retrieval")
-_WRITTEN, _SELF, _PLAIN = "model", "self", "plain"
+_WRITTEN, _SELF, _PLAIN, _HEADS = "model", "self", "plain", "heads"
 MODELLED = (_PLAIN, *_FREE, _WRITTEN, _SELF)
 """Families of strategies whose costs are modelled, beside the heads of `HEADS`."""
 
@@ -30,14 +31,16 @@ class Models:
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """Chances that drafted tokens are right: for all strategies, for some by name, or as they are spelt."""
+    """Chances that drafted tokens are right: for all strategies, for some by name, or as they are spelt.
 
-    default: tuple[float, ...] = (0.7,)
-    by_strategy: Mapping[str, tuple[float, ...]] | None = None
+    Without a ``default`` the strategies that have no chance of their own are taken never to be right.
+    """
+
+    default: tuple[float, ...] | None = None
+    by_strategy: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
     def of(self, spec: StrategySpec) -> tuple[float, ...]:
-        known = self.by_strategy or {}
-        return known.get(str(spec)) or known.get(spec.name, self.default)
+        return self.by_strategy.get(str(spec)) or self.by_strategy.get(spec.name) or self.default or (0.0,)
 
 
 def read_acceptance(texts: Sequence[str]) -> Acceptance:
@@ -45,7 +48,7 @@ def read_acceptance(texts: Sequence[str]) -> Acceptance:
 
     Raises ValueError for what is none of these.
     """
-    default: tuple[float, ...] = Acceptance().default
+    default: tuple[float, ...] | None = None
     by_strategy: dict[str, tuple[float, ...]] = {}
     for text in texts:
         name, equals, chances = text.rpartition("=")
@@ -72,10 +75,10 @@ def _ranks(text: str, chances: str) -> tuple[float, ...]:
 def compared(named: Sequence[StrategySpec], models: Models) -> list[StrategySpec]:
     """Plain decoding first, which is always among the choices, then those named.
 
-    Where none are: one that copies and, if a draft model is known, the one that writes with it.
+    Where none are: one that copies, what the default strategy would choose from, a head among it, and that strategy.
     """
-    plain, copying, written = (_first_of(family) for family in (_PLAIN, _FREE[0], _WRITTEN))
-    usuals = [copying] if models.draft is None else [copying, written]
+    plain, copying = (_first_of(family) for family in (_PLAIN, _FREE[0]))
+    usuals = [copying, *_arms(models, heads=True), parse(DEFAULT_STRATEGY)]
     return [plain, *(spec for spec in named or usuals if spec != plain)]
 
 
@@ -83,8 +86,26 @@ def _first_of(family: str) -> StrategySpec:
     return next(StrategySpec(entry.name) for entry in catalogue().values() if entry.family == family)
 
 
+def _arms(models: Models, *, heads: bool) -> list[StrategySpec]:
+    """What the default strategy chooses from: of each family the strategy of the highest ``arm``."""
+    best: dict[str, StrategyEntry] = {}
+    for entry in catalogue().values():
+        wanted = entry.arm > best[entry.family].arm if entry.family in best else entry.arm > 0
+        known = {_WRITTEN: models.draft is not None, _HEADS: heads}.get(entry.family, True)
+        if wanted and known and is_modelled(entry.name):
+            best[entry.family] = entry
+    return [StrategySpec(entry.name) for entry in best.values()]
+
+
+def members(spec: StrategySpec, models: Models) -> list[StrategySpec]:
+    """The strategies that it chooses from, where it chooses; itself otherwise. A head is chosen from if it is named."""
+    if not find(spec.name).routes:
+        return [spec]
+    return list(spec.members) or _arms(models, heads=False)
+
+
 def drafting(strategies: Sequence[StrategySpec]) -> list[StrategySpec]:
-    """Those that draft: all but plain decoding."""
+    """Those with a drafter: all but plain decoding, and but those that choose among the others."""
     return [spec for spec in strategies if find(spec.name).factory]
 
 
@@ -114,8 +135,8 @@ def plan(spec: StrategySpec, models: Models, acceptance: Acceptance) -> DraftPla
 
 
 def is_modelled(name: str) -> bool:
-    """Whether the costs of the strategy of this name are."""
-    return find(name).family in MODELLED or name in HEADS
+    """Whether the costs of the strategy of this name are, or of those that it chooses from."""
+    return find(name).family in MODELLED or name in HEADS or find(name).routes
 
 
 def _modelled() -> str:

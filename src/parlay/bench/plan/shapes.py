@@ -1,0 +1,116 @@
+"""Shapes of models for the cost model: from checkpoints, or by the names of models that many people run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from parlay.cost.roofline import ModelShape
+from parlay.models.config import DecoderConfig
+from parlay.models.fetch.resolving import is_local, resolve_config
+from parlay.models.loading import read_config
+
+_Sizes = tuple[int, int, int, int, int, int, int, bool]
+_QWEN25: Mapping[str, _Sizes] = {
+    "0.5b": (896, 4864, 24, 14, 2, 64, 151_936, True),
+    "1.5b": (1536, 8960, 28, 12, 2, 128, 151_936, True),
+    "3b": (2048, 11_008, 36, 16, 2, 128, 151_936, True),
+    "7b": (3584, 18_944, 28, 28, 4, 128, 152_064, False),
+    "14b": (5120, 13_824, 48, 40, 8, 128, 152_064, False),
+    "32b": (5120, 27_648, 64, 40, 8, 128, 152_064, False),
+    "72b": (8192, 29_568, 80, 64, 8, 128, 152_064, False),
+}
+KNOWN: Mapping[str, _Sizes] = {
+    "smollm2-360m": (960, 2560, 32, 15, 5, 64, 49_152, True),
+    "smollm2-1.7b": (2048, 8192, 24, 32, 32, 64, 49_152, True),
+    **{f"qwen2.5-{size}": sizes for size, sizes in _QWEN25.items()},
+    "qwen3-0.6b": (1024, 3072, 28, 16, 8, 128, 151_936, True),
+    "qwen3-1.7b": (2048, 6144, 28, 16, 8, 128, 151_936, True),
+    "qwen3-4b": (2560, 9728, 36, 32, 8, 128, 151_936, True),
+    "qwen3-8b": (4096, 12_288, 36, 32, 8, 128, 151_936, False),
+    "qwen3-14b": (5120, 17_408, 40, 40, 8, 128, 151_936, False),
+    "qwen3-32b": (5120, 25_600, 64, 64, 8, 128, 151_936, False),
+    "llama-2-7b": (4096, 11_008, 32, 32, 32, 128, 32_000, False),
+    "llama-2-13b": (5120, 13_824, 40, 40, 40, 128, 32_000, False),
+    "llama-3-8b": (4096, 14_336, 32, 32, 8, 128, 128_256, False),
+    "llama-3-70b": (8192, 28_672, 80, 64, 8, 128, 128_256, False),
+    "llama-3.2-1b": (2048, 8192, 16, 32, 8, 64, 128_256, True),
+    "llama-3.2-3b": (3072, 8192, 28, 24, 8, 128, 128_256, True),
+    "tinyllama-1.1b": (2048, 5632, 22, 32, 4, 64, 32_000, False),
+    "mistral-7b": (4096, 14_336, 32, 32, 8, 128, 32_768, False),
+    "phi-3-mini": (3072, 8192, 32, 32, 32, 96, 32_064, False),
+}
+"""By name: hidden size, MLP, layers, heads, key and value heads, size of a head, vocabulary, and whether embedding and
+LM head are one. From the makers' config.json."""
+_SAME = {"llama-3.1-8b": "llama-3-8b", "llama-3.1-70b": "llama-3-70b", "llama-3.3-70b": "llama-3-70b"}
+_MAKER = re.compile(r"^meta-")
+_KIND = re.compile(r"-(instruct|chat|base|hf|it|coder|math|v0\.\d|v1\.\d|\d{4}|4k|128k|gguf)(?=-|$)")
+
+
+def known_shape(model: str) -> _Sizes | None:
+    """The sizes of a model of `KNOWN`, also by its name on the Hub; None for any other."""
+    if is_local(model):
+        return None
+    name = _KIND.sub("", _MAKER.sub("", model.rpartition("/")[2].lower()))
+    return KNOWN.get(_SAME.get(name, name))
+
+
+def known_name(model: str) -> bool:
+    """Whether the name alone tells the model's shape."""
+    return known_shape(model) is not None
+
+
+def read_model(model: str) -> DecoderConfig:
+    """The decoder that a name of `KNOWN`, a built-in name, a folder or a Hub id stands for.
+
+    Of a folder only config.json is needed.
+    Raises ParlayError (UnsupportedModel) for what the native decoder does not run.
+    """
+    sizes = known_shape(model)
+    if sizes is None:
+        return read_config(resolve_config(model))
+    hidden, mlp, layers, heads, kv_heads, head_dim, vocabulary, tied = sizes
+    shape = ModelShape(
+        vocab_size=vocabulary,
+        hidden_size=hidden,
+        intermediate_size=mlp,
+        num_layers=layers,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        tie_embeddings=tied,
+    )
+    return config_of(shape, max_context=1 << 17)
+
+
+def shape_of(config: DecoderConfig, *, weight_bytes: float, kv_bytes: int) -> ModelShape:
+    """A decoder's sizes for the cost model, with the bytes of a weight and of a number of a key or value."""
+    return ModelShape(
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        num_layers=config.num_layers,
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        weight_bytes=weight_bytes,
+        kv_bytes=kv_bytes,
+        tie_embeddings=config.tie_embeddings,
+    )
+
+
+def config_of(shape: ModelShape, max_context: int) -> DecoderConfig:
+    """A plain Llama of that shape."""
+    return DecoderConfig(
+        architecture="LlamaForCausalLM",
+        vocab_size=shape.vocab_size,
+        hidden_size=shape.hidden_size,
+        intermediate_size=shape.intermediate_size,
+        num_layers=shape.num_layers,
+        num_heads=shape.num_heads,
+        num_kv_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        rms_norm_eps=1e-6,
+        max_context=max_context,
+        tie_embeddings=shape.tie_embeddings,
+    )
