@@ -20,7 +20,7 @@ from parlay.strategies.catalogue import catalogue
 from parlay.strategies.spelling import StrategySpec, name_of
 from parlay.structured.after_reasoning import AfterReasoning
 from parlay.structured.grammars import Grammar
-from parlay.text.chat_template import SET_HERE, Messages, Tools, render, told_of_tools
+from parlay.text.chat_template import SET_HERE, Messages, Tools, render, render_pieces, told_of_tools
 from parlay.text.detokenizer import TextStream
 from parlay.text.documents import Document, Ids
 from parlay.text.prompt_classifier import PromptClassifier
@@ -39,7 +39,8 @@ class ChatOptions:
 
     ``template`` takes the place of the model's own. One that knows no ``tools`` gets them as a system message.
     ``begin_answer``: the prompt ends where the assistant's turn begins. ``continue_final``: it ends with the last
-    message, which the answer goes on with.
+    message, which the answer goes on with. ``parse_special``: control tokens that messages, tools or variables spell
+    are read as such, and not as text.
     """
 
     tools: Tools = ()
@@ -47,6 +48,7 @@ class ChatOptions:
     template: str | None = None
     begin_answer: bool = True
     continue_final: bool = False
+    parse_special: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,7 +228,8 @@ class InputProcessor:
         check_variables(options.variables)
         plain, tools = told_of_tools(self._tokenizer, plain_messages(messages), options.tools, options.template)
         try:
-            text = render(
+            write = render if options.parse_special else render_pieces
+            parts = write(
                 self._tokenizer,
                 plain,
                 tools=tools,
@@ -238,7 +241,7 @@ class InputProcessor:
         except Exception as error:  # a template is a program: it can fail in any way
             reason = " ".join(str(error).split()) or type(error).__name__
             raise ParlayError(f"this model's chat template refuses the conversation: {reason}") from error
-        ids = self._encoder.encode(text, self._max_context, special=False, cut=cut)
+        ids = self._encoder.encode(parts, self._max_context, special=False, cut=cut)
         return TokensPrompt(prompt_token_ids=ids, thoughts=expected_thoughts(self._tokenizer, ids))
 
 

@@ -176,8 +176,7 @@ class LLM:
         """
         options = RequestOptions(store=store, exactness=exactness)
         jobs = self._jobs(prompts, sampling_params, strategy, options, documents=documents, prediction=prediction)
-        wanted = False if use_tqdm is None and len(jobs) < 2 else use_tqdm
-        with bar(len(jobs), "Prompts", "prompt", wanted) as shown:
+        with bar(len(jobs), "Prompts", "prompt", False if use_tqdm is None and len(jobs) < 2 else use_tqdm) as shown:
             for event in self._run(jobs):
                 shown.update(event.output is not None)
         outputs = RequestOutputs(job.output() for job in jobs)
@@ -197,6 +196,7 @@ class LLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        parse_special: bool = False,
         strategy: Strategies = None,
         documents: Documents | None = None,
         prediction: Predictions | None = None,
@@ -209,7 +209,8 @@ class LLM:
         in OpenAI's form; a template that knows no tools gets them as a system message. ``chat_template`` takes the
         place of the model's own, ``chat_template_kwargs`` are variables for it. The prompt ends where the assistant's
         turn begins (``add_generation_prompt``), or with the last message, which the answer goes on with
-        (``continue_final_message``); one of the two must be false.
+        (``continue_final_message``); one of the two must be false. ``parse_special``: control tokens that messages
+        spell are read as such, and not as text.
         """
         if continue_final_message and add_generation_prompt:
             raise ValueError("continue_final_message goes on with the last message: set add_generation_prompt=False")
@@ -219,6 +220,7 @@ class LLM:
             template=chat_template,
             begin_answer=add_generation_prompt,
             continue_final=continue_final_message,
+            parse_special=parse_special,
         )
         return self.generate(
             [self._factory.chat(conversation, options) for conversation in conversations(messages)],
@@ -342,8 +344,6 @@ class LLM:
 
     def __exit__(self, *raised: object) -> None:
         self.close()
-
-    # ----------------------------------------------------------------------------------------------------- requests
 
     def _check_open(self) -> None:
         if self._closed:

@@ -22,6 +22,7 @@ from jinja2.parser import Parser
 from jinja2.utils import Namespace
 
 from parlay.text import template_sandbox
+from parlay.text.control_tokens import cut, cut_messages, pieces
 from parlay.types import Tokenizer
 
 Messages = Sequence[Mapping[str, Any]]
@@ -60,7 +61,8 @@ def render(
 
     ``template`` takes the place of the model's own.
     ``begin_answer``: it ends where the assistant's turn begins. ``continue_final``: it ends with the last message,
-    which the answer goes on with. Raises ValueError for what can't be rendered, and whatever the template raises.
+    which the answer goes on with. Raises ValueError for what can't be rendered, and TemplateError for what the template
+    refuses or fails at.
     """
     if not messages:
         raise ValueError("the conversation is empty: give one message at least")
@@ -78,6 +80,32 @@ def render(
     }
     text = template_sandbox.render(_compiled(template), given)
     return _cut(text, str(messages[-1]["content"])) if continue_final else text
+
+
+def render_pieces(
+    tokenizer: Tokenizer,
+    messages: Messages,
+    *,
+    tools: Tools = (),
+    variables: Mapping[str, Any] | None = None,
+    template: str | None = None,
+    begin_answer: bool = True,
+    continue_final: bool = False,
+) -> list[str]:
+    """`render` in pieces to be encoded one by one (`tokenize.encode_pieces`).
+
+    So the control tokens are those of the template, and none that a message, a tool or a variable spells.
+    """
+    text = render(
+        tokenizer,
+        cut_messages(tokenizer, messages),
+        tools=cut(tokenizer, tools),
+        variables=cut(tokenizer, variables or {}),
+        template=template,
+        begin_answer=begin_answer,
+        continue_final=continue_final,
+    )
+    return pieces(text)
 
 
 def takes_tools(template: str) -> bool:

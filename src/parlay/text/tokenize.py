@@ -12,6 +12,8 @@ from parlay.types import Tokenizer
 
 _CUT = 8
 """How many times as long as the model's context a text may be that will be cut."""
+_MANY = 1024
+"""Pieces that are encoded at once."""
 _COMPOSED = 4
 """By how much Unicode's NFC shortens a text at most, in bytes."""
 
@@ -30,17 +32,21 @@ class Encoder:
         """Look through the vocabulary now, and not when the first text comes."""
         _ = self._longest
 
-    def encode(self, text: str, most: int, *, special: bool = True, cut: bool = False) -> tuple[int, ...]:
+    def encode(
+        self, text: str | Sequence[str], most: int, *, special: bool = True, cut: bool = False
+    ) -> tuple[int, ...]:
         """The ids, with the tokens that the tokenizer puts around every text if ``special``.
 
+        Pieces of a text are encoded one by one, so that no token reaches from one into the next.
         Raises PromptTooLong for a text that is certainly longer than the ``most`` tokens that the model holds. One
         whose ids will be ``cut`` may be longer, within bounds. Raises ValueError for what is no Unicode.
         """
-        check_unicode(text, "the prompt is")
-        least = self._least_tokens(text)
+        parts = [text] if isinstance(text, str) else text
+        check_unicode("".join(parts), "the prompt is")
+        least = self._least_tokens("".join(parts))
         if least > most * (_CUT if cut else 1):
             raise PromptTooLong(f"the prompt has {least} tokens or more, and this model holds {most}: shorten it")
-        return tuple(encode(self._tokenizer, text, special=special))
+        return tuple(encode_pieces(self._tokenizer, parts, special=special))
 
     def _least_tokens(self, text: str) -> int:
         """How few tokens the text can have, from its length alone; 0 where that can't be told."""
@@ -70,6 +76,15 @@ def check_unicode(text: str, what: str) -> None:
 def encode(tokenizer: Tokenizer, text: str, *, special: bool) -> list[int]:
     """The ids of a text, with the tokens that the tokenizer puts around every text if ``special``."""
     return encode_all(tokenizer, [text], special=special)[0]
+
+
+def encode_pieces(tokenizer: Tokenizer, parts: Sequence[str], *, special: bool) -> list[int]:
+    """The ids of a text that is encoded piece by piece. ``special``: the first piece as `encode` has it."""
+    ids = encode(tokenizer, parts[0], special=special)
+    for start in range(1, len(parts), _MANY):  # other threads can run in between
+        for each in encode_all(tokenizer, parts[start : start + _MANY], special=False):
+            ids += each
+    return ids
 
 
 def encode_all(tokenizer: Tokenizer, texts: Sequence[str], *, special: bool) -> list[list[int]]:

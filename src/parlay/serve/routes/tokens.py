@@ -15,8 +15,8 @@ from parlay.serve.hosted import Served
 from parlay.serve.protocol.body import INT_LIMIT
 from parlay.serve.protocol.json_values import ALL_WHOLE
 from parlay.serve.registry import Registry
-from parlay.text.chat_template import render
-from parlay.text.tokenize import encode
+from parlay.text.chat_template import render_pieces
+from parlay.text.tokenize import encode_pieces
 from parlay.types import Tokenizer
 
 _PIECE = 8192
@@ -118,18 +118,18 @@ def _text(served: Served, ids: list[int]) -> str:
 
 
 def _ids(served: Served, body: TokenizePrompt | TokenizeMessages) -> list[int]:
-    text = body.prompt if isinstance(body, TokenizePrompt) else _chat_text(served, body)
-    return encode(_tokenizer(served), text, special=body.add_special_tokens)
+    parts = [body.prompt] if isinstance(body, TokenizePrompt) else _chat_pieces(served, body)
+    return encode_pieces(_tokenizer(served), parts, special=body.add_special_tokens)
 
 
-def _chat_text(served: Served, body: TokenizeMessages) -> str:
-    """The text that a chat completion of these messages would start from."""
+def _chat_pieces(served: Served, body: TokenizeMessages) -> list[str]:
+    """The text that a chat completion of these messages would start from, in the pieces that are encoded."""
     tokenizer = _tokenizer(served)
     if not tokenizer.chat_template:
         raise ApiError(400, f"model {served.name} has no chat template: send a prompt", "messages")
     messages = [message.model_dump() for message in body.messages]
     try:
-        return render(tokenizer, messages, begin_answer=body.add_generation_prompt)
+        return render_pieces(tokenizer, messages, begin_answer=body.add_generation_prompt)
     except Exception as error:  # a template is a program: it can fail in any way
         raise ApiError(400, f"the chat template of {served.name} refuses this: {error}", "messages") from error
 
