@@ -121,6 +121,8 @@ def test_models_are_named_by_id_or_folder_or_as_told(tmp_path: Path) -> None:
         "a=b": str(folder),
         "last": "./x/last/",
     }
+    files = ["some/small-Q4_K_M.gguf", "/abs/large-00001-of-00003.gguf", "mine=x.gguf"]
+    assert list(named_models(files)) == ["small-Q4_K_M", "large", "mine"]
 
 
 def chosen(*words: str) -> dict[str, str]:

@@ -11,6 +11,8 @@ import pytest
 from fastapi import FastAPI, Request
 from starlette.testclient import TestClient
 
+from parlay.aio import AsyncLLM
+from parlay.llm.input_processor import RequestOptions
 from parlay.serve.errors import ApiError
 from parlay.serve.protocol.sampling_from_body import check_prompt, limit_params
 from parlay.serve.settings import PROMPT_LOG, Settings
@@ -125,10 +127,59 @@ def test_too_many_samples_or_tokens_name_their_field(given: dict[str, int | None
     assert (caught.value.status, caught.value.param) == (400, param)
 
 
-def test_an_open_end_is_the_servers_end() -> None:
-    assert limit_params(SamplingParams(max_tokens=None), Settings(max_tokens=10)).max_tokens == 10
-    assert limit_params(SamplingParams(max_tokens=None), Settings()).max_tokens is None
-    assert limit_params(SamplingParams(max_tokens=10), Settings(max_tokens=10)).max_tokens == 10
+@pytest.mark.parametrize(
+    ("path", "body", "tokens"),
+    [
+        ("/v1/completions", {"prompt": "One", "max_tokens": None}, "completion_tokens"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}]}, "completion_tokens"),
+        ("/v1/responses", {"input": "Hi"}, "output_tokens"),
+        ("/api/generate", {"prompt": "Hi", "stream": False}, "eval_count"),
+    ],
+)
+def test_an_output_without_a_limit_ends_at_the_servers(
+    make_app: MakeApp, path: str, body: dict[str, object], tokens: str
+) -> None:
+    for settings in ({"default_max_tokens": 4}, {"max_tokens": 4}):
+        reply = TestClient(make_app(**settings)).post(path, json=body).json()
+        assert 0 < (reply.get("usage") or reply)[tokens] <= 4
+
+
+def test_a_client_raises_the_default_end_up_to_the_most(make_app: MakeApp) -> None:
+    client = TestClient(make_app(default_max_tokens=3, max_tokens=8))
+    body = {"prompt": "One", "ignore_eos": True}
+    for wanted, got in (({"max_tokens": None}, 3), ({}, 8), ({"max_tokens": 8}, 8)):
+        choice = client.post("/v1/completions", json=body | wanted).json()
+        assert (choice["usage"]["completion_tokens"], choice["choices"][0]["finish_reason"]) == (got, "length")
+    assert client.post("/v1/completions", json=body | {"max_tokens": 9}).status_code == 400
+
+
+def test_the_default_end_is_no_more_than_the_model_holds(engine: AsyncLLM) -> None:
+    job = engine.llm.job("One", SamplingParams(max_tokens=None), RequestOptions(default_max_tokens=10**9))
+    asked = job.samples[0].request
+    assert asked.params.max_tokens == engine.llm.engine.longest - len(asked.prompt)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "x"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
+        ("/v1/responses", {"input": "x"}),
+    ],
+)
+def test_a_temperature_above_openais_is_refused_there(make_app: MakeApp, path: str, body: dict[str, object]) -> None:
+    reply = TestClient(make_app()).post(path, json={**body, "temperature": 2.5})
+    assert reply.status_code == 400
+    error = reply.json()["error"]
+    assert (error["param"], error["message"]) == ("temperature", "temperature: is 2.5, and must be at most 2")
+
+
+def test_a_temperature_above_the_usual_is_warned_of_elsewhere(
+    make_app: MakeApp, caplog: pytest.LogCaptureFixture
+) -> None:
+    body = {"prompt": "x", "stream": False, "options": {"temperature": 2.625, "num_predict": 1}}
+    assert TestClient(make_app()).post("/api/generate", json=body).status_code == 200
+    assert "temperature is 2.625: above 2" in caplog.text
 
 
 def test_a_long_prompt_has_openais_code() -> None:

@@ -14,10 +14,12 @@ from typing import Any
 import httpx
 import pytest
 import uvicorn
+from starlette.testclient import TestClient
 
 from parlay import LLM
 from parlay.aio import AsyncLLM
 from parlay.serve.app import create_app
+from parlay.serve.hosted import ModelLoader
 from parlay.serve.settings import Settings
 
 PROMPT = "The tide turns twice a day, and the ferry"
@@ -203,3 +205,13 @@ def test_the_queue_of_a_model_that_is_not_loaded_is_no_error_in_metrics() -> Non
         told = client.get("/metrics").text
         assert 'vllm:num_requests_running{engine="0",model_name="one"}' in told
         assert 'vllm:num_requests_running{engine="0",model_name="two"}' not in told
+
+
+def test_a_model_from_a_file_answers_to_its_name_its_path_and_its_file(engine: AsyncLLM) -> None:
+    loader = ModelLoader("models/tiny-Q4.gguf", lambda: engine)
+    client = TestClient(create_app({"tiny-Q4": loader, "other": engine}))
+    assert [model["id"] for model in client.get("/v1/models").json()["data"]] == ["tiny-Q4", "other"]
+    for name in ("tiny-Q4", "tiny-Q4.gguf", "models/tiny-Q4.gguf", "tiny-Q4:latest"):
+        reply = client.post("/v1/completions", json={"model": name, "prompt": "x", "max_tokens": 1})
+        assert (reply.status_code, reply.json()["model"]) == (200, "tiny-Q4")
+    assert client.post("/v1/completions", json={"model": "iny-Q4", "prompt": "x"}).status_code == 404

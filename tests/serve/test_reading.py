@@ -58,7 +58,7 @@ def test_text_is_no_number_of_strings() -> None:
     [
         ("logit_bias", {f"k{place}": 1 for place in range(MOST_BIASES + 1)}, f"the limit is {MOST_BIASES}"),
         ("options", {f"k{place}": 1 for place in range(MOST_FIELDS + 1)}, f"more than {MOST_FIELDS}"),
-        ("allowed_token_ids", [1] * 200_000 + [-1], "greater than or equal to 0"),
+        ("allowed_token_ids", [1] * 200_000 + [-1], "must be at least 0"),
         ("structured_outputs", {"json": {"x": [0] * 100_001}}, "100000 values"),
     ],
 )

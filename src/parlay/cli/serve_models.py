@@ -143,13 +143,15 @@ def named_models(words: Sequence[str]) -> dict[str, str]:
 
 
 def _named(word: str) -> tuple[str, str]:
-    """``NAME=MODEL``, or a model under its own name: a folder's is its last part."""
+    """``NAME=MODEL``, or a model under its own name: a folder's is its last part, a GGUF file's that without ending."""
     name, equals, model = word.partition("=")
     if equals and not Path(word).is_dir():
         if not name or not model:
             raise ValueError(f"expected MODEL or NAME=MODEL, got {word!r}")
         return name, model
     path = Path(word).expanduser()
+    if path.suffix == ".gguf":
+        return _FIRST_PART.sub("", path.stem), word
     return (path.resolve().name, word) if path.is_dir() or word.startswith((".", "/", "~")) else (word, word)
 
 

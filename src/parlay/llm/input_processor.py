@@ -61,7 +61,8 @@ class RequestOptions:
     ``strategy`` None takes the LLM's default, and with a ``prediction`` the strategy that drafts from predictions.
     ``documents``, ``prediction`` and ``store`` are those of `LLM.generate`. ``salt`` names the tenant, whose cached
     prefixes and stores are its own. ``owner`` says whose request it is: owners share the engine evenly. Lower
-    ``priority`` is more urgent.
+    ``priority`` is more urgent. ``default_max_tokens`` ends outputs whose parameters have no ``max_tokens``; None: what
+    the model holds does.
     """
 
     strategy: str | StrategySpec | None = None
@@ -72,6 +73,7 @@ class RequestOptions:
     salt: str = ""
     owner: str = ""
     priority: int = 0
+    default_max_tokens: int | None = None
 
 
 class InputProcessor:
@@ -119,6 +121,8 @@ class InputProcessor:
         text, ids, thoughts = self._encode(prompt, params)
         if params.stops and self._tokenizer is None:
             raise ValueError("stop strings need a tokenizer, and this model came without one: use stop_token_ids")
+        if params.max_tokens is None and options.default_max_tokens is not None:
+            params = replace(params, max_tokens=max(1, min(options.default_max_tokens, self._max_context - len(ids))))
         params = self._settled(params, len(ids))
         grammar = self._grammars.compile(params.form, options.salt) if params.form is not None else None
         first = self._request(ids, params, options, (prediction, *references) if prediction else references)

@@ -186,7 +186,19 @@ def _field(wrong: Mapping[str, Any], body: object) -> str | None:
 
 
 def _reason(wrong: Mapping[str, Any]) -> str:
+    bound = _BOUNDS.get(wrong["type"])
+    if bound is not None and isinstance(wrong["input"], int | float):
+        field, words = bound
+        return f"is {wrong['input']:.10g}, and must be {words} {wrong['ctx'][field]:.10g}"
     return str(wrong["msg"]).removeprefix("Value error, ")
+
+
+_BOUNDS = {
+    "less_than_equal": ("le", "at most"),
+    "greater_than_equal": ("ge", "at least"),
+    "greater_than": ("gt", "above"),
+    "less_than": ("lt", "below"),
+}
 
 
 def _shorten(text: str) -> str:

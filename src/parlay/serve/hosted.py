@@ -113,9 +113,9 @@ class HostedModel:
     @property
     def source(self) -> str | None:
         """The name or path that it is loaded from, as far as that is known."""
-        if self.served is not None:
-            return self.served.spec.name
-        return self.loader.source if isinstance(self.loader, ModelLoader) else None
+        if isinstance(self.loader, ModelLoader):
+            return self.loader.source
+        return self.served.spec.name if self.served is not None else None
 
     @property
     def unloadable(self) -> bool:

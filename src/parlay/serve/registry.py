@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 
 from fastapi import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -81,12 +82,17 @@ class Registry:
             raise ApiError(404, message, "model", "model_not_found")
         if name is None:
             return next(iter(self))
-        model = self._models.get(name) or self._models.get(name.removesuffix(LATEST))
+        model = self._models.get(name) or self._models.get(name.removesuffix(LATEST)) or self._from_file(name)
         if model is None:
             shown = name if len(name) <= _SHOWN else name[:_SHOWN] + "..."
             known = ", ".join(self._models)
             raise ApiError(404, f"there is no model {shown!r} here, only {known}", "model", "model_not_found")
         return model
+
+    def _from_file(self, name: str) -> HostedModel | None:
+        """The model that was loaded from a file or folder of that path or name, if there is one alone."""
+        found = [model for model in self if model.source and name in (model.source, Path(model.source).name)]
+        return found[0] if len(found) == 1 else None
 
     async def use(self, name: str | None, request: Request) -> Served:
         """The model of that name, loaded if need be; it stays until the request is answered or its jobs are under way.

@@ -51,8 +51,9 @@ class Settings:
     ``hosts``: names that the Host header may carry, so that no web page reaches a server without keys under a name
     of its own (DNS rebinding); none given, any name. ``concurrency`` counts requests under way, those that wait in
     the engine's queue included. ``request_timeout`` limits a request from arrival to last token, ``body_timeout``
-    the arrival of its body. Of models that are loaded on demand, ``max_loaded`` are in memory at most, and one that no
-    request has named for ``idle_seconds`` is unloaded. ``strict``: fields that have no effect are refused.
+    the arrival of its body. ``max_tokens`` is the most that a request may ask for, ``default_max_tokens`` the end of an
+    output whose request names none. Of models that are loaded on demand, ``max_loaded`` are in memory at most, and one
+    that no request has named for ``idle_seconds`` is unloaded. ``strict``: fields that have no effect are refused.
     ``responses_kept``: how many earlier responses of a key can be gone on with. Raises ValueError for a value that
     can't be used.
     """
@@ -65,6 +66,7 @@ class Settings:
     max_body_bytes: int = 4 * 1024 * 1024
     max_prompt_tokens: int | None = None
     max_tokens: int | None = None
+    default_max_tokens: int | None = 4096
     max_n: int = 16
     concurrency: int = 512
     request_timeout: float | None = None
@@ -83,6 +85,7 @@ class Settings:
         _check_above_zero("max_body_bytes", self.max_body_bytes)
         _check_above_zero("max_prompt_tokens", self.max_prompt_tokens)
         _check_above_zero("max_tokens", self.max_tokens)
+        _check_above_zero("default_max_tokens", self.default_max_tokens)
         _check_above_zero("max_n", self.max_n)
         _check_above_zero("concurrency", self.concurrency)
         _check_above_zero("request_timeout", self.request_timeout)

@@ -132,3 +132,36 @@ def test_completions_keep_to_a_response_format(client: TestClient, stream: bool)
     assert plain.status_code == 200
     both = {"prompt": "x", "response_format": form, "structured_outputs": {"regex": "a"}}
     assert client.post("/v1/completions", json=both).json()["error"]["param"] == "structured_outputs"
+
+
+LONG = {"type": "object", "properties": {"a": {"type": "string", "minLength": 200}}, "required": ["a"]}
+LONG_FORMAT = {"type": "json_schema", "json_schema": {"name": "a", "schema": LONG}}
+HELLO = [{"role": "user", "content": "Hi"}]
+
+
+NAMED = {"type": "json_schema", "name": "a", "schema": LONG}
+TOLD = {"messages": HELLO, "max_tokens": 4}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "where", "word"),
+    [
+        (
+            "/v1/completions",
+            {"prompt": "x", "max_tokens": 4, "response_format": LONG_FORMAT},
+            "finish_reason",
+            "length",
+        ),
+        ("/v1/chat/completions", {**TOLD, "response_format": LONG_FORMAT}, "finish_reason", "length"),
+        ("/v1/responses", {"input": "x", "max_output_tokens": 4, "text": {"format": NAMED}}, "status", "incomplete"),
+        ("/v1/messages", {**TOLD, "output_config": {"format": NAMED}}, "stop_reason", "max_tokens"),
+        ("/api/chat", {"messages": HELLO, "format": LONG, "options": {"num_predict": 4}}, "done_reason", "length"),
+        ("/api/generate", {"prompt": "x", "format": LONG, "options": {"num_predict": 4}}, "done_reason", "length"),
+    ],
+)
+def test_json_that_max_tokens_cuts_off_says_so(
+    client: TestClient, path: str, body: dict[str, Any], where: str, word: str
+) -> None:
+    reply = client.post(path, json={**body, "stream": False}).json()
+    found = reply["choices"][0] if "choices" in reply else reply
+    assert found[where] == word

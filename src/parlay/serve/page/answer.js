@@ -104,7 +104,7 @@ export class AnswerView {
 
   /** @param {boolean} open */
   #showSources(open) {
-    const { pieces = [] } = this.message;
+    const { pieces = [], figures } = this.message;
     if (!this.tokens) {
       const legend = new Legend();
       this.tokens = new TokenView(legend);
@@ -112,7 +112,7 @@ export class AnswerView {
     }
     this.tokens.update(pieces);
     this.bars?.remove();
-    this.bars = open ? undefined : stepBars(pieces);
+    this.bars = open ? undefined : stepBars(pieces, figures?.perStep);
     if (this.bars) this.sources.append(this.bars);
   }
 }

@@ -80,7 +80,7 @@ async function look() {
 
 /** @param {string} text @returns {Sample[]} */
 export function parse(text) {
-  return [...text.matchAll(/^([a-zA-Z_:]\w*)(?:\{(.*)\})? (\S+)/gm)].map(([, name, labels = "", value]) => ({
+  return [...text.matchAll(/^([a-zA-Z_:][\w:]*)(?:\{(.*)\})? (\S+)/gm)].map(([, name, labels = "", value]) => ({
     name,
     labels: Object.fromEntries([...labels.matchAll(/(\w+)="((?:[^"\\]|\\.)*)"/g)].map(([, key, said]) => [key, said])),
     value: Number(value),

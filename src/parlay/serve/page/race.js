@@ -96,7 +96,7 @@ let running = null;
 /** @type {Lane[]} */
 let lanes = [];
 
-/** Heed the form. */
+/** Listen to the form. */
 export function startRace() {
   byId("race-form").onsubmit = (/** @type {Event} */ event) => {
     event.preventDefault();
@@ -112,11 +112,13 @@ export function stopRace() {
   return running !== null;
 }
 
-/** The strategies that work for this model; plain decoding against the first that copies, to begin with. */
+/** The strategies that work for this model; plain decoding against the default, to begin with. */
 export function fillRace() {
   fillStrategies(byId("left"));
   fillStrategies(byId("right"));
-  if (byId("left").value === byId("right").value) byId("right").value = choices?.strategies[1]?.name ?? "none";
+  if (byId("left").value !== byId("right").value) return;
+  const names = (choices?.strategies ?? []).map(({ name }) => name);
+  byId("right").value = names.includes("auto") ? "auto" : (names[1] ?? "none");
 }
 
 async function race() {

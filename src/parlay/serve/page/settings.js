@@ -125,7 +125,10 @@ export function fillStrategies(select, none) {
 
 /** What applies where nothing is written. @param {string} name */
 function said(name) {
-  if (name === "max_tokens") return `all that fit (${choices?.max_tokens ?? choices?.max_model_len})`;
+  if (name === "max_tokens") {
+    const [most, end] = [choices?.max_tokens ?? choices?.max_model_len ?? Infinity, choices?.default_max_tokens ?? Infinity];
+    return end < most ? String(end) : `all that fit (${most})`;
+  }
   if (name === "seed") return "drawn each time";
   return String(choices?.sampling[name] ?? { top_k: "all", repetition_penalty: "1", min_p: "0" }[name] ?? "");
 }

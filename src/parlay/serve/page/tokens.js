@@ -84,15 +84,19 @@ export class TokenView {
   }
 }
 
-/** The steps as bars, each as high as it committed tokens. @param {Piece[]} pieces */
-export function stepBars(pieces) {
+/**
+ * The steps as bars, each as high as it committed tokens.
+ * @param {Piece[]} pieces
+ * @param {number} [perStep] the engine's own tokens per step: a step that ends with a drafted token shows in no piece
+ */
+export function stepBars(pieces, perStep) {
   const sizes = steps(pieces).map((step) => step.length);
   const [shown, most] = [sizes.slice(-240), Math.max(2, ...sizes)];
   const bars = shown.map((size, place) =>
     svg("rect", { x: 3 * place, y: 24 - (24 * size) / most, width: 2, height: (24 * size) / most }),
   );
-  const mean = pieces.length / Math.max(1, sizes.length);
-  const label = `${sizes.length} steps: ${mean.toFixed(2)} tokens in each on average, ${Math.max(0, ...sizes)} at most`;
+  const mean = perStep ?? pieces.length / Math.max(1, sizes.length);
+  const label = `${Math.round(pieces.length / Math.max(1, mean))} steps: ${mean.toFixed(2)} tokens in each on average, ${Math.max(0, ...sizes)} at most`;
   const drawing = svg("svg", { viewBox: `0 0 ${3 * shown.length} 24`, height: 24, width: 3 * shown.length }, ...bars);
   drawing.ariaHidden = "true";
   return el("figure", { className: "steps" }, drawing, el("figcaption", {}, label));

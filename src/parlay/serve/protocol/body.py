@@ -214,7 +214,7 @@ class GenerationBody(Body):
 
     model: Annotated[str | None, Field(description="may be left out where the server has one model")] = None
     n: Annotated[int, Field(ge=1, le=INT_LIMIT), WHOLE] | None = None
-    temperature: Annotated[float, Field(ge=0, le=1e6)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Probability | None = None
     top_k: Annotated[int, Field(ge=-1, le=INT_LIMIT), WHOLE] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 
 from fastapi import Request
@@ -106,6 +108,9 @@ _AS_THEY_ARE = {
 FORM = "structured_outputs"
 LEAST_TEMPERATURE = 1e-6
 """Below it, scaled logits overflow."""
+USUAL_TEMPERATURE = 2.0
+"""The most that OpenAI's API takes."""
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +191,8 @@ def request_options(
 ) -> RequestOptions:
     """Raises ApiError for a strategy that a request may not name, and for more urgency than its key has."""
     gate: Gate = request.app.state.gate
+    settings: Settings = request.app.state.settings
+    ends = [most for most in (settings.default_max_tokens, settings.max_tokens) if most is not None]
     gate.quotas.check_priority(tenant(request), priority)
     return RequestOptions(
         strategy=None if strategy is None else read_strategy(strategy),
@@ -196,6 +203,7 @@ def request_options(
         owner=tenant(request),
         priority=priority,
         prediction=prediction or None,
+        default_max_tokens=min(ends, default=None),
     )
 
 
@@ -275,19 +283,26 @@ def refused(error: Exception, names: FieldNames, served: Served | None = None) -
 
 
 def limit_params(params: SamplingParams, settings: Settings) -> SamplingParams:
-    """The parameters, with the server's ``max_tokens`` where the request names none.
+    """The parameters, if the server allows them.
 
     Raises ApiError for more samples or tokens than the server gives one request, and for a temperature too close to 0.
     """
     if 0 < params.temperature < LEAST_TEMPERATURE:
         raise ApiError(400, f"temperature must be 0 or at least {LEAST_TEMPERATURE:g}", "temperature")
+    if params.temperature > USUAL_TEMPERATURE:
+        _warn_of(params.temperature)
     if params.n > settings.max_n:
         raise ApiError(400, f"n is {params.n}, and this server gives {settings.max_n} at most", "n")
     most = settings.max_tokens
     for name, asked in (("max_tokens", params.max_tokens), ("min_tokens", params.min_tokens)):
         if most is not None and asked is not None and asked > most:
             raise ApiError(400, f"{name} is {asked}, and this server gives {most} at most", name)
-    return params if params.max_tokens is not None else replace(params, max_tokens=most)
+    return params
+
+
+@lru_cache(maxsize=64)  # once for each value
+def _warn_of(temperature: float) -> None:
+    logger.warning("temperature is %g: above %g, texts are mostly noise", temperature, USUAL_TEMPERATURE)
 
 
 def check_prompt(tokens: int, settings: Settings, param: str = "prompt") -> None:

@@ -41,7 +41,8 @@ class ModelList(BaseModel):
 
 
 class Choices(BaseModel):
-    """``max_model_len``: tokens of prompt and output together; ``max_tokens``: of output alone, null for no limit.
+    """``max_model_len``: tokens of prompt and output together; ``max_tokens``: of output alone, null for no limit;
+    ``default_max_tokens``: of output where a request names no limit.
 
     ``chat``: whether the model has a chat template. ``sampling``: what its makers recommend for chats, or usual values.
     ``strategies``: those that work by their name alone.
@@ -50,6 +51,7 @@ class Choices(BaseModel):
     model: str
     max_model_len: int
     max_tokens: int | None
+    default_max_tokens: int | None
     chat: bool
     sampling: dict[str, float]
     strategies: list[StrategyInfo]
@@ -101,6 +103,7 @@ def _choices(served: Served, settings: Settings) -> Choices:
         model=served.name,
         max_model_len=served.max_model_len,
         max_tokens=settings.max_tokens,
+        default_max_tokens=settings.default_max_tokens,
         chat=bool(chat_template(served)),
         sampling=_sampling(served.spec.name),
         strategies=[StrategyInfo.model_validate(entry) for entry in listing() if entry["name"] in offered],

@@ -35,6 +35,10 @@ PromptField = Annotated[
 """A text, texts, token ids, or lists of token ids."""
 
 
+DEFAULT_TOKENS = 16
+"""The default of OpenAI's API; null asks for the server's."""
+
+
 class CompletionBody(GenerationBody):
     unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = {
         **GenerationBody.unsupported,
@@ -43,7 +47,7 @@ class CompletionBody(GenerationBody):
 
     prompt: PromptField
     suffix: str | None = None
-    max_tokens: Count | None = 16
+    max_tokens: Count | None = DEFAULT_TOKENS
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=20), WHOLE] | None = None
     best_of: Annotated[int, Field(ge=1), WHOLE] | None = None

@@ -15,7 +15,7 @@ from parlay.serve.cascades import cascades_of
 from parlay.serve.guard.reading import BodyRoute
 from parlay.serve.hosted import Served
 from parlay.serve.openai.chat.to_request import read_schema, schema_field
-from parlay.serve.openai.completions.body import CompletionBody
+from parlay.serve.openai.completions.body import DEFAULT_TOKENS, CompletionBody
 from parlay.serve.openai.completions.reply import CompletionChunks, CompletionReply, CompletionShape, completion_reply
 from parlay.serve.openai.fill_in_the_middle import infill_prompt
 from parlay.serve.protocol.answering import answer_streamed, answer_whole, described, in_thread, read
@@ -117,11 +117,12 @@ def _prepare(served: Served, asked: CompletionQuestion) -> tuple[list[Job], Comp
 
 
 def _params(body: CompletionBody, settings: Settings) -> SamplingParams:
+    named = "max_tokens" in body.model_fields_set
     params = sampling_params(
         body,
         settings,
         NAMES,
-        max_tokens=body.max_tokens,
+        max_tokens=body.max_tokens if named else min(DEFAULT_TOKENS, settings.max_tokens or DEFAULT_TOKENS),
         logprobs=0 if body.picks and body.logprobs is None else body.logprobs,
         prompt_logprobs=body.logprobs if body.echo else None,
     )
