@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from parlay.bench.records import Row
-from parlay.bench.report.markdown import markdown
-from parlay.bench.report.pieces import Table
+from parlay.bench.report.markdown import Table, markdown
 from parlay.bench.summary import Measurements, Spread
 
 HOW = (

@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 
 from parlay.bench.records import Cell, Results, Row
-from parlay.bench.report import acceptance, cells, cost, ideal, load, speed
-from parlay.bench.report.html import page
-from parlay.bench.report.pieces import Missing, Section, Table
+from parlay.bench.report import tables
+from parlay.bench.report.markdown import Section, Table, page
 from parlay.bench.report.sources import gather
-from parlay.bench.report.write import sections, write
+from parlay.bench.report.write import write
 from parlay.types import ParlayError
 
 HEADER = {
@@ -46,9 +45,8 @@ def save(path: Path, rows: list[Row], **header: object) -> Path:
     return path
 
 
-def lines(section: Section | Missing | None) -> list[dict[str, str]]:
+def lines(section: Section) -> list[dict[str, str]]:
     """The lines of all tables, by their heads."""
-    assert isinstance(section, Section)
     return [dict(zip(table.head, line, strict=True)) for table in section.tables for line in table.lines]
 
 
@@ -62,7 +60,7 @@ EVERYTHING = [
     forward(4, 0.012),
     Row(cell=Cell(model="m", strategy="forward", workload="weights"), seconds=0.005, peak_memory_bytes=5_000_000),
 ]
-TITLES = [speed.TITLE, acceptance.TITLE, cost.TITLE, load.TITLE, ideal.TITLE, cost.BANDWIDTH, cells.TITLE]
+TITLES = [tables.SPEED, tables.POSITIONS, tables.FORWARDS, tables.CELLS]
 
 
 # --------------------------------------------------------------------------------------------------- what is computed
@@ -76,124 +74,89 @@ def test_a_ratio_is_the_median_of_rounds_in_which_both_ran() -> None:
         for one in (row(seconds=slow, round=turn), row("x", "edit", fast, round=turn))
     ]
     rows.append(row("x", seconds=0.001, round=3))  # plain decoding has no such round
-    (plain, x) = sorted(lines(speed.by_workload(rows)), key=lambda line: line["strategy"])
+    (plain, x) = sorted(lines(tables.by_workload(rows)), key=lambda line: line["strategy"])
     assert plain["edit"].startswith("1.00")
     assert x["edit"] == "3.00 (1.0)"
 
 
 def test_a_mean_says_over_how_many_workloads_it_is() -> None:
     rows = [row(), row(workload="copy"), row("x", seconds=0.5)]
-    assert {line["strategy"]: line["mean"] for line in lines(speed.by_workload(rows))}["x"] == "2.00 (1 of 2)"
+    assert {line["strategy"]: line["mean"] for line in lines(tables.by_workload(rows))}["x"] == "2.00 (1 of 2)"
 
 
 def test_texts_that_were_not_timed_have_tokens_per_step_and_no_speed() -> None:
     recorded = [row(decode_seconds=0.0, seconds=0.0), replace(FAST, decode_seconds=0.0, seconds=0.0)]
-    assert [line["edit"] for line in lines(speed.steps_alone(recorded))] == ["3.88", "1.00"]
-    assert isinstance(speed.by_workload(recorded), Missing)
+    assert [line["edit"] for line in lines(tables.steps_alone(recorded))] == ["3.88", "1.00"]
+    assert tables.by_workload(recorded).tables == ()
 
 
 def test_modelled_speeds_stand_apart_and_are_called_so() -> None:
-    section = speed.by_workload([row(), row(modelled=True), row("x", seconds=0.1, modelled=True)])
-    assert isinstance(section, Section)
+    section = tables.by_workload([row(), row(modelled=True), row("x", seconds=0.1, modelled=True)])
     assert [table.title for table in section.tables] == ["m", "m; modelled, not measured"]
-
-
-BEYOND = tuple(str(place) for place in acceptance.POSITIONS[1:])
 
 
 def test_acceptance_is_by_position_where_enough_was_proposed() -> None:
     counted = row("x", proposed_by_position=(100, 50, 3), accepted_by_position=(80, 10))
-    (line,) = lines(acceptance.by_position([counted]))
+    (line,) = lines(tables.by_position([counted]))
     assert (line["1"], line["2"], line["3"], line["all"]) == ("0.80", "0.20", "", "0.59")
 
 
-def test_what_is_proposed_often_enough_over_all_workloads_alone_has_no_chart() -> None:
-    seldom = [row("x", kind, proposed_by_position=(12,), accepted_by_position=(6,)) for kind in ("edit", "copy")]
-    section = acceptance.by_position(seldom)
-    assert isinstance(section, Section)
-    assert list(section.parts) == section.tables
-    assert lines(section) == [{"strategy": "x", "all": "0.50", "1": "0.50"} | dict.fromkeys(BEYOND, "")]
-
-
 def test_costs_are_those_of_one_row() -> None:
-    (line,) = lines(cost.forwards([forward(1, 0.01), forward(8, 0.015), forward(8, 0.015)]))
+    (line,) = lines(tables.forwards([forward(1, 0.01), forward(8, 0.015), forward(8, 0.015)]))
     assert (line["context"], line["1"], line["8"]) == ("64", "1.00", "1.50")
 
 
 def test_the_share_of_bandwidth_is_the_time_of_reading_alone() -> None:
-    (line,) = lines(cost.bandwidth(EVERYTHING))
-    assert line["share"] == "50 %"
-    assert line["GB/s"] == "0.50"
-
-
-def test_concurrencies_are_columns() -> None:
-    found = {line["strategy"]: line for line in lines(load.by_concurrency(EVERYTHING))}
-    assert found["fast"]["4"] == "400 (4.00)"
-    assert isinstance(load.by_concurrency([row(), FAST]), Missing)
-
-
-def test_the_ideal_is_forwards_and_drafting_alone() -> None:
-    """26 steps less the first, 25 of them with three nodes: 25 forwards of 4 rows, against 100 of one."""
-    (line,) = lines(ideal.against_ideal(EVERYTHING))
-    assert line["ideal"] == f"{100 * 0.01 / (25 * 0.012):.2f}"
-    assert line["measured"] == "4.00"
-    assert line["measured / ideal"] == "1.20 (*)"
-
-
-def test_the_formula_of_chains_is_that_of_the_paper() -> None:
-    """Half of the nodes that are reached accepted, four proposed in each step."""
-    halves = row("x", steps=1600, proposed_by_position=(1600,) * 4, accepted_by_position=(800, 400, 200, 100))
-    assert ideal.chain_formula([halves]) == f"{(1 - 0.5**5) / (1 - 0.5):.2f}"
-    tree = row("x", steps=10, proposed_by_position=(30, 60), accepted_by_position=(5, 5))
-    assert ideal.chain_formula([tree]) == ""
+    (line,) = lines(tables.forwards(EVERYTHING))
+    assert line["of reading alone"] == "50%"
 
 
 def test_outputs_of_no_length_and_failures_are_shown() -> None:
     empty = row(workload="silence", tokens=0, decode_tokens=0, steps=0, decode_seconds=0.0)
     failed = Row(cell=Cell(model="m", strategy="x", workload="edit"), error="no <such> file | nowhere")
     rows = [row(), empty, replace(empty, cell=replace(empty.cell, strategy="x")), failed]
-    assert {line["silence"] for line in lines(speed.by_workload(rows))} == {"no tokens"}
-    assert [line["tokens/s"] for line in lines(cells.every_cell(rows))] == ["100.0", "no tokens", "no tokens"]
-    assert [line["why"] for line in lines(cells.failures(rows))] == [failed.error]
+    assert {line["silence"] for line in lines(tables.by_workload(rows))} == {"no tokens"}
+    assert [line["tokens/s"] for line in lines(tables.every_cell(rows))] == ["100.0", "no tokens", "no tokens"]
+    assert [line["why"] for line in lines(tables.failures(rows))] == [failed.error]
 
 
 # ---------------------------------------------------------------------------------------------------- what is written
 
 
-def test_the_page_holds_every_section_and_loads_nothing(tmp_path: Path) -> None:
+def test_the_page_holds_every_section_and_a_plot_that_loads_nothing(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    written, tables = write([save(tmp_path / "r.jsonl", EVERYTHING)], tmp_path / "out")
-    html = written.read_text(encoding="utf-8")
+    written, drawn = write([save(tmp_path / "r.jsonl", EVERYTHING)], tmp_path / "out")
+    text = written.read_text(encoding="utf-8")
     for title in TITLES:
-        assert f">{title}</h2>" in html
-        assert f"## {title}" in tables.read_text(encoding="utf-8")
-    assert html.count("<svg") == 6
-    assert "Not measured" not in html
-    assert "<script" not in html
-    links = re.findall(r'(?:src|href)="([^"]+)"|url\(([^)]+)\)', html)
-    assert all((link or url).startswith("#") for link, url in links)
+        assert f"## {title}" in text
+    assert "(speed.svg)" in text
+    assert "Not measured" not in text
+    svg = drawn.read_text(encoding="utf-8")
+    assert svg.startswith("<svg")
+    assert all(link.startswith("#") for link in re.findall(r'(?:src|href)="([^"]+)"', svg))
 
 
-def test_the_same_results_give_the_same_page(tmp_path: Path) -> None:
+def test_the_same_results_give_the_same_files(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     path = save(tmp_path / "r.jsonl", EVERYTHING[:2])
-    first, second = (write([path], tmp_path / name)[0].read_bytes() for name in "ab")
+    first, second = ([file.read_bytes() for file in write([path], tmp_path / name)] for name in "ab")
     assert first == second
 
 
 def test_what_was_not_measured_is_named(tmp_path: Path) -> None:
-    _, tables = write([save(tmp_path / "r.jsonl", [row()])], tmp_path, plots=False)
-    text = tables.read_text(encoding="utf-8")
+    (written,) = write([save(tmp_path / "r.jsonl", [row()])], tmp_path, plots=False)
+    text = written.read_text(encoding="utf-8")
     missing = text.partition("## Not measured")[2]
-    for title in (acceptance.TITLE, cost.TITLE, load.TITLE, ideal.TITLE, cost.BANDWIDTH):
+    for title in (tables.POSITIONS, tables.FORWARDS):
         assert f"- {title}: " in missing
-    assert f"## {speed.TITLE}" in text
+    assert f"## {tables.SPEED}" in text
 
 
 def test_nothing_of_a_file_becomes_markup() -> None:
-    shown = Section("<i>", "a <b>", (Table(("x",), (("<script>alert(1)</script>",),), title="<u>"),))
-    html = page("<title>", ["<p>"], [shown, Missing("<m>", "<w>")], painter=None)
-    assert not re.search(r"<(script|i|b|u|m|w)>", html)
+    shown = Section("i", "a b", (Table(("x",), (("<script>alert(1)</script> | y",),), title="<u>"),))
+    text = page("title", [], [shown])
+    assert not re.search(r"<(script|u)>", text)
+    assert "\\| y" in text
 
 
 def test_results_that_do_not_belong_together_are_refused_unless_forced(tmp_path: Path) -> None:
@@ -201,8 +164,8 @@ def test_results_that_do_not_belong_together_are_refused_unless_forced(tmp_path:
     other = save(tmp_path / "two.jsonl", [FAST], commit="def", machine={"cpu": "slide rule"})
     with pytest.raises(ValueError, match=r"two\.jsonl differs from one\.jsonl in machine, commit: .*--force"):
         gather([one, other])
-    _, tables = write([one, other], tmp_path, force=True, plots=False)
-    assert "Put together by force" in tables.read_text(encoding="utf-8")
+    (written,) = write([one, other], tmp_path, force=True, plots=False)
+    assert "Put together by force" in written.read_text(encoding="utf-8")
 
 
 def test_results_of_one_machine_and_version_may_measure_different_things(tmp_path: Path) -> None:
@@ -256,8 +219,8 @@ def test_a_missing_matplotlib_is_one_line_and_nothing_is_written(
 def test_headers_that_lack_everything_are_no_obstacle(tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
     Results(path, {"machine": "unknown"}).add([row()])
-    assert write([path], tmp_path, plots=False)[1].read_text(encoding="utf-8").startswith("# Parlay")
+    assert write([path], tmp_path, plots=False)[0].read_text(encoding="utf-8").startswith("# Parlay")
 
 
 def test_sections_without_anything_amiss_are_left_out_without_a_word() -> None:
-    assert [each.title for each in sections(EVERYTHING)] == TITLES
+    assert [each.title for each in tables.sections(EVERYTHING)] == TITLES

@@ -7,8 +7,7 @@ from statistics import median
 
 from parlay.bench.against import NAME
 from parlay.bench.records import OURS, PLAIN
-from parlay.bench.report.markdown import markdown
-from parlay.bench.report.pieces import Table
+from parlay.bench.report.markdown import Table, markdown
 from parlay.bench.summary import CellSummary, plain_of
 
 HEAD = ("workload", "strategy", "against plain", "against `transformers` at its best", "tokens per step", "same text")

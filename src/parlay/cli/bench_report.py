@@ -1,4 +1,4 @@
-"""`parlay bench report`: a page, a table and plots of files of results."""
+"""`parlay bench report`: a page of tables, and a plot, of files of results."""
 
 from __future__ import annotations
 
@@ -26,6 +26,6 @@ def run(options: argparse.Namespace) -> int:
         raise ValueError("parlay bench report needs RESULTS, files that parlay bench wrote, and --output DIR")
     from parlay.bench.report.write import write  # here, because it loads torch
 
-    page, tables = write(results, options.output, force=options.force, plots=not options.no_plots)
-    print(f"{page}\n{tables}")
+    for path in write(results, options.output, force=options.force, plots=not options.no_plots):
+        print(path)
     return 0

@@ -1,1 +1,1 @@
-"""The report: files of results as a page, tables and plots. Sections without data are left out and named."""
+"""The report: files of results as tables in Markdown, and a plot. Sections without data are left out and named."""

@@ -1,27 +1,41 @@
-"""The report as Markdown: the same sections and tables, without charts."""
+"""Tables and sections as Markdown."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from parlay.bench.report.pieces import Missing, Section, Table
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Cells as text, below a head; ``title`` may be empty."""
+
+    head: tuple[str, ...]
+    lines: tuple[tuple[str, ...], ...]
+    title: str = ""
 
 
-def page(title: str, origin: Sequence[str], sections: Sequence[Section | Missing]) -> str:
-    """The whole page."""
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A few sentences, then tables. Without tables ``text`` says why there are none."""
+
+    title: str
+    text: str
+    tables: tuple[Table, ...] = ()
+
+
+def page(title: str, origin: Sequence[str], sections: Sequence[Section]) -> str:
+    """The whole page; sections without tables are named at its end."""
     parts = [f"# {title}", *origin]
     for section in sections:
-        if isinstance(section, Section):
+        if section.tables:
             parts += [f"## {section.title}", *([section.text] if section.text else [])]
-            parts += [part for table in section.tables for part in (*_title(table), markdown(table))]
-    missing = [f"- {each.title}: {each.why}." for each in sections if isinstance(each, Missing)]
+            for table in section.tables:
+                parts += [f"**{escaped(table.title)}**"] if table.title else []
+                parts.append(markdown(table))
+    missing = [f"- {each.title}: {each.text}." for each in sections if not each.tables]
     parts += ["## Not measured", "\n".join(missing)] if missing else []
     return "\n\n".join(parts) + "\n"
-
-
-def _title(table: Table) -> Iterator[str]:
-    if table.title:
-        yield f"**{escaped(table.title)}**"
 
 
 def markdown(table: Table) -> str:

@@ -1,4 +1,4 @@
-"""Writes the report of files of results to a folder, as ``report.html`` and ``report.md``."""
+"""Writes the report of files of results to a folder, as ``report.md`` and a plot."""
 
 from __future__ import annotations
 
@@ -6,50 +6,47 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from parlay.bench.records import Row
-from parlay.bench.report import acceptance, cells, cost, html, ideal, load, markdown, speed
-from parlay.bench.report.pieces import Missing, Section
-from parlay.bench.report.plots import Painter
+from parlay.bench.records import PLAIN, Row
+from parlay.bench.report import plot
+from parlay.bench.report.markdown import page
 from parlay.bench.report.sources import ReportSources, Source, gather
+from parlay.bench.report.tables import Conditions, ratios, sections
 
 TITLE = "Parlay: what was measured"
-PAGE, TABLES = "report.html", "report.md"
+PAGE, PLOT = "report.md", "speed.svg"
 
 
-def write(paths: Sequence[Path], folder: Path, *, force: bool = False, plots: bool = True) -> tuple[Path, Path]:
-    """The page and the tables made of these files. ``force`` lets different machines or versions into one report.
+def write(paths: Sequence[Path], folder: Path, *, force: bool = False, plots: bool = True) -> list[Path]:
+    """The page made of these files, and a plot if something was timed. ``force`` lets different machines in.
 
     Raises ValueError for files that can't be read or don't belong together, ParlayError where plots are wanted and
     matplotlib is missing.
     """
     gathered = gather(paths, force=force)
-    painter = Painter() if plots else None
-    parts = sections(gathered.rows)
-    lines = origin(gathered)
-    made = folder / PAGE, folder / TABLES
+    if plots:
+        plot.check()
+    drawn = _drawn(gathered.rows) if plots else ""
+    lines = origin(gathered) + ([f"![{TITLE}]({PLOT})"] if drawn else [])
+    texts = {folder / PAGE: page(TITLE, lines, sections(gathered.rows))} | ({folder / PLOT: drawn} if drawn else {})
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        made[0].write_text(html.page(TITLE, lines, parts, painter), encoding="utf-8")
-        made[1].write_text(markdown.page(TITLE, lines, parts), encoding="utf-8")
+        for path, text in texts.items():
+            path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ValueError(f"can't write the report to {folder}: {error.strerror}") from None
-    return made
+    return list(texts)
 
 
-def sections(rows: Sequence[Row]) -> list[Section | Missing]:
-    """All sections in order. A function returns None for a section that does not apply to these files."""
-    found = (
-        speed.steps_alone(rows),
-        speed.by_workload(rows),
-        acceptance.by_position(rows),
-        cost.forwards(rows),
-        load.by_concurrency(rows),
-        ideal.against_ideal(rows),
-        cost.bandwidth(rows),
-        cells.every_cell(rows),
-        cells.failures(rows),
-    )
-    return [section for section in found if section is not None]
+def _drawn(rows: Sequence[Row]) -> str:
+    """The plot of the first conditions in which strategies were timed beside plain decoding; empty without any."""
+    timed = [row for row in rows if row.tokens_per_second]
+    for where in dict.fromkeys(map(Conditions.of, timed)):
+        own = [row for row in timed if Conditions.of(row) == where]
+        names = dict.fromkeys(str(row.cell.system) for row in own)
+        found = {name: known for name in names if name != PLAIN and (known := ratios(own, name))}
+        if found:
+            return plot.dots(found, where.words)
+    return ""
 
 
 def origin(gathered: ReportSources) -> list[str]:

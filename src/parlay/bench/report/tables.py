@@ -1,0 +1,311 @@
+"""The sections of a report: rows as tables, with ratios to plain decoding that were taken within each round."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import zip_longest
+from statistics import geometric_mean
+from typing import NamedTuple
+
+from parlay.bench.forwards import curves, is_forward, reading
+from parlay.bench.records import PLAIN, Row
+from parlay.bench.report.markdown import Section, Table
+from parlay.bench.summary import CellSummary, Spread, ratio, summarise
+
+SPEED, STEPS = "Speed by workload and strategy", "Tokens per step on recorded answers"
+POSITIONS, FORWARDS = "Acceptance by position", "Cost of a forward by rows and context"
+CELLS, FAILED = "Every cell", "What failed, or was left out"
+FEWEST = 20
+"""Positions with fewer proposals are left out."""
+SHOWN = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+
+
+class Conditions(NamedTuple):
+    """What systems are compared under."""
+
+    model: str
+    concurrency: int
+    temperature: float
+    context: int
+    busy: int
+    modelled: bool
+
+    @staticmethod
+    def of(row: Row) -> Conditions:
+        cell = row.cell
+        return Conditions(cell.model, cell.concurrency, cell.temperature, cell.context, cell.busy, row.modelled)
+
+    @property
+    def words(self) -> str:
+        """A heading, without conditions that have their usual value."""
+        words = [
+            self.model,
+            f"{self.concurrency} requests at once" if self.concurrency != 1 else "",
+            f"temperature {self.temperature:g}" if self.temperature else "",
+            f"{self.context} tokens of context" if self.context else "",
+            f"{self.busy} busy processes beside" if self.busy else "",
+            "modelled, not measured" if self.modelled else "",
+        ]
+        return "; ".join(filter(None, words))
+
+
+def sections(rows: Sequence[Row]) -> list[Section]:
+    """All sections in order; what failed only where something did."""
+    failed = failures(rows)
+    parts = [by_workload(rows), by_position(rows), forwards(rows), every_cell(rows)]
+    recorded = steps_alone(rows)
+    return [*([recorded] if recorded.tables else []), *parts, *([failed] if failed.tables else [])]
+
+
+# ------------------------------------------------------------------------------------------------------------ speed
+
+
+def by_workload(rows: Sequence[Row]) -> Section:
+    """Ratios to plain decoding of the same requests, for all conditions in which something was timed."""
+    tables = [_ratios(where, own) for where, own in _parts(_decoded(rows)) if any(row.tokens_per_second for row in own)]
+    text = (
+        "Times as fast as plain decoding of the same requests, the median of the rounds, each ratio taken within a "
+        "round; in brackets tokens per step. The mean is geometric, over the workloads that both decoded."
+    )
+    return Section(SPEED, text if tables else "no row holds a speed", tuple(tables))
+
+
+def ratios(rows: Sequence[Row], name: str) -> dict[str, float]:
+    """By workload: how many times as fast a system was as plain decoding."""
+    found: dict[str, float] = {}
+    for kind in _workloads(rows):
+        value = ratio(_only(rows, name, kind), _only(rows, PLAIN, kind))
+        found |= {kind: value.median} if value is not None else {}
+    return found
+
+
+def _ratios(where: Conditions, rows: Sequence[Row]) -> Table:
+    kinds, names = _workloads(rows), _systems(rows)
+    every = {name: ratios(rows, name) for name in names}
+
+    def cell(name: str, kind: str) -> str:
+        own = _only(rows, name, kind)
+        if own and not any(row.tokens for row in own):
+            return "no tokens"
+        steps = _tokens_per_step(own)
+        return f"{every[name][kind]:.2f}" + (f" ({steps:.1f})" if steps else "") if kind in every[name] else ""
+
+    lines = [
+        (name, _mean(every[name], kinds), *(cell(name, kind) for kind in kinds), _rate(rows, name), _same(rows, name))
+        for name in sorted(names, key=lambda name: -_geometric(every[name].values()))
+    ]
+    return Table(("strategy", "mean", *kinds, "tokens/s", "same text"), tuple(lines), where.words)
+
+
+def steps_alone(rows: Sequence[Row]) -> Section:
+    """Tokens per step of rows without a time."""
+    tables = []
+    for where, own in _parts([row for row in _decoded(rows) if row.steps and not row.tokens_per_second]):
+        kinds = _workloads(own)
+        steps = {
+            name: {kind: value for kind in kinds if (value := _tokens_per_step(_only(own, name, kind)))}
+            for name in _systems(own)
+        }
+        lines = [
+            (
+                name,
+                _mean(steps[name], kinds),
+                *(_number(steps[name].get(kind), ".2f") for kind in kinds),
+                _same(own, name),
+            )
+            for name in sorted(steps, key=lambda name: -_geometric(steps[name].values()))
+        ]
+        tables.append(Table(("strategy", "mean", *kinds, "same text"), tuple(lines), where.words))
+    text = (
+        "Steps are counted, and nothing is timed: no model was there but its recorded answers. For these texts the "
+        "numbers are exact, since the strategies here look at nothing but the text. The mean is geometric."
+    )
+    return Section(STEPS, text, tuple(tables))
+
+
+def _rate(rows: Sequence[Row], name: str) -> str:
+    """Tokens per second, the geometric mean over workloads."""
+    rates = [Spread.of(row.tokens_per_second for row in _only(rows, name, kind)) for kind in _workloads(rows)]
+    known = [rate.median for rate in rates if rate is not None and rate.median]
+    return f"{geometric_mean(known):.1f}" if known else ""
+
+
+def _mean(values: Mapping[str, float], kinds: Sequence[str]) -> str:
+    """The geometric mean, and over how many workloads it is, if not over all."""
+    some = f" ({len(values)} of {len(kinds)})" if len(values) < len(kinds) else ""
+    return f"{geometric_mean(values.values()):.2f}{some}" if values else ""
+
+
+# ------------------------------------------------------------------------------------------- acceptance and forwards
+
+
+def by_position(rows: Sequence[Row]) -> Section:
+    """Accepted over proposed nodes by depth in the draft, over everything that was decoded."""
+    own = [row for row in _decoded(rows) if row.proposed]
+    lines = []
+    for name in _systems(own):
+        proposed = _by_depth(row.proposed_by_position for row in _only(own, name))
+        accepted = _by_depth(row.accepted_by_position for row in _only(own, name))
+        counts = enumerate(zip_longest(proposed, accepted, fillvalue=0), start=1)
+        at = {place: taken / made for place, (made, taken) in counts if made >= FEWEST}
+        if at:
+            shares = (_number(at.get(place), ".2f") for place in SHOWN)
+            lines.append((name, f"{sum(accepted) / sum(proposed):.2f}", *shares))
+    text = (
+        "Accepted over proposed nodes, by how deep they stand in the draft. The deeper, the fewer drafts reach there, "
+        f"and those that do were longer for a reason: a row may rise. Depths of fewer than {FEWEST} proposals are left "
+        "out."
+    )
+    if not lines:
+        return Section(POSITIONS, "no row counts what was proposed by position, at least not often enough")
+    return Section(POSITIONS, text, (Table(("strategy", "all", *map(str, SHOWN)), tuple(lines)),))
+
+
+def _by_depth(counts: Iterable[Sequence[int]]) -> list[int]:
+    """The sums at each depth."""
+    return [sum(each) for each in zip_longest(*counts, fillvalue=0)]
+
+
+def forwards(rows: Sequence[Row]) -> Section:
+    """Seconds by rows and context for each model that was timed, and the share of bandwidth that one row reaches."""
+    tables = []
+    for model in dict.fromkeys(row.cell.model for row in rows if is_forward(row) and row.steps):
+        own, read = curves(rows, model), reading(rows, model)
+        counts = sorted({int(count) for line in own.values() for count, _ in line})
+        lines = []
+        for context, line in own.items():
+            times, one = dict(line), line[0][1]
+            share = f"{read.seconds / one:.0%}" if read else ""
+            cells = (f"{times[count] / one:.2f}" if count in times else "" for count in counts)
+            lines.append((str(context), f"{1e3 * one:.2f}", share, *cells))
+        head = ("context", f"ms of {counts[0]} row", "of reading alone", *map(str, counts))
+        tables.append(Table(head, tuple(lines), model))
+    text = (
+        "Seconds of one forward that verifies a chain of so many rows, against those of one row behind the same text. "
+        "Drafting pays while tokens per step grow faster. *Of reading alone*: the time in which as many bytes as the "
+        "weights have are read here, over the time of one row."
+    )
+    return Section(FORWARDS, text if tables else "no forwards were timed: run with --forwards", tuple(tables))
+
+
+# ------------------------------------------------------------------------------------------------------------ cells
+
+
+def every_cell(rows: Sequence[Row]) -> Section:
+    """All numbers of each strategy on each workload, a table for each set of conditions, without empty columns."""
+    tables = []
+    for where, own in _parts([row for row in _decoded(rows) if row.requests]):
+        lines = [tuple(text(each) for text in COLUMNS.values()) for each in summarise(own)]
+        used = [place for place in range(len(COLUMNS)) if any(line[place] for line in lines)]
+        head = tuple(list(COLUMNS)[place] for place in used)
+        tables.append(Table(head, tuple(tuple(line[place] for place in used) for line in lines), where.words))
+    text = (
+        "One line for each strategy on each workload: medians, with the lowest and highest round in brackets. "
+        "*Looped* is the share of the output that repeats 16 tokens or more of its own. *Draft*, *verify* and *rest* are shares of "
+        "the decoding time."
+    )
+    return Section(CELLS, text if tables else "nothing was decoded", tuple(tables))
+
+
+def failures(rows: Sequence[Row]) -> Section:
+    """Rows with an error, each once; rows without requests that say why."""
+    lines = {
+        (Conditions.of(row).words, _system(row), row.cell.workload, row.error or row.note): None
+        for row in rows
+        if row.error or (row.note and not row.requests and not is_forward(row))
+    }
+    table = Table(("conditions", "strategy", "workload", "why"), tuple(lines))
+    return Section(FAILED, "", (table,) if lines else ())
+
+
+def _sources(each: CellSummary) -> str:
+    """Accepted of proposed, by source, where there is more than one."""
+    made: dict[str, int] = {}
+    taken: dict[str, int] = {}
+    for row in each.rows:
+        for name, count in row.proposed_by_source.items():
+            made[name] = made.get(name, 0) + count
+            taken[name] = taken.get(name, 0) + row.accepted_by_source.get(name, 0)
+    shares = [f"{name} {taken[name] / count:.2f}" for name, count in made.items() if count]
+    return ", ".join(shares) if len(shares) > 1 else ""
+
+
+def _spread(value: Spread | None, form: str) -> str:
+    if value is None:
+        return ""
+    middle, low, high = (format(number, form) for number in (value.median, value.low, value.high))
+    return middle if low == high else f"{middle} ({low}-{high})"
+
+
+def _number(value: float | None, form: str, times: float = 1) -> str:
+    return "" if value is None else format(times * value, form)
+
+
+COLUMNS: Mapping[str, Callable[[CellSummary], str]] = {
+    "strategy": lambda each: _system(each.rows[0]),
+    "workload": lambda each: each.cell.workload,
+    "against plain": lambda each: _spread(each.ratio, ".2f"),
+    "tokens/s": lambda each: _spread(each.speed, ".1f") if any(row.tokens for row in each.rows) else "no tokens",
+    "tokens per step": lambda each: _number(each.tokens_per_step, ".2f"),
+    "accepted": lambda each: _number(each.acceptance_rate, ".2f"),
+    "by source": _sources,
+    "first token, ms": lambda each: _number(each.ttft, ".1f", 1e3),
+    "between tokens, ms": lambda each: _number(each.itl, ".2f", 1e3),
+    "draft / verify / rest": lambda each: " / ".join(f"{share:.0%}" for share in each.shares or ()),
+    "MiB at most": lambda each: _number(each.peak_memory_bytes or None, ".0f", 2**-20),
+    "J per token": lambda each: _number(each.joules_per_token, ".3f"),
+    "looped": lambda each: _number(each.looped, ".2f"),
+    "same text": lambda each: f"{each.same[0]}/{each.same[1]}" if each.same else "",
+    "exactness": lambda each: each.rows[0].exactness,
+    "note": lambda each: each.note,
+}
+
+
+# ------------------------------------------------------------------------------------------------------------- rows
+
+
+def _decoded(rows: Iterable[Row]) -> list[Row]:
+    """Rows of decoded text: no failures, no timed forwards."""
+    return [row for row in rows if not is_forward(row) and not row.error]
+
+
+def _parts(rows: Sequence[Row]) -> Iterator[tuple[Conditions, list[Row]]]:
+    """The rows of each set of conditions, in order of appearance."""
+    for where in dict.fromkeys(map(Conditions.of, rows)):
+        yield where, [row for row in rows if Conditions.of(row) == where]
+
+
+def _system(row: Row) -> str:
+    return str(row.cell.system)
+
+
+def _systems(rows: Iterable[Row]) -> list[str]:
+    return list(dict.fromkeys(map(_system, rows)))
+
+
+def _workloads(rows: Iterable[Row]) -> list[str]:
+    return list(dict.fromkeys(row.cell.workload for row in rows))
+
+
+def _only(rows: Iterable[Row], name: str, workload: str | None = None) -> list[Row]:
+    """The rows of a system, of one workload if it is named."""
+    return [row for row in rows if _system(row) == name and workload in (None, row.cell.workload)]
+
+
+def _tokens_per_step(rows: Sequence[Row]) -> float:
+    """Committed tokens over steps; 0 where no steps were counted."""
+    steps = sum(row.steps for row in rows)
+    return sum(row.tokens for row in rows if row.steps) / steps if steps else 0.0
+
+
+def _same(rows: Iterable[Row], name: str) -> str:
+    """How many texts equal those of plain decoding; empty if no text is promised."""
+    own = _only(rows, name)
+    compared = sum(row.of for row in own)
+    return f"{sum(row.same for row in own)}/{compared}" if compared else ""
+
+
+def _geometric(values: Iterable[float]) -> float:
+    """Geometric mean; 0 without values."""
+    known = list(values)
+    return geometric_mean(known) if known else 0.0
