@@ -18,7 +18,7 @@ from parlay.cache import Budget
 from parlay.cost.devices import DEVICES, machine
 from parlay.cost.roofline import ForwardShape, Machine, ModelShape, flops, moved_bytes, operators
 from parlay.models import load
-from parlay.models.config import read_config
+from parlay.models.families.reading import read_config
 from parlay.models.random_decoder import save_decoder
 from parlay.models.transformers_adapter.call import cache_argument
 from parlay.options import LoadOptions

@@ -14,7 +14,8 @@ from gguf import GGMLQuantizationType as Kind
 from safetensors.torch import load_file
 from torch import Tensor
 
-from parlay.models.config import DecoderConfig, RopeConfig, read_config
+from parlay.models.config import DecoderConfig, RopeConfig
+from parlay.models.families.reading import read_config
 from parlay.models.rope import inverse_frequencies
 
 ARCHITECTURES = {"LlamaForCausalLM": "llama", "MistralForCausalLM": "llama"} | {

@@ -13,7 +13,7 @@ from torch import Tensor
 from parlay.compiled.build import NAMES
 from parlay.compiled.library import SWITCH, NotLoaded
 from parlay.compiled.library import load as load_library
-from parlay.models.config import DecoderConfig
+from parlay.models.config import DecoderConfig, LayerForm
 from parlay.models.native import NativeRunner
 from parlay.models.shapes import Weight
 from parlay.models.stored import Format, StoredTensor
@@ -29,6 +29,11 @@ LARGE_INPUT = {"hidden_size": 64, "intermediate_size": 2048, "num_heads": 5, "nu
 BLOCKS = {"hidden_size": 256, "intermediate_size": 512, "num_heads": 4, "num_kv_heads": 2, "head_dim": 64}
 
 Model = tuple[dict[str, int], torch.dtype, bool, str]
+FORMS = (
+    LayerForm(window=9, qk_norm=True),
+    LayerForm(window=70, rope=None, post_norms=True, activation="gelu_tanh", scale=0.2, score_cap=3.0, qk_norm=True),
+)
+"""The layers of models that are ``formed``: a narrow window, then a wide one with all that a layer may do besides."""
 MODELS = [
     (shape, dtype, norm, "plain")
     for shape, norm in ((SMALL, False), (ODD, True), (WIDE, True), (LARGE_INPUT, False))
@@ -38,8 +43,13 @@ MODELS = [
     (WIDE, torch.float32, True, "int8"),
     (BLOCKS, torch.float32, False, "stored"),
     (BLOCKS, torch.bfloat16, True, "stored"),
+    (ODD, torch.float32, True, "formed"),
+    (SMALL, torch.bfloat16, True, "formed"),
+    (LARGE_INPUT, torch.bfloat16, True, "formed"),
 ]
-"""Shape, type, norms of heads, and how weights are held: ``stored`` has all formats of blocks beside each other."""
+"""Shape, type, norms of heads, and how weights are held: ``stored`` has all formats of blocks beside each other.
+
+``formed`` are plain weights in layers of `FORMS`."""
 
 
 def random_weights(config: DecoderConfig) -> dict[str, Tensor]:
@@ -62,8 +72,8 @@ def random_weights(config: DecoderConfig) -> dict[str, Tensor]:
         for name, out, into in (("gate", inner, hidden), ("up", inner, hidden), ("down", hidden, inner)):
             weights[f"{at}mlp.{name}_proj.weight"] = matrix(out, into)
         weights[at + "self_attn.q_norm.weight"], weights[at + "self_attn.k_norm.weight"] = near_one(dim), near_one(dim)
-        for name in ("input", "post_attention"):
-            weights[f"{at}{name}_layernorm.weight"] = near_one(hidden)
+        for name in ("input_", "post_attention_", "attention_out_", "mlp_out_"):
+            weights[f"{at}{name}layernorm.weight"] = near_one(hidden)
     return weights
 
 
@@ -111,9 +121,10 @@ class Bench:
     """A runner under test, and the logits of texts computed whole, each in a sequence of its own."""
 
     def __init__(self, shape: dict[str, int], dtype: torch.dtype, qk_norm: bool, held: str) -> None:
+        formed = held == "formed"
         config = DecoderConfig(
             architecture="test", vocab_size=VOCAB, num_layers=2, rms_norm_eps=1e-6, max_context=4096,
-            qk_norm=qk_norm, **shape,
+            qk_norm=qk_norm, layers=FORMS if formed else (), logit_cap=5.0 if formed else 0.0, **shape,
         )  # fmt: skip
         weights = random_weights(config)
         self.runner = NativeRunner(
@@ -270,6 +281,35 @@ def test_a_chain_equals_its_path_alone(bench: Bench, start: int, size: int) -> N
     name, _ = bench.feed(tokens, [start - 2] if start > 2 else [], salt=f"chain {start} {size}")
     logits = bench.runner.forward([Segment(name, tokens[start - 2 :], chain, logits_from=1)]).logits_RV
     assert_paths(bench, tokens, chain, logits)
+
+
+@pytest.mark.parametrize(("start", "size"), [(1, 5), (40, 12), (60, 21), (189, 40)])
+def test_rows_that_see_each_other_depend_on_nothing_else(bench: Bench, start: int, size: int) -> None:
+    """Alone, below other nodes, and in a batch; the rows before them are those of a text without them."""
+    tokens, canvas = text(start, seed=14), text(size, seed=15)
+    names = [bench.feed(tokens, [start - 1] if start > 1 else [], salt=f"canvas {i} {start}")[0] for i in range(3)]
+    whole = bench.whole((*tokens[:-1], *tokens[-1:]))
+    alone = Segment(names[0], tokens[start - 1 :], trees.chain_tree(canvas), together=size)
+    expected = bench.runner.forward([alone]).logits_RV
+    assert same(expected[0], whole[-1])
+    assert not same(expected[1:], bench.whole((*tokens, *canvas))[start:])
+    branch = Tree((7, 8, *canvas), (-1, 0, -1, *range(2, size + 1)))
+    below = Segment(names[1], tokens[start - 1 :], branch, together=size)
+    other = Segment(names[2], tokens[start - 1 :], random_tree(6, seed=1))
+    logits = bench.runner.forward([other, below]).logits_RV[7:]
+    assert same(logits[3:], expected[1:])
+    assert same(logits[:3], bench.whole((*tokens, 7, 8))[start - 1 :])
+
+
+def test_a_row_of_those_that_see_each_other_sees_the_last(bench: Bench) -> None:
+    tokens, canvas = text(20, seed=16), text(6, seed=17)
+    results = []
+    for last in (1, 2):
+        name, _ = bench.feed(tokens, [19], salt=f"last {last}")
+        chain = trees.chain_tree((*canvas[:-1], last))
+        results.append(bench.runner.forward([Segment(name, tokens[19:], chain, together=3)]).logits_RV)
+    assert same(results[0][:4], results[1][:4])
+    assert all(not same(results[0][row], results[1][row]) for row in (4, 5, 6))
 
 
 def test_a_tree_behind_a_long_pending_run_equals_its_paths(bench: Bench) -> None:

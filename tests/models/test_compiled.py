@@ -12,7 +12,8 @@ from torch import Tensor
 from parlay.compiled import library
 from parlay.compiled.build import LIBRARY, NAMES, CannotBuild, build, digest
 from parlay.compiled.library import SWITCH, NotLoaded
-from parlay.models.config import DecoderConfig, read_config
+from parlay.models.config import DecoderConfig
+from parlay.models.families.reading import read_config
 from parlay.models.fetch.resolving import resolve
 from parlay.models.loading import load_weights
 from parlay.models.native import NativeRunner, Quantize

@@ -11,7 +11,8 @@ import pytest
 from transformers import AutoConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from parlay.models.config import RopeConfig, UnsupportedModel, read_config
+from parlay.models.config import RopeConfig, UnsupportedModel
+from parlay.models.families.reading import read_config
 from parlay.testing.checkpoints import NATIVE, save_random
 from parlay.types import ParlayError
 
@@ -43,7 +44,7 @@ def test_saved_checkpoints_read_back_as_transformers_reads_them(name: str, tmp_p
     assert (ours.hidden_size, ours.num_kv_heads, ours.max_context) == (32, 2, 256)
     assert ours.rms_norm_eps == theirs.rms_norm_eps
     assert ours.tie_embeddings == theirs.tie_word_embeddings
-    assert (ours.qk_norm, ours.qkv_bias) == (name == "qwen3", name == "qwen2")
+    assert (ours.qk_norm, ours.qkv_bias) == (name == "qwen3", name.startswith("qwen2"))
     assert ours.rope.theta == theirs.rope_parameters["rope_theta"]
     assert ours.rope.kind == theirs.rope_parameters["rope_type"]
 
@@ -86,16 +87,15 @@ def test_yarn_attention_factor_is_the_one_transformers_computes(numbers: dict[st
         ({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "rope type 'longrope'"),
         ({"partial_rotary_factor": 0.5}, "partial rotary"),
         ({"num_key_value_heads": 3}, "4 heads over 3"),
-        ({"architectures": ["MistralForCausalLM"], "sliding_window": 64}, "sliding window of 64"),
         (
             {
                 "architectures": ["Qwen2ForCausalLM"],
-                "sliding_window": 64,
                 "use_sliding_window": True,
-                "layer_types": LAYER_TYPES,
+                "layer_types": ["full_attention", "chunked_attention"],
             },
-            "sliding window of 64",
+            "layers of 'chunked_attention'",
         ),
+        ({"architectures": ["Gemma2ForCausalLM"], "use_bidirectional_attention": True}, "bidirectional attention"),
     ],
 )
 def test_what_the_native_decoder_does_not_compute_is_refused_by_name(
@@ -121,8 +121,39 @@ def test_what_the_native_decoder_does_not_compute_is_refused_by_name(
         },
     ],
 )
-def test_a_sliding_window_that_hides_nothing_is_no_obstacle(changes: dict[str, Any], tmp_path: Path) -> None:
-    assert read_config(written(tmp_path, LLAMA, **changes)).num_layers == 2
+def test_a_sliding_window_that_hides_nothing_counts_as_none(changes: dict[str, Any], tmp_path: Path) -> None:
+    assert read_config(written(tmp_path, LLAMA, **changes)).layers == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "windows"),
+    [
+        ({"architectures": ["MistralForCausalLM"], "sliding_window": 64}, [64, 64]),
+        (
+            {
+                "architectures": ["Qwen2ForCausalLM"],
+                "sliding_window": 64,
+                "use_sliding_window": True,
+                "layer_types": LAYER_TYPES,
+            },
+            [None, 64],
+        ),
+        (
+            {
+                "architectures": ["Qwen3ForCausalLM"],
+                "sliding_window": 64,
+                "use_sliding_window": True,
+                "max_window_layers": 1,
+            },
+            [None, 64],
+        ),
+        ({"architectures": ["Gemma2ForCausalLM"], "sliding_window": 64}, [64, None]),
+    ],
+)
+def test_each_layer_has_the_window_that_its_family_gives_it(
+    changes: dict[str, Any], windows: list[int | None], tmp_path: Path
+) -> None:
+    assert [form.window for form in read_config(written(tmp_path, LLAMA, **changes)).layers] == windows
 
 
 def test_end_ids_come_from_the_generation_config_first(tmp_path: Path) -> None:
@@ -172,6 +203,12 @@ def test_broken_config_files_are_one_clear_line(tmp_path: Path) -> None:
         {"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": -8}},
         {"rope_scaling": "yarn"},
         {"rms_norm_eps": []},
+        {"architectures": ["MistralForCausalLM"], "sliding_window": 0},
+        {"architectures": ["MistralForCausalLM"], "sliding_window": "wide"},
+        {"architectures": ["Gemma2ForCausalLM"], "query_pre_attn_scalar": 0},
+        {"architectures": ["Gemma2ForCausalLM"], "query_pre_attn_scalar": float("nan")},
+        {"architectures": ["Gemma2ForCausalLM"], "attn_logit_softcapping": -1.0},
+        {"architectures": ["Gemma2ForCausalLM"], "final_logit_softcapping": float("inf")},
         {"eos_token_id": [1, "a"]},
     ],
 )

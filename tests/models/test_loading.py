@@ -14,7 +14,7 @@ from gguf import GGMLQuantizationType as Kind
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from parlay.models.config import read_config
+from parlay.models.families.reading import read_config
 from parlay.models.fetch.resolving import resolve
 from parlay.models.loading import load_tokenizer, load_weights
 from parlay.models.opening import load

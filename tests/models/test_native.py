@@ -13,18 +13,21 @@ from transformers import PreTrainedModel
 
 from parlay.cache import BLOCK, Rows
 from parlay.cache.pages import Page, PageTable
-from parlay.models.config import DecoderConfig, RopeConfig, read_config
+from parlay.models.config import DecoderConfig, LayerForm
+from parlay.models.families.reading import read_config
 from parlay.models.native import NativeRunner
-from parlay.models.rope import Rope
 from parlay.models.torch_ops.attention import ExactAttention
-from parlay.models.torch_ops.attention_form import Form, Heads
+from parlay.models.torch_ops.attention_form import Form, Heads, LayerRopes
 from parlay.models.torch_ops.attention_masked import MaskedAttention
-from parlay.models.torch_ops.gathered import gathered
 from parlay.models.torch_ops.kernels import choose_dtype
+from parlay.models.torch_ops.step_rows import step_rows
 from parlay.testing.checkpoints import VOCAB_SIZE, save_random
-from parlay.types import Exactness, OutOfRoom, Segment, Tree
+from parlay.types import NO_TREE, Exactness, OutOfRoom, Segment, Tree
 
 CPU = torch.device("cpu")
+TREE = Tree((1,) * 6, (-1, 0, -1, 2, 2, 1))
+CHAIN = Tree((1, 1), (-1, 0))
+CANVAS = Tree((1,) * 7, (-1, 0, -1, 1, 3, 4, 5))
 TEXT = tuple(torch.randint(VOCAB_SIZE, (40,), generator=torch.Generator().manual_seed(0)).tolist())
 
 
@@ -128,34 +131,51 @@ def test_float64_claims_no_more_than_it_holds(tmp_path: Path) -> None:
     assert runner.spec.exactness in (Exactness.BITS, Exactness.SEED)
 
 
-def test_masked_and_exact_attention_agree_on_chains_and_trees() -> None:
-    heads, rope = Heads(6, 2, 16), Rope(RopeConfig(), 16, torch.float32, CPU)
-    tree = Tree((1,) * 6, (-1, 0, -1, 2, 2, 1))
-    chain = Tree((1, 1), (-1, 0))
-    places = [(0, 5, Tree(), 0), (70, 1, tree, 0), (31, 3, tree, 0), (31, 2, chain, 0)]
-    places += [
-        (0, 5, Tree(), 2),
-        (70, 1, tree, 1),
-        (31, 3, tree, 2),
-        (31, 3, tree, 6),
-        (31, 3, tree, 8),
-        (31, 2, chain, 3),
-    ]
-    for start, pending, nodes, base in places:
+PLACES = [
+    (0, 5, NO_TREE, 0, 0),
+    (70, 1, TREE, 0, 0),
+    (31, 3, TREE, 0, 0),
+    (31, 2, CHAIN, 0, 0),
+    (0, 5, NO_TREE, 2, 0),
+    (70, 1, TREE, 1, 0),
+    (31, 3, TREE, 2, 0),
+    (31, 3, TREE, 6, 0),
+    (31, 3, TREE, 8, 0),
+    (31, 2, CHAIN, 3, 0),
+    (31, 2, CHAIN, 0, 2),
+    (31, 2, CANVAS, 0, 4),
+    (70, 3, CANVAS, 4, 4),
+]
+"""Where rows lie: tokens cached, tokens pending, tree, base, and rows that see each other."""
+
+
+@pytest.mark.parametrize(
+    "form",
+    [LayerForm(), LayerForm(window=9), LayerForm(score_cap=2.0, scale=0.3), LayerForm(rope=None)],
+    ids=["plain", "window", "cap", "no positions"],
+)
+def test_masked_and_exact_attention_agree_on_chains_trees_and_canvases(form: LayerForm) -> None:
+    heads, ropes = Heads(6, 2, 16), LayerRopes([form], 16, torch.float32, CPU)
+    attentions = (
+        ExactAttention(heads, [form], ropes, Form(4, 192), torch.float32),
+        MaskedAttention(heads, [form], ropes),
+    )
+    for start, pending, nodes, base, together in PLACES:
         table = PageTable()
         for _ in range(8):
-            table.append(Page(torch.zeros(1, 2, 2, BLOCK, 16)))
+            table.append(Page(torch.zeros(1, 2, 2, 1, BLOCK, 16)))
         for slot in range(start + base):
             table.row(slot)[:] = torch.randn(1, 2, 2, 16)
-        place = Rows(table, start, pending, nodes, base)
+        place = Rows(table, start, pending, nodes, base, together)
         qkv = torch.view_as_complex(torch.randn(place.end - base, heads.qkv_heads, 8, 2))
-        results = []
-        for attention in (ExactAttention(heads, Form(4, 192), rope, torch.float32), MaskedAttention(heads, rope)):
+        outs, pages = [], []
+        for attention in attentions:
             out = torch.zeros(place.end - base, 96)
-            with gathered(place, gap=attention.gap(nodes), stride=192) as rows:
-                attention.plan(rows, place, 0, out)(0, qkv)
-            results.append(out)
-        torch.testing.assert_close(*results, atol=1e-5, rtol=1e-5)
+            attention.plan(step_rows(place, CPU), place, 0, out)(0, qkv)
+            outs.append(out)
+            pages.append(torch.cat([page.rows.clone() for page in table], 3))
+        torch.testing.assert_close(*outs, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(*pages, atol=1e-5, rtol=1e-5)
 
 
 def test_the_chosen_dtype_comes_with_its_timings(tmp_path: Path) -> None:

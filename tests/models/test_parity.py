@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,23 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from parlay import models
+from parlay.compiled.library import SWITCH
 from parlay.models import NativeRunner
+from parlay.models.torch_ops import eager
+from parlay.models.torch_ops.kernels import judge
 from parlay.models.transformers_adapter.runner import AdapterRunner
 from parlay.options import LoadOptions
 from parlay.testing.checkpoints import NATIVE, VOCAB_SIZE, random_model, save_random
-from parlay.types import ParlayError, Runner, Segment
+from parlay.types import ParlayError, Runner, Segment, Tree, trees
+
+
+def tree_logits(runner: Runner, tokens: list[int]) -> Tensor:
+    """Of the last token and of the nodes below it, ``[1 + nodes, V]``."""
+    cached = runner.open(1, tokens)
+    assert runner.reserve(1, len(tokens) + len(TREE))
+    runner.forward([Segment(1, tuple(tokens[cached:-1]))])
+    runner.keep(1, ())
+    return runner.forward([Segment(1, (tokens[-1],), TREE)]).logits_RV
 
 
 def all_logits(runner: Runner, tokens: list[int]) -> Tensor:
@@ -29,8 +42,19 @@ def all_logits(runner: Runner, tokens: list[int]) -> Tensor:
     return torch.cat([first, rest])
 
 
+TREE = Tree((3, 9, 27, 17, 51, 25, 11, 33, 35, 41), (-1, 0, 1, 2, 1, -1, 5, 6, 7, 8))
+
+
+@pytest.mark.parametrize("kernels", ["compiled", "exact", "masked"])
 @pytest.mark.parametrize("name", NATIVE)
-def test_native_logits_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
+def test_native_logits_equal_those_of_transformers(
+    name: str, kernels: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of a text that is longer than the windows of its layers, and of a tree below it."""
+    if kernels != "compiled":
+        monkeypatch.setenv(SWITCH, "0")
+    if kernels == "masked":
+        monkeypatch.setattr(eager, "judge", lambda *asked: replace(judge(*asked), form=None))
     model = save_random(name, tmp_path)
     runner = models.load(str(tmp_path), LoadOptions(dtype="float32", device="cpu"), cache_tokens=256)
     assert isinstance(runner, NativeRunner)
@@ -38,6 +62,12 @@ def test_native_logits_equal_those_of_transformers(name: str, tmp_path: Path) ->
     with torch.no_grad():
         expected = model(input_ids=torch.tensor([tokens])).logits[0]
     torch.testing.assert_close(all_logits(runner, tokens).float(), expected, rtol=0, atol=2e-5)
+    found = tree_logits(runner, tokens)
+    for path in trees.leaf_paths(TREE):
+        text = tokens + [TREE.tokens[node] for node in path]
+        with torch.no_grad():
+            expected = model(input_ids=torch.tensor([text])).logits[0, len(tokens) - 1 :]
+        torch.testing.assert_close(found[[0, *(1 + node for node in path)]], expected, rtol=0, atol=2e-5)
 
 
 def test_load_picks_the_adapter_for_what_is_not_native_and_says_why(

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from parlay import models
-from parlay.models.config import read_config
+from parlay.models.families.reading import read_config
 from parlay.models.fetch.resolving import resolve
 from parlay.models.loading import load_tokenizer
 from parlay.options import LoadOptions

@@ -45,20 +45,21 @@ class Page:
     """Keys and values of `BLOCK` tokens: ``rows`` ``[layers, 2, kv_heads, BLOCK, D]``, which begin at ``address``.
 
     ``users`` counts the tables that have the page. The rows of one head are contiguous, ``pitch`` bytes from those of
-    the next head.
+    the next head. They are page ``number`` of ``memory`` ``[layers, 2, kv_heads, pages, BLOCK, D]``.
     """
 
-    __slots__ = ("address", "pitch", "rows", "users")
+    __slots__ = ("address", "memory", "number", "pitch", "rows", "users")
 
-    def __init__(self, rows: Tensor) -> None:
-        """``rows`` ``[layers, 2, kv_heads, BLOCK, D]``."""
-        self.rows, self.users = rows, 0
+    def __init__(self, memory: Tensor, number: int = 0) -> None:
+        """``memory`` ``[layers, 2, kv_heads, pages, BLOCK, D]``."""
+        rows = memory.select(3, number)
+        self.rows, self.users, self.memory, self.number = rows, 0, memory, number
         self.address, self.pitch = rows.data_ptr(), rows.stride(2) * rows.itemsize
 
     def copy(self) -> Page:
         """The same rows in new memory, with the same pitch."""
         rows = self.rows.new_empty_strided(self.rows.shape, self.rows.stride())
-        return Page(rows.copy_(self.rows))
+        return Page(rows.copy_(self.rows).unsqueeze(3))
 
 
 class PageTable:
@@ -131,7 +132,7 @@ class _Slab:
         *heads, block, size = shape.size
         memory = zeros((*heads, count, block, size), shape.dtype, shape.device)
         self.count = count
-        self.free = [Page(rows) for rows in reversed(memory.unbind(3))]
+        self.free = [Page(memory, number) for number in reversed(range(count))]
 
 
 class Pool:

@@ -19,7 +19,8 @@ class Rows(NamedTuple):
     """Where a forward writes and reads one sequence: slot i of ``table``, in its page i // BLOCK, belongs to token i.
 
     Row 0 of the forward has slot ``start``: ``pending`` rows at successive positions, then the nodes of ``tree``, whose
-    root is the last pending row. Rows before ``base`` are there already, the others run and are written.
+    root is the last pending row. Rows before ``base`` are there already, the others run and are written. The last
+    ``together`` rows see each other.
     """
 
     table: PageTable
@@ -27,6 +28,7 @@ class Rows(NamedTuple):
     pending: int
     tree: Tree = NO_TREE
     base: int = 0
+    together: int = 0
 
     @property
     def end(self) -> int:
@@ -129,7 +131,7 @@ class Store:
         self._make_writable(entry, sequence, len(entry.tokens) + segment.end)
         entry.staged = Staged(segment, skip)
         start, pending = len(entry.tokens) - again, len(segment.pending) + again
-        return Rows(entry.table, start, pending, segment.tree, max(0, base))
+        return Rows(entry.table, start, pending, segment.tree, max(0, base), segment.together)
 
     def putting_back(self, segment: Segment) -> AbstractContextManager[None]:
         """The block in which the staged segment runs. Committed rows that run again are then put back, bit for bit."""

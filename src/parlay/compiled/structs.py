@@ -20,7 +20,10 @@ class Linear(Structure):
 class LayerStruct(Structure):
     _fields_ = [
         *((name, Linear) for name in ("query", "key", "value", "out", "gate", "up", "down")),
-        *((name, c_void_p) for name in ("attention_norm", "feed_forward_norm", "qk_norm")),
+        *((name, c_void_p) for name in ("attention_norm", "feed_forward_norm")),
+        *((name, c_void_p) for name in ("attention_out_norm", "feed_forward_out_norm", "qk_norm", "rotations")),
+        *((name, c_double) for name in ("scale", "score_cap")),
+        *((name, c_int64) for name in ("window", "activation")),
     ]
 
 
@@ -34,7 +37,7 @@ class ModelStruct(Structure):
         ("beside_norm", c_void_p),
         ("raw_tap", c_int64),
         ("head", Linear),
-        ("rotations", c_void_p),
+        *((name, c_double) for name in ("embedding_scale", "logit_cap")),
     ]
 
 
@@ -48,7 +51,7 @@ class SegmentStruct(Structure):
         *((name, c_int64) for name in ("pitch", "start", "pending", "nodes", "base", "begin")),
         ("parents", c_void_p),
         ("prefix", POINTER(PrefixStruct)),
-        ("seers", c_int64),
+        *((name, c_int64) for name in ("seers", "together")),
     ]
 
 

@@ -233,10 +233,13 @@ def _read(tensor: Tensor) -> Tensor:
     return dense(StoredTensor(_BLOCKS, shape, tensor), torch.bfloat16)
 
 
+_NOT_SAVED = frozenset({"head", "layers", "embedding_scale", "logit_cap"})
+"""Fields of a `DecoderConfig` that are the same for the layers of all draft heads."""
+
+
 def _plain(layer: DecoderConfig) -> dict[str, Any]:
-    said = dataclasses.asdict(layer)
-    del said["head"]
-    return said
+    said = dataclasses.asdict(layer.plain)
+    return {name: value for name, value in said.items() if name not in _NOT_SAVED}
 
 
 def _layer(said: Mapping[str, Any]) -> DecoderConfig:

@@ -134,7 +134,7 @@ def _decoder(
     ids_D = tensors["d2t"] + torch.arange(len(tensors["d2t"]))
     head_DH = tensors["lm_head.weight"] if "lm_head.weight" in tensors else rows_of(embedding, ids_D)
     form = HeadForm(draft_vocab_size=len(ids_D), beside=beside, bare=bare, normed=normed)
-    decoder = replace(layer, num_layers=len(prefixes), head=form, tie_embeddings=False)
+    decoder = replace(layer.plain, num_layers=len(prefixes), head=form, tie_embeddings=False)
     names = dict(norms)
     of_a_layer = (*_PRODUCTS, _NORM, *(_BIASES if layer.qkv_bias else ()), *(_QK_NORMS if layer.qk_norm else ()))
     for place, prefix in enumerate(prefixes):

@@ -24,8 +24,8 @@ Operand = Weight | Int8Weight
 class LayerWeights:
     """One layer. Norms over n numbers carry sqrt(n) times the checkpoint's weight.
 
-    ``qkv`` are the weights of queries, keys and values, ``qkv_bias`` what is added to them, and ``qk_norm`` the norms
-    of each query and each key head.
+    ``qkv`` are the weights of queries, keys and values, ``qkv_bias`` what is added to them, ``qk_norm`` the norms of
+    each query and each key head, and ``out_norms`` those of what attention and feed-forward give.
     """
 
     attention_norm: Tensor | None
@@ -37,6 +37,7 @@ class LayerWeights:
     gate: Operand
     up: Operand
     down: Operand
+    out_norms: tuple[Tensor, Tensor] | None
 
 
 class FusedWeights:
@@ -80,21 +81,27 @@ class FusedWeights:
         """The weights of one layer."""
         of, at = self._weights, f"model.layers.{index}."
         query, key, value = (f"{at}self_attn.{part}_proj" for part in "qkv")
-        bias = self._config.qkv_bias
+        form = self._config.forms[index]
         return LayerWeights(
             attention_norm=self._norm(at + "input_layernorm.weight") if index or not self._as_they_are else None,
             qkv=(of[f"{query}.weight"], of[f"{key}.weight"], of[f"{value}.weight"]),
             qkv_bias=(self._vector(f"{query}.bias"), self._vector(f"{key}.bias"), self._vector(f"{value}.bias"))
-            if bias
+            if form.qkv_bias
             else None,
             qk_norm=(self._norm(at + "self_attn.q_norm.weight"), self._norm(at + "self_attn.k_norm.weight"))
-            if self._config.qk_norm
+            if form.qk_norm
             else None,
             attention_out=of[at + "self_attn.o_proj.weight"],
             mlp_norm=self._norm(at + "post_attention_layernorm.weight"),
             gate=of[at + "mlp.gate_proj.weight"],
             up=of[at + "mlp.up_proj.weight"],
             down=of[at + "mlp.down_proj.weight"],
+            out_norms=(
+                self._norm(at + "attention_out_layernorm.weight"),
+                self._norm(at + "mlp_out_layernorm.weight"),
+            )
+            if form.post_norms
+            else None,
         )
 
     def _norm(self, name: str) -> Tensor:

@@ -9,8 +9,10 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from parlay.models import config as folder_config
 from parlay.models.config import DecoderConfig, read_json
+from parlay.models.families import reading
+from parlay.models.families.llama import LLAMA
+from parlay.models.families.table import FAMILIES
 from parlay.models.folder_tokenizer import load_template as folder_template
 from parlay.models.folder_tokenizer import load_tokenizer as load_folder_tokenizer
 from parlay.models.gguf import file as gguf_file
@@ -28,7 +30,7 @@ def read_config(model: Path) -> DecoderConfig:
 
     Raises UnsupportedModel for what the native decoder does not run, and ParlayError for files that make no sense.
     """
-    return gguf_file.read_config(model) if model.is_file() else folder_config.read_config(model)
+    return gguf_file.read_config(model) if model.is_file() else reading.read_config(model)
 
 
 def load_tokenizer(model: Path) -> Tokenizer:
@@ -59,9 +61,16 @@ def load_tensors(directory: Path, config: DecoderConfig) -> dict[str, Tensor]:
     stored: dict[str, Tensor] = {}
     for path in weight_files(directory):
         stored.update(_read(path))
-    weights = {name: stored[name] for name in stored if name in expected or not _harmless(name, stored)}
+    family = FAMILIES.get(config.architecture, LLAMA)
+    renamed = {family.renamed(name): tensor for name, tensor in stored.items()}
+    weights = {name: renamed[name] for name in renamed if name in expected or not _harmless(name, renamed)}
     check_weights(directory, expected, weights)
-    return {name: weights[name] for name in expected}
+    return {name: _offset(weights[name], family.norm_offset) for name in expected}
+
+
+def _offset(weight: Tensor, offset: float) -> Tensor:
+    """Add a family's ``offset`` to ``weight``, of any shape, if it is a norm's; all vectors but biases are."""
+    return weight.float() + offset if offset and weight.dim() == 1 else weight
 
 
 def weight_files(directory: Path) -> list[Path]:

@@ -70,6 +70,7 @@ class NativeRunner:
             eos_ids=config.eos_ids,
             layer_skip=True,
             features=True,
+            together=True,
             kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
         )

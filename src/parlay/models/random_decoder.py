@@ -56,8 +56,8 @@ def config_json(config: DecoderConfig) -> dict[str, object]:
 
     Raises ValueError for a config that a Llama's config.json can't say.
     """
-    if config.qkv_bias or config.qk_norm:
-        raise ValueError("these checkpoints are plain Llamas: leave out qkv_bias and qk_norm")
+    if config.qkv_bias or config.qk_norm or config.layers:
+        raise ValueError("these checkpoints are plain Llamas: leave out qkv_bias, qk_norm and layers")
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",

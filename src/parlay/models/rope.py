@@ -7,6 +7,7 @@ weights, so that a head's D numbers read as D/2 complex ones and turning them is
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -62,34 +63,56 @@ def interleave(weight: Tensor, head_dim: int) -> Tensor:
     return halves.transpose(1, 2).reshape(weight.shape)
 
 
+def cosines_and_sines(rope: RopeConfig | None, head_dim: int, positions: int) -> Tensor:
+    """Rotations of positions 0 to ``positions`` - 1, float32 ``[positions, 2, D/2]``.
+
+    Without ``rope`` they turn nothing.
+    """
+    if rope is None:
+        return torch.tensor((1.0, 0.0))[:, None].repeat(positions, 1, head_dim // 2)
+    angles = torch.outer(torch.arange(positions).float(), inverse_frequencies(rope, head_dim))
+    return torch.stack((angles.cos(), angles.sin()), 1) * rope.attention_factor
+
+
 class Rope:
     """Rotations by position, grown on demand.
 
     ``queries`` ``[positions, 1, 1, D/2]`` carry the softmax scale; ``keys_values`` ``[positions, 2, 1, D/2]`` turn
-    keys and multiply values by one, so that both are stored by the same product.
+    keys and multiply values by one, so that both are stored by the same product. Without ``rope`` they turn nothing.
     """
 
-    def __init__(self, rope: RopeConfig, head_dim: int, dtype: torch.dtype, device: torch.device) -> None:
-        self._frequencies = inverse_frequencies(rope, head_dim).to(device)
-        self._attention_factor = rope.attention_factor
+    def __init__(
+        self,
+        rope: RopeConfig | None,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        scale: float | None = None,
+    ) -> None:
+        frequencies = torch.zeros(head_dim // 2) if rope is None else inverse_frequencies(rope, head_dim)
+        self._frequencies = frequencies.to(device)
+        self._attention_factor = 1.0 if rope is None else rope.attention_factor
         self._dtype = dtype
-        self._softmax_scale = head_dim**-0.5
+        self._softmax_scale = head_dim**-0.5 if scale is None else scale
         self.reach(256)
 
     def reach(self, length: int) -> None:
         """Make positions 0 to ``length - 1`` available."""
         positions = torch.arange(length, device=self._frequencies.device).float()
         angles = torch.outer(positions, self._frequencies).to(self._dtype)
-        turns = torch.polar(torch.full_like(angles, self._attention_factor), angles)
-        self.queries = (turns * self._softmax_scale)[:, None, None]
-        self.keys_values = torch.stack((turns, torch.ones_like(turns)), 1)[:, :, None]
+        rotations = torch.polar(torch.full_like(angles, self._attention_factor), angles)
+        self.queries = (rotations * self._softmax_scale)[:, None, None]
+        self.keys_values = torch.stack((rotations, torch.ones_like(rotations)), 1)[:, :, None]
 
-    def at(self, positions: range | list[int]) -> tuple[Tensor, Tensor]:
-        """Rotations of these positions for queries, and for keys and values."""
-        last = max(positions)
+    def at(self, positions_N: Tensor, last: int) -> Rotations:
+        """Rotations of these positions, int64 on the device, of which ``last`` is the largest."""
         if last >= len(self.queries):
             self.reach(max(last + 1, 2 * len(self.queries)))
-        if isinstance(positions, range):
-            return self.queries[positions.start : last + 1], self.keys_values[positions.start : last + 1]
-        index = torch.tensor(positions, device=self._frequencies.device)
-        return self.queries[index], self.keys_values[index]
+        return Rotations(self.queries[positions_N], self.keys_values[positions_N])
+
+
+class Rotations(NamedTuple):
+    """Factors of the rows of a step: ``queries`` ``[T, 1, 1, P]``, and ``keys_values`` ``[T, 2, 1, P]``."""
+
+    queries: Tensor
+    keys_values: Tensor

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from parlay.models.config import DecoderConfig
+from parlay.models.config import DecoderConfig, LayerForm
 from parlay.models.stored import StoredTensor
 from parlay.types import ParlayError
 
@@ -27,12 +27,12 @@ def weight_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
     }
     if not config.tie_embeddings:
         shapes["lm_head.weight"] = (config.vocab_size, config.hidden_size)
-    for layer in range(config.num_layers):
-        shapes.update({f"model.layers.{layer}.{name}": shape for name, shape in _layer_shapes(config).items()})
+    for layer, form in enumerate(config.forms):
+        shapes.update({f"model.layers.{layer}.{name}": shape for name, shape in _layer_shapes(config, form).items()})
     return shapes
 
 
-def _layer_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
+def _layer_shapes(config: DecoderConfig, form: LayerForm) -> dict[str, tuple[int, ...]]:
     hidden, inner = config.hidden_size, config.intermediate_size
     query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     shapes: dict[str, tuple[int, ...]] = {
@@ -46,9 +46,11 @@ def _layer_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
         "mlp.up_proj.weight": (inner, hidden),
         "mlp.down_proj.weight": (hidden, inner),
     }
-    if config.qkv_bias:
+    if form.post_norms:
+        shapes |= {"attention_out_layernorm.weight": (hidden,), "mlp_out_layernorm.weight": (hidden,)}
+    if form.qkv_bias:
         shapes |= {"self_attn.q_proj.bias": (query,), "self_attn.k_proj.bias": (key,), "self_attn.v_proj.bias": (key,)}
-    if config.qk_norm:
+    if form.qk_norm:
         shapes |= {"self_attn.q_norm.weight": (config.head_dim,), "self_attn.k_norm.weight": (config.head_dim,)}
     return shapes
 

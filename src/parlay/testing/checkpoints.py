@@ -34,6 +34,7 @@ _YARN_ROPE = {
     "factor": 4.0,
     "original_max_position_embeddings": 16,
 }
+_GEMMA2 = {**_DECODER, "head_dim": 16, "sliding_window": 6, "query_pre_attn_scalar": 16}
 
 NATIVE: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
     {
@@ -43,8 +44,14 @@ NATIVE: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
         "llama-yarn": ("llama", {**_DECODER, "rope_parameters": _YARN_ROPE}),
         "llama-linear": ("llama", {**_DECODER, "rope_parameters": {"rope_type": "linear", "factor": 2.0}}),
         "mistral": ("mistral", {**_DECODER, "sliding_window": None}),
+        "mistral-window": ("mistral", {**_DECODER, "sliding_window": 12}),
         "qwen2": ("qwen2", {**_DECODER, "tie_word_embeddings": True}),
+        "qwen2-window": (
+            "qwen2",
+            {**_DECODER, "use_sliding_window": True, "sliding_window": 12, "max_window_layers": 1},
+        ),
         "qwen3": ("qwen3", {**_DECODER, "head_dim": 16}),
+        "gemma2": ("gemma2", _GEMMA2),
     }
 )
 """Checkpoints that the native decoder runs: name -> (transformers model type, config values)."""
@@ -54,7 +61,7 @@ FOREIGN: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
         "gpt2": ("gpt2", {"n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 256}),
         "gpt-neox": ("gpt_neox", {**_DECODER, "num_key_value_heads": None}),
         "bloom": ("bloom", {"hidden_size": 32, "n_layer": 2, "n_head": 4}),
-        "gemma2": ("gemma2", {**_DECODER, "head_dim": 16, "sliding_window": 6}),
+        "gemma2": ("gemma2", _GEMMA2),
         "mamba": ("mamba", {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 4}),
         "lfm2": ("lfm2", {**_DECODER, "layer_types": ["conv", "full_attention", "conv"]}),
         "qwen3-next": (

@@ -24,7 +24,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from parlay.models.config import DecoderConfig, read_config, read_json
+from parlay.models.config import DecoderConfig, read_json
+from parlay.models.families.reading import read_config
 from parlay.models.loading import load_tensors
 from parlay.models.shapes import weight_shapes
 

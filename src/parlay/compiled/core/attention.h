@@ -1,15 +1,14 @@
-/* Attention of new rows over cached keys and their own.
+/* Attention of new rows over cached keys and their own; paths.h says which of them a row sees.
  *
- * A row sees the keys of its path, in order: committed tokens and pending rows up to itself, or all of these and then
- * the nodes from the root down to itself. Key number p of a path is summed at the same place whatever rows share the
- * work: scores go to memory, the softmax and the mix of values run over them by p. Nor does it matter which pages of
- * the cache hold the keys: they are read where they lie, a vector of them never from two pages.
+ * Key number p of a path is summed at the same place whatever rows share the work: scores go to memory, the softmax and
+ * the mix of values run over them by p, and a key that is hidden from a row adds zero to its sums. Nor does it matter
+ * which pages of the cache hold the keys: they are read where they lie, a vector of them never from two pages.
  */
 #ifndef PARLAY_ATTENTION_H
 #define PARLAY_ATTENTION_H
 
-#include "core.h"
 #include "lanes.h"
+#include "paths.h"
 
 /* Whether two bfloat16 numbers are multiplied at once. Where they are not, attention multiplies float32 numbers: it
  * widens keys and values as it reads them, and queries and weights are only rounded. */
@@ -35,11 +34,6 @@
 #define MOST_ROWS 16      /* of a tile */
 #define LONGEST_HEAD 512  /* numbers */
 
-/* Rows from..to of one segment, for one key/value head. Nodes of a branching tree are tiles of their own. */
-typedef struct {
-    int32_t segment, head, from, to;
-} Tile;
-
 /* Sizes that all share; `words` of a head as the cache has it. */
 typedef struct {
     int bf16;
@@ -60,42 +54,12 @@ typedef struct {
     int64_t count;                  /* queries: rows * group */
     float *scores;                  /* [count][columns] */
     int64_t columns, before;        /* before: the column of the prefix's first key */
-    float *mixed; /* [count][head_dim] */
+    float *mixed;                   /* [count][head_dim] */
+    int64_t window;
+    float cap; /* of scores; 0: none */
 } Work;
 
 INLINE int64_t row_bytes(const Heads *heads) { return heads->words * 4; }
-
-INLINE int64_t up_to(int64_t count, int64_t multiple) { return (count + multiple - 1) / multiple * multiple; }
-
-/* A slot's row among those that begin at `part` of each page. */
-INLINE char *row_at(const Segment *segment, int64_t part, int64_t slot, int64_t bytes)
-{
-    return segment->pages[(uint64_t)slot / PAGE] + part + (uint64_t)slot % PAGE * bytes;
-}
-
-INLINE int64_t depth_of(const Segment *segment, int64_t node)
-{
-    int64_t depth = 0;
-    for (; node >= 0; node = segment->parents[node]) depth++;
-    return depth;
-}
-
-/* Position of a row: how many keys come before its own. */
-INLINE int64_t position_of(const Segment *segment, int64_t row)
-{
-    if (row < segment->pending) return segment->start + row;
-    return segment->start + segment->pending - 1 + depth_of(segment, row - segment->pending);
-}
-
-/* Slots of the keys at positions from..position of a row's path, `from` on. */
-static void path_slots(const Segment *segment, int64_t row, int64_t from, int64_t position, int64_t *slots)
-{
-    int64_t base = segment->start + segment->pending, node = row - segment->pending;
-    for (int64_t p = position; p >= from; p--) {
-        slots[p - from] = p < base ? p : base + node;
-        if (p >= base) node = segment->parents[node];
-    }
-}
 
 /* Scores of `count` queries from `first` on against STRIP keys. */
 INLINE void score_some(const int paired, const int count, const Work *work, const uint32_t *columns, int64_t first,
@@ -179,16 +143,25 @@ INLINE void hide(float *scores, int64_t from, int64_t to)
     for (int64_t key = from; key < to; key++) scores[key] = -__builtin_inff();
 }
 
-/* Scores of one query to weights that sum to what is returned, in the activation type, in place. */
-static float soften(float *scores, int64_t columns, int form)
+INLINE void cap_scores(const Work *work, int64_t first, int64_t last, int64_t from, int64_t to)
 {
-    vf most = load(scores), total = {0};
-    for (int64_t key = LANES; key < columns; key += LANES) {
+    for (int64_t q = first; work->cap > 0 && q < last; q++)
+        for (int64_t key = from; key < to; key += LANES) {
+            float *at = work->scores + q * work->columns + key;
+            store(at, bounded(load(at), work->cap));
+        }
+}
+
+/* Scores of one query, from column `from` on, to weights that sum to what is returned, in the activation type, in place. */
+static float soften(float *scores, int64_t from, int64_t columns, int form)
+{
+    vf most = load(scores + from), total = {0};
+    for (int64_t key = from + LANES; key < columns; key += LANES) {
         vf here = load(scores + key);
         most = choose(here > most, here, most);
     }
     vf shift = splat(largest(most));
-    for (int64_t key = 0; key < columns; key += LANES) {
+    for (int64_t key = from; key < columns; key += LANES) {
         vf weight = exponential(load(scores + key) - shift);
         total += weight;
         store_as(form, scores, key, weight);
@@ -303,16 +276,6 @@ static void mix_keys(const Work *work, int64_t first, int64_t last, int64_t from
     }
 }
 
-/* A prefix stands behind the keys of a tile's longest path, where a vector of them begins. */
-INLINE int64_t prefix_column(int64_t keys) { return up_to(keys, LANES); }
-
-/* The first row of a tile that sees the segment's prefix. */
-INLINE int64_t first_seer(const Segment *segment, const Tile *tile)
-{
-    int64_t first = segment->pending + segment->nodes - (segment->prefix ? segment->seers : 0);
-    return first < tile->from ? tile->from : first > tile->to ? tile->to : first;
-}
-
 /* The work with a prefix in place of the sequence's own keys; `pages` stands for it, and `slots` are those of its keys. */
 static Work work_on_prefix(const Work *work, Segment *pages, int64_t *slots)
 {
@@ -333,6 +296,7 @@ static void score_prefix(const Work *work, int64_t first, int64_t *slots)
     Work own = work_on_prefix(work, &pages, slots);
     int64_t end = work->before + work->segment->prefix->keys;
     score_keys(&own, first, work->count, work->before, end, slots);
+    cap_scores(work, first, work->count, work->before, end);
     for (int64_t q = first; q < work->count; q++) hide(work->scores + q * work->columns, end, work->columns);
 }
 
@@ -343,34 +307,45 @@ static void mix_prefix(const Work *work, int64_t first, int64_t *slots)
     mix_keys(&own, first, work->count, work->before, work->before + work->segment->prefix->keys, slots);
 }
 
+/* Scores of the keys from..shared that all queries of a tile see, then of those that a row sees alone; the others hidden. */
+static void score_tile(const Work *work, const Tile *tile, int nodes, int64_t from, int64_t shared, int64_t *slots)
+{
+    int64_t group = work->heads.group;
+    score_keys(work, 0, work->count, from, shared, 0);
+    cap_scores(work, 0, work->count, from, shared);
+    for (int64_t row = tile->from, first = 0; row < tile->to; row++, first += group) {
+        int64_t limit = limit_of(work->segment, row), begin = first_of(work->segment, work->window, row);
+        if (nodes) {
+            path_slots(work->segment, row, shared, limit, slots);
+            score_keys(work, first, first + group, shared, limit, slots);
+            cap_scores(work, first, first + group, shared, limit);
+        }
+        for (int64_t q = first; q < first + group; q++) {
+            hide(work->scores + q * work->columns, from, begin);
+            hide(work->scores + q * work->columns, limit, work->columns);
+        }
+    }
+}
+
 /* What the rows of a tile see alike, then for nodes what each sees alone, and for some the prefix. `slots` has room for
  * a path, and for the prefix. */
 static void attend_tile(const Work *work, const Tile *tile, int64_t *slots)
 {
     const Segment *segment = work->segment;
-    int64_t group = work->heads.group, rows = tile->to - tile->from;
+    int64_t group = work->heads.group, seers = (first_seer(segment, tile) - tile->from) * group;
     int nodes = tile->from >= segment->pending && segment->nodes > 0;
-    int64_t base = segment->start + segment->pending, seers = (first_seer(segment, tile) - tile->from) * group;
-    int64_t shared = nodes ? base / LANES * LANES : position_of(segment, tile->to - 1) + 1;
+    int64_t shared = shared_to(segment, tile, nodes), from = shared_from(segment, tile, work->window, STRIP > PAGE ? STRIP : PAGE, shared);
     float totals[MOST_ROWS * 64];
-    score_keys(work, 0, work->count, 0, shared, 0);
-    for (int64_t row = 0; row < rows; row++) {
-        int64_t position = position_of(segment, tile->from + row), first = row * group, last = first + group;
-        if (nodes) {
-            path_slots(segment, tile->from + row, shared, position, slots);
-            score_keys(work, first, last, shared, position + 1, slots);
-        }
-        for (int64_t q = first; q < last; q++) hide(work->scores + q * work->columns, position + 1, work->columns);
-    }
+    score_tile(work, tile, nodes, from, shared, slots);
     if (seers < work->count) score_prefix(work, seers, slots);
     for (int64_t q = 0; q < work->count; q++)
-        totals[q] = soften(work->scores + q * work->columns, work->columns, form_of(work->heads.bf16));
+        totals[q] = soften(work->scores + q * work->columns, from, work->columns, form_of(work->heads.bf16));
     memset(work->mixed, 0, (size_t)(work->count * (work->heads.head_dim + LANES)) * 4);
-    mix_keys(work, 0, work->count, 0, shared, 0);
-    for (int64_t row = 0; nodes && row < rows; row++) {
-        int64_t position = position_of(segment, tile->from + row);
-        path_slots(segment, tile->from + row, shared, position, slots);
-        mix_keys(work, row * group, (row + 1) * group, shared, position + 1, slots);
+    mix_keys(work, 0, work->count, from, shared, 0);
+    for (int64_t row = tile->from, first = 0; nodes && row < tile->to; row++, first += group) {
+        int64_t limit = limit_of(segment, row);
+        path_slots(segment, row, shared, limit, slots);
+        mix_keys(work, first, first + group, shared, limit, slots);
     }
     if (seers < work->count) mix_prefix(work, seers, slots);
     for (int64_t q = 0; q < work->count; q++)

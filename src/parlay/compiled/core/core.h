@@ -18,10 +18,18 @@ typedef struct {
     int64_t in, out, kind; /* the number of their format: ggml's, as in GGUF files */
 } Linear;
 
+enum { SILU = 0, GELU_TANH = 1 }; /* of gates: x * sigmoid(x), and its approximation of x * Phi(x) by tanh */
+
 typedef struct {
     Linear query, key, value, out, gate, up, down;
-    const float *attention_norm, *feed_forward_norm; /* [hidden] */
-    const float *qk_norm;                            /* [heads + kv_heads][head_dim], or null */
+    const float *attention_norm, *feed_forward_norm;         /* [hidden]: of what sub-layers read; the first may be null */
+    const float *attention_out_norm, *feed_forward_out_norm; /* [hidden] or null: of what they give, before it is added */
+    const float *qk_norm;                                    /* [heads + kv_heads][head_dim], or null */
+    const float *rotations;                                  /* [positions][2][head_dim / 2]: cosines, sines */
+    double scale;       /* queries are multiplied by it */
+    double score_cap;   /* a score s becomes cap * tanh(s / cap); 0: stays as it is */
+    int64_t window;     /* a row sees the last so many keys of its path; 0: all */
+    int64_t activation; /* of gates */
 } Layer;
 
 typedef struct {
@@ -35,7 +43,8 @@ typedef struct {
                                * by it, before the normed hidden state. Its products read 2 * hidden numbers then. */
     int64_t raw_tap; /* 1: the last tap holds what leaves the last layer, before the norm */
     Linear head;
-    const float *rotations; /* [positions][2][head_dim / 2]: cosines, sines */
+    double embedding_scale; /* embeddings are multiplied by it */
+    double logit_cap;       /* a logit x becomes cap * tanh(x / cap); 0: stays as it is */
 } Model;
 
 /* Keys and values that have no position, in pages as a sequence's. */
@@ -45,14 +54,15 @@ typedef struct {
 } Prefix;
 
 /* Rows of one sequence: `pending` tokens, then the nodes of a tree below the last of them. Those before `base` ran
- * before and are only read; the others run, row i as row begin + i of the batch. The last `seers` see a prefix, too. */
+ * before and are only read; the others run, row i as row begin + i of the batch. The last `seers` see a prefix, too.
+ * The last `together` are a chain: each sees all that the last of them sees. */
 typedef struct {
     char *const *pages; /* of PAGE tokens each; row i of the segment is token start + i of its sequence */
     int64_t pitch;      /* bytes from one [PAGE][head_dim] to the next in a page, which is [layers][2][kv_heads] of them */
     int64_t start, pending, nodes, base, begin;
     const int32_t *parents; /* per node; -1: the last pending row */
     const Prefix *prefix;
-    int64_t seers;
+    int64_t seers, together;
 } Segment;
 
 /* A row that begins within the model: what the batch's inputs say of it, and x + up(down(x)) of the anchor's state x. */

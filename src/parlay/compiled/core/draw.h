@@ -13,7 +13,7 @@
 #define TRIES 8           /* tokens of which one mostly stays */
 #define MOST_K 256        /* largest top-k; rows are shorter, or the sampler decides */
 #define CLOSE 3e-5        /* far more than sums of weights differ by, as a share of them */
-#define STRIP (64 * LANES) /* weights that are summed in float32 */
+#define SUMMED (64 * LANES) /* weights that are summed in float32 */
 #define UNDECIDED (-1)
 
 typedef struct {
@@ -69,8 +69,8 @@ INLINE void weigh_some(const Row *row, int64_t at, int64_t count, float than, in
 
 static void weigh(const Row *row, int64_t from, int64_t to, float than, int equal, Before *before)
 {
-    for (int64_t strip = from; strip < to; strip += STRIP) {
-        int64_t end = strip + STRIP < to ? strip + STRIP : to;
+    for (int64_t strip = from; strip < to; strip += SUMMED) {
+        int64_t end = strip + SUMMED < to ? strip + SUMMED : to;
         vi counts = {0};
         vf weights = {0};
         for (int64_t i = strip; i < end; i += LANES)

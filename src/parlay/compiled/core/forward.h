@@ -1,44 +1,12 @@
-/* One forward: a job of the pool. A phase of it ends wherever a thread reads what others wrote.
+/* One forward: a job of the pool.
  *
  * Sub-layers are numbered: 2 * layer is its attention, 2 * layer + 1 its feed-forward.
  */
 #ifndef PARLAY_FORWARD_H
 #define PARLAY_FORWARD_H
 
-#include "pool.h"
+#include "phases.h"
 #include "rows.h"
-
-#define FEW_NUMBERS 8192    /* of rows: one thread is done with them before it could share them out */
-#define PIECES 32           /* of a product, for each thread */
-#define LEAST_WEIGHTS 65536 /* numbers that a piece reads: to claim one takes as long as reading some thousands */
-#define MOST_RESULTS 65536  /* numbers of one piece: they should stay in the second-level cache */
-
-/* A forward as one thread sees it. */
-typedef struct {
-    const Model *model;
-    const Batch *batch;
-    const Space *space;
-    Member *me;
-    int64_t rows, tiles; /* that run in this layer; tiles of attention */
-    int64_t all_tiles;   /* when late rows have joined */
-    int64_t here, next; /* the sub-layer that runs, and the one that runs after it, past the last: the head */
-} Pass;
-
-/* A part of the work on rows, which are cut into `parts`. */
-typedef void Step(const Pass *pass, int64_t part, int64_t parts);
-
-typedef struct {
-    const Pass *pass;
-    Step *step;
-    int64_t parts;
-} RowsTask;
-
-typedef struct {
-    RowsTask after; /* what is made of the outputs once they are all there */
-    Product product;
-    int64_t rows, threads, panels;
-    int64_t unit, each, pieces; /* panels of a unit, and of a piece, in whole units; pieces of each thread's panels */
-} ProductTask;
 
 /* In which forms products want the rows that they share. */
 static int forms(const Linear *const linear[3])
@@ -62,7 +30,8 @@ static Product gates(const Pass *pass, int64_t layer)
                      .x = pass->space->normed,
                      .ending = GATE,
                      .gated = &pass->space->gated,
-                     .wanted = format_of(&own->down)->input};
+                     .wanted = format_of(&own->down)->input,
+                     .activation = own->activation};
 }
 
 static int64_t sublayers(const Pass *pass) { return 2 * pass->model->layers; }
@@ -134,100 +103,18 @@ static void begin(const Pass *pass, int64_t part, int64_t parts)
     embed(pass->model, pass->batch, pass->space, rows * part / parts, rows * (part + 1) / parts);
 }
 
+static void add_outputs(const Pass *pass, int64_t part, int64_t parts)
+{
+    const Layer *layer = &pass->model->layer[pass->here / 2];
+    const float *weight = pass->here % 2 ? layer->feed_forward_out_norm : layer->attention_out_norm;
+    for (int64_t row = pass->rows * part / parts; row < pass->rows * (part + 1) / parts; row++)
+        add_normed(pass->model, pass->space, weight, row);
+}
+
 static void prepare_attention(const Pass *pass, int64_t part, int64_t parts)
 {
     int64_t rows = pass->rows;
     prepare(pass->model, pass->batch, pass->space, pass->here / 2, rows * part / parts, rows * (part + 1) / parts);
-}
-
-static void commit_rows(const void *own, int64_t piece, Member *me)
-{
-    const RowsTask *task = own;
-    (void)me;
-    task->step(task->pass, piece, task->parts);
-}
-
-static void close_with_rows(const void *own)
-{
-    const RowsTask *task = own;
-    task->step(task->pass, 0, 1);
-}
-
-static int has_few_rows(const Pass *pass) { return pass->batch->rows * pass->model->hidden <= FEW_NUMBERS; }
-
-/* A step as a phase of its own. */
-static int run_rows(const Pass *pass, Step *step)
-{
-    int64_t most = 4 * pass->me->count, rows = pass->batch->rows;
-    RowsTask task = {pass, step, has_few_rows(pass) ? 1 : rows < most ? rows : most};
-    Phase phase = {.pieces = task.parts, .commit = commit_rows, .task = &task};
-    return parlay_pool_phase(pass->me, &phase);
-}
-
-/* --------------------------------------------------------------------------------------------------------- products */
-
-/* Gates stay in whole units. Other products may cut one, so that threads have even shares. */
-static int64_t whole_panels(const ProductTask *task) { return task->product.ending == GATE ? task->unit : 1; }
-
-static int64_t first_of_thread(const ProductTask *task, int64_t thread)
-{
-    int64_t whole = whole_panels(task), panel = (task->panels + whole - 1) / whole * thread / task->threads * whole;
-    return panel < task->panels ? panel : task->panels;
-}
-
-static int64_t first_panel(const ProductTask *task, int64_t piece)
-{
-    int64_t thread = piece / task->pieces, panel = first_of_thread(task, thread) + piece % task->pieces * task->each;
-    int64_t end = first_of_thread(task, thread + 1);
-    return panel < end ? panel : end;
-}
-
-static void compute_product(const void *own, int64_t piece, Member *me)
-{
-    const ProductTask *task = own;
-    int64_t first = first_panel(task, piece), count = first_panel(task, piece + 1) - first;
-    float *sums = (float *)parlay_pool_private(me, (size_t)(task->each * PANEL * task->rows) * 4);
-    multiply_panels(&task->product, task->rows, first, count, sums);
-}
-
-static void commit_product(const void *own, int64_t piece, Member *me)
-{
-    const ProductTask *task = own;
-    int64_t first = first_panel(task, piece), count = first_panel(task, piece + 1) - first;
-    finish_panels(&task->product, task->rows, first, count, (const float *)me->private);
-}
-
-static int64_t panels_of_piece(const ProductTask *task)
-{
-    int64_t each = task->panels / task->threads / PIECES, few = LEAST_WEIGHTS / (PANEL * task->product.linear[0]->in);
-    int64_t most = MOST_RESULTS / (PANEL * (task->rows > 0 ? task->rows : 1)), least = 2 * task->panels / MOST_PIECES + 1;
-    if (each < few) each = few;
-    if (each > most) each = most;
-    if (each < least) each = least;
-    return (each + task->unit - 1) / task->unit * task->unit;
-}
-
-/* Of the thread that has most. */
-static int64_t pieces_of_thread(const ProductTask *task)
-{
-    int64_t whole = whole_panels(task), units = (task->panels + whole - 1) / whole;
-    return ((units + task->threads - 1) / task->threads * whole + task->each - 1) / task->each;
-}
-
-/* A product of so many rows, then `after`, which may be null: by whoever ends the product where it is done at once. */
-static int run_product(const Pass *pass, Product product, int64_t rows, Step *after)
-{
-    int64_t few = has_few_rows(pass);
-    ProductTask task = {{pass, after, 1}, product, rows, pass->me->count, panels_of_product(&product), unit_of(&product)};
-    task.each = panels_of_piece(&task);
-    task.pieces = pieces_of_thread(&task);
-    Phase phase = {.pieces = task.threads * task.pieces,
-                   .compute = compute_product,
-                   .commit = commit_product,
-                   .close = after && few ? close_with_rows : 0,
-                   .task = &task,
-                   .detached = 1};
-    return parlay_pool_phase(pass->me, &phase) && (!after || few || run_rows(pass, after));
 }
 
 /* -------------------------------------------------------------------------------------------------------- attention */
@@ -237,14 +124,15 @@ static Work work_of(const Pass *pass, const Tile *tile, int64_t thread, const ui
 {
     const Model *model = pass->model;
     const Space *space = pass->space;
+    const Layer *layer = &model->layer[pass->here / 2];
     const Segment *segment = &pass->batch->segment[tile->segment];
     int64_t dim = model->head_dim, group = group_of(model), most = queries_of_tile(model, space->columns), longest = 0;
     const int64_t words = words_of_query(&space->heads);
     char *own = space->threads + thread * space->thread_bytes;
     int64_t keys = first_seer(segment, tile) < tile->to ? segment->prefix->keys : 0;
     for (int64_t row = tile->from; row < tile->to; row++) {
-        int64_t position = position_of(segment, row);
-        longest = position > longest ? position : longest;
+        int64_t limit = limit_of(segment, row);
+        longest = limit > longest ? limit : longest;
         for (int64_t i = 0; i < group; i++)
             queries[(row - tile->from) * group + i] =
                 space->queries + ((segment->begin + row) * model->heads + tile->head * group + i) * words;
@@ -257,9 +145,11 @@ static Work work_of(const Pass *pass, const Tile *tile, int64_t thread, const ui
                   .queries = queries,
                   .count = (tile->to - tile->from) * group,
                   .scores = (float *)own,
-                  .columns = up_to(prefix_column(longest + 1) + keys, STRIP) + STRIP,
-                  .before = prefix_column(longest + 1),
-                  .mixed = (float *)(own + line(most * space->columns * 4))};
+                  .columns = up_to(prefix_column(longest) + keys, STRIP) + STRIP,
+                  .before = prefix_column(longest),
+                  .mixed = (float *)(own + line(most * space->columns * 4)),
+                  .window = layer->window,
+                  .cap = (float)layer->score_cap};
 }
 
 static void compute_tile(const void *own, int64_t piece, Member *me)
@@ -318,25 +208,31 @@ static int leaves_keys_alone(const Pass *pass)
     return pass->here == sublayers(pass) - 2 && !pass->batch->wanted && !pass->batch->taps;
 }
 
+/* The last product of a sub-layer, whose outputs join the hidden state: normed before, where there is a norm for that. */
+static int run_last(const Pass *pass, const Linear *last, Inputs x, const float *norm)
+{
+    Product product = {{last}, x, norm ? KEEP : ADD, norm ? pass->space->given : pass->space->hidden, pass->model->hidden};
+    return norm ? run_product(pass, product, pass->rows, add_outputs) && run_rows(pass, enter_next)
+                : run_product(pass, product, pass->rows, enter_next);
+}
+
 static int run_attention(const Pass *pass)
 {
     const Model *model = pass->model;
-    const Linear *last = &model->layer[pass->here / 2].out;
+    const Layer *layer = &model->layer[pass->here / 2];
     int64_t rows = pass->rows, tiles = pass->tiles < MOST_PIECES ? pass->tiles : MOST_PIECES;
-    Product out = {{last}, pass->space->normed, ADD, pass->space->hidden, model->hidden};
     Phase attention = {.pieces = tiles, .compute = compute_tile, .commit = commit_tiles, .task = pass};
-    int apart = format_of(last)->input == CODES && model->head_dim % BLOCK;
+    int apart = format_of(&layer->out)->input == CODES && model->head_dim % BLOCK;
     return run_product(pass, attention_inputs(pass, pass->here / 2), rows, prepare_attention) &&
            parlay_pool_phase(pass->me, &attention) && (!apart || run_rows(pass, put_mixed_codes)) &&
-           run_product(pass, out, rows, enter_next);
+           run_last(pass, &layer->out, pass->space->normed, layer->attention_out_norm);
 }
 
 static int run_feed_forward(const Pass *pass)
 {
-    const Linear *last = &pass->model->layer[pass->here / 2].down;
-    Product down = {{last}, pass->space->gated, ADD, pass->space->hidden, pass->model->hidden};
+    const Layer *layer = &pass->model->layer[pass->here / 2];
     return run_product(pass, gates(pass, pass->here / 2), pass->rows, 0) &&
-           run_product(pass, down, pass->rows, enter_next);
+           run_last(pass, &layer->down, pass->space->gated, layer->feed_forward_out_norm);
 }
 
 /* All of a forward, as one thread walks through it. 0: the job has ended meanwhile. */
@@ -355,6 +251,7 @@ static int run_forward(Pass pass)
     }
     if (!goes_on || !pass.batch->wanted) return goes_on;
     Product head = {{&pass.model->head}, pass.space->normed, KEEP, pass.batch->logits, pass.model->vocab};
+    head.cap = (float)pass.model->logit_cap;
     return run_product(&pass, head, pass.batch->wanted, 0);
 }
 

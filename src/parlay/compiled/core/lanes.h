@@ -159,6 +159,13 @@ INLINE vf exponential(vf x)
 #endif
 }
 
+/* cap * tanh(x / cap), to about 1e-7 of the cap. */
+INLINE vf bounded(vf x, float cap)
+{
+    vf twice = x * (2.0f / cap);
+    return cap - (2.0f * cap) / (1.0f + exponential(choose(twice > 40.0f, splat(40.0f), twice)));
+}
+
 /* columns[i] lane j = words[i] of row j, for i < words. */
 #if defined(__AVX512F__)
 INLINE void transpose_16(const uint32_t *const rows[16], int64_t from, __mmask16 mask, uint32_t *columns)

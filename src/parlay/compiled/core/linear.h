@@ -13,8 +13,8 @@ typedef struct {
     int64_t stride, rows;
 } Inputs;
 
-/* What becomes of the outputs of a product: they are put, or added to what is there, or two products make silu(first) *
- * second, which enters a third. */
+/* What becomes of the outputs of a product: they are put, or added to what is there, or two products make activation(first)
+ * * second, which enters a third. */
 typedef enum { KEEP, ADD, GATE } Ending;
 
 /* What a thread needs to compute sums is here or lives as long as the model, for it may come late to its piece. */
@@ -26,6 +26,8 @@ typedef struct {
     int64_t stride;
     const Inputs *gated;
     int wanted; /* forms of it */
+    int64_t activation;
+    float cap; /* of what is put: see bounded; 0: none */
 } Product;
 
 typedef struct {
@@ -131,12 +133,13 @@ INLINE void put_outputs(const Product *to, const Panel *panel, int64_t row, cons
 {
     float *y = to->y + row * to->stride + panel->column;
     int64_t left = panel->linear->out - panel->index * PANEL;
-    if (left >= PANEL) {
+    if (left >= PANEL && to->cap == 0) {
         UNROLL for (int b = 0; b < BLOCKS; b++)
             store(y + b * LANES, to->ending == ADD ? load(y + b * LANES) + outputs[b] : outputs[b]);
     } else {
         float last[PANEL];
-        for (int b = 0; b < BLOCKS; b++) store(last + b * LANES, outputs[b]);
+        if (left > PANEL) left = PANEL;
+        for (int b = 0; b < BLOCKS; b++) store(last + b * LANES, to->cap == 0 ? outputs[b] : bounded(outputs[b], to->cap));
         for (int64_t i = 0; i < left; i++) y[i] = to->ending == ADD ? y[i] + last[i] : last[i];
     }
 }
@@ -161,6 +164,13 @@ INLINE void put_codes(const Inputs *inputs, int wanted, int64_t row, int64_t fro
                  inputs->rows);
 }
 
+/* silu: x / (1 + exp(-x)). The approximation of gelu has 2 sqrt(2 / pi) (x + 0.044715 x^3) in the place of that x. */
+INLINE vf activate(int64_t activation, vf x)
+{
+    vf inner = activation == GELU_TANH ? (x + x * x * x * 0.044715f) * 1.59576912f : x;
+    return x / (1.0f + exponential(choose(inner < -87.0f, splat(87.0f), -inner)));
+}
+
 /* Gates and their ups, then the codes of what they make: `count` panels are whole units. */
 static void finish_gates(const Product *to, int64_t rows, int64_t first, int64_t count, const float *sums)
 {
@@ -170,10 +180,9 @@ static void finish_gates(const Product *to, int64_t rows, int64_t first, int64_t
             vf gates[BLOCKS], ups[BLOCKS];
             load_outputs(&gate, sums + (i * rows + row) * PANEL, gates);
             load_outputs(&up, sums + ((i + 1) * rows + row) * PANEL, ups);
-            UNROLL for (int b = 0; b < BLOCKS; b++) {
-                vf e = exponential(choose(gates[b] < -87.0f, splat(87.0f), -gates[b]));
-                put_input(to->gated, to->wanted, row, gate.column + b * LANES, gates[b] / (1.0f + e) * ups[b]);
-            }
+            UNROLL for (int b = 0; b < BLOCKS; b++)
+                put_input(to->gated, to->wanted, row, gate.column + b * LANES,
+                          activate(to->activation, gates[b]) * ups[b]);
         }
     }
     for (int64_t row = 0; row < rows; row++)

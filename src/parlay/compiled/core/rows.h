@@ -58,10 +58,13 @@ static void embed(const Model *model, const Batch *batch, const Space *space, in
     const Linear *embedding = &model->embedding;
     for (int64_t row = from; row < to; row++) {
         float *out = space->hidden + row * model->hidden;
-        if (batch->inputs)
+        if (batch->inputs) {
             memcpy(out, batch->inputs + row * model->hidden, (size_t)model->hidden * 4);
-        else
-            format_of(embedding)->read(embedding->panels, batch->ids[row], model->hidden, out);
+            continue;
+        }
+        format_of(embedding)->read(embedding->panels, batch->ids[row], model->hidden, out);
+        if (model->embedding_scale != 1)
+            for (int64_t i = 0; i < model->hidden; i++) out[i] *= (float)model->embedding_scale;
     }
 }
 
@@ -81,6 +84,14 @@ INLINE void join_row(const Model *model, const Space *space, const Joining *join
         low += sum(products);
         for (int64_t i = 0; i < model->hidden; i++) out[i] += up[i] * low;
     }
+}
+
+/* What a sub-layer gave, normed, joins the hidden state. */
+INLINE void add_normed(const Model *model, const Space *space, const float *weight, int64_t row)
+{
+    float *given = space->given + row * model->hidden, *out = space->hidden + row * model->hidden;
+    norm_row(given, model->hidden, (float)(model->hidden * model->eps), weight, 0, given);
+    for (int64_t i = 0; i < model->hidden; i++) out[i] += given[i];
 }
 
 /* Pairs (i, i + D/2) of a head turn by the row's position (Su et al. 2021). */
@@ -109,10 +120,11 @@ static void prepare_row(const Model *model, const Segment *segment, const Space 
 {
     int64_t dim = model->head_dim, half = dim / 2, heads = model->heads, size = dim * (model->bf16 ? 2 : 4);
     int64_t slot = segment->start + row, flat = segment->begin + row;
-    const float *norms = model->layer[layer].qk_norm, *rotations = model->rotations + position_of(segment, row) * dim;
+    const Layer *own = &model->layer[layer];
+    const float *norms = own->qk_norm, *rotations = own->rotations + position_of(segment, row) * dim;
     float *x = space->qkv + flat * space->qkv_stride;
     const int64_t words = words_of_query(&space->heads);
-    const float floor = (float)(dim * model->eps), scale = 1.0f / __builtin_sqrtf((float)dim);
+    const float floor = (float)(dim * model->eps), scale = (float)own->scale;
     for (int64_t head = 0; head < heads + model->kv_heads; head++, x += dim) {
         if (norms) norm_row(x, dim, floor, norms + head * dim, 0, x);
         if (head < heads)

@@ -13,6 +13,7 @@ typedef struct {
     Inputs normed;    /* of as many rows as there are or want logits, whichever is more */
     Inputs gated;
     float *qkv;       /* [rows][qkv_stride] */
+    float *given;     /* [rows][hidden]: what a sub-layer gives, where it is normed before it is added */
     uint32_t *queries; /* [rows][heads * query words] */
     Tile *tiles;
     char *threads;    /* per thread: scores, mixed values, slots of a path */
@@ -27,6 +28,13 @@ static int64_t queries_of_tile(const Model *model, int64_t columns)
 {
     int64_t rows = MOST_SCORES / columns / group_of(model);
     return (rows < 1 ? 1 : rows > MOST_ROWS ? MOST_ROWS : rows) * group_of(model);
+}
+
+INLINE int norms_outputs(const Model *model)
+{
+    for (int64_t i = 0; i < model->layers; i++)
+        if (model->layer[i].attention_out_norm || model->layer[i].feed_forward_out_norm) return 1;
+    return 0;
 }
 
 /* Products read some rows more than there are. */
@@ -58,6 +66,7 @@ static Space lay_out(const Model *model, int64_t rows, int64_t wanted, int64_t l
     s.normed = lay_out_inputs(rows > wanted ? rows : wanted, mixed, &at);
     s.gated = lay_out_inputs(rows, model->ffn, &at);
     s.qkv = (float *)at, at += line(rows * s.qkv_stride * 4);
+    s.given = (float *)at, at += norms_outputs(model) ? line(rows * model->hidden * 4) : 0;
     s.queries = (uint32_t *)at, at += line(rows * model->heads * words_of_query(&s.heads) * 4);
     s.tiles = (Tile *)at, at += line((rows + segments) * model->kv_heads * (int64_t)sizeof(Tile));
     s.threads = at, at += threads * s.thread_bytes;

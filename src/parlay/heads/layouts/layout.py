@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from parlay.heads.artefact import BadHead, HeadArtefact
-from parlay.models.config import DecoderConfig, config_of
+from parlay.models.config import DecoderConfig
+from parlay.models.families.reading import config_of
 from parlay.types import ParlayError
 
 Json = Mapping[str, Any]
@@ -94,6 +95,8 @@ def decoder_layer(foreign: Foreign, said: Json, target: TargetShape, architectur
         layer = config_of(foreign.folder, said, architecture)
     except ParlayError as error:
         raise BadHead(f"{foreign.folder}: {str(error).removeprefix(f'{foreign.folder}: ')}") from error
+    if layer.layers:
+        raise BadHead(f"{foreign.folder}: the head's layers are not Llama's (sliding windows, say): they can't be run")
     biased = any(name.endswith("q_proj.bias") for name in foreign.tensors)
     return replace(
         layer, max_context=max(layer.max_context, target.max_context), qkv_bias=biased, num_layers=target.num_layers

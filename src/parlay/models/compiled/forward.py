@@ -13,7 +13,7 @@ from parlay.compiled.library import NotLoaded, load
 from parlay.models.compiled.growing import GrownTrees, Room, TreeRequests
 from parlay.models.compiled.layout import BatchLayout, Prefixes, lay_out, lay_out_texts
 from parlay.models.compiled.weights import Packed, Weights, nobody
-from parlay.models.config import DecoderConfig
+from parlay.models.config import DecoderConfig, RopeConfig
 from parlay.models.forward import (
     ForwardBatch,
     ForwardOutput,
@@ -25,7 +25,7 @@ from parlay.models.forward import (
     with_features,
 )
 from parlay.models.fused import Operand, stored_as
-from parlay.models.rope import inverse_frequencies
+from parlay.models.rope import cosines_and_sines
 from parlay.system import threads
 from parlay.types import Exactness, Skip
 
@@ -73,7 +73,8 @@ class CompiledForward:
         self._space, self._growing = Room(self._core), Room(self._core)
         self._start = 0  # of the space
         self._roomy: set[tuple[int, ...]] = set()
-        self._rotations = torch.empty(0, 2, config.head_dim // 2)
+        self._rotations: dict[RopeConfig | None, Tensor] = {}
+        self._reached = 0  # positions that have rotations
         self._reach(256)
         lanes = self._core.name.decode().replace("_", " ")
         stored = stored_as(weights)
@@ -204,12 +205,16 @@ class CompiledForward:
 
     def _reach(self, positions: int) -> None:
         """Make rotations of so many positions available: cosines and sines ``[positions, 2, D/2]``."""
-        if positions <= len(self._rotations):
+        if positions <= self._reached:
             return
-        frequencies = inverse_frequencies(self._config.rope, self._config.head_dim)
-        angles = torch.outer(torch.arange(max(positions, 2 * len(self._rotations))).float(), frequencies)
-        self._rotations = torch.stack((angles.cos(), angles.sin()), 1) * self._config.rope.attention_factor
-        self._model.rotations = self._rotations.data_ptr()
+        self._reached = max(positions, 2 * self._reached)
+        forms = self._config.forms
+        self._rotations = {
+            rope: cosines_and_sines(rope, self._config.head_dim, self._reached)
+            for rope in {form.rope for form in forms}
+        }
+        for layer, form in zip(self._model.layer[: len(forms)], forms, strict=True):
+            layer.rotations = self._rotations[form.rope].data_ptr()
 
 
 def _seen_besides(work: ForwardBatch) -> int:

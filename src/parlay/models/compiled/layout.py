@@ -101,7 +101,7 @@ def lay_out(work: ForwardBatch, prefixes: Prefixes) -> BatchLayout:
 def lay_out_texts(places: Sequence[Rows]) -> ctypes.Array[structs.SegmentStruct]:
     """Segments of pending tokens alone, which all run and read nothing besides."""
     laid, begin = (structs.SegmentStruct * len(places))(), 0
-    for at, (table, start, pending, _, _) in zip(laid, places, strict=True):
+    for at, (table, start, pending, *_) in zip(laid, places, strict=True):
         at.pages, at.pitch, at.start, at.pending, at.begin = table.address, table.pitch, start, pending, begin
         begin += pending
     return laid
@@ -120,12 +120,12 @@ def _spans(places: Sequence[Rows], late: dict[int, int]) -> list[_Span]:
 
 
 def _fill(at: structs.SegmentStruct, place: Rows, span: _Span, pointed: list[object]) -> None:
-    """What the structures point to joins ``pointed``."""
+    """Fill in one segment. Memory that its structure points to joins ``pointed``."""
     as_text = span.first == place.base and span.end == place.end and trees.is_chain(place.tree)
     nodes = 0 if as_text else max(0, span.end - place.pending)
     at.pages, at.pitch, at.start = place.table.address, place.table.pitch, place.start
     at.pending, at.nodes = span.end - nodes, nodes  # a chain is more of the text
-    at.base, at.begin = span.first, span.begin - span.first
+    at.base, at.begin, at.together = span.first, span.begin - span.first, place.together
     if nodes:
         parents = (ctypes.c_int32 * nodes)(*place.tree.parents[:nodes])
         at.parents = ctypes.addressof(parents)

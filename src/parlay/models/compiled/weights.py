@@ -12,7 +12,7 @@ from torch import Tensor
 
 from parlay.cache.buffers import zeros
 from parlay.compiled import structs
-from parlay.models.config import DecoderConfig
+from parlay.models.config import Activation, DecoderConfig, LayerForm
 from parlay.models.fused import FusedWeights, LayerWeights, Operand, as_tensor
 from parlay.models.quantize import Int8Weight
 from parlay.models.stored import Format, StoredTensor
@@ -21,6 +21,8 @@ from parlay.system import threads
 _INT8 = 24
 """The number of `Int8Weight` among the formats of stored weights: ggml's for int8."""
 _PLAIN = {torch.float32: Format.F32.number, torch.bfloat16: Format.BF16.number}
+_ACTIVATIONS: Mapping[Activation, int] = {"silu": 0, "gelu_tanh": 1}
+"""As core.h counts them."""
 _LINE = 64
 _PART = 1 << 22
 """Bytes of a file's blocks that a job packs, or one panel's."""
@@ -79,11 +81,11 @@ class Weights:
         del self._jobs
 
     def embed(self, ids: Sequence[int]) -> Tensor:
-        """Rows of the embedding as numbers, float32 ``[N, H]``."""
+        """Read the rows of these tokens as the first layer does, float32 ``[N, H]``."""
         rows_NH = torch.empty(len(ids), self._config.hidden_size)
         for row, token in zip(rows_NH, ids, strict=True):
             self._core.read(ctypes.byref(self.model.embedding), token, row.data_ptr())
-        return rows_NH
+        return rows_NH if self._config.embedding_scale == 1 else rows_NH * self._config.embedding_scale
 
     def __del__(self) -> None:
         self._core.rest()  # a late thread may still read them
@@ -91,7 +93,7 @@ class Weights:
     def _lay_out(self, fused: FusedWeights) -> structs.ModelStruct:
         config = self._config
         layers = (structs.LayerStruct * config.num_layers)(
-            *(self._layer(fused.layer(index)) for index in range(config.num_layers))
+            *(self._layer(fused.layer(index), form) for index, form in enumerate(config.forms))
         )
         head = self._linear(fused.head)
         return structs.ModelStruct(
@@ -110,9 +112,12 @@ class Weights:
             beside_norm=self._hold_any(fused.beside_norm),
             raw_tap=int(config.head is not None),
             head=head,
+            embedding_scale=config.embedding_scale,
+            logit_cap=config.logit_cap,
         )
 
-    def _layer(self, layer: LayerWeights) -> structs.LayerStruct:
+    def _layer(self, layer: LayerWeights, form: LayerForm) -> structs.LayerStruct:
+        out_norms = layer.out_norms or (None, None)
         query, key, value = (
             self._linear(weight, None if layer.qkv_bias is None else layer.qkv_bias[part])
             for part, weight in enumerate(layer.qkv)
@@ -127,7 +132,13 @@ class Weights:
             down=self._linear(layer.down),
             attention_norm=self._hold_any(layer.attention_norm),
             feed_forward_norm=self._hold(layer.mlp_norm),
+            attention_out_norm=self._hold_any(out_norms[0]),
+            feed_forward_out_norm=self._hold_any(out_norms[1]),
             qk_norm=self._hold_any(None if layer.qk_norm is None else self._by_head(*layer.qk_norm)),
+            scale=float(1 / torch.tensor(float(self._config.head_dim)).sqrt()) if form.scale is None else form.scale,
+            score_cap=form.score_cap,
+            window=form.window or 0,
+            activation=_ACTIVATIONS[form.activation],
         )
 
     def _by_head(self, query: Tensor, key: Tensor) -> Tensor:

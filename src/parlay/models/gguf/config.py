@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
-from parlay.models.config import DecoderConfig, RopeConfig, UnsupportedModel, yarn_attention_factor
+from parlay.models.config import DecoderConfig, RopeConfig, UnsupportedModel
+from parlay.models.families.family import Family
+from parlay.models.families.reading import yarn_attention_factor
+from parlay.models.families.table import GGUF_FAMILIES
 from parlay.models.gguf.reader import BadGguf, Strings, TensorInfo, Value
 from parlay.models.shapes import some
 
@@ -15,22 +17,6 @@ Tensors = Mapping[str, TensorInfo]
 _LARGEST = 1 << 31
 ROPE_FACTORS = "rope_freqs.weight"
 
-
-@dataclass(frozen=True, slots=True)
-class Family:
-    """``interleaved``: rows of queries and keys lie in pairs that turn together, where Hugging Face has halves."""
-
-    architecture: str
-    interleaved: bool = False
-    qk_norm: bool = False
-
-
-FAMILIES = {
-    "llama": Family("LlamaForCausalLM", interleaved=True),
-    "qwen2": Family("Qwen2ForCausalLM"),
-    "qwen3": Family("Qwen3ForCausalLM", qk_norm=True),
-}
-"""By ``general.architecture``. Mistral's models of this form call themselves llama."""
 
 _READ = frozenset(
     {
@@ -78,7 +64,7 @@ class _Keys:
         self._keys, self._prefix = keys, f"{architecture}."
 
     def names(self) -> dict[str, Value]:
-        """Those of the architecture, without its name."""
+        """Keys of the architecture, without its name."""
         start = len(self._prefix)
         return {key[start:]: value for key, value in self._keys.items() if key.startswith(self._prefix)}
 
@@ -111,11 +97,11 @@ def family_of(keys: Mapping[str, Value]) -> Family:
     name = keys.get("general.architecture")
     if not isinstance(name, str):
         raise BadGguf("the key general.architecture is missing")
-    if name not in FAMILIES:
+    if name not in GGUF_FAMILIES:
         raise UnsupportedModel(
-            f"architecture {name!r:.40}: of GGUF files the native decoder runs {', '.join(FAMILIES)}"
+            f"architecture {name!r:.40}: of GGUF files the native decoder runs {', '.join(GGUF_FAMILIES)}"
         )
-    return FAMILIES[name]
+    return GGUF_FAMILIES[name]
 
 
 def decoder_config(keys: Mapping[str, Value], tensors: Tensors, factors: tuple[float, ...]) -> DecoderConfig:
@@ -151,7 +137,7 @@ def decoder_config(keys: Mapping[str, Value], tensors: Tensors, factors: tuple[f
 
 
 def _head_counts(architecture: str, mine: _Keys) -> tuple[int, int]:
-    """Of queries, and of keys and values."""
+    """Count heads of queries, and of keys and values."""
     heads = mine.size("attention.head_count")
     kv_heads = mine.size("attention.head_count_kv", heads)
     if heads % kv_heads:

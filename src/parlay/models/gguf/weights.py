@@ -12,7 +12,8 @@ from torch import Tensor
 
 from parlay.models.config import DecoderConfig
 from parlay.models.dequantize import dense
-from parlay.models.gguf.config import ROPE_FACTORS, Family
+from parlay.models.families.family import Family
+from parlay.models.gguf.config import ROPE_FACTORS
 from parlay.models.gguf.reader import BadGguf, Header, TensorInfo
 from parlay.models.shapes import Weight, check_weights, weight_shapes
 from parlay.models.stored import StoredTensor
@@ -43,6 +44,7 @@ def load(parts: Sequence[Header], family: Family, config: DecoderConfig) -> dict
     Matrices are mapped, not read; rows of queries and keys that must change places do when they are read.
     Raises BadGguf, BadCheckpoint or UnsupportedModel, with the reason in one line.
     """
+    interleaved = family.gguf is not None and family.gguf.interleaved
     weights: dict[str, Weight] = {}
     for part in parts:
         for info, stored in _mapped(part):
@@ -50,7 +52,7 @@ def load(parts: Sequence[Header], family: Family, config: DecoderConfig) -> dict
                 continue
             name = _name(info.name)
             weight = _vector(stored) if len(info.shape) == 1 else stored
-            weights[name] = _halves(weight, config.head_dim) if family.interleaved and _TURNED.search(name) else weight
+            weights[name] = _halves(weight, config.head_dim) if interleaved and _TURNED.search(name) else weight
     expected = weight_shapes(config)
     check_weights(parts[0].path, expected, weights)
     return {name: weights[name] for name in expected}

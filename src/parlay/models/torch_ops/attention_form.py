@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -10,7 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from parlay.models.config import LayerForm
+from parlay.models.rope import Rope, Rotations
 from parlay.types import Prefix
+
+SERIAL = 32_768
+"""torch splits elementwise work of more elements between threads, in the middle of a row if need be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +36,32 @@ class Heads:
         return self.num_heads + 2 * self.num_kv_heads
 
 
+class LayerRopes:
+    """The rotations of each layer; layers of one form share them."""
+
+    def __init__(self, forms: Sequence[LayerForm], head_dim: int, dtype: torch.dtype, device: torch.device) -> None:
+        self._kinds = [(form.rope, form.scale) for form in forms]
+        self._ropes = {kind: Rope(kind[0], head_dim, dtype, device, kind[1]) for kind in self._kinds}
+
+    def at(self, positions_T: Tensor, last: int) -> list[Rotations]:
+        """For each layer those of these positions, int64, of which ``last`` is the largest."""
+        found = {kind: rope.at(positions_T, last) for kind, rope in self._ropes.items()}
+        return [found[kind] for kind in self._kinds]
+
+
+def capped(scores: Tensor, cap: float) -> Tensor:
+    """``cap`` * tanh(score / cap) of ``scores``, of any shape, in place where they are contiguous.
+
+    In parts that torch does not split between threads: at the end of a part its tanh rounds otherwise.
+    """
+    scores = scores.contiguous()
+    for part in torch.split(scores.view(-1), SERIAL // 2):
+        part.div_(cap).tanh_().mul_(cap)
+    return scores
+
+
 class SeenPrefix(NamedTuple):
-    """What the last ``rows`` rows of a segment see besides their path: keys and values ``[L, K, P, D]`` of each layer.
+    """Keys and values ``[L, K, P, D]`` that the last ``rows`` rows of a segment see besides their path, in each layer.
 
     Keys are in the order of rotations, which do not turn them.
     """

@@ -2,35 +2,48 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from parlay.cache import Rows
-from parlay.models.rope import Rope
-from parlay.models.torch_ops.attention import Attend, positions
-from parlay.models.torch_ops.attention_form import Heads, SeenPrefix
-from parlay.models.torch_ops.gathered import Gathered
-from parlay.types import Tree, trees
+from parlay.models.config import LayerForm
+from parlay.models.rope import Rotations
+from parlay.models.torch_ops.attention import Attend
+from parlay.models.torch_ops.attention_form import Heads, LayerRopes, SeenPrefix, capped
+from parlay.models.torch_ops.step_rows import StepRows
+from parlay.types import trees
 
 
 class MaskedAttention:
     """torch's scaled dot product attention; a tree is a mask. The last bits of a row may depend on the other rows."""
 
-    def __init__(self, heads: Heads, rope: Rope) -> None:
-        self._heads, self._rope = heads, rope
+    def __init__(self, heads: Heads, forms: Sequence[LayerForm], ropes: LayerRopes) -> None:
+        self._heads, self._forms, self._ropes = heads, forms, ropes
 
-    def gap(self, tree: Tree) -> int:
-        """Nodes follow the pending rows at once."""
-        return 0
-
-    def plan(self, rows: Gathered, place: Rows, begin: int, out: Tensor, prefix: SeenPrefix | None = None) -> Attend:
+    def plan(self, rows: StepRows, place: Rows, begin: int, out: Tensor, prefix: SeenPrefix | None = None) -> Attend:
         """How one segment attends, the same in every layer: rows from ``begin`` on, into ``out`` ``[T, K * G * D]``."""
-        turns = self._rope.at(positions(place))
         alone = len(out) == 1 and trees.is_chain(place.tree) and prefix is None
-        mask = None if alone else _mask(place, prefix).to(rows.buffer.device)
-        buffers = rows.buffer[:, :, :, : place.start + place.end].unbind(0)
-        return _MaskedPlan(self._heads, turns, mask=mask, buffers=buffers, begin=begin, out=out, prefix=prefix)
+        keys = place.start + place.end
+        windows = {form.window for form in self._forms}
+        masks = {
+            window: None
+            if alone and (window is None or window >= keys)
+            else _mask(place, prefix, window).to(rows.positions.device)
+            for window in windows
+        }
+        return _MaskedPlan(
+            self._heads,
+            rows,
+            rotations=self._ropes.at(rows.positions, rows.last),
+            masks=[masks[form.window] for form in self._forms],
+            caps=[form.score_cap for form in self._forms],
+            begin=begin,
+            out=out,
+            prefix=prefix,
+        )
 
 
 class _MaskedPlan:
@@ -42,51 +55,62 @@ class _MaskedPlan:
     def __init__(
         self,
         heads: Heads,
-        turns: tuple[Tensor, Tensor],
+        rows: StepRows,
         *,
-        mask: Tensor | None,
-        buffers: tuple[Tensor, ...],
+        rotations: Sequence[Rotations],
+        masks: Sequence[Tensor | None],
+        caps: Sequence[float],
         begin: int,
         out: Tensor,
         prefix: SeenPrefix | None,
     ) -> None:
-        """``mask`` is ``[T, S]``, ``out`` ``[T, K * G * D]``, and each layer's buffer ``[2, K, S, D]``.
-
-        With a prefix of P rows the mask is ``[T, P + S]``.
-
-        ``turns`` are ``[T, 1, 1, P]`` for queries and ``[T, 2, 1, P]`` for keys and values.
-        """
-        self._heads, self._mask, self._buffers, self._prefix = heads, mask, buffers, prefix
-        self._query_turns, self._kv_turns = turns
+        """Each layer has its mask ``[T, S]``, with a prefix of P rows ``[T, P + S]``; ``out`` is ``[T, K * G * D]``."""
+        self._heads, self._step, self._prefix = heads, rows, prefix
+        self._rotations, self._masks, self._caps = rotations, masks, caps
         self._rows = slice(begin, begin + len(out))
         self._out = out.view(len(out), heads.num_heads, heads.head_dim)
 
     def __call__(self, layer: int, qkv_NAP: Tensor) -> None:
-        heads, buffer = self._heads, self._buffers[layer]
-        qkv_TAP = qkv_NAP[self._rows]
-        count = len(qkv_TAP)
-        turned = torch.view_as_real(qkv_TAP[:, : heads.num_heads] * self._query_turns[:, 0])
-        queries = turned.flatten(-2).to(buffer.dtype).transpose(0, 1)
-        keys_values = qkv_TAP[:, heads.num_heads :].view(count, 2, heads.num_kv_heads, -1) * self._kv_turns
-        buffer[:, :, buffer.shape[2] - count :] = torch.view_as_real(keys_values).flatten(-2).permute(1, 2, 0, 3)
-        keys, values = buffer[0], buffer[1]
+        heads, rotations = self._heads, self._rotations[layer]
+        qkv_TAP, past = qkv_NAP[self._rows], self._step.read(layer)
+        turned = torch.view_as_real(qkv_TAP[:, : heads.num_heads] * rotations.queries[:, 0])
+        keys_values = qkv_TAP[:, heads.num_heads :].view(len(qkv_TAP), 2, heads.num_kv_heads, -1)
+        new = torch.view_as_real(keys_values * rotations.keys_values).flatten(-2).permute(1, 2, 0, 3)
+        new = new.to(self._step.dtype)
+        self._step.write(layer, new)
+        keys, values = (new if past is None else torch.cat((past, new), 2)).unbind(0)
         if self._prefix is not None:
-            keys, values = (
-                torch.cat((self._prefix.keys[layer], keys), 1),
-                torch.cat((self._prefix.values[layer], values), 1),
-            )
-        result = F.scaled_dot_product_attention(
-            queries[None], keys[None], values[None], attn_mask=self._mask, scale=1.0, enable_gqa=True
-        )
-        self._out.copy_(result[0].transpose(0, 1))
+            keys = torch.cat((self._prefix.keys[layer], keys), 1)
+            values = torch.cat((self._prefix.values[layer], values), 1)
+        queries = turned.flatten(-2).to(keys.dtype).transpose(0, 1)
+        result = _attend(queries, keys, values, self._masks[layer], self._caps[layer])
+        self._out.copy_(result.transpose(0, 1))
 
 
-def _mask(place: Rows, prefix: SeenPrefix | None) -> Tensor:
+def _attend(queries_ATD: Tensor, keys_KSD: Tensor, values_KSD: Tensor, mask: Tensor | None, cap: float) -> Tensor:
+    """``[A, T, D]``; ``mask`` is ``[T, S]``, and queries carry the scale."""
+    if not cap:
+        whole = queries_ATD[None], keys_KSD[None], values_KSD[None]
+        return F.scaled_dot_product_attention(*whole, attn_mask=mask, scale=1.0, enable_gqa=True)[0]
+    group = len(queries_ATD) // len(keys_KSD)
+    scores = capped(queries_ATD @ keys_KSD.repeat_interleave(group, 0).mT, cap)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf)
+    return scores.softmax(-1) @ values_KSD.repeat_interleave(group, 0)
+
+
+def _mask(place: Rows, prefix: SeenPrefix | None, window: int | None) -> Tensor:
     """``[T, start + end]``: True where a row that runs sees a slot; the rows of a prefix come before these."""
     start, pending, end = place.start, place.pending, place.end
     seen = torch.ones(end, start + end, dtype=torch.bool).tril_(start)
     if not trees.is_chain(place.tree):
         seen[pending:, start + pending :] = torch.tensor(trees.visibility(place.tree))
+    if place.together:
+        seen[-place.together :] = seen[-1]
+    if window is not None:
+        root = start + pending - 1
+        slots = torch.tensor([*range(root + 1), *(root + depth for depth in trees.depths(place.tree))])
+        seen &= slots > slots[start:, None] - window
     seen = seen[place.base :]
     if prefix is None:
         return seen

@@ -7,17 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from parlay.models.config import DecoderConfig
+from parlay.models.config import Activation, DecoderConfig
 from parlay.models.forward import SegmentFeatures, Taps
 from parlay.models.fused import FusedWeights, LayerWeights, Operand, as_tensor
 from parlay.models.rope import interleave
-from parlay.models.torch_ops.attention import SERIAL, Attend
-from parlay.models.torch_ops.attention_form import Heads
+from parlay.models.torch_ops.attention import Attend
+from parlay.models.torch_ops.attention_form import SERIAL, Heads, capped
 from parlay.models.torch_ops.linear import Linear, pack
 from parlay.types import Skip
 
@@ -53,6 +54,12 @@ class DecoderLayer:
     mlp_norm: PrescaledRmsNorm
     gate_up: Linear
     down: Linear
+    out_norms: tuple[PrescaledRmsNorm, PrescaledRmsNorm] | None
+    activation: Activation
+
+    def add(self, hidden_NH: Tensor, given_NH: Tensor, half: int) -> None:
+        """Add what attention (0) or feed-forward (1) gives, normed where the layer does so."""
+        hidden_NH.add_(given_NH if self.out_norms is None else self.out_norms[half](given_NH))
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +78,20 @@ class EagerDecoder:
     beside_norm: PrescaledRmsNorm | None = None
     """Of embeddings that the first layer's attention reads beside the rows' inputs; see `HeadForm`."""
     raw_tap: bool = False
+    embedding_scale: float = 1.0
+    logit_cap: float = 0.0
+
+    def embed(self, ids_N: Tensor) -> Tensor:
+        """The rows' embeddings ``[N, H]``, in memory of their own."""
+        embedded_NH = F.embedding(ids_N, self.embedding)
+        return embedded_NH if self.embedding_scale == 1 else embedded_NH.mul_(self.embedding_scale)
+
+    def logits(self, hidden_NH: Tensor) -> Tensor:
+        """``[N, V]`` of rows that are normed for the head."""
+        logits_NV = self.head(hidden_NH)
+        for row in logits_NV if self.logit_cap else ():  # one by one, or its number would show in its last bits
+            capped(row, self.logit_cap)
+        return logits_NV
 
     def run(
         self,
@@ -98,13 +119,14 @@ class EagerDecoder:
                 qkv = self._qkv(layer, hidden_NH, embedded_NH if index == 0 else None)
                 for attend in attends:
                     attend(index, qkv)
-                hidden_NH.add_(layer.attention_out(mixed))
+                layer.add(hidden_NH, layer.attention_out(mixed), 0)
             if ("mlp", index) not in skip:
-                hidden_NH.add_(layer.down(silu_product(layer.gate_up(layer.mlp_norm(hidden_NH)))))
+                gated = gated_product(layer.gate_up(layer.mlp_norm(hidden_NH)), layer.activation)
+                layer.add(hidden_NH, layer.down(gated), 1)
         return hidden_NH
 
     def last(self, hidden_NH: Tensor) -> Tensor:
-        """What the head reads: the rows normed, unless the model has no such norm."""
+        """Norm the rows for the head, unless the model has no such norm."""
         return hidden_NH if self.norm is None else self.norm(hidden_NH)
 
     def _qkv(self, layer: DecoderLayer, hidden_NH: Tensor, embedded_NH: Tensor | None) -> Tensor:
@@ -132,18 +154,19 @@ def _join(hidden_NH: Tensor, joining: Sequence[SegmentFeatures]) -> None:
             hidden_NH[first + row] = (given_H + state_H + (down_RH @ state_H) @ up_RH).to(hidden_NH.dtype)
 
 
-def silu_product(gate_up: Tensor) -> Tensor:
-    """silu(gate) * up for ``gate_up`` ``[N, 2 I]``, whose rows hold gate and up side by side.
+def gated_product(gate_up: Tensor, activation: Activation) -> Tensor:
+    """activation(gate) * up for ``gate_up`` ``[N, 2 I]``, whose rows hold gate and up side by side.
 
-    In float32 torch's silu differs in the last bit between vector and remainder lanes, so that no block of rows may
-    be large enough to be split between threads within a row.
+    In float32 torch's activations differ in the last bit between vector and remainder lanes, so that no block of rows
+    may be large enough to be split between threads within a row.
     """
     width = gate_up.shape[1] // 2
     gate, up = gate_up.narrow(1, 0, width), gate_up.narrow(1, width, width)
+    activate = F.silu if activation == "silu" else partial(F.gelu, approximate="tanh")
     if gate.numel() < SERIAL:
-        return F.silu(gate).mul_(up)
+        return activate(gate).mul_(up)
     blocks = torch.split(gate, max(1, SERIAL // width))
-    return torch.cat([F.silu(block) for block in blocks]).mul_(up)
+    return torch.cat([activate(block) for block in blocks]).mul_(up)
 
 
 def build(
@@ -157,11 +180,13 @@ def build(
         heads=Heads(config.num_heads, config.num_kv_heads, config.head_dim),
         compute=compute,
         embedding=packer.tensor(fused.embedding).clone(),  # no mapped file, which somebody may cut short
-        layers=tuple(packer.layer(fused.layer(index)) for index in range(config.num_layers)),
+        layers=tuple(packer.layer(fused.layer(index), form.activation) for index, form in enumerate(config.forms)),
         norm=packer.any_norm(fused.final_norm),
         head=pack(packer.tensor(fused.head), None),
         beside_norm=packer.any_norm(fused.beside_norm),
         raw_tap=config.head is not None,
+        embedding_scale=config.embedding_scale,
+        logit_cap=config.logit_cap,
     )
 
 
@@ -174,7 +199,8 @@ class _Packer:
     compute: torch.dtype
     device: torch.device
 
-    def layer(self, weights: LayerWeights) -> DecoderLayer:
+    def layer(self, weights: LayerWeights, activation: Activation) -> DecoderLayer:
+        out_norms = weights.out_norms
         bias = None if weights.qkv_bias is None else self._paired(weights.qkv_bias).to(self.device, self.dtype)
         return DecoderLayer(
             attention_norm=self.any_norm(weights.attention_norm),
@@ -184,17 +210,19 @@ class _Packer:
             mlp_norm=self._norm(weights.mlp_norm),
             gate_up=pack(torch.cat((self.tensor(weights.gate), self.tensor(weights.up))), None),
             down=pack(self.tensor(weights.down), None),
+            out_norms=None if out_norms is None else (self._norm(out_norms[0]), self._norm(out_norms[1])),
+            activation=activation,
         )
 
     def tensor(self, weight: Operand) -> Tensor:
         return as_tensor(weight, self.dtype).to(self.device)
 
     def any_norm(self, weight: Tensor | None) -> PrescaledRmsNorm | None:
-        """Of ``weight`` ``[n]``, if there is one."""
+        """Make the norm of ``weight`` ``[n]``, if there is one."""
         return None if weight is None else self._norm(weight)
 
     def _norm(self, weight: Tensor) -> PrescaledRmsNorm:
-        """Of ``weight`` ``[n]`` or ``[heads, n]``."""
+        """Make the norm of ``weight`` ``[n]`` or ``[heads, n]``."""
         floor = (weight.shape[-1] * self.config.rms_norm_eps) ** 0.5
         return PrescaledRmsNorm(torch.tensor(floor, dtype=self.compute, device=self.device), weight.to(self.device))
 

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from functools import partial
 from weakref import WeakKeyDictionary
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from parlay.models.config import DecoderConfig
 from parlay.models.forward import ForwardBatch, ForwardOutput, Kernels, Taps, with_features
 from parlay.models.fused import Operand, stored_as
-from parlay.models.rope import Rope
 from parlay.models.torch_ops.attention import Attend, ExactAttention
-from parlay.models.torch_ops.attention_form import SeenPrefix, prefix_of
+from parlay.models.torch_ops.attention_form import LayerRopes, SeenPrefix, prefix_of
 from parlay.models.torch_ops.attention_masked import MaskedAttention
 from parlay.models.torch_ops.decoder import build
-from parlay.models.torch_ops.gathered import gathered
 from parlay.models.torch_ops.kernels import judge
 from parlay.models.torch_ops.linear import padded
+from parlay.models.torch_ops.step_rows import step_rows
 from parlay.system.threads import torch_on_all
 from parlay.types import Features, Prefix
 
@@ -40,13 +37,12 @@ class EagerForward:
         stored = stored_as(weights)
         judged = judge(self._decoder, device)
         compute, heads, form = self._decoder.compute, self._decoder.heads, judged.form
-        rope = Rope(config.rope, config.head_dim, compute, device)
+        forms, ropes = config.forms, LayerRopes(config.forms, config.head_dim, compute, device)
         self._attention = (
-            ExactAttention(heads, form, rope, compute) if form is not None else MaskedAttention(heads, rope)
+            MaskedAttention(heads, forms, ropes) if form is None else ExactAttention(heads, forms, ropes, form, compute)
         )
         self._device = device
         self._prefixes: WeakKeyDictionary[Prefix, tuple[Tensor, Tensor]] = WeakKeyDictionary()
-        self._stride = form.keys if form is not None else 1
         self._kernels = Kernels(
             exactness=judged.exactness,
             reason=f"{judged.reason}; {stored} weights as they are in that dtype" if stored else judged.reason,
@@ -60,10 +56,10 @@ class EagerForward:
     @torch_on_all()
     def run(self, work: ForwardBatch) -> ForwardOutput:
         ids, last = work.ids, len(self._decoder.layers)
-        with torch.inference_mode(), ExitStack() as buffers:
+        with torch.inference_mode():
             rows = ids + ids[:1] * (padded(len(ids)) - len(ids))
-            plan = partial(self._plan, work, buffers)
-            embedded = F.embedding(torch.tensor(rows, device=self._device), self._decoder.embedding)
+            plan = partial(self._plan, work)
+            embedded = self._decoder.embed(torch.tensor(rows, device=self._device))
             beside = embedded.clone() if self._decoder.beside_norm is not None else None
             inputs = with_features(embedded, work.features)
             taps = Taps(work.taps)
@@ -75,17 +71,17 @@ class EagerForward:
             if not normed:
                 hidden = self._decoder.last(hidden)
         with torch.no_grad():  # logits are ordinary tensors, which their reader may change
-            logits = self._decoder.head(hidden)[: len(work.wanted)].float()
+            logits = self._decoder.logits(hidden)[: len(work.wanted)].float()
         taps.states = {layer: states_NH[: len(ids)] for layer, states_NH in taps.states.items()}
         return ForwardOutput(logits, taps)
 
-    def _plan(self, work: ForwardBatch, buffers: ExitStack, out: Tensor) -> Sequence[Attend]:
+    def _plan(self, work: ForwardBatch, out: Tensor) -> Sequence[Attend]:
         """How each segment attends, into its rows of ``out`` ``[N, heads * D]``."""
         attends: list[Attend] = []
         begin = 0
         seen = {given.place: self._seen(given.features) for given in work.features}
         for number, place in enumerate(work.places):
-            rows = buffers.enter_context(gathered(place, gap=self._attention.gap(place.tree), stride=self._stride))
+            rows = step_rows(place, self._device)
             count = place.end - place.base
             attends.append(self._attention.plan(rows, place, begin, out[begin : begin + count], seen.get(number)))
             begin += count

@@ -126,7 +126,7 @@ def start(options: DistillTrainOptions, target: Target, texts: Sequence[Featured
 def student_config(options: DistillTrainOptions, target: DecoderConfig) -> DecoderConfig:
     """The shape that is asked for, with the target's vocabulary and context."""
     return replace(
-        target,
+        target.plain,
         architecture=_ARCHITECTURE,
         hidden_size=options.hidden,
         intermediate_size=options.ffn,

@@ -23,7 +23,7 @@ class TorchDecoder(nn.Module):
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
-        if config.qkv_bias or config.qk_norm or config.rope.kind == "yarn":
+        if config.layers or config.qkv_bias or config.qk_norm or config.rope.kind == "yarn":
             raise ParlayError(f"{config.architecture}: this recipe trains through layers of Llama and Mistral alone")
         self.layers = nn.ModuleList(Block(config) for _ in range(config.num_layers))
         self.norm = RmsNorm(config.hidden_size, config.rms_norm_eps)

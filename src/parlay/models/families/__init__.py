@@ -1,0 +1,1 @@
+"""Model families: one table of forms and weight names for each."""

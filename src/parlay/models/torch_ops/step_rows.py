@@ -1,0 +1,97 @@
+"""Where the rows of a step lie, as tensors: made once for each step, and read by all layers.
+
+Cached keys and values stay in their pages. A layer picks those that it needs out of the slabs by number, for as long as
+it runs. The compiled decoder reads pages where they lie.
+
+A CUDA graph would capture the layers for one bucket of rows and pages. It would read `StepRows` from tensors of its
+own, into which those of each step are copied before the replay, and nothing else of the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import torch
+from torch import Tensor
+
+from parlay.cache import BLOCK, Rows
+from parlay.types import trees
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Pages or slots ``numbers`` int64 ``[n]`` of a slab ``memory`` ``[layers, 2, kv_heads, pages, BLOCK, D]``."""
+
+    memory: Tensor
+    numbers: Tensor
+
+    def slots(self, layer: int) -> Tensor:
+        """Keys and values of all slots of one layer ``[2, kv_heads, pages * BLOCK, D]``, where they lie."""
+        return self.memory[layer].flatten(2, 3)
+
+
+@dataclass(frozen=True, slots=True)
+class StepRows:
+    """The rows of one sequence: ``positions`` int64 ``[T]``, up to ``last``, and the ``known`` slots before them."""
+
+    positions: Tensor
+    last: int
+    known: int
+    _pages: tuple[_Part, ...]
+    _targets: tuple[_Part, ...]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What keys and values are cached in."""
+        return self._targets[0].memory.dtype
+
+    def read(self, layer: int) -> Tensor | None:
+        """Keys and values of the known slots ``[2, kv_heads, known, D]``; None where there are none."""
+        if not self.known:
+            return None
+        parts = [part.memory[layer].index_select(2, part.numbers) for part in self._pages]
+        pages = parts[0] if len(parts) == 1 else torch.cat(parts, 2)
+        return pages.flatten(2, 3)[:, :, : self.known]
+
+    def write(self, layer: int, new: Tensor) -> None:
+        """Write keys and values ``new`` ``[2, kv_heads, T, D]`` of the rows to their slots."""
+        done = 0
+        for part in self._targets:
+            count = len(part.numbers)
+            part.slots(layer).index_copy_(2, part.numbers, new[:, :, done : done + count])
+            done += count
+
+
+def step_rows(place: Rows, device: torch.device) -> StepRows:
+    """The tensors of one sequence's rows."""
+    known, table = place.start + place.base, place.table
+    numbers = positions(place)
+    slots = range(known, place.start + place.end)
+    pages = [(table[number].memory, table[number].number) for number in range(-(-known // BLOCK))]
+    targets = [(table[slot // BLOCK].memory, table[slot // BLOCK].number * BLOCK + slot % BLOCK) for slot in slots]
+    return StepRows(
+        positions=torch.tensor(numbers, device=device),
+        last=max(numbers),
+        known=known,
+        _pages=_parts(pages, device),
+        _targets=_parts(targets, device),
+    )
+
+
+def _parts(numbers: Sequence[tuple[Tensor, int]], device: torch.device) -> tuple[_Part, ...]:
+    """Numbers that follow each other in one slab are one part."""
+    return tuple(
+        _Part(found[0][0], torch.tensor([number for _, number in found], device=device))
+        for _, group in groupby(numbers, key=lambda pair: id(pair[0]))
+        for found in [list(group)]
+    )
+
+
+def positions(place: Rows) -> list[int]:
+    """The positions of the rows that run."""
+    if trees.is_chain(place.tree):
+        return list(range(place.start + place.base, place.start + place.end))
+    root = place.start + place.pending - 1
+    return [*range(place.start, root + 1), *(root + depth for depth in trees.depths(place.tree))][place.base :]
