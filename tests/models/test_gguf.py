@@ -37,8 +37,9 @@ def logits(model: Path) -> Tensor:
     return runner.forward([Segment(0, tuple(tokens))]).logits_RV
 
 
-@pytest.mark.parametrize("name", NATIVE)
+@pytest.mark.parametrize("name", sorted(NATIVE.keys() - {"gemma2", "mistral-window", "qwen2-window"}))
 def test_every_family_computes_the_same_from_both_kinds_of_file(name: str, tmp_path: Path) -> None:
+    """Windows and Gemma 2 are read from folders alone."""
     save_random(name, tmp_path)
     written = gguf_files.write(tmp_path / "model.gguf", tmp_path)
     expected, config = read_config(tmp_path), read_config(written)
