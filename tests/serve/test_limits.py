@@ -14,6 +14,8 @@ from starlette.testclient import TestClient
 from parlay.aio import AsyncLLM
 from parlay.llm.input_processor import RequestOptions
 from parlay.serve.errors import ApiError
+from parlay.serve.guard import limits
+from parlay.serve.guard.limits import BodyBytes
 from parlay.serve.protocol.sampling_from_body import check_prompt, limit_params
 from parlay.serve.settings import PROMPT_LOG, Settings
 from parlay.types import SamplingParams
@@ -91,6 +93,42 @@ def test_requests_at_once_are_limited_and_the_rest_still_answers(make_app: MakeA
 
     asyncio.run(ask())
     assert app.state.gate.active == 0
+
+
+def test_large_bodies_under_way_are_bounded_together_and_small_ones_pass(
+    make_app: MakeApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "_LARGEST", 1)
+    app = make_app(max_body_bytes=100_000)
+    go_on, arrived = asyncio.Event(), asyncio.Event()
+
+    @app.post("/wait")
+    async def wait(request: Request) -> str:
+        arrived.set()
+        await go_on.wait()
+        return "done"
+
+    async def ask() -> None:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+            first = asyncio.create_task(client.post("/wait", content=b"x" * 60_000))
+            await arrived.wait()
+            assert (await client.post("/wait", content=b"x" * 60_000)).status_code == 429
+            small = asyncio.create_task(client.post("/wait", content=b"x" * 30_000))
+            go_on.set()
+            assert [(await task).status_code for task in (first, small)] == [200, 200]
+            assert (await client.post("/wait", content=b"x" * 60_000)).status_code == 200
+
+    asyncio.run(ask())
+
+
+def test_a_key_has_half_of_the_room_for_large_bodies() -> None:
+    room = BodyBytes(100)
+    room.take("greedy", 50)
+    with pytest.raises(ApiError, match="50 bytes"):
+        room.take("greedy", 1)
+    room.take("modest", 50)
+    room.give_back("greedy", 50)
+    room.take("greedy", 1)
 
 
 def test_a_request_that_fails_gives_its_place_back(make_app: MakeApp) -> None:

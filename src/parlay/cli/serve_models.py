@@ -57,7 +57,12 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     add_tokenizer_flag(group)
     group.add_argument("--max-model-len", type=int, metavar="N", help="most tokens of prompt and output together")
     group.add_argument("--max-num-seqs", type=int, default=32, metavar="N", help="most samples in a step (default: 32)")
-    group.add_argument("--memory", metavar="SIZE", help="room for the caches of each model, as in 2GiB")
+    group.add_argument(
+        "--memory",
+        metavar="SIZE",
+        help="room for cached keys and values of each model and its drafters, as in 2GiB; weights, texts of requests "
+        "and the scratch memory of a step come on top",
+    )
     add_option_flags(group, LoadOptions)
 
 

@@ -35,6 +35,9 @@ from parlay.serve.protocol.body import HEADER
 from parlay.serve.registry import Leases, Puller, Registry
 from parlay.serve.routes import health, models, page, tokens
 from parlay.serve.settings import Settings
+from parlay.system.memory import release_freed
+
+_RELEASE_SECONDS = 10.0
 
 
 class Application(FastAPI):
@@ -114,10 +117,21 @@ def _application() -> Application:
 
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
-    sweeping = asyncio.create_task(app.state.registry.sweep())
+    tasks = [asyncio.create_task(app.state.registry.sweep()), asyncio.create_task(_release_memory(app.state.gate))]
     yield
     await shut_down(app)
-    sweeping.cancel()
+    for task in tasks:
+        task.cancel()
+
+
+async def _release_memory(gate: Gate) -> None:
+    """Give what ended requests took back to the system, now and then."""
+    released = gate.entered
+    while True:
+        await asyncio.sleep(_RELEASE_SECONDS)
+        if gate.entered != released:
+            released = gate.entered
+            await asyncio.to_thread(release_freed)
 
 
 async def shut_down(app: FastAPI, *, at_once: bool = False) -> None:

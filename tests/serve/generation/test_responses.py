@@ -232,6 +232,14 @@ def test_what_is_kept_is_bounded_in_bytes() -> None:
     assert kept.get("me", "large") is None
 
 
+def test_of_all_owners_the_one_that_keeps_most_loses_its_oldest() -> None:
+    kept = KeptResponses(100, most_bytes=3000, in_all=3000)
+    for owner, number in (("modest", 0), ("greedy", 0), ("greedy", 1), ("greedy", 2)):
+        kept.put(owner, str(number), Kept({"text": "x" * 900}, (), ()))
+    assert [kept.get("greedy", str(number)) is not None for number in range(3)] == [False, True, True]
+    assert kept.get("modest", "0") is not None
+
+
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/rerank", "/rerank", "/v1/score"])
 def test_what_is_not_there_is_a_404_that_says_so(make_app: Callable[..., FastAPI], path: str) -> None:
     answer = TestClient(make_app()).post(path, json={"model": "parlay-mini", "input": "x"})

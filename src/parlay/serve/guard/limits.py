@@ -7,7 +7,7 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from starlette.datastructures import Headers
@@ -71,6 +71,7 @@ class Quotas:
         return max(0.0, used - max(0.0, time.monotonic() - when) * limit / 60)
 
 
+_LARGEST = 8
 _PAUSE = 0.005
 """Seconds for others between two large bodies, which are read one after the other."""
 prompt_log = logging.getLogger(PROMPT_LOG)
@@ -85,6 +86,8 @@ class Gate:
         own = {digest(key): limits for key, limits in settings.own_limits.items()}
         self.quotas = Quotas(settings.key_limits, own, settings.retry_after)
         self.active = 0
+        self.entered = 0
+        """Requests that were let in since the start."""
         self.shut = False
 
     def enter(self, owner: str) -> None:
@@ -95,6 +98,7 @@ class Gate:
             raise too_many(self._retry_after, f"{self._limit} requests are under way, which is all at once: try later")
         self.quotas.enter(owner)
         self.active += 1
+        self.entered += 1
 
     def leave(self, owner: str) -> None:
         self.quotas.leave(owner)
@@ -122,8 +126,34 @@ class Admission:
             self._gate.leave(owner)
 
 
+@dataclass(slots=True)
+class BodyBytes:
+    """Counts the bytes of bodies under way, ``most`` in all; one owner among several has half. Lives in one event loop.
+
+    A request's texts and ids take memory as long as it runs, some ten times its body.
+    """
+
+    most: int
+    _used: Counter[str] = field(default_factory=Counter)
+
+    def take(self, owner: str, size: int) -> None:
+        """Raises ApiError where there is no room."""
+        share = self.most // 2 if owner else self.most
+        if self._used.total() + size > self.most or self._used[owner] + size > share:
+            raise too_many(1, f"large requests of {share} bytes are under way, which is all at once: try again later")
+        self._used[owner] += size
+
+    def give_back(self, owner: str, size: int) -> None:
+        self._used[owner] -= size
+        if not self._used[owner]:
+            del self._used[owner]
+
+
 class BodyLimit:
-    """ASGI middleware that reads the whole body, counting it, before the application runs."""
+    """ASGI middleware that reads the whole body, counting it, before the application runs.
+
+    Bodies of more than `LIGHT_BYTES` have together `_LARGEST` times the room of the largest.
+    """
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self._app = app
@@ -131,14 +161,28 @@ class BodyLimit:
         self._timeout = settings.body_timeout
         self._log_prompts = settings.log_prompts
         self._large = asyncio.Lock()
+        self._bytes = BodyBytes(_LARGEST * settings.max_body_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
+        taken: list[int] = []
+        owner = scope.setdefault("state", {}).get("tenant", "")
+
+        def take(size: int) -> None:
+            self._bytes.take(owner, size)
+            taken.append(size)
+
+        try:
+            await self._answer(scope, receive, send, take)
+        finally:
+            self._bytes.give_back(owner, sum(taken))
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send, take: Callable[[int], None]) -> None:
         try:
             self._check_announced(Headers(scope=scope).get("content-length", ""))
             async with asyncio.timeout(self._timeout):
-                body = await self._read(receive)
+                body = await self._read(receive, take)
             check_readable(body or b"")
         except ApiError as error:
             return await error.response(scope["path"])(scope, receive, send)
@@ -152,16 +196,16 @@ class BodyLimit:
                 await asyncio.sleep(_PAUSE)
         if self._log_prompts and body:
             prompt_log.info("%s %s", scope["path"], body.decode(errors="backslashreplace"))
-        scope.setdefault("state", {})["body_bytes"] = len(body)
+        scope["state"]["body_bytes"] = len(body)
         await self._app(scope, _replay(body, receive), send)
 
     def _check_announced(self, length: str) -> None:
         if length.isdecimal() and int(length[:20]) > self._limit:
             raise self._too_large()
 
-    async def _read(self, receive: Receive) -> bytes | None:
+    async def _read(self, receive: Receive, take: Callable[[int], None]) -> bytes | None:
         """None when the client leaves first. Raises ApiError at the first byte too many."""
-        body = bytearray()
+        body, counted = bytearray(), 0
         more = True
         while more:
             message = await receive()
@@ -170,6 +214,9 @@ class BodyLimit:
             body += message.get("body", b"")
             if len(body) > self._limit:
                 raise self._too_large()
+            if len(body) > LIGHT_BYTES:
+                take(len(body) - counted)
+                counted = len(body)
             more = message.get("more_body", False)
         return bytes(body)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +14,7 @@ from parlay.serve.chat.request import ChatMessage
 
 MOST_BYTES = 16 * 1024 * 1024
 """For each key."""
+MOST_IN_ALL = 4 * MOST_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +33,16 @@ class Kept:
 
 
 class KeptResponses:
-    """Holds the ``most`` latest responses of each owner, as long as they fit. Threads may share it."""
+    """Holds the ``most`` latest responses of each owner, if they fit. Threads may share it.
 
-    def __init__(self, most: int, most_bytes: int = MOST_BYTES) -> None:
+    Where all owners together have too much, the one with most bytes loses its oldest.
+    """
+
+    def __init__(self, most: int, most_bytes: int = MOST_BYTES, in_all: int = MOST_IN_ALL) -> None:
         self._most = most
         self._most_bytes = most_bytes
+        self._in_all = in_all
+        self._sizes: Counter[str] = Counter()
         self._kept: dict[str, OrderedDict[str, tuple[Kept, int]]] = {}
         self._lock = threading.Lock()
 
@@ -48,8 +54,15 @@ class KeptResponses:
         with self._lock:
             own = self._kept.setdefault(owner, OrderedDict())
             own[id] = kept, size
-            while len(own) > self._most or sum(size for _, size in own.values()) > self._most_bytes:
-                own.popitem(last=False)
+            self._sizes[owner] += size
+            while len(own) > self._most or self._sizes[owner] > self._most_bytes:
+                self._drop_oldest(owner)
+            while self._sizes.total() > self._in_all:
+                self._drop_oldest(max(self._sizes, key=self._sizes.__getitem__))
+
+    def _drop_oldest(self, owner: str) -> None:
+        _, (_, size) = self._kept[owner].popitem(last=False)
+        self._sizes[owner] -= size
 
     def get(self, owner: str, id: str) -> Kept | None:
         with self._lock:
@@ -59,4 +72,6 @@ class KeptResponses:
     def drop(self, owner: str, id: str) -> bool:
         """Whether it was there."""
         with self._lock:
-            return self._kept.get(owner, OrderedDict()).pop(id, None) is not None
+            found = self._kept.get(owner, OrderedDict()).pop(id, None)
+            self._sizes[owner] -= found[1] if found is not None else 0
+            return found is not None
