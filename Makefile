@@ -13,7 +13,6 @@ help:  ## list these commands
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 22
 
 demo: $(VENV)/.runtime  ## install, fetch a small real model (98 MB), then race plain against fast, side by side
-	@$(BIN)/parlay pull smollm2-135m >/dev/null || true
 	@$(BIN)/parlay demo
 
 check: $(VENV)/.dev  ## install development extras, then lint, format, strict types, all tests
@@ -74,7 +73,7 @@ release: $(VENV)/.release docs  ## build and check all that would be uploaded: s
 		echo "installing $$made into an empty environment, and running it" && \
 		$(PYTHON) -m venv --clear build/fresh && \
 		build/fresh/bin/pip install --disable-pip-version-check --quiet --constraint constraints.txt "$$made" && \
-		(cd build && fresh/bin/parlay generate 'Once upon a time' --max-tokens 8) && \
+		(cd build && fresh/bin/parlay generate 'Once upon a time' --model parlay-mini --max-tokens 8) && \
 		(cd build && fresh/bin/python -c 'from parlay.compiled.library import load; print("compiled decoder:", load().name.decode())') || exit 1; \
 	done
 	@ls -l dist && echo 'The source archive may be uploaded. This wheel is for machines like this one; an index takes those of .github/workflows/wheels.yml'

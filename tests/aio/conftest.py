@@ -24,7 +24,7 @@ Plain = Callable[[str, SamplingParams], list[tuple[int, ...]]]
 
 @pytest.fixture(scope="module")
 def service() -> Iterator[AsyncLLM]:
-    alm = AsyncLLM(LLM(dtype="float32", seed=1))
+    alm = AsyncLLM(LLM("parlay-mini", dtype="float32", seed=1))
     yield alm
     asyncio.run(alm.close(0))
 
@@ -47,4 +47,4 @@ def plain(service: AsyncLLM) -> Plain:
 @pytest.fixture
 def fresh() -> LLM:
     """A model for a service that the test closes."""
-    return LLM(dtype="float32", seed=1, max_num_seqs=4)
+    return LLM("parlay-mini", dtype="float32", seed=1, max_num_seqs=4)

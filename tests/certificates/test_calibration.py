@@ -14,6 +14,7 @@ from parlay.cli import main
 from parlay.strategies.spelling import parse
 from tests.certificates.conftest import GREEDY, PROMPTS
 from tests.certificates.wrong import WRONG
+from tests.cli.conftest import MINI
 
 RIGHT = "prompt-lookup:rule=typical"
 """Greedy requests: exact match."""
@@ -66,10 +67,10 @@ def test_what_can_not_be_shown_is_refused_before_anything_runs(llm: LLM) -> None
 def test_the_command_writes_what_generate_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     prompts, certificate = tmp_path / "prompts.txt", tmp_path / "certificate.json"
     prompts.write_text("\n".join(PROMPTS))
-    asked = ["--strategy", RIGHT, "--floor", "0.4", "--max-tokens", "8", "-o", str(certificate)]
+    asked = [*MINI, "--strategy", RIGHT, "--floor", "0.4", "--max-tokens", "8", "-o", str(certificate)]
     assert main(["calibrate", str(prompts), *asked]) == 0
     assert "certified; 5 of 5" in capsys.readouterr().out
-    given = ["generate", PROMPTS[0], "--max-tokens", "8", "--json", "--certificate", str(certificate)]
+    given = ["generate", PROMPTS[0], *MINI, "--max-tokens", "8", "--json", "--certificate", str(certificate)]
     assert main([*given, "--exactness", "lossy:floor=0.4", "--strategy", RIGHT]) == 0
     assert json.loads(capsys.readouterr().out)["metrics"]["strategy"] == RIGHT
     assert main([*given, "--exactness", "lossy:floor=0.5", "--strategy", RIGHT]) == 2
@@ -77,17 +78,17 @@ def test_the_command_writes_what_generate_reads(tmp_path: Path, capsys: pytest.C
 
 
 def test_contradictory_flags_are_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["generate", "Hello", "--strategy", RIGHT, "--exactness", "seed"]) == 2
+    assert main(["generate", "Hello", *MINI, "--strategy", RIGHT, "--exactness", "seed"]) == 2
     assert capsys.readouterr().err.count("\n") == 1
     with pytest.raises(SystemExit) as end:
-        main(["generate", "Hello", "--exactness", "bit"])
+        main(["generate", "Hello", *MINI, "--exactness", "bit"])
     assert end.value.code == 2
 
 
 def test_a_floor_that_is_not_kept_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     prompts, certificate = tmp_path / "prompts.txt", tmp_path / "certificate.json"
     prompts.write_text("\n".join(PROMPTS))
-    asked = ["--strategy", WRONG, "--floor", "0.4", "--max-tokens", "8", "-o", str(certificate)]
+    asked = [*MINI, "--strategy", WRONG, "--floor", "0.4", "--max-tokens", "8", "-o", str(certificate)]
     assert main(["calibrate", str(prompts), *asked]) == 1
     assert "nothing is written" in capsys.readouterr().err
     assert not certificate.exists()

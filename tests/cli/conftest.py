@@ -14,6 +14,8 @@ from parlay.cli import main
 SNAPSHOTS = Path(__file__).parent / "help"
 NO_MODEL = ("--model", "/nowhere/at/all")
 """Naming it proves that a mistake was found before any model was looked for."""
+MINI = ("--model", "parlay-mini")
+"""The test model: without a name, a command fetches a real one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from parlay.drafters.stores.datastore_file import Datastore
 from parlay.models.fetch.resolving import resolve
 from parlay.models.loading import load_tokenizer
 from parlay.text import corpus
-from tests.cli.conftest import SNAPSHOTS, Cli, Result
+from tests.cli.conftest import MINI, SNAPSHOTS, Cli, Result
 from tests.cli.test_generate import Screen
 
 FOX = "the quick brown fox jumps over the lazy dog and runs away into the dark green forest"
@@ -24,7 +24,7 @@ FOX = "the quick brown fox jumps over the lazy dog and runs away into the dark g
 def written(cli: Cli, folder: Path, *words: str, stdin: bytes = b"") -> list[str]:
     """The documents of the datastore that the command line makes, as text."""
     file = folder / "made.store"
-    result = cli("datastore", "build", *words, "-o", str(file), stdin=stdin)
+    result = cli("datastore", "build", *MINI, *words, "-o", str(file), stdin=stdin)
     assert result.code == 0, result.err
     assert f"--strategy datastore:file={file}" in result.out
     store = Datastore.open(file)
@@ -81,7 +81,7 @@ def test_info_says_what_it_holds_to_people_and_as_json(cli: Cli, folder: Path, t
 
 def test_text_that_the_store_holds_is_drafted_from_it(cli: Cli, tmp_path: Path) -> None:
     """From corpus to text, as a user does it; and the text is that of plain decoding."""
-    asked = ("generate", "Once upon a time there was a", "--max-tokens", "40", "--ignore-eos")
+    asked = ("generate", "Once upon a time there was a", *MINI, "--max-tokens", "40", "--ignore-eos")
     plain = cli(*asked, "--strategy", "none").out
     written(cli, tmp_path, "-", stdin=f"Once upon a time there was a{plain}".encode())
     fast = cli(*asked, "--strategy", f"datastore:file={tmp_path / 'made.store'},policy=fixed")
@@ -99,12 +99,14 @@ def test_what_is_not_text_is_left_out_of_a_folder_and_said_but_an_error_where_it
 ) -> None:
     (folder / "picture").write_bytes(b"ab\xff\xfe")
     out = str(tmp_path / "store")
-    result = cli("datastore", "build", str(folder), "-o", out)
+    result = cli("datastore", "build", *MINI, str(folder), "-o", out)
     assert result.code == 0
     assert "left out 1 of 3 files" in result.err
     assert "picture" in result.err
-    failed(cli("datastore", "build", str(folder / "picture"), "-o", out + "2"), 2, "picture", "not UTF-8 (byte 2)")
-    failed(cli("datastore", "build", "-", "-o", out + "2", stdin=b"\xff"), 2, "standard input", "UTF-8")
+    failed(
+        cli("datastore", "build", *MINI, str(folder / "picture"), "-o", out + "2"), 2, "picture", "not UTF-8 (byte 2)"
+    )
+    failed(cli("datastore", "build", *MINI, "-", "-o", out + "2", stdin=b"\xff"), 2, "standard input", "UTF-8")
     assert not Path(out + "2").exists()
 
 
@@ -113,7 +115,7 @@ def test_what_is_not_text_is_left_out_of_a_folder_and_said_but_an_error_where_it
 )
 def test_a_line_without_text_is_named_by_its_number(cli: Cli, tmp_path: Path, line: str) -> None:
     (tmp_path / "c.jsonl").write_text(f'{{"text": "fine"}}\n{line}\n')
-    failed(cli("datastore", "build", str(tmp_path / "c.jsonl"), "-o", str(tmp_path / "s")), 2, "c.jsonl, line 2")
+    failed(cli("datastore", "build", *MINI, str(tmp_path / "c.jsonl"), "-o", str(tmp_path / "s")), 2, "c.jsonl, line 2")
 
 
 @pytest.mark.parametrize(
@@ -128,12 +130,12 @@ def test_a_line_without_text_is_named_by_its_number(cli: Cli, tmp_path: Path, li
         (["datastore", "build", "-", "-o", "."], 2, "is a folder"),
         (["datastore", "build", "-", "-o", "s", "--model", "a", "--tokenizer", "b"], 2, "not allowed with"),
         (["datastore", "build", "-", "-o", "s", "--model", "/nowhere/at/all"], 1, "/nowhere/at/all"),
-        (["datastore", "build", "-", "-o", "s"], 2, "no text"),
+        (["datastore", "build", *MINI, "-", "-o", "s"], 2, "no text"),
         (["datastore", "info", "nowhere"], 1, "nowhere"),
         (["datastore", "info", "."], 1, "directory"),
         (["datastore", "info"], 2, "FILE"),
-        (["generate", "x", "--strategy", "datastore"], 2, "parlay datastore build"),
-        (["generate", "x", "--strategy", "datastore:file=nowhere"], 1, "nowhere"),
+        (["generate", "x", *MINI, "--strategy", "datastore"], 2, "parlay datastore build"),
+        (["generate", "x", *MINI, "--strategy", "datastore:file=nowhere"], 1, "nowhere"),
     ],
 )
 def test_mistakes_are_one_line(
@@ -151,7 +153,7 @@ def test_a_damaged_file_is_refused_by_info_and_by_the_strategy(cli: Cli, folder:
     content = file.read_bytes()
     file.write_bytes(content[:-3] + b"\7\7\7")
     failed(cli("datastore", "info", str(file)), 1, "checksum")
-    failed(cli("generate", "x", "--strategy", f"datastore:file={file}"), 1, "checksum")
+    failed(cli("generate", "x", *MINI, "--strategy", f"datastore:file={file}"), 1, "checksum")
 
 
 @pytest.fixture
@@ -173,7 +175,7 @@ def test_ctrl_c_leaves_no_half_file(
 
     place = {"encode": corpus.__name__ + "._encode", "sort": "parlay.drafters.stores.datastore_file.suffix_array"}
     monkeypatch.setattr(place.get(where, "os.fsync"), interrupt)
-    result = cli("datastore", "build", str(folder), "-o", str(tmp_path / "store"))
+    result = cli("datastore", "build", *MINI, str(folder), "-o", str(tmp_path / "store"))
     assert result.code == 130
     assert "Traceback" not in result.err
     assert [path.name for path in tmp_path.iterdir()] == ["corpus"]
@@ -182,7 +184,7 @@ def test_ctrl_c_leaves_no_half_file(
 def test_progress_is_shown_on_terminals_alone(
     cli: Cli, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words = ("datastore", "build", str(folder), "-o", str(tmp_path / "store"))
+    words = ("datastore", "build", *MINI, str(folder), "-o", str(tmp_path / "store"))
     assert cli(*words).err == ""
     screen = Screen()
     monkeypatch.setattr("sys.stderr", screen)

@@ -10,13 +10,15 @@ import pytest
 from parlay.bench.records import Cell, Row
 from parlay.bench.wave import Prepared
 from parlay.cli import race as demo
+from parlay.models.fetch import pulled
 from tests.cli.conftest import Cli
 
 
 @pytest.fixture(autouse=True)
 def brief(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Few tokens, and the built-in model: none has been pulled."""
+    """Few tokens, and the built-in model: none has been pulled, and pip is no program that brings one."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(pulled, "PIP", ["false"])
     monkeypatch.setattr(demo, "LENGTHS", ((0.0, 24),))
     monkeypatch.setattr(demo, "MOST_ROUNDS", 1)
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from parlay.engine import Engine
 from parlay.models.fetch.resolving import resolve
-from tests.cli.conftest import Cli, Result
+from tests.cli.conftest import MINI, Cli, Result
 
 PROMPT = "The cat and the dog, the cat and the bird, the cat and the"
 JSON_FIELDS = ["text", "token_ids", "finish_reason", "metrics"]
@@ -62,7 +62,7 @@ class Screen(io.StringIO):
 
 def result_of(cli: Cli, *words: str) -> dict[str, object]:
     """The JSON object of a run that must succeed."""
-    result = cli("generate", PROMPT, "--json", *words)
+    result = cli("generate", PROMPT, "--json", *MINI, *words)
     assert result.code == 0, result.err
     value = json.loads(result.out)
     assert isinstance(value, dict)
@@ -70,13 +70,13 @@ def result_of(cli: Cli, *words: str) -> dict[str, object]:
 
 
 def test_what_auto_chose_is_explained(cli: Cli) -> None:
-    told = cli("generate", PROMPT, "--max-tokens", "48", "--strategy", "auto:of=prompt-lookup", "--explain")
+    told = cli("generate", PROMPT, *MINI, "--max-tokens", "48", "--strategy", "auto:of=prompt-lookup", "--explain")
     assert "prompt-lookup: asked in" in told.err
     assert "steps: " in told.err
     assert "taken for a request of the kind: " in told.err
     assert "tokens per step (expected), and where they came from or why nothing was drafted; overlap" in told.err
     assert "%" in told.err.splitlines()[-1], "each part of its life says how much of it goes on with earlier text"
-    simple = cli("generate", PROMPT, "--max-tokens", "4", "--strategy", "none", "--explain")
+    simple = cli("generate", PROMPT, *MINI, "--max-tokens", "4", "--strategy", "none", "--explain")
     assert "none has one drafter or none: there was nothing to choose" in simple.err
     metrics = result_of(cli, "--max-tokens", "48", "--strategy", "auto:of=prompt-lookup")["metrics"]
     assert isinstance(metrics, dict)
@@ -92,8 +92,8 @@ def test_what_auto_chose_is_explained(cli: Cli) -> None:
 
 
 def test_the_default_strategy_writes_what_plain_decoding_writes(cli: Cli) -> None:
-    fast = cli("generate", PROMPT, "--max-tokens", "48")
-    plain = cli("generate", PROMPT, "--max-new-tokens", "48", "--strategy", "none")
+    fast = cli("generate", PROMPT, *MINI, "--max-tokens", "48")
+    plain = cli("generate", PROMPT, *MINI, "--max-new-tokens", "48", "--strategy", "none")
     assert fast.code == plain.code == 0
     assert len(fast.out) > 20
     assert fast.out == plain.out
@@ -101,10 +101,10 @@ def test_the_default_strategy_writes_what_plain_decoding_writes(cli: Cli) -> Non
 
 
 def test_an_answer_that_the_context_has_no_room_for_is_said(cli: Cli) -> None:
-    result = cli("generate", "Hello" * 400, "--max-tokens", "99999999", "--stop", " ", "--stop", "e")
+    result = cli("generate", "Hello" * 400, *MINI, "--max-tokens", "99999999", "--stop", " ", "--stop", "e")
     assert result.code == 0, result.err
     assert "the context has room for" in result.err
-    assert "room" not in cli("generate", PROMPT, "--max-tokens", "4").err
+    assert "room" not in cli("generate", PROMPT, *MINI, "--max-tokens", "4").err
 
 
 def test_json_is_one_object_with_these_fields(cli: Cli) -> None:
@@ -115,9 +115,9 @@ def test_json_is_one_object_with_these_fields(cli: Cli) -> None:
     assert list(report["metrics"]) == METRICS
     assert report["metrics"]["completion_tokens"] == len(report["token_ids"]) == 24  # type: ignore[arg-type]
     assert report["finish_reason"] == "length"
-    assert cli("generate", PROMPT, "--max-tokens", "24").out.removesuffix("\n") == str(report["text"]).removesuffix(
-        "\n"
-    )
+    assert cli("generate", PROMPT, *MINI, "--max-tokens", "24").out.removesuffix("\n") == str(
+        report["text"]
+    ).removesuffix("\n")
 
 
 def test_a_seed_decides_the_text_whatever_the_strategy_and_is_reported(cli: Cli) -> None:
@@ -126,12 +126,12 @@ def test_a_seed_decides_the_text_whatever_the_strategy_and_is_reported(cli: Cli)
     assert isinstance(drawn["metrics"], dict)
     seed = str(drawn["metrics"]["seed"])
     assert result_of(cli, *sampled, "--seed", seed, "--strategy", "none")["token_ids"] == drawn["token_ids"]
-    assert f"seed {seed}" in cli("generate", PROMPT, *sampled, "--seed", seed).err
+    assert f"seed {seed}" in cli("generate", PROMPT, *MINI, *sampled, "--seed", seed).err
 
 
 def test_a_prompt_on_stdin_is_read_without_its_line_end(cli: Cli) -> None:
-    argument = cli("generate", PROMPT, "--max-tokens", "8")
-    assert cli("generate", "--max-tokens", "8", stdin=PROMPT.encode() + b"\n").out == argument.out
+    argument = cli("generate", PROMPT, *MINI, "--max-tokens", "8")
+    assert cli("generate", *MINI, "--max-tokens", "8", stdin=PROMPT.encode() + b"\n").out == argument.out
 
 
 def test_a_system_message_implies_chat(cli: Cli) -> None:
@@ -145,19 +145,22 @@ def test_a_system_message_implies_chat(cli: Cli) -> None:
 
 
 def test_no_tokens_is_an_empty_text_and_no_failure(cli: Cli) -> None:
-    result = cli("generate", PROMPT, "--max-tokens", "0")
+    result = cli("generate", PROMPT, *MINI, "--max-tokens", "0")
     assert (result.code, result.out) == (0, "")
     assert "0 tokens in 0 steps" in result.err
 
 
 def test_a_stop_text_ends_the_output_before_it(cli: Cli) -> None:
-    text = cli("generate", PROMPT, "--max-tokens", "24").out
+    text = cli("generate", PROMPT, *MINI, "--max-tokens", "24").out
     stop = text[10:14]
-    assert cli("generate", PROMPT, "--max-tokens", "24", "--stop", stop).out.rstrip("\n") == text[: text.index(stop)]
+    assert (
+        cli("generate", PROMPT, *MINI, "--max-tokens", "24", "--stop", stop).out.rstrip("\n")
+        == text[: text.index(stop)]
+    )
 
 
 def test_a_terminal_shows_accepted_tokens_tinted_unless_told_not_to(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    words = ("generate", PROMPT, "--max-tokens", "48", "--strategy", "prompt-lookup:policy=fixed")
+    words = ("generate", PROMPT, *MINI, "--max-tokens", "48", "--strategy", "prompt-lookup:policy=fixed")
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("NO_COLOR", raising=False)
     piped = cli(*words).out
@@ -181,7 +184,7 @@ def test_ctrl_c_keeps_and_shows_what_was_generated(
     cli: Cli, monkeypatch: pytest.MonkeyPatch, json_wanted: bool
 ) -> None:
     """The signal comes with the third step; what was streamed before stands, and the summary follows."""
-    whole = cli("generate", PROMPT, "--max-tokens", "64", "--strategy", "none").out
+    whole = cli("generate", PROMPT, *MINI, "--max-tokens", "64", "--strategy", "none").out
     steps = iter(range(1000))
 
     def interrupt_third(*_: object) -> None:
@@ -191,7 +194,7 @@ def test_ctrl_c_keeps_and_shows_what_was_generated(
     step = Engine.step
     monkeypatch.setattr(Engine, "step", lambda self: (interrupt_third(), step(self))[1])
     extra = ("--json",) if json_wanted else ()
-    result = cli("generate", PROMPT, "--max-tokens", "64", "--strategy", "none", *extra)
+    result = cli("generate", PROMPT, *MINI, "--max-tokens", "64", "--strategy", "none", *extra)
     assert result.code == 130
     assert "interrupted" in result.err
     assert "Traceback" not in result.err
@@ -201,7 +204,7 @@ def test_ctrl_c_keeps_and_shows_what_was_generated(
 
 
 def test_a_reader_that_leaves_early_ends_the_run_quietly() -> None:
-    words = [sys.executable, "-m", "parlay", "generate", PROMPT, "--max-tokens", "200", "--ignore-eos"]
+    words = [sys.executable, "-m", "parlay", "generate", PROMPT, *MINI, "--max-tokens", "200", "--ignore-eos"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stderr is not None
@@ -212,7 +215,7 @@ def test_a_reader_that_leaves_early_ends_the_run_quietly() -> None:
 
 
 def test_a_prompt_longer_than_the_context_says_both_lengths(cli: Cli) -> None:
-    failed(cli("generate", "word " * 9000), 2, "4096")
+    failed(cli("generate", "word " * 9000, *MINI), 2, "4096")
 
 
 # ---------------------------------------------------------------------------------------------------- damaged models
@@ -269,9 +272,11 @@ def test_a_draft_model_with_another_vocabulary_is_refused(cli: Cli, damaged: Dam
     folder = damaged(shrink)
     config = json.loads((Path(folder) / "config.json").read_text())
     (Path(folder) / "config.json").write_text(json.dumps({**config, "vocab_size": 1000}))
-    failed(cli("generate", PROMPT, "--strategy", "draft-model", "--draft-model", folder), 2, "vocabulary")
+    failed(cli("generate", PROMPT, *MINI, "--strategy", "draft-model", "--draft-model", folder), 2, "vocabulary")
 
 
 def test_a_draft_model_that_no_strategy_would_use_is_refused(cli: Cli) -> None:
-    failed(cli("generate", PROMPT, "--draft-model", "parlay-mini-draft"), 2, "--draft-model")
-    failed(cli("generate", PROMPT, "--strategy", "none", "--draft-model", "parlay-mini-draft"), 2, "--draft-model")
+    failed(cli("generate", PROMPT, *MINI, "--draft-model", "parlay-mini-draft"), 2, "--draft-model")
+    failed(
+        cli("generate", PROMPT, *MINI, "--strategy", "none", "--draft-model", "parlay-mini-draft"), 2, "--draft-model"
+    )

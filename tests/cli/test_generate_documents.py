@@ -9,7 +9,7 @@ import pytest
 from tests.cli.conftest import Cli
 from tests.cli.test_generate import failed
 
-ASKED = ("generate", "Once upon a time there was a", "--max-tokens", "40", "--ignore-eos")
+ASKED = ("generate", "Once upon a time there was a", "--model", "parlay-mini", "--max-tokens", "40", "--ignore-eos")
 
 
 def steps(err: str) -> int:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Cli
+from tests.cli.conftest import MINI, Cli
 from tests.cli.test_generate import failed
 
 SCHEMA = (
@@ -18,9 +18,11 @@ NOWHERE = ("generate", "Fine?", "--model", "/nowhere/at/all")
 
 def test_the_text_is_what_was_asked_for(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "schema.json").write_text(SCHEMA)
-    assert list(json.loads(cli("generate", "Fine?", "--json-schema", str(tmp_path / "schema.json")).out)) == ["ok"]
-    assert cli("generate", "Fine?", "--choice", "no", "--choice", "yes").out.strip() in ("no", "yes")
-    assert cli("generate", "Fine?", "--regex", "[0-9]{4}").out.strip().isdigit()
+    assert list(json.loads(cli("generate", "Fine?", *MINI, "--json-schema", str(tmp_path / "schema.json")).out)) == [
+        "ok"
+    ]
+    assert cli("generate", "Fine?", *MINI, "--choice", "no", "--choice", "yes").out.strip() in ("no", "yes")
+    assert cli("generate", "Fine?", *MINI, "--regex", "[0-9]{4}").out.strip().isdigit()
 
 
 @pytest.mark.parametrize(
@@ -36,4 +38,4 @@ def test_what_can_not_be_asked_is_said_before_a_model_loads(cli: Cli, flags: tup
 
 
 def test_a_pattern_that_is_not_valid_is_a_usage_error(cli: Cli) -> None:
-    failed(cli("generate", "Fine?", "--regex", "a("), 2, "unclosed group")
+    failed(cli("generate", "Fine?", *MINI, "--regex", "a("), 2, "unclosed group")

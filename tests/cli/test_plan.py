@@ -19,7 +19,7 @@ from parlay.cost.devices import machine as known_machine
 from parlay.cost.fitting import TimedForward
 from parlay.strategies.spelling import parse
 from tests.bench.plan.conftest import TINY, WORKS, config_only
-from tests.cli.conftest import Cli
+from tests.cli.conftest import MINI, Cli
 
 __all__ = ["config_only"]  # the fixture
 
@@ -95,7 +95,7 @@ def test_the_json_has_one_structure(cli: Cli, config_only: Path) -> None:
 def test_nothing_right_means_that_nothing_is_drafted(cli: Cli) -> None:
     """Plain decoding is among the choices, also where it is not named."""
     for words in ((), ("--strategy", "prompt-lookup:policy=fixed")):
-        result = cli("plan", "--device", "h200", "--acceptance", "0", *words)
+        result = cli("plan", *MINI, "--device", "h200", "--acceptance", "0", *words)
         assert "\npick: none\n" in result.out
 
 
@@ -148,7 +148,7 @@ def test_a_machine_is_calibrated_once_and_then_remembered(
     elsewhere = tmp_path / "new" / "mine.json"
     assert f"calibration kept in {elsewhere}" in cli(*words, "--calibration", str(elsewhere)).err
     assert cli("plan", "--model", str(config_only), "--calibration", str(elsewhere)).err == ""
-    wrong = cli("plan", "--calibration", str(path), "--dtype", "bfloat16")
+    wrong = cli("plan", *MINI, "--calibration", str(path), "--dtype", "bfloat16")
     assert wrong.code == 2
     assert "measured for float32 weights, not bfloat16" in wrong.err
     assert cli(*words, "--quantize", "int8", "--calibrate").code == 0
@@ -171,6 +171,7 @@ def test_prompts_measure_how_often_drafts_are_right(cli: Cli, tmp_path: Path) ->
 def test_another_model_stands_in_where_there_is_only_a_config(
     cli: Cli, config_only: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("parlay.cli.plan.default_model", lambda: "parlay-mini")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # where nothing was pulled
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("Say: one two three, one two three, one two\n")
@@ -185,7 +186,7 @@ def test_another_model_stands_in_where_there_is_only_a_config(
 
 def test_copies_from_an_answer_that_repeats_itself_do_not_count() -> None:
     prompt = "It was late in the autumn when"
-    with LLM(dtype="float32") as llm:
+    with LLM("parlay-mini", dtype="float32") as llm:
         assert llm.tokenizer is not None
         llm.tokenizer.chat_template = None  # text to go on with, which soon repeats itself
         ((rate,),) = decoded([parse("prompt-lookup")], [Item(id="0", prompt=prompt)], llm).values()
@@ -261,7 +262,7 @@ MISTAKES = {
 @pytest.mark.parametrize("case", MISTAKES)
 def test_mistakes_are_one_line_and_exit_code_2(cli: Cli, case: str) -> None:
     words, named = MISTAKES[case]
-    result = cli("plan", *words)
+    result = cli("plan", *MINI, *words)
     assert (result.code, result.out) == (2, "")
     assert result.err.startswith("parlay: error: ")
     assert result.err.count("\n") == 1
@@ -269,7 +270,7 @@ def test_mistakes_are_one_line_and_exit_code_2(cli: Cli, case: str) -> None:
 
 
 def test_a_calibration_that_is_no_file_is_a_failure(cli: Cli, tmp_path: Path) -> None:
-    result = cli("plan", "--calibration", str(tmp_path))
+    result = cli("plan", *MINI, "--calibration", str(tmp_path))
     assert result.code == 1
     assert "can't read the calibration" in result.err
 
@@ -277,6 +278,6 @@ def test_a_calibration_that_is_no_file_is_a_failure(cli: Cli, tmp_path: Path) ->
 def test_a_calibration_of_unknown_origin_is_a_failure(cli: Cli, tmp_path: Path) -> None:
     sample = TimedForward(TINY, WORKS[0], 1.0)
     Calibration(known_machine("l4", "float32"), {"device": "cpu"}, (sample,)).save(tmp_path / "found.json")
-    result = cli("plan", "--calibration", str(tmp_path / "found.json"))
+    result = cli("plan", *MINI, "--calibration", str(tmp_path / "found.json"))
     assert result.code == 1
     assert "does not say processor, threads" in result.err

@@ -18,7 +18,16 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def generate(cli: Cli, *flags: str) -> None:
-    chosen = ("--strategy", "auto:of=prompt-lookup", "--max-tokens", "32", "--ignore-eos", *flags)
+    chosen = (
+        "--model",
+        "parlay-mini",
+        "--strategy",
+        "auto:of=prompt-lookup",
+        "--max-tokens",
+        "32",
+        "--ignore-eos",
+        *flags,
+    )
     assert cli("generate", PROMPT, *chosen).code == 0
 
 
@@ -30,7 +39,12 @@ def test_what_was_learned_is_shown_and_can_be_forgotten(cli: Cli) -> None:
     assert shown[1].split()[:2] == ["drafter", "requests"]
     assert shown[2].split()[:2] == ["prompt-lookup", "all"]
     assert shown[3].split()[0] == "prose"
-    assert cli("generate", "Once", "--strategy", "none", "--max-tokens", "48", "--ignore-eos").code == 0
+    assert (
+        cli(
+            "generate", "Once", "--model", "parlay-mini", "--strategy", "none", "--max-tokens", "48", "--ignore-eos"
+        ).code
+        == 0
+    )
     assert " rows " in cli("router", "show").out.splitlines()[-1]
     (entry,) = json.loads(cli("router", "show", "--model", "parlay-mini", "--json").out)
     assert set(entry["arms"]) == {"prompt-lookup"}

@@ -21,7 +21,7 @@ STRATEGIES = ["none", "prompt-lookup", "prompt-lookup:policy=fixed,k=5", "draft-
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    with LLM(dtype="float32", seed=1) as model:
+    with LLM("parlay-mini", dtype="float32", seed=1) as model:
         yield model
 
 
@@ -76,7 +76,7 @@ def test_a_drawn_seed_is_reported_and_reproduces_the_text(llm: LLM) -> None:
 
 
 def test_a_closed_llm_says_so() -> None:
-    llm = LLM(dtype="float32")
+    llm = LLM("parlay-mini", dtype="float32")
     llm.close()
     llm.close()
     assert repr(llm) == "LLM(closed)"
@@ -88,7 +88,7 @@ def test_a_closed_llm_says_so() -> None:
 def test_an_llm_with_a_seed_repeats_itself() -> None:
     texts = []
     for _ in range(2):
-        with LLM(seed=7, dtype="float32") as model:
+        with LLM("parlay-mini", seed=7, dtype="float32") as model:
             texts.append([out.outputs[0].text for out in model.generate(PROMPTS, SamplingParams(max_tokens=8))])
     assert texts[0] == texts[1]
 
@@ -258,13 +258,13 @@ def test_a_failed_sample_keeps_the_others(llm: LLM) -> None:
 def test_what_a_store_learned_is_in_its_file_when_the_model_closes(name: str, tmp_path: Path) -> None:
     """However few requests there were: the command line runs one at a time."""
     store = tmp_path / "store"
-    with LLM(strategy=f"{name}:store={store}") as llm:
+    with LLM("parlay-mini", strategy=f"{name}:store={store}") as llm:
         llm.generate("Once upon a time", SamplingParams(temperature=0.0, max_tokens=24))
     assert store.stat().st_size > 0
 
 
 def test_a_model_that_is_loaded_again_reads_texts_with_the_earlier_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
-    with LLM(dtype="float32", seed=1) as first:
+    with LLM("parlay-mini", dtype="float32", seed=1) as first:
         first.vocabulary.prepare()
         expected = [out.outputs[0].text for out in first.generate(PROMPTS, SamplingParams(seed=5, max_tokens=16))]
 
@@ -272,7 +272,7 @@ def test_a_model_that_is_loaded_again_reads_texts_with_the_earlier_vocabulary(mo
         raise AssertionError("it was read again")
 
     monkeypatch.setattr("parlay.llm.llm.load_tokenizer", refuse)
-    with LLM(dtype="float32", tokenizer=first.vocabulary, seed=1) as again:
+    with LLM("parlay-mini", dtype="float32", tokenizer=first.vocabulary, seed=1) as again:
         texts = [out.outputs[0].text for out in again.generate(PROMPTS, SamplingParams(seed=5, max_tokens=16))]
         form = StructuredOutputsParams(choice=["yes"])
         (formed,) = again.generate(PROMPT, SamplingParams(max_tokens=8, structured_outputs=form))
@@ -280,8 +280,8 @@ def test_a_model_that_is_loaded_again_reads_texts_with_the_earlier_vocabulary(mo
 
 
 def test_a_vocabulary_of_another_model_lends_only_its_tokenizer() -> None:
-    with LLM() as llm:
+    with LLM("parlay-mini") as llm:
         other = Vocabulary(llm.tokenizer, vocab_size=7, eos_ids=[3])
-        with LLM(tokenizer=other) as own:
+        with LLM("parlay-mini", tokenizer=other) as own:
             assert own.vocabulary is not other
             assert own.tokenizer is llm.tokenizer

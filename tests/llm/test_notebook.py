@@ -23,7 +23,7 @@ COPY = "Say it again and again: one two three <b>four</b> & five. one two three 
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    with LLM(dtype="float32", strategy="prompt-lookup:policy=fixed,k=4") as model:
+    with LLM("parlay-mini", dtype="float32", strategy="prompt-lookup:policy=fixed,k=4") as model:
         yield model
 
 
@@ -98,7 +98,7 @@ def test_a_load_is_counted_matrix_by_matrix() -> None:
         made.update = lambda n: seen.append((made.n, made.total))  # type: ignore[method-assign]
         return made
 
-    LLM(use_tqdm_on_load=make).close()  # type: ignore[arg-type]
+    LLM("parlay-mini", use_tqdm_on_load=make).close()  # type: ignore[arg-type]
     if seen:  # torch's operators pack nothing
         assert len(seen) == seen[-1][1] > 10
 

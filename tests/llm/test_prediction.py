@@ -25,7 +25,7 @@ ALL_OF_IT = "prediction:policy=fixed"
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    with LLM(dtype="float32", seed=1) as model:
+    with LLM("parlay-mini", dtype="float32", seed=1) as model:
         yield model
 
 
@@ -174,7 +174,7 @@ def test_without_a_tokenizer_ids_still_work() -> None:
 
 # ---------------------------------------------------------------------------------------------------------- the command
 
-ASKED = ("generate", PROMPT, "--max-tokens", "40", "--ignore-eos")
+ASKED = ("generate", PROMPT, "--model", "parlay-mini", "--max-tokens", "40", "--ignore-eos")
 
 
 def test_the_command_reads_it_from_a_file(cli: Cli, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=6)
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    with LLM(dtype="float32", seed=1) as model:
+    with LLM("parlay-mini", dtype="float32", seed=1) as model:
         yield model
 
 
@@ -29,7 +29,14 @@ def llm() -> Iterator[LLM]:
 
 def test_arguments_without_effect_are_named_in_one_warning() -> None:
     with pytest.warns(UserWarning, match="enforce_eager, swap_space, trust_remote_code") as told:
-        LLM(tensor_parallel_size=1, enforce_eager=True, swap_space=4, revision=None, trust_remote_code=True).close()
+        LLM(
+            "parlay-mini",
+            tensor_parallel_size=1,
+            enforce_eager=True,
+            swap_space=4,
+            revision=None,
+            trust_remote_code=True,
+        ).close()
     assert len(told) == 1
     assert told[0].filename == __file__
 
@@ -53,12 +60,12 @@ def test_arguments_without_effect_are_named_in_one_warning() -> None:
 )
 def test_arguments_that_would_matter_are_refused_by_name(arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        LLM(**arguments)
+        LLM("parlay-mini", **arguments)
 
 
 def test_an_unknown_argument_is_answered_with_the_closest_one() -> None:
     with pytest.raises(TypeError, match="max_model_length: did you mean max_model_len"):
-        LLM(max_model_length=5)
+        LLM("parlay-mini", max_model_length=5)
 
 
 @pytest.mark.parametrize(
@@ -198,7 +205,7 @@ def all_texts(model: Any, prompt: list[int], length: int) -> dict[tuple[int, ...
 
 def test_a_beam_as_wide_as_the_vocabulary_finds_the_likeliest_texts_of_all() -> None:
     model = random_model("llama")
-    tokenizer = LLM().get_tokenizer()
+    tokenizer = LLM("parlay-mini").get_tokenizer()
     prompt = [5, 9, 13]
     best = sorted(all_texts(model, prompt, 2).items(), key=lambda item: -item[1])[:10]
     params = BeamSearchParams(beam_width=VOCAB_SIZE, max_tokens=2, ignore_eos=True)

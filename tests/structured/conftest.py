@@ -28,5 +28,5 @@ def grammars(tokenizer: Tokenizer) -> Grammars:
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    with LLM(dtype="float32", seed=1) as model:
+    with LLM("parlay-mini", dtype="float32", seed=1) as model:
         yield model

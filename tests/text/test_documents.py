@@ -92,7 +92,7 @@ def test_without_a_tokenizer_ids_still_work() -> None:
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    with LLM(dtype="float32", strategy="prompt-lookup:policy=fixed") as model:
+    with LLM("parlay-mini", dtype="float32", strategy="prompt-lookup:policy=fixed") as model:
         yield model
 
 

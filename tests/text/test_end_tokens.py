@@ -62,9 +62,9 @@ def test_a_vocabulary_that_was_read_is_used_for_the_same_ends_only() -> None:
 
 def test_completions_end_where_the_user_says() -> None:
     params = SamplingParams(temperature=0, max_tokens=12)
-    with LLM() as llm:
+    with LLM("parlay-mini") as llm:
         ids = llm.generate("The tide", params)[0].outputs[0].token_ids
-    with LLM(load=LoadOptions(end_tokens=f"{ids[5]}")) as llm:
+    with LLM("parlay-mini", load=LoadOptions(end_tokens=f"{ids[5]}")) as llm:
         sample = llm.generate("The tide", params)[0].outputs[0]
     assert sample.token_ids == ids[: ids.index(ids[5]) + 1]
     assert sample.finish_reason == "stop"

@@ -30,21 +30,23 @@ T = TypeVar("T")
 class AsyncLLM:
     """Decodes for many tasks at once: requests join and leave between the steps of one engine thread.
 
-    ``llm`` is a model's name, or an LLM, which belongs to it from now on: elsewhere only `LLM.job` may be used. Any
-    thread and event loop may submit. Per LLM ``max_num_seqs`` samples run and up to ``max_waiting`` more are taken;
-    further ones are refused with `Busy`. A strategy that loads a model does so in the engine thread, at the first
-    request that names it; others wait for it.
+    ``llm`` is a model's name (None: the default model of `LLM`), or an LLM, which belongs to it from now on: elsewhere
+    only `LLM.job` may be used. Any thread and event loop may submit. Per LLM ``max_num_seqs`` samples run and up to
+    ``max_waiting`` more are taken; further ones are refused with `Busy`. A strategy that loads a model does so in the
+    engine thread, at the first request that names it; others wait for it.
 
         async with AsyncLLM("smollm2-135m") as llm:
             async for event in llm.stream("Once upon a time", SamplingParams(max_tokens=64)):
                 print(event.text, end="")
     """
 
-    def __init__(self, llm: LLM | str, *, max_waiting: int = 256, thread: EngineThread | None = None) -> None:
+    def __init__(
+        self, llm: LLM | str | None = None, *, max_waiting: int = 256, thread: EngineThread | None = None
+    ) -> None:
         if max_waiting < 0:
             raise ValueError(f"max_waiting must be at least 0, got {max_waiting}")
         thread = thread or EngineThread()
-        self.llm = _made(lambda: LLM(llm), thread) if isinstance(llm, str) else llm
+        self.llm = _made(lambda: LLM(llm), thread) if llm is None or isinstance(llm, str) else llm
         self._worker = Worker(self.llm, max_waiting, thread)
         self._audits = Background()
 

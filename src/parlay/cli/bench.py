@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from parlay.cli import INTERRUPTED, bench_prompts, bench_replay, bench_report
-from parlay.cli.flags import USUAL, add_effort_flag, add_model_flags, options_from
+from parlay.cli.flags import add_effort_flag, add_model_flags, options_from
 from parlay.options import LoadOptions
 
 if TYPE_CHECKING:
@@ -39,8 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f"list) with prompt or messages; at most {bench_prompts.PROMPTS} are taken unless --prompts says more. Or the "
         "word report, and files of results",
     )
-    add_model_flags(parser, USUAL)
-    parser.set_defaults(model=None)
+    add_model_flags(parser)
     _add_cases(parser)
     _add_amounts(parser)
     _add_conditions(parser)
@@ -157,7 +156,7 @@ def run(options: argparse.Namespace) -> int:
 def _measure(options: argparse.Namespace) -> int:
     from parlay.bench import workloads  # here, because these load torch and transformers
     from parlay.bench.presets import strategies
-    from parlay.models.fetch.pulled import usual
+    from parlay.models.fetch.pulled import default_model
     from parlay.strategies.effort import all_with_effort
 
     preset = _preset(options.preset)
@@ -167,7 +166,7 @@ def _measure(options: argparse.Namespace) -> int:
         chosen = all_with_effort(chosen, options.effort)
     names = options.workloads.split(",") if options.workloads else preset.workloads
     found = workloads.load(names, options.prompts or preset.prompts, options.data)
-    options.model = options.model or usual()
+    options.model = options.model or default_model()
     with _open(options) as llm:
         plan = _plan(options, preset, chosen, found)
         return _run(options, llm, plan)

@@ -39,12 +39,12 @@ def run(options: argparse.Namespace, files: list[Path]) -> int:
     from parlay.bench.trial import usual_strategies
     from parlay.bench.workloads import read_prompts
     from parlay.llm.llm import LLM
-    from parlay.models.fetch.pulled import usual
+    from parlay.models.fetch.pulled import default_model
     from parlay.system.progress import Ticker, above_bars
 
     prompts = tuple(islice((item for file in files for item in read_prompts(file)), options.prompts or PROMPTS))
     named = strategies(options.strategies) if options.strategies else None
-    model = options.model or usual()
+    model = options.model or default_model()
     with ExitStack() as stack:
         load = options_from(LoadOptions, options)
         llm = stack.enter_context(LLM(model, load=load, draft_model=options.draft_model, router_memory="off"))

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from parlay.cli.flags import (
-    USUAL,
     add_model_flags,
     add_router_memory_flag,
     add_sampling_flags,
@@ -31,8 +30,7 @@ DEFAULTS: Mapping[str, object] = {"max_tokens": 1024, **SAMPLING}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_model_flags(parser, USUAL)
-    parser.set_defaults(model=None)
+    add_model_flags(parser)
     add_flags(parser)
 
 
@@ -51,10 +49,10 @@ def run(options: argparse.Namespace) -> int:
     strategy = chosen_strategy(options)
     from parlay.cli.terminal_chat.commands import State
     from parlay.cli.terminal_chat.conversation import ChatSettings, Conversation, read_conversation
-    from parlay.models.fetch.pulled import usual
+    from parlay.models.fetch.pulled import default_model
     from parlay.models.fetch.resolving import resolve
 
-    options.model = options.model or usual()
+    options.model = options.model or default_model()
     resolve(options.model)  # says that a model is not there before torch is loaded, which takes seconds
     from parlay.models.sampling_defaults import sampling_defaults
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from parlay.models.fetch.pulled import DEFAULT_MODEL, default_model
 from parlay.types import ParlayError, Tokenizer
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     whose = build.add_mutually_exclusive_group()
     whose.add_argument(
-        "--model", default="parlay-mini", help="target model, whose tokenizer is used (default: parlay-mini)"
+        "--model", help=f"target model, whose tokenizer is used (default: {DEFAULT_MODEL}, fetched at the first use)"
     )
     whose.add_argument("--tokenizer", help="folder or Hub id of the target's tokenizer, if the model does not hold it")
     info = actions.add_parser(
@@ -55,7 +56,7 @@ def _build(options: argparse.Namespace) -> int:
     output: Path = options.output
     _check_output(output)
     sources = corpus.sources(options.corpus)
-    name = options.tokenizer or options.model
+    name = options.tokenizer or options.model or default_model()
     store = _make(sources, load_tokenizer(resolve_tokenizer(name)), name)
     try:
         store.write(output)

@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 
 from parlay.cli import bench_prompts
-from parlay.cli.flags import USUAL, add_model_flags
+from parlay.cli.flags import add_model_flags
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_model_flags(parser, USUAL)
-    parser.set_defaults(model=None, draft_model=None, out=None, minutes=None, concurrency=(1,), context=(0,))
+    add_model_flags(parser)
+    parser.set_defaults(draft_model=None, out=None, minutes=None, concurrency=(1,), context=(0,))
     parser.add_argument("--prompts", type=Path, required=True, metavar="FILE", dest="file", help="your prompts")
     parser.add_argument("--strategies", metavar="NAMES", help="what to measure, joined by commas")
     parser.add_argument("--most", type=int, default=8, metavar="N", help="most prompts, the first ones (default: 8)")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from parlay.certificates.requirement import Allowed
 from parlay.certificates.requirement import parse as allowed_by
+from parlay.models.fetch.pulled import DEFAULT_MODEL
 from parlay.options import LoadOptions, Option, Options, UsageError, options_of, read_config
 from parlay.types import SamplingParams
 
@@ -50,22 +51,18 @@ DEFAULTS: Mapping[str, object] = {"max_tokens": 256, "temperature": 0.0}
 """Where the command differs from SamplingParams: text that repeats, and is longer than vLLM's 16 tokens."""
 ALIASES = {"max_tokens": "max_new_tokens"}
 
-USUAL = "smollm2-135m where it has been pulled, else parlay-mini"
-"""What help calls the model of commands for newcomers, `parlay.models.fetch.pulled.usual`."""
-
 T = TypeVar("T", bound=Options)
 
 _METAVARS = {int: "N", float: "X", Path: "PATH"}
 _READERS: Mapping[str, tuple[Callable[[str], object], str]] = {"int": (int, "N"), "float": (float, "X")}
 
 
-def add_model_flags(parser: argparse.ArgumentParser, default: str = "parlay-mini") -> None:
-    """Which model, and how to run it: the same for every command that decodes. ``default`` is what help calls it."""
+def add_model_flags(parser: argparse.ArgumentParser) -> None:
+    """Which model, and how to run it: the same for every command that decodes. None: `pulled.default_model`."""
     parser.add_argument(
         "--model",
-        default="parlay-mini",
         help="name that parlay models lists, local folder or GGUF file, or Hugging Face Hub id, with :QUANTISATION for "
-        f"a GGUF file there (default: {default})",
+        f"a GGUF file there (default: {DEFAULT_MODEL}, fetched at the first use)",
     )
     add_option_flags(parser, LoadOptions)
 

@@ -34,8 +34,10 @@ def open_llm(options: argparse.Namespace, strategy: StrategySpec | None) -> LLM:
     """
     if strategy is None and options.draft_model is not None:
         raise ValueError("--draft-model is not used by the default strategy: name one with --strategy")
+    from parlay.models.fetch.pulled import default_model
     from parlay.models.fetch.resolving import resolve
 
+    options.model = options.model or default_model()
     resolve(options.model)  # says that a model is not there before torch is loaded, which takes seconds
     with uncollected():
         from parlay.llm.llm import LLM

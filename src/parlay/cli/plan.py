@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from parlay.cli import plan_page
-from parlay.cli.flags import USUAL, add_option_flags, strategy
+from parlay.cli.flags import add_option_flags, strategy
 from parlay.cost.devices import BANDWIDTH_SHARE, DEVICES, RATE_SHARE, find_device
 from parlay.cost.devices import machine as known_machine
+from parlay.models.fetch.pulled import DEFAULT_MODEL, default_model
 from parlay.options import LoadOptions
 
 if TYPE_CHECKING:
@@ -34,7 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model",
         help="name that parlay models lists, name of a common model such as llama-3.1-8b or qwen2.5-7b, Hugging Face "
-        f"Hub id, GGUF file, or local folder; config.json is enough (default: {USUAL})",
+        "Hub id, GGUF file, or local folder; config.json is enough "
+        f"(default: {DEFAULT_MODEL}, fetched at the first use)",
     )
     parser.add_argument("--draft-model", metavar="MODEL", help="small model for strategies that draft with one")
     parser.add_argument(
@@ -104,11 +106,8 @@ def _add_acceptance_flags(cases: argparse._ActionsContainer) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from parlay.models.fetch.pulled import usual
-
-    options.model = options.model or usual()
-    _check_flags(options)
     rows, contexts, batches = (_counts(options, name) for name in ("rows", "context", "batch"))
+    _check_flags(options)
     from parlay.bench.plan.report import case, with_kinds, with_offers
     from parlay.bench.plan.strategies import read_acceptance
     from parlay.cost.speed import Setting
@@ -189,11 +188,10 @@ def _measured(options: argparse.Namespace, names: list[StrategySpec], models: Mo
     from parlay.bench.plan.acceptance import measured
     from parlay.bench.plan.strategies import drafting, members
     from parlay.llm.llm import LLM
-    from parlay.models.fetch.pulled import usual
     from parlay.strategies.catalogue import find
 
     here = _has_weights(options.model)
-    model = options.model if here else usual()
+    model = options.model if here else default_model()
     wanted = drafting(list(dict.fromkeys(each for spec in names for each in members(spec, models))))
     unread = [spec for spec in wanted if not here and not find(spec.name).replayable]
     if options.strategy and unread:
@@ -248,6 +246,7 @@ def _check_flags(options: argparse.Namespace) -> None:
         raise ValueError("--device names a machine that is not measured here: leave out --calibrate and --calibration")
     if options.device:
         find_device(options.device)
+    options.model = options.model or default_model()
     for model in (options.model, options.draft_model):
         if model is not None and not known_name(model):
             resolve_config(model)

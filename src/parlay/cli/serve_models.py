@@ -20,6 +20,7 @@ from parlay.cli.flags import (
     chosen_strategy,
     options_from,
 )
+from parlay.models.fetch.pulled import DEFAULT_MODEL, default_model
 from parlay.options import LoadOptions
 from parlay.serve.settings import Settings
 from parlay.types import ParlayError
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 IDLE_SECONDS = 300.0
 KEPT = 8
 """Vocabularies of models of a folder that stay in memory when the models are unloaded."""
-_BUILT_IN = "parlay-mini"
 _LATER_PART = re.compile(r".*-(?!00001)\d{5}-of-\d{5}")
 _FIRST_PART = re.compile(r"-00001-of-\d{5}$")
 
@@ -44,7 +44,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         metavar="MODEL",
         help="name that parlay models lists, local folder or GGUF file, or Hugging Face Hub id; NAME=MODEL serves it "
-        "under that name; several may be given (default: parlay-mini)",
+        f"under that name; several may be given (default: {DEFAULT_MODEL}, fetched at the first use)",
     )
     group = parser.add_argument_group("models")
     group.add_argument("--model", action="append", default=[], metavar="MODEL", help="the same as MODEL")
@@ -118,7 +118,7 @@ def chosen_models(options: argparse.Namespace) -> dict[str, str]:
     """
     words = [*options.models, *options.model]
     if options.model_dir is None:
-        return named_models(words or [_BUILT_IN])
+        return named_models(words or [default_model()])
     named, found = named_models(words), _models_in(options.model_dir)
     if twice := sorted(named.keys() & found.keys()):
         raise ValueError(f"{twice[0]!r} is also in {options.model_dir}: give it another name, as NAME=MODEL")

