@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from parlay.structured import checker, checking
+from parlay.structured import checker
 from parlay.structured.grammars import Grammars
+from parlay.system import bounded_process
 from parlay.types import StructuredOutputsParams, Tokenizer
 
 SLOW = "more than 25 ms of computing"
@@ -102,7 +103,7 @@ def test_what_takes_long_to_compile_is_refused_with_the_time_that_there_is(
 
 
 def test_a_checker_that_does_not_answer_is_given_up(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checking, "_WALL_SECONDS", 0.0)
+    monkeypatch.setattr(bounded_process, "_WALL_SECONDS", 0.0)
     with pytest.raises(ValueError, match="more than the 0 seconds that there are to compile"):
         grammars.compile(StructuredOutputsParams(**required(4321)))
 

@@ -14,7 +14,9 @@ from jinja2.exceptions import TemplateError
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
+from parlay import LLM
 from parlay.models.plain_tokenizer import PlainTokenizer
+from parlay.text import template_sandbox
 from parlay.text.chat_template import render, told_of_tools
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
@@ -37,6 +39,10 @@ ODDITIES = """{% set ns = namespace(self=1, seen=[]) %}{% set ns.self = ns.self 
 {% generation %}{% set inside = 1 %}{{ messages[-1].content }}{% endgeneration %}{{ inside is defined }}
 {% for message in messages %}{% if loop.index > 1 %}{% break %}{% endif %}{{ message.role | tojson }}{% endfor %}
 """
+DOUBLED = (
+    "{% set n = namespace(a=[1], b=[1]) %}{% for i in range(64) %}"
+    "{% set n.a = [n.a, n.a] %}{% set n.b = [n.b, n.b] %}{% endfor %}"
+)
 STRICT = "{% if messages[0].role != 'user' %}{{ raise_exception('users first') }}{% endif %}{{ messages[-1].content }}"
 
 USER = {"role": "user", "content": " Hi <there> & é "}
@@ -135,12 +141,37 @@ def test_a_template_can_t_leave_its_sandbox(attack: str) -> None:
         "{{ 'x' | center(9999999999) }}",
         "{{ 'x'.ljust(9999999999) }}",
         "{{ [[[1]]] | tojson(indent=9999999999) }}",
+        *(
+            DOUBLED + each
+            for each in ("{{ n.a == n.b }}", "{{ n.a in [n.b] }}", "{{ n.a | string }}", "{{ n.a ~ '' }}")
+        ),
+        DOUBLED + "{{ n.a | tojson }}",
+        "{% set n = namespace(t=99) %}{% for a in range(40) %}{% set n.t = n.t * n.t %}{% endfor %}{{ n.t % 7 }}",
+        "{{ lipsum(n=100000) }}",
+        "{{ ('a' * 10**6) | wordwrap(1) }}",
+        "{{ ('www.a.bc ' * 10**5) | urlize }}",
+        "{{ '%3000000000d' % 1 }}",
+        "{% set r = range(99999) | list %}{% for a in r %}{% set b = r[:] %}{% endfor %}",
     ],
 )
-def test_a_template_that_never_ends_is_ended(attack: str) -> None:
-    """Soon, and before it has filled the memory."""
-    with pytest.raises((TemplateError, RecursionError)):
+def test_a_template_that_never_ends_is_ended(attack: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Soon, and before it has filled the memory; what comes next is rendered."""
+    monkeypatch.setattr(template_sandbox, "CPU_SECONDS", 0.2)
+    with pytest.raises(TemplateError) as caught:
         render(ours(attack), [USER])
+    assert "\n" not in str(caught.value)
+    assert render(ours(STRICT), [USER]) == USER["content"]
+
+
+def test_known_templates_render_in_this_process_and_others_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_process() -> None:
+        raise AssertionError("a process was asked")
+
+    monkeypatch.setattr(template_sandbox, "_process", no_process)
+    with LLM() as llm:
+        assert "hi" in render(llm.get_tokenizer(), [{"role": "user", "content": "hi"}])
+    with pytest.raises(AssertionError, match="asked"):
+        render(ours(CHATML), [USER])
 
 
 def test_a_long_conversation_is_no_attack() -> None:

@@ -10,6 +10,7 @@ from parlay.models.fetch.resolving import resolve, resolve_tokenizer
 from parlay.models.loading import load_tokenizer, read_config
 from parlay.structured.grammars import Grammars
 from parlay.text.end_tokens import end_tokens, read_end_tokens
+from parlay.text.template_sandbox import prepare as prepare_template
 from parlay.text.tokenize import Encoder
 from parlay.types import RunnerSpec, Tokenizer
 
@@ -44,6 +45,9 @@ class Vocabulary:
         """Read now what is read once: the first request that needs it would wait for it, and others beside it."""
         if self.encoder is not None:
             self.encoder.prepare()
+        template = self.tokenizer.chat_template if self.tokenizer is not None else None
+        if isinstance(template, str):
+            prepare_template(template)
         self.grammars.prepare()
 
     def rest(self) -> None:

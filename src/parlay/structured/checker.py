@@ -8,22 +8,16 @@ from __future__ import annotations
 
 import json
 import random
-import resource
-import signal
-import sys
-import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any, TypeVar
 
 from llguidance import LLMatcher, LLTokenizer
 
-from parlay.structured.checking import CPU_SECONDS
 from parlay.structured.definition import definition, matcher
 from parlay.structured.reasons import limit_reached
+from parlay.system.bounded_process import Answer, serve
 from parlay.types import StructuredOutputsParams
 
 STACK = 64 << 20
@@ -41,34 +35,16 @@ T = TypeVar("T")
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends with whoever started it
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    threading.stack_size(STACK)
-    thread = threading.Thread(target=_serve, args=(Connection(int(sys.argv[1])),))
-    thread.start()
-    thread.join()
+    serve(_answering, memory=MEMORY, stack=STACK)
 
 
-def _serve(connection: Connection) -> None:
-    try:
-        vocabulary = LLTokenizer(**json.loads(connection.recv_bytes()))
-        _limit_memory()
-        while True:
-            wanted = StructuredOutputsParams(**json.loads(connection.recv_bytes()))
-            signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)  # ends the process, whatever it is doing
-            answer = _answer(vocabulary, wanted)
-            signal.setitimer(signal.ITIMER_PROF, 0)
-            connection.send_bytes(json.dumps(answer).encode())
-    except (EOFError, OSError):
-        return
+def _answering(first: bytes) -> Answer:
+    vocabulary = LLTokenizer(**json.loads(first))
 
+    def answer(question: bytes) -> bytes:
+        return json.dumps(_answer(vocabulary, StructuredOutputsParams(**json.loads(question)))).encode()
 
-def _limit_memory() -> None:
-    """Only where the system tells how much is in use."""
-    pages = Path("/proc/self/statm")
-    if pages.exists():
-        limit = int(pages.read_text().split()[0]) * resource.getpagesize() + MEMORY
-        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    return answer
 
 
 def _answer(vocabulary: LLTokenizer, wanted: StructuredOutputsParams) -> dict[str, Any]:

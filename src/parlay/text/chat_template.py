@@ -1,8 +1,7 @@
 """Chat templates: the text that a model expects of a conversation, as its tokenizer's template writes it.
 
-A template is a program that came with a model. It runs in a sandbox that bounds its work (`template_sandbox`) and sees
-plain values alone. What it is given, and what is added to jinja2's language, is as in transformers'
-``apply_chat_template``.
+A template is a program that came with a model. It runs in a sandbox with bounds (`template_sandbox`) and sees plain
+values alone. What it is given, and what is added to jinja2's language, is as in transformers' ``apply_chat_template``.
 """
 
 from __future__ import annotations
@@ -10,16 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from datetime import datetime
-from functools import lru_cache
 from typing import Any
-
-import jinja2
-from jinja2 import nodes
-from jinja2.exceptions import SecurityError, TemplateError
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-from jinja2.utils import Namespace
 
 from parlay.text import template_sandbox
 from parlay.text.control_tokens import cut, cut_messages, pieces
@@ -78,7 +68,7 @@ def render(
         "documents": None,
         "add_generation_prompt": begin_answer and not continue_final,
     }
-    text = template_sandbox.render(_compiled(template), given)
+    text = template_sandbox.render(template, given)
     return _cut(text, str(messages[-1]["content"])) if continue_final else text
 
 
@@ -179,72 +169,3 @@ def _cut(text: str, content: str) -> str:
     if not mark or content.strip() not in text:
         raise ValueError("the chat template changes the last message, so that it can't be continued")
     return (before if after.startswith(" ") else before.rstrip()).replace(_MARK, "")
-
-
-class _Generation(Extension):
-    """``{% generation %}``, which marks what the assistant wrote, for training. The text is what stands inside."""
-
-    tags = {"generation"}  # noqa: RUF012 (the type that jinja2 declares)
-
-    def parse(self, parser: Parser) -> nodes.Node:
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.Scope(body, lineno=line)
-
-
-class _Namespace(Namespace):
-    """jinja2's, less names that begin with an underscore, by which Python's own workings could be had."""
-
-    def __init__(*args: Any, **attributes: Any) -> None:
-        self, *given = args
-        for name in dict(*given, **attributes):
-            _refuse_private(name)
-        Namespace.__init__(self, *given, **attributes)
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        _refuse_private(name)
-        Namespace.__setitem__(self, name, value)
-
-
-def _refuse_private(name: object) -> None:
-    if str(name).startswith("_"):
-        raise SecurityError(f"a chat template can't store {name!r}: names may not begin with an underscore")
-
-
-class _Dict:
-    """What templates may do with ``dict``: the class itself would show them more."""
-
-    def __call__(self, *given: Any, **items: Any) -> dict[str, Any]:
-        return dict(*given, **items)
-
-    def fromkeys(self, names: Any, value: Any = None) -> dict[str, Any]:
-        return dict.fromkeys(names, value)
-
-
-@lru_cache(maxsize=64)
-def _compiled(template: str) -> jinja2.Template:
-    environment = template_sandbox.BoundedEnvironment(
-        {"tojson": _to_json}, trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
-    )
-    environment.globals |= {
-        "raise_exception": _refuse,
-        "strftime_now": lambda form: datetime.now().strftime(form),
-        "namespace": _Namespace,
-        "dict": _Dict(),
-    }
-    return environment.from_string(template)
-
-
-def _refuse(message: str) -> None:
-    raise TemplateError(message)
-
-
-def _to_json(
-    value: object,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """jinja2's own writes for HTML."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

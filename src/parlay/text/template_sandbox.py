@@ -1,159 +1,171 @@
-"""jinja2's sandbox for untrusted templates, with a bound on the work of one rendering.
+"""Renders chat templates, which are programs that came with a model.
 
-The sandbox keeps a template from Python's workings, but not from loops within loops or from texts that double. Here
-each item of a loop, each argument of a call and each character that is joined or written counts, and a rendering that
-does too much raises.
+Templates run in jinja2's sandbox, which keeps them from Python's workings and here offers what chat templates use. No
+count of a template's work holds against all ways to work. So every template that is not known runs in a process of its
+own, which is ended where it takes too much time or memory.
 """
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from contextvars import ContextVar
-from functools import wraps
-from types import BuiltinMethodType
+import hashlib
+import json
+from datetime import datetime
+from functools import lru_cache
 from typing import Any
 
 import jinja2
 from jinja2 import nodes
-from jinja2.exceptions import SecurityError
-from jinja2.nodes import EvalContext
-from jinja2.runtime import Context
+from jinja2.exceptions import SecurityError, TemplateError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
 
-MOST_WORK = 100_000_000
-"""Characters that one rendering may join or write: a second's work for a template that does nothing else."""
+from parlay.system.bounded_process import Answer, BoundedProcess, LimitMet, serve
 
-_ITEM = 200
-"""What an item of a loop, or a call, counts in characters."""
+KNOWN = frozenset(
+    {
+        "eb753c5bc18237a05e1f35b469ad9469a0fc6e66966937b0af3ec8c56b1e0de1",  # parlay-mini
+        "872be49dbb638044ad01b60388f48d469ff2980e5f0dccdc22ec907db54d0788",  # SmolLM2
+        "cd8e9439f0570856fd70470bf8889ebd8b5d1107207f67a5efb46e342330527f",  # Qwen2.5
+        "d5495a1e5db0611132a97e46a65dbb64a642a499421228b9c8b93229097fa9a4",  # Qwen2.5-Coder
+    }
+)
+"""SHA-256 of templates that were read and found harmless: they render in this process."""
 
-_MULTIPLY = frozenset({"join", "translate", "format", "format_map"})
-"""Methods and filters that may write one argument as often as another is long."""
+CPU_SECONDS = 2.0
+"""Computing time of one rendering; a conversation of 10 million characters takes a tenth of it."""
+MEMORY = 512 << 20
+"""Bytes of one rendering."""
+STACK = 16 << 20
+MOST_TEXT = 64 << 20
+"""Characters that a template may write."""
 
-_SURROUNDINGS = (Context, EvalContext, jinja2.Environment)
-"""What jinja2 gives some filters before the value."""
-
-_MOST_BITS = 10_000
-"""Of a number that is a power of another."""
-
-_left: ContextVar[int] = ContextVar("left")
-"""What is left of `MOST_WORK` to the rendering that runs; a template can neither read nor set it."""
-
-
-class BoundedEnvironment(ImmutableSandboxedEnvironment):
-    """What its templates write is what jinja2's would. Run them by `render`."""
-
-    intercepted_binops = frozenset({"+", "*", "**", "%"})
-
-    def __init__(self, filters: Mapping[str, Callable[..., Any]], **options: Any) -> None:
-        """``filters`` are added to jinja2's own, or take their places."""
-        super().__init__(**options)
-        self.filters = {name: _counted(name, apply) for name, apply in {**self.filters, **filters}.items()}
-        self.filters |= {"_each": _each, "_sized": _sized}
-
-    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
-        """The template's tree, in which loops, concatenations and what is written are counted."""
-        tree = super()._parse(source, name, filename)
-        for loop in tree.find_all(nodes.For):
-            written = sum(len(text.data) for text in loop.find_all(nodes.TemplateData))
-            loop.iter = _filtered(loop.iter, "_each", nodes.Const(written))
-        for output in tree.find_all(nodes.Output):
-            output.nodes = [
-                node if isinstance(node, nodes.TemplateData) else _filtered(node, "_sized") for node in output.nodes
-            ]
-        for joined in tree.find_all(nodes.Concat):
-            joined.nodes = [_filtered(node, "_sized") for node in joined.nodes]
-        return tree
-
-    def call(__self, __context: Any, __obj: Any, *given: Any, **named: Any) -> Any:
-        method = inspect.unwrap(__obj)  # jinja2 wraps ``str.format``
-        name, owner = (method.__name__, method.__self__) if isinstance(method, BuiltinMethodType) else ("", None)
-        _spend(_ITEM + _growth(name, (owner, *given, *named.values())))
-        return _sized(super().call(__context, __obj, *given, **named))
-
-    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        if operator == "*":
-            _spend(_times(left, right))
-        if operator == "%":
-            _spend(_growth("format", (left, right)))
-        if operator == "**" and isinstance(left, int) and isinstance(right, int):
-            _refuse_above(left.bit_length() * abs(right), _MOST_BITS)
-        return _sized(super().call_binop(context, operator, left, right))
+_FILTERS = frozenset(
+    {
+        *("abs", "batch", "capitalize", "count", "d", "default", "dictsort", "e", "escape", "first", "float", "format"),
+        *("groupby", "indent", "int", "items", "join", "last", "length", "list", "lower", "map", "max", "min"),
+        *("reject", "rejectattr", "replace", "reverse", "round", "safe", "select", "selectattr", "slice", "sort"),
+        *("string", "sum", "title", "trim", "truncate", "unique", "upper", "urlencode"),
+    }
+)
 
 
-def render(template: jinja2.Template, variables: dict[str, Any]) -> str:
-    """The text that a template of a `BoundedEnvironment` writes. Raises SecurityError where that is too much work."""
-    before = _left.set(MOST_WORK)
+def render(template: str, variables: dict[str, Any]) -> str:
+    """The text that a template writes. ``variables`` are values of JSON.
+
+    Raises TemplateError for what the template refuses or fails at, and for one that takes too much.
+    """
+    if hashlib.sha256(template.encode(errors="replace")).hexdigest() in KNOWN:
+        return _compiled(template).render(variables)
+    question = json.dumps([template, variables]).encode()
     try:
-        return template.render(variables)
-    finally:
-        _left.reset(before)
+        answer = json.loads(_process().ask(question, CPU_SECONDS))
+    except LimitMet as error:
+        raise TemplateError(f"it takes more than {error}") from None
+    if "error" in answer:
+        raise TemplateError(answer["error"])
+    return str(answer["text"])
 
 
-def _filtered(node: nodes.Node, name: str, *arguments: nodes.Expr) -> nodes.Filter:
-    return nodes.Filter(node, name, list(arguments), [], None, None, lineno=node.lineno)
+def prepare(template: str) -> None:
+    """Start now what the first rendering of a template would wait for."""
+    if hashlib.sha256(template.encode(errors="replace")).hexdigest() not in KNOWN:
+        _process().start()
 
 
-def _each(items: Iterable[Any], written: int) -> Iterator[Any]:
-    """The items, each counted with so many characters that the loop writes for it whatever it is."""
-    for item in items:
-        _spend(_ITEM + written)
-        yield item
+@lru_cache(maxsize=1)
+def _process() -> BoundedProcess:
+    return BoundedProcess("parlay.text.template_sandbox", b"", "a chat template")
 
 
-def _counted(name: str, apply: Callable[..., Any]) -> Callable[..., Any]:
-    """A filter whose arguments are counted."""
-
-    @wraps(apply)
-    def counted(*given: Any, **named: Any) -> Any:
-        values = [value for value in (*given, *named.values()) if not isinstance(value, _SURROUNDINGS)]
-        _spend(_growth(name, values))
-        return apply(*given, **named)
-
-    return counted
+def _answering(first: bytes) -> Answer:
+    return _answer
 
 
-def _growth(name: str, given: Sequence[object]) -> int:
-    """How long a result may become: of a method, whose owner is given first, or of a filter."""
-    sizes = [_deep_size(value) for value in given]
-    if name in _MULTIPLY:
-        return (max(sizes) + 1) * (sum(sizes) - max(sizes) + 1)
-    if name == "replace" and all(isinstance(value, str) for value in given[:3]):
-        text, old, new = map(str, given[:3])
-        return len(text) + text.count(old) * len(new)
-    return sum(sizes) + sum([max(0, value) for value in given if isinstance(value, int)])
+def _answer(question: bytes) -> bytes:
+    template, variables = json.loads(question)
+    try:
+        text = _compiled(template).render(variables)
+        if len(text) > MOST_TEXT:
+            raise SecurityError(f"it writes {len(text)} characters, and the limit is {MOST_TEXT}")
+        return json.dumps({"text": text}).encode()
+    except MemoryError:
+        return json.dumps({"error": "it takes more than the memory that there is"}).encode()
+    except Exception as error:  # a template can fail in any way
+        return json.dumps({"error": str(error) or type(error).__name__}).encode()
 
 
-def _sized(value: Any) -> Any:
-    """The value, its size counted."""
-    _spend(_size(value))
-    return value
+class _Generation(Extension):
+    """``{% generation %}``, which marks what the assistant wrote, for training. The text is what stands inside."""
+
+    tags = {"generation"}  # noqa: RUF012 (the type that jinja2 declares)
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body, lineno=line)
 
 
-def _size(value: object) -> int:
-    return len(value) if isinstance(value, Sized) else 0
+class _Namespace(Namespace):
+    """jinja2's, less names that begin with an underscore, by which Python's own workings could be had."""
+
+    def __init__(*args: Any, **attributes: Any) -> None:
+        self, *given = args
+        for name in dict(*given, **attributes):
+            _refuse_private(name)
+        Namespace.__init__(self, *given, **attributes)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _refuse_private(name)
+        Namespace.__setitem__(self, name, value)
 
 
-def _deep_size(value: object) -> int:
-    """Of a list the sizes of its items: texts are written into others."""
-    if isinstance(value, Mapping):
-        value = [*value.values()]
-    return sum([1 + _size(item) for item in value]) if isinstance(value, list | tuple) else _size(value)
+def _refuse_private(name: object) -> None:
+    if str(name).startswith("_"):
+        raise SecurityError(f"a chat template can't store {name!r}: names may not begin with an underscore")
 
 
-def _times(left: object, right: object) -> int:
-    """The size of ``left * right``."""
-    if isinstance(left, int):
-        left, right = right, left
-    return _size(left) * max(0, right) if isinstance(right, int) else 0
+class _Dict:
+    """What templates may do with ``dict``: the class itself would show them more."""
+
+    def __call__(self, *given: Any, **items: Any) -> dict[str, Any]:
+        return dict(*given, **items)
+
+    def fromkeys(self, names: Any, value: Any = None) -> dict[str, Any]:
+        return dict.fromkeys(names, value)
 
 
-def _spend(work: int) -> None:
-    left = _left.get() - work
-    _refuse_above(-left, 0)
-    _left.set(left)
+@lru_cache(maxsize=64)
+def _compiled(template: str) -> jinja2.Template:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+    )
+    environment.filters = {name: environment.filters[name] for name in _FILTERS} | {"tojson": _to_json}
+    environment.globals = {
+        "range": environment.globals["range"],
+        "raise_exception": _refuse,
+        "strftime_now": lambda form: datetime.now().strftime(form),
+        "namespace": _Namespace,
+        "dict": _Dict(),
+    }
+    return environment.from_string(template)
 
 
-def _refuse_above(found: int, most: int) -> None:
-    if found > most:
-        raise SecurityError("the chat template does too much: it loops without end, or its texts grow without bound")
+def _refuse(message: str) -> None:
+    raise TemplateError(message)
+
+
+def _to_json(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """jinja2's own writes for HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+if __name__ == "__main__":
+    serve(_answering, memory=MEMORY, stack=STACK)
