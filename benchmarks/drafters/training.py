@@ -29,8 +29,8 @@ from parlay.train.data.features import Featured, FeatureStore
 from parlay.train.data.texts import load_shard, save_shard, shard_path, shards
 from parlay.train.data.writing import Writer, WritingPlan
 from parlay.train.loop import Loop
+from parlay.train.optimizers import mixed
 from parlay.train.options import Eagle3TrainOptions
-from parlay.train.precision import mixed
 from parlay.train.recipes import eagle3
 from parlay.train.recipes.target import Target
 from parlay.train.watching import Watch

@@ -13,7 +13,7 @@ from parlay.drafters.heads.options import DYNAMO, DynamoOptions
 from parlay.drafters.resources import Resources
 from parlay.heads.ngrams import Ngrams
 from parlay.heads.opening import OpenHead
-from parlay.heads.parallel import ParallelHeads
+from parlay.heads.several import ParallelHeads
 from parlay.options import UsageError
 from parlay.sampling.rules.unverified import Unverified
 from parlay.strategies.accept_rules import RULES

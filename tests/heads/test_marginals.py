@@ -13,7 +13,7 @@ from parlay.drafters.heads.options import BLOCK_DRAFTER, MTP, BlockOptions, Dyna
 from parlay.drafters.resources import Resources
 from parlay.heads.block import BlockConfig, BlockHead
 from parlay.heads.opening import OpenHead
-from parlay.heads.parallel import ParallelHeads
+from parlay.heads.several import ParallelHeads
 from parlay.testing.random_heads import PARALLEL, random_heads
 from parlay.testing.toys import RandomLogits, ToyRunner
 from parlay.types import NO_DRAFT, Draft, Drafter, Observation, Verdict, trees

@@ -12,8 +12,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from parlay.train import schedule
-from parlay.train.clock import TrainingClock
 from parlay.train.lm import TrainOptions, train
+from parlay.train.schedule import TrainingClock
 
 
 def options(data: Path, tmp_path: Path) -> TrainOptions:

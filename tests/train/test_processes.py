@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from parlay.train.loop import LoopOptions
-from parlay.train.precision import mixed
+from parlay.train.optimizers import mixed
 from parlay.train.processes import Alone, processes
 from parlay.types import ParlayError
 

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from parlay.train.store import Batches, TokenStream, make_stream, write_stream
-from parlay.train.tokenizer import train_tokenizer
+from parlay.train.lm_data import Batches, TokenStream, make_stream, train_tokenizer, write_stream
 
 TEXTS = [f"Document number {n} has words of its own. " * (3 + n % 5) for n in range(60)]
 TOKENIZER = train_tokenizer(TEXTS, 320)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from parlay.train.tokenizer import END_OF_TEXT, train_tokenizer, wrap_tokenizer
+from parlay.train.lm_data import END_OF_TEXT, train_tokenizer, wrap_tokenizer
 
 TOKENIZER = wrap_tokenizer(
     train_tokenizer(["def f(x):\n    return x + 1234\n", "The house is big. " * 5] * 9, 400), 128

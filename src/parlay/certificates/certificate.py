@@ -61,7 +61,7 @@ class Sampling(Options):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Binding(Options):
-    """What a certificate holds for: other weights, numbers or draft models may write other answers."""
+    """Scope of a certificate: other weights, numbers or draft models may write other answers."""
 
     model: str = option()
     weights: str = option()
@@ -73,7 +73,7 @@ class Binding(Options):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim(Options):
-    """What is certified: a share ``floor`` of good answers, which agree as far as ``agreement`` with the exact ones."""
+    """Certified claim: a share ``floor`` of good answers, which agree as far as ``agreement`` with the exact ones."""
 
     answers: int = option(low=1)
     prompts: str = option()
@@ -130,7 +130,7 @@ class Certified(Evidence):
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """Of each strategy: among requests like the calibration's, the share of good answers is at least ``claim.floor``.
+    """Certificate: a strategy's share of good answers is ``claim.floor`` or more on requests like the calibration's.
 
     With a chance of at most 1 - ``claim.confidence``, over the draw of the calibration's prompts, that is wrong of any.
     """

@@ -23,7 +23,7 @@ C = TypeVar("C", bound="DataclassInstance")
 
 @dataclass(frozen=True, slots=True)
 class Audited:
-    """What is certified of one gate, a strategy or a cascade, and what calibration and audits have shown of it."""
+    """Certified facts of one gate, a strategy or a cascade, and the counts of calibration and audits."""
 
     gate: str
     claim: Claim

@@ -30,7 +30,7 @@ class HeldCertificate(Held[Certificate]):
         self.specs = {parse(one.strategy): one.strategy for one in self.certificate.strategies}
 
     def find(self, spec: StrategySpec) -> Certified | None:
-        """What is certified of a strategy, if anything is."""
+        """Find the certified facts of a strategy, if there are any."""
         return _named(self.certificate, self.specs[spec]) if spec in self.specs else None
 
     def audit(self, spec: StrategySpec, answer: Sequence[int], exact: Sequence[int]) -> None:
@@ -46,7 +46,7 @@ def _named(certificate: Certificate, strategy: str) -> Certified:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What a request is decoded with, and the certificate that lets it be lossy, if one does."""
+    """Strategy that a request is decoded with, and the certificate that lets it be lossy, if one does."""
 
     strategy: str | StrategySpec
     held: HeldCertificate | None = None
@@ -118,7 +118,7 @@ class Gate:
         return Choice(exact_form(spec) if lossy else named or spec)
 
     def _open(self, floor: Floor, params: SamplingParams) -> list[tuple[Certified, HeldCertificate]]:
-        """What is certified for such a request, and was faster than exact decoding."""
+        """Find the strategy that is certified for such a request, and was faster than exact decoding."""
         return [
             (one, held)
             for held in self._held
@@ -128,7 +128,7 @@ class Gate:
         ]
 
     def _certificate(self, spec: StrategySpec, floor: Floor, params: SamplingParams) -> HeldCertificate:
-        """The one that opens a lossy strategy that is named. Raises ValueError, which says why none does."""
+        """Find the certificate that opens a named lossy strategy. Raises ValueError, which says why none does."""
         about = [(held, found) for held in self._held if (found := held.find(spec)) is not None]
         if not about:
             raise ValueError(f"exactness lossy:{floor} needs a certificate of {spec}: parlay calibrate writes one")
@@ -166,7 +166,7 @@ def open_gate(paths: Sequence[str | Path], model: object, resources: Resources, 
 
 
 def rule_level(spec: StrategySpec) -> Exactness:
-    """What the strategy's accept rule keeps."""
+    """Exactness that the strategy's accept rule keeps."""
     return accept_rules.RULES[accept_rules.name_in(spec.settings)].exactness
 
 

@@ -1,4 +1,4 @@
-"""What a request allows: its text as ``bits``, ``seed``, ``distribution``, ``lossy`` or ``lossy:floor=X[,...]``."""
+"""Exactness that a request requires: ``bits``, ``seed``, ``distribution``, ``lossy`` or ``lossy:floor=X[,...]``."""
 
 from __future__ import annotations
 

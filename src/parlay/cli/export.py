@@ -33,8 +33,7 @@ def run(options: argparse.Namespace) -> int:
     from parlay.cli.drafters import folder_of
     from parlay.drafters.heads.modules import check_tensors
     from parlay.heads.artefact import load
-    from parlay.heads.layouts.exporting import export
-    from parlay.heads.layouts.writing import Verifier
+    from parlay.heads.layouts.writing import Verifier, export
     from parlay.heads.opening import matrices_of
     from parlay.models.fused import as_tensor
 

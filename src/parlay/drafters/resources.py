@@ -1,4 +1,4 @@
-"""What drafters are built from."""
+"""The target, files and options from which drafters are built."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class NestedStrategy:
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What drafters are built from; ``target`` says what the target is and can do.
+    """Everything a drafter gets when it is built; ``target`` says what the target is and can do.
 
     ``open_runner`` loads a model by name or path, once, and shares it; ``open_tokenizer`` gives the tokenizer that
     goes with such a model. ``open_datastore`` takes the place of opening a file, for toys. ``find_head`` finds trained

@@ -84,7 +84,7 @@ class HeadArtefact:
 
 @dataclass(frozen=True, slots=True)
 class HeadFacts:
-    """What a head's config says, read without its weights. ``sha256`` is empty in the first format."""
+    """Facts from a head's config, read without its weights. ``sha256`` is empty in the first format."""
 
     method: str
     layer: DecoderConfig
@@ -125,7 +125,7 @@ def save(folder: Path, head: HeadArtefact, card: str) -> None:
 
 
 def read_facts(folder: Path) -> HeadFacts:
-    """What the config of a folder says. Raises BadHead for one that is missing, damaged, or of a later format."""
+    """Read the config of a folder. Raises BadHead for one that is missing, damaged, or of a later format."""
     try:
         said = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         if said.get("format", 1) > FORMAT:

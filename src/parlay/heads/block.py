@@ -42,7 +42,7 @@ class BlockConfig:
 
     @staticmethod
     def of(held: HeadArtefact) -> BlockConfig:
-        """That of an artefact."""
+        """Read the head's config from a saved artefact."""
         said = held.settings
         layers, length, mask_id = (int(said[name]) for name in ("layers", "length", "mask_id"))
         size, taps = int(said["draft_vocab_size"]), tuple(said["taps"])

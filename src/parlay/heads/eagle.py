@@ -47,7 +47,7 @@ class EagleHead(DraftVocab):
         self.layers = nn.ModuleList([EagleLayer(config)])
 
     def fuse(self, features: Tensor, embedded: Tensor) -> Tensor:
-        """What the layer reads, ``[..., H]``, of ``features`` and ``embedded`` ``[..., H]``."""
+        """Fuse ``features`` and ``embedded`` ``[..., H]`` into the layer's input ``[..., H]``."""
         fused: Tensor = self.fc(torch.cat((embedded, features), -1))
         return fused
 

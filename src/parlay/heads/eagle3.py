@@ -38,7 +38,7 @@ class Eagle3Config:
 
     @staticmethod
     def of(held: HeadArtefact) -> Eagle3Config:
-        """That of an artefact."""
+        """Read the head's config from a saved artefact."""
         said = held.settings
         return Eagle3Config(held.layer, int(said["draft_vocab_size"]), tuple(said["taps"]), normed(held))
 

@@ -15,7 +15,7 @@ from parlay.models.fetch.hub import asked, check_hashes, without_address
 
 @dataclass(frozen=True, slots=True)
 class OfferedDrafter:
-    """What a repository says of its drafter, before its weights are fetched. ``commit`` names its files for good."""
+    """A repository's description of its drafter, read before its weights. ``commit`` names its files for good."""
 
     repo: str
     commit: str
@@ -24,7 +24,7 @@ class OfferedDrafter:
 
     @property
     def licence(self) -> str:
-        """As the config says, else the card; empty where neither does."""
+        """Licence by the config, else by the card; empty where neither names one."""
         said = self.card.get("license")
         return self.facts.origin.licence or (str(said) if said else "")
 

@@ -46,7 +46,7 @@ class HydraHead(nn.Module):
 
 
 class PublishedHydraHead(nn.Module):
-    """As in the paper's code: a residual block that has to shorten its input, and one more that runs several times."""
+    """Head of the paper's code: a residual block that shortens its input, and one more that runs several times."""
 
     def __init__(self, config: SeveralHeadsConfig, place: int, layers: int) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ class HydraHeads(SeveralHeadsModule):
         return HydraHeads(SeveralHeadsConfig.of(held), plus, published=published)
 
     def read(self, hidden_BTH: Tensor, padding_B: Tensor | None = None, rows: int | None = None) -> Tensor:
-        """What the heads read of the target's states, ``[B, R, H]``; see `Steps` for ``padding_B`` and ``rows``."""
+        """Inputs of the heads from the target's states, ``[B, R, H]``; see `Steps` for ``padding_B`` and ``rows``."""
         steps = Steps(padding_B, rows)
         out: Tensor = steps.last(hidden_BTH) if self.prefix is None else self.prefix(hidden_BTH, steps)
         return out

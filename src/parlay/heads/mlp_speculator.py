@@ -24,7 +24,7 @@ _EPS = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class SpeculatorForm:
-    """What differs in published files: the size of states, and what is shared and normed.
+    """Differences between published files: the size of states, and what is shared and normed.
 
     ``rms``: norms divide by the root of the mean square. ``tied``: see `MlpSpeculator`. ``scaled``: the target's state
     is normed first.

@@ -40,12 +40,12 @@ class MtpModule(DraftVocab):
         self.norm = RmsNorm(size, eps)
 
     def fuse(self, hidden: Tensor, embedded: Tensor) -> Tensor:
-        """What the block reads, ``[..., H]``, of states ``hidden`` and ``embedded`` ``[..., H]``."""
+        """Fuse states ``hidden`` and ``embedded`` ``[..., H]`` into the block's input ``[..., H]``."""
         fused: Tensor = self.eh_proj(torch.cat((self.enorm(embedded), self.hnorm(hidden)), -1))
         return fused
 
     def again(self, hidden: Tensor) -> Tensor:
-        """What the next depth reads, ``[..., H]``, of ``hidden`` ``[..., H]``, which `step` gave."""
+        """Input of the next depth ``[..., H]``, from ``hidden`` ``[..., H]``, which `step` gave."""
         out: Tensor = self.norm(hidden) if self._normed else hidden
         return out
 

@@ -106,7 +106,7 @@ def block_decoder(
 
 
 def input_norm(held: HeadArtefact, name: str) -> Callable[[Tensor], Tensor]:
-    """What an artefact's first layer reads of hidden states ``[K, H]``; its norm has this name."""
+    """Norm the hidden states ``[K, H]`` for an artefact's first layer; its norm has this name."""
     if not normed(held):
         return lambda hidden_KH: hidden_KH
     norm = RmsNorm(held.layer.hidden_size, held.layer.rms_norm_eps)

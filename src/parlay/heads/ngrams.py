@@ -44,7 +44,7 @@ class Ngrams:
         self._totals = {before: sum(followers.values()) for before, followers in self._after.items()}
 
     def probability(self, before: Sequence[int], token: int) -> float:
-        """That ``token`` comes after the tokens ``before``, of which the last two count."""
+        """Probability that ``token`` comes after the tokens ``before``, of which the last two count."""
         share = self._floor
         for size in range(LONGEST):
             context = tuple(before[len(before) - size :])

@@ -78,7 +78,7 @@ class OpenHead:
     _runners: dict[str, NativeRunner] = field(default_factory=dict)
 
     def runner(self, layers: str, decoder: Callable[[], tuple[DecoderConfig, dict[str, Operand]]]) -> NativeRunner:
-        """What runs these layers, for every drafter that asks: their sequences have names of their own."""
+        """Runner of these layers, for every drafter that asks: their sequences have names of their own."""
         if layers not in self._runners:
             self._runners[layers] = self.make_runner(*decoder())
         return self._runners[layers]

@@ -1,4 +1,4 @@
-"""What target and head computed where the head was trained: at first use both must compute it here.
+"""Proof of a head: what target and head computed where it was trained, which both must compute here at first use.
 
 A proof holds a short text, the target's states of it, and the head's best guess after each of its last beginnings.
 """
@@ -44,7 +44,7 @@ class Proof:
         return Proof(ids_T, tuple(layers_L.tolist()), states_TF, guesses_P)
 
     def tensors(self) -> dict[str, Tensor]:
-        """As they stand in an artefact."""
+        """Tensors as they stand in an artefact."""
         layers_L = torch.tensor(self.layers)
         states_TF = self.states_TF.to(torch.bfloat16).contiguous()
         return {_IDS: self.ids_T, _LAYERS: layers_L, _STATES: states_TF, _GUESSES: self.guesses_P}

@@ -71,7 +71,7 @@ def find(name: str) -> StoredDrafter:
 
 
 def candidates(method: str, name: str = "") -> list[StoredDrafter]:
-    """Those of a method that have this name or domain, the best match first; without a name the general ones."""
+    """Heads of a method that have this name or domain, the best match first; without a name the general ones."""
     own = [each for each in drafters() if each.facts.method == method]
     named = [each for each in own if name and each.name == name]
     return [*named, *(each for each in own if each.facts.origin.domain == (name or GENERAL) and each not in named)]

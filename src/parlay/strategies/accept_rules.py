@@ -30,7 +30,7 @@ class RuleEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossyOptions(Options):
-    """What all lossy rules have. The engine reads it, not the rule: see `Escape`."""
+    """Options of all lossy rules. The engine reads them, not the rule: see `Escape`."""
 
     escape: float = option(0.0, "mean of p / max p of the text below which it goes on exactly; 0: never", low=0, high=1)
 

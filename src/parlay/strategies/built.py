@@ -153,7 +153,7 @@ class StrategyCache:
         return RememberingRouter(self._memory, owner, self._cost, arms, self._aim(spec))
 
     def _aim(self, spec: StrategySpec) -> Aim:
-        """What a strategy that chooses among drafters tries for. Raises UsageError where its power isn't known."""
+        """Goal of a strategy that chooses among drafters. Raises UsageError where the machine's power isn't known."""
         settings = spec.settings
         goal, watts = GOALS[str(settings[GOAL])], settings[POWER]
         assert isinstance(watts, float)

@@ -27,13 +27,13 @@ def drafters_of(spec: StrategySpec, resources: Resources) -> tuple[StrategySpec,
 
 
 def build_all(wanted: Iterable[StrategySpec], resources: Resources) -> tuple[Drafter, ...]:
-    """Their drafters. Raises UsageError where one that is named can't be had."""
+    """Build the candidates' drafters. Raises UsageError where one that is named can't be had."""
     built = [build(each, resources) for each in wanted]
     return tuple([drafter for drafter in built if drafter is not None])
 
 
 def arms(spec: StrategySpec, resources: Resources) -> tuple[StrategySpec, ...]:
-    """What a strategy chooses from: what its option names, or what exists for the target.
+    """Candidates of a strategy: those that its option names, or those that exist for the target.
 
     Of each family of the catalogue that is the strategy of the highest ``arm`` that works there; with trained heads
     also one for each kind of requests for which there is a head. A draft model is left out where there is a head: it

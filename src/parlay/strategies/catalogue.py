@@ -12,34 +12,16 @@ from typing import Any
 
 from parlay.options import UsageError, nearest
 from parlay.strategies import plugins
-from parlay.strategies.entries import (
-    cascades,
-    combined,
-    copying,
-    datastore,
-    fixed_point,
-    heads,
-    models,
-    other_vocabularies,
-    plain,
-    self_speculation,
-    stores,
-    trees,
-)
+from parlay.strategies.entries import combined, copying, fixed_point, heads, models, self_speculation, stores
 from parlay.strategies.entry import StrategyEntry
 
 _ENTRIES = (
-    *plain.ENTRIES,
+    *fixed_point.ENTRIES,
     *copying.ENTRIES,
     *stores.ENTRIES,
-    *datastore.ENTRIES,
-    *fixed_point.ENTRIES,
     *self_speculation.ENTRIES,
     *models.ENTRIES,
-    *other_vocabularies.ENTRIES,
-    *trees.ENTRIES,
     *combined.ENTRIES,
-    *cascades.ENTRIES,
     *heads.ENTRIES,
 )
 _BY_NAME = MappingProxyType({entry.name: entry for entry in _ENTRIES})

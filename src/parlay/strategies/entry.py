@@ -1,4 +1,4 @@
-"""What the catalogue is made of: an entry for each strategy, and the options that all of them share."""
+"""Entries of the catalogue, one for each strategy, and the options that all of them share."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ def _call(text: str) -> tuple[str, str] | None:
 
 
 def _complaint(text: str) -> str | None:
-    """What is wrong with the parentheses of ``text``, if anything."""
+    """Say what is wrong with the parentheses of ``text``, if anything."""
     depth = 0
     for character in text:
         depth += (character == "(") - (character == ")")

@@ -23,10 +23,9 @@ from parlay.heads.medusa import MedusaHeads
 from parlay.heads.mlp_speculator import MlpSpeculator
 from parlay.heads.mtp import MtpModule
 from parlay.heads.opening import FindHead, OpenHead
-from parlay.heads.parallel import ParallelHeads
 from parlay.heads.probes import PrefixedProbes, ProbeEmbeddings, Streams
 from parlay.heads.redrafter import ReDrafterHead
-from parlay.heads.several import SeveralHeadsConfig, SeveralHeadsModule
+from parlay.heads.several import ParallelHeads, SeveralHeadsConfig, SeveralHeadsModule
 from parlay.models.config import DecoderConfig
 from parlay.models.fused import Operand
 from parlay.models.native import NativeRunner
@@ -182,7 +181,7 @@ def _disturb(head: nn.Module) -> None:
 
 
 def random_eagle3(target: RunnerSpec) -> Eagle3Head:
-    """Its weights are PyTorch's usual ones."""
+    """Make a head with PyTorch's usual initial weights."""
     config = Eagle3Config(_layer(target), _draft_vocab(target), (1, target.num_layers - 1))
     head = Eagle3Head(config)
     head.set_draft_vocab(torch.arange(config.draft_vocab_size) * 2)
@@ -190,7 +189,7 @@ def random_eagle3(target: RunnerSpec) -> Eagle3Head:
 
 
 def random_block(target: RunnerSpec) -> BlockHead:
-    """Its weights are PyTorch's usual ones; the feature of mask rows is random."""
+    """Make a head with PyTorch's usual initial weights; the feature of mask rows is random."""
     config = BlockConfig(_layer(target), _draft_vocab(target), (1, target.num_layers - 1), 2, 4, target.vocab_size - 1)
     head = BlockHead(config)
     head.set_draft_vocab(torch.arange(config.draft_vocab_size) * 2)
@@ -199,7 +198,7 @@ def random_block(target: RunnerSpec) -> BlockHead:
 
 
 def random_next_states(target: RunnerSpec, method: str) -> EagleHead | MtpModule:
-    """Its weights are PyTorch's usual ones."""
+    """Make a head with PyTorch's usual initial weights."""
     made = EagleHead if method == methods.EAGLE else MtpModule
     head = made(_layer(target), _draft_vocab(target))
     head.set_draft_vocab(torch.arange(_draft_vocab(target)) * 2)

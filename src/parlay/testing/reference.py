@@ -19,7 +19,7 @@ LogitsOf = Callable[[Sequence[int]], Tensor]
 
 @dataclass(slots=True)
 class ReferenceText:
-    """What a request has come to so far: a `SequenceView` without an engine."""
+    """Text of a request so far: a `SequenceView` without an engine."""
 
     request: Request
     tokens: list[int]

@@ -54,7 +54,7 @@ class ToyHead:
         return len(view.tokens) - 1 - len(self._agreed(view).tokens)
 
     def _agreed(self, view: SequenceView) -> History:
-        """What it holds of the sequence, cut back to what is still true."""
+        """State of the sequence, cut back to what is still true."""
         held = self._held.setdefault(view.sequence, History())
         held.cut(min(held.agree(view.tokens), len(view.tokens) - 1))
         return held
@@ -88,5 +88,5 @@ class ToyHead:
 
 
 def toy_state(layer: int, text: Sequence[int]) -> Tensor:
-    """That of a `ToyRunner`."""
+    """Hidden state of a `ToyRunner`."""
     return torch.tensor(tap_row(layer, text), dtype=torch.float64)

@@ -40,7 +40,7 @@ def _letterwise(vocabulary: dict[str, int], merges: list[tuple[str, str]]) -> Pr
 
 
 def byte_level(lines: Sequence[str], vocab_size: int, specials: Sequence[str] = ()) -> PreTrainedTokenizerFast:
-    """As GPT-2's, trained on a few lines: any text has ids, and a character may take several."""
+    """Tokenizer like GPT-2's, trained on a few lines: any text has ids, and a character may take several."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -55,7 +55,7 @@ def byte_level(lines: Sequence[str], vocab_size: int, specials: Sequence[str] = 
 
 
 def sentence_pieces(words: Sequence[str]) -> PreTrainedTokenizerFast:
-    """As SentencePiece's: ▁ for the space, one put before each text, bytes as <0x..> for letters it lacks."""
+    """Tokenizer like SentencePiece's: ▁ for the space, one put before each text, bytes as <0x..> for others."""
     known = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), *words]
     tokenizer = Tokenizer(
         models.Unigram([(word, -float(place)) for place, word in enumerate(known)], unk_id=0, byte_fallback=True)

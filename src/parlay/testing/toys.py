@@ -50,7 +50,7 @@ def nan_after(logits_of: LogitsOf, length: int) -> LogitsOf:
 
 @dataclass(slots=True)
 class _Held:
-    """What a toy holds for a sequence: its cached ids, the cache cell of each, the last forward's segment and skip."""
+    """State of a toy's sequence: its cached ids, the cache cell of each, the last forward's segment and skip."""
 
     salt: str
     tokens: list[int] = field(default_factory=list)
@@ -261,6 +261,6 @@ def _tap(layer: int, texts: Sequence[Sequence[int]]) -> Tensor:
 
 
 def tap_row(layer: int, text: Sequence[int]) -> list[float]:
-    """What a toy's tap of ``layer`` reads at the last id of ``text``."""
+    """Hidden state at a toy's tap of ``layer`` for the last id of ``text``."""
     number = text_hash(text)
     return [float(layer), float(text[-1]), float(number >> 16), float(number & 0xFFFF)]

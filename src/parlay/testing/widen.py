@@ -166,7 +166,7 @@ def _provenance(checkpoint_dir: Path, narrow: DecoderConfig, wide: DecoderConfig
 
 
 def _other_files(checkpoint_dir: Path) -> list[Path]:
-    """What belongs to the tokenizer and to generation: everything but weights and what names a shape."""
+    """Files of the tokenizer and of generation: everything but weights and what names a shape."""
     wanted = (".json", ".jinja", ".txt", ".model")
     return [path for path in checkpoint_dir.iterdir() if path.suffix in wanted and path.name not in _SHAPED_FILES]
 

@@ -175,7 +175,7 @@ def whole(texts: Sequence[Featured]) -> list[Featured]:
 
 
 def _answered(texts: Sequence[Featured]) -> list[Featured]:
-    """Those of which the target wrote a part."""
+    """Rows of which the target wrote a part."""
     return [text for text in texts if text.answer < len(text.ids_T)]
 
 

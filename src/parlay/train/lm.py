@@ -16,14 +16,10 @@ from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 from parlay.options import Options, option
 from parlay.system.progress import above_bars
 from parlay.train import schedule
-from parlay.train.clock import TrainingClock
-from parlay.train.export import export, machine_record, save_state
-from parlay.train.objective import Loss, make_loss, text_loss
+from parlay.train.lm_data import HELDOUT, READY, TRAINING, Batches, load_stream, prepare, wrap_tokenizer
+from parlay.train.lm_model import CONTEXT, SHAPES, Loss, export, machine_record, make_loss, save_state, text_loss
 from parlay.train.optimizers import Optimizers
-from parlay.train.prepare import HELDOUT, READY, TRAINING, load_stream, prepare
-from parlay.train.shapes import CONTEXT, SHAPES
-from parlay.train.store import Batches
-from parlay.train.tokenizer import wrap_tokenizer
+from parlay.train.schedule import TrainingClock
 from parlay.train.watching import Watch
 
 CLIP = 1.0
@@ -58,7 +54,7 @@ class TrainOptions(Options):
 
 @dataclass(slots=True)
 class TrainState:
-    """What a run has done so far."""
+    """Progress of a run so far."""
 
     step: int = 0
     tokens: int = 0

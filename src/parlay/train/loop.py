@@ -21,8 +21,7 @@ from parlay.options import Options, option
 from parlay.system.user_cache import saved_whole
 from parlay.train.data.batches import TrainingBatch, endless, in_order
 from parlay.train.data.features import Featured
-from parlay.train.optimizers import adam, muon
-from parlay.train.precision import AUTO, PRECISIONS, mixed
+from parlay.train.optimizers import AUTO, PRECISIONS, adam, mixed, muon
 from parlay.train.processes import Alone, LossOf, Processes
 from parlay.train.recipes.recipe import Recipe
 from parlay.train.schedule import learning_rate

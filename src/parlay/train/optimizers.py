@@ -1,11 +1,13 @@
-"""Muon for the matrices inside the layers, AdamW for embeddings and norms."""
+"""Optimizers of training (AdamW, and Muon for matrices), and the precision of its steps."""
 
 from __future__ import annotations
 
-import torch
-from torch import nn
+import time
+from collections.abc import Iterable
+from functools import cache
 
-from parlay.train.muon import Muon
+import torch
+from torch import Tensor, nn
 
 MUON_RATE = 0.012
 EMBEDDING_RATE = 0.01
@@ -53,3 +55,71 @@ class Optimizers:
         """Restores what `state_dict` gave."""
         for (optimizer, _), state in zip(self.parts, states, strict=True):
             optimizer.load_state_dict(state)
+
+
+_A, _B, _C = 3.4445, -4.7750, 2.0315
+_ITERATIONS = 5
+_MOMENTUM = 0.95
+
+
+class Muon(torch.optim.Optimizer):
+    """For matrices. A step moves each singular direction by ``lr``, more for tall matrices, and decays weights."""
+
+    def __init__(self, matrices: Iterable[nn.Parameter], lr: float, weight_decay: float) -> None:
+        super().__init__(matrices, {"lr": lr, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """One update of the matrices that have gradients."""
+        for group in self.param_groups:
+            for weight in group["params"]:
+                if weight.grad is not None:
+                    self._update(weight, group["lr"], group["weight_decay"])
+
+    def _update(self, weight: nn.Parameter, rate: float, decay: float) -> None:
+        assert weight.grad is not None
+        state = self.state[weight]
+        momentum = state.setdefault("momentum", torch.zeros_like(weight))
+        momentum.lerp_(weight.grad, 1 - _MOMENTUM)
+        ahead = weight.grad.lerp(momentum, _MOMENTUM)
+        rows, columns = weight.shape
+        weight.mul_(1 - rate * decay)
+        weight.add_(orthogonal(ahead), alpha=-rate * max(1.0, rows / columns) ** 0.5)
+
+
+def orthogonal(matrix_NM: Tensor) -> Tensor:
+    """The matrix with singular values near 1, by Newton and Schulz's iteration."""
+    tall = matrix_NM.shape[0] > matrix_NM.shape[1]
+    found: Tensor = (matrix_NM.T if tall else matrix_NM) / matrix_NM.norm().clamp(min=1e-7)
+    found = found.bfloat16() if half_pays() else found
+    for _ in range(_ITERATIONS):
+        gram = found @ found.T
+        found = torch.addmm(found, torch.addmm(gram, gram, gram, beta=_B, alpha=_C), found, beta=_A)
+    return (found.T if tall else found).to(matrix_NM.dtype)
+
+
+AUTO, BFLOAT16 = "auto", "bfloat16"
+PRECISIONS = (AUTO, BFLOAT16, "float32")
+_SIZE, _CALLS = 512, 5
+
+
+@cache
+def half_pays() -> bool:
+    """Whether products in bfloat16 are faster than in float32; without instructions for it they are far slower."""
+    return _seconds(torch.bfloat16) < _seconds(torch.float32)
+
+
+def mixed(precision: str = AUTO) -> torch.autocast:
+    """A context in which products are computed in bfloat16, if that is asked for, or faster and nothing is."""
+    enabled = half_pays() if precision == AUTO else precision == BFLOAT16
+    return torch.autocast("cpu", torch.bfloat16, enabled=enabled)
+
+
+def _seconds(dtype: torch.dtype) -> float:
+    matrix = torch.ones(_SIZE, _SIZE, dtype=dtype)
+    least = float("inf")
+    for _ in range(_CALLS):
+        began = time.perf_counter()
+        torch.mm(matrix, matrix)
+        least = min(least, time.perf_counter() - began)
+    return least

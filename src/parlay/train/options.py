@@ -1,4 +1,4 @@
-"""What `parlay train` can be asked for when it trains a head, whichever the method."""
+"""Options of `parlay train` that all methods of training a head share."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ LossOf = Callable[[TrainingBatch], Tensor]
 
 
 class Processes(Protocol):
-    """This one is number ``rank`` of ``count``, from 0."""
+    """Rank and world size of this process."""
 
     rank: int
     count: int
@@ -43,7 +43,7 @@ class Processes(Protocol):
 
 
 class Alone:
-    """This process and no other."""
+    """One process alone."""
 
     rank, count = 0, 1
 
@@ -91,7 +91,7 @@ class Together:
 
 
 def processes() -> Processes:
-    """Those that torchrun started, else this one. Raises ParlayError where there are several without accelerate."""
+    """Processes that torchrun started, else this one. Raises ParlayError where there are several without accelerate."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return Alone()
     try:

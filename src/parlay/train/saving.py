@@ -39,7 +39,7 @@ def make_folder(folder: Path) -> None:
 
 
 def origin_of(options: DrafterTrainOptions) -> Origin:
-    """Of what is trained with these options. Its licence is the target's unless they name another."""
+    """Origin of what is trained with these options. Its licence is the target's unless they name another."""
     model = options.model
     return Origin(public_name(model), weights_sha256(model), options.domain, options.licence or licence(model))
 

@@ -1,4 +1,4 @@
-"""What a run of training shows: a bar while somebody watches, else a line now and then."""
+"""Progress of a training run: a bar on a terminal, else a line now and then."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ class Watch:
         return not self._bar.disable
 
     def step(self, share: float, seconds: float, tokens: int, loss: float) -> None:
-        """This share of the run is over, 1 at its end; it has trained for so many seconds on so many tokens."""
+        """Report the share of the run that is over, 1 at its end, and the seconds and tokens that it trained."""
         rate = tokens / max(seconds, 1e-9)
         self._bar.set_postfix_str(f"{rate:,.0f} tokens/s, loss {loss:.3f}{self._measured}", refresh=False)
         self._bar.update(min(share, 1.0) - self._bar.n)
 
     def measured(self, what: str) -> None:
-        """What held-out texts showed, from now on."""
+        """Report the latest result on held-out texts."""
         self._measured = f", {what}"
 
     def __enter__(self) -> Self:

@@ -14,7 +14,7 @@ from parlay.drafters.heads.proving import ProvedHeads
 from parlay.heads import artefact
 from parlay.heads.artefact import HeadArtefact, Origin, as_stored
 from parlay.heads.draft_vocab import draft_ids
-from parlay.heads.layouts import exporting
+from parlay.heads.layouts import writing
 from parlay.heads.layouts.layout import LM_HEAD
 from parlay.heads.medusa import MedusaHeads
 from parlay.heads.mtp import NORMED
@@ -186,7 +186,7 @@ def test_a_disk_that_is_full_leaves_nothing(
     def full(*said: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(exporting, "save_file", full)
+    monkeypatch.setattr(writing, "save_file", full)
     result = cli("export", str(trained("medusa")), str(tmp_path / "deep" / "out"), "--format", "vllm")
     assert "No space left on device" in result.err
     assert not list((tmp_path / "deep").iterdir())

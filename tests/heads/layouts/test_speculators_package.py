@@ -18,10 +18,9 @@ from parlay.heads.block import BlockConfig, BlockHead
 from parlay.heads.draft_vocab import DraftVocab
 from parlay.heads.eagle3 import NORMED, Eagle3Config, Eagle3Head
 from parlay.heads.layer import Steps
-from parlay.heads.layouts.exporting import export
 from parlay.heads.layouts.layout import EMBEDDING, NO_WITNESS
 from parlay.heads.layouts.opening import read
-from parlay.heads.layouts.writing import Verifier
+from parlay.heads.layouts.writing import Verifier, export
 from parlay.heads.mtp import NORMED as MTP_NORMED
 from parlay.heads.mtp import MtpModule
 from parlay.models.config import DecoderConfig

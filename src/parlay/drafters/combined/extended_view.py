@@ -80,7 +80,7 @@ class _ExtendedLayers:
     def states(
         self, views: Sequence[SequenceView], spans: Sequence[tuple[int, int]], taps: Sequence[int]
     ) -> list[Mapping[int, Tensor]]:
-        """Of committed tokens: the target has not computed the drafted ones."""
+        """Hidden states of committed tokens; the target has not computed the drafted ones."""
         origins = [view.parts[0] for view in views if isinstance(view, ExtendedView)]
         assert len(origins) == len(views), "views of one proposal are of one kind"
         return self._layers.states(origins, spans, taps)

@@ -98,7 +98,7 @@ class ModelLevel:
 
 
 class _WrittenText:
-    """What a level writes after one sequence: a chain, and other guesses beside it."""
+    """A level's text after one sequence: a chain, and the other guesses at each of its places."""
 
     def __init__(self, view: ExtendedView, sequence: DraftSequence, limit: int, manner: Manner) -> None:
         self.view = view

@@ -28,7 +28,7 @@ Columns = Mapping[str, npt.NDArray[np.unsignedinteger]]
 
 
 class Bigrams:
-    """What followed each pair of tokens. Arrays: see `_ARRAYS`; pair i has followers ``starts[i]:starts[i + 1]``."""
+    """Followers of each pair of tokens. Arrays: see `_ARRAYS`; pair i has followers ``starts[i]:starts[i + 1]``."""
 
     def __init__(self, vocab_size: int, arrays: Columns) -> None:
         self.vocab_size = vocab_size

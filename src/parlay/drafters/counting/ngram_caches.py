@@ -30,7 +30,7 @@ _CORPUS_WEIGHT = 100  # of a token's count in the corpus, where it has one
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NgramCachesOptions(Options):
-    """What is counted besides the request itself."""
+    """Options of the n-gram caches: which texts are counted besides the request itself."""
 
     static: str = option("", "a corpus's bigrams (parlay.drafters.counting.bigram_file); empty: none", opens=True)
     remember: int = option(200_000, "tokens of past requests that are kept", low=0, high=10_000_000, keeps=True)
@@ -169,7 +169,7 @@ def _weighed(counts: NgramCounts, window: int, length: int, favourite: Favourite
 
 
 def _corpus_guess(total: int, corpus: dict[int, int]) -> tuple[int, float] | None:
-    """What the corpus alone would say; it lists the most frequent follower first."""
+    """The corpus's own guess: it lists the most frequent follower first."""
     token = next(iter(corpus), None)
     least, percent = LAX[1]
     if token is None or total < least or 100 * corpus[token] < percent * total:

@@ -8,10 +8,9 @@ from parlay.drafters.draft_models.best_first import BestChains, BestTrees
 from parlay.drafters.draft_models.draft_sequences import DraftSequences
 from parlay.drafters.draft_models.drawn_chains import DrawnChains
 from parlay.drafters.draft_models.drawn_trees import Beam, Distinct, DrawnTrees, Independent, LevelDrawer
-from parlay.drafters.draft_models.opening import draft_name, open_draft
+from parlay.drafters.draft_models.opening import DraftWriter, draft_name, open_draft
 from parlay.drafters.draft_models.options import DRAFT_MODEL as SOURCE
 from parlay.drafters.draft_models.options import DraftModelOptions
-from parlay.drafters.draft_models.writing import DraftWriter
 from parlay.drafters.resources import Resources
 from parlay.options import UsageError
 from parlay.types import NO_DRAFT, Draft, Needs, Observation, SequenceView

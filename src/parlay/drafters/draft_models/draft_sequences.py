@@ -52,7 +52,7 @@ class DraftSequences:
         self._opened: dict[int, DraftSequence] = {}  # by the target's sequence, least recently used first
 
     def jobs(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> dict[int, DraftJob]:
-        """What can be drafted now, by place in ``views``. Each draft sequence has at most one chunk left to feed.
+        """Sequences that can be drafted now, by place in ``views``. Each has at most one chunk left to feed.
 
         Sequences without a budget are left out, and those for which the runner has no room.
         """

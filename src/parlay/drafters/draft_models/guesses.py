@@ -1,4 +1,4 @@
-"""What a drafting model would write next: tokens in the order of the request's own sampler, and how likely each is."""
+"""Guesses of a drafting model: tokens in the order of the request's own sampler, and how likely each is."""
 
 from __future__ import annotations
 

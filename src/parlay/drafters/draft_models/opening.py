@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Protocol
+
+from parlay.drafters.draft_models.draft_sequences import DraftJob
 from parlay.drafters.resources import Resources
 from parlay.options import UsageError
-from parlay.types import Runner
+from parlay.types import Draft, Runner
 
 
 def draft_name(source: str, resources: Resources, model: str) -> str:
@@ -24,3 +28,9 @@ def open_draft(source: str, resources: Resources, name: str) -> Runner:
             f"{resources.vocab_size}; choose a draft model with the target's tokenizer"
         )
     return runner
+
+
+class DraftWriter(Protocol):
+    """Writes all jobs at once, forward by forward."""
+
+    def write(self, jobs: Sequence[DraftJob]) -> list[Draft]: ...

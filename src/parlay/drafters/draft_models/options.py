@@ -42,7 +42,7 @@ class MergedDraftsOptions(Options):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequoiaOptions(ModelOptions):
-    """What the best tree is computed from."""
+    """Options of Sequoia: the numbers from which the best tree is computed."""
 
     width: int = option(5, "ranks of guesses that are told apart, and most children of a node", low=1, high=64)
     levels: int = option(8, "most levels of a tree", low=1, high=64)

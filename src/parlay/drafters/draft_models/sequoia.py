@@ -118,7 +118,7 @@ class _TreeJob:
         self.tree.fill(node, found)
 
     def descend(self) -> None:
-        """What was filled and has children of its own runs next."""
+        """Run the filled nodes that have children of their own."""
         self._level += 1
         self.newest = self.tree.inner(self._level)
         if self.newest:

@@ -80,7 +80,7 @@ class FilledTree:
         self._filled: dict[int, Guess] = {}
 
     def token(self, node: int) -> int:
-        """That of a filled node."""
+        """Token of a filled node."""
         return self._filled[node][0]
 
     def parent(self, node: int) -> int:

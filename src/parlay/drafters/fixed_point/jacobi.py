@@ -117,7 +117,7 @@ class _Iterate:
 
 
 def _along(observation: Observation, guesses: Sequence[int]) -> list[int]:
-    """What the sampler chose after the root and after each guess, as far down as the verified draft has them."""
+    """The sampler's tokens after the root and after each guess, as far down as the verified draft has them."""
     tree, choices = observation.draft.tree, observation.top_k
     below = {key: node for node, key in enumerate(zip(tree.parents, tree.tokens, strict=True))}
     node, chosen = -1, list(choices[0][:1])

@@ -47,7 +47,7 @@ class DynamicTree(LevelTree):
         return self._draft(sorted(sorted(range(len(self._tokens)), key=self._order)[:budget]), source)
 
     def _draft(self, nodes: Sequence[int], source: str) -> Draft:
-        """Of these candidates, each of which comes after its parent."""
+        """Make the draft of these candidates; each comes after its parent."""
         if not nodes:
             return NO_DRAFT
         place = {node: index for index, node in enumerate(nodes)} | {-1: -1}

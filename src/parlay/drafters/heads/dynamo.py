@@ -70,7 +70,7 @@ class Dynamo(StateHeadDrafter):
         return logits_D.scatter(0, table.candidates_KC[level], temperature * chances_C.log())
 
     def _joint(self, logits_KD: Tensor, root: int) -> _Joint:
-        """Of what the heads say after the root."""
+        """Joint scores of the heads' tokens after the root."""
         probs_KC, candidates_KC = logits_KD.softmax(-1).topk(min(self._options.lattice, logits_KD.shape[-1]))
         ids_KC: list[list[int]] = self._ids_D[candidates_KC].tolist()
         alone_C = probs_KC[0] * torch.tensor([self._ngrams.affinity([root], token) for token in ids_KC[0]])
@@ -92,7 +92,7 @@ class Dynamo(StateHeadDrafter):
 
 @dataclass(frozen=True, slots=True)
 class _Joint:
-    """Of one sequence: ``pairs_CC`` are pairs of candidates, ``alone_C`` the first of them. Nothing is normalised."""
+    """Scores of one sequence: ``pairs_CC`` of pairs of candidates, ``alone_C`` of the first. Nothing is normalised."""
 
     candidates_KC: Tensor
     first_ids: list[int]

@@ -70,7 +70,7 @@ class Kangaroo(Watched):
         return [jobs[place].chain.chain(SOURCE) if place in jobs else NO_DRAFT for place in range(len(views))]
 
     def _jobs(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> dict[int, _Job]:
-        """What can be drafted now, by place."""
+        """Sequences that can be drafted now, by place."""
         most = self._runner.spec.max_context
         limits = [
             min(budget, self._options.length, most - len(view.tokens))

@@ -1,4 +1,4 @@
-"""What drafters share whose head is a decoder layer with a cache of its own, which runs a tree level by level."""
+"""Base of drafters whose head is a decoder layer with a cache of its own, which runs a tree level by level."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class LayerHeadDrafter(Watched, ABC):
 
     @abstractmethod
     def _from_target(self, features_KF: Tensor, tokens: Sequence[int]) -> Tensor:
-        """What rows read, ``[K, H]``, of the target's features and of the tokens that come one after each."""
+        """Inputs of rows ``[K, H]``, from the target's features and the tokens that come one after each."""
 
     @abstractmethod
     def _from_itself(self, hidden_KH: Tensor, tokens: Sequence[int]) -> Tensor:
@@ -88,7 +88,7 @@ class LayerHeadDrafter(Watched, ABC):
         return [jobs[place].draft if place in jobs else NO_DRAFT for place in range(len(views))]
 
     def _jobs(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> dict[int, Job]:
-        """What can be drafted now, by place."""
+        """Sequences that can be drafted now, by place."""
         most, rows = self._runner.spec.max_context, self._limits.rows
         limits = [min(budget, most - len(view.tokens)) for view, budget in zip(views, budgets, strict=True)]
         room = [

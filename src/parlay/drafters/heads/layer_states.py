@@ -1,4 +1,4 @@
-"""What a head's own layers make of each committed text at its last row, for trees that need no more of them."""
+"""States that a head's own layers compute at the last row of each text, for trees that need no more of them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class _LayerRows(ABC):
         return states
 
     def take(self, observation: Observation) -> None:
-        """What a step shows."""
+        """Take in what a step observed."""
         self._rows.take(observation)
 
     def release(self, sequence: int) -> None:
@@ -68,7 +68,7 @@ class LayerLogits(_LayerRows):
 
 
 class LayerOutputs(_LayerRows):
-    """What leaves the one layer at the last row, ``[H]``."""
+    """Outputs of the one layer at the last row, ``[H]``."""
 
     def _run(self, texts: Sequence[Waiting]) -> list[Tensor]:
         segments = [
@@ -92,7 +92,7 @@ class SideBySide:
         return [_joined(states) for states in parts]
 
     def take(self, observation: Observation) -> None:
-        """What a step shows."""
+        """Take in what a step observed."""
         for source in self._sources:
             source.take(observation)
 

@@ -22,7 +22,7 @@ class LevelTree(ABC):
 
     @abstractmethod
     def token(self, node: int) -> int:
-        """That of a node which was offered."""
+        """Token of an offered node."""
 
     @abstractmethod
     def parent(self, node: int) -> int:

@@ -20,10 +20,9 @@ from parlay.heads.layouts.layout import EMBEDDING, LM_HEAD
 from parlay.heads.medusa import MedusaHeads
 from parlay.heads.mlp_speculator import MlpSpeculator
 from parlay.heads.mtp import MtpModule
-from parlay.heads.parallel import ParallelHeads
 from parlay.heads.probes import PrefixedProbes, ProbeEmbeddings, Streams
 from parlay.heads.redrafter import ReDrafterHead
-from parlay.heads.several import SeveralHeadsConfig
+from parlay.heads.several import ParallelHeads, SeveralHeadsConfig
 
 _OPTIONAL = frozenset({LM_HEAD, EMBEDDING, "t2d"})
 """The target's may stand for the first two, and no drafter reads the third."""

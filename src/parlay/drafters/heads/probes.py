@@ -59,7 +59,7 @@ class _GuessingAhead(ABC):
         """How many probes hang below the root, and below each node."""
 
     def _inputs(self) -> Features:
-        """What the probes of a chain read."""
+        """Inputs of the probes of a chain."""
         return Features(self._inputs_MH)
 
     def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
@@ -79,7 +79,7 @@ class _GuessingAhead(ABC):
         self._held.pop(sequence, None)
 
     def _draft(self, view: SequenceView, budget: int) -> Draft:
-        """What the probes of the last step guessed, if that step was the text's last."""
+        """Draft from the guesses of the last step's probes, if that step was the text's last."""
         history, guesses = self._held.get(view.sequence, (History(), []))
         if len(history.tokens) != len(view.tokens) or history.agree(view.tokens) < len(view.tokens):
             return NO_DRAFT

@@ -68,7 +68,7 @@ def prove(drafter: Drafter, ids: Sequence[int], states: Mapping[int, Tensor]) ->
 
 
 def first_guesses(drafter: Drafter, proof: Proof) -> list[int]:
-    """What ``drafter`` drafts first after each of the proof's beginnings, from the proof's states; -1 for nothing."""
+    """First token drafted after each of the proof's beginnings, from the proof's states; -1 for nothing."""
     ids = proof.ids_T.tolist()
     lent = _StoredStates(proof)
     ends = range(len(ids) - len(proof.guesses_P), len(ids))

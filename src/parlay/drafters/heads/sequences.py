@@ -1,4 +1,4 @@
-"""What a head knows of each sequence: the target's features of its tokens, and the rows that its own cache holds.
+"""A head's state of each sequence: the target's features of its tokens, and the rows that its own cache holds.
 
 The row of token p reads the features of token p and the embedding of token p + 1. So all rows before the root's can
 run as soon as the features of all tokens before the root are there. Tokens that were cached before, or that went by
@@ -51,7 +51,7 @@ class HeadSequence:
 
     @property
     def known(self) -> int:
-        """Of how many tokens, from the first, the features were seen or are not wanted."""
+        """Number of tokens, from the first, whose features were seen or are not wanted."""
         return self.place(self.ran + self.rows_waiting)
 
     @property
@@ -114,7 +114,7 @@ class HeadSequences:
             held.ahead.features.append(features)
 
     def _join(self, held: HeadSequence, view: SequenceView) -> None:
-        """What was seen ahead follows the known features now, or is of no use."""
+        """Append the features that were seen ahead, if they follow the known ones now; drop them otherwise."""
         ahead, known = held.ahead, held.known
         if ahead is None or known < ahead.start:
             return
@@ -131,7 +131,7 @@ class HeadSequences:
         return held.known, ahead.start if ahead is not None and whole else len(view.tokens) - 1
 
     def aligned(self, view: SequenceView) -> HeadSequence:
-        """What is held of the view's sequence, cut back to what is still true; it is the most recently used now."""
+        """State of the view's sequence, cut back to what is still true; marks it as the most recently used."""
         held = self._held.pop(view.sequence, None) or self._open(view)
         self._held[view.sequence] = held
         agreed = min(held.text.agree(view.tokens), len(view.tokens) - 1)

@@ -1,4 +1,4 @@
-"""What drafters share whose trees follow from one state of each sequence: mostly the target's before the root.
+"""Base of drafters whose trees follow from one state of each sequence: mostly the target's before the root.
 
 The tokens of a level are guessed for all sequences together.
 """

@@ -28,7 +28,7 @@ class Waiting:
     make_inputs: Inputs
 
     def inputs(self) -> Tensor:
-        """What the rows read, ``[K, H]``."""
+        """Inputs of the rows, ``[K, H]``."""
         return self.make_inputs(self.features_KF, self.pending)
 
 
@@ -41,7 +41,7 @@ class TextRows:
         self._sequences = HeadSequences(runner, taps)
 
     def take(self, observation: Observation) -> None:
-        """What a step shows."""
+        """Take in what a step observed."""
         if observation.taps:
             self._sequences.take(observation.view, observation.start, observation.taps)
 
@@ -50,7 +50,7 @@ class TextRows:
         self._sequences.release(sequence)
 
     def waiting(self, views: Sequence[SequenceView], rows: Sequence[int | None]) -> dict[int, Waiting]:
-        """What can run now, by place; all but the last chunk of its rows has run.
+        """Sequences that can run now, by place; all but the last chunk of their rows has run.
 
         Each sequence needs room for so many ``rows`` beside those of its text; with None it is left out.
         """
@@ -65,7 +65,7 @@ class TextRows:
         return {place: self._waiting(views[place]) for place in ready}
 
     def keep(self, waiting: Waiting) -> None:
-        """Its rows have run: they stay in the cache, but for the root's."""
+        """Commit the rows that have run, except the root's, which the next proposal recomputes."""
         self._sequences.keep(waiting.view, len(waiting.pending))
 
     def _catch_up(self, views: Sequence[SequenceView]) -> None:

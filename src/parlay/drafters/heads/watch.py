@@ -73,10 +73,10 @@ class AcceptanceWatch:
 
 
 class Kept(Protocol):
-    """What a drafter keeps of each sequence's steps."""
+    """A drafter's record of each sequence's steps."""
 
     def take(self, observation: Observation) -> None:
-        """What a step shows."""
+        """Take in what a step observed."""
         ...
 
     def release(self, sequence: int) -> None:

@@ -78,7 +78,7 @@ class IntersectionDraft:
         return [self._to_ours[token] for token in chain.ids]
 
     def _choose(self, logits_RV: Tensor, chains: Sequence[Chain]) -> list[tuple[int, float] | None]:
-        """What the request's sampler draws from the intersection, back in the draft model's ids."""
+        """Draw with the request's sampler from the intersection; the result is in the draft model's ids."""
         mapped_RV = self.map(logits_RV)
         views = [chain.sight.view for chain in chains]
         drawn = ranked(mapped_RV, views, [self._path(chain) for chain in chains], 1)

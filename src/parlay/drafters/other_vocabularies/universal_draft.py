@@ -85,7 +85,7 @@ class UniversalDraft:
         return trees.chain(ids, SOURCE, scores(ends[: len(ids)], drafted))
 
     def _text(self, chain: Chain) -> tuple[str, list[int]]:
-        """What the chain adds to the text, up to its last whole character, and where each of its ids begins in it."""
+        """Text that the chain adds, up to its last whole character, and where each of its ids begins in it."""
         latest = chain.sight.tokens[-self._window :]
         before = self._drafter.decode(latest)
         texts = [self._drafter.decode([*latest, *chain.ids[:count]]) for count in range(1, len(chain.ids) + 1)]

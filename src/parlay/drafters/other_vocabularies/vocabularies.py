@@ -74,7 +74,7 @@ def _whole_texts(backend: Backend) -> Backend:
 
 
 def codecs(target: Tokenizer, drafter: Tokenizer) -> tuple[Codec, Codec]:
-    """Those of the target and of the draft model. Special tokens that the draft model lacks have no text for it."""
+    """Codecs of the target and of the draft model. Special tokens that the draft model lacks have no text for it."""
     known = drafter.get_vocab()
     lost = [token for token, text in _specials(target).items() if text not in known]
     return Codec(target, lost), Codec(drafter)
@@ -129,7 +129,7 @@ class Retold:
         return bool(self.ids)
 
     def _new_text(self, tokens: Sequence[int], known: int) -> str | None:
-        """What the tokens after the first ``known`` add; None if they change the text before them."""
+        """Text that the tokens after the first ``known`` add; None if they change the text before them."""
         start = max(0, known - self._window)
         before, after = self._target.decode(tokens[start:known]), self._target.decode(tokens[start:])
         return after[len(before) :] if after.startswith(before) else None

@@ -31,7 +31,7 @@ def inner(target: RunnerSpec) -> tuple[Sublayer, ...]:
 
 
 def middle(target: RunnerSpec, ratio: float) -> Skip:
-    """That share of the inner sub-layers, those nearest to the middle of the model; of a layer attention goes first.
+    """Skip a share of the inner sub-layers, those nearest to the middle of the model; attention goes first in a layer.
 
     A rule of thumb for a model on which nothing was searched: layers change their input least in the middle, and of
     13 B parameters the search of Draft & Verify left out 24 attentions and 10 MLPs.

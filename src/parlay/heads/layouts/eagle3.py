@@ -26,7 +26,7 @@ TAPS = "eagle_aux_hidden_state_layer_ids"
 
 
 def architecture_of(names: frozenset[str]) -> str:
-    """Of the layers: those of Qwen3 norm queries and keys."""
+    """Architecture of the layers: those of Qwen3 norm queries and keys."""
     return "Qwen3ForCausalLM" if any(name.endswith("q_norm.weight") for name in names) else "LlamaForCausalLM"
 
 

@@ -56,7 +56,7 @@ def index_of(folder: Path) -> dict[str, str]:
 
 
 def load(found: Mapping[str, Path], names: Iterable[str]) -> dict[str, Tensor]:
-    """These tensors; half-precision numbers as float32. Raises BadHead for damage and numbers that are not finite."""
+    """Load these tensors, half-precision ones as float32. Raises BadHead for damage and numbers that are not finite."""
     by_file: dict[Path, list[str]] = {}
     for name in names:
         by_file.setdefault(found[name], []).append(name)

@@ -67,7 +67,7 @@ def _own(foreign: Foreign, layers: int) -> dict[str, Tensor]:
 
 
 def _named(name: str, layers: int) -> str:
-    """What a tensor of the file is here; its own name, where it is nothing."""
+    """Name here of a tensor of the file; its own name where it has none here."""
     if match := _MLP.fullmatch(name):
         head, layer, kind, part = match.groups()
         first = {"linear": "mix", "res_connection": "shorten"}[kind]

@@ -1,4 +1,4 @@
-"""What every layout is made of, and what their mappings share."""
+"""Parts of every layout, and what their mappings share."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ USUAL_ACCEPTANCE = (0.5, 0.14, 0.07, 0.05, 0.035, 0.03, 0.025, 0.02, 0.015, 0.01
 
 
 class TargetShape(Protocol):
-    """What a head needs to know of its target: a runner's spec says it, and a checkpoint's config."""
+    """A head's view of its target: read from a runner's spec, or from a checkpoint's config."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -45,7 +45,7 @@ class TargetShape(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Foreign:
-    """What a folder in one of the layouts holds: its config, and the head's tensors by their names there."""
+    """Contents of a folder in one of the layouts: its config, and the head's tensors by their names there."""
 
     folder: Path
     config: Json
@@ -157,5 +157,5 @@ def checked_ids(foreign: Foreign, name: str, ids_D: Tensor, vocab_size: int) -> 
 
 
 def usual_acceptance(levels: int) -> list[list[float]]:
-    """What static trees are built from where nothing was measured."""
+    """Acceptance by rank from which static trees are built where nothing was measured."""
     return [[share * 0.8**level for share in USUAL_ACCEPTANCE] for level in range(levels)]

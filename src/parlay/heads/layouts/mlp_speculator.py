@@ -70,14 +70,14 @@ def _own(foreign: Foreign, held: Mapping[str, Tensor], steps: int, tied: bool) -
 
 
 def _first(name: str) -> str:
-    """That of the matrix which steps share."""
+    """Name of the matrix that steps share."""
     part, _, rest = name.partition(".")
     step, _, ending = rest.partition(".")
     return f"{part}.{min(int(step), 1) if part == 'proj' else 0}.{ending}" if step.isdigit() else name
 
 
 def _names(steps: int, tied: bool) -> dict[str, str]:
-    """What each tensor of the file is here."""
+    """Names here of the tensors of the file."""
     found = {"emb.0.weight": "emb.weight", "proj.0.weight": "first.weight"}
     if steps > 1:
         found["proj.1.weight"] = "later.weight"

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
 from torch import Tensor
 
-from parlay.heads.artefact import BadHead, HeadArtefact
+from parlay.heads.artefact import CARD, CONFIG, WEIGHTS, BadHead, HeadArtefact
+from parlay.heads.card import front_matter
 from parlay.heads.draft_vocab import draft_ids
 from parlay.heads.eagle3 import NORMED
 from parlay.heads.layouts.eagle3 import TAPS
@@ -17,6 +23,7 @@ from parlay.heads.layouts.layout import EMBEDDING, LM_HEAD
 from parlay.heads.layouts.speculators import ARCHITECTURES, LAYER, MTP_NAMES
 from parlay.heads.mtp import NORMED as MTP_NORMED
 from parlay.models.config import DecoderConfig, RopeConfig
+from parlay.types import ParlayError
 
 _VERSION = "0.9.0"
 _STEPS = 4
@@ -110,7 +117,7 @@ def _medusa(head: HeadArtefact, verifier: Verifier) -> Written:
 def _speculator(
     kind: str, architecture: str, head: HeadArtefact, verifier: Verifier, *, layers: int, tokens: int
 ) -> dict[str, Any]:
-    """What configs of all kinds say."""
+    """Fields that configs of all kinds have."""
     return {
         "architectures": [architecture],
         "speculators_model_type": kind,
@@ -190,3 +197,34 @@ WRITERS: Mapping[str, Mapping[str, Writer]] = {
     "vllm": {"medusa": _medusa},
 }
 """By the name of a format, then by method."""
+
+
+def export(head: HeadArtefact, card: str, layout: str, out: Path, verifier: Verifier) -> None:
+    """Writes the folder ``out``. ``card`` is the text of the head's card, ``layout`` one of `WRITERS`.
+
+    Raises BadHead for a head that the layout can't hold, ValueError for a folder that has files already, ParlayError
+    for one that can't be written.
+    """
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ValueError(f"{out} is there already: name a folder that is empty, or none")
+    writer = WRITERS[layout].get(head.method)
+    if writer is None:
+        raise BadHead(f"--format {layout} is for {', '.join(WRITERS[layout])}, and this is a head for {head.method}")
+    config, tensors = writer(head, verifier)
+    text = card or front_matter(head.method, head.origin, (), {}) + f"\n# {head.method} for {head.origin.target}\n"
+    try:
+        _write(config, tensors, f"{text.rstrip()}\n\nThis folder is in the layout of {layout}.\n", out)
+    except (OSError, SafetensorError) as error:
+        raise ParlayError(f"can't write {out}: {error}") from error
+
+
+def _write(config: Mapping[str, Any], tensors: Mapping[str, Tensor], card: str, out: Path) -> None:
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".exporting-", dir=out.parent) as started:
+        part = Path(started) / out.name
+        part.mkdir()
+        save_file({name: each.contiguous() for name, each in tensors.items()}, part / WEIGHTS, {"format": "pt"})
+        (part / WEIGHTS).chmod(0o644)
+        (part / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        (part / CARD).write_text(card, encoding="utf-8")
+        part.replace(out)

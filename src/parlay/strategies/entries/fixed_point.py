@@ -1,11 +1,19 @@
-"""Strategies that guess all tokens at once and iterate: Jacobi, lookahead."""
+"""Plain decoding, and strategies that guess tokens and correct them until they stand."""
 
 from __future__ import annotations
 
 from parlay.drafters.fixed_point.options import JACOBI, LOOKAHEAD, JacobiOptions, LookaheadOptions
 from parlay.strategies.entry import StrategyEntry
 
-ENTRIES = (
+ENTRIES: tuple[StrategyEntry, ...] = (
+    StrategyEntry(
+        name="none",
+        family="plain",
+        training="none",
+        needs="nothing",
+        summary="Plain decoding: one token per step. All others are compared with it.",
+        when="drafting can't pay: high load, or text that nothing predicts",
+    ),
     StrategyEntry(
         name=JACOBI,
         family="fixed point",

@@ -1,13 +1,26 @@
-"""Strategies in which a smaller model writes ahead."""
+"""Strategies whose drafts a smaller model writes, of the target's vocabulary or of another."""
 
 from __future__ import annotations
 
-from parlay.drafters.draft_models.options import DRAFT_MODEL, MERGED_DRAFTS, DraftModelOptions, MergedDraftsOptions
+from parlay.drafters.draft_models.options import (
+    DRAFT_MODEL,
+    MERGED_DRAFTS,
+    SEQUOIA,
+    DraftModelOptions,
+    MergedDraftsOptions,
+    SequoiaOptions,
+)
+from parlay.drafters.other_vocabularies.options import (
+    INTERSECTION_DRAFT,
+    UNIVERSAL_DRAFT,
+    IntersectionDraftOptions,
+    UniversalDraftOptions,
+)
 from parlay.strategies import accept_rules
 from parlay.strategies.entry import StrategyEntry
 from parlay.types import Exactness
 
-ENTRIES = (
+ENTRIES: tuple[StrategyEntry, ...] = (
     StrategyEntry(
         name=DRAFT_MODEL,
         family="model",
@@ -48,5 +61,44 @@ ENTRIES = (
         rules=("multi-candidate",),
         factory="parlay.drafters.draft_models.merged_drafts:MergedDrafts",
         toys=("models=parlay-mini+parlay-mini-draft,min_p=0",),
+    ),
+    StrategyEntry(
+        name=SEQUOIA,
+        family="model",
+        training="a small model",
+        needs="a model with the target's vocabulary",
+        summary="A smaller model fills the tree shape that is best for the measured acceptance of its guesses by rank.",
+        when="verifying many rows is cheap, and drafting is expensive",
+        reference="Chen et al. 2024 (Sequoia), arXiv:2402.12374",
+        options=SequoiaOptions,
+        k=24,
+        factory="parlay.drafters.draft_models.sequoia:Sequoia",
+        toys=("width=3,level_cost=0",),
+    ),
+    StrategyEntry(
+        name=UNIVERSAL_DRAFT,
+        family="model",
+        training="a small model",
+        needs="a model with any tokenizer, and the target's tokenizer",
+        summary="A smaller model with any tokenizer drafts text, which is cut into the target's tokens.",
+        when="the only small model has another tokenizer",
+        reference="Timor et al. 2025 (SLEM), arXiv:2502.05202; universal assisted generation of transformers",
+        options=UniversalDraftOptions,
+        k=8,
+        factory="parlay.drafters.other_vocabularies.universal_draft:UniversalDraft",
+        toys=("min_p=0,window=3",),
+    ),
+    StrategyEntry(
+        name=INTERSECTION_DRAFT,
+        family="model",
+        training="a small model",
+        needs="a model whose vocabulary shares tokens with the target's, and the target's tokenizer",
+        summary="A smaller model with another vocabulary drafts with the tokens that both vocabularies have.",
+        when="the small model's vocabulary has most of the target's tokens",
+        reference="Timor et al. 2025 (TLI), arXiv:2502.05202",
+        options=IntersectionDraftOptions,
+        k=8,
+        factory="parlay.drafters.other_vocabularies.intersection_draft:IntersectionDraft",
+        toys=("min_p=0",),
     ),
 )

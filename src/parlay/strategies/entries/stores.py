@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from parlay.drafters.stores import suffix_automaton, suffix_decoding, token_recycling, trie_lookahead
+from parlay.drafters.stores import datastore, suffix_automaton, suffix_decoding, token_recycling, trie_lookahead
 from parlay.strategies.entry import StrategyEntry
 
-ENTRIES = (
+ENTRIES: tuple[StrategyEntry, ...] = (
     StrategyEntry(
         name=trie_lookahead.SOURCE,
         family="store",
@@ -61,5 +61,18 @@ ENTRIES = (
         options=token_recycling.TokenRecyclingOptions,
         k=80,
         factory="parlay.drafters.stores.token_recycling:TokenRecycling",
+    ),
+    StrategyEntry(
+        name=datastore.SOURCE,
+        family="retrieval",
+        training="none",
+        needs="a datastore file, made by `parlay datastore build`",
+        summary="Drafts what followed the latest tokens in a corpus, the most frequent continuations as one tree.",
+        when="answers resemble a corpus that is known beforehand",
+        reference="He et al. 2023 (REST), arXiv:2311.08252",
+        options=datastore.RetrievalOptions,
+        k=64,
+        factory="parlay.drafters.stores.datastore:Retrieval",
+        toys=("file=toy",),
     ),
 )

@@ -1,4 +1,4 @@
-"""What the kit found out: one line per check and stage."""
+"""Report of the kit: one line per check and stage."""
 
 from __future__ import annotations
 

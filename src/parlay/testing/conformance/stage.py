@@ -68,7 +68,7 @@ class Stage:
     """Texts that the reference has decoded here already."""
 
     def expected(self, ask: StageRequest) -> ReferenceText:
-        """What plain decoding gives, by the slow reference decoder; decoded once."""
+        """Texts of plain decoding, by the slow reference decoder; decoded once."""
         if ask.spelling not in self.known:
             self.known[ask.spelling] = reference.decode(self.logits_of, ask.request("expected"))
         return self.known[ask.spelling]
@@ -76,7 +76,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Subject:
-    """What is tested: a way to make a drafter (None: plain decoding), and the rule that accepts its drafts."""
+    """Subject of a test: a way to make a drafter (None: plain decoding), and the rule that accepts its drafts."""
 
     name: str
     make: Callable[[Resources], Drafter | None]
@@ -149,7 +149,7 @@ class StopOnTokens:
 
 @dataclass(frozen=True)
 class StageRequest:
-    """What a request asks for, without its state: `request` makes as many alike as there are runs."""
+    """Parameters of a request without its state: `request` makes as many alike as there are runs."""
 
     prompt: tuple[int, ...]
     params: SamplingParams
@@ -184,7 +184,7 @@ class StageRequest:
 
 @dataclass(slots=True)
 class StageSample:
-    """What one request came to."""
+    """Result of one request."""
 
     texts: Texts
     committed: list[Committed] = field(default_factory=list)

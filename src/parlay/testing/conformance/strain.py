@@ -1,4 +1,4 @@
-"""What a server does to a strategy: little memory, forks, prompts in chunks, drafters that break, aborts and pauses."""
+"""Strains of a server on a strategy: little memory, forks, prompts in chunks, broken drafters, aborts, pauses."""
 
 from __future__ import annotations
 

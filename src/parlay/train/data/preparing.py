@@ -1,4 +1,4 @@
-"""What drafters learn from, written where it is lacking: texts, and the target's states of them."""
+"""Training data of drafters, written where it is lacking: texts, and the target's states of them."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class ChatFrame:
-    """What a model's chat template puts before a user's words and between them and the answer, as token ids."""
+    """Token ids that a model's chat template puts before a user's words and between them and the answer."""
 
     before: tuple[int, ...]
     after: tuple[int, ...]
@@ -61,7 +61,7 @@ def read_prompts(path: Path, *, skip_broken: bool = False) -> list[str]:
 
 
 def read_conversations(path: Path, *, skip_broken: bool = False) -> list[Conversation]:
-    """As `read_prompts`, each line ``{"prompt": TEXT, "answer": TEXT}``, or recorded traffic."""
+    """Read conversations like `read_prompts`, each line ``{"prompt": TEXT, "answer": TEXT}``, or recorded traffic."""
     return _read(path, '"prompt": TEXT, "answer": TEXT', conversation_of, skip_broken)
 
 
@@ -92,7 +92,7 @@ def refuse_broken(first: str, count: int, skip_broken: bool) -> None:
 
 
 def conversation_of(line: str) -> Conversation | None:
-    """What a JSON line holds; None where prompt or answer is missing or empty."""
+    """Read the conversation of a JSON line; None where prompt or answer is missing or empty."""
     record = _record(line)
     prompt, answer = _text(record, "prompt"), _text(record, "answer")
     return Conversation(prompt, answer, _framed(record)) if prompt and answer else None

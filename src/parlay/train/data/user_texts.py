@@ -77,7 +77,7 @@ def _texts(source: corpus.CorpusSource, skip_broken: bool) -> Iterator[Conversat
 
 
 def texts_given(given: Given, tokenizer: Tokenizer, cut: Cut) -> list[TrainingText]:
-    """As token ids: conversations in the model's own frame, documents in rows, the rest of each left out if short.
+    """Turn texts into ids: conversations in the model's frame, documents in rows, without short rests.
 
     Of recorded conversations the end, as much as fits into a row. Of more rows than are wanted, some are taken all
     over. Raises ParlayError where no row is long enough.
@@ -109,7 +109,7 @@ def _rows(documents: Sequence[str], tokenizer: Tokenizer, longest: int) -> Itera
 
 
 def _spread(rows: Sequence[tuple[int, ...]], most: int) -> Sequence[tuple[int, ...]]:
-    """As many of the rows, evenly from all of them, as have ``most`` tokens together."""
+    """Pick rows evenly from all of them, as many as have ``most`` tokens together."""
     tokens = sum(map(len, rows))
     count = max(1, len(rows) * most // tokens) if tokens > most else len(rows)
     return [rows[place * len(rows) // count] for place in range(count)]

@@ -26,7 +26,7 @@ _SHARD = 128
 
 @dataclass(frozen=True, slots=True)
 class WritingPlan:
-    """What to write. Shard ``i`` is a function of the plan, the target and ``i`` alone.
+    """Plan of the texts to write. Shard ``i`` is a function of the plan, the target and ``i`` alone.
 
     ``own_share`` of the prompts are the target's own, and ``greedy_share`` of the answers are greedy; the others are
     sampled at ``temperature``.
@@ -71,7 +71,7 @@ class Writer:
         return [TrainingText((*prompt, *answer), len(prompt)) for prompt, answer in texts]
 
     def _given(self, number: int) -> list[tuple[int, ...]]:
-        """This shard's part of the given prompts, which are dealt out in a random order, again and again."""
+        """Deal out the given prompts in a random order, again and again, and take this shard's part."""
         plan = self._plan
         if not plan.prompts:
             return []

@@ -45,7 +45,7 @@ class BlockwiseRecipe(SeveralHeads):
         return {**super().tensors(), **self._counted, **own}
 
     def _rescoring_loss(self, batch: TrainingBatch) -> Tensor:
-        """Of the token after each row, from the row's and those before it."""
+        """Loss of the token after each row, from the row's token and those before it."""
         padded = F.pad(batch.ids_BT, (WINDOW - 1, 0))
         windows_BRW = padded.unfold(1, WINDOW, 1)[:, -batch.rows :]
         embedded = F.embedding(windows_BRW, self._embedding_VH).float().flatten(2)

@@ -1,4 +1,4 @@
-"""What recipes share whose modules guess one token per depth: their weights, and how often each rank is right."""
+"""Base of recipes whose modules guess one token per depth: their weights, and how often each rank is right."""
 
 from __future__ import annotations
 

@@ -144,7 +144,7 @@ def student_config(options: DistillTrainOptions, target: DecoderConfig) -> Decod
 
 
 def _new(config: DecoderConfig, target: Target) -> TorchModel:
-    """Its layers add nothing yet that is not small; its embedding is the target's LM head in fewer dimensions.
+    """Make a student whose layers add little yet; its embedding is the target's LM head in fewer dimensions.
 
     Its last norm is such that logits begin with a standard deviation of 1: with larger ones the loss would begin far
     above that of a uniform guess.

@@ -22,7 +22,7 @@ from parlay.train.recipes.target import Target, common_tokens
 
 
 class _Trained(nn.Module):
-    """What a checkpoint holds: the head, which reads features divided by ``scale_F``."""
+    """Contents of a checkpoint: the head, which reads features divided by ``scale_F``."""
 
     scale_F: Tensor
 

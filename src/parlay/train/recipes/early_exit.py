@@ -77,7 +77,7 @@ class EarlyExitRecipe(ModelRecipe):
         save_folder(folder, tensors, like=resolve(self._options.model), card=card)
 
     def _weights(self) -> dict[int, float]:
-        """What each exit counts in this turn, by the number of layers that have run; they add up to 1."""
+        """Weights of the exits in this update, by the number of layers that have run; they add up to 1."""
         last = self._layers
         on = [layer for layer in range(1, last) if layer % self._options.apart == self._turn % self._options.apart]
         scale = self._options.exit_scale

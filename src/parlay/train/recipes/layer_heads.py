@@ -1,4 +1,4 @@
-"""What recipes share whose heads are decoder layers on the target's states."""
+"""Base of recipes whose heads are decoder layers on the target's states."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class RepeatedLayer(LayerHeads):
         """One step: states ``[B, R, H]``."""
 
     def _again(self, hidden_BRH: Tensor) -> Tensor:
-        """What a step reads of what the one before gave."""
+        """Input of a step from the output of the one before."""
         return hidden_BRH
 
     def unrolled(self, batch: TrainingBatch, count: int) -> Iterator[Tensor]:

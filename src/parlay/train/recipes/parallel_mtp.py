@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from parlay.heads.layer import add_nothing
-from parlay.heads.parallel import ParallelHeads
+from parlay.heads.several import ParallelHeads
 from parlay.train.data.batches import TrainingBatch
 from parlay.train.data.features import Featured
 from parlay.train.recipes.layer_heads import LayerHeads

@@ -45,7 +45,7 @@ class HeadRecipe(Recipe, Protocol):
     """A recipe whose module is, or holds, a draft head."""
 
     def settings(self, heldout: Iterable[TrainingBatch]) -> dict[str, Any]:
-        """What the drafter must know of the head beside its weights."""
+        """Settings of the head that the drafter needs in addition to its weights."""
         ...
 
     def tensors(self) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""What recipes share whose heads guess one token each, and whose drafter fills a static tree."""
+"""Base of recipes whose heads guess one token each, and whose drafter fills a static tree."""
 
 from __future__ import annotations
 

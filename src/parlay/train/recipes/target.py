@@ -1,4 +1,4 @@
-"""What recipes take from a target: its shape, its embedding and head, and which layers to tap."""
+"""Facts that recipes take from a target: its shape, its embedding and head, and which layers to tap."""
 
 from __future__ import annotations
 

@@ -33,12 +33,12 @@ class TorchDecoder(nn.Module):
         return [Steps(padding_B) for _ in self.layers[1:]] + [Steps(padding_B, rows)]
 
     def step(self, x_BTH: Tensor, steps: list[Steps], first: int = 0) -> Tensor:
-        """What the LM head reads of the rows ``x_BTH``, ``[B, T, H]``, which enter layer ``first``."""
+        """Input of the LM head from the rows ``x_BTH``, ``[B, T, H]``, which enter layer ``first``."""
         out: Tensor = self.norm(self.through(x_BTH, steps, first, len(self.layers)))
         return out
 
     def through(self, x_BTH: Tensor, steps: list[Steps], first: int, last: int) -> Tensor:
-        """What leaves the layers from ``first`` to ``last`` - 1."""
+        """Run the layers from ``first`` to ``last`` - 1."""
         for place in range(first, last):
             x_BTH = self.layers[place](x_BTH, steps[place])
         return x_BTH

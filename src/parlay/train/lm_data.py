@@ -1,0 +1,161 @@
+"""Data of language models trained from scratch: text files, tokenizer, tokens on disk and batches drawn from them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import PreTrainedTokenizerFast
+
+from parlay.text import corpus
+
+Ids = npt.NDArray[np.int64]
+CHUNK = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class TokenStream:
+    """Documents end to end, each closed by the end-of-text token."""
+
+    tokens: npt.NDArray[np.uint16]
+
+    @classmethod
+    def load(cls, folder: Path, name: str) -> TokenStream:
+        """Maps a stream written by `write_stream`."""
+        return cls(np.load(folder / f"{name}.tokens.npy", mmap_mode="r"))
+
+    def window(self, start: int, length: int) -> Ids:
+        """``length`` tokens from ``start``."""
+        return self.tokens[start : start + length].astype(np.int64)
+
+
+def make_stream(texts: Sequence[str], tokenizer: Tokenizer) -> TokenStream:
+    """Tokenises ``texts``."""
+    end = tokenizer.token_to_id(END_OF_TEXT)
+    pieces = [np.empty(0, dtype=np.uint16)]
+    for start in range(0, len(texts), CHUNK):
+        encoded = tokenizer.encode_batch_fast(texts[start : start + CHUNK], add_special_tokens=False)
+        pieces.extend(np.array([*encoding.ids, end], dtype=np.uint16) for encoding in encoded)
+    return TokenStream(np.concatenate(pieces))
+
+
+def write_stream(folder: Path, name: str, texts: Sequence[str], tokenizer: Tokenizer) -> int:
+    """Tokenises ``texts`` onto disk; returns the number of tokens."""
+    stream = make_stream(texts, tokenizer)
+    np.save(folder / f"{name}.tokens.npy", stream.tokens)
+    return len(stream.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Batches:
+    """Rows of tokens; a batch is a pure function of (seed, step), so a resumed run sees the same ones."""
+
+    stream: TokenStream
+    seed: int
+
+    def draw(self, step: int, rows: int, length: int) -> tuple[Ids, Ids]:
+        """(input ids, labels), each ``[rows, length]``: windows at random places, labels one token further.
+
+        The stream must have more than ``length`` tokens.
+        """
+        rng = np.random.default_rng((self.seed, step))
+        starts = rng.integers(len(self.stream.tokens) - length, size=rows).tolist()
+        windows = np.stack([self.stream.window(start, length + 1) for start in starts])
+        return windows[:, :-1], windows[:, 1:]
+
+
+END_OF_TEXT = "<|endoftext|>"
+# Words with their leading space; every digit alone, which makes numbers copy and add digit by digit;
+# runs of punctuation; and white space, of which the last blank stays with the following word.
+SPLIT = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+
+
+def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
+    """Learns merges on ``texts``; id 0 is the end-of-text token."""
+    tokenizer = Tokenizer(models.BPE())
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(SPLIT), "isolated"), byte_level])
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+def wrap_tokenizer(tokenizer: Tokenizer, context: int) -> PreTrainedTokenizerFast:
+    """The same tokenizer as ``transformers`` loads it; texts begin as if another had just ended."""
+    start = [(END_OF_TEXT, tokenizer.token_to_id(END_OF_TEXT))]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{END_OF_TEXT} $A", pair=f"{END_OF_TEXT} $A $B", special_tokens=start
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token=END_OF_TEXT,
+        eos_token=END_OF_TEXT,
+        pad_token=END_OF_TEXT,
+        model_max_length=context,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+HELDOUT_ONE_IN = 20
+SAMPLE_CHARS = 16_000_000
+"""Characters shown to the tokenizer's trainer."""
+PIECE_CHARS = 30_000
+"""Longer documents are split, and so are shorter ones of a small corpus: even a single book gets a held-out part."""
+TRAINING, HELDOUT = "training", "heldout"
+READY = "ready.json"
+
+
+def prepare(data: Path, work: Path, *, vocab_size: int) -> None:
+    """Fills ``work`` unless an earlier call with the same arguments has done so.
+
+    Raises ValueError where ``data`` is not there, or holds no text.
+    """
+    wanted = {"data": str(data), "vocab_size": vocab_size}
+    ready = work / READY
+    if ready.exists() and json.loads(ready.read_text())["options"] == wanted:
+        return
+    sources = corpus.sources([str(data)])
+    texts = _pieces([text for source in sources for text, _ in corpus.documents(source) or ()])
+    if len(texts) <= 1:
+        raise ValueError(f"no text in {data}: name a folder of text files or .jsonl files")
+    heldout, training = texts[::HELDOUT_ONE_IN], [text for at, text in enumerate(texts) if at % HELDOUT_ONE_IN]
+    work.mkdir(parents=True, exist_ok=True)
+    tokenizer = train_tokenizer(_sample(training), vocab_size)
+    tokenizer.save(str(work / "tokenizer.json"))
+    parts = {TRAINING: training, HELDOUT: heldout}
+    counts = {name: write_stream(work, name, part, tokenizer) for name, part in parts.items()}
+    hashes = {os.path.relpath(each.path, data): hashlib.sha256(each.path.read_bytes()).hexdigest() for each in sources}
+    ready.write_text(json.dumps({"options": wanted, "tokens": counts, "files": hashes}, indent=1))
+
+
+def load_stream(work: Path, name: str, longest: int) -> TokenStream:
+    """A stream that `prepare` wrote. Raises ValueError where it has too few tokens for rows of ``longest``."""
+    stream = TokenStream.load(work, name)
+    if len(stream.tokens) <= longest:
+        raise ValueError(f"only {len(stream.tokens)} tokens of {name} text: more text, or a shorter context, is needed")
+    return stream
+
+
+def _pieces(documents: list[str]) -> list[str]:
+    size = min(PIECE_CHARS, max(1, sum(map(len, documents)) // HELDOUT_ONE_IN))
+    starts = [(text, at) for text in documents for at in range(0, len(text), size)]
+    return [text[at : at + size].replace(END_OF_TEXT, "\n") for text, at in starts]
+
+
+def _sample(texts: list[str]) -> list[str]:
+    """Paragraphs of texts evenly spaced over the corpus, ``SAMPLE_CHARS`` at most."""
+    every = -(-sum(map(len, texts)) // SAMPLE_CHARS) or 1
+    return [paragraph for text in texts[::every] for paragraph in text.split("\n\n")]
