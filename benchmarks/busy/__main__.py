@@ -22,7 +22,7 @@ from benchmarks.peers.venvs import add_venv_flags, find_all
 from benchmarks.peers.worker import Limits
 from benchmarks.setup import DRAFT, MINI, SMOLLM2, SMOLLM2_BF16, WIDE, Setup
 from benchmarks.setup import FULL as USUAL
-from parlay.bench.busy import busy_cores
+from parlay.bench.host import busy_cores
 from parlay.bench.records import Results
 from parlay.bench.runner import Bench
 from parlay.bench.wave import Decoder

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.regimes.forced import Ids
-from parlay.bench.conversations import conversation_ids
 from parlay.bench.loops import first_loop
+from parlay.bench.prepare import conversation_ids
 from parlay.bench.records import PLAIN
 from parlay.bench.workloads import Item, Message, load
 from parlay.bench.workloads.files import records

@@ -27,7 +27,7 @@ from benchmarks.serving.cases import SAMPLING, Case, cases, prompts
 from benchmarks.serving.tally import Tally, report, summary
 from parlay import LLM, ParlayError, RequestOutput, SamplingParams
 from parlay.aio import AsyncLLM, JobStream
-from parlay.bench.memory import resident_bytes
+from parlay.bench.host import resident_bytes
 from parlay.bench.provenance import provenance
 from parlay.llm.input_processor import RequestOptions
 from parlay.system import threads

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from parlay.bench.busy import burning, busy_cores
+from parlay.bench.host import burning, busy_cores
 from parlay.bench.records import Results
 from parlay.bench.runner import Bench, BenchPlan
 from parlay.bench.workloads import Item, Workload
@@ -23,7 +23,7 @@ PLAN = BenchPlan(model="tiny", strategies=(), workloads=(LETTERS,), rounds=1, ke
 
 OWNER = """\
 import time
-from parlay.bench.busy import burning, busy_cores
+from parlay.bench.host import burning, busy_cores
 with burning(1):
     print(flush=True)
     time.sleep(60)

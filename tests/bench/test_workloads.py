@@ -12,7 +12,7 @@ import zstandard
 
 from parlay.bench import workloads
 from parlay.bench.workloads import BUILT_IN, Item, Message, files
-from parlay.bench.workloads.filler import book
+from parlay.bench.workloads.sets import book
 
 PLAIN = {"prompt": "Once upon a time"}
 TURN = {"role": "user", "content": "How far is it?"}

@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from parlay.bench.memory import resident_bytes
+from parlay.bench.host import resident_bytes
 from parlay.cache import CacheShape, Store
 from parlay.cache.pages import Page, Pool
 

@@ -12,14 +12,14 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TypeVar
 
-from parlay.bench.conversations import conversation_ids, padded, text_ids
 from parlay.bench.loops import FEWEST_TOKENS, first_loop, lasts, looped
 from parlay.bench.records import PLAIN
 from parlay.bench.wave import Answer, Ask, Ids, Prepared, Waves
 from parlay.bench.workloads import Item, Message, Workload
+from parlay.bench.workloads.sets import book
 from parlay.llm.llm import LLM
 from parlay.text.prompts import TokensPrompt
-from parlay.types import SamplingParams
+from parlay.types import ParlayError, SamplingParams
 
 LOOPS = "the answer repeats itself at once"
 NO_ROOM = "no room in the context"
@@ -135,3 +135,51 @@ def _share(found: Sequence[tuple[Ask, Answer]]) -> float | None:
 def _note(left_out: Counter[str], kept: int) -> str:
     total = kept + left_out.total()
     return "; ".join(f"{count} of {total} prompts left out: {why}" for why, count in left_out.items() if count)
+
+
+_LETTERS_PER_TOKEN = 8
+"""More than any tokenizer has for such text, so that the filler is long enough."""
+_FILLER_SEED = 5
+
+
+def conversation_ids(llm: LLM, messages: Sequence[Message]) -> Ids:
+    """A conversation up to the next answer. Raises ParlayError where the model's template refuses it in any form."""
+    if llm.tokenizer is None or not llm.tokenizer.chat_template:
+        return text_ids(llm, "\n\n".join(message.content for message in messages) + "\n\n")
+    try:
+        return _rendered(llm, messages)
+    except ParlayError:
+        return _rendered(llm, simplified(messages))
+
+
+def text_ids(llm: LLM, text: str) -> Ids:
+    """The ids of a text to continue."""
+    return llm.job(text).samples[0].request.prompt
+
+
+def simplified(messages: Sequence[Message]) -> list[Message]:
+    """The messages for templates that allow only users and assistants in turns: all others become the user's."""
+    turns: list[Message] = []
+    for message in messages:
+        role = "assistant" if message.role == "assistant" else "user"
+        if turns and turns[-1].role == role:
+            turns[-1] = Message(role, f"{turns[-1].content}\n\n{message.content}")
+        else:
+            turns.append(Message(role, message.content))
+    return turns
+
+
+def padded(llm: LLM, ids: Ids, context: int) -> Ids:
+    """The prompt lengthened to ``context`` tokens by filler, placed after the token that begins every text."""
+    missing = context - len(ids)
+    if missing <= 0 or llm.tokenizer is None:
+        return ids
+    text = book(_FILLER_SEED, _LETTERS_PER_TOKEN * missing)
+    filler = llm.tokenizer.encode(text, add_special_tokens=False)[:missing]
+    start = 1 if ids[0] == llm.tokenizer.bos_token_id else 0
+    return (*ids[:start], *filler, *ids[start:])
+
+
+def _rendered(llm: LLM, messages: Sequence[Message]) -> Ids:
+    turns = [{"role": message.role, "content": message.content} for message in messages]
+    return llm.job(turns).samples[0].request.prompt

@@ -5,13 +5,13 @@ One row per cell and round. Rows are stored flat, the cell's fields beside the o
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from parlay.bench import journal
-from parlay.bench.journal import Journal, Record
+from parlay.bench.provenance import MAY_DIFFER
 from parlay.types import tokens_per_step
 
 PLAIN = "none"
@@ -124,18 +124,38 @@ class Row:
         return self.accepted / self.proposed if self.proposed else 0.0
 
 
-class Results(Journal[Row]):
-    """A file of rows."""
+Record = dict[str, Any]
+
+
+class Results:
+    """A file of results: JSON lines, a provenance record first, then rows. A later run continues it.
+
+    Rows that are added together are written in one call, all or none.
+    """
 
     def __init__(self, path: Path, header: Record, *, fresh: bool = False) -> None:
-        """See `Journal`."""
-        super().__init__(path, header, parse, dump, fresh=fresh)
+        """Opens ``path`` to go on where it ends; ``fresh`` starts it anew.
+
+        Raises ValueError when its rows come from another machine, version or commit, or are no rows, and when it can't
+        be written.
+        """
+        self.path = path
+        self.header = header
+        self.rows: list[Row] = []
         self._by_cell: dict[Cell, list[Row]] = {}
-        self._sort(self.rows)
+        if path.exists() and not fresh:
+            self.header, found = read(path)
+            _check_same_origin(path, self.header, header)
+            _drop_cut_line(path)
+            self._sort(found)
+        else:
+            _begin(path, header)
 
     def add(self, rows: Sequence[Row]) -> None:
         """Append rows in one write."""
-        super().add(rows)
+        lines = [json.dumps(dump(row), ensure_ascii=False) + "\n" for row in rows]
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write("".join(lines))
         self._sort(rows)
 
     @property
@@ -149,18 +169,68 @@ class Results(Journal[Row]):
 
     def _sort(self, rows: Iterable[Row]) -> None:
         for row in rows:
+            self.rows.append(row)
             self._by_cell.setdefault(row.cell, []).append(row)
 
 
 def read(path: Path) -> tuple[Record, list[Row]]:
-    """Header and rows of a file of results. Raises ValueError, with the number of the line that is no row."""
-    return journal.read(path, parse)
+    """Header and rows of a file, without a last line that an interruption cut short.
+
+    Raises ValueError when there is no such file, or when a line is no row, with its number.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")[:-1]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"can't read the results {path}: {error}") from None
+    try:
+        header: Record = json.loads(lines[0])["provenance"]
+    except (IndexError, KeyError, TypeError, json.JSONDecodeError):
+        raise ValueError(f"{path} does not begin with a provenance record: give another --out, or --fresh") from None
+    return header, [_row(path, number, line) for number, line in enumerate(lines[1:], start=2)]
+
+
+def _row(path: Path, number: int, line: str) -> Row:
+    try:
+        return parse(json.loads(line))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path}, line {number}: no row of results ({error})") from error
+
+
+def _check_same_origin(path: Path, stored: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raise ValueError if the file's rows come from another machine, version or commit than this run."""
+    different = [name for name in now if name not in MAY_DIFFER and stored.get(name) != now[name]]
+    if different:
+        raise ValueError(
+            f"{path} holds rows of another run that differs in {', '.join(different)}: "
+            "give another --out, or --fresh to start it anew"
+        )
+
+
+def _begin(path: Path, header: Record) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({"provenance": header}) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ValueError(f"can't write the results {path}: {error.strerror}") from None
+
+
+def _drop_cut_line(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    if not text.endswith("\n"):
+        path.write_text(text[: text.rindex("\n") + 1], encoding="utf-8")
 
 
 def dump(row: Row) -> Record:
-    """The row as flat plain data."""
+    """The row as flat plain data: defaults left out, seconds to the microsecond."""
     values = asdict(row)
-    return journal.compact({**values.pop("cell"), **values}, _DEFAULTS)
+    flat = {**values.pop("cell"), **values}
+    return {name: _rounded(value) for name, value in flat.items() if name not in _DEFAULTS or value != _DEFAULTS[name]}
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return round(value, 6)
+    return [_rounded(each) for each in value] if isinstance(value, tuple) else value
 
 
 def parse(record: Record) -> Row:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, repeat
 
-from parlay.bench.busy import burning
+from parlay.bench.host import burning
 from parlay.bench.loops import FEWEST_TOKENS
 from parlay.bench.prepare import in_groups
 from parlay.bench.records import Cell, Row, System

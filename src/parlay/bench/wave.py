@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from itertools import cycle, islice
 from typing import Protocol
 
-from parlay.bench.memory import forget_peak, peak_bytes
+from parlay.bench.host import forget_peak, peak_bytes
 from parlay.bench.stopwatch import Reading, Stopwatch
 from parlay.energy import EnergyMeter, TooShort, Window
 from parlay.llm.input_processor import RequestOptions

@@ -115,7 +115,7 @@ def _cascade(options: argparse.Namespace, items: Sequence[Item], floor: Floor, p
 
 
 def _ids(llm: LLM, item: Item) -> Ids:
-    from parlay.bench.conversations import conversation_ids, text_ids
+    from parlay.bench.prepare import conversation_ids, text_ids
 
     return text_ids(llm, item.prompt) if item.prompt else conversation_ids(llm, item.messages)
 

@@ -18,10 +18,9 @@ from parlay.models.fetch.pulled import DEFAULT_MODEL, default_model
 from parlay.options import LoadOptions
 
 if TYPE_CHECKING:
-    from parlay.bench.plan.acceptance import Chances
+    from parlay.bench.plan.acceptance import Chances, Traffic
     from parlay.bench.plan.report import PlanCase
     from parlay.bench.plan.strategies import Acceptance, Models
-    from parlay.bench.plan.traffic import Traffic
     from parlay.bench.plan.weights import WeightType
     from parlay.cost.roofline import Machine
     from parlay.cost.speed import DraftPlan
@@ -166,7 +165,7 @@ def _plans(names: Sequence[StrategySpec], models: Models, chances: Chances | Non
 
 def _traffic(options: argparse.Namespace) -> Traffic | None:
     """What --prompts names; None without it."""
-    from parlay.bench.plan.traffic import read_traffic
+    from parlay.bench.plan.acceptance import read_traffic
 
     if options.prompts and options.acceptance:
         raise ValueError("--prompts measures what --acceptance says: leave out one of them")

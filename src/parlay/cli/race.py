@@ -11,9 +11,9 @@ import time
 from dataclasses import dataclass
 from typing import TextIO
 
-from parlay.bench.busy import busy_cores
-from parlay.bench.conversations import conversation_ids, text_ids
+from parlay.bench.host import busy_cores
 from parlay.bench.loops import FEWEST_TOKENS, first_loop
+from parlay.bench.prepare import conversation_ids, text_ids
 from parlay.bench.records import OURS, PLAIN, Cell, Row
 from parlay.bench.rounds import Rounds
 from parlay.bench.summary import CellSummary, summary

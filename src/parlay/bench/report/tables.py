@@ -201,8 +201,8 @@ def every_cell(rows: Sequence[Row]) -> Section:
         tables.append(Table(head, tuple(tuple(line[place] for place in used) for line in lines), where.words))
     text = (
         "One line for each strategy on each workload: medians, with the lowest and highest round in brackets. "
-        "*Looped* is the share of the output that repeats 16 tokens or more of its own. *Draft*, *verify* and *rest* are shares of "
-        "the decoding time."
+        "*Looped* is the share of the output that repeats 16 tokens or more of its own. *Draft*, *verify* and *rest* "
+        "are shares of the decoding time."
     )
     return Section(CELLS, text if tables else "nothing was decoded", tuple(tables))
 

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from parlay.bench.workloads import builtin, datasets, files
+from parlay.bench.workloads import files, sets
 from parlay.bench.workloads.files import read_prompts
-from parlay.bench.workloads.item import Item, Message, Workload
+from parlay.bench.workloads.shapes import Item, Message, Workload
 
 __all__ = ["BUILT_IN", "DATA_SETS", "Item", "Message", "Workload", "load", "read_prompts"]
 
-BUILT_IN = builtin.NAMES
-DATA_SETS = tuple(datasets.FILES)
+BUILT_IN = sets.NAMES
+DATA_SETS = tuple(sets.FILES)
 
 
 def load(names: Sequence[str], most: int | None = None, data: Path | None = None) -> list[Workload]:
@@ -26,7 +26,7 @@ def load(names: Sequence[str], most: int | None = None, data: Path | None = None
     """
     found: list[Workload] = []
     for name in names:
-        found += [builtin.load(name)] if name in BUILT_IN else _from_file(name, data)
+        found += [sets.load(name)] if name in BUILT_IN else _from_file(name, data)
     twice = {workload.name for workload in found if sum(workload.name == other.name for other in found) > 1}
     if twice:
         raise ValueError(f"two workloads are called {min(twice)}: give one another name, as in NAME=PATH")
@@ -39,7 +39,7 @@ def _from_file(text: str, data: Path | None) -> list[Workload]:
         name, equals, place = text.rpartition("=")
         path = Path(place)
         return _by_category(name if equals else files.stem(path), _existing(path, text))
-    found = _by_category(name, datasets.find(name, data))
+    found = _by_category(name, sets.find(name, data))
     chosen = [workload for workload in found if not category or workload.name == text]
     if not chosen:
         raise ValueError(f"no workload {text!r}: {name} holds {', '.join(workload.name for workload in found)}")

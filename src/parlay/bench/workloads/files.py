@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from parlay.bench.workloads.item import Item, Message
-from parlay.bench.workloads.shapes import shape_of
+from parlay.bench.workloads.shapes import Item, Message, shape_of
 from parlay.types import ParlayError
 
 COMPRESSED = (".zst", ".gz")

@@ -1,0 +1,115 @@
+"""Sets of prompts: a few of each kind written for this project, too few to rank close results, and published ones.
+
+Filler text of any length that does not repeat itself is made by rule: entries of an invented carrier's book.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+
+from parlay.bench.workloads import files
+from parlay.bench.workloads.shapes import Item, Message, Workload
+
+PROMPTS = Path(__file__).with_name("prompts.jsonl")
+"""In the plain shape; the category is the set."""
+LONG = "long"
+NAMES = ("edit", "copy", "code", "maths", "translation", "calls", "prose", LONG)
+
+_LONG_ITEMS = 8
+_LONG_CHARACTERS = 4500
+
+
+def load(name: str) -> Workload:
+    """One of `NAMES`."""
+    items = _long_items() if name == LONG else _written()[name]
+    return Workload(name, tuple(items))
+
+
+@cache
+def _written() -> dict[str, list[Item]]:
+    sets: dict[str, list[Item]] = {}
+    for item in files.read(PROMPTS):
+        sets.setdefault(item.category, []).append(item)
+    return sets
+
+
+def _long_items() -> list[Item]:
+    """A book of entries, one of which is to be repeated."""
+    return [_long_item(number) for number in range(_LONG_ITEMS)]
+
+
+def _long_item(number: int) -> Item:
+    text = book(1000 + number, _LONG_CHARACTERS)
+    lines = text.split("\n")
+    wanted = lines[(7 * number + 3) % len(lines)].split(".")[0]
+    question = f"Here is a carrier's book.\n\n{text}\n\nRepeat {wanted} word for word, and the three after it."
+    return Item(id=f"{LONG}-{number}", messages=(Message("user", question),))
+
+
+FILES: Mapping[str, str] = {
+    "spec-bench": "spec-bench/question.jsonl",
+    "mt-bench": "mt-bench/mt_bench_question.jsonl",
+    "editeval": "editeval/edit_eval.jsonl",
+    "humaneval": "humaneval/HumanEval.jsonl.gz",
+    "bfcl-simple": "bfcl/BFCL_v4_simple_python.jsonl.zst",
+    "bfcl-multiple": "bfcl/BFCL_v4_multiple.jsonl.zst",
+    "bfcl-parallel": "bfcl/BFCL_v4_parallel.jsonl.zst",
+    "llma-summaries": "llma-reference/cnndm.jsonl",
+    "llma-questions": "llma-reference/rag.jsonl",
+}
+"""The place of each set in that folder, by name."""
+
+
+def find(name: str, data: Path | None) -> Path:
+    """The file of a set. Raises ValueError when no folder was given, or it lacks the file."""
+    if data is None:
+        raise ValueError(f"the workload {name} needs --data DIR, a folder that holds {FILES[name]}")
+    path = data / FILES[name]
+    if not path.exists():
+        raise ValueError(f"the workload {name} wants {FILES[name]}, which {data} does not hold")
+    return path
+
+
+_PEOPLE = ("Anna Weber", "Tom Harding", "Elena Novak", "Paul Martin", "Ruth Okafor", "Ivan Petrov", "Mary Quill")
+_DID = ("carried", "sold", "counted", "lost", "mended", "weighed", "sent back", "asked for")
+_GOODS = ("apples", "candles", "copper pots", "wool blankets", "ink", "clocks", "oars", "seed potatoes", "letters")
+_KEPT = ("crates", "boxes", "baskets", "sacks", "loads")
+_PLACES = ("the mill", "the harbour", "the school", "the north gate", "the old bridge", "the market", "the ferry")
+_MONTHS = ("January", "March", "April", "June", "August", "September", "November")
+_ENDS = (
+    "It rained until noon.",
+    "Nobody asked why.",
+    "The road was bad that day.",
+    "Half of it was paid at once.",
+    "The rest was left for another week.",
+    "The dog had to wait outside.",
+    "All of it was written down twice.",
+)
+
+
+def entries(seed: int) -> Iterator[str]:
+    """An endless series of entries; the same for the same seed on every machine."""
+    rng = random.Random(seed)
+    number = 0
+    while True:
+        number += rng.randint(1, 9)
+        yield (
+            f"Entry {number}. On {rng.randint(1, 28)} {rng.choice(_MONTHS)} {rng.choice(_PEOPLE)} {rng.choice(_DID)} "
+            f"{rng.randint(2, 90)} {rng.choice(_KEPT)} of {rng.choice(_GOODS)} at {rng.choice(_PLACES)}, for "
+            f"{rng.randint(3, 400)} pence. {rng.choice(_ENDS)}"
+        )
+
+
+def book(seed: int, characters: int) -> str:
+    """Whole entries, one to a line, until there are so many characters."""
+    lines: list[str] = []
+    length = 0
+    for entry in entries(seed):
+        if length >= characters:
+            break
+        lines.append(entry)
+        length += len(entry) + 1
+    return "\n".join(lines)
