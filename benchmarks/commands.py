@@ -17,7 +17,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 
 
 def show_log() -> None:
-    """What the benchmarks log goes to the terminal."""
+    """Show on the terminal what the benchmarks log."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
 
 

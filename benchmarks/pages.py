@@ -1,4 +1,4 @@
-"""What the Markdown pages of all benchmarks share."""
+"""Parts that the Markdown pages of all benchmarks share."""
 
 from __future__ import annotations
 
@@ -55,6 +55,6 @@ def same(rows: Iterable[Row]) -> str:
 
 
 def failures(found: Measurements) -> list[str]:
-    """What did not run, and why; nothing where everything did."""
+    """List what did not run, and why; nothing where everything did."""
     errors = {(" ".join(row.cell.system), row.error): None for row in found.rows if row.error}
     return ["What did not run:", "", *table(("engine and strategy", "why"), errors)] if errors else []

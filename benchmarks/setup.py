@@ -1,4 +1,4 @@
-"""What every benchmark is given: how much to measure, with which models and workloads."""
+"""Settings of every benchmark: how much to measure, with which models and workloads."""
 
 from __future__ import annotations
 

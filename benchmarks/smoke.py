@@ -30,7 +30,7 @@ BOUNDS = Path(__file__).with_name("smoke.json")
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What is measured, and by workload and strategy the least that its ratio may be."""
+    """The measurement, and by workload and strategy the least that its ratio may be."""
 
     plan: BenchPlan
     least: dict[str, dict[str, float]]

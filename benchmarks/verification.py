@@ -1,4 +1,4 @@
-"""What a forward costs by its rows, behind short and long texts, in bfloat16 and int8, on all threads and on one, and
+"""The cost of a forward by its rows, behind short and long texts, in bfloat16 and int8, on all threads and on one, and
 what it takes only to read the weights: on the built-in model widened to 100 M parameters.
 
     python -m benchmarks.verification

@@ -1,1 +1,1 @@
-"""What drafters without a model cost: `python -m benchmarks.drafters.propose --help`."""
+"""The cost of drafters without a model: `python -m benchmarks.drafters.propose --help`."""

@@ -108,7 +108,7 @@ def heads(options: argparse.Namespace) -> dict[str, str]:
 
 
 def trained(methods: Sequence[str], named: Mapping[str, str]) -> dict[str, Any]:
-    """What the card of each method's head says of its training; nothing for a card that does not."""
+    """The training of each method's head, as its card has it; nothing for a card that does not."""
     found: dict[str, Any] = {}
     for method in methods:
         stored = store.candidates(HEADS_OF_OTHERS.get(method, method))

@@ -82,7 +82,7 @@ def texts(model: str, setup: Setup, names: Sequence[str], prompts: int) -> tuple
 
 
 def plan_of(model: str, texts: tuple[Workload, ...], options: argparse.Namespace) -> BenchPlan:
-    """What is measured on one model."""
+    """The measurement on one model."""
     return BenchPlan(
         model=model,
         strategies=tuple(options.strategies),

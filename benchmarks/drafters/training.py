@@ -1,4 +1,4 @@
-"""What it takes to train EAGLE-3's head for SmolLM2, beside what can't be saved: forwards and a backward.
+"""The cost of training EAGLE-3's head for SmolLM2, beside what can't be saved: forwards and a backward.
 
     python -m benchmarks.drafters.training
     python -m benchmarks.drafters.training --conversations 64 --passes 3

@@ -1,4 +1,4 @@
-"""What an engine step costs besides the forward, against a target that answers at once."""
+"""The cost of an engine step besides the forward, against a target that answers at once."""
 
 from __future__ import annotations
 

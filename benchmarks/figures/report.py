@@ -61,7 +61,7 @@ def summaries_of(found: Measurements, system: System) -> list[CellSummary]:
 
 
 def left_out(found: Measurements) -> list[str]:
-    """What was not measured because the text loops at once."""
+    """Name what was not measured because the text loops at once."""
     notes = {f"{row.cell.workload}: {row.note}": None for row in found.rows if LOOPS in row.note}
     return [f"{'; '.join(notes)}.", ""] if notes else []
 

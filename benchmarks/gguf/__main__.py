@@ -36,7 +36,7 @@ logger = logging.getLogger("benchmarks")
 
 
 class Run:
-    """What all parts are given. ``quick`` measures one file, a few times."""
+    """Options of all parts. ``quick`` measures one file, a few times."""
 
     def __init__(self, options: argparse.Namespace, results: Results, llama: LlamaCpp) -> None:
         self.options, self.results, self.llama = options, results, llama
@@ -45,13 +45,13 @@ class Run:
         self.folder.mkdir(parents=True, exist_ok=True)
 
     def smollm2(self) -> Iterator[Path]:
-        """Those asked for; they are made one by one."""
+        """The files that are wanted, made one by one."""
         for mix in files.MIXES[:1] if self.quick else files.MIXES:
             if self._wanted(f"{files.SMOLLM2}-{mix}"):
                 yield files.stored_anew(resolve(files.SMOLLM2), self.folder, mix, self.llama)
 
     def random(self) -> Iterator[Path]:
-        """Those asked for; they are made one by one."""
+        """The files that are wanted, made one by one."""
         for kind in () if self.quick else files.KINDS:
             if self._wanted(f"{files.RANDOM}-{kind.name}"):
                 yield files.random_blocks(self.folder, kind, files.Shape())
@@ -61,7 +61,7 @@ class Run:
 
 
 def measure_accuracy(run: Run) -> None:
-    """Of SmolLM2 as it is published."""
+    """Compare logits of SmolLM2 as it is published."""
     if run.options.data is None:
         raise ValueError("accuracy is measured on books: give --data DIR")
     path = resolve(files.SMOLLM2)
@@ -72,7 +72,7 @@ def measure_accuracy(run: Run) -> None:
 
 
 def prove_bits(run: Run) -> None:
-    """Of every file."""
+    """Compare the bits of every file's logits."""
     for path in (*run.smollm2(), *run.random()):
         run.results.add(list(bits.measure(path)))
 
@@ -102,7 +102,7 @@ def measure_decoding(run: Run) -> None:
 
 
 def measure_forwards(run: Run) -> None:
-    """Of every file."""
+    """Time forwards of every file."""
     passes = (2, 1) if run.quick else (9, 3)
     for path in run.smollm2():
         run.results.add(list(speed.measure(path, run.llama, THREADS, *passes)))
@@ -111,7 +111,7 @@ def measure_forwards(run: Run) -> None:
 
 
 def measure_loading(run: Run) -> None:
-    """Of the published file, and of a large one."""
+    """Time loading of the published file, and of a large one."""
     rounds, count = 1 if run.quick else 5, max(THREADS)
     published = resolve(files.SMOLLM2)
     run.results.add([*loading.launches(published, rounds, count), *loading.measure(published, rounds, count)])

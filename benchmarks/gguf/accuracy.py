@@ -106,8 +106,11 @@ def _ours(path: Path, ids_TN: npt.NDArray[np.int64], dtype: str) -> Logits:
 
 
 def distance(one: Logits, other: Logits, ids_TN: npt.NDArray[np.int64]) -> Mapping[str, float]:
-    """Of what is predicted after each token: the mean Kullback-Leibler divergence in nats, the share of equal first
-    choices, and how much larger the other's perplexity of the texts is."""
+    """Distances of two predictions after each token.
+
+    The mean Kullback-Leibler divergence in nats, the share of equal first choices, and how much larger the other's
+    perplexity of the texts is.
+    """
     divergence, same, losses = 0.0, 0.0, torch.zeros(2)
     for a_NV, b_NV, ids_N in zip(one, other, torch.from_numpy(ids_TN), strict=True):
         p_NV, q_NV = (torch.log_softmax(torch.from_numpy(each[:-1]), -1) for each in (a_NV, b_NV))

@@ -84,7 +84,7 @@ class Reader:
         return logits_RV
 
     def _reused(self) -> Tensor:
-        """What follows a prefix that another sequence has left in the cache."""
+        """Logits behind a prefix that another sequence has left in the cache."""
         self._fed(cycle([TOKENS]), "shared")
         return self._fed(cycle([TOKENS]), "shared")
 

@@ -67,7 +67,7 @@ class Llamas:
         return self._decode(ids, start, every)
 
     def logits(self, ids: Sequence[Sequence[int]], rows: int, out: str) -> None:
-        """Of every token of some texts, ``rows`` tokens to a call, float32 ``[texts, tokens, V]`` in the file."""
+        """Logits of every token of some texts, ``rows`` tokens a call, float32 ``[texts, tokens, V]`` in the file."""
         found = []
         for text in ids:
             for start in range(0, len(text), rows):

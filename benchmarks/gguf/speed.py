@@ -1,4 +1,4 @@
-"""What forwards cost beside llama.cpp on the same file: some rows behind a text, and a prompt."""
+"""The cost of forwards beside llama.cpp on the same file: some rows behind a text, and a prompt."""
 
 from __future__ import annotations
 

@@ -99,14 +99,14 @@ def run(options: argparse.Namespace, path: Path) -> tuple[dict[str, Any], Sequen
 
 
 def scale(options: argparse.Namespace) -> Scale:
-    """As asked for, or as little as can be."""
+    """The amounts that flags give, or as little as can be."""
     if options.quick:
         return Scale(prompts=1, wide_prompts=1, tokens=24, rounds=1)
     return Scale(prompts=options.prompts, wide_prompts=options.prompts, tokens=options.tokens, rounds=options.rounds)
 
 
 def texts(model: str, setup: Setup, options: argparse.Namespace) -> tuple[Workload, ...]:
-    """What is asked: the workloads named, else Spec-Bench where there is data, else kinds of text that ship here."""
+    """Prompts: the workloads named, else Spec-Bench where there is data, else kinds of text that ship here."""
     names = options.workloads or (["spec-bench"] if options.data else None)
     if names is None:
         return setup.workloads(model, KINDS)
@@ -146,7 +146,7 @@ def measure(
 
 
 def modes(peer: Peer, model: str, options: argparse.Namespace) -> list[str]:
-    """Those asked for, without those that lack a draft model."""
+    """The modes that flags name, without those that lack a draft model."""
     able = [mode for mode in peer.modes if model in DRAFTED or mode not in peer.drafting]
     asked = options.modes or able
     return [mode for mode in able if mode in asked or f"{peer.engine}:{mode}" in asked]

@@ -143,7 +143,7 @@ def left_out(model: Model) -> list[str]:
 
 
 def system_line(model: Model, system: System, bases: Sequence[str]) -> tuple[str, ...]:
-    """What a system is held against has a name of `BASES`; whole requests are held against the first."""
+    """A line for a system: what it is compared with has a name of `BASES`; whole requests, with the first."""
     own = [row for row in model.rows if row.cell.system == system]
     errors = [row for row in own if row.error]
     note = next((row.note for row in own if row.decode_seconds), "")
@@ -222,6 +222,6 @@ def verdict(ratios: Mapping[tuple[str, str], float], means: Mapping[str, float |
 
 
 def counts(model: Model) -> str:
-    """What each workload consists of: prompts and tokens of plain decoding in one round."""
+    """Amounts of each workload: prompts and tokens of plain decoding in one round."""
     plain = {workload: model.of(System(OURS, PLAIN), workload)[0] for workload in model.workloads}
     return ", ".join(f"{workload} {row.requests} and {row.tokens}" for workload, row in plain.items())

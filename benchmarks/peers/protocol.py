@@ -1,4 +1,4 @@
-"""What a runner process speaks: JSON lines. It starts with a task, and decodes one prompt for each line it is sent.
+"""The protocol of a runner process: JSON lines. It starts with a task, and decodes one prompt for each line it is sent.
 
     process                                    runner
     argument 1: the task                       {"version": "1.2"}
@@ -27,7 +27,7 @@ Decode = Callable[[Sequence[int], int], Reading]
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What all modes of a runner share. ``longest`` is prompt and answer together, in tokens.
+    """Settings that all modes of a runner share. ``longest`` is prompt and answer together, in tokens.
 
     ``model`` is a folder or a GGUF file, ``dense`` a folder of bfloat16 weights for engines that read no GGUF, where
     ``model`` is none itself. ``draft`` is empty where there is no draft model for it.
@@ -48,7 +48,7 @@ class Task:
 
     @property
     def precision(self) -> str:
-        """What the model's weights are stored in: bf16, or what its file's name ends in."""
+        """The type in which the model's weights are stored: bf16, or what its file's name ends in."""
         return Path(self.model).stem.rpartition(".")[2] if self.model.endswith(".gguf") else "bf16"
 
     def converted(self, checkpoint: str, form: str) -> Path:
@@ -96,7 +96,7 @@ def one_line(error: Exception) -> str:
 
 
 def replies() -> IO[str]:
-    """What was standard output. What libraries print there, from C++ too, goes to standard error from now on."""
+    """The former standard output. What libraries print there, from C++ too, goes to standard error from now on."""
     own = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     return own

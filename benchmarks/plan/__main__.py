@@ -74,13 +74,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 class Bench:
-    """What all parts share. ``quick`` shrinks shapes and lengths until nothing is worth reading but that it ran."""
+    """Settings of all parts. ``quick`` shrinks shapes and lengths until nothing is worth reading but that it ran."""
 
     def __init__(self, results: Results, dtype: str, quick: bool) -> None:
         self._results, self._dtype, self._quick = results, dtype, quick
 
     def calibration(self, path: Path, *, fresh: bool) -> Calibration:
-        """The one that the results rest on: measured once, then read again."""
+        """The calibration that the results rest on: measured once, then read again."""
         if path.exists() and self._results.rows and not fresh:
             return load(path)
         shapes = [self._sized(shape) for shape in SHAPES]

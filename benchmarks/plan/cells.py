@@ -1,4 +1,4 @@
-"""What is declared before anything is measured: shapes that no calibration sees, and ten cells with four strategies.
+"""Cases declared before anything is measured: shapes that no calibration sees, and ten cells with four strategies.
 
 A cell is a model's size, how often drafts of either kind are right on its workload, how many sequences there are, and
 how long they are. Weights are random and acceptance is imposed, so cells say nothing of any drafter: they ask whether

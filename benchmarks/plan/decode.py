@@ -96,7 +96,7 @@ class Stage:
         self._texts: dict[tuple[int, int], tuple[int, ...]] = {}
 
     def text(self, cell: Cell) -> tuple[int, ...]:
-        """What the target writes in this cell; the run that finds out warms everything up."""
+        """The text that the target writes in this cell; the run that finds out warms everything up."""
         key = (cell.context, cell.tokens)
         if key not in self._texts:
             self._texts[key] = self._run(cell, Strategy(PLAIN, (), SharedNoise(), Plain()), 1).text

@@ -26,7 +26,7 @@ TOKENS = 160
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one step added: seconds since the request, and its pieces as (text, drafter or ``target``)."""
+    """The tokens of one step: seconds since the request, and its pieces as (text, drafter or ``target``)."""
 
     seconds: float
     pieces: tuple[tuple[str, str], ...]
@@ -41,7 +41,7 @@ class Lane:
 
     @property
     def seconds(self) -> float:
-        """Of the whole request, prompt included."""
+        """Seconds of the whole request, prompt included."""
         return self.steps[-1].seconds
 
     @property
@@ -94,7 +94,7 @@ def write(path: Path, recording: Recording, header: dict[str, Any]) -> None:
 
 
 def read(path: Path) -> tuple[Recording, dict[str, Any]]:
-    """What `write` wrote."""
+    """Read what `write` wrote."""
     data = json.loads(path.read_text(encoding="utf-8"))
     return Recording(_lane(data["plain"]), _lane(data["fast"]), tuple(data["ratios"])), data["provenance"]
 

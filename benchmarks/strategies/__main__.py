@@ -67,14 +67,14 @@ def everything() -> list[str]:
 
 
 def with_drafters() -> list[str]:
-    """Those for which this machine has a drafter of SmolLM2: those of the package, and what the user added."""
+    """Strategies for which this machine has a drafter of SmolLM2: those of the package, and what the user added."""
     methods = {each.facts.method for each in store.drafters() if each.facts.origin.target == SMOLLM2}
     heads = [name for name in catalogue() if HEADS_OF_OTHERS.get(name, name) in methods]
     return [*heads, "draft-model"]
 
 
 def without_models() -> list[str]:
-    """Those that need no model; of them, `replay` leaves out those that look at what the target prefers."""
+    """Strategies that need no model; of them, `replay` leaves out those that look at what the target prefers."""
     return [name for name in everything() if catalogue()[name].family in ("copy", "store")]
 
 

@@ -95,7 +95,7 @@ def what(entry: StrategyEntry) -> str:
 
 
 def not_run(entry: StrategyEntry, count: int) -> list[str]:
-    """What stands in the row of an entry that needs more than the target."""
+    """The row of an entry that needs more than the target."""
     return [f"not run: needs {entry.needs}", *[""] * (count - 1)] if count else []
 
 

@@ -29,7 +29,7 @@ def report(header: Mapping[str, Any], rows: Sequence[Row]) -> str:
 
 
 def models(found: Measurements) -> list[tuple[str, Measurements]]:
-    """What was timed, by model."""
+    """Timings by model."""
     timed = found.only(lambda cell: cell.part == SPEED)
     names = timed.each(lambda cell: cell.model)
     return [(name, Measurements(row for row in timed.rows if row.cell.model == name)) for name in names]

@@ -28,7 +28,7 @@ Ids = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What one strategy's answers came to. ``bound``: Clopper and Pearson's, on its own.
+    """The result of one strategy's answers. ``bound``: Clopper and Pearson's, on its own.
 
     ``escaped`` counts answers that went on exactly, ``speed`` is tokens per second over those of exact decoding.
     """

@@ -114,7 +114,7 @@ def lasting(llm: LLM, workload: Workload, count: int, most: int) -> Workload:
 
 
 def first_ids(llm: LLM, item: Item) -> Ids:
-    """What the model reads before its first answer."""
+    """The ids that the model reads before its first answer."""
     return text_ids(llm, item.prompt) if item.prompt else conversation_ids(llm, item.messages)
 
 

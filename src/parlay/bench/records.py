@@ -32,7 +32,7 @@ class System(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """What was measured. ``engine`` is ``parlay``, or a peer's name, whose mode is then the ``strategy``.
+    """The conditions of a measurement. ``engine`` is ``parlay``, or a peer's name, whose mode is then the ``strategy``.
 
     ``part`` names the measurement where a file holds several that must not be mixed.
     ``context`` 0 leaves prompts as they are; else each was padded with leading filler text to so many tokens.
@@ -56,7 +56,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """What one round of a cell gave. A row with an ``error`` has no numbers; one without requests says why in ``note``.
+    """One round of a cell. A row with an ``error`` has no numbers; one without requests says why in ``note``.
 
     Sums are over the requests of the round. Seconds are wall time, unless the row is ``modelled``.
     """
@@ -160,7 +160,7 @@ class Results:
 
     @property
     def cells(self) -> Iterable[Cell]:
-        """Those that have rows."""
+        """The cells that have rows."""
         return self._by_cell.keys()
 
     def of(self, cell: Cell) -> Sequence[Row]:
@@ -248,7 +248,7 @@ _CELL = frozenset(each.name for each in fields(Cell))
 
 
 def _defaults() -> dict[str, Any]:
-    """Of every field that has one, by name."""
+    """Defaults by the name of the field."""
     found: dict[str, Any] = {}
     for each in (*fields(Cell), *fields(Row)):
         if each.default is not MISSING:
@@ -262,7 +262,7 @@ _DEFAULTS = _defaults()
 
 
 def _check(name: str, value: object) -> None:
-    """That the value is of its field's kind. Raises TypeError."""
+    """Raise TypeError if the value is not of its field's kind."""
     known = _DEFAULTS.get(name, "")  # those without a default are text; a name that is no field is found later
     if isinstance(known, bool) or isinstance(value, bool):
         right = isinstance(known, bool) and isinstance(value, bool)

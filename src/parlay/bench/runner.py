@@ -40,8 +40,10 @@ class BenchSetting(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchPlan:
-    """What to measure. Plain decoding is measured in any case. Each cell has ``rounds``, and up to ``most_rounds``
-    while its ratio to plain decoding is uncertain by more than `CERTAIN`.
+    """A measurement to make. Plain decoding is measured in any case.
+
+    Each cell has ``rounds``, and up to ``most_rounds`` while its ratio to plain decoding is uncertain by more than
+    `CERTAIN`.
 
     ``part`` names the measurement where several go into one file. ``against`` is measured beside Parlay's strategies.
     In a round everyone goes through the requests once, or again and again until ``seconds`` have passed. While a cell

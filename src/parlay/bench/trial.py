@@ -34,7 +34,7 @@ _FIRST_RUNS = 2.3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """What is tried: ``strategies``, the most promising first, on ``prompts`` for at most ``minutes``.
+    """A race to run: ``strategies``, the most promising first, on ``prompts`` for at most ``minutes``.
 
     The first round goes through all prompts, while there is time; further ones, up to ``rounds``, are for the best.
     """
@@ -174,12 +174,12 @@ class _Race:
         raise ValueError(f"no prompt leaves anything to time: {why}")
 
     def _affordable(self, seconds: float) -> tuple[str, ...]:
-        """As many of the first strategies as there is time to warm up and try on a prompt; at least two."""
+        """The first strategies, as many as there is time to warm up and try on a prompt; at least two."""
         most = _FIRST_SHARE * (self._ends - time.monotonic()) / (_FIRST_RUNS * seconds)
         return self._trial.strategies[: max(2, int(most))]
 
     def _left(self, field: Sequence[str]) -> tuple[str, ...]:
-        """Those of the field that worked and may still be the best."""
+        """The strategies of the field that worked and may still be the best."""
         found = [each for each in map(self._candidate, field) if each.sound or not (each.error or each.of)]
         known = [each for each in found if each.speed is not None and each.low is not None]
         best = max(known, key=_speed, default=None)

@@ -109,7 +109,7 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_conditions(parser: argparse.ArgumentParser) -> None:
-    """Under what strategies are compared."""
+    """Add flags for the conditions under which strategies are compared."""
     parser.add_argument(
         "--concurrency", type=_list(_whole(1)), default=(1,), metavar="N,...", help="requests at once (default: 1)"
     )
@@ -228,7 +228,7 @@ def _open(options: argparse.Namespace) -> LLM:
 
 
 def _conditions(options: argparse.Namespace, spec: RunnerSpec, plan: BenchPlan) -> dict[str, object]:
-    """What all rows of one run have in common."""
+    """Facts that all rows of one run have in common."""
     return {
         "dtype": spec.dtype,
         "quantize": options.quantize,

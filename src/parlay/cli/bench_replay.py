@@ -120,7 +120,7 @@ def _decode(
 
 
 def _prices(options: argparse.Namespace, results: Results) -> ForwardPrices | None:
-    """What forwards cost, from a file or timed now; None where nobody asks for speed."""
+    """Prices of forwards, from a file or timed now; None where nobody asks for speed."""
     from parlay.bench.forwards import add_missing, prices, read_prices, weight_bytes
 
     if options.cost_table is not None:

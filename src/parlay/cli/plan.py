@@ -136,7 +136,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _compared(options: argparse.Namespace, told: Acceptance, models: Models) -> list[StrategySpec]:
-    """What --strategy names, else what --acceptance does, else the usual ones; heads only where nothing is measured."""
+    """Strategies that --strategy names, else --acceptance, else the usual; heads only where nothing is measured."""
     from parlay.bench.plan.heads import HEADS
     from parlay.bench.plan.strategies import compared
     from parlay.strategies.spelling import parse
@@ -147,7 +147,7 @@ def _compared(options: argparse.Namespace, told: Acceptance, models: Models) -> 
 
 
 def _pickable(options: argparse.Namespace, names: Sequence[StrategySpec]) -> list[str]:
-    """What may be recommended: nothing that has yet to be trained, unless it is named. The default comes first."""
+    """Names that may be recommended, the default first: nothing that has yet to be trained, unless it is named."""
     from parlay.bench.plan.heads import HEADS
     from parlay.strategies.entry import DEFAULT_STRATEGY
 
@@ -156,7 +156,7 @@ def _pickable(options: argparse.Namespace, names: Sequence[StrategySpec]) -> lis
 
 
 def _plans(names: Sequence[StrategySpec], models: Models, chances: Chances | None) -> Mapping[str, Sequence[DraftPlan]]:
-    """Of each strategy its plan, or those of what it chooses from, with plain decoding."""
+    """Plans by strategy: its own, or those of what it chooses from."""
     from parlay.bench.plan.strategies import Acceptance, members, plan
 
     acceptance = chances.acceptance if chances is not None else Acceptance()
@@ -164,7 +164,7 @@ def _plans(names: Sequence[StrategySpec], models: Models, chances: Chances | Non
 
 
 def _traffic(options: argparse.Namespace) -> Traffic | None:
-    """What --prompts names; None without it."""
+    """Read the file that --prompts names; None without it."""
     from parlay.bench.plan.acceptance import read_traffic
 
     if options.prompts and options.acceptance:
@@ -223,7 +223,7 @@ def _has_weights(model: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Ground:
-    """What predictions stand on.
+    """Facts that predictions stand on.
 
     ``source`` says where the machine's constants come from. ``kv_bytes`` are those of one number of a key or value,
     ``memory`` those of the device; None where they are not known.
@@ -280,7 +280,7 @@ def _models(options: argparse.Namespace, ground: _Ground) -> Models:
 
 
 def _weights(options: argparse.Namespace) -> WeightType | None:
-    """What the flags say, else how the model's file stores its weights; None for plain numbers of any type."""
+    """The type that flags name, else how the model's file stores its weights; None for plain numbers of any type."""
     from parlay.bench.plan.shapes import known_name
     from parlay.bench.plan.weights import stored_type, weight_type
     from parlay.models.fetch.resolving import resolve_config
@@ -306,7 +306,7 @@ def _table_device(options: argparse.Namespace) -> _Ground:
 
 
 def _this_machine(options: argparse.Namespace) -> _Ground:
-    """This machine, as it was calibrated now or before."""
+    """The machine here, as it was calibrated now or before."""
     from parlay.bench.plan.machine import load_calibration
     from parlay.bench.plan.weights import weight_type
 

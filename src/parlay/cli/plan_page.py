@@ -23,7 +23,7 @@ def header(model: str, target: ModelShape, weights: str, source: str) -> str:
 
 
 def tables(case: PlanCase) -> str:
-    """What was asked, whether it fits, verifies by rows, and strategies."""
+    """The case, whether it fits, verifies by rows, and strategies."""
     prefill = f"prefill {case.prefill_seconds:.3f} s" if case.context else "no prefill"
     plain = f"plain decoding {case.plain_tokens_per_second:,.1f} tokens/s"
     title = f"context {case.context:,}, batch {case.batch}: {prefill}, {plain}"
@@ -93,7 +93,7 @@ def _range(low: float, high: float) -> str:
 
 
 def by_kind_notes(cases: Sequence[PlanCase]) -> str:
-    """What the ranges stand on."""
+    """Say what the ranges stand on."""
     texts = {text: None for each in cases[:1] for kind in each.kinds for text in kind.texts}
     sources = ", ".join(text for text in texts if "Spec-Bench" not in text and "built-in" not in text)
     return (

@@ -1,4 +1,4 @@
-"""What trained heads cost while they draft: each method's head as the sizes of a decoder.
+"""The cost of trained heads while they draft: each method's head as the sizes of a decoder.
 
 Matrices that no decoder layer has count as a wider MLP, and heads without layers as rows of an LM head.
 """

@@ -40,5 +40,5 @@ def kinds() -> list[str]:
 
 
 def rates_of(strategy: str, kind: str) -> Sequence[KindRate]:
-    """What was measured of a strategy on texts of a kind."""
+    """The measurements of a strategy on texts of a kind."""
     return [each for each in kind_rates() if (each.strategy, each.kind) == (strategy, kind)]

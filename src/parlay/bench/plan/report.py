@@ -69,7 +69,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class PlanCase:
-    """What is predicted at one context and batch.
+    """The predictions at one context and batch.
 
     ``offers`` stand on chances that were given or measured, and ``pick`` is the name of the fastest; ``kinds`` stand on
     what was measured elsewhere, by kind of work, and ``picks`` names the strategy to take for each. One pair is empty.

@@ -87,7 +87,7 @@ def _first_of(family: str) -> StrategySpec:
 
 
 def _arms(models: Models, *, heads: bool) -> list[StrategySpec]:
-    """What the default strategy chooses from: of each family the strategy of the highest ``arm``."""
+    """The strategies that the default chooses from: of each family the strategy of the highest ``arm``."""
     best: dict[str, StrategyEntry] = {}
     for entry in catalogue().values():
         wanted = entry.arm > best[entry.family].arm if entry.family in best else entry.arm > 0
@@ -105,7 +105,7 @@ def members(spec: StrategySpec, models: Models) -> list[StrategySpec]:
 
 
 def drafting(strategies: Sequence[StrategySpec]) -> list[StrategySpec]:
-    """Those with a drafter: all but plain decoding, and but those that choose among the others."""
+    """The strategies with a drafter of their own: neither plain decoding nor what chooses among others."""
     return [spec for spec in strategies if find(spec.name).factory]
 
 

@@ -21,7 +21,7 @@ SHOWN = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 
 
 class Conditions(NamedTuple):
-    """What systems are compared under."""
+    """Conditions under which systems are compared."""
 
     model: str
     concurrency: int
