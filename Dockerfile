@@ -3,7 +3,7 @@
 #
 #     docker build --build-arg TORCH_INDEX=ADDRESS --tag parlay .
 #
-# docs/guides/serving.md says how to run it.
+# docs/how-to/deploy.md says how to run it.
 FROM python:3.12-slim AS build
 ARG TORCH_INDEX=""
 RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*

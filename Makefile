@@ -45,7 +45,7 @@ check-arm: $(VENV)/.dev  ## the compiled decoder's products on AArch64, by an em
 
 conformance: $(VENV)/.dev  ## the long form of the conformance kit: every strategy, more tokens, more draws
 	$(BIN)/pytest -m slow
-	$(BIN)/python -m parlay.testing.conformance --long --processes 2 --write docs/conformance.md
+	$(BIN)/python -m parlay.testing.conformance --long --processes 2 --write docs/developers/conformance.md
 
 proof: $(VENV)/.dev  ## the server's proofs at length (20 minutes on two idle cores): schemathesis, hostile bodies; how to run others
 	$(BIN)/pytest -m slow tests/serve
@@ -60,7 +60,7 @@ bench-figures: $(VENV)/.dev  ## measure launch, the engine's own work and advers
 	$(BIN)/python -m benchmarks.figures $(if $(DATA),--data "$(DATA)",--quick)
 
 docs: $(VENV)/.docs  ## the documents as a site, in build/site; a broken link fails
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --site-dir build/site
+	NO_MKDOCS_2_WARNING=1 DISABLE_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --strict --quiet --site-dir build/site
 
 wheel: $(VENV)/.runtime  ## a wheel with the compiled decoder for this kind of machine, in dist/
 	$(BIN)/python -m pip wheel --disable-pip-version-check --no-deps --wheel-dir dist .

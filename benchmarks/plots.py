@@ -1,4 +1,4 @@
-"""Draws the plots of docs/benchmarks.md from the rows under results: python -m benchmarks.plots (extra `plot`)."""
+"""Draws the plots of docs/results from the rows under results: python -m benchmarks.plots (extra `plot`)."""
 
 from __future__ import annotations
 

@@ -16,6 +16,12 @@ SLOWER = 12
 """The picture plays so many times slower than the answers were decoded."""
 PAUSE = 3.0
 """Seconds between the end and the next beginning."""
+PROCESSORS = {
+    "EPYC (cpu family 25, model 1)": "AMD EPYC (Zen 3)",
+    "EPYC (cpu family 25, model 17)": "AMD EPYC (Zen 4)",
+    "EPYC (cpu family 26, model 2)": "AMD EPYC (Zen 5)",
+}
+"""Names that people know of what the system calls a processor."""
 LANES = {"none": "plain decoding", "auto": "Parlay's default"}
 STYLE = """\
 text{font:15px ui-monospace,SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mono",monospace;fill:#e6edf3}
@@ -41,7 +47,7 @@ def picture(recording: Recording, header: Mapping[str, Any]) -> str:
     """The whole file."""
     period = recording.plain.seconds * SLOWER + PAUSE
     body = [
-        _line(EDGE, 36, "One model, one answer, decoded twice: SmolLM2-135M rewrites a message", "sans head"),
+        _line(EDGE, 36, "One model, one answer, decoded twice: SmolLM2-135M (4-bit) corrects a message", "sans head"),
         *_lane(recording.plain, recording, top=66),
         *_lane(recording.fast, recording, top=204),
         *_notes(header, top=HEIGHT - 18),
@@ -154,7 +160,8 @@ def _text(step: Step) -> str:
 
 def _notes(header: Mapping[str, Any], top: int) -> Iterator[str]:
     machine = header["machine"]
-    where = f"Measured on {machine['cores']} cores of an {machine['cpu']}, {machine['capability']}."
+    cpu = next((name for family, name in PROCESSORS.items() if family in machine["cpu"]), machine["cpu"])
+    where = f"Measured on {machine['cores']} cores: {cpu}, {machine['capability']}. Weights: GGUF, Q4_1. Greedy."
     yield (
         f'<text x="{EDGE}" y="{top - 20}" class="sans note"><tspan class="d">Green</tspan>: drafted, then accepted by '
         f'the model. <tspan class="moving">Played {SLOWER} times slower than it ran.</tspan>'

@@ -16,11 +16,11 @@ from parlay.types import SamplingParams
 
 PLAIN = "none"
 MESSAGE = (
-    "Hi team, the kick-off is on 4 May at 10:00 in room Aurora. Please send the agenda to maria.lopez@example.com "
-    "before 2 May. The budget of 12,400 euros was approved by Jonas Weber. Lunch will be at Cafe Lumiere, "
+    "Hi team, the kick-off is on 4 May at 10:00 in room Aurora. Plese send the agenda to Maria Lopez "
+    "befor 2 May. The budget of 12,400 euros was approved by Jonas Weber. Lunch will be at Cafe Lumiere, "
     "18 Harbour Street."
 )
-PROMPT = f"Rewrite this message as a bulleted list.\n\n{MESSAGE}"
+PROMPT = f"Correct the spelling of this message:\n\n{MESSAGE}"
 TOKENS = 160
 
 

@@ -9,11 +9,9 @@ from pathlib import Path
 from benchmarks.commands import one_line_errors, open_results, show_log, write_page
 from benchmarks.options import add_run_flags
 from benchmarks.setup import FULL, QUICK, SMOLLM2, Setup
-from benchmarks.strategies.guide import guide
 from benchmarks.strategies.replays import replays
 from benchmarks.strategies.report import report
 from benchmarks.strategies.speed import speed
-from parlay.bench.records import read
 from parlay.drafters.heads.options import HEADS_OF_OTHERS
 from parlay.heads import store
 from parlay.strategies.catalogue import catalogue
@@ -33,7 +31,6 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=2, help="rounds over them (default: 2)")
     parser.add_argument("--tokens", type=int, default=64, help="of each answer at most (default: 64)")
     add_run_flags(parser)
-    parser.add_argument("--guide", type=Path, metavar="FILE", help="write the table of docs/strategies.md there")
     return parser.parse_args(arguments)
 
 
@@ -55,9 +52,6 @@ def main() -> None:
     if "speed" in options.only:
         speed(setup, results, SMOLLM2, options.strategies or [*everything(), *with_drafters()])
     write_page(results.path, report(results.header, results.rows))
-    if options.guide is not None:
-        others = [read(path)[1] for path in sorted(results.path.parent.glob(f"{results.path.stem}-*.jsonl"))]
-        options.guide.write_text(guide(results.header, [results.rows, *others], SMOLLM2), encoding="utf-8")
 
 
 def everything() -> list[str]:

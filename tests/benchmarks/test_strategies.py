@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from benchmarks.strategies.guide import guide
+
 from benchmarks.strategies.replays import PART as REPLAY
 from benchmarks.strategies.report import report
 from benchmarks.strategies.speed import DRAFT_STEPS, IDEAL

@@ -7,6 +7,7 @@ import ast
 import asyncio
 import re
 import shlex
+import textwrap
 import warnings
 from collections.abc import Iterator
 from importlib import import_module
@@ -26,10 +27,16 @@ TEXTS = {
     **{name: (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "CONTRIBUTING.md")},
     "example": (EXAMPLE.parents[2] / "README.md").read_text(encoding="utf-8"),
 }
-OF_OTHERS = {"docs/migration.md", "docs/releases.md", "docs/architecture.md", "docs/log.md", "docs/contributing.md"}
+OF_OTHERS = {
+    *("docs/how-to/from-vllm.md", "docs/how-to/from-llama-cpp.md", "docs/how-to/from-transformers.md"),
+    *(f"docs/developers/{name}.md" for name in ("releases", "architecture", "log", "contributing")),
+}
 """Pages that name flags of other programs too."""
 PROSE_FLAGS = {"--add-host"}
-FENCE = re.compile(r"^```(\w+)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+FENCE = re.compile(r"^( *)```(\w+)\n(.*?)^\1```", re.DOTALL | re.MULTILINE)
+"""In a tab, a block of code is indented."""
+LIVE = re.compile(r"^( *)<!-- run -->\n\1```\w+\n.*?^\1```", re.DOTALL | re.MULTILINE)
+"""What tests/serve/test_docs.py runs against a server."""
 LINE = re.compile(r"^(?: {4,}|\$ )?(?:\.venv/bin/)?(parlay (?:[^\\\n]|\\\n)+)$", re.MULTILINE)
 INLINE = re.compile(rf"`parlay ({'|'.join(COMMANDS)})( [^`]*)?`")
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]*[a-z](?![\w*-])")
@@ -39,7 +46,8 @@ MODELS = ("smollm2-135m", "Qwen/Qwen3-0.6B", "model.gguf")
 
 def pythons(page: str) -> list[str]:
     """A page's Python, in order."""
-    return [code for language, code in FENCE.findall(TEXTS[page]) if language == "python"]
+    found = FENCE.findall(LIVE.sub("", TEXTS[page]))
+    return [textwrap.dedent(code) for _, language, code in found if language == "python"]
 
 
 def commands() -> Iterator[tuple[str, str]]:
@@ -104,11 +112,11 @@ def test_flags_stand_behind_their_own_commands() -> None:
 
 
 def test_the_guide_to_drafters_shows_the_example_whole() -> None:
-    assert pythons("docs/guides/drafter.md") == [EXAMPLE.read_text(encoding="utf-8")]
+    assert pythons("docs/how-to/write-a-drafter.md") == [EXAMPLE.read_text(encoding="utf-8")]
 
 
-RUN = [page for page in PAGES if page not in ("docs/server.md", "docs/guides/drafter.md") and pythons(page)]
-"""The server's examples and the drafter have tests of their own."""
+RUN = [page for page in PAGES if page != "docs/how-to/write-a-drafter.md" and pythons(page)]
+"""The drafter has tests of its own."""
 
 
 @pytest.mark.parametrize("page", RUN)
@@ -131,12 +139,10 @@ def _run(code: str, page: str, names: dict[str, object]) -> None:
     for model in MODELS:
         place = str(resolve("parlay-mini")) if "from_pretrained" in code else "parlay-mini"
         code = code.replace(model, place)
-    if page == "docs/energy.md":
+    if page == "docs/explanation/energy.md":
         names.update(llm=LLM("parlay-mini"), prompts=["Once upon a time"])
     flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
     compiled = compile(code, page, "exec", flags=flags)
-    if "127.0.0.1" in code:  # a client: docs/server.md runs such against a server
-        return
     outcome = eval(compiled, names)
     if outcome is not None:
         asyncio.run(outcome)

@@ -11,8 +11,8 @@ import pytest
 from tests.serve.generation.test_clients import REQUESTS
 
 HERE = Path(__file__).parent
-DOCUMENT = (HERE.parents[1] / "docs" / "server.md").read_text(encoding="utf-8")
-TABLE = DOCUMENT.partition("\n## Beside other servers\n")[2].partition("\n## ")[0]
+DOCUMENT = (HERE.parents[1] / "docs" / "reference" / "compatibility.md").read_text(encoding="utf-8")
+TABLE = DOCUMENT.partition("\n## Clients of other servers\n")[2]
 ROWS = [line.split("|")[1].strip() for line in TABLE.splitlines() if re.match(r"\| [^|-]", line)]
 TESTS = {
     "chat completions, whole and streamed": "generation/test_openai_client.py::test_a_stream_adds_up_to_the_answer",

@@ -1,4 +1,4 @@
-"""The examples of docs/server.md and the README's run as they stand, against a live server."""
+"""The examples of the documents and of the README run as they stand, against a live server."""
 
 from __future__ import annotations
 
@@ -7,21 +7,29 @@ import os
 import re
 import shutil
 import subprocess
+import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 
 import httpx
 import pytest
+import yaml
 from fastapi import FastAPI
 
 ROOT = Path(__file__).parents[2]
-DOCUMENT = (ROOT / "docs" / "server.md").read_text(encoding="utf-8")
+RUN = re.compile(r"^( *)<!-- run -->\n\1```(\w+)\n(.*?)^\1```", re.DOTALL | re.MULTILINE)
+PAGES = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in ROOT.glob("docs/**/*.md")}
+EXAMPLES = [
+    (page, language, textwrap.dedent(code)) for page, text in PAGES.items() for _, language, code in RUN.findall(text)
+]
+SHELL = [code for _, language, code in EXAMPLES if language == "sh"]
+CLIENT = next(code for page, _, code in EXAMPLES if page == "docs/tutorials/serve.md" and "client = OpenAI(" in code)
+PYTHON = [code for _, language, code in EXAMPLES if language == "python" and code != CLIENT]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-EXAMPLES = re.findall(r"<!-- run -->\n```(\w+)\n(.*?)```", DOCUMENT, re.DOTALL)
-SHELL = [code for language, code in EXAMPLES if language == "sh"]
 FIRST_CALL = README.partition("<!-- snippet: server -->")[2].partition("```")[2].partition("```")[0].partition("curl ")
-CLIENT, *PYTHON = [code for language, code in EXAMPLES if language == "python"]
+MEANINGS = yaml.safe_load((ROOT / "docs" / "site" / "reference" / "meanings.yml").read_text(encoding="utf-8"))
+BODIES = {"ChatBody": "chat", "CompletionBody": "completions", "ResponsesBody": "responses", "MessagesBody": "messages"}
 Serve = Callable[[FastAPI], AbstractContextManager[str]]
 PORT = "http://127.0.0.1:8000"
 
@@ -39,14 +47,9 @@ def name(code: str) -> str:
 
 
 def test_every_example_is_run() -> None:
-    assert {language for language, _ in EXAMPLES} == {"sh", "python"}
-    assert DOCUMENT.count("<!-- run -->") == len(EXAMPLES) == DOCUMENT.count("\n```python\n") + len(SHELL)
+    assert sum(text.count("<!-- run -->") for text in PAGES.values()) == len(EXAMPLES)
+    assert {language for _, language, _ in EXAMPLES} == {"sh", "python"}
     assert all(PORT in code for code in [*SHELL, CLIENT])
-
-
-@pytest.mark.parametrize("code", [CLIENT, *PYTHON], ids=name)
-def test_python_examples_are_python(code: str) -> None:
-    compile(code, "server.md", "exec")
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="no curl here")
@@ -65,25 +68,21 @@ def test_commands_run(server: str, code: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("code", PYTHON, ids=name)
 def test_python_examples_run(server: str, code: str, capsys: pytest.CaptureFixture[str]) -> None:
     names: dict[str, object] = {}
-    exec(compile(CLIENT.replace(PORT, server), "server.md", "exec"), names)
+    exec(compile(CLIENT.replace(PORT, server), "tutorials/serve.md", "exec"), names)
     assert capsys.readouterr().out.strip()
-    exec(compile(code.replace(PORT, server), "server.md", "exec"), names)
+    exec(compile(code.replace(PORT, server), "an example", "exec"), names)
     assert capsys.readouterr().out.strip()
 
 
-def test_every_path_and_field_is_told_of(server: str) -> None:
-    """By the document that the server gives of itself."""
-    api = json.loads(fetch(f"{server}/openapi.json"))
-    missing = [path for path in api["paths"] if f"{path}`" not in DOCUMENT]
-    for body in ("ChatBody", "CompletionBody", "ResponsesBody"):
-        missing += [field for field in api["components"]["schemas"][body]["properties"] if f"`{field}`" not in DOCUMENT]
-    assert not missing
-
-
-def test_every_metric_is_told_of(server: str) -> None:
-    families = set(re.findall(r"^# TYPE (parlay_\w+?)(?:_total|_created)? ", fetch(f"{server}/metrics"), re.MULTILINE))
-    assert families == set(re.findall(r"`(parlay_\w+)`", DOCUMENT.partition("\n## Metrics\n")[2]))
-
-
-def fetch(url: str) -> str:
-    return httpx.get(url).raise_for_status().text
+def test_the_reference_has_a_meaning_for_every_address_and_field(server: str) -> None:
+    """The site takes them from the application, and their meanings from docs/site/reference/meanings.yml."""
+    api = json.loads(httpx.get(f"{server}/openapi.json").raise_for_status().text)
+    addresses = {f"{method.upper()} {path}" for path, methods in api["paths"].items() for method in methods}
+    assert not addresses - set(MEANINGS["endpoints"])
+    fields = {
+        (group, field)
+        for body, group in BODIES.items()
+        for field in api["components"]["schemas"][body]["properties"]
+        if field not in MEANINGS["common"]
+    }
+    assert not {each for each in fields if each[1] not in MEANINGS[each[0]]}

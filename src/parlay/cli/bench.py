@@ -61,7 +61,7 @@ def _add_cases(parser: argparse.ArgumentParser) -> None:
         help="joined by commas: edit, copy, code, maths, translation, calls, prose, long; files as PATH or NAME=PATH; "
         "with --data spec-bench, mt-bench, editeval, humaneval, bfcl-simple, llma-questions, ...",
     )
-    parser.add_argument("--data", type=Path, metavar="DIR", help="folder of published sets: see docs/bench.md")
+    parser.add_argument("--data", type=Path, metavar="DIR", help="folder of published sets: see docs/how-to/measure.md")
     parser.add_argument(
         "--strategies",
         metavar="NAMES",

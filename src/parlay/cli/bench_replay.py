@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--replay",
         metavar="FILES",
-        help="recorded answers, joined by commas: JSON lines with prompt and output, or other shapes in docs/bench.md",
+        help="recorded answers, joined by commas: JSON lines of prompt and output, or shapes of docs/how-to/measure.md",
     )
     group.add_argument(
         "--tokenizer",

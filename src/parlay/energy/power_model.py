@@ -53,7 +53,7 @@ def power_of(runner: Runner, cost: Cost) -> PowerModel:
     if modelled is None:
         raise UsageError(
             f"what this machine draws is not known ({meter.reason}; nor are there figures of the device {name}): leave "
-            "out goal=energy and power, or make a counter readable, as docs/energy.md says"
+            "out goal=energy and power, or make a counter readable, as docs/explanation/energy.md says"
         )
     return modelled
 

@@ -91,5 +91,5 @@ def test_help_names_every_command_and_a_typing_error_gets_the_closest_one(state:
 
 
 def test_every_command_is_documented() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "chat.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "how-to" / "chat.md").read_text(encoding="utf-8")
     assert set(re.findall(r"`/([a-z]+)", page)) == set(COMMANDS)
