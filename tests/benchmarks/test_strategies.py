@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from benchmarks.strategies.guide import guide
-
 from benchmarks.strategies.replays import PART as REPLAY
 from benchmarks.strategies.report import report
 from benchmarks.strategies.speed import DRAFT_STEPS, IDEAL
@@ -48,10 +46,3 @@ def test_recorded_answers_have_tokens_per_step_or_say_what_went_wrong() -> None:
         Row(cell=replace(cell, workload="LLMA questions"), error="it can't be replayed"),
     ]
     assert "| `jacobi` | 3.00 (text differs) | it can't be replayed | 10 |" in report(HEADER, rows)
-
-
-def test_the_guide_has_a_line_for_each_entry_and_marks_the_fastest() -> None:
-    page = guide(HEADER, [[PLAIN, LOOKUP]], "m")
-    assert "**2.00 (4.0)**" in page
-    assert "| `draft-model` |" in page
-    assert "not run: needs" in page

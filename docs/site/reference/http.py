@@ -15,7 +15,7 @@ from parlay.serve.ollama.body import GenerateBody, OllamaChatBody, OllamaOptions
 from parlay.serve.openai.chat.body import ChatBody
 from parlay.serve.openai.completions.body import CompletionBody
 from parlay.serve.openai.responses.body import ResponsesBody
-from parlay.serve.protocol.common import GenerationBody
+from parlay.serve.protocol.body import GenerationBody
 from reference.markdown import code, meaning, table
 
 BODIES: Mapping[str, type[BaseModel]] = {

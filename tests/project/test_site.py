@@ -1,0 +1,41 @@
+"""The site's generated parts can be made from the package as it is, and the pages name modules that exist."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in ROOT.glob("docs/**/*.md")}
+MARK = re.compile(r"^<!-- generated: ([\w-]+)(?: ([^>]*?))? -->$", re.MULTILINE)
+MARKS = sorted({found for text in PAGES.values() for found in MARK.findall(text)})
+MODULE = re.compile(r"`((?:\w+/)+\w+\.py)`")
+
+
+@pytest.fixture(scope="module")
+def generators() -> Mapping[str, Callable[..., str]]:
+    """What docs/site/hooks.py calls for each mark of a page."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "docs" / "site")
+        found: Mapping[str, Callable[..., str]] = importlib.import_module("reference").GENERATORS
+        return found
+
+
+@pytest.mark.parametrize(("name", "words"), MARKS, ids=lambda each: each or "-")
+def test_a_generated_part_can_be_made(generators: Mapping[str, Callable[..., str]], name: str, words: str) -> None:
+    """A parameter, field or address without a meaning in docs/site/reference/meanings.yml is an error here."""
+    assert generators[name](*words.split()).strip()
+
+
+def test_every_generator_is_used(generators: Mapping[str, Callable[..., str]]) -> None:
+    assert set(generators) == {name for name, _ in MARKS}
+
+
+def test_modules_of_the_walks_exist() -> None:
+    named = MODULE.findall(PAGES["docs/developers/architecture.md"])
+    assert named
+    assert not [name for name in named if not (ROOT / "src" / "parlay" / name).is_file()]
