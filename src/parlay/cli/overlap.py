@@ -1,6 +1,6 @@
 """How much of an output goes on with earlier text, token by token: where it does, copying drafters have their hour.
 
-It is told, and chooses nothing: scores of copies know how long a match is, and say nearly as much (docs/developers/log.md).
+It is told, and chooses nothing: scores of copies know how long a match is, and say nearly as much (see the lab notes).
 """
 
 from __future__ import annotations
