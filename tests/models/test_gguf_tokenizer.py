@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
+from parlay.models.fetch.resolving import resolve
 from parlay.models.gguf.reader import Strings, Value
 from parlay.models.gguf.splitting import SPLITTINGS
-from parlay.models.gguf.tokenizer import build
+from parlay.models.gguf.tokenizer import build, load_tokenizer
 
 TEXT = "He's got 1234 EUROs,\n\n  HelloWorld don't/\n日本 x²"
 WORDS = {
@@ -91,3 +94,19 @@ def test_whole_words_bos_and_marked_tokens_follow_the_family() -> None:
     assert without.encode(text).tokens == ["hello", *marked]
     tokenizer = build(byte_level("smollm"))
     assert tokenizer.decode(tokenizer.encode(text).ids, skip_special_tokens=True) == "hello<think> he"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no device that is always full")
+def test_a_full_cache_folder_costs_time_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder takes the file's name, and then none of its bytes."""
+    full = tmp_path / "full"
+    full.symlink_to("/dev/full")
+
+    @contextmanager
+    def written(path: Path, mode: int = 0o644) -> Iterator[Path]:
+        yield full
+
+    monkeypatch.setattr("parlay.models.gguf.tokenizer.written_whole", written)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    found = load_tokenizer(resolve("smollm2-135m-draft"))
+    assert found.encode("a river")

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from parlay.models.fetch.resolving import resolve
@@ -18,7 +19,7 @@ from parlay.models.folder_tokenizer import load_tokenizer
 from parlay.models.gguf.tokenizer import build
 from parlay.models.plain_tokenizer import PlainTokenizer
 from parlay.text.detokenizer import make_detokenizer
-from parlay.text.tokenize import encode
+from parlay.text.tokenize import encode, encode_all
 from parlay.types import ParlayError
 from tests.models.test_gguf_tokenizer import byte_level, sentence_piece
 
@@ -129,3 +130,17 @@ def test_a_damaged_file_is_one_line(folder: Path, content: str) -> None:
     (folder / "tokenizer.json").write_text(content)
     with pytest.raises(ParlayError, match=r"^can't load a tokenizer from [^\n]*$"):
         load_tokenizer(folder)
+
+
+def test_a_panic_of_the_library_is_an_error_of_one_line() -> None:
+    """A regex of a model's tokenizer that goes back and forth for ever at some text."""
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.Split(Regex("(a+)+$|(.*)*x"), "isolated")
+    hostile = "a" * 40 + "b"
+    for failing in (
+        lambda: PlainTokenizer(backend, {}).encode(hostile),
+        lambda: encode_all(PlainTokenizer(backend, {}), [hostile], special=False),
+    ):
+        with pytest.raises(ValueError, match="this model's tokenizer failed") as caught:
+            failing()
+        assert "\n" not in str(caught.value)

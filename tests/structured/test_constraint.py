@@ -155,3 +155,27 @@ def test_constraints_of_one_grammar_do_not_know_of_each_other(grammars: Grammars
     before = options(second.allowed(0, []))
     first.commit(69)
     assert options(second.allowed(0, [])) == before
+
+
+COUNTING = (
+    "start: gen\ngen[max_tokens=5]: /.*/",
+    'start: gen "!"\ngen[max_tokens=3]: /[a-z ]*/',
+    'start: gen\ngen[stop="z"]: /.*/',
+)
+
+
+@pytest.mark.parametrize("grammar", COUNTING)
+def test_looking_ahead_in_a_grammar_that_counts_tokens_leaves_no_trace_either(
+    grammars: Grammars, tokenizer: Tokenizer, grammar: str
+) -> None:
+    looked, plain = (made(grammars, grammar=grammar) for _ in range(2))
+    for _ in range(6):
+        ids = options(plain.allowed(plain.committed, ()))
+        path = [token for token in ids if token not in (END, OTHER_END)][:1] * 3
+        ahead = looked.legal(path)
+        assert all(looked.allowed(looked.committed, path[:length]) is not None for length in range(ahead + 1))
+        assert options(looked.allowed(looked.committed, ())) == ids
+        over = plain.commit(path[0])
+        assert looked.commit(path[0]) == over
+        if over:
+            return

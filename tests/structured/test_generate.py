@@ -26,6 +26,7 @@ KINDS = {
     "json": StructuredOutputsParams(json=SCHEMA),
     "regex": StructuredOutputsParams(regex="[A-Z][a-z]{2,7} (was|is) [0-9]{1,3}"),
     "choice": StructuredOutputsParams(choice=["the quick brown fox", "the quick red fox", "the slow one"]),
+    "counting": StructuredOutputsParams(grammar="start: gen\ngen[max_tokens=12]: /.*/"),
     "grammar": StructuredOutputsParams(grammar='root ::= "[" item ("," item)* "]"\nitem ::= "x" | "y" [0-9]'),
 }
 EXACT = [
@@ -59,6 +60,8 @@ def keeps(kind: str, sample: CompletionOutput) -> bool:
     if kind == "json":
         value = json.loads(sample.text)
         return [*value] == ["name", "age", "tags"] and 0 <= value["age"] <= 150 and {*value["tags"]} <= {*SAID}
+    if kind == "counting":
+        return len(sample.token_ids) <= 13
     if kind == "choice":
         return sample.text in (KINDS["choice"].choice or ())
     pattern = KINDS["regex"].regex if kind == "regex" else r"\[(x|y[0-9])(,(x|y[0-9]))*\]"

@@ -10,7 +10,7 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from parlay.models.config import read_json
-from parlay.models.plain_tokenizer import PlainTokenizer
+from parlay.models.plain_tokenizer import PlainTokenizer, panics_as_errors
 from parlay.types import ParlayError, Tokenizer
 
 _CLASSES = frozenset({"PreTrainedTokenizerFast", "TokenizersBackend"})
@@ -32,7 +32,8 @@ _OTHERS = ("added_tokens.json", "special_tokens_map.json", _MORE_TEMPLATES)
 def load_tokenizer(directory: Path) -> Tokenizer:
     """Raises ParlayError for one that can't be read."""
     try:
-        plain = _plain(directory)
+        with panics_as_errors():
+            plain = _plain(directory)
     except Exception as error:  # the library raises no narrower kind
         raise _unreadable(directory, error) from error
     return plain if plain is not None else _of_transformers(directory)
@@ -55,7 +56,8 @@ def _of_transformers(directory: Path) -> Tokenizer:
     from transformers import AutoTokenizer  # here, because it takes two seconds to import
 
     try:
-        found: Tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+        with panics_as_errors():
+            found: Tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         raise _unreadable(directory, error) from error
     return found

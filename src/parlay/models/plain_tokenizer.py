@@ -5,12 +5,27 @@ transformers has the same with much around it, and takes half a second to import
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from tokenizers import AddedToken, Tokenizer
 
 _LONG = 4096
 """Characters, or tokens, above which the calls for several texts are used: other threads can run during those."""
+
+
+@contextmanager
+def panics_as_errors() -> Iterator[None]:
+    """Raise ValueError where a library in Rust panics, which is no `Exception`: say, at a regex that never ends."""
+    try:
+        yield
+    except Exception:
+        raise
+    except BaseException as error:
+        if type(error).__module__ != "pyo3_runtime":
+            raise
+        reason = " ".join(str(error).split())
+        raise ValueError(f"this model's tokenizer failed ({reason:.200}): change the text, or the tokenizer") from None
 
 
 class PlainTokenizer:
@@ -74,9 +89,11 @@ class PlainTokenizer:
         return token
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        if len(text) > _LONG:
-            return list(self.backend_tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids)
-        return list(self.backend_tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+        backend = self.backend_tokenizer
+        with panics_as_errors():
+            if len(text) > _LONG:
+                return list(backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids)
+            return list(backend.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         if len(token_ids) > _LONG:

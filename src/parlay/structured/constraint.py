@@ -23,6 +23,8 @@ class GrammarConstraint:
 
     ``begin`` makes matchers at the beginning. ``ends`` are special ids that end the sample: they may come wherever the
     text may end. ``barred`` ids never come: they say that a text ends, and the request goes on after them.
+
+    A matcher of some grammars can't be put back (those that count the tokens of a part). Then copies look ahead.
     """
 
     def __init__(
@@ -42,6 +44,8 @@ class GrammarConstraint:
         self._end_ids = torch.tensor(sorted(ends), dtype=torch.int64)
         self._barred_ids = torch.tensor(sorted(barred), dtype=torch.int64)
         self._tokens: list[int] = []
+        self._by_copy = False
+        """Whether the matcher has failed at being put back."""
         self.failure: str | None = None
         """The last reason why the constraint could not go on, which is then why the text ended."""
 
@@ -56,7 +60,7 @@ class GrammarConstraint:
     def legal(self, tokens: Sequence[int]) -> int:
         """See `Constraint`. None after a failure."""
         plain = self._plain(tokens)
-        reached = self._matcher.validate_tokens(list(tokens[:plain]))
+        reached = self._reached(list(tokens[:plain]))
         if reached < plain or plain == len(tokens):
             return reached
         following_V = self._look(tokens[:plain], self._mask)
@@ -126,18 +130,51 @@ class GrammarConstraint:
         except ParlayError:
             return None
 
+    def _reached(self, tokens: list[int]) -> int:
+        """How many of the tokens the grammar allows one after another."""
+        if not self._by_copy:
+            reached = self._matcher.validate_tokens(tokens)
+            if not self._matcher.is_error():
+                return reached
+            self._matcher = self._at(len(self._tokens))
+        copied = self._matcher.deep_copy()
+        reached = copied.try_consume_tokens(tokens)
+        self._by_copy = not copied.is_error()
+        return reached
+
+    def _at(self, length: int) -> LLMatcher:
+        """A matcher after so many of the committed tokens."""
+        matcher = self._begin()
+        matcher.try_consume_tokens(self._tokens[:length])
+        return matcher
+
     def _after(self, start: int, path: Sequence[int], look: Callable[[], T]) -> T | None:
         """What there is after ``start`` committed tokens and ``path``; None where the grammar does not allow these."""
-        matcher = self._matcher
-        matcher.rollback(len(self._tokens) - start)
-        taken = matcher.try_consume_tokens(list(path))
-        found = look() if taken == len(path) else None
-        if matcher.is_error():  # which lasts, and a drafted path must not cost the text anything
-            self._matcher = self._begin()
-            self._matcher.try_consume_tokens(self._tokens)
-            raise self._fail(in_one_line(matcher.get_error()))
-        matcher.rollback(taken)
-        matcher.try_consume_tokens(self._tokens[start:])
+        if not self._by_copy:
+            matcher = self._matcher
+            matcher.rollback(len(self._tokens) - start)
+            taken = matcher.try_consume_tokens(list(path))
+            found = look() if taken == len(path) else None
+            if not matcher.is_error():
+                matcher.rollback(taken)
+                matcher.try_consume_tokens(self._tokens[start:])
+            if not matcher.is_error():
+                return found
+            self._matcher = self._at(len(self._tokens))  # its error lasts, and a draft must not cost the text anything
+        return self._in_copy(start, path, look)
+
+    def _in_copy(self, start: int, path: Sequence[int], look: Callable[[], T]) -> T | None:
+        """`_after`, without putting anything back."""
+        kept = self._matcher
+        copied = self._matcher = kept.deep_copy() if start == len(self._tokens) else self._at(start)
+        try:
+            taken = copied.try_consume_tokens(list(path))
+            found = look() if taken == len(path) else None
+        finally:
+            self._matcher = kept
+        self._by_copy = not copied.is_error()
+        if copied.is_error():
+            raise self._fail(in_one_line(copied.get_error()))
         return found
 
 

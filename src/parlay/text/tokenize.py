@@ -7,7 +7,7 @@ from functools import cached_property
 
 from tokenizers import Tokenizer as Backend
 
-from parlay.models.plain_tokenizer import PlainTokenizer
+from parlay.models.plain_tokenizer import PlainTokenizer, panics_as_errors
 from parlay.types import Tokenizer
 
 _CUT = 8
@@ -88,11 +88,15 @@ def encode_pieces(tokenizer: Tokenizer, parts: Sequence[str], *, special: bool) 
 
 
 def encode_all(tokenizer: Tokenizer, texts: Sequence[str], *, special: bool) -> list[list[int]]:
-    """`encode` for several texts. A compiled tokenizer runs beside other threads, and skips what is not used."""
+    """`encode` for several texts. A compiled tokenizer runs beside other threads, and skips what is not used.
+
+    Raises ValueError for a text at which the tokenizer fails.
+    """
     backend = _backend(tokenizer)
-    if backend is None:
-        return [list(tokenizer.encode(text, add_special_tokens=special)) for text in texts]
-    return [list(encoded.ids) for encoded in backend.encode_batch_fast(list(texts), add_special_tokens=special)]
+    with panics_as_errors():
+        if backend is None:
+            return [list(tokenizer.encode(text, add_special_tokens=special)) for text in texts]
+        return [list(encoded.ids) for encoded in backend.encode_batch_fast(list(texts), add_special_tokens=special)]
 
 
 def _backend(tokenizer: Tokenizer) -> Backend | None:

@@ -16,7 +16,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pro
 from parlay.models.gguf.file import read_parts
 from parlay.models.gguf.reader import BadGguf, Header, Strings, Value
 from parlay.models.gguf.splitting import SPLITTINGS
-from parlay.models.plain_tokenizer import PlainTokenizer
+from parlay.models.plain_tokenizer import PlainTokenizer, panics_as_errors
 from parlay.system.user_cache import user_cache, written_whole
 
 _KEY = "tokenizer.ggml."
@@ -57,15 +57,17 @@ def _kept(header: Header) -> PlainTokenizer:
     if kept.is_file():
         with suppress(ValueError):  # one that can't be read is made again
             return _opened(header.keys, kept)
-    tokenizer = build(header.keys)
+    with panics_as_errors():
+        tokenizer = build(header.keys)
     with suppress(OSError), written_whole(kept) as part:  # a cache that can't be written to costs time alone
-        tokenizer.save(str(part), pretty=False)
+        part.write_text(tokenizer.to_str(), encoding="utf-8")
     return _plain(header.keys, tokenizer)
 
 
 def _opened(keys: Mapping[str, Value], path: Path) -> PlainTokenizer:
     try:
-        tokenizer = Tokenizer.from_file(str(path))
+        with panics_as_errors():
+            tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises no narrower kind
         raise ValueError(f"the {_BESIDE} for it can't be read: {error}") from None
     return _plain(keys, tokenizer)
