@@ -74,13 +74,19 @@ def _list(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps([_row(each) for each in found]))
         return 0
-    rows = [["name", "method", "target", "texts", "right", "licence", "source"]]
+    rows = [["name", "method", "target", "texts", "first right", "licence", "source"]]
     for each in found:
         origin, source = each.facts.origin, each.pulled.repo if each.pulled else "shipped" if each.shipped else "added"
         rows.append(
             [each.name, each.facts.method, origin.target, origin.domain, _right(each.facts), origin.licence, source]
         )
     print("\n".join(aligned(rows, 7)))
+    if any(each.facts.expected is not None for each in found):
+        print(
+            "first right: share of first guesses that are right, on the answers that its own training set aside. So "
+            "two heads have different texts there: parlay bench PROMPTS compares them on yours.",
+            file=sys.stderr,
+        )
     return 0
 
 

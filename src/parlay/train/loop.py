@@ -72,8 +72,9 @@ class Progress:
 
     @property
     def heldout(self) -> str:
-        """The acceptance, in per cent by depth."""
-        return "held-out " + " ".join(f"{100 * share:.1f}" for share in self.acceptance)
+        """The acceptance on the answers set aside, in per cent by depth."""
+        shares = " ".join(f"{100 * share:.1f}" for share in self.acceptance)
+        return f"held-out {shares} % of drafts right, by depth"
 
 
 class Loop:

@@ -87,7 +87,8 @@ def written_card(
         f"{asked} (seed {options.seed}) are {answers:,} of these{read}.\n"
         f"- Training: {reached.tokens:,} rows in {reached.step} steps, {reached.seconds:.0f} s; "
         f"loss {reached.loss:.3f}.\n"
-        f"- Held-out drafts that are right up to each depth, best guess alone: {shares}.\n"
+        f"- Drafts right up to each depth, best guess alone, on the answers that this training set aside: {shares}. "
+        "Other prompts give other shares; `parlay bench PROMPTS` compares heads on the same ones.\n"
     )
 
 
