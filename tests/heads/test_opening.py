@@ -17,8 +17,8 @@ from parlay.heads.opening import TargetHeads, heads_of
 from parlay.llm import LLM
 from parlay.llm.input_processor import RequestOptions
 from parlay.models.config import DecoderConfig
-from parlay.models.fused import Operand
 from parlay.models.native import NativeRunner
+from parlay.models.weights.fused import Operand
 from parlay.strategies.building import build
 from parlay.strategies.spelling import parse
 from parlay.testing.checkpoints import VOCAB_SIZE

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from parlay.compiled import build
-from parlay.models.dequantize import dense
+from parlay.models.weights.dequantize import dense
 from tests.models.test_formats import BLOCKS, assert_product, rows, stored
 
 COMPILER, EMULATOR = "aarch64-linux-gnu-gcc", "qemu-aarch64"

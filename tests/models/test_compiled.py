@@ -17,7 +17,7 @@ from parlay.models.families.reading import read_config
 from parlay.models.fetch.resolving import resolve
 from parlay.models.loading import load_weights
 from parlay.models.native import NativeRunner, Quantize
-from parlay.models.quantize import Int8Weight
+from parlay.models.weights.quantize import Int8Weight
 from parlay.types import Segment, Tree
 
 CPU = torch.device("cpu")

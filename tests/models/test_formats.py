@@ -17,8 +17,8 @@ from torch import Tensor
 from parlay.compiled import structs
 from parlay.compiled.build import LIBRARY, NAMES
 from parlay.compiled.library import SWITCH, load
-from parlay.models.dequantize import dense
-from parlay.models.stored import Format, StoredTensor
+from parlay.models.weights.dequantize import dense
+from parlay.models.weights.stored import Format, StoredTensor
 
 pytestmark = pytest.mark.skipif(not LIBRARY.exists(), reason="the package was installed without a C compiler")
 

@@ -10,10 +10,10 @@ from gguf import GGMLQuantizationType as Kind
 from torch import Tensor
 
 from parlay import LLM, SamplingParams, models
-from parlay.models.dequantize import dense
 from parlay.models.fetch.resolving import resolve
 from parlay.models.loading import load_tensors, load_tokenizer, load_weights, read_config
-from parlay.models.stored import StoredTensor
+from parlay.models.weights.dequantize import dense
+from parlay.models.weights.stored import StoredTensor
 from parlay.options import LoadOptions
 from parlay.testing.checkpoints import NATIVE, VOCAB_SIZE, save_random
 from parlay.types import ParlayError, Segment

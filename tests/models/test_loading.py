@@ -19,7 +19,7 @@ from parlay.models.families.table import FAMILIES
 from parlay.models.fetch.resolving import resolve
 from parlay.models.loading import load_tokenizer, load_weights
 from parlay.models.opening import load
-from parlay.models.shapes import BadCheckpoint
+from parlay.models.weights.shapes import BadCheckpoint
 from parlay.options import LoadOptions
 from parlay.testing.checkpoints import NATIVE, random_model, save_random
 from parlay.types import ParlayError

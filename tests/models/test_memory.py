@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from parlay.models.memory import free_bytes
+from parlay.models.opening import free_bytes
 
 CPU = torch.device("cpu")
 

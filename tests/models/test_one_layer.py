@@ -9,7 +9,7 @@ from parlay.compiled.library import SWITCH
 from parlay.heads.layer import Block, Steps
 from parlay.models.config import DecoderConfig, RopeConfig
 from parlay.models.native import NativeRunner
-from parlay.models.shapes import weight_shapes
+from parlay.models.weights.shapes import weight_shapes
 from parlay.types import Segment
 
 LAYERS = 2

@@ -15,9 +15,9 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from parlay.models.fetch.resolving import resolve
-from parlay.models.folder_tokenizer import load_tokenizer
 from parlay.models.gguf.tokenizer import build
-from parlay.models.plain_tokenizer import PlainTokenizer
+from parlay.models.tokenizers.folder import load_tokenizer
+from parlay.models.tokenizers.plain import PlainTokenizer
 from parlay.text.detokenizer import make_detokenizer
 from parlay.text.tokenize import encode, encode_all
 from parlay.types import ParlayError

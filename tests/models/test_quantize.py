@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from parlay.models.compiled.product import Product
-from parlay.models.fused import as_tensor
-from parlay.models.quantize import fits_blocks, in_q4_1, in_q8_0
-from parlay.models.stored import StoredTensor
+from parlay.models.weights.fused import as_tensor
+from parlay.models.weights.quantize import fits_blocks, in_q4_1, in_q8_0
+from parlay.models.weights.stored import StoredTensor
 
 ROUNDING = {in_q8_0: 1 / 254, in_q4_1: 1 / 30}
 """Half a step, as a share of the range of a block: of its largest number twice, and from its least to its largest."""

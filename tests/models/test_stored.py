@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from parlay.models.dequantize import dense
-from parlay.models.fused import rows_of
-from parlay.models.stored import FORMATS, Format, StoredTensor
+from parlay.models.weights.dequantize import dense
+from parlay.models.weights.fused import rows_of
+from parlay.models.weights.stored import FORMATS, Format, StoredTensor
 
 
 @pytest.mark.parametrize("format", Format)

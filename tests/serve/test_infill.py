@@ -7,7 +7,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from parlay.aio import AsyncLLM
 from parlay.llm.vocabulary import Vocabulary
-from parlay.models.plain_tokenizer import PlainTokenizer
+from parlay.models.tokenizers.plain import PlainTokenizer
 from parlay.serve.errors import ApiError
 from parlay.serve.openai.fill_in_the_middle import infill_prompt
 

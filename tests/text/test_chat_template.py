@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from parlay import LLM
-from parlay.models.plain_tokenizer import PlainTokenizer
+from parlay.models.tokenizers.plain import PlainTokenizer
 from parlay.text import template_sandbox
 from parlay.text.chat_template import render, told_of_tools
 

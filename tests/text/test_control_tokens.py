@@ -10,7 +10,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from transformers import PreTrainedTokenizerFast
 
 from parlay import LLM
-from parlay.models.plain_tokenizer import PlainTokenizer
+from parlay.models.tokenizers.plain import PlainTokenizer
 from parlay.text.chat_template import render, render_pieces
 from parlay.text.control_tokens import CUT
 from parlay.text.tokenize import encode_pieces

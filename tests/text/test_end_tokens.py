@@ -7,7 +7,7 @@ from tokenizers import AddedToken, Tokenizer, models
 
 from parlay import LLM, SamplingParams
 from parlay.llm.vocabulary import Vocabulary
-from parlay.models.plain_tokenizer import PlainTokenizer
+from parlay.models.tokenizers.plain import PlainTokenizer
 from parlay.options import LoadOptions
 from parlay.text.end_tokens import end_tokens, read_end_tokens
 from parlay.types import ParlayError

@@ -21,7 +21,7 @@ import torch
 from parlay.bench.records import Cell, Results, Row, read
 from parlay.models.config import UnsupportedModel
 from parlay.models.loading import load_weights, read_config
-from parlay.models.shapes import weight_shapes
+from parlay.models.weights.shapes import weight_shapes
 from parlay.system import threads
 from parlay.types import Runner, Segment, trees
 

@@ -13,7 +13,7 @@ from parlay.certificates.certificate import Binding, Certificate, Certified, Sam
 from parlay.certificates.certificate_file import Audited, Held
 from parlay.certificates.requirement import Allowed, Floor
 from parlay.drafters.resources import Resources
-from parlay.models.origin import weights_fingerprint
+from parlay.models.fetch.origin import weights_fingerprint
 from parlay.strategies import accept_rules
 from parlay.strategies.catalogue import find
 from parlay.strategies.spelling import StrategySpec, parse

@@ -177,9 +177,9 @@ def _convert(folder: Path, model: str, out: Path) -> None:
     from parlay.heads.artefact import CARD, Origin, save
     from parlay.heads.card import read_card
     from parlay.heads.opening import converted, matrices_of
+    from parlay.models.fetch.origin import public_name, weights_sha256
     from parlay.models.fetch.resolving import resolve
     from parlay.models.loading import read_config
-    from parlay.models.origin import public_name, weights_sha256
 
     if not model:
         raise ValueError(f"{folder} is no head of Parlay's own: name its target, as in --model user/name")

@@ -35,7 +35,7 @@ def run(options: argparse.Namespace) -> int:
     from parlay.heads.artefact import load
     from parlay.heads.layouts.writing import Verifier, export
     from parlay.heads.opening import matrices_of
-    from parlay.models.fused import as_tensor
+    from parlay.models.weights.fused import as_tensor
 
     folder = folder_of(options.drafter)
     head = load(folder)

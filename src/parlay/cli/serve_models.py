@@ -233,7 +233,7 @@ def cascades(options: argparse.Namespace, models: Mapping[str, str]) -> dict[str
     Raises ValueError for a cascade whose models are not both here, and for two of one model.
     """
     from parlay.certificates.cascade import read
-    from parlay.models.origin import weights_fingerprint
+    from parlay.models.fetch.origin import weights_fingerprint
     from parlay.serve.cascades import Link
 
     found: dict[str, Link] = {}
@@ -253,7 +253,7 @@ def cascades(options: argparse.Namespace, models: Mapping[str, str]) -> dict[str
 def _certificates(model: str, options: argparse.Namespace) -> list[Path]:
     """Those of this model; where it is the only one, all: the model says then which are not its own."""
     from parlay.certificates.certificate import read
-    from parlay.models.origin import weights_fingerprint
+    from parlay.models.fetch.origin import weights_fingerprint
 
     paths = [Path(name) for name in options.certificates]
     if not paths or len(chosen_models(options)) == 1:

@@ -26,10 +26,10 @@ from torch import Tensor
 
 from parlay.heads.proof import Proof
 from parlay.models.config import DecoderConfig, RopeConfig
-from parlay.models.dequantize import dense
 from parlay.models.fetch.hub import hash_of
-from parlay.models.quantize import in_q8_0
-from parlay.models.stored import Format, StoredTensor
+from parlay.models.weights.dequantize import dense
+from parlay.models.weights.quantize import in_q8_0
+from parlay.models.weights.stored import Format, StoredTensor
 from parlay.system.user_cache import saved_whole
 from parlay.types import ParlayError
 

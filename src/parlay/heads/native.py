@@ -12,7 +12,7 @@ from parlay.heads.artefact import HeadArtefact
 from parlay.heads.eagle3 import normed
 from parlay.heads.layer import RmsNorm
 from parlay.models.config import DecoderConfig, HeadForm
-from parlay.models.fused import Operand, rows_of
+from parlay.models.weights.fused import Operand, rows_of
 
 _LAYER = "model.layers.{}."
 _FIRST = _LAYER.format(0)

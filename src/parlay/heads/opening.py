@@ -35,10 +35,10 @@ from parlay.models.compiled.product import Product
 from parlay.models.config import DecoderConfig
 from parlay.models.fetch.hub import without_address
 from parlay.models.fetch.resolving import BUILT_IN, BUILT_IN_DRAFTS, resolve
-from parlay.models.fused import Operand, as_tensor, rows_of
 from parlay.models.loading import load_weights, read_config
 from parlay.models.native import NativeRunner
-from parlay.models.quantize import Int8Weight, fits_blocks, in_q4_1, in_q8_0
+from parlay.models.weights.fused import Operand, as_tensor, rows_of
+from parlay.models.weights.quantize import Int8Weight, fits_blocks, in_q4_1, in_q8_0
 from parlay.options import UsageError, nearest
 from parlay.types import ParlayError, Runner, RunnerSpec
 

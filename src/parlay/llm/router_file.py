@@ -23,7 +23,7 @@ from typing import Any, Literal, get_args
 
 from parlay.cost.measured import MeasuredCost
 from parlay.cost.timing import calibrate
-from parlay.models.origin import weight_files
+from parlay.models.fetch.origin import weight_files
 from parlay.router.saved_state import KeptArm, Memory, NoMemory
 from parlay.system.cpu_info import cpu_model
 from parlay.system.user_cache import user_cache, written_whole

@@ -1,4 +1,4 @@
-"""A model's facts, read from its files without loading it: bytes, parameters, format of the weights, and hash."""
+"""A model's facts, read from its files without loading it: sizes, format of the weights, hash, chat template."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
+from parlay.models.config import UnsupportedModel, read_json
 from parlay.models.fetch.hub import hash_of
 from parlay.models.fetch.resolving import SUFFIX
 from parlay.models.gguf.file import read_parts
+from parlay.models.loading import load_template, read_config
 from parlay.types import ParlayError
 
 Stamp = tuple[Path, int, int]
 """A file, its size and when it was last written."""
-_turn = threading.Lock()
+_reading = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,12 +45,12 @@ def read_facts(path: Path) -> ModelFacts:
     Raises ParlayError for files that are no model, OSError for what can't be read.
     """
     files = stamps(path)
-    with _turn:  # whoever asks meanwhile would read the same again
+    with _reading:  # whoever asks meanwhile would read the same again
         return _read(path, files)
 
 
 def stamps(path: Path) -> tuple[Stamp, ...]:
-    """What changes whenever a GGUF file, or a file of a folder, is written. Raises OSError."""
+    """Identify the state of a GGUF file, or of a folder's files: it changes whenever one is written. Raises OSError."""
     files = [path] if path.is_file() else sorted(file for file in path.iterdir() if file.is_file())
     stats = [(file, file.stat()) for file in files]
     return tuple((file, stat.st_size, stat.st_mtime_ns) for file, stat in stats)
@@ -93,4 +95,60 @@ def _facts(form: str, family: str, stored: Counter[str], files: Iterable[Path]) 
         parameters=stored.total(),
         quantization=stored.most_common(1)[0][0] if stored else "",
         digest=hashes[0][1] if form == SUFFIX[1:] and len(hashes) == 1 else hashlib.sha256(listed.encode()).hexdigest(),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Description:
+    """Counts of tokens, of elements of a hidden state, and of layers; None where the files do not tell.
+
+    ``template`` is all chat templates as one text; empty where there is none.
+    """
+
+    max_context: int | None
+    vocab_size: int | None
+    hidden_size: int | None
+    num_layers: int | None
+    template: str
+
+
+def describe(path: Path) -> Description:
+    """Describe a folder or a GGUF file without loading it. Files are read again only after they have changed.
+
+    Raises ParlayError for files that are no model, OSError for what can't be read.
+    """
+    return _read_description(path, stamps(path))
+
+
+@lru_cache(maxsize=64)
+def _read_description(path: Path, files: tuple[Stamp, ...]) -> Description:
+    del files  # they are part of the key: a changed file is read again
+    try:
+        config = read_config(path)
+    except UnsupportedModel:
+        if path.is_file():
+            raise
+        return _describe_foreign(path)
+    return Description(
+        max_context=config.max_context,
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        num_layers=config.num_layers,
+        template=load_template(path),
+    )
+
+
+def _describe_foreign(folder: Path) -> Description:
+    """Describe a model that the native decoder does not run; older architectures have names of their own."""
+    said = read_json(folder / "config.json")
+
+    def size(*names: str) -> int | None:
+        return next((said[name] for name in names if isinstance(said.get(name), int)), None)
+
+    return Description(
+        max_context=size("max_position_embeddings", "n_positions", "max_seq_len"),
+        vocab_size=size("vocab_size"),
+        hidden_size=size("hidden_size", "n_embd", "d_model"),
+        num_layers=size("num_hidden_layers", "n_layer", "n_layers"),
+        template=load_template(folder),
     )

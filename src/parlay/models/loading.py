@@ -13,12 +13,12 @@ from parlay.models.config import DecoderConfig, read_json
 from parlay.models.families import reading
 from parlay.models.families.llama import LLAMA
 from parlay.models.families.table import FAMILIES
-from parlay.models.folder_tokenizer import load_template as folder_template
-from parlay.models.folder_tokenizer import load_tokenizer as load_folder_tokenizer
 from parlay.models.gguf import file as gguf_file
 from parlay.models.gguf.tokenizer import load_template as gguf_template
 from parlay.models.gguf.tokenizer import load_tokenizer as load_gguf_tokenizer
-from parlay.models.shapes import BadCheckpoint, Weight, check_weights, some, weight_shapes
+from parlay.models.tokenizers.folder import load_template as folder_template
+from parlay.models.tokenizers.folder import load_tokenizer as load_folder_tokenizer
+from parlay.models.weights.shapes import BadCheckpoint, Weight, check_weights, some, weight_shapes
 from parlay.types import Tokenizer
 
 _HARMLESS = re.compile(r"rotary_emb\.inv_freq$|attention\.(masked_)?bias$")

@@ -16,9 +16,9 @@ from parlay.models.compiled.forward import CompiledForward
 from parlay.models.compiled.weights import Packed, nobody
 from parlay.models.config import DecoderConfig
 from parlay.models.forward import Forward, ForwardBatch, ForwardOutput, GrownTree, Growth, SegmentFeatures, TreeRequest
-from parlay.models.fused import Operand, in_eight_bits
 from parlay.models.torch_ops.eager import EagerForward
 from parlay.models.torch_ops.kernels import choose_dtype
+from parlay.models.weights.fused import Operand, in_eight_bits
 from parlay.types import NO_SKIP, Features, Output, RunnerSpec, Segment, Skip, trees
 
 __all__ = ["NativeRunner", "Quantize", "choose_dtype"]

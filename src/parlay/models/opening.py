@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,12 +15,11 @@ from parlay.models.compiled.forward import runs_here
 from parlay.models.compiled.weights import Packed, nobody
 from parlay.models.config import DecoderConfig, UnsupportedModel
 from parlay.models.fetch.resolving import resolve
-from parlay.models.fused import stored_as
 from parlay.models.loading import load_weights, read_config
-from parlay.models.memory import free_bytes
 from parlay.models.native import NativeRunner
-from parlay.models.shapes import Weight
 from parlay.models.torch_ops.kernels import choose_dtype
+from parlay.models.weights.fused import stored_as
+from parlay.models.weights.shapes import Weight
 from parlay.options import LoadOptions
 from parlay.system import threads
 from parlay.types import ParlayError, Runner
@@ -43,6 +43,11 @@ _CACHE_SHARE = 0.25
 """Share of the free memory that the cache may take if no number of tokens is given."""
 _MOST_CONTEXTS = 16
 """Most full contexts that the cache holds in that case."""
+_CONTROL_GROUPS = (
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
+)
+"""Files of the limit and of what is used, and which part of that is given up on demand: version 2, then 1."""
 USUAL = LoadOptions()
 
 
@@ -129,7 +134,7 @@ def _fastest(name: str, config: DecoderConfig, weights: Mapping[str, Weight], de
 
 
 def default_device() -> torch.device:
-    """What ``auto`` stands for here."""
+    """Choose the device that ``auto`` stands for here."""
     return torch.device("cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu")
 
 
@@ -161,9 +166,45 @@ def _transformers_model(directory: Path, dtype: torch.dtype | None, device: torc
 
 
 def _default_cache_tokens(config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> int:
-    """As many tokens as `_CACHE_SHARE` of the free memory holds: at least one full context, at most
-    `_MOST_CONTEXTS`."""
+    """Count the tokens that `_CACHE_SHARE` of the free memory holds: between one full context and `_MOST_CONTEXTS`."""
     cell_bytes = max(dtype.itemsize, 4) if device.type == "cpu" else dtype.itemsize  # exact attention works in float32
     token_bytes = 2 * config.num_layers * config.num_kv_heads * config.head_dim * cell_bytes
     affordable = int(free_bytes(device) * _CACHE_SHARE) // token_bytes
     return max(config.max_context, min(affordable, _MOST_CONTEXTS * config.max_context))
+
+
+def free_bytes(device: torch.device, cgroups: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")) -> int:
+    """Bytes that can be had on the device now; on a host no more than the limit of our control group leaves."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return max(0, min(_host_bytes(proc), *_left_by_groups(cgroups)))
+
+
+def _host_bytes(proc: Path) -> int:
+    try:
+        return _field(proc / "meminfo", "MemAvailable:") * 1024
+    except (OSError, ValueError):
+        names = [name for name in ("SC_AVPHYS_PAGES", "SC_PHYS_PAGES") if name in os.sysconf_names]
+        return os.sysconf(names[0]) * os.sysconf("SC_PAGE_SIZE") if names else 4 << 30
+
+
+def _left_by_groups(cgroups: Path) -> Iterator[int]:
+    """Bytes that each control group leaves us, and a very large number."""
+    yield 1 << 62
+    for limit, used, reclaimable in _CONTROL_GROUPS:
+        try:
+            most = int((cgroups / limit).read_text())  # "max" where there is no limit
+            taken = int((cgroups / used).read_text())
+            kept = _field((cgroups / limit).with_name("memory.stat"), reclaimable)
+        except (OSError, ValueError):
+            continue
+        yield most - taken + kept
+
+
+def _field(file: Path, name: str) -> int:
+    """The number after a name in a file of names and numbers. Raises ValueError when it is not there."""
+    for line in file.read_text().splitlines():
+        words = line.split()
+        if words and words[0] == name:
+            return int(words[1])
+    raise ValueError(f"{file} has no {name}")

@@ -10,8 +10,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from parlay.models.config import DecoderConfig
-from parlay.models.shapes import Weight, weight_shapes
-from parlay.models.stored import Format, StoredTensor
+from parlay.models.weights.shapes import Weight, weight_shapes
+from parlay.models.weights.stored import Format, StoredTensor
 
 
 def save_decoder(config: DecoderConfig, directory: Path, *, seed: int = 0) -> None:

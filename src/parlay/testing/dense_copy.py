@@ -10,10 +10,10 @@ from safetensors.torch import save_file
 from transformers import PreTrainedTokenizerFast
 
 from parlay.models.config import RopeConfig
-from parlay.models.dequantize import dense
 from parlay.models.loading import load_tokenizer, load_weights, read_config
 from parlay.models.random_decoder import config_json
-from parlay.models.stored import StoredTensor
+from parlay.models.weights.dequantize import dense
+from parlay.models.weights.stored import StoredTensor
 
 
 def save_dense(file: Path, directory: Path) -> None:

@@ -27,8 +27,8 @@ from parlay.heads.probes import PrefixedProbes, ProbeEmbeddings, Streams
 from parlay.heads.redrafter import ReDrafterHead
 from parlay.heads.several import ParallelHeads, SeveralHeadsConfig, SeveralHeadsModule
 from parlay.models.config import DecoderConfig
-from parlay.models.fused import Operand
 from parlay.models.native import NativeRunner
+from parlay.models.weights.fused import Operand
 from parlay.types import RunnerSpec
 
 

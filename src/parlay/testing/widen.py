@@ -27,7 +27,7 @@ from torch import Tensor
 from parlay.models.config import DecoderConfig, read_json
 from parlay.models.families.reading import read_config
 from parlay.models.loading import load_tensors
-from parlay.models.shapes import weight_shapes
+from parlay.models.weights.shapes import weight_shapes
 
 _TOLERANCE = 0.05
 _WHOLE = 1024

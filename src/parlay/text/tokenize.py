@@ -7,7 +7,7 @@ from functools import cached_property
 
 from tokenizers import Tokenizer as Backend
 
-from parlay.models.plain_tokenizer import PlainTokenizer, panics_as_errors
+from parlay.models.tokenizers.plain import PlainTokenizer, panics_as_errors
 from parlay.types import Tokenizer
 
 _CUT = 8

@@ -16,7 +16,7 @@ from parlay.heads import artefact
 from parlay.heads.artefact import HeadArtefact, Origin
 from parlay.heads.card import front_matter
 from parlay.heads.opening import held_open
-from parlay.models.origin import licence, public_name, weights_sha256
+from parlay.models.fetch.origin import licence, public_name, weights_sha256
 from parlay.strategies.building import build
 from parlay.strategies.spelling import parse
 from parlay.train.data.batches import in_order

@@ -17,7 +17,7 @@ from parlay.drafters.resources import Resources
 from parlay.heads.blockwise import WINDOW, BlockwiseHeads, Rescorer
 from parlay.heads.ngrams import LONGEST, Ngrams
 from parlay.heads.opening import opened
-from parlay.models.fused import as_tensor
+from parlay.models.weights.fused import as_tensor
 
 
 class Blockwise(StateHeadDrafter):

@@ -25,7 +25,7 @@ from parlay.heads.mtp import MtpModule
 from parlay.heads.native import eagle_decoder, mtp_decoder
 from parlay.heads.opening import OpenHead, opened
 from parlay.models.config import DecoderConfig
-from parlay.models.fused import Operand
+from parlay.models.weights.fused import Operand
 
 _Module: TypeAlias = EagleHead | MtpModule
 _Decoder = Callable[[DecoderConfig, Mapping[str, Tensor], Operand], tuple[DecoderConfig, dict[str, Operand]]]

@@ -15,7 +15,7 @@ from parlay.drafters.resources import Resources
 from parlay.heads.opening import opened
 from parlay.heads.redrafter import ReDrafterHead
 from parlay.heads.several import SeveralHeadsConfig
-from parlay.models.fused import as_tensor
+from parlay.models.weights.fused import as_tensor
 
 
 class ReDrafter(StateHeadDrafter):

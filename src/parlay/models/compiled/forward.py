@@ -24,8 +24,8 @@ from parlay.models.forward import (
     TreeRequest,
     with_features,
 )
-from parlay.models.fused import Operand, stored_as
 from parlay.models.rope import cosines_and_sines
+from parlay.models.weights.fused import Operand, stored_as
 from parlay.system import threads
 from parlay.types import Exactness, Skip
 

@@ -11,8 +11,8 @@ from torch import Tensor
 from parlay.compiled import structs
 from parlay.compiled.library import NotLoaded, load
 from parlay.models.compiled.weights import WeightArena
-from parlay.models.quantize import fits_blocks, in_q8_0
-from parlay.models.stored import Format
+from parlay.models.weights.quantize import fits_blocks, in_q8_0
+from parlay.models.weights.stored import Format
 
 
 class Product:

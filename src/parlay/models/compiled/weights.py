@@ -13,9 +13,9 @@ from torch import Tensor
 from parlay.cache.buffers import zeros
 from parlay.compiled import structs
 from parlay.models.config import Activation, DecoderConfig, LayerForm
-from parlay.models.fused import FusedWeights, LayerWeights, Operand, as_tensor
-from parlay.models.quantize import Int8Weight
-from parlay.models.stored import Format, StoredTensor
+from parlay.models.weights.fused import FusedWeights, LayerWeights, Operand, as_tensor
+from parlay.models.weights.quantize import Int8Weight
+from parlay.models.weights.stored import Format, StoredTensor
 from parlay.system import threads
 
 _INT8 = 24

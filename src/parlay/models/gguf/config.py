@@ -10,7 +10,7 @@ from parlay.models.families.family import Family
 from parlay.models.families.reading import yarn_attention_factor
 from parlay.models.families.table import GGUF_FAMILIES
 from parlay.models.gguf.reader import BadGguf, Strings, TensorInfo, Value
-from parlay.models.shapes import some
+from parlay.models.weights.shapes import some
 
 Tensors = Mapping[str, TensorInfo]
 

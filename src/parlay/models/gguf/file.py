@@ -12,7 +12,7 @@ from parlay.models.fetch.resolving import SUFFIX
 from parlay.models.gguf import weights
 from parlay.models.gguf.config import decoder_config, family_of
 from parlay.models.gguf.reader import BadGguf, Header, read
-from parlay.models.shapes import Weight
+from parlay.models.weights.shapes import Weight
 
 _PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 _MOST_PARTS = 1 << 10

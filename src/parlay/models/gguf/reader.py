@@ -14,7 +14,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from parlay.models.stored import FORMATS, Format
+from parlay.models.weights.stored import FORMATS, Format
 from parlay.types import ParlayError
 
 _MAGIC = b"GGUF"

@@ -16,7 +16,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pro
 from parlay.models.gguf.file import read_parts
 from parlay.models.gguf.reader import BadGguf, Header, Strings, Value
 from parlay.models.gguf.splitting import SPLITTINGS
-from parlay.models.plain_tokenizer import PlainTokenizer, panics_as_errors
+from parlay.models.tokenizers.plain import PlainTokenizer, panics_as_errors
 from parlay.system.user_cache import user_cache, written_whole
 
 _KEY = "tokenizer.ggml."

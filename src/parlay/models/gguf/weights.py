@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from parlay.models.config import DecoderConfig
-from parlay.models.dequantize import dense
 from parlay.models.families.family import Family
 from parlay.models.gguf.config import ROPE_FACTORS
 from parlay.models.gguf.reader import BadGguf, Header, TensorInfo
-from parlay.models.shapes import Weight, check_weights, weight_shapes
-from parlay.models.stored import StoredTensor
+from parlay.models.weights.dequantize import dense
+from parlay.models.weights.shapes import Weight, check_weights, weight_shapes
+from parlay.models.weights.stored import StoredTensor
 
 _WHOLE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _OF_A_LAYER = {

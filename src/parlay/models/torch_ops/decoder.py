@@ -15,11 +15,11 @@ from torch import Tensor
 
 from parlay.models.config import Activation, DecoderConfig
 from parlay.models.forward import SegmentFeatures, Taps
-from parlay.models.fused import FusedWeights, LayerWeights, Operand, as_tensor
 from parlay.models.rope import interleave
 from parlay.models.torch_ops.attention import Attend
 from parlay.models.torch_ops.attention_form import SERIAL, Heads, capped
 from parlay.models.torch_ops.linear import Linear, pack
+from parlay.models.weights.fused import FusedWeights, LayerWeights, Operand, as_tensor
 from parlay.types import Skip
 
 

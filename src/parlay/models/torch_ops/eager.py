@@ -11,7 +11,6 @@ from torch import Tensor
 
 from parlay.models.config import DecoderConfig
 from parlay.models.forward import ForwardBatch, ForwardOutput, Kernels, Taps, with_features
-from parlay.models.fused import Operand, stored_as
 from parlay.models.torch_ops.attention import Attend, ExactAttention
 from parlay.models.torch_ops.attention_form import LayerRopes, SeenPrefix, prefix_of
 from parlay.models.torch_ops.attention_masked import MaskedAttention
@@ -19,6 +18,7 @@ from parlay.models.torch_ops.decoder import build
 from parlay.models.torch_ops.kernels import judge
 from parlay.models.torch_ops.linear import padded
 from parlay.models.torch_ops.step_rows import step_rows
+from parlay.models.weights.fused import Operand, stored_as
 from parlay.system.threads import torch_on_all
 from parlay.types import Features, Prefix
 

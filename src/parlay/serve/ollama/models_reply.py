@@ -8,8 +8,7 @@ import time
 from datetime import UTC, datetime
 from typing import Any
 
-from parlay.models.described import Description
-from parlay.models.facts import ModelFacts
+from parlay.models.facts import Description, ModelFacts
 from parlay.serve.chat.job import chat_template
 from parlay.serve.hosted import HostedModel, Served
 from parlay.serve.registry import LATEST

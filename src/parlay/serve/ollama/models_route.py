@@ -14,8 +14,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from parlay import __version__
-from parlay.models.described import Description, describe
-from parlay.models.facts import ModelFacts, read_facts
+from parlay.models.facts import Description, ModelFacts, describe, read_facts
 from parlay.models.fetch.resolving import is_local, resolve
 from parlay.serve.errors import ApiError, OllamaErrorBody, responses
 from parlay.serve.guard.reading import BodyRoute

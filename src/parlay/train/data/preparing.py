@@ -10,9 +10,9 @@ import torch
 
 from parlay import models
 from parlay.llm.llm import LLM
+from parlay.models.fetch.origin import weights_sha256
 from parlay.models.fetch.resolving import resolve
 from parlay.models.loading import load_tokenizer
-from parlay.models.origin import weights_sha256
 from parlay.text.prompts import TokensPrompt
 from parlay.train.data.features import Featured, FeatureStore
 from parlay.train.data.prompts import read_prompts

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from parlay.models.config import DecoderConfig
 from parlay.models.fetch.resolving import resolve
-from parlay.models.fused import as_tensor
 from parlay.models.loading import load_weights, read_config
-from parlay.models.shapes import Weight
+from parlay.models.weights.fused import as_tensor
+from parlay.models.weights.shapes import Weight
 from parlay.train.data.features import Featured
 
 

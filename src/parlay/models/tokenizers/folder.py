@@ -10,7 +10,7 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from parlay.models.config import read_json
-from parlay.models.plain_tokenizer import PlainTokenizer, panics_as_errors
+from parlay.models.tokenizers.plain import PlainTokenizer, panics_as_errors
 from parlay.types import ParlayError, Tokenizer
 
 _CLASSES = frozenset({"PreTrainedTokenizerFast", "TokenizersBackend"})

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from parlay.models.config import DecoderConfig
-from parlay.models.dequantize import dense
-from parlay.models.quantize import Int8Weight
-from parlay.models.shapes import Weight
-from parlay.models.stored import StoredTensor
+from parlay.models.weights.dequantize import dense
+from parlay.models.weights.quantize import Int8Weight
+from parlay.models.weights.shapes import Weight
+from parlay.models.weights.stored import StoredTensor
 
 Operand = Weight | Int8Weight
 """A weight as decoders take it: as in the checkpoint, or to be rounded."""

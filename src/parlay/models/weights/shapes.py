@@ -8,7 +8,7 @@ from pathlib import Path
 from torch import Tensor
 
 from parlay.models.config import DecoderConfig, LayerForm
-from parlay.models.stored import StoredTensor
+from parlay.models.weights.stored import StoredTensor
 from parlay.types import ParlayError
 
 Weight = Tensor | StoredTensor

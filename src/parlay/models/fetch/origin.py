@@ -1,4 +1,4 @@
-"""What a model's files say of where it comes from: its name, its licence, and the hash of its weights."""
+"""Where a model comes from, as its files say: its name, its licence, and the hash of its weights. Loads no torch."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from parlay.models.stored import Format, StoredTensor
+from parlay.models.weights.stored import Format, StoredTensor
 
 _CHUNK = 1 << 22
 """Weights that are read at a time, so that what is needed in between stays small."""
