@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import ast
 import inspect
+import sys
 import textwrap
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 import torch
 
+import parlay.engine
 from parlay.engine import Engine
 from parlay.router.policies import Fixed
 from parlay.sampling.rules import SharedNoise
@@ -292,3 +295,17 @@ def test_a_request_id_is_unique_while_under_way() -> None:
     target.add(request("a"), PLAIN)
     with pytest.raises(ValueError, match="under way"):
         target.add(request("a"), PLAIN)
+
+
+def test_the_engine_knows_no_text_and_no_library_of_models() -> None:
+    """Ids in, ids out: it imports torch, and of Parlay data, sampling and threads."""
+    names: set[str] = set()
+    for path in Path(parlay.engine.__file__).parent.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                names.update(alias.name for alias in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                names.add(str(node.module))
+    parts = {name.split(".")[1] for name in names if name.startswith("parlay.")}
+    others = {name.split(".")[0] for name in names} - set(sys.stdlib_module_names)
+    assert (parts, others) == ({"engine", "sampling", "system", "types"}, {"parlay", "torch"})

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from parlay.sampling.logprobs import prompt_token_logprobs, step_logprobs, token_logprobs
+from parlay.sampling.logprobs import prompt_token_logprobs, row_logprobs, token_logprobs
 from parlay.testing.reference import ReferenceText
 from parlay.types import SamplingParams
 
@@ -44,9 +44,9 @@ def test_prompt_logprobs_pair_each_row_with_the_next_token() -> None:
 def test_processed_logprobs_are_of_the_distribution_that_was_sampled_from_on_the_path(view: MakeView) -> None:
     logits_RV = torch.zeros(2, 4)
     params = SamplingParams(frequency_penalty=1.0, top_k=3, logprobs_mode="processed")
-    first, second = step_logprobs(logits_RV, view(params), [1, 2], 0)
+    first, second = row_logprobs(logits_RV, view(params), [(), (1,)], [1, 2], 0)
     assert first.logprob == pytest.approx(torch.zeros(3).log_softmax(0)[0].item())
     # After token 1, ids 0, 2 and 3 are the best three.
     assert second.logprob == pytest.approx(torch.zeros(3).log_softmax(0)[0].item())
-    raw = step_logprobs(logits_RV, view(SamplingParams(top_k=1)), [1, 2], 0)
+    raw = row_logprobs(logits_RV, view(SamplingParams(top_k=1)), [(), (1,)], [1, 2], 0)
     assert [one.logprob for one in raw] == pytest.approx([torch.zeros(4).log_softmax(0)[0].item()] * 2)

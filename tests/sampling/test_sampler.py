@@ -171,3 +171,17 @@ def test_faults_stay_in_their_row(size: int, temperature: float, top_p: float, v
     for reason, word in zip(reasons, ["NaN", "masked", "infinite", "RuntimeError: broken"], strict=True):
         assert word in reason
         assert "\n" not in reason
+
+
+@pytest.mark.parametrize("fields", [{}, {"top_p": 0.9}, {"min_p": 0.01, "typical_p": 0.99}])
+def test_the_noise_is_that_of_the_position_that_the_caller_gives(view: MakeView, fields: dict[str, float]) -> None:
+    """However long the path is that processors see: tokens are the same as after a path that reaches the position."""
+    params = SamplingParams(temperature=3.0, **fields)  # type: ignore[arg-type]
+    text = view(params)
+    rows = LOGITS.expand(12, 8).clone()
+    paths = [[0] * length for length in range(12)]
+    positions = [len(text.tokens) + length for length in range(12)]
+    there = sample(rows, [text] * 12, paths)
+    assert sample(rows, [text] * 12, paths, positions) == there
+    assert sample(rows, [text] * 12, paths[::-1], positions) == there
+    assert len(set(map(str, there))) > 1

@@ -7,27 +7,41 @@ from typing import NamedTuple
 
 from parlay.engine.sequence import Sequence
 from parlay.engine.sequence_step import Commit, SequenceStep
-from parlay.sampling.logprobs import prompt_token_logprobs, step_logprobs
+from parlay.sampling.logprobs import prompt_token_logprobs, row_logprobs
 from parlay.types import TARGET, CommittedTokens, ParlayError, TokenLogprobs, trees
 
 
 def commit(step: SequenceStep, max_context: int) -> Commit:
-    """Append the verdict's tokens until a stop. The token that completes a stop counts, later ones are dropped."""
-    sequence, sampled = step.sequence, step.verdict.sampled
+    """Append what the verdict decided."""
+    path, sampled = step.verdict
+    sources = (*trees.along(step.draft.sources, path), *[TARGET] * (len(sampled) - len(path)))
+    logprobs = step.logprobs if step.sequence.canvas is not None else _logprobs(step)
+    done = append(step.sequence, sampled, sources, logprobs, max_context)
+    return done._replace(accepted=min(len(done.committed), len(path)))
+
+
+def append(
+    sequence: Sequence,
+    tokens: tuple[int, ...],
+    sources: tuple[str, ...],
+    logprobs: tuple[TokenLogprobs, ...],
+    max_context: int,
+) -> Commit:
+    """Let tokens join the sequence until a stop: the one that completes it counts, later ones are dropped.
+
+    Without tokens nothing happens, unless the text has its length already.
+    """
     room = sequence.room(max_context)
-    logprobs = _logprobs(step)
-    end = _read(sequence, sampled[:room])
-    tokens = sampled[: end.kept]
-    sequence.tokens.extend(tokens)
-    sources = (*trees.along(step.draft.sources, step.verdict.path), TARGET)
-    joined = CommittedTokens(tokens, sources[: end.kept], logprobs[: end.kept])
-    accepted = min(end.kept, len(step.verdict.path))
+    end = _read(sequence, tokens[:room])
+    kept = tokens[: end.kept]
+    sequence.tokens.extend(kept)
+    joined = CommittedTokens(kept, sources[: end.kept], logprobs[: end.kept])
     if end.error is not None:
-        return Commit(joined, accepted, "error", error=end.error)
+        return Commit(joined, finish_reason="error", error=end.error)
     if end.stopped:
-        reason = tokens[-1] if tokens[-1] in (sequence.request.params.stop_token_ids or ()) else None
-        return Commit(joined, accepted, "stop", reason)
-    return Commit(joined, accepted, "length" if end.kept == room else None)
+        reason = kept[-1] if kept[-1] in (sequence.request.params.stop_token_ids or ()) else None
+        return Commit(joined, finish_reason="stop", stop_reason=reason)
+    return Commit(joined, finish_reason="length" if end.kept == room else None)
 
 
 class _End(NamedTuple):
@@ -59,8 +73,10 @@ def _logprobs(step: SequenceStep) -> tuple[TokenLogprobs, ...]:
     count = step.sequence.request.params.logprobs
     if count is None:
         return ()
+    sampled = step.verdict.sampled
     rows = [step.root, *(step.root + 1 + node for node in step.verdict.path)]
-    return tuple(step_logprobs(step.out.logits_RV[rows], step.sequence, step.verdict.sampled, count))
+    paths = [sampled[:depth] for depth in range(len(rows))]
+    return tuple(row_logprobs(step.out.logits_RV[rows], step.sequence, paths, sampled, count))
 
 
 def collect_prompt_logprobs(step: SequenceStep) -> None:

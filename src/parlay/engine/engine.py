@@ -9,6 +9,7 @@ from parlay.engine.accept import accept, rank
 from parlay.engine.admission import DraftAdmission
 from parlay.engine.clock import Clock, plausible, since
 from parlay.engine.commit import collect_prompt_logprobs, commit
+from parlay.engine.denoise import fill, lay
 from parlay.engine.drafting import Drafting
 from parlay.engine.isolation import isolated, named
 from parlay.engine.request_table import RequestTable
@@ -66,10 +67,9 @@ class Engine:
         self.max_context = min(runner.spec.max_context, self.limits.max_context or runner.spec.max_context)
         self.scheduler = Scheduler(runner, self.limits, cost, clock)
         layers = TargetLayers(runner, self.limits.max_rows, clock)
-        self.requests = RequestTable(runner, self.scheduler, layers, self.max_context)
-        admission = DraftAdmission(
-            runner.spec, self.scheduler, max_context=self.max_context, max_draft_rows=self.limits.max_draft_rows
-        )
+        most = self.limits.max_draft_rows
+        self.requests = RequestTable(runner, self.scheduler, layers, max_context=self.max_context, max_canvas=most)
+        admission = DraftAdmission(runner.spec, self.scheduler, max_context=self.max_context, max_draft_rows=most)
         self._drafting = Drafting(admission, self.scheduler, layers, clock)
         self._clock = clock
 
@@ -110,8 +110,10 @@ class Engine:
     # ------------------------------------------------------------------------------------------- the parts of a step
 
     def _propose(self, steps: list[SequenceStep], seconds: _StepSeconds) -> None:
+        """Let drafters propose, and lay out canvases."""
         began = self._clock()
-        self._drafting.propose(steps)
+        self._drafting.propose([step for step in steps if step.sequence.canvas is None])
+        lay([step for step in steps if step.at_root])
         seconds.draft = since(began, self._clock)
 
     def _verify(self, steps: list[SequenceStep], seconds: _StepSeconds) -> None:
@@ -123,9 +125,10 @@ class Engine:
         seconds.count(due, _without_fault(due))
 
     def _accept(self, steps: list[SequenceStep], seconds: _StepSeconds) -> None:
-        """Let the accept rules decide the drafts. Early prefill chunks have nothing to decide."""
+        """Let accept rules decide drafts, and selectors places. Early prefill chunks have nothing to decide."""
         due = [step for step in _without_fault(steps) if step.at_root]
-        accept(due)
+        accept([step for step in due if step.sequence.canvas is None])
+        fill([step for step in due if step.sequence.canvas is not None], self.max_context)
         if wants_top_k := [step for step in due if step.fault is None and step.wants_top_k]:
             began = self._clock()
             isolated(rank, wants_top_k, SequenceStep.drop_policy)
@@ -142,15 +145,18 @@ class Engine:
         self.requests.count(_without_fault(steps))
 
     def _commit_one(self, step: SequenceStep) -> None:
-        """The one place where tokens join a sequence and rows join the cache."""
+        """The one place where tokens join a sequence and rows join the cache.
+
+        If nothing was committed, the root is cached too. It runs again, for what follows hangs on it.
+        """
         sequence = step.sequence
         collect_prompt_logprobs(step)
-        done = commit(step, self.max_context) if step.at_root else step.done
-        path = step.verdict.path[: done.accepted]
-        if done.committed:
-            sequence.tally.count_step(step.draft, path, len(done.committed))
-        sequence.cached = self.runner.keep(sequence.sequence, path)
-        step.done = done
+        if step.at_root:
+            step.done = commit(step, self.max_context)
+            sequence.tally.count_step(step.draft, step.path, len(step.done.committed))
+        sequence.cached = self.runner.keep(sequence.sequence, step.path)
+        if sequence.cached == len(sequence.tokens):
+            sequence.cached = self.runner.truncate(sequence.sequence, len(sequence.tokens) - 1)
 
     def _observe(self, steps: list[SequenceStep], seconds: _StepSeconds) -> None:
         """Report the step to drafters, and to policies with its cost."""

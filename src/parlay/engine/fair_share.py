@@ -91,8 +91,8 @@ class _Step:
     feeds: bool = False
     """Whether the step holds part of a prompt; only noted if the step is timed."""
     watched: dict[str, list[tuple[Sequence, int]]] = field(default_factory=dict)
-    """The step is timed for these owners, which want no more than their share: the sequences that decode, and how many
-    tokens each had before the step."""
+    """The step is timed for these owners, which want no more than their share: the sequences that decode, and how far
+    each was before the step."""
 
 
 class Shares:
@@ -139,8 +139,8 @@ class Shares:
         step.alone = self._paces.first(step.watched)
         if step.alone is not None:
             return step.owners[step.alone]
-        decoding = [sequence for sequence in ordered if _decodes(sequence)]
-        return sorted(decoding, key=self._served.__getitem__) + [one for one in ordered if not _decodes(one)]
+        decoding = [sequence for sequence in ordered if sequence.decodes]
+        return sorted(decoding, key=self._served.__getitem__) + [one for one in ordered if not one.decodes]
 
     def rows(self, sequence: Sequence, room: int) -> int:
         """How many rows the sequence may have, of ``room`` that are left in the step.
@@ -153,18 +153,18 @@ class Shares:
         if step.alone is not None:
             return room if owner == step.alone else 0
         left = step.left.get(owner, 0)
-        return min(room, left, step.streams_left[owner]) if left and _decodes(sequence) else min(room, left)
+        return min(room, left, step.streams_left[owner]) if left and sequence.decodes else min(room, left)
 
     def take(self, sequence: Sequence, rows: int) -> None:
         """Note the rows that a sequence was given."""
         step = self._step
-        if step.watched and not _decodes(sequence):
+        if step.watched and not sequence.decodes:
             step.feeds = True
         if step.left:
             owner = sequence.request.owner
             step.taken += rows
             step.left[owner] -= rows
-            step.streams_left[owner] -= rows if _decodes(sequence) else 0
+            step.streams_left[owner] -= rows if sequence.decodes else 0
             self._served[sequence] = self._steps
 
     def draft_rows(self, limit: int) -> int:
@@ -177,12 +177,12 @@ class Shares:
         step.rows = self._most_rows(step.owners)
         step.left = divided(step.rows, {owner: sum(map(_pending, own)) for owner, own in step.owners.items()})
         for owner, own in step.owners.items():
-            feeds = not all(map(_decodes, own))
+            feeds = not all(sequence.decodes for sequence in own)
             step.streams_left[owner] = step.left[owner] - (step.left[owner] // 2 if feeds else 0)
 
     def _most_rows(self, owners: Mapping[str, list[Sequence]]) -> int:
         """The most rows for which a step takes no longer than the number of owners times any owner's streams alone."""
-        streams = [own for own in (list(filter(_decodes, own)) for own in owners.values()) if own]
+        streams = [own for own in map(_streams, owners.values()) if own]
         if not streams:
             return self._max_rows
         bound = len(owners) * min(self._seconds(own) for own in streams)
@@ -197,10 +197,10 @@ class Shares:
 
     def _watch(self, step: _Step) -> None:
         for owner, own in step.owners.items():
-            streams = list(filter(_decodes, own))
+            streams = _streams(own)
             if streams and sum(map(_pending, own)) <= step.left.get(owner, self._max_rows):
                 self._paces.know(owner, self._seconds(streams))
-                step.watched[owner] = [(sequence, len(sequence.tokens)) for sequence in streams]
+                step.watched[owner] = [(sequence, sequence.progress) for sequence in streams]
 
     def _learn(self, ordered: list[Sequence], seconds: float) -> None:
         """Learn from the last step, unless none of its sequences goes on: the engine may have been idle since."""
@@ -208,7 +208,7 @@ class Shares:
         if all(sequence not in ordered for own in step.owners.values() for sequence in own):
             return
         for owner, streams in step.watched.items():
-            tokens = sum(len(sequence.tokens) - before for sequence, before in streams) / len(streams)
+            tokens = sum(sequence.progress - before for sequence, before in streams) / len(streams)
             alone = owner == step.alone or (len(step.owners) == 1 and not step.feeds)
             self._paces.learn(owner, seconds, tokens, owners=len(step.owners), alone=alone)
 
@@ -229,6 +229,10 @@ def _by_owner(sequences: Iterable[Sequence]) -> dict[str, list[Sequence]]:
     return owners
 
 
+def _streams(sequences: Iterable[Sequence]) -> list[Sequence]:
+    return [sequence for sequence in sequences if sequence.decodes]
+
+
 def _context(sequences: SequenceOf[Sequence]) -> int:
     return sum(len(sequence.tokens) for sequence in sequences) // len(sequences)
 
@@ -239,7 +243,3 @@ def _owner(sequence: Sequence) -> str:
 
 def _pending(sequence: Sequence) -> int:
     return len(sequence.tokens) - sequence.cached
-
-
-def _decodes(sequence: Sequence) -> bool:
-    return _pending(sequence) <= 1

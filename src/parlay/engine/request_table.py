@@ -7,12 +7,13 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 
+from parlay.engine.denoise import blank
 from parlay.engine.scheduler import Scheduler
 from parlay.engine.sequence import Sequence
 from parlay.engine.sequence_step import Commit, SequenceStep
 from parlay.engine.target_layers import TargetLayers
 from parlay.sampling.processors import validate
-from parlay.types import EngineStats, Event, Exactness, FinishReason, Needs, Request, Runner, Strategy
+from parlay.types import Canvas, EngineStats, Event, Exactness, FinishReason, Needs, Request, Runner, Strategy
 
 logger = logging.getLogger(__name__)
 
@@ -20,11 +21,14 @@ logger = logging.getLogger(__name__)
 class RequestTable:
     """Every request from `add` to its last event, which `events` or `abort` returns. Nothing else counts endings.
 
-    ``max_context`` limits prompt and output together.
+    ``max_context`` limits prompt and output together, ``max_canvas`` the places of a canvas.
     """
 
-    def __init__(self, runner: Runner, scheduler: Scheduler, layers: TargetLayers, max_context: int) -> None:
-        self.max_context = max_context
+    def __init__(
+        self, runner: Runner, scheduler: Scheduler, layers: TargetLayers, *, max_context: int, max_canvas: int
+    ) -> None:
+        self._max_context = max_context
+        self._max_canvas = max_canvas
         self._runner = runner
         self._scheduler = scheduler
         self._layers = layers
@@ -48,11 +52,11 @@ class RequestTable:
     @property
     def longest(self) -> int:
         """How many tokens, prompt and output together, context and memory allow a request."""
-        return min(self.max_context, self._runner.capacity() + 1)  # the last token is never cached
+        return min(self._max_context, self._runner.capacity() + 1)  # the last token is never cached
 
     def add(self, request: Request, strategy: Strategy) -> None:
         """Queue a request. Raises ValueError for one that could never run, naming what is wrong with it."""
-        self._check(request)
+        self._check(request, strategy)
         needs = tuple([drafter.needs for drafter in strategy.drafters])
         for each in needs:
             self.check_needs(strategy.name, each)
@@ -60,12 +64,14 @@ class RequestTable:
             sequence=self._added,
             request=request,
             strategy=strategy,
-            exactness=Exactness.weakest(strategy.rule.exactness, self._runner.spec.exactness),
+            exactness=Exactness.weakest(strategy.exactness, self._runner.spec.exactness),
             tokens=list(request.prompt),
             prompt_length=len(request.prompt),
             needs=needs,
             layers=self._layers if any(each.layers or each.taps for each in needs) else None,
         )
+        if strategy.selector is not None:
+            sequence.canvas = self._canvas(sequence)
         self._added += 1
         self._sequences[request.id] = sequence
         self._scheduler.add(sequence)
@@ -84,6 +90,21 @@ class RequestTable:
                 f"of {spec.name} are 0 to {spec.num_layers}: choose another strategy"
             )
 
+    def _canvas(self, sequence: Sequence) -> Canvas:
+        """Begin its canvas. Raises ValueError if the model fills none, or a step can't take so many places."""
+        spec, strategy = self._runner.spec, sequence.strategy.name
+        if spec.canvas is None:
+            raise ValueError(
+                f"strategy {strategy} fills canvases, but {spec.name} writes its text in order: choose another strategy"
+            )
+        canvas = blank(spec.canvas, sequence.room(self._max_context))
+        if canvas.size > self._max_canvas:
+            raise ValueError(
+                f"strategy {strategy} fills {canvas.size} places at once, but a step takes {self._max_canvas}: lower "
+                "max_tokens, or raise max_draft_rows"
+            )
+        return canvas
+
     def abort(self, request_id: str, reason: FinishReason = "abort", error: str | None = None) -> Event | None:
         """End a request now and keep its tokens so far. None if it is not under way."""
         sequence = self._sequences.get(request_id)
@@ -93,12 +114,12 @@ class RequestTable:
         """What a step did to its requests. Those that it finished are no longer under way."""
         return [self._event(step) for step in steps]
 
-    def count(self, steps: Iterable[SequenceStep]) -> None:
-        """Count the tokens that a step computed of prompts, and those that it committed."""
-        tokens = sum((len(step.pending) if step.prefill else 0) + len(step.done.committed) for step in steps)
-        if tokens:
+    def count(self, steps: list[SequenceStep]) -> None:
+        """Count the tokens that a step computed of prompts, and those that it committed, which may be none."""
+        if steps:
+            tokens = sum((len(step.pending) if step.prefill else 0) + len(step.done.committed) for step in steps)
             self._step_tokens += tokens
-            self._steps[1 << (tokens - 1).bit_length()] += 1
+            self._steps[1 << max(0, tokens - 1).bit_length()] += 1
 
     def stats(self) -> EngineStats:
         """Numbers of what is under way and of all that was done so far."""
@@ -144,26 +165,27 @@ class RequestTable:
             tuple(sequence.prompt_logprobs) if request.params.prompt_logprobs is not None else None,
         )
 
-    def _check(self, request: Request) -> None:
+    def _check(self, request: Request, strategy: Strategy) -> None:
         spec, prompt, most = self._runner.spec, len(request.prompt), request.params.max_tokens
         if request.id in self._sequences:
             raise ValueError(f"request id {request.id!r} is under way already")
         if not prompt:
             raise ValueError("the prompt is empty: give it at least one token")
-        if prompt >= self.max_context:
+        if prompt >= self._max_context:
             raise ValueError(
-                f"the prompt has {prompt} tokens, but the context of {spec.name} is {self.max_context} "
+                f"the prompt has {prompt} tokens, but the context of {spec.name} is {self._max_context} "
                 "and must hold at least one more: shorten it"
             )
         if min(request.prompt) < 0 or max(request.prompt) >= spec.vocab_size:
             raise ValueError(f"the prompt has a token id outside the vocabulary of {spec.vocab_size}")
         if most is None:
             raise ValueError("a request to the engine needs max_tokens as a number")
-        text = max(prompt + 1, min(prompt + most, self.max_context))
-        if text > self.longest:
+        text = max(prompt + 1, min(prompt + most, self._max_context))
+        longest = self.longest if strategy.selector is None else min(self.longest, self._runner.capacity())
+        if text > longest:
             raise ValueError(
                 f"the prompt's {prompt} tokens and max_tokens {most} make {text} tokens, but the cache of {spec.name} "
-                f"holds {self.longest}: shorten the prompt, lower max_tokens, or allow more memory"
+                f"holds {longest}: shorten the prompt, lower max_tokens, or allow more memory"
             )
         validate(request.params, spec.vocab_size)
 

@@ -65,6 +65,8 @@ class Scheduler:
         self.preemptions = 0
         self.prefix_tokens_asked = self.prefix_tokens_found = 0
         self._refused: tuple[Sequence, int] | None = None
+        self._places = 0
+        """How many rows of canvases the step has."""
         self._shares = shares.Shares(cost, limits.max_rows)
 
     def add(self, sequence: Sequence) -> None:
@@ -83,11 +85,11 @@ class Scheduler:
         steps: list[SequenceStep] = []
         failed: list[SequenceStep] = []
         self._start_new_owners(failed)
-        room, preemptions = self._limits.max_rows, self.preemptions
+        room, preemptions, self._places = self._limits.max_rows, self.preemptions, 0
         for sequence in self._shares.begin(self._decoding_first(), self._clock()):
             rows = self._shares.rows(sequence, room)
             if rows and sequence.is_open:
-                step = _turn(sequence, rows)
+                step = self._step(sequence, rows)
                 if self._has_room(step, failed):
                     steps.append(step)
                     self._shares.take(sequence, len(step.pending))
@@ -97,7 +99,7 @@ class Scheduler:
         while room and (admitted := self._admit(failed)) is not None:
             rows = self._shares.rows(admitted, room)
             if rows:
-                steps.append(_turn(admitted, rows))
+                steps.append(self._step(admitted, rows))
                 self._shares.take(admitted, len(steps[-1].pending))
                 room -= len(steps[-1].pending)
         if not steps and not failed and self.waiting and not self.running:
@@ -106,8 +108,8 @@ class Scheduler:
         return steps + failed
 
     def draft_rows(self, limit: int) -> int:
-        """How many rows of drafts the step may have, at most ``limit``."""
-        return self._shares.draft_rows(limit)
+        """How many rows of drafts the step may have, at most ``limit``; canvases have taken theirs."""
+        return self._shares.draft_rows(limit - self._places)
 
     def reserve_draft(self, sequence: Sequence, nodes: int) -> bool:
         """Whether the cache can hold a draft of so many nodes too, without preempting a sequence."""
@@ -116,10 +118,22 @@ class Scheduler:
         except OutOfRoom:
             return False
 
+    def _step(self, sequence: Sequence, room: int) -> SequenceStep:
+        """The pending tokens that fit in ``room``. A canvas whose rows do not fit as well waits for another step.
+
+        It is not cut: then its text would depend on what else runs. The first in rank always fits.
+        """
+        pending = tuple(sequence.tokens[sequence.cached : sequence.cached + room])
+        at_root = sequence.cached + len(pending) == len(sequence.tokens)
+        if at_root and sequence.canvas is not None:
+            at_root = self._places + sequence.places <= self._limits.max_draft_rows
+            self._places += sequence.places if at_root else 0
+        return SequenceStep(sequence, sequence.cached, pending, prefill=sequence.tally.steps == 0, at_root=at_root)
+
     def _has_room(self, step: SequenceStep, failed: list[SequenceStep]) -> bool:
-        """Reserve memory for the pending tokens. While there is none, preempt from the back of the queue."""
+        """Reserve memory for pending tokens and canvas. While there is none, preempt from the back of the queue."""
         sequence = step.sequence
-        tokens = sequence.cached + len(step.pending)
+        tokens = sequence.cached + len(step.pending) + (sequence.places if step.at_root else 0)
         try:
             while not self._runner.reserve(sequence.sequence, tokens):
                 victim = shares.victim(self.running)
@@ -176,7 +190,7 @@ class Scheduler:
         return sequence
 
     def _fits(self, sequence: Sequence) -> bool:
-        if not self._runner.reserve(sequence.sequence, len(sequence.tokens)):
+        if not self._runner.reserve(sequence.sequence, len(sequence.tokens) + sequence.places):
             return False
         return self._runner.free_tokens() >= _HEADROOM * len(self.running)
 
@@ -218,10 +232,10 @@ class Scheduler:
         sequence.is_open = False
 
     def _decoding_first(self) -> list[Sequence]:
-        """Sequences with one pending token go before prefill, so that a long prompt delays nobody."""
-        decoding = [sequence for sequence in self.running if len(sequence.tokens) - sequence.cached <= 1]
+        """Sequences that decode go before prefill, so that a long prompt delays nobody."""
+        decoding = [sequence for sequence in self.running if sequence.decodes]
         if len(decoding) < len(self.running):
-            decoding += [sequence for sequence in self.running if len(sequence.tokens) - sequence.cached > 1]
+            decoding += [sequence for sequence in self.running if not sequence.decodes]
         return decoding
 
 
@@ -236,12 +250,6 @@ def _reusable(sequence: Sequence) -> list[int]:
     if sequence.request.params.prompt_logprobs is None or collected >= sequence.prompt_length:
         return sequence.tokens
     return sequence.tokens[:collected]
-
-
-def _turn(sequence: Sequence, room: int) -> SequenceStep:
-    pending = tuple(sequence.tokens[sequence.cached : sequence.cached + room])
-    at_root = sequence.cached + len(pending) == len(sequence.tokens)
-    return SequenceStep(sequence, sequence.cached, pending, prefill=sequence.tally.steps == 0, at_root=at_root)
 
 
 def _failed(sequence: Sequence, reason: str) -> SequenceStep:

@@ -9,6 +9,7 @@ from parlay.engine.tally import Tally
 from parlay.types import (
     NOTHING_NEEDED,
     AcceptRule,
+    Canvas,
     Exactness,
     Layers,
     Metrics,
@@ -23,7 +24,8 @@ from parlay.types import (
 class Sequence:
     """A request under way; the `SequenceView` that drafters, rules and policies see.
 
-    Invariant: the runner holds ``tokens[:cached]``, so ``tokens[cached:]`` is pending and ends with the root.
+    Invariant: the runner holds ``tokens[:cached]``, so ``tokens[cached:]`` is pending and ends with the root. There is
+    always a pending token.
     """
 
     sequence: int
@@ -35,6 +37,8 @@ class Sequence:
     needs: tuple[Needs, ...] = ()
     """What each drafter of its strategy wants from each step; nothing, if it failed here."""
     layers: Layers | None = None
+    canvas: Canvas | None = None
+    """The places that follow its tokens, if its strategy has a selector."""
     cached: int = 0
     is_open: bool = False
     admitted: bool = False
@@ -74,6 +78,21 @@ class Sequence:
     @property
     def output_length(self) -> int:
         return len(self.tokens) - self.prompt_length
+
+    @property
+    def places(self) -> int:
+        """How many rows its canvas takes."""
+        return 0 if self.canvas is None else len(self.canvas.places)
+
+    @property
+    def progress(self) -> int:
+        """How far it is: its tokens, and places of its canvas that are decided."""
+        return len(self.tokens) + (0 if self.canvas is None else len(self.canvas.places) - len(self.canvas.open))
+
+    @property
+    def decodes(self) -> bool:
+        """Whether its pending tokens are those of the last step, and not a prompt's."""
+        return len(self.tokens) - self.cached <= (1 if self.canvas is None else max(1, self.canvas.size))
 
     def room(self, max_context: int) -> int:
         """How many tokens ``max_tokens`` (a number by now) and the context still allow."""

@@ -21,6 +21,7 @@ from parlay.types import (
     FinishReason,
     Observation,
     Output,
+    TokenLogprobs,
     Verdict,
 )
 
@@ -58,7 +59,7 @@ class SequenceStep:
     prefill: bool
     """Whether no step of this sequence has committed yet."""
     at_root: bool
-    """Whether the pending tokens reach the root, so that this step commits. An early prefill chunk does not."""
+    """Whether the pending tokens reach the root, so that this step decodes. An early prefill chunk does not."""
     fault: Fault | None = None
 
     budget: int = 0
@@ -78,7 +79,9 @@ class SequenceStep:
     """The row of ``out.logits_RV`` that belongs to the root. Those of the draft's nodes follow it."""
 
     verdict: Verdict = _NO_VERDICT
-    """Accept: what the rule decided. An early prefill chunk keeps the empty verdict."""
+    """Accept: what the rule or the selector decided. An early prefill chunk keeps the empty verdict."""
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """Of a canvas's tokens, if the request wants them: they are those of the steps that decided the tokens."""
     top_k: tuple[tuple[int, ...], ...] = ()
     """The tokens that the sampler prefers at the root and at each node, if a watching drafter wants them."""
 

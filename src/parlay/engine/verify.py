@@ -10,7 +10,7 @@ from parlay.types import NO_DRAFT, Runner, Segment
 
 
 def verify(runner: Runner, steps: list[SequenceStep]) -> float:
-    """Run all steps in one forward. If it fails, run each alone; a step that fails alone runs without its draft.
+    """Run all steps in one forward. If it fails, run each alone; one that fails alone runs without its draft.
 
     A forward commits nothing, so steps may run again: their rows are written anew. Returns the seconds spent on taps,
     which the drafters that asked for them are charged.
@@ -33,7 +33,7 @@ def verify(runner: Runner, steps: list[SequenceStep]) -> float:
     def failed(
         step: SequenceStep, error: Exception
     ) -> None:  # one that named itself would keep the runner until a collection
-        if step.draft.tree.tokens:
+        if step.draft.tree.tokens and step.sequence.canvas is None:
             step.draft = NO_DRAFT
             isolated(forward, [step], _failed_alone)
         else:
@@ -52,4 +52,6 @@ def _segment(step: SequenceStep) -> Segment:
     pending, wants_prompt = len(step.pending), step.sequence.request.params.prompt_logprobs is not None
     logits_from = 0 if wants_prompt else pending - 1 if step.at_root else pending
     tree, inputs = step.draft.tree, step.draft.inputs
-    return Segment(step.sequence.sequence, step.pending, tree, logits_from, features=inputs)
+    return Segment(
+        step.sequence.sequence, step.pending, tree, logits_from, features=inputs, together=step.draft.together
+    )

@@ -27,11 +27,14 @@ def prompt_token_logprobs(logits_RV: Tensor, tokens: Sequence[int], top: int) ->
     return [token_logprobs(row_V, token, top) for row_V, token in zip(logits_RV, tokens, strict=True)]
 
 
-def step_logprobs(logits_RV: Tensor, view: SequenceView, sampled: Sequence[int], top: int) -> list[TokenLogprobs]:
-    """`token_logprobs` of the tokens that an accept rule sampled: row r follows ``view.tokens`` and ``sampled[:r]``.
+def row_logprobs(
+    logits_RV: Tensor, view: SequenceView, paths: Sequence[Sequence[int]], tokens: Sequence[int], top: int
+) -> list[TokenLogprobs]:
+    """`token_logprobs` of tokens that were chosen: row r follows ``view.tokens`` and then ``paths[r]``.
 
     They are those of the raw logits or, if the request says so, of the processed ones.
     """
     if view.request.params.logprobs_mode == "processed":
-        logits_RV = torch.stack([process(row_V, view, sampled[:depth]) for depth, row_V in enumerate(logits_RV)])
-    return [token_logprobs(row_V, token, top) for row_V, token in zip(logits_RV, sampled, strict=True)]
+        rows = [process(row_V, view, path) for row_V, path in zip(logits_RV, paths, strict=True)]
+        logits_RV = torch.stack(rows) if rows else logits_RV
+    return [token_logprobs(row_V, token, top) for row_V, token in zip(logits_RV, tokens, strict=True)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -15,31 +15,40 @@ from parlay.types import Fault, ParlayError, SamplingParams, SequenceView
 _TRIES = 8  # tokens of which one mostly stays after top-p
 
 
-def sample(logits_RV: Tensor, views: Sequence[SequenceView], paths: Sequence[Sequence[int]]) -> list[int | Fault]:
+def sample(
+    logits_RV: Tensor,
+    views: Sequence[SequenceView],
+    paths: Sequence[Sequence[int]],
+    positions: Sequence[int] | None = None,
+) -> list[int | Fault]:
     """One token per row: row r comes after the tokens of ``views[r]`` and then the token ids ``paths[r]``.
 
-    Ties go to the lowest id. A row that no token can be drawn from (NaN, everything masked, a processor that raises)
-    gets a Fault, and the other rows their tokens.
+    ``positions`` are the absolute positions of the tokens, which key their noise; None: right after the paths. Ties go
+    to the lowest id. A row that no token can be drawn from (NaN, everything masked, a processor that raises) gets a
+    Fault, and the other rows their tokens.
     """
     plain: list[int] = []
-    tempered: list[int] = []
+    tempered: dict[int, int] = {}  # rows and their streams
     chosen: list[int | Fault] = [0] * len(views)
     for row, (view, path) in enumerate(zip(views, paths, strict=True)):
         if is_plain_greedy(view, path):
             plain.append(row)
-        elif edits(view, path):
-            chosen[row] = _processed(on_float64_device(logits_RV[row]), view, path)
-        elif (token := one_pass.draw(logits_RV[row], view.request.params, _stream(view, path))) is not None:
+            continue
+        state = _stream(view, path) if positions is None else noise.stream(view.request.key, positions[row])
+        if edits(view, path):
+            chosen[row] = _processed(on_float64_device(logits_RV[row]), view, path, state)
+        elif (token := one_pass.draw(logits_RV[row], view.request.params, state)) is not None:
             chosen[row] = token
         elif goes_together(view, path) or not truncation.truncates(view.request.params):
-            tempered.append(row)
+            tempered[row] = state
         else:
-            chosen[row] = _processed(on_float64_device(logits_RV[row]), view, path)
+            chosen[row] = _processed(on_float64_device(logits_RV[row]), view, path, state)
     if plain:
         _put(chosen, plain, greedy(rows(logits_RV, plain)))
     if tempered:
-        logits = on_float64_device(rows(logits_RV, tempered))
-        _put(chosen, tempered, _tempered(logits, [views[row] for row in tempered], [paths[row] for row in tempered]))
+        logits = on_float64_device(rows(logits_RV, list(tempered)))
+        params = [views[row].request.params for row in tempered]
+        _put(chosen, tempered, _tempered(logits, params, list(tempered.values())))
     return chosen
 
 
@@ -150,7 +159,7 @@ def rows(logits_RV: Tensor, wanted: Sequence[int]) -> Tensor:
     return logits_RV[list(wanted)]
 
 
-def _put(chosen: list[int | Fault], places: Sequence[int], tokens: Sequence[int | Fault]) -> None:
+def _put(chosen: list[int | Fault], places: Iterable[int], tokens: Sequence[int | Fault]) -> None:
     for place, token in zip(places, tokens, strict=True):
         chosen[place] = token
 
@@ -160,18 +169,16 @@ def _or_fault(top: float, token: int | Fault) -> int | Fault:
     return token if complaint is None else Fault(complaint)
 
 
-def _tempered(logits_RV: Tensor, views: Sequence[SequenceView], paths: Sequence[Sequence[int]]) -> list[int | Fault]:
-    """Rows that need only temperature, noise and perhaps truncation."""
-    scores_RV = divide(logits_RV.float(), [view.request.params.temperature for view in views])
+def _tempered(logits_RV: Tensor, params: Sequence[SamplingParams], streams: Sequence[int]) -> list[int | Fault]:
+    """The tokens of rows that need only temperature, noise and perhaps truncation."""
+    scores_RV = divide(logits_RV.float(), [own.temperature for own in params])
     tokens = [_or_fault(top, 0) for top in select.block_maxima(scores_RV).amax(-1).tolist()]
     good = [row for row, token in enumerate(tokens) if not isinstance(token, Fault)]
     groups: dict[tuple[int, float], list[int]] = {}
     for row in good:
-        params = views[row].request.params
-        groups.setdefault((params.top_k, params.top_p), []).append(row)
+        groups.setdefault((params[row].top_k, params[row].top_p), []).append(row)
     for group in groups.values():
-        streams = [_stream(views[row], paths[row]) for row in group]
-        _put(tokens, group, _drawn(rows(scores_RV, group), views[group[0]].request.params, streams))
+        _put(tokens, group, _drawn(rows(scores_RV, group), params[group[0]], [streams[row] for row in group]))
     return tokens
 
 
@@ -200,12 +207,12 @@ def _by_top_p(scores_V: Tensor, params: SamplingParams, state: int) -> int:
     return noise.draw_among(scores_V, truncation.eligible(scores_V, params), state) if token is None else token
 
 
-def _processed(logits_V: Tensor, view: SequenceView, path: Sequence[int]) -> int | Fault:
-    """The token of a row that takes every step of `processors`."""
+def _processed(logits_V: Tensor, view: SequenceView, path: Sequence[int], state: int) -> int | Fault:
+    """The token of a row that takes every step of `processors`, with the noise of a stream."""
     params = view.request.params
     try:
         edited_V = edit(logits_V, view, path)
-        if not params.greedy and (token := one_pass.draw(edited_V, params, _stream(view, path))) is not None:
+        if not params.greedy and (token := one_pass.draw(edited_V, params, state)) is not None:
             return token
         scores_V = temper(edited_V, params)
     except ParlayError as error:
@@ -213,10 +220,10 @@ def _processed(logits_V: Tensor, view: SequenceView, path: Sequence[int]) -> int
     if params.greedy:
         return int(select.argmax(scores_V[None])[1])
     if not truncation.truncates(params) or (params.top_k == 0 and truncation.goes_together(params)):
-        return _drawn(scores_V[None], params, [_stream(view, path)])[0]
-    ids = truncation.eligible(scores_V, params)
-    return noise.draw_among(scores_V, ids, _stream(view, path))
+        return _drawn(scores_V[None], params, [state])[0]
+    return noise.draw_among(scores_V, truncation.eligible(scores_V, params), state)
 
 
 def _stream(view: SequenceView, path: Sequence[int]) -> int:
+    """The noise of the position right after a path."""
     return noise.stream(view.request.key, len(view.tokens) + len(path))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from parlay.testing.reference import LogitsOf
-from parlay.types import NO_SKIP, Exactness, OutOfRoom, Output, RunnerSpec, Segment, Skip, trees
+from parlay.types import NO_SKIP, CanvasSpec, Exactness, OutOfRoom, Output, RunnerSpec, Segment, Skip, trees
 
 
 class RandomLogits:
@@ -79,6 +79,7 @@ class ToyRunner:
         capacity: int = 65_536,
         max_context: int = 4096,
         cut: int = 1,
+        canvas: CanvasSpec | None = None,
     ) -> None:
         self.spec = RunnerSpec(
             name="toy",
@@ -95,6 +96,8 @@ class ToyRunner:
             features=True,
             kv_heads=1,
             head_dim=4,
+            together=canvas is not None,
+            canvas=canvas,
         )
         self.logits_of = logits_of
         self.forwards = 0
@@ -232,12 +235,19 @@ class ToyRunner:
 
 
 def row_texts(cached: Sequence[int], segment: Segment) -> list[list[int]]:
-    """The text that ends with each row that runs of a segment fed after ``cached``: pending rows, then nodes."""
+    """The text that ends with each row that runs of a segment fed after ``cached``: pending rows, then nodes.
+
+    A row that sees the rows after it has the text before them, all their ids, and then their ids as far as itself.
+    """
     tree, base = segment.tree, segment.base
     text = [*cached, *segment.pending]
     texts = [text[:end] for end in range(len(cached) + min(base, 0) + 1, len(text) + 1)]
     paths = (trees.path_to(tree, node) for node in range(len(tree)))
     texts += [[*text, *(tree.tokens[above] for above in path)] for path in paths]
+    for row in range(len(texts) - segment.together, len(texts) - 1):
+        texts[row] = texts[-1] + texts[row][len(texts[-1]) - segment.together :]
+    if segment.together:
+        texts[-1] = texts[-1] + texts[-1][-segment.together :]
     return texts[max(base, 0) :]
 
 

@@ -9,6 +9,7 @@ token. The *target* verifies it in one forward; a *rule* picks the *path*; the t
 from __future__ import annotations
 
 from parlay.types.base import DraftKind, Exactness, FinishReason, LogitsProcessor, NoiseKey, OutOfRoom, ParlayError
+from parlay.types.canvas import Canvas, Decided, Fill, Guesses, Selector
 from parlay.types.drafts import NO_DRAFT, NO_TREE, Draft, Fault, Tree, Verdict
 from parlay.types.features import Features, Join, Prefix
 from parlay.types.params import SamplingParams, StructuredOutputsParams
@@ -28,7 +29,7 @@ from parlay.types.results import (
     TokenLogprobs,
     tokens_per_step,
 )
-from parlay.types.runners import NO_SKIP, Output, Runner, RunnerSpec, Segment, Skip, Sublayer
+from parlay.types.runners import NO_SKIP, CanvasSpec, Output, Runner, RunnerSpec, Segment, Skip, Sublayer
 from parlay.types.strategy import (
     NO_COST,
     NOTHING_NEEDED,
@@ -58,10 +59,13 @@ __all__ = [
     "TARGET",
     "AcceptRule",
     "Budgets",
+    "Canvas",
+    "CanvasSpec",
     "Committed",
     "CommittedTokens",
     "Constraint",
     "Cost",
+    "Decided",
     "Draft",
     "DraftKind",
     "Drafter",
@@ -71,7 +75,9 @@ __all__ = [
     "Exactness",
     "Fault",
     "Features",
+    "Fill",
     "FinishReason",
+    "Guesses",
     "Join",
     "KeptCost",
     "Layers",
@@ -93,6 +99,7 @@ __all__ = [
     "RunnerSpec",
     "SamplingParams",
     "Segment",
+    "Selector",
     "SequenceView",
     "Skip",
     "Spent",

@@ -37,7 +37,8 @@ class Draft:
     node's conditional acceptance, in [0, 1]; empty when it has none. ``probs`` ``[n, V]`` is the distribution that a
     node was drawn from; rules that accept fixed guesses (``point``) need none. The last ``probes`` nodes are computed
     for the drafter's sake and can never be accepted; no other node descends from one. ``inputs`` is what they read in
-    place of their tokens' embeddings, for runners that take features.
+    place of their tokens' embeddings, for runners that take features. The last ``together`` of the probes see each
+    other, as `Segment` says.
     """
 
     tree: Tree = NO_TREE
@@ -47,6 +48,7 @@ class Draft:
     probs: Tensor | None = None
     probes: int = 0
     inputs: Features | None = None
+    together: int = 0
 
     def __len__(self) -> int:
         return len(self.tree.tokens)
@@ -59,7 +61,8 @@ class Verdict(NamedTuple):
     """What a rule decided for one sequence: the accepted nodes, root side first, and one more token after them.
 
     ``sampled`` gives, per row of the walk (root, then each accepted node), the token chosen there; its last entry is
-    the correction or bonus, so ``len(sampled) == len(path) + 1``.
+    the correction or bonus, so ``len(sampled) == len(path) + 1``. A canvas has an empty path, and any number of tokens,
+    which may be 0.
     """
 
     path: tuple[int, ...]

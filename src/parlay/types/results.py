@@ -80,7 +80,8 @@ def tokens_per_step(tokens: int, steps: int) -> float:
 class Metrics:
     """What the engine counted for one sample. Seconds are wall time of steps this sample took part in.
 
-    ``steps`` are target forwards that committed; an early prefill chunk is no step. Prefill lasts until the first
+    ``steps`` are target forwards that decoded: an early prefill chunk is no step, and a forward of a canvas is one even
+    if it commits nothing. Prefill lasts until the first
     step is done, and ``first_step_tokens`` are the tokens that step committed. ``accepted_by_depth[d]`` counts
     accepted nodes at depth d + 1 and ``drafted_by_depth`` the nodes proposed there. ``draft_tokens`` counts nodes
     that the target verified, probes left out. ``outcomes`` counts steps by (nodes proposed, nodes accepted), steps

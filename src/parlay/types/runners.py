@@ -22,6 +22,18 @@ Skip = frozenset[Sublayer]
 NO_SKIP: Skip = frozenset()
 
 
+class CanvasSpec(NamedTuple):
+    """How a model fills places in any order: ``mask_id`` is what it reads in an open one.
+
+    A canvas has ``block`` places; 0: as many as the answer may have. With ``shift`` the row before a place predicts its
+    token, as in models adapted from ones that write token by token; otherwise the place's own row does.
+    """
+
+    mask_id: int
+    block: int = 0
+    shift: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class RunnerSpec:
     """What a runner is and can do, as data. ``exactness`` is the level its shared-noise verification reaches."""
@@ -44,6 +56,8 @@ class RunnerSpec:
     """Whether a `Segment` may carry `Features`."""
     together: bool = False
     """Whether the last rows of a `Segment` may see each other."""
+    canvas: CanvasSpec | None = None
+    """How the model fills canvases, if it was trained to; their rows see each other."""
     kv_heads: int = 0
     head_dim: int = 0
     """Heads of each layer's cache and their size, as prefixes have them; 0 where they take none."""

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from parlay.types.base import DraftKind, Exactness
+from parlay.types.canvas import Selector
 from parlay.types.drafts import Draft, Fault, Verdict
 from parlay.types.requests import SequenceView
 from parlay.types.results import RouterRecord
@@ -215,10 +216,23 @@ class Escape:
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """Drafters (mostly one, or none), accept rule and budget policy under one name."""
+    """Drafters (mostly one, or none), accept rule and budget policy under one name.
+
+    With a ``selector`` the text is written on canvases. Then there are no drafts, so no drafters, and the rule is not
+    asked. Raises ValueError for a selector beside drafters.
+    """
 
     name: str
     drafters: tuple[Drafter, ...]
     rule: AcceptRule
     policy: Policy
     escape: Escape | None = None
+    selector: Selector | None = None
+
+    def __post_init__(self) -> None:
+        if self.selector is not None and self.drafters:
+            raise ValueError(f"strategy {self.name} has a selector and drafters: give it one of the two")
+
+    @property
+    def exactness(self) -> Exactness:
+        return (self.selector or self.rule).exactness

@@ -118,6 +118,7 @@ def subtree(draft: Draft, nodes: Sequence[int]) -> Draft:
         probs=None if draft.probs is None else draft.probs[list(nodes)],
         probes=len(probes),
         inputs=None if draft.inputs is None or not probes else draft.inputs.of(probes),
+        together=sum(node >= len(draft) - draft.together for node in nodes) if draft.together else 0,
     )
 
 
@@ -134,6 +135,7 @@ def _beginning(draft: Draft, count: int) -> Draft:
         probs=None if draft.probs is None else draft.probs[:count],
         probes=probes,
         inputs=None if draft.inputs is None or not probes else draft.inputs.of(range(probes)),
+        together=max(0, count - (len(draft) - draft.together)),
     )
 
 

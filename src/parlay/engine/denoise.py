@@ -1,0 +1,146 @@
+"""Canvases: laid below the root as probes that see each other, filled by a selector, and read off into the text.
+
+A canvas is a chain of rows that are computed, read and never kept, so it takes part in a forward as drafts do. Where
+other sequences have an accept rule, a `Selector` decides places. The tokens before the first open place join the text,
+which may be none. So the text of a canvas does not depend on what else runs, and it outlives a preemption.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from itertools import takewhile
+
+import torch
+
+from parlay.engine.isolation import isolated, named
+from parlay.engine.sequence_step import SequenceStep, grouped
+from parlay.sampling.distributions import soft_distribution
+from parlay.sampling.logprobs import row_logprobs
+from parlay.sampling.sampler import sample
+from parlay.types import (
+    TARGET,
+    Canvas,
+    CanvasSpec,
+    Decided,
+    Draft,
+    Fault,
+    Fill,
+    Guesses,
+    ParlayError,
+    TokenLogprobs,
+    Verdict,
+    trees,
+)
+
+
+def blank(spec: CanvasSpec, room: int) -> Canvas:
+    """Begin a canvas, all open, for a text that may have ``room`` tokens more."""
+    size = min(spec.block or room, room)
+    return Canvas(spec, (None,) * size, size)
+
+
+def lay(steps: list[SequenceStep]) -> None:
+    """Put each sequence's canvas below its root."""
+    for step in steps:
+        if (canvas := step.sequence.canvas) is not None:
+            count = len(canvas.places)
+            tree = trees.chain_tree(canvas.tokens)
+            step.draft = Draft(tree, sources=(TARGET,) * count, probes=count, together=count)
+
+
+def fill(steps: list[SequenceStep], max_context: int) -> None:
+    """Let each selector fill all its canvases at once. If it raises, only the requests that make it raise end."""
+    for group in grouped(steps, lambda step: (id(step.sequence.strategy.selector), id(step.out))):
+        isolated(partial(_fill, max_context), group, lambda step, error: step.fail(named(error), error))
+
+
+def _fill(max_context: int, steps: list[SequenceStep]) -> None:
+    """Canvases of one selector in one forward. Nothing is changed before all is known, so a failure leaves nothing."""
+    sequences = [step.sequence for step in steps]
+    selector, canvases = sequences[0].strategy.selector, [each.canvas for each in sequences if each.canvas is not None]
+    assert selector is not None, "a canvas has a selector"
+    guesses = [_guess(step, canvas, revokes=selector.revokes) for step, canvas in zip(steps, canvases, strict=True)]
+    fills = selector.fill(sequences, canvases, guesses)
+    filled = [
+        _filled(step, canvas, guess, each)
+        for step, canvas, guess, each in zip(steps, canvases, guesses, fills, strict=True)
+    ]
+    for step, guess, places in zip(steps, guesses, filled, strict=True):
+        waits = selector.revokes and any(places[place] is None for place in guess.places)
+        _read_off(step, places, max_context, waits=waits)
+
+
+def _guess(step: SequenceStep, canvas: Canvas, *, revokes: bool) -> Guesses:
+    """What the forward says of the open places, or of all, less those where no token can be drawn yet.
+
+    Processors see the text before a place, with masks where it is open. A constraint can say what may follow only where
+    nothing is open before, which is so at the first place. Raises ParlayError if no token can be drawn there.
+    """
+    sequence, tokens = step.sequence, step.draft.tree.tokens
+    places = tuple(range(len(tokens))) if revokes else canvas.open
+    logits_PV = step.out.logits_RV[_rows(step, canvas, places)]  # a copy
+    logits_PV[:, canvas.spec.mask_id] = -torch.inf
+    paths = [tokens[:place] for place in places]
+    chosen = sample(logits_PV, [sequence] * len(places), paths, [len(sequence.tokens) + place for place in places])
+    if chosen and isinstance(chosen[0], Fault):
+        raise ParlayError(chosen[0].reason)
+    drawn = {at: token for at, token in enumerate(chosen) if not isinstance(token, Fault)}
+    probs = [soft_distribution(logits_PV[at], sequence, paths[at]) for at in drawn]
+    probs_PV = torch.stack(probs) if probs else logits_PV.double()
+    return Guesses(tuple([places[at] for at in drawn]), tuple(drawn.values()), probs_PV)
+
+
+def _rows(step: SequenceStep, canvas: Canvas, places: tuple[int, ...]) -> list[int]:
+    """The rows of logits that say what stands in these places."""
+    first = step.root if canvas.spec.shift else step.root + 1
+    return [first + place for place in places]
+
+
+def _filled(step: SequenceStep, canvas: Canvas, guesses: Guesses, fill: Fill) -> list[Decided | None]:
+    """The places as the selector decided. Raises ValueError for what a selector may not do."""
+    if canvas.places and not fill.places:
+        raise ValueError("the selector decided no place of a canvas")
+    allowed = set(guesses.places)
+    if not allowed.issuperset((*fill.places, *fill.reopened)) or len(fill.places) != len(fill.tokens):
+        raise ValueError(f"the selector decided places {fill.places} by {fill.tokens}: it was asked of {allowed}")
+    places = list(canvas.places)
+    for place in fill.reopened:
+        places[place] = None
+    for place, token, logprobs in zip(fill.places, fill.tokens, _logprobs(step, canvas, fill), strict=True):
+        score = guesses.probs_PV[guesses.places.index(place), token].log().item()
+        places[place] = Decided(token, score, logprobs)
+    return places
+
+
+def _logprobs(step: SequenceStep, canvas: Canvas, fill: Fill) -> Sequence[TokenLogprobs | None]:
+    """What the rows that decide the tokens say of them, if the request wants that."""
+    top = step.sequence.request.params.logprobs
+    if top is None:
+        return [None] * len(fill.places)
+    logits_PV = step.out.logits_RV[_rows(step, canvas, fill.places)]
+    return row_logprobs(
+        logits_PV, step.sequence, [step.draft.tree.tokens[:place] for place in fill.places], fill.tokens, top
+    )
+
+
+def _read_off(step: SequenceStep, places: list[Decided | None], max_context: int, *, waits: bool) -> None:
+    """Make the decided places before the first open one the verdict, and keep the others for the next step.
+
+    While the canvas ``waits`` all stay, because they may be opened again. The first place that breaks the request's
+    form is opened again. Nothing is open before it then, so its next token is drawn among those that may follow.
+    """
+    sequence, canvas = step.sequence, step.sequence.canvas
+    assert canvas is not None
+    ready = [] if waits else [decided for decided in takewhile(lambda decided: decided is not None, places) if decided]
+    if (constraint := sequence.request.constraint) is not None:
+        legal = constraint.legal([decided.token for decided in ready])
+        if legal < len(ready):
+            places[legal], ready = None, ready[:legal]
+    step.verdict = Verdict((), tuple([decided.token for decided in ready]))
+    step.logprobs = tuple([decided.logprobs for decided in ready if decided.logprobs is not None])
+    rest = tuple(places[len(ready) :])
+    if rest:
+        sequence.canvas = Canvas(canvas.spec, rest, canvas.size, canvas.forwards + 1)
+    else:
+        sequence.canvas = blank(canvas.spec, sequence.room(max_context) - len(ready))

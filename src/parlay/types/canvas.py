@@ -1,0 +1,93 @@
+"""Canvases: places after a text that a model fills in any order, and who chooses the order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from parlay.types.base import Exactness
+from parlay.types.requests import SequenceView
+from parlay.types.results import TokenLogprobs
+from parlay.types.runners import CanvasSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Decided(NamedTuple):
+    """A token that a place has, and the log-probability with which it was chosen among those that could be drawn.
+
+    ``logprobs`` is what a result says of the token, where the request wants log-probabilities.
+    """
+
+    token: int
+    score: float
+    logprobs: TokenLogprobs | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Canvas:
+    """The places that follow one sequence's text; None is an open one. It began with ``size`` places.
+
+    When the first places are decided, their tokens join the text and leave the canvas. ``forwards`` counts those since
+    it began.
+    """
+
+    spec: CanvasSpec
+    places: tuple[Decided | None, ...]
+    size: int
+    forwards: int = 0
+
+    @property
+    def open(self) -> tuple[int, ...]:
+        return tuple([place for place, decided in enumerate(self.places) if decided is None])
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """What the rows of the places read: the mask where a place is open."""
+        return tuple([self.spec.mask_id if decided is None else decided.token for decided in self.places])
+
+
+class Guesses(NamedTuple):
+    """What the target says of some places of one canvas, in the order of the text. At others no token can be drawn yet.
+
+    ``tokens`` are the shared sampler's, each drawn with the noise of its own position, whatever the step.
+    ``probs_PV`` are the distributions that they were drawn from, in float64; of a greedy request the softmax of its
+    processed logits.
+    """
+
+    places: tuple[int, ...]
+    tokens: tuple[int, ...]
+    probs_PV: Tensor
+
+
+class Fill(NamedTuple):
+    """The places that a selector decides now, with their tokens, and decided ones that it opens again."""
+
+    places: tuple[int, ...]
+    tokens: tuple[int, ...]
+    reopened: tuple[int, ...] = ()
+
+
+class Selector(Protocol):
+    """Decides which places of a canvas are filled in this step, where other sequences have an `AcceptRule`.
+
+    It may rank places by anything that does not know the noise, such as the largest probability, a margin or the
+    entropy, but not by the probability of the drawn token: that would change the distribution of the text.
+    """
+
+    @property
+    def exactness(self) -> Exactness: ...
+
+    @property
+    def revokes(self) -> bool:
+        """Whether it may open decided places again: then no token joins the text before all that can be are decided."""
+        ...
+
+    def fill(self, views: Sequence[SequenceView], canvases: Sequence[Canvas], guesses: Sequence[Guesses]) -> list[Fill]:
+        """Decide at least one place of each canvas. It must be filled after finitely many steps.
+
+        ``guesses`` are of the open places, or of all if it revokes. A pure function: it may be called again.
+        """
+        ...
