@@ -1,1 +1,1 @@
-"""What a server must survive: many requests at once, some of which misbehave."""
+"""Load that a server must survive: many requests at once, some of which misbehave."""

@@ -37,7 +37,7 @@ class Case:
 
     @property
     def key(self) -> tuple[str, str]:
-        """What its plain text hangs on."""
+        """The fields that its plain text depends on."""
         return self.prompt, repr(self.params)
 
 
@@ -62,7 +62,7 @@ SAMPLING = (
 
 
 def cases(count: int, seed: int, texts: Sequence[str], sampling: Sequence[SamplingParams]) -> list[Case]:
-    """That many requests; every strategy comes in turn, so that each has its share."""
+    """Yield so many requests; every strategy comes in turn, so that each has its share."""
     chance = random.Random(seed)
     kinds = drawn_kinds(count, chance, SHARES)
     turn = itertools.cycle([*everything(), *INEXACT])

@@ -21,7 +21,7 @@ SAMPLING: tuple[Json, ...] = (
     {"temperature": 0.7, "seed": 3, "top_p": 0.9, "max_tokens": 48},
     {"temperature": 1.2, "seed": 5, "top_k": 20, "max_tokens": 16},
 )
-"""As chat completions spell it."""
+"""The field as chat completions spell it."""
 
 
 @dataclass(frozen=True, slots=True)

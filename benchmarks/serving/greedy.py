@@ -15,7 +15,7 @@ import sys
 from parlay.cli.race_prompts import PROSE
 
 WORDS = 1_100
-"""Of a long prompt, which has some 1,500 tokens."""
+"""Repetitions that make a long prompt, of some 1,500 tokens."""
 URGENT = -16
 
 

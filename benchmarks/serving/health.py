@@ -18,8 +18,8 @@ PAUSE = 0.01
 def watch(address: str) -> list[float]:
     """Seconds of each answer. Raises whatever a server that is gone brings."""
     connection = http.client.HTTPConnection(address, timeout=60)
-    seconds = []
-    while not select.select([sys.stdin], [], [], PAUSE)[0]:
+    seconds: list[float] = []
+    while not seconds or not select.select([sys.stdin], [], [], PAUSE)[0]:
         began = time.perf_counter()
         connection.request("GET", "/health")
         reply = connection.getresponse()

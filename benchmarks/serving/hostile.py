@@ -4,7 +4,8 @@
     python -m benchmarks.serving.hostile --requests 500 --seed 3
     nice -n -10 python -m benchmarks.serving.hostile    # as root, where other processes need the machine too
 
-Operations and fields come from the server's own OpenAPI document, so what is new is covered.
+Operations and fields come from the server's own OpenAPI document, so what is new is covered. Kinds of
+`hostile_connections` come first, each beside a stream: the longest gap of it, and how memory grew, are told.
 """
 
 from __future__ import annotations
@@ -27,17 +28,20 @@ from typing import Any
 from benchmarks.commands import RESULTS
 from benchmarks.pages import about, table
 from benchmarks.serving.hostile_bodies import Hostile, Maker
+from benchmarks.serving.hostile_connections import KINDS, Stream
 from benchmarks.serving.served import served
 from parlay.bench.provenance import provenance
 
 CLIENTS = 4
 GOAL = 0.1
+SETTLE = 12.0
+"""Seconds in which a server gives freed memory back."""
 _PATIENCE = 300.0
 
 
 @dataclass(slots=True)
 class Tally:
-    """What the server answered, by kind and status; ``wrong`` holds what it must never answer."""
+    """Answers of the server by kind and status; ``wrong`` holds what it must never answer."""
 
     statuses: Counter[tuple[str, int]] = field(default_factory=Counter)
     paths: Counter[str] = field(default_factory=Counter)
@@ -103,24 +107,64 @@ def attack(address: str, maker: Maker, count: int) -> Tally:
     return tally
 
 
+def resident(address: str) -> int:
+    """Bytes of the server that are in memory."""
+    _, told = send(address, Hostile("metrics", "GET", "/metrics"))
+    lines = dict(line.rsplit(" ", 1) for line in told.decode().splitlines() if not line.startswith("#"))
+    return int(float(lines["process_resident_memory_bytes"]))
+
+
+def attack_otherwise(address: str) -> list[dict[str, Any]]:
+    """The kinds that no document tells of, one after the other, each beside a stream and probes of health."""
+    host, port = address.rsplit(":", 1)
+    rows = []
+    for kind, run_it in KINDS.items():
+        before, began = resident(address), time.perf_counter()
+        with watched(address) as health, Stream((host, int(port))) as stream:
+            answer = run_it((host, int(port)))
+        time.sleep(SETTLE)
+        rows.append(
+            {
+                "kind": kind,
+                "answer": answer,
+                "seconds": time.perf_counter() - began - SETTLE,
+                "health": health["longest"],
+                "gap": stream.longest,
+                "growth": resident(address) - before,
+            }
+        )
+    return rows
+
+
+def broken(row: dict[str, Any]) -> bool:
+    """Whether the server did to a kind what it must never do."""
+    return any(word in row["answer"] for word in ("LOST", "TOOK", "50")) or row["health"] == float("inf")
+
+
 def run(model: str, count: int, seed: int) -> dict[str, Any]:
     """The whole, as data."""
-    with served(model, "--max-tokens", "64") as url:
+    with served(model, "--max-tokens", "512") as url:
         address = url.removeprefix("http://")
         status, document = send(address, Hostile("document", "GET", "/openapi.json"))
         assert status == 200
         maker = Maker(json.loads(document), seed)
         with watched(address) as idle:
             time.sleep(5.0)
+        start = resident(address)
+        others = attack_otherwise(address)
         with watched(address) as health:
             tally = attack(address, maker, count)
+        time.sleep(SETTLE)
+        grown = resident(address) - start
         alive, _ = send(address, Hostile("health", "GET", "/health"))
     return {
         "requests": count,
         "niceness": os.getpriority(os.PRIO_PROCESS, 0),
         "load": os.getloadavg()[1],
         "alive": alive == 200,
-        "wrong": tally.wrong,
+        "wrong": tally.wrong + [f"{row['kind']}: {row['answer']}" for row in others if broken(row)],
+        "others": others,
+        "grown": grown,
         "idle": idle,
         "health": health,
         "statuses": sorted([*key, number] for key, number in tally.statuses.items()),
@@ -156,6 +200,24 @@ def page(header: dict[str, Any], result: dict[str, Any]) -> str:
             ],
         ),
         *table(("hostile by", "answers"), answers),
+        "",
+        f"Kinds that the document does not tell of, one after the other, beside a stream of another client. Over all "
+        f"requests the server's resident memory grew by {result['grown'] / 1e6:.0f} MB.",
+        "",
+        *table(
+            ("kind", "answers", "seconds", "longest `/health`, ms", "longest gap of the stream, ms", "memory, MB"),
+            [
+                (
+                    row["kind"],
+                    row["answer"],
+                    f"{row['seconds']:.1f}",
+                    f"{1000 * row['health']:.0f}",
+                    f"{1000 * row['gap']:.0f}",
+                    f"{row['growth'] / 1e6:+.0f}",
+                )
+                for row in result["others"]
+            ],
+        ),
         *(f"- {line}" for line in result["wrong"][:20]),
     ]
     return "\n".join(["# Hostile bodies", "", about(header), "", *lines]).rstrip() + "\n"

@@ -113,7 +113,7 @@ class Maker:
         return Hostile("nested", method, path, _text(body)[:-1] + b',"' + name + b'":' + deep + b"}")
 
     def _large(self) -> Hostile:
-        """As many bytes as a server takes, of one thing over and over, at any field."""
+        """Draw as many bytes as a server takes, of one thing over and over, at any field."""
         method, path, body = self._valid()
         name = self._chance.choice(sorted(self._fields(path)) or ["a"]).encode()
         unit = self._chance.choice(
@@ -217,5 +217,5 @@ class Maker:
 
 
 def _text(body: Mapping[str, Any]) -> bytes:
-    """As JSON; numbers and halves of characters that JSON does not know stay."""
+    """Write JSON; numbers and halves of characters that JSON does not know stay."""
     return json.dumps(body).encode("utf-8", "surrogatepass")

@@ -36,7 +36,7 @@ AT_ONCE = 4
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Of a model and a strategy: the score of each task, and the answers to each request, likelihoods in full."""
+    """Results of a model and strategy: the score of each task, and the answers to each request, likelihoods in full."""
 
     scores: Mapping[str, float]
     answers: Mapping[str, list[Any]]
@@ -72,7 +72,7 @@ def write_tokenizer(model: Path, folder: Path) -> Path:
 
 
 def arguments(url: str, model: str, tokenizer: Path, folder: str) -> list[str]:
-    """Those of lm-eval: requests as token ids, several under way at once."""
+    """Arguments of lm-eval: requests as token ids, several under way at once."""
     asked = {
         "model": model,
         "base_url": f"{url}/v1/completions",
@@ -96,7 +96,7 @@ def environment(folder: str) -> dict[str, str]:
 
 
 def read(folder: Path) -> Verdict:
-    """What lm-eval wrote: one file of results, and one of samples for each task."""
+    """Read what lm-eval wrote: one file of results, and one of samples for each task."""
     (results,) = folder.rglob("results_*.json")
     told = json.loads(results.read_text(encoding="utf-8"))["results"]
     scores = {name: _score(told[name]) for name in NAMES}

@@ -54,7 +54,7 @@ class Run:
         return Cell(part=self.part, model=model, strategy=self.strategy, workload=workload, concurrency=self.at_once)
 
     def arguments(self, model: str, tokenizer: Path, url: str, out: Path) -> list[str]:
-        """Those of `vllm bench serve`. Prompts are the same for all strategies, and never met in a cache."""
+        """Arguments of `vllm bench serve`. Prompts are the same for all strategies, and never met in a cache."""
         extra = {"strategy": self.strategy, "cache_salt": f"{self.part} {self.strategy} {self.at_once}"}
         return [
             *("--backend", "openai", "--base-url", url, "--endpoint", "/v1/completions"),

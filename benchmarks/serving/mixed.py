@@ -62,7 +62,7 @@ def plan(options: argparse.Namespace) -> Iterator[Planned]:
 
 
 def lacking(options: argparse.Namespace, results: Results) -> list[Planned]:
-    """What the file has no row of."""
+    """Measurements that the file has no row of."""
     return [each for each in plan(options) if len(results.of(each.cell)) <= each.number]
 
 
@@ -199,7 +199,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def measure(options: argparse.Namespace, results: Results, talks: Sequence[Talk]) -> None:
-    """What the file lacks, against a server that is started for it. Raises ValueError where it fails."""
+    """Measure what the file lacks, against a server that is started for it. Raises ValueError where it fails."""
     if not (left := lacking(options, results)):
         return
     ends = time.monotonic() + 60 * options.minutes

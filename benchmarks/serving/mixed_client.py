@@ -105,7 +105,7 @@ def _asking(talk: Talk) -> dict[str, object]:
 
 @dataclass(slots=True)
 class _Heard:
-    """What the chunks of one answer have said."""
+    """Sum of the chunks of one answer."""
 
     text: str = ""
     tokens: int = 0

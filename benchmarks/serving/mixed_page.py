@@ -32,7 +32,7 @@ HOW = (
 
 
 def page(header: Mapping[str, Any], rows: Sequence[Row]) -> str:
-    """What plain decoding can serve, then a table by load and strategy, then one by kind of request."""
+    """Tables: what plain decoding can serve, then a table by load and strategy, then one by kind of request."""
     found = Measurements(rows)
     lines = ["# Mixed traffic", "", about(header), "", HOW, ""]
     for model in found.each(lambda cell: cell.model):

@@ -35,7 +35,7 @@ CHAT_AGAIN = "Say the same in half as many words."
 
 @dataclass(frozen=True, slots=True)
 class Talk:
-    """What one client asks: the next turn as soon as it has the answer to the last one.
+    """Requests of one client: the next turn as soon as it has the answer to the last one.
 
     ``schema`` is the form of the answers, if they have one.
     """
@@ -62,7 +62,7 @@ def arrivals(count: int, rate: float, seed: int) -> list[float]:
 
 
 def _talks(kind: str, data: Path | None) -> itertools.chain[Talk]:
-    """Those of one kind, the categories of its set in turn."""
+    """Prompts of one kind, the categories of its set in turn."""
     published, built_in = KINDS[kind]
     sets = workloads.load([built_in if data is None else published], None, data)
     in_turn = itertools.zip_longest(*(each.items for each in sets))

@@ -1,4 +1,4 @@
-"""What the server costs: the same requests through it and through the Python API, one at a time and interleaved.
+"""Cost of the server: the same requests through it and through the Python API, one at a time and interleaved.
 
 The client is a process of its own beside the server, on the same cores, so what it does counts against the server. It
 only reads from a socket; what it has read is understood when the clock has stopped. Its processor time is noted.

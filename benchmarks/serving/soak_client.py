@@ -43,7 +43,7 @@ def ask(address: str, endpoint: Endpoint, body: Json, *, pause: float = 0.0) -> 
 
 
 def leave(address: str, endpoint: Endpoint, body: Json, how: Leave, patience: int) -> str:
-    """What was read before going: in the middle of the body, after it, or after ``patience`` pieces of the answer."""
+    """Read a part and leave: in the middle of the body, after it, or after ``patience`` pieces of the answer."""
     with closing(_connection(address)) as connection:
         sent = json.dumps(body).encode()
         if how == "half":

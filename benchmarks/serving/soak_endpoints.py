@@ -56,7 +56,7 @@ class Case:
 
     @property
     def key(self) -> str:
-        """What its plain text hangs on."""
+        """The fields that its plain text depends on."""
         return self.endpoint.path + json.dumps(self.body)
 
     def sent(self) -> Json:
@@ -65,7 +65,7 @@ class Case:
 
 
 def cases(count: int, seed: int, endpoints: Sequence[Endpoint], strategies: Sequence[str]) -> list[Case]:
-    """That many requests; every strategy comes in turn, so that each has its share."""
+    """Yield so many requests; every strategy comes in turn, so that each has its share."""
     chance, turn = random.Random(seed), itertools.cycle(strategies)
     return [_case(kind, next(turn), chance.choice(endpoints), chance) for kind in drawn_kinds(count, chance, KINDS)]
 
@@ -126,7 +126,7 @@ class Soak:
             self.check()
 
     def _fate(self, number: int, case: Case) -> tuple[str, str]:
-        """What became of a request, and what is wrong with that."""
+        """The end of a request, and what is wrong with it."""
         if case.kind == "other":
             call(self.address, *OTHERS[number % len(OTHERS)])
             return "completed", ""
@@ -163,7 +163,7 @@ class Soak:
 
 
 def metrics(address: str) -> dict[str, float]:
-    """What the server counts, labels added up."""
+    """The server's counts, labels added up."""
     told = defaultdict[str, float](float)
     for family in text_string_to_metric_families(call(address, "GET", "/metrics").decode()):
         for sample in family.samples:
@@ -172,7 +172,7 @@ def metrics(address: str) -> dict[str, float]:
 
 
 def under_way(address: str) -> dict[str, float]:
-    """What the engine holds for requests now."""
+    """Counts of the requests that the engine has now."""
     told = metrics(address)
     names = ("vllm:num_requests_running", "vllm:num_requests_waiting", "parlay_cache_used_tokens")
     return {name: told[name] for name in names if told[name]}

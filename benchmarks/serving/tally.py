@@ -1,4 +1,4 @@
-"""What the soak counted, what it makes of that, and the report for people."""
+"""Counts of the soak, their summary, and the report for people."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TELLING = 1000
 
 @dataclass(slots=True)
 class Tally:
-    """What became of the requests. ``wrong`` holds a line for each that broke a promise."""
+    """Ends of the requests. ``wrong`` holds a line for each that broke a promise."""
 
     fates: Counter[str] = field(default_factory=Counter)
     strategies: Counter[str] = field(default_factory=Counter)

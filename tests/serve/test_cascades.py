@@ -142,7 +142,7 @@ def test_audits_revoke_a_cascade_whose_answers_are_not_those_of_the_large_model(
 
 
 def metrics_of(text: str, model: str, gate: str) -> dict[str, float]:
-    """What /metrics says of the audits of one gate."""
+    """Counts in /metrics of the audits of one gate."""
     samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
     return {
         sample.name.removeprefix("parlay_audits_"): sample.value

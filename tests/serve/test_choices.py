@@ -1,4 +1,4 @@
-"""What the page is told about a model, and how the page is served."""
+"""Facts about a model that the page gets, and how the page is served."""
 
 from __future__ import annotations
 

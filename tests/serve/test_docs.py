@@ -42,7 +42,7 @@ def server(make_app: Callable[..., FastAPI], serve: Serve) -> Iterator[str]:
 
 
 def name(code: str) -> str:
-    """What tells an example from the others."""
+    """Name that tells an example from the others."""
     return re.sub(r"\W+", "-", code.strip().split("\n")[0])[-40:].strip("-")
 
 

@@ -119,7 +119,7 @@ def _check(event: events.ScenarioFinished) -> None:
 
 @pytest.fixture
 def app(engine: AsyncLLM) -> FastAPI:
-    """Of two models, so that a request that names none ends at the lookup too."""
+    """An app of two models, so that a request that names none ends at the lookup too."""
     return create_app({"parlay-mini": engine, "other": engine}, Settings(keys=(KEY,)))
 
 

@@ -1,4 +1,4 @@
-"""What clients send at the edges: headers without end, empty contents, calls that are cut off."""
+"""Requests at the edges: headers without end, empty contents, calls that are cut off."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ class Counting(PlainTokenizer):
 
 @pytest.fixture
 def vocabulary(engine: AsyncLLM) -> Vocabulary:
-    """That of the built-in model, with marks."""
+    """The built-in model's tokenizer, with marks."""
     known = engine.llm.tokenizer
     assert known is not None
     backend = Tokenizer.from_str(known.backend_tokenizer.to_str())

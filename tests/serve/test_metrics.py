@@ -1,4 +1,4 @@
-"""What the server counts: by model and strategy, with few labels, and in a registry of its own."""
+"""Counts of the server: by model and strategy, with few labels, and in a registry of its own."""
 
 from __future__ import annotations
 
@@ -235,7 +235,7 @@ DASHBOARDS = (
     "vllm:time_to_first_token_seconds_count",
     "vllm:time_to_first_token_seconds_sum",
 )
-"""What the panels of vLLM's Grafana dashboards ask for, those of ``vllm:`` with ``model_name`` and ``engine``. Left out
+"""Metrics of the panels of vLLM's Grafana dashboards, those of ``vllm:`` with ``model_name`` and ``engine``. Left out
 is what a server without connectors, pictures, adapters and blocks on a GPU has nothing to tell of."""
 NOWHERE = ("none", "none", "4xx")
 BOUNDS = {

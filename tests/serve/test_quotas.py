@@ -1,4 +1,4 @@
-"""What one key does is bounded, and another key does not notice it."""
+"""One key's use is bounded, and another key does not notice it."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ from parlay.serve.ollama import route as ollama
 from parlay.serve.openai.chat import route as chat
 from parlay.serve.openai.completions import route as completions
 from parlay.serve.openai.responses import route as responses
-from parlay.serve.openai.responses.response_store import KeptResponses
+from parlay.serve.openai.responses.response_store import ResponseStore
 from parlay.serve.protocol.body import HEADER
 from parlay.serve.registry import Leases, Puller, Registry
 from parlay.serve.routes import health, models, page, tokens
@@ -94,7 +94,7 @@ def create_app(
     app.state.observers = [app.state.recorder.finished, log_request, *observers]
     app.state.gate = Gate(settings)
     app.state.ignored_before = set()
-    app.state.kept_responses = KeptResponses(settings.responses_kept)
+    app.state.response_store = ResponseStore(settings.responses_kept)
     app.state.workers = Workers(settings.retry_after)
     _add_routes(app, None if pulled is None else Puller(registry, pulled))
     _add_middleware(app, settings)
@@ -144,7 +144,7 @@ async def shut_down(app: FastAPI, *, at_once: bool = False) -> None:
 
 
 def _add_routes(app: FastAPI, puller: Puller | None) -> None:
-    """They are looked through in this order, so what is asked most comes first."""
+    """Add the operations, the ones with most requests first, because paths are tried in this order."""
     registry, settings = app.state.registry, app.state.settings
     lock = [Depends(HTTPBearer(auto_error=False, description="an API key"))] if settings.keys else []
     statuses = [500, *([403] if settings.hosts else []), *([401] if settings.keys else [])]

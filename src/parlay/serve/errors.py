@@ -21,7 +21,7 @@ _SHOWN = 200  # characters of a name that the client sent and that its error rep
 
 
 class ErrorDetail(BaseModel):
-    """What went wrong, in one line; the field that is to blame; a word for programs."""
+    """A failure: its message in one line, the field that is to blame, and a word for programs."""
 
     message: str
     type: str
@@ -208,12 +208,12 @@ def _shorten(text: str) -> str:
 def install(app: FastAPI, retry_after: int) -> None:
     """Answer every exception in one shape. What is a bug keeps its traceback for the log and out of the answer."""
 
-    async def told(request: Request, error: Exception) -> Response:
+    async def answer(request: Request, error: Exception) -> Response:
         paths: Mapping[str, str] = request.scope.get("state", {}).get("spelled", {})
         return convert(error, retry_after).as_sent(paths).response(request.url.path)
 
     for kind in (ApiError, RequestValidationError, HTTPException, Busy, Closed, ParlayError, Exception):
-        app.add_exception_handler(kind, told)
+        app.add_exception_handler(kind, answer)
 
 
 def convert(error: Exception, retry_after: int = 1) -> ApiError:

@@ -27,7 +27,7 @@ _FORM = "structured_outputs"
 OPTIONS = "options"
 """Where Ollama keeps what others have at the top."""
 MOST_FIELDS = 256
-"""Of any object that has fields of ours: all of them are looked at."""
+"""Most fields of any object that has fields of ours, because all of them are looked at."""
 
 
 Paths = dict[str, str]

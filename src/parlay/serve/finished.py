@@ -21,7 +21,7 @@ class Finished:
     seconds_to_first: float
     """Until the first token."""
     client_id: str | None = None
-    """What the client calls the request, in the header ``X-Request-Id``."""
+    """The client's name for the request, in the header ``X-Request-Id``."""
     trace_parent: str | None = None
     """The client's place in a trace, in the header ``traceparent``."""
     owner: str = ""
@@ -50,7 +50,7 @@ class Finished:
 
     @property
     def tokens(self) -> int:
-        """Of all samples."""
+        """Tokens of all samples."""
         return sum(len(sample.token_ids) for sample in self.output.outputs)
 
     @property

@@ -141,7 +141,7 @@ class HostedModel:
         return stats is not None and stats.waiting + stats.running > 0
 
     def arrive(self, llm: AsyncLLM) -> None:
-        """It has been loaded: waiting requests get it."""
+        """Note that it has been loaded, and give it to waiting requests."""
         self.served = Served(self.name, llm)
         self.max_model_len = self.served.max_model_len
         self.used = time.monotonic()
@@ -152,7 +152,7 @@ class HostedModel:
                 arrival.set_result(self.served)
 
     def fail(self, error: ApiError, seconds: float) -> None:
-        """It can't be loaded. Requests for it in the next ``seconds`` get the same error, without another attempt."""
+        """Note that loading failed. Requests in the next ``seconds`` get the same error without another attempt."""
         self._failure = (time.monotonic() + seconds, error)
         while self._arrivals:
             arrival = self._arrivals.popleft()

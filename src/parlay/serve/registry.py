@@ -61,7 +61,7 @@ class Registry:
 
     @property
     def loaded(self) -> list[Served]:
-        """Those that are in memory now."""
+        """Models that are in memory now."""
         return [model.served for model in self if model.served is not None]
 
     def add(self, name: str, source: AsyncLLM | Loader) -> HostedModel:

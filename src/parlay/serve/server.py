@@ -73,7 +73,7 @@ class Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """As uvicorn does, but signals stay without effect afterwards: in a process that ends one adds a traceback."""
+        """Take signals as uvicorn does, but without effect afterwards: at a process's end one adds a traceback."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return

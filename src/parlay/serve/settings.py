@@ -1,4 +1,4 @@
-"""What a server allows, as plain data."""
+"""Limits, keys and flags of a server, as plain data."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class KeyLimits:
                 raise ValueError(f"{name} of a key must be at least 1, got {value}")
 
     def but(self, words: list[str]) -> KeyLimits:
-        """These limits with changes, each as ``name=number``. Raises ValueError."""
+        """Return a copy with changes, each as ``name=number``. Raises ValueError."""
         changes: dict[str, Any] = {}
         for word in words:
             name, equals, number = word.partition("=")

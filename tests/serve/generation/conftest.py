@@ -1,4 +1,4 @@
-"""What the tests of generation share: requests and their answers, what the Python API says, and the official client."""
+"""Parts that the tests of generation share: requests and answers, the Python API's answers, the official client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What clients send that can't be installed beside the server, asked of it as they ask.
+"""Requests of clients that can't be installed beside the server, sent as they send them.
 
 `client_requests.json` holds bodies of their requests as `parlay serve --log-prompts` logs them, with texts of our own;
 those of lm-eval and what Open WebUI asks follow their sources.
@@ -27,7 +27,7 @@ LAST = {
     "/api/chat": '"done":true',
     "/api/generate": '"done":true',
 }
-"""What the end of a stream says."""
+"""Fields at the end of a stream."""
 TEXT = {
     "/v1/chat/completions": lambda told: told["choices"][0]["message"],
     "/v1/completions": lambda told: told["choices"][0]["text"],
@@ -53,7 +53,7 @@ def test_what_it_sends_is_answered(client: TestClient, name: str) -> None:
 
 
 def test_open_webui_finds_models_as_those_of_ollama_and_chats_with_them(client: TestClient) -> None:
-    """It knows a model by the name in the list alone, and puts `:latest` behind a name without a colon."""
+    """Ollama's client knows a model by the name in the list alone, and puts `:latest` behind a name without a colon."""
     assert client.get("/api/version").json()["version"]
     (listed,) = client.get("/api/tags").json()["models"]
     (loaded,) = client.get("/api/ps").json()["models"]

@@ -16,7 +16,7 @@ from starlette.testclient import TestClient
 from parlay.serve.chat.answers import Arguments, Begin, Text, Thought
 from parlay.serve.chat.request import ChatMessage
 from parlay.serve.openai.responses.items import ItemWriter
-from parlay.serve.openai.responses.response_store import Kept, KeptResponses
+from parlay.serve.openai.responses.response_store import ResponseStore, StoredResponse
 from parlay.serve.openai.responses.to_request import joined
 
 Serve = Callable[[FastAPI], AbstractContextManager[str]]
@@ -224,18 +224,18 @@ def test_items_of_one_answer_are_one_message() -> None:
 
 
 def test_what_is_kept_is_bounded_in_bytes() -> None:
-    kept = KeptResponses(100, most_bytes=3000)
+    kept = ResponseStore(100, most_bytes=3000)
     for number in range(10):
-        kept.put("me", str(number), Kept({"text": "x" * 900}, (), ()))
+        kept.put("me", str(number), StoredResponse({"text": "x" * 900}, (), ()))
     assert [number for number in range(10) if kept.get("me", str(number))] == [7, 8, 9]
-    kept.put("me", "large", Kept({"text": "x" * 4000}, (), ()))
+    kept.put("me", "large", StoredResponse({"text": "x" * 4000}, (), ()))
     assert kept.get("me", "large") is None
 
 
 def test_of_all_owners_the_one_that_keeps_most_loses_its_oldest() -> None:
-    kept = KeptResponses(100, most_bytes=3000, in_all=3000)
+    kept = ResponseStore(100, most_bytes=3000, in_all=3000)
     for owner, number in (("modest", 0), ("greedy", 0), ("greedy", 1), ("greedy", 2)):
-        kept.put(owner, str(number), Kept({"text": "x" * 900}, (), ()))
+        kept.put(owner, str(number), StoredResponse({"text": "x" * 900}, (), ()))
     assert [kept.get("greedy", str(number)) is not None for number in range(3)] == [False, True, True]
     assert kept.get("modest", "0") is not None
 

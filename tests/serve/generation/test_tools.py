@@ -340,7 +340,7 @@ def test_a_call_in_a_reply_and_in_its_chunks(engine: AsyncLLM) -> None:
 
     async def decode() -> tuple[list[Any], RequestOutput]:
         stream, told = await engine.submit(job), ChatChunks(job, shape, StreamUsage())
-        return [chunk async for event in stream for chunk in told.tell(0, event)], stream.output
+        return [chunk async for event in stream for chunk in told.add(0, event)], stream.output
 
     chunks, output = asyncio.run(decode())
     assert output.outputs[0].text == CALL

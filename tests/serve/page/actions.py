@@ -1,4 +1,4 @@
-"""What a visitor of the page does, and looks at."""
+"""Actions of a visitor of the page, and what the visitor looks at."""
 
 from __future__ import annotations
 
@@ -36,5 +36,5 @@ def answers(page: Page) -> Locator:
 
 
 def said(page: Page) -> list[str]:
-    """What is shown of a conversation, in turn."""
+    """Texts of a conversation that are shown, in turn."""
     return [text.strip() for text in page.locator(".said, .assistant .body").all_inner_texts()]

@@ -76,7 +76,7 @@ parlay_cache_room_tokens{{model="m"}} 1000.0
 
 @dataclass(slots=True)
 class Fake:
-    """What the server was asked, and how it is to behave.
+    """Requests that the server got, and how it is to behave.
 
     ``chat``: whether its model has a chat template. It says what can be chosen once ``ready`` is set.
     """

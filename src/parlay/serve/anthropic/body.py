@@ -38,7 +38,7 @@ class ToolUse(Body):
 
 
 class ToolResult(Body):
-    """What the tool answered; with ``is_error`` the model is told that it failed."""
+    """A tool's answer; with ``is_error`` the model reads that it failed."""
 
     type: Literal["tool_result"]
     tool_use_id: str
@@ -70,7 +70,7 @@ Block = Annotated[
 
 
 class MessageParam(Body):
-    """What one side said."""
+    """Text of one side of the conversation."""
 
     role: Literal["user", "assistant"]
     content: Annotated[
@@ -117,7 +117,7 @@ class OutputConfig(Body):
 
 
 class CountBody(Body):
-    """What decides how many tokens a prompt has. Null is as good as absent."""
+    """The fields that decide how many tokens a prompt has. Null is as good as absent."""
 
     unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = {"container": (), "mcp_servers": ([],)}
 
@@ -131,7 +131,7 @@ class CountBody(Body):
     output_format: SchemaFormat | None = None
 
     def check(self) -> None:
-        """What no schema can say. Raises ApiError for fields that don't go together."""
+        """Check rules that no schema can say. Raises ApiError for fields that don't go together."""
         names = [tool.name for tool in self.tools or ()]
         for place, tool in enumerate(self.tools or ()):
             if tool.input_schema.get("type", "object") != "object":
@@ -158,7 +158,7 @@ class CountBody(Body):
 
     @property
     def answer_schema(self) -> dict[str, Any] | None:
-        """What the answer must keep to."""
+        """The schema that the answer must keep to."""
         own = self.output_config.format if self.output_config is not None else None
         wanted = own or self.output_format
         return wanted.schema_ if wanted is not None else None

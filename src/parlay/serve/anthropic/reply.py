@@ -43,7 +43,7 @@ class MessageReply(TypedDict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageShape:
-    """What all events of one answer have in common."""
+    """Facts that all events of one answer share."""
 
     model: str
     answers: AnswerShape
@@ -175,7 +175,7 @@ class MessageChunks:
         }
         return [{"type": "message_start", "message": message}, {"type": "ping"}]
 
-    def tell(self, place: int, event: StreamEvent) -> Sequence[Chunk]:
+    def add(self, place: int, event: StreamEvent) -> Sequence[Chunk]:
         del place  # there is one job
         deltas = self._reader.feed(event.text)
         if event.finish_reason is not None:

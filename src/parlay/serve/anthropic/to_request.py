@@ -9,7 +9,7 @@ from fastapi import Request
 from parlay.llm.input_processor import RequestOptions
 from parlay.serve.anthropic.body import CountBody, MessageParam, MessagesBody, Texts, Thinking, ToolResult, ToolUse
 from parlay.serve.chat.request import ChatMessage, ChatRequest, Function, PastCall
-from parlay.serve.protocol.body import TextPart, heed_extras
+from parlay.serve.protocol.body import TextPart, check_extras
 from parlay.serve.protocol.sampling_from_body import FieldNames, limited, refused, request_options
 from parlay.serve.settings import Settings
 from parlay.types import SamplingParams
@@ -28,7 +28,7 @@ _EFFORTS = {"xhigh": "high", "max": "high"}
 
 def messages_request(body: MessagesBody, request: Request, settings: Settings) -> ChatRequest:
     """Raises ApiError for a body that can't be used."""
-    heed_extras(body, request, settings)
+    check_extras(body, request, settings)
     body.check()
     options = request_options(request, strategy=body.strategy, exactness=body.exactness)
     return _chat(body, _params(body, settings), options)
@@ -36,7 +36,7 @@ def messages_request(body: MessagesBody, request: Request, settings: Settings) -
 
 def count_request(body: CountBody, request: Request, settings: Settings) -> ChatRequest:
     """The same for a prompt that is only counted."""
-    heed_extras(body, request, settings)
+    check_extras(body, request, settings)
     body.check()
     return _chat(body, SamplingParams(max_tokens=1), RequestOptions())
 
@@ -83,10 +83,10 @@ def _messages(body: CountBody) -> Iterator[ChatMessage]:
     if body.system:
         yield ChatMessage(role="system", content=_joined(body.system, "\n\n"))
     for turn in body.messages:
-        yield from _said(turn)
+        yield from _side(turn)
 
 
-def _said(turn: MessageParam) -> Iterator[ChatMessage]:
+def _side(turn: MessageParam) -> Iterator[ChatMessage]:
     """Results of tools stand before what is said beside them."""
     blocks = turn.blocks
     results = [block for block in blocks if isinstance(block, ToolResult)]

@@ -53,7 +53,7 @@ class ThoughtReader:
         return thought, self._answer() if self._state == self._answer else ""
 
     def finish(self) -> tuple[str, str]:
-        """What is left when the answer is over."""
+        """Return the rest when the answer is over."""
         rest, self._buffer = self._buffer, ""
         if self._state == self._think:
             return rest.rstrip(), ""
@@ -100,7 +100,7 @@ Delta = Thought | Text | Begin | Arguments
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerShape:
-    """What the answers to one request may hold. ``calls`` None: there are none to be read; for the rest see
+    """The parts that answers to one request may have. ``calls`` None: there are none to be read; for the rest see
     `call_reader`.
     """
 
@@ -138,7 +138,7 @@ class AnswerReader:
         return self._read(text) if self._thoughts is None else self._both(*self._thoughts.feed(text))
 
     def finish(self) -> list[Delta]:
-        """What is left when the answer is over."""
+        """Return the rest when the answer is over."""
         left = [] if self._thoughts is None else self._both(*self._thoughts.finish())
         return left if self._calls is None else [*left, *self._calls.finish()]
 

@@ -20,7 +20,7 @@ class CallFormat:
     """
 
     mark: str
-    """What the chat templates of the family hold."""
+    """A text that the family's chat templates contain."""
     begin: str
     end: str
     arguments: str
@@ -96,12 +96,12 @@ class CallScanner(ABC):
         return self._calls > 0
 
     def feed(self, text: str) -> list[Delta]:
-        """What is certain now."""
+        """Read more text; return the parts that are certain now."""
         self._buffer += text
         return list(self._run())
 
     def finish(self) -> list[Delta]:
-        """What is left when the answer is over."""
+        """Return the rest when the answer is over."""
         rest, self._buffer = self._buffer, ""
         between = self.found and not rest.strip()
         return [] if not rest or between or self._cut_off(rest) else [Text(rest)]
@@ -130,7 +130,7 @@ class CallScanner(ABC):
 
     @abstractmethod
     def _read_head(self) -> Iterator[Delta]:
-        """What begins with the mark, up to the arguments."""
+        """Read from the mark up to the arguments."""
 
     @abstractmethod
     def _cut_off(self, rest: str) -> bool:

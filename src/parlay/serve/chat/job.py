@@ -24,7 +24,7 @@ from parlay.types import SamplingParams, StructuredOutputsParams
 
 @dataclass(frozen=True, slots=True)
 class AnswerForm:
-    """What an answer may be: the form it is held to, and how the calls in it are written (None: it has none).
+    """The form that an answer must have, and how the calls in it are written (None: it has none).
 
     ``field`` is where the body asks for the form.
     """

@@ -1,1 +1,1 @@
-"""What protects the server: API keys, limits of connections, bodies and requests, quotas."""
+"""Protection of the server: API keys, limits of connections, bodies and requests, quotas."""

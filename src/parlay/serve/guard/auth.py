@@ -49,17 +49,17 @@ class Guard:
         """The digest of the request's key. Raises ApiError where one is due and none of ours is there."""
         if not self._digests:
             return ""
-        given = _given(Headers(scope=scope))
+        sent = _key_digest(Headers(scope=scope))
         # All are compared, each in constant time, so that the time taken says nothing.
-        if sum([hmac.compare_digest(given, digest) for digest in self._digests]):
-            return given
+        if sum([hmac.compare_digest(sent, digest) for digest in self._digests]):
+            return sent
         if scope["path"] in OPEN or scope["path"].startswith(_PAGE):
             return ""
         message = "a valid API key is needed: send it as 'Authorization: Bearer KEY'"
         raise ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
 
 
-def _given(headers: Headers) -> str:
+def _key_digest(headers: Headers) -> str:
     """The digest of the key in a request, as OpenAI's and Ollama's clients send it, or Anthropic's."""
     scheme, _, key = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer":

@@ -18,7 +18,7 @@ from parlay.serve.errors import ApiError
 MOST_CONTAINERS = 2**15
 MOST_STRINGS = 2**15
 MOST_VALUES = 2**18
-"""Of a body: lists and objects; strings, names of fields among them; values in all. To read so many, and to look
+"""Most lists and objects of a body, strings with names of fields, and values in all. To read so many, and to look
 whether they are what they should be, takes some 50 ms, in which the server answers nobody. What merely looks like
 them inside a text counts too: only bytes are looked at."""
 MOST_LEVELS = 200

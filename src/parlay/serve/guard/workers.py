@@ -79,7 +79,7 @@ class Workers:
         self._heavy = ThreadPoolExecutor(_HEAVY_THREADS, "parlay-heavy")
 
     async def call(self, request: Request, function: Callable[[], T], *, heavy: bool = False) -> T:
-        """What the function, which prepares the request, returns or raises.
+        """Return or raise what the function does, which prepares the request.
 
         The work of a large body is heavy in any case. Raises ApiError where too many of the owner's requests wait.
         """

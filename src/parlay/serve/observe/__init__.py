@@ -1,1 +1,1 @@
-"""What operators see: metrics, access log, traces, recordings."""
+"""Observation by operators: metrics, access log, traces, recordings."""

@@ -35,11 +35,11 @@ def log_request(request: Finished) -> None:
     """A line at level info, with numbers and names and nothing of the text."""
     if not logger.isEnabledFor(logging.INFO):
         return
-    told = _told(request)
-    logger.info("%s", " ".join(f"{name}={value}" for name, value in told.items()), extra={"request": told})
+    entry = _fields(request)
+    logger.info("%s", " ".join(f"{name}={value}" for name, value in entry.items()), extra={"request": entry})
 
 
-def _told(request: Finished) -> dict[str, str | int | float | None]:
+def _fields(request: Finished) -> dict[str, str | int | float | None]:
     first = request.output.outputs[0]
     return {
         "id": request.output.request_id,

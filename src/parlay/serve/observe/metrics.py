@@ -1,4 +1,4 @@
-"""What the server counts, for Prometheus: under vLLM's names, so that its dashboards show a Parlay server, and under
+"""Counters and histograms for Prometheus: under vLLM's names, so that its dashboards show a Parlay server, and under
 Parlay's own where vLLM counts no such thing. Every server has a registry of its own.
 """
 
@@ -274,7 +274,7 @@ _READINGS: tuple[tuple[_Family, str, str, Callable[[EngineStats], float]], ...] 
 
 
 def _states(stats: Mapping[str, EngineStats]) -> Iterator[Metric]:
-    """What vLLM tells of its engines by label. None sleeps or defers here."""
+    """Yield states that vLLM reports by label. No engine sleeps or defers here."""
     waiting = GaugeMetricFamily(
         "vllm:num_requests_waiting_by_reason", "Samples that wait, by what for.", labels=(*_OF_VLLM, "reason")
     )
@@ -304,7 +304,7 @@ def _steps(stats: Mapping[str, EngineStats]) -> HistogramMetricFamily:
 
 
 class _Audits(Collector):
-    """What audits of lossy answers have found, for each loaded model and each cascade.
+    """Results of audits of lossy answers, for each loaded model and each cascade.
 
     A gate in several certificates counts once. Counts are those of the certificates' files, so they go on after a
     restart.

@@ -78,7 +78,7 @@ class OllamaBody(Body):
 
     @property
     def answer_schema(self) -> dict[str, Any] | None:
-        """What the answer must keep to."""
+        """The schema that the answer must keep to."""
         if self.format == "json":
             return {"type": "object"}
         return self.format if isinstance(self.format, dict) else None

@@ -20,7 +20,7 @@ _FOREVER = "9999-12-31T23:59:59Z"
 
 
 def digest_of(name: str) -> str:
-    """Of a model whose files are not known here."""
+    """A digest for a model whose files are not known here."""
     return hashlib.sha256(name.encode()).hexdigest()
 
 
@@ -49,7 +49,7 @@ def _details(facts: ModelFacts | None) -> dict[str, Any]:
 
 
 def _spelled(parameters: int) -> str:
-    """As Ollama does: ``134.52M``, ``7.6B``."""
+    """Write a count in Ollama's manner: ``134.52M``, ``7.6B``."""
     return f"{parameters / 1e9:.1f}B" if parameters >= 1e9 else f"{parameters / 1e6:.2f}M"
 
 

@@ -21,7 +21,7 @@ from parlay.serve.guard.reading import BodyRoute
 from parlay.serve.hosted import HostedModel
 from parlay.serve.ollama.body import ModelBody, PullBody
 from parlay.serve.ollama.models_reply import described, digest_of, listed, running, shown
-from parlay.serve.protocol.body import heed_extras
+from parlay.serve.protocol.body import check_extras
 from parlay.serve.registry import Puller, Registry
 from parlay.serve.settings import Settings
 from parlay.types import ParlayError
@@ -60,9 +60,9 @@ def _add_lists(routes: APIRouter, registry: Registry, settings: Settings) -> Non
 def _add_show(routes: APIRouter, registry: Registry, settings: Settings) -> None:
     @routes.post("/show", summary="Tell of one model", responses=_FAILURES)
     async def ollama_show(body: ModelBody, request: Request) -> dict[str, Any]:
-        heed_extras(body, request, settings)
+        check_extras(body, request, settings)
         model = registry.get(body.model or body.name)
-        told = described(model.served) if model.served is not None else await _told_by_files(model)
+        told = described(model.served) if model.served is not None else await _described_by_files(model)
         if told is None:
             told = described(await registry.use(model.name, request))
         return shown(model, await _facts_of(model), told)
@@ -71,7 +71,7 @@ def _add_show(routes: APIRouter, registry: Registry, settings: Settings) -> None
 def _add_pull(routes: APIRouter, puller: Puller | None, settings: Settings) -> None:
     @routes.post("/pull", summary="Bring a model to this machine", responses=_FAILURES, response_class=JSONResponse)
     async def ollama_pull(body: PullBody, request: Request) -> Response:
-        heed_extras(body, request, settings)
+        check_extras(body, request, settings)
         name = body.model or body.name
         if puller is None:
             message = "this server brings no models to its machine: whoever runs it can allow it by --allow-pull"
@@ -90,11 +90,11 @@ async def _lines(puller: Puller, name: str) -> AsyncIterator[bytes]:
     loop = asyncio.get_running_loop()
     digest = digest_of(name)
 
-    def tell(done: int, size: int) -> None:
+    def report(done: int, size: int) -> None:
         line = {"status": f"pulling {name}", "digest": digest, "total": size, "completed": done}
         loop.call_soon_threadsafe(news.put_nowait, _line(line))
 
-    pulling = asyncio.create_task(puller.pull(name, _sparsely(tell)))
+    pulling = asyncio.create_task(puller.pull(name, _sparsely(report)))
     pulling.add_done_callback(lambda _: news.put_nowait(None))
     yield _line({"status": "pulling manifest"})
     while (line := await news.get()) is not None:
@@ -128,7 +128,7 @@ async def _facts_of(model: HostedModel) -> ModelFacts | None:
     return await _read_files(model, read_facts)
 
 
-async def _told_by_files(model: HostedModel) -> Description | None:
+async def _described_by_files(model: HostedModel) -> Description | None:
     """The same of what can be told of a model that is not loaded."""
     return await _read_files(model, describe)
 

@@ -24,7 +24,7 @@ _NANOSECONDS = 1_000_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OllamaShape:
-    """What all lines of one answer have in common. ``kind`` is the operation that answers."""
+    """Facts that all lines of one answer share. ``kind`` is the operation that answers."""
 
     model: str
     kind: Literal["chat", "generate"]
@@ -140,7 +140,7 @@ class OllamaChunks:
     def opening(self) -> Sequence[Chunk]:
         return []
 
-    def tell(self, place: int, event: StreamEvent) -> Sequence[Chunk]:
+    def add(self, place: int, event: StreamEvent) -> Sequence[Chunk]:
         del place  # there is one job
         over = event.finish_reason is not None
         deltas = self._reader.feed(event.text)

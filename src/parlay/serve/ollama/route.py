@@ -27,7 +27,7 @@ from parlay.serve.ollama.to_request import (
 )
 from parlay.serve.openai.fill_in_the_middle import infill_prompt
 from parlay.serve.protocol.answering import answer_streamed, answer_whole, in_thread
-from parlay.serve.protocol.body import heed_extras, note_ignored
+from parlay.serve.protocol.body import check_extras, note_ignored
 from parlay.serve.protocol.logprobs import Speller
 from parlay.serve.protocol.running import make_run
 from parlay.serve.protocol.sampling_from_body import FieldNames, prepare, request_options
@@ -52,7 +52,7 @@ def router(registry: Registry, settings: Settings) -> APIRouter:
     @routes.post("/chat", summary="Answer in a conversation", responses=_ANSWERS, response_class=JSONResponse)
     async def ollama_chat(body: OllamaChatBody, request: Request) -> Response:
         def make(served: Served) -> ChatJob:
-            heed_extras(body, request, settings)
+            check_extras(body, request, settings)
             return _chat(served, ollama_chat_request(body, request, settings), request, settings, CHAT_NAMES)
 
         heavy = bool(body.tools) or body.answer_schema is not None
@@ -62,7 +62,7 @@ def router(registry: Registry, settings: Settings) -> APIRouter:
     @routes.post("/generate", summary="Answer a prompt", responses=_ANSWERS, response_class=JSONResponse)
     async def ollama_generate(body: GenerateBody, request: Request) -> Response:
         def make(served: Served) -> ChatJob:
-            heed_extras(body, request, settings)
+            check_extras(body, request, settings)
             if body.raw or body.suffix is not None or not chat_template(served):
                 return _plain(served, body, request, settings)
             return _chat(served, generate_request(body, request, settings), request, settings, GENERATE_NAMES)

@@ -15,7 +15,7 @@ from parlay.types import FinishReason, TokenLogprobs
 
 
 class ReplyShape(Protocol):
-    """What all replies to one request have in common."""
+    """Facts that all replies to one request share."""
 
     @property
     def id(self) -> str: ...
@@ -51,7 +51,7 @@ class OpenAIChunks(ABC):
         more = self._running.now() if self._running is not None else {}
         return [{"choices": [choice], **more} for choice in self._first_choices()]
 
-    def tell(self, place: int, event: StreamEvent) -> Sequence[Chunk]:
+    def add(self, place: int, event: StreamEvent) -> Sequence[Chunk]:
         more = self._running.after(event) if self._running is not None else {}
         choice = self._choice(place, event)
         if event.output is not None:

@@ -1,1 +1,1 @@
-"""What the protocols share: fields, running a job, streaming, usage, log-probabilities."""
+"""Parts that the protocols share: fields, running a job, streaming, usage, log-probabilities."""

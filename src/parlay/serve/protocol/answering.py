@@ -33,7 +33,7 @@ class Frames(Protocol):
 
     @property
     def end(self) -> bytes:
-        """What follows the last chunk of a stream that ended well."""
+        """Bytes after the last chunk of a stream that ended well."""
         ...
 
     def encode(self, chunk: Chunk) -> bytes: ...
@@ -76,17 +76,17 @@ class LineFrames:
 
 
 class Chunks(Protocol):
-    """What a stream tells of its events."""
+    """Makes a stream's chunks of its events."""
 
     @property
     def frames(self) -> Frames: ...
 
     def opening(self) -> Sequence[Chunk]:
-        """Those that come before anything is decoded."""
+        """Chunks to send before anything is decoded."""
         ...
 
-    def tell(self, place: int, event: StreamEvent) -> Sequence[Chunk]:
-        """Those of an event of the job at ``place``. The last of them all carries what is known of the whole."""
+    def add(self, place: int, event: StreamEvent) -> Sequence[Chunk]:
+        """Chunks for an event of the job at ``place``. The last chunk carries the facts of the whole request."""
         ...
 
     def failure(self, error: ApiError) -> Sequence[Chunk]:
@@ -117,13 +117,13 @@ async def _lines(run: Run, chunks: Chunks) -> AsyncGenerator[bytes]:
     frames = chunks.frames
     lines = [frames.encode(chunk) for chunk in chunks.opening()]
     try:
-        while not run.told:
+        while not run.finished:
             if lines:
                 yield b"".join(lines)
                 lines = []
             for place, event in await run.news():
-                run.heed(place, event)
-                lines += [frames.encode(chunk) for chunk in chunks.tell(place, event)]
+                run.note(place, event)
+                lines += [frames.encode(chunk) for chunk in chunks.add(place, event)]
         lines.append(frames.end)
     except Exception as error:
         if not isinstance(error, ApiError | ParlayError):
@@ -143,7 +143,7 @@ async def read(request: Request, reader: Callable[[], T]) -> T:
 
 
 async def in_thread(request: Request, prepare: Callable[[], T], *, heavy: bool) -> T:
-    """What ``prepare`` returns or raises, called in a thread: encoding takes time, compiling a form is ``heavy``.
+    """Call ``prepare`` in a thread: encoding takes time, compiling a form is ``heavy``.
 
     Raises ApiError.
     """
@@ -170,7 +170,7 @@ async def _finish(run: Run) -> list[RequestOutput]:
 
 
 async def answer_streamed(request: Request, run: Run, chunks: Chunks) -> Response:
-    """What can't run is refused before the stream begins. Raises ApiError, Busy and Closed."""
+    """Start the run and stream it. Raises ApiError, Busy and Closed before the stream begins."""
     await run.start()
     return EventStream(run, chunks, ignored_header(request))
 

@@ -1,4 +1,4 @@
-"""What all bodies share: the sampling fields, strictness, and fields that have no effect or are refused by name."""
+"""Parts that all bodies share: sampling fields, strictness, fields that have no effect or are refused by name."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MOST_BIASES = 4096
 
 
 class Body(BaseModel):
-    """A JSON object: a field of the wrong type is an error; one that is not declared is left to `heed_extras`.
+    """A JSON object: a field of the wrong type is an error; one that is not declared is left to `check_extras`.
 
     ``unsupported`` names fields that would change the answer and can't be honoured, with the values that ask for
     nothing.
@@ -261,7 +261,7 @@ class GenerationBody(Body):
         return self._spelled
 
     def check(self) -> None:
-        """What no schema can say. Raises ApiError for fields that don't go together. Called once the model is known."""
+        """Check rules that no schema can say, once the model is known. Raises ApiError for fields that don't match."""
         if self.seed is not None and self.seed not in SEEDS:
             raise conflict("seed must be a number of 64 bits", "seed")
         if self.truncate_prompt_tokens == 0:
@@ -303,7 +303,7 @@ _MOST = 20
 _LONGEST = 100  # characters of a path
 
 
-def heed_extras(body: Body, request: Request, settings: Settings) -> None:
+def check_extras(body: Body, request: Request, settings: Settings) -> None:
     """Note which fields of the body have no effect, for the reply's header and the log, and how it calls the others.
 
     Raises ApiError for one that would change the answer and can't be honoured; where the server is strict, for each.

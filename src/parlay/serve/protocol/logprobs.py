@@ -119,7 +119,7 @@ class CompletionLogprobs(TypedDict):
 
 
 def entries(sample: CompletionOutput) -> tuple[TokenLogprobs, ...]:
-    """Those of its tokens; none where the request wants none."""
+    """Log-probabilities of a sample's tokens; none where the request wants none."""
     return sample.logprobs.entries if sample.logprobs is not None else ()
 
 

@@ -43,7 +43,7 @@ class Run:
 
     served: Served
     jobs: Sequence[Job]
-    tell: Callable[[Finished], None]
+    observe: Callable[[Finished], None]
     """Called with each finished job."""
     timeout: float | None
     names: FieldNames
@@ -86,12 +86,12 @@ class Run:
         return outputs
 
     @property
-    def told(self) -> bool:
-        """Whether `heed` has seen the end of every job."""
+    def finished(self) -> bool:
+        """Whether `note` has seen the end of every job."""
         return len(self._recorded) == len(self.jobs)
 
     async def news(self) -> News:
-        """What steps have added since the last call, all of it; not for jobs that have been told to their end.
+        """Wait for events since the last call, and return all of them. Not for jobs whose last event has been noted.
 
         Raises ApiError for a job that can't go on.
         """
@@ -103,7 +103,7 @@ class Run:
             await self._wake_event.wait()
         return found
 
-    def heed(self, place: int, event: StreamEvent) -> None:
+    def note(self, place: int, event: StreamEvent) -> None:
         """Note an event before it is sent. Raises ApiError for a sample that failed or was ended early."""
         if place not in self._firsts and event.token_ids:
             self._firsts[place] = self._seconds
@@ -134,7 +134,7 @@ class Run:
         decoding = max(sample.metrics.seconds - sample.metrics.prefill_seconds for sample in output.outputs)
         first = self._firsts.get(place, max(0.0, seconds - decoding))
         asked = self.jobs[place].samples[0].request
-        self.tell(
+        self.observe(
             Finished(
                 model=self.served.name,
                 output=output,
@@ -174,7 +174,7 @@ def make_run(served: Served, jobs: Sequence[Job], names: FieldNames, request: Re
     return Run(
         served,
         jobs,
-        partial(_tell, state.observers),
+        partial(_observe, state.observers),
         settings.request_timeout,
         names,
         partial(state.gate.quotas.charge, tenant(request)),
@@ -183,14 +183,14 @@ def make_run(served: Served, jobs: Sequence[Job], names: FieldNames, request: Re
     )
 
 
-def _tell(observers: Sequence[Observer], finished: Finished) -> None:
+def _observe(observers: Sequence[Observer], finished: Finished) -> None:
     for observer in observers:
         observer(finished)
 
 
-def _client_id(given: str | None) -> str | None:
+def _client_id(sent: str | None) -> str | None:
     """The id that the client gave; None if it can't stand in a line of a log."""
-    return given if given and given.isprintable() and len(given) <= _LONGEST_ID else None
+    return sent if sent and sent.isprintable() and len(sent) <= _LONGEST_ID else None
 
 
 async def while_client_waits(request: Request, work: Coroutine[Any, Any, T]) -> T:

@@ -49,7 +49,7 @@ def read_strategy(text: str) -> StrategySpec:
 
 
 def read_exactness(text: str) -> Allowed:
-    """What a request allows. Raises ApiError for what says nothing."""
+    """Read what a request allows. Raises ApiError for a text that can't be read."""
     try:
         return allowed_by(text)
     except UsageError as error:

@@ -1,4 +1,4 @@
-"""What a request used: OpenAI's usage, per-request speculation metrics in vLLM's shape, and Parlay's own summary."""
+"""Counts of a request: OpenAI's usage, per-request speculation metrics in vLLM's shape, and Parlay's own summary."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Speculation(TypedDict):
 
 
 class RoutedDrafter(TypedDict):
-    """What a router did with one drafter: steps in which it was asked, and those in which its draft was verified,
+    """A router's record of one drafter: steps in which it was asked, and those in which its draft was verified,
     ``trials`` among them. Tokens and seconds of its proposals as expected and as they came.
     """
 
@@ -76,7 +76,7 @@ class LifeStretch(TypedDict):
 
 
 class Routing(TypedDict):
-    """What was chosen for a sample, when, and why. ``kind`` is what the request was taken to ask for.
+    """A router's choices for a sample, when and why. ``kind`` is what the request was taken to ask for.
 
     ``power`` is what the machine was taken to draw, where that counted.
     """

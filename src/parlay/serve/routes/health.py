@@ -59,7 +59,7 @@ _TEXT: dict[int | str, dict[str, Any]] = {
 
 
 def router(registry: Registry, settings: Settings, gate: Gate) -> APIRouter:
-    """What anyone may ask; none of it tells of requests."""
+    """Operations that anyone may call; none of them tells of requests."""
     routes = APIRouter(tags=["server"])
 
     @routes.head("/ping", include_in_schema=False)
@@ -88,7 +88,7 @@ def router(registry: Registry, settings: Settings, gate: Gate) -> APIRouter:
 
 
 def guarded(recorder: Recorder, gate: Gate) -> APIRouter:
-    """What takes a key where there are keys."""
+    """Operations that need a key where there are keys."""
     routes = APIRouter(tags=["server"])
 
     @routes.get("/metrics", summary="Counts and times for Prometheus", responses=_TEXT, response_class=Response)

@@ -96,7 +96,7 @@ def router(registry: Registry) -> APIRouter:
 
 
 def _bound(registry: Registry) -> dict[str, Any]:
-    """What the document adds to the body's schema: the largest id that every model knows, as far as they are loaded."""
+    """Addition to the body's schema in the document: the largest id that every loaded model knows."""
     size = min((served.spec.vocab_size for served in registry.loaded), default=INT_LIMIT)
     ids = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": size - 1}}
     schema = {"properties": {"tokens": ids}}

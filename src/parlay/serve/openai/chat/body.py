@@ -61,7 +61,7 @@ class AssistantMessage(Body):
 
 
 class ToolMessage(Body):
-    """What a tool answered."""
+    """A tool's answer."""
 
     role: Literal["tool"]
     content: Content
@@ -70,7 +70,7 @@ class ToolMessage(Body):
 
 
 class FunctionMessage(Body):
-    """What a function answered, in the shape before there were tools."""
+    """A function's answer, in the shape before there were tools."""
 
     role: Literal["function"]
     content: Content
@@ -265,7 +265,7 @@ class ChatBody(GenerationBody):
 
     @property
     def callable_functions(self) -> dict[str, FunctionDefinition]:
-        """Those that the answer may call, by where their parameters stand."""
+        """Functions that the answer may call, by the place of their parameters in the body."""
         if "none" in (self.tool_choice, self.function_call):
             return {}
         chosen = None if self._chosen is None else {name for _, name in self._chosen}

@@ -69,7 +69,7 @@ class ChatReply(TypedDict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatShape:
-    """What the replies to one request have in common."""
+    """Facts that the replies to one request share."""
 
     model: str
     speller: Speller

@@ -20,19 +20,19 @@ from parlay.serve.openai.chat.body import (
     ToolMessage,
     UserMessage,
 )
-from parlay.serve.protocol.body import heed_extras, text_of
+from parlay.serve.protocol.body import check_extras, text_of
 from parlay.serve.protocol.json_values import read_value
 from parlay.serve.protocol.sampling_from_body import FieldNames, body_options, sampling_params
 from parlay.serve.settings import Settings
 
 NAMES = FieldNames.of(ChatBody, "messages")
 _LEGACY_ID = "call_0"
-"""Of calls in the shape before there were tools, which have none."""
+"""The id of calls in the shape before there were tools, which have none."""
 
 
 def chat_request(body: ChatBody, request: Request, settings: Settings) -> ChatRequest:
     """Raises ApiError for a body that can't be used."""
-    heed_extras(body, request, settings)
+    check_extras(body, request, settings)
     body.check()
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     return ChatRequest(
@@ -58,7 +58,7 @@ def read_messages(body: ChatBody) -> tuple[ChatMessage, ...]:
 
 
 def read_functions(body: ChatBody) -> tuple[Function, ...]:
-    """Those that may be called."""
+    """Functions that may be called."""
     functions = body.callable_functions.items()
     return tuple(Function(one.name, one.description, one.parameters, field) for field, one in functions)
 

@@ -47,7 +47,7 @@ class CompletionReply(TypedDict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionShape:
-    """What the replies to one request have in common. ``echoes`` are the prompts' texts, if asked for."""
+    """Facts that the replies to one request share. ``echoes`` are the prompts' texts, if asked for."""
 
     model: str
     tokenizer: Tokenizer | None

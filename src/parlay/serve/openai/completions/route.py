@@ -19,7 +19,7 @@ from parlay.serve.openai.completions.body import DEFAULT_TOKENS, CompletionBody
 from parlay.serve.openai.completions.reply import CompletionChunks, CompletionReply, CompletionShape, completion_reply
 from parlay.serve.openai.fill_in_the_middle import infill_prompt
 from parlay.serve.protocol.answering import answer_streamed, answer_whole, described, in_thread, read
-from parlay.serve.protocol.body import heed_extras
+from parlay.serve.protocol.body import check_extras
 from parlay.serve.protocol.running import make_run
 from parlay.serve.protocol.sampling_from_body import (
     FieldNames,
@@ -89,13 +89,13 @@ class CompletionQuestion:
         ]
 
     def job(self, served: Served) -> Job:
-        """That of the first prompt."""
+        """Return the job of the first prompt."""
         return self.jobs(served)[0]
 
 
 def _read(body: CompletionBody, request: Request, settings: Settings) -> CompletionQuestion:
     """Raises ApiError for a body that can't be used."""
-    heed_extras(body, request, settings)
+    check_extras(body, request, settings)
     body.check()
     return CompletionQuestion(body, _params(body, settings), body_options(body, request), settings)
 

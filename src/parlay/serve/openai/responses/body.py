@@ -25,7 +25,7 @@ from parlay.serve.protocol.body import (
 from parlay.serve.protocol.json_values import WHOLE
 
 LOGPROBS = "message.output_text.logprobs"
-"""What ``include`` may ask for."""
+"""Values that ``include`` may have."""
 
 
 class InputText(Body):
@@ -61,7 +61,7 @@ def text_of(content: Content) -> str:
 
 
 class ItemBase(Body):
-    """What all items may carry. ``id`` and ``status`` of earlier answers have no effect."""
+    """Fields that all items may carry. ``id`` and ``status`` of earlier answers have no effect."""
 
     id: str | None = None
     status: str | None = None
@@ -83,7 +83,7 @@ class CallItem(ItemBase):
 
 
 class CallOutputItem(ItemBase):
-    """What a function answered."""
+    """A function's answer."""
 
     type: Literal["function_call_output"]
     call_id: str
@@ -258,7 +258,7 @@ class ResponsesBody(GenerationBody):
 
     @property
     def callable_tools(self) -> dict[str, FunctionTool]:
-        """Those that the answer may call, by where their parameters stand."""
+        """Functions that the answer may call, by the place of their parameters in the body."""
         if self.tool_choice == "none":
             return {}
         chosen = None if self._chosen is None else {name for _, name in self._chosen}

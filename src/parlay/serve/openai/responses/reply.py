@@ -38,7 +38,7 @@ class ResponseReply(TypedDict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseShape:
-    """What a response's states have in common. ``keep`` is called with the whole one."""
+    """Facts that a response's states share. ``keep`` is called with the whole one."""
 
     model: str
     body: ResponsesBody
@@ -141,7 +141,7 @@ class ResponseChunks:
         begun = [{"type": f"response.{word}", "response": state} for word in ("created", "in_progress")]
         return self._numbered(begun)
 
-    def tell(self, place: int, event: StreamEvent) -> Sequence[Chunk]:
+    def add(self, place: int, event: StreamEvent) -> Sequence[Chunk]:
         del place  # there is one job
         events = list(self._writer.take(self._reader.feed(event.text), self._logprobs(event)))
         if event.output is not None:

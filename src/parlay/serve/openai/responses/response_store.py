@@ -18,7 +18,7 @@ MOST_IN_ALL = 4 * MOST_BYTES
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class StoredResponse:
     """A response, the items that it answered, and the conversation up to its end."""
 
     reply: Mapping[str, Any]
@@ -32,7 +32,7 @@ class Kept:
         return len(to_json(self.reply)) + len(to_json(self.items)) + texts
 
 
-class KeptResponses:
+class ResponseStore:
     """Holds the ``most`` latest responses of each owner, if they fit. Threads may share it.
 
     Where all owners together have too much, the one with most bytes loses its oldest.
@@ -43,10 +43,10 @@ class KeptResponses:
         self._most_bytes = most_bytes
         self._in_all = in_all
         self._sizes: Counter[str] = Counter()
-        self._kept: dict[str, OrderedDict[str, tuple[Kept, int]]] = {}
+        self._kept: dict[str, OrderedDict[str, tuple[StoredResponse, int]]] = {}
         self._lock = threading.Lock()
 
-    def put(self, owner: str, id: str, kept: Kept) -> None:
+    def put(self, owner: str, id: str, kept: StoredResponse) -> None:
         """The oldest ones go where there is no room; one that is too large by itself is not kept."""
         size = kept.size
         if size > self._most_bytes or not self._most:
@@ -64,7 +64,7 @@ class KeptResponses:
         _, (_, size) = self._kept[owner].popitem(last=False)
         self._sizes[owner] -= size
 
-    def get(self, owner: str, id: str) -> Kept | None:
+    def get(self, owner: str, id: str) -> StoredResponse | None:
         with self._lock:
             found = self._kept.get(owner, OrderedDict()).get(id)
             return found[0] if found is not None else None

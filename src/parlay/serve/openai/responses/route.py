@@ -18,7 +18,7 @@ from parlay.serve.hosted import Served
 from parlay.serve.openai.chat.to_request import read_arguments
 from parlay.serve.openai.responses.body import ResponsesBody
 from parlay.serve.openai.responses.reply import ResponseChunks, ResponseReply, ResponseShape, whole_response
-from parlay.serve.openai.responses.response_store import Kept, KeptResponses
+from parlay.serve.openai.responses.response_store import ResponseStore, StoredResponse
 from parlay.serve.openai.responses.to_request import NAMES, joined, read_input, responses_request
 from parlay.serve.protocol.answering import answer_streamed, answer_whole, described, in_thread
 from parlay.serve.protocol.body import note_ignored
@@ -92,12 +92,12 @@ def _add_kept(routes: APIRouter) -> None:
         return InputItems(data=items[::-1], first_id=ids[-1] if ids else None, last_id=ids[0] if ids else None)
 
 
-def _store(request: Request) -> KeptResponses:
-    store: KeptResponses = request.app.state.kept_responses
+def _store(request: Request) -> ResponseStore:
+    store: ResponseStore = request.app.state.response_store
     return store
 
 
-def _found(id: str, request: Request) -> Kept:
+def _found(id: str, request: Request) -> StoredResponse:
     kept = _store(request).get(tenant(request), id)
     if kept is None:
         raise _missing(id)
@@ -129,7 +129,7 @@ def _prepare(
     def keep(reply: Mapping[str, Any]) -> None:
         if body.store is not False:
             messages = [*earlier, *read_input(body), *_answered(reply)]
-            store.put(owner, reply["id"], Kept(reply, _items(body, reply["id"]), joined(messages)))
+            store.put(owner, reply["id"], StoredResponse(reply, _items(body, reply["id"]), joined(messages)))
 
     speller = Speller(served.tokenizer)
     return chat, ResponseShape(model=served.name, body=body, answers=chat.answers, speller=speller, keep=keep)

@@ -21,7 +21,7 @@ from parlay.serve.openai.responses.body import (
     TextFormatJsonSchema,
     text_of,
 )
-from parlay.serve.protocol.body import heed_extras
+from parlay.serve.protocol.body import check_extras
 from parlay.serve.protocol.sampling_from_body import FieldNames, body_options, sampling_params
 from parlay.serve.settings import Settings
 
@@ -38,7 +38,7 @@ def responses_request(
     body: ResponsesBody, earlier: Sequence[ChatMessage], request: Request, settings: Settings
 ) -> ChatRequest:
     """``earlier`` is the conversation that the body goes on with. Raises ApiError for a body that can't be used."""
-    heed_extras(body, request, settings)
+    check_extras(body, request, settings)
     body.check()
     params = sampling_params(body, settings, NAMES, max_tokens=body.max_output_tokens, logprobs=body.logprobs)
     tools = body.callable_tools.items()
