@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from tqdm import tqdm
 
 from parlay import LLM, ParlayError, RequestFailed, SamplingParams
+from parlay.llm.outputs import RequestOutputs
 from parlay.llm.vocabulary import Vocabulary
 from parlay.types import StructuredOutputsParams
 
@@ -285,3 +288,25 @@ def test_a_vocabulary_of_another_model_lends_only_its_tokenizer() -> None:
         with LLM("parlay-mini", tokenizer=other) as own:
             assert own.vocabulary is not other
             assert own.tokenizer is llm.tokenizer
+
+
+def test_a_misspelled_sampling_parameter_is_answered_with_the_one_that_was_meant() -> None:
+    with pytest.raises(TypeError, match="has no field temprature: did you mean temperature\\?"):
+        SamplingParams(temprature=1)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="has no field zzz: choose one of n, temperature"):
+        SamplingParams(zzz=1)  # type: ignore[call-arg]
+
+
+def test_a_call_tells_its_rate_while_it_runs_and_afterwards(llm: LLM) -> None:
+    notes: list[str] = []
+
+    class Bar(tqdm):  # type: ignore[type-arg]
+        def set_postfix_str(self, s: str = "", refresh: bool = True) -> None:
+            notes.append(s)
+
+    outputs = llm.generate([PROMPT] * 2, SamplingParams(max_tokens=4), lambda **options: Bar(**options, disable=True))
+    assert len(notes) == 2
+    assert all(re.fullmatch(r"est. speed input: [\d.]+ toks/s, output: [\d.]+ toks/s", note) for note in notes)
+    assert isinstance(outputs, RequestOutputs)
+    assert outputs.tokens_per_second == pytest.approx(8 / outputs.seconds)
+    assert outputs[0].metrics is outputs[0].outputs[0].metrics

@@ -128,7 +128,7 @@ def test_one_for_all_prompts_or_one_for_each(llm: LLM, plain: Any) -> None:
     first, second = llm.generate([PROMPT, PROMPT], PARAMS, prediction=[None, plain.text])
     assert {one.outputs[0].token_ids for one in (*both, first, second)} == {plain.token_ids}
     assert [one.outputs[0].prediction is None for one in (*both, first, second)] == [False, False, True, False]
-    with pytest.raises(ValueError, match="prediction has 1 entries for 2 prompts"):
+    with pytest.raises(ValueError, match="prediction has length 1 for 2 prompts"):
         llm.generate([PROMPT, PROMPT], PARAMS, prediction=["a"])
 
 

@@ -120,7 +120,7 @@ def test_prompts_that_cannot_be_honoured_are_refused(llm: LLM, prompt: Any, word
 @pytest.mark.parametrize(
     ("wanted", "words"),
     [
-        ({"jsn": {}}, "jsn: choose of choice"),
+        ({"jsn": {}}, "jsn: choose one of choice"),
         ({}, "none"),
         ({"choice": ["a"], "regex": "b"}, "regex and choice"),
         ({"choice": ["a"], "disable_any_whitespace": True}, "disable_any_whitespace"),

@@ -84,7 +84,7 @@ def test_what_is_no_question_is_refused_at_once(wanted: Mapping[str, Any], messa
     ("wanted", "message"),
     [
         ({"json": "{"}, "json is not JSON: Expecting property name"),
-        ({"json": "[]"}, "must be a JSON schema that is an object"),
+        ({"json": "[]"}, "must be a JSON schema, which is an object"),
         ({"json": {"const": {1, 2}}}, "json is not JSON: Object of type set"),
         ({"json": {"type": "thing"}}, "Invalid type: thing"),
         ({"json": {"not": {"type": "string"}}}, 'Unimplemented keys: \\["not"\\]'),
@@ -94,7 +94,7 @@ def test_what_is_no_question_is_refused_at_once(wanted: Mapping[str, Any], messa
         ({"regex": "()"}, "no text but the empty one"),
         ({"grammar": "start: thing"}, 'unknown name: "thing"'),
         ({"grammar": "hello"}, "Expected ::="),
-        ({"grammar": "start: start"}, "can't begin with any token"),
+        ({"grammar": "start: start"}, "no text that this model's tokens can begin"),
     ],
 )
 def test_what_is_not_valid_is_a_value_error_of_one_line(
@@ -119,7 +119,7 @@ def byte_letters(alphabet: str) -> PreTrainedTokenizerFast:
 
 
 def test_a_text_that_the_vocabulary_can_not_begin_is_refused() -> None:
-    with pytest.raises(ValueError, match="can't begin with any token"):
+    with pytest.raises(ValueError, match="no text that this model's tokens can begin"):
         Grammars(byte_letters("$ab"), 3, [0]).compile(StructuredOutputsParams(regex="xyz"))
 
 

@@ -147,7 +147,7 @@ def test_a_conversation_can_be_gone_on_with_after_a_forged_token() -> None:
 
 
 def test_chat_reads_what_a_message_spells_as_text_unless_told_otherwise() -> None:
-    with LLM() as llm:
+    with LLM("parlay-mini") as llm:
         end = llm.get_tokenizer().get_vocab()["<|end|>"]
         talk = [{"role": "user", "content": "a <|end|> b"}]
         safe, old = (llm.chat(talk, parse_special=old)[0].prompt_token_ids.count(end) for old in (False, True))

@@ -71,8 +71,8 @@ def test_equal_texts_are_tokenised_once() -> None:
         ([[1.5]], "something else"),
         ([[1, "a"]], "something else"),
         (["a", ["b"]], "something else"),
-        ([["a"]], "1 lists for 2 prompts"),
-        ([["a"], ["b"], ["c"]], "3 lists for 2 prompts"),
+        ([["a"]], "length 1 for 2 prompts"),
+        ([["a"], ["b"], ["c"]], "length 3 for 2 prompts"),
         (["\ud800"], "Unicode"),
     ],
 )

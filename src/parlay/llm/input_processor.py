@@ -23,7 +23,7 @@ from parlay.structured.grammars import Grammar
 from parlay.text.chat_template import SET_HERE, Messages, Tools, render, render_pieces, told_of_tools
 from parlay.text.detokenizer import TextStream
 from parlay.text.documents import Document, Ids
-from parlay.text.prompt_classifier import PromptClassifier
+from parlay.text.prompt_kind import PromptClassifier
 from parlay.text.prompts import Prompt, TokensPrompt, text_or_ids
 from parlay.text.reasoning import Thoughts, expected_thoughts, marks
 from parlay.text.tokenize import check_unicode
@@ -242,6 +242,8 @@ class InputProcessor:
                 begin_answer=options.begin_answer,
                 continue_final=options.continue_final,
             )
+        except ValueError:
+            raise
         except Exception as error:  # a template is a program: it can fail in any way
             reason = " ".join(str(error).split()) or type(error).__name__
             raise ParlayError(f"this model's chat template refuses the conversation: {reason}") from error
@@ -266,7 +268,7 @@ def check_variables(variables: Mapping[str, Any]) -> None:
     """Raises ValueError for a variable that a template can't be given."""
     for name in variables:
         if name in SET_HERE:
-            raise ValueError(f"chat_template_kwargs can't hold {name}, which this server sets: leave it out")
+            raise ValueError(f"chat_template_kwargs can't hold {name}, which has a value already: leave it out")
 
 
 def plain_messages(messages: Messages) -> list[dict[str, Any]]:

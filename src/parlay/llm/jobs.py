@@ -1,9 +1,13 @@
-"""Prompts under way: their samples, what the engine's events make of them, and how a lossy one is audited."""
+"""Prompts under way: their samples, what events make of them, how a lossy one is audited, and one call at a time."""
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from parlay.certificates.gate import HeldCertificate
 from parlay.llm.outputs import (
@@ -20,6 +24,9 @@ from parlay.strategies.spelling import StrategySpec
 from parlay.text.detokenizer import TextStream
 from parlay.text.reasoning import Thoughts
 from parlay.types import Event, ParlayError, Request, TokenLogprobs
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
 
 
 @dataclass(slots=True)
@@ -141,6 +148,20 @@ def audit(jobs: Iterable[Job], decode: Callable[[list[Job]], Iterable[object]]) 
         way.settle(job, twin)
 
 
+def follow(events: Iterable[StreamEvent], shown: tqdm[Any]) -> float:
+    """Take all events, and show on a bar of prompts how many are done and how fast; returns the seconds it took."""
+    began, read, written = time.perf_counter(), 0, 0
+    for event in events:
+        written += len(event.token_ids)
+        if event.output is not None:
+            read += len(event.output.prompt_token_ids)
+            seconds = max(time.perf_counter() - began, 1e-9)
+            rates = f"input: {read / seconds:.2f} toks/s, output: {written / seconds:.2f} toks/s"
+            shown.set_postfix_str(f"est. speed {rates}", refresh=False)
+            shown.update()
+    return time.perf_counter() - began
+
+
 class Stream(Iterator[StreamEvent]):
     """The events of one prompt. Closing it ends the request at once; `output` is what has been generated."""
 
@@ -160,3 +181,24 @@ class Stream(Iterator[StreamEvent]):
         if not self._job.finished:
             raise ParlayError("the stream is under way: iterate to its end, or close it, before asking for its output")
         return self._job.output()
+
+
+class CallLock:
+    """Calls enter one after another. A thread whose own earlier call has not left would wait forever: an error."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._owner: int | None = None
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """Until the block is left, calls of other threads wait. Raises ParlayError for one of the same thread."""
+        me = threading.get_ident()
+        if self._owner == me:
+            raise ParlayError("a stream of this LLM is under way: end or close it first, or use parlay.aio.AsyncLLM")
+        with self._lock:
+            self._owner = me
+            try:
+                yield
+            finally:
+                self._owner = None

@@ -18,9 +18,8 @@ from parlay.engine import Engine, Limits
 from parlay.heads.opening import heads_of
 from parlay.llm import vllm_arguments
 from parlay.llm.beam_search import BeamSearchOutput, BeamSearchParams, beam_search
-from parlay.llm.call_lock import CallLock
 from parlay.llm.input_processor import ChatOptions, InputProcessor, RequestOptions
-from parlay.llm.jobs import Job, Stream, audit
+from parlay.llm.jobs import CallLock, Job, Stream, audit, follow
 from parlay.llm.outputs import RequestFailed, RequestOutput, RequestOutputs, StreamEvent
 from parlay.llm.router_file import RememberedBy, cost_of, memory_of
 from parlay.llm.vocabulary import Vocabulary, vocabulary_of
@@ -177,9 +176,8 @@ class LLM:
         options = RequestOptions(store=store, exactness=exactness)
         jobs = self._jobs(prompts, sampling_params, strategy, options, documents=documents, prediction=prediction)
         with bar(len(jobs), "Prompts", "prompt", False if use_tqdm is None and len(jobs) < 2 else use_tqdm) as shown:
-            for event in self._run(jobs):
-                shown.update(event.output is not None)
-        outputs = RequestOutputs(job.output() for job in jobs)
+            seconds = follow(self._run(jobs), shown)
+        outputs = RequestOutputs([job.output() for job in jobs], seconds)
         failed = [sample for output in outputs for sample in output.outputs if sample.error]
         if failed:
             raise RequestFailed(f"{len(failed)} of the samples failed; the first: {failed[0].error}", outputs)

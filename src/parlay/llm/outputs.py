@@ -153,6 +153,11 @@ class RequestOutput:
     finished: bool = True
 
     @property
+    def metrics(self) -> Metrics:
+        """What the engine counted for the first sample, under vLLM's name."""
+        return self.outputs[0].metrics
+
+    @property
     def num_cached_tokens(self) -> int:
         """Tokens of the prompt that an earlier text had left in the cache."""
         return self.outputs[0].metrics.cached_tokens
@@ -171,7 +176,17 @@ class RequestOutput:
 
 
 class RequestOutputs(list[RequestOutput]):
-    """What a call returns: a list, which notebooks show output by output."""
+    """What a call returns: a list, which notebooks show output by output. ``seconds``: how long the call decoded."""
+
+    def __init__(self, outputs: Sequence[RequestOutput], seconds: float = 0.0) -> None:
+        super().__init__(outputs)
+        self.seconds = seconds
+
+    @property
+    def tokens_per_second(self) -> float:
+        """All output tokens of the call over its time; 0 where the time is not known."""
+        tokens = sum(len(sample.token_ids) for output in self for sample in output.outputs)
+        return tokens / self.seconds if self.seconds else 0.0
 
     def _repr_html_(self) -> str:
         return "".join(output._repr_html_() for output in self)

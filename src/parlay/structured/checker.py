@@ -58,7 +58,7 @@ def _answer(vocabulary: LLTokenizer, wanted: StructuredOutputsParams) -> dict[st
     except ValueError as error:
         return {"error": str(error)}
     except (MemoryError, RecursionError):
-        return {"error": "structured_outputs are more than their compiler can hold: ask for less"}
+        return {"error": "structured_outputs is more than its compiler can hold: ask for less"}
     return {"definition": text}
 
 
@@ -68,8 +68,8 @@ def _check_beginning(compiled: LLMatcher, vocabulary: LLTokenizer) -> None:
     if _following(compiled.deep_copy(), vocabulary):
         return
     if may_end:
-        raise ValueError("structured_outputs allow no text but the empty one")
-    raise ValueError("structured_outputs ask for a text that can't begin with any token of this model's vocabulary")
+        raise ValueError("structured_outputs allows no text but the empty one: ask for more")
+    raise ValueError("structured_outputs allows no text that this model's tokens can begin: ask for another")
 
 
 class _CallTimer:
@@ -85,7 +85,7 @@ class _CallTimer:
         self._slow += time.thread_time() - began > CALL_SECONDS
         if self._slow >= _SLOW_CALLS:
             limit = f"{1000 * CALL_SECONDS:.0f} ms of computing for one token, which is the limit"
-            raise ValueError(f"structured_outputs take more than {limit}: ask for less")
+            raise ValueError(f"structured_outputs takes more than {limit}: ask for less")
         return result
 
 
@@ -101,7 +101,7 @@ def _walk(at: LLMatcher, vocabulary: LLTokenizer, choose: random.Random, pace: _
             pace.timed(partial(at.try_consume_tokens, [choose.choice(following)]))
         limit = limit_reached(at)
         if limit is not None:
-            raise ValueError(f"structured_outputs are too complex: {limit}")
+            raise ValueError(f"structured_outputs is too complex ({limit}): ask for less")
         if not following or at.is_stopped():
             return
 

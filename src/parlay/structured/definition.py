@@ -36,7 +36,7 @@ def definition(wanted: StructuredOutputsParams) -> str:
     try:
         return grammar_from("grammar", wanted.grammar)
     except ValueError as error:
-        raise ValueError(f"structured_outputs.grammar: {in_one_line(str(error))}") from None
+        raise ValueError(f"structured_outputs.grammar is not valid: {in_one_line(str(error))}") from None
 
 
 def _json(schema: dict[str, object], between: JsonCompileOptions) -> str:
@@ -54,5 +54,5 @@ def matcher(vocabulary: LLTokenizer, text: str) -> LLMatcher:
     """
     compiled = LLMatcher(vocabulary, text, log_level=0, limits=LLParserLimits(max_items_in_row=_ROW_ITEMS))
     if compiled.is_error():
-        raise ValueError(f"structured_outputs must be valid: {in_one_line(compiled.get_error())}")
+        raise ValueError(f"structured_outputs is not valid: {in_one_line(compiled.get_error())}")
     return compiled

@@ -153,9 +153,11 @@ class Grammars:
 
     def _read(self) -> _Compiler:
         if self._tokenizer is None:
-            raise ValueError("structured_outputs need a tokenizer, and this model came without one")
+            raise ValueError("structured_outputs needs a tokenizer, and this model came without one: name one")
         if not self._tokenizer.is_fast:
-            raise ValueError("structured_outputs can't be used with this model's tokenizer: it is written in Python")
+            raise ValueError(
+                "structured_outputs can't be used with this model's tokenizer, which is written in Python: name another"
+            )
         backend = self._tokenizer.backend_tokenizer
         if backend.padding is not None or backend.truncation is not None:
             backend = copy(backend)

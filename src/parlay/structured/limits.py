@@ -40,7 +40,7 @@ def schema_of(given: str | Mapping[str, Any]) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"structured_outputs.json is not JSON: {error}") from None
     if not isinstance(schema, dict):
-        raise ValueError("structured_outputs.json must be a JSON schema that is an object")
+        raise ValueError("structured_outputs.json must be a JSON schema, which is an object")
     return schema
 
 

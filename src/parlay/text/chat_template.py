@@ -150,7 +150,7 @@ def _plain(value: object) -> Any:
         return int.__int__(value)
     if isinstance(value, float):
         return float.__float__(value)
-    raise ValueError(f"a chat template can't be given a {type(value).__name__}: give values of JSON")
+    raise ValueError(f"a chat template can't be given a value of type {type(value).__name__}: give values of JSON")
 
 
 def _mark(turn: dict[str, Any], template: str) -> None:

@@ -59,7 +59,7 @@ def predictions(given: Predictions | None, prompts: int, tokenizer: Tokenizer | 
     else:
         each = list(given)  # type: ignore[arg-type]
     if len(each) != prompts:
-        raise ValueError(f"prediction has {len(each)} entries for {prompts} prompts: give one for all or one for each")
+        raise ValueError(f"prediction has length {len(each)} for {prompts} prompts: give one for all or one for each")
     if all(one is each[0] for one in each):
         return [prediction_ids(one, tokenizer, vocab_size) for one in each[:1]] * prompts
     return [prediction_ids(one, tokenizer, vocab_size) for one in each]
@@ -89,7 +89,7 @@ def per_prompt(documents: Documents | None, prompts: int) -> list[Sequence[Docum
         return [documents] * prompts  # type: ignore[list-item]
     if len(documents) != prompts:
         raise ValueError(
-            f"documents has {len(documents)} lists for {prompts} prompts: give one list for all or one for each"
+            f"documents has length {len(documents)} for {prompts} prompts: give one list for all or one for each"
         )
     return list(documents)  # type: ignore[arg-type]
 

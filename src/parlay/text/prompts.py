@@ -59,7 +59,7 @@ def one_each(value: T | Sequence[T] | None, default: T, count: int, name: str) -
     if isinstance(value, str) or not isinstance(value, Sequence):
         return [value] * count
     if len(value) != count:
-        raise ValueError(f"{name} has {len(value)} entries for {count} prompts: give one for all or one for each")
+        raise ValueError(f"{name} has length {len(value)} for {count} prompts: give one for all or one for each")
     return list(value)
 
 

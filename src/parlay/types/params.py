@@ -5,9 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from difflib import get_close_matches
+from functools import wraps
+from typing import Any, Literal, TypeVar
 
 from parlay.types.base import LogitsProcessor
+
+P = TypeVar("P", bound="SamplingParams")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +42,9 @@ class StructuredOutputsParams:
         }
         given = [name for name, there in kinds.items() if there]
         if len(given) != 1:
-            raise ValueError(f"structured_outputs takes one of {', '.join(kinds)}; got {' and '.join(given) or 'none'}")
+            raise ValueError(
+                f"structured_outputs takes one of {', '.join(kinds)}; got {' and '.join(given) or 'none'}: give one"
+            )
         if not isinstance(self.json, str | Mapping | None):
             raise ValueError("structured_outputs.json must be a JSON schema, as a text or as a mapping")
         for name, value in (("regex", self.regex), ("grammar", self.grammar)):
@@ -52,6 +58,24 @@ class StructuredOutputsParams:
             raise ValueError("structured_outputs.disable_any_whitespace is for json and json_object: leave it out")
 
 
+def _proposing(params: type[P]) -> type[P]:
+    """The same class, whose error for an unknown field proposes the field that was meant."""
+    names, init = [field.name for field in fields(params)], params.__init__
+
+    @wraps(init)
+    def checked(self: P, **given: Any) -> None:
+        for name in given:
+            if name not in names:
+                meant = get_close_matches(name, names, 1)
+                hint = f"did you mean {meant[0]}?" if meant else f"choose one of {', '.join(names)}"
+                raise TypeError(f"{params.__name__}() has no field {name}: {hint}")
+        init(self, **given)
+
+    params.__init__ = checked  # type: ignore[assignment]
+    return params
+
+
+@_proposing
 @dataclass(slots=True, kw_only=True, repr=False)
 class SamplingParams:
     """How to choose tokens. Field names and defaults are vLLM's.
@@ -129,7 +153,7 @@ class SamplingParams:
         known = {field.name for field in fields(StructuredOutputsParams)}
         unknown = [name for name in given if name not in known]
         if unknown:
-            raise ValueError(f"structured_outputs has no field {unknown[0]}: choose of {', '.join(sorted(known))}")
+            raise ValueError(f"structured_outputs has no field {unknown[0]}: choose one of {', '.join(sorted(known))}")
         return StructuredOutputsParams(**given)
 
     def __repr__(self) -> str:
