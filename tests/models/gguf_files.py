@@ -113,7 +113,7 @@ def config_keys(config: DecoderConfig, architecture: str) -> dict[str, Any]:
 
 
 def tokenizer_keys(checkpoint: Path) -> dict[str, Any]:
-    """Of the built-in models, whose words are cut nearly as SmolLM's are."""
+    """Write the tokenizer of the built-in models, whose words are cut nearly as SmolLM's are."""
     said = json.loads((checkpoint / "tokenizer.json").read_text())
     vocabulary = said["model"]["vocab"]
     special = {token["content"]: token["id"] for token in said["added_tokens"]}
@@ -158,5 +158,5 @@ def _pairs(rows: Tensor, head_dim: int) -> Tensor:
 
 
 def numbers(tensor: torch.Tensor, kind: Kind) -> Tensor:
-    """What is left of a matrix that was stored as ``kind``."""
+    """Compute what is left of a matrix that was stored as ``kind``."""
     return torch.from_numpy(gguf.dequantize(gguf.quantize(tensor.float().numpy(), kind), kind))

@@ -43,7 +43,7 @@ def make(
 
 
 def logits(runner: NativeRunner) -> Tensor:
-    """Of a text, then of a tree behind it."""
+    """Logits of a text, then of a tree behind it."""
     runner.open(0, TEXT)
     assert runner.reserve(0, len(TEXT) + 1 + len(TREE))
     first = runner.forward([Segment(0, TEXT)]).logits_RV

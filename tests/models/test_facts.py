@@ -1,4 +1,4 @@
-"""What is told of a model's files without loading them."""
+"""Facts are read from a model's files without loading them."""
 
 from __future__ import annotations
 

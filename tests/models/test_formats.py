@@ -109,7 +109,7 @@ def rows(count: int, inputs: int, seed: int = 1) -> Tensor:
 
 
 def codes(x_NK: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """What products make of their inputs: whole numbers of eight bits, and what they are worth, each ``[N, K]``."""
+    """Round inputs as products do: whole numbers of eight bits, and what they are worth, each ``[N, K]``."""
     x = x_NK.numpy()
     blocks = np.pad(x, ((0, 0), (0, -x.shape[1] % 32))).reshape(len(x), -1, 32)
     largest = np.abs(blocks).max(2, keepdims=True)

@@ -1,4 +1,4 @@
-"""What can be told of the compiled decoder on macOS without one.
+"""Tests of the compiled decoder for macOS that need no Mac.
 
 Its sources compile for macOS, against no more of its headers than ``macos/`` declares; and the pool of threads keeps
 its promises in the form that asks nothing of Linux. Nothing here was run on macOS.

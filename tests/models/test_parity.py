@@ -23,7 +23,7 @@ from parlay.types import ParlayError, Runner, Segment, Tree, trees
 
 
 def tree_logits(runner: Runner, tokens: list[int]) -> Tensor:
-    """Of the last token and of the nodes below it, ``[1 + nodes, V]``."""
+    """Logits of the last token and of the nodes below it, ``[1 + nodes, V]``."""
     cached = runner.open(1, tokens)
     assert runner.reserve(1, len(tokens) + len(TREE))
     runner.forward([Segment(1, tuple(tokens[cached:-1]))])
@@ -50,7 +50,7 @@ TREE = Tree((3, 9, 27, 17, 51, 25, 11, 33, 35, 41), (-1, 0, 1, 2, 1, -1, 5, 6, 7
 def test_native_logits_equal_those_of_transformers(
     name: str, kernels: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those of a text that is longer than the windows of its layers, and of a tree below it."""
+    """For a text that is longer than the windows of its layers, and for a tree below it."""
     if kernels != "compiled":
         monkeypatch.setenv(SWITCH, "0")
     if kernels == "masked":

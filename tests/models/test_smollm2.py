@@ -79,7 +79,7 @@ GREEDY, SAMPLED = (SamplingParams(temperature=temperature, max_tokens=32, seed=7
 
 @pytest.fixture(scope="module")
 def plain() -> Callable[[LLM, SamplingParams], list[RequestOutput]]:
-    """What plain decoding answers, decoded once."""
+    """The answers of plain decoding, decoded once."""
     known: dict[tuple[int, float], list[RequestOutput]] = {}
 
     def answers(form: LLM, params: SamplingParams) -> list[RequestOutput]:

@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from parlay.models.fetch.bringing import bring  # here, because it loads torch
+    from parlay.models.fetch.resolving import bring  # here, because it loads torch
 
     with tqdm(desc=options.model, unit="B", unit_scale=True, file=sys.stderr, disable=None, leave=False) as bar:
 

@@ -81,7 +81,7 @@ def _knows(compiler: str, flags: tuple[str, ...]) -> bool:
 
 
 def _objects(compiler: str, folder: Path, name: str, flags: tuple[str, ...]) -> list[list[str]]:
-    """What one instruction set needs; products of blocks round where their source says so, and nowhere else."""
+    """Compile what one instruction set needs; products of blocks round where their source says so, and nowhere else."""
     names = (f"-DBLOCK_FORMATS=parlay_{name}_formats", f"-DQUANTISE=parlay_{name}_quantise", *flags)
     core = (f"-DCORE=parlay_{name}", f"-DLABEL={name}", *names)
     return [

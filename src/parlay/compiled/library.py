@@ -26,11 +26,11 @@ class NotLoaded(Exception):
 
 
 class NotBuilt(NotLoaded):
-    """It could run here, if it was there: another installation mends that."""
+    """The library could run here, but is not there: another installation mends that."""
 
 
 def load() -> structs.Core:
-    """What the compiled decoder offers on this processor; raises NotLoaded, and ValueError for a bad `SWITCH`."""
+    """Load what the compiled decoder offers on this processor; raises NotLoaded, and ValueError for a bad `SWITCH`."""
     wanted = os.environ.get(SWITCH) or _widest()
     if wanted == "0":
         raise NotLoaded(f"{SWITCH}=0")

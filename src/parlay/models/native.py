@@ -147,7 +147,7 @@ class NativeRunner:
         return self._forward.grow(ForwardBatch(ids, places, last), growth, requests)
 
     def _run_again(self, again: Sequence[Segment], work: ForwardBatch) -> ForwardOutput:
-        """Of these segments committed rows run, too, which are put back afterwards."""
+        """Run committed rows of these segments, too, and put them back afterwards."""
         with ExitStack() as running:
             for segment in again:
                 running.enter_context(self._store.putting_back(segment))
@@ -155,8 +155,8 @@ class NativeRunner:
 
     def _place(self, segment: Segment, skip: Skip) -> Rows:
         """Where the segment's rows lie."""
-        if segment.together and not self._spec.together:
-            raise ValueError(f"{self._spec.name} has causal rows only: {segment.together} can't see each other")
+        if segment.together:
+            _check_together(segment)
         place = self._store.stage(segment, skip)
         if place.start + place.end > self._max_context:  # unless the tree is wider than deep
             deepest = place.start + place.pending + max(trees.depths(place.tree), default=0)
@@ -165,7 +165,7 @@ class NativeRunner:
         return place
 
     def _features(self, segments: Sequence[Segment]) -> list[SegmentFeatures]:
-        """What segments carry, with the numbers of rows in the batch."""
+        """Collect what segments carry, with the numbers of rows in the batch."""
         begins = list(accumulate((segment.rows for segment in segments), initial=0))
         found: list[SegmentFeatures] = []
         for place, segment in enumerate(segments):
@@ -206,6 +206,18 @@ class NativeRunner:
             raise ValueError(
                 f"{sorted(skip - self._sublayers)} can't be skipped: layers are 0 to {self._num_layers - 1}"
             )
+
+
+def _check_together(segment: Segment) -> None:
+    """Raises ValueError unless the rows that see each other are nodes, a chain, and all run."""
+    first = len(segment.tree) - segment.together
+    chain = segment.tree.parents[first + 1 :] == tuple(range(first, len(segment.tree) - 1))
+    runs = segment.base <= segment.end - segment.together
+    if first < 0 or not chain or not runs or (segment.features is not None and segment.features.join is not None):
+        raise ValueError(
+            f"sequence {segment.sequence}: {segment.together} rows can't see each other: they must be the last nodes, "
+            "each a child of the one before it, all run, and not join at a later layer"
+        )
 
 
 def _cache_shape(config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> CacheShape:

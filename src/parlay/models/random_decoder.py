@@ -52,7 +52,7 @@ def random_weights(config: DecoderConfig, format: Format, *, seed: int = 0) -> d
 
 
 def config_json(config: DecoderConfig) -> dict[str, object]:
-    """What config.json says of a Llama stored in bfloat16, but for its positions and ends.
+    """Write the config.json of a Llama stored in bfloat16, but for its positions and ends.
 
     Raises ValueError for a config that a Llama's config.json can't say.
     """

@@ -31,8 +31,10 @@ def sampling_defaults(model: str) -> dict[str, float]:
 
 
 def usual_params(model: object, wanted: str) -> SamplingParams:
-    """What calls without sampling parameters take: with ``wanted`` auto what the makers of a named model recommend,
-    with vllm the defaults of `SamplingParams`. Raises ValueError for anything else.
+    """Choose what calls without sampling parameters take.
+
+    With ``wanted`` auto that is what the makers of a named model recommend, with vllm the defaults of `SamplingParams`.
+    Raises ValueError for anything else.
     """
     if wanted not in ("auto", "vllm"):
         raise ValueError(f"generation_config={wanted!r}: choose auto or vllm, or say it in SamplingParams")
@@ -41,7 +43,7 @@ def usual_params(model: object, wanted: str) -> SamplingParams:
 
 
 def _of_folder(folder: Path) -> dict[str, float]:
-    """As transformers reads it: without ``do_sample`` decoding is greedy, whatever else is set."""
+    """Read it as transformers does: without ``do_sample`` decoding is greedy, whatever else is set."""
     try:
         said = json.loads((folder / "generation_config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):

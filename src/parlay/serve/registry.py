@@ -12,8 +12,8 @@ from fastapi import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from parlay.aio import AsyncLLM
-from parlay.models.fetch.bringing import bring
 from parlay.models.fetch.pulled import Progress
+from parlay.models.fetch.resolving import bring
 from parlay.serve.errors import ApiError, unavailable
 from parlay.serve.hosted import HostedModel, Loader, Served
 from parlay.types import ParlayError

@@ -169,7 +169,7 @@ class CompiledForward:
             taps.states = dict(zip(taps.layers, as_given_LNH.to(self._dtype).unbind(), strict=True))
 
     def _inputs(self, work: ForwardBatch, laid: BatchLayout) -> Tensor | None:
-        """What the rows of the batch read, float32 ``[N, H]``; None where that is the embeddings of their ids."""
+        """Make what the rows of the batch read, float32 ``[N, H]``; None where that is the embeddings of their ids."""
         if not work.features:
             return None
         inputs_NH = with_features(self._weights.embed(work.ids), work.features)

@@ -34,7 +34,7 @@ class Room:
 
 @dataclass(frozen=True, slots=True)
 class TreeRequests:
-    """What the texts of a call request, as the library reads it."""
+    """The drafts that the texts of a call ask for, as the library reads them."""
 
     nodes: ctypes.Array[ctypes.c_int64]
     temperatures: ctypes.Array[ctypes.c_float]

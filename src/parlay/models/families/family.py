@@ -1,4 +1,4 @@
-"""What a family of models is to the native decoder, and what the configs of several families have in common."""
+"""The record of a family of models, and how configs of several families say which layers have windows."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class GgufForm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """What an architecture implies without a field in config.json, and how its files name weights.
+    """Facts that an architecture implies without a field in config.json, and how its files name weights.
 
     ``names`` has those that differ from Llama's, which the decoder uses, as parts of names. ``norm_offset`` is added to
     the weights of norms in checkpoints.

@@ -21,7 +21,7 @@ _BLOCK = 1 << 20
 
 
 class NotOnHub(ParlayError):
-    """What was asked of the Hub can't be had; the message says why, in one line."""
+    """The Hub can't give what was requested; the message says why, in one line."""
 
 
 def without_address(model: str) -> str:
@@ -104,7 +104,7 @@ def gguf_names(repo: str) -> str:
 
 
 def asked(repo: str, request: Callable[[], T]) -> T:
-    """What the request to the Hub gives. Raises NotOnHub, in one line, where it fails."""
+    """Send the request to the Hub and return what it gives. Raises NotOnHub, in one line, where it fails."""
     import huggingface_hub
 
     try:

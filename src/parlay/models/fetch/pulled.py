@@ -46,7 +46,7 @@ class Wheel:
 
     @property
     def requirement(self) -> str:
-        """As pip's requirement files have it; pip takes no other file then."""
+        """Write a line of pip's requirement files with the hash: pip takes no other file then."""
         return f"{self.project}=={self.version} --hash=sha256:{self.sha256}"
 
 

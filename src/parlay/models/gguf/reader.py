@@ -192,7 +192,7 @@ class _Reader:
         return taken
 
     def _tensor(self) -> TensorInfo:
-        """As described: the offset counts from the start of the data."""
+        """Read one tensor's entry: the offset counts from the start of the data."""
         name = self._string(_LONGEST_NAME)
         dimensions = self._number(_U32)
         if not 1 <= dimensions <= _MOST_DIMENSIONS:
@@ -228,7 +228,7 @@ class _Reader:
 
 
 def _alignment(keys: dict[str, Value]) -> int:
-    """What tensors begin at multiples of."""
+    """Read the number of bytes at whose multiples tensors begin."""
     alignment = keys.get("general.alignment", _ALIGNMENT)
     if not isinstance(alignment, int) or alignment < 1 or alignment & alignment - 1:
         raise ValueError(f"general.alignment is {alignment!r}, which is no power of two")

@@ -44,7 +44,7 @@ class StepRows:
 
     @property
     def dtype(self) -> torch.dtype:
-        """What keys and values are cached in."""
+        """The type in which keys and values are cached."""
         return self._targets[0].memory.dtype
 
     def read(self, layer: int) -> Tensor | None:

@@ -106,7 +106,10 @@ def _q8_0(blocks_NB: Tensor) -> Groups:
 
 
 def _scales_and_minimums(blocks_NB: Tensor) -> tuple[Tensor, Tensor]:
-    """Of eight groups of a Q4_K or Q5_K block: six bits each in twelve bytes, times one float16 for each kind."""
+    """Read the scales and minimums of the eight groups of Q4_K or Q5_K blocks.
+
+    They have six bits each in twelve bytes, times one float16 for each kind.
+    """
     scale, minimum, rest = blocks_NB[:, 4:8], blocks_NB[:, 8:12], blocks_NB[:, 12:16]
     scales = torch.cat((scale & 63, rest & 15 | scale >> 2 & 48), 1)
     minimums = torch.cat((minimum & 63, rest >> 4 | minimum >> 2 & 48), 1)

@@ -21,7 +21,7 @@ class Int8Weight:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """That of the matrix."""
+        """The matrix's shape."""
         return tuple(self.source.shape)
 
     def quantized(self) -> tuple[Tensor, Tensor]:
