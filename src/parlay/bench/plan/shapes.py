@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from parlay.cost.roofline import ModelShape
 from parlay.models.config import DecoderConfig
 from parlay.models.fetch.resolving import is_local, resolve_config
-from parlay.models.loading import read_config
 
 _Sizes = tuple[int, int, int, int, int, int, int, bool]
 _QWEN25: Mapping[str, _Sizes] = {
@@ -68,6 +67,8 @@ def read_model(model: str) -> DecoderConfig:
     """
     sizes = known_shape(model)
     if sizes is None:
+        from parlay.models.loading import read_config  # here, because it loads torch
+
         return read_config(resolve_config(model))
     hidden, mlp, layers, heads, kv_heads, head_dim, vocabulary, tied = sizes
     shape = ModelShape(
