@@ -12,9 +12,9 @@ import torch
 
 from parlay.models.transformers_adapter.runner import AdapterRunner
 from parlay.testing.checkpoints import random_model
-from parlay.testing.conformance import Effort, Stage, check_runner, run_check, runner_stage, subject_of
+from parlay.testing.conformance import KitLength, Stage, check_runner, run_check, runner_stage, subject_of
 
-EFFORT = Effort(tokens=32, draws=0)
+EFFORT = KitLength(tokens=32, draws=0)
 MODELS = {
     "gpt2": (torch.float64, 1e-10),
     "gpt-neox": (torch.float64, 1e-10),

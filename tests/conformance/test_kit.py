@@ -15,7 +15,7 @@ from parlay.testing.conformance import (
     CHECKS,
     DISTRIBUTION_STAGE,
     Divergence,
-    Effort,
+    KitLength,
     Stage,
     Subject,
     check_drafter,
@@ -101,7 +101,7 @@ def test_a_wrong_rule_is_found_out(rule: type[AcceptRule], check: str) -> None:
 def test_a_wrong_distribution_is_found_out_where_tokens_are_not_promised() -> None:
     stage = default_stages()[DISTRIBUTION_STAGE]
     drafter = toy_drafters.ToyDrafter(lambda view, budget: trees.chain([len(view.tokens) % 3], "x"))
-    finding = run_check("distribution", Subject("eager", lambda _: drafter, Eager), stage, Effort(200, 2000))
+    finding = run_check("distribution", Subject("eager", lambda _: drafter, Eager), stage, KitLength(200, 2000))
     assert not finding.passed
     assert "distribution" in finding.detail or "probability" in finding.detail
 
@@ -224,7 +224,7 @@ def test_nothing_is_excused_at_bits() -> None:
 
 
 def test_an_excused_text_counts_as_passed_and_is_reported() -> None:
-    finding = run_check("greedy", PLAIN, near_tie(Exactness.SEED, noise_bound=1e-3, at=45), Effort(30, 0))
+    finding = run_check("greedy", PLAIN, near_tie(Exactness.SEED, noise_bound=1e-3, at=45), KitLength(30, 0))
     assert finding.passed
     assert "differ within numerical noise" in finding.detail
 
@@ -241,7 +241,7 @@ def test_a_wrong_text_is_no_noise() -> None:
 def test_the_command_says_what_it_found_and_writes_it_down(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(conformance_main, "SHORT", Effort(10, 200))
+    monkeypatch.setattr(conformance_main, "SHORT", KitLength(10, 200))
     page = tmp_path / "conformance.md"
     assert conformance_main.main(["none", "--write", str(page)]) == 0
     assert "none: passed" in capsys.readouterr().out

@@ -17,7 +17,7 @@ from parlay import LLM, SamplingParams
 from parlay.aio import AsyncLLM
 from parlay.calibration import calibrate_cascade
 from parlay.certificates.agreement import SCORE
-from parlay.certificates.cascade import Cascade, Threshold, sureness
+from parlay.certificates.cascade import CascadeThreshold, RequestCascade, sureness
 from parlay.certificates.certificate import Certificate, Certified, Claim, Sampling, write
 from parlay.certificates.requirement import Floor
 from parlay.cli import main
@@ -46,9 +46,9 @@ def served(models: dict[str, AsyncLLM], tmp_path: Path) -> Served:
     def make(least: float, share: float = 0.0) -> TestClient:
         claim = Claim(answers=100, prompts="", max_tokens=8, floor=0.9, score=SCORE, agreement=1.0, confidence=0.95)
         bindings = [models[name].llm.gate.binding() for name in ("small", "large")]
-        threshold = Threshold(least=least, good=100, by_small=50)
+        threshold = CascadeThreshold(least=least, good=100, by_small=50)
         path = tmp_path / "cascade.json"
-        write(Cascade(*bindings, Sampling.of(GREEDY), claim, threshold), path)
+        write(RequestCascade(*bindings, Sampling.of(GREEDY), claim, threshold), path)
         return TestClient(create_app(models, cascades={"large": Link("small", path, share)}))
 
     return make

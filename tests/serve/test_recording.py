@@ -20,7 +20,7 @@ from parlay.serve.finished import Finished
 from parlay.serve.guard.auth import digest
 from parlay.serve.observe.recording import MASK, RotatedFiles, TrafficRecord
 from parlay.serve.settings import KeyLimits, Settings
-from parlay.train.data.user_texts import Cut, read_given, texts_given
+from parlay.train.data.user_texts import Cut, encode_user_texts, read_user_texts
 from parlay.types import ParlayError
 
 CHAT = "/v1/chat/completions"
@@ -64,7 +64,7 @@ def test_what_the_model_read_and_wrote_is_what_a_drafter_learns(kept: Kept, engi
 
     tokenizer = engine.llm.tokenizer
     assert tokenizer is not None
-    texts = texts_given(read_given(kept.folder), tokenizer, Cut(prompt=1, answer=99, row=999, documents=1))
+    texts = encode_user_texts(read_user_texts(kept.folder), tokenizer, Cut(prompt=1, answer=99, row=999, documents=1))
     outputs = [request.output for request in kept.seen]
     assert [text.ids for text in texts] == [
         (*output.prompt_token_ids, *sample.token_ids) for output in outputs for sample in output.outputs

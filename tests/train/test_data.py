@@ -15,9 +15,9 @@ from parlay.options import LoadOptions
 from parlay.testing.checkpoints import VOCAB_SIZE, save_random
 from parlay.train.data import features
 from parlay.train.data.features import Featured, FeatureStore
-from parlay.train.data.prompts import ChatFrame, Conversation, read_conversations, read_prompts
+from parlay.train.data.prompts import ChatFrame, PromptAndAnswer, read_conversations, read_prompts
 from parlay.train.data.texts import TrainingText, load_shard, save_shard, shard_path, shards
-from parlay.train.data.user_texts import Cut, Given, read_given, save_given, texts_given
+from parlay.train.data.user_texts import Cut, UserTexts, encode_user_texts, read_user_texts, save_user_texts
 from parlay.train.recipes.linear_start import states_ahead
 from parlay.types import ParlayError
 
@@ -25,8 +25,8 @@ from parlay.types import ParlayError
 def test_given_conversations_are_cut_and_nothing_in_them_is_the_targets(tmp_path: Path) -> None:
     tokenizer = load_tokenizer(resolve("parlay-mini"))
     asked, said = "How are you today, my friend?", "I am well, and you? " * 9
-    given = Given((Conversation(asked, said), Conversation("Hi", "Ho")))
-    save_given(tmp_path, texts_given(given, tokenizer, Cut(prompt=3, answer=5, row=64, documents=100)))
+    given = UserTexts((PromptAndAnswer(asked, said), PromptAndAnswer("Hi", "Ho")))
+    save_user_texts(tmp_path, encode_user_texts(given, tokenizer, Cut(prompt=3, answer=5, row=64, documents=100)))
     (path,) = shards(tmp_path)
     long, short = load_shard(path)
     frame = ChatFrame.of(tokenizer)
@@ -46,43 +46,43 @@ def test_a_folder_of_texts_of_every_kind_is_read_in_rows(tmp_path: Path) -> None
     (tmp_path / "mixed.jsonl").write_text("\n".join(map(json.dumps, lines)))
     (tmp_path / "picture.png").write_bytes(b"\x89PNG\xff\xfe")
     (tmp_path / ".hidden.txt").write_text("Nobody reads this.")
-    given = read_given(tmp_path)
-    assert given.conversations == (Conversation("Hi", "Ho"),)
+    given = read_user_texts(tmp_path)
+    assert given.conversations == (PromptAndAnswer("Hi", "Ho"),)
     assert [text[:6] for text in given.documents] == ["The ha", "Martha", "# Note"]
 
-    texts = texts_given(given, tokenizer, Cut(prompt=8, answer=8, row=64, documents=10_000))
+    texts = encode_user_texts(given, tokenizer, Cut(prompt=8, answer=8, row=64, documents=10_000))
     assert max(len(text.ids) for text in texts) == 64
     begin = tokenizer.encode("")
     story_ids = [token for text in texts[1:] for token in text.ids[len(begin) :]]
     whole = tokenizer.encode(story, add_special_tokens=False)
     assert story_ids[: len(whole)] == whole
-    fewer = texts_given(given, tokenizer, Cut(prompt=8, answer=8, row=64, documents=130))
+    fewer = encode_user_texts(given, tokenizer, Cut(prompt=8, answer=8, row=64, documents=130))
     assert sum(len(text.ids) for text in fewer[1:]) <= 130
-    assert read_given(tmp_path / "notes.md").documents == (given.documents[2],)
+    assert read_user_texts(tmp_path / "notes.md").documents == (given.documents[2],)
 
 
 def test_a_folder_without_text_is_one_clear_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ParlayError, match=r"no text in .*: name a folder of text files"):
-        read_given(tmp_path)
+        read_user_texts(tmp_path)
     (tmp_path / "empty.txt").write_text("\n")
     (tmp_path / "picture.png").write_bytes(b"\x89PNG\xff\xfe")
     with pytest.raises(ParlayError, match="no text in"):
-        read_given(tmp_path)
+        read_user_texts(tmp_path)
     (tmp_path / "odd.jsonl").write_text('{"title": "Nothing"}\n{"text": "Something to read"}\nbroken\n')
     with pytest.raises(ParlayError, match=r"odd.jsonl, line 1: .*\(2 such lines\).*--skip-broken"):
-        read_given(tmp_path)
-    assert read_given(tmp_path, skip_broken=True).documents == ("Something to read",)
+        read_user_texts(tmp_path)
+    assert read_user_texts(tmp_path, skip_broken=True).documents == ("Something to read",)
     assert "left out: 2 such lines" in capsys.readouterr().out
     tokenizer = load_tokenizer(resolve("parlay-mini"))
     with pytest.raises(ParlayError, match="too short"):
-        texts_given(Given(documents=("Hi",)), tokenizer, Cut(prompt=8, answer=8, row=64, documents=100))
+        encode_user_texts(UserTexts(documents=("Hi",)), tokenizer, Cut(prompt=8, answer=8, row=64, documents=100))
 
 
 def test_a_work_folder_of_other_texts_is_refused(tmp_path: Path) -> None:
-    save_given(tmp_path, [TrainingText((1, 2, 3), 3)])
-    save_given(tmp_path, [TrainingText((1, 2, 3), 3)])
+    save_user_texts(tmp_path, [TrainingText((1, 2, 3), 3)])
+    save_user_texts(tmp_path, [TrainingText((1, 2, 3), 3)])
     with pytest.raises(ParlayError, match="name another folder by --work"):
-        save_given(tmp_path, [TrainingText((1, 2, 4), 3)])
+        save_user_texts(tmp_path, [TrainingText((1, 2, 4), 3)])
 
 
 def test_conversations_need_both_sides(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_conversations_need_both_sides(tmp_path: Path) -> None:
     file.write_text('{"prompt": "Hello", "answer": "Good day"}\n{"prompt": "Hello"}\n')
     with pytest.raises(ParlayError, match="line 2 is no"):
         read_conversations(file)
-    assert read_conversations(file, skip_broken=True) == [Conversation("Hello", "Good day")]
+    assert read_conversations(file, skip_broken=True) == [PromptAndAnswer("Hello", "Good day")]
 
 
 def test_recorded_traffic_is_read_as_the_model_read_and_wrote_it(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_recorded_traffic_is_read_as_the_model_read_and_wrote_it(tmp_path: Path)
     file.write_text(json.dumps({"prompt": read, "answer": "Good day to you", "framed": True}) + "\n")
     answer = tokenizer.encode("Good day to you", add_special_tokens=False)
     for row in (500, 9):
-        (text,) = texts_given(read_given(file), tokenizer, Cut(prompt=1, answer=99, row=row, documents=100))
+        (text,) = encode_user_texts(read_user_texts(file), tokenizer, Cut(prompt=1, answer=99, row=row, documents=100))
         whole = (*frame.around(tokenizer.encode("Hi", add_special_tokens=False)), *answer)
         assert text.ids == whole[-row:]
     with pytest.raises(ParlayError, match="give it by --texts"):

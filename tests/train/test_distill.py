@@ -25,7 +25,7 @@ from parlay.testing.toy_tokenizers import toy_tokenizer
 from parlay.text.prompts import TokensPrompt
 from parlay.train.data.features import FeatureStore
 from parlay.train.data.preparing import Answering, answer_as
-from parlay.train.data.teacher_api import Teacher, ask
+from parlay.train.data.teacher_api import TeacherApi, ask
 from parlay.train.data.texts import TrainingText, load_shard, save_shard, shard_path, shards
 from parlay.train.divergences import DIVERGENCES, SummedInParts
 from parlay.train.heads import DISTILL, fit
@@ -160,19 +160,19 @@ def test_a_server_that_dies_half_way_is_asked_again_for_what_is_missing(tmp_path
     tokenizer = load_tokenizer(resolve("parlay-mini"))
     with served(dies_after=40) as (url, seen):
         with pytest.raises(ParlayError, match="answers 503"):
-            ask(tmp_path, prompts, Teacher(url, "m", 8), tokenizer)
+            ask(tmp_path, prompts, TeacherApi(url, "m", 8), tokenizer)
         assert len(shards(tmp_path)) == 1
     with served(dies_after=1000) as (url, seen):
-        ask(tmp_path, prompts, Teacher(url, "m", 8), tokenizer)
+        ask(tmp_path, prompts, TeacherApi(url, "m", 8), tokenizer)
         assert sorted(seen) == sorted(prompts[32:])
     texts = [text for path in shards(tmp_path) for text in load_shard(path)]
     assert len(texts) == 80
     assert tokenizer.decode(list(texts[3].ids[texts[3].answer :]), skip_special_tokens=True) == "answer to prompt 3"
     assert texts[3].ids[-1] == tokenizer.eos_token_id
     with pytest.raises(ParlayError, match="can't be reached"):
-        ask(tmp_path / "new", prompts, Teacher("http://127.0.0.1:9", "m", 8), tokenizer)
+        ask(tmp_path / "new", prompts, TeacherApi("http://127.0.0.1:9", "m", 8), tokenizer)
     with pytest.raises(ParlayError, match="expected an address"):
-        ask(tmp_path / "new", prompts, Teacher("file:///etc", "m", 8), tokenizer)
+        ask(tmp_path / "new", prompts, TeacherApi("file:///etc", "m", 8), tokenizer)
 
 
 class served:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from parlay.certificates.agreement import SCORE, agreement, text_agreement
 from parlay.certificates.bounds import at_least, fixed_sequence, lower_bound
-from parlay.certificates.cascade import THRESHOLDS, Cascade, Threshold, sureness
+from parlay.certificates.cascade import THRESHOLDS, CascadeThreshold, RequestCascade, sureness
 from parlay.certificates.certificate import Certificate, Certified, Claim, Sampling
 from parlay.certificates.gate import rule_level
 from parlay.certificates.requirement import Floor
@@ -81,7 +81,7 @@ def calibrate(
 
 def calibrate_cascade(
     small: LLM, large: LLM, prompts: Sequence[tuple[Ids, Ids]], floor: Floor, params: SamplingParams
-) -> Cascade | None:
+) -> RequestCascade | None:
     """Find from what `sureness` on the small model may answer for the large one; None: from none that is of use.
 
     ``prompts`` are pairs: each prompt as the small model reads it, and as the large one does. Thresholds are tested
@@ -105,16 +105,16 @@ def calibrate_cascade(
     if threshold is None:
         return None
     bindings = small.gate.binding(), large.gate.binding()
-    return Cascade(*bindings, Sampling.of(params), _claim([ids for _, ids in unique], floor, params), threshold)
+    return RequestCascade(*bindings, Sampling.of(params), _claim([ids for _, ids in unique], floor, params), threshold)
 
 
-def _threshold(sure: Sequence[float], good: Sequence[bool], floor: Floor) -> Threshold | None:
+def _threshold(sure: Sequence[float], good: Sequence[bool], floor: Floor) -> CascadeThreshold | None:
     """The least threshold that is shown to keep the floor; None if no answer is above any."""
     rows = list(zip(sure, good, strict=True))
     goods = [sum(fine or one < least for one, fine in rows) for least in THRESHOLDS]
     shown = fixed_sequence([at_least(count, len(rows), floor.floor) for count in goods], floor.confidence)
     by_small = sum(one >= THRESHOLDS[shown - 1] for one in sure) if shown else 0
-    return Threshold(least=THRESHOLDS[shown - 1], good=goods[shown - 1], by_small=by_small) if by_small else None
+    return CascadeThreshold(least=THRESHOLDS[shown - 1], good=goods[shown - 1], by_small=by_small) if by_small else None
 
 
 def fewest(floor: Floor) -> int:

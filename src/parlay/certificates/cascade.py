@@ -27,7 +27,7 @@ def sureness(logprobs: Sequence[float]) -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Threshold(Evidence):
+class CascadeThreshold(Evidence):
     """The small model answers where its `sureness` is at least ``least``.
 
     Good are answers whichever model gave them; ``by_small`` counts those of the calibration that the small model would
@@ -39,7 +39,7 @@ class Threshold(Evidence):
 
 
 @dataclass(frozen=True, slots=True)
-class Cascade:
+class RequestCascade:
     """Among requests to ``large`` like the calibration's, a share of at least ``claim.floor`` gets a good answer.
 
     It is good if it agrees with the large model's. With a chance of at most 1 - ``claim.confidence``, over the draw of
@@ -50,23 +50,23 @@ class Cascade:
     large: Binding
     sampling: Sampling
     claim: Claim
-    threshold: Threshold
+    threshold: CascadeThreshold
 
-    def audited(self, good: bool) -> Cascade:
+    def audited(self, good: bool) -> RequestCascade:
         """After one more audit of a request, whichever model answered it."""
         return dataclasses.replace(self, threshold=self.threshold.after(self.claim, good=good))
 
 
-def read(path: Path) -> Cascade:
+def read(path: Path) -> RequestCascade:
     """Raises ParlayError for a file that is no certificate of a cascade, in one line."""
     data = read_parts(path, ("small", "large", "sampling", "claim", "threshold"))
-    claim, threshold = read_part(Claim, data["claim"], path), read_part(Threshold, data["threshold"], path)
+    claim, threshold = read_part(Claim, data["claim"], path), read_part(CascadeThreshold, data["threshold"], path)
     check_counts([threshold], claim, path)
     small, large = read_part(Binding, data["small"], path), read_part(Binding, data["large"], path)
-    return Cascade(small, large, read_part(Sampling, data["sampling"], path), claim, threshold)
+    return RequestCascade(small, large, read_part(Sampling, data["sampling"], path), claim, threshold)
 
 
-class HeldCascade(Held[Cascade]):
+class HeldCascade(Held[RequestCascade]):
     """A cascade's certificate in its file."""
 
     def __init__(self, path: Path, *, share: float) -> None:

@@ -45,14 +45,14 @@ def _named(certificate: Certificate, strategy: str) -> Certified:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ExactnessChoice:
     """Strategy that a request is decoded with, and the certificate that lets it be lossy, if one does."""
 
     strategy: str | StrategySpec
     held: HeldCertificate | None = None
 
 
-class Gate:
+class CertificateGate:
     """Chooses for the requests of one model, whose decoding reaches ``level`` under plain decoding's own rule.
 
     ``share`` of the answers that a certificate lets be lossy are to be audited. Raises ParlayError for a certificate of
@@ -84,38 +84,38 @@ class Gate:
         named: str | StrategySpec | None,
         usual: str | StrategySpec,
         params: SamplingParams,
-    ) -> Choice:
+    ) -> ExactnessChoice:
         """``named`` by the request, or else ``usual``. Raises ValueError where what is named is not allowed.
 
         Where nothing is named, exact levels take the exact form of ``usual``, and a floor takes the fastest strategy
         that is certified for it. Without a word of what is allowed, what is named counts, as is.
         """
         if allowed is None or (allowed.level is Exactness.LOSSY and allowed.floor is None):
-            return Choice(named or usual)
+            return ExactnessChoice(named or usual)
         spec = _spec(named or usual)
         if allowed.floor is not None:
             return self._with_floor(allowed.floor, named, spec, params)
         if Exactness.weakest(self._level, allowed.level) is not allowed.level:
             raise ValueError(f"exactness {allowed.level} is more than this model keeps here: ask for {self._level}")
         if _keeps(spec, allowed.level):
-            return Choice(named or usual)
+            return ExactnessChoice(named or usual)
         if named is not None:
             raise ValueError(
                 f"exactness {allowed.level} forbids strategy {spec}, which is {rule_level(spec)}: change one of them"
             )
-        return Choice(exact_form(spec))
+        return ExactnessChoice(exact_form(spec))
 
     def _with_floor(
         self, floor: Floor, named: str | StrategySpec | None, spec: StrategySpec, params: SamplingParams
-    ) -> Choice:
+    ) -> ExactnessChoice:
         lossy = rule_level(spec) is Exactness.LOSSY
         if named is not None and lossy:
-            return Choice(spec, self._certificate(spec, floor, params))
+            return ExactnessChoice(spec, self._certificate(spec, floor, params))
         open_arms = self._open(floor, params) if named is None or find(spec.name).routes else []
         if open_arms:
             fastest, held = max(open_arms, key=lambda arm: arm[0].speed)
-            return Choice(parse(fastest.strategy), held)
-        return Choice(exact_form(spec) if lossy else named or spec)
+            return ExactnessChoice(parse(fastest.strategy), held)
+        return ExactnessChoice(exact_form(spec) if lossy else named or spec)
 
     def _open(self, floor: Floor, params: SamplingParams) -> list[tuple[Certified, HeldCertificate]]:
         """Find the strategy that is certified for such a request, and was faster than exact decoding."""
@@ -148,8 +148,8 @@ class Gate:
         return held
 
 
-def open_gate(paths: Sequence[str | Path], model: object, resources: Resources, *, share: float) -> Gate:
-    """The gate of a model, given what it was loaded by. Raises ParlayError as `Gate` does, ValueError for a share."""
+def open_gate(paths: Sequence[str | Path], model: object, resources: Resources, *, share: float) -> CertificateGate:
+    """Open the gate of a loaded model. Raises ParlayError as `CertificateGate` does, ValueError for a share."""
     target, draft_model = resources.target, resources.default_draft
     assert target is not None
     if not 0 <= share <= 1:
@@ -162,7 +162,7 @@ def open_gate(paths: Sequence[str | Path], model: object, resources: Resources, 
         weights = weights_fingerprint(model)
         return Binding(model=target.name, weights=weights, dtype=target.dtype, draft_model=draft_model or "")
 
-    return Gate(target.exactness, binding, [Path(path) for path in paths], share=share)
+    return CertificateGate(target.exactness, binding, [Path(path) for path in paths], share=share)
 
 
 def rule_level(spec: StrategySpec) -> Exactness:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from parlay.certificates.gate import Choice, Gate
+from parlay.certificates.gate import CertificateGate, ExactnessChoice
 from parlay.certificates.requirement import Allowed
 from parlay.certificates.requirement import parse as allowed_by
 from parlay.llm.jobs import Audit, Job, Sample
@@ -90,7 +90,7 @@ class InputProcessor:
         strategy: str | StrategySpec,
         prediction_strategy: str,
         seed: int | None,
-        gate: Gate,
+        gate: CertificateGate,
     ) -> None:
         self._tokenizer = vocabulary.tokenizer
         self._encoder = vocabulary.encoder
@@ -251,7 +251,7 @@ class InputProcessor:
         return TokensPrompt(prompt_token_ids=ids, thoughts=expected_thoughts(self._tokenizer, ids))
 
 
-def _audit(choice: Choice, first: Request, options: RequestOptions, job: Callable[..., Job]) -> Audit | None:
+def _audit(choice: ExactnessChoice, first: Request, options: RequestOptions, job: Callable[..., Job]) -> Audit | None:
     """Where the choice stands on a certificate, for a share of all jobs, drawn before anything is decoded."""
     if choice.held is None or not choice.held.due():
         return None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from parlay import models
 from parlay.cache import Budget, parse_bytes
-from parlay.certificates.gate import Gate, open_gate
+from parlay.certificates.gate import CertificateGate, open_gate
 from parlay.certificates.requirement import AUDIT_SHARE, Allowed
 from parlay.drafters.resources import Resources
 from parlay.energy.power_model import PowerOf
@@ -331,7 +331,7 @@ class LLM:
         del self._strategies, self._resources, self._drafts, self.engine, self.runner
 
     @property
-    def gate(self) -> Gate:
+    def gate(self) -> CertificateGate:
         return self._factory.gate
 
     def __repr__(self) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from parlay.aio import AsyncLLM
-from parlay.certificates.gate import Gate
+from parlay.certificates.gate import CertificateGate
 from parlay.llm.input_processor import ChatOptions, RequestOptions
 from parlay.llm.jobs import Job
 from parlay.llm.vocabulary import Vocabulary
@@ -59,7 +59,7 @@ class Served:
         return self.llm.llm.engine.max_context
 
     @property
-    def gate(self) -> Gate:
+    def gate(self) -> CertificateGate:
         return self.llm.llm.gate
 
     @property

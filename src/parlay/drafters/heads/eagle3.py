@@ -10,7 +10,7 @@ from torch import Tensor
 
 from parlay.drafters.heads.dynamic_tree import DynamicTree
 from parlay.drafters.heads.guessing import Guessing
-from parlay.drafters.heads.layer_heads import Job, LayerHeadDrafter, TreeLimits
+from parlay.drafters.heads.layer_heads import LayerHeadDrafter, TreeJob, TreeLimits
 from parlay.drafters.heads.options import EAGLE3 as SOURCE
 from parlay.drafters.heads.options import DynamicTreeOptions
 from parlay.drafters.resources import Resources
@@ -52,7 +52,7 @@ class Eagle3(LayerHeadDrafter):
     def _tree(self, budget: int) -> DynamicTree:
         return DynamicTree(self._options.width, self._options.min_p, budget)
 
-    def _grow(self, jobs: list[Job]) -> None:
+    def _grow(self, jobs: list[TreeJob]) -> None:
         """All trees in one call, where no norm comes between and the compiled decoder runs."""
         if not self._at_once:
             super()._grow(jobs)
@@ -69,7 +69,7 @@ class Eagle3(LayerHeadDrafter):
                 job.draft = Draft(Tree(grown.tokens, grown.parents), sources=sources, scores=grown.chances)
 
 
-def _wish(job: Job, levels: int) -> TreeRequest:
+def _wish(job: TreeJob, levels: int) -> TreeRequest:
     """The job's draft, with the noise of a request that samples."""
     view = job.text.view
     temperature, place = view.request.params.temperature, len(view.tokens)

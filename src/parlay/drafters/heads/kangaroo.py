@@ -13,7 +13,7 @@ from parlay.drafters.draft_models.guesses import probabilities
 from parlay.drafters.heads.guessing import Guessing
 from parlay.drafters.heads.options import KANGAROO as SOURCE
 from parlay.drafters.heads.options import KangarooOptions
-from parlay.drafters.heads.text_rows import TextRows, Waiting
+from parlay.drafters.heads.text_rows import TextRows, WaitingRows
 from parlay.drafters.heads.watch import Watched
 from parlay.drafters.resources import Resources
 from parlay.drafters.self_speculation.skipping import ChainDraft, layers_of, skippable
@@ -27,7 +27,7 @@ from parlay.types import NO_DRAFT, Draft, Features, Needs, Segment, SequenceView
 class _Job:
     """One sequence to draft for: its rows that wait, then the root's row and those of its chain."""
 
-    text: Waiting
+    text: WaitingRows
     chain: ChainDraft
 
     def segment(self, state_H: Tensor) -> Segment:

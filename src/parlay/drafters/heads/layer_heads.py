@@ -11,7 +11,7 @@ from torch import Tensor
 from parlay.drafters.draft_models.guesses import Guess
 from parlay.drafters.heads.guessing import Guessing
 from parlay.drafters.heads.level_trees import LevelTree
-from parlay.drafters.heads.text_rows import TextRows, Waiting
+from parlay.drafters.heads.text_rows import TextRows, WaitingRows
 from parlay.drafters.heads.watch import Watched
 from parlay.heads.artefact import HeadArtefact
 from parlay.types import NO_DRAFT, NO_TREE, Draft, Features, Needs, Runner, Segment, SequenceView
@@ -32,10 +32,10 @@ class TreeLimits:
 
 
 @dataclass(slots=True)
-class Job:
+class TreeJob:
     """One sequence to draft for: the rows that it has to run first, then its tree, and in the end the draft."""
 
-    text: Waiting
+    text: WaitingRows
     budget: int
     tree: LevelTree
     inputs_KH: Tensor | None = None
@@ -87,7 +87,7 @@ class LayerHeadDrafter(Watched, ABC):
                 self._rows.keep(job.text)
         return [jobs[place].draft if place in jobs else NO_DRAFT for place in range(len(views))]
 
-    def _jobs(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> dict[int, Job]:
+    def _jobs(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> dict[int, TreeJob]:
         """Sequences that can be drafted now, by place."""
         most, rows = self._runner.spec.max_context, self._limits.rows
         limits = [min(budget, most - len(view.tokens)) for view, budget in zip(views, budgets, strict=True)]
@@ -96,11 +96,11 @@ class LayerHeadDrafter(Watched, ABC):
             for budget, limit in zip(budgets, limits, strict=True)
         ]
         return {
-            place: Job(text, limits[place], self._tree(limits[place]))
+            place: TreeJob(text, limits[place], self._tree(limits[place]))
             for place, text in self._rows.waiting(views, room).items()
         }
 
-    def _grow(self, jobs: list[Job]) -> None:
+    def _grow(self, jobs: list[TreeJob]) -> None:
         """All trees, level by level, and the drafts."""
         active = jobs
         for level in range(self._limits.levels):
@@ -122,7 +122,7 @@ class LayerHeadDrafter(Watched, ABC):
         for job in jobs:
             job.draft = job.tree.draft(job.budget, self._source)
 
-    def _guesses(self, jobs: Sequence[Job], logits_RD: Tensor) -> list[list[Guess]]:
+    def _guesses(self, jobs: Sequence[TreeJob], logits_RD: Tensor) -> list[list[Guess]]:
         """The best children of each row that has just run."""
         rows = [(job, node) for job in jobs for node in job.tree.newest]
         paths = [job.tree.path_tokens(node) for job, node in rows]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from parlay.drafters.heads.state_heads import States
-from parlay.drafters.heads.text_rows import Inputs, TextRows, Waiting
+from parlay.drafters.heads.text_rows import Inputs, TextRows, WaitingRows
 from parlay.types import NO_TREE, Features, Observation, Runner, Segment, SequenceView, Tree, trees
 
 
@@ -21,7 +21,7 @@ class _LayerRows(ABC):
         self._rows = TextRows(runner, taps, inputs)
 
     @abstractmethod
-    def _run(self, texts: Sequence[Waiting]) -> list[Tensor]:
+    def _run(self, texts: Sequence[WaitingRows]) -> list[Tensor]:
         """One forward: a state for each text."""
 
     def of(self, views: Sequence[SequenceView]) -> list[Tensor | None]:
@@ -57,11 +57,11 @@ class LayerLogits(_LayerRows):
         super().__init__(runner, taps, inputs, masks)
         self._mask_MH = mask_MH
 
-    def _run(self, texts: Sequence[Waiting]) -> list[Tensor]:
+    def _run(self, texts: Sequence[WaitingRows]) -> list[Tensor]:
         out = self._runner.forward([self._segment(text) for text in texts])
         return list(torch.split(out.logits_RV, 1 + len(self._extra)))
 
-    def _segment(self, text: Waiting) -> Segment:
+    def _segment(self, text: WaitingRows) -> Segment:
         inputs_KH = text.inputs() if self._mask_MH is None else torch.cat((text.inputs(), self._mask_MH))
         last = len(text.pending) - 1
         return Segment(text.name, text.pending, self._extra, last, features=Features(inputs_KH))
@@ -70,7 +70,7 @@ class LayerLogits(_LayerRows):
 class LayerOutputs(_LayerRows):
     """Outputs of the one layer at the last row, ``[H]``."""
 
-    def _run(self, texts: Sequence[Waiting]) -> list[Tensor]:
+    def _run(self, texts: Sequence[WaitingRows]) -> list[Tensor]:
         segments = [
             Segment(text.name, text.pending, logits_from=len(text.pending), features=Features(text.inputs()))
             for text in texts

@@ -19,13 +19,13 @@ from parlay.drafters.heads.dynamic_tree import DynamicTree
 from parlay.drafters.heads.guessing import Guessing
 from parlay.drafters.heads.latest_states import LatestStates
 from parlay.drafters.heads.level_trees import LevelTree, RankTree
-from parlay.drafters.heads.watch import Kept, Watched
+from parlay.drafters.heads.watch import StepRecord, Watched
 from parlay.heads.artefact import HeadArtefact
 from parlay.heads.draft_vocab import draft_ids
 from parlay.types import NO_DRAFT, Draft, Needs, SequenceView
 
 
-class States(Kept, Protocol):
+class States(StepRecord, Protocol):
     """Where the states come from."""
 
     def of(self, views: Sequence[SequenceView]) -> list[Tensor | None]:

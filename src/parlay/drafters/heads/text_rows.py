@@ -18,7 +18,7 @@ Inputs = Callable[[Tensor, Sequence[int]], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class WaitingRows:
     """One sequence: the tokens of the rows that run first, the root's last, and the target's features of these rows."""
 
     view: SequenceView
@@ -49,7 +49,7 @@ class TextRows:
         """Unknown names are ignored."""
         self._sequences.release(sequence)
 
-    def waiting(self, views: Sequence[SequenceView], rows: Sequence[int | None]) -> dict[int, Waiting]:
+    def waiting(self, views: Sequence[SequenceView], rows: Sequence[int | None]) -> dict[int, WaitingRows]:
         """Sequences that can run now, by place; all but the last chunk of their rows has run.
 
         Each sequence needs room for so many ``rows`` beside those of its text; with None it is left out.
@@ -64,7 +64,7 @@ class TextRows:
         ready = [place for place in room if self._sequences.reserve(views[place], room[place], busy)]
         return {place: self._waiting(views[place]) for place in ready}
 
-    def keep(self, waiting: Waiting) -> None:
+    def keep(self, waiting: WaitingRows) -> None:
         """Commit the rows that have run, except the root's, which the next proposal recomputes."""
         self._sequences.keep(waiting.view, len(waiting.pending))
 
@@ -91,12 +91,12 @@ class TextRows:
             view for view, (_, end) in zip(lacking, spans, strict=True) if self._sequences.aligned(view).known >= end
         ]
 
-    def _waiting(self, view: SequenceView) -> Waiting:
+    def _waiting(self, view: SequenceView) -> WaitingRows:
         held = self._sequences.aligned(view)
         while (waiting := held.rows_waiting) > _FEW:
             self._feed(view, held, min(waiting - 1, _CHUNK))
         pending = held.read(view.tokens, waiting)
-        return Waiting(view, held.name, pending, held.features(), self._inputs)
+        return WaitingRows(view, held.name, pending, held.features(), self._inputs)
 
     def _feed(self, view: SequenceView, held: HeadSequence, rows: int) -> None:
         """So many rows whose outputs nobody reads, so that of the last layer only keys and values are computed."""

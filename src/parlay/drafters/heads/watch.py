@@ -72,7 +72,7 @@ class AcceptanceWatch:
             )
 
 
-class Kept(Protocol):
+class StepRecord(Protocol):
     """A drafter's record of each sequence's steps."""
 
     def take(self, observation: Observation) -> None:
@@ -87,7 +87,7 @@ class Kept(Protocol):
 class Watched:
     """The part of a drafter that sees steps: it keeps what they show, and how often the head was right."""
 
-    def __init__(self, source: str, held: HeadArtefact, kept: Kept) -> None:
+    def __init__(self, source: str, held: HeadArtefact, kept: StepRecord) -> None:
         self._watch, self._kept = AcceptanceWatch(source, held), kept
 
     def observe(self, observations: Sequence[Observation]) -> None:

@@ -37,7 +37,7 @@ from parlay.testing.conformance.strain import (
     preemption,
     references,
 )
-from parlay.testing.conformance.universal import LONG, SHORT, Effort, greedy, mixed, sampled
+from parlay.testing.conformance.universal import LONG, SHORT, KitLength, greedy, mixed, sampled
 from parlay.types import AcceptRule, Drafter
 
 __all__ = [
@@ -45,8 +45,8 @@ __all__ = [
     "LONG",
     "SHORT",
     "Divergence",
-    "Effort",
     "Finding",
+    "KitLength",
     "Report",
     "Stage",
     "Subject",
@@ -63,7 +63,7 @@ __all__ = [
     "toy_stage",
 ]
 
-Check = Callable[[Subject, Stage, Effort], list[Excuse]]
+Check = Callable[[Subject, Stage, KitLength], list[Excuse]]
 
 CHECKS: Mapping[str, Check] = MappingProxyType(
     {
@@ -89,7 +89,7 @@ DISTRIBUTION_STAGE = "toy distribution"
 
 
 def check_strategy(
-    spec: str, *, effort: Effort = SHORT, stages: Iterable[Stage] | None = None, checks: Iterable[str] = CHECKS
+    spec: str, *, effort: KitLength = SHORT, stages: Iterable[Stage] | None = None, checks: Iterable[str] = CHECKS
 ) -> Report:
     """Test the strategy ``NAME[:key=value,...]``; third-party names work. UsageError for one that isn't there."""
     return _check(subject_of(spec), effort, stages, checks)
@@ -100,7 +100,7 @@ def check_drafter(
     *,
     rule: Callable[[], AcceptRule] = SharedNoise,
     name: str = "drafter",
-    effort: Effort = SHORT,
+    effort: KitLength = SHORT,
     stages: Iterable[Stage] | None = None,
     checks: Iterable[str] = CHECKS,
 ) -> Report:
@@ -145,7 +145,7 @@ def applies(check: str, stage: Stage) -> bool:
     return check in stage.checks if stage.checks else check != "distribution"
 
 
-def run_check(check: str, subject: Subject, stage: Stage, effort: Effort = SHORT) -> Finding:
+def run_check(check: str, subject: Subject, stage: Stage, effort: KitLength = SHORT) -> Finding:
     """One check on one stage. A failure, of whatever kind, is a finding."""
     began = time.perf_counter()
     try:
@@ -161,7 +161,7 @@ def _excused(excuses: list[Excuse]) -> str:
     return f"{len(excuses)} texts differ within numerical noise, by at most {max(one.gap for one in excuses):.3g}"
 
 
-def _check(subject: Subject, effort: Effort, stages: Iterable[Stage] | None, checks: Iterable[str]) -> Report:
+def _check(subject: Subject, effort: KitLength, stages: Iterable[Stage] | None, checks: Iterable[str]) -> Report:
     where = list(default_stages().values() if stages is None else stages)
     wanted = list(checks)
     pairs = [(check, stage) for stage in where for check in wanted if applies(check, stage)]

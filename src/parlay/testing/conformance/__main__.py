@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from parlay.testing.conformance import LONG, SHORT, Effort, Report, catalogue_specs, default_stages
+from parlay.testing.conformance import LONG, SHORT, KitLength, Report, catalogue_specs, default_stages
 from parlay.testing.conformance.side_by_side import run
 from parlay.types import ParlayError
 
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0 if all(report.passed for report in reports) else 1
 
 
-def as_markdown(reports: Iterable[Report], effort: Effort) -> str:
+def as_markdown(reports: Iterable[Report], effort: KitLength) -> str:
     """One line per strategy, one column per stage: checks passed of checks run, and what was excused."""
     stages = list(default_stages())
     lines = [

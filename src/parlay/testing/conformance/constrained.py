@@ -7,13 +7,13 @@ from dataclasses import replace
 from parlay.engine import Limits
 from parlay.testing.conformance.compare import Excuse
 from parlay.testing.conformance.stage import Stage, StageRequest, Subject
-from parlay.testing.conformance.universal import GREEDY, VARIETY, Effort, agree, prompt
+from parlay.testing.conformance.universal import GREEDY, VARIETY, KitLength, agree, prompt
 from parlay.testing.toy_constraint import ToyGrammar
 
 LENGTH = 20
 
 
-def constrained(subject: Subject, stage: Stage, effort: Effort) -> list[Excuse]:
+def constrained(subject: Subject, stage: Stage, effort: KitLength) -> list[Excuse]:
     """Whatever the budget and the drafts, alone, beside others, forked, and put back for want of memory.
 
     A committed token that is not allowed is an error of its request, under every rule.

@@ -13,7 +13,7 @@ from torch import Tensor
 from parlay.engine import Limits
 from parlay.testing.conformance.compare import Excuse
 from parlay.testing.conformance.stage import Stage, StageRequest, Subject, decode
-from parlay.testing.conformance.universal import SHORT, Effort
+from parlay.testing.conformance.universal import SHORT, KitLength
 from parlay.testing.reference import LogitsOf
 from parlay.types import Exactness, SamplingParams
 
@@ -26,7 +26,7 @@ UNLIKELY = 1e-6
 """A chance below this, at fixed seeds, is no accident."""
 
 
-def distribution(subject: Subject, stage: Stage, effort: Effort) -> list[Excuse]:
+def distribution(subject: Subject, stage: Stage, effort: KitLength) -> list[Excuse]:
     """U3: drawn texts have the target's distribution, under temperature alone and with top-k and top-p together; in the
     long form also under each with and without the others. Lossy rules promise none."""
     if subject.rule().exactness is Exactness.LOSSY:

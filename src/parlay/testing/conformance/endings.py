@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from parlay.testing.conformance.compare import Excuse
 from parlay.testing.conformance.stage import Stage, StageRequest, Subject
-from parlay.testing.conformance.universal import GREEDY, VARIETY, Effort, agree, prompt
+from parlay.testing.conformance.universal import GREEDY, VARIETY, KitLength, agree, prompt
 
 LENGTH = 24
 
@@ -27,7 +27,7 @@ def asks(stage: Stage) -> Iterator[StageRequest]:
             yield replace(base, stop_sequence=tuple(text[at : at + 2]), params=replace(base.params, min_tokens=at + 3))
 
 
-def endings(subject: Subject, stage: Stage, effort: Effort) -> list[Excuse]:
+def endings(subject: Subject, stage: Stage, effort: KitLength) -> list[Excuse]:
     """Tokens, reason and logprobs are the reference's wherever a request ends; the token that completes a stop counts,
     later ones do not exist."""
     shared = subject.strategy(stage, 9)

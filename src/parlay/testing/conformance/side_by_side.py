@@ -10,10 +10,10 @@ from multiprocessing import get_context
 
 import torch
 
-from parlay.testing.conformance import Effort, Report, check_strategy
+from parlay.testing.conformance import KitLength, Report, check_strategy
 
 
-def run(specs: Sequence[str], effort: Effort, processes: int) -> Iterator[Report]:
+def run(specs: Sequence[str], effort: KitLength, processes: int) -> Iterator[Report]:
     """A report for each strategy, in order, as they come."""
     if processes <= 1:
         yield from (check_quietly(spec, effort) for spec in specs)
@@ -22,7 +22,7 @@ def run(specs: Sequence[str], effort: Effort, processes: int) -> Iterator[Report
         yield from pool.map(check_quietly, specs, repeat(effort))
 
 
-def check_quietly(spec: str, effort: Effort) -> Report:
+def check_quietly(spec: str, effort: KitLength) -> Report:
     """Without the engine's warnings: drafters that fail on purpose are no news."""
     logger = logging.getLogger("parlay")
     level = logger.level

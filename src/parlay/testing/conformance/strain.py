@@ -9,12 +9,12 @@ from parlay.engine import Engine, Limits
 from parlay.router.policies import Fixed
 from parlay.testing.conformance.compare import Excuse
 from parlay.testing.conformance.stage import Stage, StageRequest, Steady, Subject, decode
-from parlay.testing.conformance.universal import CAPACITY, GREEDY, VARIETY, Effort, agree, prompt
+from parlay.testing.conformance.universal import CAPACITY, GREEDY, VARIETY, KitLength, agree, prompt
 from parlay.testing.toy_drafters import Raising
 from parlay.types import Budgets, Drafter, SequenceView, Strategy
 
 
-def continuing(subject: Subject, stage: Stage, effort: Effort) -> list[Excuse]:
+def continuing(subject: Subject, stage: Stage, effort: KitLength) -> list[Excuse]:
     """U5: a text that goes on from the cache another one left behind is the text of a fresh prefill."""
     strategy = subject.strategy(stage, 6)
     runner = stage.open_runner(CAPACITY)
@@ -29,7 +29,7 @@ def continuing(subject: Subject, stage: Stage, effort: Effort) -> list[Excuse]:
     return excuses
 
 
-def forks(subject: Subject, stage: Stage, effort: Effort) -> list[Excuse]:
+def forks(subject: Subject, stage: Stage, effort: KitLength) -> list[Excuse]:
     """Samples of one prompt share its cache, and each is the text of its own sample index."""
     strategy = subject.strategy(stage, 5)
     asks = [
@@ -39,7 +39,7 @@ def forks(subject: Subject, stage: Stage, effort: Effort) -> list[Excuse]:
     return agree(stage, [(ask, strategy) for ask in asks], Limits(max_sequences=4))
 
 
-def chunks(subject: Subject, stage: Stage, effort: Effort) -> list[Excuse]:
+def chunks(subject: Subject, stage: Stage, effort: KitLength) -> list[Excuse]:
     """Long prompts are prefilled a few rows at a time, beside sequences that decode."""
     strategy = subject.strategy(stage, 4)
     jobs = [
@@ -52,7 +52,7 @@ def chunks(subject: Subject, stage: Stage, effort: Effort) -> list[Excuse]:
     return agree(stage, jobs, Limits(max_sequences=4, max_rows=7, max_draft_rows=6))
 
 
-def preemption(subject: Subject, stage: Stage, effort: Effort) -> list[Excuse]:
+def preemption(subject: Subject, stage: Stage, effort: KitLength) -> list[Excuse]:
     """A cache that holds about two of six sequences: some wait, some are put back, and no text changes."""
     strategy = subject.strategy(stage, 6)
     jobs = [
@@ -67,7 +67,7 @@ def preemption(subject: Subject, stage: Stage, effort: Effort) -> list[Excuse]:
     return agree(stage, jobs, Limits(max_rows=48), capacity=208)
 
 
-def references(subject: Subject, stage: Stage, effort: Effort) -> list[Excuse]:
+def references(subject: Subject, stage: Stage, effort: KitLength) -> list[Excuse]:
     """References that hold the text, a part of it, something else, or nothing: the text stays."""
     strategy = subject.strategy(stage, 8)
     base = StageRequest(prompt(stage, 23, 15), replace(VARIETY[0], max_tokens=40), seed=2)
@@ -76,7 +76,7 @@ def references(subject: Subject, stage: Stage, effort: Effort) -> list[Excuse]:
     return agree(stage, [(replace(base, references=one), strategy) for one in given])
 
 
-def failures(subject: Subject, stage: Stage, effort: Effort) -> list[Excuse]:
+def failures(subject: Subject, stage: Stage, effort: KitLength) -> list[Excuse]:
     """A drafter that raises, at once or midway, costs its requests their drafts and nothing else."""
     excuses: list[Excuse] = []
     healthy = subject.strategy(stage, 4)
@@ -96,7 +96,7 @@ def failures(subject: Subject, stage: Stage, effort: Effort) -> list[Excuse]:
     return excuses
 
 
-def interruptions(subject: Subject, stage: Stage, effort: Effort) -> list[Excuse]:
+def interruptions(subject: Subject, stage: Stage, effort: KitLength) -> list[Excuse]:
     """A request is aborted, and comes again; and for some steps its drafter is not asked, nor shown all of them."""
     strategy, runner = subject.strategy(stage, 4), stage.open_runner(CAPACITY)
     ask = StageRequest(prompt(stage, 31, 33), replace(VARIETY[0], max_tokens=30), seed=3)

@@ -26,7 +26,7 @@ BUDGETS = (0, 1, 2, 5, 16)
 
 
 @dataclass(frozen=True, slots=True)
-class Effort:
+class KitLength:
     """How much a run does: ``tokens`` of the long texts, from which the others' lengths follow, ``draws`` for the
     distribution."""
 
@@ -34,8 +34,8 @@ class Effort:
     draws: int
 
 
-SHORT = Effort(tokens=48, draws=3_000)
-LONG = Effort(tokens=400, draws=40_000)
+SHORT = KitLength(tokens=48, draws=3_000)
+LONG = KitLength(tokens=400, draws=40_000)
 
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -125,7 +125,7 @@ def same_counts(sample: StageSample) -> None:
     assert metrics.draft_steps <= metrics.steps
 
 
-def greedy(subject: Subject, stage: Stage, effort: Effort) -> list[Excuse]:
+def greedy(subject: Subject, stage: Stage, effort: KitLength) -> list[Excuse]:
     """U1: the greedy text, alone, at every budget; at full length under one of them."""
     excuses: list[Excuse] = []
     for budget in BUDGETS:
@@ -135,7 +135,7 @@ def greedy(subject: Subject, stage: Stage, effort: Effort) -> list[Excuse]:
     return excuses
 
 
-def sampled(subject: Subject, stage: Stage, effort: Effort) -> list[Excuse]:
+def sampled(subject: Subject, stage: Stage, effort: KitLength) -> list[Excuse]:
     """U1 with temperature, truncation, penalties, masks and processors: same seed, same text, alone."""
     excuses: list[Excuse] = []
     for seed, params in enumerate(VARIETY):
@@ -145,7 +145,7 @@ def sampled(subject: Subject, stage: Stage, effort: Effort) -> list[Excuse]:
     return excuses
 
 
-def mixed(subject: Subject, stage: Stage, effort: Effort) -> list[Excuse]:
+def mixed(subject: Subject, stage: Stage, effort: KitLength) -> list[Excuse]:
     """U6: eight requests at once that differ in everything, some sharing one instance of the strategy."""
     asks = [
         StageRequest(

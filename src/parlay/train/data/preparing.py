@@ -16,9 +16,9 @@ from parlay.models.loading import load_tokenizer
 from parlay.text.prompts import TokensPrompt
 from parlay.train.data.features import Featured, FeatureStore
 from parlay.train.data.prompts import read_prompts
-from parlay.train.data.teacher_api import SHARD, Teacher, ask
+from parlay.train.data.teacher_api import SHARD, TeacherApi, ask
 from parlay.train.data.texts import TrainingText, given_path, load_shard, save_shard, shards
-from parlay.train.data.user_texts import Cut, read_given, save_given, texts_given
+from parlay.train.data.user_texts import Cut, encode_user_texts, read_user_texts, save_user_texts
 from parlay.train.data.writing import Writer, WritingPlan
 from parlay.train.options import DistillTrainOptions, DrafterTrainOptions
 from parlay.train.recipes.target import Target
@@ -39,13 +39,13 @@ class Answering:
 def prepare(options: DrafterTrainOptions) -> list[Featured]:
     """Conversations that the target wrote, and those that were given; all methods read the same."""
     prompts = read_prompts(options.prompts, skip_broken=options.skip_broken) if options.prompts else []
-    given = read_given(options.texts, skip_broken=options.skip_broken) if options.texts else None
+    given = read_user_texts(options.texts, skip_broken=options.skip_broken) if options.texts else None
     plan = WritingPlan(prompts, 0.5 if prompts else 1.0, answer_tokens=options.answer_tokens, seed=options.seed)
     with LLM(options.model, max_num_seqs=_AT_ONCE) as llm:
         if given:
             cut = Cut(plan.prompt_tokens, options.answer_tokens, options.longest, options.document_tokens)
-            texts = texts_given(given, llm.get_tokenizer(), cut)
-            save_given(options.work, texts)
+            texts = encode_user_texts(given, llm.get_tokenizer(), cut)
+            save_user_texts(options.work, texts)
             print(f"{len(texts):,} texts of {sum(len(text.ids) for text in texts):,} tokens from {options.texts}")
         if options.shards:
             with counted("texts", options.shards) as done:
@@ -94,7 +94,7 @@ def answer_as(
 def _asked(options: DistillTrainOptions) -> list[Featured]:
     assert options.prompts is not None, "the options have checked it"
     prompts = read_prompts(options.prompts, skip_broken=options.skip_broken)
-    teacher = Teacher(options.url, options.url_model, options.answer_tokens)
+    teacher = TeacherApi(options.url, options.url_model, options.answer_tokens)
     with counted("answers", -(-len(prompts) // SHARD)) as done:
         ask(options.work, prompts, teacher, load_tokenizer(resolve(options.model)), done)
     texts = [text for path in shards(options.work) for text in load_shard(path)]

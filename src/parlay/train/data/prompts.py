@@ -38,7 +38,7 @@ class ChatFrame:
 
 
 @dataclass(frozen=True, slots=True)
-class Conversation:
+class PromptAndAnswer:
     """A prompt and its answer: what a user said, and what a model answered.
 
     ``framed``: both are what the model read and wrote, in its template, as `parlay serve --record` keeps them.
@@ -60,7 +60,7 @@ def read_prompts(path: Path, *, skip_broken: bool = False) -> list[str]:
     return [prompt for prompt, _ in lines]
 
 
-def read_conversations(path: Path, *, skip_broken: bool = False) -> list[Conversation]:
+def read_conversations(path: Path, *, skip_broken: bool = False) -> list[PromptAndAnswer]:
     """Read conversations like `read_prompts`, each line ``{"prompt": TEXT, "answer": TEXT}``, or recorded traffic."""
     return _read(path, '"prompt": TEXT, "answer": TEXT', conversation_of, skip_broken)
 
@@ -91,11 +91,11 @@ def refuse_broken(first: str, count: int, skip_broken: bool) -> None:
     print(f"{first}; left out: {many}", flush=True)
 
 
-def conversation_of(line: str) -> Conversation | None:
+def conversation_of(line: str) -> PromptAndAnswer | None:
     """Read the conversation of a JSON line; None where prompt or answer is missing or empty."""
     record = _record(line)
     prompt, answer = _text(record, "prompt"), _text(record, "answer")
-    return Conversation(prompt, answer, _framed(record)) if prompt and answer else None
+    return PromptAndAnswer(prompt, answer, _framed(record)) if prompt and answer else None
 
 
 def _prompt(line: str) -> tuple[str, bool] | None:

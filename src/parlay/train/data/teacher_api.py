@@ -26,7 +26,7 @@ _SCHEMES = ("http://", "https://")
 
 
 @dataclass(frozen=True, slots=True)
-class Teacher:
+class TeacherApi:
     """A model on a server. ``url`` ends before ``/chat/completions``, most often in ``/v1``."""
 
     url: str
@@ -63,7 +63,7 @@ class Teacher:
 def ask(
     folder: Path,
     prompts: Sequence[str],
-    teacher: Teacher,
+    teacher: TeacherApi,
     tokenizer: Tokenizer,
     done: Callable[[int], None] = lambda _: None,
 ) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 from parlay.system.user_cache import written_whole
 from parlay.text import corpus
 from parlay.text.tokenize import encode
-from parlay.train.data.prompts import ChatFrame, Conversation, conversation_of, read_conversations, refuse_broken
+from parlay.train.data.prompts import ChatFrame, PromptAndAnswer, conversation_of, read_conversations, refuse_broken
 from parlay.train.data.texts import TrainingText, given_path, save_shard
 from parlay.types import ParlayError, Tokenizer
 
@@ -28,10 +28,10 @@ _DIGEST = "given.sha256"
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class UserTexts:
     """Prompts with their answers, and documents."""
 
-    conversations: tuple[Conversation, ...] = ()
+    conversations: tuple[PromptAndAnswer, ...] = ()
     documents: tuple[str, ...] = ()
 
 
@@ -45,23 +45,23 @@ class Cut:
     documents: int
 
 
-def read_given(path: Path, *, skip_broken: bool = False) -> Given:
+def read_user_texts(path: Path, *, skip_broken: bool = False) -> UserTexts:
     """A file of conversations, a text file, or all the texts and JSON lines in a folder.
 
     Raises ParlayError where there is no text, and for a broken line unless ``skip_broken``.
     """
     if not path.is_dir() and path.suffix not in _PROSE:
-        return Given(tuple(read_conversations(path, skip_broken=skip_broken)))
+        return UserTexts(tuple(read_conversations(path, skip_broken=skip_broken)))
     found = [each for source in corpus.sources([str(path)]) for each in _texts(source, skip_broken)]
     if not found:
         raise ParlayError(f"no text in {path}: name a folder of text files, or of .jsonl files, in UTF-8")
-    return Given(
-        tuple(each for each in found if isinstance(each, Conversation)),
+    return UserTexts(
+        tuple(each for each in found if isinstance(each, PromptAndAnswer)),
         tuple(each for each in found if isinstance(each, str)),
     )
 
 
-def _texts(source: corpus.CorpusSource, skip_broken: bool) -> Iterator[Conversation | str]:
+def _texts(source: corpus.CorpusSource, skip_broken: bool) -> Iterator[PromptAndAnswer | str]:
     """Conversations and documents."""
     if source.path.suffix != ".jsonl":
         yield from (text for text, _ in corpus.documents(source) or () if text.strip())
@@ -76,7 +76,7 @@ def _texts(source: corpus.CorpusSource, skip_broken: bool) -> Iterator[Conversat
         refuse_broken(broken[0], len(broken), skip_broken)
 
 
-def texts_given(given: Given, tokenizer: Tokenizer, cut: Cut) -> list[TrainingText]:
+def encode_user_texts(given: UserTexts, tokenizer: Tokenizer, cut: Cut) -> list[TrainingText]:
     """Turn texts into ids: conversations in the model's frame, documents in rows, without short rests.
 
     Of recorded conversations the end, as much as fits into a row. Of more rows than are wanted, some are taken all
@@ -89,7 +89,7 @@ def texts_given(given: Given, tokenizer: Tokenizer, cut: Cut) -> list[TrainingTe
     return [TrainingText(ids, len(ids)) for ids in (*asked, *rows)]
 
 
-def _conversations(found: Sequence[Conversation], tokenizer: Tokenizer, cut: Cut) -> list[tuple[int, ...]]:
+def _conversations(found: Sequence[PromptAndAnswer], tokenizer: Tokenizer, cut: Cut) -> list[tuple[int, ...]]:
     frame = ChatFrame.of(tokenizer) if not all(each.framed for each in found) else ChatFrame((), ())
     texts: list[tuple[int, ...]] = []
     for each in found:
@@ -115,7 +115,7 @@ def _spread(rows: Sequence[tuple[int, ...]], most: int) -> Sequence[tuple[int, .
     return [rows[place * len(rows) // count] for place in range(count)]
 
 
-def save_given(folder: Path, texts: Sequence[TrainingText]) -> None:
+def save_user_texts(folder: Path, texts: Sequence[TrainingText]) -> None:
     """Shards of these texts that are not there yet.
 
     Raises ParlayError for a folder that holds the shards of other texts.
