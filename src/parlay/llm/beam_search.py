@@ -53,7 +53,7 @@ class BeamSearchSequence:
 
 @dataclass(frozen=True, slots=True)
 class BeamSearchOutput:
-    """As many sequences as the beam is wide, or as there are; the best comes first."""
+    """One sequence for each beam, so as many as the beam is wide, or as there are; the best comes first."""
 
     sequences: list[BeamSearchSequence]
 

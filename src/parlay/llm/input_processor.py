@@ -30,7 +30,7 @@ from parlay.text.tokenize import check_unicode
 from parlay.types import Constraint, Exactness, NoiseKey, ParlayError, Request, SamplingParams
 
 _SEED_BITS = 53
-"""Of a drawn seed: clients in JavaScript hold whole numbers in float64, and must be able to send it again."""
+"""Bits of a drawn seed: clients in JavaScript hold whole numbers in float64, and must be able to send it again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +141,7 @@ class InputProcessor:
     def _request(
         self, prompt: Ids, params: SamplingParams, options: RequestOptions, references: tuple[Ids, ...]
     ) -> Request:
-        """What the samples of one prompt have in common."""
+        """Make what the samples of one prompt have in common."""
         name = f"request-{next(self._names)}"
         seed = params.seed if params.seed is not None else self._seeds.getrandbits(_SEED_BITS)
         ends = frozenset() if params.ignore_eos else self._end_ids
@@ -173,7 +173,7 @@ class InputProcessor:
         return Sample(own, text, strategy, self._spell, predicted, self._prediction_strategy)
 
     def _constraint(self, grammar: Grammar | None, request: Request, thoughts: Thoughts) -> Constraint | None:
-        """What holds one sample to the form. It begins after the reasoning, if there may be any."""
+        """Make the constraint that holds one sample to the form. It begins after the reasoning, if there may be any."""
         if grammar is None or self._tokenizer is None:
             return None
         constraint = grammar.constraint(request.stop_ids)

@@ -129,11 +129,11 @@ class LLM:
         return self.tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What calls without sampling parameters take; `LLM` says whose they are. To be changed at will."""
+        """Return the parameters of calls that name none; `LLM` says whose they are. To be changed at will."""
         return replace(self._usual_params)
 
     def _find_resources(self, model: str | PreTrainedModel, draft_model: str | None) -> Resources:
-        """What drafters may use: draft models, tokenizers and heads are opened when a strategy first needs them."""
+        """List what drafters may use: models, tokenizers and heads are opened when a strategy first needs them."""
         heads = heads_of(model, target := self.runner.spec, self._budget, self.runner)
         return Resources(
             vocab_size=target.vocab_size,

@@ -9,7 +9,7 @@ from itertools import groupby
 from parlay.types import TARGET
 
 _COLOURS = ("#2a9d8f", "#c77dff", "#e9a23b", "#4c8dff", "#e76f51", "#7cb518")
-"""Of drafters, in the order in which they appear; readable on light and dark ground."""
+"""Colours of drafters, in the order in which they appear; readable on light and dark ground."""
 _OWN = "#8a8f98"
 _MOST_STEPS = 160
 _BAR, _CELL, _HEIGHT = 5, 5, 80

@@ -1,4 +1,4 @@
-"""What `LLM` returns: vLLM's result shape, with the strategy, its exactness and the engine's metrics beside it."""
+"""Results of `LLM`: vLLM's result shape, with the strategy, its exactness and the engine's metrics beside it."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class PromptLogprobs(Sequence[dict[int, Logprob] | None]):
     """`Logprobs` of a prompt's tokens. There is None for the first, which nothing predicts."""
 
     rest: Logprobs
-    """Those of all tokens but the first."""
+    """Log-probabilities of all tokens but the first."""
 
     @property
     def entries(self) -> tuple[TokenLogprobs | None, ...]:
@@ -89,7 +89,7 @@ def _few(entries: Sequence[object]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PredictionUse:
-    """What its prediction was worth to one sample, in tokens; over several samples, add them up.
+    """Counts what its prediction was worth to one sample, in tokens; over several samples, add them up.
 
     ``accepted``: tokens of the output that were drafted from the prediction. A strategy that copies from it as from any
     other text accepts none. ``rejected``: the length of the prediction less ``accepted``, and 0 if a part was copied
@@ -132,7 +132,7 @@ class CompletionOutput:
         return f"CompletionOutput({_short(self.text)}, {self._facts()})"
 
     def _repr_html_(self) -> str:
-        """What notebooks show."""
+        """Return the HTML that notebooks show."""
         return shown(self.text, self.text_ends, self.sources, "", self._facts())
 
     def _facts(self) -> str:
@@ -154,7 +154,7 @@ class RequestOutput:
 
     @property
     def metrics(self) -> Metrics:
-        """What the engine counted for the first sample, under vLLM's name."""
+        """The numbers that the engine counted for the first sample, under vLLM's name."""
         return self.outputs[0].metrics
 
     @property
@@ -167,7 +167,7 @@ class RequestOutput:
         return f"RequestOutput(prompt={asked}, outputs={[*self.outputs]})"
 
     def _repr_html_(self) -> str:
-        """What notebooks show."""
+        """Return the HTML that notebooks show."""
         heading = f"{len(self.prompt_token_ids)} token ids" if self.prompt is None else _cut(self.prompt, 300)
         return "".join(
             shown(each.text, each.text_ends, each.sources, "" if place else heading, each._facts())
@@ -176,7 +176,7 @@ class RequestOutput:
 
 
 class RequestOutputs(list[RequestOutput]):
-    """What a call returns: a list, which notebooks show output by output. ``seconds``: how long the call decoded."""
+    """The outputs of a call: a list, which notebooks show output by output. ``seconds``: how long the call decoded."""
 
     def __init__(self, outputs: Sequence[RequestOutput], seconds: float = 0.0) -> None:
         super().__init__(outputs)
@@ -219,7 +219,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class StreamEvent:
-    """What one step added to one sample. The last event of the last sample carries the whole output."""
+    """Tokens and text that a step added to a sample. The last event of the last sample carries the whole output."""
 
     index: int
     pieces: tuple[Piece, ...]

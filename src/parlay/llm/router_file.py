@@ -31,7 +31,7 @@ from parlay.types import NO_COST, KeptCost, Runner, RunnerSpec
 
 RememberedBy = Literal["shared", "per-key", "off"]
 REMEMBERED_BY: tuple[RememberedBy, ...] = get_args(RememberedBy)
-"""What is learned from the requests of all owners together, of each apart, or not kept."""
+"""Whether routers learn the requests of all owners together, of each owner apart, or keep nothing."""
 FORMAT = 3
 """Version of the file, and of the numbers in it."""
 EVERY = 60.0
@@ -46,7 +46,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """What was learned of one model on one machine: of its drafters, and of the cost of its steps.
+    """Everything learned of one model on one machine: of its drafters, and of the cost of its steps.
 
     ``model`` is the name under which it was loaded, for people; ``weights`` tells it from others. ``owner`` is empty
     for all requests together; the cost stands there alone. ``saved``: Unix seconds.
@@ -168,7 +168,7 @@ class RouterMemory:
         return news
 
     def _joined(self, news: Mapping[str, Mapping[str, KeptArm]], cost: KeptCost, held: Sequence[Entry]) -> list[Entry]:
-        """What the file held, with the news in it."""
+        """Everything that the file held, with the news in it."""
         now, by_key = time.time(), {each.key: each for each in held}
         for owner, arms in news.items():
             before = _held(self._of(owner), held)
@@ -205,7 +205,7 @@ def memory_of(model: object, spec: RunnerSpec, quantize: str, wanted: Remembered
 
 
 def cost_of(runner: Runner, memory: Memory) -> MeasuredCost:
-    """What steps cost: as an earlier process learned and at the speed of now, and learned further for the next one."""
+    """Measure what steps cost: as an earlier process learned, at the speed of now, and on for the next one."""
     cost = calibrate(runner, kept=memory.cost())
     memory.keep_cost(cost.kept)
     return cost
@@ -218,7 +218,7 @@ def _held(mine: Entry, held: Sequence[Entry]) -> Entry:
 
 
 def _quietly() -> list[Entry]:
-    """As `entries`, which has said what is wrong with the file when the process began to use it."""
+    """Read as `entries` does, which has said what is wrong with the file when the process began to use it."""
     try:
         return _read(place())
     except _UNUSABLE:
@@ -274,7 +274,7 @@ def _machine(spec: RunnerSpec) -> str:
 
 
 def _weights(model: str, spec: RunnerSpec, quantize: str) -> str:
-    """What tells a model from others: the ends of its files, and the numbers in which it computes."""
+    """A digest that tells a model from others: the ends of its files, and the numbers in which it computes."""
     digest = hashlib.sha256(f"{spec.dtype} {quantize}".encode())
     for path in weight_files(model):
         with path.open("rb") as file:

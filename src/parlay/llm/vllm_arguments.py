@@ -134,7 +134,7 @@ def one_strategy(strategy: str | StrategySpec | None, config: Mapping[str, Any] 
 
 
 def strategy_of(config: Mapping[str, Any]) -> str:
-    """What vLLM's ``speculative_config`` asks for, as a strategy. Raises ValueError for what there is none for."""
+    """The strategy that vLLM's ``speculative_config`` asks for. Raises ValueError for what there is none for."""
     unknown = [name for name in config if name not in _SPECULATIVE]
     if unknown:
         raise ValueError(f"speculative_config: {unknown[0]} can't be honoured: name a strategy instead")

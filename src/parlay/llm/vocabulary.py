@@ -56,7 +56,7 @@ class Vocabulary:
 
 
 class Vocabularies:
-    """Those of the ``most`` models that were loaded last, by what tells their files apart."""
+    """Keeps those of the ``most`` models that were loaded last, by what tells their files apart."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -66,7 +66,7 @@ class Vocabularies:
         return self._kept.get(files)
 
     def put(self, files: Hashable, vocabulary: Vocabulary) -> None:
-        """The one that was put here first goes where there are too many."""
+        """Keep a vocabulary; the first one goes where there are too many."""
         self._kept[files] = vocabulary
         self._kept.move_to_end(files)
         if len(self._kept) > self._most:

@@ -79,7 +79,7 @@ class _CallTimer:
         self._slow = 0
 
     def timed(self, call: Callable[[], T]) -> T:
-        """What it returns. Raises ValueError where too many calls have taken longer than `CALL_SECONDS`."""
+        """Return the call's result. Raises ValueError where too many calls have taken longer than `CALL_SECONDS`."""
         began = time.thread_time()
         result = call()
         self._slow += time.thread_time() - began > CALL_SECONDS

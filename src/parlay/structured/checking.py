@@ -41,7 +41,7 @@ class Checker:
 
 
 def spelled(wanted: StructuredOutputsParams) -> bytes:
-    """What is asked as JSON; a schema given as text and one given as data are the same."""
+    """Write what is asked as JSON; a schema given as text and one given as data are the same."""
     schema = None if wanted.json is None else schema_of(wanted.json)
     others = {"regex": wanted.regex, "choice": wanted.choice, "grammar": wanted.grammar}
     return json.dumps({"json": schema, "json_object": wanted.json_object, **others}).encode()

@@ -96,7 +96,7 @@ class GrammarConstraint:
         return mask_V
 
     def _only_tokens(self) -> list[int]:
-        """Those that have no alternative; the text's end is none of them."""
+        """The tokens without an alternative; the text's end is none of them."""
         tokens = [] if self._matcher.is_stopped() else self._matcher.compute_ff_tokens()
         if not tokens and not self._matcher.is_stopped():
             mask_V = self._mask()
@@ -149,7 +149,7 @@ class GrammarConstraint:
         return matcher
 
     def _after(self, start: int, path: Sequence[int], look: Callable[[], T]) -> T | None:
-        """What there is after ``start`` committed tokens and ``path``; None where the grammar does not allow these."""
+        """Look after ``start`` committed tokens and ``path``; None where the grammar does not allow these."""
         if not self._by_copy:
             matcher = self._matcher
             matcher.rollback(len(self._tokens) - start)

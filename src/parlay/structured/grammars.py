@@ -178,7 +178,7 @@ class Grammars:
 
 
 def _with_large_stack(function: Callable[[], T]) -> T:
-    """What the function returns or raises, called in a thread of its own."""
+    """Return or raise what the function does, called in a thread of its own."""
     future: Future[T] = Future()
 
     def run() -> None:

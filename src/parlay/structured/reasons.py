@@ -1,4 +1,4 @@
-"""What llguidance says of a failure, for users."""
+"""Failures of llguidance in words, for users."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What the operating system gives: threads, the processor, the terminal, the user's cache folder."""
+"""The operating system: threads, the processor, the terminal, the user's cache folder."""

@@ -1,4 +1,4 @@
-"""What the processor calls itself."""
+"""The name of the processor."""
 
 from __future__ import annotations
 

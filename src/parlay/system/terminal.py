@@ -1,4 +1,4 @@
-"""What goes to the screen, text tinted by where it came from on terminals that want colour; and Ctrl-C."""
+"""Writes to the screen, text tinted by where it came from on terminals that want colour; and Ctrl-C."""
 
 from __future__ import annotations
 

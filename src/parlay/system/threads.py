@@ -26,7 +26,7 @@ _forked = False
 
 @dataclass(frozen=True, slots=True)
 class Processors:
-    """What this process may use. ``usable``: processors that it may run on. ``cores``: physical cores among them.
+    """Processors of this process. ``usable``: processors that it may run on. ``cores``: physical cores among them.
 
     ``quota`` is the processor time per second that its control group allows, in seconds; None means no limit.
     """
@@ -69,7 +69,7 @@ def settle(wanted: int | None) -> None:
 
 
 def usual() -> int:
-    """What `SWITCH` says, or one thread per usable core, within the quota and torch's own number. Raises ValueError."""
+    """Read `SWITCH`, or take one thread per usable core, within the quota and torch's own number. Raises ValueError."""
     text = os.environ.get(SWITCH, "").strip()
     if not text:
         return min(processors().threads, torch.get_num_threads())
@@ -136,7 +136,7 @@ def using(threads: int | None) -> Iterator[None]:
 
 
 def processors(system: Path = Path("/sys"), process: Path = Path("/proc/self")) -> Processors:
-    """What this process may use, by affinity mask, core topology and control groups (Linux)."""
+    """Find what this process may use, by affinity mask, core topology and control groups (Linux)."""
     usable = sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else list(range(os.cpu_count() or 1))
     topology = "devices/system/cpu/cpu{}/topology/thread_siblings_list"
     siblings = {_text(system / topology.format(number)) or str(number) for number in usable}

@@ -1,4 +1,4 @@
-"""What a request's text is like, by a few cheap rules that can be read: which drafters are likely to pay for it."""
+"""Tells what a request asks for, by a few cheap rules that can be read: it says which drafters are likely to pay."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ class PromptClassifier:
         self._special = frozenset(token for token, each in added.items() if each.special)
 
     def of(self, prompt: Sequence[int], params: SamplingParams) -> str:
-        """Of the request with this prompt; empty where there is no text."""
+        """Tell the kind of the request with this prompt; empty where there is no text."""
         if params.form is not None:
             return FORM
         if self._tokenizer is None:

@@ -1,4 +1,4 @@
-"""What a prompt may be: a text, token ids, or a dict of either, as vLLM takes them."""
+"""Prompts: a text, token ids, or a dict of either, as vLLM takes them."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def one_each(value: T | Sequence[T] | None, default: T, count: int, name: str) -
 
 
 def text_or_ids(prompt: Prompt) -> tuple[str | tuple[int, ...], Thoughts]:
-    """What the prompt says, and whether its answer has reasoning. Raises ValueError for what is no prompt."""
+    """Split a prompt into what it says and whether its answer reasons. Raises ValueError for what is no prompt."""
     if isinstance(prompt, str):
         return prompt, "none"
     if not isinstance(prompt, Mapping):

@@ -127,7 +127,7 @@ def _refuse_private(name: object) -> None:
 
 
 class _Dict:
-    """What templates may do with ``dict``: the class itself would show them more."""
+    """Lets templates call ``dict``: the class itself would show them more."""
 
     def __call__(self, *given: Any, **items: Any) -> dict[str, Any]:
         return dict(*given, **items)

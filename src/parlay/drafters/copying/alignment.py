@@ -32,7 +32,7 @@ Reentry = Callable[[NgramIndex, Sequence[int], int], tuple[int, int]]
 
 
 class Trail(Generic[K]):
-    """What is known after each token of an output, so that tokens can be taken back.
+    """Keeps what is known after each token of an output, so that tokens can be taken back.
 
     ``step(known, tokens, at)`` returns what is known after ``tokens[at]``; ``first`` is known before the first token.
     Of an output that grew by more than `CATCH_UP` tokens only the last ones are followed; after those before them
@@ -47,7 +47,7 @@ class Trail(Generic[K]):
         self._known = [first]
 
     def follow(self, tokens: Sequence[int]) -> K:
-        """What is known after the output, which is the part of ``tokens`` after the prompt."""
+        """Return what is known after the output, which is the part of ``tokens`` after the prompt."""
         history, known, begin = self._history, self._known, self._prompt_length
         agreed = history.agree(tokens)
         history.cut(agreed)
@@ -85,5 +85,5 @@ class Alignment:
 
 
 def chance(run: int) -> float:
-    """That a copy goes on after ``run`` tokens that agreed; measured on summaries, answers and edits, .3 to .95."""
+    """The chance that a copy goes on after ``run`` tokens that agreed: .3 to .95 on summaries, answers and edits."""
     return run / (run + 1) if run > 1 else 0.3

@@ -25,7 +25,7 @@ _MOST = 32_768
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictionOptions(Options):
-    """What drafts where the prediction does not help."""
+    """Options: the drafter for where the prediction does not help."""
 
     fallback: tuple[str, ...] = option(
         ("prompt-lookup",), "what drafts where the prediction can't; empty: nothing", strategies=True

@@ -129,7 +129,7 @@ class _References(_IndexedText):
 
 
 class _CopiedText(_IndexedText):
-    """What may be copied for one sequence: the sequence itself, and its references."""
+    """The texts to copy from for one sequence: the sequence itself, and its references."""
 
     def __init__(self, sizes: Sequence[int], references: _References) -> None:
         super().__init__(sizes)

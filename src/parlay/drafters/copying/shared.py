@@ -1,4 +1,4 @@
-"""What is made of a text once, and shared by all samples of the request that brought it."""
+"""Things made of a text once, and shared by all samples of the request that brought it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ T = TypeVar("T", bound=OfTexts)
 
 
 class Shared(Generic[T]):
-    """What ``make`` makes of texts, kept while a sequence uses it. Texts are told apart as objects: none is hashed."""
+    """Keeps what ``make`` makes of texts while a sequence uses it. Texts are told apart as objects: none is hashed."""
 
     def __init__(self, make: Callable[[Texts], T]) -> None:
         self._make = make

@@ -128,7 +128,7 @@ def _scores(counts: Integers, above: Integers, matched: Integers) -> Integers:
 
 
 def _largest(counts: Integers, inside: Integers, most: int) -> Integers:
-    """Of those inside the ones with the largest counts, largest first; of equal ones the first."""
+    """The ones inside with the largest counts, largest first; of equal ones the first."""
     among, floor = (inside & (counts > 1)).nonzero()[0], 1
     if among.size < most:
         among = inside.nonzero()[0]

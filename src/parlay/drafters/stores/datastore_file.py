@@ -38,7 +38,7 @@ class BadDatastore(ParlayError):
 
 @dataclass(frozen=True, slots=True)
 class DatastoreHeader:
-    """What a datastore holds. ``fingerprint`` tells which tokenizer its ids belong to, ``tokenizer`` is a name for it;
+    """Describes a datastore. ``fingerprint`` tells which tokenizer its ids belong to, ``tokenizer`` is a name for it;
     both are empty where ids came from elsewhere.
 
     ``tokens`` counts the ids stored, a border for each document included.

@@ -16,7 +16,7 @@ from parlay.options import Options, option
 from parlay.types import Observation, Request, SequenceView
 
 _OVER = object()
-"""What ends a piece of work that is done token by token."""
+"""Marks the end of a piece of work that is done token by token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -46,7 +46,7 @@ class StoreFile:
     strategy: str
 
     def load(self) -> Lists:
-        """What the file holds; nothing if there is none. A damaged one is set aside, with a warning.
+        """Read the file; nothing if there is none. A damaged one is set aside, with a warning.
 
         Raises UsageError for one that holds something else.
         """

@@ -90,7 +90,7 @@ class SuffixAutomaton:
 
 
 def _verbatim(text: LiveText, place: int, length: int, budget: int, view: SequenceView) -> Draft:
-    """What stands at ``place``, up to the end of that text or the first stop token."""
+    """A draft of what stands at ``place``, up to the end of that text or the first stop token."""
     if length == 0:
         return NO_DRAFT
     tokens: list[int] = []

@@ -52,7 +52,7 @@ class SuffixGrowth:
         return min(self.k, int(self.factor * match_length + self.offset))
 
     def match_length(self, shortest: int, longest: int, depth: int) -> int:
-        """Of the ends that the same texts follow, the longest that leaves a chain of its budget room in the depth."""
+        """The longest of the ends followed by the same texts that leaves a chain of its budget room in the depth."""
         while longest > shortest and longest + self.budget(longest) > depth:
             longest -= 1
         return longest

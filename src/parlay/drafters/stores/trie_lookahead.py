@@ -116,7 +116,7 @@ class _Crop:
                     heapq.heappush(frontier, candidate)
 
     def _children(self, parent: int, own: int, past: int) -> list[_Candidate]:
-        """What followed a node in the request and in past outputs. Of equally frequent ones the first found wins."""
+        """All that followed a node in request and past outputs; of equally frequent ones the first found wins."""
         total, inputs = self._own.frequent(own) if own >= 0 and self._own is not None else (0, [])
         more, outputs = self._past.frequent(past) if past >= 0 and self._past is not None else (0, [])
         total += more

@@ -26,7 +26,7 @@ _BESIDE = "tokenizer.json"
 _FORM = 1
 """Raised whenever the same keys make another tokenizer than before, so that older ones in the cache are left alone."""
 _WORD = "▁"
-"""What SentencePiece writes for a space."""
+"""SentencePiece's sign for a space."""
 _INSTEAD = "name the model's own tokenizer (--tokenizer FOLDER_OR_HUB_ID)"
 
 
