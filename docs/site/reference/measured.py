@@ -173,7 +173,7 @@ def origins() -> str:
             page = path.with_suffix(".md")
             name = f"[{path.stem}](../../benchmarks/results/{page.name})" if page.exists() else path.stem
             where = f"{_processor(machine['cpu'])}, {machine['capability']}"
-            lines.append((name, where, header["date"][:10], code(header["commit"][:12]), code(header["command"])))
+            lines.append((name, where, code(header["date"][:10]), code(header["commit"][:12]), code(header["command"])))
     return table(["rows", "machine", "date", "commit", "command"], lines)
 
 

@@ -64,7 +64,7 @@ def _type(annotation: object) -> str:
     if annotation is inspect.Parameter.empty:
         return ""
     text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
-    return re.sub(r"\b(?:\w+\.)+(\w+)", r"\1", text)
+    return re.sub(r"\b(?:\w+\.)+(\w+)", r"\1", text).replace(" | ", " or ")
 
 
 def _default(value: object) -> str:
