@@ -36,9 +36,10 @@ def test_each_strategy_is_paired_with_plain_decoding_of_the_same_prompt(tiny: LL
     noted: list[str] = []
     found = run(tiny, trial, Results(tmp_path / "rows.jsonl", {}), announced.append, noted.append)
     assert {each.strategy for each in found.candidates} == {"prompt-lookup", "jacobi"}
-    assert "2 strategies on " in announced[0]
-    assert "each takes about" in announced[0]
-    assert "at most 5 minutes" in announced[0]
+    assert announced[0] == "timing plain decoding of a prompt, 20 tokens at most"
+    assert "2 strategies on " in announced[1]
+    assert "each takes about" in announced[1]
+    assert "at most 5 minutes" in announced[1]
     assert "strategies left" in noted[0]
     assert found.plain > 0
     for each in found.candidates:

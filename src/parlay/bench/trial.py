@@ -138,6 +138,7 @@ class _Race:
         self._bench = Bench(llm, self._plan, results)
 
     def run(self, say: Callable[[str], object], step: Callable[[str], object]) -> TrialResult:
+        say(f"timing plain decoding of a prompt, {self._trial.max_tokens} tokens at most")
         seconds = self._time_plain()
         field = self._affordable(seconds)
         left_out = self._trial.strategies[len(field) :]
