@@ -81,7 +81,7 @@ def test_requests_at_once_are_limited_and_the_rest_still_answers(make_app: MakeA
     async def ask() -> None:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
             running = [asyncio.create_task(client.post("/wait")) for _ in range(2)]
-            while app.state.gate.active < 2:
+            while app.state.limiter.active < 2:
                 await asyncio.sleep(0)
             third = await client.post("/wait")
             assert (third.status_code, third.headers["Retry-After"]) == (429, "5")
@@ -92,7 +92,7 @@ def test_requests_at_once_are_limited_and_the_rest_still_answers(make_app: MakeA
             assert (await client.post("/wait")).status_code == 200
 
     asyncio.run(ask())
-    assert app.state.gate.active == 0
+    assert app.state.limiter.active == 0
 
 
 def test_large_bodies_under_way_are_bounded_together_and_small_ones_pass(

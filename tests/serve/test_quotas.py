@@ -40,7 +40,7 @@ def test_tokens_are_counted_by_key_and_fade(make_app: MakeApp, monkeypatch: pyte
     assert "8 tokens a minute" in refused.json()["error"]["message"]
     assert int(refused.headers["Retry-After"]) >= 1
     assert client.post("/v1/completions", json=BODY, headers=bearer("two")).status_code == 200
-    app.state.gate.quotas._used[digest("one")] = (9.0, -100.0)
+    app.state.limiter.quotas._used[digest("one")] = (9.0, -100.0)
     assert client.post("/v1/completions", json=BODY, headers=bearer("one")).status_code == 200
 
 

@@ -35,7 +35,7 @@ class Draining:
         assert drain_seconds is not None
         try:
             async with asyncio.timeout(drain_seconds):
-                while self.app.state.gate.active:
+                while self.app.state.limiter.active:
                     await asyncio.sleep(0.01)
         except TimeoutError:
             self.app.state.go_on.set()

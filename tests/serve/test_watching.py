@@ -40,7 +40,7 @@ def test_load_counts_the_requests_under_way(make_app: Callable[..., FastAPI]) ->
     key = {"Authorization": "Bearer sesame"}
     assert client.get("/load").status_code == 401
     assert client.get("/load", headers=key).json() == {"server_load": 0}
-    app.state.gate.enter("")
+    app.state.limiter.enter("")
     assert client.get("/load", headers=key).json() == {"server_load": 1}
 
 

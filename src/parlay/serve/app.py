@@ -19,7 +19,7 @@ from parlay.serve.anthropic import route as messages
 from parlay.serve.cascades import Cascades, Link
 from parlay.serve.finished import Observer
 from parlay.serve.guard.auth import Guard
-from parlay.serve.guard.limits import Admission, BodyLimit, Gate
+from parlay.serve.guard.limits import Admission, BodyLimit, Limiter
 from parlay.serve.guard.workers import Workers
 from parlay.serve.hosted import Loader
 from parlay.serve.observe.http_metrics import HttpMetrics
@@ -76,8 +76,8 @@ def create_app(
     finished request. ``pulled`` loads models that requests download to this machine; None: requests may not.
     ``cascades`` say by a model's name which other one may answer for it in ``/v1/chat/completions``
     and ``/v1/completions``.
-    ``app.state`` holds ``registry``, ``settings``, ``recorder``, ``observers``, ``gate``, ``cascades`` and ``workers``.
-    Raises ValueError for no models.
+    ``app.state`` holds ``registry``, ``settings``, ``recorder``, ``observers``, ``limiter``, ``cascades`` and
+    ``workers``. Raises ValueError for no models.
     """
     settings = settings or Settings()
     registry = Registry(
@@ -92,7 +92,7 @@ def create_app(
     app.state.cascades = Cascades(registry, cascades or {})
     app.state.recorder = Recorder(registry, app.state.cascades)
     app.state.observers = [app.state.recorder.finished, log_request, *observers]
-    app.state.gate = Gate(settings)
+    app.state.limiter = Limiter(settings)
     app.state.ignored_before = set()
     app.state.response_store = ResponseStore(settings.responses_kept)
     app.state.workers = Workers(settings.retry_after)
@@ -117,20 +117,20 @@ def _application() -> Application:
 
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
-    tasks = [asyncio.create_task(app.state.registry.sweep()), asyncio.create_task(_release_memory(app.state.gate))]
+    tasks = [asyncio.create_task(app.state.registry.sweep()), asyncio.create_task(_release_memory(app.state.limiter))]
     yield
     await shut_down(app)
     for task in tasks:
         task.cancel()
 
 
-async def _release_memory(gate: Gate) -> None:
+async def _release_memory(limiter: Limiter) -> None:
     """Give what ended requests took back to the system, now and then."""
-    released = gate.entered
+    released = limiter.entered
     while True:
         await asyncio.sleep(_RELEASE_SECONDS)
-        if gate.entered != released:
-            released = gate.entered
+        if limiter.entered != released:
+            released = limiter.entered
             await asyncio.to_thread(release_freed)
 
 
@@ -139,7 +139,7 @@ async def shut_down(app: FastAPI, *, at_once: bool = False) -> None:
 
     May be called again: ``at_once`` ends what is still under way.
     """
-    app.state.gate.shut = True
+    app.state.limiter.shut = True
     await app.state.registry.close(0 if at_once else app.state.settings.drain_seconds)
 
 
@@ -154,7 +154,7 @@ def _add_routes(app: FastAPI, puller: Puller | None) -> None:
         responses.router(registry, settings),
         models.router(registry, settings),
         tokens.router(registry),
-        health.guarded(app.state.recorder, app.state.gate),
+        health.guarded(app.state.recorder, app.state.limiter),
         health.absent(),
     ):
         app.include_router(router, dependencies=lock, responses=errors.responses(*statuses))
@@ -166,14 +166,14 @@ def _add_routes(app: FastAPI, puller: Puller | None) -> None:
             app.include_router(router, dependencies=lock, responses=errors.responses(*statuses, body=body))
     app.include_router(page.router())
     open_to_all = errors.responses(*(status for status in statuses if status != 401))
-    app.include_router(health.router(registry, settings, app.state.gate), responses=open_to_all)
+    app.include_router(health.router(registry, settings, app.state.limiter), responses=open_to_all)
 
 
 def _add_middleware(app: FastAPI, settings: Settings) -> None:
     """From the inside out: the last one sees a request first."""
     app.add_middleware(BodyLimit, settings=settings)
     app.add_middleware(Leases)
-    app.add_middleware(Admission, gate=app.state.gate)
+    app.add_middleware(Admission, limiter=app.state.limiter)
     app.add_middleware(Guard, settings=settings)
     app.add_middleware(HttpMetrics, requests=app.state.recorder.http)
     if settings.cors_origins:

@@ -77,7 +77,7 @@ _PAUSE = 0.005
 prompt_log = logging.getLogger(PROMPT_LOG)
 
 
-class Gate:
+class Limiter:
     """Counts the requests under way, and lets none in any more once it is shut. Lives in one event loop."""
 
     def __init__(self, settings: Settings) -> None:
@@ -106,24 +106,24 @@ class Gate:
 
 
 class Admission:
-    """ASGI middleware: a POST goes through the gate. Other methods, as for health, are never held up."""
+    """ASGI middleware: a POST is counted by the limiter. Other methods, as for health, are never held up."""
 
-    def __init__(self, app: ASGIApp, gate: Gate) -> None:
+    def __init__(self, app: ASGIApp, limiter: Limiter) -> None:
         self._app = app
-        self._gate = gate
+        self._limiter = limiter
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] != "POST":
             return await self._app(scope, receive, send)
         owner = scope["state"]["tenant"]
         try:
-            self._gate.enter(owner)
+            self._limiter.enter(owner)
         except ApiError as error:
             return await error.response(scope["path"])(scope, receive, send)
         try:
             await self._app(scope, receive, send)
         finally:
-            self._gate.leave(owner)
+            self._limiter.leave(owner)
 
 
 @dataclass(slots=True)

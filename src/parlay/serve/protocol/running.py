@@ -177,7 +177,7 @@ def make_run(served: Served, jobs: Sequence[Job], names: FieldNames, request: Re
         partial(_observe, state.observers),
         settings.request_timeout,
         names,
-        partial(state.gate.quotas.charge, tenant(request)),
+        partial(state.limiter.quotas.charge, tenant(request)),
         client_id=_client_id(request.headers.get("x-request-id")),
         trace_parent=request.headers.get("traceparent"),
     )

@@ -18,7 +18,7 @@ from parlay.llm.jobs import Job
 from parlay.options import Option, UsageError, Value
 from parlay.serve.errors import ApiError
 from parlay.serve.guard.auth import tenant
-from parlay.serve.guard.limits import Gate
+from parlay.serve.guard.limits import Limiter
 from parlay.serve.hosted import Served
 from parlay.serve.protocol.body import GenerationBody, StructuredOutputs, text_of
 from parlay.serve.settings import Settings
@@ -190,10 +190,10 @@ def request_options(
     priority: int = 0,
 ) -> RequestOptions:
     """Raises ApiError for a strategy that a request may not name, and for more urgency than its key has."""
-    gate: Gate = request.app.state.gate
+    limiter: Limiter = request.app.state.limiter
     settings: Settings = request.app.state.settings
     ends = [most for most in (settings.default_max_tokens, settings.max_tokens) if most is not None]
-    gate.quotas.check_priority(tenant(request), priority)
+    limiter.quotas.check_priority(tenant(request), priority)
     return RequestOptions(
         strategy=None if strategy is None else read_strategy(strategy),
         exactness=None if exactness is None else read_exactness(exactness),

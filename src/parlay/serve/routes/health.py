@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from parlay import __version__
 from parlay.serve.errors import ApiError, responses, unavailable
-from parlay.serve.guard.limits import Gate
+from parlay.serve.guard.limits import Limiter
 from parlay.serve.observe.metrics import CONTENT_TYPE, Recorder
 from parlay.serve.registry import Registry
 from parlay.serve.settings import Settings
@@ -58,7 +58,7 @@ _TEXT: dict[int | str, dict[str, Any]] = {
 }
 
 
-def router(registry: Registry, settings: Settings, gate: Gate) -> APIRouter:
+def router(registry: Registry, settings: Settings, limiter: Limiter) -> APIRouter:
     """Operations that anyone may call; none of them tells of requests."""
     routes = APIRouter(tags=["server"])
 
@@ -68,14 +68,14 @@ def router(registry: Registry, settings: Settings, gate: Gate) -> APIRouter:
     @routes.get("/health", summary="Is the server alive?", responses=responses(503))
     async def health() -> Status:
         dead = [model.name for model in registry if model.dead]
-        if dead and not gate.shut:
+        if dead and not limiter.shut:
             raise ApiError(503, f"the engine of {', '.join(dead)} has stopped: start the server again", code="dead")
         return Status()
 
     @routes.head("/ready", include_in_schema=False)
     @routes.get("/ready", summary="Does the server take requests?", responses=responses(503))
     async def ready() -> Status:
-        if gate.shut or any(model.dead for model in registry):
+        if limiter.shut or any(model.dead for model in registry):
             raise unavailable(settings.retry_after)
         return Status()
 
@@ -87,7 +87,7 @@ def router(registry: Registry, settings: Settings, gate: Gate) -> APIRouter:
     return routes
 
 
-def guarded(recorder: Recorder, gate: Gate) -> APIRouter:
+def guarded(recorder: Recorder, limiter: Limiter) -> APIRouter:
     """Operations that need a key where there are keys."""
     routes = APIRouter(tags=["server"])
 
@@ -97,7 +97,7 @@ def guarded(recorder: Recorder, gate: Gate) -> APIRouter:
 
     @routes.get("/load", summary="How many requests are under way")
     async def load() -> Load:
-        return Load(server_load=gate.active)
+        return Load(server_load=limiter.active)
 
     @routes.get("/strategies", summary="The ways of decoding")
     async def strategies() -> list[StrategyInfo]:
