@@ -153,7 +153,8 @@ class Engine:
         collect_prompt_logprobs(step)
         if step.at_root:
             step.done = commit(step, self.max_context)
-            sequence.tally.count_step(step.draft, step.path, len(step.done.committed))
+            if step.done.committed or sequence.canvas is not None:  # a text of length 0 took no step
+                sequence.tally.count_step(step.draft, step.path, len(step.done.committed))
         sequence.cached = self.runner.keep(sequence.sequence, step.path)
         if sequence.cached == len(sequence.tokens):
             sequence.cached = self.runner.truncate(sequence.sequence, len(sequence.tokens) - 1)
