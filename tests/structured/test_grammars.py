@@ -11,8 +11,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from parlay.structured.checking import Checker
-from parlay.structured.grammars import Grammars
+from parlay.structured.grammars import Checker, Grammars
 from parlay.testing.toy_tokenizers import letters
 from parlay.types import ParlayError, StructuredOutputsParams
 

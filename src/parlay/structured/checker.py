@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from llguidance import LLMatcher, LLTokenizer
 
 from parlay.structured.definition import definition, matcher
-from parlay.structured.reasons import limit_reached
+from parlay.structured.limits import limit_reached
 from parlay.system.bounded_process import Answer, serve
 from parlay.types import StructuredOutputsParams
 

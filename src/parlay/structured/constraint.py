@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from parlay.structured.reasons import in_one_line, limit_reached
+from parlay.structured.limits import in_one_line, limit_reached
 from parlay.types import ParlayError
 
 if TYPE_CHECKING:

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, grammar_from
 
-from parlay.structured.limits import schema_of
-from parlay.structured.reasons import in_one_line
+from parlay.structured.limits import in_one_line, schema_of
 from parlay.types import StructuredOutputsParams
 
 if TYPE_CHECKING:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Sequence
@@ -13,9 +14,9 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, TypeVar
 
-from parlay.structured.checking import Checker, spelled
 from parlay.structured.constraint import GrammarConstraint
-from parlay.structured.limits import check_size
+from parlay.structured.limits import check_size, schema_of
+from parlay.system.bounded_process import BoundedProcess, LimitMet
 from parlay.types import ParlayError, StructuredOutputsParams, Tokenizer
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ _KEPT = 128  # compiled grammars and refusals
 _STACK = 256 << 20
 """Bytes for compiling, four times what was enough for the checker. Only what is used of it takes memory."""
 _stack_lock = threading.Lock()
+CPU_SECONDS = 2.0
+"""Computing time for one constraint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,42 @@ class Grammar:
         """A matcher at the beginning. Any thread may ask."""
         with self.lock:
             return self.matcher.deep_copy()
+
+
+class Checker:
+    """Has constraints compiled in a process of their own, `parlay.structured.checker`, before this one compiles them.
+
+    A definition can exhaust the compiler's stack, which ends the process that compiles it. ``vocabulary`` is as
+    `LLTokenizer` takes it. Any thread may use it.
+    """
+
+    def __init__(self, vocabulary: dict[str, object]) -> None:
+        first = json.dumps(vocabulary).encode()
+        self._process = BoundedProcess("parlay.structured.checker", first, "structured output")
+
+    def end(self) -> None:
+        """End the process, if it runs."""
+        self._process.end()
+
+    def check(self, question: bytes) -> str:
+        """The definition for what `spelled` gave, which has been compiled once.
+
+        Raises ValueError for what is not valid or is too large.
+        """
+        try:
+            answer = json.loads(self._process.ask(question, CPU_SECONDS))
+        except LimitMet as error:
+            raise ValueError(f"structured_outputs took more than {error} to compile: ask for less") from None
+        if "error" in answer:
+            raise ValueError(answer["error"])
+        return str(answer["definition"])
+
+
+def spelled(wanted: StructuredOutputsParams) -> bytes:
+    """Write what is asked as JSON; a schema given as text and one given as data are the same."""
+    schema = None if wanted.json is None else schema_of(wanted.json)
+    others = {"regex": wanted.regex, "choice": wanted.choice, "grammar": wanted.grammar}
+    return json.dumps({"json": schema, "json_object": wanted.json_object, **others}).encode()
 
 
 @dataclass(frozen=True, slots=True)

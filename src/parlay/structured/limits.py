@@ -1,13 +1,16 @@
-"""How large a constraint may be, checked before anything compiles it."""
+"""How large a constraint may be, checked before anything compiles it, and the compiler's own limits in words."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from parlay.types import StructuredOutputsParams
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
 
 BYTES = 1024 * 1024
 RULES = 5_000
@@ -16,7 +19,11 @@ LEVELS = 100
 REFERENCES = 5_000
 NAMES = 10_000
 
+_SHOWN = 300
 _RULE = re.compile(r"^\s*[?!]?[\w.-]+\s*(?:::=|[:\[])", re.MULTILINE)
+
+_PICTURE = re.compile(r"\s*(\d+ \||\|?\s*\^+\s*$)")
+"""A line that quotes what was written, or points into it."""
 
 
 def check_size(wanted: StructuredOutputsParams) -> None:
@@ -77,3 +84,18 @@ def _check_bytes(field: str, text: str) -> None:
 def _check(field: str, count: int, most: int, what: str) -> None:
     if count > most:
         raise ValueError(f"structured_outputs.{field} has {count} {what}, and the limit is {most}: ask for less")
+
+
+def in_one_line(reason: str) -> str:
+    """Without its dump of the parser's state, its picture of the place, and what it says of a fault of its own."""
+    lines = reason.partition("<state>")[0].splitlines()
+    told = " ".join(" ".join(line for line in lines if not _PICTURE.match(line)).split())
+    if "panic" in told.partition(":")[0]:
+        return "this is more than its compiler can hold"
+    return told if len(told) <= _SHOWN else told[:_SHOWN] + "..."
+
+
+def limit_reached(matcher: LLMatcher) -> str | None:
+    """Which limit of the library a matcher has failed at; None for one that goes on, has ended, or is at a dead end."""
+    reason = matcher.get_error() if matcher.is_error() else ""
+    return None if not reason or reason.startswith("NoExtension") else in_one_line(reason)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from functools import partial
+from typing import Generic, Protocol, TypeVar
+from weakref import WeakValueDictionary
 
 import numpy as np
 import numpy.typing as npt
 
-from parlay.drafters.copying.shared import Shared, Texts
 from parlay.drafters.step_budget import StepBudget
+
+Texts = tuple[tuple[int, ...], ...]
 
 END = -1
 """Closes each part of an indexed text: never in a query, never to be copied."""
@@ -100,6 +103,28 @@ def _joined(texts: Sequence[Sequence[int]]) -> npt.NDArray[np.int64]:
         pieces += [np.array(text[start : start + _PIECE], np.int64) for start in range(0, len(text), _PIECE)]
         pieces.append(closing)
     return np.concatenate(pieces if texts else [closing])
+
+
+class OfTexts(Protocol):
+    @property
+    def texts(self) -> Texts: ...
+
+
+T = TypeVar("T", bound=OfTexts)
+
+
+class Shared(Generic[T]):
+    """Keeps what ``make`` makes of texts while a sequence uses it. Texts are told apart as objects: none is hashed."""
+
+    def __init__(self, make: Callable[[Texts], T]) -> None:
+        self._make = make
+        self._made: WeakValueDictionary[int, T] = WeakValueDictionary()
+
+    def of(self, texts: Texts) -> T:
+        found = self._made.get(id(texts))
+        if found is None or found.texts is not texts:
+            found = self._made[id(texts)] = self._make(texts)
+        return found
 
 
 class SharedIndex:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import chain, islice
 
-from parlay.drafters.copying.shared import Shared, Texts
+from parlay.drafters.copying.ngram_index import Shared, Texts
 from parlay.drafters.history import History
 from parlay.drafters.one_by_one import OneByOne
 from parlay.drafters.resources import Resources
