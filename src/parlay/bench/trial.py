@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from parlay.bench.records import PLAIN, Results, Row
@@ -148,19 +149,24 @@ class _Race:
             f"{(count + _FIRST_RUNS - 1) * seconds:.0f} s to try once (plain decoding {seconds:.1f} s a prompt); at "
             f"most {self._trial.minutes:g} minute{'s' * (self._trial.minutes != 1)}"
         )
+        with suppress(KeyboardInterrupt):  # what was measured until then is shown
+            self._rounds(field, step)
+        return self._result(left_out)
+
+    def _rounds(self, field: tuple[str, ...], step: Callable[[str], object]) -> None:
+        """All prompts once with the field, then again with the best, until time is over."""
         took = 0.0
         for number in range(self._trial.rounds):
             field = field if number == 0 else tuple(each.strategy for each in self._standing(field)[:FINALISTS])
             for setting in self._settings:
                 began = time.monotonic()
                 if not field or (took and began + took > self._ends):
-                    break
+                    return
                 self._bench.narrow(field, number + 1)
                 self._bench.run_setting(setting)
                 field = self._left(field)
                 step(self._note(field))
                 took = time.monotonic() - began
-        return self._result(left_out)
 
     def _time_plain(self) -> float:
         """Seconds that plain decoding takes for the first prompt that can be timed, at which the race begins."""
