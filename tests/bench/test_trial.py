@@ -8,7 +8,7 @@ import pytest
 
 from parlay.bench.records import Results
 from parlay.bench.summary import Interval
-from parlay.bench.trial import Candidate, Trial, choose, run, without_training
+from parlay.bench.trial import Candidate, Trial, choose, run, usual_strategies, without_training
 from parlay.bench.workloads import Item
 from parlay.llm import LLM
 
@@ -82,3 +82,12 @@ def test_an_interval_is_students_t_on_logarithms_and_needs_two_prompts() -> None
     assert many is not None
     assert 1.95 < many.low < 2.0 < many.high < 2.05
     assert Interval.of([1.5]) is None
+
+
+def test_the_default_a_draft_model_and_ones_own_drafters_are_tried_first(tiny: LLM) -> None:
+    with LLM("parlay-mini", dtype="float32", router_memory="off") as llm:
+        assert usual_strategies(llm, ["eagle3:head=mine"])[:3] == ("auto", "draft-model", "eagle3:head=mine")
+    names = usual_strategies(tiny)
+    assert names[0] == "auto"
+    assert "draft-model" not in names, "this model has none"
+    assert len(names) > 10

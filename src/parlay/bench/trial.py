@@ -96,9 +96,9 @@ def without_training(llm: LLM) -> tuple[str, ...]:
 
 
 def usual_strategies(llm: LLM, own: Sequence[str] = ()) -> tuple[str, ...]:
-    """All that is worth a try: the default, what drafts with the draft model, the user's ``own``, and all the rest."""
-    drafting = _exact(llm, "a small model") if llm.draft_models else ()
-    return tuple(dict.fromkeys((DEFAULT_STRATEGY, *drafting, *own, *without_training(llm))))
+    """All that is worth a try: the default, a draft model where there is one, the user's ``own``, and all the rest."""
+    drafting = _exact(llm, "a small model")
+    return tuple(dict.fromkeys((DEFAULT_STRATEGY, *drafting[:1], *own, *without_training(llm), *drafting[1:])))
 
 
 def _exact(llm: LLM, training: str) -> tuple[str, ...]:
