@@ -199,9 +199,9 @@ def skip() -> tuple[str, int, list[str]]:
 
 def cascade() -> tuple[str, int, list[str]]:
     boxes = [Box(24, 54, "copies", "part"), Box(150, 54, "small model", "part"), Box(330, 54, "target", "part")]
-    first = row(24, 112, ("at", "yes"), ("ten", "yes"), ("past", "no"))
-    second = row(250, 112, ("at", "yes"), ("ten", "yes"), ("to", "no"))
-    own = Box(480, 54, "past", "own")
+    first = row(24, 112, ("at", "yes"), ("ten", "yes"), ("to", "no"))
+    second = row(250, 112, ("at", "yes"), ("ten", "yes"), ("past", "yes"))
+    own = Box(480, 54, "seven", "own")
     return (
         "A cheap drafter writes for a better one, and the target checks what that one kept.",
         158,
