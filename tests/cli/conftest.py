@@ -32,6 +32,8 @@ Cli = Callable[..., Result]
 def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Cli:
     """``cli(*words, stdin=b"...")`` gives exit code, standard output and standard error."""
 
+    monkeypatch.setattr("parlay.cli.opening.SILENT_SECONDS", 600.0)  # no line that depends on the machine's speed
+
     def run(*words: str, stdin: bytes = b"") -> Result:
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(stdin), encoding="utf-8"))
         try:

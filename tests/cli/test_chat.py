@@ -50,6 +50,13 @@ def test_a_line_that_fails_loses_nothing(cli: Cli, tmp_path: Path) -> None:
     assert len(json.loads(path.read_text(encoding="utf-8"))) == 2
 
 
+def test_a_strategy_that_cannot_be_had_is_refused_at_once_and_the_chat_goes_on(cli: Cli) -> None:
+    result = cli("chat", *FLAGS, stdin=b"/strategy datastore\nHello\n")
+    assert result.code == 0
+    assert "error: strategy datastore" in result.err
+    assert "tokens/s, auto" in result.err
+
+
 def test_old_messages_leave_when_the_context_is_full_and_that_is_said(cli: Cli, tmp_path: Path) -> None:
     path = tmp_path / "chat.json"
     line = "word " * 1800
@@ -83,10 +90,10 @@ def test_the_makers_sampling_is_the_default(cli: Cli, tmp_path: Path) -> None:
     assert "top_p 0.95" in result.err
 
 
-def test_input_that_is_not_text_and_a_draft_model_for_nobody_are_one_line(cli: Cli) -> None:
+def test_input_that_is_not_text_and_a_draft_model_for_no_strategy_are_one_line(cli: Cli) -> None:
     for words, stdin, said in [
         ((), b"caf\xe9\n", "not UTF-8 (byte 3)"),
-        (("--draft-model", "parlay-mini-draft"), b"Hello\n", "--strategy"),
+        (("--draft-model", "parlay-mini-draft", "--strategy", "none"), b"Hello\n", "leave out --draft-model"),
     ]:
         result = cli("chat", *FLAGS, *words, stdin=stdin)
         assert result.code == 2

@@ -128,7 +128,7 @@ def test_a_line_without_text_is_named_by_its_number(cli: Cli, tmp_path: Path, li
         (["datastore", "build", "nowhere", "-o", "s"], 2, "no file or folder nowhere"),
         (["datastore", "build", "-", "-o", "no/such/folder/s"], 2, "no folder no/such/folder"),
         (["datastore", "build", "-", "-o", "."], 2, "is a folder"),
-        (["datastore", "build", "-", "-o", "s", "--model", "a", "--tokenizer", "b"], 2, "not allowed with"),
+        (["datastore", "build", "-", "-o", "s", "--model", "a", "--tokenizer", "b"], 2, "does not go with"),
         (["datastore", "build", "-", "-o", "s", "--model", "/nowhere/at/all"], 1, "/nowhere/at/all"),
         (["datastore", "build", *MINI, "-", "-o", "s"], 2, "no text"),
         (["datastore", "info", "nowhere"], 1, "nowhere"),

@@ -78,7 +78,11 @@ def test_what_auto_chose_is_explained(cli: Cli) -> None:
     assert "%" in told.err.splitlines()[-1], "each part of its life says how much of it goes on with earlier text"
     simple = cli("generate", PROMPT, *MINI, "--max-tokens", "4", "--strategy", "none", "--explain")
     assert "none has one drafter or none: there was nothing to choose" in simple.err
-    metrics = result_of(cli, "--max-tokens", "48", "--strategy", "auto:of=prompt-lookup")["metrics"]
+    words = ("--max-tokens", "48", "--strategy", "auto:of=prompt-lookup")
+    summary = result_of(cli, *words)["metrics"]
+    assert isinstance(summary, dict)
+    assert "life" not in summary["router"], "an entry for each step is for those who ask for it"
+    metrics = result_of(cli, *words, "--explain")["metrics"]
     assert isinstance(metrics, dict)
     (lookup,) = metrics["router"]["drafters"]
     assert lookup["asked"] >= lookup["verified"]
@@ -210,7 +214,7 @@ def test_a_reader_that_leaves_early_ends_the_run_quietly() -> None:
         assert process.stderr is not None
         process.stdout.read(1)
         process.stdout.close()
-        assert process.stderr.read() == ""
+        assert process.stderr.read().removeprefix("parlay: loading parlay-mini ...\n") == ""
     assert process.returncode == 1
 
 
@@ -275,8 +279,21 @@ def test_a_draft_model_with_another_vocabulary_is_refused(cli: Cli, damaged: Dam
     failed(cli("generate", PROMPT, *MINI, "--strategy", "draft-model", "--draft-model", folder), 2, "vocabulary")
 
 
+def test_auto_takes_a_draft_model_that_is_named(cli: Cli) -> None:
+    words = ("generate", PROMPT, *MINI, "--draft-model", "parlay-mini-draft", "--max-tokens", "8")
+    result = cli(*words)
+    assert result.code == 0, result.err
+    assert "note" not in result.err
+    assert result.out == cli(*words[:-4], "--max-tokens", "8", "--strategy", "none").out
+
+
 def test_a_draft_model_that_no_strategy_would_use_is_refused(cli: Cli) -> None:
-    failed(cli("generate", PROMPT, *MINI, "--draft-model", "parlay-mini-draft"), 2, "--draft-model")
     failed(
         cli("generate", PROMPT, *MINI, "--strategy", "none", "--draft-model", "parlay-mini-draft"), 2, "--draft-model"
     )
+
+
+def test_long_loading_is_said_where_no_bar_shows_it(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("parlay.cli.opening.SILENT_SECONDS", 0.0)
+    result = cli("generate", PROMPT, *MINI, "--max-tokens", "1")
+    assert result.err.startswith("parlay: loading parlay-mini ...\n")

@@ -21,6 +21,8 @@ def test_the_text_is_what_was_asked_for(cli: Cli, tmp_path: Path) -> None:
     assert list(json.loads(cli("generate", "Fine?", *MINI, "--json-schema", str(tmp_path / "schema.json")).out)) == [
         "ok"
     ]
+    inline = cli("generate", "Fine?", *MINI, "--json-schema", (tmp_path / "schema.json").read_text())
+    assert list(json.loads(inline.out)) == ["ok"]
     assert cli("generate", "Fine?", *MINI, "--choice", "no", "--choice", "yes").out.strip() in ("no", "yes")
     assert cli("generate", "Fine?", *MINI, "--regex", "[0-9]{4}").out.strip().isdigit()
 
@@ -29,8 +31,8 @@ def test_the_text_is_what_was_asked_for(cli: Cli, tmp_path: Path) -> None:
     ("flags", "message"),
     [
         (("--json-schema", "/nowhere/schema"), "can't read the schema /nowhere/schema: No such file"),
-        (("--choice", ""), "an empty one"),
-        (("--regex", "a", "--choice", "a"), "not allowed with argument"),
+        (("--choice", ""), "non-empty strings"),
+        (("--regex", "a", "--choice", "a"), "--choice does not go with --regex"),
     ],
 )
 def test_what_can_not_be_asked_is_said_before_a_model_loads(cli: Cli, flags: tuple[str, ...], message: str) -> None:
@@ -39,3 +41,9 @@ def test_what_can_not_be_asked_is_said_before_a_model_loads(cli: Cli, flags: tup
 
 def test_a_pattern_that_is_not_valid_is_a_usage_error(cli: Cli) -> None:
     failed(cli("generate", "Fine?", *MINI, "--regex", "a("), 2, "unclosed group")
+
+
+def test_a_text_that_max_tokens_cut_is_a_failure_that_says_so(cli: Cli) -> None:
+    result = cli("generate", "Fine?", *MINI, "--regex", "[0-9]{40}", "--max-tokens", "2")
+    assert result.code == 1
+    assert "raise --max-tokens" in result.err.splitlines()[-1]

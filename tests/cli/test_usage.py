@@ -23,7 +23,7 @@ MISTAKES = {
     "unknown flag of a subcommand": (["train", "lm", "--data", "x", "--contxt", "9"], "did you mean --context"),
     "flag of a subcommand before its name": (["train", "--data", "x", "lm"], "parlay train lm --data x"),
     "flag of a subcommand without its name": (["train", "--data", "x"], "parlay train lm --data x"),
-    "abbreviated flag": (["generate", "x", "--temp", "1"], "--temp"),
+    "abbreviated flag": (["generate", "x", "--temper", "1"], "there is no flag --temper"),
     "no number": (["generate", "x", "--temperature", "hot"], "hot"),
     "temperature below 0": (["generate", "x", "--temperature", "-1"], "temperature"),
     "temperature not finite": (["generate", "x", "--temperature", "nan"], "temperature"),
@@ -37,7 +37,6 @@ MISTAKES = {
     "unknown parameter": (["generate", "x", "--strategy", "prompt-lookup:gramm=3"], "gramm"),
     "parameter out of range": (["generate", "x", "--strategy", "prompt-lookup:k=-1"], "at least 0"),
     "parameter without value": (["generate", "x", "--strategy", "prompt-lookup:k"], "key=value"),
-    "draft model for nobody": (["generate", "x", "--draft-model", "parlay-mini-draft"], "--strategy"),
     "effort of one that chooses nothing": (
         ["generate", "x", "--effort", "low", "--strategy", "prompt-lookup"],
         "--effort low is for strategies that choose among drafters, as auto does: strategy prompt-lookup does not",

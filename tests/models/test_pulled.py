@@ -94,7 +94,7 @@ def test_without_a_model_the_default_is_fetched_and_named_with_its_size(cli: Cli
     """The file that is fetched here is no model, so that the command ends behind that."""
     result = cli("generate", "hello")
     assert result.code == 1
-    first, last = result.err.splitlines()
+    first, *_, last = result.err.splitlines()
     assert first.startswith(f"parlay: no model was named: fetching {NAME} (SmolLM2-135M-Instruct")
     assert "98 MB" in first
     assert str(home) in last, "its file was opened"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from parlay.cli.overlap import going_on
+from parlay.cli.explaining import going_on
 
 PROMPT = (1, 2, 3, 4, 5, 6)
 

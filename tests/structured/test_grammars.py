@@ -70,7 +70,7 @@ def test_white_space_between_the_parts_of_json_has_an_end(spells: Spells) -> Non
         ({"json": ["object"]}, "json must be a JSON schema, as a text or as a mapping"),
         ({"choice": []}, "choice must be a list of one or more texts"),
         ({"choice": "yes"}, "choice must be a list of one or more texts"),
-        ({"choice": ["yes", ""]}, "or an empty one"),
+        ({"choice": ["yes", ""]}, "non-empty strings"),
         ({"choice": [1]}, "something that is no text"),
     ],
 )

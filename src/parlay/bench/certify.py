@@ -120,7 +120,7 @@ def _threshold(sure: Sequence[float], good: Sequence[bool], floor: Floor) -> Cas
 def fewest(floor: Floor) -> int:
     """How many answers it takes to show the floor if all of them are good: ``floor ** n <= 1 - confidence``."""
     if floor.floor >= 1:
-        raise ValueError("no number of answers shows a floor of 1: ask for less, or for an exact strategy")
+        raise ValueError("floor must be below 1: no sample can prove 100 %; an exact strategy needs no certificate")
     return max(1, math.ceil(math.log(1 - floor.confidence) / math.log(floor.floor))) if floor.floor > 0 else 1
 
 

@@ -21,7 +21,7 @@ class Floor(Options):
     """
 
     floor: float = option(help="least share of good answers", low=0, high=1)
-    agreement: float = option(1.0, "from what agreement with the exact answer an answer is good", low=0, high=1)
+    agreement: float = option(1.0, "minimum similarity to the exact answer at which an answer is good", low=0, high=1)
     confidence: float = option(0.95, "how sure the calibration must be", low=0.5, high=1 - DOUBT)
 
     def __str__(self) -> str:

@@ -8,13 +8,15 @@ from __future__ import annotations
 import argparse
 import io
 import os
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from importlib import import_module
 from typing import NoReturn, Protocol
 
 from parlay import __version__
-from parlay.options import nearest
+from parlay.cli.other_programs import translated
+from parlay.options import close_to, nearest
 
 FAILURE, USAGE, INTERRUPTED = 1, 2, 130
 
@@ -56,14 +58,14 @@ class Parser(argparse.ArgumentParser):
         super().__init__(prog=prog, description=description, allow_abbrev=False)
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
-        """As `parse_args`; an unknown flag's error names the closest one."""
+        """Parse a command line, flags of llama.cpp and vLLM included; an unknown flag's error names the closest one."""
         self._refuse_early_flag(words)
-        found, extra = self.parse_known_args(words)
+        found, extra = self.parse_known_args(translated(words, self._option_string_actions, self.prog))
         if extra:
             asked = next((part for name, part in self._subcommands() if name in vars(found).values()), self)
             flags = [word.partition("=")[0] for word in extra if word.startswith("--")]
-            hint = f": {nearest(flags[0], asked._option_string_actions)}" if flags else ""
-            asked.error(f"unrecognized arguments: {' '.join(extra)}{hint}")
+            hint = close_to(flags[0], asked._option_string_actions) if flags else ""
+            asked.error(f"{_unknown(extra)}{hint and f': {hint}'}")
         return found
 
     def _refuse_early_flag(self, words: Sequence[str]) -> None:
@@ -74,7 +76,8 @@ class Parser(argparse.ArgumentParser):
             return
         homes = [name for name, part in parts.items() if first in part._option_string_actions]
         if not homes:
-            self.error(f"unrecognized arguments: {first}: {nearest(first, self._option_string_actions)}")
+            hint = close_to(first, self._option_string_actions)
+            self.error(f"{_unknown([first])}{hint and f': {hint}'}")
         home = next((name for name in homes if name in words), homes[0])
         usual = " ".join(word for word in words if word != home)
         self.error(f"{first} stands after the subcommand: {self.prog} {home} {usual}")
@@ -85,7 +88,38 @@ class Parser(argparse.ArgumentParser):
                 yield from action.choices.items()
 
     def error(self, message: str) -> NoReturn:
-        self.exit(USAGE, f"parlay: error: {message} (see {self.prog} --help)\n")
+        self.exit(USAGE, f"parlay: error: {self._plain(message)} (see {self.prog} --help)\n")
+
+    def _plain(self, message: str) -> str:
+        """Say argparse's own messages in the form that all others have: value, limit, remedy."""
+        if choice := _CHOICE.fullmatch(message):
+            names = [name.strip(" '") for name in choice[3].split(",")]
+            return f"{choice[1]} {choice[2]}: {nearest(choice[2], names)}"
+        for pattern, words in _ARGPARSE:
+            message = pattern.sub(words, message)
+        parts = [name for name, _ in self._subcommands()]
+        return f"{message}: choose one of {', '.join(parts)}" if parts and message.endswith("is missing") else message
+
+
+_CHOICE = re.compile(r"argument (\S+): invalid choice: '?(.*?)'? \(choose from (.*)\)")
+_ARGPARSE = [
+    (re.compile(pattern), words)
+    for pattern, words in (
+        (r"argument (\S+?)(?:/\S+)?: invalid int value: '(.*)'", r"\1 \2: give a whole number"),
+        (r"argument (\S+?)(?:/\S+)?: invalid float value: '(.*)'", r"\1 \2: give a number"),
+        (r"argument (\S+?)(?:/\S+)?: expected one argument", r"\1 needs a value"),
+        (r"argument (\S+): not allowed with argument (\S+)", r"\1 does not go with \2: leave out one of them"),
+        (r"the following arguments are required: (.*)", r"\1 is missing"),
+        (r"argument (?:--strategy|--exactness): ", ""),
+    )
+]
+
+
+def _unknown(words: Sequence[str]) -> str:
+    """Name a flag that no command line of the parser has, or words that are too many."""
+    if words[0].startswith("-"):
+        return f"there is no flag {words[0].partition('=')[0]}"
+    return f"{' '.join(words)}: more words than the command takes; put a text of several words into quotes"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -133,6 +167,8 @@ def _top_level(words: list[str]) -> int:
     parser.epilog = "`parlay COMMAND --help` lists a command's options."
     if words and not words[0].startswith("-"):
         parser.error(f"there is no command {words[0]}: {nearest(words[0], COMMANDS)}")
+    if words and words[0] not in parser._option_string_actions:
+        parser.error(f"a command comes before the flags, as in parlay generate {' '.join(words)}")
     parser.parse(words)
     parser.print_help()
     return 0

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from parlay.cli.flags import (
+    add_context_flag,
     add_model_flags,
     add_router_memory_flag,
     add_sampling_flags,
@@ -38,6 +39,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     """All flags but the model's."""
     parser.add_argument("--system", default="", metavar="TEXT", help="system message")
     parser.add_argument("--load", type=Path, metavar="FILE", help="continue a conversation that /save wrote")
+    add_context_flag(parser)
     add_tokenizer_flag(parser)
     add_strategy_flags(parser, "decoding strategy; parlay strategies lists them (default: auto)")
     add_router_memory_flag(parser)
@@ -52,14 +54,14 @@ def run(options: argparse.Namespace) -> int:
     from parlay.models.fetch.pulled import default_model
     from parlay.models.fetch.resolving import resolve
 
+    conversation = read_conversation(options.load) if options.load else Conversation()
+    if options.system:
+        conversation.system = options.system
     options.model = options.model or default_model()
     resolve(options.model)  # says that a model is not there before torch is loaded, which takes seconds
     from parlay.models.sampling_defaults import sampling_defaults
 
     settings = ChatSettings(sampling_params(options, {**DEFAULTS, **sampling_defaults(options.model)}))
-    conversation = read_conversation(options.load) if options.load else Conversation()
-    if options.system:
-        conversation.system = options.system
     _talk(options, strategy, State(conversation, settings))
     return 0
 

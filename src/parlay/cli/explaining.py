@@ -10,13 +10,14 @@ from parlay.types import Metrics, Routed, Stretch
 
 _MOST = 16  # lines of a request's life
 _BAR = 24  # characters of the highest bar
+_MATCH = 2  # tokens that must stand before a token that goes on with earlier text
 
 
 def explained(metrics: Metrics, going_on: Sequence[bool]) -> str:
     """A line per drafter with what was expected of it and what it came to, then steps by the reason of the choice, and
     the request's life: a line for some steps, with a bar as long as they committed tokens per step.
 
-    ``going_on`` says of each token whether it goes on with earlier text; see `parlay.cli.overlap`.
+    ``going_on`` says of each token whether it goes on with earlier text, where copies can be right.
     """
     record = metrics.router
     if record is None:
@@ -29,9 +30,11 @@ def explained(metrics: Metrics, going_on: Sequence[bool]) -> str:
     )
 
 
-def as_data(metrics: Metrics) -> dict[str, object] | None:
-    """The same as plain data; None where there was nothing to choose."""
-    return None if metrics.router is None else dataclasses.asdict(metrics.router)
+def as_data(metrics: Metrics, *, whole: bool) -> dict[str, object] | None:
+    """The record as plain data, with the choices over time only if it is ``whole``; None if there was no choice."""
+    if metrics.router is None:
+        return None
+    return {name: value for name, value in dataclasses.asdict(metrics.router).items() if whole or name != "life"}
 
 
 def _line(each: Routed) -> str:
@@ -68,3 +71,21 @@ def _joined(parts: Sequence[Stretch]) -> Stretch:
     choices = sum((Counter(each.choices) for each in parts), Counter[str]())
     steps, tokens = sum(each.steps for each in parts), sum(each.tokens for each in parts)
     return Stretch(steps, tokens, sum(each.expected for each in parts), choices)
+
+
+def going_on(output: Sequence[int], prompt: Sequence[int], references: Sequence[Sequence[int]] = ()) -> list[bool]:
+    """For each token of the output whether it, and the two before it, followed each other somewhere earlier.
+
+    The earlier text is a reference, the prompt, or the output so far.
+    """
+    seen = {run for text in (*references, prompt) for run in _runs(text)}
+    told: list[bool] = []
+    for run in _runs([*prompt[-_MATCH:], *output]):
+        told.append(run in seen)
+        seen.add(run)
+    return [False] * (len(output) - len(told)) + told  # the first tokens behind a prompt of less than two
+
+
+def _runs(text: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """Each token but the first two, behind these."""
+    return zip(*(text[start:] for start in range(_MATCH + 1)), strict=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, fields
 from pathlib import Path
@@ -49,6 +50,8 @@ PYTHON_ONLY = frozenset(
 """Fields of SamplingParams that make no flag."""
 DEFAULTS: Mapping[str, object] = {"max_tokens": 256, "temperature": 0.0}
 """Where the command differs from SamplingParams: text that repeats, and is longer than vLLM's 16 tokens."""
+HOT = 2.0
+"""Temperatures above are warned of; OpenAI's API refuses them."""
 ALIASES = {"max_tokens": "max_new_tokens"}
 
 T = TypeVar("T", bound=Options)
@@ -67,6 +70,11 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
     add_option_flags(parser, LoadOptions)
 
 
+def add_context_flag(parser: argparse._ActionsContainer) -> None:
+    """How long prompt and output may become."""
+    parser.add_argument("--max-model-len", type=int, metavar="N", help="most tokens of prompt and output together")
+
+
 def add_tokenizer_flag(parser: argparse._ActionsContainer) -> None:
     """For a model whose own tokenizer is missing, or of a kind that can't be read."""
     parser.add_argument(
@@ -77,7 +85,7 @@ def add_tokenizer_flag(parser: argparse._ActionsContainer) -> None:
 def add_strategy_flags(parser: argparse._ActionsContainer, help: str) -> None:
     """How to decode, for `chosen_strategy`. A wrong name is an error before anything is loaded."""
     parser.add_argument("--strategy", type=strategy, metavar="NAME[:KEY=VALUE,...]", help=help)
-    parser.add_argument("--draft-model", metavar="MODEL", help="small model for strategies that draft with one")
+    parser.add_argument("--draft-model", metavar="MODEL", help="small model that drafts, for auto and draft-model")
     add_effort_flag(parser)
 
 
@@ -86,8 +94,7 @@ def add_effort_flag(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
         "--effort",
         choices=("low", "medium", "high"),
-        help="how hard a strategy that chooses among drafters, as auto does, looks for drafts that pay; the same as "
-        "its parameter effort",
+        help="how aggressively auto drafts; the same as its parameter effort",
     )
 
 
@@ -96,24 +103,27 @@ def chosen_strategy(options: argparse.Namespace) -> StrategySpec | None:
 
     Effort alone is that of the default strategy. Raises UsageError where the strategy has no effort.
     """
+    named = cast("StrategySpec | None", options.strategy)
+    if named is not None and dict(named.parameters).get("k") == 0:
+        print(f"parlay: note: {named} drafts nothing: this is plain decoding", file=sys.stderr)
     if options.effort is None:
-        return cast("StrategySpec | None", options.strategy)
+        return named
     from parlay.strategies.effort import with_effort
     from parlay.strategies.entry import DEFAULT_STRATEGY
     from parlay.strategies.spelling import parse
 
-    return with_effort(options.strategy or parse(DEFAULT_STRATEGY), options.effort)
+    return with_effort(named or parse(DEFAULT_STRATEGY), options.effort)
 
 
 def add_router_memory_flag(parser: argparse._ActionsContainer, *, keys: bool = False) -> None:
     """Whether what routers learn is kept; with ``keys`` also for each API key apart."""
-    by_key = "; per-key: for each API key apart" if keys else ""
+    by_key = "; per-key: separate ones for each API key" if keys else ""
     parser.add_argument(
         "--router-memory",
         choices=("shared", "per-key", "off") if keys else ("shared", "off"),
         default="shared",
-        help="keep for the next time what strategies that choose among drafters learn, and what steps cost (numbers, "
-        f"no text), as parlay router shows it{by_key}; off: neither read nor keep it (default: shared)",
+        help="reuse drafting statistics between runs (numbers only; parlay router shows them)"
+        f"{by_key}; off: neither read nor write them (default: shared)",
     )
 
 
@@ -123,8 +133,8 @@ def add_exactness_flag(parser: argparse._ActionsContainer) -> None:
         "--exactness",
         type=exactness,
         metavar="LEVEL",
-        help="what the text may lose: bits, seed, distribution, lossy, or lossy:floor=X for what is certified to keep "
-        "a share X of answers (default: what the strategy loses)",
+        help="weakest guarantee that you accept: bits, seed, distribution, lossy, or lossy:floor=X, certified to give "
+        "a share X of good answers (default: the strategy's own)",
     )
 
 
@@ -136,7 +146,7 @@ def add_certificate_flag(parser: argparse._ActionsContainer) -> None:
         default=[],
         dest="certificates",
         metavar="FILE",
-        help="file of parlay calibrate, which opens lossy strategies to a floor; may be given several times",
+        help="certificate that allows lossy decoding (see parlay calibrate); may be given several times",
     )
 
 
@@ -246,7 +256,15 @@ def sampling_params(options: argparse.Namespace, defaults: Mapping[str, object] 
     """What the flags say, else ``defaults``. Raises ValueError for a value out of range."""
     values = vars(options)
     given = {field.name: values[field.name] for field in _sampling_fields() if field.name in values}
-    return SamplingParams(**{**defaults, **given})
+    params = SamplingParams(**{**defaults, **given})
+    if params.temperature > HOT:
+        print(f"parlay: note: {hot(params.temperature)}", file=sys.stderr)
+    return params
+
+
+def hot(temperature: float) -> str:
+    """Say what a temperature above `HOT` does."""
+    return f"temperature {temperature:g} is above {HOT:g}: most models then write nonsense; 0.7 to 1 is usual"
 
 
 def _sampling_fields() -> list[Field[Any]]:

@@ -11,10 +11,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from parlay.cli import FAILURE, INTERRUPTED
-from parlay.cli.explaining import as_data, explained
-from parlay.cli.files import read_text
+from parlay.cli.explaining import as_data, explained, going_on
 from parlay.cli.flags import (
     add_certificate_flag,
+    add_context_flag,
     add_exactness_flag,
     add_model_flags,
     add_router_memory_flag,
@@ -24,8 +24,7 @@ from parlay.cli.flags import (
     chosen_strategy,
     sampling_params,
 )
-from parlay.cli.opening import open_llm
-from parlay.cli.overlap import going_on
+from parlay.cli.opening import open_llm, read_text
 from parlay.cli.structured import add_structured_flags, naming_the_schema, structured_outputs
 from parlay.system.terminal import Interrupt, Tint, wants_colour
 from parlay.types import Metrics, SamplingParams
@@ -43,12 +42,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--chat", action="store_true", help="the prompt is a user's message in the model's chat format")
     parser.add_argument("--system", metavar="TEXT", help="system message before the prompt; implies --chat")
     parser.add_argument(
-        "--json", action="store_true", help="print one JSON object at the end instead of streaming the text"
+        "--json", action="store_true", help="print one JSON object at the end instead of the text as it is decoded"
     )
     parser.add_argument(
-        "--explain", action="store_true", help="say what a strategy that chooses among drafters chose, and why"
+        "--explain", action="store_true", help="say what auto chose in each step, and why; with --json as data"
     )
     add_model_flags(parser)
+    add_context_flag(parser)
     add_tokenizer_flag(parser)
     add_strategy_flags(parser, "decoding strategy; parlay strategies lists them (default: auto)")
     add_router_memory_flag(parser)
@@ -99,13 +99,18 @@ def run(options: argparse.Namespace) -> int:
         room = llm.engine.longest - sample.metrics.prompt_tokens
         told = explained(sample.metrics, _overlaps(llm, stream.output, given)) if options.explain else None
     if options.json:
-        print(json.dumps(_report(sample)))
+        print(json.dumps(_report(sample, whole=options.explain)))
     _summarise(sample, params, tint)
     _note(told, params, room)
-    if sample.error is not None:
-        print(f"parlay: error: {sample.error}", file=sys.stderr)
+    cut = params.structured_outputs is not None and sample.finish_reason == "length"
+    error = sample.error or (_CUT if cut else None)
+    if error is not None:
+        print(f"parlay: error: {error}", file=sys.stderr)
         return FAILURE
     return INTERRUPTED if interrupt.noted else 0
+
+
+_CUT = "the text is incomplete, because max_tokens cut it, so it does not have the form asked for: raise --max-tokens"
 
 
 def _overlaps(llm: LLM, output: RequestOutput, given: Mapping[str, Any]) -> list[bool]:
@@ -187,12 +192,13 @@ def _write(stream: Stream, interrupt: Interrupt, tint: Tint | None) -> None:
         print(flush=True)
 
 
-def _report(sample: CompletionOutput) -> dict[str, object]:
+def _report(sample: CompletionOutput, *, whole: bool) -> dict[str, object]:
+    """``whole``: with an entry for each stretch of steps, of which there may be as many as tokens."""
     return {
         "text": sample.text,
         "token_ids": list(sample.token_ids),
         "finish_reason": sample.finish_reason,
-        "metrics": {**_metrics(sample.metrics), "seed": sample.seed},
+        "metrics": {**_metrics(sample.metrics), "router": as_data(sample.metrics, whole=whole), "seed": sample.seed},
     }
 
 
@@ -214,7 +220,6 @@ def _metrics(metrics: Metrics) -> dict[str, object]:
         "verify_seconds": metrics.verify_seconds,
         "overhead_seconds": metrics.overhead_seconds,
         "escaped_at": metrics.escaped_at,
-        "router": as_data(metrics),
     }
 
 

@@ -1,24 +1,42 @@
-"""The LLM of commands that decode text."""
+"""Open what a command line names: text files, and the LLM of commands that decode text."""
 
 from __future__ import annotations
 
 import argparse
 import gc
+import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from parlay.cli.flags import options_from
 from parlay.options import LoadOptions
+from parlay.system.progress import watched
 
 if TYPE_CHECKING:
     from parlay.llm.llm import LLM
     from parlay.strategies.spelling import StrategySpec
 
+SILENT_SECONDS = 2.0
+"""Seconds of loading after which a line says what is going on, where no bar shows it."""
+_SAMPLE = "The 12 naïve foxes (vulpes) ran;\n\tdef f(x): return x != 'über' — 数字 🙂"
+
+
+def read_text(name: str, kind: str) -> str:
+    """Read a UTF-8 file. Raises ValueError that says which ``kind`` of file it was, and what to do."""
+    try:
+        return Path(name).read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        raise ValueError(f"can't read the {kind} {name}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{kind} {name} is not UTF-8 (byte {error.start}): convert it first, say with iconv") from None
+
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """For imports: they make a million objects that stay, and looking through them again and again takes .2 s."""
+    """Rest the garbage collector during imports: it would look through a million objects again and again for 0.2 s."""
     gc.disable()
     try:
         yield
@@ -28,30 +46,65 @@ def uncollected() -> Iterator[None]:
 
 
 def open_llm(options: argparse.Namespace, strategy: StrategySpec | None) -> LLM:
-    """What the flags for model and tokenizer name. ``strategy`` None: the default.
+    """Load the model that the flags name, or the default one. ``strategy`` None: the default.
 
-    Raises ValueError for a draft model that nothing uses, before the model is loaded where that can be told.
+    Raises ValueError for a draft model that a named strategy does not use.
     """
-    if strategy is None and options.draft_model is not None:
-        raise ValueError("--draft-model is not used by the default strategy: name one with --strategy")
     from parlay.models.fetch.pulled import default_model
     from parlay.models.fetch.resolving import resolve
 
+    load = options_from(LoadOptions, options)
     options.model = options.model or default_model()
     resolve(options.model)  # says that a model is not there before torch is loaded, which takes seconds
-    with uncollected():
-        from parlay.llm.llm import LLM
-        from parlay.strategies.entry import DEFAULT_STRATEGY
+    with _announced(options.model):
+        with uncollected():
+            from parlay.llm.llm import LLM
+            from parlay.strategies.entry import DEFAULT_STRATEGY
 
-    llm = LLM(
-        options.model,
-        tokenizer=options.tokenizer,
-        load=options_from(LoadOptions, options),
-        strategy=strategy or DEFAULT_STRATEGY,
-        draft_model=options.draft_model,
-        router_memory=options.router_memory,
-        certificates=options.certificates,
-    )
-    if options.draft_model is not None and options.draft_model not in llm.draft_models:
-        raise ValueError(f"strategy {strategy} drafts without a model: leave out --draft-model")
+        llm = LLM(
+            options.model,
+            tokenizer=options.tokenizer,
+            load=load,
+            strategy=strategy or DEFAULT_STRATEGY,
+            draft_model=options.draft_model,
+            max_model_len=options.max_model_len,
+            router_memory=options.router_memory,
+            certificates=options.certificates,
+        )
+    if options.draft_model is not None:
+        _check_draft(llm, options.draft_model, strategy)
     return llm
+
+
+@contextmanager
+def _announced(model: str) -> Iterator[None]:
+    """Say on standard error that the model is being loaded, if that takes long and no bar shows it."""
+    line = f"parlay: loading {model} ..."
+    timer = threading.Timer(SILENT_SECONDS, lambda: print(line, file=sys.stderr, flush=True))
+    timer.daemon = True
+    if not watched():
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _check_draft(llm: LLM, draft: str, strategy: StrategySpec | None) -> None:
+    """Say if a draft model is of no use, or of little because its tokenizer differs.
+
+    Raises ValueError if the user has named a strategy that doesn't draft with a model.
+    """
+    from parlay.models.fetch.resolving import resolve_tokenizer
+    from parlay.models.loading import load_tokenizer
+
+    if draft not in llm.draft_models:
+        if strategy is not None and not strategy.name.startswith("auto"):
+            raise ValueError(f"strategy {strategy} drafts without a model: leave out --draft-model")
+        why = "a trained head for this model is cheaper and right more often; --strategy draft-model uses it"
+        print(f"parlay: note: auto does not use the draft model {draft}: {why}", file=sys.stderr)
+    elif llm.tokenizer is not None:
+        other = load_tokenizer(resolve_tokenizer(draft))
+        if list(other.encode(_SAMPLE)) != list(llm.tokenizer.encode(_SAMPLE)):
+            why = "so few of its drafts can be right"
+            print(f"parlay: note: the tokenizer of {draft} differs from the target's, {why}", file=sys.stderr)

@@ -16,6 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from parlay.cli.flags import chosen_strategy
 from parlay.cli.serve_models import (
     IDLE_SECONDS,
     KEPT,
@@ -156,6 +157,7 @@ _LIMITS: tuple[tuple[str, type, str, float | None, str], ...] = (
 def run(options: argparse.Namespace) -> int:
     _set_up_logging(options)
     allowed = settings(options)
+    chosen_strategy(options)  # a wrong one is said before a model is fetched
     models = chosen_models(options)
     check_flags(options, len(models))
     _check_packages(PACKAGES, "parlay serve", "serve")
@@ -261,6 +263,8 @@ def settings(options: argparse.Namespace) -> Settings:
     own = _keys(options, default)
     keys = tuple(own)
     _check_access(options, keys)
+    if not 0 <= options.port <= 65535:
+        raise ValueError(f"--port must be between 0 and 65535, got {options.port}")
     if options.router_memory == "per-key" and not keys:
         raise ValueError("--router-memory per-key tells requests apart by their API key: give keys with --api-key-file")
     return Settings(
@@ -322,8 +326,6 @@ def _addresses(host: str, port: int) -> list[Any]:
 
 def _listen(host: str, port: int) -> socket.socket:
     """Opens the port before the models load, so that a port that is taken is an error at once."""
-    if not 0 <= port <= 65535:
-        raise ValueError(f"--port must be between 0 and 65535, got {port}")
     family, kind, protocol, _, address = _addresses(host, port)[0]
     listener = socket.socket(family, kind, protocol)
     try:

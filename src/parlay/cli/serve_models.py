@@ -191,7 +191,6 @@ def check_flags(options: argparse.Namespace, models: int) -> None:
     """Raises ValueError for flags that do not go together."""
     if options.tokenizer is not None and (models > 1 or options.allow_pull):
         raise ValueError("--tokenizer goes with one model: serve it by itself, and without --allow-pull")
-    chosen_strategy(options)
 
 
 def loading(options: argparse.Namespace, vocabularies: Vocabularies) -> Callable[[str], Callable[[], AsyncLLM]]:

@@ -7,14 +7,14 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from parlay.cli.files import read_text
+from parlay.cli.opening import read_text
 from parlay.types import StructuredOutputsParams
 
 
 def add_structured_flags(parser: argparse.ArgumentParser) -> None:
     """At most one of these can be given."""
     group = parser.add_argument_group("structured output").add_mutually_exclusive_group()
-    group.add_argument("--json-schema", metavar="FILE", help="write JSON that follows the schema in this file")
+    group.add_argument("--json-schema", metavar="FILE_OR_JSON", help="write JSON that follows this schema")
     group.add_argument("--regex", metavar="PATTERN", help="write text that matches this regular expression as a whole")
     group.add_argument(
         "--choice", action="append", metavar="TEXT", help="write one of these texts; give the flag once for each"
@@ -30,8 +30,8 @@ def structured_outputs(options: argparse.Namespace) -> StructuredOutputsParams |
 
 
 def _schema(name: str) -> str:
-    """Raises ValueError that names the file."""
-    text = read_text(name, "schema")
+    """Read a schema from a file, or from the flag itself. Raises ValueError that names it."""
+    text = name if name.lstrip().startswith("{") else read_text(name, "schema")
     try:
         json.loads(text)
     except ValueError as error:
@@ -41,7 +41,7 @@ def _schema(name: str) -> str:
 
 @contextmanager
 def naming_the_schema(options: argparse.Namespace) -> Iterator[None]:
-    """An error about the schema, which only the model's own compiler can find, names its file."""
+    """Name the schema in an error that only the compiler of grammars can find."""
     try:
         yield
     except ValueError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
+import re
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
@@ -16,6 +17,11 @@ from parlay.types import ParlayError
 
 Value = int | float | bool | str | tuple[str, ...]
 """What an option of a strategy can be. In a text, the parts of a tuple are joined by ``+``."""
+
+
+_FEW = 16  # names that an error lists
+_ALIKE = 0.7
+"""From this similarity on, between 0 and 1, one word may be a slip for another."""
 
 
 class UsageError(ParlayError, ValueError):
@@ -168,17 +174,35 @@ def split(text: str, separator: str) -> list[str]:
     return [part.strip() for part in parts if part.strip()]
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """The end of an error line: the closest known words if some are close, and else all of them."""
+def nearest(word: str, known: Iterable[str], listed_by: str = "") -> str:
+    """The end of an error line: the closest known words if some are close, and else all of them.
+
+    ``listed_by`` names a command that lists them, which is said instead where they are many.
+    """
     names = sorted(known)
     others = f"choose one of {', '.join(names)}" if names else "there is nothing to choose from"
+    if listed_by and len(names) > _FEW:
+        others = f"{listed_by} lists them"
     return close_to(word, names) or others
 
 
 def close_to(word: str, known: Iterable[str]) -> str:
-    """The question whether the closest known words were meant; empty where none is close."""
+    """The question whether the closest known words were meant; empty where none is close.
+
+    A close one is alike as a whole, or shares a part: between hyphens, dots or underscores stands nearly the same.
+    """
     close = difflib.get_close_matches(word, sorted(known), n=3, cutoff=0.5)
+    close = [each for each in close if _alike(word, each) >= _ALIKE or _shares_part(word, each)]
     return f"did you mean {' or '.join(close)}?" if close else ""
+
+
+def _shares_part(word: str, other: str) -> bool:
+    ours, others = (re.findall(r"[^\W_]{3,}", text) for text in (word, other))
+    return any(_alike(one, two) >= _ALIKE for one in ours for two in others)
+
+
+def _alike(one: str, two: str) -> float:
+    return difflib.SequenceMatcher(None, one.lower(), two.lower()).ratio()
 
 
 def _read_bool(text: str) -> bool:

@@ -53,7 +53,7 @@ class StructuredOutputsParams:
         if self.choice is not None and (isinstance(self.choice, str) or not self.choice):
             raise ValueError("structured_outputs.choice must be a list of one or more texts")
         if not all(map(_is_text, self.choice or ())):
-            raise ValueError("structured_outputs.choice holds something that is no text, or an empty one")
+            raise ValueError("structured_outputs.choice must be a list of non-empty strings")
         if self.disable_any_whitespace and self.json is None and not self.json_object:
             raise ValueError("structured_outputs.disable_any_whitespace is for json and json_object: leave it out")
 
@@ -118,7 +118,7 @@ class SamplingParams:
     def __post_init__(self) -> None:
         self._check_numbers()
         if not all(map(_is_text, self.bad_words or ())):
-            raise ValueError("bad_words holds something that is no text, or an empty one")
+            raise ValueError("bad_words must be a list of non-empty strings")
         if "" in self.stops:
             raise ValueError("stop holds an empty string, which would stop before the first token")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:

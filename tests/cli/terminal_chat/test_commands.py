@@ -47,6 +47,20 @@ def test_seed_and_strategy(state: State) -> None:
         run_command(state, "/strategy prompt-lokup")
 
 
+@pytest.mark.parametrize("line", ["/exit", "/quit", "/bye"])
+def test_every_word_for_leaving_leaves(state: State, line: str) -> None:
+    with pytest.raises(Leave):
+        run_command(state, line)
+
+
+def test_proposals_can_be_typed_as_they_stand_and_are_few(state: State) -> None:
+    with pytest.raises(ValueError, match="did you mean /strategy"):
+        run_command(state, "/strat none")
+    with pytest.raises(ValueError, match=r"unknown strategy 'foo': parlay strategies lists them$"):
+        run_command(state, "/strategy foo")
+    assert "temperature 3 is above 2" in run_command(state, "/set temperature 3")
+
+
 def test_what_was_saved_can_be_loaded(state: State, tmp_path: Path) -> None:
     path = tmp_path / "chat.json"
     run_command(state, "/system Answer in French.")
@@ -86,7 +100,7 @@ def test_retry_takes_the_answer_back_and_exit_leaves(state: State) -> None:
 def test_help_names_every_command_and_a_typing_error_gets_the_closest_one(state: State) -> None:
     listed = run_command(state, "/help")
     assert all(f"/{name}" in listed for name in COMMANDS)
-    with pytest.raises(ValueError, match="did you mean strategy"):
+    with pytest.raises(ValueError, match="did you mean /strategy"):
         run_command(state, "/stratgy none")
 
 

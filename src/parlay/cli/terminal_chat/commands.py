@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from parlay.cli.flags import HOT, hot
 from parlay.cli.terminal_chat.conversation import ChatSettings, Conversation, read_conversation
 from parlay.options import nearest
 from parlay.types import ParlayError, SamplingParams
@@ -45,8 +46,9 @@ def run_command(state: State, line: str) -> str:
     Raises ParlayError or ValueError with what is wrong, Leave and AnswerAgain for the loop.
     """
     name, _, argument = line[1:].strip().partition(" ")
+    name = _SYNONYMS.get(name, name)
     if name not in COMMANDS:
-        raise ValueError(f"there is no /{name}: {nearest(name, COMMANDS)}")
+        raise ValueError(f"there is no /{name}: {nearest(f'/{name}', [f'/{known}' for known in COMMANDS])}")
     return COMMANDS[name].run(state, argument.strip())
 
 
@@ -91,7 +93,8 @@ def _set(state: State, argument: str) -> str:
     except ValueError:
         raise ValueError(f"/set {name} {text.strip()}: give a number") from None
     state.settings = replace(state.settings, params=replace(params, **{name: value}))
-    return f"{name}: {value:g}"
+    warning = f" ({hot(value)})" if name == "temperature" and value > HOT else ""
+    return f"{name}: {value:g}{warning}"
 
 
 def _numbers(params: SamplingParams) -> dict[str, float]:
@@ -154,7 +157,8 @@ COMMANDS = {
         ChatCommand("save", "FILE", "write the conversation to a JSON file", _save),
         ChatCommand("load", "FILE", "go on with a saved conversation", _load),
         ChatCommand("clear", "", "begin a new conversation", _clear),
-        ChatCommand("exit", "", "leave; Ctrl-D does too", _exit),
+        ChatCommand("exit", "", "leave; /quit, /bye and Ctrl-D do too", _exit),
     )
 }
 """By name, in the order of the list."""
+_SYNONYMS = {"quit": "exit", "bye": "exit", "q": "exit", "?": "help"}

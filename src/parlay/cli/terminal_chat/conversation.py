@@ -51,7 +51,9 @@ def read_conversation(path: Path) -> Conversation:
     """What `Conversation.save` wrote. Raises ParlayError for a file that is none, or can't be read."""
     try:
         messages = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+    except OSError as error:
+        raise ParlayError(f"can't read the conversation {path}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
         raise ParlayError(f"{path} can't be read as a conversation: {error}") from None
     if not isinstance(messages, list) or not all(map(_is_message, messages)):
         raise ParlayError(f"{path} is no conversation: expected a list of {{'role': ..., 'content': ...}}")

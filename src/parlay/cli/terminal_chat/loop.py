@@ -15,7 +15,7 @@ from parlay.llm.jobs import Stream
 from parlay.llm.llm import LLM
 from parlay.llm.outputs import CompletionOutput
 from parlay.system.terminal import Interrupt, Tint
-from parlay.types import ParlayError
+from parlay.types import ParlayError, SamplingParams
 
 _CHUNK = '"""'
 _LEAST_ROOM = 64
@@ -62,12 +62,23 @@ class Chat:
             self._answer()
 
     def _obey(self, line: str) -> None:
+        before = self.state.settings
         try:
-            self._note(run_command(self.state, line))
+            answer = run_command(self.state, line)
+            if self.state.settings.strategy != before.strategy:
+                self._try_strategy()
+            self._note(answer)
         except AnswerAgain:
             self._answer()
         except (ParlayError, ValueError) as error:
+            self.state.settings = before
             self._note(f"error: {error}")
+
+    def _try_strategy(self) -> None:
+        """Decode a token. Raises ParlayError or ValueError for a strategy that can't be had here."""
+        params = SamplingParams(temperature=0, max_tokens=1)
+        with closing(self.llm.stream("a", params, strategy=self.state.settings.strategy, store=False)) as stream:
+            list(stream)
 
     def _answer(self) -> None:
         """Decode an answer to the last message. If that fails, the message is taken back."""

@@ -15,7 +15,10 @@ def draft_name(source: str, resources: Resources, model: str) -> str:
     """``model``, or the target's own draft model. UsageError where strategy ``source`` has neither."""
     name = model or resources.default_draft
     if not name:
-        raise UsageError(f"strategy {source}: no draft model goes with this target; name one by model=NAME_OR_PATH")
+        raise UsageError(
+            f"strategy {source}: no draft model goes with this target: name one with --draft-model, or as "
+            "model=NAME_OR_PATH"
+        )
     return name
 
 

@@ -103,11 +103,13 @@ def _hub_name(model: str) -> tuple[str, str]:
     """Repository, and quantisation or nothing."""
     repo, colon, quantization = hub.without_address(model).partition(":")
     if colon and not _QUANTIZATION.fullmatch(quantization):
-        raise ParlayError(f"{model}: expected a quantisation after the colon, as in {repo}:Q4_K_M")
+        raise ParlayError(f"no quantisation stands after the colon of {model!r}: name one, as in {repo}:Q4_K_M")
     if colon and (repo in BUILT_IN or repo in WHEELS):
-        raise ParlayError(f"{model}: there is one {repo}, so leave out :{quantization}")
+        raise ParlayError(f"{repo} has one quantisation: leave out :{quantization}")
     if colon and "/" not in repo:
-        raise ParlayError(f"{model}: before the colon stands a Hugging Face Hub repository, as in user/repo:Q4_K_M")
+        raise ParlayError(
+            f"{model} is no model: before the colon stands a Hugging Face Hub repository, as in user/repo:Q4_K_M"
+        )
     return repo, quantization
 
 

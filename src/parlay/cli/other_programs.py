@@ -1,0 +1,148 @@
+"""Flags of llama.cpp and vLLM: what each is called here, or why there is none. Data, and one function that reads it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from parlay.options import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Foreign:
+    """A flag of another program.
+
+    ``to`` is the flag's name here. Without one it has no effect, and ``why`` says why; or, if it is ``refused``, the
+    command ends with ``why``. ``values`` is the number of words that belong to it.
+    """
+
+    to: str = ""
+    why: str = ""
+    values: int = 1
+    refused: bool = False
+
+
+_GPU = "a model runs on one device as a whole: --device chooses it"
+_CACHE = "pages of the cache are as long as the texts: --memory of parlay serve bounds them"
+_SERVED = "write NAME=MODEL"
+_DRAFTS = "write --strategy draft-model:k=N"
+
+
+def _same(to: str, *names: str) -> dict[str, Foreign]:
+    return dict.fromkeys(names, Foreign(to))
+
+
+def _idle(why: str, *names: str, values: int = 0) -> dict[str, Foreign]:
+    return dict.fromkeys(names, Foreign(why=why, values=values))
+
+
+def _none(why: str, *names: str, values: int = 1) -> dict[str, Foreign]:
+    return dict.fromkeys(names, Foreign(why=why, values=values, refused=True))
+
+
+LLAMA_CPP: Mapping[str, Foreign] = {
+    **_same("--model", "-m", "-hf", "-hfr", "--hf-repo"),
+    **_same("--draft-model", "-md", "--model-draft", "-hfd", "--hf-repo-draft"),
+    **_same("--max-model-len", "-c", "--ctx-size"),
+    **_same("--threads", "-t"),
+    **_same("--max-num-seqs", "-np", "--parallel"),
+    **_same("--max-tokens", "-n", "--predict", "--n-predict"),
+    **_same("--temperature", "--temp"),
+    **_same("--seed", "-s"),
+    **_same("--repetition-penalty", "--repeat-penalty"),
+    **_same("--typical-p", "--typical"),
+    **_same("--json-schema", "-j", "-jf", "--json-schema-file"),
+    **_same("--system", "-sys", "--system-prompt"),
+    **_same("--stop", "-r", "--reverse-prompt"),
+    **_same("PROMPT", "-p", "--prompt"),
+    **_idle(_GPU, "-ngl", "--gpu-layers", "--n-gpu-layers", "-ngld", "-mg", "--main-gpu", "-ts", "-sm", values=1),
+    **_idle("the fastest kernels are always used", "-fa", "--flash-attn", values=1),
+    **_idle("weights are always mapped into memory", "--mlock", "--no-mmap"),
+    **_idle("chat templates are always Jinja", "--jinja"),
+    **_idle("a step takes up to 512 rows", "-b", "--batch-size", "-ub", "--ubatch-size", values=1),
+    **_idle("all requests of a step are always decoded together", "-cb", "--cont-batching", "--no-webui", "--metrics"),
+    **_idle("there is one number of threads: --threads", "-tb", "--threads-batch", values=1),
+    **_idle("text is always printed as it is decoded", "--stream"),
+    **_none("keys and values keep the model's own type", "-ctk", "--cache-type-k", "-ctv", "--cache-type-v"),
+    **_none("write --regex PATTERN or --json-schema FILE", "--grammar", "--grammar-file"),
+    **_none(_DRAFTS, "--draft", "--draft-n", "--draft-max", "--draft-min", "--draft-p-min"),
+    **_none(_SERVED, "-a", "--alias"),
+    **_none("give the prompt on standard input: parlay generate < FILE", "-f", "--file"),
+    **_none("name a tokenizer that has the template with --tokenizer", "--chat-template", "--chat-template-file"),
+    **_none("merge the adapter into its base model", "--lora", "--lora-scaled"),
+    **_none("models read text alone", "--mmproj", "-mm"),
+    **_none("models write text here", "--embedding", "--embeddings", "--reranking", values=0),
+}
+VLLM: Mapping[str, Foreign] = {
+    **_same("--log-level", "--uvicorn-log-level"),
+    **_same("--cors-origin", "--allowed-origins"),
+    **_same("--max-waiting", "--max-queue-len"),
+    **_idle(_CACHE, "--gpu-memory-utilization", "--kv-cache-memory-bytes", "--swap-space", "--block-size", values=1),
+    **_idle(_CACHE, "--cpu-offload-gb", "--num-gpu-blocks-override", values=1),
+    **_idle("tools are read as the model's template writes them", "--enable-auto-tool-choice"),
+    **_idle("it is found from the model", "--tool-call-parser", "--reasoning-parser", values=1),
+    **_idle("texts that begin alike always share what is cached", "--enable-prefix-caching"),
+    **_idle("prompts are always read in chunks", "--enable-chunked-prefill"),
+    **_idle("code that comes with a model is never run", "--trust-remote-code"),
+    **_idle("HF_HOME says where models are kept", "--download-dir", values=1),
+    **_idle("there is nothing like it here", "--enforce-eager", "--async-scheduling", "--disable-log-stats"),
+    **_idle("requests are logged with --log-level info", "--disable-log-requests", "--enable-log-requests"),
+    **_none(_SERVED, "--served-model-name"),
+    **_none("write --strategy NAME and --draft-model MODEL", "--speculative-config", "--speculative-model"),
+    **_none("name a checkpoint in GGUF, or --quantize int8", "--quantization", "-q"),
+    **_none("keys and values keep the model's own type", "--kv-cache-dtype"),
+    **_none("merge the adapter into its base model", "--enable-lora", "--lora-modules"),
+    **_none("get that revision yourself, and name its folder", "--revision", "--tokenizer-revision"),
+    **_none("put a proxy that speaks TLS before the server", "--ssl-keyfile", "--ssl-certfile"),
+    **_none("name a tokenizer that has the template with --tokenizer", "--chat-template"),
+}
+_ONE = ("--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp", "--data-parallel-size", "-dp")
+"""Flags of vLLM whose only value here is 1."""
+
+
+def translated(words: Sequence[str], own: Collection[str], command: str) -> list[str]:
+    """The words of a command line with the flags of other programs as this ``command`` has them.
+
+    ``own`` are the command's flags, which win. A line on standard error says which flags have no effect. Raises
+    UsageError for one that can't be honoured.
+    """
+    known = {**VLLM, **LLAMA_CPP}
+    idle: dict[str, str] = {}
+    found: list[str] = []
+    rest = iter(words)
+    for word in rest:
+        name, equals, value = word.partition("=")
+        values = [value] if equals else []
+        if word == "--":
+            found += [word, *rest]
+        elif name in own or (name not in known and name not in _ONE):
+            found.append(word)
+        elif name in _ONE:
+            _check_one(name, value if equals else next(rest, ""))
+        elif known[name].to or known[name].refused:
+            found += [*_as_here(name, known[name], own, command), *values]
+        else:
+            idle[name] = known[name].why
+            for _ in range(known[name].values - len(values)):
+                next(rest, None)
+    for name, why in idle.items():
+        print(f"parlay: note: {name} has no effect: {why}", file=sys.stderr)
+    return found
+
+
+def _as_here(name: str, flag: Foreign, own: Collection[str], command: str) -> list[str]:
+    """The flag's name here, or nothing if its value is the command's argument. Raises UsageError if there is none."""
+    if flag.refused:
+        raise UsageError(f"{command} has no {name}: {flag.why}")
+    if flag.to == "PROMPT":
+        return []
+    if flag.to not in own:
+        raise UsageError(f"{command} has no {name}, which is called {flag.to} in the commands that have it")
+    return [flag.to]
+
+
+def _check_one(name: str, value: str) -> None:
+    """Raises UsageError for more than one device or process."""
+    if value != "1":
+        raise UsageError(f"{name} {value}: a model runs in one process on one device, so only 1 is possible")

@@ -1,0 +1,55 @@
+"""Flags of llama.cpp and vLLM work, or a line says why not."""
+
+from __future__ import annotations
+
+import pytest
+
+from parlay.cli import COMMANDS, parser_of
+from parlay.cli.other_programs import LLAMA_CPP, VLLM, translated
+from parlay.options import UsageError
+from tests.cli.conftest import Cli
+
+GENERATE = {"--model", "--threads", "--temperature", "--max-tokens", "--json-schema"}
+
+
+def test_flags_of_the_same_meaning_are_renamed(cli: Cli) -> None:
+    known = ("generate", "Hello", "--model", "parlay-mini", "--max-tokens", "4", "--max-model-len", "64")
+    foreign = ("generate", "-p", "Hello", "-m", "parlay-mini", "-n", "4", "-c", "64", "-t", "1", "--temp=0", "--stream")
+    result = cli(*foreign)
+    assert result.code == 0, result.err
+    assert result.out == cli(*known).out
+    assert result.err.startswith("parlay: note: --stream has no effect: text is always printed as it is decoded\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "left"),
+    [
+        (["-ngl", "99", "x"], ["x"]),
+        (["--gpu-memory-utilization=0.9", "x"], ["x"]),
+        (["--gpu-memory-utilization", "0.9", "x"], ["x"]),
+        (["--enforce-eager", "x"], ["x"]),
+        (["--tensor-parallel-size", "1", "-tp=1", "x"], ["x"]),
+        (["-m=a", "--", "-ngl"], ["--model", "a", "--", "-ngl"]),
+        (["--temperature", "1", "-x"], ["--temperature", "1", "-x"]),
+    ],
+)
+def test_flags_without_effect_leave_with_their_values(words: list[str], left: list[str]) -> None:
+    assert translated(words, GENERATE, "parlay generate") == left
+
+
+@pytest.mark.parametrize("word", ["--lora", "-np", "--speculative-config", "--ssl-keyfile"])
+def test_what_cannot_be_honoured_is_refused(word: str) -> None:
+    with pytest.raises(UsageError, match=word):
+        translated([word, "x"], GENERATE, "parlay generate")
+
+
+def test_every_name_that_a_flag_is_translated_to_exists() -> None:
+    own = {flag for name in COMMANDS for flag in parser_of(name)._option_string_actions}
+    assert {flag.to for flag in (*LLAMA_CPP.values(), *VLLM.values())} <= own | {"", "PROMPT"}
+
+
+@pytest.mark.parametrize("flag", ["--ctx-sizes", "--gpu-memory", "--tensor-parallel", "--zzz"])
+def test_no_flag_is_proposed_that_shares_no_word(cli: Cli, flag: str) -> None:
+    line = cli("generate", "x", flag, "1").err
+    assert "--quantize" not in line
+    assert len(line) < 150
