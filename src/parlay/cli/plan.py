@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from parlay.strategies.spelling import StrategySpec
 
 _MOST = 1 << 20
+_BUSY = 0.5
+"""Cores; with more of them busy during a calibration its page says so."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -320,6 +322,9 @@ def _this_machine(options: argparse.Namespace) -> _Ground:
         f"{origin['processor']}, {origin['threads']} threads, calibrated {origin['date']} "
         f"(median error of the fit {calibration.median_error:.0%}) in {path}"
     )
+    busy = float(origin.get("busy_cores", 0))
+    if busy > _BUSY:
+        source += f", while {busy:g} cores were busy with other work: --calibrate again when they are idle"
     memory = int(origin["memory_bytes"]) if "memory_bytes" in origin else None
     return _Ground(calibration.machine, source, weights or weight_type(kept), int(origin["kv_bytes"]), memory)
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from parlay import __version__, models
+from parlay.bench.host import busy_cores
 from parlay.bench.plan.overheads import engine_overheads
 from parlay.bench.plan.shapes import config_of, read_model
 from parlay.bench.plan.weights import WeightType, weight_type
@@ -113,7 +114,7 @@ def calibrate_here(
         provenance.update(_provenance(runner, kept), weights=name)
         return runner, kept
 
-    provenance: dict[str, str | float] = {}
+    provenance: dict[str, str | float] = {"busy_cores": round(busy_cores(), 1)}
     smallest_last = sorted(
         shapes, key=lambda shape: shape.parameters, reverse=True
     )  # the engine's steps are timed with the last one
