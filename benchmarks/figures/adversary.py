@@ -10,7 +10,7 @@ from parlay.bench.runner import Bench, BenchPlan, lacks
 from parlay.bench.stopwatch import Stopwatch
 from parlay.bench.wave import Answer, Ask, Gauges, Ids, Wave
 from parlay.llm import LLM
-from parlay.router.policies import Adaptive, Plain
+from parlay.router.policies import Plain, adaptive
 from parlay.sampling.rules import SharedNoise
 from parlay.testing.toy_drafters import answer_from, sometimes
 from parlay.types import Event, NoiseKey, Request, SamplingParams, Strategy
@@ -90,4 +90,4 @@ class Adversaries:
             return Strategy(PLAIN, (), SharedNoise(), Plain())
         answer = answer_from(lambda request: self._texts[request.prompt])
         drafter = sometimes(answer, self._llm.runner.spec.vocab_size, PATTERNS[name])
-        return Strategy(name, (drafter,), SharedNoise(), Adaptive(self._llm.engine.cost, BUDGET))
+        return Strategy(name, (drafter,), SharedNoise(), adaptive(self._llm.engine.cost, BUDGET))

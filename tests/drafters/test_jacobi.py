@@ -17,7 +17,7 @@ from parlay.drafters.fixed_point.options import JacobiOptions as Options
 from parlay.drafters.resources import Resources
 from parlay.engine import Limits
 from parlay.options import UsageError
-from parlay.router.policies import Adaptive, Fixed
+from parlay.router.policies import Fixed, adaptive
 from parlay.sampling.rules import SharedNoise
 from parlay.strategies.spelling import parse
 from parlay.testing import reference
@@ -233,7 +233,7 @@ def test_a_pad_outside_the_vocabulary_is_not_guessed() -> None:
 def test_it_lives_through_budgets_that_the_policy_cuts_and_withholds(params: SamplingParams) -> None:
     logits_of = RandomLogits(VOCAB)
     long = replace(params, max_tokens=150)
-    sample = run(logits_of, long, policy=Adaptive(Steady(), 16))
+    sample = run(logits_of, long, policy=adaptive(Steady(), 16))
     assert (
         sample.tokens == reference.decode(logits_of, StageRequest((5, 6, 7), long, seed=3).request("expected")).output
     )

@@ -18,7 +18,7 @@ from parlay.drafters.fixed_point.options import JacobiOptions, LookaheadOptions
 from parlay.drafters.resources import Resources
 from parlay.engine import Limits
 from parlay.options import UsageError
-from parlay.router.policies import Adaptive, Fixed
+from parlay.router.policies import Fixed, adaptive
 from parlay.sampling.rules import SharedNoise
 from parlay.strategies.spelling import parse
 from parlay.testing import reference, toy_drafters
@@ -326,7 +326,7 @@ def test_where_the_window_cannot_run_guesses_are_left_and_the_text_is_the_same(
 @BOTH
 def test_a_window_that_comes_and_goes_changes_no_text(params: SamplingParams) -> None:
     """The adaptive policy withholds drafts; an unseen window waits as it is."""
-    sample = run(make(), params, Adaptive(Steady(), 16))
+    sample = run(make(), params, adaptive(Steady(), 16))
     assert sample.tokens == plain(params)
     assert sample.metrics.drafter_faults == 0
 

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from parlay.cost.measured import MeasuredCost
-from parlay.router.policies import Adaptive
+from parlay.router.policies import adaptive
+from parlay.router.router import Router
 from parlay.types import Spent, trees
 from tests.router.views import SequenceView
 
@@ -72,7 +73,7 @@ def simulate(
     tokens: int,
     *,
     cost: MeasuredCost | None = None,
-    policy: Adaptive | None = None,
+    policy: Router | None = None,
     requests: int = 1,
     seed: int = 0,
     budget: int = 16,
@@ -81,7 +82,7 @@ def simulate(
     """Requests of so many tokens, one after another, as the engine drives a policy and its measured cost."""
     coin, noise = random.Random(seed), random.Random(seed + 1000)
     cost = cost if cost is not None else MeasuredCost({rows: true(rows) for rows in (1, 2, 4, 8, 16, 32)})
-    policy = policy or Adaptive(cost, budget)
+    policy = policy or adaptive(cost, budget)
     run = Outcome()
     for number in range(requests):
         view, inactive = SequenceView(number), 0
@@ -89,19 +90,25 @@ def simulate(
             asked = inactive == 0
             (wanted,), inactive, *_ = policy.plan([view]) if asked else ([0], inactive - 1)
             found = wanted if coin.random() < drafting.covers else 0
-            draft = policy.trim([view], [trees.chain([0] * found, "toy", [drafting.score] * found)])[0]
-            accepted = 0
-            while accepted < len(draft) and coin.random() < drafting.rate:
-                accepted += 1
+            right = 0
+            while right < found and coin.random() < drafting.rate:
+                right += 1
+            draft = trees.chain([0] * found, "toy", [drafting.score] * found)
+            if wanted:
+                policy.next_budgets([view], [draft])
+                (draft,) = policy.trim([view], [draft])
+            accepted = min(right, len(draft))
             context, rows = len(view.tokens), 1 + len(draft)
-            view.tokens += [0] * accepted + [1]
+            view.tokens += [0] * accepted + [int(accepted == right)]
             drafted = wanted * drafting.node_seconds + bool(wanted) * drafting.step_seconds
             verified = true(rows)
             slower = delay(run.steps, noise), delay(run.steps, noise) - 1
             verify_seconds = verified * slower[0] * noise.uniform(1, 1.1)
             draft_seconds = drafted * (1 + slower[1]) + bool(wanted and slower[1]) * STALL * slower[1]
             if asked:
-                policy.learn([view], [draft], [accepted], Spent(draft_seconds, verify_seconds, rows, context))
+                policy.learn(
+                    [view], [draft], [accepted], Spent(draft_seconds, verify_seconds, rows, context, (draft_seconds,))
+                )
             cost.record(rows, context, verify_seconds)
             run.steps += 1
             run.tokens += accepted + 1

@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from parlay.router.aim import USUAL, Aim
 from parlay.router.arms import Arm
+from parlay.router.goals import USUAL, Aim
 from parlay.router.router import Router
 from parlay.types import NO_DRAFT, Budgets, Cost, Draft, PowerModel, Spent, trees
 from tests.router.views import REQUEST, SequenceView

@@ -8,7 +8,7 @@ import pytest
 
 from parlay.drafters.resources import Resources
 from parlay.options import UsageError
-from parlay.router.effort import EFFORTS
+from parlay.router.goals import EFFORTS
 from parlay.strategies.built import StrategyCache
 from parlay.strategies.candidates import arms, as_arm
 from parlay.strategies.catalogue import catalogue

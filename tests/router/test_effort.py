@@ -7,8 +7,7 @@ from statistics import fmean
 
 import pytest
 
-from parlay.router.aim import Aim
-from parlay.router.effort import EFFORTS
+from parlay.router.goals import EFFORTS, Aim
 from tests.router.simulated_arms import Machine, Run, SimulatedArm
 
 TOKENS = 1200

@@ -7,9 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from parlay.router.aim import Aim
-from parlay.router.effort import EFFORTS
-from parlay.router.goals import GOALS
+from parlay.router.goals import EFFORTS, GOALS, Aim
 from parlay.types import PowerModel
 from tests.router.simulated_arms import Machine, Run, SimulatedArm, TableCost
 

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parlay.router.aim import Aim
-from parlay.router.goals import GOALS
+from parlay.router.goals import GOALS, Aim
 from parlay.types import NO_DRAFT, Draft
 from tests.router.simulated_arms import Machine, SimulatedArm
 from tests.router.views import SequenceView

@@ -6,15 +6,15 @@ from collections import Counter
 
 import pytest
 
-from parlay.router.choice_history import Life
+from parlay.router.sequence_state import ChoiceHistory
 
 
 @pytest.mark.parametrize("steps", [0, 1, 31, 32, 33, 64, 65, 1000, 4097])
 def test_every_step_is_in_one_stretch_of_at_most_thirty_two(steps: int) -> None:
-    life = Life()
+    history = ChoiceHistory()
     for step in range(steps):
-        life.step("copy" if step % 3 else "none", step % 5, 2.0)
-    told = life.told()
+        history.add("copy" if step % 3 else "none", step % 5, 2.0)
+    told = history.stretches()
     assert len(told) <= 32
     assert sum(each.steps for each in told) == steps
     assert sum(each.tokens for each in told) == sum(step % 5 for step in range(steps))

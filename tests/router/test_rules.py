@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from parlay.router.policies import BY_NAME, Confidence, Heuristic, Risk, make_policy
-from parlay.router.stopping import best_threshold
+from parlay.router.policies import BY_NAME, Confidence, Heuristic, Risk, best_threshold, make_policy
 from parlay.types import NO_DRAFT, NOTHING_NEEDED, Draft, Policy, Spent, Tree, trees
 from tests.router.views import SequenceView
 

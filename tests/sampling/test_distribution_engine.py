@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from parlay.engine import Limits
-from parlay.router.policies import Adaptive
+from parlay.router.policies import adaptive
 from parlay.testing.conformance import Stage, subject_of, toy_stage
 from parlay.testing.conformance.distribution import UNLIKELY, chi_square, text_distribution
 from parlay.testing.conformance.stage import StageRequest, StageSample, Steady, decode
@@ -90,7 +90,7 @@ def test_where_the_cache_has_no_room_for_long_drafts() -> None:
 
 def test_under_the_adaptive_policy() -> None:
     """Budgets follow what was accepted before this step, so they tell nothing of what it draws."""
-    strategy = replace(subject_of(RULES["block"]).strategy(STAGE, 0), policy=Adaptive(Steady(), 4))
+    strategy = replace(subject_of(RULES["block"]).strategy(STAGE, 0), policy=adaptive(Steady(), 4))
     samples = decode(STAGE.open_runner(8192), jobs(strategy, TRUNCATED, 600))
     assert has_the_distribution(STAGE, samples, TRUNCATED)
     assert sum(sample.metrics.accepted_tokens for sample in samples) > 120

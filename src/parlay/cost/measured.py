@@ -117,6 +117,8 @@ class _Curve:
         if fewer:  # several forwards of fewer rows would take no longer than this
             longest = self.seconds[fewer[-1]] * ROWS[place] / ROWS[fewer[-1]]
             ratio = min(ratio, longest / self.seconds[place])
+            # Quicker than fewer rows: the machine's speed has changed, which says nothing of these rows beside others.
+            ratio = max(ratio, self.seconds[fewer[-1]] / self.seconds[place])
         for guessed in range(place, known[0] if known else len(ROWS)):
             self.seconds[guessed] = min(self.seconds[guessed] * ratio, most)
 

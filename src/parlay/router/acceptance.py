@@ -22,6 +22,8 @@ _PROVED_WEIGHT = 12.0  # of what all sequences show, in the record of one, if th
 _BUCKET_DECAY = 0.98  # per step that tested a node of the bucket
 _KINDS_DIFFER = 0.1  # variance of the log-odds by which kinds of sequences differ from the calibration
 _SEQUENCES_DIFFER = 0.2  # that by which sequences differ from their kind
+
+_BOUND = 1.5  # standard errors
 _SEQUENCE_DECAY = 0.9  # per step that tested a node of the sequence
 
 
@@ -86,7 +88,7 @@ class ScoreCalibration:
         return (*self._accepted, *self._rejected, *self._weights, self.drafts)
 
     def restore(self, kept: Sequence[float]) -> None:
-        """Go on from what another one has learned. Raises ValueError for what is no such thing."""
+        """Go on from what another one has learned. Raises ValueError if the numbers are malformed."""
         *counts, drafts = checked(kept, 3 * (len(_EDGES) + 1) + 1)
         size = len(_EDGES) + 1
         self._accepted, self._rejected = counts[:size], counts[size : 2 * size]
@@ -208,7 +210,7 @@ class Record:
         return (self._levels, self._right_levels, self._nodes, self._right, self._expected)
 
     def restore(self, kept: Sequence[float]) -> None:
-        """Go on from what another one has learned. Raises ValueError for what is no such thing."""
+        """Go on from what another one has learned. Raises ValueError if the numbers are malformed."""
         levels, right_levels, nodes, right, expected = checked(kept, 5)
         if right_levels > levels or max(right, expected) > nodes + _LEAST:
             raise ValueError("more was accepted than was tested")
@@ -226,6 +228,12 @@ class Record:
         if self._whole is None:
             return self._right_levels / self._levels
         return (self._right_levels + self._prior * self._whole.share) / (self._levels + self._prior)
+
+    @property
+    def bound(self) -> float:
+        """The share that it may well have: so many standard errors above the mean."""
+        share = self.share
+        return min(1.0, share + _BOUND * math.sqrt(share * (1 - share) / (self._levels + self._prior)))
 
     @property
     def odds(self) -> float:

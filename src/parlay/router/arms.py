@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 
 from parlay.router.acceptance import Outcome, Record, ScoreCalibration, checked
 from parlay.router.ledger import START, TRIALS, Account
@@ -18,7 +18,7 @@ _WHOLE_DECAY = 0.98  # the same over all sequences
 _FIRST = 4  # nodes of a sequence's first draft, while the drafter is unknown
 _TESTED = 8  # drafts after which it may read many prompts, if these are expected to pay
 _KNOWN = 50  # drafts after which the drafter counts as known
-_SLOWER = 2  # slow proposals in a row that are no accident
+_SLOWER, _SURELY = 2, 4  # slow proposals in a row after which a drafter counts as slow, and surely is
 _PRIOR = 16.0  # tested levels for which those of other sequences of a kind count at most
 
 
@@ -64,11 +64,14 @@ class ArmState:
         """Tokens that one proposal of a replayable drafter gains beyond the next best choice."""
         self.kinds: dict[str, KindState] = {}
         self.depth = DraftDepth()
+        self.probes = 0
+        """Rows that its latest draft added to its nodes; see `Draft`."""
         self.row = 0.0
         """Seconds of a forward of one row when it was asked last; 0 before."""
         self.is_opening = False
         """Whether a sequence has it read a prompt in this step, while little is known of it."""
         self._slow = 0  # proposals in a row that took far longer than usual
+        self._before: DraftSeconds | None = None  # what it took before it became slow, while that may be an accident
 
     @property
     def first_limit(self) -> int:
@@ -91,7 +94,7 @@ class ArmState:
     def restore(self, kept: KeptArm, row: float) -> None:
         """Go on from what another router has learned, where a forward of one row takes ``row`` seconds.
 
-        Raises ValueError for what is no such thing.
+        Raises ValueError if the numbers are malformed.
         """
         self.gain, self.depth.share, self.row = checked((kept.gain, kept.depth, kept.row), 3)
         for part, numbers in (
@@ -129,19 +132,29 @@ class ArmState:
         """Learn what proposals of so many nodes took each, where the step's forward took ``slowdown`` times the usual.
 
         First proposals of sequences read prompts, of ``read`` tokens: `prompts` pays for that, and they say nothing of
-        later ones. After two proposals in a row that took far longer than usual, the drafter has become slower: what
-        was known of its time no longer holds.
+        later ones. After two proposals in a row that took far longer than usual, the drafter counts as slow, and after
+        four it surely is. If one is quick again before, the machine had been held up.
         """
-        usual = self.seconds.of(nodes)
+        known = self._before or self.seconds
+        usual = known.of(nodes)
         if read:
             self.reading.learn(read, seconds / slowdown - usual)
             self.prompts.debt = max(self.prompts.debt, seconds - usual)
             return
-        own = self.seconds.own_work(nodes, seconds, slowdown, forward)
+        own = known.own_work(nodes, seconds, slowdown, forward)
         self._slow = self._slow + 1 if usual and seconds / slowdown > 4 * usual + 0.25 * forward else 0
-        if self._slow >= _SLOWER:
-            self.seconds, own, self._slow = DraftSeconds(self.seconds.revision), seconds / slowdown, 0
-        self.seconds.learn(nodes, own, forward)
+        if self._slow == _SLOWER:
+            self._before, self.seconds = known, DraftSeconds(known.revision + 1)
+        if not self._slow and self._before is not None:
+            known.revision = self.seconds.revision + 1
+            self.seconds = known
+        if self._slow in (0, _SURELY):
+            self._before = None
+        self.seconds.learn(nodes, seconds / slowdown if self._slow >= _SLOWER else own, forward)
+
+    def booked(self, nodes: float) -> float:
+        """Seconds that a proposal of so many nodes is charged with: no slow ones that may be an accident."""
+        return (self._before or self.seconds).of(nodes)
 
 
 @dataclass(slots=True)
@@ -166,16 +179,7 @@ class ArmCounts:
     seconds: float = 0.0
 
     def record(self, drafter: str) -> Routed:
-        return Routed(
-            drafter,
-            self.asked,
-            self.verified,
-            self.trials,
-            self.expected,
-            self.accepted,
-            self.expected_seconds,
-            self.seconds,
-        )
+        return Routed(drafter, *astuple(self))
 
 
 @dataclass(slots=True, eq=False)

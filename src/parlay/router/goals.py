@@ -1,10 +1,14 @@
-"""What a router maximises. Whatever it is, the worth of a draft is told in tokens of plain decoding."""
+"""What a router tries for: its goal, how hard, and below which power."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Protocol
+
+from parlay.router.ledger import GROWTH, TRIALS
+from parlay.types import PowerModel
 
 
 class Goal(Protocol):
@@ -92,3 +96,57 @@ class Latency:
 
 THROUGHPUT = Throughput()
 GOALS: Mapping[str, Goal] = MappingProxyType({"throughput": THROUGHPUT, "latency": Latency(), "energy": Energy()})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effort:
+    """``trials``: the share of the decoding time that trials may lose. ``growth``: by which each that loses multiplies
+    the wait for the next.
+
+    ``price``: a factor on what drafts cost. ``size``: a factor on the most nodes that a drafter is asked for, where
+    nobody has set them.
+    """
+
+    trials: float
+    growth: float = GROWTH
+    price: float = 1.0
+    size: float = 1.0
+
+
+MEDIUM = Effort(trials=TRIALS)
+EFFORTS: Mapping[str, Effort] = MappingProxyType(
+    {
+        "low": Effort(trials=0.0, price=1.5, size=0.5),
+        "medium": MEDIUM,
+        "high": Effort(trials=3 * TRIALS, growth=1.25, size=2.0),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Aim:
+    """``power`` is what the machine draws; None: neither the goal nor a limit needs it.
+
+    ``most_watts``: no draft is verified in a step that would draw more in the mean; 0: no limit.
+    """
+
+    goal: Goal = THROUGHPUT
+    effort: Effort = MEDIUM
+    power: PowerModel | None = None
+    most_watts: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.power is None and (self.goal.in_joules or self.most_watts):
+            raise ValueError("what the machine draws must be known")
+
+    @property
+    def row_seconds(self) -> float:
+        """Seconds that a row counts for beside those that it takes: in them the machine draws what the row uses."""
+        return self.power.row_joules / self.power.watts if self.power is not None and self.goal.in_joules else 0.0
+
+    def allows(self, rows: int, seconds: float) -> bool:
+        """Whether a forward of so many rows and seconds stays below the limit."""
+        return self.power is None or not self.most_watts or self.power.mean(rows, seconds) <= self.most_watts
+
+
+USUAL = Aim()

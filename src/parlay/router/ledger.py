@@ -8,7 +8,6 @@ from parlay.types import SequenceView
 
 START = 0.5  # tokens of plain decoding: the credit of a sequence that has drafted nothing yet
 TRIALS = 0.01  # share of the decoding time that trials may lose
-PROMPTS = 0.05  # share of the decoding time for which drafters may read prompts where drafts are not expected to pay
 LENT = 4.0  # tokens: most of what other sequences have gained that a sequence without credit may lose
 FIRST_WAIT = 8  # tokens without a draft before the first trial
 GROWTH = 2.0  # by which factor the wait grows after each trial that loses
@@ -57,41 +56,20 @@ class Ledger:
 
     ``credit`` is what its drafts have gained beyond their cost. It pays for drafts that are expected to gain, and where
     there is none, the `Gains` of all sequences do. Without either, or if no draft is expected to gain, only trials are
-    drafted. Each trial that loses multiplies the debt that must be paid off before the next, at least by ``growth``. A
-    sequence's first proposal reads its prompt: that is charged to ``prompts``, which the sequences of a strategy share.
+    drafted. Each trial that loses multiplies the debt that must be paid off before the next, at least by ``growth``.
     """
 
-    __slots__ = (
-        "_counted",
-        "_gains",
-        "_growth",
-        "_price",
-        "_prompts",
-        "_token",
-        "_trials",
-        "_view",
-        "credit",
-        "is_unread",
-    )
+    __slots__ = ("_counted", "_gains", "_growth", "_price", "_token", "_trials", "_view", "credit")
 
     def __init__(
-        self,
-        view: SequenceView,
-        token: float,
-        prompts: Account,
-        gains: Gains,
-        *,
-        trials: float = TRIALS,
-        growth: float = GROWTH,
+        self, view: SequenceView, token: float, gains: Gains, *, trials: float = TRIALS, growth: float = GROWTH
     ) -> None:
         """``token``: seconds that plain decoding takes for one token of this sequence. ``trials``: their share."""
         self._gains = gains
         self.credit = START * token
-        self.is_unread = True
         self._view = view
         self._counted = len(view.tokens)
         self._token = token
-        self._prompts = prompts
         self._trials, self._growth = Account(trials), growth
         self._trials.debt = self._price = FIRST_WAIT * trials * token  # of the next trial
 
@@ -103,20 +81,13 @@ class Ledger:
     def earn(self) -> None:
         """Count what was decoded since the last call."""
         tokens = len(self._view.tokens) - self._counted
-        if tokens:
-            self._counted += tokens
-            self._trials.earn(tokens * self._token)
-            self._prompts.earn(tokens * self._token)
+        self._counted += tokens
+        self._trials.earn(tokens * self._token)
 
-    def wait(self, together: int) -> int:
-        """Tokens to decode before the next trial, if so many sequences decode together."""
-        tokens = self._trials.tokens_left(self._token)
-        return max(tokens, self._prompts.tokens_left(self._token * together)) if self.is_unread else tokens
-
-    def read_prompt(self, loss: float) -> None:
-        """Charge the first proposal, which read the prompt and lost so many seconds in all."""
-        self.is_unread = False
-        self._prompts.debt = max(0.0, loss)
+    @property
+    def wait(self) -> int:
+        """Tokens to decode before the next trial."""
+        return self._trials.tokens_left(self._token)
 
     def settle(self, loss: float, token: float, *, trial: bool, tested: bool) -> None:
         """Book a proposal's loss in seconds; a gain is below 0. ``tested``: some of its nodes were verified."""

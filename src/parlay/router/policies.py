@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
-from parlay.router.adaptive import Adaptive
-from parlay.router.heuristic import Heuristic
-from parlay.router.stopping import Confidence, Risk
-from parlay.types import Budgets, Cost, Draft, Needs, Policy, SequenceView, Spent
+from parlay.router.acceptance import UNSCORED, ScoreCalibration, walk
+from parlay.router.arms import Arm
+from parlay.router.router import Router
+from parlay.types import NOTHING_NEEDED, Budgets, Cost, Draft, Needs, Policy, SequenceView, Spent, trees
 
-__all__ = ["BY_NAME", "Adaptive", "Confidence", "Fixed", "Heuristic", "Plain", "Risk", "make_policy"]
+_MORE, _LESS, _LEAST = 2, 1, 1
+_MOST = 1024  # the upper bound of the parameter k
+_RECORD = 256  # latest tested nodes, to which a threshold is fitted
+_FEWEST = 6  # tested nodes before the first fit
+_MISSED = 3.0  # weight of a right node below the threshold, relative to a wrong one above it
 
 
 class Fixed(Policy):
@@ -41,9 +46,157 @@ class Plain(Fixed):
         super().__init__(0)
 
 
+class Heuristic(Policy):
+    """The ``heuristic`` schedule of assisted generation (Gante 2023, transformers' ``num_assistant_tokens_schedule``).
+
+    A sequence drafts ``budget`` nodes at first, two more after each draft that was accepted to its end, one less after
+    any other, never less than one. A new sequence begins where the one that ended last stood; with ``transient``, at
+    ``budget``. A step in which nothing was verified changes nothing. ``budget`` 0 is plain decoding.
+    """
+
+    def __init__(self, budget: int, *, transient: bool = False) -> None:
+        self._start = budget
+        self._transient = transient
+        self._budgets: dict[int, int] = {}
+
+    def plan(self, views: Sequence[SequenceView]) -> Budgets:
+        return Budgets([self._budgets.get(view.sequence, self._start) for view in views])
+
+    def trim(self, views: Sequence[SequenceView], drafts: Sequence[Draft]) -> list[Draft]:
+        return list(drafts)
+
+    def learn(
+        self, views: Sequence[SequenceView], drafts: Sequence[Draft], accepted: Sequence[int], spent: Spent
+    ) -> None:
+        for view, draft, right in zip(views, drafts, accepted, strict=True):
+            depths = trees.depths(draft.tree)[: len(draft) - draft.probes]
+            if depths:
+                budget = self._budgets.get(view.sequence, self._start)
+                change = _MORE if right == max(depths) else -_LESS
+                self._budgets[view.sequence] = min(max(_LEAST, budget + change), _MOST)
+
+    def release(self, sequence: int) -> None:
+        last = self._budgets.pop(sequence, self._start)
+        if not self._transient:
+            self._start = last
+
+
+class Confidence(Policy):
+    """The confidence stop of assisted generation (Gante 2023; after DISCO, arXiv:2405.04304).
+
+    A node whose score lies below a threshold is the last of its path. The threshold is .4 at first, then the score
+    that minimises FPR + 3 FNR (the ROC curve's corner) over the nodes tested lately. Nodes that the walk did not reach
+    are not recorded. The first node below the threshold is still drafted, because otherwise nothing below it would be
+    tested and it could not fall. Drafts without scores, and drawn ones, stay whole.
+    """
+
+    def __init__(self, budget: int, threshold: float = 0.4) -> None:
+        self.threshold = threshold
+        self._budget = budget
+        self._record: deque[tuple[float, bool]] = deque(maxlen=_RECORD)
+
+    def plan(self, views: Sequence[SequenceView]) -> Budgets:
+        return Budgets([self._budget] * len(views))
+
+    def trim(self, views: Sequence[SequenceView], drafts: Sequence[Draft]) -> list[Draft]:
+        return [_end(draft, [score >= self.threshold for score in draft.scores]) for draft in drafts]
+
+    def learn(
+        self, views: Sequence[SequenceView], drafts: Sequence[Draft], accepted: Sequence[int], spent: Spent
+    ) -> None:
+        for view, draft, right in zip(views, drafts, accepted, strict=True):
+            if draft.scores:
+                self._learn_outcome(draft, *walk(draft, right, view.tokens))
+
+    def _learn_outcome(self, draft: Draft, path: Sequence[int], tested: Sequence[int]) -> None:
+        self._record += [(draft.scores[node], node in path) for node in tested]
+        if tested and len(self._record) >= _FEWEST:
+            self.threshold = best_threshold(self._record, self.threshold)
+
+    def release(self, sequence: int) -> None:
+        """Holds nothing of a sequence."""
+
+
+def best_threshold(record: Sequence[tuple[float, bool]], default: float) -> float:
+    """The score from which on a node should count as right: least FPR + 3 FNR over (score, accepted) pairs.
+
+    The highest of equals; ``default`` where all were accepted or none was.
+    """
+    right = sum(accepted for _, accepted in record)
+    wrong = len(record) - right
+    if not right or not wrong:
+        return default
+    best, best_cost = default, float("inf")
+    found = drafted = 0
+    ranked = sorted(record, reverse=True)
+    for place, (score, accepted) in enumerate(ranked):
+        found += accepted
+        drafted += not accepted
+        if place + 1 < len(ranked) and ranked[place + 1][0] == score:
+            continue
+        cost = drafted / wrong + _MISSED * (right - found) / right
+        if cost < best_cost:
+            best, best_cost = score, cost
+    return best
+
+
+class Risk(Policy):
+    """The stop of SpecDec++ (Huang et al. 2024, arXiv:2405.19715): a draft ends where 1 - a1 a2 ... exceeds ``most``.
+
+    Each a is the chance of a node if its parent is right. In the paper a trained head predicts it; here it is the
+    drafter's calibrated score. As in the reference implementation ``most`` is .3, and depth 1 counts as certain, so a
+    draft has at least two levels. ``most`` 1 ends no draft. Drawn drafts stay whole.
+    """
+
+    def __init__(self, budget: int, most: float = 0.3) -> None:
+        self._budget = budget
+        self._most = most
+        self._calibration = ScoreCalibration()
+
+    def plan(self, views: Sequence[SequenceView]) -> Budgets:
+        return Budgets([self._budget] * len(views))
+
+    def trim(self, views: Sequence[SequenceView], drafts: Sequence[Draft]) -> list[Draft]:
+        return [_end(draft, [1 - path_prob <= self._most for path_prob in self._path_probs(draft)]) for draft in drafts]
+
+    def _path_probs(self, draft: Draft) -> list[float]:
+        """Chance of the path to each node, the first level taken for certain."""
+        reaches: list[float] = []
+        for node, parent in enumerate(draft.tree.parents):
+            chance = self._calibration.chance(draft.scores[node] if draft.scores else UNSCORED)
+            reaches.append(reaches[parent] * chance if parent >= 0 else 1.0)
+        return reaches
+
+    def learn(
+        self, views: Sequence[SequenceView], drafts: Sequence[Draft], accepted: Sequence[int], spent: Spent
+    ) -> None:
+        drafted = zip(views, drafts, accepted, strict=True)
+        self._calibration.learn([(draft, *walk(draft, right, view.tokens)) for view, draft, right in drafted])
+
+    def release(self, sequence: int) -> None:
+        """Holds nothing of a sequence."""
+
+
+def _end(draft: Draft, goes_on: Sequence[bool]) -> Draft:
+    """The draft without the descendants of nodes at which it ends."""
+    if draft.kind != "point" or not goes_on:
+        return draft
+    real = len(draft) - draft.probes
+    kept: set[int] = {-1}
+    for node, parent in enumerate(draft.tree.parents[:real]):
+        if parent in kept and (parent < 0 or goes_on[parent]):
+            kept.add(node)
+    return trees.prune(draft, sorted(kept - {-1}))
+
+
+def adaptive(cost: Cost, budget: int, needs: Needs = NOTHING_NEEDED) -> Router:
+    """Make a router with one arm: it drafts as much as pays, by measured acceptance and measured cost."""
+    return Router(cost, [Arm("", budget, expected=needs.expected, sees_first=bool(needs.taps))])
+
+
 BY_NAME: Mapping[str, Callable[[int, Cost, Needs], Policy]] = MappingProxyType(
     {
-        "adaptive": lambda budget, cost, needs: Adaptive(cost, budget, needs),
+        "adaptive": lambda budget, cost, needs: adaptive(cost, budget, needs),
         "fixed": lambda budget, cost, needs: Fixed(budget),
         "heuristic": lambda budget, cost, needs: Heuristic(budget),
         "heuristic-transient": lambda budget, cost, needs: Heuristic(budget, transient=True),

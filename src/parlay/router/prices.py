@@ -1,23 +1,23 @@
-"""What drafts cost a batch: seconds of proposals as measured, and of the steps that verify them."""
+"""What drafts cost: seconds of proposals as measured, of prompts that drafters read, and of rows in a batch."""
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
-from parlay.router.acceptance import Record, checked, expected_accepted
-from parlay.types import SequenceView
+from parlay.router.acceptance import checked
+from parlay.router.goals import USUAL, Aim
+from parlay.types import Cost, SequenceView
 
 FREE = 0.01  # of a forward: drafting that costs less counts as free
-_SURE = 0.98  # acceptance that the best drafts are assumed to have
-
 _DECAY = 0.9  # per proposal
 _ORIGIN = 0.1  # weight, in proposals, of the assumption that a proposal of no nodes costs nothing
 _FEW = 4  # of so many first proposals the quickest sets the level
 _SLOWER = 0.5  # weight of a proposal that took longer than expected
 _READ = 0.3  # how far the estimates of reading and of answers follow one of them
 _DEEPER = 0.1  # how far the estimate of depth follows a draft
+_UNLIMITED, _MOST_NODES = 1 << 20, 1 << 12  # nodes of a step, without a limit of power and with one
 _MOVED = 0.1  # relative change of an estimate that leads to new prices, if it is at least `FREE` of a forward
 
 
@@ -45,7 +45,7 @@ class DraftSeconds:
     def restore(self, kept: Sequence[float]) -> None:
         """Go on from what another one has learned; the first proposals may still show that it was too slow.
 
-        Raises ValueError for what is no such thing.
+        Raises ValueError if the numbers are malformed.
         """
         count, self._nodes, self._squares, self._seconds, self._products = checked(kept, 5)
         self._count = max(count, _ORIGIN)
@@ -58,6 +58,10 @@ class DraftSeconds:
         self._seconds, self._products = self._seconds * factor, self._products * factor
         self._fit()
         self._watched = self._fixed, self._per_node
+
+    @property
+    def is_known(self) -> bool:
+        return self._count > _ORIGIN
 
     def of(self, nodes: float) -> float:
         """Seconds of a proposal of so many nodes; 0 before any was seen."""
@@ -130,7 +134,7 @@ class Reading:
         return (self._per_token,) if self._seen else ()
 
     def restore(self, kept: Sequence[float]) -> None:
-        """Go on from what another one has learned. Raises ValueError for what is no such thing."""
+        """Go on from what another one has learned. Raises ValueError if the numbers are malformed."""
         if kept:
             (self._per_token,) = checked(kept, 1)
             self._seen = True
@@ -171,56 +175,109 @@ class AnswerLengths:
         self._usual = done if self._usual == math.inf else self._usual + _READ * (done - self._usual)
 
 
-@dataclass
-class Prices:
-    """What drafts of a few sizes cost a batch, if each of its sequences drafts.
+Size = tuple[int, float, float]
+"""Nodes to ask an arm for, tokens that they are expected to bring, and the seconds that they cost."""
+Sizes = dict[tuple[int, float, float, int, int, int], Size]
 
-    They are valid as long as ``key`` is: the batch, and the revisions of the estimates that they come from.
+
+class StepPrices:
+    """What rows cost in this batch. Valid as long as ``key`` is: the batch, and the revision of the cost.
+
+    ``rows`` of a plain step: one per sequence, and those of other strategies. ``plain`` are its seconds, ``token``
+    those of plain decoding per token. For a goal in joules they are seconds in which the machine draws as many without
+    rows. Within the limit of power, ``room`` nodes may be verified in all, and ``most`` are worth asking each sequence
+    for. A node whose path probability is below ``floor``, a quarter of what the cheapest row costs, is never verified.
     """
 
-    key: tuple[int, ...]
-    sequences: int
-    rows: int
-    """Rows of a plain step: one per sequence, and those of other strategies."""
-    steps: list[tuple[int, float, float]]
-    """By size: nodes per sequence, seconds of drafting and of the forward for all sequences. The first is plain."""
-    sizes: dict[tuple[float, float], int] = field(default_factory=dict)
-    """Results of `best_size`, by its arguments."""
-    kept_whole: tuple[int, float] | None = None
-    """Most nodes and lowest score of drafts of which every node was kept, and none has been rejected since."""
+    def __init__(
+        self,
+        key: tuple[int, ...],
+        cost: Cost,
+        sequences: int,
+        rows: int,
+        context: int,
+        *,
+        aim: Aim = USUAL,
+    ) -> None:
+        self.key, self.sequences, self.rows, self.context, self.goal = key, sequences, rows, context, aim.goal
+        self._cost, self._aim, self._factor, self._row_seconds = cost, aim, aim.effort.price, aim.row_seconds
+        self._of_nodes: dict[int, float] = {0: 0.0}
+        self._of_rows: dict[int, float] = {}
+        self._sizes: dict[float, Sizes] = {}
+        self._rate, self._latest = 0.0, self._sizes.setdefault(0.0, {})
+        self._plain_then = self._plain_now = cost.forward(rows, context)
+        self.plain = self._forward(rows)
+        self.token = self.plain / rows
+        self.room = self._within_power()
+        self.most = -(-self.room // sequences)
+        self._floor = -1.0
 
-    def __post_init__(self) -> None:
-        self._free = all(drafting <= FREE * forward for _, drafting, forward in self.steps)
+    def begin(self) -> None:
+        """A new step, with these prices too."""
+        self._plain_now = self._cost.forward(self.rows, self.context)
 
     @property
-    def token(self) -> float:
-        """Seconds of plain decoding per token."""
-        return self.steps[0][2] / self.rows
+    def floor(self) -> float:
+        if self._floor < 0:
+            self._floor = 0.25 * min([self.of_nodes(nodes) / nodes for nodes in (1, 2, 4, 8)]) / self.token
+        return self._floor
 
-    def best_size(self, record: Record, depth: DraftDepth) -> int:
-        """The number of nodes with the most tokens per second if all sequences draft so many; 0 if plain is fastest.
+    def of_nodes(self, nodes: int) -> float:
+        """Seconds that so many nodes take of a step, if each sequence has as many."""
+        seconds = self._of_nodes.get(nodes)
+        if seconds is None:
+            more = self._forward(self.rows + nodes * self.sequences) - self.plain
+            seconds = self._of_nodes[nodes] = self._factor * more / self.sequences
+        return seconds
 
-        If drafting is free, the number that pays at the highest acceptance: trimming cuts drafts that are less likely.
+    def is_free(self, seconds: float) -> bool:
+        """Whether a proposal of each sequence that takes so long costs next to nothing beside the forward."""
+        return seconds * self.sequences <= FREE * self.plain
+
+    def of_drafting(self, seconds: float) -> float:
+        """What so many seconds of drafting count for."""
+        return self._factor * seconds
+
+    def of_step(self, drafting: float, rows: int) -> float:
+        """What a step counts for: so many seconds of drafting, and a forward of so many rows.
+
+        Without end if rows beyond those of plain decoding draw more than the limit of power.
         """
-        share = _SURE if self._free else round(record.share, 3)
-        key = share, round(depth.share, 2)
-        size = self.sizes.get(key)
-        if size is None:
-            best = min(self.steps, key=lambda step: self._seconds(step, share, depth))
-            size = self.sizes[key] = best[0]
-        return size
+        if rows > self.rows and not self._allows(rows):
+            return math.inf
+        return self.plain + self._factor * (drafting + self._forward(rows) - self.plain)
 
-    def saved(self, size: int, record: Record, depth: DraftDepth) -> float:
-        """Seconds that drafts of so many nodes are expected to save a sequence for each token that it decodes."""
-        step = next(each for each in self.steps if each[0] == size)
-        plain, drafted = (self._seconds(each, record.share, depth) for each in (self.steps[0], step))
-        return plain - drafted
+    @property
+    def exceeds_power(self) -> bool:
+        """Whether plain decoding alone draws more than the limit."""
+        return not self._allows(self.rows)
 
-    def _seconds(self, step: tuple[int, float, float], share: float, depth: DraftDepth) -> float:
-        """Seconds of a sequence's token if all sequences draft so."""
-        nodes, drafting, forward = step
-        accepted = expected_accepted(share, depth.of(nodes))
-        return (drafting + forward) / (self.rows / self.sequences + accepted)
+    def _allows(self, rows: int) -> bool:
+        return not self._aim.most_watts or self._aim.allows(rows, self._cost.forward(rows, self.context))
+
+    def _forward(self, rows: int) -> float:
+        """Seconds of a forward at the speed that the machine had when these prices were made: what is looked up later
+        lies on the same scale, or a machine that becomes slower would seem to make rows dearer.
+        """
+        seconds = self._of_rows.get(rows)
+        if seconds is None:
+            slower = self._plain_now / self._plain_then
+            seconds = self._cost.forward(rows, self.context) / slower + self._row_seconds * rows
+            self._of_rows[rows] = seconds
+        return seconds
+
+    def _within_power(self) -> int:
+        """How many nodes a step may have. More rows draw more, except where their seconds jump; see `of_step`."""
+        if not self._aim.most_watts:
+            return _UNLIMITED
+        rows = range(self.rows + 1, self.rows + 1 + _MOST_NODES)
+        return bisect_left(rows, True, key=lambda rows: not self._allows(rows))
+
+    def sizes(self, rate: float) -> Sizes:
+        """Results of `best_size` while a second is worth about ``rate`` tokens; a step has one rate."""
+        if rate != self._rate:
+            self._rate, self._latest = rate, self._sizes.setdefault(round(rate * self.plain, 2), {})
+        return self._latest
 
 
 def sizes(most: int) -> list[int]:

@@ -10,12 +10,10 @@ from functools import lru_cache
 
 from parlay.drafters.resources import Resources
 from parlay.options import UsageError
-from parlay.router.aim import Aim
 from parlay.router.arms import Arm
-from parlay.router.effort import EFFORTS
-from parlay.router.goals import GOALS
+from parlay.router.goals import EFFORTS, GOALS, Aim
 from parlay.router.policies import Plain, make_policy
-from parlay.router.remembering import RememberingRouter
+from parlay.router.router import RememberingRouter
 from parlay.router.saved_state import Memory, NoMemory
 from parlay.strategies.building import build_escape, build_rule
 from parlay.strategies.candidates import as_arms, build_all, drafters_of

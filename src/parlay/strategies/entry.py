@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from parlay.options import Option, Options, option, options_of
-from parlay.router.effort import EFFORTS
-from parlay.router.goals import GOALS
+from parlay.router.goals import EFFORTS, GOALS
 from parlay.router.policies import BY_NAME
 from parlay.strategies import accept_rules
 from parlay.types import Exactness

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from parlay.engine import Limits
-from parlay.router.policies import Adaptive
+from parlay.router.policies import adaptive
 from parlay.testing import toy_drafters
 from parlay.testing.conformance.compare import Excuse, comparable, same_tokens
 from parlay.testing.conformance.stage import PLAIN, Stage, StageRequest, StageSample, Steady, Subject, decode
@@ -163,7 +163,7 @@ def mixed(subject: Subject, stage: Stage, effort: KitLength) -> list[Excuse]:
         subject.strategy(stage, 3),
         Subject("tree-oracle", lambda _: toy_drafters.tree_oracle(answer, stage.vocab_size)).strategy(stage, 7),
         shared,
-        replace(shared, policy=Adaptive(Steady(), 8)),
+        replace(shared, policy=adaptive(Steady(), 8)),
     )
     jobs = list(zip(asks, strategies, strict=True))
     return agree(stage, jobs)

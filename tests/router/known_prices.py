@@ -1,0 +1,253 @@
+"""Texts that change their kind, decoded by the engine on a clock that known prices alone move.
+
+A forward takes what its rows cost, a proposal what its levels cost, and everything else takes no time. So figures are
+the same on every machine, and estimates of costs are right. Prose follows no earlier text, and a draft head is often
+right about it. A copied document, and calls that differ in their arguments, follow the prompt or what was written.
+"""
+
+from __future__ import annotations
+
+import zlib
+from array import array
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from parlay.cost.measured import MeasuredCost
+from parlay.drafters.resources import Resources
+from parlay.engine import Engine
+from parlay.router.arms import Arm
+from parlay.router.policies import Fixed
+from parlay.router.router import Router
+from parlay.sampling.rules import SharedNoise
+from parlay.strategies.building import build
+from parlay.strategies.spelling import parse
+from parlay.testing.toys import ToyRunner
+from parlay.types import (
+    NO_SKIP,
+    Draft,
+    Drafter,
+    Needs,
+    NoiseKey,
+    Observation,
+    Output,
+    Policy,
+    Request,
+    SamplingParams,
+    Segment,
+    SequenceView,
+    Skip,
+    Strategy,
+    trees,
+)
+
+VOCAB = 512
+PROSE, COPY, CALLS = "prose", "copy", "calls"
+ORDERS = (
+    (PROSE, COPY, CALLS, PROSE),
+    (CALLS, PROSE, COPY, PROSE),
+    (COPY, PROSE, CALLS, PROSE),
+    (PROSE, CALLS, COPY, PROSE),
+)
+_PROMPT, _STRETCH = 192, 96  # tokens
+_CALL = 16  # tokens of a call, of which every fifth is an argument
+_SEES = {PROSE: (0.15, 0.5, 0.85, 0.97), COPY: (0.1, 0.3, 0.5, 0.9), CALLS: (0.3, 0.7, 0.9, 0.98)}
+"""By kind: how likely the head is right about a token; each holds for a quarter of them."""
+_DEEPER = 0.93  # by which factor it is less right from one level to the next
+_BLUR = 0.15  # how far its score lies from that chance at most
+
+
+@dataclass(frozen=True, eq=False)
+class Prices:
+    """Milliseconds: of forwards by their rows, straight in between and beyond, and of drafts of a head by levels."""
+
+    forwards: Mapping[int, float]
+    draft: float
+    level: float
+    copy: float = 0.03
+
+    def forward(self, rows: int) -> float:
+        known = sorted(self.forwards)
+        high = min(max(1, bisect_left(known, rows)), len(known) - 1)
+        fewer, more = known[high - 1], known[high]
+        slope = (self.forwards[more] - self.forwards[fewer]) / (more - fewer)
+        return self.forwards[fewer] + slope * (rows - fewer)
+
+
+IDLE = Prices({1: 6.0, 3: 6.6, 5: 8.6, 9: 11.0, 17: 16.0, 33: 26.0}, draft=0.7, level=0.5)
+"""SmolLM2-135M in bfloat16 with a head of EAGLE-3 on two idle cores of a Zen 3, as log.md has it up to five rows."""
+BUSY = Prices({1: 10.0, 3: 13.0, 5: 18.5, 9: 26.0, 17: 40.0, 33: 68.0}, draft=1.0, level=0.7)
+"""The same beside other work."""
+
+
+def chance(*what: int) -> float:
+    """A number in [0, 1) that is the same whenever it is asked for."""
+    return zlib.crc32(array("q", what).tobytes()) / 2**32
+
+
+@dataclass(frozen=True)
+class Text:
+    """A prompt and the answer that every strategy writes; ``kinds`` names the kind of each token of both."""
+
+    seed: int
+    tokens: tuple[int, ...]
+    kinds: tuple[str, ...]
+
+    @staticmethod
+    def of(seed: int, order: Sequence[str]) -> Text:
+        tokens, kinds = [_word(seed, place) for place in range(_PROMPT)], [PROSE] * _PROMPT
+        for kind in order:
+            begin = len(tokens)
+            copied = int(chance(seed, begin) * (_PROMPT - _STRETCH))
+            for place in range(begin, begin + _STRETCH):
+                if kind == COPY and chance(seed, place, 1) > 0.03:
+                    token = tokens[copied + place - begin]
+                elif kind == CALLS and place % _CALL % 5:
+                    token = VOCAB - _CALL + place % _CALL
+                else:
+                    token = _word(seed, place)
+                tokens.append(token)
+            kinds += [kind] * _STRETCH
+        return Text(seed, tuple(tokens), tuple(kinds))
+
+    def sees(self, place: int, depth: int) -> float:
+        """How likely the head is right about this token as the one of this depth."""
+        return _SEES[self.kinds[place]][int(4 * chance(self.seed, place, 2))] * _DEEPER**depth
+
+
+def _word(seed: int, place: int) -> int:
+    """Words are as frequent as those of a language: the first of 400 as often as the next two together."""
+    return int(400 ** chance(seed, place, 3))
+
+
+class _Clocked(ToyRunner):
+    """Writes the text, whatever it is fed, and moves its clock ``now`` by what the rows cost."""
+
+    def __init__(self, prices: Prices) -> None:
+        super().__init__(self._next, VOCAB)
+        self.now, self.text, self._prices = 0.0, Text.of(0, ()), prices
+
+    def _next(self, ids: Sequence[int]) -> Tensor:
+        logits_V = torch.zeros(VOCAB)
+        if len(ids) < len(self.text.tokens):
+            logits_V[self.text.tokens[len(ids)]] = 9.0
+        return logits_V
+
+    def forward(self, segments: Sequence[Segment], taps: Sequence[int] = (), skip: Skip = NO_SKIP) -> Output:
+        self.now += self._prices.forward(sum(segment.rows for segment in segments)) / 1000
+        return super().forward(segments, taps, skip)
+
+
+class _Head:
+    """A head that drafts chains, as right as `Text.sees` says, and nearly as sure."""
+
+    needs = Needs(taps=(1,), expected=0.55)
+
+    def __init__(self, runner: _Clocked, prices: Prices) -> None:
+        self._runner, self._prices = runner, prices
+
+    def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
+        self._runner.now += (self._prices.draft + self._prices.level * max(budgets)) / 1000
+        return [self._draft(len(view.tokens), budget) for view, budget in zip(views, budgets, strict=True)]
+
+    def _draft(self, begin: int, nodes: int) -> Draft:
+        text, tokens, scores = self._runner.text, [], []
+        for place in range(begin, min(begin + nodes, len(text.tokens))):
+            sees = text.sees(place, place - begin)
+            right = chance(text.seed, place, place - begin, 4) < sees
+            tokens.append(text.tokens[place] if right else VOCAB - 1 - text.tokens[place])
+            blur = _BLUR * (2 * chance(text.seed, place, place - begin, 5) - 1)
+            scores.append(min(0.99, max(0.01, sees + blur)))
+        return trees.chain(tokens, "head", scores)
+
+    def observe(self, observations: Sequence[Observation]) -> None:
+        """Learns nothing."""
+
+    def release(self, sequence: int) -> None:
+        """Holds nothing."""
+
+
+class _Copier:
+    """The real drafter that looks for what follows the last words in the text, at a known price."""
+
+    needs = Needs(outcomes=False)
+
+    def __init__(self, runner: _Clocked, prices: Prices) -> None:
+        built = build(parse("prompt-lookup"), Resources(VOCAB, lambda name: runner))
+        assert built is not None
+        self._drafter, self._runner, self._prices = built, runner, prices
+
+    def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
+        self._runner.now += self._prices.copy / 1000
+        return self._drafter.propose(views, budgets)
+
+    def observe(self, observations: Sequence[Observation]) -> None:
+        """Learns nothing."""
+
+    def release(self, sequence: int) -> None:
+        self._drafter.release(sequence)
+
+
+def texts(seed: int, count: int = 8) -> list[Text]:
+    """So many texts, in turns of the `ORDERS`."""
+    return [Text.of(1000 * seed + number, ORDERS[number % len(ORDERS)]) for number in range(count)]
+
+
+class World:
+    """An engine that writes texts one after another with one strategy."""
+
+    def __init__(self, prices: Prices) -> None:
+        self._prices = prices
+        self._runner = _Clocked(prices)
+        self.cost = MeasuredCost({rows: prices.forward(rows) / 1000 for rows in (1, 2, 4, 8, 9, 16, 17, 32, 33)})
+        self._engine = self._open()
+
+    def _open(self) -> Engine:
+        return Engine(self._runner, self.cost, clock=lambda: self._runner.now)
+
+    def auto(self) -> Strategy:
+        arms = [Arm("copy", 10, replayable=True), Arm("head", 8, expected=_Head.needs.expected, sees_first=True)]
+        return self._strategy([self._copier(), self._head()], Router(self.cost, arms))
+
+    def fixed(self, drafter: str, nodes: int) -> Strategy:
+        """A strategy with one drafter, or none, that always drafts so many nodes."""
+        return self._strategy([self._head() if drafter == "head" else self._copier()], Fixed(nodes))
+
+    def _head(self) -> Drafter:
+        return _Head(self._runner, self._prices)
+
+    def _copier(self) -> Drafter:
+        return _Copier(self._runner, self._prices)
+
+    def _strategy(self, drafters: Sequence[Drafter], policy: Policy) -> Strategy:
+        return Strategy("known", tuple(drafters), SharedNoise(), policy)
+
+    def seconds(self, text: Text, strategy: Strategy) -> list[float]:
+        """Of each token after the first: a step's are shared by the tokens that it committed."""
+        answer = len(text.tokens) - _PROMPT
+        params = SamplingParams(temperature=0.0, max_tokens=answer, ignore_eos=True)
+        self._runner.text = text
+        self._engine.add(
+            Request(id="text", prompt=text.tokens[:_PROMPT], params=params, key=NoiseKey(0)),
+            strategy,
+        )
+        written: list[int] = []
+        taken: list[float] = []
+        while not self._engine.idle:
+            began = self._runner.now
+            [event] = self._engine.step()
+            new = [one.token for one in event.committed]
+            taken += [(self._runner.now - began) / len(new)] * len(new)
+            written += new
+        assert tuple(written) == text.tokens[_PROMPT:], "the text of plain decoding"
+        return taken[1:]
+
+
+def stretches(count: int = 4) -> list[slice]:
+    """Where each kind of an answer is among its tokens after the first."""
+    ends = [max(0, number * _STRETCH - 1) for number in range(count + 1)]
+    return [slice(begin, end) for begin, end in pairwise(ends)]

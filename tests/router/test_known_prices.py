@@ -1,0 +1,46 @@
+"""`auto` on texts that change their kind, on a clock that known prices alone move: the same on every machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from statistics import geometric_mean
+
+import pytest
+
+from parlay.types import Strategy
+from tests.router.known_prices import BUSY, IDLE, Prices, World, texts
+
+SEEDS = 2
+STATIC = [("head", 2), ("head", 3), ("copy", 4)]
+"""The drafters that do best alone, and how many nodes they always draft."""
+
+
+def speeds(prices: Prices, strategy: Callable[[World], Strategy]) -> list[float]:
+    """Of each text, in multiples of plain decoding; texts of a seed are decoded one after another by one strategy."""
+    found: list[float] = []
+    for seed in range(SEEDS):
+        world = World(prices)
+        built = strategy(world)
+        for text in texts(seed):
+            taken = world.seconds(text, built)
+            found.append(len(taken) * prices.forward(1) / 1000 / sum(taken))
+    return found
+
+
+@cache
+def auto(prices: Prices) -> list[float]:
+    return speeds(prices, World.auto)
+
+
+@pytest.mark.parametrize(("prices", "mean", "worst"), [(IDLE, 1.67, 1.57), (BUSY, 1.49, 1.36)], ids=["idle", "busy"])
+def test_auto_is_as_fast_as_it_was(prices: Prices, mean: float, worst: float) -> None:
+    """As at 14e9c1f: 1.682 and 1.622 on an idle machine, 1.499 and 1.364 on a busy one."""
+    assert geometric_mean(auto(prices)) > mean
+    assert min(auto(prices)) > worst
+
+
+@pytest.mark.parametrize("prices", [IDLE, BUSY], ids=["idle", "busy"])
+def test_auto_beats_every_static_strategy_where_the_kind_of_text_changes(prices: Prices) -> None:
+    static = [geometric_mean(speeds(prices, lambda world, each=each: world.fixed(*each))) for each in STATIC]
+    assert geometric_mean(auto(prices)) > 1.1 * max(static)
