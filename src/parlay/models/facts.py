@@ -25,6 +25,9 @@ Stamp = tuple[Path, int, int]
 """A file, its size and when it was last written."""
 _reading = threading.Lock()
 
+_SECOND = {"lm_head.weight"}
+"""Of tied weights: the embedding, which some checkpoints store a second time."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
@@ -72,12 +75,13 @@ def _of_file(path: Path) -> ModelFacts:
 
 def _of_folder(path: Path, files: list[Path]) -> ModelFacts:
     try:
-        family = json.loads((path / "config.json").read_text(encoding="utf-8")).get("model_type", "")
+        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+        family, tied = config.get("model_type", ""), config.get("tie_word_embeddings") is True
         stored = Counter[str]()
         for file in files:
             if file.suffix == ".safetensors":
                 with safe_open(file, "numpy") as tensors:
-                    for name in tensors.keys():  # noqa: SIM118 - it is no mapping
+                    for name in sorted(set(tensors.keys()) - (_SECOND if tied else set())):
                         part = tensors.get_slice(name)
                         stored[part.get_dtype()] += math.prod(part.get_shape())
     except (ValueError, AttributeError, RecursionError, SafetensorError) as error:
