@@ -38,7 +38,7 @@ class EngineThread:
         threading.Thread(target=self._run, name="parlay-engine", daemon=True).start()
 
     def call(self, function: Callable[[], T]) -> Future[T]:
-        """What the function returns or raises there, behind what was asked for before."""
+        """Queue a call in the thread; the future has what it returns or raises."""
         future: Future[T] = Future()
 
         def run() -> None:
@@ -94,7 +94,7 @@ class Worker:
 
     @property
     def stats(self) -> EngineStats:
-        """What waits here for the next step counts as waiting."""
+        """The engine's counts; what waits here for the next step counts as waiting."""
         stats = self._stats
         return replace(stats, waiting=max(0, self._under_way - stats.running))
 
@@ -223,7 +223,7 @@ class Worker:
             return None
 
     def _tell(self, event: Event) -> None:
-        """SequenceStep an engine event into text for its job's consumer. What fails in that concerns this job alone."""
+        """Turn an engine event into text for its job's consumer. What fails in that concerns this job alone."""
         if event.request not in self._owners:
             return
         pending, sample = self._owners[event.request]

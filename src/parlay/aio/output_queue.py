@@ -44,7 +44,7 @@ class OutputQueue:
 
     @property
     def waiting(self) -> set[PendingJob]:
-        """Those that have letters which nobody has picked up."""
+        """The jobs that have messages which nobody has picked up."""
         return {pending for pending, _ in self._letters}
 
     def _hand_out(self, timed: bool) -> None:

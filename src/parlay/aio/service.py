@@ -196,7 +196,7 @@ class AsyncLLM:
 
 
 def _made(make: Callable[[], LLM], thread: EngineThread) -> LLM:
-    """What ``make`` makes in the thread, which ends if that fails."""
+    """Make it in the thread, which ends if that fails."""
     try:
         return thread.call(make).result()
     except BaseException:

@@ -12,7 +12,7 @@ from parlay.types import ParlayError
 
 
 class JobStream(AsyncIterator[StreamEvent]):
-    """What each step adds to a job, all its samples mixed, for one reader in the event loop that submitted it.
+    """A job's events, all its samples mixed, for one reader in the event loop that submitted it.
 
     The job ends within one engine step when the reader is cancelled while it waits here, when the stream is closed,
     and when nobody holds the stream any more.
@@ -20,10 +20,10 @@ class JobStream(AsyncIterator[StreamEvent]):
 
     def __init__(self, worker: Worker, pending: PendingJob) -> None:
         self._worker = worker
-        self._ticket = pending
+        self._pending = pending
 
     async def __anext__(self) -> StreamEvent:
-        queue = self._ticket.queue
+        queue = self._pending.queue
         while not queue.events:
             if queue.over.done():
                 raise queue.error or StopAsyncIteration
@@ -31,54 +31,54 @@ class JobStream(AsyncIterator[StreamEvent]):
             try:
                 await queue.wake_event.wait()
             except asyncio.CancelledError:
-                self._worker.abort(self._ticket)
+                self._worker.abort(self._pending)
                 raise
         return queue.events.popleft()
 
     def take(self) -> list[StreamEvent]:
         """All that waits to be read, one event for each sample that has any."""
-        events = self._ticket.queue.events
+        events = self._pending.queue.events
         taken = joined(events)
         events.clear()
         return taken
 
     @property
     def error(self) -> Exception | None:
-        """What ended the job early, if anything did; no event comes after it."""
-        return self._ticket.queue.error
+        """The error that ended the job early; no event comes after it."""
+        return self._pending.queue.error
 
     async def wait(self) -> RequestOutput:
         """Let the job run to its end, its events unread, and return the whole output. Cancelling this ends the job."""
         try:
-            await asyncio.shield(self._ticket.queue.over)
+            await asyncio.shield(self._pending.queue.over)
         except asyncio.CancelledError:
-            self._worker.abort(self._ticket)
+            self._worker.abort(self._pending)
             raise
         return self.output
 
     async def aclose(self) -> None:
         """End the job now; `output` is then what there is of it. Harmless when it is over."""
-        queue = self._ticket.queue
+        queue = self._pending.queue
         if not queue.over.done():
-            self._worker.abort(self._ticket)
+            self._worker.abort(self._pending)
             await asyncio.shield(queue.over)
         queue.events.clear()
 
     @property
     def output(self) -> RequestOutput:
         """The whole result, or the part that there is of a job that was ended. Raises ParlayError while under way."""
-        queue = self._ticket.queue
+        queue = self._pending.queue
         if not queue.over.done():
             raise ParlayError("the stream is under way: iterate to its end, or close it, before asking for its output")
         if queue.error is not None:
             raise queue.error
-        return self._ticket.job.output()
+        return self._pending.job.output()
 
     @property
     def timed_out(self) -> bool:
         """Whether its time limit ended the job; its samples then finished for the reason ``abort``."""
-        return self._ticket.timed_out
+        return self._pending.timed_out
 
     def __del__(self) -> None:
-        if not self._ticket.queue.over.done():
-            self._worker.abort(self._ticket)
+        if not self._pending.queue.over.done():
+            self._worker.abort(self._pending)

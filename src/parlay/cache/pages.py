@@ -19,7 +19,7 @@ _SLAB_BYTES, _SLAB_PAGES = 16 << 20, 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheShape:
-    """What one page holds: ``[layers, 2, kv_heads, BLOCK, D]``, keys then values."""
+    """The shape of a page: ``[layers, 2, kv_heads, BLOCK, D]``, keys then values."""
 
     num_layers: int
     num_kv_heads: int

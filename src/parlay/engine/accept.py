@@ -40,7 +40,7 @@ def _leaves(step: SequenceStep) -> bool:
 
 
 def _judge(steps: list[SequenceStep]) -> None:
-    """Turns with one rule and one forward's output."""
+    """Decide steps that have one rule and one forward's output."""
     rule, logits_RV = steps[0].sequence.rule, steps[0].out.logits_RV
     views, drafts = [step.sequence for step in steps], [step.draft for step in steps]
     verdicts = rule.accept(views, drafts, logits_RV, [step.root for step in steps])

@@ -73,7 +73,7 @@ class DraftAdmission:
                 step.draft = step.draft if self._fits(step) else NO_DRAFT
 
     def _add_forced(self, step: SequenceStep, constraint: Constraint) -> None:
-        """These tokens need no drafter and no budget."""
+        """Add tokens without an alternative, which need no drafter and no budget."""
         limit = min(self._before_end(step), self._max_draft_rows)
         if limit <= 0:
             return

@@ -17,5 +17,5 @@ def since(began: float, clock: Clock) -> float:
 
 
 def plausible(seconds: float) -> float:
-    """These seconds; 0 where the clock went back or leapt, so that nothing is known of them."""
+    """Pass seconds on; 0 where the clock went back or leapt, so that nothing is known of them."""
     return seconds if 0.0 <= seconds < _MOST else 0.0

@@ -72,7 +72,7 @@ def _fill(max_context: int, steps: list[SequenceStep]) -> None:
 
 
 def _guess(step: SequenceStep, canvas: Canvas, *, revokes: bool) -> Guesses:
-    """What the forward says of the open places, or of all, less those where no token can be drawn yet.
+    """Guess the open places, or all, by the forward's rows; not those where no token can be drawn yet.
 
     Processors see the text before a place, with masks where it is open. A constraint can say what may follow only where
     nothing is open before, which is so at the first place. Raises ParlayError if no token can be drawn there.
@@ -114,7 +114,7 @@ def _filled(step: SequenceStep, canvas: Canvas, guesses: Guesses, fill: Fill) ->
 
 
 def _logprobs(step: SequenceStep, canvas: Canvas, fill: Fill) -> Sequence[TokenLogprobs | None]:
-    """What the rows that decide the tokens say of them, if the request wants that."""
+    """Read log-probabilities off the rows that decide the tokens, if the request wants them."""
     top = step.sequence.request.params.logprobs
     if top is None:
         return [None] * len(fill.places)

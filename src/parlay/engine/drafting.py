@@ -6,7 +6,7 @@ A drafter or policy that raises costs its requests their drafts and nothing else
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import partial
 
 from parlay.engine.admission import DraftAdmission
@@ -56,76 +56,78 @@ class Drafting:
     def _draft(self, strategy: Strategy, steps: list[SequenceStep]) -> None:
         """One strategy's sequences. Its policy says which drafter each asks, until it has enough to choose from."""
         began, asking, policy = self._clock(), 0.0, strategy.policy
+        views = [step.sequence for step in steps]
         proposed: dict[SequenceStep, Draft] = {}
-        asks = self._told(policy.plan, steps)
+        wanted = self._set_budgets(steps, partial(policy.plan, views))
         for _ in strategy.drafters:
-            if not asks:
+            if not wanted:
                 break
             now = self._clock()
-            offers = self._asked(strategy, asks)
+            offers = self._ask(strategy, wanted)
             asking += since(now, self._clock)
             proposed |= {step: draft for step, draft in offers.items() if draft is not None}
-            asks = self._told(partial(_weighed, policy, steps, offers), steps)
+            drafts = [offers.get(step, NO_DRAFT) for step in steps]  # nothing from those that did not ask
+            wanted = self._set_budgets(steps, partial(policy.next_budgets, views, drafts))
         if any(map(len, proposed.values())):
             isolated(partial(self._admission.trim, policy), list(proposed), _leave_out)
         watching = [step for step in steps if step.watching]
         for step in watching:
             step.planning_seconds = max(0.0, since(began, self._clock) - asking) / len(watching)
 
-    def _told(
-        self, say: Callable[[list[Sequence]], Budgets], steps: list[SequenceStep]
-    ) -> list[tuple[SequenceStep, int]]:
-        """The drafters to ask now, by the policy's word, and whether it will be inactive afterwards."""
-        asks: list[tuple[SequenceStep, int]] = []
+    def _set_budgets(self, steps: list[SequenceStep], decide: Callable[[], Budgets]) -> list[tuple[SequenceStep, int]]:
+        """Let the policy set budgets; returns the steps that ask a drafter now, each with the drafter's number."""
+        wanted: list[tuple[SequenceStep, int]] = []
 
-        def tell(steps: list[SequenceStep]) -> None:
-            budgets = say([step.sequence for step in steps])
+        def apply(steps: list[SequenceStep]) -> None:
+            budgets = decide()
             drafters = budgets.drafters or [0] * len(steps)
             for step, nodes, drafter in zip(steps, budgets.nodes, drafters, strict=True):
                 if nodes > 0:
                     step.budget = min(nodes, self._admission.limit(step))
                     step.watching = (*step.watching, drafter)
-                    asks.append((step, drafter))
+                    wanted.append((step, drafter))
             for step, others in zip(steps, budgets.watching, strict=bool(budgets.watching)):
                 step.watching = tuple({*step.watching, *others} - step.sequence.lost)
-            self._inactive = min(self._inactive, 0 if asks else budgets.inactive)
+            self._inactive = min(self._inactive, 0 if wanted else budgets.inactive)
 
-        isolated(tell, steps, _leave_out, again=False)
-        return asks
+        isolated(apply, steps, _leave_out, again=False)
+        return wanted
 
-    def _asked(self, strategy: Strategy, asks: list[tuple[SequenceStep, int]]) -> dict[SequenceStep, Draft | None]:
-        """What the drafters propose; None where one failed."""
+    def _ask(self, strategy: Strategy, wanted: list[tuple[SequenceStep, int]]) -> dict[SequenceStep, Draft | None]:
+        """Ask each drafter once for all its steps; None where it failed, nothing where it can't be asked."""
         offers: dict[SequenceStep, Draft | None] = {}
+
+        def propose(drafter: Drafter, steps: list[SequenceStep]) -> None:
+            drafts = drafter.propose([step.sequence for step in steps], [step.budget for step in steps])
+            for step, draft in zip(steps, drafts, strict=True):
+                step.draft = draft
+            self._admission.admit(strategy.rule, steps)
+
         for number, drafter in enumerate(strategy.drafters):
-            group = [step for step, asked in asks if asked == number]
+            group = [step for step, other in wanted if other == number]
             if not group:
                 continue
-            began = self._clock()
-            ready = self._lent([step for step in group if number not in step.sequence.lost], drafter.needs)
+            began, needs = self._clock(), drafter.needs
+            sound = [step for step in group if step.budget > 0 and number not in step.sequence.lost]
+            ready = [step for step in sound if self._lend_layers(step, needs)] if needs.layers or needs.taps else sound
             if ready:
-                isolated(partial(self._ask, strategy, drafter), ready, partial(_fail, number))
+                isolated(partial(propose, drafter), ready, partial(_fail, number))
             self._layers.reclaim()
             offers |= {step: step.draft for step in ready}
             offers |= {step: None for step in group if number in step.sequence.lost}
             charge([(step, number) for step in group], since(began, self._clock))
         return offers
 
-    def _lent(self, steps: list[SequenceStep], needs: Needs) -> list[SequenceStep]:
-        """Those whose drafter can be asked, with the target's layers lent if it needs them."""
-        asked = [step for step in steps if step.budget > 0]
-        if needs.layers:
-            return [step for step in asked if self._lend(step)]
-        if needs.taps:
-            for step in asked:
-                self._layers.lend(step.sequence, 0)
-        return asked
+    def _lend_layers(self, step: SequenceStep, needs: Needs) -> bool:
+        """Let a drafter run the target's own layers, and set memory aside for its rows; False if it can't be asked.
 
-    def _lend(self, step: SequenceStep) -> bool:
-        """Set memory aside for rows of the target's own layers. If there is little, lower the budget.
-
-        The pending rows of the whole batch have their memory already, so the verify still fits whatever is written.
-        A long pending run, as in prefill, would run twice: that is not worth it if it is longer than the budget.
+        If there is little memory, the budget becomes lower. The pending rows of the whole batch have their memory
+        already, so the verify still fits whatever is written. A long pending run, as in prefill, would run twice: that
+        is not worth it if it is longer than the budget. A drafter that only reads taps writes no rows.
         """
+        if not needs.layers:
+            self._layers.lend(step.sequence, 0)
+            return True
         if len(step.pending) > step.budget:
             return False
         while step.budget and not self._scheduler.reserve_draft(step.sequence, step.budget):
@@ -133,12 +135,6 @@ class Drafting:
         if step.budget:
             self._layers.lend(step.sequence, step.budget)
         return step.budget > 0
-
-    def _ask(self, strategy: Strategy, drafter: Drafter, steps: list[SequenceStep]) -> None:
-        drafts = drafter.propose([step.sequence for step in steps], [step.budget for step in steps])
-        for step, draft in zip(steps, drafts, strict=True):
-            step.draft = draft
-        self._admission.admit(strategy.rule, steps)
 
     def learn(self, steps: list[SequenceStep], spent: Spent) -> None:
         """Report the outcome of all its sequences' drafts to each policy, in one call."""
@@ -174,14 +170,8 @@ def _fail(number: int, step: SequenceStep, error: Exception) -> None:
 
 
 def _drop(number: int, step: SequenceStep, error: Exception) -> None:
+    """A drafter failed when it was shown the step."""
     step.drop_drafter(number, error)
-
-
-def _weighed(
-    policy: Policy, steps: list[SequenceStep], offers: Mapping[SequenceStep, Draft | None], views: list[Sequence]
-) -> Budgets:
-    """The policy's word when it has seen these offers; `NO_DRAFT` stands for those who were not asked."""
-    return policy.next_budgets(views, [offers.get(step, NO_DRAFT) for step in steps])
 
 
 def _learn(policy: Policy, spent: Spent, steps: list[SequenceStep]) -> None:
@@ -205,7 +195,7 @@ def _learn(policy: Policy, spent: Spent, steps: list[SequenceStep]) -> None:
 
 
 def _observe(number: int, steps: list[SequenceStep]) -> None:
-    """Turns that share the drafter of this number."""
+    """Show the steps to the drafter of this number, which they share."""
     steps[0].sequence.strategy.drafters[number].observe([step.observation(number) for step in steps])
 
 

@@ -17,7 +17,7 @@ from parlay.engine.sequence import Sequence
 from parlay.types import Cost
 
 
-class Waiting(list[Sequence]):
+class WaitingQueue(list[Sequence]):
     """Sequences that wait, by rank. Counts those of each owner, so that none looks through a long queue of one owner's.
 
     They come by `add` and leave by `leave`.
@@ -40,7 +40,7 @@ class Waiting(list[Sequence]):
             del self.owners[owner]
 
 
-def first_waiting(waiting: Waiting, running: Iterable[Sequence]) -> Sequence:
+def first_waiting(waiting: WaitingQueue, running: Iterable[Sequence]) -> Sequence:
     """Which of those that wait starts next: the first of the owner that has the fewest running."""
     if len(waiting.owners) == 1:
         return waiting[0]

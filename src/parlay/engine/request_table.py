@@ -111,7 +111,7 @@ class RequestTable:
         return None if sequence is None else self._end(sequence, Commit(finish_reason=reason, error=error))
 
     def events(self, steps: Iterable[SequenceStep]) -> list[Event]:
-        """What a step did to its requests. Those that it finished are no longer under way."""
+        """Report a step to its requests. Those that it finished are no longer under way."""
         return [self._event(step) for step in steps]
 
     def count(self, steps: list[SequenceStep]) -> None:

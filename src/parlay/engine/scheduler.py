@@ -59,7 +59,7 @@ class Scheduler:
         self._limits = limits
         self._clock = clock
         self._rank = partial(_rank, limits.patience)  # no method: a queue that held one would keep the runner alive
-        self.waiting = shares.Waiting(self._rank)
+        self.waiting = shares.WaitingQueue(self._rank)
         self.running: list[Sequence] = []
         """Both by rank."""
         self.preemptions = 0
@@ -81,7 +81,7 @@ class Scheduler:
         self._runner.release(sequence.sequence)
 
     def next(self) -> list[SequenceStep]:
-        """The steps of the next step. A sequence that can never go on gets a step with the reason as its fault."""
+        """Choose who runs next, and how many rows each. A sequence that can never go on gets its reason as a fault."""
         steps: list[SequenceStep] = []
         failed: list[SequenceStep] = []
         self._start_new_owners(failed)

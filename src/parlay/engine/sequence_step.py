@@ -32,7 +32,7 @@ _NO_VERDICT = Verdict((), ())
 
 
 class Commit(NamedTuple):
-    """What joined one sequence in one step, how much of the verdict's path that was, and whether it ended."""
+    """The tokens that joined one sequence in one step, how much of the path they were, and whether it ended."""
 
     committed: CommittedTokens = NOTHING_COMMITTED
     accepted: int = 0
@@ -122,7 +122,7 @@ class SequenceStep:
         return self.verdict.path[: self.done.accepted]
 
     def observation(self, drafter: int) -> Observation:
-        """What a drafter sees of this step: only what it asks for."""
+        """Show a drafter this step: only what it asks for."""
         needs = self.sequence.needs[drafter]
         top_k = tuple([row[: needs.top_k] for row in self.top_k]) if drafter in self.wants_top_k else ()
         taps = needs.taps if drafter in self.tapped else ()

@@ -1,4 +1,4 @@
-"""What is counted of one sample while it is decoded: steps, drafts, nodes, seconds."""
+"""Counts of one sample while it is decoded: steps, drafts, nodes, seconds."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Nodes:
 
 @dataclass(slots=True)
 class Tally:
-    """What the engine counts for one sample; nothing is counted elsewhere. Seconds are wall time of its steps."""
+    """Counts and wall seconds of one sample's steps; nothing is counted elsewhere."""
 
     steps: int = 0
     draft_steps: int = 0

@@ -40,7 +40,7 @@ _MAX_GUMBEL = 53 * math.log(2) + 1e-9
 
 
 class Purpose(enum.IntEnum):
-    """What a random number is used for. Each purpose has its own streams, so that no outcome depends on another."""
+    """The use of a random number. Each purpose has its own streams, so that no outcome depends on another."""
 
     SHARED = 0
     """The Gumbel noise of plain decoding, which target and drafters share."""
@@ -177,7 +177,7 @@ def draw_among_rows(logits_RV: Tensor, ids_RC: Tensor, stay_RC: Tensor, streams:
 
 
 def _best_of_row(logits_V: Tensor, state: int, count: int) -> list[int]:
-    """What `best` gives for a row. The compiled library finds it, unless scores are too near for its logarithms."""
+    """`best` for one row. The compiled library finds it, unless scores are too near for its logarithms."""
     core = compiled()
     if core is not None and count <= structs.MOST_BEST and logits_V.is_contiguous():
         ids = (ctypes.c_int64 * structs.best_room(count))()
@@ -204,7 +204,7 @@ def _loaded(_switch: str | None) -> structs.Core | None:
 
 
 def _best_by_bound(logits_V: Tensor, state: int, count: int) -> list[int]:
-    """What `best` gives, with few logarithms.
+    """`best` for one row, with few logarithms.
 
     A token below the best logits can only win with much noise, and the bits alone show whether it has that much.
     """

@@ -1,4 +1,4 @@
-"""What happens to a row of logits before a token is drawn, in this order: repetition, presence and frequency penalties,
+"""Edits of a row of logits before a token is drawn, in this order: repetition, presence and frequency penalties,
 logit bias, masks (allowed ids, stop ids before ``min_tokens``), custom processors, the request's constraint,
 temperature, truncation. The constraint comes after custom processors, so none of them can allow again what it forbids.
 

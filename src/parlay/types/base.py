@@ -21,7 +21,7 @@ LogitsProcessor: TypeAlias = "Callable[[list[int], Tensor], Tensor]"
 
 
 class Exactness(enum.StrEnum):
-    """What equals plain decoding's: each logit, each token for the same seed, their distribution, none."""
+    """How far a text equals plain decoding's: in each logit, each token for the same seed, distribution, or nothing."""
 
     BITS = "bits"
     SEED = "seed"

@@ -45,12 +45,12 @@ class Canvas:
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """What the rows of the places read: the mask where a place is open."""
+        """The ids that the rows of the places read: the mask where a place is open."""
         return tuple([self.spec.mask_id if decided is None else decided.token for decided in self.places])
 
 
 class Guesses(NamedTuple):
-    """What the target says of some places of one canvas, in the order of the text. At others no token can be drawn yet.
+    """The target's guesses for places of one canvas, in the order of the text. At others no token can be drawn yet.
 
     ``tokens`` are the shared sampler's, each drawn with the noise of its own position, whatever the step.
     ``probs_PV`` are the distributions that they were drawn from, in float64; of a greedy request the softmax of its

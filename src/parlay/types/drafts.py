@@ -58,7 +58,7 @@ NO_DRAFT = Draft()
 
 
 class Verdict(NamedTuple):
-    """What a rule decided for one sequence: the accepted nodes, root side first, and one more token after them.
+    """A rule's decision for one sequence: the accepted nodes, root side first, and one more token after them.
 
     ``sampled`` gives, per row of the walk (root, then each accepted node), the token chosen there; its last entry is
     the correction or bonus, so ``len(sampled) == len(path) + 1``. A canvas has an empty path, and any number of tokens,

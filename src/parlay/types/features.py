@@ -1,4 +1,4 @@
-"""What rows of a forward read in place of tokens, and what a drafter trained for them to see and to begin from."""
+"""Inputs that rows of a forward read in place of tokens, and trained states that they see or begin from."""
 
 from __future__ import annotations
 
@@ -52,5 +52,5 @@ class Features:
         return len(self.rows_KH)
 
     def of(self, rows: Sequence[int]) -> Features:
-        """Those of some rows."""
+        """Pick some rows, numbered from the first of these."""
         return replace(self, rows_KH=self.rows_KH[list(rows)])

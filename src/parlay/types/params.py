@@ -16,7 +16,7 @@ P = TypeVar("P", bound="SamplingParams")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StructuredOutputsParams:
-    """What the text must be. Field names are vLLM's; exactly one is given.
+    """The form that the text must have. Field names are vLLM's; exactly one is given.
 
     ``json`` is a JSON schema, ``json_object`` asks for any JSON object, ``regex`` must match the whole text,
     ``choice`` lists the texts there may be, ``grammar`` is Lark or GBNF. ``disable_any_whitespace`` is for the first
@@ -146,7 +146,7 @@ class SamplingParams:
 
     @property
     def form(self) -> StructuredOutputsParams | None:
-        """What the text must be, whichever way it was given. Raises ValueError for a dict that does not say it."""
+        """The form of the text, whichever way it was given. Raises ValueError for a dict that does not say it."""
         given = self.structured_outputs
         if not isinstance(given, Mapping):
             return given

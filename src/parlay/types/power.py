@@ -1,4 +1,4 @@
-"""What a machine draws while it decodes."""
+"""The power that a machine draws while it decodes."""
 
 from __future__ import annotations
 

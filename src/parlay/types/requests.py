@@ -125,7 +125,7 @@ class Layers(Protocol):
 
 
 class SequenceView(Protocol):
-    """What a drafter can read of a sequence. ``tokens`` grows as it decodes: prompt, then committed output."""
+    """A sequence as drafters and rules read it. ``tokens`` grows as it decodes: prompt, then committed output."""
 
     @property
     def sequence(self) -> int: ...

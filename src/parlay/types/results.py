@@ -1,4 +1,4 @@
-"""What the engine counted, and the events that it reports."""
+"""Counts of the engine, and the events that it reports."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Routed:
-    """What a router did with one drafter in one sample.
+    """A router's use of one drafter in one sample.
 
     ``asked`` counts steps in which it was asked, ``verified`` those in which its draft was, ``trials`` those of them in
     which nothing was expected of it. ``expected`` are the tokens that its drafts were expected to bring when they were
@@ -58,7 +58,7 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True)
 class RouterRecord:
-    """What a router did in one sample, by drafter, why (steps by the reason of what was chosen), and when (``life``).
+    """A router's choices in one sample: by drafter, why (steps by reason), and when (``life``).
 
     ``kind`` is what the request was taken to ask for; empty where nothing told it. ``power`` says what the machine was
     taken to draw and how that is known, where joules or watts counted.
@@ -78,7 +78,7 @@ def tokens_per_step(tokens: int, steps: int) -> float:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Metrics:
-    """What the engine counted for one sample. Seconds are wall time of steps this sample took part in.
+    """Counts of one sample. Seconds are wall time of steps this sample took part in.
 
     ``steps`` are target forwards that decoded: an early prefill chunk is no step, and a forward of a canvas is one even
     if it commits nothing. Prefill lasts until the first
@@ -147,7 +147,7 @@ class Metrics:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """What an engine does now and has done since it was made. Its samples are counted one by one.
+    """Counts of an engine, now and since it was made. Its samples are counted one by one.
 
     ``cache_tokens_used`` of ``cache_tokens_total`` are the tokens that running samples hold in the target's cache.
     Finished texts that could be reused count as free. ``prefix_tokens_asked`` are prompt tokens of samples that were
@@ -207,7 +207,7 @@ NOTHING_COMMITTED = CommittedTokens()
 
 
 class Event(NamedTuple):
-    """What one step did to one request. The last event of a request carries its reason, metrics and any error."""
+    """A step's result for one request. The last event of a request carries its reason, metrics and any error."""
 
     request: str
     committed: CommittedTokens = NOTHING_COMMITTED

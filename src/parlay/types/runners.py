@@ -36,7 +36,7 @@ class CanvasSpec(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RunnerSpec:
-    """What a runner is and can do, as data. ``exactness`` is the level its shared-noise verification reaches."""
+    """Facts and abilities of a runner, as data. ``exactness`` is the level its shared-noise verification reaches."""
 
     name: str
     vocab_size: int
@@ -74,7 +74,7 @@ class RunnerSpec:
 
 
 class Segment(NamedTuple):
-    """What one sequence feeds into one forward: its pending tokens, then a tree below the last of them.
+    """One sequence's part of a forward: its pending tokens, then a tree below the last of them.
 
     Rows are numbered pending first, then tree nodes. Those from ``base`` on run:
 

@@ -1,4 +1,4 @@
-"""What makes a strategy: the protocols of drafter, accept rule, budget policy and cost, and the data that they get."""
+"""The parts of a strategy: protocols of drafter, accept rule, budget policy and cost, and the data that they get."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a drafter asks of the engine: layers to tap, and how many of each verified row's best tokens to see.
+    """A drafter's wishes of the engine: layers to tap, and how many of each verified row's best tokens to see.
 
     ``taps``: the drafter reads the hidden states that enter these layers (the number of layers stands for those that
     the LM head reads), as `Observation` says, and computes those that it lacks by `SequenceView.layers`. ``top_k``:
@@ -41,7 +41,7 @@ NOTHING_NEEDED = Needs(outcomes=False)
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What a drafter sees after a step of one of its sequences, when the tokens are already committed.
+    """A step of one sequence as its drafters see it, when the tokens are already committed.
 
     ``taps`` holds the hidden states ``[T, H]`` of the tokens at positions ``start`` to ``start + T - 1``, which the
     step computed and committed: pending ones, then the path. Positions may come again, as after a preemption. Some
@@ -67,7 +67,7 @@ class Drafter(Protocol):
 
     @property
     def needs(self) -> Needs:
-        """They never change: a class attribute will do."""
+        """Constant for each drafter: a class attribute will do."""
         ...
 
     def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
@@ -113,7 +113,7 @@ NO_COST: KeptCost = MappingProxyType({})
 
 
 class Cost(Protocol):
-    """What steps cost, in seconds: a forward and the engine's work around it, but nothing that is done for drafters.
+    """The seconds of steps: a forward and the engine's work around it, but nothing that is done for drafters.
 
     It is measured or modelled.
     """
@@ -136,7 +136,7 @@ class Cost(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """What one step cost a sequence: what was done for its drafters, and the forward that verified its draft.
+    """The cost of one step of a sequence: its drafters' part, and the forward that verified its draft.
 
     ``draft_seconds`` go to planning, proposing, ranking what drafters want to see, and showing it. ``context`` is the
     mean length of the batch's texts in that forward, before it committed anything. ``by_drafter`` are the seconds of
@@ -196,7 +196,7 @@ class Policy(Protocol):
         ...
 
     def report(self, sequence: int) -> RouterRecord | None:
-        """What it did in this sequence, for a policy that chooses among drafters."""
+        """Tell what it did in this sequence, if it chooses among drafters."""
         return None
 
     def release(self, sequence: int) -> None: ...

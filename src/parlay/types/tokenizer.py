@@ -1,4 +1,4 @@
-"""What Parlay asks of a tokenizer. The names are those of transformers, whose tokenizers can be given as they are."""
+"""The protocol of a tokenizer. The names are those of transformers, whose tokenizers can be given as they are."""
 
 from __future__ import annotations
 

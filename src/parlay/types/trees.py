@@ -63,7 +63,7 @@ def path_to(tree: Tree, node: int) -> tuple[int, ...]:
 
 
 def anchors(tree: Tree, count: int) -> list[int]:
-    """Of the last ``count`` nodes each one's last ancestor that is not one of them; -1: the root."""
+    """Find for each of the last ``count`` nodes the last ancestor that is not one of them; -1: the root."""
     first = len(tree) - count
     found: list[int] = []
     for parent in tree.parents[first:]:
@@ -72,7 +72,7 @@ def anchors(tree: Tree, count: int) -> list[int]:
 
 
 def along(values: tuple[Value, ...], path: Sequence[int]) -> tuple[Value, ...]:
-    """What nodes have, for the nodes of a path: paths rise, so one that ends with node n - 1 is the first n nodes."""
+    """The values of the nodes of a path: paths rise, so one that ends with node n - 1 is the first n nodes."""
     if path and path[-1] == len(path) - 1:
         return values[: len(path)]
     return tuple([values[node] for node in path])

@@ -25,7 +25,7 @@ class DistributionRule:
     matches_greedy: ClassVar[bool] = True
 
     def verdict(self, given: RuleInput) -> Verdict:
-        """What is committed. Raises ParlayError if not even the first token can be drawn."""
+        """Decide what is committed. Raises ParlayError if not even the first token can be drawn."""
         raise NotImplementedError
 
     def accept(

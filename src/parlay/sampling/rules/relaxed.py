@@ -1,4 +1,4 @@
-"""What lossy rules share: they accept tokens that are good enough, and take the longest path of such tokens."""
+"""The common part of lossy rules: they accept tokens that are good enough, and take the longest path of such tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a rule sees of one sequence: its draft, the distributions at the nodes, and random numbers.
+"""One sequence as a rule sees it: its draft, the distributions at the nodes, and random numbers.
 
 The code here and in the rules works on floats and on fractions alike. So tests run it on exact rationals, over every
 outcome that the random numbers can have.

@@ -1,4 +1,4 @@
-"""What was drafted is committed, which is lossy."""
+"""Acceptance of all that was drafted, which is lossy."""
 
 from __future__ import annotations
 
