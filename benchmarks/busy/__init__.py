@@ -1,1 +1,0 @@
-"""How decoding fares on a machine whose cores others use too."""

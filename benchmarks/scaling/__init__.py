@@ -1,1 +1,0 @@
-"""How strategies scale with what they may spend per step."""
