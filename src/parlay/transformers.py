@@ -52,7 +52,7 @@ from parlay.strategies.entry import DEFAULT_STRATEGY
 from parlay.types import LogitsProcessor, NoiseKey, ParlayError, Request, Runner, SamplingParams
 
 _PREPARED = {"attention_mask", "position_ids", *CACHE_ARGUMENTS, "use_cache", "logits_to_keep"}
-"""What transformers hands to every decoding function; anything else would be an input that we don't feed."""
+"""Arguments that transformers hands to every decoding function; anything else would be an input that we don't feed."""
 
 _REFUSED: dict[str, Callable[[GenerationConfig], bool]] = {
     "num_beams above 1": lambda config: (config.num_beams or 1) > 1,
@@ -78,7 +78,7 @@ _PREPARED_FIELDS = frozenset(
         *("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id"),
     }
 )
-"""What transformers makes lengths, processors, criteria or prompts of before it calls us."""
+"""Arguments that transformers makes lengths, processors, criteria or prompts of before it calls us."""
 
 _IDLE_FIELDS = frozenset(
     {
@@ -343,7 +343,7 @@ class _KeptBack:
 
 
 def _kept_back() -> _KeptBack:
-    """What the `generate` that calls us was given and did not pass on.
+    """Find what the `generate` that calls us was given and did not pass on.
 
     transformers hands a callable no ``streamer`` and no ``assistant_model``. Text that a streamer never gets would be
     lost without a word, so both are read where they are: among the variables of the call that is under way.

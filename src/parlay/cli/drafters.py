@@ -139,7 +139,7 @@ def _info(options: argparse.Namespace) -> int:
 
 
 def folder_of(drafter: str) -> Path:
-    """That of a name of the store, or a folder."""
+    """Find the folder of a name in the store, or take a folder as it is."""
     from parlay.heads.artefact import CONFIG
     from parlay.heads.store import find
 

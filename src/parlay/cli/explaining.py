@@ -1,4 +1,4 @@
-"""What a router chose for a sample, when, and why, as `parlay generate --explain` prints it."""
+"""The router's choices for a sample, when and why, as `parlay generate --explain` prints it."""
 
 from __future__ import annotations
 

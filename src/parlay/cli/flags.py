@@ -99,7 +99,7 @@ def add_effort_flag(parser: argparse._ActionsContainer) -> None:
 
 
 def chosen_strategy(options: argparse.Namespace) -> StrategySpec | None:
-    """What ``--strategy`` and ``--effort`` say; None: the default strategy.
+    """Read ``--strategy`` and ``--effort``; None: the default strategy.
 
     Effort alone is that of the default strategy. Raises UsageError where the strategy has no effort.
     """
@@ -128,7 +128,7 @@ def add_router_memory_flag(parser: argparse._ActionsContainer, *, keys: bool = F
 
 
 def add_exactness_flag(parser: argparse._ActionsContainer) -> None:
-    """What the text may lose. A wrong word is an error before anything is loaded."""
+    """Add the weakest guarantee that the user accepts. A wrong word is an error before anything is loaded."""
     parser.add_argument(
         "--exactness",
         type=exactness,
@@ -253,7 +253,7 @@ def add_sampling_flags(
 
 
 def sampling_params(options: argparse.Namespace, defaults: Mapping[str, object] = DEFAULTS) -> SamplingParams:
-    """What the flags say, else ``defaults``. Raises ValueError for a value out of range."""
+    """Read the sampling flags, else ``defaults``. Raises ValueError for a value out of range."""
     values = vars(options)
     given = {field.name: values[field.name] for field in _sampling_fields() if field.name in values}
     params = SamplingParams(**{**defaults, **given})

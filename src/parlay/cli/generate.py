@@ -114,7 +114,7 @@ _CUT = "the text is incomplete, because max_tokens cut it, so it does not have t
 
 
 def _overlaps(llm: LLM, output: RequestOutput, given: Mapping[str, Any]) -> list[bool]:
-    """Of each token whether it goes on with what stood in a document, a prediction, the prompt, or the text so far."""
+    """Say of each token whether it goes on with a document, a prediction, the prompt, or the text so far."""
     texts = filter(None, [given["prediction"], *given["documents"]])
     references = [llm.get_tokenizer().encode(text, add_special_tokens=False) for text in texts]
     return going_on(output.outputs[0].token_ids, output.prompt_token_ids, references)
@@ -130,7 +130,7 @@ def _check_template(options: argparse.Namespace, llm: LLM, prompt: object) -> No
 
 
 def _note(told: str | None, params: SamplingParams, room: int) -> None:
-    """What the router chose, where somebody asked, and whether the answer could ever have become so long."""
+    """Print what the router chose, where somebody asked, and whether the answer could ever have become so long."""
     if told is not None:
         print(told, file=sys.stderr)
     if params.max_tokens is not None and params.max_tokens > room:

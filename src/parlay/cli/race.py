@@ -107,7 +107,7 @@ class Race:
 
     @property
     def summary(self) -> CellSummary:
-        """Of the strategy, beside plain decoding."""
+        """Sum up the strategy beside plain decoding."""
         return summary(self.fast, self.plain)
 
     @property

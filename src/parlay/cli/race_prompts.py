@@ -1,4 +1,4 @@
-"""What the demo asks: one prompt of each kind on which drafting pays, and one on which it hardly does."""
+"""The prompts of the demo: one of each kind on which drafting pays, and one on which it hardly does."""
 
 from __future__ import annotations
 

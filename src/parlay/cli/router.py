@@ -66,7 +66,7 @@ def _table(entry: Entry) -> str:
 
 
 def _steps(cost: KeptCost) -> Iterator[str]:
-    """What is known of the cost of steps, behind the shortest texts."""
+    """Say what is known of the cost of steps, behind the shortest texts."""
     from parlay.cost.measured import MeasuredCost
 
     if cost:
@@ -77,7 +77,7 @@ def _steps(cost: KeptCost) -> Iterator[str]:
 
 
 def _rows(name: str, arm: KeptArm) -> Iterator[list[str]]:
-    """Of all requests, then of each kind: levels of drafts that were tested lately, and the share that was right."""
+    """List, for all requests and then each kind, levels of drafts tested lately, and the share that was right."""
     from parlay.router.acceptance import Record
     from parlay.router.prices import DraftSeconds
 

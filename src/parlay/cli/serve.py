@@ -258,7 +258,7 @@ def _check_access(options: argparse.Namespace, keys: tuple[str, ...]) -> None:
 
 
 def settings(options: argparse.Namespace) -> Settings:
-    """What the flags allow. Raises ValueError for a limit out of range, and if strangers could get in without a key."""
+    """Read what the flags allow. Raises ValueError for a limit out of range, or if strangers could get in."""
     default = KeyLimits(requests=options.key_requests, tokens=options.key_tokens, priority=options.key_priority)
     own = _keys(options, default)
     keys = tuple(own)
@@ -317,7 +317,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _addresses(host: str, port: int) -> list[Any]:
-    """What `socket.getaddrinfo` says. Raises ParlayError for a name that no address belongs to."""
+    """Look an address up by `socket.getaddrinfo`. Raises ParlayError for a name that no address belongs to."""
     try:
         return socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:

@@ -67,7 +67,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_quality_flags(group: argparse._ActionsContainer) -> None:
-    """What opens lossy strategies and other models to requests that allow it."""
+    """Add what opens lossy strategies and other models to requests that allow it."""
     add_certificate_flag(group)
     group.add_argument(
         "--cascade",
@@ -112,7 +112,7 @@ def _add_loading_flags(group: argparse._ActionsContainer) -> None:
 
 
 def chosen_models(options: argparse.Namespace) -> dict[str, str]:
-    """What to serve, by the name that it is served under; what is named stands before what a folder holds.
+    """Find what to serve, by the name that it is served under; what is named stands before what a folder holds.
 
     Raises ValueError for a name that is there twice, and for a folder without models.
     """
@@ -137,7 +137,7 @@ def loaded_first(options: argparse.Namespace, models: Mapping[str, str]) -> str 
 
 
 def named_models(words: Sequence[str]) -> dict[str, str]:
-    """What to load, by the name that it is served under. Raises ValueError for a name that is there twice."""
+    """Find what to load, by the name that it is served under. Raises ValueError for a name that is there twice."""
     models: dict[str, str] = {}
     for word in words:
         name, model = _named(word)
@@ -194,7 +194,7 @@ def check_flags(options: argparse.Namespace, models: int) -> None:
 
 
 def loading(options: argparse.Namespace, vocabularies: Vocabularies) -> Callable[[str], Callable[[], AsyncLLM]]:
-    """What makes a loader of a model's name. A loader takes the model's vocabulary from these, if it is there."""
+    """Make the maker of loaders from models' names. A loader takes the vocabulary from these, if it is there."""
     from parlay.aio import AsyncLLM  # here, because they load torch
     from parlay.serve.hosted import ModelLoader
 
@@ -250,7 +250,7 @@ def cascades(options: argparse.Namespace, models: Mapping[str, str]) -> dict[str
 
 
 def _certificates(model: str, options: argparse.Namespace) -> list[Path]:
-    """Those of this model; where it is the only one, all: the model says then which are not its own."""
+    """Choose the certificates of this model; if it is the only one, all: the model says then which are not its own."""
     from parlay.certificates.certificate import read
     from parlay.models.fetch.origin import weights_fingerprint
 

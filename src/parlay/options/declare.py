@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from parlay.types import ParlayError
 
 Value = int | float | bool | str | tuple[str, ...]
-"""What an option of a strategy can be. In a text, the parts of a tuple are joined by ``+``."""
+"""The values of a strategy's option. In a text, the parts of a tuple are joined by ``+``."""
 
 
 _FEW = 16  # names that an error lists

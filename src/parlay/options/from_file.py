@@ -55,7 +55,7 @@ def _pairs(path: Path) -> list[tuple[object, object]]:
 
 
 def _value(option: Option, label: str, value: object) -> object:
-    """As the option's class takes it: numbers that YAML takes for texts (1e-3), paths and names are read here."""
+    """Convert to what the option's class takes: numbers that YAML takes for texts (1e-3), paths and names."""
     if isinstance(value, list) and option.type is tuple and all(isinstance(part, str) for part in value):
         value = tuple(value)
     elif isinstance(value, str) and option.type is Path:

@@ -144,7 +144,10 @@ def test_modules_of_multi_token_prediction_need_layers_like_qwen3s(
 @pytest.mark.parametrize(
     ("case", "told"),
     [
-        (("medusa", "speculators"), "is for eagle3, block-drafter, mtp, and this is a head for medusa: write --format vllm"),
+        (
+            ("medusa", "speculators"),
+            "is for eagle3, block-drafter, mtp, and this is a head for medusa: write --format vllm",
+        ),
         (("hydra", "vllm"), "--format vllm is for medusa, and this is a head for hydra: no format holds"),
         (("mtp", "speculators"), "train it again with parlay train mtp"),
     ],

@@ -1,4 +1,4 @@
-"""What a line that begins with a slash does: it changes the conversation, or how answers are decoded."""
+"""Lines that begin with a slash: each changes the conversation, or how answers are decoded."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class AnswerAgain(Exception):
 
 @dataclass(slots=True)
 class State:
-    """What commands may change."""
+    """Hold what commands may change."""
 
     conversation: Conversation
     settings: ChatSettings

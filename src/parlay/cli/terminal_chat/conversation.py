@@ -1,4 +1,4 @@
-"""What was said so far, and how the next answer is decoded."""
+"""The conversation so far, and how the next answer is decoded."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Conversation:
 
 
 def read_conversation(path: Path) -> Conversation:
-    """What `Conversation.save` wrote. Raises ParlayError for a file that is none, or can't be read."""
+    """Read what `Conversation.save` wrote. Raises ParlayError for a file that is none, or can't be read."""
     try:
         messages = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
