@@ -18,7 +18,7 @@ WHOLE_FILE = re.compile(r'\A--8<-- "(\w+\.md)"\n*\Z')
 """A page that is nothing but a file of the root, such as CHANGELOG.md."""
 GENERATED = re.compile(r"^<!-- generated: ([\w-]+)(?: ([^>]*?))? -->$", re.MULTILINE)
 """Where a page has a part that is made from the package: a name of `GENERATORS`, and words for it."""
-SHORT_CODE = re.compile(r"<td><code>([^<]{1,34})</code>")
+SHORT_CODE = re.compile(r"<td><code>([^<]{1,26})</code>")
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
