@@ -47,7 +47,7 @@ def test_custom_generate_runs() -> None:
 def test_the_first_screen_says_what_it_is_shows_a_picture_and_has_the_commands_from_a_clone_on() -> None:
     top = "\n".join(README.splitlines()[:17])
     assert "](docs/pictures/race.svg)" in top
-    assert all(words in top for words in ("CPUs", "speculative decoding", "the same text"))
+    assert all(words in top for words in ("CPU", "speculative decoding", "the text of ordinary decoding"))
     assert all(command in top for command in ("git clone", "make demo", "parlay chat", "parlay serve"))
 
 
