@@ -75,7 +75,8 @@ class _Running:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         try:
             process = subprocess.Popen(
-                [sys.executable, "-m", module, str(theirs.fileno())],
+                # -P: nothing is imported from the working folder, which may hold somebody else's files
+                [sys.executable, "-P", "-m", module, str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 env=environment,
                 stdin=subprocess.DEVNULL,

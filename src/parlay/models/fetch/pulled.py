@@ -21,7 +21,7 @@ from parlay.types import ParlayError
 
 _BLOCK = 1 << 20
 _PROGRESS = re.compile(r"Progress (\d+) of (\d+)")
-PIP = [sys.executable, "-m", "pip"]
+PIP = [sys.executable, "-P", "-m", "pip"]
 Progress = Callable[[int, int], object]
 """Told how many bytes of how many are done."""
 
