@@ -28,7 +28,8 @@ def test_models_are_listed_and_pulled_ones_removed(cli: Cli, pulled: Path) -> No
     rows = {row["name"]: row for row in json.loads(cli("models", "--json").out)}
     assert rows["parlay-mini"]["source"] == "built-in"
     pulled_row = {"name": "smollm2-135m", "source": "pulled", "bytes": 4, "place": str(pulled), "end_tokens": []}
-    assert rows["smollm2-135m"] == pulled_row
+    assert rows["smollm2-135m"] == {**pulled_row, "parameters": None}
+    assert rows["parlay-mini"]["parameters"] == 6_950_912
     assert rows["parlay-mini"]["end_tokens"]
     assert str(pulled) in cli("models").out
     assert f"ends at {' '.join(rows['parlay-mini']['end_tokens'])}" in cli("models").out

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,6 +15,7 @@ from tqdm import tqdm
 from parlay import LLM, ParlayError, RequestFailed, SamplingParams
 from parlay.llm.outputs import RequestOutputs
 from parlay.llm.vocabulary import Vocabulary
+from parlay.models.fetch.resolving import resolve
 from parlay.types import StructuredOutputsParams
 
 PROMPT = (
@@ -310,3 +313,16 @@ def test_a_call_tells_its_rate_while_it_runs_and_afterwards(llm: LLM) -> None:
     assert isinstance(outputs, RequestOutputs)
     assert outputs.tokens_per_second == pytest.approx(8 / outputs.seconds)
     assert outputs[0].metrics is outputs[0].outputs[0].metrics
+
+
+def test_a_draft_model_with_another_tokenizer_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Everything that loads an `LLM` says it: the commands, a server, and Python."""
+    folder = Path(shutil.copytree(resolve("parlay-mini-draft"), tmp_path / "draft"))
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    vocabulary["T"], vocabulary["x"] = vocabulary["x"], vocabulary["T"]
+    for differs in (False, True):
+        if differs:
+            (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+        with LLM("parlay-mini", draft_model=str(folder), strategy="draft-model", router_memory="off"):
+            assert ("differs from the target's" in caplog.text) == differs

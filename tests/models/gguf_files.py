@@ -67,11 +67,15 @@ def write(
     for name, tensor in tensors(checkpoint, config, architecture).items():
         if name not in without:
             add_tensor(writer, name, tensor.float().numpy(), kind)
+    finish(writer)
+    return path if not split else sorted(path.parent.glob(f"{path.stem}-*.gguf"))[0]
+
+
+def finish(writer: gguf.GGUFWriter) -> None:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return path if not split else sorted(path.parent.glob(f"{path.stem}-*.gguf"))[0]
 
 
 def add_tensor(writer: gguf.GGUFWriter, name: str, numbers: np.ndarray, kind: Kind) -> None:

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
+from gguf import GGUFWriter
 from safetensors.torch import save_file
 
-from parlay.models.facts import read_facts
+from parlay.models.facts import count_parameters, read_facts, ties_embeddings
 from parlay.testing.checkpoints import save_random
 from parlay.types import ParlayError
 from tests.models import gguf_files
@@ -53,6 +54,20 @@ def test_a_file_is_told_of_by_its_own_hash(tmp_path: Path) -> None:
     assert facts.bytes == file.stat().st_size
     file.unlink()
     assert facts.parameters == read_facts(tmp_path).parameters
+
+
+def test_an_embedding_that_a_file_stores_twice_counts_once(tmp_path: Path) -> None:
+    """Files of tied models often hold the LM head again, in a finer format; an untied head counts."""
+    torch.manual_seed(1)
+    embedding, other = torch.randn(96, 64), torch.randn(96, 64)
+    for name, head, expected in (("tied", embedding, 96 * 64), ("untied", other, 2 * 96 * 64)):
+        file = tmp_path / f"{name}.gguf"
+        writer = GGUFWriter(file, "llama")
+        for tensor, matrix, kind in (("token_embd", embedding, Kind.Q4_0), ("output", head, Kind.Q8_0)):
+            gguf_files.add_tensor(writer, f"{tensor}.weight", matrix.numpy(), kind)
+        gguf_files.finish(writer)
+        assert read_facts(file).parameters == count_parameters(file) == expected
+        assert ties_embeddings(file) == (name == "tied")
 
 
 @pytest.mark.parametrize("config", ["[]", "{", "", "[" * 100_000], ids=["list", "half", "empty", "deep"])

@@ -14,7 +14,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from parlay.models.fetch.local_models import kept  # here, because help needs none of it
+    from parlay.models.facts import spell_parameters  # here, because help needs none of it
+    from parlay.models.fetch.local_models import kept
 
     found = kept()
     if options.json:
@@ -23,6 +24,7 @@ def run(options: argparse.Namespace) -> int:
                 "name": each.name,
                 "source": each.source,
                 "bytes": each.size,
+                "parameters": _parameters(each.name),
                 "place": str(each.place),
                 "end_tokens": _ends(each.name),
             }
@@ -32,11 +34,23 @@ def run(options: argparse.Namespace) -> int:
         return 0
     width = max(len(each.name) for each in found)
     for each in found:
-        print(f"{each.name:{width}}  {each.size / 1e6:8,.0f} MB  {each.source:8}  {each.place}")
+        count = _parameters(each.name)
+        size = spell_parameters(count) if count else ""
+        print(f"{each.name:{width}}  {size:>8}  {each.size / 1e6:8,.0f} MB  {each.source:8}  {each.place}")
         ends = _ends(each.name)
         if ends:
             print(f"{'':{width}}  ends at {' '.join(ends)}")
     return 0
+
+
+def _parameters(name: str) -> int | None:
+    """The number of the model's parameters; None for a model whose files can't be read."""
+    from parlay.models.facts import count_parameters
+    from parlay.models.fetch.resolving import resolve
+
+    with suppress(ParlayError, OSError):
+        return count_parameters(resolve(name))
+    return None
 
 
 def _ends(name: str) -> list[str]:

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 SILENT_SECONDS = 2.0
 """Seconds of loading after which a line says what is going on, where no bar shows it."""
-_SAMPLE = "The 12 naïve foxes (vulpes) ran;\n\tdef f(x): return x != 'über' — 数字 🙂"
 
 
 def read_text(name: str, kind: str) -> str:
@@ -91,20 +90,10 @@ def _announced(model: str) -> Iterator[None]:
 
 
 def _check_draft(llm: LLM, draft: str, strategy: StrategySpec | None) -> None:
-    """Say if a draft model is of no use, or of little because its tokenizer differs.
-
-    Raises ValueError if the user has named a strategy that doesn't draft with a model.
-    """
-    from parlay.models.fetch.resolving import resolve_tokenizer
-    from parlay.models.loading import load_tokenizer
-
-    if draft not in llm.draft_models:
-        if strategy is not None and not strategy.name.startswith("auto"):
-            raise ValueError(f"strategy {strategy} drafts without a model: leave out --draft-model")
-        why = "a trained head for this model is cheaper and right more often; --strategy draft-model uses it"
-        print(f"parlay: note: auto does not use the draft model {draft}: {why}", file=sys.stderr)
-    elif llm.tokenizer is not None:
-        other = load_tokenizer(resolve_tokenizer(draft))
-        if list(other.encode(_SAMPLE)) != list(llm.tokenizer.encode(_SAMPLE)):
-            why = "so few of its drafts can be right"
-            print(f"parlay: note: the tokenizer of {draft} differs from the target's, {why}", file=sys.stderr)
+    """Say if a draft model is of no use. Raises ValueError if the named strategy doesn't draft with a model."""
+    if draft in llm.draft_models:
+        return
+    if strategy is not None and not strategy.name.startswith("auto"):
+        raise ValueError(f"strategy {strategy} drafts without a model: leave out --draft-model")
+    why = "a trained head for this model is cheaper and right more often; --strategy draft-model uses it"
+    print(f"parlay: note: auto does not use the draft model {draft}: {why}", file=sys.stderr)

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from parlay.options import UsageError
+from parlay.options.vllm import ARGUMENTS, FOUND, LOGGED, MERGE
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,17 +15,18 @@ class Foreign:
     """A flag of another program.
 
     ``to`` is the flag's name here. Without one it has no effect, and ``why`` says why; or, if it is ``refused``, the
-    command ends with ``why``. ``values`` is the number of words that belong to it.
+    command ends with ``why``, unless its value is one of ``only``, which ask for what is so anyway. ``values`` is the
+    number of words that belong to it.
     """
 
     to: str = ""
     why: str = ""
     values: int = 1
     refused: bool = False
+    only: tuple[str, ...] = ()
 
 
 _GPU = "a model runs on one device as a whole: --device chooses it"
-_CACHE = "pages of the cache are as long as the texts: --memory of parlay serve bounds them"
 _SERVED = "write NAME=MODEL"
 _DRAFTS = "write --strategy draft-model:k=N"
 
@@ -70,35 +72,41 @@ LLAMA_CPP: Mapping[str, Foreign] = {
     **_none(_SERVED, "-a", "--alias"),
     **_none("give the prompt on standard input: parlay generate < FILE", "-f", "--file"),
     **_none("name a tokenizer that has the template with --tokenizer", "--chat-template", "--chat-template-file"),
-    **_none("merge the adapter into its base model", "--lora", "--lora-scaled"),
+    **_none(MERGE, "--lora", "--lora-scaled"),
     **_none("models read text alone", "--mmproj", "-mm"),
     **_none("models write text here", "--embedding", "--embeddings", "--reranking", values=0),
 }
+
+
+def _of_vllm() -> dict[str, Foreign]:
+    """The flags that the arguments of vLLM's `LLM` are, each switch with its ``--no-`` form."""
+    flags: dict[str, Foreign] = {}
+    for name, meaning in ARGUMENTS.items():
+        flag, why = name.replace("_", "-"), meaning.why or "there is nothing like it here"
+        refused = meaning.only is not None
+        only = tuple(str(value) for value in meaning.only or () if isinstance(value, str | int) and value != "")
+        flags[f"--{flag}"] = Foreign("", why, 0 if meaning.switch else 1, refused, () if meaning.switch else only)
+        if meaning.switch:
+            flags[f"--no-{flag}"] = Foreign("", why, 0)
+    short = {"-q": "quantization", "-tp": "tensor-parallel-size", "-pp": "pipeline-parallel-size"}
+    short |= {"-dp": "data-parallel-size"}
+    return flags | {name: flags[f"--{full}"] for name, full in short.items()}
+
+
 VLLM: Mapping[str, Foreign] = {
+    **_of_vllm(),
     **_same("--log-level", "--uvicorn-log-level"),
     **_same("--cors-origin", "--allowed-origins"),
     **_same("--max-waiting", "--max-queue-len"),
-    **_idle(_CACHE, "--gpu-memory-utilization", "--kv-cache-memory-bytes", "--swap-space", "--block-size", values=1),
-    **_idle(_CACHE, "--cpu-offload-gb", "--num-gpu-blocks-override", values=1),
     **_idle("tools are read as the model's template writes them", "--enable-auto-tool-choice"),
-    **_idle("it is found from the model", "--tool-call-parser", "--reasoning-parser", values=1),
-    **_idle("texts that begin alike always share what is cached", "--enable-prefix-caching"),
-    **_idle("prompts are always read in chunks", "--enable-chunked-prefill"),
-    **_idle("code that comes with a model is never run", "--trust-remote-code"),
-    **_idle("HF_HOME says where models are kept", "--download-dir", values=1),
-    **_idle("there is nothing like it here", "--enforce-eager", "--async-scheduling", "--disable-log-stats"),
-    **_idle("requests are logged with --log-level info", "--disable-log-requests", "--enable-log-requests"),
+    **_idle(FOUND, "--tool-call-parser", values=1),
+    **_idle(LOGGED, "--enable-log-requests"),
     **_none(_SERVED, "--served-model-name"),
     **_none("write --strategy NAME and --draft-model MODEL", "--speculative-config", "--speculative-model"),
-    **_none("name a checkpoint in GGUF, or --quantize int8", "--quantization", "-q"),
-    **_none("keys and values keep the model's own type", "--kv-cache-dtype"),
-    **_none("merge the adapter into its base model", "--enable-lora", "--lora-modules"),
-    **_none("get that revision yourself, and name its folder", "--revision", "--tokenizer-revision"),
+    **_none(MERGE, "--lora-modules"),
     **_none("put a proxy that speaks TLS before the server", "--ssl-keyfile", "--ssl-certfile"),
     **_none("name a tokenizer that has the template with --tokenizer", "--chat-template"),
 }
-_ONE = ("--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp", "--data-parallel-size", "-dp")
-"""Flags of vLLM whose only value here is 1."""
 
 
 def translated(words: Sequence[str], own: Collection[str], command: str) -> list[str]:
@@ -116,12 +124,12 @@ def translated(words: Sequence[str], own: Collection[str], command: str) -> list
         values = [value] if equals else []
         if word == "--":
             found += [word, *rest]
-        elif name in own or (name not in known and name not in _ONE):
+        elif name in own or name not in known:
             found.append(word)
-        elif name in _ONE:
-            _check_one(name, value if equals else next(rest, ""))
-        elif known[name].to or known[name].refused:
+        elif known[name].to or (known[name].refused and not known[name].only):
             found += [*_as_here(name, known[name], own, command), *values]
+        elif known[name].only:
+            _check_value(name, known[name], value if equals else next(rest, ""))
         else:
             idle[name] = known[name].why
             for _ in range(known[name].values - len(values)):
@@ -142,7 +150,7 @@ def _as_here(name: str, flag: Foreign, own: Collection[str], command: str) -> li
     return [flag.to]
 
 
-def _check_one(name: str, value: str) -> None:
-    """Raises UsageError for more than one device or process."""
-    if value != "1":
-        raise UsageError(f"{name} {value}: a model runs in one process on one device, so only 1 is possible")
+def _check_value(name: str, flag: Foreign, value: str) -> None:
+    """Raises UsageError for a value that can't be honoured."""
+    if value not in flag.only:
+        raise UsageError(f"{name} {value}: {flag.why} (possible here: {', '.join(flag.only)})")

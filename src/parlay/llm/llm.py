@@ -22,7 +22,7 @@ from parlay.llm.input_processor import ChatOptions, InputProcessor, RequestOptio
 from parlay.llm.jobs import CallLock, Job, Stream, audit, follow
 from parlay.llm.outputs import RequestFailed, RequestOutput, RequestOutputs, StreamEvent
 from parlay.llm.router_file import RememberedBy, cost_of, memory_of
-from parlay.llm.vocabulary import Vocabulary, vocabulary_of
+from parlay.llm.vocabulary import Vocabulary, open_draft, vocabulary_of
 from parlay.models.fetch.pulled import default_model
 from parlay.models.fetch.resolving import resolve
 from parlay.models.loading import load_tokenizer
@@ -108,7 +108,7 @@ class LLM:
         limits = Limits(max_sequences=max_num_seqs, max_rows=max_num_batched_tokens, max_context=max_model_len)
         kept = memory_of(model, self.runner.spec, load.quantize or "", router_memory)
         self.engine = Engine(self.runner, cost := cost_of(self.runner, kept), limits)
-        self._drafts = RunnerCache(lambda name: models.load(name, replace(load, quantize=None), budget=budget))
+        self._drafts = RunnerCache(partial(open_draft, self.vocabulary, replace(load, quantize=None), budget))
         self._resources, power = self._find_resources(model, draft_model), PowerOf(self.runner, cost)
         in_use = self.engine.requests.strategies
         self._strategies = StrategyCache(self._resources, cost, in_use=in_use, memory=kept, power=power)

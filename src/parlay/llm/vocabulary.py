@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from parlay.models.fetch.resolving import resolve, resolve_tokenizer
+from parlay import models
+from parlay.cache import Budget
+from parlay.models.fetch.resolving import BUILT_IN_DRAFTS, resolve, resolve_tokenizer
 from parlay.models.loading import load_tokenizer, read_config
+from parlay.options import LoadOptions
 from parlay.structured.grammars import Grammars
 from parlay.text.end_tokens import end_tokens, read_end_tokens
 from parlay.text.template_sandbox import prepare as prepare_template
 from parlay.text.tokenize import Encoder
-from parlay.types import RunnerSpec, Tokenizer
+from parlay.types import ParlayError, Runner, RunnerSpec, Tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+logger = logging.getLogger(__name__)
+
+_SAMPLE = "The 12 naïve foxes (vulpes) ran;\n\tdef f(x): return x != 'über' — 数字 🙂"
 
 
 class Vocabulary:
@@ -89,6 +98,20 @@ def _tokenizer(model: str | PreTrainedModel, tokenizer: str | Tokenizer | None) 
     if tokenizer is not None:
         return load_tokenizer(resolve_tokenizer(tokenizer))
     return load_tokenizer(resolve(model)) if isinstance(model, str) else None
+
+
+def open_draft(target: Vocabulary, load: LoadOptions, budget: Budget, draft: str) -> Runner:
+    """Load a draft model. If its tokenizer differs from the target's, so that few drafts can be right, log that."""
+    if target.tokenizer is not None and draft not in BUILT_IN_DRAFTS.values():
+        _note_other_tokenizer(draft, target.tokenizer)
+    return models.load(draft, load, budget=budget)
+
+
+def _note_other_tokenizer(draft: str, own: Tokenizer) -> None:
+    with suppress(ParlayError, OSError):  # a draft model needs no tokenizer of its own
+        other = load_tokenizer(resolve_tokenizer(draft))
+        if list(other.encode(_SAMPLE)) != list(own.encode(_SAMPLE)):
+            logger.warning("the tokenizer of %s differs from the target's, so few of its drafts can be right", draft)
 
 
 def ends_of(model: str) -> list[str]:

@@ -7,7 +7,7 @@ import json
 import math
 import threading
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -18,6 +18,8 @@ from parlay.models.config import UnsupportedModel, read_json
 from parlay.models.fetch.hub import hash_of
 from parlay.models.fetch.resolving import SUFFIX
 from parlay.models.gguf.file import read_parts
+from parlay.models.gguf.reader import Header
+from parlay.models.gguf.weights import LM_HEAD, embedding_twice
 from parlay.models.loading import load_template, read_config
 from parlay.types import ParlayError
 
@@ -66,17 +68,28 @@ def _read(path: Path, files: tuple[Stamp, ...]) -> ModelFacts:
 
 def _of_file(path: Path) -> ModelFacts:
     parts = read_parts(path)
+    family = str(parts[0].keys.get("general.architecture", ""))
+    return _facts("gguf", family, _stored_in_file(parts), [part.path for part in parts])
+
+
+def _stored_in_file(parts: Sequence[Header]) -> Counter[str]:
+    second = {LM_HEAD} if embedding_twice(parts) else set()
     stored = Counter[str]()
-    for part in parts:
-        for tensor in part.tensors:
-            stored[tensor.format.name] += math.prod(tensor.shape)
-    return _facts("gguf", str(parts[0].keys.get("general.architecture", "")), stored, [part.path for part in parts])
+    for tensor in (tensor for part in parts for tensor in part.tensors if tensor.name not in second):
+        stored[tensor.format.name] += math.prod(tensor.shape)
+    return stored
 
 
 def _of_folder(path: Path, files: list[Path]) -> ModelFacts:
+    family, stored = _stored_in_folder(path, files)
+    return _facts("safetensors", family, stored, files)
+
+
+def _stored_in_folder(path: Path, files: Sequence[Path]) -> tuple[str, Counter[str]]:
+    """The model's family, and how many numbers there are of each type."""
     try:
         config = json.loads((path / "config.json").read_text(encoding="utf-8"))
-        family, tied = config.get("model_type", ""), config.get("tie_word_embeddings") is True
+        family, tied = str(config.get("model_type", "")), config.get("tie_word_embeddings") is True
         stored = Counter[str]()
         for file in files:
             if file.suffix == ".safetensors":
@@ -86,7 +99,27 @@ def _of_folder(path: Path, files: list[Path]) -> ModelFacts:
                         stored[part.get_dtype()] += math.prod(part.get_shape())
     except (ValueError, AttributeError, RecursionError, SafetensorError) as error:
         raise ParlayError(f"{path} holds no model that can be read: {error}") from None
-    return _facts("safetensors", str(family), stored, files)
+    return family, stored
+
+
+def count_parameters(path: Path) -> int:
+    """Count the numbers of a GGUF file's or a folder's tensors, tied ones once, without reading the files whole.
+
+    Raises ParlayError for files that are no model, OSError for what can't be read.
+    """
+    if path.is_file():
+        return _stored_in_file(read_parts(path)).total()
+    return _stored_in_folder(path, sorted(path.iterdir()))[1].total()
+
+
+def ties_embeddings(file: Path) -> bool:
+    """Whether a GGUF file stores one embedding twice, as embedding and as LM head; False for a folder."""
+    return file.is_file() and embedding_twice(read_parts(file))
+
+
+def spell_parameters(count: int) -> str:
+    """Write a count as ``134.52M`` or ``7.6B``."""
+    return f"{count / 1e9:.1f}B" if count >= 1e9 else f"{count / 1e6:.2f}M"
 
 
 def _facts(form: str, family: str, stored: Counter[str], files: Iterable[Path]) -> ModelFacts:

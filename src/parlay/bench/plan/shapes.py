@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 
 from parlay.cost.roofline import ModelShape
 from parlay.models.config import DecoderConfig
@@ -62,14 +63,18 @@ def known_name(model: str) -> bool:
 def read_model(model: str) -> DecoderConfig:
     """The decoder that a name of `KNOWN`, a built-in name, a folder or a Hub id stands for.
 
-    Of a folder only config.json is needed.
+    Of a folder only config.json is needed. A GGUF file that stores a tied embedding twice counts as tied.
+
     Raises ParlayError (UnsupportedModel) for what the native decoder does not run.
     """
     sizes = known_shape(model)
     if sizes is None:
-        from parlay.models.loading import read_config  # here, because it loads torch
+        from parlay.models.facts import ties_embeddings  # here, because these load torch
+        from parlay.models.loading import read_config
 
-        return read_config(resolve_config(model))
+        path = resolve_config(model)
+        config = read_config(path)
+        return replace(config, tie_embeddings=config.tie_embeddings or ties_embeddings(path))
     hidden, mlp, layers, heads, kv_heads, head_dim, vocabulary, tied = sizes
     shape = ModelShape(
         vocab_size=vocabulary,

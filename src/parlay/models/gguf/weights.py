@@ -18,6 +18,7 @@ from parlay.models.weights.dequantize import dense
 from parlay.models.weights.shapes import Weight, check_weights, weight_shapes
 from parlay.models.weights.stored import StoredTensor
 
+LM_HEAD = "output.weight"
 _WHOLE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _OF_A_LAYER = {
     "attn_norm": "input_layernorm",
@@ -35,6 +36,8 @@ _OF_A_LAYER = {
 _LAYER = re.compile(r"blk\.(\d+)\.(\w+)")
 _RECOMPUTED = re.compile(rf"{re.escape(ROPE_FACTORS)}|blk\.\d+\.attn_rot_embd\.weight")
 """Tensors that say how positions turn: the config tells it, or did."""
+_TIED = ("token_embd.weight", LM_HEAD)
+_COMPARED, _SAME = 64, 0.9
 _TURNED = re.compile(r"self_attn\.[qk]_proj\.")
 
 
@@ -65,6 +68,24 @@ def rope_factors(parts: Sequence[Header]) -> tuple[float, ...]:
             if info.name == ROPE_FACTORS:
                 return tuple(_vector(next(_mapped(replace(part, tensors=(info,))))[1]).flatten().tolist())
     return ()
+
+
+def embedding_twice(parts: Sequence[Header]) -> bool:
+    """Whether the LM head is the embedding once more, in a format of its own: the model ties the two.
+
+    Some rows of both are compared. Rounding leaves their cosine above 0.9; that of untied matrices is near 0.
+    """
+    found = {
+        info.name: stored
+        for part in parts
+        for info, stored in _mapped(replace(part, tensors=tuple(each for each in part.tensors if each.name in _TIED)))
+    }
+    if len(found) < len(_TIED) or len({stored.shape for stored in found.values()}) > 1:
+        return False
+    count = next(iter(found.values())).shape[0]
+    ids = torch.arange(0, count, max(1, count // _COMPARED))
+    embedding, head = (_vector(found[name].chosen(ids)).flatten() for name in _TIED)
+    return bool(torch.cosine_similarity(embedding, head, dim=0) > _SAME)
 
 
 def _mapped(part: Header) -> Iterator[tuple[TensorInfo, StoredTensor]]:

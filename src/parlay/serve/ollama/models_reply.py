@@ -8,7 +8,7 @@ import time
 from datetime import UTC, datetime
 from typing import Any
 
-from parlay.models.facts import Description, ModelFacts
+from parlay.models.facts import Description, ModelFacts, spell_parameters
 from parlay.serve.chat.job import chat_template
 from parlay.serve.hosted import HostedModel, Served
 from parlay.serve.registry import LATEST
@@ -43,14 +43,9 @@ def _details(facts: ModelFacts | None) -> dict[str, Any]:
         "format": "" if facts is None else facts.form,
         "family": "" if facts is None else facts.family,
         "families": [] if facts is None else [facts.family],
-        "parameter_size": "" if facts is None else _spelled(facts.parameters),
+        "parameter_size": "" if facts is None else spell_parameters(facts.parameters),
         "quantization_level": "" if facts is None else facts.quantization,
     }
-
-
-def _spelled(parameters: int) -> str:
-    """Write a count in Ollama's manner: ``134.52M``, ``7.6B``."""
-    return f"{parameters / 1e9:.1f}B" if parameters >= 1e9 else f"{parameters / 1e6:.2f}M"
 
 
 def running(model: HostedModel, facts: ModelFacts | None, settings: Settings) -> dict[str, Any]:
