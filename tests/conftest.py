@@ -37,6 +37,14 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return own
 
 
+@pytest.fixture(scope="session", autouse=True)
+def patience() -> None:
+    """Processes that compile may answer late: the machine may be busy. Their computing stays bounded."""
+    from parlay.system import bounded_process
+
+    bounded_process._WALL_SECONDS = 600.0
+
+
 @pytest.fixture(autouse=True)
 def own_router_memory(own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What routers learn in one test is not known in the next."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -17,7 +19,7 @@ PROMPTS = [
     "Once upon a time there was a king who",
 ]
 LONG = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
-"""Over half a second of decoding: what ends sooner was ended."""
+"""Over ten seconds of decoding for an engine that is `hindered`: what ends sooner was ended."""
 
 Plain = Callable[[str, SamplingParams], list[tuple[int, ...]]]
 
@@ -42,6 +44,26 @@ def plain(service: AsyncLLM) -> Plain:
         return known[key]
 
     return tokens
+
+
+def hindered(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each step after the first ten takes a sixteenth of a second more, so no machine is done before a test acts."""
+    step, quick = llm.engine.step, iter(range(10))
+
+    def slowly() -> Any:
+        if next(quick, None) is None:
+            time.sleep(1 / 16)
+        return step()
+
+    monkeypatch.setattr(llm.engine, "step", slowly)
+
+
+@pytest.fixture
+def slow(service: AsyncLLM, plain: Plain, monkeypatch: pytest.MonkeyPatch) -> AsyncLLM:
+    """The service, `hindered`."""
+    plain(PROMPTS[3], LONG)  # before it becomes slow
+    hindered(service.llm, monkeypatch)
+    return service
 
 
 @pytest.fixture

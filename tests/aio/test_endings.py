@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import time
 from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
 
 import pytest
 
 from parlay import LLM, ParlayError, SamplingParams
 from parlay.aio import AsyncLLM, Busy, Closed, JobStream
 from parlay.llm.input_processor import RequestOptions
-from tests.aio.conftest import LONG, PROMPTS, Plain
+from tests.aio.conftest import LONG, PROMPTS, Plain, hindered
 
 PLAINLY = RequestOptions(strategy="none")
 
@@ -51,14 +53,14 @@ async def cancel_the_waiter(stream: JobStream) -> None:
 
 @pytest.mark.parametrize("leave", [close, cancel_the_reader, cancel_the_waiter])
 def test_who_leaves_frees_the_sequence_within_one_step_and_keeps_what_there_was(
-    service: AsyncLLM, plain: Plain, leave: Callable[[JobStream], Awaitable[None]]
+    slow: AsyncLLM, plain: Plain, leave: Callable[[JobStream], Awaitable[None]]
 ) -> None:
     async def run() -> tuple[int, ...]:
-        stream = await begin(service)
+        stream = await begin(slow)
         for _ in range(3):
             await anext(stream)
         await leave(stream)
-        assert await is_idle(service)
+        assert await is_idle(slow)
         await stream.aclose()
         assert [event async for event in stream] == []
         (sample,) = stream.output.outputs
@@ -71,24 +73,24 @@ def test_who_leaves_frees_the_sequence_within_one_step_and_keeps_what_there_was(
     assert tokens == plain(PROMPTS[3], LONG)[0][: len(tokens)]
 
 
-def test_a_stream_that_nobody_holds_ends_within_one_step(service: AsyncLLM) -> None:
+def test_a_stream_that_nobody_holds_ends_within_one_step(slow: AsyncLLM) -> None:
     async def run() -> None:
-        stream = await begin(service)
+        stream = await begin(slow)
         await anext(stream)
-        assert not await is_idle(service)
+        assert not await is_idle(slow)
         del stream
         gc.collect()
-        assert await is_idle(service)
+        assert await is_idle(slow)
 
     asyncio.run(run())
 
 
-def test_a_loop_that_is_gone_takes_its_requests_with_it(service: AsyncLLM) -> None:
-    job = service.llm.job(PROMPTS[3], LONG, PLAINLY)
-    stream = asyncio.run(service.submit(job))
+def test_a_loop_that_is_gone_takes_its_requests_with_it(slow: AsyncLLM) -> None:
+    job = slow.llm.job(PROMPTS[3], LONG, PLAINLY)
+    stream = asyncio.run(slow.submit(job))
 
     async def wait() -> None:
-        while not await is_idle(service):  # its next news finds the loop closed
+        while not await is_idle(slow):  # its next news finds the loop closed
             await asyncio.sleep(0.01)
 
     asyncio.run(wait())
@@ -108,14 +110,19 @@ def test_a_request_whose_submitter_is_cancelled_is_not_left_running(service: Asy
     asyncio.run(run())
 
 
-def test_a_time_limit_ends_a_request_with_what_there_is(service: AsyncLLM) -> None:
+def test_a_time_limit_ends_a_request_with_what_there_is(slow: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hour passes as soon as there is a token."""
+    late = SimpleNamespace(monotonic=lambda: time.monotonic() + 3600)
+
     async def run() -> None:
-        stream = await begin(service, timeout=0.1)
+        stream = await begin(slow, timeout=3600)
+        await anext(stream)
+        monkeypatch.setattr("parlay.aio.engine_loop.time", late)
         events = [event async for event in stream]
         assert stream.timed_out
         assert events[-1].finish_reason == "abort"
         assert 0 < len(stream.output.outputs[0].token_ids) < 200
-        assert await is_idle(service)
+        assert await is_idle(slow)
 
     asyncio.run(run())
 
@@ -185,12 +192,14 @@ def test_closing_lets_what_runs_finish_and_takes_nothing_new(fresh: LLM) -> None
     asyncio.run(run())
 
 
-def test_a_drain_that_takes_too_long_ends_with_partial_outputs(fresh: LLM) -> None:
+def test_a_drain_that_takes_too_long_ends_with_partial_outputs(fresh: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    hindered(fresh, monkeypatch)
+
     async def run() -> None:
         service = AsyncLLM(fresh)
         stream = await begin(service)
         patient = asyncio.ensure_future(service.close())
-        await asyncio.sleep(0.05)
+        await anext(stream)
         await service.close(0.05)  # a later, shorter limit holds
         await patient
         (sample,) = (await stream.wait()).outputs

@@ -135,7 +135,8 @@ def test_one_reader_of_several_jobs_gets_all_that_waits_at_once_and_in_order(ser
         while ended < len(jobs):
             await wake_event.wait()
             wake_event.clear()
-            await asyncio.sleep(0.02)  # a slow reader
+            while not await service.between_steps(lambda llm: llm.engine.idle):
+                pass  # a slow reader
             takes += 1
             for mine, stream in zip(tokens, streams, strict=True):
                 for event in stream.take():

@@ -57,7 +57,7 @@ def test_so_many_processes_burn_and_all_are_gone_afterwards_even_after_an_error(
 
 def watch_and_raise(burners: set[int]) -> None:
     assert len(burners) == 2
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while min(map(cpu_seconds, burners)) < 0.05:
         assert time.monotonic() < deadline, "they don't burn"
     raise KeyboardInterrupt
@@ -69,7 +69,7 @@ def test_burners_end_when_whoever_started_them_is_killed() -> None:
         owner.stdout.readline()
         (burner,) = children(owner.pid)
         owner.send_signal(signal.SIGKILL)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while Path(f"/proc/{burner}").exists() and Path(f"/proc/{burner}/stat").read_text().split()[2] != "Z":
         assert time.monotonic() < deadline, "it goes on"
         time.sleep(0.05)

@@ -78,7 +78,7 @@ def test_a_forward_does_not_wait_for_a_thread_that_is_late(runner: Runner, delay
         delay(1, 1, 200_000)
         began = time.perf_counter()
         logits(runner)
-        assert time.perf_counter() - began < 2
+        assert time.perf_counter() - began < 5  # not the ten seconds of all its pieces
 
 
 def test_processes_beside_change_no_bit(runner: Runner) -> None:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import http.client
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -21,18 +19,17 @@ from parlay.aio import AsyncLLM
 from parlay.serve.guard.workers import FairQueue
 from parlay.text.tokenize import Encoder, PromptTooLong, encode
 
-MONITOR = """
-import http.client, sys, time
-connection = http.client.HTTPConnection(sys.argv[1])
-worst, until = 0.0, time.monotonic() + 3
-while time.monotonic() < until:
-    began = time.monotonic()
-    connection.request("GET", "/health")
-    assert connection.getresponse().read() == b'{"status":"ok"}'
-    worst = max(worst, time.monotonic() - began)
-    time.sleep(0.005)
-print(worst)
-"""
+
+def _worst_health(address: str, posting: Sequence[threading.Thread]) -> float:
+    """The most computing of this process, in seconds of a core, that came before an answer of /health."""
+    connection, worst = http.client.HTTPConnection(address, timeout=60), 0.0
+    while any(thread.is_alive() for thread in posting):
+        began = time.process_time()
+        connection.request("GET", "/health")
+        assert connection.getresponse().read() == b'{"status":"ok"}'
+        worst = max(worst, time.process_time() - began)
+        time.sleep(0.005)
+    return worst
 
 
 def _post(address: str, path: str, body: bytes, replies: list[int]) -> None:
@@ -50,24 +47,21 @@ def _post(address: str, path: str, body: bytes, replies: list[int]) -> None:
     ],
     ids=["certainly too long", "encoded", "ids"],
 )
-def test_health_answers_within_a_tenth_of_a_second(
+def test_health_does_not_wait_for_the_work_on_large_bodies(
     make_app: Callable[..., FastAPI], serve: Callable[[FastAPI], AbstractContextManager[str]], count: int, body: bytes
 ) -> None:
+    """Computing is counted, not time, for other programs may use the machine. All bodies together take far more."""
     replies: list[int] = []
     with serve(make_app()) as url:
         address = url.removeprefix("http://")
-        with subprocess.Popen([sys.executable, "-c", MONITOR, address], stdout=subprocess.PIPE, text=True) as monitor:
-            time.sleep(0.5)
-            threads = [
-                threading.Thread(target=_post, args=(address, "/v1/completions", body, replies)) for _ in range(count)
-            ]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-            worst, _ = monitor.communicate()
-    assert set(replies) == {400}
-    assert float(worst) < 1.0  # a tenth on a machine of one's own; tests share theirs
+        threads = [
+            threading.Thread(target=_post, args=(address, "/v1/completions", body, replies)) for _ in range(count)
+        ]
+        for thread in threads:
+            thread.start()
+        worst = _worst_health(address, threads)
+    assert replies == [400] * count
+    assert worst < 1.0
 
 
 def test_what_is_certainly_too_long_is_not_encoded(engine: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:

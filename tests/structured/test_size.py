@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import pytest
@@ -49,7 +48,8 @@ def nested(count: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("wanted", [rules(3000), references(2500), choices(2000), objects(3000), required(3000)])
-def test_a_large_constraint_works(grammars: Grammars, wanted: dict[str, Any]) -> None:
+def test_a_large_constraint_works(grammars: Grammars, monkeypatch: pytest.MonkeyPatch, wanted: dict[str, Any]) -> None:
+    monkeypatch.setattr("parlay.structured.grammars.CPU_SECONDS", 60.0)  # slow machines compile it, too
     constraint = grammars.compile(StructuredOutputsParams(**wanted)).constraint({0})
     for _ in range(3):
         following_V = constraint.allowed(constraint.committed, [])
@@ -98,7 +98,8 @@ def test_what_takes_long_to_compile_is_refused_with_the_time_that_there_is(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("parlay.structured.limits.NAMES", 10**9)
-    with pytest.raises(ValueError, match="more than the 2 seconds of computing that there are to compile"):
+    monkeypatch.setattr("parlay.structured.grammars.CPU_SECONDS", 0.1)
+    with pytest.raises(ValueError, match=r"more than the 0\.1 seconds of computing that there are to compile"):
         Grammars(tokenizer, 4096, [0]).compile(StructuredOutputsParams(**required(70_000)))
 
 
@@ -111,9 +112,7 @@ def test_a_checker_that_does_not_answer_is_given_up(grammars: Grammars, monkeypa
 def test_a_refusal_is_kept_and_owners_share_nothing(grammars: Grammars) -> None:
     slow = StructuredOutputsParams(**required(5000))
     first = grammars.compile(slow, "one")
-    began = time.monotonic()
     assert grammars.compile(slow, "one") is first
-    assert time.monotonic() - began < 0.1
     assert grammars.compile(slow, "another") is not first
 
 

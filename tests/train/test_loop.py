@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import resource
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -134,20 +135,27 @@ def test_a_checkpoint_that_is_cut_short_or_anothers_is_named(tmp_path: Path) -> 
         run(Toy(size=SIZE + 1), tmp_path, 6)
 
 
-def test_measuring_takes_a_fifth_of_the_time_at_most(tmp_path: Path) -> None:
-    """Where it takes longer than an interval: here at the beginning and at the end alone."""
-    toy, measured = Toy(), []
+def test_measuring_takes_a_fifth_of_the_time_at_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock on which an update takes a second, and each batch of a measurement ten."""
+    toy, now, measured = Toy(lambda _, loss: forward(1, loss)), [0.0], []
 
-    def slowly(batch: TrainingBatch) -> Tensor:
-        time.sleep(0.1)
-        measured.append(batch)
-        return Toy.right(toy, batch)
+    def forward(seconds: float, value: Tensor) -> Tensor:
+        now[0] += seconds
+        return value
 
-    toy.right = slowly  # type: ignore[method-assign]
-    options = LoopOptions(minutes=0.2 / 60, interval=0.01, batch_tokens=16)
+    def right(batch: TrainingBatch) -> Tensor:
+        measured.append(now[0])
+        return forward(10, Toy.right(toy, batch))
+
+    toy.right = right  # type: ignore[method-assign]
+    monkeypatch.setattr("parlay.train.loop.time", SimpleNamespace(monotonic=lambda: now[0]))
+    options = LoopOptions(minutes=5, interval=1, batch_tokens=16)
     with Watch("Training", wanted=False) as watch:
         Loop(toy, options, tmp_path / "toy.safetensors").run(TEXTS, TEXTS, watch)
-    assert len(measured) == 2 * len(list(in_order(TEXTS, 16, 640)))
+    batches = len(list(in_order(TEXTS, 16, 640)))
+    begins = [at for place, at in enumerate(measured) if place % batches == 0]
+    assert len(begins) > 2
+    assert all(after - before >= 5 * 10 * batches for before, after in pairwise(begins[:-1]))
 
 
 def test_nothing_to_train_on_or_to_measure_is_an_error(tmp_path: Path) -> None:

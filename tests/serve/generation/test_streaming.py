@@ -91,7 +91,7 @@ def test_what_can_not_run_is_refused_before_a_stream_begins(refusal: Post) -> No
 # ---------------------------------------------------------------------------------------------------------- the end
 
 
-def wait_until_idle(engine: AsyncLLM, seconds: float = 5.0) -> None:
+def wait_until_idle(engine: AsyncLLM, seconds: float = 60.0) -> None:
     """Raises TimeoutError while something goes on."""
     end = time.monotonic() + seconds
     while engine.stats().running or engine.stats().waiting:
@@ -127,6 +127,7 @@ def test_a_client_that_leaves_a_stream_ends_its_request(
         wait_until_idle(engine)
 
 
+@pytest.mark.usefixtures("unhurried")
 def test_a_client_that_leaves_ends_its_request_when_nothing_is_streamed(
     make_app: MakeApp, serve: Any, engine: AsyncLLM
 ) -> None:
@@ -136,6 +137,7 @@ def test_a_client_that_leaves_ends_its_request_when_nothing_is_streamed(
         wait_until_idle(engine)
 
 
+@pytest.mark.usefixtures("unhurried")
 @pytest.mark.parametrize("path", ["completions", "chat/completions"])
 def test_a_request_that_takes_too_long_is_ended_and_says_so(make_app: MakeApp, engine: AsyncLLM, path: str) -> None:
     client = TestClient(make_app(request_timeout=0.2))
