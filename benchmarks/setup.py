@@ -15,7 +15,7 @@ from parlay.bench.workloads import Workload
 from parlay.llm import LLM
 from parlay.models.fetch.resolving import BUILT_IN_DRAFTS, resolve
 from parlay.models.loading import weight_files
-from parlay.testing.dense_copy import save_dense
+from parlay.testing.checkpoints import save_dense
 from parlay.testing.widen import widen
 
 logger = logging.getLogger(__name__)

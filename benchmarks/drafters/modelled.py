@@ -27,9 +27,9 @@ from parlay.bench.runner import Bench, BenchPlan, lacks
 from parlay.cost.devices import machine
 from parlay.cost.roofline import ModelShape
 from parlay.cost.speed import DraftPlan, Setting, TreeShape, speed_of
-from parlay.drafters.heads.options import HEADS_OF_OTHERS
+from parlay.drafters.options import HEADS_OF_OTHERS
 from parlay.heads import store
-from parlay.heads.card import read_card
+from parlay.heads.hub import read_card
 
 NODES = (1, 2, 4, 8, 16)
 _LEVELS = 4

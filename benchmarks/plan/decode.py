@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from benchmarks.plan.cells import BUDGETS, PLAIN, WRITE_4, Cell
 from parlay.cost.measured import MeasuredCost
 from parlay.drafters.draft_models.draft_model import DraftModel
-from parlay.drafters.draft_models.options import DraftModelOptions
+from parlay.drafters.options import DraftModelOptions
 from parlay.drafters.resources import Resources
 from parlay.engine import Engine
 from parlay.router.policies import Fixed, Plain

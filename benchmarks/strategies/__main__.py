@@ -12,7 +12,7 @@ from benchmarks.setup import FULL, QUICK, SMOLLM2, Setup
 from benchmarks.strategies.replays import replays
 from benchmarks.strategies.report import report
 from benchmarks.strategies.speed import speed
-from parlay.drafters.heads.options import HEADS_OF_OTHERS
+from parlay.drafters.options import HEADS_OF_OTHERS
 from parlay.heads import store
 from parlay.strategies.catalogue import catalogue
 from parlay.system import threads

@@ -7,8 +7,7 @@ from functools import cache
 import numpy as np
 import pytest
 
-from parlay.certificates.agreement import agreement
-from parlay.certificates.bounds import at_least, contradicts, fixed_sequence, lower_bound
+from parlay.certificates.bounds import agreement, at_least, contradicts, fixed_sequence, lower_bound
 
 TRIALS = 1000
 SLACK = 3.3

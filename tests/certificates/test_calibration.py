@@ -55,7 +55,7 @@ def test_what_can_not_be_shown_is_refused_before_anything_runs(llm: LLM) -> None
     prompts = ids(llm)
     for strategy, floor, params, told in (
         (RIGHT, Floor(floor=0.9), GREEDY, "at least 29 different prompts"),
-        (RIGHT, Floor(floor=1.0), GREEDY, "no number of answers"),
+        (RIGHT, Floor(floor=1.0), GREEDY, "no sample can prove"),
         ("prompt-lookup", FOUR, GREEDY, "is bits, not lossy"),
         (RIGHT, FOUR, SamplingParams(logit_bias={1: 1.0}), "edit logits"),
         (RIGHT, FOUR, SamplingParams(max_tokens=None), "max_tokens"),

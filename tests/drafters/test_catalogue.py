@@ -134,7 +134,7 @@ def test_equal_strategies_have_equal_specs_however_they_are_written() -> None:
     ("text", "words"),
     [
         ("promt-lookup", ["promt-lookup", "did you mean prompt-lookup"]),
-        ("zzz", ["choose one of", "none", "union"]),
+        ("zzz", ["unknown strategy 'zzz'", "parlay strategies lists them"]),
         ("", ["unknown strategy"]),
         ("prompt-lookup:ngram=2", ["no parameter 'ngram'", "max_ngram"]),
         ("prompt-lookup:max_ngram=9999999", ["must be at most 1048576"]),

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from parlay.drafters.copying.prompt_lookup import PromptLookup, PromptLookupOptions
 from parlay.drafters.fixed_point.jacobi import Jacobi
-from parlay.drafters.fixed_point.options import JacobiOptions as Options
+from parlay.drafters.options import JacobiOptions as Options
 from parlay.drafters.resources import Resources
 from parlay.engine import Limits
 from parlay.options import UsageError

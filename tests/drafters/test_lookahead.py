@@ -14,7 +14,7 @@ from parlay.drafters.copying.prompt_lookup import PromptLookup, PromptLookupOpti
 from parlay.drafters.fixed_point import lookahead
 from parlay.drafters.fixed_point.jacobi import Jacobi
 from parlay.drafters.fixed_point.lookahead import GuessWindow, Lookahead, NgramPool
-from parlay.drafters.fixed_point.options import JacobiOptions, LookaheadOptions
+from parlay.drafters.options import JacobiOptions, LookaheadOptions
 from parlay.drafters.resources import Resources
 from parlay.engine import Limits
 from parlay.options import UsageError

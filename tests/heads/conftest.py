@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from parlay import models
-from parlay.drafters.heads.options import EAGLE3
+from parlay.drafters.options import EAGLE3
 from parlay.heads import artefact
 from parlay.heads.artefact import HeadArtefact, Origin
 from parlay.heads.proof import LENGTH, target_states

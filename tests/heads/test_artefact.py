@@ -14,10 +14,10 @@ from safetensors.torch import load_file, save_file
 
 from parlay import models
 from parlay.drafters.heads.modules import check_tensors
-from parlay.drafters.heads.options import EAGLE3, MEDUSA
+from parlay.drafters.options import EAGLE3, MEDUSA
 from parlay.heads import artefact
 from parlay.heads.artefact import CONFIG, WEIGHTS, BadHead, HeadArtefact, Origin
-from parlay.heads.card import front_matter, read_card
+from parlay.heads.hub import front_matter, read_card
 from parlay.heads.proof import LENGTH, Proof
 from parlay.llm import LLM
 from parlay.testing.checkpoints import VOCAB_SIZE

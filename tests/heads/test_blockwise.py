@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from parlay.drafters.heads.blockwise import Blockwise
-from parlay.drafters.heads.options import BLOCKWISE, BlockwiseOptions
+from parlay.drafters.options import BLOCKWISE, BlockwiseOptions
 from parlay.drafters.resources import Resources
 from parlay.heads import ngrams
 from parlay.heads.blockwise import WINDOW, BlockwiseHeads

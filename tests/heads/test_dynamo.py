@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from parlay.drafters.heads.dynamo import UNVERIFIED, Dynamo, otsu
-from parlay.drafters.heads.options import DYNAMO, DynamoOptions
+from parlay.drafters.options import DYNAMO, DynamoOptions
 from parlay.drafters.resources import Resources
+from parlay.heads.base import ParallelHeads
 from parlay.heads.ngrams import Ngrams
 from parlay.heads.opening import OpenHead
-from parlay.heads.several import ParallelHeads
 from parlay.options import UsageError
 from parlay.sampling.rules.unverified import Unverified
 from parlay.strategies.accept_rules import RULES

@@ -11,8 +11,8 @@ import pytest
 from parlay.compiled import structs
 from parlay.compiled.build import LIBRARY
 from parlay.compiled.library import NotLoaded, load
-from parlay.drafters.heads.dynamic_tree import DynamicTree
 from parlay.drafters.heads.eagle3 import Eagle3
+from parlay.drafters.heads.level_trees import DynamicTree
 from parlay.heads import artefact
 from parlay.heads.artefact import HeadArtefact
 from parlay.llm import LLM

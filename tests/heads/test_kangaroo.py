@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from parlay.drafters.heads.kangaroo import Kangaroo
-from parlay.drafters.heads.options import KANGAROO, KangarooOptions
+from parlay.drafters.options import KANGAROO, KangarooOptions
 from parlay.drafters.resources import Resources
 from parlay.heads.kangaroo import KangarooAdapter
 from parlay.heads.layer import Steps

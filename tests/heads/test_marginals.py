@@ -9,11 +9,11 @@ from torch import Tensor
 
 from parlay.drafters.heads.block import BlockDrafter
 from parlay.drafters.heads.mtp import mtp
-from parlay.drafters.heads.options import BLOCK_DRAFTER, MTP, BlockOptions, DynamicTreeOptions
+from parlay.drafters.options import BLOCK_DRAFTER, MTP, BlockOptions, DynamicTreeOptions
 from parlay.drafters.resources import Resources
+from parlay.heads.base import ParallelHeads
 from parlay.heads.block import BlockConfig, BlockHead
 from parlay.heads.opening import OpenHead
-from parlay.heads.several import ParallelHeads
 from parlay.testing.random_heads import PARALLEL, random_heads
 from parlay.testing.toys import RandomLogits, ToyRunner
 from parlay.types import NO_DRAFT, Draft, Drafter, Observation, Verdict, trees

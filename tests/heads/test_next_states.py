@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from parlay.drafters.draft_models.static_trees import best_tree
 from parlay.drafters.heads.next_states import Eagle
-from parlay.drafters.heads.options import EAGLE, MTP, HeadOptions
+from parlay.drafters.options import EAGLE, MTP, HeadOptions
 from parlay.drafters.resources import Resources
 from parlay.heads.eagle import EagleHead
 from parlay.heads.layer import Steps

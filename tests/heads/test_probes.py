@@ -12,8 +12,8 @@ import torch.nn.functional as F
 
 from parlay import models
 from parlay.drafters.draft_models.static_trees import best_tree
-from parlay.drafters.heads.options import BITA, PPD, STREAMING, GroupOptions, HeadOptions, PpdOptions
 from parlay.drafters.heads.probes import Bita, Pass, Ppd, SpeculativeStreaming, probe_counts
+from parlay.drafters.options import BITA, PPD, STREAMING, GroupOptions, HeadOptions, PpdOptions
 from parlay.drafters.resources import Resources
 from parlay.options import LoadOptions, UsageError
 from parlay.testing.checkpoints import save_random

@@ -10,15 +10,15 @@ from parlay.drafters.draft_models.static_trees import best_tree
 from parlay.drafters.heads.hydra import Hydra
 from parlay.drafters.heads.medusa import Medusa
 from parlay.drafters.heads.mlp_speculator import MlpSpeculatorDrafter
-from parlay.drafters.heads.options import HYDRA, MEDUSA, MLP_SPECULATOR, REDRAFTER, BeamOptions, HeadOptions
 from parlay.drafters.heads.redrafter import ReDrafter
+from parlay.drafters.options import HYDRA, MEDUSA, MLP_SPECULATOR, REDRAFTER, BeamOptions, HeadOptions
 from parlay.drafters.resources import Resources
+from parlay.heads.base import SeveralHeadsConfig
 from parlay.heads.hydra import HydraHeads
 from parlay.heads.medusa import MedusaHeads
 from parlay.heads.mlp_speculator import MlpSpeculator
 from parlay.heads.opening import OpenHead
 from parlay.heads.redrafter import ReDrafterHead
-from parlay.heads.several import SeveralHeadsConfig
 from parlay.testing.random_heads import PLUS, random_heads
 from parlay.testing.toys import RandomLogits, ToyRunner
 from parlay.types import NO_DRAFT, Draft, Drafter, Observation, Verdict, trees

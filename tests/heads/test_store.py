@@ -13,10 +13,10 @@ import pytest
 from huggingface_hub import CommitOperationAdd, RepoUrl
 
 from parlay import models
-from parlay.drafters.heads.options import EAGLE3
+from parlay.drafters.options import EAGLE3
 from parlay.heads import artefact
 from parlay.heads.artefact import CARD, CONFIG, GENERAL, WEIGHTS, HeadArtefact
-from parlay.heads.card import TAG
+from parlay.heads.hub import TAG
 from parlay.heads.opening import TargetHeads, heads_of
 from parlay.options import UsageError
 from parlay.testing.checkpoints import save_random

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from parlay.drafters.heads.options import MEDUSA
 from parlay.drafters.heads.watch import ENOUGH, AcceptanceWatch
+from parlay.drafters.options import MEDUSA
 from parlay.heads.artefact import HeadArtefact
 from parlay.heads.layouts.layout import LAYOUT
 from parlay.testing.random_heads import random_heads

@@ -12,7 +12,7 @@ from parlay import LLM, SamplingParams
 from parlay.llm.outputs import RequestOutput
 from parlay.models.fetch.pulled import place_of
 from parlay.models.fetch.resolving import BUILT_IN_DRAFTS
-from parlay.testing.dense_copy import save_dense
+from parlay.testing.checkpoints import save_dense
 from parlay.text.chat_template import render
 from parlay.types import Exactness, Segment
 

@@ -12,8 +12,7 @@ from parlay.router.goals import EFFORTS
 from parlay.strategies.built import StrategyCache
 from parlay.strategies.candidates import arms, as_arm
 from parlay.strategies.catalogue import catalogue
-from parlay.strategies.effort import all_with_effort, with_effort
-from parlay.strategies.spelling import parse
+from parlay.strategies.spelling import all_with_effort, parse, with_effort
 from parlay.testing.conformance.stage import PLAIN, StageRequest, Steady, decode
 from parlay.testing.conformance.stages import toy_stage
 from parlay.testing.conformance.universal import CAPACITY, agree

@@ -16,7 +16,7 @@ from starlette.testclient import TestClient
 from parlay import LLM, SamplingParams
 from parlay.aio import AsyncLLM
 from parlay.calibration import calibrate_cascade
-from parlay.certificates.agreement import SCORE
+from parlay.certificates.bounds import SCORE
 from parlay.certificates.cascade import CascadeThreshold, RequestCascade, sureness
 from parlay.certificates.certificate import Certificate, Certified, Claim, Sampling, write
 from parlay.certificates.requirement import Floor

@@ -16,8 +16,18 @@ from parlay.testing.checkpoints import VOCAB_SIZE, save_random
 from parlay.train.data import features
 from parlay.train.data.features import Featured, FeatureStore
 from parlay.train.data.prompts import ChatFrame, PromptAndAnswer, read_conversations, read_prompts
-from parlay.train.data.texts import TrainingText, load_shard, save_shard, shard_path, shards
-from parlay.train.data.user_texts import Cut, UserTexts, encode_user_texts, read_user_texts, save_user_texts
+from parlay.train.data.user_texts import (
+    Cut,
+    TrainingText,
+    UserTexts,
+    encode_user_texts,
+    load_shard,
+    read_user_texts,
+    save_shard,
+    save_user_texts,
+    shard_path,
+    shards,
+)
 from parlay.train.recipes.linear_start import states_ahead
 from parlay.types import ParlayError
 

@@ -26,7 +26,7 @@ from parlay.text.prompts import TokensPrompt
 from parlay.train.data.features import FeatureStore
 from parlay.train.data.preparing import Answering, answer_as
 from parlay.train.data.teacher_api import TeacherApi, ask
-from parlay.train.data.texts import TrainingText, load_shard, save_shard, shard_path, shards
+from parlay.train.data.user_texts import TrainingText, load_shard, save_shard, shard_path, shards
 from parlay.train.divergences import DIVERGENCES, SummedInParts
 from parlay.train.heads import DISTILL, fit
 from parlay.train.loop import acceptance

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from parlay import models
-from parlay.drafters.self_speculation.options import EARLY_EXIT
+from parlay.drafters.options import EARLY_EXIT
 from parlay.heads import artefact
 from parlay.heads.artefact import BadHead
 from parlay.heads.opening import heads_of
@@ -21,7 +21,7 @@ from parlay.testing.toy_tokenizers import toy_tokenizer
 from parlay.text.prompts import TokensPrompt
 from parlay.train.data.features import FeatureStore
 from parlay.train.data.prompts import read_prompts
-from parlay.train.data.texts import TrainingText, save_shard, shard_path
+from parlay.train.data.user_texts import TrainingText, save_shard, shard_path
 from parlay.train.heads import DISTILL, METHODS, fit, train
 from parlay.train.loop import acceptance
 from parlay.train.options import DrafterTrainOptions, Eagle3TrainOptions

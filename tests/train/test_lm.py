@@ -11,9 +11,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from parlay.train import schedule
 from parlay.train.lm import TrainOptions, train
-from parlay.train.schedule import TrainingClock
+from parlay.train.optimizers import TrainingClock, learning_rate, row_length
 
 
 def options(data: Path, tmp_path: Path) -> TrainOptions:
@@ -83,7 +82,7 @@ def test_options_that_cannot_be_are_refused(tmp_path: Path, change: dict[str, ob
 
 
 def test_the_rate_warms_up_and_lands_at_zero() -> None:
-    rates = [schedule.learning_rate(share / 100) for share in range(101)]
+    rates = [learning_rate(share / 100) for share in range(101)]
     assert rates[0] < 0.1
     assert max(rates) == 1.0
     assert rates[-1] == 0.0
@@ -91,10 +90,10 @@ def test_the_rate_warms_up_and_lands_at_zero() -> None:
 
 
 def test_rows_grow_and_never_pass_the_context() -> None:
-    lengths = [schedule.row_length(share / 100, 2048) for share in range(101)]
+    lengths = [row_length(share / 100, 2048) for share in range(101)]
     assert lengths == sorted(lengths)
     assert (lengths[0], lengths[-1]) == (512, 2048)
-    assert {schedule.row_length(share / 100, 700) for share in range(101)} == {512, 700}
+    assert {row_length(share / 100, 700) for share in range(101)} == {512, 700}
 
 
 def test_a_pause_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from parlay.certificates.agreement import SCORE, agreement, text_agreement
-from parlay.certificates.bounds import at_least, fixed_sequence, lower_bound
+from parlay.certificates.bounds import SCORE, agreement, at_least, fixed_sequence, lower_bound, text_agreement
 from parlay.certificates.cascade import THRESHOLDS, CascadeThreshold, RequestCascade, sureness
 from parlay.certificates.certificate import Certificate, Certified, Claim, Sampling
 from parlay.certificates.gate import rule_level

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from parlay.types import Tokenizer
+
 _HALVINGS = 60
 """Of the interval in which a bound is looked for: then it is known to the last bits of a float."""
 _BETS = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 3 / 4)
@@ -25,7 +27,8 @@ def at_least(good: int, n: int, chance: float) -> float:
         return 1.0
     if good > n or chance <= 0:
         return 0.0
-    logs = _log_choices(n)[good:]
+    steps = np.log(np.arange(n, 0, -1)) - np.log(np.arange(1, n + 1))
+    logs = np.concatenate(([0.0], np.cumsum(steps)))[good:]
     counts = np.arange(good, n + 1)
     return min(1.0, float(np.exp(logs + counts * math.log(chance) + (n - counts) * math.log1p(-chance)).sum()))
 
@@ -75,7 +78,32 @@ def contradicts(bad: int, n: int, floor: float, confidence: float) -> bool:
     return log_evidence(bad, n, floor) >= -math.log(1 - confidence)
 
 
-def _log_choices(n: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """log(n choose k) for k = 0 .. n."""
-    steps = np.log(np.arange(n, 0, -1)) - np.log(np.arange(1, n + 1))
-    return np.concatenate(([0.0], np.cumsum(steps)))
+SCORE = "agreement"
+"""Its name in certificates."""
+
+
+def agreement(answer: Sequence[int], exact: Sequence[int]) -> float:
+    """1 for equal answers; else 1 less the edits that turn one into the other, over the tokens of the longer one.
+
+    An edit inserts, deletes or replaces a token (Levenshtein 1966).
+    """
+    if tuple(answer) == tuple(exact):
+        return 1.0
+    return 1 - _edits(answer, np.array(exact, dtype=np.int64)) / max(len(answer), len(exact))
+
+
+def text_agreement(tokenizer: Tokenizer, answer: str, exact: str) -> float:
+    """The `agreement` of two texts in the tokens of one tokenizer."""
+    first, second = (tokenizer.encode(text, add_special_tokens=False) for text in (answer, exact))
+    return agreement(first, second)
+
+
+def _edits(first: Sequence[int], second: np.ndarray[tuple[int], np.dtype[np.int64]]) -> int:
+    """By rows of the usual table. In a row, going right costs one each: a running minimum of cost less column."""
+    columns = np.arange(len(second) + 1)
+    costs = columns.copy()
+    for token in first:
+        above = costs + 1
+        above[1:] = np.minimum(above[1:], costs[:-1] + (second != token))
+        costs = np.minimum.accumulate(above - columns) + columns
+    return int(costs[-1])

@@ -8,8 +8,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from parlay.certificates.certificate import Binding, Claim, Evidence, Sampling, check_counts, read_part, read_parts
-from parlay.certificates.certificate_file import Held
+from parlay.certificates.certificate import (
+    Binding,
+    Claim,
+    Evidence,
+    Held,
+    Sampling,
+    check_counts,
+    read_part,
+    read_parts,
+)
 from parlay.certificates.requirement import Floor
 from parlay.options import option
 from parlay.types import SamplingParams

@@ -1,16 +1,21 @@
-"""Certificates: what a calibration has shown of lossy strategies, for which model and which requests. JSON files."""
+"""Certificates: what a calibration has shown of lossy strategies, for which model and which requests.
+
+A certificate is a JSON file, which audits change.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+import logging
+import random
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
-from parlay.certificates.agreement import SCORE
-from parlay.certificates.bounds import at_least, contradicts
+from parlay.certificates.bounds import SCORE, at_least, contradicts
 from parlay.certificates.requirement import DOUBT, Floor
 from parlay.options import Options, UsageError, option, options_of
 from parlay.system.user_cache import saved_whole
@@ -18,6 +23,7 @@ from parlay.types import ParlayError, SamplingParams
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
+
 
 VERSION = 1
 _KIND = "parlay_certificate"
@@ -207,3 +213,47 @@ def read_part(declared: type[T], given: object, path: Path) -> T:
         return declared(**given)
     except UsageError as error:
         raise ParlayError(f"{path} is damaged: {error}; calibrate again") from None
+
+
+logger = logging.getLogger(__name__)
+
+C = TypeVar("C", bound="DataclassInstance")
+
+
+@dataclass(frozen=True, slots=True)
+class Audited:
+    """Certified facts of one gate, a strategy or a cascade, and the counts of calibration and audits."""
+
+    gate: str
+    claim: Claim
+    evidence: Evidence
+
+
+class Held(Generic[C]):
+    """A certificate and where it is kept. A share of the requests that it opens are audited. Any thread may call."""
+
+    def __init__(self, path: Path, certificate: C, *, share: float) -> None:
+        self.path, self.certificate = path, certificate
+        self._share = share
+        self._draws = random.Random()
+        self._lock = threading.Lock()
+
+    def due(self) -> bool:
+        """Whether the request that has come is one of those to audit: a draw, whatever it is."""
+        return self._draws.random() < self._share
+
+    def count(self, audited: Callable[[C], C], about: str, evidence: Callable[[C], Evidence]) -> None:
+        """Replace the certificate by what ``audited`` makes of it after one more audit, here and in the file.
+
+        Where the ``evidence`` in it is revoked, the log names what it is ``about``.
+        """
+        with self._lock:
+            self.certificate = audited(self.certificate)
+            found = evidence(self.certificate)
+            try:
+                write(self.certificate, self.path)
+            except ParlayError as error:
+                logger.warning("an audit is counted, but not kept: %s", error)
+        if found.revoked:
+            told = f"{found.bad} of {found.audited} audits"
+            logger.warning("%s contradict the certificate of %s: it is revoked in %s", told, about, self.path)

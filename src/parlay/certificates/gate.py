@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from parlay.certificates.agreement import agreement
-from parlay.certificates.certificate import Binding, Certificate, Certified, Sampling, read
-from parlay.certificates.certificate_file import Audited, Held
+from parlay.certificates.bounds import agreement
+from parlay.certificates.certificate import Audited, Binding, Certificate, Certified, Held, Sampling, read
 from parlay.certificates.requirement import Allowed, Floor
 from parlay.drafters.resources import Resources
 from parlay.models.fetch.origin import weights_fingerprint
@@ -92,12 +91,13 @@ class CertificateGate:
         """
         if allowed is None or (allowed.level is Exactness.LOSSY and allowed.floor is None):
             return ExactnessChoice(named or usual)
-        spec = _spec(named or usual)
+        strategy = named or usual
+        spec = strategy if isinstance(strategy, StrategySpec) else parse(strategy)
         if allowed.floor is not None:
             return self._with_floor(allowed.floor, named, spec, params)
         if Exactness.weakest(self._level, allowed.level) is not allowed.level:
             raise ValueError(f"exactness {allowed.level} is more than this model keeps here: ask for {self._level}")
-        if _keeps(spec, allowed.level):
+        if Exactness.weakest(rule_level(spec), allowed.level) is allowed.level:
             return ExactnessChoice(named or usual)
         if named is not None:
             raise ValueError(
@@ -179,14 +179,6 @@ def exact_form(spec: StrategySpec) -> StrategySpec:
         return parse(PLAIN)
     kept = {key: value for key, value in spec.parameters if key != accept_rules.RULE and "." not in key}
     return StrategySpec(spec.name, tuple(kept.items()), spec.members).changed(**{accept_rules.RULE: own})
-
-
-def _keeps(spec: StrategySpec, level: Exactness) -> bool:
-    return Exactness.weakest(rule_level(spec), level) is level
-
-
-def _spec(strategy: str | StrategySpec) -> StrategySpec:
-    return strategy if isinstance(strategy, StrategySpec) else parse(strategy)
 
 
 def _conditions(certificate: Certificate) -> str:

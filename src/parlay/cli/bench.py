@@ -157,7 +157,7 @@ def _measure(options: argparse.Namespace) -> int:
     from parlay.bench import workloads  # here, because these load torch and transformers
     from parlay.bench.presets import strategies
     from parlay.models.fetch.pulled import default_model
-    from parlay.strategies.effort import all_with_effort
+    from parlay.strategies.spelling import all_with_effort
 
     preset = _preset(options.preset)
     _check_against(options, preset)

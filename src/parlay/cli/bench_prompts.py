@@ -98,7 +98,7 @@ def _results(options: argparse.Namespace, llm: LLM, stack: ExitStack) -> Results
 
 def _registered(llm: LLM, model: str) -> list[str]:
     """The strategies of all drafters on this machine that were trained for the model."""
-    from parlay.drafters.heads.options import HEADS_OF_OTHERS, HeadOptions
+    from parlay.drafters.options import HEADS_OF_OTHERS, HeadOptions
     from parlay.heads.opening import heads_of
     from parlay.heads.store import drafters
     from parlay.strategies.catalogue import catalogue

@@ -123,7 +123,7 @@ def _right(facts: HeadFacts) -> str:
 def _info(options: argparse.Namespace) -> int:
     from parlay.drafters.heads.modules import check_tensors
     from parlay.heads.artefact import load, read_facts
-    from parlay.heads.card import read_card
+    from parlay.heads.hub import read_card
 
     folder = folder_of(options.drafter)
     facts, (_, text) = read_facts(folder), read_card(folder)
@@ -151,7 +151,7 @@ def _add(options: argparse.Namespace) -> int:
     from parlay.drafters.heads.modules import check_tensors
     from parlay.heads import store
     from parlay.heads.artefact import load
-    from parlay.heads.layouts.opening import is_artefact
+    from parlay.heads.layouts.files import is_artefact
 
     with tempfile.TemporaryDirectory() as started:
         folder = options.folder if is_artefact(options.folder) else Path(started)
@@ -175,7 +175,7 @@ def _check_method(method: str) -> None:
 def _convert(folder: Path, model: str, out: Path) -> None:
     """Writes the published head of a folder as one of Parlay's own for this model."""
     from parlay.heads.artefact import CARD, Origin, save
-    from parlay.heads.card import read_card
+    from parlay.heads.hub import read_card
     from parlay.heads.opening import converted, matrices_of
     from parlay.models.fetch.origin import public_name, weights_sha256
     from parlay.models.fetch.resolving import resolve

@@ -108,9 +108,8 @@ def chosen_strategy(options: argparse.Namespace) -> StrategySpec | None:
         print(f"parlay: note: {named} drafts nothing: this is plain decoding", file=sys.stderr)
     if options.effort is None:
         return named
-    from parlay.strategies.effort import with_effort
     from parlay.strategies.entry import DEFAULT_STRATEGY
-    from parlay.strategies.spelling import parse
+    from parlay.strategies.spelling import parse, with_effort
 
     return with_effort(named or parse(DEFAULT_STRATEGY), options.effort)
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from parlay.heads.artefact import HeadArtefact
-from parlay.heads.draft_vocab import DraftVocab
+from parlay.heads.base import DraftVocab
 from parlay.heads.eagle3 import Eagle3Layer, normed
 from parlay.heads.layer import Block, RmsNorm, Steps
 from parlay.models.config import DecoderConfig

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from parlay.heads.artefact import HeadArtefact
-from parlay.heads.several import SeveralHeadsConfig, SeveralHeadsModule
+from parlay.heads.base import SeveralHeadsConfig, SeveralHeadsModule
 
 WINDOW = 4
 """Tokens that the rescoring model reads."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from parlay.heads.draft_vocab import DraftVocab
+from parlay.heads.base import DraftVocab
 from parlay.heads.layer import Attention, Mlp, RmsNorm, Steps
 from parlay.models.config import DecoderConfig
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from parlay.heads.artefact import HeadArtefact
-from parlay.heads.draft_vocab import DraftVocab
+from parlay.heads.base import DraftVocab
 from parlay.heads.layer import Attention, Mlp, RmsNorm, Steps
 from parlay.models.config import DecoderConfig
 

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from parlay.heads.artefact import HeadArtefact
+from parlay.heads.base import SeveralHeadsConfig, SeveralHeadsModule
 from parlay.heads.layer import Block, Steps, add_nothing
-from parlay.heads.several import SeveralHeadsConfig, SeveralHeadsModule
 from parlay.models.config import DecoderConfig
 
 PUBLISHED = "published"

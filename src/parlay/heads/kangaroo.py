@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from parlay.heads.draft_vocab import DraftVocab
+from parlay.heads.base import DraftVocab
 from parlay.heads.layer import Attention, RmsNorm, Steps
 from parlay.models.config import DecoderConfig
 

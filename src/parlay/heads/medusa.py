@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from parlay.heads.several import SeveralHeadsConfig, SeveralHeadsModule
+from parlay.heads.base import SeveralHeadsConfig, SeveralHeadsModule
 
 
 class ResBlock(nn.Module):

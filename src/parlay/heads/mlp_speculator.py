@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from parlay.heads.artefact import HeadArtefact
-from parlay.heads.several import SeveralHeadsConfig, SeveralHeadsModule
+from parlay.heads.base import SeveralHeadsConfig, SeveralHeadsModule
 
 FORM = "form"
 """A setting: the fields of a `SpeculatorForm`."""

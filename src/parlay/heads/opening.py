@@ -26,9 +26,9 @@ from parlay.heads.artefact import (
     same_rows,
     witness_ids,
 )
-from parlay.heads.draft_vocab import draft_ids
+from parlay.heads.base import draft_ids
+from parlay.heads.layouts.files import fetched, is_artefact, read
 from parlay.heads.layouts.layout import EMBEDDING, LAYOUT, LM_HEAD, NEED_LM_HEAD, TargetShape
-from parlay.heads.layouts.opening import fetched, is_artefact, read
 from parlay.heads.proof import target_states
 from parlay.heads.store import StoredDrafter
 from parlay.models.compiled.weights import Product

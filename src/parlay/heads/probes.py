@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from parlay.heads.draft_vocab import DraftVocab
+from parlay.heads.base import DraftVocab
 
 
 class ProbeEmbeddings(DraftVocab):

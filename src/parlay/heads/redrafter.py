@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from parlay.heads.base import SeveralHeadsConfig, SeveralHeadsModule
 from parlay.heads.medusa import ResBlock
-from parlay.heads.several import SeveralHeadsConfig, SeveralHeadsModule
 
 _BLOCKS = 2
 

@@ -28,9 +28,9 @@ from parlay.models.fetch.resolving import resolve
 from parlay.models.loading import load_tokenizer
 from parlay.models.sampling_defaults import usual_params
 from parlay.options import LoadOptions, override
+from parlay.strategies.building import offered
 from parlay.strategies.built import RunnerCache, StrategyCache
 from parlay.strategies.entry import DEFAULT_STRATEGY
-from parlay.strategies.offering import offered
 from parlay.strategies.spelling import StrategySpec
 from parlay.system.progress import Progress, advance, bar
 from parlay.text.chat_template import Messages, Tools

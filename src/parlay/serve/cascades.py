@@ -13,9 +13,9 @@ from fastapi import Request
 
 from parlay.aio import Busy, Closed
 from parlay.aio.background import Background
-from parlay.certificates.agreement import text_agreement
+from parlay.certificates.bounds import text_agreement
 from parlay.certificates.cascade import PROBE, HeldCascade, sureness
-from parlay.certificates.certificate_file import Audited
+from parlay.certificates.certificate import Audited
 from parlay.certificates.requirement import AUDIT_SHARE, Allowed
 from parlay.llm.input_processor import RequestOptions
 from parlay.llm.jobs import Job

@@ -1,20 +1,21 @@
-"""Builds the drafter and the accept rule of a strategy."""
+"""Build the drafter and the accept rule of a strategy, and say which strategies work for a target as they stand."""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
-from typing import cast
+from typing import NoReturn, cast
 
 from parlay.drafters.heads.proving import ProvedHeads
 from parlay.drafters.resources import NestedStrategy, Resources
 from parlay.options import Options, options_of
 from parlay.strategies import accept_rules
-from parlay.strategies.catalogue import find
+from parlay.strategies.catalogue import catalogue, find
 from parlay.strategies.entry import K
-from parlay.strategies.spelling import StrategySpec
-from parlay.types import AcceptRule, Drafter, Escape
+from parlay.strategies.spelling import StrategySpec, parse
+from parlay.types import AcceptRule, Drafter, Escape, Needs, ParlayError
 
 
 def build(spec: StrategySpec, resources: Resources) -> Drafter | None:
@@ -59,3 +60,46 @@ def _nested(spec: StrategySpec, resources: Resources) -> NestedStrategy:
     k = spec.settings.get(K, 0)
     assert isinstance(k, int)
     return NestedStrategy(spec.name, spec.nested, k, options(spec), lambda: build(spec, resources))
+
+
+class _Found(Exception):
+    """Raised when a drafter is about to load the target's default draft model or head."""
+
+
+def offered(resources: Resources, check: Callable[[str, Needs], None]) -> tuple[str, ...]:
+    """The names of those that need no parameter, file or model beyond what the target has, in the catalogue's order.
+
+    ``check`` raises ValueError for needs that the target can't meet. A draft model of the wrong vocabulary is not
+    noticed, because that shows only when it is loaded.
+    """
+    return tuple(name for name in catalogue() if works(name, resources, check))
+
+
+def works(name: str, resources: Resources, check: Callable[[str, Needs], None] = lambda name, needs: None) -> bool:
+    """Whether the strategy is one of those: builds its drafter as far as its first model."""
+    with ExitStack() as closing:
+        trial = replace(
+            resources,
+            open_runner=_stop,
+            open_tokenizer=_stop,
+            find_head=lambda method, name: _stop_if(resources, method, name),
+            closing=closing,
+        )
+        try:
+            drafter = build(parse(name), trial)
+            if drafter is not None:
+                check(name, drafter.needs)
+        except _Found:
+            return True
+        except (ParlayError, ValueError):
+            return False
+    return True
+
+
+def _stop(name: str) -> NoReturn:
+    raise _Found(name)
+
+
+def _stop_if(resources: Resources, method: str, name: str) -> None:
+    if resources.find_head is not None and resources.find_head(method, name) is not None:
+        raise _Found(name)

@@ -8,10 +8,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from parlay.drafters.resources import Resources
 from parlay.options import UsageError
 from parlay.router.arms import Arm
-from parlay.strategies.building import build
+from parlay.strategies.building import build, works
 from parlay.strategies.catalogue import catalogue, find
 from parlay.strategies.entry import K
-from parlay.strategies.offering import works
 from parlay.strategies.spelling import StrategySpec, parse
 from parlay.text.prompt_kind import KINDS
 from parlay.types import Drafter, Needs

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from parlay.drafters.heads import options as methods
+from parlay.drafters import options as methods
 from parlay.heads import ngrams
 from parlay.heads.artefact import HeadArtefact
+from parlay.heads.base import DraftVocab, ParallelHeads, SeveralHeadsConfig, SeveralHeadsModule
 from parlay.heads.block import BlockConfig, BlockHead
 from parlay.heads.blockwise import BlockwiseHeads
-from parlay.heads.draft_vocab import DraftVocab
 from parlay.heads.eagle import EagleHead
 from parlay.heads.eagle3 import Eagle3Config, Eagle3Head
 from parlay.heads.hydra import HydraHeads
@@ -25,7 +25,6 @@ from parlay.heads.mtp import MtpModule
 from parlay.heads.opening import FindHead, OpenHead
 from parlay.heads.probes import PrefixedProbes, ProbeEmbeddings, Streams
 from parlay.heads.redrafter import ReDrafterHead
-from parlay.heads.several import ParallelHeads, SeveralHeadsConfig, SeveralHeadsModule
 from parlay.models.config import DecoderConfig
 from parlay.models.native import NativeRunner
 from parlay.models.weights.fused import Operand

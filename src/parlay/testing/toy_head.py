@@ -75,16 +75,14 @@ class ToyHead:
         count = len(taps[self.needs.taps[0]])
         for layer, states_TH in taps.items():
             for place, state_H in enumerate(states_TH, start + 1):
-                self._compare(layer, view.tokens[:place], state_H)
+                text = view.tokens[:place]
+                gap = float((state_H - self._state_of(layer, text)).abs().max())
+                if not gap <= self._noise_bound:
+                    self.wrong.append(f"layer {layer} after {len(text)} tokens: {gap:.3g} off")
         held = self._agreed(view)
         if start <= len(held.tokens) < start + count:
             held.tokens += view.tokens[len(held.tokens) : start + count]
         return count
-
-    def _compare(self, layer: int, text: Sequence[int], state_H: Tensor) -> None:
-        gap = float((state_H - self._state_of(layer, text)).abs().max())
-        if not gap <= self._noise_bound:
-            self.wrong.append(f"layer {layer} after {len(text)} tokens: {gap:.3g} off")
 
 
 def toy_state(layer: int, text: Sequence[int]) -> Tensor:

@@ -142,7 +142,11 @@ class ToyRunner:
             starts.append(len(logits))
             texts += rows
         logits_RV = torch.stack(logits) if logits else torch.empty(0, self.spec.vocab_size)
-        return Output(logits_RV, tuple(starts), {layer: _tap(layer, texts) for layer in taps})
+        return Output(
+            logits_RV,
+            tuple(starts),
+            {layer: torch.tensor([tap_row(layer, text) for text in texts], dtype=torch.float64) for layer in taps},
+        )
 
     def _degraded(self, text: Sequence[int], skip: Skip) -> Tensor:
         logits_V = self.logits_of(text)
@@ -264,10 +268,6 @@ def _common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
         if a != b:
             return index
     return min(len(left), len(right))
-
-
-def _tap(layer: int, texts: Sequence[Sequence[int]]) -> Tensor:
-    return torch.tensor([tap_row(layer, text) for text in texts], dtype=torch.float64)
 
 
 def tap_row(layer: int, text: Sequence[int]) -> list[float]:

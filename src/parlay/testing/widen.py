@@ -58,7 +58,9 @@ def widen(checkpoint_dir: Path, out_dir: Path, params: int, *, seed: int = 0) ->
             corner = tuple(slice(size) for size in weights[name].shape)
             grown[name][corner] = weights[name] / (root if _is_scaled(name, wide) else 1)
     out_dir.mkdir(parents=True, exist_ok=True)
-    for path in _other_files(checkpoint_dir):
+    # Files of the tokenizer and of generation: everything but weights and what names a shape.
+    wanted = (".json", ".jinja", ".txt", ".model")
+    for path in [path for path in checkpoint_dir.iterdir() if path.suffix in wanted and path.name not in _SHAPED_FILES]:
         shutil.copyfile(path, out_dir / path.name)
     save_file(grown, out_dir / "model.safetensors", metadata={"format": "pt"})
     _write_json(out_dir / "config.json", _config_json(checkpoint_dir, wide))
@@ -163,12 +165,6 @@ def _provenance(checkpoint_dir: Path, narrow: DecoderConfig, wide: DecoderConfig
         "seed": seed,
         "source": read_json(path) if path.exists() else None,
     }
-
-
-def _other_files(checkpoint_dir: Path) -> list[Path]:
-    """Files of the tokenizer and of generation: everything but weights and what names a shape."""
-    wanted = (".json", ".jinja", ".txt", ".model")
-    return [path for path in checkpoint_dir.iterdir() if path.suffix in wanted and path.name not in _SHAPED_FILES]
 
 
 def _write_json(path: Path, content: dict[str, object]) -> None:

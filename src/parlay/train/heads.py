@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from parlay.drafters.heads import options as methods
-from parlay.drafters.self_speculation.options import EARLY_EXIT
+from parlay.drafters import options as methods
+from parlay.drafters.options import EARLY_EXIT
 from parlay.train.data.features import Featured
 from parlay.train.data.preparing import prepare, prepare_distill
 from parlay.train.loop import Loop

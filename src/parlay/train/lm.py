@@ -15,11 +15,9 @@ from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 from parlay.options import Options, option
 from parlay.system.progress import above_bars
-from parlay.train import schedule
 from parlay.train.lm_data import HELDOUT, READY, TRAINING, Batches, load_stream, prepare, wrap_tokenizer
 from parlay.train.lm_model import CONTEXT, SHAPES, Loss, export, machine_record, make_loss, save_state, text_loss
-from parlay.train.optimizers import Optimizers
-from parlay.train.schedule import TrainingClock
+from parlay.train.optimizers import Optimizers, TrainingClock, learning_rate, row_length
 from parlay.train.watching import Watch
 
 CLIP = 1.0
@@ -127,7 +125,7 @@ class Trainer:
         loss = self.loss(torch.from_numpy(ids), torch.from_numpy(labels))
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), CLIP)
-        self.optimizers.step(schedule.learning_rate(self.share))
+        self.optimizers.step(learning_rate(self.share))
         self.progress.step += 1
         self.progress.tokens += ids.size
         return float(loss.detach())
@@ -197,7 +195,7 @@ def loop(run: Trainer, watch: Watch) -> None:
     actions = {"log": lambda: log_progress(run), "save": run.save, "check": run.check, "export": run.export}
     seen: set[int] = set()
     while run.share < 1:
-        length = schedule.row_length(run.share, run.options.context)
+        length = row_length(run.share, run.options.context)
         if length in seen:
             run.progress.losses.append(run.update(length))
             run.clock.lap()
@@ -221,7 +219,7 @@ def log_progress(run: Trainer) -> None:
     rate = run.progress.tokens / seconds
     log(
         f"{run.share:6.1%}  step {run.progress.step:5d}  {run.progress.tokens / 1e6:6.2f} M tokens  loss {recent:.3f}"
-        f"  rate x{schedule.learning_rate(run.share):.2f}  {rate:,.0f} tokens/s  {left:.1f} min left"
+        f"  rate x{learning_rate(run.share):.2f}  {rate:,.0f} tokens/s  {left:.1f} min left"
     )
 
 

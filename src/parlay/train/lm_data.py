@@ -133,7 +133,10 @@ def prepare(data: Path, work: Path, *, vocab_size: int) -> None:
         raise ValueError(f"no text in {data}: name a folder of text files or .jsonl files")
     heldout, training = texts[::HELDOUT_ONE_IN], [text for at, text in enumerate(texts) if at % HELDOUT_ONE_IN]
     work.mkdir(parents=True, exist_ok=True)
-    tokenizer = train_tokenizer(_sample(training), vocab_size)
+    every = -(-sum(map(len, training)) // SAMPLE_CHARS) or 1
+    tokenizer = train_tokenizer(
+        [paragraph for text in training[::every] for paragraph in text.split("\n\n")], vocab_size
+    )
     tokenizer.save(str(work / "tokenizer.json"))
     parts = {TRAINING: training, HELDOUT: heldout}
     counts = {name: write_stream(work, name, part, tokenizer) for name, part in parts.items()}
@@ -153,9 +156,3 @@ def _pieces(documents: list[str]) -> list[str]:
     size = min(PIECE_CHARS, max(1, sum(map(len, documents)) // HELDOUT_ONE_IN))
     starts = [(text, at) for text in documents for at in range(0, len(text), size)]
     return [text[at : at + size].replace(END_OF_TEXT, "\n") for text, at in starts]
-
-
-def _sample(texts: list[str]) -> list[str]:
-    """Paragraphs of texts evenly spaced over the corpus, ``SAMPLE_CHARS`` at most."""
-    every = -(-sum(map(len, texts)) // SAMPLE_CHARS) or 1
-    return [paragraph for text in texts[::every] for paragraph in text.split("\n\n")]

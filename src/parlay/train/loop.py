@@ -21,10 +21,9 @@ from parlay.options import Options, option
 from parlay.system.user_cache import saved_whole
 from parlay.train.data.batches import TrainingBatch, endless, in_order
 from parlay.train.data.features import Featured
-from parlay.train.optimizers import AUTO, PRECISIONS, adam, mixed, muon
+from parlay.train.optimizers import AUTO, PRECISIONS, adam, learning_rate, mixed, muon
 from parlay.train.processes import Alone, LossOf, Processes
 from parlay.train.recipes.recipe import Recipe
-from parlay.train.schedule import learning_rate
 from parlay.train.watching import Watch
 from parlay.types import ParlayError
 
@@ -177,7 +176,13 @@ class Loop:
     def _save(self) -> None:
         numbers = torch.tensor([self._step, self._tokens, self._seconds, self._loss], dtype=torch.float64)
         with saved_whole(self._state) as part:
-            save_file({**_flat(self._recipe.module, self._optimizers), "numbers": numbers}, part)
+            found = {f"module.{name}": tensor.contiguous() for name, tensor in self._recipe.module.state_dict().items()}
+            for number, (optimizer, _) in enumerate(self._optimizers):
+                for index, state in optimizer.state_dict()["state"].items():
+                    found |= {
+                        f"optimizer.{number}.{index}.{name}": torch.as_tensor(each) for name, each in state.items()
+                    }
+            save_file({**{name: tensor.clone() for name, tensor in found.items()}, "numbers": numbers}, part)
 
     def _resume(self) -> None:
         if not self._state.exists():
@@ -208,15 +213,6 @@ def _first_line(error: Exception) -> str:
 
 
 Stepped = Sequence[tuple[torch.optim.Optimizer, float]]
-
-
-def _flat(module: nn.Module, optimizers: Stepped) -> dict[str, Tensor]:
-    """All tensors of weights and optimizers by name."""
-    found = {f"module.{name}": tensor.contiguous() for name, tensor in module.state_dict().items()}
-    for number, (optimizer, _) in enumerate(optimizers):
-        for index, state in optimizer.state_dict()["state"].items():
-            found |= {f"optimizer.{number}.{index}.{name}": torch.as_tensor(each) for name, each in state.items()}
-    return {name: tensor.clone() for name, tensor in found.items()}
 
 
 def _restore(held: Mapping[str, Tensor], module: nn.Module, optimizers: Stepped) -> None:

@@ -14,7 +14,7 @@ from parlay.drafters.heads.proving import prove
 from parlay.drafters.resources import Resources
 from parlay.heads import artefact
 from parlay.heads.artefact import HeadArtefact, Origin
-from parlay.heads.card import front_matter
+from parlay.heads.hub import front_matter
 from parlay.heads.opening import held_open
 from parlay.models.fetch.origin import licence, public_name, weights_sha256
 from parlay.strategies.building import build
@@ -65,7 +65,10 @@ def save_head(
         witness_WH,
         origin_of(options),
     )
-    artefact.save(options.out, _proved(made, target, heldout), card)
+    text = max(heldout, key=lambda each: len(each.ids_T))
+    layers = target.stored_layers()
+    states = dict(zip(layers, text.states_TF.chunk(len(layers), -1), strict=True))
+    artefact.save(options.out, with_proof(made, target, text.ids_T.tolist(), states), card)
 
 
 def written_card(
@@ -90,14 +93,6 @@ def written_card(
         f"- Drafts right up to each depth, best guess alone, on the answers that this training set aside: {shares}. "
         "Other prompts give other shares; `parlay bench PROMPTS` compares heads on the same ones.\n"
     )
-
-
-def _proved(made: HeadArtefact, target: Target, heldout: Sequence[Featured]) -> HeadArtefact:
-    """With a proof on the longest of the held-out texts."""
-    text = max(heldout, key=lambda each: len(each.ids_T))
-    layers = target.stored_layers()
-    states = dict(zip(layers, text.states_TF.chunk(len(layers), -1), strict=True))
-    return with_proof(made, target, text.ids_T.tolist(), states)
 
 
 def with_proof(made: HeadArtefact, target: Target, ids: Sequence[int], states: Mapping[int, Tensor]) -> HeadArtefact:

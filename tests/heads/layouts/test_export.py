@@ -13,12 +13,11 @@ import torch
 from parlay.drafters.heads.proving import ProvedHeads
 from parlay.heads import artefact
 from parlay.heads.artefact import HeadArtefact, Origin, as_stored
-from parlay.heads.draft_vocab import draft_ids
+from parlay.heads.base import SeveralHeadsConfig, draft_ids
 from parlay.heads.layouts import writing
 from parlay.heads.layouts.layout import LM_HEAD
 from parlay.heads.medusa import MedusaHeads
 from parlay.heads.mtp import NORMED
-from parlay.heads.several import SeveralHeadsConfig
 from parlay.models.config import DecoderConfig
 from parlay.testing.checkpoints import save_random
 from parlay.testing.random_heads import random_heads

@@ -14,12 +14,11 @@ from torch import Tensor
 
 from parlay.drafters.heads.proving import ProvedHeads
 from parlay.heads.artefact import HeadArtefact
-from parlay.heads.draft_vocab import draft_ids
+from parlay.heads.base import SeveralHeadsConfig, draft_ids
 from parlay.heads.hydra import HydraHeads
 from parlay.heads.layouts.layout import EMBEDDING, LAYOUT
 from parlay.heads.medusa import MedusaHeads
 from parlay.heads.mlp_speculator import MlpSpeculator
-from parlay.heads.several import SeveralHeadsConfig
 from parlay.models.config import DecoderConfig
 from parlay.train.recipes.target import Target
 from tests.heads.layouts import published

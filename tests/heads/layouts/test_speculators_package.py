@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from parlay.heads.artefact import HeadArtefact, as_stored
+from parlay.heads.base import DraftVocab
 from parlay.heads.block import BlockConfig, BlockHead
-from parlay.heads.draft_vocab import DraftVocab
 from parlay.heads.eagle3 import NORMED, Eagle3Config, Eagle3Head
 from parlay.heads.layer import Steps
+from parlay.heads.layouts.files import read
 from parlay.heads.layouts.layout import EMBEDDING, NO_WITNESS
-from parlay.heads.layouts.opening import read
 from parlay.heads.layouts.writing import Verifier, export
 from parlay.heads.mtp import NORMED as MTP_NORMED
 from parlay.heads.mtp import MtpModule

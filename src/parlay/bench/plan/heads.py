@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from parlay.cost.roofline import ModelShape
-from parlay.drafters.heads.options import (
+from parlay.drafters.options import (
     BITA,
     BLOCK_DRAFTER,
     BLOCKWISE,

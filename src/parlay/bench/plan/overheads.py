@@ -11,7 +11,7 @@ from parlay.cost.fitting import nonnegative
 from parlay.cost.measured import MeasuredCost
 from parlay.cost.roofline import ForwardShape, Overheads
 from parlay.drafters.draft_models.draft_model import DraftModel
-from parlay.drafters.draft_models.options import DraftModelOptions
+from parlay.drafters.options import DraftModelOptions
 from parlay.drafters.resources import Resources
 from parlay.engine import Engine
 from parlay.router.policies import Fixed

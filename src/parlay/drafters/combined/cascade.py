@@ -6,10 +6,9 @@ from collections.abc import Sequence
 
 from parlay.drafters.combined import members
 from parlay.drafters.combined.model_level import Manner, ModelLevel
-from parlay.drafters.combined.options import CASCADE as SOURCE
-from parlay.drafters.combined.options import CascadeOptions
 from parlay.drafters.draft_models.opening import open_draft
-from parlay.drafters.draft_models.options import DRAFT_MODEL, DraftModelOptions
+from parlay.drafters.options import CASCADE as SOURCE
+from parlay.drafters.options import DRAFT_MODEL, CascadeOptions, DraftModelOptions
 from parlay.drafters.resources import NestedStrategy, Resources
 from parlay.options import UsageError
 from parlay.types import Draft, Drafter, Observation, Runner, SequenceView

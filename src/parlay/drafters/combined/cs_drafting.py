@@ -9,8 +9,8 @@ from parlay.drafters.combined import members
 from parlay.drafters.combined.cascade import level_above
 from parlay.drafters.combined.horizontal import Horizontal
 from parlay.drafters.combined.members import Member
-from parlay.drafters.combined.options import CS_DRAFTING as SOURCE
-from parlay.drafters.combined.options import CsDraftingOptions
+from parlay.drafters.options import CS_DRAFTING as SOURCE
+from parlay.drafters.options import CsDraftingOptions
 from parlay.drafters.resources import Resources
 from parlay.options import UsageError
 

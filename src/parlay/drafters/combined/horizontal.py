@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from parlay.drafters.combined import members
 from parlay.drafters.combined.extended_view import ExtendedViews
-from parlay.drafters.combined.options import HORIZONTAL as SOURCE
-from parlay.drafters.combined.options import HorizontalOptions
+from parlay.drafters.options import HORIZONTAL as SOURCE
+from parlay.drafters.options import HorizontalOptions
 from parlay.drafters.resources import Resources
 from parlay.options import UsageError
 from parlay.types import NO_DRAFT, Draft, Observation, SequenceView, Tree, trees

@@ -28,7 +28,9 @@ class Member:
         if places:
             asked = self._drafter.propose([views[place] for place in places], [limits[place] for place in places])
             for place, draft in zip(places, asked, strict=True):
-                drafts[place] = _cut(draft, limits[place])
+                # Probes may only stand below nodes of their own drafter, so they are left out of trees that are
+                # merged.
+                drafts[place] = trees.subtree(draft, range(min(limits[place], len(draft) - draft.probes)))
         return drafts
 
     def observe(self, observations: Sequence[Observation]) -> None:
@@ -57,11 +59,6 @@ def needs_of(drafters: Iterable[Drafter], *, outcomes: bool = False) -> Needs:
         outcomes=outcomes or any(need.outcomes for need in needs),
         expected=max((need.expected for need in needs), default=0.0),
     )
-
-
-def _cut(draft: Draft, budget: int) -> Draft:
-    """Probes may only stand below nodes of their own drafter, so they are left out of trees that are merged."""
-    return trees.subtree(draft, range(min(budget, len(draft) - draft.probes)))
 
 
 def _narrowed(observation: Observation, needs: Needs) -> Observation:

@@ -9,8 +9,8 @@ from parlay.drafters.draft_models.draft_sequences import DraftSequences
 from parlay.drafters.draft_models.drawn_chains import DrawnChains
 from parlay.drafters.draft_models.drawn_trees import Beam, Distinct, DrawnTrees, Independent, LevelDrawer
 from parlay.drafters.draft_models.opening import DraftWriter, draft_name, open_draft
-from parlay.drafters.draft_models.options import DRAFT_MODEL as SOURCE
-from parlay.drafters.draft_models.options import DraftModelOptions
+from parlay.drafters.options import DRAFT_MODEL as SOURCE
+from parlay.drafters.options import DraftModelOptions
 from parlay.drafters.resources import Resources
 from parlay.options import UsageError
 from parlay.types import NO_DRAFT, Draft, Needs, Observation, SequenceView
@@ -66,7 +66,12 @@ class DraftModel:
         elif self._one_chain:
             self._writer = DrawnChains(*parts, options.min_p, lane)
         else:
-            drawer = _drawer(rule, shape, options.width, _counts(options.branching))
+            if not all(text.isdecimal() and int(text) > 0 for text in options.branching):
+                raise UsageError(
+                    f"strategy {SOURCE}: branching={'+'.join(options.branching)}: expected children per node by depth, "
+                    "such as 3+2+1"
+                )
+            drawer = _drawer(rule, shape, options.width, tuple(map(int, options.branching)))
             self._writer = DrawnTrees(*parts, drawer, options.min_p)
 
     def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
@@ -96,11 +101,3 @@ def _drawer(rule: str, shape: str, width: int, branching: tuple[int, ...]) -> Le
     if shape == "chain":
         return Independent((width, 1))
     return (Distinct if rule == "without-replacement" else Independent)(branching or (width,))
-
-
-def _counts(branching: Sequence[str]) -> tuple[int, ...]:
-    if not all(text.isdecimal() and int(text) > 0 for text in branching):
-        raise UsageError(
-            f"strategy {SOURCE}: branching={'+'.join(branching)}: expected children per node by depth, such as 3+2+1"
-        )
-    return tuple(map(int, branching))

@@ -8,8 +8,8 @@ from dataclasses import replace
 import torch
 
 from parlay.drafters.draft_models.draft_model import DraftModel
-from parlay.drafters.draft_models.options import MERGED_DRAFTS as SOURCE
-from parlay.drafters.draft_models.options import DraftModelOptions, MergedDraftsOptions
+from parlay.drafters.options import MERGED_DRAFTS as SOURCE
+from parlay.drafters.options import DraftModelOptions, MergedDraftsOptions
 from parlay.drafters.resources import Resources
 from parlay.options import UsageError
 from parlay.types import NO_DRAFT, Draft, Needs, Observation, SequenceView, Tree

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from parlay.drafters.draft_models.draft_sequences import DraftSequence, DraftSequences
 from parlay.drafters.draft_models.guesses import Guess, best_guesses
 from parlay.drafters.draft_models.opening import draft_name, open_draft
-from parlay.drafters.draft_models.options import SEQUOIA as SOURCE
-from parlay.drafters.draft_models.options import SequoiaOptions
 from parlay.drafters.draft_models.static_trees import FilledTree, RankRecord, StaticTree, best_shape
+from parlay.drafters.options import SEQUOIA as SOURCE
+from parlay.drafters.options import SequoiaOptions
 from parlay.drafters.resources import Resources
 from parlay.options import UsageError
 from parlay.types import NO_DRAFT, NO_TREE, Draft, Needs, Observation, Segment, SequenceView, Tree, trees

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from parlay.drafters.fixed_point.options import JACOBI as SOURCE
-from parlay.drafters.fixed_point.options import JacobiOptions
 from parlay.drafters.history import History
 from parlay.drafters.one_by_one import OneByOne
+from parlay.drafters.options import JACOBI as SOURCE
+from parlay.drafters.options import JacobiOptions
 from parlay.drafters.resources import Resources
 from parlay.sampling import noise
 from parlay.types import NO_DRAFT, Draft, Needs, Observation, SequenceView, trees

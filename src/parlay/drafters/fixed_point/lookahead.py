@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from parlay.drafters.fixed_point.options import LOOKAHEAD as SOURCE
-from parlay.drafters.fixed_point.options import LookaheadOptions
 from parlay.drafters.history import History
 from parlay.drafters.one_by_one import OneByOne
+from parlay.drafters.options import LOOKAHEAD as SOURCE
+from parlay.drafters.options import LookaheadOptions
 from parlay.drafters.resources import Resources
 from parlay.sampling import noise
 from parlay.types import NO_DRAFT, Draft, Needs, Observation, SequenceView, Tree, trees

@@ -8,10 +8,10 @@ from functools import partial
 import torch.nn.functional as F
 from torch import Tensor
 
-from parlay.drafters.heads.layer_states import LayerLogits
-from parlay.drafters.heads.options import BLOCK_DRAFTER as SOURCE
-from parlay.drafters.heads.options import BlockOptions
 from parlay.drafters.heads.state_heads import MarginalsDrafter
+from parlay.drafters.heads.states import LayerLogits
+from parlay.drafters.options import BLOCK_DRAFTER as SOURCE
+from parlay.drafters.options import BlockOptions
 from parlay.drafters.resources import Resources
 from parlay.heads.block import BlockConfig
 from parlay.heads.native import block_decoder, input_norm

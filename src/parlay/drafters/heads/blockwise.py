@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from parlay.drafters.heads.dynamic_tree import DynamicTree
-from parlay.drafters.heads.options import BLOCKWISE as SOURCE
-from parlay.drafters.heads.options import BlockwiseOptions
+from parlay.drafters.heads.level_trees import DynamicTree
 from parlay.drafters.heads.state_heads import StateHeadDrafter, StateJob
+from parlay.drafters.options import BLOCKWISE as SOURCE
+from parlay.drafters.options import BlockwiseOptions
 from parlay.drafters.resources import Resources
 from parlay.heads.blockwise import WINDOW, BlockwiseHeads, Rescorer
 from parlay.heads.ngrams import LONGEST, Ngrams

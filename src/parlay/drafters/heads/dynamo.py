@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from parlay.drafters.heads.dynamic_tree import DynamicTree
+from parlay.drafters.heads.level_trees import DynamicTree
 from parlay.drafters.heads.mtp import parallel_states
-from parlay.drafters.heads.options import DYNAMO as SOURCE
-from parlay.drafters.heads.options import DynamoOptions
 from parlay.drafters.heads.state_heads import StateHeadDrafter, StateJob
+from parlay.drafters.options import DYNAMO as SOURCE
+from parlay.drafters.options import DynamoOptions
 from parlay.drafters.resources import Resources
-from parlay.heads.draft_vocab import draft_ids
+from parlay.heads.base import draft_ids
 from parlay.heads.ngrams import Ngrams
 from parlay.heads.opening import opened
 from parlay.types import Draft, SequenceView

@@ -8,13 +8,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from parlay.drafters.heads.dynamic_tree import DynamicTree
-from parlay.drafters.heads.guessing import Guessing
 from parlay.drafters.heads.layer_heads import LayerHeadDrafter, TreeJob, TreeLimits
-from parlay.drafters.heads.options import EAGLE3 as SOURCE
-from parlay.drafters.heads.options import DynamicTreeOptions
+from parlay.drafters.heads.level_trees import DynamicTree, Guessing
+from parlay.drafters.options import EAGLE3 as SOURCE
+from parlay.drafters.options import DynamicTreeOptions
 from parlay.drafters.resources import Resources
-from parlay.heads.draft_vocab import draft_ids
+from parlay.heads.base import draft_ids
 from parlay.heads.eagle3 import normed
 from parlay.heads.native import eagle3_decoder, input_norm
 from parlay.heads.opening import opened

@@ -8,10 +8,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from parlay.drafters.heads.layer_states import LayerOutputs
-from parlay.drafters.heads.options import HYDRA as SOURCE
-from parlay.drafters.heads.options import HeadOptions
 from parlay.drafters.heads.state_heads import StateJob, StaticTreeDrafter, states_of_rows
+from parlay.drafters.heads.states import LayerOutputs
+from parlay.drafters.options import HYDRA as SOURCE
+from parlay.drafters.options import HeadOptions
 from parlay.drafters.resources import Resources
 from parlay.heads.hydra import HydraHeads
 from parlay.heads.native import prefix_decoder

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from parlay.drafters.draft_models.guesses import probabilities
-from parlay.drafters.heads.guessing import Guessing
-from parlay.drafters.heads.options import KANGAROO as SOURCE
-from parlay.drafters.heads.options import KangarooOptions
+from parlay.drafters.heads.level_trees import Guessing
 from parlay.drafters.heads.text_rows import TextRows, WaitingRows
 from parlay.drafters.heads.watch import Watched
+from parlay.drafters.options import KANGAROO as SOURCE
+from parlay.drafters.options import KangarooOptions
 from parlay.drafters.resources import Resources
 from parlay.drafters.self_speculation.skipping import ChainDraft, layers_of, skippable
-from parlay.heads.draft_vocab import draft_ids
+from parlay.heads.base import draft_ids
 from parlay.heads.native import kangaroo_decoder
 from parlay.heads.opening import opened
 from parlay.types import NO_DRAFT, Draft, Features, Needs, Segment, SequenceView, trees

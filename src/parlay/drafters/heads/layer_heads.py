@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from parlay.drafters.draft_models.guesses import Guess
-from parlay.drafters.heads.guessing import Guessing
-from parlay.drafters.heads.level_trees import LevelTree
+from parlay.drafters.heads.level_trees import Guessing, LevelTree
 from parlay.drafters.heads.text_rows import TextRows, WaitingRows
 from parlay.drafters.heads.watch import Watched
 from parlay.heads.artefact import HeadArtefact

@@ -1,13 +1,20 @@
-"""Trees that a head grows level by level: which nodes it runs next, and which become the draft."""
+"""Trees that a head grows level by level, and the guesses of which they grow.
+
+A tree has a fixed shape, grows where the head is surest (Li et al. 2024, EAGLE-2), or is a beam search's
+(Zhang et al. 2024).
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
+from torch import Tensor
+
 from parlay.drafters.draft_models.guesses import Guess
 from parlay.drafters.draft_models.static_trees import FilledTree, StaticTree
-from parlay.types import Draft, Tree
+from parlay.sampling import noise
+from parlay.types import NO_DRAFT, Draft, SequenceView, Tree
 
 
 class LevelTree(ABC):
@@ -90,3 +97,119 @@ class RankTree(LevelTree):
     def _next(self) -> list[int]:
         self._levels += 1
         return self._filled.inner(self._levels)
+
+
+class DynamicTree(LevelTree):
+    """Each level runs the ``width`` likeliest candidates of the level before, and each of them offers children.
+
+    Nothing below ``min_p`` is offered, and nothing runs below which no node could be in a draft of ``budget`` nodes. A
+    path's probability is the product of its nodes'.
+    """
+
+    def __init__(self, width: int, min_p: float, budget: int) -> None:
+        super().__init__()
+        self._width, self._min_p, self._budget = width, min_p, budget
+        self._tokens: list[int] = []  # of all candidates, in the order in which they were offered
+        self._parents: list[int] = []
+        self._scores: list[float] = []
+        self._path_probs: list[float] = []
+        self._offered = 0  # the first candidate of the latest level
+
+    def token(self, node: int) -> int:
+        return self._tokens[node]
+
+    def parent(self, node: int) -> int:
+        return self._parents[node]
+
+    def offer(self, children: Sequence[Sequence[Guess]]) -> None:
+        self._offered = len(self._tokens)
+        for node, guesses in zip(self.newest, children, strict=True):
+            above = self._path_probs[node] if node >= 0 else 1.0
+            for token, probability in guesses:
+                if above * probability >= self._min_p:
+                    self._tokens.append(token)
+                    self._parents.append(node)
+                    self._scores.append(probability)
+                    self._path_probs.append(above * probability)
+
+    def draft(self, budget: int, source: str) -> Draft:
+        """The ``budget`` likeliest of all candidates: a node's parent is likelier or came earlier, so it is there."""
+        return self._draft(sorted(sorted(range(len(self._tokens)), key=self._order)[:budget]), source)
+
+    def _draft(self, nodes: Sequence[int], source: str) -> Draft:
+        """Make the draft of these candidates; each comes after its parent."""
+        if not nodes:
+            return NO_DRAFT
+        place = {node: index for index, node in enumerate(nodes)} | {-1: -1}
+        tree = Tree(
+            tuple([self._tokens[node] for node in nodes]), tuple([place[self._parents[node]] for node in nodes])
+        )
+        return Draft(tree, sources=(source,) * len(nodes), scores=tuple([self._scores[node] for node in nodes]))
+
+    def _next(self) -> list[int]:
+        worst = self._worst_drafted()
+        latest = [node for node in range(self._offered, len(self._tokens)) if self._path_probs[node] > worst]
+        return sorted(sorted(latest, key=self._order)[: self._width])
+
+    def _worst_drafted(self) -> float:
+        """The least likely path in the draft; 0 while it would hold all candidates."""
+        best = sorted(self._path_probs, reverse=True)[: self._budget]
+        return best[-1] if len(best) == self._budget else 0.0
+
+    def _order(self, node: int) -> tuple[float, int]:
+        return -self._path_probs[node], node
+
+
+class BeamTree(DynamicTree):
+    """Beam search: each level keeps the ``width`` likeliest paths. The draft merges those that are left at the end."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width, 0.0, 0)
+
+    def _worst_drafted(self) -> float:
+        return 0.0  # each level's beams stand for themselves
+
+    def draft(self, budget: int, source: str) -> Draft:
+        """The beams from the likeliest on, as long as there is room; the last of them may be cut."""
+        kept: set[int] = set()
+        for leaf in sorted(self._next(), key=self._order):
+            path = []
+            node = leaf
+            while node >= 0 and node not in kept:
+                path.append(node)
+                node = self.parent(node)
+            kept.update(path[::-1][: budget - len(kept)])
+        return self._draft(sorted(kept), source)
+
+
+class Guessing:
+    """``ids_D`` is the token of the target for each draft id.
+
+    Where a request samples, its own noise decides what the target will write, so the noise is known and only the
+    target's logits are guessed. A token's chance is the softmax of the head's logits with the noise added, times the
+    temperature: as far as these are from the target's they are at any temperature, and without noise this is the
+    head's own probability. Penalties and truncation are left to the target.
+    """
+
+    def __init__(self, ids_D: Tensor) -> None:
+        self._ids_D = ids_D
+
+    def best(
+        self, logits_RD: Tensor, views: Sequence[SequenceView], paths: Sequence[Sequence[int]], width: int
+    ) -> list[list[Guess]]:
+        """Per row the ``width`` likeliest tokens and their chances."""
+        noisy_RD = self._with_noise(logits_RD, views, paths)
+        best_RW = noisy_RD.softmax(-1).topk(min(width, logits_RD.shape[-1]))
+        ids_RW = self._ids_D[best_RW.indices].tolist()
+        return [list(zip(*row, strict=True)) for row in zip(ids_RW, best_RW.values.tolist(), strict=True)]
+
+    def _with_noise(self, logits_RD: Tensor, views: Sequence[SequenceView], paths: Sequence[Sequence[int]]) -> Tensor:
+        temperatures = [view.request.params.temperature for view in views]
+        if not any(temperatures):
+            return logits_RD
+        streams = [
+            noise.stream(view.request.key, len(view.tokens) + len(path))
+            for view, path in zip(views, paths, strict=True)
+        ]
+        noise_RD = noise.gumbel(noise.bits(streams, self._ids_D))
+        return logits_RD + noise_RD.mul_(noise_RD.new_tensor(temperatures)[:, None]).to(logits_RD.dtype)

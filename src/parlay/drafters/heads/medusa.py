@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from parlay.drafters.heads.options import MEDUSA as SOURCE
-from parlay.drafters.heads.options import HeadOptions
 from parlay.drafters.heads.state_heads import StateJob, StaticTreeDrafter
+from parlay.drafters.options import MEDUSA as SOURCE
+from parlay.drafters.options import HeadOptions
 from parlay.drafters.resources import Resources
+from parlay.heads.base import SeveralHeadsConfig
 from parlay.heads.medusa import MedusaHeads
 from parlay.heads.opening import opened
-from parlay.heads.several import SeveralHeadsConfig
 
 
 class Medusa(StaticTreeDrafter):

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from parlay.drafters.heads.options import MLP_SPECULATOR as SOURCE
-from parlay.drafters.heads.options import HeadOptions
 from parlay.drafters.heads.state_heads import StateJob, StaticTreeDrafter, carried_of_rows, carry
+from parlay.drafters.options import MLP_SPECULATOR as SOURCE
+from parlay.drafters.options import HeadOptions
 from parlay.drafters.resources import Resources
 from parlay.heads.mlp_speculator import MlpSpeculator
 from parlay.heads.opening import opened

@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Size, Tensor, nn
 
-from parlay.drafters.heads import options as methods
+from parlay.drafters import options as methods
 from parlay.heads import ngrams
 from parlay.heads.artefact import BadHead, HeadArtefact
+from parlay.heads.base import ParallelHeads, SeveralHeadsConfig
 from parlay.heads.block import BlockConfig, BlockHead
 from parlay.heads.blockwise import BlockwiseHeads
 from parlay.heads.eagle import EagleHead
@@ -22,7 +23,6 @@ from parlay.heads.mlp_speculator import MlpSpeculator
 from parlay.heads.mtp import MtpModule
 from parlay.heads.probes import PrefixedProbes, ProbeEmbeddings, Streams
 from parlay.heads.redrafter import ReDrafterHead
-from parlay.heads.several import ParallelHeads, SeveralHeadsConfig
 
 _OPTIONAL = frozenset({LM_HEAD, EMBEDDING, "t2d"})
 """The target's may stand for the first two, and no drafter reads the third."""

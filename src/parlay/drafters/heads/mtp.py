@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from functools import partial
 
-from parlay.drafters.heads.layer_states import LayerLogits, SideBySide
 from parlay.drafters.heads.next_states import SequentialMtp
-from parlay.drafters.heads.options import MTP as SOURCE
-from parlay.drafters.heads.options import DynamicTreeOptions
 from parlay.drafters.heads.state_heads import MarginalsDrafter
+from parlay.drafters.heads.states import LayerLogits, SideBySide
+from parlay.drafters.options import MTP as SOURCE
+from parlay.drafters.options import DynamicTreeOptions
 from parlay.drafters.resources import Resources
 from parlay.heads.native import parallel_decoder
 from parlay.heads.opening import OpenHead, opened

@@ -13,11 +13,9 @@ import torch
 from torch import Tensor
 
 from parlay.drafters.draft_models.static_trees import best_tree
-from parlay.drafters.heads.dynamic_tree import DynamicTree
-from parlay.drafters.heads.guessing import Guessing
 from parlay.drafters.heads.layer_heads import LayerHeadDrafter, TreeLimits
-from parlay.drafters.heads.level_trees import RankTree
-from parlay.drafters.heads.options import EAGLE, EAGLE2, MTP, DynamicTreeOptions, HeadOptions
+from parlay.drafters.heads.level_trees import DynamicTree, Guessing, RankTree
+from parlay.drafters.options import EAGLE, EAGLE2, MTP, DynamicTreeOptions, HeadOptions
 from parlay.drafters.resources import Resources
 from parlay.heads.artefact import HeadArtefact
 from parlay.heads.eagle import EagleHead

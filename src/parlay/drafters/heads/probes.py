@@ -11,9 +11,9 @@ from torch import Tensor
 
 from parlay.drafters.draft_models.guesses import probabilities
 from parlay.drafters.draft_models.static_trees import FilledTree, best_tree
-from parlay.drafters.heads.options import BITA, PASS, PPD, STREAMING, GroupOptions, HeadOptions, PpdOptions
 from parlay.drafters.heads.watch import AcceptanceWatch
 from parlay.drafters.history import History
+from parlay.drafters.options import BITA, PASS, PPD, STREAMING, GroupOptions, HeadOptions, PpdOptions
 from parlay.drafters.resources import Resources
 from parlay.drafters.self_speculation.skipping import layers_of
 from parlay.heads.artefact import HeadArtefact

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from parlay.drafters.heads.dynamic_tree import BeamTree
-from parlay.drafters.heads.options import REDRAFTER as SOURCE
-from parlay.drafters.heads.options import BeamOptions
+from parlay.drafters.heads.level_trees import BeamTree
 from parlay.drafters.heads.state_heads import StateHeadDrafter, StateJob, carried_of_rows, carry, states_of_rows
+from parlay.drafters.options import REDRAFTER as SOURCE
+from parlay.drafters.options import BeamOptions
 from parlay.drafters.resources import Resources
+from parlay.heads.base import SeveralHeadsConfig
 from parlay.heads.opening import opened
 from parlay.heads.redrafter import ReDrafterHead
-from parlay.heads.several import SeveralHeadsConfig
 from parlay.models.weights.fused import as_tensor
 
 

@@ -9,28 +9,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from parlay.drafters.draft_models.static_trees import StaticTree, best_tree
-from parlay.drafters.heads.dynamic_tree import DynamicTree
-from parlay.drafters.heads.guessing import Guessing
-from parlay.drafters.heads.latest_states import LatestStates
-from parlay.drafters.heads.level_trees import LevelTree, RankTree
-from parlay.drafters.heads.watch import StepRecord, Watched
+from parlay.drafters.heads.level_trees import DynamicTree, Guessing, LevelTree, RankTree
+from parlay.drafters.heads.states import LatestStates, States
+from parlay.drafters.heads.watch import Watched
 from parlay.heads.artefact import HeadArtefact
-from parlay.heads.draft_vocab import draft_ids
+from parlay.heads.base import draft_ids
 from parlay.types import NO_DRAFT, Draft, Needs, SequenceView
-
-
-class States(StepRecord, Protocol):
-    """Where the states come from."""
-
-    def of(self, views: Sequence[SequenceView]) -> list[Tensor | None]:
-        """One for each; None where it can't be had now."""
-        ...
 
 
 @dataclass(slots=True)

@@ -1,14 +1,219 @@
-"""The rows of committed texts on a head's own layers: which must run now, and on what."""
+"""The committed text on a head's own layers: features of the target, rows in the head's cache, and which run now.
+
+The row of token p reads the features of token p and the embedding of token p + 1. So all rows before the root's can
+run as soon as the features of all tokens before the root are there. Tokens that were cached before, or that went by
+while nobody drafted, have no rows: the target would have to compute their features again.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
-from parlay.drafters.heads.sequences import HeadSequence, HeadSequences
-from parlay.types import Features, Observation, Runner, Segment, SequenceView
+from parlay.drafters.history import History
+from parlay.types import Features, Observation, OutOfRoom, Runner, Segment, SequenceView
+
+
+@dataclass(slots=True)
+class Ahead:
+    """Features ``[K, F]`` each of these tokens in a row, from place ``start`` on."""
+
+    start: int
+    tokens: list[int]
+    features: list[Tensor]
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.tokens)
+
+
+@dataclass(slots=True)
+class HeadSequence:
+    """One sequence. Its first ``ran`` rows are in the head's cache; ``waiting`` are the features of the rows after.
+
+    ``text`` are the tokens that these rows and features stand on. The root's row is never kept in the cache: the next
+    proposal runs it again, whether or not a token was committed in between. ``gaps`` are the places, from one to before
+    the other, of tokens that have no rows.
+    """
+
+    name: int
+    text: History = field(default_factory=History)
+    ran: int = 0
+    waiting: list[Tensor] = field(default_factory=list)
+    """Each ``[K, F]``."""
+    ahead: Ahead | None = None
+    """Features that were seen before those of some tokens in front of them."""
+    gaps: list[tuple[int, int]] = field(default_factory=list)
+
+    @property
+    def known(self) -> int:
+        """Number of tokens, from the first, whose features were seen or are not wanted."""
+        return self.place(self.ran + self.rows_waiting)
+
+    @property
+    def rows_waiting(self) -> int:
+        return sum(map(len, self.waiting))
+
+    def place(self, row: int) -> int:
+        """The place of the token whose features a row reads."""
+        for start, end in self.gaps:
+            row += end - start if row >= start else 0
+        return row
+
+    def rows_before(self, place: int) -> int:
+        """How many rows there are of the tokens before a place."""
+        return place - sum([min(end, place) - start for start, end in self.gaps if start < place])
+
+    def standing_on(self, rows: int) -> int:
+        """How many tokens, from the first, so many rows stand on."""
+        return self.place(rows - 1) + 2 if rows else 0
+
+    def read(self, tokens: Sequence[int], rows: int) -> tuple[int, ...]:
+        """The tokens whose embeddings the next so many rows read."""
+        if not self.gaps:
+            return tuple(tokens[self.ran + 1 : self.ran + 1 + rows])
+        return tuple([tokens[self.place(row) + 1] for row in range(self.ran, self.ran + rows)])
+
+    def cut(self, length: int) -> None:
+        """The text is the same up to here."""
+        self.text.cut(length)
+        self.gaps = [(start, end) for start, end in self.gaps if end <= length]
+
+    def features(self) -> Tensor:
+        """``[K, F]``: all that wait."""
+        if len(self.waiting) > 1:
+            self.waiting = [torch.cat(self.waiting)]
+        return self.waiting[0]
+
+
+class HeadSequences:
+    """The sequences of one drafter. ``taps`` are the target's layers whose states make the features, in order."""
+
+    def __init__(self, runner: Runner, taps: Sequence[int]) -> None:
+        self._runner, self._taps = runner, tuple(taps)
+        self._held: dict[int, HeadSequence] = {}  # by the target's sequence, least recently used first
+
+    def take(self, view: SequenceView, start: int, taps: Mapping[int, Tensor]) -> None:
+        """Features of the tokens from ``start`` on. Those behind a gap wait until it is filled."""
+        held = self.aligned(view)
+        known, end = held.known, start + len(taps[self._taps[0]])
+        if start <= known < end:
+            features_KF = torch.cat([taps[layer] for layer in self._taps], -1)
+            held.waiting.append(features_KF[known - start :] if known > start else features_KF)
+            held.text.tokens += view.tokens[len(held.text.tokens) : end]
+            self._join(held, view)
+        elif start > known:
+            tokens, features = list(view.tokens[start:end]), torch.cat([taps[layer] for layer in self._taps], -1)
+            if held.ahead is None or held.ahead.end != start:
+                held.ahead = Ahead(start, [], [])
+            held.ahead.tokens += tokens
+            held.ahead.features.append(features)
+
+    def _join(self, held: HeadSequence, view: SequenceView) -> None:
+        """Append the features that were seen ahead, if they follow the known ones now; drop them otherwise."""
+        ahead, known = held.ahead, held.known
+        if ahead is None or known < ahead.start:
+            return
+        held.ahead = None
+        if known == ahead.start and list(view.tokens[ahead.start : ahead.end]) == ahead.tokens:
+            held.waiting += ahead.features
+            held.text.tokens += view.tokens[len(held.text.tokens) : ahead.end]
+
+    def lacking(self, view: SequenceView) -> tuple[int, int]:
+        """From where to where features are missing: up to what was seen ahead, or to the root."""
+        held = self.aligned(view)
+        ahead = held.ahead
+        whole = ahead is not None and list(view.tokens[ahead.start : ahead.end]) == ahead.tokens
+        return held.known, ahead.start if ahead is not None and whole else len(view.tokens) - 1
+
+    def aligned(self, view: SequenceView) -> HeadSequence:
+        """State of the view's sequence, cut back to what is still true; marks it as the most recently used."""
+        held = self._held.pop(view.sequence, None) or self._open(view)
+        self._held[view.sequence] = held
+        agreed = min(held.text.agree(view.tokens), len(view.tokens) - 1)
+        if agreed < len(held.text.tokens):
+            sound = held.rows_before(max(agreed - 1, 0))  # the row of token p reads token p + 1
+            if held.ran > sound:
+                self._forget(held, sound)
+            elif held.waiting:
+                held.waiting = [held.features()[: held.rows_before(agreed) - held.ran]]
+            held.cut(agreed)
+        return held
+
+    def leave_out(self, view: SequenceView) -> None:
+        """Give up features that nobody saw: of tokens before some that were seen, and of the answer, but for the latest
+        before the root.
+        """
+        while self.lacks(view) and self._leave_out_next(view):
+            pass
+
+    def _leave_out_next(self, view: SequenceView) -> bool:
+        """The first of these gaps; False if there is none."""
+        held = self.aligned(view)
+        known, (_, seen) = held.known, self.lacking(view)
+        end = min(seen, len(view.tokens) - 2)
+        if known >= end or (seen == len(view.tokens) - 1 and known < view.prompt_length):
+            return False
+        held.gaps.append((known, end))
+        held.text.tokens += view.tokens[len(held.text.tokens) : end]
+        self._join(held, view)
+        return True
+
+    def lacks(self, view: SequenceView) -> bool:
+        """Whether features of tokens before the root are missing."""
+        return self.aligned(view).known < len(view.tokens) - 1
+
+    def reserve(self, view: SequenceView, tokens: int, busy: set[int]) -> bool:
+        """Room for so many tokens, if need be that of the sequences used least recently that are not ``busy``.
+
+        False if there is none, or the target needed the memory of rows that ran, so that features are lacking.
+        """
+        held = self.aligned(view)
+        try:
+            while not self._runner.reserve(held.name, tokens):
+                idle = next((sequence for sequence in self._held if sequence not in busy), None)
+                if idle is None:
+                    return False
+                self.release(idle)
+        except OutOfRoom:
+            return False
+        if self._runner.truncate(held.name, held.ran) < held.ran:
+            self._forget(held, held.ran)
+        return not self.lacks(view)
+
+    def keep(self, view: SequenceView, rows: int) -> None:
+        """The last forward ran ``rows`` more rows: they stay in the cache, but for the root's."""
+        held = self._held[view.sequence]
+        before_root = held.rows_before(len(view.tokens) - 2)
+        left = self._runner.truncate(held.name, min(self._runner.keep(held.name, ()), held.ran + rows, before_root))
+        held.waiting = [held.features()[left - held.ran :]] if left >= held.ran else []
+        held.ran = left
+        held.cut(max(held.known, held.standing_on(left)))
+
+    def release(self, sequence: int) -> None:
+        """Unknown names are ignored."""
+        held = self._held.pop(sequence, None)
+        if held is not None:
+            self._runner.release(held.name)
+
+    def _open(self, view: SequenceView) -> HeadSequence:
+        """With the rows of an earlier sequence that began alike. Rows read no first token, so it joins the salt."""
+        tokens = view.tokens
+        held = HeadSequence(uuid.uuid4().int >> 66)
+        held.ran = self._runner.open(held.name, tokens[1:], f"{view.request.salt}/{tokens[0]}")
+        held.text.tokens += tokens[: held.ran + 1] if held.ran else []
+        return held
+
+    def _forget(self, held: HeadSequence, rows: int) -> None:
+        """Keep ``rows`` rows at most. The features of the others went with them, so these are lacking."""
+        held.ran = self._runner.truncate(held.name, rows)
+        held.waiting = []
+        held.cut(held.standing_on(held.ran))
+
 
 _CHUNK = 512  # rows of one sequence in one forward
 _FEW = 16  # rows that run with the last one: to run those before it first would take longer
@@ -94,13 +299,11 @@ class TextRows:
     def _waiting(self, view: SequenceView) -> WaitingRows:
         held = self._sequences.aligned(view)
         while (waiting := held.rows_waiting) > _FEW:
-            self._feed(view, held, min(waiting - 1, _CHUNK))
+            # So many rows whose outputs nobody reads, so that of the last layer only keys and values are computed.
+            rows = min(waiting - 1, _CHUNK)
+            tokens = held.read(view.tokens, rows)
+            inputs = Features(self._inputs(held.features()[:rows], tokens))
+            self.runner.forward([Segment(held.name, tokens, logits_from=len(tokens), features=inputs)])
+            self._sequences.keep(view, len(tokens))
         pending = held.read(view.tokens, waiting)
         return WaitingRows(view, held.name, pending, held.features(), self._inputs)
-
-    def _feed(self, view: SequenceView, held: HeadSequence, rows: int) -> None:
-        """So many rows whose outputs nobody reads, so that of the last layer only keys and values are computed."""
-        tokens = held.read(view.tokens, rows)
-        inputs = Features(self._inputs(held.features()[:rows], tokens))
-        self.runner.forward([Segment(held.name, tokens, logits_from=len(tokens), features=inputs)])
-        self._sequences.keep(view, len(tokens))

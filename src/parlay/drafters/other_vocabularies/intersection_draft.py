@@ -10,8 +10,8 @@ from torch import Tensor
 from parlay.drafters.draft_models.chains import Chain, ChainWriter, Sight
 from parlay.drafters.draft_models.opening import draft_name
 from parlay.drafters.history import History
-from parlay.drafters.other_vocabularies.options import INTERSECTION_DRAFT as SOURCE
-from parlay.drafters.other_vocabularies.options import IntersectionDraftOptions
+from parlay.drafters.options import INTERSECTION_DRAFT as SOURCE
+from parlay.drafters.options import IntersectionDraftOptions
 from parlay.drafters.other_vocabularies.vocabularies import Codec, codecs, intersection, open_tokenizers
 from parlay.drafters.resources import Resources
 from parlay.options import UsageError

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from parlay.drafters.draft_models.chains import Chain, ChainWriter, Sight
 from parlay.drafters.draft_models.opening import draft_name
-from parlay.drafters.other_vocabularies.options import UNIVERSAL_DRAFT as SOURCE
-from parlay.drafters.other_vocabularies.options import UniversalDraftOptions
+from parlay.drafters.options import UNIVERSAL_DRAFT as SOURCE
+from parlay.drafters.options import UniversalDraftOptions
 from parlay.drafters.other_vocabularies.vocabularies import (
     INCOMPLETE,
     Retold,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from parlay.drafters.options import EARLY_EXIT as SOURCE
+from parlay.drafters.options import EarlyExitOptions
 from parlay.drafters.resources import Resources
-from parlay.drafters.self_speculation.options import EARLY_EXIT as SOURCE
-from parlay.drafters.self_speculation.options import EarlyExitOptions
 from parlay.drafters.self_speculation.skipping import ChainDraft, skippable, write_ahead
 from parlay.options import UsageError
 from parlay.types import Draft, Needs, Observation, SequenceView

@@ -112,7 +112,10 @@ class OnlineSearch:
         """One probe, if there is one to do and an output long enough to do it on."""
         if self.over:
             return
-        view = next((view for view in views if self._fit(view)), None)
+        view = next(
+            (view for view in views if (view.request.store and len(view.tokens) - view.prompt_length >= self._window)),
+            None,
+        )
         if view is None:
             return
         skip = self._candidate()
@@ -122,9 +125,6 @@ class OnlineSearch:
         self._stale += 1
         if value > self.value:
             self.best, self.value, self._stale = skip, value, 0
-
-    def _fit(self, view: SequenceView) -> bool:
-        return view.request.store and len(view.tokens) - view.prompt_length >= self._window
 
     def _candidate(self) -> Skip:
         if self.probes == 0:

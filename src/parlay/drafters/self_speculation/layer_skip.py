@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from parlay.drafters.options import LAYER_SKIP as SOURCE
+from parlay.drafters.options import RATIO, LayerSkipOptions
 from parlay.drafters.resources import Resources
 from parlay.drafters.self_speculation.layer_search import Halt, OnlineSearch, ParzenSearch, speedup
-from parlay.drafters.self_speculation.options import LAYER_SKIP as SOURCE
-from parlay.drafters.self_speculation.options import RATIO, LayerSkipOptions
 from parlay.drafters.self_speculation.skipping import ChainDraft, middle, named, skippable, write_ahead
 from parlay.options import UsageError
 from parlay.types import Draft, Needs, Observation, SequenceView, Skip

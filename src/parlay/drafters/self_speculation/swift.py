@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from parlay.drafters.options import SWIFT as SOURCE
+from parlay.drafters.options import SwiftOptions
 from parlay.drafters.resources import Resources
 from parlay.drafters.self_speculation.layer_search import Halt, OnlineSearch, ParzenSearch
-from parlay.drafters.self_speculation.options import SWIFT as SOURCE
-from parlay.drafters.self_speculation.options import SwiftOptions
 from parlay.drafters.self_speculation.skipping import ChainDraft, inner, middle, skippable, write_ahead
 from parlay.options import UsageError
 from parlay.types import NO_DRAFT, Draft, Needs, Observation, SequenceView, Tree

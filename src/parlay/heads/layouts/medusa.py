@@ -48,7 +48,12 @@ def _read(foreign: Foreign, target: TargetShape) -> HeadArtefact:
         tensors.setdefault(f"blocks.{head}.linear.bias", torch.zeros(target.hidden_size))
         if shared is not None:
             tensors[f"lm_heads.{head}.weight"] = shared
-    rows = {name: _rows(each, ids_D, target.vocab_size) for name, each in tensors.items() if "lm_heads" in name}
+    # The rows of the draft vocabulary: some files hold those of all tokens.
+    rows = {
+        name: (each[ids_D] if len(each) == target.vocab_size else each)
+        for name, each in tensors.items()
+        if "lm_heads" in name
+    }
     tensors = with_draft_vocab({**tensors, **rows}, ids_D, target.vocab_size)
     settings = {
         "taps": [target.num_layers],
@@ -78,11 +83,6 @@ def _draft_ids(foreign: Foreign, token_map: Tensor | None, vocab_size: int) -> T
         return torch.arange(vocab_size)
     foreign.require(foreign.config, truncated_vocab_size=len(token_map))
     return checked_ids(foreign, "token_map", token_map.long(), vocab_size)
-
-
-def _rows(weight_DH: Tensor, ids_D: Tensor, vocab_size: int) -> Tensor:
-    """The rows of the draft vocabulary: some files hold those of all tokens."""
-    return weight_DH[ids_D] if len(weight_DH) == vocab_size else weight_DH
 
 
 MEDUSA = Layout("Medusa", _recognises, _read)

@@ -15,9 +15,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from parlay.heads.artefact import CARD, CONFIG, WEIGHTS, BadHead, HeadArtefact
-from parlay.heads.card import front_matter
-from parlay.heads.draft_vocab import draft_ids
+from parlay.heads.base import draft_ids
 from parlay.heads.eagle3 import NORMED
+from parlay.heads.hub import front_matter
 from parlay.heads.layouts.eagle3 import TAPS
 from parlay.heads.layouts.layout import EMBEDDING, LM_HEAD
 from parlay.heads.layouts.speculators import ARCHITECTURES, LAYER, MTP_NAMES

@@ -15,7 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.registry import Collector
 
-from parlay.certificates.certificate_file import Audited
+from parlay.certificates.certificate import Audited
 from parlay.serve.cascades import Cascades
 from parlay.serve.finished import Finished
 from parlay.serve.observe.http_metrics import HttpRequests

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from parlay.drafters.combined import union
-from parlay.drafters.combined.options import (
+from parlay.drafters.options import (
     CASCADE,
     CS_DRAFTING,
     HORIZONTAL,

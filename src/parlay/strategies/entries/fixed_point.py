@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from parlay.drafters.fixed_point.options import JACOBI, LOOKAHEAD, JacobiOptions, LookaheadOptions
+from parlay.drafters.options import JACOBI, LOOKAHEAD, JacobiOptions, LookaheadOptions
 from parlay.strategies.entry import StrategyEntry
 
 ENTRIES: tuple[StrategyEntry, ...] = (

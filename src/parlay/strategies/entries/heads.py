@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from parlay.drafters.heads import options as methods
+from parlay.drafters import options as methods
 from parlay.strategies import accept_rules
 from parlay.strategies.entry import StrategyEntry
 

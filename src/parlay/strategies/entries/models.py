@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from parlay.drafters.draft_models.options import (
+from parlay.drafters.options import (
     DRAFT_MODEL,
+    INTERSECTION_DRAFT,
     MERGED_DRAFTS,
     SEQUOIA,
+    UNIVERSAL_DRAFT,
     DraftModelOptions,
+    IntersectionDraftOptions,
     MergedDraftsOptions,
     SequoiaOptions,
-)
-from parlay.drafters.other_vocabularies.options import (
-    INTERSECTION_DRAFT,
-    UNIVERSAL_DRAFT,
-    IntersectionDraftOptions,
     UniversalDraftOptions,
 )
 from parlay.strategies import accept_rules

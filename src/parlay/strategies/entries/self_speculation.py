@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from parlay.drafters.self_speculation.options import (
+from parlay.drafters.options import (
     EARLY_EXIT,
     LAYER_SKIP,
     SWIFT,

@@ -1,4 +1,4 @@
-"""Same tokens or not, and if not, why: the numbers behind a first difference, and the only excuse there is for one."""
+"""Compare texts, say why they differ, and report: one line for each check and stage."""
 
 from __future__ import annotations
 
@@ -63,3 +63,37 @@ def _explain(at: int, expected: int, got: int, logits_V: Tensor, source: str) ->
         f"token {at} is {got} (from {source}), plain decoding says {expected}; the target's logits for them are "
         f"{float(logits_V[got]):.6g} and {float(logits_V[expected]):.6g}, its two highest {first - second:.3g} apart"
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Result of one check on one stage. ``detail`` says what was excused, or what went wrong."""
+
+    check: str
+    stage: str
+    passed: bool
+    detail: str = ""
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        mark = "ok  " if self.passed else "FAIL"
+        return f"{mark} {self.check:<12} {self.stage:<14} {self.detail}".rstrip()
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All findings about one strategy or drafter."""
+
+    subject: str
+    findings: tuple[Finding, ...]
+
+    @property
+    def passed(self) -> bool:
+        return all(finding.passed for finding in self.findings)
+
+    @property
+    def failures(self) -> tuple[Finding, ...]:
+        return tuple(finding for finding in self.findings if not finding.passed)
+
+    def __str__(self) -> str:
+        return "\n".join([f"{self.subject}: {'passed' if self.passed else 'FAILED'}", *map(str, self.findings)])

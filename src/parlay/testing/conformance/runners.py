@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
-from parlay.testing.conformance.report import Finding, Report
+from parlay.testing.conformance.compare import Finding, Report
 from parlay.testing.reference import LogitsOf
 from parlay.testing.toy_drafters import random_shape
 from parlay.testing.toys import row_texts
@@ -96,7 +96,10 @@ class _RandomWalk:
             self._fork(self._chance.choice(list(self._texts)))
         elif chance < 0.6:
             name = self._chance.choice(list(self._texts))
-            self._cut(name, self._chance.randrange(len(self._texts[name])))
+            length = self._chance.randrange(len(self._texts[name]))
+            cached = self.runner.truncate(name, length)
+            assert 0 <= cached <= min(length, self._cached[name]), f"truncate to {length} leaves {cached}"
+            self._cached[name] = cached
         elif chance < 0.7:
             self._release(self._chance.choice(list(self._texts)))
 
@@ -197,11 +200,6 @@ class _RandomWalk:
         self._texts[self._next] = list(self._texts[name])
         self._cached[self._next] = self._cached[name]
         self._next += 1
-
-    def _cut(self, name: int, length: int) -> None:
-        cached = self.runner.truncate(name, length)
-        assert 0 <= cached <= min(length, self._cached[name]), f"truncate to {length} leaves {cached}"
-        self._cached[name] = cached
 
     def _release(self, name: int) -> None:
         self._past.append(self._texts.pop(name))

@@ -17,6 +17,7 @@ from parlay.router.policies import adaptive
 from parlay.testing import toy_drafters
 from parlay.testing.conformance.compare import Excuse, comparable, same_tokens
 from parlay.testing.conformance.stage import PLAIN, Stage, StageRequest, StageSample, Steady, Subject, decode
+from parlay.testing.toy_constraint import ToyGrammar
 from parlay.types import TARGET, Runner, SamplingParams, Strategy
 
 CAPACITY = 8192
@@ -167,3 +168,27 @@ def mixed(subject: Subject, stage: Stage, effort: KitLength) -> list[Excuse]:
     )
     jobs = list(zip(asks, strategies, strict=True))
     return agree(stage, jobs)
+
+
+LENGTH = 20
+
+
+def constrained(subject: Subject, stage: Stage, effort: KitLength) -> list[Excuse]:
+    """Whatever the budget and the drafts, alone, beside others, forked, and put back for want of memory.
+
+    A committed token that is not allowed is an error of its request, under every rule.
+    """
+    asks = [
+        StageRequest(
+            prompt(stage, 31 + index, 8 + 9 * index),
+            replace(params, max_tokens=LENGTH),
+            seed=index,
+            grammar=ToyGrammar(stage.vocab_size, LENGTH - 6 + 4 * index, seed=index),
+        )
+        for index, params in enumerate((GREEDY, VARIETY[0], VARIETY[2], VARIETY[5]))
+    ]
+    excuses = agree(stage, [(ask, subject.strategy(stage, 3 * budget)) for budget, ask in enumerate(asks)])
+    siblings = [replace(asks[1], sample_index=index, group="siblings") for index in range(2)]
+    shared = subject.strategy(stage, 4)
+    jobs = [(ask, shared) for ask in (*siblings, *asks[2:])]
+    return excuses + agree(stage, jobs, Limits(max_rows=48, max_draft_rows=12), capacity=112)

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from parlay.system.user_cache import saved_whole
-from parlay.train.data.texts import TrainingText, load_shard, shards
+from parlay.train.data.user_texts import TrainingText, load_shard, shards
 from parlay.types import ParlayError, Runner, Segment
 
 _ROWS = 512

@@ -17,8 +17,17 @@ from parlay.text.prompts import TokensPrompt
 from parlay.train.data.features import Featured, FeatureStore
 from parlay.train.data.prompts import read_prompts
 from parlay.train.data.teacher_api import SHARD, TeacherApi, ask
-from parlay.train.data.texts import TrainingText, given_path, load_shard, save_shard, shards
-from parlay.train.data.user_texts import Cut, encode_user_texts, read_user_texts, save_user_texts
+from parlay.train.data.user_texts import (
+    Cut,
+    TrainingText,
+    encode_user_texts,
+    given_path,
+    load_shard,
+    read_user_texts,
+    save_shard,
+    save_user_texts,
+    shards,
+)
 from parlay.train.data.writing import Writer, WritingPlan
 from parlay.train.options import DistillTrainOptions, DrafterTrainOptions
 from parlay.train.recipes.target import Target

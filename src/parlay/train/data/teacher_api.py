@@ -13,7 +13,7 @@ from urllib.request import Request, urlopen
 
 from parlay.text.tokenize import encode
 from parlay.train.data.prompts import ChatFrame
-from parlay.train.data.texts import TrainingText, save_shard, shard_path
+from parlay.train.data.user_texts import TrainingText, save_shard, shard_path
 from parlay.types import ParlayError, Tokenizer
 
 KEY = "OPENAI_API_KEY"

@@ -1,4 +1,4 @@
-"""Texts that others wrote, for a drafter to learn from the target's distribution over them.
+"""Texts to train on: shards of them on disk, and those that others wrote.
 
 The target reads such a text several times as fast as it writes one of its own. Nothing is measured on them, unless the
 target writes none.
@@ -10,14 +10,15 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
+import numpy.typing as npt
 
-from parlay.system.user_cache import written_whole
+from parlay.system.user_cache import saved_whole, written_whole
 from parlay.text import corpus
 from parlay.text.tokenize import encode
 from parlay.train.data.prompts import ChatFrame, PromptAndAnswer, conversation_of, read_conversations, refuse_broken
-from parlay.train.data.texts import TrainingText, given_path, save_shard
 from parlay.types import ParlayError, Tokenizer
 
 _SHARD = 128
@@ -132,3 +133,59 @@ def save_user_texts(folder: Path, texts: Sequence[TrainingText]) -> None:
         path = given_path(folder, number)
         if not path.exists():
             save_shard(path, texts[start : start + _SHARD])
+
+
+_PATTERN = "texts-{:05d}.npz"
+_GIVEN = "texts-given-{:05d}.npz"
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingText:
+    """One conversation as token ids; the target wrote those from ``answer`` on."""
+
+    ids: tuple[int, ...]
+    answer: int
+
+
+def shard_path(folder: Path, number: int) -> Path:
+    """Where shard ``number`` of ``folder`` is, or will be."""
+    return folder / _PATTERN.format(number)
+
+
+def save_shard(path: Path, texts: Sequence[TrainingText]) -> None:
+    """Writes the texts; ``path`` is replaced in one move."""
+    ids = np.array([token for text in texts for token in text.ids], dtype=np.int32)
+    lengths = np.array([len(text.ids) for text in texts], dtype=np.int32)
+    answers = np.array([text.answer for text in texts], dtype=np.int32)
+    with saved_whole(path) as part, part.open("wb") as file:
+        np.savez(file, ids=ids, lengths=lengths, answers=answers)
+
+
+def load_shard(path: Path) -> list[TrainingText]:
+    """The texts of one shard. Raises ParlayError for a file that is damaged."""
+    try:
+        with np.load(path, allow_pickle=False) as held:
+            ids, lengths, answers = held["ids"], held["lengths"], held["answers"]
+    except (OSError, EOFError, ValueError, KeyError, BadZipFile) as error:
+        raise ParlayError(f"{path} is damaged ({error}): delete it, and it is written again") from error
+    if int(lengths.sum()) != len(ids) or len(lengths) != len(answers):
+        raise ParlayError(f"{path} is damaged (its lengths do not add up): delete it, and it is written again")
+    return list(_split(ids, lengths, answers))
+
+
+def given_path(folder: Path, number: int) -> Path:
+    """Where shard ``number`` of the texts is that the target reads but did not write."""
+    return folder / _GIVEN.format(number)
+
+
+def shards(folder: Path) -> list[Path]:
+    """The shards that are there, by number."""
+    return sorted(folder.glob("texts-*.npz"))
+
+
+def _split(
+    ids: npt.NDArray[np.int32], lengths: npt.NDArray[np.int32], answers: npt.NDArray[np.int32]
+) -> Iterator[TrainingText]:
+    ends = np.cumsum(lengths)
+    for end, length, answer in zip(ends.tolist(), lengths.tolist(), answers.tolist(), strict=True):
+        yield TrainingText(tuple(ids[end - length : end].tolist()), answer)

@@ -17,7 +17,7 @@ from parlay.llm.llm import LLM
 from parlay.text.prompts import TokensPrompt
 from parlay.text.tokenize import encode
 from parlay.train.data.prompts import ChatFrame
-from parlay.train.data.texts import TrainingText, save_shard, shard_path
+from parlay.train.data.user_texts import TrainingText, save_shard, shard_path
 from parlay.types import SamplingParams
 
 _SHARD = 128

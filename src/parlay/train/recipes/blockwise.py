@@ -8,11 +8,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from parlay.heads import ngrams
+from parlay.heads.base import SeveralHeadsConfig
 from parlay.heads.blockwise import WINDOW, BlockwiseHeads
-from parlay.heads.several import SeveralHeadsConfig
 from parlay.train.data.batches import TrainingBatch
 from parlay.train.data.features import Featured
 from parlay.train.options import BlockwiseTrainOptions
+from parlay.train.recipes.by_depth import ByDepth
 from parlay.train.recipes.recipe import final_states
 from parlay.train.recipes.several_heads import SeveralHeads
 from parlay.train.recipes.target import Target, common_tokens
@@ -27,29 +28,21 @@ class BlockwiseRecipe(SeveralHeads):
     def __init__(self, heads: BlockwiseHeads, target: Target, counted: Mapping[str, Tensor]) -> None:
         super().__init__(heads, target, [heads.rescorer.get_parameter("lm_head.weight")])
         self._heads, self._counted = heads, dict(counted)
-        self._head_DH = target.head_VH[heads.draft_ids].float()
         self._embedding_VH = target.embedding_VH
 
     def loss(self, batch: TrainingBatch) -> Tensor:
-        return super().loss(batch) + self._rescoring_loss(batch)
+        padded = F.pad(batch.ids_BT, (WINDOW - 1, 0))
+        windows_BRW = padded.unfold(1, WINDOW, 1)[:, -batch.rows :]
+        embedded = F.embedding(windows_BRW, self._embedding_VH).float().flatten(2)
+        return super().loss(batch) + self.hard_loss(batch, 1, self._heads.rescorer(embedded))
 
     def logits(self, batch: TrainingBatch) -> Iterator[Tensor]:
         hidden_BRH = final_states(batch, self._config.hidden_size)
         for head in self._heads.heads:
-            read_BRH = head(hidden_BRH)
-            yield F.linear(read_BRH, self._head_DH.to(read_BRH.dtype))
+            yield self._read(head(hidden_BRH))
 
     def tensors(self) -> dict[str, Tensor]:
-        """With the target's LM head where that is not its embedding, from which drafters read it."""
-        own = {} if self._target.tied else {"lm_head.weight": self._head_DH}
-        return {**super().tensors(), **self._counted, **own}
-
-    def _rescoring_loss(self, batch: TrainingBatch) -> Tensor:
-        """Loss of the token after each row, from the row's token and those before it."""
-        padded = F.pad(batch.ids_BT, (WINDOW - 1, 0))
-        windows_BRW = padded.unfold(1, WINDOW, 1)[:, -batch.rows :]
-        embedded = F.embedding(windows_BRW, self._embedding_VH).float().flatten(2)
-        return self.hard_loss(batch, 1, self._heads.rescorer(embedded))
+        return {**ByDepth.tensors(self), **self._counted}
 
 
 def start(options: BlockwiseTrainOptions, target: Target, texts: Sequence[Featured]) -> BlockwiseRecipe:

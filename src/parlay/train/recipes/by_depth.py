@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from parlay.heads.draft_vocab import DraftVocab
+from parlay.heads.base import DraftVocab
 from parlay.train.data.batches import TrainingBatch
 from parlay.train.recipes.recipe import Teacher, counted, right_tokens, soft_loss
 from parlay.train.recipes.target import Target
@@ -40,6 +40,21 @@ class ByDepth(ABC):
     def teacher(self) -> Teacher:
         """Made when first used: a checkpoint may have brought another draft vocabulary."""
         return Teacher(self._target.head_VH, self._vocab.draft_ids)
+
+    @cached_property
+    def _head_DH(self) -> Tensor:
+        """Rows of the target's LM head for the tokens that can be drafted."""
+        with torch.inference_mode(False):  # a loss needs it too, if a measurement is the first to use it
+            return self._target.head_VH[self._vocab.draft_ids].float()
+
+    def _read(self, hidden_BRH: Tensor) -> Tensor:
+        """Logits ``[B, R, D]`` of a step's states, by the target's LM head."""
+        return F.linear(hidden_BRH, self._head_DH.to(hidden_BRH.dtype))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The module's, with the target's LM head where that is not its embedding, from which drafters read it."""
+        own = {} if self._target.tied else {"lm_head.weight": self._head_DH}
+        return {**self.module.state_dict(), **own}
 
     def soft_losses(self, batch: TrainingBatch, depths: Iterable[Tensor]) -> Tensor:
         """The sum of 0.8^d times `soft_loss` of depth d, for the logits ``[B, R, D]`` of each depth."""

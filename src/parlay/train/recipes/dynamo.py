@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from parlay.heads import ngrams
-from parlay.heads.several import ParallelHeads
+from parlay.heads.base import ParallelHeads
 from parlay.train.data.features import Featured
 from parlay.train.options import DynamoTrainOptions
 from parlay.train.recipes.parallel_mtp import ParallelMtpRecipe, first_parallel

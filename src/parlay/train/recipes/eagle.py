@@ -40,7 +40,6 @@ class EagleRecipe(RepeatedLayer):
     def __init__(self, head: EagleHead, target: Target, size: float) -> None:
         super().__init__(head, head, target, DEPTHS)
         self._head, self._size = head, size
-        self._head_DH = target.head_VH[head.draft_ids].float()
 
     def settings(self, heldout: Iterable[TrainingBatch]) -> dict[str, Any]:
         return {
@@ -48,11 +47,6 @@ class EagleRecipe(RepeatedLayer):
             "draft_vocab_size": len(self._head_DH),
             "acceptance": self.acceptance(heldout),
         }
-
-    def tensors(self) -> dict[str, Tensor]:
-        """With the target's LM head where that is not its embedding, from which drafters read it."""
-        own = {} if self._target.tied else {"lm_head.weight": self._head_DH}
-        return {**self._head.state_dict(), **own}
 
     def loss(self, batch: TrainingBatch) -> Tensor:
         (guessed_BRH,) = self.unrolled(batch, 1)
@@ -70,9 +64,6 @@ class EagleRecipe(RepeatedLayer):
 
     def _step(self, hidden_BTH: Tensor, embedded_BTH: Tensor, steps: Steps) -> Tensor:
         return self._head.step(hidden_BTH, embedded_BTH, steps)
-
-    def _read(self, hidden_BRH: Tensor) -> Tensor:
-        return F.linear(hidden_BRH, self._head_DH.to(hidden_BRH.dtype))
 
 
 def start(options: EagleTrainOptions, target: Target, texts: Sequence[Featured]) -> EagleRecipe:

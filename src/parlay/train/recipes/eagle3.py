@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from parlay.drafters.heads.options import EAGLE3
+from parlay.drafters.options import EAGLE3
 from parlay.heads import artefact, store
-from parlay.heads.draft_vocab import draft_ids
+from parlay.heads.base import draft_ids
 from parlay.heads.eagle3 import Eagle3Config, Eagle3Head
 from parlay.heads.layer import Steps
 from parlay.options import UsageError

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from parlay.heads.kangaroo import KangarooAdapter
@@ -32,16 +31,10 @@ class KangarooRecipe(ByDepth):
     def __init__(self, adapter: KangarooAdapter, target: Target) -> None:
         super().__init__(adapter, adapter, target)
         self._adapter = adapter
-        self._head_DH = target.head_VH[adapter.draft_ids].float()
 
     def settings(self, heldout: Iterable[TrainingBatch]) -> dict[str, Any]:
         del heldout  # chains end where the adapter itself is unsure
         return {"taps": [self._target.usual_taps()[0]], "draft_vocab_size": len(self._head_DH)}
-
-    def tensors(self) -> dict[str, Tensor]:
-        """With the target's LM head where that is not its embedding, from which drafters read it."""
-        own = {} if self._target.tied else {"lm_head.weight": self._head_DH}
-        return {**self._adapter.state_dict(), **own}
 
     def loss(self, batch: TrainingBatch) -> Tensor:
         return soft_loss(self._next(batch), self.teacher.probs(batch), self.teacher.usable(batch, 1))
@@ -53,10 +46,8 @@ class KangarooRecipe(ByDepth):
 
     def _next(self, batch: TrainingBatch) -> Tensor:
         """Logits ``[B, R, D]`` of the token after each row."""
-        read_BRH = self._adapter(
-            batch.states_BTF[..., : self._adapter.config.hidden_size], Steps(batch.padding_B, batch.rows)
-        )
-        return F.linear(read_BRH, self._head_DH.to(read_BRH.dtype))
+        states_BTH = batch.states_BTF[..., : self._adapter.config.hidden_size]
+        return self._read(self._adapter(states_BTH, Steps(batch.padding_B, batch.rows)))
 
 
 def start(options: KangarooTrainOptions, target: Target, texts: Sequence[Featured]) -> KangarooRecipe:

@@ -9,7 +9,7 @@ from functools import cached_property
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from parlay.heads.draft_vocab import DraftVocab
+from parlay.heads.base import DraftVocab
 from parlay.heads.layer import Steps
 from parlay.train.data.batches import TrainingBatch
 from parlay.train.recipes.by_depth import ByDepth
@@ -28,10 +28,6 @@ class LayerHeads(ByDepth):
     @abstractmethod
     def unrolled(self, batch: TrainingBatch, count: int) -> Iterator[Tensor]:
         """The states ``[B, R, H]`` after each of ``count`` steps."""
-
-    @abstractmethod
-    def _read(self, hidden_BRH: Tensor) -> Tensor:
-        """Logits ``[B, R, D]`` of a step's states."""
 
     def logits(self, batch: TrainingBatch) -> Iterator[Tensor]:
         yield from map(self._read, self.unrolled(batch, self._steps))

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from parlay.heads.layer import Steps, add_nothing
@@ -36,17 +35,11 @@ class MtpRecipe(RepeatedLayer):
     def __init__(self, module: MtpModule, target: Target, steps: int) -> None:
         super().__init__(module, module, target, max(steps, _MEASURED))
         self._mtp, self._trained = module, steps
-        self._head_DH = target.head_VH[module.draft_ids].float()
 
     def settings(self, heldout: Iterable[TrainingBatch]) -> dict[str, Any]:
         del heldout  # trees grow where the module itself is sure
         sizes = {"draft_vocab_size": len(self._head_DH), NORMED: True}
         return {"taps": [self._target.config.num_layers], **sizes}
-
-    def tensors(self) -> dict[str, Tensor]:
-        """With the target's LM head where that is not its embedding, from which drafters read it."""
-        own = {} if self._target.tied else {"lm_head.weight": self._head_DH}
-        return {**self._mtp.state_dict(), **own}
 
     def loss(self, batch: TrainingBatch) -> Tensor:
         return self.soft_losses(batch, map(self._read, self.unrolled(batch, self._trained)))
@@ -61,8 +54,7 @@ class MtpRecipe(RepeatedLayer):
         return self._mtp.again(hidden_BRH)
 
     def _read(self, hidden_BRH: Tensor) -> Tensor:
-        normed_BRH = self._mtp.norm(hidden_BRH)
-        return F.linear(normed_BRH, self._head_DH.to(normed_BRH.dtype))
+        return super()._read(self._mtp.norm(hidden_BRH))
 
 
 def start(options: MtpTrainOptions, target: Target, texts: Sequence[Featured]) -> MtpRecipe | ParallelMtpRecipe:

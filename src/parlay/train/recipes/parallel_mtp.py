@@ -6,11 +6,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from parlay.heads.base import ParallelHeads
 from parlay.heads.layer import add_nothing
-from parlay.heads.several import ParallelHeads
 from parlay.train.data.batches import TrainingBatch
 from parlay.train.data.features import Featured
 from parlay.train.recipes.layer_heads import LayerHeads
@@ -23,17 +22,11 @@ class ParallelMtpRecipe(LayerHeads):
     def __init__(self, heads: ParallelHeads, target: Target) -> None:
         super().__init__(heads, heads, target, len(heads.blocks))
         self._heads = heads
-        self._head_DH = target.head_VH[heads.draft_ids].float()
 
     def settings(self, heldout: Iterable[TrainingBatch]) -> dict[str, Any]:
         del heldout  # trees hold the paths of which the heads themselves are surest
         taps = [self._target.config.num_layers]
         return {"taps": taps, "draft_vocab_size": len(self._head_DH), "heads": self._steps}
-
-    def tensors(self) -> dict[str, Tensor]:
-        """With the target's LM head where that is not its embedding, from which drafters read it."""
-        own = {} if self._target.tied else {"lm_head.weight": self._head_DH}
-        return {**self._heads.state_dict(), **own}
 
     def loss(self, batch: TrainingBatch) -> Tensor:
         return self.soft_losses(batch, self.logits(batch))
@@ -42,9 +35,6 @@ class ParallelMtpRecipe(LayerHeads):
         hidden_BTH = batch.states_BTF[..., -self._heads.config.hidden_size :]
         for place in range(count):
             yield self._heads.head(place, hidden_BTH, batch.padding_B, batch.rows)
-
-    def _read(self, hidden_BRH: Tensor) -> Tensor:
-        return F.linear(hidden_BRH, self._head_DH.to(hidden_BRH.dtype))
 
 
 def start_parallel(draft_vocab: int, heads: int, target: Target, texts: Sequence[Featured]) -> ParallelMtpRecipe:

@@ -35,16 +35,14 @@ class ProbeRecipe(ByDepth):
         self._probes, self._hard = probes, hard
         self._decoder = TorchTarget(target).requires_grad_(False)
         self._embedding_VH = target.embedding_VH
-        self._head_DH = target.head_VH[probes.draft_ids].float()
 
     def loss(self, batch: TrainingBatch) -> Tensor:
         return self.hard_losses(batch) if self._hard else self.soft_losses(batch, self.logits(batch))
 
     def logits(self, batch: TrainingBatch) -> Iterator[Tensor]:
-        for read_BRH in self._read(batch):
-            yield F.linear(read_BRH, self._head_DH.to(read_BRH.dtype))
+        yield from map(self._read, self._states(batch))
 
-    def _read(self, batch: TrainingBatch) -> Iterator[Tensor]:
+    def _states(self, batch: TrainingBatch) -> Iterator[Tensor]:
         """``[B, R, H]`` for each probe: what the LM head reads of it."""
         steps = self._begin(batch)
         with torch.no_grad():
@@ -91,7 +89,7 @@ class StreamRecipe(ProbeRecipe):
         super().__init__(streams, target, hard=True)
         self._streams, self._join = streams, join
 
-    def _read(self, batch: TrainingBatch) -> Iterator[Tensor]:
+    def _states(self, batch: TrainingBatch) -> Iterator[Tensor]:
         decoder, steps = self._decoder, self._begin(batch)
         with torch.no_grad():
             states_BTH = decoder.through(self._embedded(batch), steps, 0, self._join)

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from parlay.heads.base import SeveralHeadsConfig
 from parlay.heads.redrafter import ReDrafterHead
-from parlay.heads.several import SeveralHeadsConfig
 from parlay.train.data.batches import TrainingBatch
 from parlay.train.data.features import Featured
 from parlay.train.options import ReDrafterTrainOptions

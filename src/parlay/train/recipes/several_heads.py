@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from parlay.heads.several import SeveralHeadsConfig, SeveralHeadsModule
+from parlay.heads.base import SeveralHeadsConfig, SeveralHeadsModule
 from parlay.train.data.batches import TrainingBatch
 from parlay.train.data.features import Featured
 from parlay.train.recipes.by_depth import ByDepth

@@ -1,0 +1,271 @@
+"""Options of drafters. They stand apart from the drafters so that reading them loads no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from parlay.options import Options, option
+
+DRAFT_MODEL = "draft-model"
+MERGED_DRAFTS = "merged-drafts"
+SEQUOIA = "sequoia"
+
+MIN_P, MIN_P_HELP = 0.1, "stop where the chance of the drafted path falls below this"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelOptions(Options):
+    """Which model drafts."""
+
+    model: str = option("", "draft model, by name or directory; empty: the one that goes with the target", opens=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftModelOptions(ModelOptions):
+    """How the model writes; see `DraftModel`."""
+
+    shape: str = option(
+        "auto", "shape of the drafts; auto: what suits the rule", choices=("auto", "chain", "tree", "beam")
+    )
+    width: int = option(3, "nodes per forward and children of each; drawn: chains, children, beam", low=1, high=64)
+    branching: tuple[str, ...] = option((), "drawn trees: children per node by depth, such as 3+2+1; empty: width")
+    min_p: float = option(MIN_P, MIN_P_HELP, low=0, high=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MergedDraftsOptions(Options):
+    """Which models draft, and where their chains end."""
+
+    models: tuple[str, ...] = option((), "draft models, by name or directory, joined by +", opens=True)
+    min_p: float = option(MIN_P, MIN_P_HELP, low=0, high=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequoiaOptions(ModelOptions):
+    """Options of Sequoia: the numbers from which the best tree is computed."""
+
+    width: int = option(5, "ranks of guesses that are told apart, and most children of a node", low=1, high=64)
+    levels: int = option(8, "most levels of a tree", low=1, high=64)
+    level_cost: float = option(0.1, "what drafting a level costs, in forwards of the target", low=0, high=10)
+
+
+CASCADE = "cascade"
+HORIZONTAL = "horizontal"
+CS_DRAFTING = "cs-drafting"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CascadeOptions(Options):
+    """Which levels there are, and when the last one stops."""
+
+    levels: tuple[str, ...] = option(
+        ("prompt-lookup", "draft-model(k=16)"),
+        "drafters from the cheapest to the most expensive, joined by +; models from the second on",
+        strategies=True,
+    )
+    enough: int = option(0, "tokens after which the last level stops; 0: its k", low=0, high=1024)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HorizontalOptions(Options):
+    """Which drafters write one after the other."""
+
+    levels: tuple[str, ...] = option(
+        ("draft-model(k=5)", "prompt-lookup(k=10)"),
+        "drafters from the most expensive to the cheapest, joined by +; each drafts up to its own k",
+        strategies=True,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CsDraftingOptions(Options):
+    """Which drafters there are, and how many tokens each writes for which other."""
+
+    drafters: tuple[str, ...] = option(
+        ("draft-model", "prompt-lookup"), "from the most expensive to the cheapest, joined by +", strategies=True
+    )
+    matrix: tuple[str, ...] = option(("5/10", "0/10"), "tokens each drafter (column) writes, row by row, joined by +")
+
+
+JACOBI = "jacobi"
+LOOKAHEAD = "lookahead"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JacobiOptions(Options):
+    """How far is guessed, and with what."""
+
+    variant: str = option(
+        "parallel",
+        "how far is guessed: as the budget allows, to the end of a block, or in blocks until bound",
+        choices=("parallel", "block", "hybrid"),
+    )
+    block: int = option(8, "block, hybrid: tokens that are solved together", low=2, high=1024)
+    bound: int = option(128, "hybrid: output tokens after which decoding is plain", low=1)
+    guess: str = option("pad", "first guess of a token", choices=("pad", "last", "prompt"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LookaheadOptions(Options):
+    """Sizes of the window and of the pool of n-grams."""
+
+    window: int = option(5, "columns of the window (W); 0: n-grams of the text alone", low=0, high=128)
+    ngram: int = option(4, "tokens of an n-gram (N); the window has one row less", low=2, high=32)
+    guesses: int = option(5, "n-grams verified at once, and kept per first token (G)", low=0, high=128)
+    copy: bool = option(True, "take n-grams from prompt and output, too")
+
+
+UNIVERSAL_DRAFT = "universal-draft"
+INTERSECTION_DRAFT = "intersection-draft"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IntersectionDraftOptions(ModelOptions):
+    """Which model drafts, and where its chains end."""
+
+    min_p: float = option(MIN_P, MIN_P_HELP, low=0, high=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UniversalDraftOptions(IntersectionDraftOptions):
+    """The same, and how much text is encoded again where texts meet."""
+
+    window: int = option(10, "last tokens of the text that are tokenised again with the draft", low=1, high=256)
+
+
+LAYER_SKIP = "layer-skip"
+SWIFT = "swift"
+EARLY_EXIT = "early-exit"
+
+RATIO = 0.45
+"""Share of the inner layers' halves that is left out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerSkipOptions(Options):
+    """Which layers are left out, how that is searched for, and where a draft ends."""
+
+    attention: tuple[str, ...] = option((), "layers whose attention is left out, from 0, joined by +")
+    mlp: tuple[str, ...] = option((), "layers whose MLP is left out, from 0, joined by +")
+    ratio: float = option(
+        RATIO, "if none are named: share of the inner attention and MLP blocks to skip", low=0, high=1
+    )
+    search: int = option(0, "most sets of layers to try while decoding, one per step", low=0, high=100_000)
+    window: int = option(32, "search: tokens of output on which a set is tried", low=1, high=4096)
+    threshold: float = option(0.8, "greedy: first value of the probability below which a draft ends", low=0, high=1)
+    threshold_sampled: float = option(0.5, "the same for sampled requests", low=0, high=1)
+    acceptance: float = option(0.9, "acceptance that the threshold moves towards", low=0, high=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwiftOptions(Options):
+    """How the set of layers is searched for, and where a draft ends."""
+
+    ratio: float = option(RATIO, "share of the inner attention and MLP blocks to skip", low=0, high=1)
+    window: int = option(32, "tokens of output on which a set of layers is tried", low=1, high=4096)
+    every: int = option(25, "one in so many sets is chosen by the estimator, the others at random", low=1, high=100_000)
+    enough: float = option(0.95, "the search ends at this share of equal tokens", low=0, high=1)
+    patience: int = option(300, "the search ends after so many sets without a better one", low=1)
+    probes: int = option(1000, "most sets that are tried; 0: none", low=0, high=100_000)
+    threshold: float = option(0.8, "probability below which a draft ends", low=0, high=1)
+    width: int = option(10, "best tokens at each step that become nodes", low=1, high=64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EarlyExitOptions(Options):
+    """Where drafting leaves the target, and where a draft ends."""
+
+    exit: int = option(0, "layers that run while drafting; 0: a quarter of them", low=0, high=1024)
+    threshold: float = option(0.0, "probability below which a draft ends", low=0, high=1)
+
+
+EAGLE, EAGLE2, EAGLE3, MTP = "eagle", "eagle2", "eagle3", "mtp"
+BLOCK_DRAFTER, BLOCKWISE, KANGAROO = "block-drafter", "blockwise", "kangaroo"
+DYNAMO, PASS, PPD = "dynamo", "pass", "ppd"
+BITA, STREAMING = "bita", "speculative-streaming"
+MEDUSA, HYDRA, MLP_SPECULATOR, REDRAFTER = "medusa", "hydra", "mlp-speculator", "redrafter"
+
+HEADS_OF_OTHERS = {EAGLE2: EAGLE}
+"""Strategies that draft with another one's heads, and whose."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadOptions(Options):
+    """Which head drafts, or which heads."""
+
+    head: str = option(
+        "",
+        "folder or Hub repository of the head, or its name or domain in parlay drafters; empty: the target's",
+        opens=True,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DynamicTreeOptions(HeadOptions):
+    """How large trees grow before they are cut to the budget."""
+
+    width: int = option(4, "nodes per forward of the head, and children of each", low=1, high=64)
+    depth: int = option(4, "most levels of a tree", low=1, high=32)
+    min_p: float = option(0.02, "grow no path whose chance falls below this", low=0, high=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeamOptions(HeadOptions):
+    """How many beams are searched, and how far."""
+
+    width: int = option(10, "beams", low=1, high=64)
+    depth: int = option(4, "tokens of a beam", low=1, high=32)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockOptions(HeadOptions):
+    """How the guesses of a block become a tree."""
+
+    width: int = option(4, "nodes of a level that get children, and children of each", low=1, high=64)
+    min_p: float = option(0.02, "grow no path whose chance falls below this", low=0, high=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockwiseOptions(BlockOptions):
+    """By what the guesses of the heads are rescored, and how much that counts."""
+
+    rescore: str = option(
+        "neural",
+        "what reorders the heads' guesses: a small language model, n-grams, or nothing",
+        choices=("neural", "ngram", "none"),
+    )
+    weight: float = option(0.3, "what the rescoring counts, beside the head", low=0, high=1)
+    lattice: int = option(16, "best guesses of each head that are rescored", low=1, high=256)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KangarooOptions(HeadOptions):
+    """Where a draft ends."""
+
+    threshold: float = option(0.6, "probability below which a draft ends", low=0, high=1)
+    length: int = option(6, "most tokens of a draft", low=1, high=64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PpdOptions(HeadOptions):
+    """How many probes the target reads beside a draft."""
+
+    probes: int = option(12, "probes of one step, below all nodes together", low=1, high=256)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupOptions(HeadOptions):
+    """How many nodes have probes below them."""
+
+    groups: int = option(
+        8, "nodes, the root among them, below which stand all trained inputs: the likeliest", low=1, high=64
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DynamoOptions(BlockOptions):
+    """Which pairs of tokens count."""
+
+    lattice: int = option(16, "best guesses of each head that are joined", low=1, high=64)
+    eps: float = option(0.1, "rule=unverified: least probability of a token, its square of a pair", low=0, high=1)
+    otsu: bool = option(True, "rule=unverified: also leave out pairs below the gap that Otsu's method finds")
