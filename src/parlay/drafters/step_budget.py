@@ -25,6 +25,10 @@ class StepBudget:
         self._left -= granted
         return granted
 
+    def skip(self) -> None:
+        """The next sequence indexes nothing now: its share is there for those after it."""
+        self._waiting -= 1
+
     def take_whole(self, wanted: int) -> bool:
         """Whether a text of so many tokens may be indexed now at one go: one of any size if it is the step's first."""
         granted = wanted <= self._left or self._left == STEP_TOKENS

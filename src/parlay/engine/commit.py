@@ -12,36 +12,25 @@ from parlay.types import TARGET, CommittedTokens, ParlayError, TokenLogprobs, tr
 
 
 def commit(step: SequenceStep, max_context: int) -> Commit:
-    """Append what the verdict decided."""
-    path, sampled = step.verdict
-    sources = (*trees.along(step.draft.sources, path), *[TARGET] * (len(sampled) - len(path)))
-    logprobs = step.logprobs if step.sequence.canvas is not None else _logprobs(step)
-    done = append(step.sequence, sampled, sources, logprobs, max_context)
-    return done._replace(accepted=min(len(done.committed), len(path)))
+    """Append the verdict's tokens until a stop: the one that completes it counts, later ones are dropped.
 
-
-def append(
-    sequence: Sequence,
-    tokens: tuple[int, ...],
-    sources: tuple[str, ...],
-    logprobs: tuple[TokenLogprobs, ...],
-    max_context: int,
-) -> Commit:
-    """Let tokens join the sequence until a stop: the one that completes it counts, later ones are dropped.
-
-    Without tokens nothing happens, unless the text has its length already.
+    Without tokens, as a canvas's verdict may be, nothing happens, unless the text has its length already.
     """
+    sequence, (path, sampled) = step.sequence, step.verdict
     room = sequence.room(max_context)
-    end = _read(sequence, tokens[:room])
-    kept = tokens[: end.kept]
-    sequence.tokens.extend(kept)
-    joined = CommittedTokens(kept, sources[: end.kept], logprobs[: end.kept])
+    logprobs = step.logprobs if sequence.canvas is not None else _logprobs(step)
+    end = _read(sequence, sampled[:room])
+    tokens = sampled[: end.kept]
+    sequence.tokens.extend(tokens)
+    sources = trees.along(step.draft.sources, path) + (TARGET,) * (len(sampled) - len(path))
+    joined = CommittedTokens(tokens, sources[: end.kept], logprobs[: end.kept])
+    accepted = min(end.kept, len(path))
     if end.error is not None:
-        return Commit(joined, finish_reason="error", error=end.error)
+        return Commit(joined, accepted, "error", error=end.error)
     if end.stopped:
-        reason = kept[-1] if kept[-1] in (sequence.request.params.stop_token_ids or ()) else None
-        return Commit(joined, finish_reason="stop", stop_reason=reason)
-    return Commit(joined, finish_reason="length" if end.kept == room else None)
+        reason = tokens[-1] if tokens[-1] in (sequence.request.params.stop_token_ids or ()) else None
+        return Commit(joined, accepted, "stop", reason)
+    return Commit(joined, accepted, "length" if end.kept == room else None)
 
 
 class _End(NamedTuple):

@@ -41,9 +41,9 @@ def blank(spec: CanvasSpec, room: int) -> Canvas:
 
 
 def lay(steps: list[SequenceStep]) -> None:
-    """Put each sequence's canvas below its root."""
+    """Put each sequence's canvas below its root, if the step reaches it."""
     for step in steps:
-        if (canvas := step.sequence.canvas) is not None:
+        if step.at_root and (canvas := step.sequence.canvas) is not None:
             count = len(canvas.places)
             tree = trees.chain_tree(canvas.tokens)
             step.draft = Draft(tree, sources=(TARGET,) * count, probes=count, together=count)

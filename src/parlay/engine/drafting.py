@@ -149,7 +149,7 @@ class Drafting:
         """Report the step of all its sequences to each drafter that asks for it, in one call."""
         groups: dict[tuple[int, int], list[SequenceStep]] = {}
         for step in steps:
-            for number in step.observers:
+            for number in step.observers if step.sequence.needs else ():
                 groups.setdefault((number, id(step.sequence.strategy.drafters[number])), []).append(step)
         for (number, _), group in groups.items():
             began = self._clock()

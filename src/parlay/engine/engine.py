@@ -112,8 +112,9 @@ class Engine:
     def _propose(self, steps: list[SequenceStep], seconds: _StepSeconds) -> None:
         """Let drafters propose, and lay out canvases."""
         began = self._clock()
-        self._drafting.propose([step for step in steps if step.sequence.canvas is None])
-        lay([step for step in steps if step.at_root])
+        canvases = [step for step in steps if step.sequence.canvas is not None]
+        self._drafting.propose(_others(steps, canvases))
+        lay(canvases)
         seconds.draft = since(began, self._clock)
 
     def _verify(self, steps: list[SequenceStep], seconds: _StepSeconds) -> None:
@@ -127,9 +128,10 @@ class Engine:
     def _accept(self, steps: list[SequenceStep], seconds: _StepSeconds) -> None:
         """Let accept rules decide drafts, and selectors places. Early prefill chunks have nothing to decide."""
         due = [step for step in _without_fault(steps) if step.at_root]
-        accept([step for step in due if step.sequence.canvas is None])
-        fill([step for step in due if step.sequence.canvas is not None], self.max_context)
-        if wants_top_k := [step for step in due if step.fault is None and step.wants_top_k]:
+        canvases = [step for step in due if step.sequence.canvas is not None]
+        accept(_others(due, canvases))
+        fill(canvases, self.max_context)
+        if wants_top_k := [step for step in due if step.watching and step.fault is None and step.wants_top_k]:
             began = self._clock()
             isolated(rank, wants_top_k, SequenceStep.drop_policy)
             ranking = since(began, self._clock)
@@ -150,12 +152,14 @@ class Engine:
         If nothing was committed, the root is cached too. It runs again, for what follows hangs on it.
         """
         sequence = step.sequence
+        path: tuple[int, ...] = ()
         collect_prompt_logprobs(step)
         if step.at_root:
             step.done = commit(step, self.max_context)
-            if step.done.committed or sequence.canvas is not None:  # a text of length 0 took no step
-                sequence.tally.count_step(step.draft, step.path, len(step.done.committed))
-        sequence.cached = self.runner.keep(sequence.sequence, step.path)
+            path, committed = step.path, len(step.done.committed)
+            if committed or sequence.canvas is not None:  # a text of length 0 took no step
+                sequence.tally.count_step(step.draft, path, committed)
+        sequence.cached = self.runner.keep(sequence.sequence, path)
         if sequence.cached == len(sequence.tokens):
             sequence.cached = self.runner.truncate(sequence.sequence, len(sequence.tokens) - 1)
 
@@ -177,3 +181,8 @@ class Engine:
 def _without_fault(steps: list[SequenceStep]) -> list[SequenceStep]:
     """The steps without a fault."""
     return [step for step in steps if step.fault is None]
+
+
+def _others(steps: list[SequenceStep], canvases: list[SequenceStep]) -> list[SequenceStep]:
+    """The steps without a canvas: mostly all."""
+    return [step for step in steps if step.sequence.canvas is None] if canvases else steps

@@ -117,7 +117,8 @@ class RequestTable:
     def count(self, steps: list[SequenceStep]) -> None:
         """Count the tokens that a step computed of prompts, and those that it committed, which may be none."""
         if steps:
-            tokens = sum((len(step.pending) if step.prefill else 0) + len(step.done.committed) for step in steps)
+            tokens = sum([len(step.done.committed.tokens) for step in steps])
+            tokens += sum([len(step.pending) for step in steps if step.prefill])
             self._step_tokens += tokens
             self._steps[1 << max(0, tokens - 1).bit_length()] += 1
 

@@ -133,7 +133,9 @@ class Scheduler:
     def _has_room(self, step: SequenceStep, failed: list[SequenceStep]) -> bool:
         """Reserve memory for pending tokens and canvas. While there is none, preempt from the back of the queue."""
         sequence = step.sequence
-        tokens = sequence.cached + len(step.pending) + (sequence.places if step.at_root else 0)
+        tokens = sequence.cached + len(step.pending)
+        if step.at_root and sequence.canvas is not None:
+            tokens += sequence.places
         try:
             while not self._runner.reserve(sequence.sequence, tokens):
                 victim = shares.victim(self.running)
@@ -233,7 +235,7 @@ class Scheduler:
 
     def _decoding_first(self) -> list[Sequence]:
         """Sequences that decode go before prefill, so that a long prompt delays nobody."""
-        decoding = [sequence for sequence in self.running if sequence.decodes]
+        decoding = [one for one in self.running if len(one.tokens) - one.cached == 1 or one.decodes]  # mostly the first
         if len(decoding) < len(self.running):
             decoding += [sequence for sequence in self.running if not sequence.decodes]
         return decoding

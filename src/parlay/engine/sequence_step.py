@@ -135,7 +135,7 @@ class SequenceStep:
         So a sequence that decodes plainly, because its policy does not let it draft, is not slowed by taps.
         """
         needs = self.sequence.needs
-        if not needs or not any(need.taps for need in needs):
+        if not needs or self.sequence.layers is None:
             return ()
         fed = self.prefill or not self.at_root or len(self.pending) > 1
         seeing = range(len(needs)) if fed else self.watching

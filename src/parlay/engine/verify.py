@@ -16,14 +16,15 @@ def verify(runner: Runner, steps: list[SequenceStep]) -> float:
     which the drafters that asked for them are charged.
     """
     tapping = 0.0
-    taps = sorted({tap for step in steps for tap in step.taps})
+    taps = sorted({tap for step in steps if step.sequence.layers is not None for tap in step.taps})
 
     def forward(steps: list[SequenceStep]) -> None:
         nonlocal tapping
         segments = [_segment(step) for step in steps]
         out = runner.forward(segments, taps)
         tapping += out.tap_seconds
-        charge([(step, drafter) for step in steps for drafter in step.tapped], out.tap_seconds)
+        if taps:
+            charge([(step, drafter) for step in steps for drafter in step.tapped], out.tap_seconds)
         row = 0
         for step, segment, (start, end) in zip(steps, segments, pairwise(out.starts), strict=True):
             step.out, step.first_row, step.first_logits = out, row, start

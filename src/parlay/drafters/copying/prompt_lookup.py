@@ -67,8 +67,7 @@ class PromptLookup(OneByOne):
         if text is None or text.references.texts is not view.request.references:
             text = self._texts[view.sequence] = _CopiedText(self._sizes, self._references.of(view.request.references))
         text.follow(view.tokens)
-        text.catch_up(self._step)
-        source, place, length = text.match(self._longest, self._leftmost)
+        source, place, length = text.match(self._longest, self._leftmost, self._step)
         if length == 0:
             return NO_DRAFT
         tokens = source.copy(place, budget)
@@ -90,17 +89,16 @@ class _IndexedText:
     def __init__(self, sizes: Sequence[int]) -> None:
         self.tokens = array("i")
         self.places = [_Places(size) for size in sizes]
+        self.unindexed = 0
+        """Tokens that are still to be indexed, summed over the sizes."""
 
     def index(self, most: int) -> int:
         """Index up to ``most`` tokens; returns how many. The second size is kept up once the first knows all."""
         done = 0
         for places in self.places:
             done += places.index(self.tokens, most - done)
+        self.unindexed -= done
         return done
-
-    @property
-    def unindexed(self) -> int:
-        return sum([len(self.tokens) - places.known for places in self.places])
 
     def copy(self, place: int, budget: int) -> list[int]:
         """Up to ``budget`` tokens from ``place`` on, none past the end of its part."""
@@ -114,18 +112,12 @@ class _References(_IndexedText):
     def __init__(self, sizes: Sequence[int], texts: Texts) -> None:
         super().__init__(sizes)
         self.texts = texts
+        self.unindexed = (sum(map(len, texts)) + len(texts)) * len(sizes)
         self._unread = chain.from_iterable((*text, _END) for text in texts)
-        self._left = sum(map(len, texts)) + len(texts)
 
     def index(self, most: int) -> int:
-        new = min(self._left, most // len(self.places))
-        self.tokens.extend(islice(self._unread, new))
-        self._left -= new
+        self.tokens.extend(islice(self._unread, most // len(self.places)))
         return super().index(most)
-
-    @property
-    def unindexed(self) -> int:
-        return super().unindexed + self._left * len(self.places)
 
 
 class _CopiedText(_IndexedText):
@@ -146,6 +138,7 @@ class _CopiedText(_IndexedText):
             for places in self.places:
                 places.cut(self.tokens, agreed)
             del self.tokens[agreed:]
+            self.unindexed = sum([agreed - places.known for places in self.places])
             history.cut(agreed)
             self._match = self, 0, 0
         new = tokens[agreed:]
@@ -159,26 +152,35 @@ class _CopiedText(_IndexedText):
         """
         (source, place, length), count = self._match, len(new)
         self.tokens.extend(new)
+        self.unindexed += count * len(self.places)
         text, after = source.tokens, place + count
         prolonged = length >= self.places[0].size and text[place:after] == new and text[after] != _END
         self._match = (source, after, length + count) if prolonged else (self, 0, 0)
 
-    def catch_up(self, step: StepBudget) -> None:
-        """Index what this step allows, of the sequence first."""
-        wanted = self.unindexed + self.references.unindexed
-        most = step.take(wanted)
-        self.references.index(most - self.index(most))
+    def match(self, longest: int, leftmost: bool, step: StepBudget) -> tuple[_IndexedText, int, int]:
+        """In which text what followed the longest match begins, where, and the length of the match; 0 without one.
 
-    def match(self, longest: int, leftmost: bool) -> tuple[_IndexedText, int, int]:
-        """In which text what followed the longest match begins, where, and the length of the match; 0 without one."""
-        if not 0 < self._match[2] < longest:  # of equals that reach the limit it may not be the one to pick
+        Nothing is indexed while a match goes on: it needs no search, and what it copied is indexed where it was before.
+        """
+        if 0 < self._match[2] < longest:  # of equals that reach the limit it may not be the one to pick
+            step.skip()
+        else:
+            self._catch_up(step)
             self._match = self._search(min(longest, len(self.tokens)), leftmost)
         return self._match
 
+    def _catch_up(self, step: StepBudget) -> None:
+        """Index what this step allows, of the sequence first."""
+        most = step.take(self.unindexed + self.references.unindexed)
+        most -= self.index(most)
+        if most:
+            self.references.index(most)
+
     def _search(self, longest: int, leftmost: bool) -> tuple[_IndexedText, int, int]:
         best: tuple[_IndexedText, int, int] = self, 0, 0
+        sources: list[_IndexedText] = [self, self.references] if self.references.tokens else [self]
         for size in range(len(self.places)):
-            for source in (self, self.references):
+            for source in sources:
                 for place in source.places[size].of(source.tokens, self.tokens, longest):
                     length = best[2]
                     if not leftmost and length >= min(longest, place):
@@ -211,18 +213,15 @@ class _Places:
 
     def __init__(self, size: int) -> None:
         self.size = size
+        self.known = 0
+        """How many tokens of the text are indexed."""
         self._latest: dict[bytes, int] = {}
         self._earlier = array("q")  # place -> the previous place with the same n-gram before it, or -1
 
-    @property
-    def known(self) -> int:
-        """How many tokens of the text are indexed."""
-        return len(self._earlier)
-
     def index(self, text: array[int], most: int) -> int:
         """Take in up to ``most`` more tokens of ``text``; returns how many."""
-        latest, known = self._latest, len(self._earlier)
-        end = min(len(text), known + most)
+        latest, known = self._latest, self.known
+        self.known = end = min(len(text), known + most)
         first = max(known, self.size)
         if first > known:
             self._earlier.extend([-1] * (min(first, end) - known))
@@ -237,6 +236,7 @@ class _Places:
 
     def cut(self, text: array[int], length: int) -> None:
         """Forget the places from ``length`` on, the last ones first; ``text`` still has their tokens."""
+        self.known = min(self.known, length)
         for place in range(len(self._earlier) - 1, length - 1, -1):
             before = self._earlier.pop()
             key = text[place - self.size : place].tobytes()
