@@ -51,5 +51,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """What there is, before it has been imported."""
+    """List the public names, those not yet imported too."""
     return [*__all__, "__version__"]

@@ -131,6 +131,20 @@ def test_the_step_reads_on_half_a_screen() -> None:
     assert sum(isinstance(node, ast.stmt) for node in ast.walk(step)) - 1 <= STEP_STATEMENTS
 
 
+def test_docstrings_begin_with_what_the_thing_does() -> None:
+    """A first word that points elsewhere says nothing to who sees this docstring alone, in an editor or in `help`."""
+    pointers = {"That", "Those", "These", "They", "This", "Of", "As", "It", "Its", "Their", "What"}
+    found = [
+        f"{identify(path)}: {text.splitlines()[0]}"
+        for path in MODULES
+        for node in ast.walk(parse(path))
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        and (text := ast.get_docstring(node))
+        and (re.split(r"\W", text, maxsplit=1)[0] in pointers or text.startswith("The one that"))
+    ]
+    assert not found
+
+
 def test_tensor_parameters_have_shapes() -> None:
     """A name ends in its shape (`logits_NV`), or the docstring gives it: "``x`` ``[..., n]``", or "any shape"."""
     lacking = [

@@ -1,1 +1,1 @@
-"""What forwards cost, by rows and context."""
+"""The cost of forwards, by rows and context."""

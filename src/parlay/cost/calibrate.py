@@ -68,7 +68,7 @@ class Calibration:
 
     @property
     def median_error(self) -> float:
-        """Of the fit over its own samples, relative."""
+        """Relative error of the fit over its own samples."""
         return median_error(self.machine, self.samples)
 
     def save(self, path: Path) -> None:

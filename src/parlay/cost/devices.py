@@ -90,7 +90,7 @@ def find_device(name: str) -> Device:
 
 
 def power(called: str, row_seconds: float) -> PowerModel | None:
-    """What the device that its driver calls so is assumed to draw; None for one that is not in the table.
+    """Assumed power of the device that its driver calls ``called``; None for one that is not in the table.
 
     ``row_seconds``: what each row adds to a forward of many.
     """

@@ -147,7 +147,7 @@ class _Counted:
         return _Solution(ratios, seconds, float(np.sum((matrix @ seconds - 1) ** 2)))
 
     def _busy(self, kind: str, ratio: float) -> Array:
-        """What the seconds per byte of a kind are multiplied by, for each sample."""
+        """Factor of the seconds per byte of a kind, for each sample."""
         return np.asarray(np.maximum(self.moved, self.flops / ratio) @ self.members[kind])
 
 

@@ -1,4 +1,4 @@
-"""What steps cost on this machine: a few forwards are timed at start, and every later step refines the estimates.
+"""The cost of steps on this machine: a few forwards are timed at start, and every later step refines the estimates.
 
 What was learned is kept for later processes, which then need to learn only how fast the machine is now.
 """
@@ -71,7 +71,7 @@ class _Curve:
 
     @staticmethod
     def restored(numbers: Sequence[float]) -> _Curve:
-        """Of what another one kept. Raises ValueError for what is no such thing."""
+        """Restore the curve that another process kept. Raises ValueError if the numbers are malformed."""
         if len(numbers) != 3 * len(ROWS) + 1 or not all(0 <= number < math.inf for number in numbers):
             raise ValueError(f"{len(numbers)} numbers are no estimates of {len(ROWS)} row counts")
         level, *rest = numbers
@@ -192,7 +192,7 @@ class MeasuredCost:
         curve.level = self.forward(1, 1)
 
     def kept(self) -> KeptCost:
-        """What was learned, for other processes on this machine; nothing before there were enough steps.
+        """The learned cost, for other processes on this machine; nothing before there were enough steps.
 
         Any thread may call it.
         """
@@ -202,7 +202,7 @@ class MeasuredCost:
 
     @staticmethod
     def restored(kept: KeptCost, timed: Sequence[tuple[int, float]] = ()) -> MeasuredCost:
-        """What another process learned, at the speed that the machine has now.
+        """Restore what another process learned, at the speed that the machine has now.
 
         ``timed``: rows and seconds of some forwards behind a short text. The quickest of the fewest rows moves all
         estimates, then each counts as any step does. Without them the speed stays what it was. Raises ValueError for

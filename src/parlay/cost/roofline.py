@@ -1,4 +1,4 @@
-"""What a forward does, operator by operator, and how long a machine takes for it: a roofline.
+"""A roofline: the operators of a forward, and how long a machine takes for each.
 
 A forward's time is the sum over its operators of the larger of two times, FLOPs over the machine's rate and bytes over
 its bandwidth, plus the time to start them. It is not the larger of two sums: operators run one after another, so one
@@ -155,17 +155,17 @@ class Overheads:
     level_sequence: float = 0.0
 
     def of_step(self, batch: int, nodes: int = 0) -> float:
-        """Of a step in which every sequence drafts so many nodes."""
+        """Cost of a step in which every sequence drafts ``nodes``."""
         return self.step + batch * (self.sequence + (self.drafted + self.node * nodes if nodes else 0.0))
 
     def of_level(self, batch: int) -> float:
-        """Of one forward of a model that drafts for so many sequences."""
+        """Cost of one forward of a model that drafts for ``batch`` sequences."""
         return self.level + batch * self.level_sequence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What a machine reaches in a forward: bytes and FLOPs per second by kind of operator, and fixed times in seconds.
+    """Speeds of a machine in a forward: bytes and FLOPs per second by kind of operator, and fixed times in seconds.
 
     Weights that fit into ``cache_bytes`` together stay there from forward to forward, and are read at
     ``cached_bandwidth`` (and multiplied at ``cached_rate``); larger models come from memory every time.

@@ -78,7 +78,7 @@ class DraftPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speed:
-    """What a plan comes to. Seconds are those of a step; ``tokens_per_second`` those of all sequences together."""
+    """The predicted speed of a plan. Seconds are of one step, ``tokens_per_second`` of all sequences together."""
 
     name: str
     nodes: int

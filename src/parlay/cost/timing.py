@@ -44,7 +44,7 @@ def calibrate(
 
 
 def _restored(timer: _Timer, kept: KeptCost) -> MeasuredCost:
-    """What was kept, if that can be used."""
+    """Restore the kept cost, or a new one where it can't be used."""
     timed = timer.small()
     try:
         return MeasuredCost.restored(kept, timed)

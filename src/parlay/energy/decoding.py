@@ -1,4 +1,4 @@
-"""What decoding draws here: a meter's windows over forwards of few rows and of many, and the two numbers that fit."""
+"""Measure the power of decoding: a meter's windows over forwards of few rows and of many, and two numbers that fit."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class Counter:
 
 @dataclass(frozen=True, slots=True)
 class Energy:
-    """What a window used. ``joules`` include idle power; ``includes`` names what was counted.
+    """The energy that a window used. ``joules`` include idle power; ``includes`` names what was counted.
 
     ``joules`` None: nothing counts energy here, and ``reason`` says why.
     """
@@ -83,14 +83,14 @@ class EnergyMeter:
 
     @property
     def includes(self) -> tuple[str, ...]:
-        """What the joules include."""
+        """Names of the counters that the joules include."""
         return tuple(counter.name for counter in self._counters)
 
     def begin(self) -> Window:
         return Window(*self._read())
 
     def end(self, window: Window) -> Energy:
-        """What was used since the window began; it may be ended again later, for more.
+        """Energy used since the window began; it may be ended again later, for more.
 
         Raises TooShort when a counter has not moved: its 0 would be a wrong number.
         """

@@ -1,4 +1,4 @@
-"""What decoding draws on this machine: measured where there are counters, else modelled where the device is known."""
+"""The power of decoding on this machine: measured where there are counters, else modelled for known devices."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _forward(runner: Runner, rows: int) -> None:
 
 
 def _name(device: str) -> str:
-    """What the driver calls it."""
+    """Name of the device in its driver."""
     kind, _, number = device.partition(":")
     if kind != "cuda":
         return device

@@ -105,7 +105,7 @@ class SequenceStep:
         self._log_loss("drafter", error)
 
     def drop_policy(self, error: Exception) -> None:
-        """Its policy has failed: the request goes on plainly."""
+        """Drop the policy, which has failed: the request goes on plainly."""
         self.sequence.drop_policy()
         self._log_loss("policy", error)
 

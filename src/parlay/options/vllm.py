@@ -1,4 +1,4 @@
-"""What the arguments of vLLM mean here, for `LLM()` and the command line alike. Data only."""
+"""The meaning of vLLM's arguments here, for `LLM()` and the command line alike. Data only."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ class ScoreCalibration:
         """How many were tested."""
 
     def kept(self) -> tuple[float, ...]:
-        """What it has learned, as numbers for `restore`."""
+        """Return what was learned, as numbers for `restore`."""
         return (*self._accepted, *self._rejected, *self._weights, self.drafts)
 
     def restore(self, kept: Sequence[float]) -> None:
@@ -206,7 +206,7 @@ class Record:
         return record
 
     def kept(self) -> tuple[float, ...]:
-        """What it has learned, as numbers for `restore`."""
+        """Return what was learned, as numbers for `restore`."""
         return (self._levels, self._right_levels, self._nodes, self._right, self._expected)
 
     def restore(self, kept: Sequence[float]) -> None:

@@ -48,7 +48,7 @@ class Arm:
 
 
 class ArmState:
-    """What is known of one drafter over all sequences."""
+    """Estimates of one drafter over all sequences."""
 
     def __init__(self, arm: Arm, number: int) -> None:
         self.arm = arm
@@ -78,7 +78,7 @@ class ArmState:
         return self.arm.most if self.calibration.drafts >= _KNOWN else min(_FIRST, self.arm.most)
 
     def kept(self) -> KeptArm:
-        """What it has learned, to be kept for other routers on this machine."""
+        """Return what was learned, to be kept for other routers on this machine."""
         kinds = {kind: (known.gain, *known.record.kept()) for kind, known in self.kinds.items()}
         return KeptArm(
             calibration=self.calibration.kept(),
@@ -114,7 +114,7 @@ class ArmState:
             self.row = row
 
     def of_kind(self, kind: str) -> KindState:
-        """What is known of it in sequences of one kind."""
+        """Estimates in sequences of one kind."""
         if kind not in self.kinds:
             self.kinds[kind] = KindState(self.record.of_kind(), self.gain)
         return self.kinds[kind]
@@ -159,7 +159,7 @@ class ArmState:
 
 @dataclass(slots=True)
 class KindState:
-    """What is known of one drafter in sequences of one kind: where the next of them begins."""
+    """Estimates of one drafter in sequences of one kind: the next of them begins with these."""
 
     record: Record
     gain: float
@@ -168,7 +168,7 @@ class KindState:
 
 @dataclass(slots=True)
 class ArmCounts:
-    """What was done with one drafter in one sequence; see `Routed`."""
+    """Counts of one drafter's use in one sequence; see `Routed`."""
 
     asked: int = 0
     verified: int = 0
@@ -184,7 +184,7 @@ class ArmCounts:
 
 @dataclass(slots=True, eq=False)
 class ArmInSequence:
-    """What is known of one drafter in one sequence."""
+    """Estimates of one drafter in one sequence."""
 
     whole: ArmState
     kind: KindState

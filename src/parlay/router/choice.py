@@ -1,4 +1,4 @@
-"""What each choice of one step is worth: tokens that it is expected to bring, less what its seconds are worth.
+"""The worth of each choice of one step: the tokens that it is expected to bring, less what its seconds are worth.
 
 The formulas are in docs/explanation/how-auto-chooses.md, under the names that they have here.
 """

@@ -1,4 +1,4 @@
-"""What a router tries for: its goal, how hard, and below which power."""
+"""The goal of a router, how hard it tries, and below which power."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Goal(Protocol):
     def passes(self) -> int: ...
 
     def worth(self, gain: float) -> float:
-        """Of a draft that brings one sequence so many tokens."""
+        """Worth of a draft that brings one sequence ``gain`` tokens."""
         ...
 
     def shares(self, path_probs: list[float]) -> list[float]:
-        """What each node of a draft adds to its worth, if all likelier ones are verified too."""
+        """Share of each node in the worth of a draft, if all likelier ones are verified too."""
         ...
 
     def rate(self, rows: int, worth: float, seconds: float) -> float:
@@ -37,7 +37,7 @@ class Goal(Protocol):
         ...
 
     def tokens(self, rows: int, worth: float) -> float:
-        """What a step counts for: of two steps the better one has more of it per second."""
+        """Value of a step in tokens: of two steps the better one has more of it per second."""
         ...
 
 

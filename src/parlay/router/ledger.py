@@ -1,4 +1,4 @@
-"""What drafts may cost a sequence, in seconds: what they have gained, and a small share of decoding time for trials."""
+"""The seconds that drafts may cost a sequence: what they have gained, and a small share of decoding time for trials."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class Account:
 
 
 class Gains:
-    """What the drafts of a strategy have gained lately, over all sequences, in tokens of plain decoding: what the next
-    ones may lose.
+    """Tokens of plain decoding that the drafts of a strategy have gained lately, over all sequences: the next ones may
+    lose as many.
 
     So a drafter that pays is not given up where the first drafts of a text fail. One that was right on held-out texts
     (``proved``) need not gain anything first.

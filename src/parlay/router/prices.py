@@ -1,4 +1,4 @@
-"""What drafts cost: seconds of proposals as measured, of prompts that drafters read, and of rows in a batch."""
+"""The cost of drafts: seconds of proposals as measured, of prompts that drafters read, and of rows in a batch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MOVED = 0.1  # relative change of an estimate that leads to new prices, if it i
 
 
 class DraftSeconds:
-    """What a sequence's proposal costs: a fixed time, and a time per node.
+    """Seconds of a sequence's proposal: a fixed time, and a time per node.
 
     Both come from least squares over the proposals seen; older ones count less. Until proposals of several sizes were
     seen, the fixed time is taken to be about 0. Delays are noise: of the first few proposals the quickest sets the
@@ -39,7 +39,7 @@ class DraftSeconds:
         self._seconds = self._products = 0.0
 
     def kept(self) -> tuple[float, ...]:
-        """What it has learned, as numbers for `restore`."""
+        """Return what was learned, as numbers for `restore`."""
         return (self._count, self._nodes, self._squares, self._seconds, self._products)
 
     def restore(self, kept: Sequence[float]) -> None:
@@ -123,14 +123,14 @@ class DraftDepth:
 
 
 class Reading:
-    """What it takes a drafter to read a prompt, by the prompts that it has read."""
+    """Seconds in which a drafter reads a prompt, by the prompts that it has read."""
 
     def __init__(self) -> None:
         self._per_token = 0.0
         self._seen = False
 
     def kept(self) -> tuple[float, ...]:
-        """What it has learned, as numbers for `restore`."""
+        """Return what was learned, as numbers for `restore`."""
         return (self._per_token,) if self._seen else ()
 
     def restore(self, kept: Sequence[float]) -> None:
@@ -181,7 +181,7 @@ Sizes = dict[tuple[int, float, float, int, int, int], Size]
 
 
 class StepPrices:
-    """What rows cost in this batch. Valid as long as ``key`` is: the batch, and the revision of the cost.
+    """The cost of rows in this batch. Valid as long as ``key`` is: the batch, and the revision of the cost.
 
     ``rows`` of a plain step: one per sequence, and those of other strategies. ``plain`` are its seconds, ``token``
     those of plain decoding per token. For a goal in joules they are seconds in which the machine draws as many without
@@ -235,11 +235,11 @@ class StepPrices:
         return seconds * self.sequences <= FREE * self.plain
 
     def of_drafting(self, seconds: float) -> float:
-        """What so many seconds of drafting count for."""
+        """Price of ``seconds`` of drafting."""
         return self._factor * seconds
 
     def of_step(self, drafting: float, rows: int) -> float:
-        """What a step counts for: so many seconds of drafting, and a forward of so many rows.
+        """Price of a step: ``drafting`` seconds, and a forward of ``rows``.
 
         Without end if rows beyond those of plain decoding draw more than the limit of power.
         """

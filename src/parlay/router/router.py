@@ -192,7 +192,7 @@ class Router(Policy):
             arm.prompts.earn(sum(tokens) * self._prices.token)
 
     def _learn_outcomes(self, states: Sequence[SequenceState]) -> None:
-        """What came of each arm's proposals, verified or not."""
+        """Learn from each arm's proposals, verified or not."""
         known: dict[ArmState, tuple[list[ArmInSequence], list[Outcome]]] = {}
         for state in states:
             for offer in state.step.offers:
@@ -204,7 +204,7 @@ class Router(Policy):
                 arm.learn(outcome, tested)
 
     def _learn_seconds(self, states: Sequence[SequenceState], spent: Spent) -> None:
-        """What proposals and the router itself take."""
+        """Learn how long proposals and the router itself take."""
         forward = self._cost.forward(spent.rows, spent.context)
         slowdown = max(1.0, spent.verify_seconds / forward)
         for arm, seconds in zip(self._arms, spent.by_drafter, strict=False):
@@ -245,7 +245,7 @@ class Router(Policy):
     # ---------------------------------------------------------------------------------------------------------- states
 
     def _look_up_prices(self, views: Sequence[SequenceView], others: int) -> None:
-        """Those of this batch; looked up anew only if the batch or an estimate has changed."""
+        """Look up the prices of this batch, anew only if the batch or an estimate has changed."""
         context = sum([len(view.tokens) for view in views]) // max(1, len(views))
         self._steps += 1
         key = len(views), others, self._cost.revision, context.bit_length(), self._steps // _LOOK

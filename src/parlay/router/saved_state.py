@@ -1,5 +1,5 @@
-"""What was learned of a model on a machine, as numbers that outlive the process: what steps cost, and of which drafter
-what was accepted, and what it cost.
+"""The router's knowledge of a model on a machine, as numbers that outlive the process: the cost of steps, and for each
+drafter what was accepted, and what it cost.
 
 No text and no token is among them.
 """
@@ -16,7 +16,7 @@ from parlay.types import NO_COST, KeptCost
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptArm:
-    """Of one drafter: the numbers of each part of an `ArmState`. ``kinds``: by kind its gain, then its record.
+    """Kept state of one drafter: the numbers of each part of an `ArmState`. ``kinds``: its gain and record by kind.
 
     ``row``: the seconds of a forward of one row when it was asked last: other seconds here count beside these.
     """
@@ -35,7 +35,7 @@ NOTHING_KEPT: Mapping[str, KeptArm] = MappingProxyType({})
 
 
 class Memory(Protocol):
-    """What is kept for one model on one machine, of each owner of requests apart from all others."""
+    """The kept state of one model on one machine, of each owner of requests apart from all others."""
 
     @property
     def apart(self) -> bool:
@@ -51,7 +51,7 @@ class Memory(Protocol):
         ...
 
     def cost(self) -> KeptCost:
-        """What steps cost, as an earlier process learned; nothing where nothing can be read."""
+        """The cost of steps, as an earlier process learned; nothing where nothing can be read."""
         ...
 
     def keep_cost(self, learned: Callable[[], KeptCost]) -> None:
@@ -73,7 +73,7 @@ class NoMemory:
         return NOTHING_KEPT
 
     def keep(self, owner: str, arms: Mapping[str, KeptArm]) -> None:
-        """They are lost."""
+        """Keep nothing."""
 
     def cost(self) -> KeptCost:
         return NO_COST

@@ -1,4 +1,4 @@
-"""What a router knows of one sequence, and what it does there in one step."""
+"""The router's state of one sequence, and what it does there in one step."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _STRETCHES = 32
 
 @dataclass(slots=True, eq=False)
 class Step:
-    """What is done for one sequence in one step."""
+    """The decision for one sequence in one step."""
 
     offers: list[Offer] = field(default_factory=list)
     options: list[Choice] = field(default_factory=list)
@@ -107,7 +107,7 @@ class SequenceState:
             step.seconds += seconds
 
     def take(self, draft: Draft | None, prices: StepPrices) -> None:
-        """What the arm that was asked has proposed; None if it failed."""
+        """Take the proposal of the arm that was asked; None if it failed."""
         arm = self.step.asking
         if arm is not None and draft is None:
             arm.is_lost = True
@@ -137,7 +137,7 @@ class SequenceState:
         return best
 
     def decide(self, wanted: Choice, prices: StepPrices, rate: float) -> Choice:
-        """What is done: what is wanted, if the sequence has credit for it; or a trial; or nothing."""
+        """Decide what is done: what is wanted, if the sequence has credit for it; or a trial; or nothing."""
         step = self.step
         may = wanted.arm is None or wanted.arm.is_open or self._may_open(wanted, wanted.arm, prices)
         step.choice = wanted if self.ledger.is_funded and may else NOTHING
@@ -207,7 +207,7 @@ class SequenceState:
         return any(not self.arms[number].is_ready for number in self.step.watching)
 
     def learn_gains(self) -> None:
-        """What the proposal of each replayable arm is worth beyond those of the arms asked before it, and of others."""
+        """Learn what each replayable arm is worth beyond the arms that were asked before it, and others."""
         worths = {choice.arm.whole.number: choice.worth for choice in self.step.options if choice.arm is not None}
         known = 0.0
         for number, worth in worths.items():
@@ -312,7 +312,7 @@ class _Stretch:
 
 
 class ChoiceHistory:
-    """What was chosen over the life of a sequence, in a bounded number of stretches; see `Stretch`."""
+    """The choices over the life of a sequence, in a bounded number of stretches; see `Stretch`."""
 
     __slots__ = ("_long", "_stretches")
 

@@ -59,7 +59,7 @@ def origin(gathered: ReportSources) -> list[str]:
 
 
 def _file(source: Source) -> str:
-    """Its command, its size, and how the model ran, where the header tells."""
+    """Describe a source: its command, its size, and how the model ran, where the header tells."""
     known = source.header
     ran = [str(known[name]) for name in ("dtype", "quantize", "device", "kernels") if known.get(name)]
     words = [

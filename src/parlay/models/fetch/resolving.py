@@ -76,7 +76,7 @@ def _find(model: str, wanted: tuple[str, ...]) -> Path:
 
 
 def _built_in(folder: Path) -> Path:
-    """Its GGUF file, or the folder itself."""
+    """Return the GGUF file in the folder, or the folder itself."""
     file = folder / f"model{SUFFIX}"
     return file if file.is_file() else _check_config(folder)
 

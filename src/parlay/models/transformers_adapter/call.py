@@ -22,7 +22,7 @@ CACHE_ARGUMENTS = ("cache", "past_key_values", "cache_params")
 
 @dataclass(frozen=True, slots=True)
 class CallRows:
-    """What a sequence feeds after ``cached`` tokens: ``pending`` ones, then a tree. Rows before ``base`` have run."""
+    """Rows of one sequence after ``cached`` tokens: ``pending`` ones, then a tree. Rows before ``base`` have run."""
 
     pending: tuple[int, ...]
     cached: int
@@ -35,12 +35,12 @@ class CallRows:
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """Of the rows that run."""
+        """Token ids of the rows that run."""
         return (*self.pending, *self.tree.tokens)[self.base :]
 
     @property
     def positions(self) -> list[int]:
-        """Of the rows that run."""
+        """Positions of the rows that run."""
         root = self.cached + len(self.pending) - 1
         return [*range(self.cached, root + 1), *(root + depth for depth in trees.depths(self.tree))][self.base :]
 

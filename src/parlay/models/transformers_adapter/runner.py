@@ -36,7 +36,7 @@ _BATCHED_ROWS = 32
 
 @dataclass(slots=True)
 class _LastForward:
-    """What the last forward left: the cache after all its rows, and the one before its tree where that was taken.
+    """The caches that the last forward left: after all its rows, and before its tree where that was taken.
 
     ``after`` may hold a whole batch: ``index`` is this sequence's place in it, and ``slots`` say where each row
     lies.
