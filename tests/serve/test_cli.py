@@ -58,6 +58,15 @@ MISTAKES = {
     "a mask that is none": (["--record", "kept", "--record-mask", "("], "no regular expression"),
     "a mask for nothing": (["--record-mask", "x"], "--record FOLDER"),
     "records of no size": (["--record", "kept", "--record-megabytes", "0"], "at least 1"),
+    "room of no size": (["--memory", "much"], "memory 'much'"),
+    "no context": (["--max-model-len", "1"], "--max-model-len 1: give at least 2"),
+    "no place in a step": (["--max-num-seqs", "0"], "--max-num-seqs 0: give at least 1"),
+    "nobody may wait": (["--max-waiting", "-1"], "--max-waiting -1: give at least 0"),
+    "more audits than answers": (["--audit-share", "2"], "--audit-share 2: give a number from 0 to 1"),
+    "no thread": (["--threads", "0"], "threads"),
+    "no certificate": (["--certificate", "/nowhere"], "can't read the certificate /nowhere"),
+    "no cascade": (["--cascade", "/nowhere"], "can't read the cascade /nowhere"),
+    "one tokenizer for two models": (["a=parlay-mini", "--tokenizer", "x"], "--tokenizer goes with one model"),
     "no model at once": (["--max-loaded", "0"], "max_loaded"),
 }
 
@@ -79,6 +88,13 @@ def test_a_port_that_is_taken_is_told_before_a_model_loads(cli: Cli) -> None:
     assert (
         result.err == f"parlay: error: port {port} of 127.0.0.1 is taken: end what uses it, or choose one with --port\n"
     )
+
+
+def test_nothing_is_fetched_for_a_port_that_is_taken(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a model the default one would be fetched."""
+    monkeypatch.setattr("parlay.cli.serve_models.default_model", lambda: pytest.fail("fetched"))
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        assert "is taken" in cli("serve", "--port", str(other.getsockname()[1])).err
 
 
 def test_a_host_that_is_not_there_is_one_line(cli: Cli) -> None:

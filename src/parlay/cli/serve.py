@@ -16,7 +16,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from parlay.cli.flags import chosen_strategy
 from parlay.cli.serve_models import (
     IDLE_SECONDS,
     KEPT,
@@ -24,7 +23,7 @@ from parlay.cli.serve_models import (
     cascades,
     check_flags,
     chosen_models,
-    loaded_first,
+    find_models,
     loading,
     read_ahead,
 )
@@ -157,7 +156,6 @@ _LIMITS: tuple[tuple[str, type, str, float | None, str], ...] = (
 def run(options: argparse.Namespace) -> int:
     _set_up_logging(options)
     allowed = settings(options)
-    chosen_strategy(options)  # a wrong one is said before a model is fetched
     models = chosen_models(options)
     check_flags(options, len(models))
     _check_packages(PACKAGES, "parlay serve", "serve")
@@ -174,7 +172,7 @@ def _serve(
     observers: Sequence[Observer],
 ) -> None:
     """Until the process is told to end."""
-    first = loaded_first(options, models)
+    first = find_models(options, models)
     from parlay.llm.vocabulary import Vocabularies
     from parlay.serve.app import create_app  # here, because these load FastAPI and torch
     from parlay.serve.server import Server

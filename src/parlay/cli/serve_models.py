@@ -20,6 +20,7 @@ from parlay.cli.flags import (
     chosen_strategy,
     options_from,
 )
+from parlay.cli.opening import read_text
 from parlay.models.fetch.pulled import DEFAULT_MODEL, default_model
 from parlay.options import LoadOptions
 from parlay.serve.settings import Settings
@@ -118,19 +119,29 @@ def chosen_models(options: argparse.Namespace) -> dict[str, str]:
     """
     words = [*options.models, *options.model]
     if options.model_dir is None:
-        return named_models(words or [default_model()])
+        return named_models(words or [DEFAULT_MODEL])
     named, found = named_models(words), _models_in(options.model_dir)
     if twice := sorted(named.keys() & found.keys()):
         raise ValueError(f"{twice[0]!r} is also in {options.model_dir}: give it another name, as NAME=MODEL")
     return named | found
 
 
-def loaded_first(options: argparse.Namespace, models: Mapping[str, str]) -> str | None:
-    """The first model, if it was named and not only found; says before torch is loaded that it is not there."""
-    if options.model_dir is not None and not (options.models or options.model):
-        return None
-    from parlay.models.fetch.resolving import resolve  # here, because help needs no models
+def find_models(options: argparse.Namespace, models: Mapping[str, str]) -> str | None:
+    """Fetch the default model, if no model was named, and find the draft model and the first of those that were named.
 
+    The name of the first, None if all come from a folder. Says before torch is loaded that one is not there.
+    """
+    from parlay.models.fetch.resolving import resolve, resolve_tokenizer  # here, because help needs no models
+
+    if options.draft_model is not None:
+        resolve(options.draft_model)
+    if options.tokenizer is not None:
+        resolve_tokenizer(options.tokenizer)
+    words = options.models or options.model
+    if not words and options.model_dir is None:
+        default_model()
+    elif not words:
+        return None
     first = next(iter(models))
     resolve(models[first])
     return first
@@ -188,9 +199,27 @@ def _named_paths(folder: Path) -> Iterator[tuple[str, Path]]:
 
 
 def check_flags(options: argparse.Namespace, models: int) -> None:
-    """Raises ValueError for flags that do not go together."""
+    """Raises ValueError for flags that can't be honoured or do not go together, before anything is fetched or loaded.
+
+    ParlayError for a file of a certificate or cascade that can't be read.
+    """
     if options.tokenizer is not None and (models > 1 or options.allow_pull):
         raise ValueError("--tokenizer goes with one model: serve it by itself, and without --allow-pull")
+    for flag, least in (("max_model_len", 2), ("max_num_seqs", 1), ("max_waiting", 0)):
+        value = vars(options)[flag]
+        if value is not None and value < least:
+            raise ValueError(f"--{flag.replace('_', '-')} {value}: give at least {least}")
+    if not 0 <= options.audit_share <= 1:
+        raise ValueError(f"--audit-share {options.audit_share:g}: give a number from 0 to 1")
+    options_from(LoadOptions, options)
+    chosen_strategy(options)
+    for flag in ("certificates", "cascade"):
+        for name in vars(options)[flag]:
+            read_text(name, flag.removesuffix("s"))
+    if options.memory is not None:
+        from parlay.cache import parse_bytes  # here, because it loads torch
+
+        parse_bytes(options.memory)
 
 
 def loading(options: argparse.Namespace, vocabularies: Vocabularies) -> Callable[[str], Callable[[], AsyncLLM]]:
