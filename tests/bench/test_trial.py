@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from parlay.bench.records import Results
 from parlay.bench.summary import Interval
 from parlay.bench.trial import Candidate, Trial, choose, run, usual_strategies, without_training
+from parlay.bench.wave import Ask, OutOfTime, Waves
 from parlay.bench.workloads import Item
 from parlay.llm import LLM
 
@@ -54,6 +56,24 @@ def test_time_bounds_how_many_prompts_and_strategies_are_tried(tiny: LLM, tmp_pa
     assert len(found.candidates) == 2
     assert found.left_out == names[2:]
     assert {each.prompts for each in found.candidates} == {1}
+
+
+def test_what_was_done_before_counts_and_answers_are_shortened(tiny: LLM, tmp_path: Path) -> None:
+    """A model that took all of the minutes to load leaves time for one short answer of two strategies."""
+    trial = Trial(strategies=("prompt-lookup", "jacobi"), prompts=PROMPTS, max_tokens=20, began=time.monotonic() - 400)
+    announced: list[str] = []
+    found = run(tiny, trial, Results(tmp_path / "rows.jsonl", {}), announced.append, bool)
+    assert announced[0] == "timing plain decoding of a prompt, 16 tokens at most (not 20, for want of time)"
+    assert "at most 5 minutes, of which 40" in announced[1]
+    assert {each.prompts for each in found.candidates} == {1}
+
+
+def test_decoding_stops_when_time_is_over(tiny: LLM) -> None:
+    waves = Waves(tiny)
+    waves.ends = time.monotonic()
+    with pytest.raises(OutOfTime):
+        waves.decode("none", [Ask(ids=(1, 2, 3), most=20)], 0.0)
+    assert tiny.engine.idle
 
 
 def test_prompts_that_leave_nothing_to_time_are_one_line(tiny: LLM, tmp_path: Path) -> None:

@@ -104,8 +104,9 @@ class Bench:
         """``decoders`` by engine; Parlay's own is made if there is none among them."""
         self._plan = plan
         self._results = results
-        self._rounds = Rounds({OURS: Waves(llm), **(decoders or {})}, plan.seconds)
-        self._preparation = Preparation(llm, Waves(llm), plan.max_tokens, plan.keep_loops)
+        self.waves = Waves(llm)
+        self._rounds = Rounds({OURS: self.waves, **(decoders or {})}, plan.seconds)
+        self._preparation = Preparation(llm, self.waves, plan.max_tokens, plan.keep_loops)
         self._prepared: dict[tuple[str, float, int], Prepared | Exception] = {}
 
     def narrow(self, strategies: tuple[str, ...], rounds: int) -> None:

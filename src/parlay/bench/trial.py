@@ -1,7 +1,8 @@
 """Finds the quickest strategy for a user's own prompts: a race in which plain decoding runs beside all others.
 
 Each prompt is a workload of its own, so every strategy is compared with plain decoding of the same prompt in the same
-seconds. A strategy whose interval lies below the best one's leaves the race. Time bounds all but the first prompt.
+seconds. A strategy whose interval lies below the best one's leaves the race. All ends when time is over; answers are
+so short that the first prompt with two strategies ends before that, if they have the fewest tokens at the least.
 """
 
 from __future__ import annotations
@@ -10,11 +11,14 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
+from parlay.bench.loops import FEWEST_TOKENS
+from parlay.bench.prepare import Preparation
 from parlay.bench.records import PLAIN, Results, Row
 from parlay.bench.runner import Bench, BenchPlan, BenchSetting
 from parlay.bench.summary import Interval, measured, ratio
+from parlay.bench.wave import OutOfTime, Waves
 from parlay.bench.workloads import Item, Workload
 from parlay.llm.llm import LLM
 from parlay.strategies.catalogue import catalogue
@@ -35,8 +39,9 @@ _FIRST_RUNS = 2.3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """A race to run: ``strategies``, the most promising first, on ``prompts`` for at most ``minutes``.
+    """A race to run: ``strategies``, the most promising first, on ``prompts``, until ``minutes`` after ``began``.
 
+    ``began`` is of `time.monotonic`, so that what the caller did before, such as to load the model, counts too.
     The first round goes through all prompts, while there is time; further ones, up to ``rounds``, are for the best.
     """
 
@@ -46,6 +51,7 @@ class Trial:
     rounds: int = 3
     max_tokens: int = 128
     temperature: float = 0.0
+    began: float = field(default_factory=time.monotonic)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,8 +132,8 @@ class _Race:
     def __init__(self, llm: LLM, trial: Trial, results: Results) -> None:
         self._trial = trial
         self._results = results
-        self._ends = time.monotonic() + 60 * trial.minutes
-        self._plan = BenchPlan(
+        self._ends = trial.began + 60 * trial.minutes
+        plan = BenchPlan(
             model=llm.runner.spec.name,
             strategies=trial.strategies,
             workloads=tuple(Workload(f"prompt {place}", (item,)) for place, item in enumerate(trial.prompts, start=1)),
@@ -135,11 +141,25 @@ class _Race:
             rounds=1,
             max_tokens=trial.max_tokens,
         )
+        self._plan = replace(plan, max_tokens=self._longest(llm, plan))
         self._settings = list(self._plan.settings())
         self._bench = Bench(llm, self._plan, results)
 
+    def _longest(self, llm: LLM, plan: BenchPlan) -> int:
+        """The most tokens of an answer for which there is time, by the pace of a short plain answer."""
+        began = time.monotonic()
+        with suppress(Exception):  # what is wrong with the first prompt its rows say
+            Preparation(llm, Waves(llm), FEWEST_TOKENS, keep_loops=True).prepare(
+                plan.workloads[0], self._trial.temperature, 0
+            )
+        pace = (time.monotonic() - began) / FEWEST_TOKENS
+        most = _FIRST_SHARE * max(0.0, self._ends - began) / ((1 + 3 * _FIRST_RUNS) * pace)
+        return max(min(self._trial.max_tokens, int(most)), min(self._trial.max_tokens, FEWEST_TOKENS))
+
     def run(self, say: Callable[[str], object], step: Callable[[str], object]) -> TrialResult:
-        say(f"timing plain decoding of a prompt, {self._trial.max_tokens} tokens at most")
+        most = self._plan.max_tokens
+        why = f" (not {self._trial.max_tokens}, for want of time)" if most != self._trial.max_tokens else ""
+        say(f"timing plain decoding of a prompt, {most} tokens at most{why}")
         seconds = self._time_plain()
         field = self._affordable(seconds)
         left_out = self._trial.strategies[len(field) :]
@@ -147,9 +167,10 @@ class _Race:
         say(
             f"{len(field)} strategies on {count} prompt{'s' * (count > 1)}: each takes about "
             f"{(count + _FIRST_RUNS - 1) * seconds:.0f} s to try once (plain decoding {seconds:.1f} s a prompt); at "
-            f"most {self._trial.minutes:g} minute{'s' * (self._trial.minutes != 1)}"
+            f"most {self._trial.minutes:g} minute{'s' * (self._trial.minutes != 1)}, of which "
+            f"{time.monotonic() - self._trial.began:.0f} s are over"
         )
-        with suppress(KeyboardInterrupt):  # what was measured until then is shown
+        with suppress(KeyboardInterrupt, OutOfTime):  # what was measured until then is shown
             self._rounds(field, step)
         return self._result(left_out)
 
@@ -163,10 +184,11 @@ class _Race:
                 if not field or (took and began + took > self._ends):
                     return
                 self._bench.narrow(field, number + 1)
+                self._bench.waves.ends = self._ends if took else math.inf
                 self._bench.run_setting(setting)
                 field = self._left(field)
                 step(self._note(field))
-                took = time.monotonic() - began
+                took = (time.monotonic() - began) / (1 if took else _FIRST_RUNS)
 
     def _time_plain(self) -> float:
         """Seconds that plain decoding takes for the first prompt that can be timed, at which the race begins."""

@@ -7,6 +7,7 @@ learns from any of them.
 from __future__ import annotations
 
 import itertools
+import math
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -126,10 +127,15 @@ class Gauges:
             return None
 
 
+class OutOfTime(BaseException):
+    """A run's time is over. No Exception, for those become rows that report a failure."""
+
+
 class Waves:
-    """Parlay as a `Decoder`."""
+    """Parlay as a `Decoder`. After ``ends`` (of `time.monotonic`), which may be changed, it raises OutOfTime."""
 
     def __init__(self, llm: LLM, meter: EnergyMeter = UNMETERED) -> None:
+        self.ends = math.inf
         self._llm = llm
         self._gauges = Gauges(llm.runner.spec.device, meter)
         self._tenants = (f"bench {secrets.token_hex(8)} {number}" for number in itertools.count())
@@ -160,6 +166,8 @@ class Waves:
             for job in jobs:
                 self._llm.add(job)
             while live:
+                if time.monotonic() > self.ends:
+                    raise OutOfTime
                 for event in engine.step():
                     watch.emit(event.committed.tokens, event.request)
                     job = live[event.request]

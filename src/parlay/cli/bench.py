@@ -81,7 +81,7 @@ def _add_amounts(parser: argparse.ArgumentParser) -> None:
         "--minutes",
         type=_price,
         metavar="X",
-        help=f"with PROMPTS: time after which no further prompt begins (default: {bench_prompts.MINUTES:g})",
+        help=f"with PROMPTS: most time for it all, loading included (default: {bench_prompts.MINUTES:g})",
     )
     parser.add_argument(
         "--rounds",

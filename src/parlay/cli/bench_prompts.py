@@ -7,6 +7,7 @@ import json
 import shlex
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -33,6 +34,7 @@ MEANINGLESS = ("workloads", "preset", "data", "against", "price_per_hour", "repl
 
 def run(options: argparse.Namespace, files: list[Path]) -> int:
     """Race strategies on the prompts of ``files``, and print a table and what to take."""
+    began = time.monotonic()
     _check(options)
     from parlay.bench.presets import strategies  # here, because these load torch
     from parlay.bench.trial import run as race
@@ -49,7 +51,7 @@ def run(options: argparse.Namespace, files: list[Path]) -> int:
         load = options_from(LoadOptions, options)
         llm = stack.enter_context(LLM(model, load=load, draft_model=options.draft_model, router_memory="off"))
         chosen = named or usual_strategies(llm, _registered(llm, model))
-        trial = _trial(options, tuple(each for each in chosen if each != "none"), prompts)
+        trial = _trial(options, tuple(each for each in chosen if each != "none"), prompts, began)
         results = _results(options, llm, stack)
         ticker = stack.enter_context(Ticker(len(prompts) * trial.rounds, "parlay bench", "prompt"))
         found = race(llm, trial, results, above_bars, lambda note: ticker.step(note=note))
@@ -72,7 +74,7 @@ def _check(options: argparse.Namespace) -> None:
         raise ValueError("prompts of your own run one at a time and as they are: leave out --concurrency and --context")
 
 
-def _trial(options: argparse.Namespace, strategies: tuple[str, ...], prompts: tuple[Item, ...]) -> Trial:
+def _trial(options: argparse.Namespace, strategies: tuple[str, ...], prompts: tuple[Item, ...], began: float) -> Trial:
     from parlay.bench.trial import Trial
 
     return Trial(
@@ -82,6 +84,7 @@ def _trial(options: argparse.Namespace, strategies: tuple[str, ...], prompts: tu
         rounds=options.rounds or ROUNDS,
         max_tokens=options.max_tokens or MAX_TOKENS,
         temperature=options.temperature[0],
+        began=began,
     )
 
 
