@@ -23,7 +23,7 @@ from parlay.bench.forwards import FORWARD
 from parlay.bench.plan.machine import calibrate_here, open_random
 from parlay.bench.records import Cell as Measured
 from parlay.bench.records import Results, Row
-from parlay.cost.calibrate import SHAPES, WORKS, Calibration, load, measure
+from parlay.cost.calibrate import SHAPES, WORKS, MachineCalibration, load, measure
 from parlay.cost.roofline import ForwardShape, Machine, ModelShape
 from parlay.cost.speed import Setting, Speed, predict
 from parlay.options import LoadOptions
@@ -79,7 +79,7 @@ class Bench:
     def __init__(self, results: Results, dtype: str, quick: bool) -> None:
         self._results, self._dtype, self._quick = results, dtype, quick
 
-    def calibration(self, path: Path, *, fresh: bool) -> Calibration:
+    def calibration(self, path: Path, *, fresh: bool) -> MachineCalibration:
         """The calibration that the results rest on: measured once, then read again."""
         if path.exists() and self._results.rows and not fresh:
             return load(path)

@@ -14,7 +14,7 @@ from parlay.bench.loops import first_loop
 from parlay.bench.plan import machine
 from parlay.bench.plan.acceptance import decoded
 from parlay.bench.workloads import Item
-from parlay.cost.calibrate import Calibration
+from parlay.cost.calibrate import MachineCalibration
 from parlay.cost.devices import machine as known_machine
 from parlay.cost.fitting import TimedForward
 from parlay.strategies.spelling import parse
@@ -277,7 +277,7 @@ def test_a_calibration_that_is_no_file_is_a_failure(cli: Cli, tmp_path: Path) ->
 
 def test_a_calibration_of_unknown_origin_is_a_failure(cli: Cli, tmp_path: Path) -> None:
     sample = TimedForward(TINY, WORKS[0], 1.0)
-    Calibration(known_machine("l4", "float32"), {"device": "cpu"}, (sample,)).save(tmp_path / "found.json")
+    MachineCalibration(known_machine("l4", "float32"), {"device": "cpu"}, (sample,)).save(tmp_path / "found.json")
     result = cli("plan", *MINI, "--calibration", str(tmp_path / "found.json"))
     assert result.code == 1
     assert "does not say processor, threads" in result.err

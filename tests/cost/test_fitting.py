@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from parlay.cost.calibrate import SHAPES, WORKS, Calibration, calibrate, load, measure, with_engine
+from parlay.cost.calibrate import SHAPES, WORKS, MachineCalibration, calibrate, load, measure, with_engine
 from parlay.cost.fitting import TimedForward, fit, median_error
 from parlay.cost.roofline import ForwardShape, Machine, ModelShape, Overheads
 from parlay.testing.toys import RandomLogits, ToyRunner
@@ -175,4 +175,4 @@ def test_the_error_that_is_told_is_that_of_the_fit() -> None:
         TimedForward(TINY, ForwardShape(rows=rows), MACHINE.forward(TINY, ForwardShape(rows=rows)) / 1.1)
         for rows in (1, 2, 3)
     ]
-    assert Calibration(MACHINE, {}, tuple(samples)).median_error == pytest.approx(0.1)
+    assert MachineCalibration(MACHINE, {}, tuple(samples)).median_error == pytest.approx(0.1)

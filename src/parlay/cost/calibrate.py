@@ -59,7 +59,7 @@ _ROUNDS, _SECONDS = 12, 6.0
 
 
 @dataclass(frozen=True, slots=True)
-class Calibration:
+class MachineCalibration:
     """Constants of a machine, where they come from, and how far they are from what was measured."""
 
     machine: Machine
@@ -84,14 +84,14 @@ class Calibration:
         path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
-def load(path: Path) -> Calibration:
-    """A file that `Calibration.save` wrote. Raises ParlayError with one line for anything else."""
+def load(path: Path) -> MachineCalibration:
+    """A file that `MachineCalibration.save` wrote. Raises ParlayError with one line for anything else."""
     try:
         content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         if content["format"] != FORMAT:
             raise ParlayError(f"{path} has format {content['format']} and not {FORMAT}: calibrate anew")
         machine = _machine(content["machine"])
-        return Calibration(machine, content["provenance"], tuple(map(_sample, content["samples"])))
+        return MachineCalibration(machine, content["provenance"], tuple(map(_sample, content["samples"])))
     except OSError as error:
         raise ParlayError(f"can't read the calibration {path}: {error.strerror}") from None
     except (AttributeError, KeyError, TypeError, ValueError):
@@ -114,7 +114,7 @@ def calibrate(
     shapes: Sequence[ModelShape] = SHAPES,
     works: Sequence[ForwardShape] = WORKS,
     cache_bytes: float = 0.0,
-) -> Calibration:
+) -> MachineCalibration:
     """Time the works on a runner of each shape and fit the machine, whose last cache is so large.
 
     ``open_runner`` makes a runner with room for them all, and gives the shape with the bytes that it really keeps.
@@ -123,10 +123,10 @@ def calibrate(
     for wanted in shapes:
         runner, shape = open_runner(wanted)
         samples += [TimedForward(shape, work, seconds) for work, seconds in measure(runner, works)]
-    return Calibration(fit(samples, cache_bytes), provenance, tuple(samples))
+    return MachineCalibration(fit(samples, cache_bytes), provenance, tuple(samples))
 
 
-def with_engine(calibration: Calibration, engine: Overheads) -> Calibration:
+def with_engine(calibration: MachineCalibration, engine: Overheads) -> MachineCalibration:
     """The same with what a step of the engine takes besides its forwards."""
     return replace(calibration, machine=replace(calibration.machine, engine=engine))
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
 
-from parlay.router.ranking import Candidates
 from parlay.types import Draft, trees
 
 _EDGES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)  # between buckets of scores
+MOST_SHARE = 0.999  # of levels at which a drafter is right
 UNSCORED = 0.7  # score of a node whose drafter gives none
 _LEAST, _MOST = 1e-9, 1e12  # of numbers that come from elsewhere
 _WEIGHT = 4.0  # observations that the drafter's score counts as, at the start
@@ -23,53 +23,70 @@ _BUCKET_DECAY = 0.98  # per step that tested a node of the bucket
 _KINDS_DIFFER = 0.1  # variance of the log-odds by which kinds of sequences differ from the calibration
 _SEQUENCES_DIFFER = 0.2  # that by which sequences differ from their kind
 
+_SHIFT = 0.05  # of log-odds: sequences whose records differ by less share their path probabilities
 _BOUND = 1.5  # standard errors
 _SEQUENCE_DECAY = 0.9  # per step that tested a node of the sequence
 
 
-def walk(draft: Draft, accepted: int, text: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
-    """The nodes on the accepted path, and the tested nodes: all whose parent was accepted, or the root.
-
-    ``accepted`` is the number of accepted nodes. ``text`` ends with the tokens of the step, from which the path is read
-    where the tree branches.
-    """
-    real = len(draft) - draft.probes
-    if trees.is_chain(draft.tree):
-        return range(accepted), range(min(accepted + 1, real))
-    committed = text[len(text) - accepted - 1 :]
-    families = trees.children(draft.tree)
-    path: list[int] = []
-    tested: list[int] = []
-    node: int | None = -1
-    while node is not None:
-        children = [child for child in families[node] if child < real]
-        tested += children
-        token = committed[len(path)] if len(path) < accepted else None
-        node = next((child for child in children if draft.tree.tokens[child] == token), None)
-        if node is not None:
-            path.append(node)
-    return path, tested
-
-
 Outcome = tuple[Draft, Sequence[int], Sequence[int]]
-"""A draft, the nodes of it on the accepted path, and those that were tested; see `walk`."""
+"""A draft, its nodes on the path that was committed, and those that were tested: the root's children, and all whose
+parent lies on the path."""
+
+
+def matched(draft: Draft, committed: Sequence[int]) -> Outcome:
+    """Compare a draft with the tokens that its step committed, whether it was verified or not.
+
+    Of a chain the nodes are ranges. What lies deeper than the committed tokens is not tested.
+    """
+    real, tokens = len(draft.tree.tokens) - draft.probes, draft.tree.tokens
+    path: list[int] = []
+    if trees.is_chain(draft.tree):
+        most, depth = min(real, len(committed)), 0
+        while depth < most and tokens[depth] == committed[depth]:
+            depth += 1
+        return draft, range(depth), range(min(depth + 1, most))
+    families = trees.children(draft.tree)
+    tested: list[int] = []
+    for token in committed:
+        children = [child for child in families[path[-1] if path else -1] if child < real]
+        tested += children
+        right = [child for child in children if tokens[child] == token]
+        if not right:
+            break
+        path.append(right[0])
+    return draft, path, tested
+
+
+class Paths(NamedTuple):
+    """Nodes of a draft whose path is likely enough, in ascending order, and the probability of each path.
+
+    ``gains[n]``: tokens that the likeliest n of them are expected to bring. ``worths[n]``: what these are worth.
+    """
+
+    nodes: Sequence[int]
+    path_probs: list[float]
+    gains: list[float]
+    worths: list[float]
 
 
 class _Table(NamedTuple):
     """Numbers that all drafts with the same scores share in a step.
 
-    For each node: its bucket, the weights for (``likely``) and against it (``unlikely``) given that its parent was
-    accepted, and its chance, which follows from them. ``expected[n]``: how many of the first n nodes of a chain are
-    expected to be accepted, if all are tested. ``chains``: tested chains by nodes accepted and tested, to be learned
-    from together.
+    For each node: its bucket, and the odds that it is accepted given that its parent was. ``seen``: how many
+    chains had so many nodes accepted and tested, to be learned from together; ``chains``: how many of these nodes were
+    expected to be accepted. ``paths``: those of chains, by steps of log-odds and nodes.
     """
 
     buckets: tuple[int, ...]
-    likely: list[float]
-    unlikely: list[float]
-    chances: list[float]
-    expected: list[float]
-    chains: Counter[tuple[int, int]]
+    odds: list[float]
+    chains: dict[tuple[int, int], float]
+    seen: Counter[tuple[int, int]]
+    paths: dict[tuple[int, int], Paths]
+
+    def expected(self, tested: Sequence[int]) -> float:
+        """How many of these nodes are expected to be accepted."""
+        odds = self.odds
+        return sum([odds[node] / (1 + odds[node]) for node in tested])
 
 
 class ScoreCalibration:
@@ -79,12 +96,12 @@ class ScoreCalibration:
         self._accepted = [0.0] * (len(_EDGES) + 1)
         self._rejected = [0.0] * (len(_EDGES) + 1)
         self._weights = [_WEIGHT] * (len(_EDGES) + 1)  # of the scores themselves; they decay like the observations
-        self._tables: dict[tuple[float, ...], _Table] = {}
+        self._tables: dict[tuple[float, ...] | int, _Table] = {}
         self.drafts = 0
         """How many were tested."""
 
     def kept(self) -> tuple[float, ...]:
-        """Return what was learned, as numbers for `restore`."""
+        """Return what it has learned, as numbers for `restore`."""
         return (*self._accepted, *self._rejected, *self._weights, self.drafts)
 
     def restore(self, kept: Sequence[float]) -> None:
@@ -100,44 +117,46 @@ class ScoreCalibration:
         likely = self._accepted[bucket] + self._weights[bucket] * score
         return likely / (likely + self._rejected[bucket] + self._weights[bucket] * (1 - score))
 
-    def candidates(self, draft: Draft, odds: float, floor: float, sure: int) -> Candidates:
-        """The nodes whose path is accepted with a probability of at least ``floor``, and the first ``sure`` nodes.
+    def paths(self, draft: Draft, shift: float, floor: float, shares: Callable[[list[float]], list[float]]) -> Paths:
+        """Find the nodes whose path is accepted with a probability of at least ``floor``; probes are left out.
 
-        Probes are left out. A node's own probability is `chance`, with its odds multiplied by ``odds``.
+        A node's own probability is `chance`, its log-odds moved by ``shift`` in steps of `_SHIFT`, so that sequences
+        with about the same record share the work. ``shares``: what each node adds to the worth of all.
         """
-        table, real = self._table(draft), len(draft) - draft.probes
-        weighed = zip(table.likely[:real], table.unlikely, strict=False)
-        path_probs: list[float] = []
+        table, real, steps = self._table(draft), len(draft.tree.tokens) - draft.probes, round(shift / _SHIFT)
         if not trees.is_chain(draft.tree):
-            for parent, (yes, no) in zip(draft.tree.parents, weighed, strict=False):
-                above = path_probs[parent] if parent >= 0 else 1.0
-                path_probs.append(above * odds * yes / (odds * yes + no))
-            kept = [node for node, path_prob in enumerate(path_probs) if path_prob >= floor or node < sure]
-            return kept, [path_probs[node] for node in kept]
-        path_prob = 1.0
-        for yes, no in weighed:
-            path_prob *= odds * yes / (odds * yes + no)
-            if path_prob < floor and len(path_probs) >= sure:
-                break
-            path_probs.append(path_prob)
-        return range(len(path_probs)), path_probs
+            return _tree_paths(table, draft.tree.parents[:real], math.exp(steps * _SHIFT), floor, shares)
+        paths = table.paths.get((steps, real))
+        if paths is None:
+            factor, path_prob, path_probs = math.exp(steps * _SHIFT), 1.0, []
+            for odds in table.odds[:real]:
+                path_prob *= factor * odds / (1 + factor * odds)
+                if path_prob < floor:
+                    break
+                path_probs.append(path_prob)
+            paths = _paths(range(len(path_probs)), path_probs, shares)
+            table.paths[steps, real] = paths
+        return paths
 
     def learn(self, outcomes: Sequence[Outcome]) -> list[float]:
-        """Learns from one step of many drafts. Returns how many tested nodes of each were expected to be accepted."""
+        """Learn from one step of many drafts. Returns how many tested nodes of each were expected to be accepted."""
         right, tested = [0] * len(self._weights), [0] * len(self._weights)
         expected: list[float] = []
         for draft, path, reached in outcomes:
             table = self._table(draft)
             self.drafts += bool(reached)
             if isinstance(reached, range):
-                expected.append(table.expected[len(reached)])
-                table.chains[len(path), len(reached)] += 1
+                chain = len(path), len(reached)
+                if chain not in table.seen:
+                    table.chains[chain] = table.expected(reached)
+                table.seen[chain] += 1
+                expected.append(table.chains[chain])
             else:
-                expected.append(sum([table.chances[node] for node in reached]))
+                expected.append(table.expected(reached))
                 _count(right, [table.buckets[node] for node in path], 1)
                 _count(tested, [table.buckets[node] for node in reached], 1)
         for table in self._tables.values():
-            for (accepted, reached_levels), count in table.chains.items():
+            for (accepted, reached_levels), count in table.seen.items():
                 _count(right, table.buckets[:accepted], count)
                 _count(tested, table.buckets[:reached_levels], count)
         for bucket, count in enumerate(tested):
@@ -150,17 +169,34 @@ class ScoreCalibration:
 
     def _table(self, draft: Draft) -> _Table:
         """The table of a draft's scores. It is made once per step: it is needed before the forward and after it."""
-        scores = draft.scores or (UNSCORED,) * len(draft)
-        table = self._tables.get(scores)
+        key = draft.scores or len(draft.tree.tokens)
+        table = self._tables.get(key)
         if table is None:
+            scores = draft.scores or (UNSCORED,) * len(draft.tree.tokens)
             buckets = _buckets(scores)
-            pairs = list(zip(buckets, scores, strict=True))
-            likely = [self._accepted[bucket] + self._weights[bucket] * score for bucket, score in pairs]
-            unlikely = [self._rejected[bucket] + self._weights[bucket] * (1 - score) for bucket, score in pairs]
-            chances = [yes / (yes + no) for yes, no in zip(likely, unlikely, strict=True)]
-            expected = list(accumulate(chances, initial=0.0))
-            table = self._tables[scores] = _Table(buckets, likely, unlikely, chances, expected, Counter())
+            right, wrong, weights = self._accepted, self._rejected, self._weights
+            odds = [
+                (right[bucket] + weights[bucket] * score) / (wrong[bucket] + weights[bucket] * (1 - score) or _LEAST)
+                for bucket, score in zip(buckets, scores, strict=True)
+            ]
+            table = self._tables[key] = _Table(buckets, odds, {}, Counter(), {})
         return table
+
+
+def _tree_paths(
+    table: _Table, parents: Sequence[int], factor: float, floor: float, shares: Callable[[list[float]], list[float]]
+) -> Paths:
+    path_probs: list[float] = []
+    for parent, odds in zip(parents, table.odds, strict=False):
+        above = path_probs[parent] if parent >= 0 else 1.0
+        path_probs.append(above * factor * odds / (1 + factor * odds))
+    kept = [node for node, path_prob in enumerate(path_probs) if path_prob >= floor]
+    return _paths(kept, [path_probs[node] for node in kept], shares)
+
+
+def _paths(nodes: Sequence[int], path_probs: list[float], shares: Callable[[list[float]], list[float]]) -> Paths:
+    ranked = sorted(path_probs, reverse=True)
+    return Paths(nodes, path_probs, [0.0, *accumulate(ranked)], [0.0, *accumulate(shares(ranked))])
 
 
 def _count(counts: list[int], buckets: Sequence[int], more: int) -> None:
@@ -180,6 +216,11 @@ class Record:
     The record of a sequence starts from ``whole``, the record of all sequences, and that one from a guess; the weight
     of both decays. Between the two may stand the record of sequences of one kind (`of_kind`).
     """
+
+    __slots__ = (
+        *("_decay", "_expected", "_levels", "_nodes", "_prior", "_right", "_right_levels", "_spread", "_usual"),
+        "_whole",
+    )
 
     def __init__(self, whole: Record | None = None, *, expected: float = 0.0) -> None:
         """``expected``: the share by which the record of all sequences starts, if held-out texts showed one. Sequences
@@ -202,11 +243,11 @@ class Record:
     def of_sequence(self) -> Record:
         """A record of one sequence of this kind: its odds start from those here too."""
         record = Record(self)
-        record._usual = math.log(self.odds)
+        record._usual = self.shift
         return record
 
     def kept(self) -> tuple[float, ...]:
-        """Return what was learned, as numbers for `restore`."""
+        """Return what it has learned, as numbers for `restore`."""
         return (self._levels, self._right_levels, self._nodes, self._right, self._expected)
 
     def restore(self, kept: Sequence[float]) -> None:
@@ -236,28 +277,31 @@ class Record:
         return min(1.0, share + _BOUND * math.sqrt(share * (1 - share) / (self._levels + self._prior)))
 
     @property
-    def odds(self) -> float:
-        """The factor on the calibrated odds of a node; 1 before anything was seen.
+    def shift(self) -> float:
+        """Return what is added to the log-odds of a calibrated node; 0 before anything was seen.
 
-        One Newton step towards the likeliest shift of log-odds, which is normally distributed beforehand. A factor that
-        followed a few nodes further would favour whichever draft was lucky last.
+        One Newton step towards the likeliest shift, which is normally distributed beforehand. A shift that followed a
+        few nodes further would favour whichever draft was lucky last.
         """
         known = self._expected * (1 - self._expected / self._nodes) if self._nodes else 0.0
         shift = self._right - self._expected + self._usual / self._spread
-        return math.exp(shift / (known + 1 / self._spread))
+        return shift / (known + 1 / self._spread)
 
     def learn(self, accepted: int, missed: bool, nodes: int, expected: float) -> None:
-        """Learns from one step. ``accepted``: levels at which a node was accepted; ``missed``: whether a level was
-        reached at which none was; ``nodes``: nodes tested; ``expected``: how many of these the calibration expected.
+        """Learn from one step, and so do the records that this one starts from.
+
+        ``accepted``: levels at which a node was accepted; ``missed``: whether a level was reached at which none was;
+        ``nodes``: nodes tested; ``expected``: how many of these the calibration expected.
         """
-        decay = self._decay
-        self._levels = self._levels * decay + accepted + missed
-        self._right_levels = self._right_levels * decay + accepted
-        self._nodes = self._nodes * decay + nodes
-        self._right = self._right * decay + accepted
-        self._expected = self._expected * decay + expected
-        if self._whole is not None:
-            self._whole.learn(accepted, missed, nodes, expected)
+        record: Record | None = self
+        while record is not None:
+            decay = record._decay
+            record._levels = record._levels * decay + accepted + missed
+            record._right_levels = record._right_levels * decay + accepted
+            record._nodes = record._nodes * decay + nodes
+            record._right = record._right * decay + accepted
+            record._expected = record._expected * decay + expected
+            record = record._whole
 
 
 def checked(kept: Sequence[float], size: int) -> list[float]:
@@ -270,5 +314,5 @@ def checked(kept: Sequence[float], size: int) -> list[float]:
 
 def expected_accepted(share: float, depth: float) -> float:
     """Nodes that a chain of ``depth`` gets accepted at one conditional rate: a + a^2 + ... + a^depth."""
-    share = min(share, 0.999)
+    share = min(share, MOST_SHARE)
     return share * float(1 - share**depth) / (1 - share)

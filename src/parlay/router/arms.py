@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from dataclasses import astuple, dataclass, field
 
 from parlay.router.acceptance import Outcome, Record, ScoreCalibration, checked
 from parlay.router.ledger import START, TRIALS, Account
 from parlay.router.prices import DraftDepth, DraftSeconds, Reading, sizes
 from parlay.router.saved_state import KeptArm
-from parlay.types import Draft, Routed, trees
+from parlay.types import Routed, trees
 
 _log = logging.getLogger(__name__)
 _GAIN_DECAY = 0.9  # of what asking gains, per request in a sequence
@@ -48,7 +47,7 @@ class Arm:
 
 
 class ArmState:
-    """Estimates of one drafter over all sequences."""
+    """Keeps what is known of one drafter over all sequences."""
 
     def __init__(self, arm: Arm, number: int) -> None:
         self.arm = arm
@@ -74,11 +73,16 @@ class ArmState:
         self._before: DraftSeconds | None = None  # what it took before it became slow, while that may be an accident
 
     @property
+    def price_key(self) -> tuple[int, float, int, int]:
+        """Whatever the price of its drafts depends on, beside the batch."""
+        return self.number, round(self.depth.share, 1), self.seconds.revision, self.probes
+
+    @property
     def first_limit(self) -> int:
         return self.arm.most if self.calibration.drafts >= _KNOWN else min(_FIRST, self.arm.most)
 
     def kept(self) -> KeptArm:
-        """Return what was learned, to be kept for other routers on this machine."""
+        """Return what it has learned, to be kept for other routers on this machine."""
         kinds = {kind: (known.gain, *known.record.kept()) for kind, known in self.kinds.items()}
         return KeptArm(
             calibration=self.calibration.kept(),
@@ -114,7 +118,7 @@ class ArmState:
             self.row = row
 
     def of_kind(self, kind: str) -> KindState:
-        """Estimates in sequences of one kind."""
+        """Return what is known of it in sequences of one kind."""
         if kind not in self.kinds:
             self.kinds[kind] = KindState(self.record.of_kind(), self.gain)
         return self.kinds[kind]
@@ -159,7 +163,7 @@ class ArmState:
 
 @dataclass(slots=True)
 class KindState:
-    """Estimates of one drafter in sequences of one kind: the next of them begins with these."""
+    """Keeps what is known of one drafter in sequences of one kind: where the next of them begins."""
 
     record: Record
     gain: float
@@ -168,7 +172,7 @@ class KindState:
 
 @dataclass(slots=True)
 class ArmCounts:
-    """Counts of one drafter's use in one sequence; see `Routed`."""
+    """Counts what was done with one drafter in one sequence; see `Routed`."""
 
     asked: int = 0
     verified: int = 0
@@ -184,7 +188,7 @@ class ArmCounts:
 
 @dataclass(slots=True, eq=False)
 class ArmInSequence:
-    """Estimates of one drafter in one sequence."""
+    """Keeps what is known of one drafter in one sequence."""
 
     whole: ArmState
     kind: KindState
@@ -225,7 +229,7 @@ class ArmInSequence:
     def learn(self, outcome: Outcome, expected: float) -> None:
         """Learn from a proposal and what was committed instead or because of it."""
         draft, path, tested = outcome
-        nodes = len(draft) - draft.probes
+        nodes = len(draft.tree.tokens) - draft.probes
         if not nodes or not tested:
             return
         chained = isinstance(tested, range)
@@ -252,27 +256,3 @@ def restored(state: ArmState, kept: KeptArm | None, row: float) -> ArmState:
             _log.warning("what was kept of %s can't be used (%s): it is learned anew", state.arm.name, error)
             return ArmState(state.arm, state.number)
     return state
-
-
-def matched(draft: Draft, committed: Sequence[int]) -> Outcome:
-    """The draft, its nodes on the path that was committed, and the nodes that this path tests: ranges for a chain.
-
-    Whether the draft was verified does not matter. What lies deeper than the committed tokens is not tested.
-    """
-    real = len(draft) - draft.probes
-    tokens = draft.tree.tokens
-    if trees.is_chain(draft.tree):
-        most = min(real, len(committed))
-        depth = next((depth for depth in range(most) if tokens[depth] != committed[depth]), most)
-        return draft, range(depth), range(min(depth + 1, most))
-    families = trees.children(draft.tree)
-    path: list[int] = []
-    tested: list[int] = []
-    for token in committed:
-        children = [child for child in families[path[-1] if path else -1] if child < real]
-        tested += children
-        right = [child for child in children if tokens[child] == token]
-        if not right:
-            break
-        path.append(right[0])
-    return draft, path, tested

@@ -1,17 +1,17 @@
-"""The worth of each choice of one step: the tokens that it is expected to bring, less what its seconds are worth.
+"""Works out what each choice of one step is worth: the tokens that it should bring, less the worth of its seconds.
 
 The formulas are in docs/explanation/how-auto-chooses.md, under the names that they have here.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 from typing import NamedTuple
 
-from parlay.router.acceptance import expected_accepted
-from parlay.router.arms import ArmInSequence
+from parlay.router.acceptance import MOST_SHARE, expected_accepted
+from parlay.router.arms import ArmInSequence, ArmState
 from parlay.router.prices import Size, StepPrices
 from parlay.router.ranking import best_of
 from parlay.types import Draft
@@ -73,19 +73,19 @@ def offered(arm: ArmInSequence, draft: Draft, asked: int, prices: StepPrices) ->
     if draft.kind != "point":
         gain = expected_accepted(arm.record.share, arm.whole.depth.of(asked))
         return Offer(arm, draft, asked, gains=[gain], worths=[goal.worth(gain)])
-    nodes, path_probs = arm.whole.calibration.candidates(draft, arm.record.odds, prices.floor, 0)
-    chained = isinstance(nodes, range)
-    if len(nodes) > arm.limit:
+    nodes, path_probs, gains, worths = arm.whole.calibration.paths(draft, arm.record.shift, prices.floor, goal.shares)
+    if len(path_probs) > arm.limit:
+        if isinstance(nodes, range):
+            return Offer(arm, draft, asked, nodes[: arm.limit], path_probs[: arm.limit], gains, worths)
         likely = dict(zip(nodes, path_probs, strict=True))
-        nodes = nodes[: arm.limit] if chained else best_of((nodes, path_probs), arm.limit)
+        nodes = best_of((nodes, path_probs), arm.limit)
         path_probs = [likely[node] for node in nodes]
-    ranked = path_probs if chained else sorted(path_probs, reverse=True)
-    gains, worths = [0.0, *accumulate(ranked)], [0.0, *accumulate(goal.shares(ranked))]
     return Offer(arm, draft, asked, nodes, path_probs, gains, worths)
 
 
-def best_cut(offer: Offer, prices: StepPrices, rate: float) -> Choice:
-    """The offer, cut where it is worth most, if a second is worth ``rate`` tokens."""
+def best_cut(offer: Offer, prices: StepPrices) -> Choice:
+    """The offer, cut where it is worth most."""
+    rate = prices.rate
     if offer.is_drawn:
         seconds = prices.of_nodes(offer.asked)
         worth = offer.worths[0] - rate * seconds
@@ -99,32 +99,53 @@ def best_cut(offer: Offer, prices: StepPrices, rate: float) -> Choice:
     return Choice(worth, offer.gains[nodes], prices.of_nodes(nodes), offer.arm, nodes, offer) if nodes else NOTHING
 
 
-def best_size(arm: ArmInSequence, prices: StepPrices, rate: float, share: float) -> Choice:
+def best_size(arm: ArmInSequence, prices: StepPrices, share: float, most: float = math.inf) -> Choice:
     """The size that is worth most of the drafts that an arm could be asked for, if this share of levels is right.
 
-    Where its proposals cost nothing, as many nodes are asked for as may ever pay: those that do not are cut.
+    Where its proposals cost nothing, as many nodes are asked for as may ever pay: those that do not are cut. The worth
+    is at most ``most``.
     """
-    whole, known = arm.whole, prices.sizes(rate)
-    key = whole.number, round(share, 2), round(whole.depth.share, 1), arm.limit, whole.seconds.revision, whole.probes
+    whole, key = arm.whole, (int(100 * share + 0.5), arm.limit)
+    known = prices.sizes.get(whole.number)
+    if known is None:
+        known = prices.sizes_of(whole.number, whole.price_key)
     found = known.get(key)
     if found is None:
-        found = _best_size(arm, prices, rate, share, _MARGIN)
-        if whole.seconds.is_known and prices.is_free(whole.seconds.of(arm.limit)):
-            found = (_best_size(arm, prices, rate, max(share, _SURE), 0.0)[0], *found[1:])
-        known[key] = found
+        found = known[key] = _sized(arm, prices, share)
     size, gain, seconds = found
-    worth = max(prices.goal.worth(gain) - rate * seconds, LEAST)
-    return Choice(worth, gain, seconds, arm, size) if size else NOTHING
+    if not size:
+        return NOTHING
+    return Choice(min(most, max(prices.goal.worth(gain) - prices.rate * seconds, LEAST)), gain, seconds, arm, size)
 
 
-def _best_size(arm: ArmInSequence, prices: StepPrices, rate: float, share: float, margin: float) -> Size:
-    whole, found, most = arm.whole, (0, 0.0, 0.0), margin
-    for size in whole.sizes[1:]:
-        if size > arm.limit or size > prices.most:
+def _sized(arm: ArmInSequence, prices: StepPrices, share: float) -> Size:
+    found = _best_size(arm, prices, share, _MARGIN)
+    if arm.whole.seconds.is_known and prices.is_free(arm.whole.seconds.of(arm.limit)):
+        return _best_size(arm, prices, max(share, _SURE), 0.0)[0], found[1], found[2]
+    return found
+
+
+def _best_size(arm: ArmInSequence, prices: StepPrices, share: float, margin: float) -> Size:
+    found, most, rate, worth_of = (0, 0.0, 0.0), margin, prices.rate, prices.goal.worth
+    share = min(share, MOST_SHARE)
+    endless = share / (1 - share)
+    for size, depth, seconds in _drafts(arm.whole, prices):
+        if size > arm.limit:
             break
-        gain = expected_accepted(share, whole.depth.of(size))
-        seconds = prices.of_drafting(whole.seconds.of(size)) + prices.of_nodes(size + whole.probes)
-        worth = prices.goal.worth(gain) - rate * seconds
+        gain = endless * float(1 - share**depth)  # `expected_accepted`
+        worth = worth_of(gain) - rate * seconds
         if worth > most:
             most, found = worth, (size, gain, seconds)
     return found
+
+
+def _drafts(arm: ArmState, prices: StepPrices) -> list[tuple[int, float, float]]:
+    """List the sizes of an arm's drafts, and the levels and the seconds of each."""
+    drafts = prices.drafts.get(arm.price_key)
+    if drafts is None:
+        drafts = prices.drafts[arm.price_key] = [
+            (size, arm.depth.of(size), prices.of_drafting(arm.seconds.of(size)) + prices.of_nodes(size + arm.probes))
+            for size in arm.sizes[1:]
+            if size <= prices.most
+        ]
+    return drafts

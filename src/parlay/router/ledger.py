@@ -1,10 +1,8 @@
-"""The seconds that drafts may cost a sequence: what they have gained, and a small share of decoding time for trials."""
+"""Limits what drafts may cost a sequence: what they have gained, and a small share of decoding time for trials."""
 
 from __future__ import annotations
 
 import math
-
-from parlay.types import SequenceView
 
 START = 0.5  # tokens of plain decoding: the credit of a sequence that has drafted nothing yet
 TRIALS = 0.01  # share of the decoding time that trials may lose
@@ -27,6 +25,10 @@ class Account:
         """Count seconds of decoding."""
         if self.debt:
             self.debt = max(0.0, self.debt - self.share * seconds)
+
+    @property
+    def is_paid_off(self) -> bool:
+        return not self.debt and self.share > 0
 
     def tokens_left(self, seconds: float) -> int:
         """Tokens to decode, each of so many seconds, until the debt is paid off; without a share it never is."""
@@ -59,16 +61,12 @@ class Ledger:
     drafted. Each trial that loses multiplies the debt that must be paid off before the next, at least by ``growth``.
     """
 
-    __slots__ = ("_counted", "_gains", "_growth", "_price", "_token", "_trials", "_view", "credit")
+    __slots__ = ("_gains", "_growth", "_price", "_token", "_trials", "credit")
 
-    def __init__(
-        self, view: SequenceView, token: float, gains: Gains, *, trials: float = TRIALS, growth: float = GROWTH
-    ) -> None:
+    def __init__(self, token: float, gains: Gains, *, trials: float = TRIALS, growth: float = GROWTH) -> None:
         """``token``: seconds that plain decoding takes for one token of this sequence. ``trials``: their share."""
         self._gains = gains
         self.credit = START * token
-        self._view = view
-        self._counted = len(view.tokens)
         self._token = token
         self._trials, self._growth = Account(trials), growth
         self._trials.debt = self._price = FIRST_WAIT * trials * token  # of the next trial
@@ -78,11 +76,13 @@ class Ledger:
         """Whether drafts that are expected to gain may be verified."""
         return self.credit > 0 or self._gains.tokens > 0
 
-    def earn(self) -> None:
-        """Count what was decoded since the last call."""
-        tokens = len(self._view.tokens) - self._counted
-        self._counted += tokens
+    def earn(self, tokens: int) -> None:
+        """Count so many decoded tokens."""
         self._trials.earn(tokens * self._token)
+
+    @property
+    def is_trial_due(self) -> bool:
+        return self._trials.is_paid_off
 
     @property
     def wait(self) -> int:

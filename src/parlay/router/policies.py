@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
-from parlay.router.acceptance import UNSCORED, ScoreCalibration, walk
+from parlay.router.acceptance import UNSCORED, ScoreCalibration, matched
 from parlay.router.arms import Arm
 from parlay.router.router import Router
 from parlay.types import NOTHING_NEEDED, Budgets, Cost, Draft, Needs, Policy, SequenceView, Spent, trees
@@ -106,7 +106,7 @@ class Confidence(Policy):
     ) -> None:
         for view, draft, right in zip(views, drafts, accepted, strict=True):
             if draft.scores:
-                self._learn_outcome(draft, *walk(draft, right, view.tokens))
+                self._learn_outcome(*matched(draft, view.tokens[len(view.tokens) - right - 1 :]))
 
     def _learn_outcome(self, draft: Draft, path: Sequence[int], tested: Sequence[int]) -> None:
         self._record += [(draft.scores[node], node in path) for node in tested]
@@ -171,7 +171,9 @@ class Risk(Policy):
         self, views: Sequence[SequenceView], drafts: Sequence[Draft], accepted: Sequence[int], spent: Spent
     ) -> None:
         drafted = zip(views, drafts, accepted, strict=True)
-        self._calibration.learn([(draft, *walk(draft, right, view.tokens)) for view, draft, right in drafted])
+        self._calibration.learn(
+            [matched(draft, view.tokens[len(view.tokens) - right - 1 :]) for view, draft, right in drafted]
+        )
 
     def release(self, sequence: int) -> None:
         """Holds nothing of a sequence."""

@@ -1,4 +1,4 @@
-"""The cost of drafts: seconds of proposals as measured, of prompts that drafters read, and of rows in a batch."""
+"""Prices of drafts: seconds of proposals as measured, of prompts that drafters read, and of rows in a batch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MOVED = 0.1  # relative change of an estimate that leads to new prices, if it i
 
 
 class DraftSeconds:
-    """Seconds of a sequence's proposal: a fixed time, and a time per node.
+    """Estimates what a sequence's proposal costs: a fixed time, and a time per node.
 
     Both come from least squares over the proposals seen; older ones count less. Until proposals of several sizes were
     seen, the fixed time is taken to be about 0. Delays are noise: of the first few proposals the quickest sets the
@@ -39,7 +39,7 @@ class DraftSeconds:
         self._seconds = self._products = 0.0
 
     def kept(self) -> tuple[float, ...]:
-        """Return what was learned, as numbers for `restore`."""
+        """Return what it has learned, as numbers for `restore`."""
         return (self._count, self._nodes, self._squares, self._seconds, self._products)
 
     def restore(self, kept: Sequence[float]) -> None:
@@ -123,14 +123,14 @@ class DraftDepth:
 
 
 class Reading:
-    """Seconds in which a drafter reads a prompt, by the prompts that it has read."""
+    """Estimates how long a drafter reads a prompt, by the prompts that it has read."""
 
     def __init__(self) -> None:
         self._per_token = 0.0
         self._seen = False
 
     def kept(self) -> tuple[float, ...]:
-        """Return what was learned, as numbers for `restore`."""
+        """Return what it has learned, as numbers for `restore`."""
         return (self._per_token,) if self._seen else ()
 
     def restore(self, kept: Sequence[float]) -> None:
@@ -177,16 +177,18 @@ class AnswerLengths:
 
 Size = tuple[int, float, float]
 """Nodes to ask an arm for, tokens that they are expected to bring, and the seconds that they cost."""
-Sizes = dict[tuple[int, float, float, int, int, int], Size]
+Sizes = dict[tuple[int, int], Size]
+"""Of one arm, by its share in hundredths and the most nodes that it may be asked for."""
 
 
 class StepPrices:
-    """The cost of rows in this batch. Valid as long as ``key`` is: the batch, and the revision of the cost.
+    """Prices of rows in this batch. Valid as long as ``key`` is: the batch, and the revision of the cost.
 
     ``rows`` of a plain step: one per sequence, and those of other strategies. ``plain`` are its seconds, ``token``
     those of plain decoding per token. For a goal in joules they are seconds in which the machine draws as many without
     rows. Within the limit of power, ``room`` nodes may be verified in all, and ``most`` are worth asking each sequence
-    for. A node whose path probability is below ``floor``, a quarter of what the cheapest row costs, is never verified.
+    for. A second is worth ``rate`` tokens. A node whose path probability is below ``floor``, a quarter of what the
+    cheapest row costs, is never verified.
     """
 
     def __init__(
@@ -200,21 +202,24 @@ class StepPrices:
         aim: Aim = USUAL,
     ) -> None:
         self.key, self.sequences, self.rows, self.context, self.goal = key, sequences, rows, context, aim.goal
+        self._is_limited = aim.power is not None and aim.most_watts > 0
         self._cost, self._aim, self._factor, self._row_seconds = cost, aim, aim.effort.price, aim.row_seconds
         self._of_nodes: dict[int, float] = {0: 0.0}
-        self._of_rows: dict[int, float] = {}
-        self._sizes: dict[float, Sizes] = {}
-        self._rate, self._latest = 0.0, self._sizes.setdefault(0.0, {})
-        self._plain_then = self._plain_now = cost.forward(rows, context)
-        self.plain = self._forward(rows)
+        self.drafts: dict[tuple[float, ...], list[tuple[int, float, float]]] = {}
+        """By arm, as `sizes_of`: sizes of drafts, levels and seconds of each."""
+        self._sizes: dict[tuple[float, ...], Sizes] = {}
+        self.rate, self.sizes = 0.0, dict[int, Sizes]()
+        self._plain_then, self._slower = cost.forward(rows, context), 1.0
+        self.plain = self._plain_then + self._row_seconds * rows
+        self._of_rows = {rows: self.plain}
         self.token = self.plain / rows
         self.room = self._within_power()
         self.most = -(-self.room // sequences)
         self._floor = -1.0
 
     def begin(self) -> None:
-        """A new step, with these prices too."""
-        self._plain_now = self._cost.forward(self.rows, self.context)
+        """Begin another step at these prices: the speed of the machine is looked up again when it is needed."""
+        self._slower = 0.0
 
     @property
     def floor(self) -> float:
@@ -235,17 +240,21 @@ class StepPrices:
         return seconds * self.sequences <= FREE * self.plain
 
     def of_drafting(self, seconds: float) -> float:
-        """Price of ``seconds`` of drafting."""
+        """Return what so many seconds of drafting count for."""
         return self._factor * seconds
 
-    def of_step(self, drafting: float, rows: int) -> float:
-        """Price of a step: ``drafting`` seconds, and a forward of ``rows``.
+    def of_steps(self, drafting: float, rows: Sequence[int]) -> list[float]:
+        """Return what steps count for: so many seconds of drafting, and a forward of so many rows.
 
         Without end if rows beyond those of plain decoding draw more than the limit of power.
         """
-        if rows > self.rows and not self._allows(rows):
-            return math.inf
-        return self.plain + self._factor * (drafting + self._forward(rows) - self.plain)
+        known, factor = self._of_rows, self._factor
+        base = self.plain + factor * (drafting - self.plain)
+        steps = [base + factor * (known.get(count) or self._forward(count)) for count in rows]
+        if self._is_limited:
+            allowed = [count <= self.rows or self._allows(count) for count in rows]
+            return [step if may else math.inf for step, may in zip(steps, allowed, strict=True)]
+        return steps
 
     @property
     def exceeds_power(self) -> bool:
@@ -261,23 +270,27 @@ class StepPrices:
         """
         seconds = self._of_rows.get(rows)
         if seconds is None:
-            slower = self._plain_now / self._plain_then
-            seconds = self._cost.forward(rows, self.context) / slower + self._row_seconds * rows
+            if not self._slower:
+                self._slower = self._cost.forward(self.rows, self.context) / self._plain_then
+            seconds = self._cost.forward(rows, self.context) / self._slower + self._row_seconds * rows
             self._of_rows[rows] = seconds
         return seconds
 
     def _within_power(self) -> int:
-        """How many nodes a step may have. More rows draw more, except where their seconds jump; see `of_step`."""
+        """How many nodes a step may have. More rows draw more, except where their seconds jump; see `of_steps`."""
         if not self._aim.most_watts:
             return _UNLIMITED
         rows = range(self.rows + 1, self.rows + 1 + _MOST_NODES)
         return bisect_left(rows, True, key=lambda rows: not self._allows(rows))
 
-    def sizes(self, rate: float) -> Sizes:
-        """Results of `best_size` while a second is worth about ``rate`` tokens; a step has one rate."""
-        if rate != self._rate:
-            self._rate, self._latest = rate, self._sizes.setdefault(round(rate * self.plain, 2), {})
-        return self._latest
+    def set_rate(self, rate: float) -> None:
+        """Let a second be worth ``rate`` tokens."""
+        self.rate, self.sizes = rate, {}
+
+    def sizes_of(self, arm: int, key: tuple[float, ...]) -> Sizes:
+        """Look up what is known of an arm at about this rate. ``key``: whatever the price of its drafts depends on."""
+        sizes = self.sizes[arm] = self._sizes.setdefault((round(self.rate * self.token, 2), *key), {})
+        return sizes
 
 
 def sizes(most: int) -> list[int]:

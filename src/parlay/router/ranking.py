@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from itertools import accumulate
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from operator import neg
 
 from parlay.types import Draft, trees
 
@@ -11,24 +12,6 @@ Candidates = tuple[Sequence[int], list[float]]
 """Nodes of one draft in ascending order, none without its parent, and the path probability of each."""
 
 NO_CANDIDATES: Candidates = ((), [])
-
-_STRIDES = 16  # about so many counts are compared
-
-
-def best_count(ranked: Sequence[float], tokens: Callable[[float], float], seconds: Callable[[int], float]) -> int:
-    """How many nodes to verify for the most tokens per second; of equals the fewest.
-
-    ``ranked``: what each node adds, most first. ``tokens``: of the step, by the sum of ``ranked`` for the nodes that it
-    verifies. ``seconds``: of the step, by their number.
-    """
-    gains = [0.0, *accumulate(ranked)]
-    stride = -(-len(ranked) // _STRIDES) or 1
-    counts: list[int] = [*range(0, len(ranked), stride), len(ranked)]
-
-    def rate(count: int) -> float:
-        return tokens(gains[count]) / seconds(count)
-
-    return max(counts, key=rate)
 
 
 def best(candidates: Sequence[Candidates], ranked: Sequence[float], count: int) -> list[Sequence[int]]:
@@ -44,6 +27,12 @@ def best(candidates: Sequence[Candidates], ranked: Sequence[float], count: int) 
     equals = count - ranked.index(edge)
     kept: list[Sequence[int]] = []
     for nodes, path_probs in candidates:
+        if isinstance(nodes, range):  # a chain: its path probabilities fall
+            size = bisect_left(path_probs, -edge, key=neg)
+            more = bisect_right(path_probs, -edge, key=neg) - size if equals else 0
+            kept.append(nodes[: size + min(more, equals)])
+            equals -= min(more, equals)
+            continue
         chosen: list[int] = []
         for node, path_prob in zip(nodes, path_probs, strict=True):
             if path_prob > edge:

@@ -5,21 +5,22 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from functools import partial
+from itertools import accumulate
 
-from parlay.router.acceptance import Outcome
-from parlay.router.arms import Arm, ArmInSequence, ArmState, matched, restored
+from parlay.router.acceptance import Outcome, matched
+from parlay.router.arms import Arm, ArmInSequence, ArmState, restored
 from parlay.router.choice import Choice
 from parlay.router.goals import USUAL, Aim
 from parlay.router.ledger import TRIALS, Account, Gains, Ledger
 from parlay.router.prices import AnswerLengths, StepPrices
-from parlay.router.ranking import NO_CANDIDATES, best, best_count
+from parlay.router.ranking import NO_CANDIDATES, Candidates, best
 from parlay.router.saved_state import NOTHING_KEPT, KeptArm, Memory
-from parlay.router.sequence_state import TRIAL, SequenceState
+from parlay.router.sequence_state import TRIAL, ChoiceHistory, SequenceState
 from parlay.types import NO_DRAFT, Budgets, Cost, Draft, Policy, RouterRecord, SequenceView, Spent
 
 _LOOK = 16  # steps after which prices are looked at again
 _MANY = 8  # sequences from which on the rate of the batch hardly changes from step to step
+_STRIDES = 16  # about so many counts of nodes are compared
 _SLOW = 0.9  # decay of the router's own seconds, per step
 _EXCEEDED = (
     "plain decoding draws more than power=%g watts (requests at once: %d): nothing is drafted, and decoding goes on; "
@@ -55,6 +56,7 @@ class Router(Policy):
         """``known``: by name what others have learned of the arms, on the same machine with the same model."""
         self._cost, self._aim, self._goal = cost, aim, aim.goal
         self._has_warned = False
+        self._is_named = all(arm.name for arm in arms)  # else there is one arm, and no choice to report
         row = cost.forward(1, 1)
         self._arms = [restored(ArmState(arm, number), known.get(arm.name), row) for number, arm in enumerate(arms)]
         self._copying = [arm for arm in self._arms if arm.arm.replayable and arm.arm.most]
@@ -64,7 +66,6 @@ class Router(Policy):
         self._prices = self._priced((), 1, 1, 0)
         self._own_seconds = 0.0  # of the router before a forward, per sequence
         self._others_seen = (0, 0)  # rows of other strategies in the last two steps
-        self._rate = 0.0  # worth of a second, in tokens, as this step is expected to come out
         self._steps = 0
         self._next_copying = 0  # the replayable arm that is looked at next in this step
 
@@ -74,75 +75,88 @@ class Router(Policy):
         others = min(self._others_seen)  # a single chunk of another request's prompt does not count
         self._others_seen = (self._others_seen[1], self._others_seen[1])
         self._next_copying = 0
+        self._look_up_prices(views, others)
+        token, states, decoded = self._prices.token, [self._state(view) for view in views], 0
+        for state in states:
+            decoded += state.begin(token)
         for arm in self._arms:
             arm.is_opening = False
-        self._look_up_prices(views, others)
-        self._earn([self._state(view) for view in views], [self._state(view).begin(view) for view in views])
-        return self._next(views)
+            arm.prompts.earn(decoded * token)
+        return self._next(states)
 
     def next_budgets(self, views: Sequence[SequenceView], drafts: Sequence[Draft | None]) -> Budgets:
-        for view, draft in zip(views, drafts, strict=True):
-            self._states[view.sequence].take(draft, self._prices)
-        return self._next(views)
-
-    def _next(self, views: Sequence[SequenceView]) -> Budgets:
-        """Asks the next replayable arm that is due; after the last of them, whichever other arms are chosen."""
         states = [self._states[view.sequence] for view in views]
-        for arm in self._copying[self._next_copying :]:
+        for state, draft in zip(states, drafts, strict=True):
+            state.take(draft, self._prices)
+        return self._next(states)
+
+    def _next(self, states: Sequence[SequenceState]) -> Budgets:
+        """Ask the next replayable arm that is due; after the last of them, whichever other arms are chosen."""
+        while self._next_copying < len(self._copying):
+            arm = self._copying[self._next_copying]
             self._next_copying += 1
             nodes = [arm.arm.most if wait <= 0 else 0 for wait in self._waits(states, arm)]
             if any(nodes):
-                return _asking(states, [arm.number] * len(states), nodes)
+                for state, count in zip(states, nodes, strict=True):
+                    if count:
+                        state.ask(arm.number, count)
+                return Budgets(nodes, 0, [arm.number] * len(states))
         if self._next_copying > len(self._copying):
             return Budgets([0] * len(states))
         self._next_copying += 1
         return self._choose(states)
 
     def _waits(self, states: Sequence[SequenceState], arm: ArmState) -> list[int]:
-        """For each sequence the tokens to decode there before a replayable arm is asked."""
-        prices = self._prices
-        token, own = prices.token, self._own_seconds / len(self._copying)
-        price = prices.of_drafting(arm.seconds.of(arm.arm.most) + own)
-        every = math.ceil(price * prices.sequences / (TRIALS * prices.plain))
-        local = [state.arms[arm.number] for state in states]
-        return [
-            _LOOK if here.is_lost else 0 if here.gain * token > price else here.asked_at + every - state.length
-            for here, state in zip(local, states, strict=True)
-        ]
+        """Count for each sequence the tokens to decode there before a replayable arm is asked."""
+        prices, number = self._prices, arm.number
+        price = prices.of_drafting(arm.seconds.of(arm.arm.most) + self._own_seconds / len(self._copying))
+        every, gain = math.ceil(price * prices.sequences / (TRIALS * prices.plain)), price / prices.token
+        waits: list[int] = []
+        for state in states:
+            here = state.arms[number]
+            wait = 0 if here.gain > gain else here.asked_at + every - state.length
+            waits.append(_LOOK if here.is_lost else wait)
+        return waits
 
     def _choose(self, states: Sequence[SequenceState]) -> Budgets:
-        """The best choice of each sequence; arms that have proposed nothing yet are asked now."""
-        wanted = self._best(states)
-        numbers, nodes = [0] * len(states), [0] * len(states)
-        for place, (state, each) in enumerate(zip(states, wanted, strict=True)):
-            if state.step.asked:
+        """Make the best choice of each sequence; arms that have proposed nothing yet are asked now."""
+        prices, idle = self._prices, True
+        numbers, nodes, watching = [0] * len(states), [0] * len(states), []
+        for place, (state, wanted) in enumerate(zip(states, self._best(states), strict=True)):
+            if state.asked:
                 state.learn_gains()
-            done = state.decide(each, self._prices, self._rate)
-            if done.arm is not None and done.offer is None:
-                numbers[place], nodes[place] = done.arm.whole.number, done.nodes
-        watching = [state.watch() for state in states]
-        idle = not any(state.step.asked or state.step.choice.arm or state.wakes for state in states)
-        return _asking(states, numbers, nodes, self._inactive(states) if idle else 0, watching)
+            chosen = state.decide(wanted, prices)
+            watching.append(state.watch())
+            idle = idle and state.is_idle
+            if chosen.arm is not None and chosen.offer is None:
+                numbers[place], nodes[place] = chosen.arm.whole.number, chosen.nodes
+                state.ask(numbers[place], nodes[place])
+        return Budgets(nodes, self._inactive(states) if idle else 0, numbers, watching)
 
     def _best(self, states: Sequence[SequenceState]) -> list[Choice]:
-        """For each sequence the choice with which the batch decodes best.
+        """Find for each sequence the choice with which the batch decodes best.
 
         Maximises a ratio of sums by Dinkelbach's method: at the rate of the pass before, each choice has a worth of its
         own. A large batch goes on from the rate of its last step.
         """
-        prices = self._prices
-        if len(states) < _MANY or not self._rate:
-            self._rate = 1 / prices.token
-        chosen: list[Choice] = []
-        for _ in range(self._goal.passes if len(states) < _MANY else 1):
-            chosen = [state.evaluate(prices, self._rate) for state in states]
-            worth = sum([self._goal.worth(choice.gain) for choice in chosen])
-            seconds = prices.plain + sum([choice.seconds for choice in chosen])
-            self._rate = self._goal.rate(prices.rows, worth, seconds)
+        prices, goal, many = self._prices, self._goal, len(states) >= _MANY
+        chosen = list[Choice]()
+        rate = prices.rate if many and prices.rate else 1 / prices.token
+        for _ in range(1 if many else goal.passes):
+            if chosen and rate == prices.rate:
+                break
+            prices.set_rate(rate)
+            chosen = [state.evaluate(prices) for state in states]
+            worth, seconds = 0.0, prices.plain
+            for choice in chosen:
+                worth += goal.worth(choice.gain)
+                seconds += choice.seconds
+            rate = goal.rate(prices.rows, worth, seconds)
+        prices.set_rate(rate)
         return chosen
 
     def _inactive(self, states: Sequence[SequenceState]) -> int:
-        """Steps until an arm is due again, or the next trial; with credit, until prices are looked at again."""
+        """Count the steps until an arm or a trial is due; with credit, until prices are looked at again."""
         waits = [_LOOK] if self._copying or any(state.ledger.is_funded for state in states) else []
         for arm in self._copying:
             waits += self._waits(states, arm)
@@ -152,68 +166,75 @@ class Router(Policy):
         return max(0, min(waits, default=_LOOK) - 1)
 
     def trim(self, views: Sequence[SequenceView], drafts: Sequence[Draft]) -> list[Draft]:
-        states, prices = [self._states[view.sequence] for view in views], self._prices
-        offers = [state.to_verify(prices, self._rate) for state in states]
-        shares = self._goal.shares
-        candidates = [NO_CANDIDATES if each is None else (each.nodes, shares(each.path_probs)) for each in offers]
-        ranked = sorted([share for _, shared in candidates for share in shared], reverse=True)
-        rows = prices.rows + sum([each.fixed_rows for each in offers if each is not None])
-        drafting, tokens = sum([state.step.seconds for state in states]), partial(self._goal.tokens, prices.rows)
-        room = prices.room - (rows - prices.rows) - TRIAL * sum([state.step.is_trial for state in states])
-        count = best_count(ranked[: max(0, room)], tokens, lambda count: prices.of_step(drafting, rows + count))
-        kept = best(candidates, ranked, count)
+        prices, shares = self._prices, self._goal.shares
+        states = [self._states[view.sequence] for view in views]
+        offers = [state.to_verify(prices) for state in states]
+        candidates, ranked, fixed, trials, drafting = list[Candidates](), list[float](), 0, 0, 0.0
+        for state, offer in zip(states, offers, strict=True):
+            drafting += state.seconds
+            trials += state.is_trial
+            if offer is None:
+                candidates.append(NO_CANDIDATES)
+                continue
+            shared = shares(offer.path_probs)
+            candidates.append((offer.nodes, shared))
+            ranked += shared
+            fixed += offer.fixed_rows
+        ranked.sort(reverse=True)
+        room = max(0, prices.room - fixed - TRIAL * trials)
+        kept = best(candidates, ranked, self._count(ranked[:room], drafting, fixed))
         return [
-            NO_DRAFT if each is None else state.verified(each, nodes)
-            for state, each, nodes in zip(states, offers, kept, strict=True)
+            NO_DRAFT if offer is None else state.verified(offer, nodes)
+            for state, offer, nodes in zip(states, offers, kept, strict=True)
         ]
+
+    def _count(self, ranked: Sequence[float], drafting: float, fixed: int) -> int:
+        """Count the ranked nodes to verify, with so many rows that are verified anyway; of equals the fewest."""
+        prices, tokens, gains = self._prices, self._goal.tokens, [0.0, *accumulate(ranked)]
+        most, found, counts = 0.0, 0, [*range(0, len(ranked), -(-len(ranked) // _STRIDES) or 1), len(ranked)]
+        steps = prices.of_steps(drafting, [prices.rows + fixed + count for count in counts])
+        for count, seconds in zip(counts, steps, strict=True):
+            rate = tokens(prices.rows, gains[count]) / seconds
+            if rate > most:
+                most, found = rate, count
+        return found
 
     # ----------------------------------------------------------------------------------------------- after the forward
 
     def learn(
         self, views: Sequence[SequenceView], drafts: Sequence[Draft], accepted: Sequence[int], spent: Spent
     ) -> None:
-        nodes = list(map(len, drafts))
-        self._others_seen = (self._others_seen[1], max(0, spent.rows - len(views) - sum(nodes)))
-        known = [place for place, view in enumerate(views) if view.sequence in self._states]
-        states = [self._states[views[place].sequence] for place in known]
-        for place, state in zip(known, states, strict=True):
-            state.committed = views[place].tokens[state.length :]
-        self._learn_seconds(states, spent)
-        for place, state in zip(known, states, strict=True):
-            state.book(nodes[place], accepted[place], self._prices)
-        self._earn(states, [len(state.committed) for state in states])
-        self._learn_outcomes(states)
-
-    def _earn(self, states: Sequence[SequenceState], tokens: Sequence[int]) -> None:
-        """Pay off what trials and prompts have cost by what each sequence has decoded."""
-        for state, count in zip(states, tokens, strict=True):
-            state.explored.earn(count * self._prices.token)
-        for arm in self._arms:
-            arm.prompts.earn(sum(tokens) * self._prices.token)
-
-    def _learn_outcomes(self, states: Sequence[SequenceState]) -> None:
-        """Learn from each arm's proposals, verified or not."""
-        known: dict[ArmState, tuple[list[ArmInSequence], list[Outcome]]] = {}
-        for state in states:
-            for offer in state.step.offers:
-                local, outcomes = known.setdefault(offer.arm.whole, ([], []))
-                local.append(offer.arm)
+        rows, known = len(views), list[tuple[SequenceState, int, int]]()
+        for view, draft, right in zip(views, drafts, accepted, strict=True):
+            nodes = len(draft.tree.tokens)
+            rows += nodes
+            state = self._states.get(view.sequence)
+            if state is not None:
+                state.committed = view.tokens[state.length :]
+                known.append((state, nodes, right))
+        self._others_seen = (self._others_seen[1], max(0, spent.rows - rows))
+        self._learn_seconds([state for state, _, _ in known], spent)
+        learned: dict[ArmState, tuple[list[ArmInSequence], list[Outcome]]] = {}
+        for state, nodes, right in known:
+            state.book(nodes, right, self._prices)
+            for offer in state.offers:
+                arms, outcomes = learned.setdefault(offer.arm.whole, ([], []))
+                arms.append(offer.arm)
                 outcomes.append(matched(offer.draft, state.committed))
-        for whole, (local, outcomes) in known.items():
-            for arm, outcome, tested in zip(local, outcomes, whole.calibration.learn(outcomes), strict=True):
-                arm.learn(outcome, tested)
+        for whole, (arms, outcomes) in learned.items():
+            for arm, outcome, expected in zip(arms, outcomes, whole.calibration.learn(outcomes), strict=True):
+                arm.learn(outcome, expected)
 
     def _learn_seconds(self, states: Sequence[SequenceState], spent: Spent) -> None:
-        """Learn how long proposals and the router itself take."""
+        """Learn what proposals and the router itself take."""
         forward = self._cost.forward(spent.rows, spent.context)
         slowdown = max(1.0, spent.verify_seconds / forward)
         for arm, seconds in zip(self._arms, spent.by_drafter, strict=False):
-            asked = {state: state.step.asked[arm.number] for state in states if arm.number in state.step.asked}
+            number = arm.number
+            asked = [state for state in states if number in state.asked]
             if asked:
-                nodes = sum(asked.values()) / len(asked)
-                each, read = seconds / len(asked), 0
-                for state in asked:
-                    read = max(read, state.arms[arm.number].charge(each, state.length))
+                nodes, each = sum([state.asked[number] for state in asked]) / len(asked), seconds / len(asked)
+                read = max([state.arms[number].charge(each, state.length) for state in asked])
                 arm.learn_seconds(nodes, each, slowdown, forward / len(asked), read=read)
                 arm.row = self._cost.forward(1, 1)
         if spent.planning_seconds:
@@ -222,17 +243,17 @@ class Router(Policy):
             self._own_seconds += (1 - _SLOW) * (own - self._own_seconds)
 
     def kept(self) -> dict[str, KeptArm]:
-        """By name what was learned of each arm that has drafted anything."""
+        """Return by name what was learned of each arm that has drafted anything."""
         return {arm.arm.name: arm.kept() for arm in self._arms if arm.calibration.drafts}
 
     def report(self, sequence: int) -> RouterRecord | None:
-        """By drafter what was done, steps by the reason, and when; nothing of an arm without a name, the only one."""
-        if not all(arm.arm.name for arm in self._arms):
+        """Report what was done by drafter, steps by the reason, and when; nothing of an arm without a name."""
+        if not self._is_named:
             return None
         state = self._states.get(sequence)
-        if state is None:
+        if state is None or state.history is None:
             return RouterRecord()
-        state.catch_up(state.view)
+        state.catch_up()
         drafters = tuple([arm.counts.record(arm.whole.arm.name) for arm in state.arms])
         power = "" if self._aim.power is None else str(self._aim.power)
         return RouterRecord(drafters, dict(state.reasons), state.view.request.kind, state.history.stretches(), power)
@@ -245,12 +266,12 @@ class Router(Policy):
     # ---------------------------------------------------------------------------------------------------------- states
 
     def _look_up_prices(self, views: Sequence[SequenceView], others: int) -> None:
-        """Look up the prices of this batch, anew only if the batch or an estimate has changed."""
+        """Look up prices anew if the batch or an estimate has changed, and now and then."""
         context = sum([len(view.tokens) for view in views]) // max(1, len(views))
         self._steps += 1
         key = len(views), others, self._cost.revision, context.bit_length(), self._steps // _LOOK
         if self._prices.key != key:
-            self._prices, self._rate = self._priced(key, len(views), len(views) + others, context), 0.0
+            self._prices = self._priced(key, len(views), len(views) + others, context)
             if self._prices.exceeds_power and not self._has_warned:
                 self._has_warned = True
                 _log.warning(_EXCEEDED, self._aim.most_watts, len(views))
@@ -264,11 +285,12 @@ class Router(Policy):
         state = self._states.get(view.sequence)
         if state is None:
             trials, growth = self._aim.effort.trials, self._aim.effort.growth
-            ledger = Ledger(view, self._prices.token, self._gains, trials=trials, growth=growth)
+            ledger = Ledger(self._prices.token, self._gains, trials=trials, growth=growth)
             arms = [ArmInSequence.of(arm, view.request.kind) for arm in self._arms]
             suiting = [arm for arm in arms if arm.whole.arm.most and arm.whole.arm.suits(view.request.kind)]
             priced = [arm for arm in suiting if not arm.whole.arm.replayable]
-            state = SequenceState(view, ledger, arms, priced, Account(trials), self._answers)
+            history = ChoiceHistory() if self._is_named else None
+            state = SequenceState(view, ledger, Account(trials), self._answers, arms, priced, history)
             self._states[view.sequence] = state
         return state
 
@@ -289,16 +311,3 @@ class RememberingRouter(Router):
         if learned != self._last_kept:
             self._memory.keep(self._owner, learned)
             self._last_kept = learned
-
-
-def _asking(
-    states: Sequence[SequenceState],
-    arms: Sequence[int],
-    nodes: Sequence[int],
-    inactive: int = 0,
-    watching: Sequence[tuple[int, ...]] = (),
-) -> Budgets:
-    """So many nodes of the arms of these numbers."""
-    for state, arm, count in zip(states, arms, nodes, strict=True):
-        state.ask(arm, count)
-    return Budgets(nodes, inactive, arms, watching)

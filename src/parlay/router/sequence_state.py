@@ -1,4 +1,4 @@
-"""The router's state of one sequence, and what it does there in one step."""
+"""Keeps what a router knows of one sequence, and what it does there in one step."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 
-from parlay.router.arms import ArmInSequence, matched
+from parlay.router.acceptance import matched
+from parlay.router.arms import ArmInSequence
 from parlay.router.choice import LEAST, NOTHING, Choice, Offer, best_cut, best_size, offered
 from parlay.router.ledger import Account, Ledger
 from parlay.router.prices import AnswerLengths, StepPrices
@@ -31,10 +32,30 @@ _STRETCHES = 32
 
 
 @dataclass(slots=True, eq=False)
-class Step:
-    """The decision for one sequence in one step."""
+class SequenceState:
+    """One sequence: its accounts and arms, and the step that is under way."""
+
+    view: SequenceView
+    ledger: Ledger
+    explored: Account
+    """Pays for trials of one arm where another would have been drafted."""
+    answers: AnswerLengths
+    """Of all sequences."""
+    arms: list[ArmInSequence]
+    priced: list[ArmInSequence]
+    """Those of them that suit the sequence and are not replayable."""
+    history: ChoiceHistory | None
+    """None: nobody asks for it."""
+    reasons: Counter[str] = field(default_factory=Counter)
+    """Steps by the reason of what was chosen."""
+    steps: int = 0
+    length: int = 0
+    """Tokens before the step."""
+    committed: Sequence[int] = ()
+    """Tokens of the step."""
 
     offers: list[Offer] = field(default_factory=list)
+    """What was proposed in this step."""
     options: list[Choice] = field(default_factory=list)
     """The best that each arm could draft."""
     asking: ArmInSequence | None = None
@@ -57,107 +78,93 @@ class Step:
     expected: float = 0.0
     """Tokens that it is expected to bring."""
 
+    def __post_init__(self) -> None:
+        self.length = len(self.view.tokens)
 
-@dataclass(slots=True, eq=False)
-class SequenceState:
-    """One sequence: its accounts and arms, and the step that is under way."""
-
-    view: SequenceView
-    ledger: Ledger
-    arms: list[ArmInSequence]
-    priced: list[ArmInSequence]
-    """Those of them that are not replayable."""
-    explored: Account
-    """Pays for trials of one arm where another would have been drafted."""
-    answers: AnswerLengths
-    """Of all sequences."""
-    step: Step = field(default_factory=Step)
-    steps: int = 0
-    length: int = 0
-    """Tokens before the step."""
-    committed: Sequence[int] = ()
-    """Tokens of the step."""
-    history: ChoiceHistory = field(default_factory=lambda: ChoiceHistory())
-    reasons: Counter[str] = field(default_factory=Counter)
-    """Steps by the reason of what was chosen."""
-
-    def begin(self, view: SequenceView) -> int:
-        """A new step. Returns the tokens of the steps before it in which the router was inactive."""
-        self.ledger.earn()
-        missed, before = self.catch_up(view), self.step
+    def begin(self, token: float) -> int:
+        """Begin a step. Returns the tokens decoded since the last one, which pay off debts: ``token`` seconds each."""
+        decoded = len(self.view.tokens) - self.length
+        missed = self.catch_up()
+        self.ledger.earn(decoded)
+        self.explored.earn(decoded * token)
         for arm in self.priced:
-            number = arm.whole.number  # all arms see the step that reads the prompt, which is the first
-            saw = self.steps == 1 or number in before.watching or number in before.asked
-            arm.is_ready = not arm.whole.arm.sees_first or (saw and not missed)
+            if arm.whole.arm.sees_first:  # all arms see the step that reads the prompt, which is the first
+                number = arm.whole.number
+                arm.is_ready = not missed and (self.steps == 1 or number in self.watching or number in self.asked)
         self.steps += 1
-        self.step = Step()
-        return missed
+        self.offers, self.options, self.asked, self.asking = [], [], {}, None
+        self.watching, self.wakes, self.choice, self.reason = (), None, NOTHING, ""
+        self.seconds, self.is_trial, self.forgone = 0.0, False, 0.0
+        self.verifying, self.expected = None, 0.0
+        return decoded
 
     def ask(self, number: int, nodes: int) -> None:
-        """Note who is asked for how many nodes; 0: nobody."""
-        step = self.step
-        step.asking = None
-        if nodes:
-            step.asking = arm = self.arms[number]
-            step.asked[number] = nodes
-            arm.asked_at = self.length
-            seconds = arm.whole.seconds.of(nodes)
-            arm.counts.asked += 1
-            arm.counts.expected_seconds += seconds
-            step.seconds += seconds
+        """Note that an arm is asked for so many nodes."""
+        self.asking = arm = self.arms[number]
+        self.asked[number] = nodes
+        arm.asked_at = self.length
+        seconds = arm.whole.seconds.of(nodes)
+        arm.counts.asked += 1
+        arm.counts.expected_seconds += seconds
+        self.seconds += seconds
 
     def take(self, draft: Draft | None, prices: StepPrices) -> None:
-        """Take the proposal of the arm that was asked; None if it failed."""
-        arm = self.step.asking
-        if arm is not None and draft is None:
+        """Take what the arm that was asked has proposed; None if it failed."""
+        arm, self.asking = self.asking, None
+        if arm is None:
+            return
+        if draft is None:
             arm.is_lost = True
-        elif arm is not None and draft is not None and len(draft):
+        elif draft.tree.tokens:
             arm.whole.probes = draft.probes
-            self.step.offers.append(offered(arm, draft, self.step.asked[arm.whole.number], prices))
+            self.offers.append(offered(arm, draft, self.asked[arm.whole.number], prices))
 
     # --------------------------------------------------------------------------------------------------------- choices
 
-    def evaluate(self, prices: StepPrices, rate: float) -> Choice:
-        """The best of what was proposed and of what other arms would propose, if a second is worth ``rate`` tokens.
+    def evaluate(self, prices: StepPrices) -> Choice:
+        """Find the best of what was proposed and of what other arms would propose.
 
         By the means of all arms. If nothing is, an arm still drafts while it may well pay: near the break-even a few
         unlucky drafts would end what no trial finds again soon.
         """
-        self.step.options = options = [best_cut(offer, prices, rate) for offer in self.step.offers]
-        best = max(options, key=_worth, default=NOTHING)
+        self.options = options = [best_cut(offer, prices) for offer in self.offers]
+        best = max(options, key=_worth) if options else NOTHING
+        if not self.offers and not self.ledger.is_funded:
+            return NOTHING
         for arm in self.priced:
             if not arm.is_lost:
-                choice = best_size(arm, prices, rate, arm.record.share)
-                if choice.arm is None:
-                    bound = best_size(arm, prices, rate, arm.record.bound)
-                    choice = bound._replace(worth=min(bound.worth, LEAST))
+                choice = best_size(arm, prices, arm.record.share)
+                if choice is NOTHING:
+                    choice = best_size(arm, prices, arm.record.bound, LEAST)
                 options.append(choice)
-                if arm.is_ready and choice.worth > best.worth:
+                if choice.worth > best.worth and arm.is_ready:
                     best = choice
         return best
 
-    def decide(self, wanted: Choice, prices: StepPrices, rate: float) -> Choice:
+    def decide(self, wanted: Choice, prices: StepPrices) -> Choice:
         """Decide what is done: what is wanted, if the sequence has credit for it; or a trial; or nothing."""
-        step = self.step
-        may = wanted.arm is None or wanted.arm.is_open or self._may_open(wanted, wanted.arm, prices)
-        step.choice = wanted if self.ledger.is_funded and may else NOTHING
-        step.reason = WORTH_MOST if step.choice.arm else self._why_nothing(wanted, may, prices)
-        waits = self.explored.tokens_left(prices.token) if step.choice.arm else self.ledger.wait
-        if waits <= 0 and step.choice.offer is None and prices.room >= TRIAL * prices.sequences:
-            self._try(prices, rate)
-        self.reasons[step.reason] += 1
-        if step.choice.arm is not None and not step.choice.arm.is_open:
-            step.choice.arm.whole.is_opening = True
-        return step.choice
+        arm = wanted.arm
+        may = arm is None or arm.is_open or self._may_open(wanted, arm, prices)
+        if arm is not None and may and self.ledger.is_funded:
+            self.choice, self.reason, tries = wanted, WORTH_MOST, len(self.priced) > 1 and self.explored.is_paid_off
+        else:
+            self.reason, tries = self._why_nothing(wanted, may, prices), self.ledger.is_trial_due
+        if tries and self.choice.offer is None and prices.room >= TRIAL * prices.sequences:
+            self._try(prices)
+        if self.history is not None:
+            self.reasons[self.reason] += 1
+        if self.choice.arm is not None and not self.choice.arm.is_open:
+            self.choice.arm.whole.is_opening = True
+        return self.choice
 
-    def _try(self, prices: StepPrices, rate: float) -> None:
+    def _try(self, prices: StepPrices) -> None:
         """Choose a trial of the arm that may be best; one that has to see a step first is tried in the next."""
-        step, tried = self.step, self._worth_a_trial(prices, rate)
+        tried = self._worth_a_trial(prices)
         if tried is not None and not tried.is_ready:
-            step.wakes = tried
+            self.wakes = tried
         elif tried is not None:
-            step.is_trial, step.forgone, step.reason = True, step.choice.worth * prices.token, TRIED
-            step.choice = Choice(arm=tried, nodes=min(TRIAL, tried.whole.arm.most))
+            self.is_trial, self.forgone, self.reason = True, self.choice.worth * prices.token, TRIED
+            self.choice = Choice(arm=tried, nodes=min(TRIAL, tried.whole.arm.most))
 
     def _may_open(self, wanted: Choice, arm: ArmInSequence, prices: StepPrices) -> bool:
         """Whether the arm may read the prompt: the rest of the answer is expected to save the time that it takes."""
@@ -169,82 +176,81 @@ class SequenceState:
         if not prices.room:
             return OVER_POWER
         if wanted.arm is None:
-            return NOT_WORTH if self.step.offers or self.priced else NOT_FOUND
+            return NOT_WORTH if self.offers or self.priced else NOT_FOUND
         return NO_CREDIT if may else NOT_OPEN
 
-    def _worth_a_trial(self, prices: StepPrices, rate: float) -> ArmInSequence | None:
+    def _worth_a_trial(self, prices: StepPrices) -> ArmInSequence | None:
         """The arm that may be best, by an upper confidence bound; none if what is chosen is better than it may be."""
-        likeliest, chosen = None, self.step.choice
+        likeliest, chosen = None, self.choice
         worth = chosen.worth if chosen.arm else -1.0
         for arm in self.priced:
             ready = arm.is_open or arm.whole.may_open(prices.token * prices.sequences, pays=False)
             if ready and not arm.is_lost and arm is not chosen.arm:
                 share = min(1.0, arm.record.share + _BONUS * math.sqrt(math.log(1 + self.steps) / (1 + arm.tested)))
-                bound = best_size(arm, prices, rate, share).worth
+                bound = best_size(arm, prices, share).worth
                 if bound > worth:
                     likeliest, worth = arm, bound
         return likeliest
 
     def until_trial(self, token: float) -> int:
-        """Tokens to decode before the next trial, if so many seconds pass for each."""
+        """Count the tokens to decode before the next trial, if so many seconds pass for each."""
         opening = [0 if arm.is_open else arm.whole.prompts.tokens_left(token) for arm in self.priced]
         return max(self.ledger.wait, min(opening, default=0))
 
     def watch(self) -> tuple[int, ...]:
-        """Arms that would pay if nothing better were offered, and one that is due for a trial: they see the step, so
-        that they can draft in the next one and need not catch up.
+        """Name the arms that would pay if nothing better were offered, and one that is due for a trial: they see the
+        step, so that they can draft in the next one and need not catch up.
         """
-        step = self.step
-        watching = [step.wakes] if step.wakes else []
-        if self.priced and self.ledger.is_funded:
-            watching += [choice.arm for choice in step.options if choice.arm and choice.offer is None]
-        step.watching = tuple({arm.whole.number for arm in watching})
-        return step.watching
+        if self.priced and (self.wakes is not None or self.ledger.is_funded):
+            watching = [choice.arm for choice in self.options if choice.arm is not None and choice.offer is None]
+            if not self.ledger.is_funded:
+                watching = []
+            if self.wakes is not None and self.wakes not in watching:
+                watching.append(self.wakes)
+            self.watching = tuple([arm.whole.number for arm in watching])
+        return self.watching
 
     @property
-    def wakes(self) -> bool:
-        """Whether an arm sees this step because it may draft in the next one."""
-        return any(not self.arms[number].is_ready for number in self.step.watching)
+    def is_idle(self) -> bool:
+        """Whether nothing is asked or chosen in this step, and no arm sees it because it may draft in the next one."""
+        if self.asked or self.choice.arm is not None:
+            return False
+        return all(self.arms[number].is_ready for number in self.watching)
 
     def learn_gains(self) -> None:
-        """Learn what each replayable arm is worth beyond the arms that were asked before it, and others."""
-        worths = {choice.arm.whole.number: choice.worth for choice in self.step.options if choice.arm is not None}
-        known = 0.0
-        for number, worth in worths.items():
-            if number not in self.step.asked and worth > known:
-                known = worth
-        for number in self.step.asked:
+        """Learn what each replayable arm's proposal is worth beyond those of arms asked before it, and of others."""
+        worths = {choice.arm.whole.number: choice.worth for choice in self.options if choice.arm is not None}
+        known = max([worth for number, worth in worths.items() if number not in self.asked], default=0.0)
+        for number in self.asked:
             worth = max(known, worths.get(number, 0.0))
             self.arms[number].learn_gain(worth - known)
             known = worth
 
     # -------------------------------------------------------------------------------------------------------- outcomes
 
-    def to_verify(self, prices: StepPrices, rate: float) -> Offer | None:
-        """The best proposal of the step, now that all are known.
+    def to_verify(self, prices: StepPrices) -> Offer | None:
+        """Find the best proposal of the step, now that all are known.
 
-        A drawn draft that was asked for is verified whatever was drawn: anything else would change the distribution.
+        A drawn draft that was asked for is verified whatever was drawn: anything else would change the distribution. A
+        lone one needs no comparison: nodes that do not pay are cut with those of the other sequences.
         """
-        step = self.step
-        if step.choice.arm is None or step.choice.offer is not None:
-            return step.choice.offer
-        own = next((offer for offer in step.offers if offer.arm is step.choice.arm), None)
-        if step.is_trial or (own is not None and own.is_drawn):
+        arm, offers = self.choice.arm, self.offers
+        if arm is None or self.choice.offer is not None:
+            return self.choice.offer
+        if len(offers) == 1 and offers[0].arm is arm:
+            return offers[0]
+        own = next((offer for offer in offers if offer.arm is arm), None)
+        if self.is_trial or (own is not None and own.is_drawn):
             return own
-        best = max([best_cut(offer, prices, rate) for offer in step.offers], key=_worth, default=NOTHING).offer
+        best = max([best_cut(offer, prices) for offer in offers], key=_worth, default=NOTHING).offer
         return own if best is None and own is not None and own.draft.probes else best
 
     def verified(self, offer: Offer, nodes: Sequence[int]) -> Draft:
-        """The offer with these nodes only; a trial has some whatever they cost."""
-        if self.step.is_trial and len(nodes) < TRIAL:
+        """Cut the offer to these nodes; a trial has some whatever they cost."""
+        if self.is_trial and len(nodes) < TRIAL:
             nodes = best_of((offer.nodes, offer.path_probs), TRIAL)
-        self.step.verifying, self.step.expected = offer.arm, offer.gains[len(nodes)]
+        self.verifying, self.expected = offer.arm, offer.gains[len(nodes)]
         return cut_to(offer.draft, nodes)
-
-    def _drafting(self, *, priced: bool = False) -> float:
-        """Seconds that the proposals of this step, or those of arms that are not replayable, usually take."""
-        asked = [(self.arms[number].whole, nodes) for number, nodes in self.step.asked.items()]
-        return sum([whole.booked(nodes) for whole, nodes in asked if not (priced and whole.arm.replayable)])
 
     def book(self, nodes: int, right: int, prices: StepPrices) -> None:
         """Book what the verified draft cost and gained, or what one of a replayable arm would have gained.
@@ -252,45 +258,53 @@ class SequenceState:
         Trials are of arms that are not replayable, so a replayable arm's draft puts none off: where copies of a token
         or two are verified every few steps, no head would be tried any more.
         """
-        step, token, arm = self.step, prices.token, self.step.verifying
-        self._count(nodes, right)
-        if nodes or step.is_trial or not prices.is_free(self._drafting(priced=True)):
-            loss = prices.of_drafting(self._drafting()) + prices.of_nodes(nodes) - right * token
+        if self.history is not None:
+            self._count(self.history, nodes, right)
+        drafting = copying = 0.0
+        for number, asked in self.asked.items():
+            whole = self.arms[number].whole
+            seconds = whole.booked(asked)
+            drafting += seconds
+            copying += seconds if whole.arm.replayable else 0.0
+        if nodes or self.is_trial or not prices.is_free(drafting - copying):
+            token, arm = prices.token, self.verifying
+            loss = prices.of_drafting(drafting) + prices.of_nodes(nodes) - right * token
             tested = arm is not None and not arm.whole.arm.replayable and nodes > 0
-            self.ledger.settle(loss, token, trial=step.is_trial and not step.forgone, tested=tested)
-            if step.is_trial:
-                self.explored.debt = max(0.0, loss + step.forgone)
-        elif not self.ledger.is_funded and step.offers:
-            self.ledger.trust(self._missed_gain(prices), token)
+            self.ledger.settle(loss, token, trial=self.is_trial and not self.forgone, tested=tested)
+            if self.is_trial:
+                self.explored.debt = max(0.0, loss + self.forgone)
+        elif self.offers and not self.ledger.is_funded:
+            self.ledger.trust(self._missed_gain(prices), prices.token)
 
-    def _count(self, nodes: int, right: int) -> None:
+    def _count(self, history: ChoiceHistory, nodes: int, right: int) -> None:
         """Count the step in the history: by who drafted, or why nothing was verified."""
-        step, arm = self.step, self.step.verifying
+        arm = self.verifying
         if not nodes or arm is None:
-            reason = NOT_FOUND if step.reason in (WORTH_MOST, TRIED) else step.reason
-            self.history.add(reason, len(self.committed))
+            reason = NOT_FOUND if self.reason in (WORTH_MOST, TRIED) else self.reason
+            history.add(reason, len(self.committed))
             return
         counts = arm.counts
         counts.verified += 1
-        counts.trials += step.is_trial
-        counts.expected += step.expected
+        counts.trials += self.is_trial
+        counts.expected += self.expected
         counts.accepted += right
-        self.history.add(arm.whole.arm.name, len(self.committed), 1 + step.expected)
+        history.add(arm.whole.arm.name, len(self.committed), 1 + self.expected)
 
-    def catch_up(self, view: SequenceView) -> int:
+    def catch_up(self) -> int:
         """Count the steps since the last one that was learned from: the router was inactive in them."""
-        length = len(view.tokens)
-        missed = length - self.length - len(self.committed) if self.steps else 0
-        for _ in range(missed):
-            self.reasons[PAUSED] += 1
-            self.history.add(PAUSED)
+        length = len(self.view.tokens)
+        missed = length - self.length - len(self.committed)
+        if missed and self.history is not None:
+            self.reasons[PAUSED] += missed
+            for _ in range(missed):
+                self.history.add(PAUSED)
         self.length, self.committed = length, ()
         return missed
 
     def _missed_gain(self, prices: StepPrices) -> float:
         """Seconds that the best proposal of a replayable arm would have gained, had it been verified."""
-        offers = [offer for offer in self.step.offers if offer.arm.whole.arm.replayable]
-        wanted = max([best_cut(offer, prices, 1 / prices.token) for offer in offers], key=_worth, default=NOTHING)
+        offers = [offer for offer in self.offers if offer.arm.whole.arm.replayable]
+        wanted = max([best_cut(offer, prices) for offer in offers], key=_worth, default=NOTHING)
         if wanted.offer is None:
             return 0.0
         _, path, _ = matched(wanted.offer.draft, self.committed)
@@ -312,7 +326,7 @@ class _Stretch:
 
 
 class ChoiceHistory:
-    """The choices over the life of a sequence, in a bounded number of stretches; see `Stretch`."""
+    """Records what was chosen while a sequence decoded, in a bounded number of stretches; see `Stretch`."""
 
     __slots__ = ("_long", "_stretches")
 

@@ -18,7 +18,7 @@ from parlay.bench.plan.overheads import engine_overheads
 from parlay.bench.plan.shapes import config_of, read_model
 from parlay.bench.plan.weights import WeightType, weight_type
 from parlay.cache import Budget
-from parlay.cost.calibrate import SHAPES, WORKS, Calibration, calibrate, load, with_engine
+from parlay.cost.calibrate import SHAPES, WORKS, MachineCalibration, calibrate, load, with_engine
 from parlay.cost.roofline import ForwardShape, ModelShape
 from parlay.models.native import NativeRunner
 from parlay.models.random_decoder import random_weights, save_decoder
@@ -94,7 +94,7 @@ def calibrate_here(
     shapes: Sequence[ModelShape] = (),
     works: Sequence[ForwardShape] = WORKS,
     log: Log = lambda line: None,
-) -> Calibration:
+) -> MachineCalibration:
     """Time forwards of random decoders, and steps of the engine, on this machine; about a minute on two cores.
 
     ``options`` say how they are loaded; with ``blocks`` their weights are in that format. ``log`` gets a line for each
@@ -136,7 +136,7 @@ def cache_bytes(cpu: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> float
     return float(max(kibibytes, default=16 << 10) << 10)
 
 
-def load_calibration(path: Path) -> Calibration:
+def load_calibration(path: Path) -> MachineCalibration:
     """A file that `calibrate_here` made. Raises ParlayError with one line for anything else."""
     calibration = load(path)
     missing = [name for name in _TOLD if name not in calibration.provenance]
