@@ -231,13 +231,13 @@ class SequenceState:
     def to_verify(self, prices: StepPrices) -> Offer | None:
         """Find the best proposal of the step, now that all are known.
 
-        A drawn draft that was asked for is verified whatever was drawn: anything else would change the distribution. A
-        lone one needs no comparison: nodes that do not pay are cut with those of the other sequences.
+        A drawn draft that was asked for is verified whatever was drawn: anything else would change the distribution.
+        That of the only arm is compared with nothing: nodes that do not pay are cut with those of other sequences.
         """
         arm, offers = self.choice.arm, self.offers
         if arm is None or self.choice.offer is not None:
             return self.choice.offer
-        if len(offers) == 1 and offers[0].arm is arm:
+        if len(self.arms) == 1 and offers:
             return offers[0]
         own = next((offer for offer in offers if offer.arm is arm), None)
         if self.is_trial or (own is not None and own.is_drawn):
