@@ -10,9 +10,8 @@ from parlay.drafters.resources import Resources
 from parlay.options import UsageError
 from parlay.router.policies import Fixed
 from parlay.sampling.rules import SharedNoise
+from parlay.sampling.rules.lossy import Threshold, Typical
 from parlay.sampling.rules.rejection import Rejection
-from parlay.sampling.rules.threshold import Threshold
-from parlay.sampling.rules.typical import Typical
 from parlay.strategies.accept_rules import DRAWN, GUESSED, RULES, UNVERIFIED
 from parlay.strategies.building import build_rule
 from parlay.strategies.built import StrategyCache
@@ -91,7 +90,7 @@ def test_a_strategy_has_the_exactness_of_its_rule_and_rules_are_shared() -> None
     assert book.get("none").rule is book.get("prompt-lookup").rule
 
 
-def test_there_is_one_file_per_rule() -> None:
+def test_the_factory_of_every_rule_names_a_module() -> None:
     from parlay.sampling import rules
 
     folder = Path(rules.__file__).parent

@@ -7,7 +7,7 @@ import torch
 
 from parlay.router.policies import Fixed
 from parlay.sampling.rules import SharedNoise
-from parlay.sampling.rules.unverified import Unverified
+from parlay.sampling.rules.lossy import Unverified
 from parlay.testing import toy_drafters
 from parlay.trees import chain
 from parlay.types import (

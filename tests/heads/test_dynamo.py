@@ -15,7 +15,7 @@ from parlay.heads.base import ParallelHeads
 from parlay.heads.ngrams import Ngrams
 from parlay.heads.opening import OpenHead
 from parlay.options import UsageError
-from parlay.sampling.rules.unverified import Unverified
+from parlay.sampling.rules.lossy import Unverified
 from parlay.strategies.accept_rules import RULES
 from parlay.strategies.spelling import parse
 from parlay.testing.random_heads import random_heads

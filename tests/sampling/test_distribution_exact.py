@@ -16,9 +16,8 @@ import pytest
 from parlay.sampling.rules.block import BlockVerification
 from parlay.sampling.rules.distribution_rule import DistributionRule
 from parlay.sampling.rules.k_seq import KSeq, any_of, ratio
-from parlay.sampling.rules.rejection import Rejection, one_by_one
+from parlay.sampling.rules.rejection import Rejection, WithoutReplacement, one_by_one
 from parlay.sampling.rules.rule_input import descend, residual
-from parlay.sampling.rules.without_replacement import WithoutReplacement
 from parlay.types import Tree, Verdict, trees
 from tests.sampling.enumeration import (
     Explorer,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from parlay.sampling.logprobs import prompt_token_logprobs, row_logprobs, token_logprobs
+from parlay.sampling.distributions import prompt_token_logprobs, row_logprobs, token_logprobs
 from parlay.testing.reference import ReferenceText
 from parlay.types import SamplingParams
 

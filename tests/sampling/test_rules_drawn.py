@@ -15,10 +15,8 @@ from parlay.sampling.rules import SharedNoise
 from parlay.sampling.rules.block import BlockVerification
 from parlay.sampling.rules.distribution_rule import DistributionRule
 from parlay.sampling.rules.k_seq import KSeq
-from parlay.sampling.rules.rejection import Rejection
-from parlay.sampling.rules.threshold import Threshold
-from parlay.sampling.rules.typical import Typical
-from parlay.sampling.rules.without_replacement import WithoutReplacement
+from parlay.sampling.rules.lossy import Threshold, Typical
+from parlay.sampling.rules.rejection import Rejection, WithoutReplacement
 from parlay.testing.reference import ReferenceText
 from parlay.types import NO_DRAFT, Draft, Exactness, Fault, NoiseKey, SamplingParams, Tree, Verdict, trees
 

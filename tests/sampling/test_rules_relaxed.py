@@ -8,8 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from parlay.sampling.rules.threshold import Threshold
-from parlay.sampling.rules.typical import Typical, entropy
+from parlay.sampling.rules.lossy import Threshold, Typical, entropy
 from parlay.testing.reference import ReferenceText
 from parlay.types import Draft, Fault, SamplingParams, Tree, Verdict, trees
 

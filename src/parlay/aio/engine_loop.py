@@ -81,7 +81,7 @@ class Worker:
         # What follows belongs to the engine thread.
         self._owners: dict[str, tuple[PendingJob, Sample]] = {}
         self._deadlines: dict[PendingJob, float] = {}
-        self._outboxes: dict[asyncio.AbstractEventLoop, OutputQueue] = {}
+        self._queues: dict[asyncio.AbstractEventLoop, OutputQueue] = {}
         self._until: float | None = None
         self._stats_due = 0.0
         thread.last(self._run)
@@ -196,7 +196,7 @@ class Worker:
             self._give_up(f"the engine failed while this request was running ({_one_line(error)})")
             return
         for event in events:
-            self._tell(event)
+            self._send(event)
 
     def _give_up(self, failure: str) -> None:
         """End what was running. When nothing was, what waits is to blame: it would fail the next step as well."""
@@ -213,7 +213,7 @@ class Worker:
         if event is None:
             unknown = Metrics(str(self._owners[name][1].strategy), Exactness.LOSSY)
             event = Event(name, finish_reason=reason, error=failure, metrics=unknown)
-        self._tell(event)
+        self._send(event)
 
     def _withdraw(self, name: str, reason: FinishReason, failure: str | None) -> Event | None:
         try:
@@ -222,7 +222,7 @@ class Worker:
             logger.exception("ending request %s failed; it is dropped", name)
             return None
 
-    def _tell(self, event: Event) -> None:
+    def _send(self, event: Event) -> None:
         """Turn an engine event into text for its job's consumer. What fails in that concerns this job alone."""
         if event.request not in self._owners:
             return
@@ -234,7 +234,7 @@ class Worker:
         try:
             news = pending.job.event(sample, event)
         except Exception as error:
-            logger.exception("the text of request %s can't be told; it ends", event.request)
+            logger.exception("request %s ends: its output can't be made into text", event.request)
             self._break(pending, ParlayError(f"the output can't be made into text ({_one_line(error)})"))
             return
         if news.output is not None:
@@ -257,25 +257,25 @@ class Worker:
             self._under_way -= count
 
     def _post(self, pending: PendingJob, message: Message) -> None:
-        """Everything is urgent but what a step adds to a text whose beginning has been told."""
+        """Everything is urgent but what a step adds to a text whose beginning was sent."""
         loop = pending.queue.loop
-        outputs = self._outboxes.get(loop)
+        outputs = self._queues.get(loop)
         if outputs is None:
-            outputs = self._outboxes[loop] = OutputQueue(loop)
+            outputs = self._queues[loop] = OutputQueue(loop)
         goes_on = isinstance(message, StreamEvent) and message.output is None and not pending.fresh
-        outputs.leave((pending, message), urgent=not goes_on)
+        outputs.put(pending, message, urgent=not goes_on)
         pending.fresh = pending.fresh and not isinstance(message, StreamEvent)
 
     def _deliver(self) -> None:
         """Wake each event loop once at most, however many of its jobs have news."""
-        for outputs in self._outboxes.values():
+        for outputs in self._queues.values():
             try:
                 outputs.wake()
             except RuntimeError:  # the loop is closed, so nobody is left to read
                 for pending in outputs.waiting:
                     self._abort(pending)
         if not self._owners:
-            self._outboxes.clear()  # loops come and go
+            self._queues.clear()  # loops come and go
 
     def _end(self) -> None:
         with self._lock:

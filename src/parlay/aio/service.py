@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from concurrent.futures import Future
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
-from parlay.aio.background import Background
 from parlay.aio.engine_loop import EngineThread, Worker
 from parlay.aio.job_queue import Busy, Closed, JobQueue, PendingJob
 from parlay.aio.stream import JobStream
@@ -25,6 +24,19 @@ from parlay.types import EngineStats, ParlayError, SamplingParams
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+
+class Background:
+    """Runs what nobody waits for, in one event loop. Keeps tasks until they are over: an event loop keeps none."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def run(self, work: Coroutine[Any, Any, None]) -> None:
+        """Begin it, beside whatever else runs."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
 
 class AsyncLLM:

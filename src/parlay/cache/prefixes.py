@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
-from parlay.cache.entry import Entry
+from parlay.cache.cached_text import CachedText
 from parlay.cache.pages import BLOCK, Page
 
 _NEAREST = 64
@@ -77,7 +77,7 @@ class PrefixIndex:
         shared, page = max(others, key=lambda pair: pair[0], default=(0, None))
         return (page, shared) if shared else (None, 0)
 
-    def add(self, entry: Entry, number: int) -> Page:
+    def add(self, entry: CachedText, number: int) -> Page:
         """The known page with the text of the entry's page: a page that was known already, or the entry's own."""
         level = self._known[entry.table[number - 1]].after if number else self._roots.setdefault(entry.salt, {})
         tokens = tuple(entry.tokens[number * BLOCK : (number + 1) * BLOCK])
@@ -100,7 +100,7 @@ class PrefixIndex:
                 levels.append(self._known.pop(follower).after)
         return followers
 
-    def check(self, entries: Iterable[Entry], spare: Sequence[Page]) -> None:
+    def check(self, entries: Iterable[CachedText], spare: Sequence[Page]) -> None:
         """Pages are found by their texts, who uses one uses those before it, and the end of a text goes first."""
         place = {page: number for number, page in enumerate(spare)}
         for page, known in self._known.items():

@@ -9,7 +9,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from parlay.cache.budget import Budget, format_bytes
-from parlay.cache.entry import Entry, Staged
+from parlay.cache.cached_text import CachedText, Staged
 from parlay.cache.pages import BLOCK, CacheShape, Page, PageTable, Pool, pages_for
 from parlay.cache.prefixes import PrefixIndex
 from parlay.types import NO_SKIP, NO_TREE, OutOfRoom, Segment, Skip, Tree
@@ -50,7 +50,7 @@ class Store:
         if max_tokens < 1:
             raise ValueError(f"a cache of {max_tokens} tokens is too small: it must hold at least one")
         self._shape = shape
-        self._live: dict[int, Entry] = {}
+        self._live: dict[int, CachedText] = {}
         self._spare: dict[Page, None] = {}  # pages that nobody uses, least recently used first
         self._index = PrefixIndex()
         self._pool = Pool(shape)
@@ -221,7 +221,7 @@ class Store:
 
     # ----------------------------------------------------------------------------------------------------- pages
 
-    def _entry(self, sequence: int) -> Entry:
+    def _entry(self, sequence: int) -> CachedText:
         try:
             return self._live[sequence]
         except KeyError:
@@ -231,12 +231,12 @@ class Store:
         """Open an entry with ``tokens``. The first of these pages hold their rows."""
         if sequence in self._live:
             raise ValueError(f"sequence {sequence} is open already: release it first")
-        entry = self._live[sequence] = Entry(salt, tokens=list(tokens), indexed=len(tokens) // BLOCK)
+        entry = self._live[sequence] = CachedText(salt, tokens=list(tokens), indexed=len(tokens) // BLOCK)
         for page in islice(pages, pages_for(len(tokens))):
             self._spare.pop(page, None)
             entry.table.append(page)
 
-    def _make_writable(self, entry: Entry, sequence: int, rows: int) -> None:
+    def _make_writable(self, entry: CachedText, sequence: int, rows: int) -> None:
         """See that rows after the committed ones are in pages that only this entry has and nobody can find.
 
         Raises ValueError for rows that are not reserved.
@@ -258,11 +258,11 @@ class Store:
                 del self._spare[follower]
                 self._pool.give(follower)
 
-    def _is_wanted(self, entry: Entry) -> bool:
+    def _is_wanted(self, entry: CachedText) -> bool:
         """Whether the entry's last page is known for tokens that the entry does not have."""
         return entry.tail is not None and self._index.tokens_of(entry.tail) > len(entry.tokens) % BLOCK
 
-    def _grow(self, entry: Entry, pages: int) -> bool:
+    def _grow(self, entry: CachedText, pages: int) -> bool:
         """Let the entry have so many pages; all or nothing."""
         more = pages - len(entry.table)
         if more > 0 and not self._budget.make_room(more * self._shape.page_bytes, self):
@@ -271,7 +271,7 @@ class Store:
             entry.table.append(self._pool.take())
         return True
 
-    def _page_for_copy(self, entry: Entry, rows: int) -> Page:
+    def _page_for_copy(self, entry: CachedText, rows: int) -> Page:
         """A page that `reserve` took beyond these rows, or a new one, which may exceed the budget for a while.
 
         There is none from `reserve` if the last page was shared only afterwards.
@@ -281,7 +281,7 @@ class Store:
         self._budget.make_room(self._shape.page_bytes, self)
         return self._pool.take()
 
-    def _cut(self, entry: Entry, length: int, *, forget: bool = False) -> None:
+    def _cut(self, entry: CachedText, length: int, *, forget: bool = False) -> None:
         """Keep the entry's first ``length`` tokens and their pages. The others go, the last one first.
 
         A page that can be found stays as spare, unless ``forget`` is set and no known page follows it.

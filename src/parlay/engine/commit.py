@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from parlay.engine.sequence import Sequence
 from parlay.engine.sequence_step import Commit, SequenceStep
-from parlay.sampling.logprobs import prompt_token_logprobs, row_logprobs
+from parlay.sampling.distributions import prompt_token_logprobs, row_logprobs
 from parlay.types import TARGET, CommittedTokens, ParlayError, TokenLogprobs, trees
 
 

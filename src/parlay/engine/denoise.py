@@ -15,8 +15,7 @@ import torch
 
 from parlay.engine.isolation import isolated, named
 from parlay.engine.sequence_step import SequenceStep, grouped
-from parlay.sampling.distributions import soft_distribution
-from parlay.sampling.logprobs import row_logprobs
+from parlay.sampling.distributions import row_logprobs, soft_distribution
 from parlay.sampling.sampler import sample
 from parlay.types import (
     TARGET,

@@ -15,7 +15,7 @@ from parlay.certificates.requirement import Allowed
 from parlay.certificates.requirement import parse as allowed_by
 from parlay.llm.jobs import Audit, Job, Sample
 from parlay.llm.vocabulary import Vocabulary
-from parlay.sampling.bad_words import BadWords
+from parlay.sampling.processors import BadWords
 from parlay.strategies.catalogue import catalogue
 from parlay.strategies.spelling import StrategySpec, name_of
 from parlay.structured.after_reasoning import AfterReasoning

@@ -12,7 +12,7 @@ from typing import Protocol, Self, TypeVar
 from fastapi import Request
 
 from parlay.aio import Busy, Closed
-from parlay.aio.background import Background
+from parlay.aio.service import Background
 from parlay.certificates.bounds import text_agreement
 from parlay.certificates.cascade import PROBE, HeldCascade, sureness
 from parlay.certificates.certificate import Audited

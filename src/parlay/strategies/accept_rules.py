@@ -82,7 +82,7 @@ _RULES = (
         exactness=Exactness.DISTRIBUTION,
         summary="The same for draws without replacement, in the order in which they were drawn.",
         reference="Jeon et al. 2024 (RSD), arXiv:2402.14160; Chen et al. 2024 (Sequoia), arXiv:2402.12374",
-        factory="without_replacement:WithoutReplacement",
+        factory="rejection:WithoutReplacement",
     ),
     RuleEntry(
         name="k-seq",
@@ -106,7 +106,7 @@ _RULES = (
         exactness=Exactness.LOSSY,
         summary="Accepts tokens above a probability that falls with the target's entropy; greedy: exact match.",
         reference="Cai et al. 2024 (Medusa), arXiv:2401.10774",
-        factory="typical:Typical",
+        factory="lossy:Typical",
         options=TypicalOptions,
     ),
     RuleEntry(
@@ -115,7 +115,7 @@ _RULES = (
         exactness=Exactness.LOSSY,
         summary="Accepts tokens close to the best one in rank and logit, greedy or sampled.",
         reference="Xia et al. 2022 (GAD++), arXiv:2203.16487; Stern et al. 2018, arXiv:1811.03115",
-        factory="threshold:Threshold",
+        factory="lossy:Threshold",
         options=ThresholdOptions,
     ),
 )
@@ -125,7 +125,7 @@ UNVERIFIED = RuleEntry(
     exactness=Exactness.LOSSY,
     summary="Commits what was drafted up to a token that a mask, a schema or truncation rules out.",
     reference="Tuli et al. 2024 (DynaMo), arXiv:2405.00888",
-    factory="unverified:Unverified",
+    factory="lossy:Unverified",
     options=LossyOptions,
 )
 """No drafter takes it that does not say so itself."""

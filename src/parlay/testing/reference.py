@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from parlay.sampling import noise
-from parlay.sampling.logprobs import token_logprobs
+from parlay.sampling.distributions import token_logprobs
 from parlay.sampling.processors import process
 from parlay.types import FinishReason, Request, TokenLogprobs
 

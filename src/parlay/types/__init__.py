@@ -10,10 +10,8 @@ from __future__ import annotations
 
 from parlay.types.base import DraftKind, Exactness, FinishReason, LogitsProcessor, NoiseKey, OutOfRoom, ParlayError
 from parlay.types.canvas import Canvas, Decided, Fill, Guesses, Selector
-from parlay.types.drafts import NO_DRAFT, NO_TREE, Draft, Fault, Tree, Verdict
-from parlay.types.features import Features, Join, Prefix
+from parlay.types.drafts import NO_DRAFT, NO_TREE, Draft, Fault, Features, Join, Prefix, Tree, Verdict
 from parlay.types.params import SamplingParams, StructuredOutputsParams
-from parlay.types.power import PowerModel
 from parlay.types.requests import Constraint, Layers, Request, SequenceView, StopChecker
 from parlay.types.results import (
     NOTHING_COMMITTED,
@@ -43,6 +41,7 @@ from parlay.types.strategy import (
     Needs,
     Observation,
     Policy,
+    PowerModel,
     Spent,
     Strategy,
 )

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from parlay.types.base import Exactness
-from parlay.types.drafts import NO_TREE, Tree
-from parlay.types.features import Features, Prefix
+from parlay.types.drafts import NO_TREE, Features, Prefix, Tree
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -1,4 +1,4 @@
-"""Accept rules: from a draft and the target's logits to the tokens that are committed. One file per rule."""
+"""Accept rules: from a draft and the target's logits to the tokens that are committed. One file a family."""
 
 from __future__ import annotations
 

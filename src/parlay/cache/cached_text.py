@@ -27,7 +27,7 @@ class Staged(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class Entry:
+class CachedText:
     """Token i has slot i of ``table``. The first ``indexed`` pages are full, and other texts can find them."""
 
     salt: str

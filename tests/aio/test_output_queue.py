@@ -15,7 +15,7 @@ from parlay.aio.output_queue import BETWEEN_SECONDS, OutputQueue
 
 
 class Addressed:
-    """A pending of which only the address is looked at."""
+    """A pending job of which only the queue is looked at."""
 
     def __init__(self, queue: Reader) -> None:
         self.queue = queue
@@ -40,7 +40,7 @@ class Reader:
     def _end_call(self) -> None:
         self._called = False
 
-    def letter(self, number: int) -> tuple[PendingJob, Message]:
+    def message(self, number: int) -> tuple[PendingJob, Message]:
         return self.pending, cast(Message, number)
 
     @property
@@ -49,7 +49,7 @@ class Reader:
 
 
 def run(send: Callable[[OutputQueue, Reader], None], ready: Callable[[Reader], bool]) -> Reader:
-    """What a reader's loop is handed while another thread sends."""
+    """Collect what a reader's loop receives while another thread sends."""
 
     async def wait() -> Reader:
         reader = Reader()
@@ -69,7 +69,7 @@ def run(send: Callable[[OutputQueue, Reader], None], ready: Callable[[Reader], b
 def test_quick_steps_share_wake_ups_and_nothing_is_lost() -> None:
     def send(outputs: OutputQueue, reader: Reader) -> None:
         for number in range(200):
-            outputs.leave(reader.letter(number), urgent=False)
+            outputs.put(*reader.message(number), urgent=False)
             outputs.wake()
             time.sleep(0.001)
 
@@ -79,23 +79,23 @@ def test_quick_steps_share_wake_ups_and_nothing_is_lost() -> None:
     assert reader.calls <= 3 + seconds / BETWEEN_SECONDS
 
 
-def test_no_letter_stays_behind_whenever_it_is_sent() -> None:
+def test_no_message_stays_behind_whenever_it_is_sent() -> None:
     """Steps of about the time at which the loop looks by itself: that it is about to stop must be seen."""
 
     def send(outputs: OutputQueue, reader: Reader) -> None:
         for number in range(60):
-            outputs.leave(reader.letter(number), urgent=False)
+            outputs.put(*reader.message(number), urgent=False)
             outputs.wake()
             time.sleep(BETWEEN_SECONDS * (0.7 + number / 100))
 
     assert run(send, lambda reader: len(reader.read) == 60).numbers == list(range(60))
 
 
-def test_urgent_letters_do_not_wait_for_the_loop_to_look_by_itself() -> None:
+def test_urgent_messages_do_not_wait_for_the_loop_to_look_by_itself() -> None:
     async def send() -> None:
         outputs, reader = OutputQueue(asyncio.get_running_loop()), Reader()
         for number in range(40):
-            outputs.leave(reader.letter(number), urgent=True)
+            outputs.put(*reader.message(number), urgent=True)
             outputs.wake()
             await asyncio.sleep(0)
             await asyncio.sleep(0)
@@ -104,12 +104,12 @@ def test_urgent_letters_do_not_wait_for_the_loop_to_look_by_itself() -> None:
     asyncio.run(send())
 
 
-def test_a_closed_loop_is_told_to_the_sender() -> None:
+def test_a_closed_loop_is_an_error_for_the_sender() -> None:
     async def make() -> OutputQueue:
         return OutputQueue(asyncio.get_running_loop())
 
     outputs, reader = asyncio.run(make()), Reader()
-    outputs.leave(reader.letter(0), urgent=False)
+    outputs.put(*reader.message(0), urgent=False)
     for _ in range(2):
         with pytest.raises(RuntimeError):
             outputs.wake()

@@ -1,0 +1,135 @@
+"""Lossy rules: they accept tokens that are good enough, or all."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from parlay.sampling.distributions import Vector
+from parlay.sampling.rules.distribution_rule import DistributionRule
+from parlay.sampling.rules.rule_input import RuleInput
+from parlay.types import DraftKind, Exactness, ParlayError, Verdict, trees
+
+GoodEnough = Callable[[Vector], Callable[[int], bool]]
+"""From a distribution to a test of its tokens: which of them pass."""
+
+
+def longest(given: RuleInput, good_enough: GoodEnough, last_token: Callable[[Vector, int], int]) -> Verdict:
+    """The longest path on which all tokens pass, the likeliest of several; then ``last_token(distribution, level)``."""
+    tree = given.draft.tree
+    families = trees.children(tree)
+    real = len(tree) - given.draft.probes
+    reached = [(-1, 0, 0.0)]  # node, depth, log-probability of the path
+    best, best_rank, best_V = -1, (-1, 0.0), None
+    for node, depth, logprob in reached:
+        try:
+            probs_V = given.target(node)
+        except ParlayError:
+            if node == -1:
+                raise
+            continue  # nothing can be drawn after this node, so no path may end or go on there
+        if (depth, logprob) > best_rank:
+            best, best_rank, best_V = node, (depth, logprob), probs_V
+        passes = good_enough(probs_V)
+        for child in families[node]:
+            token = tree.tokens[child]
+            if child < real and probs_V[token] > 0 and passes(token):
+                reached.append((child, depth + 1, logprob + math.log(probs_V[token])))
+    assert best_V is not None
+    path = trees.path_to(tree, best)
+    return Verdict(path, (*(tree.tokens[node] for node in path), last_token(best_V, len(path))))
+
+
+@dataclass(frozen=True, slots=True)
+class Threshold(DistributionRule):
+    """Relaxed verification of blockwise drafts (GAD++, Xia et al. 2022, arXiv:2203.16487; Stern et al. 2018,
+    arXiv:1811.03115, section 5: top-k and distance).
+
+    A token passes if it is among the ``beta`` best and its logit is at most ``tau`` below the best one. ``beta=1`` is
+    exact match for greedy requests. An infinite ``tau`` accepts by rank alone, and a very large ``beta`` by the ratio
+    p(x) / max p >= exp(-tau). The rule was made for greedy requests, which it judges by logits before temperature.
+    After the path comes a draw from p, or the best token for a greedy request.
+    """
+
+    exactness: ClassVar[Exactness] = Exactness.LOSSY
+    kinds: ClassVar[frozenset[DraftKind]] = frozenset({"point"})
+    matches_greedy: ClassVar[bool] = False
+    beta: int = 5
+    tau: float = 3.0
+
+    def verdict(self, given: RuleInput) -> Verdict:
+        def last_token(probs_V: Vector, level: int) -> int:
+            return int(probs_V.argmax()) if given.greedy else given.rng.draw(probs_V, level)
+
+        return longest(given, self._good_enough, last_token)
+
+    def _good_enough(self, probs_V: Vector) -> Callable[[int], bool]:
+        floor = probs_V.max() * math.exp(-self.tau)
+
+        def passes(token: int) -> bool:
+            better = (probs_V > probs_V[token]).sum() + (probs_V[:token] == probs_V[token]).sum()
+            return bool(probs_V[token] >= floor and better < self.beta)
+
+        return passes
+
+
+@dataclass(frozen=True, slots=True)
+class Typical(DistributionRule):
+    """Typical acceptance (Medusa, Cai et al. 2024, arXiv:2401.10774).
+
+    A token passes if p(x) > min(eps, delta exp(-H(p))): the less certain the target, the less likely it may be. The
+    rule takes the longest path that passes, the likeliest if there are several, and then draws from p. Greedy requests
+    get exact match.
+    """
+
+    exactness: ClassVar[Exactness] = Exactness.LOSSY
+    kinds: ClassVar[frozenset[DraftKind]] = frozenset({"point"})
+    eps: float = 0.09
+    delta: float = 0.3
+
+    def verdict(self, given: RuleInput) -> Verdict:
+        return longest(given, self._good_enough, lambda probs_V, level: given.rng.draw(probs_V, level))
+
+    def _good_enough(self, probs_V: Vector) -> Callable[[int], bool]:
+        floor = min(self.eps, self.delta * float(np.exp(-entropy(probs_V))))
+        return lambda token: bool(probs_V[token] > floor)
+
+
+def entropy(probs_V: Vector) -> float:
+    """The entropy of a distribution, in nats."""
+    some = probs_V[probs_V > 0]
+    return float(-(some * np.log(some)).sum())
+
+
+@dataclass(frozen=True, slots=True)
+class Unverified(DistributionRule):
+    """The drafter's own text (DynaMo, Tuli et al. 2024, arXiv:2405.00888): the target draws only the token after it.
+
+    Of a tree the path of first children is taken, up to a token that the request rules out: by a mask, a schema or its
+    truncation.
+    """
+
+    exactness: ClassVar[Exactness] = Exactness.LOSSY
+    kinds: ClassVar[frozenset[DraftKind]] = frozenset({"point"})
+    matches_greedy: ClassVar[bool] = False
+
+    def verdict(self, given: RuleInput) -> Verdict:
+        tree, path = given.draft.tree, list[int]()
+        node, real = -1, len(given.draft) - given.draft.probes
+        probs_V = given.target(node)
+        while (child := next((n for n in range(node + 1, real) if tree.parents[n] == node), None)) is not None:
+            token = tree.tokens[child]
+            if not probs_V[token]:
+                break
+            try:
+                probs_V = given.target(child)
+            except ParlayError:  # nothing may follow: the text ends with this token
+                return Verdict(tuple(path), (*(tree.tokens[step] for step in path), token))
+            path.append(child)
+            node = child
+        last = int(probs_V.argmax()) if given.greedy else given.rng.draw(probs_V, len(path))
+        return Verdict(tuple(path), (*(tree.tokens[step] for step in path), last))
