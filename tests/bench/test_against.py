@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from parlay.bench.against import AS_IT_COMES, LOOKUP, NAME, Transformers
-from parlay.bench.readme import HEAD, readme_table
 from parlay.bench.records import OURS, Cell, Results, Row, System
 from parlay.bench.runner import Bench, BenchPlan
 from parlay.bench.summary import summarise
+from parlay.bench.table import HEAD, readme_table
 from parlay.llm import LLM
 from tests.bench.conftest import LETTERS
 

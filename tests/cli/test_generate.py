@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from parlay import LLM, SamplingParams
 from parlay.engine import Engine
 from parlay.models.fetch.resolving import resolve
 from tests.cli.conftest import MINI, Cli, Result
@@ -285,6 +286,14 @@ def test_auto_takes_a_draft_model_that_is_named(cli: Cli) -> None:
     assert result.code == 0, result.err
     assert "note" not in result.err
     assert result.out == cli(*words[:-4], "--max-tokens", "8", "--strategy", "none").out
+
+
+def test_a_chat_model_that_ends_at_once_is_noted(cli: Cli) -> None:
+    """Chat models often end after a bare question; with --chat they answer."""
+    first = LLM("parlay-mini").generate([PROMPT], SamplingParams(max_tokens=1, temperature=0.0))[0].outputs[0]
+    words = ("generate", PROMPT, *MINI, "--end-tokens", str(first.token_ids[0]))
+    assert "add --chat" in cli(*words).err
+    assert "add --chat" not in cli(*words, "--chat").err
 
 
 def test_a_draft_model_that_no_strategy_would_use_is_refused(cli: Cli) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from parlay.cli import INTERRUPTED, bench_prompts, bench_replay, bench_report
+from parlay.cli import INTERRUPTED, bench_prompts, bench_replay
 from parlay.cli.flags import add_effort_flag, add_model_flags, options_from
 from parlay.options import LoadOptions
 
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_conditions(parser)
     _add_output(parser)
     bench_replay.add_arguments(parser)
-    bench_report.add_arguments(parser)
+    _add_report_flags(parser)
 
 
 def _add_cases(parser: argparse.ArgumentParser) -> None:
@@ -136,8 +136,8 @@ def _add_conditions(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     if options.files and str(options.files[0]) == "report":
-        return bench_report.run(options)
-    bench_report.refuse_without(options)
+        return _report(options)
+    _refuse_report_flags(options)
     if options.files:
         return bench_prompts.run(options, options.files)
     for name in ("minutes", "json"):
@@ -148,6 +148,34 @@ def run(options: argparse.Namespace) -> int:
         return bench_replay.run(options)
     bench_replay.refuse_without(options)
     return _measure(options)
+
+
+# ----------------------------------------------------------------------------------------------------------- report
+
+
+def _add_report_flags(bench: argparse.ArgumentParser) -> None:
+    group = bench.add_argument_group("report", "parlay bench report RESULTS ... -o DIR makes a page of results")
+    group.add_argument("-o", "--output", type=Path, metavar="DIR", help="where the report goes")
+    group.add_argument("--force", action="store_true", help="put different machines or versions into one report")
+    group.add_argument("--no-plots", action="store_true", help="tables only; needs no matplotlib")
+
+
+def _refuse_report_flags(options: argparse.Namespace) -> None:
+    """Raises ValueError for a flag that means something to a report only."""
+    for name in ("output", "force", "no_plots"):
+        if vars(options)[name]:
+            raise ValueError(f"--{name.replace('_', '-')} works only with parlay bench report")
+
+
+def _report(options: argparse.Namespace) -> int:
+    results = options.files[1:]
+    if not results or options.output is None:
+        raise ValueError("parlay bench report needs RESULTS, files that parlay bench wrote, and --output DIR")
+    from parlay.bench.report.write import write  # here, because it loads torch
+
+    for path in write(results, options.output, force=options.force, plots=not options.no_plots):
+        print(path)
+    return 0
 
 
 # -------------------------------------------------------------------------------------------------------- measuring
@@ -270,9 +298,8 @@ def _run(options: argparse.Namespace, llm: LLM, plan: BenchPlan) -> int:
 
 
 def _print_tables(rows: Sequence[Row], plan: BenchPlan, price_per_hour: float | None) -> None:
-    from parlay.bench.readme import readme_table
     from parlay.bench.summary import summarise
-    from parlay.bench.table import table
+    from parlay.bench.table import readme_table, table
 
     summaries = summarise(rows, plan.cells())
     print(table(summaries, price_per_hour))

@@ -10,7 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from parlay.cli import drafters_recommend
+from parlay.cli import bench_prompts
+from parlay.cli.flags import add_model_flags
 from parlay.options import nearest
 from parlay.system.terminal import aligned, printable
 
@@ -34,9 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     removal = _action(actions, "remove", "remove a drafter from the store")
     removal.add_argument("drafter", metavar="NAME")
     _add_hub_actions(actions)
-    drafters_recommend.add_arguments(
-        _action(actions, "recommend", "measure drafters on your own prompts and rank them by speed")
-    )
+    _add_recommend_flags(_action(actions, "recommend", "measure drafters on your own prompts and rank them by speed"))
 
 
 def _add_hub_actions(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -64,7 +63,7 @@ def _action(
 
 def run(options: argparse.Namespace) -> int:
     calls = {"list": _list, "info": _info, "add": _add, "remove": _remove, "push": _push, "pull": _pull}
-    return calls.get(options.action, drafters_recommend.run)(options)
+    return calls.get(options.action, _recommend)(options)
 
 
 def _list(options: argparse.Namespace) -> int:
@@ -238,3 +237,28 @@ def _agreed(offer: OfferedDrafter) -> bool:
     if not sys.stdin.isatty():
         raise ValueError(f"{offer.repo}: add --yes to agree to its licence ({offer.licence or 'not stated'})")
     return input("Use it under this licence? [y/N] ").strip().lower() in ("y", "yes")
+
+
+def _add_recommend_flags(parser: argparse.ArgumentParser) -> None:
+    """Flags of the older spelling of `parlay bench PROMPTS`."""
+    add_model_flags(parser)
+    parser.set_defaults(draft_model=None, out=None, minutes=None, concurrency=(1,), context=(0,))
+    parser.add_argument("--prompts", type=Path, required=True, metavar="FILE", dest="file", help="your prompts")
+    parser.add_argument("--strategies", metavar="NAMES", help="what to measure, joined by commas")
+    parser.add_argument("--most", type=int, default=8, metavar="N", help="most prompts, the first ones (default: 8)")
+    parser.add_argument("--max-tokens", type=int, default=64, metavar="N", help="longest answer (default: 64)")
+    parser.add_argument("--temperature", type=float, default=0.0, metavar="X", help="0 is greedy (default: 0)")
+    parser.add_argument("--rounds", type=int, default=3, metavar="N", help="rounds of the best (default: 3)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def _recommend(options: argparse.Namespace) -> int:
+    for flag, value in (("--most", options.most), ("--max-tokens", options.max_tokens), ("--rounds", options.rounds)):
+        if value < 1:
+            raise ValueError(f"{flag} {value}: give at least 1")
+    if not 0 <= options.temperature <= 100:
+        raise ValueError(f"--temperature {options.temperature}: give a number from 0 to 100")
+    options.prompts, options.temperature = options.most, (options.temperature,)
+    code = bench_prompts.run(options, [options.file])
+    print(f"parlay: note: this is parlay bench {options.file}, which has more flags", file=sys.stderr)
+    return code
