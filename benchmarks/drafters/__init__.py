@@ -1,1 +1,1 @@
-"""The cost of drafters without a model: `python -m benchmarks.drafters.propose --help`."""
+"""Benchmarks of trained draft heads: `python -m benchmarks.drafters.modelled --help`."""

@@ -19,7 +19,7 @@ import pytest
 from parlay import LLM, SamplingParams
 from parlay.cost.measured import ROWS, MeasuredCost
 from parlay.llm.input_processor import RequestOptions
-from parlay.llm.router_file import Entry, RouterMemory, entries, forget, memory_of, place
+from parlay.llm.router_file import FORMAT, Entry, RouterMemory, entries, forget, memory_of, place
 from parlay.models.fetch.resolving import resolve
 from parlay.router.arms import Arm
 from parlay.router.router import Router
@@ -150,6 +150,15 @@ def test_a_file_that_can_not_be_used_is_left_out_with_one_line_and_written_anew(
     place().parent.mkdir()
     place().write_bytes(content)
     check_left_out_and_written_anew(caplog)
+
+
+def test_a_sound_file_of_an_earlier_format_is_left_out_with_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    remember()
+    said = json.loads(place().read_text())
+    assert said["entries"], "its checksum is right too"
+    place().write_text(json.dumps(said | {"format": FORMAT - 1}))
+    check_left_out_and_written_anew(caplog)
+    assert f"format {FORMAT - 1}, and this version reads {FORMAT}" in caplog.records[0].getMessage()
 
 
 def check_left_out_and_written_anew(caplog: pytest.LogCaptureFixture) -> None:
