@@ -22,7 +22,7 @@ from parlay.train.saving import with_proof
 LOAD = LoadOptions(dtype="float32", device="cpu")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("target")
     save_random("llama", folder)

@@ -235,18 +235,28 @@ def serving(*words: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
         process.communicate()
 
 
-def test_it_serves_until_it_is_told_to_stop() -> None:
-    with serving("mini=parlay-mini", "--log-level", "info", "--max-model-len", "512") as (process, url):
+def test_it_serves_until_it_is_told_to_stop(tmp_path: Path) -> None:
+    """Its store is damaged: it is set aside, and the server starts all the same."""
+    store = tmp_path / "store"
+    with LLM("parlay-mini", strategy=f"suffix-decoding:store={store}") as llm:
+        llm.generate("Once upon a time", SamplingParams(temperature=0.0, max_tokens=24))
+    store.write_bytes(store.read_bytes()[:-3])
+    words = ("--log-level", "info", "--max-model-len", "512", "--strategy", f"suffix-decoding:store={store}")
+    with serving("mini=parlay-mini", *words) as (process, url):
         (model,) = httpx.get(f"{url}/v1/models").json()["data"]
         assert (model["id"], model["max_model_len"]) == ("mini", 512)
         assert httpx.post(f"{url}/tokenize", json={"prompt": "a secret"}).json()["count"] > 0
         assert httpx.get(f"{url}/v1/models", headers={"Host": "evil.example"}).status_code == 403
+        reply = httpx.post(f"{url}/v1/completions", json={"prompt": "Once", "max_tokens": 4}, timeout=60)
+        assert reply.status_code == 200
         process.send_signal(signal.SIGTERM)
-        out, log = process.communicate(timeout=30)
+        out, log = process.communicate(timeout=60)
         assert (process.returncode, out) == (0, "")
         assert "POST /tokenize" in log
         assert "secret" not in log
         assert "Traceback" not in log
+    assert f"store={store} is damaged; it is now {store}.damaged" in log
+    assert (tmp_path / "store.damaged").is_file()
 
 
 @pytest.mark.parametrize("signals", [2, 3])
@@ -306,20 +316,6 @@ def test_the_first_model_is_there_at_the_start_and_others_come_when_asked_for() 
         assert told(url) == {"one": "loaded", "two": "unloaded"}
         assert httpx.post(f"{url}/tokenize", json={"prompt": "a", "model": "two"}, timeout=60).json()["count"] > 0
         assert told(url) == {"one": "unloaded", "two": "loaded"}
-
-
-def test_a_damaged_store_is_set_aside_and_the_server_starts(tmp_path: Path) -> None:
-    store = tmp_path / "store"
-    with LLM("parlay-mini", strategy=f"suffix-decoding:store={store}") as llm:
-        llm.generate("Once upon a time", SamplingParams(temperature=0.0, max_tokens=24))
-    store.write_bytes(store.read_bytes()[:-3])
-    with serving("parlay-mini", "--strategy", f"suffix-decoding:store={store}") as (process, url):
-        reply = httpx.post(f"{url}/v1/completions", json={"prompt": "Once", "max_tokens": 4}, timeout=60)
-        assert reply.status_code == 200
-        process.send_signal(signal.SIGTERM)
-        _, log = process.communicate(timeout=30)
-    assert f"store={store} is damaged; it is now {store}.damaged" in log
-    assert (tmp_path / "store.damaged").is_file()
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""A folder of text to train on: a text file and a file of JSON lines."""
+"""A folder of text to train on, a text file and a file of JSON lines, and a tiny target."""
 
 from __future__ import annotations
 
@@ -7,12 +7,21 @@ from pathlib import Path
 
 import pytest
 
+from parlay.testing.checkpoints import save_random
+
 SENTENCES = (
     "The harbour was quiet before the storm.",
     "Nobody in the village had seen such clouds.",
     "Martha closed the window and lit the lamp.",
     "A letter from her brother lay on the table.",
 )
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("target")
+    save_random("llama", folder)
+    return folder
 
 
 @pytest.fixture

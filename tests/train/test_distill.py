@@ -20,7 +20,7 @@ from parlay.llm import LLM
 from parlay.models.fetch.resolving import resolve
 from parlay.models.loading import load_tokenizer
 from parlay.options import LoadOptions, UsageError
-from parlay.testing.checkpoints import VOCAB_SIZE, save_random
+from parlay.testing.checkpoints import VOCAB_SIZE
 from parlay.testing.toy_tokenizers import toy_tokenizer
 from parlay.text.prompts import TokensPrompt
 from parlay.train.data.features import FeatureStore
@@ -37,13 +37,6 @@ from parlay.types import ParlayError, SamplingParams
 from tests.models import gguf_files
 
 _SMALL: dict[str, Any] = {"hidden": 32, "layers": 1, "heads": 2, "kv_heads": 1, "head_dim": 16, "ffn": 32}
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("target")
-    save_random("llama", folder)
-    return folder
 
 
 @pytest.fixture(scope="module")

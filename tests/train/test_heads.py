@@ -31,13 +31,6 @@ from parlay.types import ParlayError, SamplingParams
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("target")
-    save_random("llama", folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
 def work(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Texts that the target wrote, half of them greedily, each from another token on, and its features of them."""
     folder = tmp_path_factory.mktemp("work")

@@ -13,7 +13,7 @@ from parlay.drafters.heads.proving import ProvedHeads
 from parlay.heads.opening import heads_of
 from parlay.llm import LLM
 from parlay.models.config import DecoderConfig
-from parlay.testing.checkpoints import VOCAB_SIZE, save_random
+from parlay.testing.checkpoints import VOCAB_SIZE
 from parlay.testing.toy_tokenizers import toy_tokenizer
 from parlay.text.prompts import TokensPrompt
 from parlay.train.recipes.target import Target
@@ -26,13 +26,6 @@ Drafts = Callable[[str, Path], None]
 @pytest.fixture(autouse=True)
 def seed() -> None:
     torch.manual_seed(0)
-
-
-@pytest.fixture(scope="session")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("target")
-    save_random("llama", folder)
-    return folder
 
 
 @pytest.fixture(scope="session")
