@@ -161,9 +161,9 @@ def _decoded(
         for turn in (turns[0], *turns):
             for way, answers in zip(ways, found, strict=True):
                 llm.reset_prefix_cache()
-                asked = [list(ids) for ids in prompts[turn]]
+                batch = [list(ids) for ids in prompts[turn]]
                 exactness = Exactness.SEED if way is None else None
-                new = llm.generate(asked, params[turn], False, strategy=way, exactness=exactness)
+                new = llm.generate(batch, params[turn], False, strategy=way, exactness=exactness)
                 answers += new
                 shown.update(len(new))
     return [answers[len(prompts[turns[0]]) :] for answers in found]

@@ -77,13 +77,13 @@ def _remarks(summaries: Sequence[CellSummary]) -> list[str]:
     """Errors and notes, each once, with the workloads that it applies to."""
     workloads: dict[tuple[str, str], list[str]] = {}
     for each in summaries:
-        said = (str(each.cell.system), each.error) if each.error else ("", each.note)
-        workloads.setdefault(said, []).append(each.cell.workload)
+        remark = (str(each.cell.system), each.error) if each.error else ("", each.note)
+        workloads.setdefault(remark, []).append(each.cell.workload)
     everywhere = {each.cell.workload for each in summaries}
     return [
-        f"{_where(strategy, dict.fromkeys(own), everywhere)}: {said}"
-        for (strategy, said), own in workloads.items()
-        if said
+        f"{_where(strategy, dict.fromkeys(own), everywhere)}: {remark}"
+        for (strategy, remark), own in workloads.items()
+        if remark
     ]
 
 

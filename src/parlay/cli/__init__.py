@@ -62,10 +62,10 @@ class Parser(argparse.ArgumentParser):
         self._refuse_early_flag(words)
         found, extra = self.parse_known_args(translated(words, self._option_string_actions, self.prog))
         if extra:
-            asked = next((part for name, part in self._subcommands() if name in vars(found).values()), self)
+            parser = next((part for name, part in self._subcommands() if name in vars(found).values()), self)
             flags = [word.partition("=")[0] for word in extra if word.startswith("--")]
-            hint = close_to(flags[0], asked._option_string_actions) if flags else ""
-            asked.error(f"{_unknown(extra)}{hint and f': {hint}'}")
+            hint = close_to(flags[0], parser._option_string_actions) if flags else ""
+            parser.error(f"{_unknown(extra)}{hint and f': {hint}'}")
         return found
 
     def _refuse_early_flag(self, words: Sequence[str]) -> None:

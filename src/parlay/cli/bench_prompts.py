@@ -63,14 +63,14 @@ def run(options: argparse.Namespace, files: list[Path]) -> int:
 
 
 def _check(options: argparse.Namespace) -> None:
-    given = vars(options)
+    flags = vars(options)
     for name in MEANINGLESS:
-        if given.get(name) is not None:
+        if flags.get(name) is not None:
             raise ValueError(f"--{name.replace('_', '-')} has no use beside files of prompts: leave one of them out")
     for name in ("concurrency", "temperature", "context"):
-        if len(given[name]) > 1:
-            raise ValueError(f"--{name} {','.join(map(str, given[name]))}: give one value beside files of prompts")
-    if given["concurrency"] != (1,) or given["context"] != (0,):
+        if len(flags[name]) > 1:
+            raise ValueError(f"--{name} {','.join(map(str, flags[name]))}: give one value beside files of prompts")
+    if flags["concurrency"] != (1,) or flags["context"] != (0,):
         raise ValueError("prompts of your own run one at a time and as they are: leave out --concurrency and --context")
 
 

@@ -101,8 +101,8 @@ def _cascade(options: argparse.Namespace, items: Sequence[Item], floor: Floor, p
         prompts = [(_ids(small, item), _ids(large, item)) for item in items]
         cascade = calibrate_cascade(small, large, prompts, floor, params)
     if cascade is None:
-        told = f"no answers of {options.small} are shown to keep lossy:{floor}; nothing is written"
-        print(f"parlay: error: {told}", file=sys.stderr)
+        message = f"no answers of {options.small} are shown to keep lossy:{floor}; nothing is written"
+        print(f"parlay: error: {message}", file=sys.stderr)
         return FAILURE
     write(cascade, options.output)
     found, answers = cascade.threshold, cascade.claim.answers

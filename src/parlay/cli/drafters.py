@@ -127,11 +127,11 @@ def _info(options: argparse.Namespace) -> int:
     folder = folder_of(options.drafter)
     facts, (_, text) = read_facts(folder), read_card(folder)
     check_tensors(load(folder))
-    said = {"folder": str(folder), **_facts(facts), "checked": "ok"}
+    shown = {"folder": str(folder), **_facts(facts), "checked": "ok"}
     if options.json:
-        print(json.dumps({**said, "card": text}))
+        print(json.dumps({**shown, "card": text}))
         return 0
-    for name, value in said.items():
+    for name, value in shown.items():
         print(f"{name:14} {_right(facts) if name == 'expected' else value or '-'}")
     print(f"\n{printable(text)}" if text else "\nIt has no card.")
     return 0

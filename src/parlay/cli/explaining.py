@@ -55,11 +55,11 @@ def _life(life: Sequence[Stretch], going_on: Sequence[bool]) -> Iterator[str]:
     begin, written = 1, 0
     for each in parts:
         rate = each.tokens / each.steps
-        told = ", ".join(f"{count} {choice}" for choice, count in _most_first(each.choices))
+        choices = ", ".join(f"{count} {choice}" for choice, count in _most_first(each.choices))
         steps, bar = f"{begin}-{begin + each.steps - 1}", "#" * max(1, round(_BAR * rate / most))
         own = going_on[written : written + each.tokens]
         overlap = sum(own) / max(1, len(own))
-        yield f"  {steps:>9}  {rate:5.2f} ({each.expected / each.steps:5.2f})  {bar:{_BAR}}  {told}; {overlap:.0%}"
+        yield f"  {steps:>9}  {rate:5.2f} ({each.expected / each.steps:5.2f})  {bar:{_BAR}}  {choices}; {overlap:.0%}"
         begin, written = begin + each.steps, written + each.tokens
 
 

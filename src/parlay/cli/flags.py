@@ -199,12 +199,12 @@ def options_or_config(declared: type[T], arguments: argparse.Namespace) -> T:
     Raises UsageError for a value out of range, an option that neither has, or a config that is wrong.
     """
     known = options_of(declared)
-    held = read_config(arguments.config, declared) if arguments.config is not None else {}
-    given = {**held, **{name: value for name, value in vars(arguments).items() if name in known}}
-    missing = [name for name, option in known.items() if option.required and name not in given]
+    from_file = read_config(arguments.config, declared) if arguments.config is not None else {}
+    values = {**from_file, **{name: value for name, value in vars(arguments).items() if name in known}}
+    missing = [name for name, option in known.items() if option.required and name not in values]
     if missing:
         raise UsageError(f"--{missing[0].replace('_', '-')} is needed, by a flag or in a file that --config names")
-    return declared(**given)
+    return declared(**values)
 
 
 def options_from(declared: type[T], arguments: argparse.Namespace) -> T:
@@ -254,8 +254,8 @@ def add_sampling_flags(
 def sampling_params(options: argparse.Namespace, defaults: Mapping[str, object] = DEFAULTS) -> SamplingParams:
     """Read the sampling flags, else ``defaults``. Raises ValueError for a value out of range."""
     values = vars(options)
-    given = {field.name: values[field.name] for field in _sampling_fields() if field.name in values}
-    params = SamplingParams(**{**defaults, **given})
+    chosen = {field.name: values[field.name] for field in _sampling_fields() if field.name in values}
+    params = SamplingParams(**{**defaults, **chosen})
     if params.temperature > HOT:
         print(f"parlay: note: {hot(params.temperature)}", file=sys.stderr)
     return params

@@ -98,11 +98,11 @@ def run(options: argparse.Namespace) -> int:
         sample = stream.output.outputs[0]
         room = llm.engine.longest - sample.metrics.prompt_tokens
         wants_chat = bool(isinstance(prompt, str) and llm.tokenizer and llm.tokenizer.chat_template)
-        told = explained(sample.metrics, _overlaps(llm, stream.output, given)) if options.explain else None
+        explanation = explained(sample.metrics, _overlaps(llm, stream.output, given)) if options.explain else None
     if options.json:
         print(json.dumps(_report(sample, whole=options.explain)))
     _summarise(sample, params, tint)
-    _note(told, params, room)
+    _note(explanation, params, room)
     if wants_chat and len(sample.token_ids) < 2 and sample.finish_reason == "stop" and not params.stop:
         print("parlay: note: the model ended at once: for an answer in its chat format add --chat", file=sys.stderr)
     cut = params.structured_outputs is not None and sample.finish_reason == "length"

@@ -214,8 +214,8 @@ def _tracing(endpoint: str | None) -> Iterator[list[Observer]]:
 
 
 def _with_idle_seconds(allowed: Settings, options: argparse.Namespace, models: int) -> Settings:
-    given: float | None = options.idle_seconds
-    return replace(allowed, idle_seconds=IDLE_SECONDS if given is None and models > 1 else given)
+    seconds: float | None = options.idle_seconds
+    return replace(allowed, idle_seconds=IDLE_SECONDS if seconds is None and models > 1 else seconds)
 
 
 def _set_up_logging(options: argparse.Namespace) -> None:

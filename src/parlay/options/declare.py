@@ -146,8 +146,8 @@ def _option(each: dataclasses.Field[Any], hint: object) -> Option:
         raise TypeError(f"option {each.name!r} must be an int, float, bool, str, Path or tuple[str, ...], not {hint}")
     required = each.default is MISSING
     default = None if required else each.default
-    said = {"help": "", **each.metadata}
-    return Option(each.name, _TYPES[known[0]], default, required=required, optional=_is_union(hint), **said)
+    metadata = {"help": "", **each.metadata}
+    return Option(each.name, _TYPES[known[0]], default, required=required, optional=_is_union(hint), **metadata)
 
 
 def _fits(value: object, wanted: type) -> bool:

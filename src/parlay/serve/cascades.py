@@ -68,8 +68,8 @@ class Cascades:
 
     def __init__(self, registry: Registry, links: Mapping[str, Link]) -> None:
         self._registry = registry
-        held = {large: HeldCascade(link.path, share=link.audit_share) for large, link in links.items()}
-        self._links = {large: (link.small, held[large]) for large, link in links.items()}
+        cascades = {large: HeldCascade(link.path, share=link.audit_share) for large, link in links.items()}
+        self._links = {large: (link.small, cascades[large]) for large, link in links.items()}
         self._audits = Background()
 
     def audited(self) -> dict[str, Audited]:

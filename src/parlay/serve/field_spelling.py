@@ -58,8 +58,8 @@ def respelled(data: Mapping[str, Any], known: Container[str]) -> tuple[dict[str,
 
 def _check_count(options: Mapping[str, Any]) -> None:
     if len(options) > MOST_FIELDS:
-        told = f"{OPTIONS} has {len(options)} fields, and no object of this API has more than {MOST_FIELDS}"
-        raise PydanticCustomError("two_spellings", "{told}", {"told": told, "field": OPTIONS})
+        message = f"{OPTIONS} has {len(options)} fields, and no object of this API has more than {MOST_FIELDS}"
+        raise PydanticCustomError("two_spellings", "{told}", {"told": message, "field": OPTIONS})
 
 
 def _moves(name: str, value: object) -> bool:
@@ -84,8 +84,8 @@ def _put_form(result: dict[str, Any], name: str, value: Any) -> None:
 
 def _set(fields: dict[str, Any], ours: str, value: Any, path: str) -> None:
     if fields.get(ours) is not None and fields[ours] != value:
-        told = f"{path} and {ours} differ: give one of them"
-        raise PydanticCustomError("two_spellings", "{told}", {"told": told, "field": path})
+        message = f"{path} and {ours} differ: give one of them"
+        raise PydanticCustomError("two_spellings", "{told}", {"told": message, "field": path})
     fields[ours] = value
 
 

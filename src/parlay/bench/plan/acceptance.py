@@ -88,11 +88,11 @@ def decoded(strategies: Sequence[StrategySpec], prompts: Sequence[Item], llm: LL
     Copying from a loop is easy, and would make drafts of a small model look better than they are.
     """
     longest = SamplingParams(temperature=0, max_tokens=_TOKENS)
-    asked = [TokensPrompt(prompt_token_ids=first_ids(llm, item)) for item in prompts]
-    plain = _decode(llm, "none", asked, [longest] * len(asked))
+    requests = [TokensPrompt(prompt_token_ids=first_ids(llm, item)) for item in prompts]
+    plain = _decode(llm, "none", requests, [longest] * len(requests))
     cut = [replace(longest, max_tokens=max(first_loop(sample.token_ids), 1)) for sample in plain]
     return {
-        str(spec): (_rate(sample.metrics for sample in _decode(llm, str(whole_drafts(spec)), asked, cut)),)
+        str(spec): (_rate(sample.metrics for sample in _decode(llm, str(whole_drafts(spec)), requests, cut)),)
         for spec in strategies
     }
 

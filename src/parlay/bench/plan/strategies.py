@@ -119,8 +119,8 @@ def plan(spec: StrategySpec, models: Models, acceptance: Acceptance) -> DraftPla
         raise ValueError(f"strategy {spec}: no costs are modelled for its family, {family}: {_modelled()}")
     if family == _PLAIN:
         return DraftPlan(name=str(spec))
-    given = spec.settings
-    nodes, policy = given["k"], given["policy"]
+    settings = spec.settings
+    nodes, policy = settings["k"], settings["policy"]
     assert isinstance(nodes, int)
     head = HEADS[spec.name](models.target) if spec.name in HEADS else None
     return DraftPlan(

@@ -46,12 +46,12 @@ def _answer(record: Mapping[str, Any], where: str) -> RecordedAnswer:
     output = next((name for name in OUTPUTS if name in record), None)
     if output is None or not {"prompt", "instruction"} & record.keys():
         raise ValueError(f"{where}: no recorded answer: wanted {SHAPES}")
-    given = tuple(_strings(record, "references", where))
+    references = tuple(_strings(record, "references", where))
     if "prompt" in record:
-        return RecordedAnswer(_string(record, "prompt", where), _string(record, output, where), given)
+        return RecordedAnswer(_string(record, "prompt", where), _string(record, output, where), references)
     source = _string(record, "input", where) if record.get("input") else ""
     prompt = "\n\n".join(filter(None, (source, _string(record, "instruction", where))))
-    return RecordedAnswer(prompt, _string(record, output, where), given or tuple(filter(None, (source,))))
+    return RecordedAnswer(prompt, _string(record, output, where), references or tuple(filter(None, (source,))))
 
 
 def _with_documents(record: Mapping[str, Any], where: str) -> RecordedAnswer:

@@ -99,8 +99,8 @@ def _set(state: State, argument: str) -> str:
 
 def _numbers(params: SamplingParams) -> dict[str, float]:
     """Parameters that are numbers and set, by name."""
-    said = dataclasses.asdict(replace(params, logits_processors=(), structured_outputs=None))
-    return {name: said[name] for name in (*_WHOLE, *_FRACTIONS) if said[name] is not None}
+    values = dataclasses.asdict(replace(params, logits_processors=(), structured_outputs=None))
+    return {name: values[name] for name in (*_WHOLE, *_FRACTIONS) if values[name] is not None}
 
 
 _WHOLE = ("max_tokens", "min_tokens", "top_k")

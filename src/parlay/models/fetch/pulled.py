@@ -154,8 +154,8 @@ def _run(command: list[str], errors: Path, progress: Progress) -> tuple[int, str
 def _reason(errors: str) -> str:
     """The first thing that went wrong, in one line."""
     lines = [line.strip() for line in errors.splitlines() if line.strip()]
-    told = [line.removeprefix("ERROR:").strip() for line in lines if line.startswith("ERROR:")]
-    return next(iter([*told, *lines[-1:]]), "it does not say why")
+    reasons = [line.removeprefix("ERROR:").strip() for line in lines if line.startswith("ERROR:")]
+    return next(iter([*reasons, *lines[-1:]]), "it does not say why")
 
 
 def _unpack(wheel_path: Path, wheel: Wheel, path: Path) -> None:

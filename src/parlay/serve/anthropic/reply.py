@@ -192,5 +192,5 @@ class MessageChunks:
         sample = output.outputs[0]
         reason, sequence = _stop(sample, called=self._blocks.called)
         delta = {"stop_reason": reason, "stop_sequence": sequence}
-        told = {"usage": _usage(output), "parlay": summary([sample])}
-        return [{"type": "message_delta", "delta": delta, **told}, {"type": "message_stop"}]
+        extra = {"usage": _usage(output), "parlay": summary([sample])}
+        return [{"type": "message_delta", "delta": delta, **extra}, {"type": "message_stop"}]

@@ -42,9 +42,9 @@ def count_request(body: CountBody, request: Request, settings: Settings) -> Chat
 
 
 def _params(body: MessagesBody, settings: Settings) -> SamplingParams:
-    given = body.model_dump(include={"temperature", "top_p", "top_k", "seed"}, exclude_none=True)
+    values = body.model_dump(include={"temperature", "top_p", "top_k", "seed"}, exclude_none=True)
     try:
-        params = SamplingParams(**given, stop=body.stop_sequences or None, max_tokens=body.max_tokens)
+        params = SamplingParams(**values, stop=body.stop_sequences or None, max_tokens=body.max_tokens)
     except ValueError as error:
         raise refused(error, NAMES) from None
     return limited(params, settings, NAMES)

@@ -127,8 +127,8 @@ def template_variables(chat: ChatRequest, template: str, names: FieldNames) -> V
         else:
             unused.append(_unused_verbosity(chat.verbosity, names))
     if not knows(template, "reasoning_content"):
-        told = enumerate(chat.messages)
-        unused += [f"{names.prompt}[{place}].reasoning_content" for place, one in told if one.reasoning is not None]
+        messages = enumerate(chat.messages)
+        unused += [f"{names.prompt}[{place}].reasoning_content" for place, one in messages if one.reasoning is not None]
     return Variables(values, tuple(unused))
 
 

@@ -51,9 +51,9 @@ def read_json(body: bytes) -> Any:
     try:
         return from_json(body.removeprefix(b"\xef\xbb\xbf"), cache_strings=False)
     except ValueError as error:
-        told = str(error)
+        reason = str(error)
         raise json.JSONDecodeError(
-            next((plain for part, plain in _REASONS.items() if part in told), told), "", 0
+            next((plain for part, plain in _REASONS.items() if part in reason), reason), "", 0
         ) from None
 
 
@@ -74,8 +74,8 @@ def _as_json(scope: Scope) -> Scope:
     too, but any request of a page to another origin says where it comes from.
     """
     headers: list[tuple[bytes, bytes]] = scope["headers"]
-    said = {value.lower() for name, value in headers if name == b"content-type"}
-    if said - {_FORM} or any(name in _OF_PAGES for name, _ in headers):
+    types = {value.lower() for name, value in headers if name == b"content-type"}
+    if types - {_FORM} or any(name in _OF_PAGES for name, _ in headers):
         return scope
     others = [(name, value) for name, value in headers if name != b"content-type"]
     return {**scope, "headers": [*others, (b"content-type", b"application/json")]}

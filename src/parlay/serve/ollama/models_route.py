@@ -62,10 +62,10 @@ def _add_show(routes: APIRouter, registry: Registry, settings: Settings) -> None
     async def ollama_show(body: ModelBody, request: Request) -> dict[str, Any]:
         check_extras(body, request, settings)
         model = registry.get(body.model or body.name)
-        told = described(model.served) if model.served is not None else await _described_by_files(model)
-        if told is None:
-            told = described(await registry.use(model.name, request))
-        return shown(model, await _facts_of(model), told)
+        description = described(model.served) if model.served is not None else await _described_by_files(model)
+        if description is None:
+            description = described(await registry.use(model.name, request))
+        return shown(model, await _facts_of(model), description)
 
 
 def _add_pull(routes: APIRouter, puller: Puller | None, settings: Settings) -> None:

@@ -153,8 +153,8 @@ class StructuredOutputs(Body):
     grammar: str | None = None
 
     def check(self) -> None:
-        given = (self.json_, self.json_object or None, self.regex, self.choice, self.grammar)
-        if sum(value is not None for value in given) != 1:
+        forms = (self.json_, self.json_object or None, self.regex, self.choice, self.grammar)
+        if sum(value is not None for value in forms) != 1:
             message = "structured_outputs takes exactly one of json, json_object, regex, choice, grammar"
             raise conflict(message, "structured_outputs")
 

@@ -133,18 +133,18 @@ class Run:
         # Where no events were read, the first token came as long before the last as decoding took.
         decoding = max(sample.metrics.seconds - sample.metrics.prefill_seconds for sample in output.outputs)
         first = self._firsts.get(place, max(0.0, seconds - decoding))
-        asked = self.jobs[place].samples[0].request
+        request = self.jobs[place].samples[0].request
         self.observe(
             Finished(
                 model=self.served.name,
                 output=output,
-                params=asked.params,
+                params=request.params,
                 seconds=seconds,
                 seconds_to_first=first,
                 client_id=self.client_id,
                 trace_parent=self.trace_parent,
-                owner=asked.owner,
-                store=asked.store,
+                owner=request.owner,
+                store=request.store,
                 tokenizer=self.served.tokenizer,
             )
         )

@@ -140,10 +140,10 @@ def sampling_params(
     prompt_logprobs: int | None = None,
 ) -> SamplingParams:
     """Raises ApiError for values that do not go together, or that are more than the server gives."""
-    given = body.model_dump(include=_AS_THEY_ARE, exclude_none=True)
+    values = body.model_dump(include=_AS_THEY_ARE, exclude_none=True)
     try:
         params = SamplingParams(
-            **given,
+            **values,
             logit_bias={int(token): bias for token, bias in (body.logit_bias or {}).items()} or None,
             max_tokens=max_tokens,
             logprobs=logprobs,
@@ -245,8 +245,8 @@ def check_count(prompts: int, n: int, served: Served) -> None:
     """Raises ApiError for more samples than the model ever takes at once: to try again later would not help."""
     most = served.llm.capacity
     if prompts > 1 and prompts * n > most:
-        asked = f"{prompts} prompts with {n} samples each" if n > 1 else f"{prompts} prompts"
-        raise ApiError(400, f"{asked} are more than the {most} samples that this server takes at once", "prompt")
+        amount = f"{prompts} prompts with {n} samples each" if n > 1 else f"{prompts} prompts"
+        raise ApiError(400, f"{amount} are more than the {most} samples that this server takes at once", "prompt")
 
 
 def check_length(tokens: int, served: Served, settings: Settings, field: str) -> None:

@@ -186,8 +186,8 @@ class ChatBody(GenerationBody):
         super().check()
         self._check_messages()
         self._check_tools()
-        asked = {self.max_tokens, self.max_completion_tokens} - {None}
-        if len(asked) > 1:
+        limits = {self.max_tokens, self.max_completion_tokens} - {None}
+        if len(limits) > 1:
             raise conflict("max_tokens and max_completion_tokens differ: give one of them", "max_completion_tokens")
         if self.continue_final_message and self.add_generation_prompt:
             message = (

@@ -31,8 +31,8 @@ def router(registry: Registry, settings: Settings) -> APIRouter:
     )
     async def create_chat_completion(body: ChatBody, request: Request) -> Response:
         served = await registry.use(body.model, request)
-        asked = await read(request, lambda: chat_request(body, request, settings))
-        served, question = await cascades_of(request).choose(served, ChatQuestion(asked, settings, NAMES), request)
+        prepared = await read(request, lambda: chat_request(body, request, settings))
+        served, question = await cascades_of(request).choose(served, ChatQuestion(prepared, settings, NAMES), request)
         chat = await in_thread(request, lambda: question.ready(served), heavy=body.structured)
         note_ignored(request, settings, chat.unused)
         shape = ChatShape(

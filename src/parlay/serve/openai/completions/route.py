@@ -50,8 +50,8 @@ def router(registry: Registry, settings: Settings) -> APIRouter:
     )
     async def create_completion(body: CompletionBody, request: Request) -> Response:
         served = await registry.use(body.model, request)
-        asked = await read(request, lambda: _read(body, request, settings))
-        served, question = await cascades_of(request).choose(served, asked, request)
+        prepared = await read(request, lambda: _read(body, request, settings))
+        served, question = await cascades_of(request).choose(served, prepared, request)
         jobs, shape = await in_thread(request, lambda: _prepare(served, question), heavy=body.structured)
         run = make_run(served, jobs, _names(body, "prompt"), request, settings)
         if body.stream:

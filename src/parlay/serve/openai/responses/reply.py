@@ -151,8 +151,8 @@ class ResponseChunks:
         return self._numbered(events)
 
     def failure(self, error: ApiError) -> Sequence[Chunk]:
-        told = {"code": "server_error" if error.status >= 500 else "invalid_prompt", "message": error.message}
-        failed = {**self._shape.state("failed", self._writer.items), "error": told}
+        failure = {"code": "server_error" if error.status >= 500 else "invalid_prompt", "message": error.message}
+        failed = {**self._shape.state("failed", self._writer.items), "error": failure}
         last = {"type": "error", "code": error.code, "message": error.message, "param": error.param, **error.body}
         return self._numbered([{"type": "response.failed", "response": failed}, last])
 
