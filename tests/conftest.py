@@ -11,10 +11,13 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 _CACHE = "XDG_CACHE_HOME"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 gc.disable()  # until everything is collected
+settings.register_profile("parlay", deadline=None, suppress_health_check=[HealthCheck.too_slow])  # on busy machines
+settings.load_profile("parlay")
 
 
 def pytest_collection_finish() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hypothesis import strategies as st
 
+from parlay.drafters.stores.store_files import STORE_WRITER
 from parlay.types import Draft, Drafter, NoiseKey, Request, Runner, SamplingParams, SequenceView, trees
 
 GREEDY = Request(id="r", prompt=(0,), params=SamplingParams(temperature=0), key=NoiseKey(7))
@@ -63,3 +65,10 @@ def edit(tokens: list[int], what: str, others: list[int]) -> list[int]:
     else:
         return [*tokens[: 1 + len(others)], *others]
     return tokens
+
+
+def wait_for_store_files() -> None:
+    """Wait until no store is being written."""
+    for thread in threading.enumerate():
+        if thread.name == STORE_WRITER:
+            thread.join()

@@ -18,7 +18,7 @@ from parlay.drafters.stores.output_store import OutputStore, OutputStores, Store
 from parlay.drafters.stores.suffixes import Suffixes
 from parlay.options import UsageError
 from parlay.types import NO_DRAFT, Observation, Request, Verdict
-from tests.drafters.sight import GREEDY, Sight
+from tests.drafters.sight import GREEDY, Sight, wait_for_store_files
 
 OPTIONS = StoreOptions(max_tokens=1000, save_every=1)
 VOCAB = 50
@@ -35,6 +35,7 @@ def run(stores: OutputStores, output: Sequence[int], request: Request = GREEDY) 
         view.tokens.append(token)
         stores.observe([Observation(view, NO_DRAFT, Verdict((), (token,)))])
     stores.release(7)
+    wait_for_store_files()
 
 
 def times(stores: OutputStores, wanted: Sequence[int], request: Request = GREEDY) -> int:

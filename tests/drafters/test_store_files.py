@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import struct
+import threading
 from array import array
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parlay.drafters.stores import store_files
-from parlay.drafters.stores.store_files import Lists, StoreFile
+from parlay.drafters.stores.store_files import Lists, Saving, StoreFile
 from parlay.options import UsageError
 
 LISTS: Lists = {"": [array("i", [1, 2, 3]), array("i")], "tenant é": [array("i", [9])]}
@@ -98,3 +100,21 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(
         file.save({})
     assert file.load() == LISTS
     assert [path.name for path in file.path.parent.iterdir()] == ["past.store"]
+
+
+def test_no_request_waits_for_the_disk(file: StoreFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    may_write, texts, replace_file = threading.Event(), LISTS, os.replace
+
+    def wait_and_replace(source: str, target: Path) -> None:
+        assert may_write.wait(60)
+        replace_file(source, target)
+
+    monkeypatch.setattr(store_files.os, "replace", wait_and_replace)
+    saving = Saving(file, 1, lambda: texts)
+    saving.changed()
+    saving.changed()
+    assert not file.path.exists()
+    may_write.set()
+    texts = {"": [array("i", [3])]}
+    saving.save()
+    assert file.load() == texts

@@ -21,7 +21,7 @@ from parlay.strategies.spelling import parse
 from parlay.testing.conformance.stage import Steady
 from parlay.testing.toys import ToyRunner
 from parlay.types import Metrics, NoiseKey, Request, SamplingParams, Strategy
-from tests.drafters.sight import no_runner
+from tests.drafters.sight import no_runner, wait_for_store_files
 
 VOCAB = 600
 EOS = 1
@@ -108,6 +108,7 @@ def test_what_one_process_learned_serves_the_next(spec: str, tmp_path: Path) -> 
     texts = {(2, 3, 4): unlike(random.Random(1), 60)}
     named = f"{spec}:save_every=1,store={tmp_path / 'past.store'}"
     Service(named, texts).ask((2, 3, 4))
+    wait_for_store_files()
     assert Service(named, texts).ask((2, 3, 4)).tokens_per_step > 4
 
 

@@ -17,7 +17,7 @@ from parlay.options import UsageError
 from parlay.strategies.building import build
 from parlay.strategies.spelling import parse
 from parlay.types import NO_DRAFT, Draft, Needs, Observation, Request, Tree, Verdict, trees
-from tests.drafters.sight import GREEDY, Sight, no_runner
+from tests.drafters.sight import GREEDY, Sight, no_runner, wait_for_store_files
 
 VOCAB = 1000
 RESOURCES = Resources(vocab_size=VOCAB, open_runner=no_runner)
@@ -174,6 +174,7 @@ def test_the_matrix_outlives_the_process(tmp_path: Path) -> None:
     teach(first, {VOCAB - 1: [VOCAB - 1]}, replace(GREEDY, salt="a"), sequence=2)
     first.release(2)
     first.release(2)
+    wait_for_store_files()
     second = TokenRecycling(RESOURCES, Options(store=str(path)))
     for salt, token in (("", 1), ("a", VOCAB - 1), ("a", 1)):
         request = replace(GREEDY, salt=salt)
@@ -196,6 +197,7 @@ def test_a_write_that_fails_costs_no_request(
     monkeypatch.setattr(os, "replace", fail)
     with caplog.at_level(logging.WARNING):
         drafter.release(0)
+        wait_for_store_files()
     assert "disk full" in caplog.text
 
 

@@ -12,7 +12,7 @@ from parlay import LLM, SamplingParams
 from parlay.llm.input_processor import RequestOptions
 from parlay.llm.outputs import PredictionUse
 from parlay.strategies.entry import DEFAULT_STRATEGY
-from parlay.text.documents import predictions
+from parlay.text.prompts import predictions
 from tests.cli.conftest import Cli, cli
 
 __all__ = ["cli"]

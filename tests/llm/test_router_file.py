@@ -19,7 +19,7 @@ import pytest
 from parlay import LLM, SamplingParams
 from parlay.cost.measured import ROWS, MeasuredCost
 from parlay.llm.input_processor import RequestOptions
-from parlay.llm.router_file import FORMAT, Entry, RouterMemory, entries, forget, memory_of, place
+from parlay.llm.router_file import FORMAT, RouterFileEntry, RouterMemory, entries, forget, memory_of, place
 from parlay.models.fetch.resolving import resolve
 from parlay.router.arms import Arm
 from parlay.router.router import Router
@@ -323,7 +323,7 @@ def decode(llm: LLM, owner: str) -> None:
         llm.engine.step()
 
 
-def kept_of(owner: str) -> list[Entry]:
+def kept_of(owner: str) -> list[RouterFileEntry]:
     found = RouterMemory(str(resolve("parlay-mini")), SPEC, "")._of(owner).owner
     return [each for each in entries() if each.owner == found]
 
@@ -390,3 +390,12 @@ def test_a_program_that_is_killed_or_does_not_close_its_model_keeps_what_it_lear
     code = subprocess.run([sys.executable, "-c", LEARNS, end, str(every)], env=dict(os.environ), timeout=120).returncode
     assert code == (-signal.SIGKILL if end == "killed" else 0)
     assert [list(entry.arms) for entry in entries()] == [["prompt-lookup"]]
+
+
+def test_a_model_writes_to_the_file_it_was_loaded_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory, first = RouterMemory("parlay-mini", SPEC, ""), place()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another"))
+    memory.keep("", learned())
+    memory.write()
+    assert entries() == []
+    assert [list(entry.arms) for entry in entries(first)] == [list(learned())]

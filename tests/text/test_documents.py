@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from parlay import LLM, SamplingParams
-from parlay.text.documents import references
+from parlay.text.prompts import references
 
 VOCAB = 50
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from parlay.system.terminal import aligned, printable
 
 if TYPE_CHECKING:
-    from parlay.llm.router_file import Entry
+    from parlay.llm.router_file import RouterFileEntry
     from parlay.router.acceptance import Record
     from parlay.router.saved_state import KeptArm
     from parlay.types import KeptCost
@@ -55,7 +55,7 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _table(entry: Entry) -> str:
+def _table(entry: RouterFileEntry) -> str:
     """Who it is about, then a line for each drafter and kind of request."""
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.saved))
     whose = f", requests of key {entry.owner}" if entry.owner else ""

@@ -7,10 +7,10 @@ import random
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
-from parlay.certificates.gate import CertificateGate, ExactnessChoice
+from parlay.certificates.gate import CertificateGate, ExactnessChoice, HeldCertificate
 from parlay.certificates.requirement import Allowed
 from parlay.certificates.requirement import parse as allowed_by
 from parlay.llm.jobs import Audit, Job, Sample
@@ -22,9 +22,8 @@ from parlay.structured.after_reasoning import AfterReasoning
 from parlay.structured.grammars import Grammar
 from parlay.text.chat_template import SET_HERE, Messages, Tools, render, render_pieces, told_of_tools
 from parlay.text.detokenizer import TextStream
-from parlay.text.documents import Document, Ids
 from parlay.text.prompt_kind import PromptClassifier
-from parlay.text.prompts import Prompt, TokensPrompt, text_or_ids
+from parlay.text.prompts import Document, Ids, Prompt, TokensPrompt, text_or_ids
 from parlay.text.reasoning import Thoughts, expected_thoughts, marks
 from parlay.text.tokenize import check_unicode
 from parlay.types import Constraint, Exactness, NoiseKey, ParlayError, Request, SamplingParams
@@ -126,17 +125,25 @@ class InputProcessor:
         params = self._settled(params, len(ids))
         grammar = self._grammars.compile(params.form, options.salt) if params.form is not None else None
         first = self._request(ids, params, options, (prediction, *references) if prediction else references)
-        allowed = allowed_by(options.exactness) if isinstance(options.exactness, str) else options.exactness
-        usual = self._prediction_strategy if prediction else self._strategy
-        choice = self.gate.choose(allowed, options.strategy, usual, params)
+        choice = self._choice(options, params, predicts=bool(prediction))
         if _chooses(choice.strategy):
             first = replace(first, kind=self._kinds.of(ids, params))
         samples = [
             self._sample(first, n, choice.strategy, self._constraint(grammar, first, thoughts), len(prediction))
             for n in range(params.n)
         ]
+        if choice.held is None or not choice.held.due():  # drawn before anything is decoded
+            return Job(first.id, text, samples, thoughts)
         again = partial(self.job, references=references, prediction=prediction)
-        return Job(first.id, text, samples, thoughts, _audit(choice, first, options, again))
+        return Job(first.id, text, samples, thoughts, _audit(choice, choice.held, first, options, again))
+
+    def _choice(self, options: RequestOptions, params: SamplingParams, *, predicts: bool) -> ExactnessChoice:
+        """Choose the strategy. Raises ValueError for one that the request's exactness forbids."""
+        usual = self._prediction_strategy if predicts else self._strategy
+        if options.exactness is None:
+            return ExactnessChoice(options.strategy or usual)
+        allowed = allowed_by(options.exactness) if isinstance(options.exactness, str) else options.exactness
+        return self.gate.choose(allowed, options.strategy, usual, params)
 
     def _request(
         self, prompt: Ids, params: SamplingParams, options: RequestOptions, references: tuple[Ids, ...]
@@ -251,17 +258,17 @@ class InputProcessor:
         return TokensPrompt(prompt_token_ids=ids, thoughts=expected_thoughts(self._tokenizer, ids))
 
 
-def _audit(choice: ExactnessChoice, first: Request, options: RequestOptions, job: Callable[..., Job]) -> Audit | None:
-    """Where the choice stands on a certificate, for a share of all jobs, drawn before anything is decoded."""
-    if choice.held is None or not choice.held.due():
-        return None
+def _audit(
+    choice: ExactnessChoice, held: HeldCertificate, first: Request, options: RequestOptions, job: Callable[..., Job]
+) -> Audit:
+    """Compare a lossy job with exact decoding, for the certificate that the choice stands on."""
     assert isinstance(choice.strategy, StrategySpec)
     params = replace(first.params, n=1, seed=first.key.seed, truncate_prompt_tokens=None)
     exactly = replace(
         options, strategy=None, exactness=Allowed(Exactness.SEED), store=False, priority=options.priority + 1
     )
     prompt = TokensPrompt(prompt_token_ids=first.prompt)
-    return Audit(partial(job, prompt, params, exactly), choice.held, choice.strategy)
+    return Audit(partial(job, prompt, params, exactly), held, choice.strategy)
 
 
 def check_variables(variables: Mapping[str, Any]) -> None:
@@ -285,7 +292,8 @@ def _joined(content: object, place: int) -> object:
     return "".join(part["text"] for part in content)
 
 
+@lru_cache(maxsize=256)
 def _chooses(strategy: str | StrategySpec) -> bool:
-    """Whether it chooses among drafters by what a request asks for."""
+    """Whether a strategy, which is looked up once, chooses among drafters by what a request asks for."""
     entry = catalogue().get(strategy.name if isinstance(strategy, StrategySpec) else name_of(strategy))
     return entry is not None and entry.routes

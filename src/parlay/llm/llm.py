@@ -34,8 +34,20 @@ from parlay.strategies.entry import DEFAULT_STRATEGY
 from parlay.strategies.spelling import StrategySpec
 from parlay.system.progress import Progress, advance, bar
 from parlay.text.chat_template import Messages, Tools
-from parlay.text.documents import Document, Documents, Predictions, prediction_ids, predictions, references
-from parlay.text.prompts import Prompt, Prompts, conversations, is_prompt, listed, one_each
+from parlay.text.prompts import (
+    Document,
+    Documents,
+    Predictions,
+    Prompt,
+    Prompts,
+    conversations,
+    is_prompt,
+    listed,
+    one_each,
+    prediction_ids,
+    predictions,
+    references,
+)
 from parlay.types import ParlayError, SamplingParams, Tokenizer
 
 if TYPE_CHECKING:

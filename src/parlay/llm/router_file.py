@@ -45,7 +45,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class RouterFileEntry:
     """Everything learned of one model on one machine: of its drafters, and of the cost of its steps.
 
     ``model`` is the name under which it was loaded, for people; ``weights`` tells it from others. ``owner`` is empty
@@ -70,15 +70,16 @@ def place() -> Path:
     return user_cache() / "router.json"
 
 
-def entries() -> list[Entry]:
+def entries(path: Path | None = None) -> list[RouterFileEntry]:
     """All that is kept, the latest first; nothing where there is no file, or one that can't be used."""
+    path = path or place()
     try:
-        return _read(place())
+        return _read(path)
     except FileNotFoundError:
         return []
     except _UNUSABLE as error:
         reason = " ".join(str(error).split()) or type(error).__name__
-        _log.warning("%s can't be used (%s): what routers had learned is left out and learned anew", place(), reason)
+        _log.warning("%s can't be used (%s): what routers had learned is left out and learned anew", path, reason)
         return []
 
 
@@ -88,24 +89,26 @@ def forget(model: str = "") -> int:
         held = entries()
         kept = [each for each in held if model and each.model != model]
         if kept:
-            _write(kept)
+            _write(place(), kept)
         else:
             place().unlink(missing_ok=True)
     return len(held) - len(kept)
 
 
 class RouterMemory:
-    """A `Memory` in that file. Any thread may call it."""
+    """A `Memory` in the file that `place` names when this is made. Any thread may call it."""
 
     def __init__(
         self, model: str, spec: RunnerSpec, quantize: str, *, apart: bool = False, every: float = EVERY
     ) -> None:
         """``model`` is what was loaded, as ``spec`` says and with ``quantize``. Raises OSError."""
-        self.apart = apart
-        self._empty = Entry(machine=_machine(spec), model=spec.name, weights=_weights(model, spec, quantize), arms={})
+        self.apart, self._place = apart, place()
+        self._empty = RouterFileEntry(
+            machine=_machine(spec), model=spec.name, weights=_weights(model, spec, quantize), arms={}
+        )
         self._every = every
         self._lock = threading.Lock()
-        self._found: list[Entry] | None = None  # in the file, when it was first asked
+        self._found: list[RouterFileEntry] | None = None  # in the file, when it was first asked
         self._learned: dict[str, Mapping[str, KeptArm]] = {}  # since then, by owner
         self._unwritten: set[str] = set()  # the owners of whom the file lacks something
         self._learned_cost: Callable[[], KeptCost] = lambda: NO_COST
@@ -143,17 +146,17 @@ class RouterMemory:
             news, cost = self._taken(), self._learned_cost()
             try:
                 if news or cost:
-                    _write(self._joined(news, cost, _quietly()))
+                    _write(self._place, self._joined(news, cost, _quietly(self._place)))
                     self._has_warned = False
             except OSError as error:
                 with self._lock:
                     self._unwritten |= news.keys()
                 self._warn(error)
 
-    def _in_file(self) -> list[Entry]:
+    def _in_file(self) -> list[RouterFileEntry]:
         """When it was first asked."""
         if self._found is None:
-            self._found = entries()
+            self._found = entries(self._place)
         return self._found
 
     def _taken(self) -> Mapping[str, Mapping[str, KeptArm]]:
@@ -167,7 +170,9 @@ class RouterMemory:
             self._unwritten.clear()
         return news
 
-    def _joined(self, news: Mapping[str, Mapping[str, KeptArm]], cost: KeptCost, held: Sequence[Entry]) -> list[Entry]:
+    def _joined(
+        self, news: Mapping[str, Mapping[str, KeptArm]], cost: KeptCost, held: Sequence[RouterFileEntry]
+    ) -> list[RouterFileEntry]:
         """Everything that the file held, with the news in it."""
         now, by_key = time.time(), {each.key: each for each in held}
         for owner, arms in news.items():
@@ -182,10 +187,10 @@ class RouterMemory:
     def _warn(self, error: OSError) -> None:
         """Once, until it can be written again."""
         if not self._has_warned:
-            _log.warning("%s can't be written (%s): what routers learn is not kept", place(), error.strerror)
+            _log.warning("%s can't be written (%s): what routers learn is not kept", self._place, error.strerror)
         self._has_warned = True
 
-    def _of(self, owner: str) -> Entry:
+    def _of(self, owner: str) -> RouterFileEntry:
         """The owner is known by a hash of a hash, so that the file says nothing of keys."""
         name = hashlib.sha256(f"router:{owner}".encode()).hexdigest()[:16] if owner else ""
         return replace(self._empty, owner=name)
@@ -211,21 +216,21 @@ def cost_of(runner: Runner, memory: Memory) -> MeasuredCost:
     return cost
 
 
-def _held(mine: Entry, held: Sequence[Entry]) -> Entry:
+def _held(mine: RouterFileEntry, held: Sequence[RouterFileEntry]) -> RouterFileEntry:
     """The one of the same machine, model and owner, under the name by which the model was loaded now."""
     found = next((each for each in held if each.key == mine.key), mine)
     return replace(found, model=mine.model)
 
 
-def _quietly() -> list[Entry]:
+def _quietly(path: Path) -> list[RouterFileEntry]:
     """Read as `entries` does, which has said what is wrong with the file when the process began to use it."""
     try:
-        return _read(place())
+        return _read(path)
     except _UNUSABLE:
         return []
 
 
-def _read(path: Path) -> list[Entry]:
+def _read(path: Path) -> list[RouterFileEntry]:
     """Raises OSError or an error that says what is wrong with the file."""
     if path.exists() and not path.is_file():
         raise ValueError("it is no file")
@@ -239,11 +244,11 @@ def _read(path: Path) -> list[Entry]:
     return [_entry(each) for each in said["entries"][:_MOST_ENTRIES]]
 
 
-def _write(held: Sequence[Entry]) -> None:
+def _write(path: Path, held: Sequence[RouterFileEntry]) -> None:
     """The latest ones, as a whole. Only the user may read it. Raises OSError."""
     latest = [asdict(each) for each in sorted(held, key=lambda each: -each.saved)[:_MOST_ENTRIES]]
     said = {"format": FORMAT, "sha256": _digest(latest), "entries": latest}
-    with written_whole(place(), mode=0o600) as part:
+    with written_whole(path, mode=0o600) as part:
         part.write_text(json.dumps(said), encoding="utf-8")
 
 
@@ -251,10 +256,10 @@ def _digest(said: object) -> str:
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
 
-def _entry(said: Mapping[str, Any]) -> Entry:
+def _entry(said: Mapping[str, Any]) -> RouterFileEntry:
     arms = {name: _arm(arm) for name, arm in [*said["arms"].items()][:_MOST_ARMS]}
     cost = {context: tuple(numbers) for context, numbers in [*said["cost"].items()][:_MOST_CONTEXTS]}
-    return Entry(**{**said, "saved": float(said["saved"]), "arms": arms, "cost": cost})
+    return RouterFileEntry(**{**said, "saved": float(said["saved"]), "arms": arms, "cost": cost})
 
 
 def _arm(said: Mapping[str, Any]) -> KeptArm:

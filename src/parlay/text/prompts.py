@@ -1,4 +1,8 @@
-"""Prompts: a text, token ids, or a dict of either, as vLLM takes them."""
+"""Prompts, documents and predictions: from the values users give to texts and ids for each prompt.
+
+A prompt is a text, token ids, or a dict of either, as vLLM takes them. Documents, which a request may copy from, and
+predictions of its output are no part of it: drafters may copy from them, and the text does not depend on them.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,8 @@ from typing import TYPE_CHECKING, Any, NotRequired, SupportsIndex, TypedDict, Ty
 
 from parlay.text.chat_template import Messages
 from parlay.text.reasoning import Thoughts
+from parlay.text.tokenize import check_unicode, encode
+from parlay.types import Tokenizer
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
@@ -31,6 +37,19 @@ Prompt = str | TextPrompt | TokensPrompt | Sequence[int]
 """One prompt. A list of numbers is one, too: token ids."""
 
 Prompts = Prompt | Sequence[Prompt]
+
+Document = str | Sequence[int]
+"""A text, or token ids."""
+
+Documents = Sequence[Document] | Sequence[Sequence[Document]]
+"""One list for all prompts, or a list for each."""
+
+Predictions = Document | Sequence[Document | None]
+"""One prediction for all prompts, or one for each."""
+
+Ids = tuple[int, ...]
+
+_PREDICTION = "prediction"
 T = TypeVar("T")
 
 
@@ -86,3 +105,98 @@ def _ids(tokens: Iterable[SupportsIndex]) -> tuple[int, ...]:
     except TypeError:
         said = reprlib.repr(tokens)
         raise ValueError(f"a prompt is a text, a list of token ids or a dict of either, not {said}") from None
+
+
+def references(
+    documents: Documents | None, prompts: int, tokenizer: Tokenizer | None, vocab_size: int
+) -> list[tuple[Ids, ...]]:
+    """For each prompt the ids of its documents, without special tokens; empty ones are left out.
+
+    Equal texts are tokenised once. Raises ValueError for what is neither text nor ids of the vocabulary, and for a
+    list per prompt that has another length than the prompts.
+    """
+    known: dict[str, Ids] = {}
+
+    def ids_of(document: Document) -> Ids:
+        if not isinstance(document, str):
+            return _checked(document, vocab_size, "document")
+        if document not in known:
+            known[document] = _encode(document, tokenizer, "document")
+        return known[document]
+
+    lists = per_prompt(documents, prompts)
+    if all(each is lists[0] for each in lists):  # so that prompts share what they have in common
+        return [tuple(filter(None, map(ids_of, each))) for each in lists[:1]] * prompts
+    return [tuple(filter(None, map(ids_of, each))) for each in lists]
+
+
+def predictions(given: Predictions | None, prompts: int, tokenizer: Tokenizer | None, vocab_size: int) -> list[Ids]:
+    """For each prompt the ids of its prediction, without special tokens; none of them where there is none.
+
+    A list of token ids is one prediction; a list of texts, of such lists and of None has one for each prompt. Raises
+    ValueError as `references` does.
+    """
+    if given is None or _is_one(given):
+        each: list[Document | None] = [given] * prompts  # type: ignore[list-item]
+    else:
+        each = list(given)  # type: ignore[arg-type]
+    if len(each) != prompts:
+        raise ValueError(f"prediction has length {len(each)} for {prompts} prompts: give one for all or one for each")
+    if all(one is each[0] for one in each):
+        return [prediction_ids(one, tokenizer, vocab_size) for one in each[:1]] * prompts
+    return [prediction_ids(one, tokenizer, vocab_size) for one in each]
+
+
+def prediction_ids(given: Document | None, tokenizer: Tokenizer | None, vocab_size: int) -> Ids:
+    """The ids of one prediction; none of None. Raises ValueError for what is neither text nor ids of the vocabulary."""
+    if isinstance(given, str):
+        return _encode(given, tokenizer, _PREDICTION)
+    return () if given is None else _checked(given, vocab_size, _PREDICTION)
+
+
+def _is_one(given: object) -> bool:
+    """Whether this is a single prediction, or something that is none at all."""
+    if isinstance(given, str | bytes) or not isinstance(given, Sequence) or not given:
+        return True
+    return not any(one is None or isinstance(one, Sequence) for one in given)
+
+
+def per_prompt(documents: Documents | None, prompts: int) -> list[Sequence[Document]]:
+    """The documents of each prompt. A list in which anything is a text or a list of ids is one for all."""
+    if documents is None:
+        return [()] * prompts
+    if isinstance(documents, str | bytes) or not isinstance(documents, Sequence):
+        raise ValueError("documents must be a list: put a single document in brackets")
+    if not documents or any(map(_is_document, documents)):
+        return [documents] * prompts  # type: ignore[list-item]
+    if len(documents) != prompts:
+        raise ValueError(
+            f"documents has length {len(documents)} for {prompts} prompts: give one list for all or one for each"
+        )
+    return list(documents)  # type: ignore[arg-type]
+
+
+def _is_document(value: object) -> bool:
+    """An empty list is none: it may be that of a prompt which has no documents."""
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        return True  # what is neither text nor list is refused as a document
+    return len(value) > 0 and not isinstance(value[0], str | Sequence)
+
+
+def _checked(ids: object, vocab_size: int, name: str) -> Ids:
+    if isinstance(ids, bytes) or not isinstance(ids, Sequence):
+        raise ValueError(f"a {name} must be text or a list of token ids, not {type(ids).__name__}")
+    try:
+        result = tuple(map(operator.index, ids))
+    except TypeError:
+        raise ValueError(f"a {name} must be text or a list of token ids: one holds something else") from None
+    if result and not 0 <= min(result) <= max(result) < vocab_size:
+        raise ValueError(f"a {name} has a token id outside the vocabulary of {vocab_size}")
+    return result
+
+
+def _encode(text: str, tokenizer: Tokenizer | None, name: str) -> Ids:
+    if tokenizer is None:
+        raise ValueError(f"this model came without a tokenizer: give a {name} as token ids")
+    check_unicode(text, f"a {name} is")
+    return tuple(encode(tokenizer, text, special=False))

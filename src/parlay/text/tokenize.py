@@ -7,7 +7,7 @@ from functools import cached_property
 
 from tokenizers import Tokenizer as Backend
 
-from parlay.models.tokenizers.plain import PlainTokenizer, panics_as_errors
+from parlay.models.tokenizers.plain import PlainTokenizer, raise_panic
 from parlay.types import Tokenizer
 
 _CUT = 8
@@ -93,10 +93,13 @@ def encode_all(tokenizer: Tokenizer, texts: Sequence[str], *, special: bool) -> 
     Raises ValueError for a text at which the tokenizer fails.
     """
     backend = _backend(tokenizer)
-    with panics_as_errors():
+    try:
         if backend is None:
             return [list(tokenizer.encode(text, add_special_tokens=special)) for text in texts]
         return [list(encoded.ids) for encoded in backend.encode_batch_fast(list(texts), add_special_tokens=special)]
+    except BaseException as error:
+        raise_panic(error)
+        raise
 
 
 def _backend(tokenizer: Tokenizer) -> Backend | None:

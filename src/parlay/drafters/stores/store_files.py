@@ -11,6 +11,7 @@ import logging
 import os
 import struct
 import tempfile
+import threading
 import zlib
 from array import array
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +26,9 @@ logger = logging.getLogger(__name__)
 
 Lists = dict[str, list["array[int]"]]
 """Lists of whole numbers by tenant."""
+
+STORE_WRITER = "parlay-store"
+"""Name of the threads that write files."""
 
 _HEADER = struct.Struct("<8sH10sQQI")
 _MAGIC = b"PARLAYST"
@@ -119,7 +123,7 @@ class StoreFile:
 class Saving:
     """When a file is written: after every ``every`` requests that changed its store, and on `save` at the end.
 
-    ``lists`` gives what the store holds now. Without a file nothing is ever written.
+    ``lists`` gives what the store holds now, in lists that never change. Without a file nothing is ever written.
     """
 
     def __init__(
@@ -129,22 +133,33 @@ class Saving:
         self._every = every
         self._lists = lists
         self._unsaved = 0
+        self._writer: threading.Thread | None = None
 
     def changed(self) -> None:
-        """A request has changed the store."""
+        """Count a request that has changed the store. The file is written in a thread: no step waits for the disk."""
         self._unsaved += 1
-        if self._unsaved >= self._every:
-            self.save()
+        writes = self._writer is not None and self._writer.is_alive()
+        if self._file is None or self._unsaved < self._every or writes:
+            return
+        self._unsaved = 0
+        self._writer = threading.Thread(target=_save, args=(self._file, self._lists()), name=STORE_WRITER)
+        self._writer.start()
 
     def save(self) -> None:
-        """Write what is new; a file that can't be written costs a warning, and is not tried again at once."""
-        if self._file is None or not self._unsaved:
-            return
-        try:
-            self._file.save(self._lists())
-        except OSError as error:
-            logger.warning("the store %s could not be written: %s", self._file.path, error)
-        self._unsaved = 0
+        """Write what is new, and return when the file holds it."""
+        if self._writer is not None:
+            self._writer.join()
+        if self._file is not None and self._unsaved:
+            self._unsaved = 0
+            _save(self._file, self._lists())
+
+
+def _save(file: StoreFile, lists: Mapping[str, Sequence[array[int]]]) -> None:
+    """Write the file; one that can't be written costs a warning, and is not tried again at once."""
+    try:
+        file.save(lists)
+    except OSError as error:
+        logger.warning("the store %s could not be written: %s", file.path, error)
 
 
 def _encode(lists: Mapping[str, Sequence[array[int]]]) -> bytes:

@@ -19,11 +19,14 @@ def panics_as_errors() -> Iterator[None]:
     """Raise ValueError where a library in Rust panics, which is no `Exception`: say, at a regex that never ends."""
     try:
         yield
-    except Exception:
-        raise
     except BaseException as error:
-        if type(error).__module__ != "pyo3_runtime":
-            raise
+        raise_panic(error)
+        raise
+
+
+def raise_panic(error: BaseException) -> None:
+    """Raise ValueError for a panic of a library in Rust; nothing for another error."""
+    if type(error).__module__ == "pyo3_runtime":
         reason = " ".join(str(error).split())
         raise ValueError(f"this model's tokenizer failed ({reason:.200}): change the text, or the tokenizer") from None
 
