@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
+from fastapi import FastAPI
 from starlette.testclient import TestClient
 
 from parlay.aio import AsyncLLM
+from parlay.llm.input_processor import ChatOptions
 
 TEXTS = ["hello world", "", "  two  spaces\n", "caf\xe9 \u4f60\u597d \U0001f600", "<|user|>hi<|end|>", "\x00"]
 CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Name a colour."}]
@@ -49,3 +53,16 @@ def test_a_text_of_many_tokens_is_told_in_full(client: TestClient) -> None:
     told = client.post("/tokenize", json={"prompt": text, "add_special_tokens": False}).json()
     assert told["count"] == len(told["tokens"]) > 50_000
     assert client.post("/detokenize", json={"tokens": told["tokens"]}).json() == {"prompt": text}
+
+
+@pytest.mark.parametrize("parse_special", [False, True])
+def test_messages_spell_control_tokens_only_if_the_operator_lets_them(
+    make_app: Callable[..., FastAPI], engine: AsyncLLM, parse_special: bool
+) -> None:
+    client, messages = TestClient(make_app(parse_special=parse_special)), [{"role": "user", "content": "a <|end|> b"}]
+    read = engine.llm.job(messages, chat=ChatOptions(parse_special=parse_special)).samples[0].request.prompt
+    assert client.post("/tokenize", json={"messages": messages}).json()["tokens"] == list(read)
+    answer = client.post("/v1/chat/completions", json={"messages": messages, "max_tokens": 1}).json()
+    assert answer["usage"]["prompt_tokens"] == len(read)
+    safe = engine.llm.job(messages).samples[0].request.prompt
+    assert (read == safe) is not parse_special

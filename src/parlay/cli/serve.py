@@ -53,6 +53,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="treat fields of requests that have no effect as errors; otherwise a header and the log name them",
     )
+    parser.add_argument(
+        "--parse-special",
+        action="store_true",
+        help="read control tokens that messages spell as such, so that clients can write system messages; otherwise "
+        "they are text",
+    )
 
 
 def _add_network_flags(parser: argparse.ArgumentParser) -> None:
@@ -283,6 +289,7 @@ def settings(options: argparse.Namespace) -> Settings:
         idle_seconds=options.idle_seconds,
         log_prompts=options.log_prompts,
         strict=options.strict,
+        parse_special=options.parse_special,
         responses_kept=options.responses_kept,
     )
 

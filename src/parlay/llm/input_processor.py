@@ -23,10 +23,27 @@ from parlay.structured.grammars import Grammar
 from parlay.text.chat_template import SET_HERE, Messages, Tools, render, render_pieces, told_of_tools
 from parlay.text.detokenizer import TextStream
 from parlay.text.prompt_kind import PromptClassifier
-from parlay.text.prompts import Document, Ids, Prompt, TokensPrompt, text_or_ids
+from parlay.text.prompts import (
+    Document,
+    Documents,
+    Ids,
+    Predictions,
+    Prompt,
+    Prompts,
+    TokensPrompt,
+    listed,
+    one_each,
+    prediction_ids,
+    predictions,
+    references,
+    text_or_ids,
+)
 from parlay.text.reasoning import Thoughts, expected_thoughts, marks
 from parlay.text.tokenize import check_unicode
 from parlay.types import Constraint, Exactness, NoiseKey, ParlayError, Request, SamplingParams
+
+PerPrompt = SamplingParams | Sequence[SamplingParams] | None
+Strategies = str | StrategySpec | Sequence[str | StrategySpec] | None
 
 _SEED_BITS = 53
 """Bits of a drawn seed: clients in JavaScript hold whole numbers in float64, and must be able to send it again."""
@@ -103,6 +120,38 @@ class InputProcessor:
         self._names = itertools.count()
         self._vocab_size = vocabulary.size
         self._kinds = PromptClassifier(vocabulary.tokenizer)
+
+    def jobs(
+        self,
+        prompts: Prompts,
+        params: SamplingParams | Sequence[SamplingParams],
+        strategy: Strategies,
+        options: RequestOptions,
+        *,
+        documents: Documents | None,
+        prediction: Predictions | None,
+    ) -> list[Job]:
+        """Make a job of each prompt. What is no list holds for all prompts, in place of what ``options`` say."""
+        asked = listed(prompts)
+        each_strategy: list[str | StrategySpec] = one_each(strategy, "", len(asked), "strategy")
+        each = zip(
+            asked,
+            one_each(params, SamplingParams(), len(asked), "sampling_params"),
+            each_strategy,
+            references(documents, len(asked), self._tokenizer, self._vocab_size),
+            predictions(prediction, len(asked), self._tokenizer, self._vocab_size),
+            strict=True,
+        )
+        return [
+            self.job(prompt, own, replace(options, strategy=name or None), references=texts, prediction=ids)
+            for prompt, own, name, texts, ids in each
+        ]
+
+    def single(self, prompt: Prompt, params: SamplingParams, options: RequestOptions) -> Job:
+        """Make the job of one prompt, with the documents and the prediction that the options name."""
+        (texts,) = references([options.documents], 1, self._tokenizer, self._vocab_size)
+        ids = prediction_ids(options.prediction, self._tokenizer, self._vocab_size)
+        return self.job(prompt, params, options, references=texts, prediction=ids)
 
     def job(
         self,

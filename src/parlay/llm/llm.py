@@ -18,7 +18,7 @@ from parlay.engine import Engine, Limits
 from parlay.heads.opening import heads_of
 from parlay.llm import vllm_arguments
 from parlay.llm.beam_search import BeamSearchOutput, BeamSearchParams, beam_search
-from parlay.llm.input_processor import ChatOptions, InputProcessor, RequestOptions
+from parlay.llm.input_processor import ChatOptions, InputProcessor, PerPrompt, RequestOptions, Strategies
 from parlay.llm.jobs import CallLock, Job, Stream, audit, follow
 from parlay.llm.outputs import RequestFailed, RequestOutput, RequestOutputs, StreamEvent
 from parlay.llm.router_file import RememberedBy, cost_of, memory_of
@@ -34,20 +34,7 @@ from parlay.strategies.entry import DEFAULT_STRATEGY
 from parlay.strategies.spelling import StrategySpec
 from parlay.system.progress import Progress, advance, bar
 from parlay.text.chat_template import Messages, Tools
-from parlay.text.prompts import (
-    Document,
-    Documents,
-    Predictions,
-    Prompt,
-    Prompts,
-    conversations,
-    is_prompt,
-    listed,
-    one_each,
-    prediction_ids,
-    predictions,
-    references,
-)
+from parlay.text.prompts import Document, Documents, Predictions, Prompt, Prompts, conversations, is_prompt
 from parlay.types import ParlayError, SamplingParams, Tokenizer
 
 if TYPE_CHECKING:
@@ -55,9 +42,6 @@ if TYPE_CHECKING:
 
 _SHORT = 0.5  # seconds of loading for which no bar is worth showing
 PREDICTION_STRATEGY = "prediction"  # the default for requests that come with a prediction
-
-PerPrompt = SamplingParams | Sequence[SamplingParams] | None
-Strategies = str | StrategySpec | Sequence[str | StrategySpec] | None
 
 
 class LLM:
@@ -172,15 +156,12 @@ class LLM:
     ) -> list[RequestOutput]:
         """Decode all prompts together and return one output per prompt, in order.
 
-        A prompt is a text, a list of token ids, or a dict with ``prompt`` or ``prompt_token_ids``. ``use_tqdm``:
-        whether a bar shows the progress, or what makes the bar; None: for several prompts, if somebody can see it.
-        ``sampling_params`` and ``strategy`` are one for all or one per prompt. ``documents`` are texts (or token ids)
-        that outputs may repeat, say what a search has found: one list for all prompts or one per prompt. Strategies
-        that copy draft from them; no text depends on them, and they are no part of the prompt. ``prediction`` is what
-        the output will mostly be, say a file before an edit, as text or token ids, one for all or one per prompt:
-        where no strategy is named, the one that follows predictions is used, and others have it as their first
-        document. ``store=False`` keeps strategies that learn from many requests from learning from these.
-        ``exactness`` is what outputs may lose (`parlay.certificates.requirement`); None: what the strategy loses.
+        A prompt is a text, a list of token ids, or a dict with ``prompt`` or ``prompt_token_ids``. ``sampling_params``,
+        ``strategy``, ``documents`` (a list of them) and ``prediction`` are one for all prompts or one per prompt.
+        Documents and predictions, texts or token ids, only speed up decoding: strategies that copy draft from them.
+        A ``prediction`` is what the output will mostly be, say a file before an edit. Where no strategy is named, it
+        takes the one that follows predictions. ``store=False``: no strategy learns from these requests.
+        ``exactness`` None allows what the strategy loses (`parlay.certificates.requirement`).
 
         Raises ValueError for a prompt, parameter, document or prediction that can't be used, before anything runs, and
         RequestFailed (which holds all outputs) when a sample failed while the others went on.
@@ -215,12 +196,8 @@ class LLM:
     ) -> list[RequestOutput]:
         """`generate` for one conversation or several, each a list of {"role": ..., "content": ...}.
 
-        Content is a text, or a list of {"type": "text", "text": ...}. ``tools`` are functions that the model may call,
-        in OpenAI's form; a template that knows no tools gets them as a system message. ``chat_template`` takes the
-        place of the model's own, ``chat_template_kwargs`` are variables for it. The prompt ends where the assistant's
-        turn begins (``add_generation_prompt``), or with the last message, which the answer goes on with
-        (``continue_final_message``); one of the two must be false. ``parse_special``: control tokens that messages
-        spell are read as such, and not as text.
+        Content is a text, or a list of {"type": "text", "text": ...}. `ChatOptions` says what the template's arguments
+        do. One of ``add_generation_prompt`` and ``continue_final_message`` must be false.
         """
         if continue_final_message and add_generation_prompt:
             raise ValueError("continue_final_message goes on with the last message: set add_generation_prompt=False")
@@ -297,9 +274,7 @@ class LLM:
         params = sampling_params or self.get_default_sampling_params()
         cut = params.truncate_prompt_tokens is not None
         asked = prompt if is_prompt(prompt) else self._factory.chat(prompt, chat or ChatOptions(), cut=cut)
-        (texts,) = references([options.documents], 1, self.tokenizer, self.runner.spec.vocab_size)
-        ids = prediction_ids(options.prediction, self.tokenizer, self.runner.spec.vocab_size)
-        return self._factory.job(asked, params, options, references=texts, prediction=ids)
+        return self._factory.single(asked, params, options)
 
     def prepare(self) -> None:
         """Read what the first request would wait for otherwise. For servers, where others would wait with it."""
@@ -370,16 +345,8 @@ class LLM:
         prediction: Predictions | None = None,
     ) -> list[Job]:
         self._check_open()
-        asked = listed(prompts)
-        each_params = one_each(params, self.get_default_sampling_params(), len(asked), "sampling_params")
-        each_strategy: list[str | StrategySpec] = one_each(strategy, "", len(asked), "strategy")
-        each_documents = references(documents, len(asked), self.tokenizer, self.runner.spec.vocab_size)
-        each_prediction = predictions(prediction, len(asked), self.tokenizer, self.runner.spec.vocab_size)
-        each = zip(asked, each_params, each_strategy, each_documents, each_prediction, strict=True)
-        return [
-            self._factory.job(prompt, own, replace(options, strategy=name or None), references=texts, prediction=ids)
-            for prompt, own, name, texts, ids in each
-        ]
+        params = self.get_default_sampling_params() if params is None else params
+        return self._factory.jobs(prompts, params, strategy, options, documents=documents, prediction=prediction)
 
     def _run(self, jobs: Sequence[Job]) -> Generator[StreamEvent]:
         """`_decode`, and then the audits that are due of what was decoded."""

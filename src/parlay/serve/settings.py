@@ -54,6 +54,7 @@ class Settings:
     the arrival of its body. ``max_tokens`` is the most that a request may ask for, ``default_max_tokens`` the end of an
     output whose request names none. Of models that are loaded on demand, ``max_loaded`` are in memory at most, and one
     that no request has named for ``idle_seconds`` is unloaded. ``strict``: fields that have no effect are refused.
+    ``parse_special``: control tokens that messages spell are read as such (`ChatOptions`).
     ``responses_kept``: how many earlier responses of a key can be gone on with. Raises ValueError for a value that
     can't be used.
     """
@@ -77,6 +78,7 @@ class Settings:
     retry_after: int = 1
     log_prompts: bool = False
     strict: bool = False
+    parse_special: bool = False
     responses_kept: int = 256
 
     def __post_init__(self) -> None:

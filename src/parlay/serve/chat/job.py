@@ -242,7 +242,11 @@ def chat_job(served: Served, chat: ChatRequest, settings: Settings, names: Field
     messages, tools = conversation(chat, template)
     found = template_variables(chat, template, names)
     options = ChatOptions(
-        tools=tools, variables=found.values, begin_answer=chat.begin_answer, continue_final=chat.continue_final
+        tools=tools,
+        variables=found.values,
+        begin_answer=chat.begin_answer,
+        continue_final=chat.continue_final,
+        parse_special=settings.parse_special,
     )
     params = replace(chat.params, structured_outputs=form.form)
     begins = [*([form.calls.begin] if form.calls is not None else []), *([END] if reasons(template) else [])]

@@ -15,7 +15,8 @@ from parlay.serve.hosted import Served
 from parlay.serve.protocol.body import INT_LIMIT
 from parlay.serve.protocol.json_values import ALL_WHOLE
 from parlay.serve.registry import Registry
-from parlay.text.chat_template import render_pieces
+from parlay.serve.settings import Settings
+from parlay.text.chat_template import render, render_pieces
 from parlay.text.tokenize import encode_pieces
 from parlay.types import Tokenizer
 
@@ -83,7 +84,9 @@ def router(registry: Registry) -> APIRouter:
     @routes.post("/tokenize", summary="From text to token ids", responses=failures, response_model=Tokens)
     async def tokenize(body: Tokenize, request: Request) -> Response:
         served = await registry.use(body.model, request)
-        reply = await request.app.state.workers.call(request, lambda: _tokens(served, _ids(served, body)))
+        reply = await request.app.state.workers.call(
+            request, lambda: _tokens(served, _ids(served, body, request.app.state.settings))
+        )
         return Response(reply, media_type="application/json")
 
     @routes.post("/detokenize", summary="From token ids to text", responses=failures, openapi_extra=_bound(registry))
@@ -117,18 +120,20 @@ def _text(served: Served, ids: list[int]) -> str:
     return _tokenizer(served).decode(ids)
 
 
-def _ids(served: Served, body: TokenizePrompt | TokenizeMessages) -> list[int]:
-    parts = [body.prompt] if isinstance(body, TokenizePrompt) else _chat_pieces(served, body)
+def _ids(served: Served, body: TokenizePrompt | TokenizeMessages, settings: Settings) -> list[int]:
+    parts = [body.prompt] if isinstance(body, TokenizePrompt) else _chat_pieces(served, body, settings)
     return encode_pieces(_tokenizer(served), parts, special=body.add_special_tokens)
 
 
-def _chat_pieces(served: Served, body: TokenizeMessages) -> list[str]:
+def _chat_pieces(served: Served, body: TokenizeMessages, settings: Settings) -> list[str]:
     """The text that a chat completion of these messages would start from, in the pieces that are encoded."""
     tokenizer = _tokenizer(served)
     if not tokenizer.chat_template:
         raise ApiError(400, f"model {served.name} has no chat template: send a prompt", "messages")
     messages = [message.model_dump() for message in body.messages]
     try:
+        if settings.parse_special:
+            return [render(tokenizer, messages, begin_answer=body.add_generation_prompt)]
         return render_pieces(tokenizer, messages, begin_answer=body.add_generation_prompt)
     except Exception as error:  # a template is a program: it can fail in any way
         raise ApiError(400, f"the chat template of {served.name} refuses this: {error}", "messages") from error
