@@ -113,7 +113,7 @@ class Engine:
         """Let drafters propose, and lay out canvases."""
         began = self._clock()
         canvases = [step for step in steps if step.sequence.canvas is not None]
-        self._drafting.propose(_others(steps, canvases))
+        self._drafting.propose(_without_canvas(steps) if canvases else steps)
         lay(canvases)
         seconds.draft = since(began, self._clock)
 
@@ -129,8 +129,9 @@ class Engine:
         """Let accept rules decide drafts, and selectors places. Early prefill chunks have nothing to decide."""
         due = [step for step in _without_fault(steps) if step.at_root]
         canvases = [step for step in due if step.sequence.canvas is not None]
-        accept(_others(due, canvases))
-        fill(canvases, self.max_context)
+        accept(_without_canvas(due) if canvases else due)
+        if canvases:
+            fill(canvases, self.max_context)
         if wants_top_k := [step for step in due if step.watching and step.fault is None and step.wants_top_k]:
             began = self._clock()
             isolated(rank, wants_top_k, SequenceStep.drop_policy)
@@ -183,6 +184,6 @@ def _without_fault(steps: list[SequenceStep]) -> list[SequenceStep]:
     return [step for step in steps if step.fault is None]
 
 
-def _others(steps: list[SequenceStep], canvases: list[SequenceStep]) -> list[SequenceStep]:
-    """The steps without a canvas: mostly all."""
-    return [step for step in steps if step.sequence.canvas is None] if canvases else steps
+def _without_canvas(steps: list[SequenceStep]) -> list[SequenceStep]:
+    """The steps whose sequence has no canvas."""
+    return [step for step in steps if step.sequence.canvas is None]
