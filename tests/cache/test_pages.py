@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import random
 import gc
+import random
 import sys
 
 import pytest
