@@ -133,7 +133,7 @@ def test_without_the_library_torch_runs_the_same_model(
 def test_a_library_of_other_sources_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "digest", lambda: f"{digest()[:-1]}?")
     library._load.cache_clear()
-    with pytest.raises(NotLoaded, match="built of other sources: install again"):
+    with pytest.raises(NotLoaded, match="it was built of other sources: run python -m"):
         library.load()
     library._load.cache_clear()
 

@@ -74,6 +74,7 @@ CAUSES: dict[str, Callable[[LLM], object]] = {
     "a template with another filter": lambda llm: refused(llm, "{{ 'a' | urlize }}"),
     "a parameter misspelled": lambda llm: SamplingParams(temprature=1),  # type: ignore[call-arg]
     "a parameter out of range": lambda llm: SamplingParams(temperature=-1),
+    "a parameter that is not a number": lambda llm: SamplingParams(top_p="high"),  # type: ignore[arg-type]
     "an end that is no token": lambda llm: read_end_tokens("two words", llm.tokenizer, 4096),
     "a number type": lambda llm: LoadOptions(dtype="int3"),
 }

@@ -103,10 +103,16 @@ def test_what_takes_long_to_compile_is_refused_with_the_time_that_there_is(
         Grammars(tokenizer, 4096, [0]).compile(StructuredOutputsParams(**required(70_000)))
 
 
-def test_a_checker_that_does_not_answer_is_given_up(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounded_process, "_WALL_SECONDS", 0.0)
-    with pytest.raises(ValueError, match="more than the 0 seconds that there are to compile"):
-        grammars.compile(StructuredOutputsParams(**required(4321)))
+def test_a_checker_that_does_not_answer_is_given_up_and_the_next_attempt_is_compiled(
+    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A busy machine is no fault of the definition, so this refusal is not kept."""
+    wanted = StructuredOutputsParams(**required(4321))
+    with monkeypatch.context() as busy:
+        busy.setattr(bounded_process, "_WALL_SECONDS", 0.0)
+        with pytest.raises(ValueError, match="more than the 0 seconds that there are to compile, on a busy machine"):
+            grammars.compile(wanted)
+    assert grammars.compile(wanted) is not None
 
 
 def test_a_refusal_is_kept_and_owners_share_nothing(grammars: Grammars) -> None:

@@ -56,7 +56,7 @@ def _load(path: Path, widest: str) -> structs.Core:
     except (OSError, AttributeError) as error:
         raise NotBuilt(f"it can't be loaded: {error}") from None
     if library.parlay_sources() != digest().encode():
-        raise NotBuilt("it was built of other sources: install again")
+        raise NotBuilt("it was built of other sources: run python -m parlay.compiled.build")
     core = library.parlay_core(widest.encode())
     if not core:
         raise ValueError(f"{SWITCH}={widest} is neither 0 nor one of {', '.join(NAMES)} that this library has")

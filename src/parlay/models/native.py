@@ -240,7 +240,7 @@ def _choose(
         except NotLoaded as reason:
             why = f"; no compiled decoder: {reason}"
             if isinstance(reason, NotBuilt):
-                _log.warning("torch's operators run, which take longer: no compiled decoder: %s", reason)
+                _log.warning("no compiled decoder: %s; torch's operators decode instead, which takes longer", reason)
         else:
             return compiled, compiled.kernels.reason
     else:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from parlay.structured.constraint import GrammarConstraint
 from parlay.structured.limits import check_size, schema_of
-from parlay.system.bounded_process import BoundedProcess, LimitMet
+from parlay.system.bounded_process import BoundedProcess, LimitMet, NoAnswer
 from parlay.types import ParlayError, StructuredOutputsParams, Tokenizer
 
 if TYPE_CHECKING:
@@ -55,6 +55,10 @@ class Grammar:
             return self.matcher.deep_copy()
 
 
+class CompilerBusy(ValueError):
+    """The compiler got too little processor time to answer. Another attempt may succeed, so it is not kept."""
+
+
 class Checker:
     """Has constraints compiled in a process of their own, `parlay.structured.checker`, before this one compiles them.
 
@@ -73,10 +77,14 @@ class Checker:
     def check(self, question: bytes) -> str:
         """The definition for what `spelled` gave, which has been compiled once.
 
-        Raises ValueError for what is not valid or is too large.
+        Raises CompilerBusy where the process got no time to answer, and ValueError for what is not valid or is too
+        large.
         """
         try:
             answer = json.loads(self._process.ask(question, CPU_SECONDS))
+        except NoAnswer as error:
+            message = f"structured_outputs took more than {error} to compile, on a busy machine: try again"
+            raise CompilerBusy(message) from None
         except LimitMet as error:
             raise ValueError(f"structured_outputs took more than {error} to compile: ask for less") from None
         if "error" in answer:
@@ -158,9 +166,7 @@ class Grammars:
     def _settle(self, key: _Key, question: bytes, work: Future[Grammar | str]) -> None:
         """Compile for everyone of this owner who asks for the same meanwhile."""
         try:
-            found: Grammar | str = self._compile(question)
-        except ValueError as error:
-            found = str(error)
+            found = self._compiled_or_refused(question)
         except BaseException as error:
             with self._lock:
                 del self._under_way[key]
@@ -168,6 +174,14 @@ class Grammars:
             return
         self._keep(key, found)
         work.set_result(found)
+
+    def _compiled_or_refused(self, question: bytes) -> Grammar | str:
+        try:
+            return self._compile(question)
+        except CompilerBusy:
+            raise
+        except ValueError as error:
+            return str(error)
 
     def _compile(self, question: bytes) -> Grammar:
         from parlay.structured.definition import matcher

@@ -18,14 +18,18 @@ from parlay.types import ParlayError
 
 Answer = Callable[[bytes], bytes]
 
-_WALL_SECONDS = 10.0
-"""For a machine that gives the process no computing time."""
+_WALL_SECONDS = 60.0
+"""For a machine that gives the process no computing time, the start of the process included."""
 _LAST_SECONDS = 0.5
 """Between the end of a connection and that of the process."""
 
 
 class LimitMet(Exception):
     """An answer took more than there is. The text says of what."""
+
+
+class NoAnswer(LimitMet):
+    """The process did not answer in time, though it met no limit of its own."""
 
 
 class BoundedProcess:
@@ -61,10 +65,10 @@ class BoundedProcess:
             try:
                 return running.ask(message, cpu_seconds)
             except (EOFError, OSError):
-                limit = running.limit(cpu_seconds)
+                met = running.limit(cpu_seconds)
                 running.end()
                 self._running = None
-        raise LimitMet(limit)
+        raise met
 
 
 class _Running:
@@ -99,15 +103,15 @@ class _Running:
             raise EOFError
         return self._connection.recv_bytes()
 
-    def limit(self, cpu_seconds: float) -> str:
+    def limit(self, cpu_seconds: float) -> LimitMet:
         """Which limit an answer that did not come has met."""
         try:
             ended = self._process.wait(_LAST_SECONDS)
         except subprocess.TimeoutExpired:
-            return f"the {_WALL_SECONDS:g} seconds that there are"
+            return NoAnswer(f"the {_WALL_SECONDS:g} seconds that there are")
         if ended == -signal.SIGPROF:
-            return f"the {cpu_seconds:g} seconds of computing that there are"
-        return "the memory or stack that there is"
+            return LimitMet(f"the {cpu_seconds:g} seconds of computing that there are")
+        return LimitMet("the memory or stack that there is")
 
 
 def _end(process: subprocess.Popen[bytes], connection: Connection) -> None:

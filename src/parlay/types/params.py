@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
@@ -136,6 +137,9 @@ class SamplingParams:
         _check_range("min_tokens", self.min_tokens, 0)
         _check_range("logprobs", self.logprobs, -1)
         _check_range("prompt_logprobs", self.prompt_logprobs, -1)
+        _check_number("top_p", self.top_p)
+        _check_number("typical_p", self.typical_p)
+        _check_number("repetition_penalty", self.repetition_penalty)
         if not 0 < self.top_p <= 1 or not 0 < self.typical_p <= 1:
             raise ValueError(f"top_p and typical_p must be in (0, 1], got {self.top_p:g} and {self.typical_p:g}")
         if not 0 < self.repetition_penalty < math.inf:
@@ -175,9 +179,17 @@ def _is_text(value: object) -> bool:
     return isinstance(value, str) and bool(value)
 
 
+def _check_number(name: str, value: object) -> None:
+    if not isinstance(value, numbers.Real):
+        raise ValueError(f"{name} must be a number, got {value!r:.60}")
+
+
 def _check_range(name: str, value: float | None, low: float, high: float = math.inf) -> None:
     """Raises ValueError for a number outside [low, high], NaN and infinity included; None passes."""
-    if value is None or (low <= value <= high and math.isfinite(value)):
+    if value is None:
+        return
+    _check_number(name, value)
+    if low <= value <= high and math.isfinite(value):
         return
     limit = f"at least {low:g}" if high == math.inf else f"between {low:g} and {high:g}"
     raise ValueError(f"{name} must be {limit}, got {value:g}")
