@@ -38,7 +38,7 @@ _RARELY = 4
 class LoopOptions(Options):
     """How long, how fast and how often."""
 
-    minutes: float = option(60.0, "how long to train", low=0.001)
+    minutes: float = option(60.0, "how long to train, once the texts are written", low=0.001)
     updates: int = option(0, "so many updates of the weights, whatever time they take; 0: --minutes", low=0)
     batch_tokens: int = option(2048, "tokens of answers in a batch", low=8)
     longest: int = option(640, "of longer texts the last so many tokens are used", low=8)
