@@ -71,7 +71,7 @@ def test_white_space_between_the_parts_of_json_has_an_end(spells: Spells) -> Non
         ({"choice": []}, "choice must be a list of one or more texts"),
         ({"choice": "yes"}, "choice must be a list of one or more texts"),
         ({"choice": ["yes", ""]}, "non-empty strings"),
-        ({"choice": [1]}, "something that is no text"),
+        ({"choice": [1]}, "must be a list of non-empty strings"),
     ],
 )
 def test_what_is_no_question_is_refused_at_once(wanted: Mapping[str, Any], message: str) -> None:
