@@ -20,7 +20,7 @@ from parlay.cli.flags import (
 )
 from parlay.cli.opening import open_llm
 from parlay.system.terminal import Tint
-from parlay.text.chat_defaults import SAMPLING
+from parlay.text.chat_template import SAMPLING
 
 if TYPE_CHECKING:
     from parlay.cli.terminal_chat.commands import State

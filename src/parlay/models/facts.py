@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 
 from parlay.models.config import UnsupportedModel, read_json
 from parlay.models.fetch.hub import hash_of
-from parlay.models.fetch.resolving import SUFFIX
+from parlay.models.gguf import SUFFIX
 from parlay.models.gguf.file import read_parts
 from parlay.models.gguf.reader import Header
 from parlay.models.gguf.weights import LM_HEAD, embedding_twice

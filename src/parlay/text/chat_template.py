@@ -21,6 +21,9 @@ Messages = Sequence[Mapping[str, Any]]
 Tools = Sequence[Mapping[str, Any]]
 """Functions that the model may call: {"type": "function", "function": {"name": ..., "parameters": ...}} each."""
 
+SAMPLING: Mapping[str, float] = {"temperature": 0.7, "top_p": 0.95}
+"""How chats sample where the model's makers recommend nothing."""
+
 SET_HERE = frozenset(
     {
         *("messages", "conversation", "tools", "documents", "chat_template", "raise_exception", "strftime_now"),

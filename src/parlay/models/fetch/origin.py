@@ -7,7 +7,8 @@ import re
 from pathlib import Path
 
 from parlay.models.fetch import hub
-from parlay.models.fetch.resolving import SUFFIX, resolve
+from parlay.models.fetch.resolving import resolve
+from parlay.models.gguf import SUFFIX
 
 _PART = re.compile(r"-\d{5}-of-")
 

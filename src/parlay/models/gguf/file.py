@@ -8,8 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from parlay.models.config import DecoderConfig, UnsupportedModel
-from parlay.models.fetch.resolving import SUFFIX
-from parlay.models.gguf import weights
+from parlay.models.gguf import SUFFIX, weights
 from parlay.models.gguf.config import decoder_config, family_of
 from parlay.models.gguf.reader import BadGguf, Header, read
 from parlay.models.weights.shapes import Weight

@@ -17,7 +17,7 @@ from parlay.serve.registry import Registry
 from parlay.serve.routes.health import StrategyInfo
 from parlay.serve.settings import Settings
 from parlay.strategies.catalogue import listing
-from parlay.text.chat_defaults import SAMPLING
+from parlay.text.chat_template import SAMPLING
 from parlay.types import ParlayError
 
 
