@@ -70,7 +70,7 @@ def load(
     threads.settle(options.threads)
     if not isinstance(model, str):
         return _adapt_loaded(model, options, cache_tokens, budget)
-    asked_dtype, device, found = _DTYPES[options.dtype], _torch_device(options.device), resolve(model)
+    asked_dtype, device, found = _DTYPES[options.dtype], chosen_device(options.device), resolve(model)
     try:
         config = read_config(found)
     except UnsupportedModel as reason:
@@ -138,7 +138,8 @@ def default_device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu")
 
 
-def _torch_device(name: str) -> torch.device:
+def chosen_device(name: str) -> torch.device:
+    """The device of this name, or what ``auto`` stands for. Raises ValueError for one that is not here."""
     if name == "auto":
         return default_device()
     try:

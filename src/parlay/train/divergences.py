@@ -53,7 +53,8 @@ DIVERGENCES: Mapping[str, Divergence] = MappingProxyType(
 
 def product_type() -> torch.dtype:
     """The type in which products run here: a weight that is used many times is brought to it once."""
-    return torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else torch.float32
+    kind = torch.get_default_device().type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else torch.float32
 
 
 class SummedInParts(torch.autograd.Function):

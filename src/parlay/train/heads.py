@@ -15,6 +15,7 @@ from torch import Tensor
 
 from parlay.drafters import options as methods
 from parlay.drafters.options import EARLY_EXIT
+from parlay.models.opening import chosen_device
 from parlay.train.data.features import Featured
 from parlay.train.data.preparing import prepare, prepare_distill
 from parlay.train.loop import Loop
@@ -128,7 +129,8 @@ def train(method: str, options: DrafterTrainOptions) -> str:
         make_folder(folder)
     with where.first_alone():
         texts = METHODS[method].prepare(options)
-    return fit(method, options, Target.named(options.model), texts, where)
+    found = Target.named(options.model, chosen_device(options.device))
+    return fit(method, options, replace(found, config=options.layer(found.config)), texts, where)
 
 
 def fit(
@@ -148,11 +150,11 @@ def fit(
     if not _answered(texts):
         heldout, trained = whole(heldout), whole(trained)
     torch.manual_seed(options.seed)
-    recipe = METHODS[method].start(options, target, trained)
     state = options.work / f"{method}.safetensors"
     learned = whole(trained) if options.whole else trained
     leads = where is None or where.rank == 0
-    with Watch(f"Training {method}", None if leads else False) as watch:
+    with target.device, Watch(f"Training {method}", None if leads else False) as watch:
+        recipe = METHODS[method].start(options, target, trained)
         reached = Loop(recipe, options, state, where).run(learned, heldout[:MEASURED], watch)
     if not leads:
         return f"{options.out}: written by another process"

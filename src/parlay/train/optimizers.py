@@ -94,7 +94,7 @@ def orthogonal(matrix_NM: Tensor) -> Tensor:
     """The matrix with singular values near 1, by Newton and Schulz's iteration."""
     tall = matrix_NM.shape[0] > matrix_NM.shape[1]
     found: Tensor = (matrix_NM.T if tall else matrix_NM) / matrix_NM.norm().clamp(min=1e-7)
-    found = found.bfloat16() if half_pays() else found
+    found = found.bfloat16() if half_pays(matrix_NM.device.type) else found
     for _ in range(_ITERATIONS):
         gram = found @ found.T
         found = torch.addmm(found, torch.addmm(gram, gram, gram, beta=_B, alpha=_C), found, beta=_A)
@@ -107,15 +107,16 @@ _SIZE, _CALLS = 512, 5
 
 
 @cache
-def half_pays() -> bool:
-    """Whether products in bfloat16 are faster than in float32; without instructions for it they are far slower."""
-    return _seconds(torch.bfloat16) < _seconds(torch.float32)
+def half_pays(device: str) -> bool:
+    """Whether products in bfloat16 are faster than in float32; CPUs without instructions for it are far slower."""
+    return device == "cuda" or _seconds(torch.bfloat16) < _seconds(torch.float32)
 
 
 def mixed(precision: str = AUTO) -> torch.autocast:
     """A context in which products are computed in bfloat16, if that is asked for, or faster and nothing is."""
-    enabled = half_pays() if precision == AUTO else precision == BFLOAT16
-    return torch.autocast("cpu", torch.bfloat16, enabled=enabled)
+    kind = torch.get_default_device().type
+    enabled = half_pays(kind) if precision == AUTO else precision == BFLOAT16
+    return torch.autocast(kind, torch.bfloat16, enabled=enabled)
 
 
 def _seconds(dtype: torch.dtype) -> float:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from parlay.models.config import DecoderConfig
 from parlay.models.gguf.writing import EMBEDDINGS
 from parlay.options import UsageError, option
 from parlay.train.divergences import DIVERGENCES, FORWARD
@@ -35,6 +36,7 @@ class DrafterTrainOptions(LoopOptions):
     keep_features: bool = option(
         True, "keep the target's features in the work folder; else each run computes them anew and holds them in memory"
     )
+    device: str = option("auto", "where the target and the training run: auto, cpu, cuda or mps")
     domain: str = option(
         "general", "kind of texts it is trained on, say code or dialogue: the name under which strategies find it"
     )
@@ -48,12 +50,31 @@ class DrafterTrainOptions(LoopOptions):
                 "shards=0: the target writes nothing then, so name texts, and learn from the whole of them"
             )
 
+    def layer(self, target: DecoderConfig) -> DecoderConfig:
+        """The shape of the drafter's own layers, given the target's."""
+        return target
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadTrainOptions(DrafterTrainOptions):
     """How much the head can draft."""
 
     draft_vocab: int = option(4096, "tokens that can be drafted: those that the target writes most", low=2)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerTrainOptions(HeadTrainOptions):
+    """How wide the head's own layers are."""
+
+    ffn: int = option(
+        0, "inner size of the head's MLPs, a multiple of 32: a narrower one drafts faster; 0: the target's", low=0
+    )
+
+    def layer(self, target: DecoderConfig) -> DecoderConfig:
+        """See `DrafterTrainOptions.layer`. Raises UsageError for a size that is not whole blocks of weights."""
+        if self.ffn % 32:
+            raise UsageError(f"ffn={self.ffn}: weights are kept in blocks of 32, so give a multiple of 32")
+        return replace(target, intermediate_size=self.ffn) if self.ffn else target
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +95,7 @@ class MtpTrainOptions(HeadTrainOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Eagle3TrainOptions(HeadTrainOptions):
+class Eagle3TrainOptions(LayerTrainOptions):
     """Where the head begins, and how far it is unrolled."""
 
     head: str = option(
@@ -87,7 +108,7 @@ class Eagle3TrainOptions(HeadTrainOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BlockTrainOptions(HeadTrainOptions):
+class BlockTrainOptions(LayerTrainOptions):
     """How deep the head is, and how many tokens it guesses at once."""
 
     layers: int = option(2, "decoder layers", low=1, high=8)

@@ -55,19 +55,20 @@ def save_head(
     card: str,
 ) -> None:
     """Writes the folder. ``expected`` is the share of held-out first guesses that are right."""
-    settings = recipe.settings(in_order(heldout, options.batch_tokens, options.longest))
-    witness_WH = target.embedding_VH[artefact.witness_ids(target.config.vocab_size)]
+    with target.device:
+        settings = recipe.settings(in_order(heldout, options.batch_tokens, options.longest))
+    witness_WH = target.embedding_VH.cpu()[artefact.witness_ids(target.config.vocab_size)]
     made = HeadArtefact(
         method,
         target.config,
         {**settings, "expected": round(expected, 4)},
-        recipe.tensors(),
+        {name: tensor.detach().cpu() for name, tensor in recipe.tensors().items()},
         witness_WH,
         origin_of(options),
     )
     text = max(heldout, key=lambda each: len(each.ids_T))
     layers = target.stored_layers()
-    states = dict(zip(layers, text.states_TF.chunk(len(layers), -1), strict=True))
+    states = dict(zip(layers, text.states_TF.cpu().chunk(len(layers), -1), strict=True))
     artefact.save(options.out, with_proof(made, target, text.ids_T.tolist(), states), card)
 
 
@@ -101,7 +102,7 @@ def with_proof(made: HeadArtefact, target: Target, ids: Sequence[int], states: M
     resources = Resources(
         vocab_size=target.config.vocab_size,
         open_runner=_no_model,
-        find_head=lambda method, name: held_open(stored, target.embedding_VH),
+        find_head=lambda method, name: held_open(stored, target.embedding_VH.cpu()),
         target=_spec(target),
     )
     drafter = build(parse(made.method), resources)

@@ -75,10 +75,11 @@ def _groups(texts: Sequence[Featured], tokens: int) -> Iterator[list[Featured]]:
 
 
 def padded(texts: Sequence[Featured], longest: int) -> TrainingBatch:
-    """One batch of these texts."""
+    """One batch of these texts, on the default device."""
+    device = torch.get_default_device()
 
     def joined(parts: Sequence[Tensor]) -> Tensor:
-        return pad_sequence([part[-longest:] for part in parts], batch_first=True, padding_side="left")
+        return pad_sequence([part[-longest:].to(device) for part in parts], batch_first=True, padding_side="left")
 
     ids_BT = joined([text.ids_T for text in texts]).long()
     known_BT = joined([torch.arange(len(text.ids_T)) >= text.answer - 1 for text in texts])

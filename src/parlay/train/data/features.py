@@ -18,7 +18,8 @@ from parlay.system.user_cache import saved_whole
 from parlay.train.data.user_texts import TrainingText, load_shard, shards
 from parlay.types import ParlayError, Runner, Segment
 
-_ROWS = 512
+_ROWS, _ROWS_BESIDE = 512, 4096
+"""Rows of a forward: on a CPU, and on another device, which takes as long for few."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +75,11 @@ class FeatureStore:
 
 def _featured(runner: Runner, texts: Sequence[TrainingText], layers: tuple[int, ...]) -> list[Featured]:
     """In forwards of many short texts at once, or of a piece of a long one."""
+    most = _ROWS if runner.spec.device == "cpu" else _ROWS_BESIDE
     found: list[Featured] = []
     group: list[TrainingText] = []
     for text in texts:
-        if group and sum(len(each.ids) for each in group) + len(text.ids) > _ROWS:
+        if group and sum(len(each.ids) for each in group) + len(text.ids) > most:
             found += _run(runner, group, layers)
             group = []
         group.append(text)

@@ -13,6 +13,7 @@ from parlay.llm.llm import LLM
 from parlay.models.fetch.origin import weights_sha256
 from parlay.models.fetch.resolving import resolve
 from parlay.models.loading import load_tokenizer
+from parlay.options import LoadOptions
 from parlay.text.prompts import TokensPrompt
 from parlay.train.data.features import Featured, FeatureStore
 from parlay.train.data.prompts import read_prompts
@@ -50,7 +51,7 @@ def prepare(options: DrafterTrainOptions) -> list[Featured]:
     prompts = read_prompts(options.prompts, skip_broken=options.skip_broken) if options.prompts else []
     given = read_user_texts(options.texts, skip_broken=options.skip_broken) if options.texts else None
     plan = WritingPlan(prompts, 0.5 if prompts else 1.0, answer_tokens=options.answer_tokens, seed=options.seed)
-    with LLM(options.model, max_num_seqs=_AT_ONCE) as llm:
+    with LLM(options.model, max_num_seqs=_AT_ONCE, device=options.device) as llm:
         if given:
             cut = Cut(plan.prompt_tokens, options.answer_tokens, options.longest, options.document_tokens)
             texts = encode_user_texts(given, llm.get_tokenizer(), cut)
@@ -71,7 +72,8 @@ def prepare_distill(options: DistillTrainOptions) -> list[Featured]:
         return found
     own = options.work / f"student-{weights_sha256(options.student)[:12]}"
     texts = len(shards(options.work))
-    with LLM(options.student, max_num_seqs=_AT_ONCE) as student, counted("the student's texts", texts) as done:
+    llm = LLM(options.student, max_num_seqs=_AT_ONCE, device=options.device)
+    with llm as student, counted("the student's texts", texts) as done:
         answer_as(student, options.work, own, Answering(options.answer_tokens, options.seed), done)
     return [*found, *_featured(options, own)]
 
@@ -111,9 +113,9 @@ def _asked(options: DistillTrainOptions) -> list[Featured]:
 
 
 def _featured(options: DrafterTrainOptions, folder: Path) -> list[Featured]:
-    store = FeatureStore(folder, Target.named(options.model).stored_layers())
+    store, where = FeatureStore(folder, Target.named(options.model).stored_layers()), LoadOptions(device=options.device)
     with counted("features", len(shards(folder))) as done:
         if not options.keep_features:
-            return store.computed(models.load(options.model), done)
-        store.compute(models.load(options.model), done)
+            return store.computed(models.load(options.model, where), done)
+        store.compute(models.load(options.model, where), done)
     return store.load()

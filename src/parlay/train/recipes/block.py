@@ -94,5 +94,5 @@ def rarest_token(texts: Iterable[Featured], vocab_size: int) -> int:
     """The last of the tokens that the texts hold least often: tokenizers number rare tokens last."""
     counts_V = torch.zeros(vocab_size, dtype=torch.int64)
     for text in texts:
-        counts_V += torch.bincount(text.ids_T.long(), minlength=vocab_size)
+        counts_V += torch.bincount(text.ids_T.long(), minlength=vocab_size).to(counts_V.device)
     return int((counts_V == counts_V.min()).nonzero()[-1])

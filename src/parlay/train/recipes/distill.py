@@ -91,7 +91,7 @@ class DistillRecipe(ModelRecipe):
 
     def save(self, folder: Path, card: str) -> None:
         """A model of its own, in the form of the target's files: see `save_student`."""
-        tensors = {name: weight.detach() for name, weight in self.module.state_dict().items()}
+        tensors = {name: weight.detach().cpu() for name, weight in self.module.state_dict().items()}
         like, embedding = resolve(self._options.model), self._options.embedding or USUAL
         save_student(folder, self._config, tensors, like=like, card=card, embedding=embedding)
 
@@ -112,7 +112,7 @@ def start(options: DistillTrainOptions, target: Target, texts: Sequence[Featured
             f"embedding={options.embedding}: {options.model} is a folder, so the student is one in bfloat16"
         )
     if options.student:
-        named = Target.named(options.student)
+        named = Target.named(options.student, target.device)
         if named.config.vocab_size != target.config.vocab_size:
             raise ParlayError(
                 f"{options.student} has a vocabulary of {named.config.vocab_size} tokens and the target one of "

@@ -33,7 +33,8 @@ _SMALL = 0.02
 
 def feature_scale(texts: Sequence[Featured], features: int) -> Tensor:
     """The root of the mean square of each feature, ``[F]``."""
-    states_NF = torch.cat([text.states_TF[text.answer - 1 :, :features] for text in texts[:_SCALED]]).float()
+    states_NF = torch.cat([text.states_TF[text.answer - 1 :, :features].float() for text in texts[:_SCALED]])
+    states_NF = states_NF.to(torch.get_default_device())
     return states_NF.square().mean(0).sqrt().clamp(min=1e-6)
 
 
@@ -71,7 +72,7 @@ def states_ahead(size: int, texts: Sequence[Featured], count: int) -> list[Tenso
     """
     states: list[Tensor] = []
     for text in texts:
-        states.append(text.states_TF[text.answer - 1 :, -size:].float())
+        states.append(text.states_TF[text.answer - 1 :, -size:].to(torch.get_default_device()).float())
         if sum(map(len, states)) >= _ROWS:
             break
     return [
@@ -103,8 +104,8 @@ def _rows(target: Target, texts: Sequence[Featured], columns: slice, normed: boo
     size, count = target.config.hidden_size, 0
     found: list[tuple[Tensor, Tensor, Tensor]] = []
     for text in texts:
-        states_TF = text.states_TF[text.answer - 1 :].float()
-        embedded_TH = target.embedding_VH[text.ids_T[text.answer :].long()].float()
+        states_TF = text.states_TF[text.answer - 1 :].to(target.device).float()
+        embedded_TH = target.embedding_VH[text.ids_T[text.answer :].long().to(target.device)].float()
         if normed:
             embedded_TH = F.rms_norm(embedded_TH, (size,), eps=target.config.rms_norm_eps)
         found.append((states_TF[:-1, columns], embedded_TH, states_TF[1:, -size:]))

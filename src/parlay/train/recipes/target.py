@@ -3,52 +3,59 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from parlay.heads.artefact import same_rows, witness_ids
 from parlay.models.config import DecoderConfig
 from parlay.models.fetch.resolving import resolve
 from parlay.models.loading import load_weights, read_config
-from parlay.models.weights.fused import as_tensor
+from parlay.models.weights.fused import as_tensor, rows_of
 from parlay.models.weights.shapes import Weight
 from parlay.train.data.features import Featured
 
 
 @dataclass(frozen=True)
 class Target:
-    """A decoder of the Llama lineage by its checkpoint."""
+    """A decoder of the Llama lineage by its checkpoint. ``device`` is where its tensors are used."""
 
     config: DecoderConfig
     weights: dict[str, Weight]
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
     @classmethod
-    def named(cls, model: str) -> Target:
+    def named(cls, model: str, device: torch.device | None = None) -> Target:
         """By name, folder or GGUF file. Raises ParlayError for one that the native decoder can't run."""
         found = resolve(model)
         config = read_config(found)
-        return cls(config, load_weights(found, config))
+        return cls(config, load_weights(found, config), device or torch.device("cpu"))
 
     @cached_property
     def embedding_VH(self) -> Tensor:
         """bfloat16."""
         return self.tensor("model.embed_tokens.weight").to(torch.bfloat16)
 
-    @property
+    @cached_property
     def tied(self) -> bool:
-        """Whether the LM head is the embedding."""
-        return "lm_head.weight" not in self.weights
+        """Whether the LM head is the embedding; GGUF files may hold both, rounded to different formats."""
+        if "lm_head.weight" not in self.weights:
+            return True
+        some = witness_ids(self.config.vocab_size)
+        return same_rows(self.embedding_VH.cpu()[some], rows_of(self.weights["lm_head.weight"], some))
 
     @cached_property
     def head_VH(self) -> Tensor:
         """The LM head's weight, bfloat16."""
-        return self.embedding_VH if self.tied else self.tensor("lm_head.weight").to(torch.bfloat16)
+        has_own = "lm_head.weight" in self.weights
+        return self.tensor("lm_head.weight").to(torch.bfloat16) if has_own else self.embedding_VH
 
     def tensor(self, name: str) -> Tensor:
         """A weight as numbers, float32."""
-        return as_tensor(self.weights[name], torch.float32)
+        with torch.device("cpu"):  # where the file's blocks are
+            return as_tensor(self.weights[name], torch.float32).to(self.device)
 
     def usual_taps(self) -> tuple[int, ...]:
         """EAGLE-3's: the inputs of layers 2, L / 2 and L - 3; of shallow targets those of them that differ."""
@@ -67,6 +74,6 @@ def common_tokens(texts: Iterable[Featured], size: int, vocab_size: int) -> Tens
     """
     counts_V = torch.zeros(vocab_size, dtype=torch.float64)
     for text in texts:
-        counts_V += torch.bincount(text.ids_T[text.answer :].long(), minlength=vocab_size)
+        counts_V += torch.bincount(text.ids_T[text.answer :].long(), minlength=vocab_size).to(counts_V.device)
     counts_V += torch.arange(vocab_size, 0, -1, dtype=torch.float64) * 1e-12
     return counts_V.topk(min(size, vocab_size)).indices.sort().values
