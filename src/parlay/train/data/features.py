@@ -98,7 +98,7 @@ def _run(runner: Runner, texts: Sequence[TrainingText], layers: tuple[int, ...])
         chunks = [text.ids[begin : begin + _ROWS] for text in texts]
         segments = [Segment(*pair, logits_from=len(pair[1])) for pair in zip(names, chunks, strict=True)]
         out = runner.forward(segments, layers)
-        rows_NF = torch.cat([out.taps[layer] for layer in layers], -1).to(torch.bfloat16)
+        rows_NF = torch.cat([out.taps[layer] for layer in layers], -1).to(torch.bfloat16).cpu()
         for place, rows in enumerate(torch.split(rows_NF, [len(chunk) for chunk in chunks])):
             states[place].append(rows)
             runner.keep(names[place], ())
