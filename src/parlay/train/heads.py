@@ -155,6 +155,7 @@ def fit(
     leads = where is None or where.rank == 0
     with target.device, Watch(f"Training {method}", None if leads else False) as watch:
         recipe = METHODS[method].start(options, target, trained)
+        recipe.module.to(target.device)
         reached = Loop(recipe, options, state, where).run(learned, heldout[:MEASURED], watch)
     if not leads:
         return f"{options.out}: written by another process"
