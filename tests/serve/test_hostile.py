@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from fastapi import FastAPI
 from starlette.testclient import TestClient
 
 from benchmarks.serving.growing import SIZES, forms, schemas
@@ -95,3 +97,55 @@ def test_ten_thousand_hostile_bodies_against_every_constraint(
 )
 def test_what_was_once_a_fault_of_the_server(client: TestClient, path: str, body: dict[str, Any]) -> None:
     assert client.post(path, json=body).status_code in (200, 400)
+
+
+GENERATING: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": "x", "max_tokens": 1},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1},
+    "/v1/messages": {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1},
+    "/v1/responses": {"input": "x", "max_output_tokens": 1},
+    "/api/chat": {"messages": [{"role": "user", "content": "x"}], "options": {"num_predict": 1}},
+    "/api/generate": {"prompt": "x", "options": {"num_predict": 1}},
+}
+Path = tuple[str | int, ...]
+
+
+def _numbers(schemas: dict[str, Any], schema: dict[str, Any], path: Path = ()) -> Iterator[Path]:
+    """Yield the path of every number in a body, those of a list's first entry among them."""
+    if "$ref" in schema:
+        schema = schemas[schema["$ref"].rsplit("/", 1)[1]]
+    if schema.get("type") in ("integer", "number"):
+        yield path
+    inner = [(path, each) for kind in ("anyOf", "oneOf", "allOf") for each in schema.get(kind, [])]
+    inner += [((*path, name), each) for name, each in schema.get("properties", {}).items()]
+    inner += [((*path, 0), each) for each in [schema.get("items")] if each]
+    for at, each in inner if len(path) < 5 else ():
+        yield from _numbers(schemas, each, at)
+
+
+def _with_number(body: dict[str, Any], path: Path, number: str) -> str:
+    """Write a body with a number at a path, which may be one that no float holds."""
+    value: Any = "@"
+    for part in reversed(path):
+        value = [value] if isinstance(part, int) else {part: value}
+    merged = {
+        name: {**body[name], **new} if isinstance(new, dict) and name in body else new for name, new in value.items()
+    }
+    return json.dumps({"model": "parlay-mini", **body, **merged}).replace('"@"', number)
+
+
+def test_no_number_is_too_large_to_refuse(make_app: Callable[..., FastAPI]) -> None:
+    app = make_app()
+    client, document = TestClient(app, raise_server_exceptions=False), app.openapi()
+    failed, tried = [], 0
+    for path, operations in document["paths"].items():
+        content = operations.get("post", {}).get("requestBody", {}).get("content", {})
+        schema = content.get("application/json", {}).get("schema", {})
+        for field in dict.fromkeys(_numbers(document["components"]["schemas"], schema)):
+            for number in ("1" + "0" * 400, "-1" + "0" * 400):
+                body = _with_number(GENERATING.get(path, {}), field, number)
+                reply = client.post(path, content=body, headers={"content-type": "application/json"})
+                tried += 1
+                failed += [(path, field, number[:2])] if reply.status_code >= 500 else []
+    assert failed == []
+    assert tried > 100

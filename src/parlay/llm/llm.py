@@ -96,6 +96,8 @@ class LLM:
         self._closed, self._strategy, self._call_lock = False, str(strategy), CallLock()
         budget = self._budget = Budget(parse_bytes(memory) if memory is not None else None)
         model = default_model() if model is None else model
+        if draft_model is not None:
+            resolve(draft_model)  # one that is not there is an error now, not at its first use
         load = override(load, dtype=dtype, device=device, quantize=quantize, threads=threads)
         with bar(None, "Loading", "matrix", use_tqdm_on_load, delay=_SHORT) as shown:
             self.runner = models.load(model, load, budget=budget, packed=partial(advance, shown))

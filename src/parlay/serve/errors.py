@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from parlay.aio import Busy, Closed
 from parlay.serve.field_spelling import as_sent, read_leniently
-from parlay.types import ParlayError
+from parlay.types import ParlayError, show_number
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 _SHOWN = 200  # characters of a name that the client sent and that its error repeats
@@ -189,7 +189,7 @@ def _reason(wrong: Mapping[str, Any]) -> str:
     bound = _BOUNDS.get(wrong["type"])
     if bound is not None and isinstance(wrong["input"], int | float):
         field, words = bound
-        return f"is {wrong['input']:.10g}, and must be {words} {wrong['ctx'][field]:.10g}"
+        return f"is {show_number(wrong['input'])}, and must be {words} {show_number(wrong['ctx'][field])}"
     return str(wrong["msg"]).removeprefix("Value error, ")
 
 

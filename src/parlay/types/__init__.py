@@ -8,7 +8,16 @@ token. The *target* verifies it in one forward; a *rule* picks the *path*; the t
 
 from __future__ import annotations
 
-from parlay.types.base import DraftKind, Exactness, FinishReason, LogitsProcessor, NoiseKey, OutOfRoom, ParlayError
+from parlay.types.base import (
+    DraftKind,
+    Exactness,
+    FinishReason,
+    LogitsProcessor,
+    NoiseKey,
+    OutOfRoom,
+    ParlayError,
+    show_number,
+)
 from parlay.types.canvas import Canvas, Decided, Fill, Guesses, Selector
 from parlay.types.drafts import NO_DRAFT, NO_TREE, Draft, Fault, Features, Join, Prefix, Tree, Verdict
 from parlay.types.params import SamplingParams, StructuredOutputsParams
@@ -111,5 +120,6 @@ __all__ = [
     "Tokenizer",
     "Tree",
     "Verdict",
+    "show_number",
     "tokens_per_step",
 ]

@@ -38,6 +38,14 @@ class ParlayError(Exception):
     """A failure that a user can act on: its message is one line that says what to do."""
 
 
+def show_number(value: float) -> str:
+    """Write a number for a message, in ten digits; an integer beyond every float's range by its number of bits."""
+    try:
+        return f"{value:.10g}"
+    except OverflowError:
+        return f"an integer of {int(value).bit_length()} bits"
+
+
 class OutOfRoom(ParlayError):
     """A runner's cache can never hold what was asked of it."""
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import numbers
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from functools import wraps
 from typing import Any, Literal, TypeVar
 
-from parlay.types.base import LogitsProcessor
+from parlay.types.base import LogitsProcessor, show_number
 
 P = TypeVar("P", bound="SamplingParams")
 
@@ -141,9 +142,10 @@ class SamplingParams:
         _check_number("typical_p", self.typical_p)
         _check_number("repetition_penalty", self.repetition_penalty)
         if not 0 < self.top_p <= 1 or not 0 < self.typical_p <= 1:
-            raise ValueError(f"top_p and typical_p must be in (0, 1], got {self.top_p:g} and {self.typical_p:g}")
+            found = f"{show_number(self.top_p)} and {show_number(self.typical_p)}"
+            raise ValueError(f"top_p and typical_p must be in (0, 1], got {found}")
         if not 0 < self.repetition_penalty < math.inf:
-            raise ValueError(f"repetition_penalty must be above 0, got {self.repetition_penalty:g}")
+            raise ValueError(f"repetition_penalty must be above 0, got {show_number(self.repetition_penalty)}")
         cut = self.truncate_prompt_tokens
         if cut is not None and cut < 1 and cut != -1:
             raise ValueError(f"truncate_prompt_tokens must be at least 1, or -1, got {cut}")
@@ -189,7 +191,7 @@ def _check_range(name: str, value: float | None, low: float, high: float = math.
     if value is None:
         return
     _check_number(name, value)
-    if low <= value <= high and math.isfinite(value):
+    if low <= value <= high and abs(value) <= sys.float_info.max:
         return
     limit = f"at least {low:g}" if high == math.inf else f"between {low:g} and {high:g}"
-    raise ValueError(f"{name} must be {limit}, got {value:g}")
+    raise ValueError(f"{name} must be {limit}, got {show_number(value)}")

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, cast
 from pydantic import Discriminator, Field, Tag
 
 from parlay.serve.openai.chat.body import ResponseFormat
-from parlay.serve.protocol.body import Count, GenerationBody, TokenIds, conflict
+from parlay.serve.protocol.body import INT_LIMIT, Count, GenerationBody, TokenIds, conflict
 from parlay.serve.protocol.json_values import WHOLE
 
 PROMPTS_LIMIT = 1024
@@ -50,7 +50,7 @@ class CompletionBody(GenerationBody):
     max_tokens: Count | None = DEFAULT_TOKENS
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=20), WHOLE] | None = None
-    best_of: Annotated[int, Field(ge=1), WHOLE] | None = None
+    best_of: Annotated[int, Field(ge=1, le=INT_LIMIT), WHOLE] | None = None
     response_format: ResponseFormat | None = None
 
     def check(self) -> None:
