@@ -253,6 +253,11 @@ def test_a_model_that_is_not_there_is_one_line_with_the_alternative() -> None:
     assert "\n" not in str(failure.value)
 
 
+def test_a_draft_model_that_is_not_there_is_an_error_at_once() -> None:
+    with pytest.raises(ParlayError, match=r"no folder or file \./no-such-draft: name a local folder"):
+        LLM("parlay-mini", draft_model="./no-such-draft")
+
+
 def test_a_failed_sample_keeps_the_others(llm: LLM) -> None:
     def explode(ids, logits):  # type: ignore[no-untyped-def]
         raise RuntimeError("boom")

@@ -18,10 +18,12 @@ from parlay.serve.guard import limits
 from parlay.serve.guard.limits import BodyBytes
 from parlay.serve.protocol.sampling_from_body import check_prompt, limit_params
 from parlay.serve.settings import PROMPT_LOG, Settings
+from parlay.system import bounded_process
 from parlay.types import SamplingParams
 
 MakeApp = Callable[..., FastAPI]
 JSON = {"Content-Type": "application/json"}
+USER = {"role": "user", "content": "x"}
 
 
 def test_an_announced_body_that_is_too_large_is_a_413(make_app: MakeApp) -> None:
@@ -218,6 +220,23 @@ def test_a_temperature_above_the_usual_is_warned_of_elsewhere(
     body = {"prompt": "x", "stream": False, "options": {"temperature": 2.625, "num_predict": 1}}
     assert TestClient(make_app()).post("/api/generate", json=body).status_code == 200
     assert "temperature is 2.625: above 2" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "x", "response_format": {"type": "json_object"}}),
+        ("/v1/chat/completions", {"messages": [USER], "guided_regex": "(b|c)d"}),
+        ("/api/chat", {"messages": [USER], "format": "json"}),
+    ],
+)
+def test_a_machine_too_busy_to_compile_a_form_is_not_the_clients_fault(
+    make_app: MakeApp, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, object]
+) -> None:
+    monkeypatch.setattr(bounded_process, "_WALL_SECONDS", 0.0)
+    reply = TestClient(make_app(retry_after=7)).post(path, json=body)
+    assert (reply.status_code, reply.headers["retry-after"]) == (503, "7")
+    assert "on a busy machine: try again" in reply.text
 
 
 def test_a_long_prompt_has_openais_code() -> None:

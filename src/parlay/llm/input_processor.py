@@ -40,7 +40,7 @@ from parlay.text.prompts import (
 )
 from parlay.text.reasoning import Thoughts, expected_thoughts, marks
 from parlay.text.tokenize import check_unicode
-from parlay.types import Constraint, Exactness, NoiseKey, ParlayError, Request, SamplingParams
+from parlay.types import Constraint, Exactness, MachineBusy, NoiseKey, ParlayError, Request, SamplingParams
 
 PerPrompt = SamplingParams | Sequence[SamplingParams] | None
 Strategies = str | StrategySpec | Sequence[str | StrategySpec] | None
@@ -298,7 +298,7 @@ class InputProcessor:
                 begin_answer=options.begin_answer,
                 continue_final=options.continue_final,
             )
-        except ValueError:
+        except (ValueError, MachineBusy):
             raise
         except Exception as error:  # a template is a program: it can fail in any way
             reason = " ".join(str(error).split()) or type(error).__name__

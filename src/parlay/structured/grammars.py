@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 from parlay.structured.constraint import GrammarConstraint
 from parlay.structured.limits import check_size, schema_of
 from parlay.system.bounded_process import BoundedProcess, LimitMet, NoAnswer
-from parlay.types import ParlayError, StructuredOutputsParams, Tokenizer
+from parlay.types import MachineBusy, ParlayError, StructuredOutputsParams, Tokenizer
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -55,10 +55,6 @@ class Grammar:
             return self.matcher.deep_copy()
 
 
-class CompilerBusy(ValueError):
-    """The compiler got too little processor time to answer. Another attempt may succeed, so it is not kept."""
-
-
 class Checker:
     """Has constraints compiled in a process of their own, `parlay.structured.checker`, before this one compiles them.
 
@@ -77,14 +73,14 @@ class Checker:
     def check(self, question: bytes) -> str:
         """The definition for what `spelled` gave, which has been compiled once.
 
-        Raises CompilerBusy where the process got no time to answer, and ValueError for what is not valid or is too
+        Raises MachineBusy where the process got no time to answer, and ValueError for what is not valid or is too
         large.
         """
         try:
             answer = json.loads(self._process.ask(question, CPU_SECONDS))
         except NoAnswer as error:
             message = f"structured_outputs took more than {error} to compile, on a busy machine: try again"
-            raise CompilerBusy(message) from None
+            raise MachineBusy(message) from None
         except LimitMet as error:
             raise ValueError(f"structured_outputs took more than {error} to compile: ask for less") from None
         if "error" in answer:
@@ -123,7 +119,7 @@ class Grammars:
 
     def compile(self, wanted: StructuredOutputsParams, owner: str = "") -> Grammar:
         """Raises ValueError with the reason for what is not valid, is too large, or can't be written with this
-        vocabulary, and ParlayError where the package that does this is missing."""
+        vocabulary, ParlayError where the package that does this is missing, and MachineBusy where it got no time."""
         if find_spec("llguidance") is None:
             raise ParlayError("structured output needs the package llguidance: pip install 'parlay[structured]'")
         check_size(wanted)
@@ -178,8 +174,6 @@ class Grammars:
     def _compiled_or_refused(self, question: bytes) -> Grammar | str:
         try:
             return self._compile(question)
-        except CompilerBusy:
-            raise
         except ValueError as error:
             return str(error)
 

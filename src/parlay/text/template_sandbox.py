@@ -21,7 +21,8 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-from parlay.system.bounded_process import Answer, BoundedProcess, LimitMet, serve
+from parlay.system.bounded_process import Answer, BoundedProcess, LimitMet, NoAnswer, serve
+from parlay.types import MachineBusy
 
 KNOWN = frozenset(
     {
@@ -54,13 +55,16 @@ _FILTERS = frozenset(
 def render(template: str, variables: dict[str, Any]) -> str:
     """The text that a template writes. ``variables`` are values of JSON.
 
-    Raises TemplateError for what the template refuses or fails at, and for one that takes too much.
+    Raises TemplateError for what the template refuses or fails at, and for one that takes too much, and MachineBusy
+    where its process got no time to answer.
     """
     if hashlib.sha256(template.encode(errors="replace")).hexdigest() in KNOWN:
         return _compiled(template).render(variables)
     question = json.dumps([template, variables]).encode()
     try:
         answer = json.loads(_process().ask(question, CPU_SECONDS))
+    except NoAnswer as error:
+        raise MachineBusy(f"the chat template took more than {error}, on a busy machine: try again") from None
     except LimitMet as error:
         raise TemplateError(f"it takes more than {error}") from None
     if "error" in answer:

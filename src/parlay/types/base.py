@@ -46,6 +46,10 @@ def show_number(value: float) -> str:
         return f"an integer of {int(value).bit_length()} bits"
 
 
+class MachineBusy(ParlayError):
+    """The machine gave a request too little computing time. Another attempt may succeed, so nothing keeps it."""
+
+
 class OutOfRoom(ParlayError):
     """A runner's cache can never hold what was asked of it."""
 

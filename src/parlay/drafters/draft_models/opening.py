@@ -16,8 +16,8 @@ def draft_name(source: str, resources: Resources, model: str) -> str:
     name = model or resources.default_draft
     if not name:
         raise UsageError(
-            f"strategy {source}: no draft model goes with this target: name one with --draft-model, or as "
-            "model=NAME_OR_PATH"
+            f"strategy {source}: no draft model goes with this target: write {source}:model=NAME_OR_PATH, or give one "
+            "with --draft-model"
         )
     return name
 

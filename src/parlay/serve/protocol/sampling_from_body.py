@@ -16,7 +16,7 @@ from parlay.certificates.requirement import parse as allowed_by
 from parlay.llm.input_processor import ChatOptions, RequestOptions
 from parlay.llm.jobs import Job
 from parlay.options import Option, UsageError, Value
-from parlay.serve.errors import ApiError
+from parlay.serve.errors import ApiError, unavailable
 from parlay.serve.guard.auth import tenant
 from parlay.serve.guard.limits import Limiter
 from parlay.serve.hosted import Served
@@ -28,7 +28,7 @@ from parlay.strategies.spelling import StrategySpec, parse
 from parlay.text.chat_template import Messages
 from parlay.text.prompts import Prompt
 from parlay.text.tokenize import PromptTooLong
-from parlay.types import ParlayError, SamplingParams, StructuredOutputsParams
+from parlay.types import MachineBusy, ParlayError, SamplingParams, StructuredOutputsParams
 
 
 def read_strategy(text: str) -> StrategySpec:
@@ -230,11 +230,16 @@ def prepare(
     names: FieldNames,
     chat: ChatOptions | None = None,
 ) -> Job:
-    """The prompt made ready to run. Raises ApiError for what the model can't take."""
+    """Make the prompt ready to run.
+
+    Raises ApiError for what the model can't take, and where a busy machine could not compile the form in time.
+    """
     try:
         job = served.job(prompt, params, options, chat)
     except PromptTooLong as error:
         raise ApiError(400, str(error), names.prompt, "context_length_exceeded") from None
+    except MachineBusy as error:
+        raise unavailable(settings.retry_after, refused(error, names, served).message) from None
     except (ValueError, ParlayError) as error:
         raise refused(error, names, served) from None
     check_length(len(job.samples[0].request.prompt), served, settings, names.prompt)
