@@ -118,3 +118,16 @@ def test_no_request_waits_for_the_disk(file: StoreFile, monkeypatch: pytest.Monk
     texts = {"": [array("i", [3])]}
     saving.save()
     assert file.load() == texts
+
+
+def test_the_thread_that_writes_gathers_what_is_written(file: StoreFile) -> None:
+    gathered_by: list[str] = []
+
+    def gather() -> Lists:
+        gathered_by.append(threading.current_thread().name)
+        return LISTS
+
+    saving = Saving(file, 1, gather)
+    saving.changed()
+    saving.save()
+    assert gathered_by == [store_files.STORE_WRITER]

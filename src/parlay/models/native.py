@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from functools import lru_cache
 from itertools import accumulate
 from typing import Literal
 
@@ -240,13 +241,18 @@ def _choose(
         except NotLoaded as reason:
             why = f"; no compiled decoder: {reason}"
             if isinstance(reason, NotBuilt):
-                _log.warning("no compiled decoder: %s; torch's operators decode instead, which takes longer", reason)
+                _warn_once(str(reason))
         else:
             return compiled, compiled.kernels.reason
     else:
         why = ""
     eager = EagerForward(config, weights, dtype, device)
     return eager, f"{eager.kernels.reason}{why}"
+
+
+@lru_cache
+def _warn_once(reason: str) -> None:
+    _log.warning("no compiled decoder: %s; torch's operators decode instead, which takes longer", reason)
 
 
 def _wanted(segments: Sequence[Segment]) -> tuple[list[int], tuple[int, ...]]:

@@ -115,7 +115,8 @@ class OutputStores:
         self._saving.save()
 
     def _texts(self) -> dict[str, list[array[int]]]:
-        return {salt: list(store.texts) for salt, store in self._stores.items()}
+        """Any thread may ask: each copy is one operation of the interpreter."""
+        return {salt: list(store.texts) for salt, store in list(self._stores.items())}
 
     def advance(self, most: int = STEP_TOKENS) -> None:
         """Take in what waits, for up to ``most`` tokens."""

@@ -123,7 +123,8 @@ class StoreFile:
 class Saving:
     """When a file is written: after every ``every`` requests that changed its store, and on `save` at the end.
 
-    ``lists`` gives what the store holds now, in lists that never change. Without a file nothing is ever written.
+    ``lists`` gives what the store holds now, in lists that never change. It is called in the thread that writes, while
+    the store goes on to change. Without a file nothing is ever written.
     """
 
     def __init__(
@@ -136,13 +137,13 @@ class Saving:
         self._writer: threading.Thread | None = None
 
     def changed(self) -> None:
-        """Count a request that has changed the store. The file is written in a thread: no step waits for the disk."""
+        """Count a request that has changed the store. The file is written in a thread: no step waits for it."""
         self._unsaved += 1
         writes = self._writer is not None and self._writer.is_alive()
         if self._file is None or self._unsaved < self._every or writes:
             return
         self._unsaved = 0
-        self._writer = threading.Thread(target=_save, args=(self._file, self._lists()), name=STORE_WRITER)
+        self._writer = threading.Thread(target=_save, args=(self._file, self._lists), name=STORE_WRITER)
         self._writer.start()
 
     def save(self) -> None:
@@ -151,13 +152,13 @@ class Saving:
             self._writer.join()
         if self._file is not None and self._unsaved:
             self._unsaved = 0
-            _save(self._file, self._lists())
+            _save(self._file, self._lists)
 
 
-def _save(file: StoreFile, lists: Mapping[str, Sequence[array[int]]]) -> None:
+def _save(file: StoreFile, lists: Callable[[], Mapping[str, Sequence[array[int]]]]) -> None:
     """Write the file; one that can't be written costs a warning, and is not tried again at once."""
     try:
-        file.save(lists)
+        file.save(lists())
     except OSError as error:
         logger.warning("the store %s could not be written: %s", file.path, error)
 

@@ -97,7 +97,8 @@ class TokenRecycling(OneByOne):
             self._saving.changed()
 
     def _lists(self) -> dict[str, list[array[int]]]:
-        return {salt: matrix.lists() for salt, matrix in self._matrices.items()}
+        """Any thread may ask: a row that changes meanwhile is read as it was, as it will be, or as a mix of both."""
+        return {salt: matrix.lists() for salt, matrix in list(self._matrices.items())}
 
     def _matrix(self, request: Request) -> _Matrix:
         """The tenant's matrix, now the latest used. The oldest one is dropped if there are too many."""
@@ -127,9 +128,10 @@ class _Matrix:
 
     def lists(self) -> list[array[int]]:
         """The token of every entry, and its candidate, row by row and best first."""
-        tokens, ranks = np.nonzero(self._rows_VK)
-        candidates = self._rows_VK[tokens, ranks] - 1
-        return [array("i", tokens.tolist()), array("i", candidates.tolist())]
+        rows_VK = self._rows_VK.copy()
+        tokens, ranks = np.nonzero(rows_VK)
+        candidates = rows_VK[tokens, ranks] - 1
+        return [array("i", ids.astype(np.intc).tobytes()) for ids in (tokens, candidates)]
 
 
 def _seen(observation: Observation) -> Iterator[tuple[int, Row]]:
