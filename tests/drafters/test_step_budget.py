@@ -10,11 +10,14 @@ from typing import Any
 import pytest
 
 from parlay.drafters.copying import ngram_index
+from parlay.drafters.copying.aggressive import Aggressive, AggressiveOptions
 from parlay.drafters.copying.alignment import CATCH_UP, LOST, Trail
 from parlay.drafters.copying.prompt_lookup import PromptLookup, PromptLookupOptions
 from parlay.drafters.copying.reference_copy import ReferenceCopy, ReferenceCopyOptions
+from parlay.drafters.counting.adaptive_ngram import AdaptiveNgram, AdaptiveNgramOptions
+from parlay.drafters.counting.ngram_caches import NgramCaches, NgramCachesOptions, PastTexts
 from parlay.drafters.resources import Resources
-from parlay.drafters.step_budget import STEP_TOKENS, StepBudget
+from parlay.drafters.step_budget import STEP_TOKENS, IndexRoom, StepBudget
 from parlay.drafters.stores.suffix_automaton import SuffixAutomaton, SuffixAutomatonOptions
 from parlay.drafters.stores.suffix_decoding import SuffixDecoding, SuffixDecodingOptions
 from parlay.drafters.stores.suffixes import Suffixes
@@ -114,14 +117,69 @@ def test_an_output_that_was_long_before_it_is_followed_is_followed_from_near_its
 
 
 def test_what_a_sequence_leaves_is_there_for_those_after_it() -> None:
-    step = StepBudget()
-    step.begin(4)
+    step = StepBudget(IndexRoom())
+    step.begin(4, 0)
     assert [step.take(wanted) for wanted in (10, STEP_TOKENS, 10, STEP_TOKENS)] == [
         10,
         STEP_TOKENS - STEP_TOKENS // 2 - 10,
         10,
         STEP_TOKENS // 2 - 10,
     ]
-    step.begin(2)
+    step.begin(2, 0)
     assert step.take_whole(10 * STEP_TOKENS)
     assert not step.take_whole(1)
+
+
+DRAFTERS: dict[str, Callable[[Resources], Drafter]] = {
+    "prompt-lookup": lambda resources: PromptLookup(resources, PromptLookupOptions()),
+    "suffix-decoding": lambda resources: SuffixDecoding(resources, SuffixDecodingOptions()),
+    "reference-copy": lambda resources: ReferenceCopy(resources, ReferenceCopyOptions()),
+    "aggressive": lambda resources: Aggressive(resources, AggressiveOptions()),
+    "adaptive-ngram": lambda resources: AdaptiveNgram(resources, AdaptiveNgramOptions()),
+    "lookup-decoding": lambda resources: NgramCaches(resources, NgramCachesOptions()),
+}
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_indexes_of_requests_under_way_have_one_bound_and_give_back_what_they_took(name: str) -> None:
+    """A text that finds no room costs drafts; when others end, it is taken in."""
+    most = 6 * STEP_TOKENS
+    room = IndexRoom(most)
+    drafter = DRAFTERS[name](replace(RESOURCES, room=room))
+    text = [draw.randrange(5000) for _ in range(2 * STEP_TOKENS)]
+    views = [Sight(place, [*text, place, *text[:20]], replace(GREEDY, references=(tuple(text),))) for place in range(8)]
+    for _ in range(20):
+        drafter.propose(views, [4] * len(views))
+        assert 0 <= room.left < most
+    for view in views[:-1]:
+        drafter.release(view.sequence)
+    for _ in range(20):
+        drafter.propose(views[-1:], [4])
+    assert propose(drafter, views[-1], 4).tree.tokens[0] == text[20]
+    drafter.release(views[-1].sequence)
+    assert room.left == most
+
+
+def test_long_prompts_are_counted_in_the_course_of_several_steps() -> None:
+    drafter = AdaptiveNgram(RESOURCES, AdaptiveNgramOptions())
+    size = 3 * STEP_TOKENS
+    view = Sight(1, [*range(size), size - 9, size - 8], GREEDY)
+    steps = 0
+    while not len(propose(drafter, view, 4)):
+        steps += 1
+        assert steps < 10
+    assert steps
+
+
+def test_past_texts_are_counted_a_part_at_a_time() -> None:
+    past = PastTexts(10**6, 5000)
+    past.learn("", [*range(1, 5000)] * 2)
+    known = past.of("")
+    assert known is not None
+    window = known.window([4990, 4991])
+    assert known.favourite(window, 2) is None
+    for _ in range(5):
+        past.advance()
+    found = known.favourite(window, 2)
+    assert found is not None
+    assert (found.token, found.times) == (4992, 2)

@@ -37,11 +37,11 @@ class Aggressive(OneByOne):
 
     def __init__(self, resources: Resources, options: AggressiveOptions) -> None:
         self._indexes = Indexes(options.ngram, resources.vocab_size)
-        self._step = StepBudget()
+        self._step = StepBudget(resources.room)
         self._copies: dict[int, _Copy] = {}
 
     def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
-        self._step.begin(sum([budget > 0 for budget in budgets]))
+        self._step.begin(sum([budget > 0 for budget in budgets]), self._indexes.held)
         return super().propose(views, budgets)
 
     def _propose(self, view: SequenceView, budget: int) -> Draft:
@@ -62,6 +62,7 @@ class Aggressive(OneByOne):
 
     def release(self, sequence: int) -> None:
         self._copies.pop(sequence, None)
+        self._step.holds(self._indexes.held)
 
 
 @dataclass(slots=True)

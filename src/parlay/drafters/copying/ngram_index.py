@@ -108,6 +108,8 @@ def _joined(texts: Sequence[Sequence[int]]) -> npt.NDArray[np.int64]:
 class OfTexts(Protocol):
     @property
     def texts(self) -> Texts: ...
+    @property
+    def held(self) -> int: ...
 
 
 T = TypeVar("T", bound=OfTexts)
@@ -119,6 +121,11 @@ class Shared(Generic[T]):
     def __init__(self, make: Callable[[Texts], T]) -> None:
         self._make = make
         self._made: WeakValueDictionary[int, T] = WeakValueDictionary()
+
+    @property
+    def held(self) -> int:
+        """Tokens of all that is made and used."""
+        return sum([made.held for made in self._made.values()])
 
     def of(self, texts: Texts) -> T:
         found = self._made.get(id(texts))
@@ -138,14 +145,20 @@ class SharedIndex:
         self._made: NgramIndex | None = None
         self._work: Future[NgramIndex] | None = None
 
+    @property
+    def held(self) -> int:
+        return self._size if self._made or self._work else 0
+
     def ready(self, step: StepBudget) -> NgramIndex | None:
         """The index, made here if this step has room for it. A long text's is made by another thread; None until then.
 
         Raises what making it raised.
         """
         if self._made is None and self._size > MOST_AT_ONCE:
-            self._work = self._work or self._worker.submit(self._make)
-            self._made = self._work.result() if self._work.done() else None
+            if self._work is None and step.has_room(self._size):
+                self._work = self._worker.submit(self._make)
+                step.holds_more(self._size)
+            self._made = self._work.result() if self._work is not None and self._work.done() else None
         elif self._made is None and step.take_whole(self._size):
             self._made = self._make()
         return self._made

@@ -43,6 +43,9 @@ class PredictedText:
         self._cuts = [0, *accumulate(map(len, pieces))]
         self._scale = max(1, round(len(self._text) / max(1, len(pieces))))  # letters per token
 
+    def __len__(self) -> int:
+        return len(self._ids)
+
     @property
     def beginning(self) -> PredictionPlace:
         """The place before the first token of output."""

@@ -54,11 +54,11 @@ class PredictedOutput:
         self._letters = Letters(resources.tokenizer)
         tokenizer = resources.tokenizer
         self._codec = Codec(tokenizer) if tokenizer is not None and tokenizer.is_fast else None
-        self._step = StepBudget()
+        self._step = StepBudget(resources.room)
         self._copies: dict[int, _PredictionCopy] = {}
 
     def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
-        self._step.begin(len(views))
+        self._step.begin(len(views), self._held())
         own = [self._propose(view, budget) for view, budget in zip(views, budgets, strict=True)]
         if not self._fallback:
             return [draft for draft, _ in own]
@@ -105,8 +105,13 @@ class PredictedOutput:
 
     def release(self, sequence: int) -> None:
         self._copies.pop(sequence, None)
+        self._step.holds(self._held())
         for fallback in self._fallback:
             fallback.release(sequence)
+
+    def _held(self) -> int:
+        predicted = {id(copy.references): copy.predicted for copy in self._copies.values()}
+        return sum([len(text) for text in predicted.values()])
 
 
 def _share(budget: int, draft: Draft, sure: bool) -> int:

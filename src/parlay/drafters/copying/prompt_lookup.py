@@ -54,12 +54,12 @@ class PromptLookup(OneByOne):
         shortest = options.min_ngram
         self._sizes = sorted({shortest, max(shortest, min(_ANCHOR, options.max_ngram))}, reverse=True)
         self._leftmost = options.pick == "leftmost"
-        self._step = StepBudget()
+        self._step = StepBudget(resources.room)
         self._references = Shared(partial(_References, self._sizes))
         self._texts: dict[int, _CopiedText] = {}
 
     def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
-        self._step.begin(sum([budget > 0 for budget in budgets]))
+        self._step.begin(sum([budget > 0 for budget in budgets]), self._held())
         return super().propose(views, budgets)
 
     def _propose(self, view: SequenceView, budget: int) -> Draft:
@@ -75,6 +75,10 @@ class PromptLookup(OneByOne):
 
     def release(self, sequence: int) -> None:
         self._texts.pop(sequence, None)
+        self._step.holds(self._held())
+
+    def _held(self) -> int:
+        return self._references.held + sum([text.held for text in self._texts.values()])
 
 
 @lru_cache(maxsize=1024)
@@ -91,6 +95,11 @@ class _IndexedText:
         self.places = [_Places(size) for size in sizes]
         self.unindexed = 0
         """Tokens that are still to be indexed, summed over the sizes."""
+
+    @property
+    def held(self) -> int:
+        """Tokens that are indexed, summed over the sizes."""
+        return sum([places.known for places in self.places])
 
     def index(self, most: int) -> int:
         """Index up to ``most`` tokens; returns how many. The second size is kept up once the first knows all."""

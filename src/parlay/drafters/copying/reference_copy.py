@@ -53,11 +53,11 @@ class ReferenceCopy(OneByOne):
         self._shortest = options.min_ngram
         self._resync = options.resync
         self._indexes = Indexes(options.max_ngram, resources.vocab_size)
-        self._step = StepBudget()
+        self._step = StepBudget(resources.room)
         self._copies: dict[int, _ReferenceCopyState] = {}
 
     def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
-        self._step.begin(sum([budget > 0 for budget in budgets]))
+        self._step.begin(sum([budget > 0 for budget in budgets]), self._indexes.held)
         return super().propose(views, budgets)
 
     def _propose(self, view: SequenceView, budget: int) -> Draft:
@@ -83,6 +83,7 @@ class ReferenceCopy(OneByOne):
 
     def release(self, sequence: int) -> None:
         self._copies.pop(sequence, None)
+        self._step.holds(self._indexes.held)
 
 
 @dataclass(slots=True)

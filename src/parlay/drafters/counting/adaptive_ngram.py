@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from parlay.drafters.counting.ngram_counts import CountedText
+from parlay.drafters.counting.ngram_counts import CountedTexts
 from parlay.drafters.one_by_one import OneByOne
 from parlay.drafters.resources import Resources
 from parlay.options import Options, option
@@ -34,15 +35,14 @@ class AdaptiveNgram(OneByOne):
 
     def __init__(self, resources: Resources, options: AdaptiveNgramOptions) -> None:
         self._longest = options.ngram - 1
-        self._vocab_size = resources.vocab_size
-        self._texts: dict[int, CountedText] = {}
+        self._texts = CountedTexts(self._longest, resources.vocab_size, resources.room)
+
+    def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
+        self._texts.begin(budgets)
+        return super().propose(views, budgets)
 
     def _propose(self, view: SequenceView, budget: int) -> Draft:
-        text = self._texts.get(view.sequence)
-        if text is None:
-            text = self._texts[view.sequence] = CountedText(self._longest, self._vocab_size)
-        text.follow(view.tokens)
-        counts = text.counts
+        counts = self._texts.of(view)
         window, size = counts.window(view.tokens[-self._longest :]), min(self._longest, len(view.tokens))
         tokens: list[int] = []
         scores: list[float] = []
@@ -58,4 +58,4 @@ class AdaptiveNgram(OneByOne):
         return trees.chain(tokens, SOURCE, scores)
 
     def release(self, sequence: int) -> None:
-        self._texts.pop(sequence, None)
+        self._texts.release(sequence)

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from parlay.drafters.counting import bigram_file
 from parlay.drafters.counting.bigram_file import Bigrams
-from parlay.drafters.counting.ngram_counts import CountedText, Favourite, NgramCounts
+from parlay.drafters.counting.ngram_counts import CountedTexts, Favourite, NgramCounts
 from parlay.drafters.one_by_one import OneByOne
 from parlay.drafters.resources import Resources
+from parlay.drafters.step_budget import STEP_TOKENS
 from parlay.options import Options, option
 from parlay.types import Draft, Needs, Observation, SequenceView, trees
 
 SOURCE = "lookup-decoding"
 LONGEST = 4  # tokens of the longest n-gram
+_PIECE = 256  # tokens of a past text that are counted at a time
 
 Bars = tuple[tuple[int, int], ...]
 """Per n = 1, 2, ...: how often the n-gram must have been seen, and the favourite's share of that in percent."""
@@ -54,18 +56,18 @@ class NgramCaches(OneByOne):
     needs = Needs()
 
     def __init__(self, resources: Resources, options: NgramCachesOptions) -> None:
-        self._vocab_size = resources.vocab_size
         self._static = bigram_file.read(Path(options.static), resources.vocab_size) if options.static else None
         self._past = PastTexts(options.remember, resources.vocab_size)
-        self._contexts: dict[int, CountedText] = {}
+        self._contexts = CountedTexts(LONGEST, resources.vocab_size, resources.room)
         self._views: dict[int, SequenceView] = {}
 
+    def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
+        self._contexts.begin(budgets)
+        self._past.advance()
+        return super().propose(views, budgets)
+
     def _propose(self, view: SequenceView, budget: int) -> Draft:
-        context = self._contexts.get(view.sequence)
-        if context is None:
-            context = self._contexts[view.sequence] = CountedText(LONGEST, self._vocab_size)
-        context.follow(view.tokens)
-        caches = [(context.counts, LAX)]
+        caches = [(self._contexts.of(view), LAX)]
         past = self._past.of(view.request.salt)
         if past is not None:
             caches.append((past, STRICT))
@@ -77,14 +79,17 @@ class NgramCaches(OneByOne):
             self._views[observation.view.sequence] = observation.view
 
     def release(self, sequence: int) -> None:
-        self._contexts.pop(sequence, None)
+        self._contexts.release(sequence)
         view = self._views.pop(sequence, None)
         if view is not None and view.request.store:
             self._past.learn(view.request.salt, view.tokens)
 
 
 class PastTexts:
-    """The counts of each tenant's past texts; of all tenants together at most ``room`` tokens are held."""
+    """The counts of each tenant's past texts; of all tenants together at most ``room`` tokens are held.
+
+    A text is counted, and forgotten, in the course of several steps if it is long.
+    """
 
     def __init__(self, room: int, vocab_size: int) -> None:
         self._room = room
@@ -92,25 +97,46 @@ class PastTexts:
         self._counts: dict[str, NgramCounts] = {}
         self._texts: deque[tuple[str, array[int]]] = deque()
         self._held = 0
+        self._waiting: deque[tuple[str, array[int]]] = deque()
+        self._work: Iterator[int] = iter(())
 
     def of(self, salt: str) -> NgramCounts | None:
         return self._counts.get(salt)
 
     def learn(self, salt: str, tokens: Sequence[int]) -> None:
-        """Count a text, or the end of it that there is room for."""
+        """Count a text, or the end of it that there is room for. None where too much waits to be counted."""
         text = array("i", tokens[max(0, len(tokens) - self._room) :])
-        if len(text) < 2:
-            return
+        if len(text) > 1 and sum([len(waiting) for _, waiting in self._waiting]) <= self._room:
+            self._waiting.append((salt, text))
+        self.advance()
+
+    def advance(self) -> None:
+        """Count and forget what is due, `STEP_TOKENS` at most."""
+        done = 0
+        while done < STEP_TOKENS:
+            piece = next(self._work, 0)
+            done += piece
+            if not piece:
+                if not self._waiting:
+                    return
+                self._work = self._learning(*self._waiting.popleft())
+
+    def _learning(self, salt: str, text: array[int]) -> Iterator[int]:
+        """Yield how many tokens each piece of the work has counted."""
         counts = self._counts.setdefault(salt, NgramCounts(LONGEST, self._vocab_size))
-        counts.add(text, 0, array("i"))
+        for start in range(0, len(text), _PIECE):
+            counts.add(text[: start + _PIECE], start, array("i"))
+            yield _PIECE
         self._texts.append((salt, text))
         self._held += len(text)
         while self._held > self._room:
-            self._forget(*self._texts.popleft())
+            yield from self._forgetting(*self._texts.popleft())
 
-    def _forget(self, salt: str, text: array[int]) -> None:
+    def _forgetting(self, salt: str, text: array[int]) -> Iterator[int]:
         counts = self._counts[salt]
-        counts.remove(text, 0, None)
+        for start in reversed(range(0, len(text), _PIECE)):
+            counts.remove(text[: start + _PIECE], start, None)
+            yield _PIECE
         if counts.empty:
             del self._counts[salt]
         self._held -= len(text)

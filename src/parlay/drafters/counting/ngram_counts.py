@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from parlay.drafters.history import History
+from parlay.drafters.step_budget import IndexRoom, StepBudget
+from parlay.types import SequenceView
 
 LIMIT = 16  # tokens of the longest n-grams that can be counted
 # How many sightings are worth one half, after n-grams of each length.
@@ -124,13 +126,48 @@ class CountedText:
         self._history = History()
         self._log = array("i")
 
-    def follow(self, tokens: Sequence[int]) -> None:
-        """Count what is new in the sequence; uncount what was taken back."""
+    def __len__(self) -> int:
+        """How many tokens are counted."""
+        return len(self._history.tokens)
+
+    def follow(self, tokens: Sequence[int], step: StepBudget | None = None) -> None:
+        """Count what is new in the sequence, as far as this step allows; uncount what was taken back."""
         history = self._history
         agreed = history.agree(tokens)
         if agreed < len(history.tokens):
             self.counts.remove(history.tokens, agreed, self._log)
             history.cut(agreed)
-        if agreed < len(tokens):
-            history.tokens += tokens[agreed:]
+        new = len(tokens) - agreed
+        most = new if step is None else step.take(new)
+        if most:
+            history.tokens += tokens[agreed : agreed + most]
             self.counts.add(history.tokens, agreed, self._log)
+
+
+class CountedTexts:
+    """The `CountedText` of each sequence, made when it is first asked for. Steps count what `StepBudget` grants."""
+
+    def __init__(self, longest: int, vocab_size: int, room: IndexRoom) -> None:
+        self._longest = longest
+        self._vocab_size = vocab_size
+        self._texts: dict[int, CountedText] = {}
+        self._step = StepBudget(room)
+
+    def begin(self, budgets: Sequence[int]) -> None:
+        """A step begins, in which sequences with a budget draft."""
+        self._step.begin(sum([budget > 0 for budget in budgets]), self._held())
+
+    def of(self, view: SequenceView) -> NgramCounts:
+        """The counts of a sequence, as far as it is counted by now."""
+        text = self._texts.get(view.sequence)
+        if text is None:
+            text = self._texts[view.sequence] = CountedText(self._longest, self._vocab_size)
+        text.follow(view.tokens, self._step)
+        return text.counts
+
+    def release(self, sequence: int) -> None:
+        self._texts.pop(sequence, None)
+        self._step.holds(self._held())
+
+    def _held(self) -> int:
+        return sum([len(text) for text in self._texts.values()])

@@ -47,7 +47,7 @@ class SuffixAutomaton:
             raise UsageError(f"strategy {SOURCE}: fallback={'+'.join(options.fallback)} must name one drafter or none")
         self._fallback = [members.build(SOURCE, nested) for nested in resources.nested]
         self.needs = members.needs_of(self._fallback, outcomes=True)
-        self._texts = LiveTexts(_DEPTH)
+        self._texts = LiveTexts(_DEPTH, resources.room)
         self._stores = OutputStores(_DEPTH, options, resources.vocab_size, SOURCE)
         resources.closing.callback(self._stores.save)
 

@@ -47,7 +47,7 @@ class SuffixDecoding(OneByOne):
         self._offset = options.offset
         self._min_prob = options.min_prob
         self._branching = options.shape == "tree"
-        self._texts = LiveTexts(options.depth)
+        self._texts = LiveTexts(options.depth, resources.room)
         self._stores = OutputStores(options.depth, options, resources.vocab_size, SOURCE)
         resources.closing.callback(self._stores.save)
 

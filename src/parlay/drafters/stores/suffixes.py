@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 
 from parlay.drafters.history import History
-from parlay.drafters.step_budget import StepBudget
+from parlay.drafters.step_budget import IndexRoom, StepBudget
 from parlay.types import SequenceView
 
 _MANY = 24  # children of one state; after a common token there are thousands
@@ -308,14 +308,14 @@ class LiveText:
 class LiveTexts:
     """The `LiveText` of each sequence, made when it is first asked for. Steps take in what `StepBudget` grants."""
 
-    def __init__(self, depth: int) -> None:
+    def __init__(self, depth: int, room: IndexRoom) -> None:
         self._depth = depth
         self._texts: dict[int, LiveText] = {}
-        self._step = StepBudget()
+        self._step = StepBudget(room)
 
     def begin(self, budgets: Sequence[int]) -> None:
         """A step begins, in which sequences with a budget draft."""
-        self._step.begin(sum([budget > 0 for budget in budgets]))
+        self._step.begin(sum([budget > 0 for budget in budgets]), self._held())
 
     def of(self, view: SequenceView) -> LiveText | None:
         """The text of a sequence, with all of its tokens; None while it is being taken in."""
@@ -327,6 +327,10 @@ class LiveTexts:
 
     def release(self, sequence: int) -> None:
         self._texts.pop(sequence, None)
+        self._step.holds(self._held())
+
+    def _held(self) -> int:
+        return sum([len(text.text) for text in self._texts.values()])
 
 
 def chance(share: float, length: int) -> float:

@@ -48,7 +48,7 @@ class TrieLookahead(OneByOne):
         self._output_weight = options.output_weight
         self._branching = options.shape == "tree"
         depth = options.max_query + options.branch_length
-        self._texts = LiveTexts(depth)
+        self._texts = LiveTexts(depth, resources.room)
         self._stores = OutputStores(depth, options, resources.vocab_size, SOURCE)
         resources.closing.callback(self._stores.save)
 
