@@ -15,8 +15,9 @@ from parlay.compiled.library import SWITCH, NotLoaded
 from parlay.compiled.library import load as load_library
 from parlay.models.config import DecoderConfig, LayerForm
 from parlay.models.native import NativeRunner
+from parlay.models.weights.formats import Format
 from parlay.models.weights.shapes import Weight
-from parlay.models.weights.stored import Format, StoredTensor
+from parlay.models.weights.stored import StoredTensor
 from parlay.system import threads
 from parlay.types import Exactness, Segment, Tree, trees
 

@@ -18,7 +18,8 @@ from parlay.compiled import structs
 from parlay.compiled.build import LIBRARY, NAMES
 from parlay.compiled.library import SWITCH, load
 from parlay.models.weights.dequantize import dense
-from parlay.models.weights.stored import Format, StoredTensor
+from parlay.models.weights.formats import Format
+from parlay.models.weights.stored import StoredTensor
 
 pytestmark = pytest.mark.skipif(not LIBRARY.exists(), reason="the package was installed without a C compiler")
 

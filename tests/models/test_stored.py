@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from parlay.models.weights.dequantize import dense
+from parlay.models.weights.formats import FORMATS, Format
 from parlay.models.weights.fused import rows_of
-from parlay.models.weights.stored import FORMATS, Format, StoredTensor
+from parlay.models.weights.stored import StoredTensor
 
 
 @pytest.mark.parametrize("format", Format)

@@ -7,10 +7,11 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import replace
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import TypeVar
 
 import torch
@@ -27,6 +28,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+_IDLE_SECONDS = 1.0  # without a request, after which what waits for that is done
 _STALE_SECONDS = 0.05  # how old the statistics may be while the same samples decode
 
 
@@ -65,11 +67,22 @@ class EngineThread:
             function()
 
 
+@contextmanager
+def _logged() -> Iterator[None]:
+    """Log what fails of work that no request asked for."""
+    try:
+        yield
+    except Exception:
+        logger.exception("work put off to a pause failed; requests that need it try again")
+
+
 class Worker:
     """Decodes all jobs together, in a thread of its own. The public methods are for any thread, and none waits."""
 
-    def __init__(self, llm: LLM, max_waiting: int, thread: EngineThread) -> None:
-        self._llm = llm
+    def __init__(
+        self, llm: LLM, max_waiting: int, thread: EngineThread, when_idle: Callable[[LLM], None] | None = None
+    ) -> None:
+        self._llm, self._when_idle = llm, when_idle
         self._engine = llm.engine
         self.capacity = self._engine.limits.max_sequences + max_waiting
         self._stats = self._engine.stats()
@@ -148,11 +161,22 @@ class Worker:
     def _obey(self) -> None:
         """Make the calls that have come in; with nothing else to do, wait for one."""
         if not self._owners and self._until is None:
-            self._inbox.get()()
+            self._next_call()()
             self._stats_due = 0.0
         while not self._inbox.empty():
             self._inbox.get()()
             self._stats_due = 0.0
+
+    def _next_call(self) -> Callable[[], None]:
+        """Wait for a call. The first pause in which none comes is used for what is done once."""
+        if self._when_idle is not None:
+            try:
+                return self._inbox.get(timeout=_IDLE_SECONDS)
+            except Empty:
+                when_idle, self._when_idle = self._when_idle, None
+                with _logged():
+                    when_idle(self._llm)
+        return self._inbox.get()
 
     def _count(self) -> None:
         """Read the statistics when samples have come or gone, or now and then: it is too much work for each step."""

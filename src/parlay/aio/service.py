@@ -45,7 +45,8 @@ class AsyncLLM:
     ``llm`` is a model's name (None: the default model of `LLM`), or an LLM, which belongs to it from now on: elsewhere
     only `LLM.job` may be used. Any thread and event loop may submit. Per LLM ``max_num_seqs`` samples run and up to
     ``max_waiting`` more are taken; further ones are refused with `Busy`. A strategy that loads a model does so in the
-    engine thread, at the first request that names it; others wait for it.
+    engine thread, at the first request that names it; others wait for it. ``when_idle`` is called once, in the engine
+    thread, in the first second without a request.
 
         async with AsyncLLM("smollm2-135m") as llm:
             async for event in llm.stream("Once upon a time", SamplingParams(max_tokens=64)):
@@ -53,26 +54,33 @@ class AsyncLLM:
     """
 
     def __init__(
-        self, llm: LLM | str | None = None, *, max_waiting: int = 256, thread: EngineThread | None = None
+        self,
+        llm: LLM | str | None = None,
+        *,
+        max_waiting: int = 256,
+        thread: EngineThread | None = None,
+        when_idle: Callable[[LLM], None] | None = None,
     ) -> None:
         if max_waiting < 0:
             raise ValueError(f"max_waiting must be at least 0, got {max_waiting}")
         thread = thread or EngineThread()
         self.llm = _made(lambda: LLM(llm), thread) if llm is None or isinstance(llm, str) else llm
-        self._worker = Worker(self.llm, max_waiting, thread)
+        self._worker = Worker(self.llm, max_waiting, thread, when_idle)
         self._audits = Background()
 
     def __repr__(self) -> str:
         return f"AsyncLLM({self.llm})"
 
     @classmethod
-    def load(cls, make: Callable[[], LLM], *, max_waiting: int = 256) -> Self:
+    def load(
+        cls, make: Callable[[], LLM], *, max_waiting: int = 256, when_idle: Callable[[LLM], None] | None = None
+    ) -> Self:
         """Make the LLM in the engine thread, where torch then keeps one set of threads instead of two.
 
         Blocks until that is done. Raises what ``make`` raises.
         """
         thread = EngineThread()
-        return cls(_made(make, thread), max_waiting=max_waiting, thread=thread)
+        return cls(_made(make, thread), max_waiting=max_waiting, thread=thread, when_idle=when_idle)
 
     async def submit(
         self, job: Job, *, timeout: float | None = None, whole: bool = False, wake_event: asyncio.Event | None = None

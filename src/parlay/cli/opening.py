@@ -7,7 +7,7 @@ import gc
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,6 +44,18 @@ def uncollected() -> Iterator[None]:
         gc.freeze()
 
 
+def pack_ahead(model: str, options: argparse.Namespace) -> AbstractContextManager[None]:
+    """Pack the weights of a model in a GGUF file while torch is imported, where the CPU will decode it."""
+    from parlay.models.fetch.resolving import resolve
+    from parlay.models.gguf.packing_ahead import packing_ahead
+
+    load = options_from(LoadOptions, options)
+    has_gpu = load.device == "auto" and any(Path("/dev").glob("nvidia[0-9]*"))
+    if has_gpu or load.device not in ("auto", "cpu") or load.quantize is not None or load.threads == 1:
+        return nullcontext()
+    return packing_ahead(resolve(model))
+
+
 def open_llm(options: argparse.Namespace, strategy: StrategySpec | None) -> LLM:
     """Load the model that the flags name, or the default one. ``strategy`` None: the default.
 
@@ -55,8 +67,9 @@ def open_llm(options: argparse.Namespace, strategy: StrategySpec | None) -> LLM:
     load = options_from(LoadOptions, options)
     options.model = options.model or default_model()
     resolve(options.model)  # says that a model is not there before torch is loaded, which takes seconds
-    with _announced(options.model):
+    with _announced(options.model), ExitStack() as stack:
         with uncollected():
+            stack.enter_context(pack_ahead(options.model, options))
             from parlay.llm.llm import LLM
             from parlay.strategies.entry import DEFAULT_STRATEGY
 

@@ -10,12 +10,13 @@ import os
 import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from parlay.cli.opening import pack_ahead, uncollected
 from parlay.cli.serve_models import (
     IDLE_SECONDS,
     KEPT,
@@ -33,6 +34,8 @@ from parlay.serve.settings import PROMPT_LOG, KeyLimits, Settings
 from parlay.types import ParlayError
 
 if TYPE_CHECKING:
+    from fastapi import FastAPI
+
     from parlay.serve.finished import Observer
 
 KEY_VARIABLE = "PARLAY_API_KEY"
@@ -179,9 +182,26 @@ def _serve(
 ) -> None:
     """Until the process is told to end."""
     first = find_models(options, models)
-    from parlay.llm.vocabulary import Vocabularies
-    from parlay.serve.app import create_app  # here, because these load FastAPI and torch
-    from parlay.serve.server import Server
+    with pack_ahead(models[first], options) if first is not None else nullcontext():
+        app = _app(options, allowed, models, observers, first)
+        from parlay.serve.server import Server  # here, because it loads FastAPI
+
+        welcome = f"parlay serves {', '.join(models)} at {_url(listener)}"
+        accesses = options.log_level in ("debug", "info")
+        Server(app, lambda: print(welcome, flush=True), access_log=accesses).run(sockets=[listener])
+
+
+def _app(
+    options: argparse.Namespace,
+    allowed: Settings,
+    models: Mapping[str, str],
+    observers: Sequence[Observer],
+    first: str | None,
+) -> FastAPI:
+    """Make the application, which loads the model named ``first`` as soon as it is served."""
+    with uncollected():
+        from parlay.llm.vocabulary import Vocabularies
+        from parlay.serve.app import create_app  # here, because these load FastAPI and torch
 
     named = len(options.models) + len(options.model)
     vocabularies = Vocabularies(KEPT + named)
@@ -192,9 +212,7 @@ def _serve(
     if first is not None:
         app.state.registry.load_now(first)
     read_ahead([*models.values()][1:named], vocabularies, options.end_tokens)
-    welcome = f"parlay serves {', '.join(models)} at {_url(listener)}"
-    server = Server(app, lambda: print(welcome, flush=True), access_log=options.log_level in ("debug", "info"))
-    server.run(sockets=[listener])
+    return app
 
 
 @contextmanager

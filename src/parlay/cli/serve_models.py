@@ -225,11 +225,13 @@ def check_flags(options: argparse.Namespace, models: int) -> None:
 def loading(options: argparse.Namespace, vocabularies: Vocabularies) -> Callable[[str], Callable[[], AsyncLLM]]:
     """Make the maker of loaders from models' names. A loader takes the vocabulary from these, if it is there."""
     from parlay.aio import AsyncLLM  # here, because they load torch
+    from parlay.llm.llm import LLM
     from parlay.serve.hosted import ModelLoader
 
     def loader(model: str) -> ModelLoader:
         make = partial(_load, model, options, vocabularies)
-        return ModelLoader(model, partial(AsyncLLM.load, make, max_waiting=options.max_waiting))
+        load = partial(AsyncLLM.load, make, max_waiting=options.max_waiting, when_idle=LLM.prepare)
+        return ModelLoader(model, load)
 
     return loader
 
@@ -311,6 +313,5 @@ def _load(model: str, options: argparse.Namespace, vocabularies: Vocabularies) -
         max_num_seqs=options.max_num_seqs,
         router_memory=options.router_memory,
     )
-    llm.prepare()
     vocabularies.put(files, llm.vocabulary)
     return llm

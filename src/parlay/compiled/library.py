@@ -9,16 +9,14 @@ import sys
 from functools import lru_cache
 from pathlib import Path
 
-import torch
-
 from parlay.compiled import structs
 from parlay.compiled.build import LIBRARY, NAMES, SYSTEMS, digest
 
 SWITCH = "PARLAY_COMPILED"
 """Environment variable: ``0`` keeps to torch's operators, the name of an instruction set allows none beyond it."""
 
-_WIDEST = {"DEFAULT": "plain", "AVX2": "avx_vnni", "AVX512": "avx512_bf16"}
-"""On x86, by what torch allows itself, which heeds ATEN_CPU_CAPABILITY."""
+_WIDEST = {"default": "plain", "avx2": "avx_vnni"}
+"""On x86, by torch's variable ATEN_CPU_CAPABILITY; the library itself asks the processor what it has."""
 
 
 class NotLoaded(Exception):
@@ -40,7 +38,7 @@ def load() -> structs.Core:
 def _widest() -> str:
     if platform.machine() in ("aarch64", "arm64"):
         return "dotprod"
-    return _WIDEST.get(torch.backends.cpu.get_cpu_capability(), "plain")
+    return _WIDEST.get(os.environ.get("ATEN_CPU_CAPABILITY", "").lower(), NAMES[-1])
 
 
 @lru_cache

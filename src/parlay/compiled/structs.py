@@ -93,8 +93,19 @@ def best_room(count: int) -> int:
     return 2 * count + 64
 
 
+class Packing(Structure):
+    _fields_ = [
+        ("kind", c_int64),
+        ("outputs", c_int64),
+        ("inputs", c_int64),
+        ("rows", c_void_p),
+        ("panels", c_void_p),
+    ]
+
+
 PANEL_BYTES = CFUNCTYPE(c_int64, c_int64, c_int64)
-PACK = CFUNCTYPE(None, c_int64, c_void_p, c_int64, c_int64, c_void_p)
+PACK = CFUNCTYPE(c_int64, c_int64, c_void_p, c_int64, c_int64, c_void_p)
+PACK_ALL = CFUNCTYPE(c_int64, POINTER(Packing), c_int64)
 READ = CFUNCTYPE(None, POINTER(Linear), c_int64, c_void_p)
 MULTIPLY = CFUNCTYPE(None, POINTER(Linear), c_void_p, c_int64, c_void_p)
 SPACE_BYTES = CFUNCTYPE(c_int64, POINTER(ModelStruct), *(c_int64,) * 5)
@@ -112,6 +123,7 @@ class Core(Structure):
         ("panel", c_int64),
         ("panel_bytes", PANEL_BYTES),
         ("pack", PACK),
+        ("pack_all", PACK_ALL),
         ("read", READ),
         ("multiply", MULTIPLY),
         ("space_bytes", SPACE_BYTES),

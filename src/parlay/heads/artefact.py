@@ -28,8 +28,9 @@ from parlay.heads.proof import Proof
 from parlay.models.config import DecoderConfig, RopeConfig
 from parlay.models.fetch.hub import hash_of
 from parlay.models.weights.dequantize import dense
+from parlay.models.weights.formats import Format
 from parlay.models.weights.quantize import in_q8_0
-from parlay.models.weights.stored import Format, StoredTensor
+from parlay.models.weights.stored import StoredTensor
 from parlay.system.user_cache import saved_whole
 from parlay.types import ParlayError
 

@@ -10,8 +10,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from parlay.models.config import DecoderConfig
+from parlay.models.weights.formats import Format
 from parlay.models.weights.shapes import Weight, weight_shapes
-from parlay.models.weights.stored import Format, StoredTensor
+from parlay.models.weights.stored import StoredTensor
 
 
 def save_decoder(config: DecoderConfig, directory: Path, *, seed: int = 0) -> None:

@@ -14,6 +14,8 @@ _CUT = 8
 """How many times as long as the model's context a text may be that will be cut."""
 _MANY = 1024
 """Pieces that are encoded at once."""
+_MOST_BYTES = 4
+"""Of a character in UTF-8."""
 _COMPOSED = 4
 """By how much Unicode's NFC shortens a text at most, in bytes."""
 
@@ -43,8 +45,9 @@ class Encoder:
         """
         parts = [text] if isinstance(text, str) else text
         check_unicode("".join(parts), "the prompt is")
-        least = self._least_tokens("".join(parts))
-        if least > most * (_CUT if cut else 1):
+        whole, room = "".join(parts), most * (_CUT if cut else 1)
+        # A token stands for a byte at least: short texts need no look through the vocabulary.
+        if len(whole) * _MOST_BYTES > room and (least := self._least_tokens(whole)) > room:
             raise PromptTooLong(f"the prompt has {least} tokens or more, and this model holds {most}: shorten it")
         return tuple(encode_pieces(self._tokenizer, parts, special=special))
 

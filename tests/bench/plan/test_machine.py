@@ -13,7 +13,7 @@ from parlay.bench.plan.shapes import config_of, known_name, read_model, shape_of
 from parlay.bench.plan.weights import stored_type, weight_type
 from parlay.cost.roofline import ForwardShape
 from parlay.models.fetch.resolving import resolve_config
-from parlay.models.weights.stored import Format
+from parlay.models.weights.formats import Format
 from parlay.options import LoadOptions
 from parlay.types import ParlayError
 from tests.bench.plan.conftest import TINY, WORKS

@@ -23,7 +23,7 @@ from parlay.cost.roofline import ForwardShape, ModelShape
 from parlay.models.native import NativeRunner
 from parlay.models.random_decoder import random_weights, save_decoder
 from parlay.models.torch_ops.kernels import choose_dtype
-from parlay.models.weights.stored import Format
+from parlay.models.weights.formats import Format
 from parlay.options import LoadOptions
 from parlay.system import threads
 from parlay.system.cpu_info import cpu_model

@@ -10,7 +10,8 @@ from pathlib import Path
 from parlay.bench.forwards import weight_bytes
 from parlay.bench.plan.shapes import shape_of
 from parlay.models.loading import load_weights, read_config
-from parlay.models.weights.stored import Format, StoredTensor
+from parlay.models.weights.formats import Format
+from parlay.models.weights.stored import StoredTensor
 
 _NUMBERS = {"float64": 8.0, "float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "fp8": 1.0, "int8": 1.0}
 _MIXES: Mapping[str, tuple[float, Format | None]] = {

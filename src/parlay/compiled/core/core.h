@@ -106,11 +106,20 @@ typedef struct {
     char *memory;                /* `growth_bytes` of them, 64-byte aligned; it lives until no thread reads it, see rest */
 } Growth;
 
+/* Stored rows [out][in] that are to be packed. */
+typedef struct {
+    int64_t kind, out, in;
+    const void *rows;
+    void *panels;
+} Packing;
+
 typedef struct {
     const char *name;
     int64_t panel;
     int64_t (*panel_bytes)(int64_t kind, int64_t in); /* 0: a format that is not known */
-    void (*pack)(int64_t kind, const void *rows, int64_t out, int64_t in, void *panels);
+    /* Whether all its numbers, or the scales of its blocks, are finite. */
+    int64_t (*pack)(int64_t kind, const void *rows, int64_t out, int64_t in, void *panels);
+    int64_t (*pack_all)(const Packing *, int64_t count); /* Returns the first one that is not finite, or -1. */
     void (*read)(const Linear *embedding, int64_t row, float *values);
     void (*multiply)(const Linear *, const float *x, int64_t rows, float *y); /* a product alone: x [rows][in], y [rows][out] */
     int64_t (*space_bytes)(const Model *, int64_t rows, int64_t wanted, int64_t longest, int64_t segments,

@@ -68,20 +68,37 @@ static int64_t bytes_f32(int64_t in) { return in * PANEL * 4; }
 static int64_t bytes_f16(int64_t in) { return in * PANEL * 2; }
 static int64_t bytes_bf16(int64_t in) { return (in + 1) / 2 * PANEL * 4; }
 
-/* Numbers of `size` bytes, `each` of a row beside each other. */
-INLINE void pack_numbers(const int size, const int each, const uint8_t *rows, int64_t out, int64_t in, char *panels)
+/* Numbers of `size` bytes, `each` of a row beside each other. `exponent`: its bits in the last 16. All finite? */
+INLINE int pack_numbers(const int size, const int each, const uint16_t exponent, const uint8_t *rows, int64_t out,
+                        int64_t in, char *panels)
 {
+    int finite = 1;
     int64_t words = (in + each - 1) / each, padded = (out + PANEL - 1) / PANEL * PANEL;
     memset(panels, 0, (size_t)(padded * words * each * size));
     for (int64_t o = 0; o < out; o++)
-        for (int64_t i = 0; i < in; i++)
-            memcpy(panels + (((o / PANEL * words + i / each) * PANEL + o % PANEL) * each + i % each) * size,
-                   rows + (o * in + i) * size, (size_t)size);
+        for (int64_t i = 0; i < in; i++) {
+            const uint8_t *from = rows + (o * in + i) * size;
+            uint16_t high;
+            memcpy(&high, from + size - 2, 2);
+            finite &= (high & exponent) != exponent;
+            memcpy(panels + (((o / PANEL * words + i / each) * PANEL + o % PANEL) * each + i % each) * size, from,
+                   (size_t)size);
+        }
+    return finite;
 }
 
-static void pack_f32(const uint8_t *rows, int64_t out, int64_t in, char *to) { pack_numbers(4, 1, rows, out, in, to); }
-static void pack_f16(const uint8_t *rows, int64_t out, int64_t in, char *to) { pack_numbers(2, 1, rows, out, in, to); }
-static void pack_bf16(const uint8_t *rows, int64_t out, int64_t in, char *to) { pack_numbers(2, 2, rows, out, in, to); }
+static int pack_f32(const uint8_t *rows, int64_t out, int64_t in, char *to)
+{
+    return pack_numbers(4, 1, 0x7F80, rows, out, in, to);
+}
+static int pack_f16(const uint8_t *rows, int64_t out, int64_t in, char *to)
+{
+    return pack_numbers(2, 1, 0x7C00, rows, out, in, to);
+}
+static int pack_bf16(const uint8_t *rows, int64_t out, int64_t in, char *to)
+{
+    return pack_numbers(2, 2, 0x7F80, rows, out, in, to);
+}
 
 /* Of rows, for embeddings are not packed. */
 static void read_f32(const char *rows, int64_t row, int64_t in, float *values)

@@ -20,9 +20,9 @@ void QUANTISE(const float *x, int64_t count, InputBlock *blocks, int64_t stride)
     {                                                                                                                \
         return BLOCKS * strip_bytes((Form){__VA_ARGS__}, (in + BLOCK - 1) / BLOCK);                                  \
     }                                                                                                                \
-    static void pack_##NAME(const uint8_t *rows, int64_t out, int64_t in, char *strips)                              \
+    static int pack_##NAME(const uint8_t *rows, int64_t out, int64_t in, char *strips)                               \
     {                                                                                                                \
-        pack_rows(KIND, (Form){__VA_ARGS__}, rows, out, in, strips);                                                 \
+        return pack_rows(KIND, (Form){__VA_ARGS__}, rows, out, in, strips);                                          \
     }                                                                                                                \
     static void read_##NAME(const char *strips, int64_t row, int64_t in, float *values)                              \
     {                                                                                                                \

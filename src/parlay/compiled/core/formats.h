@@ -29,7 +29,7 @@ typedef void MultiplyBlocks(const char *panel, const InputBlock *x, int64_t stri
 typedef struct {
     int input;                                                                       /* the form it wants */
     int64_t (*panel_bytes)(int64_t in);
-    void (*pack)(const uint8_t *rows, int64_t out, int64_t in, char *panels);        /* stored rows to panels */
+    int (*pack)(const uint8_t *rows, int64_t out, int64_t in, char *panels); /* stored rows to panels: all finite? */
     void (*read)(const char *panels, int64_t row, int64_t in, float *values);        /* one row as numbers */
     MultiplyWords *words;
     MultiplyBlocks *blocks;

@@ -14,9 +14,17 @@ static int64_t panel_bytes(int64_t kind, int64_t in)
     return format ? format->panel_bytes(in) : 0;
 }
 
-static void pack(int64_t kind, const void *rows, int64_t out, int64_t in, void *panels)
+static int64_t pack(int64_t kind, const void *rows, int64_t out, int64_t in, void *panels)
 {
-    find_format(kind)->pack(rows, out, in, panels);
+    return find_format(kind)->pack(rows, out, in, panels);
+}
+
+static int64_t pack_all(const Packing *all, int64_t count)
+{
+    int64_t damaged = -1;
+    for (const Packing *one = all; one < all + count; one++)
+        if (!pack(one->kind, one->rows, one->out, one->in, one->panels) && damaged < 0) damaged = one - all;
+    return damaged;
 }
 
 static void read_row(const Linear *embedding, int64_t row, float *values)
@@ -44,6 +52,6 @@ static void multiply_alone(const Linear *linear, const float *x, int64_t rows, f
 }
 
 const Core CORE = {
-    QUOTED(LABEL), PANEL, panel_bytes, pack, read_row, multiply_alone, space_bytes, forward, growth_bytes, grow,
-    noisy_best, draw, parlay_pool_rest,
+    QUOTED(LABEL), PANEL, panel_bytes, pack, pack_all, read_row, multiply_alone, space_bytes, forward, growth_bytes,
+    grow, noisy_best, draw, parlay_pool_rest,
 };

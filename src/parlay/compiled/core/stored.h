@@ -134,23 +134,29 @@ INLINE void put(const Form form, const StoredBlock *block, int lane, char *share
     }
 }
 
-INLINE void pack_rows(const int kind, const Form form, const uint8_t *rows, int64_t out, int64_t in, char *strips)
+/* Whether all scales are finite: of a broken file they may be anything. */
+INLINE int pack_rows(const int kind, const Form form, const uint8_t *rows, int64_t out, int64_t in, char *strips)
 {
     const int64_t parts = shares(form) ? SHARE : 1, bytes = stored_bytes(kind), blocks = (in + BLOCK - 1) / BLOCK;
     const int64_t row_bytes = kind == I8 ? in : in / (BLOCK * parts) * bytes, strip = strip_bytes(form, blocks);
+    const uint16_t exponent = 0x7C00;
+    int finite = 1;
     memset(strips, 0, (size_t)((out + PANEL - 1) / PANEL * BLOCKS * strip));
     for (int64_t o = 0; o < out; o++, rows += row_bytes) {
         char *at = strips + o / LANES * strip, *shared = at;
         for (int64_t b = 0; b < blocks; b++, at += block_bytes(form)) {
             if (shares(form) && b % SHARE == 0) shared = at, at += shared_bytes(form);
-            StoredBlock block;
+            StoredBlock block = {0};
             uint8_t last[BLOCK] = {0};
             const uint8_t *from = rows + b / parts * bytes;
             if (kind == I8 && in - b * BLOCK < BLOCK) from = memcpy(last, from, (size_t)(in - b * BLOCK));
             take(kind, from, (int)(b % parts), &block);
             put(form, &block, (int)(o % LANES), shared, at);
+            if (form.scales != BRAIN) /* which are powers of two */
+                finite &= (block.step & exponent) != exponent && (block.minimum & exponent) != exponent;
         }
     }
+    return finite;
 }
 
 /* The weights of one row, each as ggml computes it. */

@@ -15,9 +15,11 @@ from parlay.cache.buffers import zeros
 from parlay.compiled import structs
 from parlay.compiled.library import NotLoaded, load
 from parlay.models.config import Activation, DecoderConfig, LayerForm
+from parlay.models.gguf.packing_ahead import PackingAhead
+from parlay.models.weights.formats import DamagedWeights, Format
 from parlay.models.weights.fused import FusedWeights, LayerWeights, Operand, as_tensor
 from parlay.models.weights.quantize import Int8Weight, fits_blocks, in_q8_0
-from parlay.models.weights.stored import Format, StoredTensor
+from parlay.models.weights.stored import StoredTensor
 from parlay.system import threads
 
 _INT8 = 24
@@ -73,9 +75,12 @@ class Weights:
         self._panel = int(core.panel)
         self._memory = WeightArena()
         self._held: list[Tensor] = []
+        self._ahead: PackingAhead | None = None
         fused = FusedWeights(config, weights, torch.float32)
-        self._jobs: list[Callable[[], None]] = []
+        self._jobs: list[Callable[[], object]] = []
         self.model = self._lay_out(fused)
+        if self._ahead is not None:
+            self._jobs = [*self._ahead.jobs(), *self._jobs]
         with ThreadPoolExecutor(threads.count()) as pool:  # begun now, because Python runs one thread at a time
             for done, job in enumerate([pool.submit(job) for job in self._jobs], start=1):
                 job.result()
@@ -165,11 +170,13 @@ class Weights:
         out, inputs = weight.shape
         kind = self._kind(weight)
         linear = structs.Linear(inputs=inputs, outputs=out, kind=kind)
+        if bias_O is not None:
+            linear.bias = self._padded(bias_O).data_ptr()
+        if self._is_packed_ahead(linear, weight):
+            return linear
         panels = -(-out // self._panel)
         packed = self._memory.take(panels * int(self._core.panel_bytes(kind, inputs)))
         linear.panels = packed.data_ptr()
-        if bias_O is not None:
-            linear.bias = self._padded(bias_O).data_ptr()
         if isinstance(weight, Int8Weight):
             steps = self._padded(torch.zeros(out))
             linear.scale = steps.data_ptr()
@@ -179,6 +186,16 @@ class Weights:
         else:
             self._jobs.append(lambda: self._pack(linear, weight.to(self._dtype)))
         return linear
+
+    def _is_packed_ahead(self, linear: structs.Linear, weight: Operand) -> bool:
+        """Whether others pack this matrix in the form wanted here; ``linear`` then points at its panels."""
+        if not isinstance(weight, StoredTensor) or weight.ahead is None or weight.order is not None:
+            return False
+        panels = weight.ahead.panels(int(weight.data.storage_offset()))
+        if panels is None or weight.ahead.core.name != self._core.name or weight.format.number != linear.kind:
+            return False
+        linear.panels, self._ahead = panels, weight.ahead
+        return True
 
     def _kind(self, weight: Operand) -> int:
         """The format to pack in: that of the file, but bfloat16 only where it is computed in."""
@@ -202,14 +219,22 @@ class Weights:
             first += part.shape[0]
 
     def _pack_part(self, linear: structs.Linear, part: StoredTensor, first: int) -> None:
-        with part.reading():
-            self._pack(linear, self._rows(part, linear.kind), first)
+        if part.format.number != linear.kind:
+            with part.reading():
+                self._pack(linear, self._rows(part, linear.kind), first)
+        elif not self._pack(linear, part.rows, first):
+            raise DamagedWeights(part.origin)
+        else:
+            part.give_back()
 
-    def _pack(self, linear: structs.Linear, rows: Tensor, first: int = 0) -> None:
-        """``rows`` ``[O, I]`` numbers or ``[O, bytes]`` of blocks, outputs from ``first`` on: a panel begins there."""
+    def _pack(self, linear: structs.Linear, rows: Tensor, first: int = 0) -> bool:
+        """``rows`` ``[O, I]`` numbers or ``[O, bytes]`` of blocks, outputs from ``first`` on: a panel begins there.
+
+        Returns whether all numbers, or the scales of blocks, are finite.
+        """
         rows = rows.contiguous()
         panels = linear.panels + first // self._panel * self._core.panel_bytes(linear.kind, linear.inputs)
-        self._core.pack(linear.kind, rows.data_ptr(), len(rows), linear.inputs, panels)
+        return bool(self._core.pack(linear.kind, rows.data_ptr(), len(rows), linear.inputs, panels))
 
     def _padded(self, numbers_O: Tensor) -> Tensor:
         """With zeros up to a whole panel; float32."""

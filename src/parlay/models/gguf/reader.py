@@ -12,9 +12,10 @@ import mmap
 import struct
 from collections import Counter
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 
-from parlay.models.weights.stored import FORMATS, Format
+from parlay.models.weights.formats import FORMATS, Format
 from parlay.types import ParlayError
 
 _MAGIC = b"GGUF"
@@ -100,7 +101,20 @@ class Header:
 
 
 def read(path: Path) -> Header:
-    """The header of the GGUF file at ``path``. Raises BadGguf, with the reason in one line."""
+    """The header of the GGUF file at ``path``. Raises BadGguf, with the reason in one line.
+
+    A file that has not changed since is not read again: opening a model asks for its header several times.
+    """
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise BadGguf(f"{path} can't be read as a GGUF file: {error}") from None
+    return _read(path, found.st_size, found.st_mtime_ns, found.st_ino)
+
+
+@lru_cache(maxsize=2)
+def _read(path: Path, size: int, changed: int, number: int) -> Header:
+    """The same; what else tells the file from others is there for the cache."""
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             return _Reader(content).header(path)

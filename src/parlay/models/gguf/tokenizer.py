@@ -75,7 +75,8 @@ def _opened(keys: Mapping[str, Value], path: Path) -> PlainTokenizer:
 
 def _plain(keys: Mapping[str, Value], tokenizer: Tokenizer) -> PlainTokenizer:
     """With the names of its special tokens, and its chat templates."""
-    special = {name: _token(keys, short) for name, short in _SPECIAL_TOKENS.items()}
+    ids = {name: _token_id(keys, short) for name, short in _SPECIAL_TOKENS.items()}
+    special = {name: tokenizer.id_to_token(number) for name, number in ids.items() if number is not None}
     known = {name: token for name, token in special.items() if token is not None}
     return PlainTokenizer(tokenizer, known, _templates(keys))
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from parlay.models.config import DecoderConfig
 from parlay.models.families.family import Family
 from parlay.models.gguf.config import ROPE_FACTORS
+from parlay.models.gguf.packing_ahead import take
 from parlay.models.gguf.reader import BadGguf, Header, TensorInfo
 from parlay.models.weights.dequantize import dense
 from parlay.models.weights.shapes import Weight, check_weights, weight_shapes
@@ -48,13 +49,13 @@ def load(parts: Sequence[Header], family: Family, config: DecoderConfig) -> dict
     Raises BadGguf, BadCheckpoint or UnsupportedModel, with the reason in one line.
     """
     interleaved = family.gguf is not None and family.gguf.interleaved
-    weights: dict[str, Weight] = {}
+    ahead, weights = take(parts[0].path), dict[str, Weight]()
     for part in parts:
         for info, stored in _mapped(part):
             if _RECOMPUTED.fullmatch(info.name):
                 continue
             name = _name(info.name)
-            weight = _vector(stored) if len(info.shape) == 1 else stored
+            weight = _vector(stored) if len(info.shape) == 1 else replace(stored, ahead=ahead)
             weights[name] = _halves(weight, config.head_dim) if interleaved and _TURNED.search(name) else weight
     expected = weight_shapes(config)
     check_weights(parts[0].path, expected, weights)

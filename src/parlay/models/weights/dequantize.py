@@ -12,7 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from parlay.models.weights.stored import Format, StoredTensor
+from parlay.models.weights.formats import Format
+from parlay.models.weights.stored import StoredTensor
 
 _CHUNK = 1 << 22
 """Weights that are read at a time, so that what is needed in between stays small."""

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from parlay.models.weights.stored import Format, StoredTensor
+from parlay.models.weights.formats import Format
+from parlay.models.weights.stored import StoredTensor
 
 LARGEST = 127
 _HIGHEST = 15  # code of Q4_1

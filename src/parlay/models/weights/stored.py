@@ -10,56 +10,16 @@ import mmap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from enum import Enum
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from parlay.types import ParlayError
+from parlay.models.weights.formats import DamagedWeights, Format
 
-
-class Format(Enum):
-    """A way to store weights: ``(number in ggml and in GGUF files, weights in a block, bytes of a block)``."""
-
-    F32 = (0, 1, 4)
-    F16 = (1, 1, 2)
-    Q4_0 = (2, 32, 18)
-    Q4_1 = (3, 32, 20)
-    Q5_0 = (6, 32, 22)
-    Q5_1 = (7, 32, 24)
-    Q8_0 = (8, 32, 34)
-    Q4_K = (12, 256, 144)
-    Q5_K = (13, 256, 176)
-    Q6_K = (14, 256, 210)
-    IQ4_NL = (20, 32, 18)
-    IQ4_XS = (23, 256, 136)
-    BF16 = (30, 1, 2)
-    MXFP4 = (39, 32, 17)
-
-    def __init__(self, number: int, block: int, block_bytes: int) -> None:
-        self.number, self.block, self.block_bytes = number, block, block_bytes
-
-    @property
-    def plain(self) -> torch.dtype | None:
-        """The torch type of a format whose weights are ordinary numbers, else None."""
-        return _PLAIN.get(self.number)
-
-    def row_bytes(self, length: int) -> int:
-        """Bytes of a row of so many weights; ValueError unless whole blocks make it up."""
-        if length % self.block:
-            raise ValueError(f"a row of {length} weights is no whole number of {self.name} blocks of {self.block}")
-        return length // self.block * self.block_bytes
-
-
-_PLAIN = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}
-
-FORMATS = {format.number: format for format in Format}
-"""Formats by their number in GGUF files."""
-
-
-class DamagedWeights(ParlayError):
-    """Weights that can't be meant: infinite, or no numbers."""
+if TYPE_CHECKING:
+    from parlay.models.gguf.packing_ahead import PackingAhead
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,7 +29,8 @@ class StoredTensor:
     ``data`` holds the blocks, uint8 ``[*shape[:-1], row_bytes]``. Rows can be reordered without touching a value, for
     blocks never cross from one into the next: row i of the tensor is row ``order[i]`` of ``data``, or row i where order
     is None. ``file`` is the mapping of a whole file that ``data`` lies in, if it does; nobody may write to it then.
-    ``origin`` is what messages call the tensor.
+    ``origin`` is what messages call the tensor. ``ahead`` packs the file's matrices meanwhile, if somebody
+    does.
     """
 
     format: Format
@@ -78,6 +39,7 @@ class StoredTensor:
     file: mmap.mmap | None = None
     origin: str = "a tensor"
     order: Tensor | None = None
+    ahead: PackingAhead | None = None
 
     def __post_init__(self) -> None:
         expected = (*self.shape[:-1], self.format.row_bytes(self.shape[-1]))
@@ -103,7 +65,7 @@ class StoredTensor:
     def chosen(self, ids_N: Tensor) -> StoredTensor:
         """The rows of these ids, int64 ``[n]``, as a tensor of their own."""
         data = self.data[ids_N if self.order is None else self.order[ids_N]]
-        return replace(self, shape=(len(data), *self.shape[1:]), data=data, file=None, order=None)
+        return replace(self, shape=(len(data), *self.shape[1:]), data=data, file=None, order=None, ahead=None)
 
     @contextmanager
     def reading(self) -> Iterator[None]:
@@ -113,8 +75,12 @@ class StoredTensor:
         scales that are not finite.
         """
         if not is_finite(self):
-            raise DamagedWeights(f"{self.origin} holds numbers that are not finite: the file is damaged")
+            raise DamagedWeights(self.origin)
         yield
+        self.give_back()
+
+    def give_back(self) -> None:
+        """Let the system take back its pages of the file, which nobody will read again."""
         if self.file is not None:
             begin = int(self.data.storage_offset())
             page = begin // mmap.PAGESIZE * mmap.PAGESIZE

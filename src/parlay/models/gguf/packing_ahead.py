@@ -1,0 +1,181 @@
+"""Packs the matrices of a GGUF file while Python still imports torch, on a thread that needs none of it.
+
+Imports keep one core busy for a second, in which another one packs what the compiled decoder will read.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from parlay.compiled import structs
+from parlay.compiled.library import NotLoaded, load
+from parlay.models.families.table import GGUF_FAMILIES
+from parlay.models.gguf.reader import Header, read
+from parlay.models.weights.formats import DamagedWeights
+from parlay.types import ParlayError
+
+_LINE, _HUGE = 64, 2 << 20
+_GROUP, _PART = 1 << 26, 1 << 25
+"""Bytes of the file that one call packs, and of one matrix in it. Its pages stay in memory until the call ends."""
+_PERMUTED = ("attn_q.weight", "attn_k.weight")
+"""Matrices whose rows change places in families that rotate neighbours."""
+_begun: dict[Path, PackingAhead] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Rows of a matrix: bytes ``begin`` to ``end`` of the file, that go to ``place`` in the panels' memory."""
+
+    name: str
+    kind: int
+    rows: int
+    inputs: int
+    begin: int
+    end: int
+    place: int
+
+
+class PackingAhead:
+    """The matrices of one file in panels. All `jobs` must have run before somebody reads the panels."""
+
+    def __init__(self, header: Header, core: structs.Core) -> None:
+        self.core, self._path, self._stamp = core, header.path, _stamp(header.path)
+        with header.path.open("rb") as opened:
+            self._file = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY)
+        self._places, size = _places(header, core)
+        self.memory = mmap.mmap(-1, size + _HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self.memory.madvise(mmap.MADV_HUGEPAGE)
+        start = _address(self.memory)
+        self._start = start + -start % _HUGE
+        self._pool = ThreadPoolExecutor(1, "packing-ahead")
+        groups = list(_grouped(_parts(header, self._places, core)))
+        self._groups = [(group, self._pool.submit(self._pack, group)) for group in groups]
+
+    def panels(self, offset: int) -> int | None:
+        """Return the address of the panels of the matrix at ``offset`` in the file, if it is one of these."""
+        place = self._places.get(offset)
+        return None if place is None else self._start + place
+
+    def jobs(self) -> list[Callable[[], None]]:
+        """Calls that pack what the thread has not begun, or wait for it. They raise DamagedWeights."""
+        return [partial(self._finish, *each) for each in self._groups]
+
+    def cancel(self) -> None:
+        """Pack nothing more than what is under way."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def is_of(self, path: Path) -> bool:
+        """Whether the file at ``path`` is still the one that is packed."""
+        return _stamp(path) == self._stamp
+
+    def _finish(self, group: list[_Part], future: Future[None]) -> None:
+        if future.cancel():
+            self._pack(group)
+        else:
+            future.result()
+
+    def _pack(self, group: list[_Part]) -> None:
+        stored = _address(self._file)
+        packings = (structs.Packing * len(group))(
+            *(
+                structs.Packing(part.kind, part.rows, part.inputs, stored + part.begin, self._start + part.place)
+                for part in group
+            )
+        )
+        damaged = int(self.core.pack_all(packings, len(group)))
+        if damaged >= 0:
+            raise DamagedWeights(f"the tensor {group[damaged].name!r} of {self._path}")
+        begin = group[0].begin // mmap.PAGESIZE * mmap.PAGESIZE
+        self._file.madvise(mmap.MADV_DONTNEED, begin, group[-1].end - begin)
+
+
+@contextmanager
+def packing_ahead(path: Path) -> Iterator[None]:
+    """Begin to pack the GGUF file at ``path``, for whoever loads its weights meanwhile; see `take`.
+
+    Nothing happens for a file that can't be read or run so; loading it says why.
+    """
+    ahead = _begin(path) if sys.platform == "linux" and path.is_file() else None
+    if ahead is None:
+        yield
+        return
+    _begun[path] = ahead
+    try:
+        yield
+    finally:
+        _begun.pop(path, None)
+        ahead.cancel()
+
+
+def take(path: Path) -> PackingAhead | None:
+    """Return what is being packed of this file. Whoever takes it runs its `jobs`."""
+    ahead = _begun.pop(path, None)
+    return ahead if ahead is not None and ahead.is_of(path) else None
+
+
+def _begin(path: Path) -> PackingAhead | None:
+    try:
+        header, core = read(path), load()
+        return PackingAhead(header, core) if header.keys.get("split.count", 1) == 1 else None
+    except (ParlayError, NotLoaded, OSError, ValueError):
+        return None
+
+
+def _places(header: Header, core: structs.Core) -> tuple[dict[int, int], int]:
+    """Where the panels of each matrix go, by its offset in the file; and how many bytes they take together."""
+    family = GGUF_FAMILIES.get(str(header.keys.get("general.architecture")))
+    if family is None or family.gguf is None:
+        return {}, 0
+    places, size = {}, 0
+    for info in header.tensors:
+        permuted = family.gguf.interleaved and info.name.endswith(_PERMUTED)
+        if len(info.shape) != 2 or info.format.block == 1 or permuted:
+            continue
+        outputs, inputs = info.shape
+        places[info.offset] = size
+        size += -(-outputs // core.panel) * core.panel_bytes(info.format.number, inputs)
+        size += -size % _LINE
+    return places, size
+
+
+def _parts(header: Header, places: dict[int, int], core: structs.Core) -> Iterator[_Part]:
+    """Every matrix, whole or in parts of whole panels, in the file's order."""
+    for info in header.tensors:
+        if info.offset not in places:
+            continue
+        outputs, inputs = info.shape
+        kind, row = info.format.number, info.format.row_bytes(inputs)
+        step = max(_PART // (row * core.panel), 1) * core.panel
+        for first in range(0, outputs, step):
+            rows, begin = min(step, outputs - first), info.offset + first * row
+            place = places[info.offset] + first // core.panel * core.panel_bytes(kind, inputs)
+            yield _Part(info.name, kind, rows, inputs, begin, begin + rows * row, place)
+
+
+def _grouped(parts: Iterator[_Part]) -> Iterator[list[_Part]]:
+    """Neighbours of some `_GROUP` bytes together."""
+    group: list[_Part] = []
+    for part in parts:
+        group.append(part)
+        if part.end - group[0].begin >= _GROUP:
+            yield group
+            group = []
+    if group:
+        yield group
+
+
+def _address(memory: mmap.mmap) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(memory))
+
+
+def _stamp(path: Path) -> tuple[int, int, int]:
+    found = path.stat()
+    return found.st_ino, found.st_size, found.st_mtime_ns

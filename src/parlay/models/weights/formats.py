@@ -1,0 +1,57 @@
+"""The formats in which files store weights: ggml's, which GGUF files hold. Needs neither torch nor numpy."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from parlay.types import ParlayError
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Format(Enum):
+    """A way to store weights: ``(number in ggml and in GGUF files, weights in a block, bytes of a block)``."""
+
+    F32 = (0, 1, 4)
+    F16 = (1, 1, 2)
+    Q4_0 = (2, 32, 18)
+    Q4_1 = (3, 32, 20)
+    Q5_0 = (6, 32, 22)
+    Q5_1 = (7, 32, 24)
+    Q8_0 = (8, 32, 34)
+    Q4_K = (12, 256, 144)
+    Q5_K = (13, 256, 176)
+    Q6_K = (14, 256, 210)
+    IQ4_NL = (20, 32, 18)
+    IQ4_XS = (23, 256, 136)
+    BF16 = (30, 1, 2)
+    MXFP4 = (39, 32, 17)
+
+    def __init__(self, number: int, block: int, block_bytes: int) -> None:
+        self.number, self.block, self.block_bytes = number, block, block_bytes
+
+    @property
+    def plain(self) -> torch.dtype | None:
+        """The torch type of a format whose weights are ordinary numbers, else None."""
+        import torch  # here, because files are read before it is loaded, which takes a second
+
+        return {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}.get(self.name)
+
+    def row_bytes(self, length: int) -> int:
+        """Bytes of a row of so many weights; ValueError unless whole blocks make it up."""
+        if length % self.block:
+            raise ValueError(f"a row of {length} weights is no whole number of {self.name} blocks of {self.block}")
+        return length // self.block * self.block_bytes
+
+
+FORMATS = {format.number: format for format in Format}
+"""Formats by their number in GGUF files."""
+
+
+class DamagedWeights(ParlayError):
+    """Weights that can't be meant: infinite, or no numbers. ``origin`` says of which tensor."""
+
+    def __init__(self, origin: str) -> None:
+        super().__init__(f"{origin} holds numbers that are not finite: the file is damaged")
