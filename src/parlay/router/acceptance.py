@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import accumulate
@@ -80,7 +79,7 @@ class _Table(NamedTuple):
     buckets: tuple[int, ...]
     odds: list[float]
     chains: dict[tuple[int, int], float]
-    seen: Counter[tuple[int, int]]
+    seen: dict[tuple[int, int], int]
     paths: dict[tuple[int, int], Paths]
 
     def expected(self, tested: Sequence[int]) -> float:
@@ -129,8 +128,9 @@ class ScoreCalibration:
         paths = table.paths.get((steps, real))
         if paths is None:
             factor, path_prob, path_probs = math.exp(steps * _SHIFT), 1.0, []
-            for odds in table.odds[:real]:
-                path_prob *= factor * odds / (1 + factor * odds)
+            for node_odds in table.odds[:real]:
+                odds = factor * node_odds
+                path_prob *= odds / (1 + odds)
                 if path_prob < floor:
                     break
                 path_probs.append(path_prob)
@@ -148,7 +148,7 @@ class ScoreCalibration:
             if isinstance(reached, range):
                 chain = len(path), len(reached)
                 if chain not in table.seen:
-                    table.chains[chain] = table.expected(reached)
+                    table.seen[chain], table.chains[chain] = 0, table.expected(reached)
                 table.seen[chain] += 1
                 expected.append(table.chains[chain])
             else:
@@ -179,7 +179,7 @@ class ScoreCalibration:
                 (right[bucket] + weights[bucket] * score) / (wrong[bucket] + weights[bucket] * (1 - score) or _LEAST)
                 for bucket, score in zip(buckets, scores, strict=True)
             ]
-            table = self._tables[key] = _Table(buckets, odds, {}, Counter(), {})
+            table = self._tables[key] = _Table(buckets, odds, {}, {}, {})
         return table
 
 
@@ -196,7 +196,8 @@ def _tree_paths(
 
 def _paths(nodes: Sequence[int], path_probs: list[float], shares: Callable[[list[float]], list[float]]) -> Paths:
     ranked = sorted(path_probs, reverse=True)
-    return Paths(nodes, path_probs, [0.0, *accumulate(ranked)], [0.0, *accumulate(shares(ranked))])
+    shared, gains = shares(ranked), [0.0, *accumulate(ranked)]
+    return Paths(nodes, path_probs, gains, gains if shared is ranked else [0.0, *accumulate(shared)])
 
 
 def _count(counts: list[int], buckets: Sequence[int], more: int) -> None:

@@ -6,13 +6,14 @@ The formulas are in docs/explanation/how-auto-chooses.md, under the names that t
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from operator import add
 
 from parlay.router.acceptance import MOST_SHARE, expected_accepted
 from parlay.router.arms import ArmInSequence, ArmState
-from parlay.router.prices import Size, StepPrices
+from parlay.router.prices import Drafts, KnownSizes, Size, StepPrices
 from parlay.router.ranking import best_of
 from parlay.types import Draft
 
@@ -46,18 +47,20 @@ class Offer:
     @property
     def fixed_rows(self) -> int:
         """Rows that are verified with it whatever nodes are left out."""
-        return len(self.draft) if self.is_drawn else self.draft.probes
+        return self.draft.probes if self.draft.kind == "point" else len(self.draft)
 
 
-class Choice(NamedTuple):
+@dataclass(slots=True, eq=False)
+class Choice:
     """``nodes`` of a draft: of ``offer``, if it was proposed already, else of what ``arm`` will propose.
 
-    ``worth``: what the tokens that it brings beyond the one that every step commits (``gain``) are worth by the goal,
-    less what its ``seconds`` are.
+    ``gain``: the tokens that it brings beyond the one that every step commits, which are worth ``value`` by the goal.
+    ``worth``: that, less what its ``seconds`` are worth.
     """
 
     worth: float = 0.0
     gain: float = 0.0
+    value: float = 0.0
     seconds: float = 0.0
     arm: ArmInSequence | None = None
     nodes: int = 0
@@ -72,7 +75,7 @@ def offered(arm: ArmInSequence, draft: Draft, asked: int, prices: StepPrices) ->
     goal = prices.goal
     if draft.kind != "point":
         gain = expected_accepted(arm.record.share, arm.whole.depth.of(asked))
-        return Offer(arm, draft, asked, gains=[gain], worths=[goal.worth(gain)])
+        return Offer(arm, draft, asked, gains=[gain], worths=goal.worths([gain]))
     nodes, path_probs, gains, worths = arm.whole.calibration.paths(draft, arm.record.shift, prices.floor, goal.shares)
     if len(path_probs) > arm.limit:
         if isinstance(nodes, range):
@@ -88,15 +91,19 @@ def best_cut(offer: Offer, prices: StepPrices) -> Choice:
     rate = prices.rate
     if offer.is_drawn:
         seconds = prices.of_nodes(offer.asked)
-        worth = offer.worths[0] - rate * seconds
-        return Choice(worth, offer.gains[0], seconds, offer.arm, offer.asked, offer) if worth > 0 else NOTHING
+        gain, value = offer.gains[0], offer.worths[0]
+        worth = value - rate * seconds
+        return Choice(worth, gain, value, seconds, offer.arm, offer.asked, offer) if worth > 0 else NOTHING
     most, worth, nodes = min(len(offer.path_probs), prices.most), 0.0, 0
     stride = -(-most // _SLOTS) or 1
     for count in (*range(stride, most, stride), most):
         value = offer.worths[count] - rate * prices.of_nodes(count)
         if value > worth:
             worth, nodes = value, count
-    return Choice(worth, offer.gains[nodes], prices.of_nodes(nodes), offer.arm, nodes, offer) if nodes else NOTHING
+    if not nodes:
+        return NOTHING
+    gain, value = offer.gains[nodes], offer.worths[nodes]
+    return Choice(worth, gain, value, prices.of_nodes(nodes), offer.arm, nodes, offer)
 
 
 def best_size(arm: ArmInSequence, prices: StepPrices, share: float, most: float = math.inf) -> Choice:
@@ -106,46 +113,45 @@ def best_size(arm: ArmInSequence, prices: StepPrices, share: float, most: float 
     is at most ``most``.
     """
     whole, key = arm.whole, (int(100 * share + 0.5), arm.limit)
-    known = prices.sizes.get(whole.number)
-    if known is None:
-        known = prices.sizes_of(whole.number, whole.price_key)
-    found = known.get(key)
+    known = prices.known.get(whole.number) or _known(whole, prices)
+    found = known.sizes.get(key)
     if found is None:
-        found = known[key] = _sized(arm, prices, share)
-    size, gain, seconds = found
+        found = known.sizes[key] = _sized(arm, known.drafts, prices, share)
+    size, gain, value, seconds = found
     if not size:
         return NOTHING
-    return Choice(min(most, max(prices.goal.worth(gain) - prices.rate * seconds, LEAST)), gain, seconds, arm, size)
+    worth = max(LEAST, value - prices.rate * seconds)
+    return Choice(worth if worth < most else most, gain, value, seconds, arm, size)
 
 
-def _sized(arm: ArmInSequence, prices: StepPrices, share: float) -> Size:
-    found = _best_size(arm, prices, share, _MARGIN)
+def _sized(arm: ArmInSequence, drafts: Drafts, prices: StepPrices, share: float) -> Size:
+    found = _best_size(arm.limit, drafts, prices, share, _MARGIN)
     if arm.whole.seconds.is_known and prices.is_free(arm.whole.seconds.of(arm.limit)):
-        return _best_size(arm, prices, max(share, _SURE), 0.0)[0], found[1], found[2]
+        return _best_size(arm.limit, drafts, prices, max(share, _SURE), 0.0)[0], *found[1:]
     return found
 
 
-def _best_size(arm: ArmInSequence, prices: StepPrices, share: float, margin: float) -> Size:
-    found, most, rate, worth_of = (0, 0.0, 0.0), margin, prices.rate, prices.goal.worth
+def _best_size(limit: int, drafts: Drafts, prices: StepPrices, share: float, margin: float) -> Size:
     share = min(share, MOST_SHARE)
-    endless = share / (1 - share)
-    for size, depth, seconds in _drafts(arm.whole, prices):
-        if size > arm.limit:
-            break
-        gain = endless * float(1 - share**depth)  # `expected_accepted`
-        worth = worth_of(gain) - rate * seconds
-        if worth > most:
-            most, found = worth, (size, gain, seconds)
-    return found
+    endless, count = share / (1 - share), bisect_right(drafts.sizes, limit)
+    gains = [endless * (1 - share**depth) for depth in drafts.depths[:count]]  # `expected_accepted`
+    worths, rate, seconds = prices.goal.worths(gains), prices.rate, drafts.seconds
+    values = [worth - rate * each for worth, each in zip(worths, seconds, strict=False)]
+    most = max(values, default=0.0)
+    if most <= margin:
+        return 0, 0.0, 0.0, 0.0
+    best = values.index(most)
+    return drafts.sizes[best], gains[best], worths[best], seconds[best]
 
 
-def _drafts(arm: ArmState, prices: StepPrices) -> list[tuple[int, float, float]]:
-    """List the sizes of an arm's drafts, and the levels and the seconds of each."""
-    drafts = prices.drafts.get(arm.price_key)
+def _known(arm: ArmState, prices: StepPrices) -> KnownSizes:
+    """Look up what is known of an arm at about this rate, by whatever the price of its drafts depends on."""
+    key = arm.price_key
+    drafts = prices.drafts.get(key)
     if drafts is None:
-        drafts = prices.drafts[arm.price_key] = [
-            (size, arm.depth.of(size), prices.of_drafting(arm.seconds.of(size)) + prices.of_nodes(size + arm.probes))
-            for size in arm.sizes[1:]
-            if size <= prices.most
-        ]
-    return drafts
+        sizes = arm.sizes[1 : bisect_right(arm.sizes, prices.most)]
+        depths = [arm.depth.of(size) for size in sizes]
+        drafting = [prices.of_drafting(arm.seconds.of(size)) for size in sizes]
+        rows = [prices.of_nodes(size + arm.probes) for size in sizes]
+        drafts = prices.drafts[key] = Drafts(sizes, depths, list(map(add, drafting, rows)))
+    return prices.known_of(key, drafts)

@@ -24,8 +24,8 @@ class Goal(Protocol):
     @property
     def passes(self) -> int: ...
 
-    def worth(self, gain: float) -> float:
-        """Worth of a draft that brings one sequence ``gain`` tokens."""
+    def worths(self, gains: list[float]) -> list[float]:
+        """Worth of each of several drafts, by the tokens that it brings its sequence."""
         ...
 
     def shares(self, path_probs: list[float]) -> list[float]:
@@ -36,8 +36,8 @@ class Goal(Protocol):
         """The worth that must make up for one more second of a step."""
         ...
 
-    def tokens(self, rows: int, worth: float) -> float:
-        """Value of a step in tokens: of two steps the better one has more of it per second."""
+    def tokens(self, rows: int, worths: list[float]) -> list[float]:
+        """Values of steps in tokens: of two steps the better one has more of it per second."""
         ...
 
 
@@ -47,8 +47,8 @@ class Throughput:
     passes = 2
     in_joules = False
 
-    def worth(self, gain: float) -> float:
-        return gain
+    def worths(self, gains: list[float]) -> list[float]:
+        return gains
 
     def shares(self, path_probs: list[float]) -> list[float]:
         return path_probs
@@ -56,8 +56,8 @@ class Throughput:
     def rate(self, rows: int, worth: float, seconds: float) -> float:
         return (rows + worth) / seconds
 
-    def tokens(self, rows: int, worth: float) -> float:
-        return rows + worth
+    def tokens(self, rows: int, worths: list[float]) -> list[float]:
+        return [rows + worth for worth in worths]
 
 
 class Energy(Throughput):
@@ -76,8 +76,8 @@ class Latency:
     passes = 5
     in_joules = False
 
-    def worth(self, gain: float) -> float:
-        return gain / (1 + gain)
+    def worths(self, gains: list[float]) -> list[float]:
+        return [gain / (1 + gain) for gain in gains]
 
     def shares(self, path_probs: list[float]) -> list[float]:
         shares = [0.0] * len(path_probs)
@@ -90,8 +90,8 @@ class Latency:
     def rate(self, rows: int, worth: float, seconds: float) -> float:
         return (rows - worth) / seconds
 
-    def tokens(self, rows: int, worth: float) -> float:
-        return rows**2 / (rows - worth)
+    def tokens(self, rows: int, worths: list[float]) -> list[float]:
+        return [rows**2 / (rows - worth) for worth in worths]
 
 
 THROUGHPUT = Throughput()

@@ -23,8 +23,7 @@ class Account:
 
     def earn(self, seconds: float) -> None:
         """Count seconds of decoding."""
-        if self.debt:
-            self.debt = max(0.0, self.debt - self.share * seconds)
+        self.debt = max(0.0, self.debt - self.share * seconds)
 
     @property
     def is_paid_off(self) -> bool:
@@ -61,46 +60,33 @@ class Ledger:
     drafted. Each trial that loses multiplies the debt that must be paid off before the next, at least by ``growth``.
     """
 
-    __slots__ = ("_gains", "_growth", "_price", "_token", "_trials", "credit")
+    __slots__ = ("_gains", "_growth", "_price", "credit", "token", "trials")
 
     def __init__(self, token: float, gains: Gains, *, trials: float = TRIALS, growth: float = GROWTH) -> None:
         """``token``: seconds that plain decoding takes for one token of this sequence. ``trials``: their share."""
         self._gains = gains
         self.credit = START * token
-        self._token = token
-        self._trials, self._growth = Account(trials), growth
-        self._trials.debt = self._price = FIRST_WAIT * trials * token  # of the next trial
+        self.token = token
+        self.trials, self._growth = Account(trials), growth
+        self.trials.debt = self._price = FIRST_WAIT * trials * token  # of the next trial
 
     @property
     def is_funded(self) -> bool:
         """Whether drafts that are expected to gain may be verified."""
         return self.credit > 0 or self._gains.tokens > 0
 
-    def earn(self, tokens: int) -> None:
-        """Count so many decoded tokens."""
-        self._trials.earn(tokens * self._token)
-
-    @property
-    def is_trial_due(self) -> bool:
-        return self._trials.is_paid_off
-
-    @property
-    def wait(self) -> int:
-        """Tokens to decode before the next trial."""
-        return self._trials.tokens_left(self._token)
-
     def settle(self, loss: float, token: float, *, trial: bool, tested: bool) -> None:
         """Book a proposal's loss in seconds; a gain is below 0. ``tested``: some of its nodes were verified."""
-        self._token = token
+        self.token = token
         self.credit = max(0.0, self.credit - loss)
         self._gains.book(loss, token)
-        least = FIRST_WAIT * self._trials.share * token
+        least = FIRST_WAIT * self.trials.share * token
         if trial:
             self._price = max(self._growth * self._price if tested else least, loss) if loss > 0 else least
         if trial or tested:
-            self._trials.debt = self._price
+            self.trials.debt = self._price
 
     def trust(self, gain: float, token: float) -> None:
         """A draft that was not verified would have gained so many seconds: credit for the next, at most `START`."""
-        self._token = token
+        self.token = token
         self.credit = max(self.credit, min(START * token, gain))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from parlay.router.acceptance import checked
 from parlay.router.goals import USUAL, Aim
@@ -175,10 +176,23 @@ class AnswerLengths:
         self._usual = done if self._usual == math.inf else self._usual + _READ * (done - self._usual)
 
 
-Size = tuple[int, float, float]
-"""Nodes to ask an arm for, tokens that they are expected to bring, and the seconds that they cost."""
-Sizes = dict[tuple[int, int], Size]
-"""Of one arm, by its share in hundredths and the most nodes that it may be asked for."""
+Size = tuple[int, float, float, float]
+"""Nodes to ask an arm for, tokens that they are expected to bring, what these are worth, and the seconds they cost."""
+
+
+class Drafts(NamedTuple):
+    """The sizes of one arm's drafts, and the levels and seconds of each."""
+
+    sizes: list[int]
+    depths: list[float]
+    seconds: list[float]
+
+
+class KnownSizes(NamedTuple):
+    """The drafts of one arm, and the best size by its share in hundredths and its limit, at about one rate."""
+
+    drafts: Drafts
+    sizes: dict[tuple[int, int], Size]
 
 
 class StepPrices:
@@ -205,10 +219,12 @@ class StepPrices:
         self._is_limited = aim.power is not None and aim.most_watts > 0
         self._cost, self._aim, self._factor, self._row_seconds = cost, aim, aim.effort.price, aim.row_seconds
         self._of_nodes: dict[int, float] = {0: 0.0}
-        self.drafts: dict[tuple[float, ...], list[tuple[int, float, float]]] = {}
-        """By arm, as `sizes_of`: sizes of drafts, levels and seconds of each."""
-        self._sizes: dict[tuple[float, ...], Sizes] = {}
-        self.rate, self.sizes = 0.0, dict[int, Sizes]()
+        self.rate = 0.0
+        self.drafts: dict[tuple[float, ...], Drafts] = {}
+        """By `ArmState.price_key`."""
+        self.known: dict[int, KnownSizes] = {}
+        """By arm, at the present rate."""
+        self._known: dict[tuple[float, ...], KnownSizes] = {}
         self._plain_then, self._slower = cost.forward(rows, context), 1.0
         self.plain = self._plain_then + self._row_seconds * rows
         self._of_rows = {rows: self.plain}
@@ -285,12 +301,16 @@ class StepPrices:
 
     def set_rate(self, rate: float) -> None:
         """Let a second be worth ``rate`` tokens."""
-        self.rate, self.sizes = rate, {}
+        self.rate, self.known = rate, {}
 
-    def sizes_of(self, arm: int, key: tuple[float, ...]) -> Sizes:
-        """Look up what is known of an arm at about this rate. ``key``: whatever the price of its drafts depends on."""
-        sizes = self.sizes[arm] = self._sizes.setdefault((round(self.rate * self.token, 2), *key), {})
-        return sizes
+    def known_of(self, key: tuple[float, ...], drafts: Drafts) -> KnownSizes:
+        """Look up what is known of an arm at about this rate. ``key``: its `ArmState.price_key`."""
+        at_rate = (round(self.rate * self.token, 2), *key)
+        known = self._known.get(at_rate)
+        if known is None:
+            known = self._known[at_rate] = KnownSizes(drafts, {})
+        self.known[int(key[0])] = known
+        return known
 
 
 def sizes(most: int) -> list[int]:

@@ -76,7 +76,8 @@ class Router(Policy):
         self._others_seen = (self._others_seen[1], self._others_seen[1])
         self._next_copying = 0
         self._look_up_prices(views, others)
-        token, states, decoded = self._prices.token, [self._state(view) for view in views], 0
+        states = [self._states.get(view.sequence) or self._opened(view) for view in views]
+        token, decoded = self._prices.token, 0
         for state in states:
             decoded += state.begin(token)
         for arm in self._arms:
@@ -126,11 +127,11 @@ class Router(Policy):
             if state.asked:
                 state.learn_gains()
             chosen = state.decide(wanted, prices)
-            watching.append(state.watch())
-            idle = idle and state.is_idle
             if chosen.arm is not None and chosen.offer is None:
                 numbers[place], nodes[place] = chosen.arm.whole.number, chosen.nodes
                 state.ask(numbers[place], nodes[place])
+            watching.append(state.watch())
+            idle = idle and state.is_idle
         return Budgets(nodes, self._inactive(states) if idle else 0, numbers, watching)
 
     def _best(self, states: Sequence[SequenceState]) -> list[Choice]:
@@ -140,18 +141,18 @@ class Router(Policy):
         own. A large batch goes on from the rate of its last step.
         """
         prices, goal, many = self._prices, self._goal, len(states) >= _MANY
-        chosen = list[Choice]()
+        chosen: list[Choice] = []
         rate = prices.rate if many and prices.rate else 1 / prices.token
         for _ in range(1 if many else goal.passes):
             if chosen and rate == prices.rate:
                 break
             prices.set_rate(rate)
             chosen = [state.evaluate(prices) for state in states]
-            worth, seconds = 0.0, prices.plain
+            value, seconds = 0.0, prices.plain
             for choice in chosen:
-                worth += goal.worth(choice.gain)
+                value += choice.value
                 seconds += choice.seconds
-            rate = goal.rate(prices.rows, worth, seconds)
+            rate = goal.rate(prices.rows, value, seconds)
         prices.set_rate(rate)
         return chosen
 
@@ -169,7 +170,9 @@ class Router(Policy):
         prices, shares = self._prices, self._goal.shares
         states = [self._states[view.sequence] for view in views]
         offers = [state.to_verify(prices) for state in states]
-        candidates, ranked, fixed, trials, drafting = list[Candidates](), list[float](), 0, 0, 0.0
+        candidates: list[Candidates] = []
+        ranked: list[float] = []
+        fixed, trials, drafting = 0, 0, 0.0
         for state, offer in zip(states, offers, strict=True):
             drafting += state.seconds
             trials += state.is_trial
@@ -190,21 +193,20 @@ class Router(Policy):
 
     def _count(self, ranked: Sequence[float], drafting: float, fixed: int) -> int:
         """Count the ranked nodes to verify, with so many rows that are verified anyway; of equals the fewest."""
-        prices, tokens, gains = self._prices, self._goal.tokens, [0.0, *accumulate(ranked)]
-        most, found, counts = 0.0, 0, [*range(0, len(ranked), -(-len(ranked) // _STRIDES) or 1), len(ranked)]
-        steps = prices.of_steps(drafting, [prices.rows + fixed + count for count in counts])
-        for count, seconds in zip(counts, steps, strict=True):
-            rate = tokens(prices.rows, gains[count]) / seconds
-            if rate > most:
-                most, found = rate, count
-        return found
+        rows, gains = self._prices.rows, [0.0, *accumulate(ranked)]
+        counts = [*range(0, len(ranked), -(-len(ranked) // _STRIDES) or 1), len(ranked)]
+        tokens = self._goal.tokens(rows, [gains[count] for count in counts])
+        steps = self._prices.of_steps(drafting, [rows + fixed + count for count in counts])
+        rates = [each / seconds for each, seconds in zip(tokens, steps, strict=True)]
+        return counts[rates.index(max(rates))]
 
     # ----------------------------------------------------------------------------------------------- after the forward
 
     def learn(
         self, views: Sequence[SequenceView], drafts: Sequence[Draft], accepted: Sequence[int], spent: Spent
     ) -> None:
-        rows, known = len(views), list[tuple[SequenceState, int, int]]()
+        rows = len(views)
+        known: list[tuple[SequenceState, int, int]] = []
         for view, draft, right in zip(views, drafts, accepted, strict=True):
             nodes = len(draft.tree.tokens)
             rows += nodes
@@ -214,16 +216,19 @@ class Router(Policy):
                 known.append((state, nodes, right))
         self._others_seen = (self._others_seen[1], max(0, spent.rows - rows))
         self._learn_seconds([state for state, _, _ in known], spent)
-        learned: dict[ArmState, tuple[list[ArmInSequence], list[Outcome]]] = {}
+        tested: dict[ArmState, list[tuple[ArmInSequence, Outcome]]] = {}
         for state, nodes, right in known:
             state.book(nodes, right, self._prices)
             for offer in state.offers:
-                arms, outcomes = learned.setdefault(offer.arm.whole, ([], []))
-                arms.append(offer.arm)
-                outcomes.append(matched(offer.draft, state.committed))
-        for whole, (arms, outcomes) in learned.items():
-            for arm, outcome, expected in zip(arms, outcomes, whole.calibration.learn(outcomes), strict=True):
-                arm.learn(outcome, expected)
+                arm, outcome = offer.arm, matched(offer.draft, state.committed)
+                if arm.whole in tested:
+                    tested[arm.whole].append((arm, outcome))
+                else:
+                    tested[arm.whole] = [(arm, outcome)]
+        for whole, pairs in tested.items():
+            expected = whole.calibration.learn([outcome for _, outcome in pairs])
+            for (arm, outcome), count in zip(pairs, expected, strict=True):
+                arm.learn(outcome, count)
 
     def _learn_seconds(self, states: Sequence[SequenceState], spent: Spent) -> None:
         """Learn what proposals and the router itself take."""
@@ -233,9 +238,11 @@ class Router(Policy):
             number = arm.number
             asked = [state for state in states if number in state.asked]
             if asked:
-                nodes, each = sum([state.asked[number] for state in asked]) / len(asked), seconds / len(asked)
-                read = max([state.arms[number].charge(each, state.length) for state in asked])
-                arm.learn_seconds(nodes, each, slowdown, forward / len(asked), read=read)
+                nodes = read = 0
+                for state in asked:
+                    nodes += state.asked[number]
+                    read = max(read, state.arms[number].charge(seconds / len(asked), state.length))
+                arm.learn_seconds(nodes / len(asked), seconds / len(asked), slowdown, forward / len(asked), read=read)
                 arm.row = self._cost.forward(1, 1)
         if spent.planning_seconds:
             own = spent.planning_seconds / slowdown / len(states)
@@ -281,17 +288,15 @@ class Router(Policy):
     def _priced(self, key: tuple[int, ...], sequences: int, rows: int, context: int) -> StepPrices:
         return StepPrices(key, self._cost, sequences, rows, context, aim=self._aim)
 
-    def _state(self, view: SequenceView) -> SequenceState:
-        state = self._states.get(view.sequence)
-        if state is None:
-            trials, growth = self._aim.effort.trials, self._aim.effort.growth
-            ledger = Ledger(self._prices.token, self._gains, trials=trials, growth=growth)
-            arms = [ArmInSequence.of(arm, view.request.kind) for arm in self._arms]
-            suiting = [arm for arm in arms if arm.whole.arm.most and arm.whole.arm.suits(view.request.kind)]
-            priced = [arm for arm in suiting if not arm.whole.arm.replayable]
-            history = ChoiceHistory() if self._is_named else None
-            state = SequenceState(view, ledger, Account(trials), self._answers, arms, priced, history)
-            self._states[view.sequence] = state
+    def _opened(self, view: SequenceView) -> SequenceState:
+        trials, growth = self._aim.effort.trials, self._aim.effort.growth
+        ledger = Ledger(self._prices.token, self._gains, trials=trials, growth=growth)
+        arms = [ArmInSequence.of(arm, view.request.kind) for arm in self._arms]
+        suiting = [arm for arm in arms if arm.whole.arm.most and arm.whole.arm.suits(view.request.kind)]
+        priced = [arm for arm in suiting if not arm.whole.arm.replayable]
+        history = ChoiceHistory() if self._is_named else None
+        state = SequenceState(view, ledger, Account(trials), self._answers, arms, priced, history)
+        self._states[view.sequence] = state
         return state
 
 

@@ -85,17 +85,16 @@ class SequenceState:
         """Begin a step. Returns the tokens decoded since the last one, which pay off debts: ``token`` seconds each."""
         decoded = len(self.view.tokens) - self.length
         missed = self.catch_up()
-        self.ledger.earn(decoded)
-        self.explored.earn(decoded * token)
+        if self.ledger.trials.debt:
+            self.ledger.trials.earn(decoded * self.ledger.token)
+        if self.explored.debt:
+            self.explored.earn(decoded * token)
         for arm in self.priced:
             if arm.whole.arm.sees_first:  # all arms see the step that reads the prompt, which is the first
                 number = arm.whole.number
                 arm.is_ready = not missed and (self.steps == 1 or number in self.watching or number in self.asked)
         self.steps += 1
-        self.offers, self.options, self.asked, self.asking = [], [], {}, None
-        self.watching, self.wakes, self.choice, self.reason = (), None, NOTHING, ""
-        self.seconds, self.is_trial, self.forgone = 0.0, False, 0.0
-        self.verifying, self.expected = None, 0.0
+        self.offers, self.asked, self.seconds, self.wakes, self.verifying = [], {}, 0.0, None, None
         return decoded
 
     def ask(self, number: int, nodes: int) -> None:
@@ -127,16 +126,18 @@ class SequenceState:
         By the means of all arms. If nothing is, an arm still drafts while it may well pay: near the break-even a few
         unlucky drafts would end what no trial finds again soon.
         """
-        self.options = options = [best_cut(offer, prices) for offer in self.offers]
-        best = max(options, key=_worth) if options else NOTHING
-        if not self.offers and not self.ledger.is_funded:
+        self.options, best = [], NOTHING
+        if self.offers:
+            self.options = [best_cut(offer, prices) for offer in self.offers]
+            best = max(self.options, key=_worth)
+        elif not self.ledger.is_funded:
             return NOTHING
         for arm in self.priced:
             if not arm.is_lost:
                 choice = best_size(arm, prices, arm.record.share)
                 if choice is NOTHING:
                     choice = best_size(arm, prices, arm.record.bound, LEAST)
-                options.append(choice)
+                self.options.append(choice)
                 if choice.worth > best.worth and arm.is_ready:
                     best = choice
         return best
@@ -145,10 +146,12 @@ class SequenceState:
         """Decide what is done: what is wanted, if the sequence has credit for it; or a trial; or nothing."""
         arm = wanted.arm
         may = arm is None or arm.is_open or self._may_open(wanted, arm, prices)
+        self.is_trial, self.forgone = False, 0.0
         if arm is not None and may and self.ledger.is_funded:
             self.choice, self.reason, tries = wanted, WORTH_MOST, len(self.priced) > 1 and self.explored.is_paid_off
         else:
-            self.reason, tries = self._why_nothing(wanted, may, prices), self.ledger.is_trial_due
+            self.choice, self.reason = NOTHING, self._why_nothing(wanted, may, prices)
+            tries = self.ledger.trials.is_paid_off
         if tries and self.choice.offer is None and prices.room >= TRIAL * prices.sequences:
             self._try(prices)
         if self.history is not None:
@@ -195,19 +198,21 @@ class SequenceState:
     def until_trial(self, token: float) -> int:
         """Count the tokens to decode before the next trial, if so many seconds pass for each."""
         opening = [0 if arm.is_open else arm.whole.prompts.tokens_left(token) for arm in self.priced]
-        return max(self.ledger.wait, min(opening, default=0))
+        return max(self.ledger.trials.tokens_left(self.ledger.token), min(opening, default=0))
 
     def watch(self) -> tuple[int, ...]:
         """Name the arms that would pay if nothing better were offered, and one that is due for a trial: they see the
-        step, so that they can draft in the next one and need not catch up.
+        step, so that they can draft in the next one and need not catch up. An arm that is asked sees it anyway.
         """
-        if self.priced and (self.wakes is not None or self.ledger.is_funded):
-            watching = [choice.arm for choice in self.options if choice.arm is not None and choice.offer is None]
-            if not self.ledger.is_funded:
-                watching = []
-            if self.wakes is not None and self.wakes not in watching:
-                watching.append(self.wakes)
-            self.watching = tuple([arm.whole.number for arm in watching])
+        watching: list[ArmInSequence] = []
+        if self.ledger.is_funded:
+            for choice in self.options:
+                arm = choice.arm
+                if arm is not None and choice.offer is None and arm.whole.number not in self.asked:
+                    watching.append(arm)
+        if self.wakes is not None and self.wakes not in watching:
+            watching.append(self.wakes)
+        self.watching = tuple([arm.whole.number for arm in watching]) if watching else ()
         return self.watching
 
     @property
