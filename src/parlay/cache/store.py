@@ -148,6 +148,14 @@ class Store:
             )
         return tokens[segment.base :]
 
+    def restage(self, segment: Segment) -> None:
+        """Say what the rows are that the last forward of the segment's sequence has run: its pending ones, and nodes
+        that were chosen meanwhile. There were at least so many when they were staged."""
+        entry = self._entry(segment.sequence)
+        assert entry.staged is not None, "restage without a forward"
+        assert segment.end <= entry.staged.segment.end, "more rows than were staged"
+        entry.staged = Staged(segment, entry.staged.skip)
+
     def keep(self, sequence: int, path: Sequence[int]) -> int:
         """Commit the staged pending tokens and the nodes of ``path``; returns how many tokens are cached now."""
         entry = self._entry(sequence)

@@ -75,12 +75,16 @@ class Batch(Structure):
     ]
 
 
+class Sampling(Structure):
+    _fields_ = [("temperature", c_float), ("top_k", c_int64), ("top_p", c_double), ("log_min_p", c_double)]
+
+
 class GrowthStruct(Structure):
     _fields_ = [
-        *((name, c_int64) for name in ("levels", "width", "most")),
+        *((name, c_int64) for name in ("levels", "width", "most", "embedded")),
         ("least", c_double),
-        *((name, c_void_p) for name in ("tokens", "budgets", "first", "features", "streams", "temperatures")),
-        *((name, c_void_p) for name in ("drafted", "parents", "chances", "counts", "memory")),
+        *((name, c_void_p) for name in ("tokens", "budgets", "first", "features", "streams", "samplings")),
+        *((name, c_void_p) for name in ("drafted", "parents", "chances", "ran", "counts", "memory")),
     ]
 
 

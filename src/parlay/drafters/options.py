@@ -29,7 +29,8 @@ class DraftModelOptions(ModelOptions):
     )
     width: int = option(3, "nodes per forward and children of each; drawn: chains, children, beam", low=1, high=64)
     branching: tuple[str, ...] = option((), "drawn trees: children per node by depth, such as 3+2+1; empty: width")
-    min_p: float = option(MIN_P, MIN_P_HELP, low=0, high=1)
+    min_p: float = option(0.2, MIN_P_HELP, low=0, high=1)
+    tokens: int = option(28672, "frequent tokens to choose among, with the text's own; 0: the whole vocabulary", low=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

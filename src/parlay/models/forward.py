@@ -13,7 +13,7 @@ from torch import Tensor
 
 from parlay.cache import Rows
 from parlay.compiled.structs import Linear
-from parlay.types import NO_SKIP, Exactness, Features, Skip
+from parlay.types import NO_SKIP, Exactness, Features, Skip, Tree
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,38 +74,78 @@ class Taps:
 
 
 class GrownTree(NamedTuple):
-    """A draft as a head has grown it: of each node its token, its parent, and the head's probability of it there."""
+    """A draft as a head or a draft model has grown it: of each node its token, its parent, and its probability there.
+
+    ``ran``: which of the rows below the text a node was; -1 if it did not run.
+    """
 
     tokens: tuple[int, ...]
     parents: tuple[int, ...]
     chances: tuple[float, ...]
+    ran: tuple[int, ...]
+
+    @property
+    def rows(self) -> Tree:
+        """The rows that ran, as a tree; token 0 stands for those that did not join the draft."""
+        count = max(self.ran, default=-1) + 1
+        tokens, parents = [0] * count, [-1] * count
+        for node, row in enumerate(self.ran):
+            if row >= 0:
+                above = self.parents[node]
+                tokens[row], parents[row] = self.tokens[node], self.ran[above] if above >= 0 else -1
+        return Tree(tuple(tokens), tuple(parents))
+
+    @property
+    def likeliest_rows(self) -> tuple[int, ...]:
+        """The rows of the path from the root on that takes the likeliest child each time, of those that ran."""
+        node, path = -1, []
+        while ran := [child for child, above in enumerate(self.parents) if above == node and self.ran[child] >= 0]:
+            node = max(ran, key=self.chances.__getitem__)
+            path.append(self.ran[node])
+        return tuple(path)
 
 
 class TreeRequest(NamedTuple):
-    """The draft of one text: its ``nodes``, at most. Where the request samples, the ``temperature`` by which its own
-    noise is multiplied, and the noise's stream at the place of each level's tokens.
+    """The draft of one text: its ``nodes``, at most.
+
+    Where the request samples, its temperature and truncation, and the noise's stream at the place of each level's
+    tokens. ``unread`` are those tokens of the text that a short list of a draft model's tokens should have.
     """
 
     nodes: int
     temperature: float = 0.0
     streams: Sequence[int] = ()
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    unread: Sequence[int] = ()
+
+
+class HeadRows(NamedTuple):
+    """Inputs and outputs of a draft head: ``tokens_D`` int64 are the target's tokens of its outputs.
+
+    The rows of the texts read what ``first`` makes of ``features_NF``, float32.
+    """
+
+    tokens_D: Tensor
+    first: Linear
+    features_NF: Tensor
 
 
 class Growth(NamedTuple):
-    """How a draft head's trees grow (Li et al. 2024, EAGLE-2).
+    """How the trees of a draft head, or of a draft model if ``head`` is None, grow (Li et al. 2024, EAGLE-2).
 
     Each of at most ``levels`` runs the ``width`` likeliest candidates of the level before, which offer as many children
     each. None whose path is less likely than ``least`` is offered, and none runs below which nothing could join the
-    draft. ``tokens_D`` int64 are the target's tokens of the outputs. The rows of the texts read what ``first`` makes of
-    ``features_NF``, float32.
+    draft. A draft model runs no more rows below a text than the draft may have nodes, and with ``short`` it chooses
+    among so many tokens that are frequent, and the newest of its texts.
     """
 
     levels: int
     width: int
     least: float
-    tokens_D: Tensor
-    first: Linear
-    features_NF: Tensor
+    head: HeadRows | None = None
+    short: int = 0
 
 
 class ForwardOutput(NamedTuple):

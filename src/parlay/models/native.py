@@ -135,17 +135,28 @@ class NativeRunner:
         return isinstance(self._forward, CompiledForward)
 
     def grow(self, texts: Sequence[Segment], growth: Growth, requests: Sequence[TreeRequest]) -> list[GrownTree]:
-        """Run the rows of a draft head's texts, then level by level a tree below each: its likeliest nodes.
+        """Run the rows of texts, then level by level a tree below each: its likeliest nodes.
 
-        Each level reads what left the layer in the level above. Each text needs room for ``levels`` times ``width``
-        rows more, and gets the draft that it requests. Noise has less precision here than where a target samples.
+        Each text gets the draft that it requests. A head's level reads what left the layer in the level above, and its
+        texts need room for ``levels`` times ``width`` rows more; those of a draft model for as many as the draft may
+        have nodes, and the rows that ran can be kept. Noise has less precision here than where a target samples.
         """
         assert isinstance(self._forward, CompiledForward), "`grows` was asked"
         ids = [token for text in texts for token in text.pending]
         self._check(ids, (), NO_SKIP)
-        places = [self._place(text, NO_SKIP) for text in texts]
-        last = [end - 1 for end in accumulate(place.end for place in places)]
-        return self._forward.grow(ForwardBatch(ids, places, last), growth, requests)
+        nodes = [0 if growth.head else request.nodes for request in requests]
+        places = [self._place(_with_room(text, count), NO_SKIP) for text, count in zip(texts, nodes, strict=True)]
+        last = [end - 1 for end in accumulate(place.pending for place in places)]
+        grown = self._forward.grow(ForwardBatch(ids, places, last), growth, requests)
+        if growth.head is None:
+            for text, tree in zip(texts, grown, strict=True):
+                self._store.restage(text._replace(tree=tree.rows))
+        return grown
+
+    def prepare(self, growth: Growth) -> None:
+        """Make now what the first call of `grow` for a draft model would make."""
+        assert isinstance(self._forward, CompiledForward), "`grows` was asked"
+        self._forward.short_head(growth.short)
 
     def _run_again(self, again: Sequence[Segment], work: ForwardBatch) -> ForwardOutput:
         """Run committed rows of these segments, too, and put them back afterwards."""
@@ -207,6 +218,11 @@ class NativeRunner:
             raise ValueError(
                 f"{sorted(skip - self._sublayers)} can't be skipped: layers are 0 to {self._num_layers - 1}"
             )
+
+
+def _with_room(text: Segment, nodes: int) -> Segment:
+    """The text with a chain of so many nodes, for which room is looked for before anybody knows their tokens."""
+    return text._replace(tree=trees.chain_tree([0] * nodes)) if nodes else text
 
 
 def _check_together(segment: Segment) -> None:

@@ -88,20 +88,30 @@ typedef struct {
 #define MOST_CHILDREN 64
 #define MOST_DRAFT 1024
 
+/* How a request draws its tokens; see draw.h. Temperature 0: the likeliest. */
+typedef struct {
+    float temperature;
+    int64_t top_k;           /* 0: all */
+    double top_p, log_min_p; /* 1 and -INFINITY: all */
+} Sampling;
+
 /* How trees grow: `width` rows of a level and children of a row, MOST_CHILDREN at most. Of the tokens that may join the
  * draft of a segment those with the likeliest paths are written, a parent before its children. */
 typedef struct {
     int64_t levels, width, most; /* most: nodes that there is room for in each draft */
+    int64_t embedded; /* 1: rows below the text read the embeddings of their tokens, as in a draft model, and there are no
+                       * more than the draft may have nodes; 0: the hidden states that left the row above, as in a head */
     double least;                /* no path below this chance is offered */
     const int64_t *tokens;       /* [vocab]: the target's token of each output */
     const int64_t *budgets;      /* [segments]: nodes of each draft, `most` at most, and that MOST_DRAFT at most */
     const Linear *first;         /* makes the inputs of the first rows, or null: the batch has them */
     const float *features;       /* [rows][in] that this product reads */
     const uint64_t *streams;     /* [segments][levels]: of the noise at the places of each level's tokens, see noise.h */
-    const float *temperatures;   /* [segments]: the noise is multiplied by it; 0: a request that does not sample */
+    const Sampling *samplings;   /* [segments] */
     int64_t *drafted;            /* [segments][most]: tokens */
     int64_t *parents;            /* [segments][most]: places in the draft, -1 for the root */
     double *chances;             /* [segments][most]: of a token below its parent */
+    int64_t *ran;                /* [segments][most]: which of the rows below the text a node was, -1: it did not run */
     int64_t *counts;             /* [segments]: nodes */
     char *memory;                /* `growth_bytes` of them, 64-byte aligned; it lives until no thread reads it, see rest */
 } Growth;

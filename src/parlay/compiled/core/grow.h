@@ -1,15 +1,16 @@
-/* Trees that a draft head grows level by level (Li et al. 2024, EAGLE-2), in one job: a product that makes the inputs of
- * the text's rows, these rows, then each level of the trees. Between two levels one thread lays out the next.
+/* Trees that a draft head or a draft model grows level by level (Li et al. 2024, EAGLE-2), in one job: for a head a
+ * product that makes the inputs of the text's rows, then these rows, then each level of the trees. Between two levels
+ * one thread lays out the next.
  *
- * Each level runs the likeliest candidates of the level before, on the hidden states that left the layer above them,
- * and each of them offers candidates. All levels share a layout of memory, and what a late thread may still read of a
- * level is written once.
+ * Each level runs the likeliest candidates of the level before, on their embeddings or on the hidden states that left the
+ * layer above them, and each of them offers candidates. All levels share a layout of memory, and what a late thread may
+ * still read of a level is written once.
  */
 #ifndef PARLAY_GROW_H
 #define PARLAY_GROW_H
 
+#include "draw.h"
 #include "forward.h"
-#include "noise.h"
 
 #define LOOKED_AT (8 * LANES) /* numbers that are compared with the best ones together */
 
@@ -48,6 +49,7 @@ typedef struct {
     int64_t *ids;
     int32_t *wanted;
     float *inputs, *states, *logits; /* [rows][hidden], [rows][hidden], [rows][vocab] */
+    float *noisy;                    /* [vocab] */
     float **taps;
     Inputs features; /* of the product that comes first */
 } Levels;
@@ -83,16 +85,41 @@ static int64_t best_places(const float *numbers, int64_t count, int64_t most, in
     return kept;
 }
 
-/* The candidates below a row, unless their paths are too unlikely. `above` is the row's own candidate, -1 at the root. */
-static void offer(const Growth *growth, Grown *tree, int64_t above, const float *logits, int64_t vocab)
+/* What one row guesses: `scores` are its logits with the noise of the request, if it samples. So guesses are what its
+ * sampler would choose. */
+typedef struct {
+    const float *logits, *scores;
+    int64_t vocab;
+    const Sampling *sampling;
+} Guesses;
+
+/* The best places, without those that truncation certainly drops. */
+static int64_t best_guesses(const Guesses *own, int64_t width, int32_t *best)
 {
-    int32_t best[MOST_CHILDREN];
-    int64_t found = best_places(logits, vocab, growth->width, best);
-    float most = logits[best[0]], total = exponentials(logits, vocab, most);
+    const Sampling *sampling = own->sampling;
+    int truncates = sampling->temperature > 0 && (sampling->top_k || sampling->top_p < 1 || sampling->log_min_p > -INFINITY);
+    int64_t found = best_places(own->scores, own->vocab, truncates && width < TRIES ? TRIES : width, best), kept = 0;
+    if (!truncates) return found;
+    Row row = {own->logits, own->vocab, sampling->temperature, .top_k = sampling->top_k, .top_p = sampling->top_p};
+    if (row.top_k > MOST_K) row.top_k = MOST_K;
+    row.top = top_of(&row);
+    row.least = (double)row.top + sampling->log_min_p;
+    for (int64_t i = 0; i < found && kept < width; i++)
+        if (stays(&row, best[i])) best[kept++] = best[i];
+    return kept;
+}
+
+/* The candidates below a row, unless their paths are too unlikely. `above` is the row's own candidate, -1 at the root. */
+static void offer(const Growth *growth, Grown *tree, int64_t above, const Guesses *own)
+{
+    int32_t best[MOST_CHILDREN + TRIES];
+    int64_t found = best_guesses(own, growth->width, best);
+    if (!found) return;
+    float most = own->scores[best[0]], total = exponentials(own->scores, own->vocab, most);
     double path = above < 0 ? 1.0 : tree->all[above].path;
     for (int64_t i = 0; i < found; i++) {
-        double chance = __builtin_expf(logits[best[i]] - most) / total;
-        if (path * chance < growth->least) break;
+        double chance = __builtin_expf(own->scores[best[i]] - most) / total;
+        if (!(path * chance >= growth->least)) break; /* of NaN, too */
         tree->all[tree->offered++] = (Candidate){growth->tokens[best[i]], above, chance, path * chance};
     }
 }
@@ -113,16 +140,17 @@ static double worst_drafted(const Grown *tree, int64_t budget, double *best)
 
 /* The candidates of the latest level that run next: the likeliest, in the order in which they were offered. What stands
  * below one that is no likelier than the worst drafted can't join the draft. */
-static int64_t choose_newest(const Growth *growth, const Grown *tree, double worst, int32_t *chosen)
+static int64_t choose_newest(const Growth *growth, const Grown *tree, int64_t budget, double worst, int32_t *chosen)
 {
-    int64_t kept = 0;
-    for (int64_t i = tree->latest; i < tree->offered; i++) {
+    int64_t kept = 0, left = growth->embedded ? budget - tree->count : growth->width;
+    int64_t most = growth->width < left ? growth->width : left;
+    for (int64_t i = tree->latest; most > 0 && i < tree->offered; i++) {
         if (tree->all[i].path <= worst) continue;
         int64_t least = 0;
-        for (int64_t k = 1; kept == growth->width && k < kept; k++)
+        for (int64_t k = 1; kept == most && k < kept; k++)
             if (tree->all[chosen[k]].path <= tree->all[chosen[least]].path) least = k;
-        if (kept == growth->width && tree->all[i].path <= tree->all[chosen[least]].path) continue;
-        if (kept == growth->width)
+        if (kept == most && tree->all[i].path <= tree->all[chosen[least]].path) continue;
+        if (kept == most)
             memmove(chosen + least, chosen + least + 1, (size_t)(--kept - least) * sizeof *chosen);
         chosen[kept++] = (int32_t)i;
     }
@@ -144,7 +172,8 @@ static void join(const Levels *levels, Grown *tree, Segment before, const int32_
         const Candidate *own = &tree->all[chosen[i]];
         int64_t parent = place_among(tree->ran, tree->count, own->parent);
         int64_t above = tree->row + (parent < 0 ? 0 : parent - begun);
-        memcpy(levels->inputs + (row + i) * hidden, levels->states + above * hidden, (size_t)hidden * 4);
+        if (!levels->growth->embedded)
+            memcpy(levels->inputs + (row + i) * hidden, levels->states + above * hidden, (size_t)hidden * 4);
         levels->ids[row + i] = own->token;
         levels->wanted[row + i] = (int32_t)(row + i);
         tree->parents[tree->count + i] = (int32_t)parent;
@@ -162,24 +191,29 @@ static void join(const Levels *levels, Grown *tree, Segment before, const int32_
     next->batch.rows = next->batch.wanted = row + newest;
 }
 
-/* Where the request of a segment samples, its own noise: so guesses are what its sampler would choose. */
-static void add_noise(const Growth *growth, int64_t segment, int64_t level, float *logits, int64_t vocab)
+static Guesses guesses_of(const Levels *levels, int64_t segment, int64_t level, const float *logits)
 {
-    if (growth->temperatures[segment] > 0)
-        add_quick_noise(logits, growth->tokens, vocab, growth->streams[segment * growth->levels + level],
-                        growth->temperatures[segment]);
+    const Growth *growth = levels->growth;
+    int64_t vocab = levels->model->vocab;
+    const Sampling *sampling = &growth->samplings[segment];
+    Guesses own = {logits, logits, vocab, sampling};
+    if (sampling->temperature <= 0) return own;
+    memcpy(levels->noisy, logits, (size_t)vocab * 4);
+    add_quick_noise(levels->noisy, growth->tokens, vocab, growth->streams[segment * growth->levels + level],
+                    sampling->temperature);
+    own.scores = levels->noisy;
+    return own;
 }
 
 static void offer_all(const Levels *levels, const Level *latest)
 {
-    int64_t vocab = levels->model->vocab;
     for (int64_t s = 0; s < latest->batch.segments; s++) {
         Grown *tree = latest->growing[s];
         tree->latest = tree->offered;
         for (int64_t i = 0; i < (tree->newest ? tree->newest : 1); i++) {
-            float *logits = levels->logits + (tree->logits + i) * vocab;
-            add_noise(levels->growth, tree - levels->trees, latest - levels->level, logits, vocab);
-            offer(levels->growth, tree, tree->newest ? tree->ran[tree->count - tree->newest + i] : -1, logits, vocab);
+            const float *logits = levels->logits + (tree->logits + i) * levels->model->vocab;
+            Guesses own = guesses_of(levels, tree - levels->trees, latest - levels->level, logits);
+            offer(levels->growth, tree, tree->newest ? tree->ran[tree->count - tree->newest + i] : -1, &own);
         }
     }
 }
@@ -191,12 +225,14 @@ static void lay_out_next(const Levels *levels, const Level *latest, Level *next)
     int32_t chosen[MOST_CHILDREN];
     next->batch = latest->batch;
     next->batch.rows = next->batch.wanted = next->batch.segments = 0;
-    next->batch.ids = levels->ids, next->batch.inputs = levels->inputs, next->batch.wanted_rows = levels->wanted;
+    next->batch.ids = levels->ids, next->batch.wanted_rows = levels->wanted;
+    next->batch.inputs = levels->growth->embedded ? 0 : levels->inputs;
     next->batch.segment = next->segment;
     for (int64_t s = 0; s < latest->batch.segments; s++) {
         Grown *tree = latest->growing[s];
-        double worst = worst_drafted(tree, levels->growth->budgets[tree - levels->trees], best);
-        int64_t newest = choose_newest(levels->growth, tree, worst, chosen);
+        int64_t budget = levels->growth->budgets[tree - levels->trees];
+        double worst = worst_drafted(tree, budget, best);
+        int64_t newest = choose_newest(levels->growth, tree, budget, worst, chosen);
         if (newest) join(levels, tree, latest->batch.segment[s], chosen, newest, next);
     }
     next->pass = pass_of(levels->model, &next->batch, &next->space);
@@ -216,6 +252,7 @@ static void write_draft(const Growth *growth, Grown *tree, int64_t segment)
         growth->drafted[at + count] = own->token;
         growth->parents[at + count] = own->parent < 0 ? -1 : tree->places[own->parent];
         growth->chances[at + count] = own->chance;
+        growth->ran[at + count] = place_among(tree->ran, tree->count, i);
         tree->places[i] = (int32_t)count++;
     }
     growth->counts[segment] = count;
@@ -302,7 +339,7 @@ static Levels lay_out_levels(const Model *model, const Batch *first, const Growt
     levels.trees = (Grown *)take(at, segments * (int64_t)sizeof(Grown));
     levels.ids = (int64_t *)take(at, most * 8), levels.wanted = (int32_t *)take(at, most * 4);
     levels.inputs = (float *)take(at, rows * hidden * 4), levels.states = (float *)take(at, rows * hidden * 4);
-    levels.logits = (float *)take(at, wanted * model->vocab * 4);
+    levels.logits = (float *)take(at, wanted * model->vocab * 4), levels.noisy = (float *)take(at, model->vocab * 4);
     levels.taps = (float **)take(at, (model->layers + 1) * 8);
     if (growth->first) levels.features = lay_out_inputs(first->rows, growth->first->in, at);
     for (int64_t i = 0; i < growth->levels; i++)
@@ -344,7 +381,7 @@ static void grow(const Model *model, const Batch *first, const Growth *growth)
         root->growing[s] = &levels.trees[s];
     }
     root->batch = *first;
-    root->batch.taps = levels.taps, root->batch.logits = levels.logits;
+    root->batch.taps = growth->embedded ? 0 : levels.taps, root->batch.logits = levels.logits;
     if (growth->first) {
         put_features(growth, &levels.features, first->rows);
         root->batch.inputs = levels.inputs;

@@ -8,10 +8,13 @@ from parlay.drafters.draft_models.best_first import BestChains, BestTrees
 from parlay.drafters.draft_models.draft_sequences import DraftSequences
 from parlay.drafters.draft_models.drawn_chains import DrawnChains
 from parlay.drafters.draft_models.drawn_trees import Beam, Distinct, DrawnTrees, Independent, LevelDrawer
+from parlay.drafters.draft_models.grown import GrownDrafts
 from parlay.drafters.draft_models.opening import DraftWriter, draft_name, open_draft
 from parlay.drafters.options import DRAFT_MODEL as SOURCE
 from parlay.drafters.options import DraftModelOptions
 from parlay.drafters.resources import Resources
+from parlay.models.forward import Growth
+from parlay.models.native import NativeRunner
 from parlay.options import UsageError
 from parlay.types import NO_DRAFT, Draft, Needs, Observation, SequenceView
 
@@ -58,11 +61,13 @@ class DraftModel:
             )
         parts = (runner, self._sequences, SOURCE)
         if rule not in _SHAPES:
+            width = 1 if self._one_chain else options.width
             self._writer: DraftWriter = (
-                BestChains(*parts, options.min_p)
-                if self._one_chain
-                else BestTrees(*parts, options.width, options.min_p)
+                BestChains(*parts, options.min_p) if self._one_chain else BestTrees(*parts, width, options.min_p)
             )
+            if isinstance(runner, NativeRunner) and runner.grows:
+                growth = Growth(0, width, options.min_p, short=options.tokens)
+                self._writer = GrownDrafts(runner, self._sequences, SOURCE, growth, self._writer)
         elif self._one_chain:
             self._writer = DrawnChains(*parts, options.min_p, lane)
         else:

@@ -15,12 +15,13 @@ _CHUNK = 256  # pending tokens of one sequence that are fed in one forward
 class DraftSequence:
     """One sequence in the draft runner. ``pending`` are the tokens to feed next; the last of them is the root."""
 
-    __slots__ = ("history", "name", "pending")
+    __slots__ = ("history", "listed", "name", "pending")
 
     def __init__(self, name: int, history: History) -> None:
         self.name = name
         self.history = history  # the tokens that the runner has cached, drafted ones included
         self.pending: tuple[int, ...] = ()
+        self.listed = 0  # tokens of the text that a short list of the model's tokens was told of
 
     def segment(self, tree: Tree = NO_TREE, rows: int = 1) -> Segment:
         """Feed the pending tokens and a tree, and ask for the logits of the last ``rows`` of all these rows."""

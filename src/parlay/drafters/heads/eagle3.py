@@ -17,7 +17,7 @@ from parlay.heads.base import draft_ids
 from parlay.heads.eagle3 import normed
 from parlay.heads.native import eagle3_decoder, input_norm
 from parlay.heads.opening import opened
-from parlay.models.forward import Growth, TreeRequest
+from parlay.models.forward import Growth, HeadRows, TreeRequest
 from parlay.sampling import noise
 from parlay.types import NO_TREE, Draft, Segment, Tree
 
@@ -59,7 +59,8 @@ class Eagle3(LayerHeadDrafter):
         options = self._options
         features = [job.text.features_KF for job in jobs]
         features_NF = (torch.cat(features) if len(features) > 1 else features[0]).float().contiguous()
-        growth = Growth(options.depth, options.width, options.min_p, self._ids_D, self._fuse.linear, features_NF)
+        head = HeadRows(self._ids_D, self._fuse.linear, features_NF)
+        growth = Growth(options.depth, options.width, options.min_p, head)
         texts = [Segment(job.text.name, job.text.pending, NO_TREE, len(job.text.pending) - 1) for job in jobs]
         wishes = [_wish(job, options.depth) for job in jobs]
         for job, grown in zip(jobs, self._head.grow(texts, growth, wishes), strict=True):

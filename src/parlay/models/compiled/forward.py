@@ -12,6 +12,7 @@ from parlay.compiled import structs
 from parlay.compiled.library import NotLoaded, load
 from parlay.models.compiled.growing import GrownTrees, Room, TreeRequests
 from parlay.models.compiled.layout import BatchLayout, Prefixes, lay_out, lay_out_texts
+from parlay.models.compiled.short_head import ShortHead
 from parlay.models.compiled.weights import Packed, Weights, nobody
 from parlay.models.config import DecoderConfig, RopeConfig
 from parlay.models.forward import (
@@ -71,6 +72,7 @@ class CompiledForward:
         self._config, self._dtype = config, dtype
         self._prefixes = Prefixes(dtype)
         self._space, self._growing = Room(self._core), Room(self._core)
+        self._short: dict[int, ShortHead] = {}
         self._start = 0  # of the space
         self._roomy: set[tuple[int, ...]] = set()
         self._rotations: dict[RopeConfig | None, Tensor] = {}
@@ -110,16 +112,34 @@ class CompiledForward:
         self._reach(max([place.start + place.end for place in work.places]) + growth.levels)
         batch = structs.Batch(rows, segments, segments, threads.count())
         batch.ids, batch.segment, batch.wanted_rows = ctypes.addressof(ids), laid, ctypes.addressof(wanted)
-        grown, (levels, width, least, tokens_D, first, features_NF) = GrownTrees.of(segments, most), growth
-        call = structs.GrowthStruct(levels, width, most, least, tokens_D.data_ptr())
-        call.first, call.features = ctypes.addressof(first), features_NF.data_ptr()
-        asked = TreeRequests.of(requests, levels)
-        asked.fill(call)
+        grown, call, model = (
+            GrownTrees.of(segments, most),
+            structs.GrowthStruct(growth.levels, growth.width, most),
+            self._model,
+        )
+        call.least = growth.least
+        if growth.head is not None:
+            tokens_D, first, features_NF = growth.head
+            call.first, call.features = ctypes.addressof(first), features_NF.data_ptr()
+        else:
+            call.embedded = 1
+            short = self.short_head(growth.short)
+            short.add([token for request in requests for token in request.unread])
+            model, tokens_D = short.model, short.tokens_D
+        call.tokens = tokens_D.data_ptr()
+        laid_requests = TreeRequests.of(requests, growth.levels)
+        laid_requests.fill(call)
         grown.receive(call)
-        pointers = ctypes.byref(self._model), ctypes.byref(batch), ctypes.byref(call)
+        pointers = ctypes.byref(model), ctypes.byref(batch), ctypes.byref(call)
         call.memory = self._growing.at_least(self._core.growth_bytes(*pointers))
         self._core.grow(*pointers)
         return grown.read()
+
+    def short_head(self, tokens: int) -> ShortHead:
+        """The model with an LM head over so many frequent tokens and the newest; over all with 0."""
+        if tokens not in self._short:
+            self._short[tokens] = ShortHead(self._core, self._weights, tokens)
+        return self._short[tokens]
 
     def _batch(self, work: ForwardBatch, laid: BatchLayout, logits: Tensor, pointed: list[object]) -> structs.Batch:
         """The work as the core reads it; ``logits`` ``[W, V]`` are written to. What it points to joins ``pointed``."""

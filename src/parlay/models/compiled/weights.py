@@ -87,6 +87,11 @@ class Weights:
                 packed(done, len(self._jobs))
         del self._jobs
 
+    @property
+    def tied(self) -> bool:
+        """Whether the LM head has the rows of the embedding."""
+        return self._tied
+
     def embed(self, ids: Sequence[int]) -> Tensor:
         """Read the rows of these tokens as the first layer does, float32 ``[N, H]``."""
         rows_NH = torch.empty(len(ids), self._config.hidden_size)
@@ -103,6 +108,7 @@ class Weights:
             *(self._layer(fused.layer(index), form) for index, form in enumerate(config.forms))
         )
         head = self._linear(fused.head)
+        self._tied = fused.head is fused.embedding
         return structs.ModelStruct(
             layers=config.num_layers,
             hidden=config.hidden_size,

@@ -1,0 +1,64 @@
+"""Chains and trees of a draft model's best guesses that the compiled decoder grows in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from parlay.drafters.draft_models.draft_sequences import DraftJob, DraftSequences
+from parlay.drafters.draft_models.opening import DraftWriter
+from parlay.models.forward import GrownTree, Growth, TreeRequest
+from parlay.models.native import NativeRunner
+from parlay.sampling import noise
+from parlay.sampling.processors import edits
+from parlay.types import NO_DRAFT, Draft, Tree
+
+
+class GrownDrafts:
+    """All drafts of a step in one call: tokens, caches, and the noise that draft and target share.
+
+    ``width`` 1 makes chains. Requests whose logits are edited before a token is drawn go to ``slow``.
+    """
+
+    def __init__(
+        self, runner: NativeRunner, sequences: DraftSequences, source: str, growth: Growth, slow: DraftWriter
+    ) -> None:
+        self._runner, self._sequences, self._source = runner, sequences, source
+        self._growth, self._slow = growth, slow
+        runner.prepare(growth)
+
+    def write(self, jobs: Sequence[DraftJob]) -> list[Draft]:
+        """The likeliest path of each draft that ran joins the draft model's cache as if committed."""
+        plain = [job for job in jobs if _is_plain(job)]
+        edited = [job for job in jobs if not _is_plain(job)]
+        drafts = dict(zip(map(id, edited), self._slow.write(edited) if edited else (), strict=True))
+        drafts |= zip(map(id, plain), self._grow(plain) if plain else (), strict=True)
+        return [drafts[id(job)] for job in jobs]
+
+    def _grow(self, jobs: Sequence[DraftJob]) -> list[Draft]:
+        growth = self._growth._replace(levels=max([job.budget for job in jobs]))
+        grown = self._runner.grow([job.sequence.segment() for job in jobs], growth, [_request(job) for job in jobs])
+        for job, tree in zip(jobs, grown, strict=True):
+            self._sequences.keep(job.sequence, tree.likeliest_rows, tree.rows)
+        return [self._draft(tree) for tree in grown]
+
+    def _draft(self, grown: GrownTree) -> Draft:
+        if not grown.tokens:
+            return NO_DRAFT
+        return Draft(
+            Tree(grown.tokens, grown.parents), sources=(self._source,) * len(grown.tokens), scores=grown.chances
+        )
+
+
+def _is_plain(job: DraftJob) -> bool:
+    return not edits(job.view, ()) and job.view.request.params.typical_p == 1
+
+
+def _request(job: DraftJob) -> TreeRequest:
+    view, params, sequence = job.view, job.view.request.params, job.sequence
+    unread = view.tokens[sequence.listed :]
+    sequence.listed = len(view.tokens)
+    if params.greedy:
+        return TreeRequest(job.budget, unread=unread)
+    place = len(view.tokens)
+    streams = [noise.stream(view.request.key, place + level) for level in range(job.budget)]
+    return TreeRequest(job.budget, params.temperature, streams, params.top_k, params.top_p, params.min_p, unread)

@@ -1,0 +1,109 @@
+"""A draft model's LM head over a short list of tokens: what it leaves out, the target's verification makes good."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from parlay.compiled import structs
+from parlay.models.compiled.weights import WeightArena, Weights
+from parlay.models.weights.quantize import fits_blocks, in_q8_0
+from parlay.models.weights.stored import Format
+
+_NEWEST = 4096
+"""Places for tokens of texts that are not among the frequent ones."""
+_PART = 1024
+"""Rows that are packed at a time; whole panels."""
+_PLAIN = (Format.F32.number, Format.F16.number, Format.BF16.number)
+
+
+class ShortHead:
+    """A decoder's model whose LM head has ``frequent`` tokens and the newest of its texts; all tokens with 0.
+
+    The frequent ones are those of least id: tokenizers number first what their training text had most of. Rows are kept
+    in blocks of eight bits, or in bfloat16 where they are no whole blocks.
+    """
+
+    def __init__(self, core: structs.Core, weights: Weights, frequent: int) -> None:
+        self._core, self._weights, self._panel = core, weights, int(core.panel)
+        self.model = structs.ModelStruct.from_buffer_copy(weights.model)
+        vocab = int(self.model.vocab)
+        source = _rows_of_head(weights)
+        count = frequent - frequent % -self._panel + _NEWEST
+        if not frequent or count >= vocab or source is None:
+            self.tokens_D = torch.arange(vocab)
+            self._first = self._next = self._count = vocab
+            return
+        self._source: structs.Linear = source
+        self.tokens_D = torch.arange(count)
+        self._listed = bytearray(count * b"\1" + (vocab - count) * b"\0")
+        self._first = self._next = count - _NEWEST
+        self._count = count
+        self._lay_out(int(self.model.hidden))
+        for first in range(0, count, _PART):
+            self._pack(first, self._rows(range(first, min(first + _PART, count))))
+        self._newest_rows = self._rows(range(self._first, count))
+
+    def add(self, tokens: Sequence[int]) -> None:
+        """Give these tokens places, those of the tokens that have had theirs for longest."""
+        if self._first == self._count:
+            return
+        fresh = [token for token in dict.fromkeys(tokens) if not self._listed[token]][-_NEWEST:]
+        while fresh:
+            some, fresh = fresh[: self._count - self._next], fresh[self._count - self._next :]
+            self._put(self._next, some)
+            self._next += len(some)
+            if self._next == self._count:
+                self._next = self._first
+
+    def _lay_out(self, hidden: int) -> None:
+        """Make room for the packed rows, and point the model's head there."""
+        blocks = fits_blocks(torch.empty(0, hidden))
+        self._format = Format.Q8_0 if blocks else Format.BF16
+        self._panel_bytes = int(self._core.panel_bytes(self._format.number, hidden))
+        self._memory = WeightArena()
+        panels = self._memory.take(self._count // self._panel * self._panel_bytes)
+        self.model.head = structs.Linear(
+            panels=panels.data_ptr(), inputs=hidden, outputs=self._count, kind=self._format.number
+        )
+        self.model.vocab = self._count
+
+    def _put(self, first: int, tokens: Sequence[int]) -> None:
+        """Give ``tokens`` the places from ``first`` on, which are those of the newest."""
+        for token in self.tokens_D[first : first + len(tokens)].tolist():
+            self._listed[token] = 0
+        for token in tokens:
+            self._listed[token] = 1
+        self.tokens_D[first : first + len(tokens)] = torch.tensor(list(tokens))
+        begin = first - self._first
+        self._newest_rows[begin : begin + len(tokens)] = self._rows(tokens)
+        begin -= begin % self._panel
+        end = -(-(first - self._first + len(tokens)) // self._panel) * self._panel
+        self._pack(self._first + begin, self._newest_rows[begin:end])
+
+    def _pack(self, first: int, rows: Tensor) -> None:
+        """Pack rows for the places from ``first`` on, whole panels."""
+        head = self.model.head
+        panels = head.panels + first // self._panel * self._panel_bytes
+        self._core.pack(head.kind, rows.data_ptr(), len(rows), head.inputs, panels)
+
+    def _rows(self, tokens: Sequence[int]) -> Tensor:
+        """The head's rows of these tokens, as they are packed: uint8."""
+        rows_KH = torch.empty(len(tokens), int(self.model.hidden))
+        for row, token in zip(rows_KH, tokens, strict=True):
+            self._core.read(ctypes.byref(self._source), token, row.data_ptr())
+        if self._format is Format.Q8_0:
+            return in_q8_0(rows_KH).data
+        return rows_KH.to(torch.bfloat16).view(torch.uint8)
+
+    def __del__(self) -> None:
+        self._core.rest()  # a late thread may still read them
+
+
+def _rows_of_head(weights: Weights) -> structs.Linear | None:
+    """Where single rows of the LM head can be read, if they can: packed plain numbers can't."""
+    head: structs.Linear = weights.model.embedding if weights.tied else weights.model.head
+    return None if not weights.tied and (head.kind in _PLAIN or head.scale) else head
