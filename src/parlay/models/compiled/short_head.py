@@ -85,7 +85,7 @@ class ShortHead:
         self._pack(self._first + begin, self._newest_rows[begin:end])
 
     def _pack(self, first: int, rows: Tensor) -> None:
-        """Pack rows for the places from ``first`` on, whole panels."""
+        """Pack ``rows`` ``[K, bytes]`` for the places from ``first`` on, whole panels."""
         head = self.model.head
         panels = head.panels + first // self._panel * self._panel_bytes
         self._core.pack(head.kind, rows.data_ptr(), len(rows), head.inputs, panels)
