@@ -41,7 +41,7 @@ class DraftVocab(nn.Module):
 
 def draft_ids(d2t_D: Tensor) -> Tensor:
     """The target's token of each draft id, int64; ``d2t_D`` holds them as offsets."""
-    return d2t_D + torch.arange(len(d2t_D))
+    return d2t_D + torch.arange(len(d2t_D), device=d2t_D.device)
 
 
 @dataclass(frozen=True, slots=True)

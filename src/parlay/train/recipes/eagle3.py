@@ -91,12 +91,12 @@ def _trained(name: str, target: Target) -> Eagle3Head:
     """
     held = artefact.load(store.folder_of(EAGLE3, name))
     vocab_size = target.config.vocab_size
-    witness_WH = target.embedding_VH[artefact.witness_ids(vocab_size)]
+    witness_WH = target.embedding_VH.cpu()[artefact.witness_ids(vocab_size)]
     artefact.check_target(name, held.layer, held.witness_WH, witness_WH, vocab_size)
     config = Eagle3Config.of(held)
     if config.taps != target.usual_taps():
         raise UsageError(f"head={name}: it reads layers {config.taps}, and features are of {target.usual_taps()}")
     head = Eagle3Head(config)
-    own = {"lm_head.weight": target.head_VH[draft_ids(held.tensors["d2t"])]}
+    own = {"lm_head.weight": target.head_VH.cpu()[draft_ids(held.tensors["d2t"])]}
     head.load_state_dict({**own, **held.tensors})
     return head
