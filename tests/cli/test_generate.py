@@ -139,6 +139,12 @@ def test_a_prompt_on_stdin_is_read_without_its_line_end(cli: Cli) -> None:
     assert cli("generate", *MINI, "--max-tokens", "8", stdin=PROMPT.encode() + b"\n").out == argument.out
 
 
+def test_a_prompt_in_a_file_is_read_without_its_line_end(cli: Cli, tmp_path: Path) -> None:
+    (file := tmp_path / "prompt.txt").write_text(f"{PROMPT}\n", encoding="utf-8")
+    argument = cli("generate", PROMPT, *MINI, "--max-tokens", "8")
+    assert cli("generate", "-f", str(file), *MINI, "--max-tokens", "8").out == argument.out
+
+
 def test_a_system_message_implies_chat(cli: Cli) -> None:
     def prompt_tokens(*words: str) -> int:
         metrics = result_of(cli, "--max-tokens", "1", *words)["metrics"]

@@ -16,6 +16,8 @@ genrate
 generate
 generate ''
 generate a tale
+generate x --file y
+generate --file nowhere.txt
 generate x --temprature 1
 generate x --zzz
 generate x --temperature hot

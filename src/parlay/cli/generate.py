@@ -39,6 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "prompt", nargs="?", metavar="PROMPT", help="text to continue; read from standard input if left out"
     )
+    parser.add_argument("--file", metavar="FILE", help="take the text of this file as the prompt")
     parser.add_argument("--chat", action="store_true", help="the prompt is a user's message in the model's chat format")
     parser.add_argument("--system", metavar="TEXT", help="system message before the prompt; implies --chat")
     parser.add_argument(
@@ -145,9 +146,13 @@ def _note(told: str | None, params: SamplingParams, room: int) -> None:
 
 def _prompt(options: argparse.Namespace) -> str | list[dict[str, str]]:
     """The text, or the conversation. Raises ValueError when there is none, or when it is not text."""
-    text = _read_stdin() if options.prompt is None else options.prompt
+    if options.file is not None and options.prompt is not None:
+        raise ValueError("the prompt comes as an argument and from --file: leave out one of them")
+    text = options.prompt
+    if text is None:
+        text = _without_end(read_text(options.file, "prompt")) if options.file is not None else _read_stdin()
     if not text:
-        raise ValueError("the prompt is empty: give some text as an argument or on standard input")
+        raise ValueError("the prompt is empty: give some text as an argument, with --file, or on standard input")
     system = [("system", options.system)] if options.system is not None else []
     for name, value in [("prompt", text), *system, *(("stop", stop) for stop in vars(options).get("stop", []))]:
         _check_unicode(name, value)
@@ -157,15 +162,20 @@ def _prompt(options: argparse.Namespace) -> str | list[dict[str, str]]:
 
 
 def _read_stdin() -> str:
-    """Standard input without the line end that `echo` adds."""
+    """Standard input up to its last line end."""
     if sys.stdin.isatty():
-        raise ValueError("no prompt: give one as an argument or on standard input")
+        raise ValueError("no prompt: give one as an argument, with --file, or on standard input")
     try:
         text = sys.stdin.buffer.read().decode("utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(
             f"standard input is not UTF-8 (byte {error.start}): convert it first, say with iconv"
         ) from None
+    return _without_end(text)
+
+
+def _without_end(text: str) -> str:
+    """The text without the line end that editors and `echo` add."""
     return text.removesuffix("\n").removesuffix("\r")
 
 
