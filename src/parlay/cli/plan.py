@@ -316,7 +316,7 @@ def _this_machine(options: argparse.Namespace) -> _Ground:
     calibration = load_calibration(path)
     origin = calibration.provenance
     kept = str(origin["weights"])
-    if weights is not None and kept not in (weights.name, weights.blocks.name.lower() if weights.blocks else ""):
+    if weights is not None and kept not in (weights.name, weights.blocks.name if weights.blocks else ""):
         raise ValueError(f"{path} was measured for {kept} weights, not {weights.name}: calibrate for these too")
     source = (
         f"{origin['processor']}, {origin['threads']} threads, calibrated {origin['date']} "
@@ -350,7 +350,7 @@ def _calibration_file(options: argparse.Namespace) -> tuple[Path, WeightType | N
     )
     load = machine.load_here(options.model, load)
     weights = weights or weight_type(load.dtype)
-    kept = weights.blocks.name.lower() if weights.blocks else weights.name
+    kept = weights.blocks.name if weights.blocks else weights.name
     path = named or machine.calibration_path(kept)
     if options.calibrate or not path.is_file():
         if not options.calibrate:

@@ -100,7 +100,7 @@ def by_kind_notes(cases: Sequence[PlanCase]) -> str:
         "Ranges are over texts on which tokens per step were measured (benchmarks/results): for what copies, recorded "
         f"answers of larger models ({sources}); else, and for heads, SmolLM2-135M on Spec-Bench. Other heads and texts "
         "differ: --prompts FILE measures your own, --acceptance says it by hand. A head must be trained for the model "
-        "before it can be used, so it is no pick."
+        "before it can be used, so it is no pick. A dash: not measured on such texts."
     )
 
 

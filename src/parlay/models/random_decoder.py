@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -35,21 +36,22 @@ def _filling(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     return torch.empty(shape, dtype=torch.bfloat16).normal_(0, shape[-1] ** -0.5, generator=generator)
 
 
-def random_weights(config: DecoderConfig, format: Format, *, seed: int = 0) -> dict[str, Weight]:
-    """The weights of `save_decoder`'s Llama with every matrix in blocks of ``format``, under Hugging Face names.
+def random_weights(config: DecoderConfig, format_of: Callable[[str], Format], *, seed: int = 0) -> dict[str, Weight]:
+    """Make the weights of `save_decoder`'s Llama, each matrix in blocks of the format of its Hugging Face name.
 
     Bytes are below 32, so every scale is finite and small, wherever it stands in a block. Raises ValueError unless rows
     are whole blocks.
     """
     draw = torch.Generator().manual_seed(seed)
 
-    def filled(shape: tuple[int, ...]) -> Weight:
+    def filled(name: str, shape: tuple[int, ...]) -> Weight:
         if len(shape) == 1:
             return torch.ones(shape)
+        format = format_of(name)
         size = (*shape[:-1], format.row_bytes(shape[-1]))
         return StoredTensor(format, shape, torch.randint(0, 32, size, dtype=torch.uint8, generator=draw))
 
-    return {name: filled(shape) for name, shape in weight_shapes(config).items()}
+    return {name: filled(name, shape) for name, shape in weight_shapes(config).items()}
 
 
 def config_json(config: DecoderConfig) -> dict[str, object]:

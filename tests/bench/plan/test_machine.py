@@ -10,7 +10,7 @@ import pytest
 
 from parlay.bench.plan.machine import cache_bytes, calibrate_here, calibration_path
 from parlay.bench.plan.shapes import config_of, known_name, read_model, shape_of
-from parlay.bench.plan.weights import stored_type, weight_type
+from parlay.bench.plan.weights import Blocks, stored_type, weight_type
 from parlay.cost.roofline import ForwardShape
 from parlay.models.fetch.resolving import resolve_config
 from parlay.models.weights.formats import Format
@@ -49,10 +49,24 @@ def test_weights_in_blocks_have_their_own_bytes(kind: str, tmp_path: Path) -> No
 
 
 def test_a_machine_is_calibrated_with_decoders_in_the_same_blocks() -> None:
-    made = calibrate_here(LoadOptions(), blocks=Format.Q4_K, shapes=(WIDE,), works=WORKS)
+    made = calibrate_here(LoadOptions(), blocks=Blocks("q4_k", Format.Q4_K), shapes=(WIDE,), works=WORKS)
     assert {sample.shape.weight_bytes for sample in made.samples} == {144 / 256}
     assert made.provenance["weights"] == "q4_k"
     assert int(made.provenance["memory_bytes"]) > 1 << 30
+
+
+def test_each_matrix_of_a_mix_is_priced_in_its_own_format(tmp_path: Path) -> None:
+    """Six bits inside a file of mostly four have kernels of their own."""
+    mixed = weight_type("q4_k_m").blocks
+    assert mixed is not None
+    made = calibrate_here(LoadOptions(), blocks=mixed, shapes=(WIDE,), works=WORKS)
+    (each,) = {sample.shape.weight_bytes for sample in made.samples}
+    assert 144 / 256 < each < 210 / 256
+    assert [mixed.of(f"model.layers.{layer}.mlp.down_proj.weight", 4).name for layer in range(4)] == [
+        *("Q6_K", "Q6_K", "Q4_K", "Q4_K")
+    ]
+    assert mixed.of("model.layers.3.self_attn.q_proj.weight", 4) is Format.Q4_K
+    assert mixed.of("model.embed_tokens.weight", 4) is Format.Q6_K
 
 
 def test_names_of_types_are_those_that_people_write() -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import datetime
+import math
 import os
+import re
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 
@@ -16,14 +19,14 @@ from parlay import __version__, models
 from parlay.bench.host import busy_cores
 from parlay.bench.plan.overheads import engine_overheads
 from parlay.bench.plan.shapes import config_of, read_model
-from parlay.bench.plan.weights import WeightType, weight_type
+from parlay.bench.plan.weights import Blocks, WeightType, weight_type
 from parlay.cache import Budget
 from parlay.cost.calibrate import SHAPES, WORKS, MachineCalibration, calibrate, load, with_engine
 from parlay.cost.roofline import ForwardShape, ModelShape
 from parlay.models.native import NativeRunner
 from parlay.models.random_decoder import random_weights, save_decoder
 from parlay.models.torch_ops.kernels import choose_dtype
-from parlay.models.weights.formats import Format
+from parlay.models.weights.stored import StoredTensor
 from parlay.options import LoadOptions
 from parlay.system import threads
 from parlay.system.cpu_info import cpu_model
@@ -39,7 +42,8 @@ Log = Callable[[str], None]
 
 def calibration_path(weights: str) -> Path:
     """Where this machine's calibration for ``weights`` of that type is kept unless told otherwise."""
-    return user_cache() / f"calibration-{weights}.json"
+    name = re.sub(r"\W+", "-", weights)
+    return user_cache() / f"calibration-{name}.json"
 
 
 def load_here(model: str, asked: LoadOptions) -> LoadOptions:
@@ -57,27 +61,29 @@ def check_here(weights: WeightType) -> None:
 
 
 def open_random(
-    shape: ModelShape, options: LoadOptions, *, max_context: int, cache_tokens: int, blocks: Format | None = None
+    shape: ModelShape, options: LoadOptions, *, max_context: int, cache_tokens: int, blocks: Blocks | None = None
 ) -> tuple[Runner, ModelShape]:
     """A runner over random weights, loaded as any checkpoint is, and the shape in the bytes that it keeps.
 
-    With ``blocks`` every matrix is in that format. Kernels choose in which type keys and values are cached, so that is
+    With ``blocks`` every matrix is in its format. Kernels choose in which type keys and values are cached, so that is
     read off the memory that the cache takes.
     """
     budget = Budget(None)
     config = config_of(shape, max_context)
     if blocks is not None:
         threads.settle(options.threads)
+        weights = random_weights(config, partial(blocks.of, layers=config.num_layers))
         runner: Runner = NativeRunner(
             config,
-            random_weights(config, blocks),
+            weights,
             dtype=torch.bfloat16,
             device=torch.device("cpu"),
             max_tokens_cached=cache_tokens,
             budget=budget,
             name=f"random {blocks.name}",
         )
-        weight_bytes = blocks.block_bytes / blocks.block
+        matrices = [weight for weight in weights.values() if isinstance(weight, StoredTensor)]
+        weight_bytes = sum(each.data.nbytes for each in matrices) / sum(math.prod(each.shape) for each in matrices)
     else:
         with tempfile.TemporaryDirectory() as folder:
             save_decoder(config, Path(folder))
@@ -90,15 +96,15 @@ def open_random(
 def calibrate_here(
     options: LoadOptions,
     *,
-    blocks: Format | None = None,
+    blocks: Blocks | None = None,
     shapes: Sequence[ModelShape] = (),
     works: Sequence[ForwardShape] = WORKS,
     log: Log = lambda line: None,
 ) -> MachineCalibration:
     """Time forwards of random decoders, and steps of the engine, on this machine; about a minute on two cores.
 
-    ``options`` say how they are loaded; with ``blocks`` their weights are in that format. ``log`` gets a line for each
-    part of the work.
+    ``options`` say how they are loaded; with ``blocks`` their weights are in these formats. ``log`` gets a line for
+    each part of the work.
     """
     shapes = shapes or (SHAPES if blocks is None else tuple(map(_in_whole_blocks, SHAPES)))
     longest = max(_LEAST_CONTEXT, *(work.context + work.rows for work in works))
@@ -110,7 +116,7 @@ def calibrate_here(
         opened[:] = []  # free the last runner's memory for the next one
         runner, kept = open_random(shape, options, max_context=longest, cache_tokens=room, blocks=blocks)
         opened.append(runner)
-        name = blocks.name.lower() if blocks is not None else options.quantize or runner.spec.dtype
+        name = blocks.name if blocks is not None else options.quantize or runner.spec.dtype
         provenance.update(_provenance(runner, kept), weights=name)
         return runner, kept
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from parlay.bench.forwards import weight_bytes
@@ -13,30 +13,67 @@ from parlay.models.loading import load_weights, read_config
 from parlay.models.weights.formats import Format
 from parlay.models.weights.stored import StoredTensor
 
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """In which formats a model's matrices are: ``usual``, but for the kinds that ``others`` names.
+
+    ``others`` gives by kind (``down_proj``; ``lm_head`` for a tied embedding too) the formats of the layers, from the
+    first to the last. ``name`` tells mixes apart.
+    """
+
+    name: str
+    usual: Format
+    others: Mapping[str, tuple[Format, ...]] = field(default_factory=dict)
+
+    def of(self, matrix: str, layers: int) -> Format:
+        """The format of a matrix of that name in a decoder of so many layers, which stand for all layers evenly."""
+        kind, layer = _kind_and_layer(matrix)
+        formats = self.others.get(kind)
+        return formats[layer * len(formats) // layers] if formats else self.usual
+
+
+def _kind_and_layer(matrix: str) -> tuple[str, int]:
+    """Kind and layer of a matrix by its Hugging Face name; what stands in no layer is in layer 0."""
+    parts = matrix.split(".")
+    kind = "lm_head" if parts[-2] == "embed_tokens" else parts[-2]
+    return kind, next((int(part) for part in parts if part.isdecimal()), 0)
+
+
+def _mixed(name: str, usual: Format) -> Blocks:
+    """The mixes of llama.cpp that end in M: two kinds of matrices in half of the layers, and the head, in six bits."""
+    half = (Format.Q6_K, usual)
+    return Blocks(name, usual, {"v_proj": half, "down_proj": half, "lm_head": (Format.Q6_K,)})
+
+
+def _but_head(name: str, usual: Format) -> Blocks:
+    return Blocks(name, usual, {"lm_head": (Format.Q6_K,)})
+
+
 _NUMBERS = {"float64": 8.0, "float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "fp8": 1.0, "int8": 1.0}
-_MIXES: Mapping[str, tuple[float, Format | None]] = {
-    "q6_k": (6.56, Format.Q6_K),
-    "q5_k_m": (5.70, Format.Q5_K),
-    "q5_k_s": (5.57, Format.Q5_K),
-    "q4_k_m": (4.89, Format.Q4_K),
-    "q4_k_s": (4.67, Format.Q4_K),
+_MIXES: Mapping[str, tuple[float, Blocks | None]] = {
+    "q6_k": (6.56, Blocks("q6_k", Format.Q6_K)),
+    "q5_k_m": (5.70, _mixed("q5_k_m", Format.Q5_K)),
+    "q5_k_s": (5.57, _but_head("q5_k_s", Format.Q5_K)),
+    "q4_k_m": (4.89, _mixed("q4_k_m", Format.Q4_K)),
+    "q4_k_s": (4.67, _but_head("q4_k_s", Format.Q4_K)),
     "q3_k_m": (4.00, None),
     "q2_k": (3.16, None),
     "awq": (4.25, None),
     "gptq": (4.25, None),
     "nf4": (4.13, None),
 }
-"""Bits of a weight, and the format of most of them if Parlay multiplies it: llama.cpp's figures for Llama 3.1 8B,
+"""Bits of a weight, and the formats if Parlay multiplies them: llama.cpp's figures for Llama 3.1 8B,
 whose mixes keep some matrices in more bits; four bits in groups of 128 with a scale and a zero; NF4 of QLoRA."""
 
 
 @dataclass(frozen=True, slots=True)
 class WeightType:
-    """A name, the mean bytes of a weight, and the format of its blocks; None for plain numbers or formats of others."""
+    """A name, the mean bytes of a weight, and its blocks; None for plain numbers or formats of others."""
 
     name: str
     bytes: float
-    blocks: Format | None = None
+    blocks: Blocks | None = None
 
 
 def weight_type(name: str) -> WeightType:
@@ -52,24 +89,42 @@ def weight_type(name: str) -> WeightType:
         formats = [each.name.lower() for each in Format if each.plain is None]
         known = ", ".join(dict.fromkeys([*_NUMBERS, *_MIXES, *formats]))
         raise ValueError(f"weights of type {name!r} are not known: use one of {known}")
-    return WeightType(lower, format.block_bytes / format.block, format)
+    return WeightType(lower, format.block_bytes / format.block, Blocks(lower, format))
 
 
 def stored_type(file: Path) -> WeightType | None:
-    """How a GGUF file stores most of its weights, with the bytes of a weight in the mean over all that a forward reads.
+    """How a GGUF file stores its weights, with the bytes of a weight in the mean over all that a forward reads.
 
-    None for plain numbers.
+    None for plain numbers, if most are.
     """
     config = read_config(file)
+    weights = load_weights(file, config)
+    stored = {name: weight for name, weight in weights.items() if isinstance(weight, StoredTensor)}
+    if "lm_head.weight" in weights:  # then no forward reads all of the embedding
+        stored.pop("model.embed_tokens.weight", None)
     counts: Counter[Format] = Counter()
-    for weight in load_weights(file, config).values():
-        if isinstance(weight, StoredTensor):
-            counts[weight.format] += weight.data.nbytes
+    for weight in stored.values():
+        counts[weight.format] += weight.data.nbytes
     if not counts or counts.most_common(1)[0][0].plain is not None:
         return None
-    format = counts.most_common(1)[0][0]
+    blocks = _blocks(stored, counts)
     shape = shape_of(config, weight_bytes=1, kv_bytes=2)
-    return WeightType(format.name.lower(), weight_bytes(file, "int8") / shape.multiplied, format)
+    return WeightType(blocks.name, weight_bytes(file, "int8") / shape.multiplied, blocks)
+
+
+def _blocks(stored: Mapping[str, StoredTensor], counts: Counter[Format]) -> Blocks:
+    """The formats of all matrices, of which ``counts`` gives the bytes. Plain numbers count as the usual format."""
+    usual = counts.most_common(1)[0][0]
+    layers: dict[str, dict[int, Format]] = {}
+    for name, weight in stored.items():
+        kind, layer = _kind_and_layer(name)
+        layers.setdefault(kind, {})[layer] = usual if weight.format.plain else weight.format
+    rows = {kind: tuple(formats for _, formats in sorted(own.items())) for kind, own in layers.items()}
+    others = {kind: formats for kind, formats in rows.items() if set(formats) != {usual}}
+    used = {format for formats in others.values() for format in formats} | {usual}
+    total = sum(counts[format] for format in used)
+    shares = [f"{round(100 * counts[format] / total)} % {format.name.lower()}" for format, _ in counts.most_common()]
+    return Blocks(" and ".join(shares) if others else usual.name.lower(), usual, others)
 
 
 def smaller_types(bytes_each: float) -> list[WeightType]:
