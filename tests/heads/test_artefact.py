@@ -20,6 +20,8 @@ from parlay.heads.artefact import CONFIG, WEIGHTS, BadHead, HeadArtefact, Origin
 from parlay.heads.hub import front_matter, read_card
 from parlay.heads.proof import LENGTH, Proof
 from parlay.llm import LLM
+from parlay.models.fetch.hub import hash_of
+from parlay.models.weights.quantize import in_q8_0
 from parlay.testing.checkpoints import VOCAB_SIZE
 from parlay.testing.random_heads import random_heads
 from parlay.testing.toy_tokenizers import toy_tokenizer
@@ -72,11 +74,35 @@ def test_matrices_of_whole_blocks_take_half_the_bytes_of_bfloat16(head: HeadArte
 
 def test_a_folder_of_the_first_format_still_opens(use: Use, head: HeadArtefact, tmp_path: Path) -> None:
     artefact.save(tmp_path, replace(head, proof=None), "")
+    numbers = {name: each.bfloat16() if each.is_floating_point() else each for name, each in head.tensors.items()}
+    save_file({**numbers, "target.witness": head.witness_WH.bfloat16()}, tmp_path / WEIGHTS)
     said = json.loads((tmp_path / CONFIG).read_text())
     old = {name: said[name] for name in ("method", "settings", "layer")}
     (tmp_path / CONFIG).write_text(json.dumps(old))
     assert artefact.load(tmp_path).origin == Origin()
     assert "strategy" not in use(tmp_path)
+
+
+def test_a_folder_of_the_third_format_has_eight_bits_throughout(use: Use, head: HeadArtefact, tmp_path: Path) -> None:
+    """Heads that were written before MLPs had four bits open as they were."""
+    artefact.save(tmp_path, replace(head, proof=None), "")
+    kept = load_file(tmp_path / WEIGHTS)
+    mlps = [name for name in head.tensors if ".mlp." in name]
+    save_file(kept | {name: in_q8_0(head.tensors[name]).data for name in mlps}, tmp_path / WEIGHTS)
+    said = json.loads((tmp_path / CONFIG).read_text())
+    del said["blocks"]
+    (tmp_path / CONFIG).write_text(json.dumps({**said, "format": 3, "sha256": hash_of(tmp_path / WEIGHTS)}))
+    read = artefact.load(tmp_path).tensors
+    assert all(torch.allclose(read[name].float(), head.tensors[name].float(), atol=0.02) for name in mlps)
+    assert "strategy" not in use(tmp_path)
+
+
+def test_blocks_that_no_head_is_written_in_are_named(head: HeadArtefact, tmp_path: Path) -> None:
+    artefact.save(tmp_path, replace(head, proof=None), "")
+    said = json.loads((tmp_path / CONFIG).read_text())
+    (tmp_path / CONFIG).write_text(json.dumps({**said, "blocks": {"fc.weight": "Q9_9"}}))
+    with pytest.raises(BadHead, match="names the blocks Q9_9"):
+        artefact.load(tmp_path)
 
 
 def another_target(head: HeadArtefact, proof: Proof) -> HeadArtefact:

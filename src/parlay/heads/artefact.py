@@ -5,8 +5,8 @@ Some rows of the target's embedding are kept as witnesses: a target whose rows p
 Quantisation turns them by a few degrees at most. A `Proof` shows at first use that target and head compute here what
 they computed there.
 
-Matrices are written as bytes in the blocks of Q8_0, 8.5 bits a weight, where their rows are whole blocks. Folders of
-earlier formats, which have bfloat16 instead and in the first say less, still open.
+Matrices whose rows are whole blocks are written as bytes: those of MLPs in blocks of Q4_1, 5 bits a weight, the others
+in blocks of Q8_0, 8.5 bits. Folders of earlier formats still open: the third has Q8_0 alone, those before bfloat16.
 """
 
 from __future__ import annotations
@@ -29,15 +29,14 @@ from parlay.models.config import DecoderConfig, RopeConfig
 from parlay.models.fetch.hub import hash_of
 from parlay.models.weights.dequantize import dense
 from parlay.models.weights.formats import Format
-from parlay.models.weights.quantize import in_q8_0
+from parlay.models.weights.quantize import fits_blocks, in_q4_1, in_q8_0
 from parlay.models.weights.stored import StoredTensor
 from parlay.system.user_cache import saved_whole
 from parlay.types import ParlayError
 
 WITNESSES = 32
 LEAST_COSINE = 0.95
-FORMAT = 3
-_BLOCKS = Format.Q8_0
+FORMAT = 4
 _WITNESS = "target.witness"
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
 GENERAL = "general"
@@ -85,13 +84,17 @@ class HeadArtefact:
 
 @dataclass(frozen=True, slots=True)
 class HeadFacts:
-    """Facts from a head's config, read without its weights. ``sha256`` is empty in the first format."""
+    """Facts from a head's config, read without its weights. ``sha256`` is empty in the first format.
+
+    ``blocks`` names the format of each matrix in blocks, from the fourth format on; before, that is Q8_0.
+    """
 
     method: str
     layer: DecoderConfig
     settings: Mapping[str, Any]
     origin: Origin
     sha256: str
+    blocks: Mapping[str, Format] = field(default_factory=dict)
 
     @property
     def expected(self) -> float | None:
@@ -108,7 +111,7 @@ def witness_ids(vocab_size: int) -> Tensor:
 def save(folder: Path, head: HeadArtefact, card: str) -> None:
     """Writes the folder; what was there is replaced file by file, the weights last."""
     folder.mkdir(parents=True, exist_ok=True)
-    written = {name: _written(tensor.detach()) for name, tensor in head.tensors.items()}
+    written = {name: _written(name, tensor.detach()) for name, tensor in head.tensors.items()}
     tensors = {**written, _WITNESS: head.witness_WH.to(torch.bfloat16).contiguous()}
     tensors |= head.proof.tensors() if head.proof else {}
     (folder / CARD).write_text(card, encoding="utf-8")
@@ -121,6 +124,7 @@ def save(folder: Path, head: HeadArtefact, card: str) -> None:
             "sha256": hash_of(part),
             "settings": dict(head.settings),
             "layer": _plain(head.layer),
+            "blocks": {name: blocks_of(name).name for name, each in written.items() if each.dtype == torch.uint8},
         }
         (folder / CONFIG).write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8")
 
@@ -132,7 +136,10 @@ def read_facts(folder: Path) -> HeadFacts:
         if said.get("format", 1) > FORMAT:
             raise BadHead(f"{folder} was written by a later version of Parlay: upgrade with pip install -U parlay")
         origin = Origin(**said.get("origin", {}))
-        found = HeadFacts(said["method"], _layer(said["layer"]), said["settings"], origin, said.get("sha256", ""))
+        blocks = {name: _format(each) for name, each in said.get("blocks", {}).items()}
+        found = HeadFacts(
+            said["method"], _layer(said["layer"]), said["settings"], origin, said.get("sha256", ""), blocks
+        )
         _check_kinds(found)
         return found
     except BadHead:
@@ -141,6 +148,13 @@ def read_facts(folder: Path) -> HeadFacts:
         raise BadHead(f"{folder} holds no draft head that can be read: {CONFIG} lacks {error}") from error
     except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise BadHead(f"{folder} holds no draft head that can be read: {error}") from error
+
+
+def _format(name: str) -> Format:
+    """Raises ValueError for a format that no head is written in."""
+    if name not in (Format.Q4_1.name, Format.Q8_0.name):
+        raise ValueError(f"{CONFIG} names the blocks {name}, and heads are in {Format.Q4_1.name} or {Format.Q8_0.name}")
+    return Format[name]
 
 
 def _check_kinds(facts: HeadFacts) -> None:
@@ -165,7 +179,10 @@ def load(folder: Path) -> HeadArtefact:
                 f"{folder / WEIGHTS} is not the file that {CONFIG} names by its SHA-256: "
                 "it was damaged or replaced, so get the folder again"
             )
-        tensors = {name: _read(tensor) for name, tensor in load_file(folder / WEIGHTS).items()}
+        tensors = {
+            name: _read(tensor, facts.blocks.get(name, Format.Q8_0))
+            for name, tensor in load_file(folder / WEIGHTS).items()
+        }
         witness_WH, proof = tensors.pop(_WITNESS), Proof.taken(tensors)
     except (OSError, KeyError, SafetensorError) as error:
         raise BadHead(f"{folder} holds no draft head that can be read: {error}") from error
@@ -214,24 +231,30 @@ def _cosine(some_WH: Tensor, others_WH: Tensor) -> float:
 
 def as_stored(head: HeadArtefact) -> HeadArtefact:
     """The head as `load` gives it after `save`: floating-point numbers in bfloat16, those of blocks rounded twice."""
-    return replace(head, tensors={name: _read(_written(tensor.detach())) for name, tensor in head.tensors.items()})
+    tensors = {name: each.detach() for name, each in head.tensors.items()}
+    return replace(head, tensors={name: _read(_written(name, each), blocks_of(name)) for name, each in tensors.items()})
 
 
-def _written(tensor: Tensor) -> Tensor:
+def blocks_of(name: str) -> Format:
+    """The format of a head's matrix: four bits for MLPs cost EAGLE-3 on SmolLM2 no acceptance, and for others some."""
+    return Format.Q4_1 if ".mlp." in name else Format.Q8_0
+
+
+def _written(name: str, tensor: Tensor) -> Tensor:
     """``tensor`` of any shape as it is written, contiguous: of matrices the blocks, uint8."""
     if not tensor.is_floating_point():
         return tensor.contiguous()
-    if tensor.ndim == 2 and tensor.shape[1] % _BLOCKS.block == 0:
-        return in_q8_0(tensor).data
-    return tensor.to(torch.bfloat16).contiguous()
+    if tensor.ndim != 2 or not fits_blocks(tensor):
+        return tensor.to(torch.bfloat16).contiguous()
+    return (in_q4_1 if blocks_of(name) is Format.Q4_1 else in_q8_0)(tensor).data
 
 
-def _read(tensor: Tensor) -> Tensor:
+def _read(tensor: Tensor, blocks: Format) -> Tensor:
     """The numbers of ``tensor`` of any shape, which `_written` gave."""
-    if tensor.dtype != torch.uint8 or tensor.ndim != 2 or tensor.shape[1] % _BLOCKS.block_bytes:
+    if tensor.dtype != torch.uint8 or tensor.ndim != 2 or tensor.shape[1] % blocks.block_bytes:
         return tensor
-    shape = len(tensor), tensor.shape[1] // _BLOCKS.block_bytes * _BLOCKS.block
-    return dense(StoredTensor(_BLOCKS, shape, tensor), torch.bfloat16)
+    shape = len(tensor), tensor.shape[1] // blocks.block_bytes * blocks.block
+    return dense(StoredTensor(blocks, shape, tensor), torch.bfloat16)
 
 
 _NOT_SAVED = frozenset({"head", "layers", "embedding_scale", "logit_cap"})
