@@ -156,6 +156,18 @@ def test_filler_is_as_long_as_asked_and_no_line_comes_twice() -> None:
     assert text != book(2, 20_000)
 
 
+def test_speed_bench_is_read_as_its_makers_publish_it(tmp_path: Path) -> None:
+    """Rows of the columns of nvidia/SPEED-Bench: a workload for each category, the turns of a conversation in one."""
+    more = {"sub_category": "python", "source": "s", "src_id": "1", "difficulty": "easy", "multiturn": True}
+    rows = [{"question_id": str(n), "category": "coding", "turns": ["Write it.", "Test it."], **more} for n in range(2)]
+    path = tmp_path / "speed-bench" / "qualitative.jsonl"
+    path.parent.mkdir()
+    path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    (coding,) = workloads.load(["speed-bench"], data=tmp_path)
+    assert (coding.name, len(coding.items)) == ("speed-bench/coding", 2)
+    assert coding.items[0].messages[0].content == "Write it."
+
+
 def test_published_sets_are_read_from_a_folder_and_their_categories_have_names(tmp_path: Path) -> None:
     path = tmp_path / "spec-bench" / "question.jsonl"
     path.parent.mkdir()

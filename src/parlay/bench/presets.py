@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from parlay.bench.records import PLAIN
-from parlay.bench.workloads import BUILT_IN, DATA_SETS
+from parlay.bench.workloads import BUILT_IN, DATA_SETS, SPEED_BENCH
 from parlay.options import split
 from parlay.strategies.catalogue import catalogue
 from parlay.strategies.entry import DEFAULT_STRATEGY
@@ -34,9 +34,10 @@ PRESETS = {
     "standard": Preset(),
     "readme": Preset(("copy", "edit", "calls", "maths"), prompts=8, against=True),
     "spec-bench": Preset(("spec-bench",)),
-    "published": Preset(DATA_SETS, prompts=8),
+    SPEED_BENCH: Preset((SPEED_BENCH,)),
+    "published": Preset(tuple(name for name in DATA_SETS if name != SPEED_BENCH), prompts=8),
 }
-"""By name; ``standard`` is the default. ``spec-bench`` and ``published`` need a folder of published sets."""
+"""By name; ``standard`` is the default. ``spec-bench``, ``speed-bench`` and ``published`` need a folder of sets."""
 
 
 def strategies(text: str) -> tuple[str, ...]:

@@ -10,10 +10,11 @@ from parlay.bench.workloads import files, sets
 from parlay.bench.workloads.files import read_prompts
 from parlay.bench.workloads.shapes import Item, Message, Workload
 
-__all__ = ["BUILT_IN", "DATA_SETS", "Item", "Message", "Workload", "load", "read_prompts"]
+__all__ = ["BUILT_IN", "DATA_SETS", "SPEED_BENCH", "Item", "Message", "Workload", "load", "read_prompts"]
 
 BUILT_IN = sets.NAMES
 DATA_SETS = tuple(sets.FILES)
+SPEED_BENCH = sets.SPEED_BENCH
 
 
 def load(names: Sequence[str], most: int | None = None, data: Path | None = None) -> list[Workload]:

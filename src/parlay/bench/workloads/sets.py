@@ -49,8 +49,11 @@ def _long_item(number: int) -> Item:
     return Item(id=f"{LONG}-{number}", messages=(Message("user", question),))
 
 
+SPEED_BENCH = "speed-bench"
+"""Its prompts come under a licence of their own, so few folders hold it."""
 FILES: Mapping[str, str] = {
     "spec-bench": "spec-bench/question.jsonl",
+    SPEED_BENCH: "speed-bench/qualitative.jsonl",
     "mt-bench": "mt-bench/mt_bench_question.jsonl",
     "editeval": "editeval/edit_eval.jsonl",
     "humaneval": "humaneval/HumanEval.jsonl.gz",
