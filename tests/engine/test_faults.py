@@ -162,7 +162,7 @@ def test_choices_that_can_not_be_told_cost_the_drafts_and_nothing_else(monkeypat
     def refuse(*_: object) -> list[tuple[int, ...]]:
         raise RuntimeError("bad sampler")
 
-    monkeypatch.setattr("parlay.engine.accept.ranked", refuse)
+    monkeypatch.setattr("parlay.engine.verify.ranked", refuse)
     wants_top_k = replace(strategy(), drafters=(toy_drafters.RejectedReader(_oracle(), LOGITS),))
     finished = run(ToyRunner(LOGITS, VOCAB), [(one, wants_top_k) for one in WELL])
     assert {name: outcome(events) for name, events in finished.items()} == expected()

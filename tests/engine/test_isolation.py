@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from parlay.engine.isolation import isolated
+from parlay.engine.sequence_step import isolated
 
 
 class Calls:

@@ -2,19 +2,43 @@
 
 from __future__ import annotations
 
+import math
+import mmap
+import sys
 from array import array
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from parlay.cache.buffers import zeros
-
 BLOCK = 16
 """Tokens per page. A page is the unit of memory and of prefix reuse. The compiled decoder has the same number."""
 
 _SLAB_BYTES, _SLAB_PAGES = 16 << 20, 64
+
+_MAPPED = 1 << 20
+"""Buffers from this size on, in bytes, are mapped; smaller ones come from the heap."""
+
+_HUGE = 2 << 20  # the system's large pages begin at multiples of this
+
+
+def zeros(size: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A tensor of zeros, whose memory returns to the system as soon as it is freed.
+
+    The C library keeps freed memory for later allocations. Buffers of many sizes leave holes that fit none of them:
+    with a cache that was always full, the heap grew to twice the cache's size (measured over 2,000 requests).
+    """
+    count = math.prod(size) * dtype.itemsize
+    if sys.platform != "linux" or device.type != "cpu" or count < _MAPPED:
+        return torch.zeros(*size, dtype=dtype, device=device)
+    pages = mmap.mmap(-1, count + _HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(OSError):  # some kernels have no huge pages; with them, first use is five times as fast
+        pages.madvise(mmap.MADV_HUGEPAGE)
+    whole = torch.frombuffer(pages, dtype=torch.uint8)
+    begin = -whole.data_ptr() % _HUGE  # what comes before is never written, so it takes no memory
+    return whole[begin : begin + count].view(dtype).view(*size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

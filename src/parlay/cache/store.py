@@ -9,9 +9,8 @@ from itertools import islice
 from typing import NamedTuple
 
 from parlay.cache.budget import Budget, format_bytes
-from parlay.cache.cached_text import CachedText, Staged
 from parlay.cache.pages import BLOCK, CacheShape, Page, PageTable, Pool, pages_for
-from parlay.cache.prefixes import PrefixIndex
+from parlay.cache.prefixes import CachedText, PrefixIndex, Staged
 from parlay.types import NO_SKIP, NO_TREE, OutOfRoom, Segment, Skip, Tree
 
 

@@ -13,8 +13,7 @@ from itertools import takewhile
 
 import torch
 
-from parlay.engine.isolation import isolated, named
-from parlay.engine.sequence_step import SequenceStep, grouped
+from parlay.engine.sequence_step import SequenceStep, grouped, isolated, named
 from parlay.sampling.distributions import row_logprobs, soft_distribution
 from parlay.sampling.sampler import sample
 from parlay.types import (

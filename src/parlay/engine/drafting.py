@@ -10,12 +10,11 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from parlay.engine.admission import DraftAdmission
-from parlay.engine.clock import Clock, since
 from parlay.engine.constrained import drafters_part
-from parlay.engine.isolation import isolated
 from parlay.engine.scheduler import Scheduler
 from parlay.engine.sequence import Sequence
-from parlay.engine.sequence_step import SequenceStep, charge, grouped
+from parlay.engine.sequence_step import SequenceStep, charge, grouped, isolated
+from parlay.engine.tally import Clock, since
 from parlay.engine.target_layers import TargetLayers
 from parlay.types import NO_DRAFT, Budgets, Draft, Drafter, Needs, Policy, Spent, Strategy
 

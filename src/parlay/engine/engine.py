@@ -5,18 +5,16 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from parlay.engine.accept import accept, rank
 from parlay.engine.admission import DraftAdmission
-from parlay.engine.clock import Clock, plausible, since
 from parlay.engine.commit import collect_prompt_logprobs, commit
 from parlay.engine.denoise import fill, lay
 from parlay.engine.drafting import Drafting
-from parlay.engine.isolation import isolated, named
 from parlay.engine.request_table import RequestTable
 from parlay.engine.scheduler import Limits, Scheduler
-from parlay.engine.sequence_step import SequenceStep, charge
+from parlay.engine.sequence_step import SequenceStep, charge, isolated, named
+from parlay.engine.tally import Clock, plausible, since
 from parlay.engine.target_layers import TargetLayers
-from parlay.engine.verify import verify
+from parlay.engine.verify import accept, rank, verify
 from parlay.system.threads import torch_on_one
 from parlay.types import NOTHING_SPENT, Cost, EngineStats, Event, FinishReason, Request, Runner, Spent, Strategy
 

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
-from parlay.engine.clock import plausible
 from parlay.engine.owner_latency import Paces
 from parlay.engine.sequence import Sequence
+from parlay.engine.tally import plausible
 from parlay.types import Cost
 
 

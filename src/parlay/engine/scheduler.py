@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from parlay.engine import fair_share as shares
-from parlay.engine.clock import Clock
 from parlay.engine.sequence import Sequence
 from parlay.engine.sequence_step import SequenceStep
+from parlay.engine.tally import Clock
 from parlay.types import Cost, OutOfRoom, Runner
 
 

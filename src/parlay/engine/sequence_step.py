@@ -1,16 +1,15 @@
-"""One sequence's part in one step, from its pending tokens to what joined the text."""
+"""One sequence's part in one step, from its pending tokens to what joined the text; and calls for many such parts."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
-from parlay.engine.isolation import named
 from parlay.engine.sequence import Sequence
 from parlay.types import (
     NO_DRAFT,
@@ -24,6 +23,8 @@ from parlay.types import (
     TokenLogprobs,
     Verdict,
 )
+
+Member = TypeVar("Member")
 
 logger = logging.getLogger(__name__)
 
@@ -191,3 +192,31 @@ def grouped(steps: list[SequenceStep], key: Callable[[SequenceStep], Hashable]) 
     for step in steps:
         groups.setdefault(key(step), []).append(step)
     return groups.values()
+
+
+def isolated(
+    call: Callable[[list[Member]], None],
+    members: list[Member],
+    failed: Callable[[Member, Exception], None],
+    *,
+    again: bool = True,
+) -> None:
+    """Make the call for all members together. If it raises, make it for each member alone.
+
+    ``failed`` is called with each member that raises when it is alone. With ``again=False``, for calls that can't be
+    repeated, there is one call only: if it raises, all members have failed.
+    """
+    try:
+        call(members)
+    except Exception as error:
+        if len(members) == 1 or not again:
+            for member in members:
+                failed(member, error)
+            return
+        logger.warning("a call for %d requests failed (%s): each is tried alone", len(members), named(error))
+        for member in members:
+            isolated(call, [member], failed)
+
+
+def named(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from parlay.engine.clock import Clock, since
 from parlay.engine.sequence import Sequence
+from parlay.engine.tally import Clock, since
 from parlay.types import NO_SKIP, Features, OutOfRoom, Output, Runner, Segment, SequenceView, Skip, trees
 
 

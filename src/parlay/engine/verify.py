@@ -1,12 +1,15 @@
-"""The only forward whose logits commit tokens. If it raises, only the requests that make it raise end."""
+"""The only forward whose logits commit tokens, and the accept rules, which decide by them how far drafts are right.
+
+If a forward or a rule raises, only the requests that make it raise end.
+"""
 
 from __future__ import annotations
 
 from itertools import pairwise
 
-from parlay.engine.isolation import isolated, named
-from parlay.engine.sequence_step import SequenceStep, charge
-from parlay.types import NO_DRAFT, Runner, Segment
+from parlay.engine.sequence_step import SequenceStep, charge, grouped, isolated, named
+from parlay.sampling.sampler import ranked
+from parlay.types import NO_DRAFT, Exactness, Fault, Runner, Segment, trees
 
 
 def verify(runner: Runner, steps: list[SequenceStep]) -> float:
@@ -56,3 +59,59 @@ def _segment(step: SequenceStep) -> Segment:
     return Segment(
         step.sequence.sequence, step.pending, tree, logits_from, features=inputs, together=step.draft.together
     )
+
+
+def accept(steps: list[SequenceStep]) -> None:
+    """Each rule decides all its steps at once. If it raises, only the requests that make it raise end.
+
+    A lossy verdict that would take its text's running score below the floor is not committed: the text goes on
+    under the rule that its strategy names for this, from this step on.
+    """
+    _decide(steps)
+    if leaving := [step for step in steps if step.sequence.strategy.escape is not None and _leaves(step)]:
+        _decide(leaving)
+
+
+def _decide(steps: list[SequenceStep]) -> None:
+    for group in grouped(steps, lambda step: (id(step.sequence.rule), id(step.out))):
+        isolated(_judge, group, lambda step, error: step.fail(named(error), error))
+
+
+def _leaves(step: SequenceStep) -> bool:
+    """Whether the text escapes in this step; until then, its score is kept. A stop that cuts the verdict ends it."""
+    sequence, escape, tokens = step.sequence, step.sequence.strategy.escape, step.verdict.sampled
+    if escape is None or step.fault is not None or sequence.escaped_at is not None:
+        return False
+    logits_NV = step.out.logits_RV[[step.root, *(step.root + 1 + node for node in step.verdict.path)]]
+    below_N = logits_NV[range(len(tokens)), list(tokens)] - logits_NV.max(dim=1).values
+    confidence = sequence.confidence + float(below_N.double().exp().sum())
+    if confidence >= escape.floor * (sequence.output_length + len(tokens)):
+        sequence.confidence = confidence
+        return False
+    sequence.escape()
+    return True
+
+
+def _judge(steps: list[SequenceStep]) -> None:
+    """Decide steps that have one rule and one forward's output."""
+    rule, logits_RV = steps[0].sequence.rule, steps[0].out.logits_RV
+    views, drafts = [step.sequence for step in steps], [step.draft for step in steps]
+    verdicts = rule.accept(views, drafts, logits_RV, [step.root for step in steps])
+    for step, verdict in list(zip(steps, verdicts, strict=True)):
+        if isinstance(verdict, Fault):
+            step.fault = verdict
+        else:
+            step.verdict = verdict
+
+
+def rank(steps: list[SequenceStep]) -> None:
+    """Note the tokens that the sampler prefers at the root, then at each node on the node's own path."""
+    for step in steps:
+        needs, tree = step.sequence.needs, step.draft.tree
+        count = max([needs[drafter].top_k for drafter in step.wants_top_k])
+        if count == 1 and not tree.tokens and step.sequence.rule.exactness is Exactness.BITS:
+            step.top_k = (step.verdict.sampled[:1],)  # the rule asked the sampler already
+            continue
+        paths = [[], *([tree.tokens[above] for above in trees.path_to(tree, node)] for node in range(len(tree)))]
+        logits_RV = step.out.logits_RV[step.root : step.root + len(paths)]
+        step.top_k = tuple(ranked(logits_RV, [step.sequence] * len(paths), paths, count))

@@ -194,7 +194,7 @@ class Router(Policy):
     def _count(self, ranked: Sequence[float], drafting: float, fixed: int) -> int:
         """Count the ranked nodes to verify, with so many rows that are verified anyway; of equals the fewest."""
         rows, gains = self._prices.rows, [0.0, *accumulate(ranked)]
-        counts = [*range(0, len(ranked), -(-len(ranked) // _STRIDES) or 1), len(ranked)]
+        counts: list[int] = [*range(0, len(ranked), -(-len(ranked) // _STRIDES) or 1), len(ranked)]
         tokens = self._goal.tokens(rows, [gains[count] for count in counts])
         steps = self._prices.of_steps(drafting, [rows + fixed + count for count in counts])
         rates = [each / seconds for each, seconds in zip(tokens, steps, strict=True)]

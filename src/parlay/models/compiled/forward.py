@@ -10,7 +10,7 @@ from torch import Tensor
 
 from parlay.compiled import structs
 from parlay.compiled.library import NotLoaded, load
-from parlay.models.compiled.growing import GrownTrees, Room, TreeRequests
+from parlay.models.compiled.growing import GrownTrees, TreeRequests
 from parlay.models.compiled.layout import BatchLayout, Prefixes, lay_out, lay_out_texts
 from parlay.models.compiled.short_head import ShortHead
 from parlay.models.compiled.weights import Packed, Weights, nobody
@@ -32,6 +32,7 @@ from parlay.types import Exactness, Skip
 
 _MOST_GROUP, _MOST_HEAD = 64, 512  # query heads per key head, and their size: what the library has room for
 _WIDEST = 16
+_LINE = 64  # bytes of a cache line
 _LONGER, _SHAPES = 256, 4096  # room is made for texts of so many tokens more; forwards known to have room
 
 
@@ -57,6 +58,24 @@ def runs_here(config: DecoderConfig, dtype: torch.dtype) -> bool:
     return refusal(config, dtype) is None
 
 
+class Workspace:
+    """Working memory of the library's calls, kept from one to the next; it begins at a cache line."""
+
+    def __init__(self, core: structs.Core) -> None:
+        self._core = core
+        self._bytes = torch.empty(0, dtype=torch.uint8)
+        self._start = 0
+
+    def at_least(self, needed: int) -> int:
+        """Return the address of so many bytes."""
+        if len(self._bytes) < needed + _LINE:
+            self._core.rest()  # a late thread may still read the old ones
+            self._bytes = torch.empty(needed + needed // 4 + _LINE, dtype=torch.uint8)
+            start = self._bytes.data_ptr()
+            self._start = start + -start % _LINE
+        return self._start
+
+
 class CompiledForward:
     """Raises NotLoaded where the library is missing or can't run this model."""
 
@@ -71,7 +90,7 @@ class CompiledForward:
         self._model = self._weights.model
         self._config, self._dtype = config, dtype
         self._prefixes = Prefixes(dtype)
-        self._space, self._growing = Room(self._core), Room(self._core)
+        self._space, self._growing = Workspace(self._core), Workspace(self._core)
         self._short: dict[int, ShortHead] = {}
         self._start = 0  # of the space
         self._roomy: set[tuple[int, ...]] = set()

@@ -7,30 +7,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-
 from parlay.compiled import structs
 from parlay.models.forward import GrownTree, TreeRequest
-
-_LINE = 64
-
-
-class Room:
-    """WeightArena of calls, kept from one to the next; it begins at a cache line."""
-
-    def __init__(self, core: structs.Core) -> None:
-        self._core = core
-        self._bytes = torch.empty(0, dtype=torch.uint8)
-        self._start = 0
-
-    def at_least(self, needed: int) -> int:
-        """The address of so many bytes."""
-        if len(self._bytes) < needed + _LINE:
-            self._core.rest()  # a late thread may still read the old ones
-            self._bytes = torch.empty(needed + needed // 4 + _LINE, dtype=torch.uint8)
-            start = self._bytes.data_ptr()
-            self._start = start + -start % _LINE
-        return self._start
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from parlay.compiled import structs
 from parlay.models.compiled.weights import WeightArena, Weights
+from parlay.models.weights.formats import Format
 from parlay.models.weights.quantize import fits_blocks, in_q8_0
-from parlay.models.weights.stored import Format
 
 _NEWEST = 4096
 """Places for tokens of texts that are not among the frequent ones."""

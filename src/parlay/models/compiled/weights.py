@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from parlay.cache.buffers import zeros
+from parlay.cache.pages import zeros
 from parlay.compiled import structs
 from parlay.compiled.library import NotLoaded, load
 from parlay.models.config import Activation, DecoderConfig, LayerForm

@@ -22,7 +22,6 @@ from parlay.strategies.catalogue import catalogue, find
 from parlay.strategies.spelling import parse
 from parlay.testing.conformance.compare import Divergence, Excuse, Finding, Report
 from parlay.testing.conformance.distribution import distribution
-from parlay.testing.conformance.endings import endings
 from parlay.testing.conformance.runners import check_runner
 from parlay.testing.conformance.stage import SeveralSubject, Stage, Subject
 from parlay.testing.conformance.stages import native_stage, runner_stage, toy_stage
@@ -35,7 +34,7 @@ from parlay.testing.conformance.strain import (
     preemption,
     references,
 )
-from parlay.testing.conformance.universal import LONG, SHORT, KitLength, constrained, greedy, mixed, sampled
+from parlay.testing.conformance.universal import LONG, SHORT, KitLength, constrained, endings, greedy, mixed, sampled
 from parlay.types import AcceptRule, Drafter
 
 __all__ = [

@@ -7,7 +7,7 @@ reference decoder, which has no cache, no drafts and no batch.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor
@@ -192,3 +192,28 @@ def constrained(subject: Subject, stage: Stage, effort: KitLength) -> list[Excus
     shared = subject.strategy(stage, 4)
     jobs = [(ask, shared) for ask in (*siblings, *asks[2:])]
     return excuses + agree(stage, jobs, Limits(max_rows=48, max_draft_rows=12), capacity=112)
+
+
+ENDINGS_TOKENS = 24
+
+
+def asks(stage: Stage) -> Iterator[StageRequest]:
+    """Requests that end everywhere in a block of drafted tokens, for every reason there is, greedy and sampled."""
+    for params in (GREEDY, VARIETY[0]):
+        base = StageRequest(prompt(stage, 7, 20), replace(params, max_tokens=ENDINGS_TOKENS, logprobs=2), seed=3)
+        text = stage.expected(base).output
+        for length in (0, 1, 2, 3, 5):
+            yield replace(base, params=replace(base.params, max_tokens=length))
+        for at in range(0, 12, 3):
+            stop = frozenset({text[at]})
+            yield replace(base, stop_ids=stop)
+            yield replace(base, stop_ids=stop, params=replace(base.params, min_tokens=at + 2))
+            yield replace(base, stop_sequence=tuple(text[at : at + 2]))
+            yield replace(base, stop_sequence=tuple(text[at : at + 2]), params=replace(base.params, min_tokens=at + 3))
+
+
+def endings(subject: Subject, stage: Stage, effort: KitLength) -> list[Excuse]:
+    """Tokens, reason and logprobs are the reference's wherever a request ends; the token that completes a stop counts,
+    later ones do not exist."""
+    shared = subject.strategy(stage, 9)
+    return agree(stage, [(ask, shared) for ask in asks(stage)])
