@@ -19,6 +19,9 @@ from parlay.serve.settings import Settings
 
 KEY = "sesame"
 ALWAYS_REFUSABLE = {
+    "/completion",
+    "/infill",
+    "/props",
     "/v1/models",
     "/v1/models/{model}",
     "/tokenize",

@@ -9,7 +9,7 @@ from parlay.aio import AsyncLLM
 from parlay.llm.vocabulary import Vocabulary
 from parlay.models.tokenizers.plain import PlainTokenizer
 from parlay.serve.errors import ApiError
-from parlay.serve.openai.fill_in_the_middle import infill_prompt
+from parlay.serve.protocol.fill_in_the_middle import Gap, infill_prompt
 
 MARKS = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"]
 MOST = 64
@@ -42,7 +42,7 @@ def test_the_marks_stand_around_prefix_and_suffix(vocabulary: Vocabulary) -> Non
     listed = tokenizer.listed
     before, between, after = (tokenizer.backend_tokenizer.token_to_id(mark) for mark in MARKS)
     prefix, suffix = (tokenizer.encode(text, add_special_tokens=False) for text in ("def f(", "return 1"))
-    ids = infill_prompt(vocabulary, MOST, "def f(", "return 1")
+    ids = infill_prompt(vocabulary, MOST, Gap("def f(", "return 1"))
     assert ids == [before, *prefix, between, *suffix, after]
     assert tokenizer.listed == listed
 
@@ -53,5 +53,5 @@ def test_a_text_that_is_certainly_too_long_is_refused_by_its_field(
 ) -> None:
     long = "the quick brown fox " * 100_000
     with pytest.raises(ApiError) as caught:
-        infill_prompt(vocabulary, MOST, *((long, "") if field == "prompt" else ("", long)))
+        infill_prompt(vocabulary, MOST, Gap(*((long, "") if field == "prompt" else ("", long))))
     assert (caught.value.param, caught.value.code) == (field, "context_length_exceeded")

@@ -26,7 +26,7 @@ def test_tokens_are_those_of_a_prompt(client: TestClient, engine: AsyncLLM, text
 @pytest.mark.parametrize("text", TEXTS)
 def test_there_and_back(client: TestClient, text: str) -> None:
     tokens = client.post("/tokenize", json={"prompt": text, "add_special_tokens": False}).json()["tokens"]
-    assert client.post("/detokenize", json={"tokens": tokens}).json() == {"prompt": text}
+    assert client.post("/detokenize", json={"tokens": tokens}).json() == {"prompt": text, "content": text}
 
 
 def test_a_conversation_is_tokenised_as_a_chat_completion_reads_it(client: TestClient, engine: AsyncLLM) -> None:
@@ -52,7 +52,7 @@ def test_a_text_of_many_tokens_is_told_in_full(client: TestClient) -> None:
     text = "one two three " * 20_000
     told = client.post("/tokenize", json={"prompt": text, "add_special_tokens": False}).json()
     assert told["count"] == len(told["tokens"]) > 50_000
-    assert client.post("/detokenize", json={"tokens": told["tokens"]}).json() == {"prompt": text}
+    assert client.post("/detokenize", json={"tokens": told["tokens"]}).json() == {"prompt": text, "content": text}
 
 
 @pytest.mark.parametrize("parse_special", [False, True])

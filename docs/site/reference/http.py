@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from parlay.serve.anthropic.body import MessagesBody
 from parlay.serve.app import create_app
+from parlay.serve.llama_server.body import InfillBody, LlamaCompletionBody
 from parlay.serve.ollama.body import GenerateBody, OllamaChatBody, OllamaOptions
 from parlay.serve.openai.chat.body import ChatBody
 from parlay.serve.openai.completions.body import CompletionBody
@@ -27,6 +28,8 @@ BODIES: Mapping[str, type[BaseModel]] = {
     "ollama-chat": OllamaChatBody,
     "ollama-generate": GenerateBody,
     "ollama-options": OllamaOptions,
+    "llama-completion": LlamaCompletionBody,
+    "llama-infill": InfillBody,
 }
 
 

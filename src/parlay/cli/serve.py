@@ -14,7 +14,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from parlay.cli.opening import pack_ahead, uncollected
 from parlay.cli.serve_models import (
@@ -30,7 +30,7 @@ from parlay.cli.serve_models import (
 )
 from parlay.cli.serve_record import add_record_arguments, recording
 from parlay.serve.observe.logs import JsonLines
-from parlay.serve.settings import PROMPT_LOG, KeyLimits, Settings
+from parlay.serve.settings import PROMPT_LOG, InfillOrder, KeyLimits, Settings
 from parlay.types import ParlayError
 
 if TYPE_CHECKING:
@@ -61,6 +61,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="read control tokens that messages spell as such, so that clients can write system messages; otherwise "
         "they are text",
+    )
+    parser.add_argument(
+        "--infill-order",
+        choices=get_args(InfillOrder),
+        help="where fill-in-the-middle cuts the text before the cursor; what is behind the cut follows the suffix, so "
+        "that typing on leaves the suffix cached. psm: nowhere; line: at the start of the line; spm: at the start of "
+        "the text, for models trained on it (default: psm, and in /infill where the client cuts)",
     )
 
 
@@ -308,6 +315,7 @@ def settings(options: argparse.Namespace) -> Settings:
         log_prompts=options.log_prompts,
         strict=options.strict,
         parse_special=options.parse_special,
+        infill_order=options.infill_order,
         responses_kept=options.responses_kept,
     )
 

@@ -22,6 +22,7 @@ from parlay.serve.guard.auth import Guard
 from parlay.serve.guard.limits import Admission, BodyLimit, Limiter
 from parlay.serve.guard.workers import Workers
 from parlay.serve.hosted import Loader
+from parlay.serve.llama_server import route as llama_server
 from parlay.serve.observe.http_metrics import HttpMetrics
 from parlay.serve.observe.logs import log_request
 from parlay.serve.observe.metrics import Recorder
@@ -154,6 +155,7 @@ def _add_routes(app: FastAPI, puller: Puller | None) -> None:
         responses.router(registry, settings),
         models.router(registry, settings),
         tokens.router(registry),
+        llama_server.router(registry, settings),
         health.guarded(app.state.recorder, app.state.limiter),
         health.absent(),
     ):

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, Literal
 
 PROMPT_LOG = "parlay.serve.prompts"
 """The logger of requests' bodies, at level info, if the settings ask for it."""
 
 
 MOST_URGENT = -16
+InfillOrder = Literal["psm", "line", "spm"]
+"""Where fill-in-the-middle cuts the text before the cursor: nowhere, so that all of it is the prefix; at the start of
+the cursor's line; or at its own start, so that the suffix stands first (arXiv 2207.14255)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +58,7 @@ class Settings:
     output whose request names none. Of models that are loaded on demand, ``max_loaded`` are in memory at most, and one
     that no request has named for ``idle_seconds`` is unloaded. ``strict``: fields that have no effect are refused.
     ``parse_special``: control tokens that messages spell are read as such (`ChatOptions`).
+    ``infill_order`` None: ``psm``, and in `/infill` a cut where the client has put it.
     ``responses_kept``: how many earlier responses of a key can be gone on with. Raises ValueError for a value that
     can't be used.
     """
@@ -79,6 +83,7 @@ class Settings:
     log_prompts: bool = False
     strict: bool = False
     parse_special: bool = False
+    infill_order: InfillOrder | None = None
     responses_kept: int = 256
 
     def __post_init__(self) -> None:

@@ -25,9 +25,9 @@ from parlay.serve.ollama.to_request import (
     ollama_chat_request,
     ollama_params,
 )
-from parlay.serve.openai.fill_in_the_middle import infill_prompt
 from parlay.serve.protocol.answering import answer_streamed, answer_whole, in_thread
 from parlay.serve.protocol.body import check_extras, note_ignored
+from parlay.serve.protocol.fill_in_the_middle import Gap, infill_prompt
 from parlay.serve.protocol.logprobs import Speller
 from parlay.serve.protocol.running import make_run
 from parlay.serve.protocol.sampling_from_body import FieldNames, prepare, request_options
@@ -125,7 +125,8 @@ def _plain(served: Served, body: GenerateBody, request: Request, settings: Setti
     text = f"{body.system}\n\n{body.prompt}" if body.system and not body.raw else body.prompt or ""
     prompt: Prompt = text
     if body.suffix is not None:
-        ids = infill_prompt(served.vocabulary, served.max_model_len, text, body.suffix)
+        gap = Gap(text, body.suffix).cut(settings.infill_order or "psm")
+        ids = infill_prompt(served.vocabulary, served.max_model_len, gap)
         prompt = TokensPrompt(prompt_token_ids=ids)
     options = request_options(request, strategy=body.strategy, exactness=body.exactness)
     job = prepare(served, prompt, params, options, settings=settings, names=GENERATE_NAMES)

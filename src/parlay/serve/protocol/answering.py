@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from fastapi import Request
@@ -151,18 +151,25 @@ async def in_thread(request: Request, prepare: Callable[[], T], *, heavy: bool) 
     return await workers.call(request, prepare, heavy=heavy)
 
 
-async def answer_whole(request: Request, run: Run, reply: Callable[[list[RequestOutput]], Response]) -> Response:
-    """Raises ApiError, Busy and Closed."""
+async def answer_whole(
+    request: Request,
+    run: Run,
+    reply: Callable[[list[RequestOutput]], Response],
+    work: Callable[[], Coroutine[Any, Any, list[RequestOutput]]] | None = None,
+) -> Response:
+    """``work`` starts the run and decodes what is wanted; None: all. Raises ApiError, Busy and Closed."""
     try:
-        answer = reply(await while_client_waits(request, _finish(run)))
+        answer = reply(await while_client_waits(request, _finish(run, work)))
     except ClientGone:
         return Response(status_code=_CLIENT_GONE)
     answer.headers.update(ignored_header(request))
     return answer
 
 
-async def _finish(run: Run) -> list[RequestOutput]:
+async def _finish(run: Run, work: Callable[[], Coroutine[Any, Any, list[RequestOutput]]] | None) -> list[RequestOutput]:
     try:
+        if work is not None:
+            return await work()
         await run.start(whole=True)
         return await run.outputs()
     finally:

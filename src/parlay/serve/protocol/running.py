@@ -112,6 +112,11 @@ class Run:
         if event.output is not None:
             self._record(place, event.output)
 
+    async def cut(self) -> list[RequestOutput]:
+        """End jobs that are still under way, and return what there is of all."""
+        await self.close()
+        return [stream.output for stream in self._streams]
+
     async def close(self) -> None:
         """End jobs that are still under way, and record them. May be called again."""
         for stream in self._streams:

@@ -65,6 +65,7 @@ def router(registry: Registry, settings: Settings, limiter: Limiter) -> APIRoute
     @routes.head("/ping", include_in_schema=False)
     @routes.get("/ping", name="ping", summary="The same as `/health`", responses=responses(503))
     @routes.head("/health", include_in_schema=False)
+    @routes.get("/v1/health", include_in_schema=False)
     @routes.get("/health", summary="Is the server alive?", responses=responses(503))
     async def health() -> Status:
         dead = [model.name for model in registry if model.dead]

@@ -1,4 +1,4 @@
-"""``/tokenize`` and ``/detokenize``, in vLLM's shapes."""
+"""``/tokenize`` and ``/detokenize``, in the shapes of vLLM and of llama-server."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from parlay.serve.guard.reading import BodyRoute
 from parlay.serve.hosted import Served
 from parlay.serve.protocol.body import INT_LIMIT
 from parlay.serve.protocol.json_values import ALL_WHOLE
+from parlay.serve.protocol.logprobs import Speller
 from parlay.serve.registry import Registry
 from parlay.serve.settings import Settings
 from parlay.text.chat_template import render, render_pieces
@@ -50,13 +51,26 @@ class TokenizeMessages(_Body):
     add_special_tokens: bool = Field(False, description="on top of those that the chat format brings")
 
 
+class TokenizeContent(_Body):
+    """llama-server's: control tokens in a text are always read as such."""
+
+    content: str
+    add_special: bool = False
+    parse_special: Literal[True] = True
+    with_pieces: bool = False
+
+
 def _which(body: object) -> str:
+    if isinstance(body, TokenizeContent) or (isinstance(body, dict) and "content" in body):
+        return "a content"
     chat = isinstance(body, TokenizeMessages) or (isinstance(body, dict) and "messages" in body)
     return "a conversation" if chat else "a prompt"
 
 
 Tokenize = Annotated[
-    Annotated[TokenizePrompt, Tag("a prompt")] | Annotated[TokenizeMessages, Tag("a conversation")],
+    Annotated[TokenizePrompt, Tag("a prompt")]
+    | Annotated[TokenizeMessages, Tag("a conversation")]
+    | Annotated[TokenizeContent, Tag("a content")],
     Discriminator(_which),
 ]
 
@@ -74,7 +88,10 @@ class Detokenize(_Body):
 
 
 class DetokenizedText(BaseModel):
+    """The text under vLLM's name and under llama-server's."""
+
     prompt: str
+    content: str
 
 
 def router(registry: Registry) -> APIRouter:
@@ -84,16 +101,14 @@ def router(registry: Registry) -> APIRouter:
     @routes.post("/tokenize", summary="From text to token ids", responses=failures, response_model=Tokens)
     async def tokenize(body: Tokenize, request: Request) -> Response:
         served = await registry.use(body.model, request)
-        reply = await request.app.state.workers.call(
-            request, lambda: _tokens(served, _ids(served, body, request.app.state.settings))
-        )
+        reply = await request.app.state.workers.call(request, lambda: _reply(served, body, request.app.state.settings))
         return Response(reply, media_type="application/json")
 
     @routes.post("/detokenize", summary="From token ids to text", responses=failures, openapi_extra=_bound(registry))
     async def detokenize(body: Detokenize, request: Request) -> DetokenizedText:
         served = await registry.use(body.model, request)
         text = await request.app.state.workers.call(request, lambda: _text(served, body.tokens))
-        return DetokenizedText(prompt=text)
+        return DetokenizedText(prompt=text, content=text)
 
     return routes
 
@@ -104,6 +119,26 @@ def _bound(registry: Registry) -> dict[str, Any]:
     ids = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": size - 1}}
     schema = {"properties": {"tokens": ids}}
     return {"requestBody": {"content": {"application/json": {"schema": schema}}}}
+
+
+def _reply(served: Served, body: TokenizePrompt | TokenizeMessages | TokenizeContent, settings: Settings) -> bytes:
+    if not isinstance(body, TokenizeContent):
+        return _tokens(served, _ids(served, body, settings))
+    ids = encode_pieces(_tokenizer(served), [body.content], special=body.add_special)
+    return to_json({"tokens": _pieces(_tokenizer(served), ids)}) if body.with_pieces else _tokens(served, ids)
+
+
+def _pieces(tokenizer: Tokenizer, ids: list[int]) -> list[dict[str, object]]:
+    """Each id with its text, or with its bytes where these are no text."""
+    speller = Speller(tokenizer)
+    return [{"id": token, "piece": _text_or_bytes(speller.bytes_of(token))} for token in ids]
+
+
+def _text_or_bytes(spelled: bytes) -> str | list[int]:
+    try:
+        return spelled.decode()
+    except UnicodeDecodeError:
+        return list(spelled)
 
 
 def _tokens(served: Served, ids: list[int]) -> bytes:

@@ -35,6 +35,13 @@ PromptField = Annotated[
 """A text, texts, token ids, or lists of token ids."""
 
 
+def prompts_of(prompt: PromptField) -> list[str | list[int]]:
+    """One entry for each prompt."""
+    if _shape(prompt) in ("text", "tokens"):
+        return [cast(str | list[int], prompt)]
+    return cast(list[str | list[int]], prompt)
+
+
 DEFAULT_TOKENS = 16
 """The default of OpenAI's API; null asks for the server's."""
 
@@ -87,6 +94,4 @@ class CompletionBody(GenerationBody):
     @property
     def prompts(self) -> list[str | list[int]]:
         """One entry for each prompt."""
-        if _shape(self.prompt) in ("text", "tokens"):
-            return [cast(str | list[int], self.prompt)]
-        return cast(list[str | list[int]], self.prompt)
+        return prompts_of(self.prompt)

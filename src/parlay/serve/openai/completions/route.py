@@ -17,9 +17,9 @@ from parlay.serve.hosted import Served
 from parlay.serve.openai.chat.to_request import read_schema, schema_field
 from parlay.serve.openai.completions.body import DEFAULT_TOKENS, CompletionBody
 from parlay.serve.openai.completions.reply import CompletionChunks, CompletionReply, CompletionShape, completion_reply
-from parlay.serve.openai.fill_in_the_middle import infill_prompt
 from parlay.serve.protocol.answering import answer_streamed, answer_whole, described, in_thread, read
 from parlay.serve.protocol.body import check_extras
+from parlay.serve.protocol.fill_in_the_middle import Gap, infill_prompt
 from parlay.serve.protocol.running import make_run
 from parlay.serve.protocol.sampling_from_body import (
     FieldNames,
@@ -142,7 +142,8 @@ def _prompts(served: Served, body: CompletionBody, settings: Settings) -> Iterab
             check_length(len(prompt), served, settings, names.prompt)
             yield names, TokensPrompt(prompt_token_ids=prompt)
         elif body.suffix is not None:
-            ids = infill_prompt(served.vocabulary, served.max_model_len, prompt, body.suffix)
+            gap = Gap(prompt, body.suffix).cut(settings.infill_order or "psm")
+            ids = infill_prompt(served.vocabulary, served.max_model_len, gap)
             yield names, TokensPrompt(prompt_token_ids=ids)
         else:
             yield names, prompt

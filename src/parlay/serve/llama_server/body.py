@@ -1,0 +1,100 @@
+"""The bodies of `/completion` and `/infill`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
+
+from pydantic import BeforeValidator, Field
+
+from parlay.serve.openai.completions.body import PromptField, prompts_of
+from parlay.serve.protocol.body import Body, Count, GenerationBody, LogitBias
+
+LIKELIEST = "infill"
+"""The sampler of editors. llama-server's takes the likeliest text where one stands out; here it takes it always."""
+_DEFAULTS = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
+"""What llama-server does with a request that names none."""
+_SAMPLERS = {
+    "temperature": ("temperature",),
+    "top_k": ("top_k",),
+    "top_p": ("top_p",),
+    "min_p": ("min_p",),
+    "typ_p": ("typical_p",),
+    "typical_p": ("typical_p",),
+    "penalties": ("repetition_penalty", "presence_penalty", "frequency_penalty"),
+}
+"""Fields that a sampler reads, by its name: those of samplers that a request leaves out have no effect."""
+
+
+def _pairs(value: Any) -> Any:
+    """Read a list of pairs of a token and its bias as the object that others send; false is never."""
+    if not isinstance(value, list):
+        return value
+    pairs = [pair for pair in value if isinstance(pair, list) and len(pair) == 2]
+    if len(pairs) < len(value):
+        raise ValueError("must be pairs of a token id and a number, or false")
+    return {str(token): -100.0 if bias is False else bias for token, bias in pairs}
+
+
+class LlamaBody(GenerationBody):
+    """Fields of both. ``n_predict`` is read as max_tokens: 0 reads the prompt into the cache, and writes nothing."""
+
+    unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = {
+        **{name: values for name, values in GenerationBody.unsupported.items() if name != "samplers"},
+        "n_cmpl": (1,),
+        "n_probs": (0,),
+        "post_sampling_probs": (False,),
+    }
+
+    temperature: Annotated[float, Field(ge=0, le=1e6)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    max_tokens: Count | None = None
+    logit_bias: Annotated[LogitBias | None, BeforeValidator(_pairs)] = None
+    samplers: Annotated[list[str], Field(max_length=64, fail_fast=True)] | None = None
+    t_max_predict_ms: Annotated[float, Field(ge=0)] | None = None
+    return_tokens: bool | None = None
+    response_fields: Annotated[list[str], Field(max_length=256, fail_fast=True)] | None = None
+
+    def sampling(self) -> dict[str, Any]:
+        """Return the sampling fields with the defaults of this API; None where no sampler reads them."""
+        names = {name for fields in _SAMPLERS.values() for name in fields}
+        values = {**_DEFAULTS, **self.model_dump(include=names, exclude_none=True)}
+        if self.samplers is not None:
+            used = {name for sampler in self.samplers for name in _SAMPLERS.get(sampler, ())}
+            used |= {"temperature"} if self.temperature == 0 else set()
+            values = {name: value for name, value in values.items() if name in used}
+            if LIKELIEST in self.samplers:
+                values["temperature"] = 0.0
+        if values.get("top_p") == 0:
+            values |= {"top_p": None, "top_k": 1}
+        return {**dict.fromkeys(names), **values}
+
+    def idle(self) -> list[str]:
+        unknown = [name for name in self.samplers or () if name not in {*_SAMPLERS, LIKELIEST}]
+        late = ["t_max_predict_ms"] if self.t_max_predict_ms and self.stream else []
+        return [*super().idle(), *(["samplers"] if unknown else []), *late]
+
+
+class LlamaCompletionBody(LlamaBody):
+    prompt: PromptField
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """One entry for each prompt."""
+        return prompts_of(self.prompt)
+
+
+class OtherFile(Body):
+    """A piece of another file."""
+
+    filename: str | None = None
+    text: str | None = None
+
+
+class InfillBody(LlamaBody):
+    """``prompt`` is what stands in the line before the cursor, between prefix and suffix."""
+
+    input_prefix: str | None = None
+    input_suffix: str | None = None
+    input_extra: Annotated[list[OtherFile], Field(max_length=1024, fail_fast=True)] | None = None
+    prompt: str | None = None

@@ -1,0 +1,150 @@
+"""llama-server's `/completion`, `/infill` and `/props`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import JSONResponse, Response
+
+from parlay import __version__
+from parlay.llm.jobs import Job
+from parlay.llm.outputs import RequestOutput
+from parlay.serve.errors import responses
+from parlay.serve.guard.reading import BodyRoute
+from parlay.serve.hosted import Served
+from parlay.serve.llama_server.body import InfillBody, LlamaBody, LlamaCompletionBody
+from parlay.serve.llama_server.reply import LlamaChunks, LlamaShape
+from parlay.serve.protocol.answering import answer_streamed, answer_whole, in_thread
+from parlay.serve.protocol.body import check_extras, conflict
+from parlay.serve.protocol.fill_in_the_middle import Gap, GapFields, infill_prompt
+from parlay.serve.protocol.running import Run, make_run
+from parlay.serve.protocol.sampling_from_body import (
+    FieldNames,
+    body_options,
+    check_count,
+    check_length,
+    prepare,
+    sampling_params,
+)
+from parlay.serve.registry import Registry
+from parlay.serve.settings import Settings
+from parlay.text.prompts import Prompt, TokensPrompt
+
+_NAMES = FieldNames.of(LlamaBody, "prompt", max_tokens="n_predict")
+_FIELDS = GapFields("input_prefix", "input_suffix", "prompt", "input_extra")
+_ANSWERS: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "The whole answer, in a list where there are several prompts; with `stream` its events.",
+        "content": {"application/json": {"schema": {}}, "text/event-stream": {"schema": {"type": "object"}}},
+    },
+    **responses(400, 404, 408, 413, 429, 500, 503),
+}
+
+
+def router(registry: Registry, settings: Settings) -> APIRouter:
+    routes = APIRouter(route_class=BodyRoute, tags=["llama-server"])
+
+    @routes.post("/completions", include_in_schema=False)
+    @routes.post("/completion", summary="Go on from a prompt", responses=_ANSWERS, response_class=JSONResponse)
+    async def llama_completion(body: LlamaCompletionBody, request: Request) -> Response:
+        served = await registry.use(body.model, request)
+        _check(body, request, settings)
+        return await _answer(served, body, _prompts(served, body, settings), request, settings)
+
+    @routes.post("/infill", summary="Fill in the middle", responses=_ANSWERS, response_class=JSONResponse)
+    async def llama_infill(body: InfillBody, request: Request) -> Response:
+        served = await registry.use(body.model, request)
+        _check(body, request, settings)
+        others = [(each.filename or "file", each.text or "") for each in body.input_extra or ()]
+        gap = Gap(body.input_prefix or "", body.input_suffix or "", body.prompt or "", others)
+        gap = gap if settings.infill_order is None else gap.cut(settings.infill_order)
+        ids = await in_thread(
+            request, lambda: infill_prompt(served.vocabulary, served.max_model_len, gap, _FIELDS), heavy=False
+        )
+        return await _answer(served, body, [TokensPrompt(prompt_token_ids=ids)], request, settings)
+
+    @routes.get("/props", summary="What the server runs", responses=responses(400, 404, 408, 413, 429, 503))
+    async def llama_props(request: Request, model: str | None = None) -> dict[str, Any]:
+        served = await registry.use(model, request)
+        return _props(served)
+
+    return routes
+
+
+def _props(served: Served) -> dict[str, Any]:
+    template = served.tokenizer.chat_template if served.tokenizer is not None else None
+    return {
+        "default_generation_settings": {"n_ctx": served.max_model_len, "params": LlamaBody().sampling()},
+        "total_slots": served.llm.capacity,
+        "model_path": served.name,
+        "chat_template": template if isinstance(template, str) else "",
+        "modalities": {"vision": False, "audio": False},
+        "build_info": f"parlay {__version__}",
+        "is_sleeping": False,
+    }
+
+
+def _prompts(served: Served, body: LlamaCompletionBody, settings: Settings) -> list[Prompt]:
+    """Check the prompts, and read them. Raises ApiError for too many or too long ones."""
+    if body.stream and len(body.prompts) > 1:
+        raise conflict("several prompts can't be streamed: leave out stream", "prompt")
+    check_count(len(body.prompts), 1, served)
+    for prompt in body.prompts:
+        if isinstance(prompt, list):
+            check_length(len(prompt), served, settings, "prompt")
+    return [TokensPrompt(prompt_token_ids=each) if isinstance(each, list) else each for each in body.prompts]
+
+
+def _check(body: LlamaBody, request: Request, settings: Settings) -> None:
+    """Raises ApiError for a body that can't be used."""
+    check_extras(body, request, settings)
+    body.check()
+
+
+async def _answer(
+    served: Served, body: LlamaBody, prompts: Sequence[Prompt], request: Request, settings: Settings
+) -> Response:
+    silent = body.max_tokens == 0
+    plain = body.model_copy(update=body.sampling())
+    params = sampling_params(plain, settings, _NAMES, max_tokens=1 if silent else body.max_tokens)
+    options = body_options(body, request)
+
+    def make() -> list[Job]:
+        return [prepare(served, prompt, params, options, settings=settings, names=_NAMES) for prompt in prompts]
+
+    jobs = await in_thread(request, make, heavy=body.structured)
+    shape = LlamaShape(
+        model=served.name,
+        params=params,
+        max_model_len=served.max_model_len,
+        silent=silent,
+        tokens=bool(body.return_tokens),
+        fields=body.response_fields,
+    )
+    run = make_run(served, jobs, _NAMES, request, settings)
+    if body.stream:
+        return await answer_streamed(request, run, LlamaChunks(shape, len(jobs[0].samples[0].request.prompt)))
+
+    def reply(outputs: list[RequestOutput]) -> Response:
+        replies = [shape.reply(output) for output in outputs]
+        return JSONResponse(replies if len(replies) > 1 else replies[0])
+
+    seconds = (body.t_max_predict_ms or 0) / 1000
+    return await answer_whole(request, run, reply, (lambda: _in_time(run, seconds)) if seconds else None)
+
+
+async def _in_time(run: Run, seconds: float) -> list[RequestOutput]:
+    """Decode until a line has ended and so much time has passed since the first token, or to the end."""
+    await run.start()
+    first, lines = 0.0, False
+    while not run.finished:
+        for place, event in await run.news():
+            run.note(place, event)
+            first = first or time.monotonic()
+            lines = lines or "\n" in event.text
+        if lines and time.monotonic() - first > seconds:
+            return await run.cut()
+    return await run.cut()

@@ -1,0 +1,128 @@
+"""Fill-in-the-middle: prompts from a prefix and a suffix, for models that were trained on them.
+
+Every form is prefix, suffix, and what has been written of the middle. The model goes on from there, so the text before
+the cursor may be cut anywhere: what stands behind the cut counts as written already. A cut that stays where it is while
+somebody types leaves all that comes before the end of the prompt as it was, and so in the cache of prompts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from parlay.llm.vocabulary import Vocabulary
+from parlay.serve.errors import ApiError
+from parlay.serve.settings import InfillOrder
+from parlay.text.tokenize import Encoder, PromptTooLong
+from parlay.types import Tokenizer
+
+
+class _Marks(NamedTuple):
+    """Tokens of a family: before the prefix, the suffix, the middle; and those of repositories, where it has them."""
+
+    prefix: str
+    suffix: str
+    middle: str
+    repository: str = ""
+    file: str = ""
+
+
+_FAMILIES = (
+    _Marks("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|repo_name|>", "<|file_sep|>"),  # Qwen
+    _Marks("<fim_prefix>", "<fim_suffix>", "<fim_middle>", "<repo_name>", "<file_sep>"),  # StarCoder
+    _Marks("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),  # SantaCoder
+    _Marks("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # DeepSeek
+    _Marks("▁<PRE>", "▁<SUF>", "▁<MID>"),  # CodeLlama
+)
+_REPOSITORY, _FILE = "repository\n", "file\n"
+"""Names for the model, which no client tells: they are always the same, so that prompts begin alike."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """A place in a file: ``written`` is between prefix and cursor. ``others`` are names and texts of other files."""
+
+    prefix: str
+    suffix: str
+    written: str = ""
+    others: Sequence[tuple[str, str]] = ()
+
+    def cut(self, order: InfillOrder) -> Gap:
+        """Return the same place with the text before the cursor cut as ``order`` says."""
+        text = self.prefix + self.written
+        at = {"psm": len(text), "line": text.rfind("\n") + 1, "spm": 0}[order]
+        return replace(self, prefix=text[:at], written=text[at:])
+
+
+class GapFields(NamedTuple):
+    """How a request calls the parts of a gap."""
+
+    prefix: str = "prompt"
+    suffix: str = "suffix"
+    written: str = "prompt"
+    others: str = "input_extra"
+
+
+OPENAI = GapFields()
+
+
+def infill_prompt(vocabulary: Vocabulary, most: int, gap: Gap, fields: GapFields = OPENAI) -> list[int]:
+    """Ids that ask for what comes next in the gap.
+
+    Raises ApiError for a model that was not made for it, and for more than the ``most`` tokens that it holds.
+    """
+    tokenizer, encoder = vocabulary.tokenizer, vocabulary.encoder
+    marks = _marks(tokenizer) if tokenizer is not None else None
+    if tokenizer is None or encoder is None or marks is None:
+        message = (
+            f"{fields.suffix} is not supported by this model, whose tokenizer has no fill-in-the-middle tokens: "
+            "leave it out"
+        )
+        raise ApiError(400, message, fields.suffix, "unsupported_field")
+    encode = _Encode(encoder, most)
+    bos = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
+    return [
+        *(bos if tokenizer.encode("")[:1] == bos else []),
+        *(_others(gap, marks, encode, fields.others) if gap.others else ()),
+        marks["prefix"],
+        *encode(fields.prefix, gap.prefix),
+        marks["suffix"],
+        *encode(fields.suffix, gap.suffix),
+        marks["middle"],
+        *encode(fields.written, gap.written),
+    ]
+
+
+def _others(gap: Gap, marks: dict[str, int], encode: _Encode, field: str) -> list[int]:
+    """Other files before this one: under the names that they have, for models that know repositories."""
+    if marks.keys() < {*_Marks._fields}:
+        return [token for name, text in gap.others for token in encode(field, f"{name}\n{text}\n")]
+    ids = [marks["repository"], *encode(field, _REPOSITORY)]
+    for name, text in gap.others:
+        ids += [marks["file"], *encode(field, f"{name}\n{text}")]
+    return [*ids, marks["file"], *encode(field, _FILE)]
+
+
+def _marks(tokenizer: Tokenizer) -> dict[str, int] | None:
+    """The ids of the first family's that the tokenizer has. Nothing lists its tokens, which takes long."""
+    known = tokenizer.backend_tokenizer.token_to_id if tokenizer.is_fast else tokenizer.get_vocab().get
+    for family in _FAMILIES:
+        ids = {name: known(token) for name, token in family._asdict().items() if token}
+        found = {name: token for name, token in ids.items() if token is not None}
+        if found.keys() >= {"prefix", "suffix", "middle"}:
+            return found
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Encode:
+    encoder: Encoder
+    most: int
+
+    def __call__(self, field: str, text: str) -> tuple[int, ...]:
+        """Ids of a field's text. Raises ApiError for a text that is too long."""
+        try:
+            return self.encoder.encode(text, self.most, special=False) if text else ()
+        except PromptTooLong as error:
+            raise ApiError(400, str(error), field, "context_length_exceeded") from None
