@@ -323,6 +323,34 @@ def test_a_call_tells_its_rate_while_it_runs_and_afterwards(llm: LLM) -> None:
     assert outputs[0].metrics is outputs[0].outputs[0].metrics
 
 
+def test_a_draft_model_that_is_larger_than_the_target_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """It runs all the same, and the text is the target's."""
+    with LLM("parlay-mini-draft", draft_model="parlay-mini", strategy="draft-model", router_memory="off") as llm:
+        params = SamplingParams(temperature=0, max_tokens=8)
+        drafted = llm.generate("Once", params)[0].outputs[0].token_ids
+        assert drafted == llm.generate("Once", params, strategy="none")[0].outputs[0].token_ids
+    (line,) = [each.getMessage() for each in caplog.records if "larger than its target" in each.getMessage()]
+    assert line.endswith("choose a smaller one, or swap the two")
+
+
+def test_a_draft_model_of_another_vocabulary_is_refused_in_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    """And nothing is logged beside the error."""
+    with pytest.raises(ParlayError, match=r"draft-model: smollm2-135m-draft has a vocabulary of \d+ tokens and"):
+        LLM("parlay-mini", draft_model="smollm2-135m-draft", strategy="draft-model", router_memory="off")
+    assert not [each for each in caplog.records if each.levelname == "WARNING"]
+
+
+def test_a_prompt_that_memory_can_not_hold_is_refused_in_one_line() -> None:
+    """Before anything is read, with what it would take and what there is."""
+    with LLM("parlay-mini", memory="2MiB", router_memory="off") as llm:
+        most = llm.engine.longest
+        with pytest.raises(
+            ValueError, match="holds .*: shorten the prompt, lower max_tokens, or allow more memory"
+        ) as told:
+            llm.generate({"prompt_token_ids": [5] * most}, SamplingParams(max_tokens=4))
+        assert "\n" not in str(told.value)
+
+
 def test_a_draft_model_with_another_tokenizer_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Everything that loads an `LLM` says it: the commands, a server, and Python."""
     folder = Path(shutil.copytree(resolve("parlay-mini-draft"), tmp_path / "draft"))

@@ -106,7 +106,8 @@ class LLM:
         limits = Limits(max_sequences=max_num_seqs, max_rows=max_num_batched_tokens, max_context=max_model_len)
         kept = memory_of(model, self.runner.spec, load.quantize or "", router_memory)
         self.engine = Engine(self.runner, cost := cost_of(self.runner, kept), limits)
-        self._drafts = RunnerCache(partial(open_draft, self.vocabulary, replace(load, quantize=None), budget))
+        draft_load = replace(load, quantize=None)
+        self._drafts = RunnerCache(partial(open_draft, self.runner.spec, self.tokenizer, draft_load, budget))
         self._resources, power = self._find_resources(model, draft_model), PowerOf(self.runner, cost)
         in_use = self.engine.requests.strategies
         self._strategies = StrategyCache(self._resources, cost, in_use=in_use, memory=kept, power=power)

@@ -100,11 +100,25 @@ def _tokenizer(model: str | PreTrainedModel, tokenizer: str | Tokenizer | None) 
     return load_tokenizer(resolve(model)) if isinstance(model, str) else None
 
 
-def open_draft(target: Vocabulary, load: LoadOptions, budget: Budget, draft: str) -> Runner:
-    """Load a draft model. If its tokenizer differs from the target's, so that few drafts can be right, log that."""
-    if target.tokenizer is not None and draft not in BUILT_IN_DRAFTS.values():
-        _note_other_tokenizer(draft, target.tokenizer)
-    return models.load(draft, load, budget=budget)
+def open_draft(
+    target: RunnerSpec, tokenizer: Tokenizer | None, load: LoadOptions, budget: Budget, draft: str
+) -> Runner:
+    """Load a draft model. If it can hardly gain anything, log why.
+
+    Another tokenizer, of which few drafts can be right; or more weights in layers than the target has. A vocabulary of
+    another size is left to the strategy, which may refuse it.
+    """
+    runner = models.load(draft, load, budget=budget)
+    spec = runner.spec
+    if tokenizer is not None and draft not in BUILT_IN_DRAFTS.values() and spec.vocab_size == target.vocab_size:
+        _note_other_tokenizer(draft, tokenizer)
+    if spec.num_layers * spec.hidden_size**2 > target.num_layers * target.hidden_size**2:
+        logger.warning(
+            "the draft model %s is larger than its target (%d layers of %d numbers, and %d of %d), so drafting takes "
+            "longer than it saves: choose a smaller one, or swap the two",
+            *(draft, spec.num_layers, spec.hidden_size, target.num_layers, target.hidden_size),
+        )
+    return runner
 
 
 def _note_other_tokenizer(draft: str, own: Tokenizer) -> None:
