@@ -100,7 +100,7 @@ def _read_new(path: Path, size: int) -> None:
     """Into memory that the process did not have before, on the system's large pages as packed weights are."""
     import torch
 
-    from parlay.cache.buffers import zeros
+    from parlay.cache.pages import zeros
 
     into = zeros((size,), torch.uint8, torch.device("cpu")).numpy().data
     with path.open("rb", buffering=0) as file:

@@ -10,7 +10,7 @@ import time
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -19,11 +19,12 @@ from statistics import median
 import torch
 
 from parlay.bench.records import Cell, Results, Row, read
+from parlay.cost.timing import chain_of, time_forward, with_context
 from parlay.models.config import UnsupportedModel
 from parlay.models.loading import load_weights, read_config
 from parlay.models.weights.shapes import weight_shapes
 from parlay.system import threads
-from parlay.types import Runner, Segment, trees
+from parlay.types import Runner
 
 FORWARD = "forward"
 """The strategy's name in cells of timed forwards."""
@@ -36,8 +37,6 @@ WEIGHTS = "weights"
 
 EMBEDDING = "model.embed_tokens.weight"
 _BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
-_CHUNK = 256
-"""Rows that the context is fed in."""
 
 Points = Sequence[tuple[float, float]]
 
@@ -107,32 +106,16 @@ def measure(
     """
     places = {model: -1 - index for index, model in enumerate(models)}  # requests have no negative numbers
     for context in contexts:
-        longest = context + max(rows)
         with ExitStack() as texts:
             ready: dict[str, TimedModel] = {}
             for model, timed in models.items():
-                if texts.enter_context(_text(timed.runner, places[model], context, longest)):
+                if texts.enter_context(with_context(timed.runner, places[model], context, max(rows))):
                     ready[model] = timed
                 else:
-                    yield Row(cell=_cell(model, max(rows), context), note=f"no room for {longest} tokens")
+                    yield Row(cell=_cell(model, max(rows), context), note=f"no room for {context + max(rows)} tokens")
             for turn in range(-1, passes):  # the first pass may build kernels
                 seen = [*_forwards(ready, places, rows, context, turn), *_readings(ready, context, turn)]
                 yield from seen if turn >= 0 else ()
-
-
-@contextmanager
-def _text(runner: Runner, sequence: int, context: int, longest: int) -> Iterator[bool]:
-    """A sequence of that many tokens with room for the ``longest``; False where the runner has none."""
-    runner.open(sequence, (0,))
-    try:
-        fits = longest <= runner.spec.max_context and runner.reserve(sequence, longest)
-        for start in range(0, context if fits else 0, _CHUNK):
-            tokens = _tokens(runner, min(_CHUNK, context - start))
-            runner.forward([Segment(sequence, tokens, logits_from=len(tokens))])
-            runner.keep(sequence, ())
-        yield fits
-    finally:
-        runner.release(sequence)
 
 
 def _forwards(
@@ -141,7 +124,7 @@ def _forwards(
     for count in rows:
         for model, timed in models.items():
             with threads.using(timed.threads):
-                seconds = _time(timed.runner, places[model], count)
+                seconds = time_forward(timed.runner, [chain_of(timed.runner, places[model], count)])
             cell = _cell(model, count, context)
             yield Row(cell=cell, round=turn, steps=1, tokens=count, seconds=seconds, verify_seconds=seconds)
 
@@ -176,25 +159,12 @@ def _cell(model: str, rows: int, context: int) -> Cell:
     return Cell(model=model, strategy=FORWARD, workload=f"rows {rows}", context=context)
 
 
-def _time(runner: Runner, sequence: int, rows: int) -> float:
-    """Seconds of one forward of a root and a chain below it. None of its rows are kept."""
-    root, *draft = _tokens(runner, rows)
-    began = time.perf_counter()
-    out = runner.forward([Segment(sequence, (root,), trees.chain_tree(draft))])
-    out.logits_RV[-1, 0].item()  # waits until an asynchronous device is done
-    return time.perf_counter() - began
-
-
 def time_reading(size: int, device: str) -> float:
     """Seconds to read so many bytes with hardly any arithmetic."""
     block = torch.zeros(size // 4, device=device)
     began = time.perf_counter()
     block.sum().item()
     return time.perf_counter() - began
-
-
-def _tokens(runner: Runner, count: int) -> tuple[int, ...]:
-    return tuple(place % runner.spec.vocab_size for place in range(count))
 
 
 def curves(rows: Iterable[Row], model: str) -> dict[int, Points]:

@@ -11,7 +11,8 @@ from typing import Any
 
 from parlay.cost.fitting import TimedForward, fit, median_error
 from parlay.cost.roofline import ForwardShape, Machine, ModelShape, Overheads
-from parlay.types import ParlayError, Runner, Segment, Tree
+from parlay.cost.timing import chain_of, time_forward, with_context
+from parlay.types import ParlayError, Runner
 
 FORMAT = 1
 """Version of the file's format. A file with another version is refused."""
@@ -53,7 +54,6 @@ WORKS = (
 )
 """Fourteen forwards for each shape."""
 
-_CHUNK = 256
 _ROUNDS, _SECONDS = 12, 6.0
 """Passes over the forwards of one context and batch; seconds after which no further pass begins."""
 
@@ -141,31 +141,20 @@ def measure(
     """
     for context in sorted({work.context for work in works}):
         most = max(work.rows for work in works if work.context == context)
-        _fill(runner, context, most)
-        for batch in sorted({work.batch for work in works if work.context == context}):
-            group = [work for work in works if (work.context, work.batch) == (context, batch)]
-            for copy in range(1, batch):
-                runner.fork(0, copy)
-                _reserve(runner, copy, context + most)
-            yield from _take_turns(runner, group, rounds, seconds)
-            for copy in range(1, batch):
-                runner.release(copy)
-        runner.release(0)
+        with with_context(runner, 0, context, most) as fits:
+            _check_room(runner, context + most, fits=fits)
+            for batch in sorted({work.batch for work in works if work.context == context}):
+                group = [work for work in works if (work.context, work.batch) == (context, batch)]
+                for copy in range(1, batch):
+                    runner.fork(0, copy)
+                    _check_room(runner, context + most, fits=runner.reserve(copy, context + most))
+                yield from _take_turns(runner, group, rounds, seconds)
+                for copy in range(1, batch):
+                    runner.release(copy)
 
 
-def _fill(runner: Runner, context: int, rows: int) -> None:
-    """Sequence 0 with ``context`` cached tokens and room for ``rows`` more."""
-    cached = runner.open(0, (0,))  # of one token none can be cached already
-    _reserve(runner, 0, context + rows)
-    while cached < context:
-        tokens = range(cached, min(cached + _CHUNK, context))
-        ids = tuple(token % runner.spec.vocab_size for token in tokens)
-        runner.forward([Segment(0, ids, logits_from=len(ids))])
-        cached = runner.keep(0, ())
-
-
-def _reserve(runner: Runner, sequence: int, tokens: int) -> None:
-    if not runner.reserve(sequence, tokens):
+def _check_room(runner: Runner, tokens: int, *, fits: bool) -> None:
+    if not fits:
         raise ParlayError(f"{runner.spec.name} has no room for {tokens} tokens: free memory, or calibrate with less")
 
 
@@ -174,21 +163,11 @@ def _take_turns(
 ) -> Iterator[tuple[ForwardShape, float]]:
     until = time.perf_counter() + seconds
     best = dict.fromkeys(works, float("inf"))
-    for turn in range(rounds + 1):
-        if turn > 1 and time.perf_counter() > until:
+    for each_pass in range(rounds + 1):
+        if each_pass > 1 and time.perf_counter() > until:
             break
         for work in works:
-            taken = _time_forward(runner, work)
-            if turn:  # the first may build kernels
+            taken = time_forward(runner, [chain_of(runner, sequence, work.rows) for sequence in range(work.batch)])
+            if each_pass:  # the first may build kernels
                 best[work] = min(best[work], taken)
     yield from best.items()
-
-
-def _time_forward(runner: Runner, work: ForwardShape) -> float:
-    drafted = tuple(node % runner.spec.vocab_size for node in range(work.rows - 1))
-    chain = Tree(drafted, tuple(range(-1, len(drafted) - 1)))
-    segments = [Segment(sequence, (0,), chain) for sequence in range(work.batch)]
-    start = time.perf_counter()
-    out = runner.forward(segments)
-    out.logits_RV[-1, 0].item()  # waits until an asynchronous device is done
-    return time.perf_counter() - start

@@ -1,21 +1,58 @@
-"""Times a few forwards when a model is opened, so that its first requests know what steps cost."""
+"""Times forwards of a runner; and a few when a model is opened, so that its first requests know what steps cost."""
 
 from __future__ import annotations
 
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from parlay.cost.measured import MeasuredCost
-from parlay.types import NO_COST, KeptCost, OutOfRoom, Runner, Segment
+from parlay.types import NO_COST, KeptCost, OutOfRoom, Runner, Segment, trees
 
 _CALIBRATED = (1, 16, 4, 32, 2, 8, 17, 9, 33, 12, 13, 64, 65)  # the most informative first, in case time runs out
 _PASSES, _ENOUGH = 3, 0.1  # passes over them, and seconds, after which no more is timed
 _SMALL, _AGAIN = (1, 2, 4, 8), 0.1  # those that drafts pay or do not pay by are timed again, for so many seconds
 _SCRATCH = -1  # the sequence that calibration runs in; the engine's names are not negative
+_CHUNK = 256  # rows that a context is fed in
 _log = logging.getLogger(__name__)
+
+
+def some_tokens(runner: Runner, count: int) -> tuple[int, ...]:
+    """Make up so many token ids of the runner's vocabulary."""
+    return tuple([place % runner.spec.vocab_size for place in range(count)])
+
+
+def chain_of(runner: Runner, sequence: int, rows: int) -> Segment:
+    """Make a segment of a root and a chain of drafted tokens below it, in all so many rows."""
+    root, *draft = some_tokens(runner, rows)
+    return Segment(sequence, (root,), trees.chain_tree(draft))
+
+
+def time_forward(runner: Runner, segments: Sequence[Segment], clock: Callable[[], float] = time.perf_counter) -> float:
+    """Return the seconds of one forward, none of whose rows are kept."""
+    began = clock()
+    out = runner.forward(segments)
+    out.logits_RV[-1, 0].item()  # waits until an asynchronous device is done
+    return clock() - began
+
+
+@contextmanager
+def with_context(runner: Runner, sequence: int, context: int, rows: int) -> Iterator[bool]:
+    """Open a sequence of ``context`` cached tokens with room for ``rows`` more; False where the runner has none."""
+    longest = context + rows
+    runner.open(sequence, (0,))  # of one token none can be cached already
+    try:
+        fits = longest <= runner.spec.max_context and runner.reserve(sequence, longest)
+        for start in range(0, context if fits else 0, _CHUNK):
+            tokens = some_tokens(runner, min(_CHUNK, context - start))
+            runner.forward([Segment(sequence, tokens, logits_from=len(tokens))])
+            runner.keep(sequence, ())
+        yield fits
+    finally:
+        runner.release(sequence)
 
 
 def calibrate(
@@ -66,8 +103,8 @@ class _Timer:
         timed = [(1, self._forward(1))]
         again, latest = self.clock() + _AGAIN, len(_SMALL) * timed[0][1]
         while self.clock() + latest <= again:
-            timed += (turn := [(rows, self._forward(rows)) for rows in _SMALL])
-            latest = sum([seconds for _, seconds in turn])
+            timed += [(rows, self._forward(rows)) for rows in _SMALL]
+            latest = sum([seconds for _, seconds in timed[-len(_SMALL) :]])
         return timed
 
     def shortest(self, deadline: float) -> dict[int, float]:
@@ -99,8 +136,4 @@ class _Timer:
         return best
 
     def _forward(self, rows: int) -> float:
-        start = self.clock()
-        tokens = tuple(row % self.runner.spec.vocab_size for row in range(rows))
-        out = self.runner.forward([Segment(_SCRATCH, tokens)])
-        out.logits_RV[-1, 0].item()  # waits until an asynchronous device is done
-        return self.clock() - start
+        return time_forward(self.runner, [Segment(_SCRATCH, some_tokens(self.runner, rows))], self.clock)

@@ -185,10 +185,10 @@ def _learn(policy: Policy, spent: Spent, steps: list[SequenceStep]) -> None:
             drafts.append(draft)
             accepted.append(step.done.accepted if draft is step.draft else 0)
     if views:
-        asked = [step for step in steps if step.watching]
-        seconds = sum([step.draft_seconds for step in asked]) / len(asked) if asked else 0.0
-        by_drafter = tuple([sum(each) for each in zip(*[step.seconds for step in asked if step.seconds], strict=True)])
-        planning = sum([step.planning_seconds for step in asked])
+        seeing = [step for step in steps if step.watching]
+        seconds = sum([step.draft_seconds for step in seeing]) / len(seeing) if seeing else 0.0
+        by_drafter = tuple([sum(each) for each in zip(*[step.seconds for step in seeing if step.seconds], strict=True)])
+        planning = sum([step.planning_seconds for step in seeing])
         spent = Spent(seconds, spent.verify_seconds, spent.rows, spent.context, by_drafter, planning)
         policy.learn(views, drafts, accepted, spent)
 

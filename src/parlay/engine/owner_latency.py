@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-_KEPT = 4096
+_MOST_OWNERS = 4096
 """Most owners that are remembered, the latest ones: more than can run at once."""
 _DECAY, _DECAY_BESIDE = 0.95, 0.995
 """Decay of earlier steps alone, per step; slower for a step alone while others run, because they slow it all the
@@ -47,7 +47,7 @@ class Paces:
         """Note an owner with streams in the next step. ``usual``: seconds of a step alone, as long as none was seen."""
         if owner not in self._paces:
             self._paces[owner] = _Pace(usual)
-            if len(self._paces) > _KEPT:
+            if len(self._paces) > _MOST_OWNERS:
                 self._paces.popitem(last=False)
         self._paces.move_to_end(owner)
 

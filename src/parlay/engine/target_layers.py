@@ -91,7 +91,7 @@ class TargetLayers:
     def _segments(
         self, views: Seq[SequenceView], paths: Seq[Seq[int]], skip: Skip, rows: int
     ) -> tuple[list[_Loan], list[Segment]]:
-        loans = self._lent(views)
+        loans = self._loans_of(views)
         for loan, path in zip(loans, paths, strict=True):
             _check(loan, path, rows)
         return loans, [_segment(loan, path, skip, rows) for loan, path in zip(loans, paths, strict=True)]
@@ -113,7 +113,7 @@ class TargetLayers:
     ) -> list[Mapping[int, Tensor]]:
         """See `Layers`. Copies of the sequences run what is lacking, so no sequence has to be cut back."""
         most = max(1, self._most_rows // max(1, len(views)))
-        readings = [self._reading(loan, *span, most) for loan, span in zip(self._lent(views), spans, strict=True)]
+        readings = [self._reading(loan, *span, most) for loan, span in zip(self._loans_of(views), spans, strict=True)]
         due = [reading for reading in readings if reading.segment is not None]
         try:
             self._read(due, taps)
@@ -154,7 +154,7 @@ class TargetLayers:
             reading.states = {layer: out.taps[layer][begin:end] for layer in taps}
             reading.loan.sequence.tally.count_layers(reading.segment.rows, seconds)
 
-    def _lent(self, views: Seq[SequenceView]) -> list[_Loan]:
+    def _loans_of(self, views: Seq[SequenceView]) -> list[_Loan]:
         names = [view.sequence for view in views]
         for name in names:
             if name not in self._loans:

@@ -68,8 +68,8 @@ def accept(steps: list[SequenceStep]) -> None:
     under the rule that its strategy names for this, from this step on.
     """
     _decide(steps)
-    if leaving := [step for step in steps if step.sequence.strategy.escape is not None and _leaves(step)]:
-        _decide(leaving)
+    if escaping := [step for step in steps if step.sequence.strategy.escape is not None and _escapes(step)]:
+        _decide(escaping)
 
 
 def _decide(steps: list[SequenceStep]) -> None:
@@ -77,7 +77,7 @@ def _decide(steps: list[SequenceStep]) -> None:
         isolated(_judge, group, lambda step, error: step.fail(named(error), error))
 
 
-def _leaves(step: SequenceStep) -> bool:
+def _escapes(step: SequenceStep) -> bool:
     """Whether the text escapes in this step; until then, its score is kept. A stop that cuts the verdict ends it."""
     sequence, escape, tokens = step.sequence, step.sequence.strategy.escape, step.verdict.sampled
     if escape is None or step.fault is not None or sequence.escaped_at is not None:

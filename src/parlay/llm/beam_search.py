@@ -105,16 +105,16 @@ def _children(
 ) -> list[BeamSearchSequence]:
     logprobs = output.outputs[0].logprobs
     assert logprobs is not None
-    told = logprobs[0]
+    entry = logprobs[0]
     return [
         BeamSearchSequence(
             tokens=beam.tokens if token in ends and not params.include_stop_str_in_output else (*beam.tokens, token),
-            logprobs=(*beam.logprobs, told),
+            logprobs=(*beam.logprobs, entry),
             cum_logprob=beam.cum_logprob + one.logprob,
             finish_reason="stop" if token in ends else None,
             stop_reason=token if token in ends else None,
         )
-        for token, one in told.items()
+        for token, one in entry.items()
     ]
 
 

@@ -132,14 +132,14 @@ class InputProcessor:
         prediction: Predictions | None,
     ) -> list[Job]:
         """Make a job of each prompt. What is no list holds for all prompts, in place of what ``options`` say."""
-        asked = listed(prompts)
-        each_strategy: list[str | StrategySpec] = one_each(strategy, "", len(asked), "strategy")
+        each_prompt = listed(prompts)
+        each_strategy: list[str | StrategySpec] = one_each(strategy, "", len(each_prompt), "strategy")
         each = zip(
-            asked,
-            one_each(params, SamplingParams(), len(asked), "sampling_params"),
+            each_prompt,
+            one_each(params, SamplingParams(), len(each_prompt), "sampling_params"),
             each_strategy,
-            references(documents, len(asked), self._tokenizer, self._vocab_size),
-            predictions(prediction, len(asked), self._tokenizer, self._vocab_size),
+            references(documents, len(each_prompt), self._tokenizer, self._vocab_size),
+            predictions(prediction, len(each_prompt), self._tokenizer, self._vocab_size),
             strict=True,
         )
         return [
@@ -226,7 +226,7 @@ class InputProcessor:
         text = TextStream(self._tokenizer, request.params) if self._tokenizer is not None else None
         key = replace(request.key, sample_index=index)
         own = replace(request, id=f"{request.id}.{index}", key=key, stop_checker=text, constraint=constraint)
-        return Sample(own, text, strategy, self._spell, predicted, self._prediction_strategy)
+        return Sample(own, text, strategy, self._decode_token, predicted, self._prediction_strategy)
 
     def _constraint(self, grammar: Grammar | None, request: Request, thoughts: Thoughts) -> Constraint | None:
         """Make the constraint that holds one sample to the form. It begins after the reasoning, if there may be any."""
@@ -256,7 +256,7 @@ class InputProcessor:
             check_unicode(word, "bad_words are")
         return BadWords(params.bad_words or (), self._tokenizer, prompt_length)
 
-    def _spell(self, token: int) -> str | None:
+    def _decode_token(self, token: int) -> str | None:
         return None if self._tokenizer is None else self._tokenizer.decode([token])
 
     def _encode(self, prompt: Prompt, params: SamplingParams) -> tuple[str | None, tuple[int, ...], Thoughts]:
@@ -308,7 +308,11 @@ class InputProcessor:
 
 
 def _audit(
-    choice: ExactnessChoice, held: HeldCertificate, first: Request, options: RequestOptions, job: Callable[..., Job]
+    choice: ExactnessChoice,
+    certificate: HeldCertificate,
+    first: Request,
+    options: RequestOptions,
+    job: Callable[..., Job],
 ) -> Audit:
     """Compare a lossy job with exact decoding, for the certificate that the choice stands on."""
     assert isinstance(choice.strategy, StrategySpec)
@@ -317,7 +321,7 @@ def _audit(
         options, strategy=None, exactness=Allowed(Exactness.SEED), store=False, priority=options.priority + 1
     )
     prompt = TokensPrompt(prompt_token_ids=first.prompt)
-    return Audit(partial(job, prompt, params, exactly), held, choice.strategy)
+    return Audit(partial(job, prompt, params, exactly), certificate, choice.strategy)
 
 
 def check_variables(variables: Mapping[str, Any]) -> None:

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 from parlay.certificates.gate import HeldCertificate
 from parlay.llm.outputs import (
     CompletionOutput,
+    DecodeToken,
     Logprobs,
     Piece,
     PredictionUse,
     PromptLogprobs,
     RequestOutput,
-    Spell,
     StreamEvent,
 )
 from parlay.strategies.spelling import StrategySpec
@@ -36,7 +36,7 @@ class Sample:
     request: Request
     text: TextStream | None
     strategy: str | StrategySpec
-    spell: Spell
+    decode_token: DecodeToken
     predicted: int = 0
     """Tokens of its prediction."""
     prediction_source: str = ""
@@ -70,7 +70,7 @@ class Sample:
             text=self.text.text if self.text else "",
             token_ids=tuple(self.tokens),
             cumulative_logprob=sum(p.logprob for p in self.logprobs) if wanted else None,
-            logprobs=Logprobs(tuple(self.logprobs), self.spell) if wanted else None,
+            logprobs=Logprobs(tuple(self.logprobs), self.decode_token) if wanted else None,
             finish_reason=event.finish_reason,
             stop_reason=(self.text.stop_reason if self.text else None) or event.stop_reason,
             strategy=str(self.strategy),
@@ -112,7 +112,9 @@ class Job:
             request_id=self.id,
             prompt=self.prompt,
             prompt_token_ids=first.request.prompt,
-            prompt_logprobs=None if not known else PromptLogprobs(Logprobs(tuple(filter(None, known)), first.spell)),
+            prompt_logprobs=None
+            if not known
+            else PromptLogprobs(Logprobs(tuple(filter(None, known)), first.decode_token)),
             outputs=tuple(sample.output() for sample in self.samples),
         )
 
@@ -128,7 +130,7 @@ class Audit:
     """How a lossy job is compared: ``twin`` makes the job that decodes its first sample exactly."""
 
     twin: Callable[[], Job]
-    held: HeldCertificate
+    certificate: HeldCertificate
     spec: StrategySpec
 
     def settle(self, lossy: Job, exact: Job) -> None:
@@ -136,7 +138,7 @@ class Audit:
         first, second = lossy.samples[0], exact.samples[0]
         ends = [sample.last.finish_reason if sample.last is not None else None for sample in (first, second)]
         if all(end in ("stop", "length") for end in ends):
-            self.held.audit(self.spec, first.tokens, second.tokens)
+            self.certificate.audit(self.spec, first.tokens, second.tokens)
 
 
 def audit(jobs: Iterable[Job], decode: Callable[[list[Job]], Iterable[object]]) -> None:

@@ -104,13 +104,13 @@ class LLM:
         self.vocabulary = vocabulary_of(model, tokenizer, self.runner.spec, load.end_tokens)
         self.tokenizer, self._usual_params = self.vocabulary.tokenizer, usual_params(model, generation_config)
         limits = Limits(max_sequences=max_num_seqs, max_rows=max_num_batched_tokens, max_context=max_model_len)
-        kept = memory_of(model, self.runner.spec, load.quantize or "", router_memory)
-        self.engine = Engine(self.runner, cost := cost_of(self.runner, kept), limits)
+        router_file = memory_of(model, self.runner.spec, load.quantize or "", router_memory)
+        self.engine = Engine(self.runner, cost := cost_of(self.runner, router_file), limits)
         draft_load = replace(load, quantize=None)
         self._drafts = RunnerCache(partial(open_draft, self.runner.spec, self.tokenizer, draft_load, budget))
         self._resources, power = self._find_resources(model, draft_model), PowerOf(self.runner, cost)
         in_use = self.engine.requests.strategies
-        self._strategies = StrategyCache(self._resources, cost, in_use=in_use, memory=kept, power=power)
+        self._strategies = StrategyCache(self._resources, cost, in_use=in_use, memory=router_file, power=power)
         self._strategies.get(strategy)  # a wrong name is an error now, not at the first request
         self._factory = InputProcessor(
             self.vocabulary,
@@ -276,8 +276,8 @@ class LLM:
         options = options or RequestOptions()
         params = sampling_params or self.get_default_sampling_params()
         cut = params.truncate_prompt_tokens is not None
-        asked = prompt if is_prompt(prompt) else self._factory.chat(prompt, chat or ChatOptions(), cut=cut)
-        return self._factory.single(asked, params, options)
+        rendered = prompt if is_prompt(prompt) else self._factory.chat(prompt, chat or ChatOptions(), cut=cut)
+        return self._factory.single(rendered, params, options)
 
     def prepare(self) -> None:
         """Read what the first request would wait for otherwise. For servers, where others would wait with it."""

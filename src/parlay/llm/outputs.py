@@ -9,7 +9,7 @@ from typing import overload
 from parlay.llm.notebook_html import shown
 from parlay.types import Exactness, FinishReason, Metrics, ParlayError, TokenLogprobs
 
-Spell = Callable[[int], str | None]
+DecodeToken = Callable[[int], str | None]
 """The text of one token; None without a tokenizer."""
 
 
@@ -30,7 +30,7 @@ class Logprobs(Sequence[dict[int, Logprob]]):
     """
 
     entries: tuple[TokenLogprobs, ...]
-    _spell: Spell = field(compare=False)
+    _decode_token: DecodeToken = field(compare=False)
 
     def __len__(self) -> int:
         return len(self.entries)
@@ -49,8 +49,8 @@ class Logprobs(Sequence[dict[int, Logprob]]):
 
     def _by_id(self, entry: TokenLogprobs) -> dict[int, Logprob]:
         likeliest = [(token, logprob, rank) for rank, (token, logprob) in enumerate(entry.top, start=1)]
-        told = [(entry.token, entry.logprob, entry.rank), *likeliest]
-        return {token: Logprob(logprob, rank, self._spell(token)) for token, logprob, rank in told}
+        chosen_first = [(entry.token, entry.logprob, entry.rank), *likeliest]
+        return {token: Logprob(logprob, rank, self._decode_token(token)) for token, logprob, rank in chosen_first}
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -83,8 +83,8 @@ class PromptLogprobs(Sequence[dict[int, Logprob] | None]):
 
 def _few(entries: Sequence[object]) -> str:
     """The first ones in words."""
-    told = ", ".join(map(repr, entries[:2]))
-    return f"[{told}{f', and {len(entries) - 2} more' if len(entries) > 2 else ''}]"
+    first = ", ".join(map(repr, entries[:2]))
+    return f"[{first}{f', and {len(entries) - 2} more' if len(entries) > 2 else ''}]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,8 +163,8 @@ class RequestOutput:
         return self.outputs[0].metrics.cached_tokens
 
     def __repr__(self) -> str:
-        asked = f"{len(self.prompt_token_ids)} token ids" if self.prompt is None else _short(self.prompt)
-        return f"RequestOutput(prompt={asked}, outputs={[*self.outputs]})"
+        prompt = f"{len(self.prompt_token_ids)} token ids" if self.prompt is None else _short(self.prompt)
+        return f"RequestOutput(prompt={prompt}, outputs={[*self.outputs]})"
 
     def _repr_html_(self) -> str:
         """Return the HTML that notebooks show."""

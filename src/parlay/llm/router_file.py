@@ -86,13 +86,13 @@ def entries(path: Path | None = None) -> list[RouterFileEntry]:
 def forget(model: str = "") -> int:
     """Forget all, or what was learned of one model. Returns how many entries that were. Raises OSError."""
     with _changing:
-        held = entries()
-        kept = [each for each in held if model and each.model != model]
+        stored = entries()
+        kept = [each for each in stored if model and each.model != model]
         if kept:
             _write(place(), kept)
         else:
             place().unlink(missing_ok=True)
-    return len(held) - len(kept)
+    return len(stored) - len(kept)
 
 
 class RouterMemory:
@@ -117,12 +117,12 @@ class RouterMemory:
 
     def recall(self, owner: str) -> Mapping[str, KeptArm]:
         with self._lock:
-            held = _held(self._of(owner), self._in_file())
-            return {**held.arms, **self._learned.get(owner, {})}
+            stored = _stored(self._of(owner), self._in_file())
+            return {**stored.arms, **self._learned.get(owner, {})}
 
     def cost(self) -> KeptCost:
         with self._lock:
-            return _held(self._empty, self._in_file()).cost
+            return _stored(self._empty, self._in_file()).cost
 
     def keep_cost(self, learned: Callable[[], KeptCost]) -> None:
         self._learned_cost = learned
@@ -143,14 +143,14 @@ class RouterMemory:
 
     def write(self) -> None:
         with _changing:  # whoever closes waits for a write that is under way
-            news, cost = self._taken(), self._learned_cost()
+            changes, cost = self._taken(), self._learned_cost()
             try:
-                if news or cost:
-                    _write(self._place, self._joined(news, cost, _quietly(self._place)))
+                if changes or cost:
+                    _write(self._place, self._joined(changes, cost, _quietly(self._place)))
                     self._has_warned = False
             except OSError as error:
                 with self._lock:
-                    self._unwritten |= news.keys()
+                    self._unwritten |= changes.keys()
                 self._warn(error)
 
     def _in_file(self) -> list[RouterFileEntry]:
@@ -166,17 +166,17 @@ class RouterMemory:
             if self._timer is not None:
                 self._timer.cancel()
                 self._timer = None
-            news = {owner: self._learned[owner] for owner in self._unwritten}
+            changes = {owner: self._learned[owner] for owner in self._unwritten}
             self._unwritten.clear()
-        return news
+        return changes
 
     def _joined(
-        self, news: Mapping[str, Mapping[str, KeptArm]], cost: KeptCost, held: Sequence[RouterFileEntry]
+        self, changes: Mapping[str, Mapping[str, KeptArm]], cost: KeptCost, stored: Sequence[RouterFileEntry]
     ) -> list[RouterFileEntry]:
-        """Everything that the file held, with the news in it."""
-        now, by_key = time.time(), {each.key: each for each in held}
-        for owner, arms in news.items():
-            before = _held(self._of(owner), held)
+        """Everything that the file stored, with the changes in it."""
+        now, by_key = time.time(), {each.key: each for each in stored}
+        for owner, arms in changes.items():
+            before = _stored(self._of(owner), stored)
             merged = [*arms.items(), *(pair for pair in before.arms.items() if pair[0] not in arms)][:_MOST_ARMS]
             by_key[before.key] = replace(before, saved=now, arms=dict(merged))
         if cost:
@@ -216,9 +216,9 @@ def cost_of(runner: Runner, memory: Memory) -> MeasuredCost:
     return cost
 
 
-def _held(mine: RouterFileEntry, held: Sequence[RouterFileEntry]) -> RouterFileEntry:
+def _stored(mine: RouterFileEntry, stored: Sequence[RouterFileEntry]) -> RouterFileEntry:
     """The one of the same machine, model and owner, under the name by which the model was loaded now."""
-    found = next((each for each in held if each.key == mine.key), mine)
+    found = next((each for each in stored if each.key == mine.key), mine)
     return replace(found, model=mine.model)
 
 
@@ -236,36 +236,36 @@ def _read(path: Path) -> list[RouterFileEntry]:
         raise ValueError("it is no file")
     if path.stat().st_size > _MOST_BYTES:
         raise ValueError("it is too large")
-    said = json.loads(path.read_text(encoding="utf-8"))
-    if said.get("format") != FORMAT:
-        raise ValueError(f"it has the format {said.get('format')}, and this version reads {FORMAT}")
-    if said["sha256"] != _digest(said["entries"]):
+    content = json.loads(path.read_text(encoding="utf-8"))
+    if content.get("format") != FORMAT:
+        raise ValueError(f"it has the format {content.get('format')}, and this version reads {FORMAT}")
+    if content["sha256"] != _digest(content["entries"]):
         raise ValueError("it is damaged: its checksum is another")
-    return [_entry(each) for each in said["entries"][:_MOST_ENTRIES]]
+    return [_entry(each) for each in content["entries"][:_MOST_ENTRIES]]
 
 
-def _write(path: Path, held: Sequence[RouterFileEntry]) -> None:
+def _write(path: Path, stored: Sequence[RouterFileEntry]) -> None:
     """The latest ones, as a whole. Only the user may read it. Raises OSError."""
-    latest = [asdict(each) for each in sorted(held, key=lambda each: -each.saved)[:_MOST_ENTRIES]]
-    said = {"format": FORMAT, "sha256": _digest(latest), "entries": latest}
+    latest = [asdict(each) for each in sorted(stored, key=lambda each: -each.saved)[:_MOST_ENTRIES]]
+    content = {"format": FORMAT, "sha256": _digest(latest), "entries": latest}
     with written_whole(path, mode=0o600) as part:
-        part.write_text(json.dumps(said), encoding="utf-8")
+        part.write_text(json.dumps(content), encoding="utf-8")
 
 
-def _digest(said: object) -> str:
-    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+def _digest(content: object) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def _entry(said: Mapping[str, Any]) -> RouterFileEntry:
-    arms = {name: _arm(arm) for name, arm in [*said["arms"].items()][:_MOST_ARMS]}
-    cost = {context: tuple(numbers) for context, numbers in [*said["cost"].items()][:_MOST_CONTEXTS]}
-    return RouterFileEntry(**{**said, "saved": float(said["saved"]), "arms": arms, "cost": cost})
+def _entry(content: Mapping[str, Any]) -> RouterFileEntry:
+    arms = {name: _arm(arm) for name, arm in [*content["arms"].items()][:_MOST_ARMS]}
+    cost = {context: tuple(numbers) for context, numbers in [*content["cost"].items()][:_MOST_CONTEXTS]}
+    return RouterFileEntry(**{**content, "saved": float(content["saved"]), "arms": arms, "cost": cost})
 
 
-def _arm(said: Mapping[str, Any]) -> KeptArm:
-    lists = {name: tuple(said[name]) for name in ("calibration", "record", "seconds", "reading")}
-    kinds = {kind: tuple(numbers) for kind, numbers in [*said["kinds"].items()][:_MOST_KINDS]}
-    return KeptArm(**lists, gain=said["gain"], depth=said["depth"], row=said["row"], kinds=kinds)
+def _arm(content: Mapping[str, Any]) -> KeptArm:
+    lists = {name: tuple(content[name]) for name in ("calibration", "record", "seconds", "reading")}
+    kinds = {kind: tuple(numbers) for kind, numbers in [*content["kinds"].items()][:_MOST_KINDS]}
+    return KeptArm(**lists, gain=content["gain"], depth=content["depth"], row=content["row"], kinds=kinds)
 
 
 def _machine(spec: RunnerSpec) -> str:

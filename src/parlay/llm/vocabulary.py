@@ -69,17 +69,17 @@ class Vocabularies:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._kept: OrderedDict[Hashable, Vocabulary] = OrderedDict()
+        self._vocabularies: OrderedDict[Hashable, Vocabulary] = OrderedDict()
 
     def get(self, files: Hashable) -> Vocabulary | None:
-        return self._kept.get(files)
+        return self._vocabularies.get(files)
 
     def put(self, files: Hashable, vocabulary: Vocabulary) -> None:
         """Keep a vocabulary; the first one goes where there are too many."""
-        self._kept[files] = vocabulary
-        self._kept.move_to_end(files)
-        if len(self._kept) > self._most:
-            self._kept.popitem(last=False)
+        self._vocabularies[files] = vocabulary
+        self._vocabularies.move_to_end(files)
+        if len(self._vocabularies) > self._most:
+            self._vocabularies.popitem(last=False)
 
 
 def vocabulary_of(

@@ -196,7 +196,7 @@ class ArmInSequence:
     """Most nodes of the next draft; doubled with each draft of which something was right."""
     record: Record
     gain: float
-    asked_at: int = 0
+    requested_at: int = 0
     """Tokens of the sequence when it was asked last."""
     is_open: bool = False
     """Whether it was asked here, so that it has read the prompt."""

@@ -28,12 +28,12 @@ class Offer:
     """A draft that was proposed in this step: the nodes that may pay, in ascending order, and their path probabilities.
 
     ``gains[n]``: tokens that the likeliest n nodes are expected to bring. A drawn draft stays whole, and nothing that
-    was drawn decides whether it is verified: its only gain, ``gains[0]``, is that of a draft of the ``asked`` nodes.
+    was drawn decides whether it is verified: its only gain, ``gains[0]``, is that of ``requested`` nodes.
     """
 
     arm: ArmInSequence
     draft: Draft
-    asked: int
+    requested: int
     nodes: Sequence[int] = ()
     path_probs: list[float] = field(default_factory=list)
     gains: list[float] = field(default_factory=list)
@@ -70,30 +70,30 @@ class Choice:
 NOTHING = Choice()
 
 
-def offered(arm: ArmInSequence, draft: Draft, asked: int, prices: StepPrices) -> Offer:
+def offered(arm: ArmInSequence, draft: Draft, requested: int, prices: StepPrices) -> Offer:
     """The draft with the path probability of each node; nodes that never pay are left out."""
     goal = prices.goal
     if draft.kind != "point":
-        gain = expected_accepted(arm.record.share, arm.whole.depth.of(asked))
-        return Offer(arm, draft, asked, gains=[gain], worths=goal.worths([gain]))
+        gain = expected_accepted(arm.record.share, arm.whole.depth.of(requested))
+        return Offer(arm, draft, requested, gains=[gain], worths=goal.worths([gain]))
     nodes, path_probs, gains, worths = arm.whole.calibration.paths(draft, arm.record.shift, prices.floor, goal.shares)
     if len(path_probs) > arm.limit:
         if isinstance(nodes, range):
-            return Offer(arm, draft, asked, nodes[: arm.limit], path_probs[: arm.limit], gains, worths)
+            return Offer(arm, draft, requested, nodes[: arm.limit], path_probs[: arm.limit], gains, worths)
         likely = dict(zip(nodes, path_probs, strict=True))
         nodes = best_of((nodes, path_probs), arm.limit)
         path_probs = [likely[node] for node in nodes]
-    return Offer(arm, draft, asked, nodes, path_probs, gains, worths)
+    return Offer(arm, draft, requested, nodes, path_probs, gains, worths)
 
 
 def best_cut(offer: Offer, prices: StepPrices) -> Choice:
     """The offer, cut where it is worth most."""
     rate = prices.rate
     if offer.is_drawn:
-        seconds = prices.of_nodes(offer.asked)
+        seconds = prices.of_nodes(offer.requested)
         gain, value = offer.gains[0], offer.worths[0]
         worth = value - rate * seconds
-        return Choice(worth, gain, value, seconds, offer.arm, offer.asked, offer) if worth > 0 else NOTHING
+        return Choice(worth, gain, value, seconds, offer.arm, offer.requested, offer) if worth > 0 else NOTHING
     most, worth, nodes = min(len(offer.path_probs), prices.most), 0.0, 0
     stride = -(-most // _SLOTS) or 1
     for count in (*range(stride, most, stride), most):

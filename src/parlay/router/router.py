@@ -100,7 +100,7 @@ class Router(Policy):
             if any(nodes):
                 for state, count in zip(states, nodes, strict=True):
                     if count:
-                        state.ask(arm.number, count)
+                        state.note_request(arm.number, count)
                 return Budgets(nodes, 0, [arm.number] * len(states))
         if self._next_copying > len(self._copying):
             return Budgets([0] * len(states))
@@ -115,7 +115,7 @@ class Router(Policy):
         waits: list[int] = []
         for state in states:
             here = state.arms[number]
-            wait = 0 if here.gain > gain else here.asked_at + every - state.length
+            wait = 0 if here.gain > gain else here.requested_at + every - state.length
             waits.append(_LOOK if here.is_lost else wait)
         return waits
 
@@ -124,12 +124,12 @@ class Router(Policy):
         prices, idle = self._prices, True
         numbers, nodes, watching = [0] * len(states), [0] * len(states), []
         for place, (state, wanted) in enumerate(zip(states, self._best(states), strict=True)):
-            if state.asked:
+            if state.requested:
                 state.learn_gains()
             chosen = state.decide(wanted, prices)
             if chosen.arm is not None and chosen.offer is None:
                 numbers[place], nodes[place] = chosen.arm.whole.number, chosen.nodes
-                state.ask(numbers[place], nodes[place])
+                state.note_request(numbers[place], nodes[place])
             watching.append(state.watch())
             idle = idle and state.is_idle
         return Budgets(nodes, self._inactive(states) if idle else 0, numbers, watching)
@@ -236,13 +236,13 @@ class Router(Policy):
         slowdown = max(1.0, spent.verify_seconds / forward)
         for arm, seconds in zip(self._arms, spent.by_drafter, strict=False):
             number = arm.number
-            asked = [state for state in states if number in state.asked]
-            if asked:
-                nodes = read = 0
-                for state in asked:
-                    nodes += state.asked[number]
-                    read = max(read, state.arms[number].charge(seconds / len(asked), state.length))
-                arm.learn_seconds(nodes / len(asked), seconds / len(asked), slowdown, forward / len(asked), read=read)
+            drafting = [state for state in states if number in state.requested]
+            if drafting:
+                count, each, nodes, read = len(drafting), seconds / len(drafting), 0, 0
+                for state in drafting:
+                    nodes += state.requested[number]
+                    read = max(read, state.arms[number].charge(each, state.length))
+                arm.learn_seconds(nodes / count, each, slowdown, forward / count, read=read)
                 arm.row = self._cost.forward(1, 1)
         if spent.planning_seconds:
             own = spent.planning_seconds / slowdown / len(states)

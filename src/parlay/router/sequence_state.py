@@ -58,14 +58,14 @@ class SequenceState:
     """What was proposed in this step."""
     options: list[Choice] = field(default_factory=list)
     """The best that each arm could draft."""
-    asking: ArmInSequence | None = None
+    requesting: ArmInSequence | None = None
     """The arm that is being asked."""
-    asked: dict[int, int] = field(default_factory=dict)
+    requested: dict[int, int] = field(default_factory=dict)
     """Nodes that each arm was asked for, by number."""
     seconds: float = 0.0
     """What these proposals usually take, as was known before them."""
     watching: tuple[int, ...] = ()
-    wakes: ArmInSequence | None = None
+    tried_next: ArmInSequence | None = None
     """An arm that will be tried in the next step, and sees this one."""
     choice: Choice = NOTHING
     reason: str = ""
@@ -92,16 +92,16 @@ class SequenceState:
         for arm in self.priced:
             if arm.whole.arm.sees_first:  # all arms see the step that reads the prompt, which is the first
                 number = arm.whole.number
-                arm.is_ready = not missed and (self.steps == 1 or number in self.watching or number in self.asked)
+                arm.is_ready = not missed and (self.steps == 1 or number in self.watching or number in self.requested)
         self.steps += 1
-        self.offers, self.asked, self.seconds, self.wakes, self.verifying = [], {}, 0.0, None, None
+        self.offers, self.requested, self.seconds, self.tried_next, self.verifying = [], {}, 0.0, None, None
         return decoded
 
-    def ask(self, number: int, nodes: int) -> None:
+    def note_request(self, number: int, nodes: int) -> None:
         """Note that an arm is asked for so many nodes."""
-        self.asking = arm = self.arms[number]
-        self.asked[number] = nodes
-        arm.asked_at = self.length
+        self.requesting = arm = self.arms[number]
+        self.requested[number] = nodes
+        arm.requested_at = self.length
         seconds = arm.whole.seconds.of(nodes)
         arm.counts.asked += 1
         arm.counts.expected_seconds += seconds
@@ -109,14 +109,14 @@ class SequenceState:
 
     def take(self, draft: Draft | None, prices: StepPrices) -> None:
         """Take what the arm that was asked has proposed; None if it failed."""
-        arm, self.asking = self.asking, None
+        arm, self.requesting = self.requesting, None
         if arm is None:
             return
         if draft is None:
             arm.is_lost = True
         elif draft.tree.tokens:
             arm.whole.probes = draft.probes
-            self.offers.append(offered(arm, draft, self.asked[arm.whole.number], prices))
+            self.offers.append(offered(arm, draft, self.requested[arm.whole.number], prices))
 
     # --------------------------------------------------------------------------------------------------------- choices
 
@@ -164,7 +164,7 @@ class SequenceState:
         """Choose a trial of the arm that may be best; one that has to see a step first is tried in the next."""
         tried = self._worth_a_trial(prices)
         if tried is not None and not tried.is_ready:
-            self.wakes = tried
+            self.tried_next = tried
         elif tried is not None:
             self.is_trial, self.forgone, self.reason = True, self.choice.worth * prices.token, TRIED
             self.choice = Choice(arm=tried, nodes=min(TRIAL, tried.whole.arm.most))
@@ -208,25 +208,25 @@ class SequenceState:
         if self.ledger.is_funded:
             for choice in self.options:
                 arm = choice.arm
-                if arm is not None and choice.offer is None and arm.whole.number not in self.asked:
+                if arm is not None and choice.offer is None and arm.whole.number not in self.requested:
                     watching.append(arm)
-        if self.wakes is not None and self.wakes not in watching:
-            watching.append(self.wakes)
+        if self.tried_next is not None and self.tried_next not in watching:
+            watching.append(self.tried_next)
         self.watching = tuple([arm.whole.number for arm in watching]) if watching else ()
         return self.watching
 
     @property
     def is_idle(self) -> bool:
         """Whether nothing is asked or chosen in this step, and no arm sees it because it may draft in the next one."""
-        if self.asked or self.choice.arm is not None:
+        if self.requested or self.choice.arm is not None:
             return False
         return all(self.arms[number].is_ready for number in self.watching)
 
     def learn_gains(self) -> None:
         """Learn what each replayable arm's proposal is worth beyond those of arms asked before it, and of others."""
         worths = {choice.arm.whole.number: choice.worth for choice in self.options if choice.arm is not None}
-        known = max([worth for number, worth in worths.items() if number not in self.asked], default=0.0)
-        for number in self.asked:
+        known = max([worth for number, worth in worths.items() if number not in self.requested], default=0.0)
+        for number in self.requested:
             worth = max(known, worths.get(number, 0.0))
             self.arms[number].learn_gain(worth - known)
             known = worth
@@ -266,9 +266,9 @@ class SequenceState:
         if self.history is not None:
             self._count(self.history, nodes, right)
         drafting = copying = 0.0
-        for number, asked in self.asked.items():
+        for number, requested in self.requested.items():
             whole = self.arms[number].whole
-            seconds = whole.booked(asked)
+            seconds = whole.booked(requested)
             drafting += seconds
             copying += seconds if whole.arm.replayable else 0.0
         if nodes or self.is_trial or not prices.is_free(drafting - copying):

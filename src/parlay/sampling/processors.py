@@ -183,6 +183,6 @@ def _run(processor: LogitsProcessor, ids: list[int], scores_V: Tensor) -> Tensor
         reason = " ".join(str(error).split())  # on one line
         raise ParlayError(f"logits processor {processor!r} raised {type(error).__name__}: {reason}") from error
     if not isinstance(result, Tensor) or result.shape != scores_V.shape:
-        given = f"shape {tuple(result.shape)}" if isinstance(result, Tensor) else type(result).__name__
-        raise ParlayError(f"logits processor {processor!r} must return shape {tuple(scores_V.shape)}, got {given}")
+        got = f"shape {tuple(result.shape)}" if isinstance(result, Tensor) else type(result).__name__
+        raise ParlayError(f"logits processor {processor!r} must return shape {tuple(scores_V.shape)}, got {got}")
     return result.to(scores_V)

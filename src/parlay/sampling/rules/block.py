@@ -23,45 +23,45 @@ class BlockVerification(DistributionRule):
 
     kinds = frozenset[DraftKind]({"iid"})
 
-    def verdict(self, given: RuleInput) -> Verdict:
-        tree = given.draft.tree
+    def verdict(self, inputs: RuleInput) -> Verdict:
+        tree = inputs.draft.tree
         if not trees.is_chain(tree):
             raise ValueError("accept rule BlockVerification judges chains, and this draft has branches")
-        targets = [given.target(-1)]
+        targets = [inputs.target(-1)]
         weights: list[Any] = [1]
-        end = len(tree) - given.draft.probes
+        end = len(tree) - inputs.draft.probes
         for node in range(end):
-            weights.append(_weight(weights[-1], targets[-1], given.drafted(node), tree.tokens[node]))
+            weights.append(_weight(weights[-1], targets[-1], inputs.drafted(node), tree.tokens[node]))
             try:
-                targets.append(given.target(node))
+                targets.append(inputs.target(node))
             except ParlayError:  # nothing can be drawn after this node, so the chain ends here
                 end = node + 1
                 break
-        return _decide(given, weights, targets, end)
+        return _decide(inputs, weights, targets, end)
 
 
 def _weight(before: Any, target: Vector, drafted: Vector, token: int) -> Any:
     return min(1, before * target[token] / drafted[token]) if drafted[token] > 0 else 0
 
 
-def _decide(given: RuleInput, weights: list[Any], targets: list[Vector], end: int) -> Verdict:
+def _decide(inputs: RuleInput, weights: list[Any], targets: list[Vector], end: int) -> Verdict:
     """``weights[i]`` belongs to the first i of ``end`` nodes, ``targets[i]`` is the target's distribution after them.
 
     The last target may be missing.
     """
-    tokens = given.draft.tree.tokens
+    tokens = inputs.draft.tree.tokens
 
     def holds(length: int) -> bool:
         weight = weights[length]
         if weight > 0 and length < end:
-            surplus = np.maximum(weight * targets[length] - given.drafted(length), 0).sum()
+            surplus = np.maximum(weight * targets[length] - inputs.drafted(length), 0).sum()
             weight = surplus / (surplus + 1 - weight) if surplus or weight < 1 else 1
-        return given.rng.coin(weight, length - 1, 0)
+        return inputs.rng.coin(weight, length - 1, 0)
 
     taken = next((length for length in range(end, 0, -1) if holds(length)), 0)
     if taken == len(targets):  # nothing can be drawn after it, so the last token ends the step
         return Verdict(tuple(range(taken - 1)), tokens[:taken])
     probs_V = targets[taken]
     if taken < end:
-        probs_V = residual(weights[taken] * probs_V, given.drafted(taken))
-    return Verdict(tuple(range(taken)), (*tokens[:taken], given.rng.draw(probs_V, taken)))
+        probs_V = residual(weights[taken] * probs_V, inputs.drafted(taken))
+    return Verdict(tuple(range(taken)), (*tokens[:taken], inputs.rng.draw(probs_V, taken)))

@@ -24,7 +24,7 @@ class DistributionRule:
     kinds: ClassVar[frozenset[DraftKind]] = frozenset()
     matches_greedy: ClassVar[bool] = True
 
-    def verdict(self, given: RuleInput) -> Verdict:
+    def verdict(self, inputs: RuleInput) -> Verdict:
         """Decide what is committed. Raises ParlayError if not even the first token can be drawn."""
         raise NotImplementedError
 
@@ -44,9 +44,9 @@ class DistributionRule:
     def _matches(self, view: SequenceView) -> bool:
         return self.matches_greedy and view.request.params.greedy
 
-    def _attempt(self, given: RuleInput) -> Verdict | Fault:
+    def _attempt(self, inputs: RuleInput) -> Verdict | Fault:
         try:
-            return self.verdict(given)
+            return self.verdict(inputs)
         except ParlayError as error:
             return Fault(str(error))
 

@@ -25,8 +25,8 @@ class KSeq(DistributionRule):
 
     kinds = frozenset[DraftKind]({"iid"})
 
-    def verdict(self, given: RuleInput) -> Verdict:
-        return descend(given, any_of)
+    def verdict(self, inputs: RuleInput) -> Verdict:
+        return descend(inputs, any_of)
 
 
 def any_of(target: Vector, candidates: Sequence[Candidate], rng: LevelRng) -> int:
@@ -34,13 +34,13 @@ def any_of(target: Vector, candidates: Sequence[Candidate], rng: LevelRng) -> in
     if not candidates:
         return rng.draw(target)
     drafted = candidates[0][1]
-    kept = _kept(target, drafted, ratio(target, drafted, len(candidates)))
+    mass = _accepted_mass(target, drafted, ratio(target, drafted, len(candidates)))
     for token, _ in candidates:
-        if drafted[token] > 0 and rng.coin(kept[token] / drafted[token]):
+        if drafted[token] > 0 and rng.coin(mass[token] / drafted[token]):
             return token
-    beta = kept.sum()
+    beta = mass.sum()
     if beta > 0:
-        rest = np.maximum(target - kept * ((1 - (1 - beta) ** len(candidates)) / beta), 0)
+        rest = np.maximum(target - mass * ((1 - (1 - beta) ** len(candidates)) / beta), 0)
         target = rest if rest.sum() > 0 else target
     return rng.draw(target)
 
@@ -51,7 +51,7 @@ def ratio(target: Vector, drafted: Vector, count: int) -> Any:
     target, drafted = target[both], drafted[both]
 
     def holds(r: Any) -> bool:
-        beta = _kept(target, drafted, r).sum()
+        beta = _accepted_mass(target, drafted, r).sum()
         return bool(1 - (1 - beta) ** count <= r * beta)
 
     low, high = target.sum() * 0 + 1, target.sum() * 0 + count
@@ -63,7 +63,7 @@ def ratio(target: Vector, drafted: Vector, count: int) -> Any:
     return high
 
 
-def _kept(target: Vector, drafted: Vector, r: Any) -> Vector:
+def _accepted_mass(target: Vector, drafted: Vector, r: Any) -> Vector:
     """The probability of each token to be drawn and accepted: min(q, p / r)."""
     result: Vector = np.minimum(drafted, target / r)
     return result

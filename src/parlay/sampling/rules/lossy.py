@@ -18,16 +18,16 @@ GoodEnough = Callable[[Vector], Callable[[int], bool]]
 """From a distribution to a test of its tokens: which of them pass."""
 
 
-def longest(given: RuleInput, good_enough: GoodEnough, last_token: Callable[[Vector, int], int]) -> Verdict:
+def longest(inputs: RuleInput, good_enough: GoodEnough, last_token: Callable[[Vector, int], int]) -> Verdict:
     """The longest path on which all tokens pass, the likeliest of several; then ``last_token(distribution, level)``."""
-    tree = given.draft.tree
+    tree = inputs.draft.tree
     families = trees.children(tree)
-    real = len(tree) - given.draft.probes
+    real = len(tree) - inputs.draft.probes
     reached = [(-1, 0, 0.0)]  # node, depth, log-probability of the path
     best, best_rank, best_V = -1, (-1, 0.0), None
     for node, depth, logprob in reached:
         try:
-            probs_V = given.target(node)
+            probs_V = inputs.target(node)
         except ParlayError:
             if node == -1:
                 raise
@@ -61,11 +61,11 @@ class Threshold(DistributionRule):
     beta: int = 5
     tau: float = 3.0
 
-    def verdict(self, given: RuleInput) -> Verdict:
+    def verdict(self, inputs: RuleInput) -> Verdict:
         def last_token(probs_V: Vector, level: int) -> int:
-            return int(probs_V.argmax()) if given.greedy else given.rng.draw(probs_V, level)
+            return int(probs_V.argmax()) if inputs.greedy else inputs.rng.draw(probs_V, level)
 
-        return longest(given, self._good_enough, last_token)
+        return longest(inputs, self._good_enough, last_token)
 
     def _good_enough(self, probs_V: Vector) -> Callable[[int], bool]:
         floor = probs_V.max() * math.exp(-self.tau)
@@ -91,8 +91,8 @@ class Typical(DistributionRule):
     eps: float = 0.09
     delta: float = 0.3
 
-    def verdict(self, given: RuleInput) -> Verdict:
-        return longest(given, self._good_enough, lambda probs_V, level: given.rng.draw(probs_V, level))
+    def verdict(self, inputs: RuleInput) -> Verdict:
+        return longest(inputs, self._good_enough, lambda probs_V, level: inputs.rng.draw(probs_V, level))
 
     def _good_enough(self, probs_V: Vector) -> Callable[[int], bool]:
         floor = min(self.eps, self.delta * float(np.exp(-entropy(probs_V))))
@@ -117,19 +117,20 @@ class Unverified(DistributionRule):
     kinds: ClassVar[frozenset[DraftKind]] = frozenset({"point"})
     matches_greedy: ClassVar[bool] = False
 
-    def verdict(self, given: RuleInput) -> Verdict:
-        tree, path = given.draft.tree, list[int]()
-        node, real = -1, len(given.draft) - given.draft.probes
-        probs_V = given.target(node)
+    def verdict(self, inputs: RuleInput) -> Verdict:
+        tree = inputs.draft.tree
+        path: list[int] = []
+        node, real = -1, len(inputs.draft) - inputs.draft.probes
+        probs_V = inputs.target(node)
         while (child := next((n for n in range(node + 1, real) if tree.parents[n] == node), None)) is not None:
             token = tree.tokens[child]
             if not probs_V[token]:
                 break
             try:
-                probs_V = given.target(child)
+                probs_V = inputs.target(child)
             except ParlayError:  # nothing may follow: the text ends with this token
                 return Verdict(tuple(path), (*(tree.tokens[step] for step in path), token))
             path.append(child)
             node = child
-        last = int(probs_V.argmax()) if given.greedy else given.rng.draw(probs_V, len(path))
+        last = int(probs_V.argmax()) if inputs.greedy else inputs.rng.draw(probs_V, len(path))
         return Verdict(tuple(path), (*(tree.tokens[step] for step in path), last))

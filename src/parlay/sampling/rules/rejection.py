@@ -21,8 +21,8 @@ class Rejection(DistributionRule):
 
     kinds = frozenset[DraftKind]({"iid"})
 
-    def verdict(self, given: RuleInput) -> Verdict:
-        return descend(given, one_by_one)
+    def verdict(self, inputs: RuleInput) -> Verdict:
+        return descend(inputs, one_by_one)
 
 
 def one_by_one(target: Vector, candidates: Sequence[Candidate], rng: LevelRng) -> int:
@@ -46,8 +46,8 @@ class WithoutReplacement(DistributionRule):
 
     kinds = frozenset[DraftKind]({"without_replacement"})
 
-    def verdict(self, given: RuleInput) -> Verdict:
-        return descend(given, in_drawing_order)
+    def verdict(self, inputs: RuleInput) -> Verdict:
+        return descend(inputs, in_drawing_order)
 
 
 def in_drawing_order(target: Vector, candidates: Sequence[Candidate], rng: LevelRng) -> int:

@@ -103,27 +103,27 @@ Choose = Callable[[Vector, Sequence[Candidate], LevelRng], int]
 """Chooses a token that has the first argument as its distribution, and is a candidate as often as possible."""
 
 
-def descend(given: RuleInput, choose: Choose) -> Verdict:
+def descend(inputs: RuleInput, choose: Choose) -> Verdict:
     """From the root down: choose a token, and go on below the nodes that have it, as long as there are any.
 
     Equal siblings (independent draws may be equal) count as one node: the children of all of them are candidates.
     """
-    tree = given.draft.tree
+    tree = inputs.draft.tree
     families = trees.children(tree)
-    real = len(tree) - given.draft.probes
+    real = len(tree) - inputs.draft.probes
     here, last = [-1], -1
     sampled: list[int] = []
     while here:
         last = here[0]
         try:
-            target = given.target(last)
+            target = inputs.target(last)
         except ParlayError:
             if not sampled:
                 raise
             break  # tokens chosen before stand, and the next step meets the fault at its root
         below = [child for node in here for child in families[node] if child < real]
-        candidates = [(tree.tokens[child], given.drafted(child)) for child in below]
-        sampled.append(choose(target, candidates, LevelRng(given.rng, len(sampled))))
+        candidates = [(tree.tokens[child], inputs.drafted(child)) for child in below]
+        sampled.append(choose(target, candidates, LevelRng(inputs.rng, len(sampled))))
         here = [child for child in below if tree.tokens[child] == sampled[-1]]
     return Verdict(trees.path_to(tree, last)[: len(sampled) - 1], tuple(sampled))
 
