@@ -156,7 +156,7 @@ class LLM:
         prediction: Predictions | None = None,
         store: bool = True,
         exactness: str | Allowed | None = None,
-    ) -> list[RequestOutput]:
+    ) -> RequestOutputs:
         """Decode all prompts together and return one output per prompt, in order.
 
         A prompt is a text, a list of token ids, or a dict with ``prompt`` or ``prompt_token_ids``. ``sampling_params``,
@@ -165,6 +165,8 @@ class LLM:
         A ``prediction`` is what the output will mostly be, say a file before an edit. Where no strategy is named, it
         takes the one that follows predictions. ``store=False``: no strategy learns from these requests.
         ``exactness`` None allows what the strategy loses (`parlay.certificates.requirement`).
+
+        The list that it returns has the rate of the whole call too, ``tokens_per_second``.
 
         Raises ValueError for a prompt, parameter, document or prediction that can't be used, before anything runs, and
         RequestFailed (which holds all outputs) when a sample failed while the others went on.
@@ -196,7 +198,7 @@ class LLM:
         prediction: Predictions | None = None,
         store: bool = True,
         exactness: str | Allowed | None = None,
-    ) -> list[RequestOutput]:
+    ) -> RequestOutputs:
         """`generate` for one conversation or several, each a list of {"role": ..., "content": ...}.
 
         Content is a text, or a list of {"type": "text", "text": ...}. `ChatOptions` says what the template's arguments
