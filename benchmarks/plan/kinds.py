@@ -41,7 +41,8 @@ SPEC_BENCH = {
     "translation": _TRANSLATION,
 }
 BUILT_IN = {"prose": _CHAT, "code": _CODE, "maths": _MATHS, "translation": _TRANSLATION}
-_WHOLE = ":policy=fixed,k=16"
+_WHOLE = (":policy=fixed,k=16", ":k=16,policy=fixed")
+"""Ends of the names of strategies whose drafts are always whole."""
 _KINDS = dict.fromkeys([kind for kind, _ in RECORDED.values()] + list(SPEC_BENCH.values()))
 _FILES: Mapping[str, Callable[[Cell], bool]] = {
     "replay.jsonl": lambda cell: True,
@@ -50,12 +51,14 @@ _FILES: Mapping[str, Callable[[Cell], bool]] = {
     "trained.jsonl": lambda cell: cell.model == "smollm2-135m" and cell.strategy == "eagle3",
     "modelled-inputs.jsonl": lambda cell: cell.strategy.endswith(_WHOLE),
     "modelled.jsonl": lambda cell: cell.strategy.endswith(_WHOLE),
+    "draft-models.jsonl": lambda cell: cell.strategy.endswith(_WHOLE),
 }
 """Files of rows, and the cells that count."""
 
 
 def rates() -> list[KindRate]:
-    """From replays; copies and a shipped head under the default policy; and every trained head with 16 nodes.
+    """From replays; copies and a shipped head under the default policy; every trained head, and a draft model of a
+    third of its target's size, with 16 nodes.
 
     Of a strategy on the same texts the row of the last file counts, in which drafts are whole.
     """
@@ -64,7 +67,7 @@ def rates() -> list[KindRate]:
         measurements = Measurements(read(RESULTS / name)[1])
         for cell in measurements.cells:
             rows = [row for row in measurements.of(cell) if row.steps]
-            strategy = cell.strategy.removesuffix(_WHOLE)
+            strategy = cell.strategy.partition(":")[0] if cell.strategy.endswith(_WHOLE) else cell.strategy
             if rows and kept(cell) and _usual(cell) and strategy != PLAIN and ":" not in strategy:
                 kind, texts = _texts(cell)
                 steps = sum(row.tokens for row in rows) / sum(row.steps for row in rows)
@@ -84,7 +87,8 @@ def _texts(cell: Cell) -> tuple[str, str]:
         return RECORDED[cell.workload]
     if cell.part:
         return BUILT_IN[cell.workload], f"built-in {cell.workload}, {cell.model}"
-    return SPEC_BENCH[cell.workload], f"Spec-Bench {cell.workload}, {cell.model}"
+    category = cell.workload.removeprefix("spec-bench/")
+    return SPEC_BENCH[category], f"Spec-Bench {category}, {cell.model.removesuffix('.gguf')}"
 
 
 def main() -> None:

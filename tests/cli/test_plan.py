@@ -100,10 +100,11 @@ def test_nothing_right_means_that_nothing_is_drafted(cli: Cli) -> None:
 
 
 def test_the_default_draft_model_and_a_named_one_are_compared(cli: Cli, config_only: Path) -> None:
-    assert "draft-model: " in cli("plan", "--model", "parlay-mini", "--device", "l4").out
-    assert "draft-model: " not in cli("plan", "--device", "l4", "--model", str(config_only)).out
+    assert "  draft-model  " in cli("plan", "--model", "parlay-mini", "--device", "l4").out
+    assert "  draft-model  " not in cli("plan", "--device", "l4", "--model", str(config_only)).out
     words = ("--model", str(config_only), "--draft-model", str(config_only))
-    assert "draft-model: not measured; drafts " in cli("plan", "--device", "l4", *words).out
+    assert "  draft-model  " in cli("plan", "--device", "l4", *words).out
+    assert "sequoia: not measured; drafts " in cli("plan", "--device", "l4", *words, "--strategy", "sequoia").out
 
 
 def test_without_any_chance_it_shows_ranges_by_kind_of_work_and_promises_open_chat_little(cli: Cli) -> None:

@@ -98,9 +98,10 @@ def by_kind_notes(cases: Sequence[PlanCase]) -> str:
     sources = ", ".join(text for text in texts if "Spec-Bench" not in text and "built-in" not in text)
     return (
         "Ranges are over texts on which tokens per step were measured (benchmarks/results): for what copies, recorded "
-        f"answers of larger models ({sources}); else, and for heads, SmolLM2-135M on Spec-Bench. Other heads and texts "
-        "differ: --prompts FILE measures your own, --acceptance says it by hand. A head must be trained for the model "
-        "before it can be used, so it is no pick. A dash: not measured on such texts."
+        f"answers of larger models ({sources}); for draft models, Qwen2.5-Coder-1.5B with its "
+        "0.5B on Spec-Bench; else, and for heads, SmolLM2-135M there. Other models, heads and texts differ: --prompts "
+        "FILE measures your own, --acceptance says it by hand. A head must be trained for the model before it can be "
+        "used, so it is no pick. A dash: not measured on such texts."
     )
 
 

@@ -20,7 +20,7 @@ from parlay.llm import vllm_arguments
 from parlay.llm.beam_search import BeamSearchOutput, BeamSearchParams, beam_search
 from parlay.llm.input_processor import ChatOptions, InputProcessor, PerPrompt, RequestOptions, Strategies
 from parlay.llm.jobs import CallLock, Job, Stream, audit, follow
-from parlay.llm.outputs import RequestFailed, RequestOutput, RequestOutputs, StreamEvent
+from parlay.llm.outputs import RequestFailed, RequestOutputs, StreamEvent
 from parlay.llm.router_file import RememberedBy, cost_of, memory_of
 from parlay.llm.vocabulary import Vocabulary, open_draft, vocabulary_of
 from parlay.models.fetch.pulled import default_model
