@@ -6,6 +6,7 @@ Two kinds occur in the families that Parlay runs: byte-level pairs (``gpt2``), a
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -23,7 +24,7 @@ _KEY = "tokenizer.ggml."
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
 _SPECIAL_TOKENS = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 _BESIDE = "tokenizer.json"
-_FORM = 1
+_FORM = 2
 """Raised whenever the same keys make another tokenizer than before, so that older ones in the cache are left alone."""
 _WORD = "▁"
 """SentencePiece's sign for a space."""
@@ -60,8 +61,20 @@ def _kept(header: Header) -> PlainTokenizer:
     with panics_as_errors():
         tokenizer = build(header.keys)
     with suppress(OSError), written_whole(kept) as part:  # a cache that can't be written to costs time alone
-        part.write_text(tokenizer.to_str(), encoding="utf-8")
+        part.write_text(_compact(tokenizer), encoding="utf-8")
     return _plain(header.keys, tokenizer)
+
+
+def _compact(tokenizer: Tokenizer) -> str:
+    """The tokenizer as JSON that is read a third faster: no indents, and the two tokens of a merge in one text.
+
+    Where a token holds a space, which stands between the two, merges stay pairs.
+    """
+    state = json.loads(tokenizer.to_str())
+    merges = state["model"]["merges"]
+    if not any(" " in token for merge in merges for token in merge):
+        state["model"]["merges"] = [" ".join(merge) for merge in merges]
+    return json.dumps(state, ensure_ascii=False, separators=(",", ":"))
 
 
 def _opened(keys: Mapping[str, Value], path: Path) -> PlainTokenizer:
