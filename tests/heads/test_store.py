@@ -26,7 +26,11 @@ from tests.heads.conftest import LOAD
 __all__ = ["cli"]
 
 REPO, COMMIT = "someone/toy-drafter", "c" * 40
-SHIPPED = ["smollm2-135m-eagle3-general", "smollm2-135m-medusa-general"]
+SHIPPED = [
+    "qwen2.5-coder-1.5b-instruct-eagle3-general",
+    "smollm2-135m-eagle3-general",
+    "smollm2-135m-medusa-general",
+]
 
 
 @pytest.fixture(autouse=True)

@@ -12,11 +12,13 @@ from torch import Tensor
 
 from parlay.models.compiled.weights import Product
 from parlay.models.weights.fused import as_tensor
-from parlay.models.weights.quantize import fits_blocks, in_q4_1, in_q8_0
+from parlay.models.weights.quantize import fits_blocks, in_q4_1, in_q5_0, in_q8_0
 from parlay.models.weights.stored import StoredTensor
 
-ROUNDING = {in_q8_0: 1 / 254, in_q4_1: 1 / 30}
-"""Half a step, as a share of the range of a block: of its largest number twice, and from its least to its largest."""
+ROUNDING = {in_q8_0: 1 / 254, in_q5_0: 1 / 32, in_q4_1: 1 / 30}
+"""Half a step, as a share of the range of a block: of its largest number twice, and from its least to its largest.
+
+Of Q5_0 a whole step: its codes reach one step less far on the side that does not hold the number of largest size."""
 
 
 def matrix(rows: int, columns: int, seed: int = 0) -> Tensor:

@@ -5,8 +5,9 @@ Some rows of the target's embedding are kept as witnesses: a target whose rows p
 Quantisation turns them by a few degrees at most. A `Proof` shows at first use that target and head compute here what
 they computed there.
 
-Matrices whose rows are whole blocks are written as bytes: those of MLPs in blocks of Q4_1, 5 bits a weight, the others
-in blocks of Q8_0, 8.5 bits. Folders of earlier formats still open: the third has Q8_0 alone, those before bfloat16.
+Matrices whose rows are whole blocks are written as bytes: those of MLPs in blocks of Q4_1, 5 bits a weight, others of
+more than two million weights in Q5_0, 5.5 bits, and the rest in Q8_0, 8.5 bits. Folders of earlier formats still open:
+the third has Q8_0 alone, those before bfloat16.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from parlay.models.config import DecoderConfig, RopeConfig
 from parlay.models.fetch.hub import hash_of
 from parlay.models.weights.dequantize import dense
 from parlay.models.weights.formats import Format
-from parlay.models.weights.quantize import fits_blocks, in_q4_1, in_q8_0
+from parlay.models.weights.quantize import fits_blocks, in_q4_1, in_q5_0, in_q8_0
 from parlay.models.weights.stored import StoredTensor
 from parlay.system.user_cache import saved_whole
 from parlay.types import ParlayError
@@ -37,6 +38,8 @@ from parlay.types import ParlayError
 WITNESSES = 32
 LEAST_COSINE = 0.95
 FORMAT = 4
+_LARGE = 1 << 21
+_ROUND = {Format.Q4_1: in_q4_1, Format.Q5_0: in_q5_0, Format.Q8_0: in_q8_0}
 _WITNESS = "target.witness"
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
 GENERAL = "general"
@@ -124,7 +127,9 @@ def save(folder: Path, head: HeadArtefact, card: str) -> None:
             "sha256": hash_of(part),
             "settings": dict(head.settings),
             "layer": _plain(head.layer),
-            "blocks": {name: blocks_of(name).name for name, each in written.items() if each.dtype == torch.uint8},
+            "blocks": {
+                n: blocks_of(n, head.tensors[n]).name for n, each in written.items() if each.dtype == torch.uint8
+            },
         }
         (folder / CONFIG).write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8")
 
@@ -152,9 +157,10 @@ def read_facts(folder: Path) -> HeadFacts:
 
 def _format(name: str) -> Format:
     """Raises ValueError for a format that no head is written in."""
-    if name not in (Format.Q4_1.name, Format.Q8_0.name):
-        raise ValueError(f"{CONFIG} names the blocks {name}, and heads are in {Format.Q4_1.name} or {Format.Q8_0.name}")
-    return Format[name]
+    known = {each.name: each for each in _ROUND}
+    if name not in known:
+        raise ValueError(f"{CONFIG} names the blocks {name}, and heads are in {', '.join(known)}")
+    return known[name]
 
 
 def _check_kinds(facts: HeadFacts) -> None:
@@ -232,12 +238,21 @@ def _cosine(some_WH: Tensor, others_WH: Tensor) -> float:
 def as_stored(head: HeadArtefact) -> HeadArtefact:
     """The head as `load` gives it after `save`: floating-point numbers in bfloat16, those of blocks rounded twice."""
     tensors = {name: each.detach() for name, each in head.tensors.items()}
-    return replace(head, tensors={name: _read(_written(name, each), blocks_of(name)) for name, each in tensors.items()})
+    return replace(
+        head, tensors={name: _read(_written(name, each), blocks_of(name, each)) for name, each in tensors.items()}
+    )
 
 
-def blocks_of(name: str) -> Format:
-    """The format of a head's matrix: four bits for MLPs cost EAGLE-3 on SmolLM2 no acceptance, and for others some."""
-    return Format.Q4_1 if ".mlp." in name else Format.Q8_0
+def in_mlp(name: str) -> bool:
+    """Whether a matrix is one of an MLP: four bits cost EAGLE-3 on SmolLM2 no acceptance there, and elsewhere some."""
+    return ".mlp." in name
+
+
+def blocks_of(name: str, matrix_OI: Tensor) -> Format:
+    """The format in which a head's matrix is written."""
+    if in_mlp(name):
+        return Format.Q4_1
+    return Format.Q5_0 if matrix_OI.numel() > _LARGE else Format.Q8_0
 
 
 def _written(name: str, tensor: Tensor) -> Tensor:
@@ -246,7 +261,7 @@ def _written(name: str, tensor: Tensor) -> Tensor:
         return tensor.contiguous()
     if tensor.ndim != 2 or not fits_blocks(tensor):
         return tensor.to(torch.bfloat16).contiguous()
-    return (in_q4_1 if blocks_of(name) is Format.Q4_1 else in_q8_0)(tensor).data
+    return _ROUND[blocks_of(name, tensor)](tensor).data
 
 
 def _read(tensor: Tensor, blocks: Format) -> Tensor:

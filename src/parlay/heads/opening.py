@@ -20,8 +20,8 @@ from parlay.heads.artefact import (
     GENERAL,
     BadHead,
     HeadArtefact,
-    blocks_of,
     check_target,
+    in_mlp,
     load,
     read_witness,
     same_rows,
@@ -38,7 +38,6 @@ from parlay.models.fetch.hub import without_address
 from parlay.models.fetch.resolving import BUILT_IN, BUILT_IN_DRAFTS, resolve
 from parlay.models.loading import load_weights, read_config
 from parlay.models.native import NativeRunner
-from parlay.models.weights.formats import Format
 from parlay.models.weights.fused import Operand, as_tensor, rows_of
 from parlay.models.weights.quantize import Int8Weight, fits_blocks, in_q4_1, in_q8_0
 from parlay.options import UsageError, nearest
@@ -202,10 +201,10 @@ def _head_runner(
 
 
 def _in_few_bits(name: str, weight_OI: Tensor) -> Operand:
-    """See `blocks_of`."""
+    """See `in_mlp`."""
     if not fits_blocks(weight_OI):
         return Int8Weight(weight_OI)
-    return in_q4_1(weight_OI) if blocks_of(name) is Format.Q4_1 else in_q8_0(weight_OI)
+    return in_q4_1(weight_OI) if in_mlp(name) else in_q8_0(weight_OI)
 
 
 class TargetHeads:

@@ -12,6 +12,7 @@ from parlay.models.weights.stored import StoredTensor
 
 LARGEST = 127
 _HIGHEST = 15  # code of Q4_1
+_HALF = 16  # of the codes of Q5_0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,6 +52,23 @@ def in_q8_0(weight_OI: Tensor) -> StoredTensor:
     codes_NK = (blocks_NK / steps_N1).round().clamp(-LARGEST, LARGEST).to(torch.int8)
     packed_NB = torch.cat((scale_N1.view(torch.uint8), codes_NK.view(torch.uint8)), 1)
     return StoredTensor(Format.Q8_0, tuple(weight_OI.shape), packed_NB.view(len(weight_OI), -1))
+
+
+def in_q5_0(weight_OI: Tensor) -> StoredTensor:
+    """The matrix rounded to the blocks of Q5_0; ValueError unless its rows are whole blocks.
+
+    A block has a scale, the fifth bits of its 32 codes, then their low bits, two codes to a byte. The number of largest
+    size in a block is the code 0, which is -16 scales.
+    """
+    blocks_NK = weight_OI.float().reshape(-1, Format.Q5_0.block)
+    largest_N1 = blocks_NK.gather(1, blocks_NK.abs().argmax(1, keepdim=True))
+    scale_N1 = (largest_N1 / -_HALF).to(torch.float16)
+    steps_N1 = torch.where(scale_N1 == 0, torch.ones_like(scale_N1), scale_N1).float()
+    codes_NK = ((blocks_NK / steps_N1).round() + _HALF).clamp(0, 2 * _HALF - 1).to(torch.uint8)
+    low_NK, high_NK = (codes_NK & 15).chunk(2, dim=1)
+    bits_NB8 = (codes_NK >> 4).view(-1, 4, 8) << torch.arange(8, dtype=torch.uint8)
+    packed_NB = torch.cat((scale_N1.view(torch.uint8), bits_NB8.sum(-1).to(torch.uint8), low_NK | high_NK << 4), 1)
+    return StoredTensor(Format.Q5_0, tuple(weight_OI.shape), packed_NB.view(len(weight_OI), -1))
 
 
 def in_q4_1(weight_OI: Tensor) -> StoredTensor:
