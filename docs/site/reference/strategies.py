@@ -23,6 +23,7 @@ FAMILIES: Mapping[str, tuple[str, str]] = {
     "combined": ("Combined drafters", "combined-drafters"),
     "cascade": ("Cascades", "combined-drafters"),
     "heads": ("Trained heads", "trained-heads"),
+    "diffusion": ("Diffusion models", ""),
 }
 """Title of a family, and where the page on drafting explains it."""
 

@@ -166,7 +166,9 @@ def open_gate(paths: Sequence[str | Path], model: object, resources: Resources, 
 
 
 def rule_level(spec: StrategySpec) -> Exactness:
-    """Exactness that the strategy's accept rule keeps."""
+    """Exactness that the strategy's accept rule keeps, or its selector."""
+    if find(spec.name).selects:
+        return find(spec.name).exactness
     return accept_rules.RULES[accept_rules.name_in(spec.settings)].exactness
 
 

@@ -51,7 +51,7 @@ class SegmentStruct(Structure):
         *((name, c_int64) for name in ("pitch", "start", "pending", "nodes", "base", "begin")),
         ("parents", c_void_p),
         ("prefix", POINTER(PrefixStruct)),
-        *((name, c_int64) for name in ("seers", "together")),
+        *((name, c_int64) for name in ("seers", "together", "block")),
     ]
 
 

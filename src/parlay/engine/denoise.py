@@ -7,18 +7,22 @@ which may be none. So the text of a canvas does not depend on what else runs, an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import takewhile
 
 import torch
+from torch import Tensor
 
+from parlay.engine.sequence import Sequence as Text
 from parlay.engine.sequence_step import SequenceStep, grouped, isolated, named
 from parlay.sampling.distributions import row_logprobs, soft_distribution
 from parlay.sampling.sampler import sample
 from parlay.types import (
     TARGET,
     Canvas,
+    CanvasLayout,
     CanvasSpec,
     Decided,
     Draft,
@@ -32,9 +36,15 @@ from parlay.types import (
 )
 
 
-def blank(spec: CanvasSpec, room: int) -> Canvas:
-    """Begin a canvas, all open, for a text that may have ``room`` tokens more."""
-    size = min(spec.block or room, room)
+def blank(spec: CanvasSpec, layout: CanvasLayout, length: int, room: int) -> Canvas:
+    """Begin a canvas, all open, after a text of ``length`` tokens that may have ``room`` more.
+
+    Where rows of the text see their whole block, it ends where the block does that its first place is in.
+    """
+    size = spec.block or layout.size or room
+    if spec.text == "block":
+        size -= length % size
+    size = min(size, room)
     return Canvas(spec, (None,) * size, size)
 
 
@@ -64,9 +74,10 @@ def _fill(max_context: int, steps: list[SequenceStep]) -> None:
         _filled(step, canvas, guess, each)
         for step, canvas, guess, each in zip(steps, canvases, guesses, fills, strict=True)
     ]
-    for step, guess, places in zip(steps, guesses, filled, strict=True):
+    for step, guess, places, each in zip(steps, guesses, filled, fills, strict=True):
         waits = selector.revokes and any(places[place] is None for place in guess.places)
         _read_off(step, places, max_context, waits=waits)
+        _note(step, each.memory)
 
 
 def _guess(step: SequenceStep, canvas: Canvas, *, revokes: bool) -> Guesses:
@@ -76,7 +87,8 @@ def _guess(step: SequenceStep, canvas: Canvas, *, revokes: bool) -> Guesses:
     nothing is open before, which is so at the first place. Raises ParlayError if no token can be drawn there.
     """
     sequence, tokens = step.sequence, step.draft.tree.tokens
-    places = tuple(range(len(tokens))) if revokes else canvas.open
+    places = _group(sequence, canvas)
+    places = places if revokes else tuple([place for place in places if canvas.places[place] is None])
     logits_PV = step.out.logits_RV[_rows(step, canvas, places)]  # a copy
     logits_PV[:, canvas.spec.mask_id] = -torch.inf
     paths = [tokens[:place] for place in places]
@@ -87,6 +99,17 @@ def _guess(step: SequenceStep, canvas: Canvas, *, revokes: bool) -> Guesses:
     probs = [soft_distribution(logits_PV[at], sequence, paths[at]) for at in drawn]
     probs_PV = torch.stack(probs) if probs else logits_PV.double()
     return Guesses(tuple([places[at] for at in drawn]), tuple(drawn.values()), probs_PV)
+
+
+def _group(sequence: Text, canvas: Canvas) -> tuple[int, ...]:
+    """The places that may be decided now: those of the first group that has an open one."""
+    size, places = sequence.strategy.layout.group, range(len(canvas.places))
+    if not size or not canvas.open:
+        return tuple(places)
+    on_grid = canvas.spec.text == "block"
+    first = len(sequence.tokens) if on_grid else canvas.size - len(canvas.places)
+    group = (first + canvas.open[0]) // size
+    return tuple([place for place in places if (first + place) // size == group])
 
 
 def _rows(step: SequenceStep, canvas: Canvas, places: tuple[int, ...]) -> list[int]:
@@ -141,4 +164,13 @@ def _read_off(step: SequenceStep, places: list[Decided | None], max_context: int
     if rest:
         sequence.canvas = Canvas(canvas.spec, rest, canvas.size, canvas.forwards + 1)
     else:
-        sequence.canvas = blank(canvas.spec, sequence.room(max_context) - len(ready))
+        length, room = len(sequence.tokens) + len(ready), sequence.room(max_context) - len(ready)
+        sequence.canvas = blank(canvas.spec, sequence.strategy.layout, length, room)
+
+
+def _note(step: SequenceStep, memory: Mapping[int, Tensor]) -> None:
+    """Keep what the selector noted of places that are still on the canvas."""
+    canvas, gone = step.sequence.canvas, len(step.verdict.sampled)
+    if memory and canvas is not None and canvas.forwards:
+        kept = {place - gone: each for place, each in memory.items() if place >= gone}
+        step.sequence.canvas = replace(canvas, memory=kept)

@@ -92,12 +92,17 @@ class RequestTable:
 
     def _canvas(self, sequence: Sequence) -> Canvas:
         """Begin its canvas. Raises ValueError if the model fills none, or a step can't take so many places."""
-        spec, strategy = self._runner.spec, sequence.strategy.name
+        spec, strategy, layout = self._runner.spec, sequence.strategy.name, sequence.strategy.layout
         if spec.canvas is None:
             raise ValueError(
                 f"strategy {strategy} fills canvases, but {spec.name} writes its text in order: choose another strategy"
             )
-        canvas = blank(spec.canvas, sequence.room(self._max_context))
+        if spec.canvas.text == "block" and layout.group and spec.canvas.block % layout.group:
+            raise ValueError(
+                f"strategy {strategy}: block={layout.group} does not divide the blocks of {spec.canvas.block} tokens "
+                f"that {spec.name} writes: choose a divisor"
+            )
+        canvas = blank(spec.canvas, layout, len(sequence.tokens), sequence.room(self._max_context))
         if canvas.size > self._max_canvas:
             raise ValueError(
                 f"strategy {strategy} fills {canvas.size} places at once, but a step takes {self._max_canvas}: lower "
@@ -168,6 +173,10 @@ class RequestTable:
 
     def _check(self, request: Request, strategy: Strategy) -> None:
         spec, prompt, most = self._runner.spec, len(request.prompt), request.params.max_tokens
+        if strategy.selector is None and spec.fills_only:
+            raise ValueError(
+                f"strategy {strategy.name} writes token by token, but {spec.name} is a diffusion model: choose denoise"
+            )
         if request.id in self._sequences:
             raise ValueError(f"request id {request.id!r} is under way already")
         if not prompt:

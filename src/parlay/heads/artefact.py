@@ -272,7 +272,7 @@ def _read(tensor: Tensor, blocks: Format) -> Tensor:
     return dense(StoredTensor(blocks, shape, tensor), torch.bfloat16)
 
 
-_NOT_SAVED = frozenset({"head", "layers", "embedding_scale", "logit_cap"})
+_NOT_SAVED = frozenset({"head", "layers", "embedding_scale", "logit_cap", "canvas"})
 """Fields of a `DecoderConfig` that are the same for the layers of all draft heads."""
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from parlay.types import ParlayError
+from parlay.types import CanvasSpec, ParlayError
 
 RopeKind = Literal["default", "linear", "llama3", "yarn", "divided"]
 Activation = Literal["silu", "gelu_tanh"]
@@ -112,6 +112,8 @@ class DecoderConfig:
     layers: tuple[LayerForm, ...] = ()
     embedding_scale: float = 1.0
     logit_cap: float = 0.0
+    canvas: CanvasSpec | None = None
+    """How a diffusion model fills canvases; None for models that write token by token."""
 
     def __post_init__(self) -> None:
         if self.layers and len(self.layers) != self.num_layers:
@@ -130,7 +132,7 @@ class DecoderConfig:
     @property
     def plain(self) -> DecoderConfig:
         """The same sizes with Llama's layers."""
-        return replace(self, layers=(), embedding_scale=1.0, logit_cap=0.0)
+        return replace(self, layers=(), embedding_scale=1.0, logit_cap=0.0, canvas=None)
 
     @property
     def output_size(self) -> int:

@@ -11,7 +11,7 @@ from typing import Literal
 
 import torch
 
-from parlay.cache import Budget, CacheShape, Rows, Store
+from parlay.cache import BLOCK, Budget, CacheShape, Rows, Store
 from parlay.compiled.library import NotBuilt, NotLoaded
 from parlay.models.compiled.forward import CompiledForward
 from parlay.models.compiled.weights import Packed, nobody
@@ -20,22 +20,28 @@ from parlay.models.forward import Forward, ForwardBatch, ForwardOutput, GrownTre
 from parlay.models.torch_ops.eager import EagerForward
 from parlay.models.torch_ops.kernels import choose_dtype
 from parlay.models.weights.fused import Operand, in_eight_bits
-from parlay.types import NO_SKIP, Features, Output, RunnerSpec, Segment, Skip, trees
+from parlay.types import NO_SKIP, CanvasSpec, Features, Output, RunnerSpec, Segment, Skip, trees
 
 __all__ = ["NativeRunner", "Quantize", "choose_dtype"]
 
 Quantize = Literal["int8"]
 """How weights may be stored more tightly than in their dtype."""
 
+_WHOLE_TEXT = 1 << 40
+"""A block that is longer than any text."""
+
 _log = logging.getLogger(__name__)
 
 
 class NativeRunner:
-    """A Llama, Mistral, Qwen2 or Qwen3 with its cache.
+    """A Llama, Mistral, Qwen2 or Qwen3 with its cache, or a diffusion model of their layers.
 
     ``weights`` bear Hugging Face names, each with the shape that ``config`` asks for. With a ``head`` in its config
     it is a draft head, whose rows read `Features`. ``max_tokens_cached`` bounds what all sequences together may
     reserve. With a ``budget``, which other runners share, it is this runner's contribution to it, in tokens.
+
+    Where rows of the text see their whole block, cached rows of a block that goes on run again with what follows. So
+    each row that is read was computed from the ids that its block has now, and of earlier blocks nothing runs again.
     """
 
     def __init__(
@@ -57,6 +63,8 @@ class NativeRunner:
         _log.info("%s: %s", name, reason)
         self._store = Store(_cache_shape(config, kernels.cache_dtype, device), max_tokens_cached, budget)
         self._max_context, self._num_layers = config.max_context, config.num_layers
+        self._block = _block_of(config.canvas)
+        self._shares_pages = not self._block or BLOCK % self._block == 0
         self._spec = RunnerSpec(
             name=name,
             vocab_size=config.vocab_size,
@@ -72,6 +80,7 @@ class NativeRunner:
             layer_skip=True,
             features=True,
             together=True,
+            canvas=config.canvas,
             kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
         )
@@ -83,7 +92,7 @@ class NativeRunner:
 
     def open(self, sequence: int, tokens: Sequence[int], salt: str = "") -> int:
         """Begin a sequence with the longest cached prefix of ``tokens``; ValueError for a name in use."""
-        return self._store.open(sequence, tokens, salt)
+        return self._store.open(sequence, tokens, salt if self._shares_pages else f"{salt}/{sequence}")
 
     def reserve(self, sequence: int, tokens: int) -> bool:
         """Reserve memory for ``tokens`` in all. False while others hold it; raises OutOfRoom if it can never be had."""
@@ -99,7 +108,10 @@ class NativeRunner:
 
     def fork(self, sequence: int, copy: int) -> None:
         """Begin ``copy`` with the cached tokens of ``sequence``, in the same memory."""
-        self._store.fork(sequence, copy)
+        if self._shares_pages:
+            self._store.fork(sequence, copy)
+        else:  # rows of a page depend on tokens of the next, so each sequence has its own
+            self._store.open(copy, (), f"/{copy}")
 
     def release(self, sequence: int) -> None:
         """End a sequence; its cached prefix stays reusable while there is room."""
@@ -120,19 +132,21 @@ class NativeRunner:
         Raises ValueError for a token or position out of range, a layer that is not there, rows that were not reserved,
         a base that the last forward did not leave, or features of another shape.
         """
+        if self._block:
+            segments = [self._with_its_block(segment, taps) for segment in segments]
         ids = [token for segment in segments for token in self._store.ids(segment)]
         self._check(ids, taps, skip)
         wanted, starts = _wanted(segments)
         places = [self._place(segment, skip) for segment in segments]
         work = ForwardBatch(ids, places, wanted, taps, skip, self._features(segments))
-        again = [segment for segment in segments if segment.base < 0]
+        again = [segment for segment in segments if segment.base < 0 and not self._block]
         result = self._run_again(again, work) if again else self._forward.run(work)
         return Output(result.logits, starts, result.taps.states, result.taps.seconds)
 
     @property
     def grows(self) -> bool:
         """Whether `grow` can be called: the compiled decoder runs."""
-        return isinstance(self._forward, CompiledForward)
+        return isinstance(self._forward, CompiledForward) and not self._block
 
     def grow(self, texts: Sequence[Segment], growth: Growth, requests: Sequence[TreeRequest]) -> list[GrownTree]:
         """Run the rows of texts, then level by level a tree below each: its likeliest nodes.
@@ -169,12 +183,20 @@ class NativeRunner:
         """Where the segment's rows lie."""
         if segment.together:
             _check_together(segment)
-        place = self._store.stage(segment, skip)
+        place = self._store.stage(segment, skip)._replace(block=self._block)
         if place.start + place.end > self._max_context:  # unless the tree is wider than deep
             deepest = place.start + place.pending + max(trees.depths(place.tree), default=0)
             if deepest > self._max_context:
                 raise ValueError(f"position {deepest} lies beyond the context of {self._max_context}")
         return place
+
+    def _with_its_block(self, segment: Segment, taps: Sequence[int]) -> Segment:
+        """The segment, and the rows of its first block that are cached: they see what follows, so they run again."""
+        if segment.base or segment.features is not None or taps or not trees.is_chain(segment.tree):
+            raise ValueError(
+                f"{self._spec.name}: rows see those after them, so there are no trees, taps, features or bases here"
+            )
+        return segment._replace(base=-(self._store.length(segment.sequence) % self._block))
 
     def _features(self, segments: Sequence[Segment]) -> list[SegmentFeatures]:
         """Collect what segments carry, with the numbers of rows in the batch."""
@@ -218,6 +240,12 @@ class NativeRunner:
             raise ValueError(
                 f"{sorted(skip - self._sublayers)} can't be skipped: layers are 0 to {self._num_layers - 1}"
             )
+
+
+def _block_of(canvas: CanvasSpec | None) -> int:
+    """How many rows of the text see each other; 0: each sees those before it."""
+    sizes = {"causal": 0, "block": canvas.block, "full": _WHOLE_TEXT} if canvas else {"causal": 0}
+    return sizes[canvas.text if canvas else "causal"]
 
 
 def _with_room(text: Segment, nodes: int) -> Segment:

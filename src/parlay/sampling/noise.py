@@ -50,6 +50,8 @@ class Purpose(enum.IntEnum):
     """Whether a rule accepts a drawn token."""
     RESIDUAL = 3
     """The token that a rule draws after a rejection or after the whole draft."""
+    ORDER = 4
+    """The place of a canvas that is decided next."""
 
 
 def mix(value: int) -> int:

@@ -10,12 +10,13 @@ from typing import NoReturn, cast
 
 from parlay.drafters.heads.proving import ProvedHeads
 from parlay.drafters.resources import NestedStrategy, Resources
-from parlay.options import Options, options_of
+from parlay.options import Options, UsageError, options_of
 from parlay.strategies import accept_rules
 from parlay.strategies.catalogue import catalogue, find
+from parlay.strategies.entries.canvases import OWN, DenoiseOptions
 from parlay.strategies.entry import K
 from parlay.strategies.spelling import StrategySpec, parse
-from parlay.types import AcceptRule, Drafter, Escape, Needs, ParlayError
+from parlay.types import ONE_CANVAS, AcceptRule, CanvasLayout, Drafter, Escape, Needs, ParlayError, Selector
 
 
 def build(spec: StrategySpec, resources: Resources) -> Drafter | None:
@@ -42,6 +43,31 @@ def options(spec: StrategySpec) -> Options:
 def build_rule(spec: StrategySpec) -> AcceptRule:
     """The accept rule that the spec names."""
     return accept_rules.build(spec.settings)
+
+
+def build_selector(spec: StrategySpec) -> Selector | None:
+    """Build the selector that the spec asks for; None where texts are written token by token.
+
+    Raises UsageError for an option of another selector.
+    """
+    if not find(spec.name).selects:
+        return None
+    asked = options(spec)
+    assert isinstance(asked, DenoiseOptions)
+    name, own = asked.selector, OWN[asked.selector]
+    for key, _ in spec.parameters:
+        if key not in own and any(key in keys for keys in OWN.values()):
+            raise UsageError(f"strategy {spec}: {key} is no option of selector={name}, which has {', '.join(own)}")
+    if name == "mask-predict" and asked.block:
+        raise UsageError(f"strategy {spec}: mask-predict fills whole canvases; leave block out")
+    make = importlib.import_module("parlay.sampling.selectors").__dict__["make"]
+    return cast(Selector, make(name, {key: spec.settings[key] for key in own}))
+
+
+def build_layout(spec: StrategySpec) -> CanvasLayout:
+    """Read off the spec how canvases are laid out."""
+    asked = options(spec)
+    return CanvasLayout(asked.canvas, asked.block) if isinstance(asked, DenoiseOptions) else ONE_CANVAS
 
 
 def build_escape(spec: StrategySpec) -> Escape | None:
@@ -77,6 +103,9 @@ def offered(resources: Resources, check: Callable[[str, Needs], None]) -> tuple[
 
 def works(name: str, resources: Resources, check: Callable[[str, Needs], None] = lambda name, needs: None) -> bool:
     """Whether the strategy is one of those: builds its drafter as far as its first model."""
+    target, entry = resources.target, find(parse(name).name)
+    if entry.selects or (target is not None and target.fills_only):
+        return target is not None and target.canvas is not None and (entry.selects or entry.routes)
     with ExitStack() as closing:
         trial = replace(
             resources,

@@ -15,17 +15,24 @@ from parlay.router.goals import EFFORTS, GOALS, Aim
 from parlay.router.policies import Plain, make_policy
 from parlay.router.router import RememberingRouter
 from parlay.router.saved_state import Memory, NoMemory
-from parlay.strategies.building import build_escape, build_rule
+from parlay.strategies.building import build_escape, build_layout, build_rule, build_selector
 from parlay.strategies.candidates import as_arms, build_all, drafters_of
 from parlay.strategies.catalogue import find
+from parlay.strategies.entries.canvases import DENOISE
 from parlay.strategies.entry import EFFORT, GOAL, POLICY, POWER, K
 from parlay.strategies.spelling import StrategySpec, parse
-from parlay.types import Cost, Drafter, Policy, PowerModel, Runner, Strategy
+from parlay.types import Cost, Drafter, Policy, PowerModel, Runner, RunnerSpec, Strategy
 
 NO_MEMORY = NoMemory()
 
 KEPT = 64
 """Strategies that are kept. Clients of a server choose parameters freely, and each setting is another strategy."""
+
+
+def for_target(spec: StrategySpec, target: RunnerSpec | None) -> StrategySpec:
+    """The spec; `denoise` where it is left to us how to decode, and the target can only fill canvases."""
+    free = find(spec.name).routes and not spec.members
+    return parse(DENOISE) if free and target is not None and target.fills_only else spec
 
 
 def unknown_power() -> PowerModel:
@@ -86,7 +93,7 @@ class StrategyCache:
 
         Raises UsageError for a name or parameter that does not exist, or a drafter that can't be built.
         """
-        spec = asked if isinstance(asked, StrategySpec) else self._read(asked)
+        spec = for_target(asked if isinstance(asked, StrategySpec) else self._read(asked), self._resources.target)
         if spec not in self._built:
             self._built[spec] = self._build(spec)
         self._built.move_to_end(spec)
@@ -126,7 +133,10 @@ class StrategyCache:
         known = (built.strategy.rule for built in self._built.values())
         rule = next((each for each in known if each == rule), rule)  # one rule judges all its sequences at once
         policy = self._policy(spec, drafters, arms)
-        return _Built(Strategy(str(spec), drafters, rule, policy, build_escape(spec)), closing, arms)
+        strategy = Strategy(
+            str(spec), drafters, rule, policy, build_escape(spec), build_selector(spec), build_layout(spec)
+        )
+        return _Built(strategy, closing, arms)
 
     def _forget(self, in_use: Collection[str]) -> None:
         """Drops the oldest until no more than ``kept`` are left, or the others are in use; the newest stays."""

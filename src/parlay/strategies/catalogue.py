@@ -12,7 +12,7 @@ from typing import Any
 
 from parlay.options import UsageError, nearest
 from parlay.strategies import plugins
-from parlay.strategies.entries import combined, copying, fixed_point, heads, models, self_speculation, stores
+from parlay.strategies.entries import canvases, combined, copying, fixed_point, heads, models, self_speculation, stores
 from parlay.strategies.entry import StrategyEntry
 
 _ENTRIES = (
@@ -23,6 +23,7 @@ _ENTRIES = (
     *models.ENTRIES,
     *combined.ENTRIES,
     *heads.ENTRIES,
+    *canvases.ENTRIES,
 )
 _BY_NAME = MappingProxyType({entry.name: entry for entry in _ENTRIES})
 

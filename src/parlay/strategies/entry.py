@@ -68,7 +68,8 @@ class StrategyEntry:
 
     ``replayable``: what it proposes follows from the committed text alone and costs little, as `Arm` says. ``arm``: of
     each family the strategy of the highest number that works for a target is one that ``auto`` chooses from; 0: only
-    if it is named. ``routes``: has no drafter of its own, but chooses among those of its option ``of``.
+    if it is named. ``routes``: has no drafter of its own, but chooses among those of its option ``of``. ``selects``:
+    fills canvases, as its ``options`` say.
     """
 
     name: str
@@ -88,6 +89,7 @@ class StrategyEntry:
     replayable: bool = False
     arm: int = 0
     routes: bool = False
+    selects: bool = False
 
     @property
     def parameters(self) -> Mapping[str, Option]:
@@ -95,7 +97,7 @@ class StrategyEntry:
         if self.routes:
             return {**options_of(self.options), **accept_rules.parameters(self.rules)}
         if not self.factory:
-            return {}
+            return options_of(self.options)
         budget = dict(options_of(BudgetOptions))
         budget[K] = dataclasses.replace(budget[K], default=self.k, required=False)
         return {**options_of(self.options), **budget, **accept_rules.parameters(self.rules)}

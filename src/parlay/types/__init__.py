@@ -19,7 +19,7 @@ from parlay.types.base import (
     ParlayError,
     show_number,
 )
-from parlay.types.canvas import Canvas, Decided, Fill, Guesses, Selector
+from parlay.types.canvas import ONE_CANVAS, Canvas, CanvasLayout, Decided, Fill, Guesses, Selector
 from parlay.types.drafts import NO_DRAFT, NO_TREE, Draft, Fault, Features, Join, Prefix, Tree, Verdict
 from parlay.types.params import SamplingParams, StructuredOutputsParams
 from parlay.types.requests import Constraint, Layers, Request, SequenceView, StopChecker
@@ -65,10 +65,12 @@ __all__ = [
     "NO_DRAFT",
     "NO_SKIP",
     "NO_TREE",
+    "ONE_CANVAS",
     "TARGET",
     "AcceptRule",
     "Budgets",
     "Canvas",
+    "CanvasLayout",
     "CanvasSpec",
     "Committed",
     "CommittedTokens",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from parlay.types.base import Exactness
@@ -13,6 +14,20 @@ from parlay.types.runners import CanvasSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+class CanvasLayout(NamedTuple):
+    """How a strategy lays canvases out: at most ``size`` places where the model does not say how many; 0: the answer's.
+
+    Of ``group`` neighbouring places all are decided before one of the next; 0: of a whole canvas. Groups begin where
+    the canvas does, or where a model's block does.
+    """
+
+    size: int = 0
+    group: int = 0
+
+
+ONE_CANVAS = CanvasLayout()
 
 
 class Decided(NamedTuple):
@@ -31,13 +46,14 @@ class Canvas:
     """The places that follow one sequence's text; None is an open one. It began with ``size`` places.
 
     When the first places are decided, their tokens join the text and leave the canvas. ``forwards`` counts those since
-    it began.
+    it began. ``memory`` is what the selector noted of places in the last forward.
     """
 
     spec: CanvasSpec
     places: tuple[Decided | None, ...]
     size: int
     forwards: int = 0
+    memory: Mapping[int, Tensor] = field(default_factory=dict, compare=False)
 
     @property
     def open(self) -> tuple[int, ...]:
@@ -63,11 +79,15 @@ class Guesses(NamedTuple):
 
 
 class Fill(NamedTuple):
-    """The places that a selector decides now, with their tokens, and decided ones that it opens again."""
+    """The places that a selector decides now, with their tokens, and decided ones that it opens again.
+
+    ``memory`` is what it wants to find noted of places, by place, when it is asked next.
+    """
 
     places: tuple[int, ...]
     tokens: tuple[int, ...]
     reopened: tuple[int, ...] = ()
+    memory: Mapping[int, Tensor] = MappingProxyType({})
 
 
 class Selector(Protocol):

@@ -26,11 +26,15 @@ class CanvasSpec(NamedTuple):
 
     A canvas has ``block`` places; 0: as many as the answer may have. With ``shift`` the row before a place predicts its
     token, as in models adapted from ones that write token by token; otherwise the place's own row does.
+
+    ``text`` says what rows of the text see: causal, those before them; block, those of their whole block as well, which
+    begins at a multiple of ``block``, and a canvas ends where its block does; full, all rows, the canvas included.
     """
 
     mask_id: int
     block: int = 0
     shift: bool = False
+    text: Literal["causal", "block", "full"] = "causal"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +64,11 @@ class RunnerSpec:
     kv_heads: int = 0
     head_dim: int = 0
     """Heads of each layer's cache and their size, as prefixes have them; 0 where they take none."""
+
+    @property
+    def fills_only(self) -> bool:
+        """Whether rows of the text see rows after them, so that no text can be written token by token."""
+        return self.canvas is not None and self.canvas.text != "causal"
 
     @property
     def sublayers(self) -> tuple[Sublayer, ...]:

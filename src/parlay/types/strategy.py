@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from parlay.types.base import DraftKind, Exactness
-from parlay.types.canvas import Selector
+from parlay.types.canvas import ONE_CANVAS, CanvasLayout, Selector
 from parlay.types.drafts import Draft, Fault, Verdict
 from parlay.types.requests import SequenceView
 from parlay.types.results import RouterRecord
@@ -238,8 +238,8 @@ class Escape:
 class Strategy:
     """Drafters (mostly one, or none), accept rule and budget policy under one name.
 
-    With a ``selector`` the text is written on canvases. Then there are no drafts, so no drafters, and the rule is not
-    asked. Raises ValueError for a selector beside drafters.
+    With a ``selector`` the text is written on canvases, which have the ``layout``. Then there are no drafts, so no
+    drafters, and the rule is not asked. Raises ValueError for a selector beside drafters.
     """
 
     name: str
@@ -248,6 +248,7 @@ class Strategy:
     policy: Policy
     escape: Escape | None = None
     selector: Selector | None = None
+    layout: CanvasLayout = ONE_CANVAS
 
     def __post_init__(self) -> None:
         if self.selector is not None and self.drafters:

@@ -1,7 +1,7 @@
 /* Which keys a row sees.
  *
  * Its path, in order: committed tokens and pending rows up to itself, or all of these and then the nodes from the root
- * down to itself; of rows that see each other all have the path of the last. Of that path it sees the keys before
+ * down to itself; of rows that see each other, as those of a block may, all have the path of the last. Of that path it sees the keys before
  * `limit_of`, from `first_of` on.
  */
 #ifndef PARLAY_PATHS_H
@@ -41,7 +41,10 @@ INLINE int64_t position_of(const Segment *segment, int64_t row)
 INLINE int64_t last_seen(const Segment *segment, int64_t row)
 {
     int64_t rows = segment->pending + segment->nodes;
-    return row < rows - segment->together ? row : rows - 1;
+    if (row >= rows - segment->together) return rows - 1;
+    if (!segment->block) return row;
+    int64_t position = segment->start + row, last = row + segment->block - 1 - position % segment->block;
+    return last < rows ? last : rows - 1;
 }
 
 /* One more than the position of the last key that a row sees. */

@@ -125,7 +125,8 @@ def _fill(at: structs.SegmentStruct, place: Rows, span: _Span, pointed: list[obj
     nodes = 0 if as_text else max(0, span.end - place.pending)
     at.pages, at.pitch, at.start = place.table.address, place.table.pitch, place.start
     at.pending, at.nodes = span.end - nodes, nodes  # a chain is more of the text
-    at.base, at.begin, at.together = span.first, span.begin - span.first, place.together
+    at.base, at.begin = span.first, span.begin - span.first
+    at.together, at.block = place.together, place.block
     if nodes:
         parents = (ctypes.c_int32 * nodes)(*place.tree.parents[:nodes])
         at.parents = ctypes.addressof(parents)

@@ -28,8 +28,9 @@ class GgufForm:
 class Family:
     """Facts that an architecture implies without a field in config.json, and how its files name weights.
 
-    ``names`` has those that differ from Llama's, which the decoder uses, as parts of names. ``norm_offset`` is added to
-    the weights of norms in checkpoints.
+    ``names`` has those that differ from Llama's, which the decoder uses, as parts of names, after ``prefixes`` were
+    replaced. ``norm_offset`` is added to the weights of norms in checkpoints. ``said`` puts config.json in Llama's
+    words.
     """
 
     architecture: str
@@ -40,12 +41,16 @@ class Family:
     tie_embeddings: bool = False
     activation: str = "silu"
     complete: Complete = lambda raw, config, usual: with_layers(config, usual, [None] * config.num_layers)
+    said: Callable[[Json], Json] = lambda raw: raw
+    prefixes: Mapping[str, str] = field(default_factory=dict)
     names: Mapping[str, str] = field(default_factory=dict)
     norm_offset: float = 0.0
     gguf: GgufForm | None = None
 
     def renamed(self, name: str) -> str:
         """The decoder's name of a weight that the family's checkpoints call ``name``."""
+        for prefix, ours in self.prefixes.items():
+            name = name.replace(prefix, ours)
         part = next((part for part in self.names if part in name), None)
         return name if part is None else name.replace(part, self.names[part])
 

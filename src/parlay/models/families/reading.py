@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from parlay.models.config import Activation, DecoderConfig, Json, RopeConfig, UnsupportedModel, read_json
+from parlay.models.families.diffusion import REFUSED
 from parlay.models.families.family import Family
 from parlay.models.families.table import FAMILIES
 from parlay.types import ParlayError
@@ -42,10 +43,13 @@ def config_of(directory: Path, raw: Json, architecture: str) -> DecoderConfig:
     """Read the decoder that ``raw`` describes, a part of that folder's config.json; see `read_config`."""
     _check_counts(directory, raw)
     family = FAMILIES.get(architecture)
+    refused = REFUSED.get(architecture) or REFUSED.get(str(raw.get("model_type")))
+    if refused is not None:
+        raise ParlayError(f"{architecture}: {refused}")
     if family is None:
         raise UnsupportedModel(f"{architecture}: the native decoder runs {', '.join(FAMILIES)}")
     try:
-        config = _decoder(raw, family, _eos_ids(directory, raw))
+        config = _decoder(family.said(raw), family, _eos_ids(directory, raw))
     except KeyError as missing:
         raise UnsupportedModel(f"{architecture}: config.json has no {missing.args[0]}") from None
     except (TypeError, ValueError, AttributeError, ArithmeticError) as error:

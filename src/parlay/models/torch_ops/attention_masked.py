@@ -105,6 +105,9 @@ def _mask(place: Rows, prefix: SeenPrefix | None, window: int | None) -> Tensor:
     seen = torch.ones(end, start + end, dtype=torch.bool).tril_(start)
     if not trees.is_chain(place.tree):
         seen[pending:, start + pending :] = torch.tensor(trees.visibility(place.tree))
+    if place.block:
+        positions = torch.arange(start + end)
+        seen = positions < (positions[start:] // place.block + 1)[:, None] * place.block
     if place.together:
         seen[-place.together :] = seen[-1]
     if window is not None:

@@ -43,15 +43,30 @@ class Run:
 
 def runs(place: Rows, nodes_at: int) -> Iterator[Run]:
     """The runs of a sequence's rows, those that see each other apart. Nodes have slots from ``nodes_at`` on."""
-    found = _chain_runs(place) if trees.is_chain(place.tree) else _tree_runs(place, nodes_at)
+    if place.block:
+        found = _block_runs(place)
+    else:
+        found = _chain_runs(place) if trees.is_chain(place.tree) else _tree_runs(place, nodes_at)
     first = place.end - place.base - place.together
     for run in found:
         for part in run.apart(first):
-            yield replace(part, together=True, end=run.end) if part.rows[0] >= first else part
+            end = place.start + place.end if place.block else run.end
+            yield replace(part, together=True, end=end) if part.rows[0] >= first else part
 
 
 def _chain_runs(place: Rows) -> list[Run]:
     return [Run(tuple(range(place.end - place.base)), place.start + place.base, place.start + place.end)]
+
+
+def _block_runs(place: Rows) -> list[Run]:
+    """A chain, cut where a block begins: the rows of each part see each other."""
+    begin, end, found = place.start + place.base, place.start + place.end, []
+    at = begin
+    while at < end:
+        behind = min(end, at - at % place.block + place.block)
+        found.append(Run(tuple(range(at - begin, behind - begin)), at, behind, together=True))
+        at = behind
+    return found
 
 
 def _tree_runs(place: Rows, nodes_at: int) -> list[Run]:

@@ -1,0 +1,129 @@
+"""Diffusion models with the layers of Llama and Qwen: whose rows see what, their mask, and LLaDA's own words.
+
+Each checkpoint brings code for its rows' view and for generating. None of it runs: these records take its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from parlay.models.config import DecoderConfig, Json, LayerForm, UnsupportedModel
+from parlay.models.families.family import Complete, Family
+from parlay.models.families.llama import LLAMA
+from parlay.models.families.qwen import QWEN2, QWEN3
+from parlay.types import CanvasSpec
+
+
+def _filling(form: Complete, mask_id: int, *, block: int = 0, shift: bool = False) -> Complete:
+    """The layers of ``form``, and canvases. config.json may name another mask than ``mask_id``, and another ``block``.
+
+    Without a block all rows see each other. Raises ValueError for a mask outside the vocabulary and a block of no size.
+    """
+
+    def complete(raw: Json, config: DecoderConfig, usual: LayerForm) -> DecoderConfig:
+        config = form(raw, config, usual)
+        if any(layer.window is not None for layer in config.forms):
+            raise UnsupportedModel(f"{config.architecture}: sliding windows are not supported in diffusion models")
+        mask, size = int(_said(raw, "mask_token_id", mask_id)), int(_said(raw, "block_size", block))
+        if not 0 <= mask < config.vocab_size:
+            raise ValueError(f"mask_token_id {mask} is not in the vocabulary of {config.vocab_size}")
+        if size < 0 or (block and not size):
+            raise ValueError(f"block_size {size}: expected at least 1")
+        return replace(config, canvas=CanvasSpec(mask, size, shift, "block" if size else "full"))
+
+    return complete
+
+
+def _said(raw: Json, name: str, usual: int) -> int:
+    value = raw.get("bd_size") if name == "block_size" and raw.get(name) is None else raw.get(name)
+    return usual if value is None else value
+
+
+_LLADA_FIELDS: Mapping[str, tuple[str, ...]] = {
+    "hidden_size": ("d_model",),
+    "num_hidden_layers": ("n_layers",),
+    "num_attention_heads": ("n_heads",),
+    "num_key_value_heads": ("n_kv_heads",),
+    "intermediate_size": ("mlp_hidden_size",),
+    "vocab_size": ("embedding_size", "vocab_size"),
+    "max_position_embeddings": ("max_sequence_length",),
+    "tie_word_embeddings": ("weight_tying",),
+    "hidden_act": ("activation_type",),
+}
+"""Llama's names of fields, and LLaDA's, the first that has a value."""
+
+_LLADA_USUAL: Mapping[str, Any] = {
+    "block_type": "llama",
+    "block_group_size": 1,
+    "layer_norm_type": "rms",
+    "rope": True,
+    "alibi": False,
+    "include_bias": False,
+    "include_qkv_bias": False,
+    "bias_for_layer_norm": False,
+    "attention_layer_norm": False,
+    "input_emb_norm": False,
+    "scale_logits": False,
+    "multi_query_attention": False,
+}
+"""What the decoder computes of what LLaDA's config could ask for."""
+
+
+def _as_llama(raw: Json) -> Json:
+    """LLaDA's config.json in Llama's words. Raises UnsupportedModel for what the decoder does not compute."""
+    for name, usual in _LLADA_USUAL.items():
+        if raw.get(name, usual) not in (usual, None):
+            raise UnsupportedModel(f"LLaDAModelLM: {name} {raw[name]!r:.40} is not supported by the native decoder")
+    said = {ours: [raw[name] for name in names if raw.get(name) is not None] for ours, names in _LLADA_FIELDS.items()}
+    return {**raw, **{ours: values[0] for ours, values in said.items() if values}}
+
+
+LLADA = Family(
+    architecture="LLaDAModelLM",
+    max_context=4096,
+    complete=_filling(LLAMA.complete, 126_336),
+    said=_as_llama,
+    prefixes={"model.transformer.blocks.": "model.layers."},
+    names={
+        "model.transformer.wte": "model.embed_tokens",
+        "model.transformer.ln_f": "model.norm",
+        "model.transformer.ff_out": "lm_head",
+        ".attn_norm": ".input_layernorm",
+        ".ff_norm": ".post_attention_layernorm",
+        ".q_proj": ".self_attn.q_proj",
+        ".k_proj": ".self_attn.k_proj",
+        ".v_proj": ".self_attn.v_proj",
+        ".attn_out": ".self_attn.o_proj",
+        ".ff_proj": ".mlp.gate_proj",
+        ".up_proj": ".mlp.up_proj",
+        ".ff_out": ".mlp.down_proj",
+    },
+)
+"""LLaDA and LLaDA 1.5: all rows see each other, and a place's own row predicts it."""
+DREAM = replace(QWEN2, architecture="DreamModel", complete=_filling(QWEN2.complete, 151_666, shift=True), gguf=None)
+"""Qwen2.5 adapted: all rows see each other, and the row before a place predicts it."""
+FAST_DLLM = replace(
+    QWEN2,
+    architecture="Fast_dLLM_QwenForCausalLM",
+    complete=_filling(QWEN2.complete, 151_665, block=32, shift=True),
+    gguf=None,
+)
+"""Fast-dLLM v2: Qwen2.5 in blocks of 32, and the row before a place predicts it."""
+SDAR = replace(QWEN3, architecture="SDARForCausalLM", complete=_filling(QWEN3.complete, 151_669, block=4), gguf=None)
+"""Qwen3 in blocks, mostly of 4."""
+A2D_QWEN3 = replace(QWEN3, architecture="A2DQwen3LMHeadModel", complete=_filling(QWEN3.complete, 151_669), gguf=None)
+"""dLLM's Qwen3: all rows see each other, or a block's where config.json has a ``block_size``."""
+DIFFUSION = (LLADA, DREAM, FAST_DLLM, SDAR, A2D_QWEN3)
+
+REFUSED: Mapping[str, str] = {
+    "llada2_moe": "mixtures of experts are not supported",
+    "LLaDA2MoeModelLM": "mixtures of experts are not supported",
+    "LLaDAMoEModelLM": "mixtures of experts are not supported",
+    "SDARMoeForCausalLM": "mixtures of experts are not supported",
+    "nemotron_labs_diffusion": "queries that are scaled by their position are not supported",
+    "wedlm": "places that are moved before the rest of the text are not supported",
+    "DiffusionGemmaForBlockDiffusion": "canvases that begin with random tokens are not supported",
+}
+"""Diffusion models that can't run here, by architecture or type, and why."""

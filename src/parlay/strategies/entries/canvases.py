@@ -1,0 +1,71 @@
+"""Diffusion models: the strategy that fills canvases, and the options of its selectors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from parlay.options import Options, option
+from parlay.strategies.entry import StrategyEntry
+from parlay.types import Exactness
+
+DENOISE = "denoise"
+
+OWN: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "threshold": ("threshold",),
+        "confidence": ("k",),
+        "margin": ("k",),
+        "entropy": ("k",),
+        "random": ("k",),
+        "left-to-right": ("k",),
+        "factor": ("factor",),
+        "entropy-bound": ("bound",),
+        "kl-stability": ("threshold", "kl", "history"),
+        "credit": ("threshold", "alpha", "gamma", "decay"),
+        "mask-predict": ("steps",),
+    }
+)
+"""The options that each selector reads."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DenoiseOptions(Options):
+    """Which places of a canvas are decided in each step."""
+
+    selector: str = option("threshold", "which places are decided in a step", choices=tuple(OWN))
+    threshold: float = option(
+        0.9,
+        "threshold, kl-stability, credit: probability from which a place is decided; 0: all, 1: certain",
+        low=0,
+        high=1,
+    )
+    k: int = option(1, "confidence, margin, entropy, random, left-to-right: places decided in a step", low=1, high=1024)
+    factor: float = option(1.0, "factor: n places while (n + 1) * (1 - probability) is below this", low=0, high=1024)
+    bound: float = option(0.1, "entropy-bound: nats that the decided places but the last may sum to", low=0, high=1024)
+    kl: float = option(0.01, "kl-stability: nats below which a distribution has not moved", low=0, high=1024)
+    history: int = option(2, "kl-stability: steps for which it must not have moved", low=1, high=64)
+    alpha: float = option(0.7, "credit: weight of the credit of earlier guesses", low=0, high=64)
+    gamma: float = option(0.2, "credit: power of the probability that is credited", low=0, high=64)
+    decay: float = option(0.8, "credit: what is left of it a step later", low=0, high=1)
+    steps: int = option(10, "mask-predict: forwards of a canvas", low=1, high=1024)
+    canvas: int = option(64, "places of a canvas, for models that leave it open", low=1, high=1024)
+    block: int = option(0, "places that are decided before those after them; 0: the whole canvas", low=0, high=1024)
+
+
+ENTRIES: tuple[StrategyEntry, ...] = (
+    StrategyEntry(
+        name=DENOISE,
+        family="diffusion",
+        exactness=Exactness.LOSSY,
+        training="none",
+        needs="a diffusion model as the target",
+        summary="Fills masked places in any order, several in a step. The text is the diffusion model's own.",
+        when="the target is a diffusion model, which can't write token by token",
+        reference="Nie et al. 2025 (LLaDA), arXiv:2502.09992; Wu et al. 2025 (Fast-dLLM), arXiv:2505.22618",
+        options=DenoiseOptions,
+        toys=(),
+        selects=True,
+    ),
+)

@@ -1,0 +1,198 @@
+"""Diffusion checkpoints of the field's layouts: logits and texts of a slow reference, and caches that change no bit."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from parlay import LLM, SamplingParams
+from parlay.compiled.build import NAMES
+from parlay.compiled.library import SWITCH, NotLoaded
+from parlay.compiled.library import load as load_library
+from parlay.models.families.reading import read_config
+from parlay.models.loading import load_weights
+from parlay.models.native import NativeRunner
+from parlay.testing.diffusion import LAYOUTS, MASK, VOCAB, SlowDiffusion, save_diffusion
+from parlay.types import CanvasSpec, ParlayError, Segment, Tree, trees
+
+TEXT = tuple(torch.randint(3, MASK, (90,), generator=torch.Generator().manual_seed(0)).tolist())
+PROMPTS = ([5], [9, 11, 4], list(TEXT[:21]), list(TEXT[:32]))
+
+
+def _is_here(kernels: str) -> bool:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(SWITCH, kernels)
+        try:
+            return kernels == "0" or load_library().name.decode() == kernels
+        except NotLoaded:
+            return False
+
+
+@pytest.fixture(scope="module", params=[each for each in ("0", NAMES[0], NAMES[-1]) if _is_here(each)])
+def kernels(request: pytest.FixtureRequest) -> Iterator[str]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(SWITCH, request.param)
+        yield request.param
+
+
+@pytest.fixture(scope="module", params=LAYOUTS)
+def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, SlowDiffusion]:
+    directory = tmp_path_factory.mktemp(request.param)
+    return directory, save_diffusion(request.param, directory)
+
+
+@pytest.fixture(scope="module")
+def runner(saved: tuple[Path, SlowDiffusion], kernels: str) -> NativeRunner:
+    config, weights = read_config(saved[0]), load_weights(saved[0], read_config(saved[0]))
+    return NativeRunner(config, weights, dtype=torch.float32, device=torch.device("cpu"), max_tokens_cached=4096)
+
+
+names = itertools.count()
+
+
+def fed(runner: NativeRunner, text: Sequence[int], canvas: Sequence[int], chunks: Sequence[int] = ()) -> Tensor:
+    """The logits of root and canvas, when chunks of the text were cached before; the sequence is then released."""
+    name = next(names)
+    cached = runner.open(name, text, "" if chunks else f"alone {name}")
+    assert runner.reserve(name, len(text) + len(canvas))
+    for size in chunks:
+        part = tuple(text[cached : min(cached + size, len(text) - 1)])
+        if part:
+            runner.forward([Segment(name, part, logits_from=len(part))])
+            cached = runner.keep(name, ())
+    pending = tuple(text[cached:])
+    chain = trees.chain_tree(canvas)
+    out = runner.forward([Segment(name, pending, chain, len(pending) - 1, together=len(canvas))])
+    runner.check()
+    runner.release(name)
+    return out.logits_RV
+
+
+def test_logits_are_those_of_the_slow_reference(saved: tuple[Path, SlowDiffusion], runner: NativeRunner) -> None:
+    layout = saved[1].layout
+    assert runner.spec.canvas == CanvasSpec(MASK, layout.block, layout.shift, "block" if layout.block else "full")
+    for length in (1, 7, 21, 32):
+        places = layout.block - length % layout.block if layout.block else 9
+        ids = [*TEXT[:length], *[MASK] * places]
+        expected = saved[1].logits(ids)
+        torch.testing.assert_close(
+            fed(runner, ids[:length], ids[length:]), expected[length - 1 :], atol=1e-4, rtol=1e-4
+        )
+
+
+def test_what_is_cached_changes_no_bit(saved: tuple[Path, SlowDiffusion], runner: NativeRunner) -> None:
+    """Whatever was cached before a block was whole, it runs again; whole blocks never do."""
+    block = saved[1].layout.block
+    for length, chunks in ((21, [3, 9]), (21, [20]), (64, [31, 1, 30]), (45, [1] * 44), (80, [17, 40, 22])):
+        text = [*TEXT[:length]]
+        canvas = [MASK] * (block - length % block if block else 7)
+        alone = fed(runner, text, canvas)
+        assert torch.equal(fed(runner, text, canvas, chunks), alone), (length, chunks)
+
+
+def test_forks_and_neighbours_change_no_bit(saved: tuple[Path, SlowDiffusion], runner: NativeRunner) -> None:
+    block, text = saved[1].layout.block, TEXT[:21]
+    canvas = [7, MASK] + [MASK] * ((block - 21 % block if block else 7) - 2)
+    expected = fed(runner, text, canvas)
+    first, second = next(names), next(names)
+    runner.open(first, text)
+    assert runner.reserve(first, 80)
+    runner.forward([Segment(first, text[:20])])
+    runner.keep(first, ())
+    runner.fork(first, second)
+    cached = runner.truncate(second, 20)
+    assert runner.reserve(second, 80)
+    other = trees.chain_tree([1, 2, *canvas[2:]])
+    segments = [
+        Segment(first, text[20:], other, together=len(canvas)),
+        Segment(second, text[cached:], trees.chain_tree(canvas), 20 - cached, together=len(canvas)),
+    ]
+    out = runner.forward(segments)
+    assert torch.equal(out.logits_RV[out.starts[1] :], expected)
+    runner.check()
+    for name in (first, second):
+        runner.release(name)
+
+
+def test_drafts_and_taps_are_refused(runner: NativeRunner) -> None:
+    name = next(names)
+    runner.open(name, TEXT[:5])
+    assert runner.reserve(name, 20)
+    with pytest.raises(ValueError, match="rows see those after them"):
+        runner.forward([Segment(name, TEXT[:5], Tree((1, 2), (-1, -1)))])
+    with pytest.raises(ValueError, match="rows see those after them"):
+        runner.forward([Segment(name, TEXT[:5])], taps=(1,))
+    runner.release(name)
+
+
+@pytest.mark.parametrize(("k", "group"), [(1, 0), (3, 0), (2, 4)])
+def test_texts_are_those_of_the_slow_reference(saved: tuple[Path, SlowDiffusion], k: int, group: int) -> None:
+    """All prompts in one batch whose rows are few, so that prompts are computed in parts and texts wait for others."""
+    llm = LLM(str(saved[0]), dtype="float32", max_num_seqs=4, max_num_batched_tokens=24)
+    params = SamplingParams(temperature=0, max_tokens=19, ignore_eos=True)
+    strategy = f"denoise:selector=confidence,k={k},canvas=10,block={group}"
+    for prompt, output in zip(PROMPTS, llm.generate(PROMPTS, params, strategy=strategy), strict=True):
+        expected = saved[1].write(prompt, 19, canvas=10, k=k, group=group)
+        assert list(output.outputs[0].token_ids) == expected
+        assert output.metrics is None or str(output.outputs[0].metrics.exactness) == "lossy"
+
+
+SELECTORS = (
+    "threshold,threshold=0.2",
+    "margin,k=2",
+    "entropy,k=2",
+    "random",
+    "left-to-right",
+    "factor,factor=1.9",
+    "entropy-bound,bound=2",
+    "kl-stability,threshold=0.2,kl=0.5,history=1",
+    "credit,threshold=0.3",
+    "mask-predict,steps=4",
+)
+
+
+def test_every_selector_writes_the_same_text_for_the_same_seed(saved: tuple[Path, SlowDiffusion]) -> None:
+    llm = LLM(str(saved[0]), dtype="float32")
+    params = SamplingParams(temperature=0.8, top_k=20, seed=3, max_tokens=11, ignore_eos=True, n=2)
+    strategies = [f"denoise:canvas=11,selector={selector}" for selector in SELECTORS]
+    together = llm.generate([PROMPTS[1]] * len(strategies), params, strategy=strategies)
+    alone = [llm.generate([PROMPTS[1]], params, strategy=each)[0] for each in strategies]
+    texts = [[list(sample.token_ids) for sample in output.outputs] for output in together]
+    assert texts == [[list(sample.token_ids) for sample in output.outputs] for output in alone]
+    assert all(len(sample) == 11 and MASK not in sample for each in texts for sample in each)
+
+
+def test_the_usual_strategy_of_a_diffusion_model_is_denoise(saved: tuple[Path, SlowDiffusion]) -> None:
+    llm = LLM(str(saved[0]), dtype="float32")
+    params = SamplingParams(temperature=0, max_tokens=8)
+    usual, named = (llm.generate([PROMPTS[1]], params, strategy=each)[0].outputs[0] for each in (None, "denoise"))
+    assert usual.token_ids == named.token_ids
+    with pytest.raises(ValueError, match="strategy none writes token by token"):
+        llm.generate([PROMPTS[1]], params, strategy="none")
+    with pytest.raises(ValueError, match="exactness seed"):
+        llm.generate([PROMPTS[1]], params, strategy="denoise", exactness="seed")
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "reason"),
+    [
+        ("sdar", {"mask_token_id": VOCAB}, "mask_token_id 64 is not in the vocabulary of 64"),
+        ("sdar", {"block_size": -4}, "block_size -4"),
+        ("llada", {"alibi": True}, "LLaDAModelLM: alibi True is not supported"),
+        ("dream", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 0}, "sliding windows"),
+        ("sdar", {"architectures": ["SDARMoeForCausalLM"]}, "SDARMoeForCausalLM: mixtures of experts"),
+        ("sdar", {"model_type": "nemotron_labs_diffusion"}, "scaled by their position"),
+    ],
+)
+def test_what_cannot_run_is_refused_by_name(name: str, change: dict[str, object], reason: str, tmp_path: Path) -> None:
+    save_diffusion(name, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, **change}))
+    with pytest.raises(ParlayError, match=reason):
+        read_config(tmp_path)
