@@ -66,7 +66,8 @@ def open_llm(options: argparse.Namespace, strategy: StrategySpec | None) -> LLM:
 
     load = options_from(LoadOptions, options)
     options.model = options.model or default_model()
-    resolve(options.model)  # says that a model is not there before torch is loaded, which takes seconds
+    for name in filter(None, (options.model, options.draft_model)):
+        resolve(name)  # says that a model is not there before torch is loaded, which takes seconds
     with _announced(options.model), ExitStack() as stack:
         with uncollected():
             stack.enter_context(pack_ahead(options.model, options))
