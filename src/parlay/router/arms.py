@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
 
 from parlay.router.acceptance import Outcome, Record, ScoreCalibration, checked
 from parlay.router.ledger import START, TRIALS, Account
 from parlay.router.prices import DraftDepth, DraftSeconds, Reading, sizes
 from parlay.router.saved_state import KeptArm
-from parlay.types import Routed, trees
+from parlay.types import trees
 
 _log = logging.getLogger(__name__)
 _GAIN_DECAY = 0.9  # of what asking gains, per request in a sequence
@@ -76,10 +76,6 @@ class ArmState:
     def price_key(self) -> tuple[int, float, int, int]:
         """Whatever the price of its drafts depends on, beside the batch."""
         return self.number, round(self.depth.share, 1), self.seconds.revision, self.probes
-
-    @property
-    def first_limit(self) -> int:
-        return self.arm.most if self.calibration.drafts >= _KNOWN else min(_FIRST, self.arm.most)
 
     def kept(self) -> KeptArm:
         """Return what it has learned, to be kept for other routers on this machine."""
@@ -172,7 +168,7 @@ class KindState:
 
 @dataclass(slots=True)
 class ArmCounts:
-    """Counts what was done with one drafter in one sequence; see `Routed`."""
+    """Counts what was done with one drafter in one sequence, in the order of the fields of `Routed`."""
 
     asked: int = 0
     verified: int = 0
@@ -181,9 +177,6 @@ class ArmCounts:
     accepted: int = 0
     expected_seconds: float = 0.0
     seconds: float = 0.0
-
-    def record(self, drafter: str) -> Routed:
-        return Routed(drafter, *astuple(self))
 
 
 @dataclass(slots=True, eq=False)
@@ -213,7 +206,8 @@ class ArmInSequence:
         """In a sequence of this kind; empty: of none."""
         known = whole.of_kind(kind)
         tested = _PRIOR if whole.arm.expected else min(_PRIOR, known.record.weight)
-        return ArmInSequence(whole, known, whole.first_limit, known.record.of_sequence(), known.gain, tested=tested)
+        limit = whole.arm.most if whole.calibration.drafts >= _KNOWN else min(_FIRST, whole.arm.most)
+        return ArmInSequence(whole, known, limit, known.record.of_sequence(), known.gain, tested=tested)
 
     def charge(self, seconds: float, length: int) -> int:
         """Count the seconds that a proposal took. Returns how many of the sequence's tokens it read for the first time.

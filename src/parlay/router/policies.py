@@ -46,7 +46,7 @@ class Plain(Fixed):
         super().__init__(0)
 
 
-class Heuristic(Policy):
+class Heuristic(Fixed):
     """The ``heuristic`` schedule of assisted generation (Gante 2023, transformers' ``num_assistant_tokens_schedule``).
 
     A sequence drafts ``budget`` nodes at first, two more after each draft that was accepted to its end, one less after
@@ -55,15 +55,12 @@ class Heuristic(Policy):
     """
 
     def __init__(self, budget: int, *, transient: bool = False) -> None:
-        self._start = budget
+        super().__init__(budget)
         self._transient = transient
         self._budgets: dict[int, int] = {}
 
     def plan(self, views: Sequence[SequenceView]) -> Budgets:
-        return Budgets([self._budgets.get(view.sequence, self._start) for view in views])
-
-    def trim(self, views: Sequence[SequenceView], drafts: Sequence[Draft]) -> list[Draft]:
-        return list(drafts)
+        return Budgets([self._budgets.get(view.sequence, self.budget) for view in views])
 
     def learn(
         self, views: Sequence[SequenceView], drafts: Sequence[Draft], accepted: Sequence[int], spent: Spent
@@ -71,17 +68,17 @@ class Heuristic(Policy):
         for view, draft, right in zip(views, drafts, accepted, strict=True):
             depths = trees.depths(draft.tree)[: len(draft) - draft.probes]
             if depths:
-                budget = self._budgets.get(view.sequence, self._start)
+                budget = self._budgets.get(view.sequence, self.budget)
                 change = _MORE if right == max(depths) else -_LESS
                 self._budgets[view.sequence] = min(max(_LEAST, budget + change), _MOST)
 
     def release(self, sequence: int) -> None:
-        last = self._budgets.pop(sequence, self._start)
+        last = self._budgets.pop(sequence, self.budget)
         if not self._transient:
-            self._start = last
+            self.budget = last
 
 
-class Confidence(Policy):
+class Confidence(Fixed):
     """The confidence stop of assisted generation (Gante 2023; after DISCO, arXiv:2405.04304).
 
     A node whose score lies below a threshold is the last of its path. The threshold is .4 at first, then the score
@@ -91,12 +88,9 @@ class Confidence(Policy):
     """
 
     def __init__(self, budget: int, threshold: float = 0.4) -> None:
+        super().__init__(budget)
         self.threshold = threshold
-        self._budget = budget
         self._record: deque[tuple[float, bool]] = deque(maxlen=_RECORD)
-
-    def plan(self, views: Sequence[SequenceView]) -> Budgets:
-        return Budgets([self._budget] * len(views))
 
     def trim(self, views: Sequence[SequenceView], drafts: Sequence[Draft]) -> list[Draft]:
         return [_end(draft, [score >= self.threshold for score in draft.scores]) for draft in drafts]
@@ -112,9 +106,6 @@ class Confidence(Policy):
         self._record += [(draft.scores[node], node in path) for node in tested]
         if tested and len(self._record) >= _FEWEST:
             self.threshold = best_threshold(self._record, self.threshold)
-
-    def release(self, sequence: int) -> None:
-        """Holds nothing of a sequence."""
 
 
 def best_threshold(record: Sequence[tuple[float, bool]], default: float) -> float:
@@ -140,7 +131,7 @@ def best_threshold(record: Sequence[tuple[float, bool]], default: float) -> floa
     return best
 
 
-class Risk(Policy):
+class Risk(Fixed):
     """The stop of SpecDec++ (Huang et al. 2024, arXiv:2405.19715): a draft ends where 1 - a1 a2 ... exceeds ``most``.
 
     Each a is the chance of a node if its parent is right. In the paper a trained head predicts it; here it is the
@@ -149,12 +140,9 @@ class Risk(Policy):
     """
 
     def __init__(self, budget: int, most: float = 0.3) -> None:
-        self._budget = budget
+        super().__init__(budget)
         self._most = most
         self._calibration = ScoreCalibration()
-
-    def plan(self, views: Sequence[SequenceView]) -> Budgets:
-        return Budgets([self._budget] * len(views))
 
     def trim(self, views: Sequence[SequenceView], drafts: Sequence[Draft]) -> list[Draft]:
         return [_end(draft, [1 - path_prob <= self._most for path_prob in self._path_probs(draft)]) for draft in drafts]
@@ -174,9 +162,6 @@ class Risk(Policy):
         self._calibration.learn(
             [matched(draft, view.tokens[len(view.tokens) - right - 1 :]) for view, draft, right in drafted]
         )
-
-    def release(self, sequence: int) -> None:
-        """Holds nothing of a sequence."""
 
 
 def _end(draft: Draft, goes_on: Sequence[bool]) -> Draft:

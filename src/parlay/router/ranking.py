@@ -6,8 +6,6 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from operator import neg
 
-from parlay.types import Draft, trees
-
 Candidates = tuple[Sequence[int], list[float]]
 """Nodes of one draft in ascending order, none without its parent, and the path probability of each."""
 
@@ -48,9 +46,3 @@ def best_of(candidates: Candidates, count: int) -> Sequence[int]:
     """The ``count`` likeliest nodes of one draft, in ascending order, or all if there are fewer."""
     ranked = sorted(candidates[1], reverse=True)
     return best([candidates], ranked, min(count, len(ranked)))[0]
-
-
-def cut_to(draft: Draft, nodes: Sequence[int]) -> Draft:
-    """The draft with these nodes only; drawn drafts stay whole."""
-    whole = draft.kind != "point" or len(nodes) == len(draft) - draft.probes
-    return draft if whole else trees.prune(draft, nodes)

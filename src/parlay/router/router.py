@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import astuple
 from itertools import accumulate
 
 from parlay.router.acceptance import Outcome, matched
@@ -16,7 +17,7 @@ from parlay.router.prices import AnswerLengths, StepPrices
 from parlay.router.ranking import NO_CANDIDATES, Candidates, best
 from parlay.router.saved_state import NOTHING_KEPT, KeptArm, Memory
 from parlay.router.sequence_state import TRIAL, ChoiceHistory, SequenceState
-from parlay.types import NO_DRAFT, Budgets, Cost, Draft, Policy, RouterRecord, SequenceView, Spent
+from parlay.types import NO_DRAFT, Budgets, Cost, Draft, Policy, Routed, RouterRecord, SequenceView, Spent
 
 _LOOK = 16  # steps after which prices are looked at again
 _MANY = 8  # sequences from which on the rate of the batch hardly changes from step to step
@@ -261,7 +262,7 @@ class Router(Policy):
         if state is None or state.history is None:
             return RouterRecord()
         state.catch_up()
-        drafters = tuple([arm.counts.record(arm.whole.arm.name) for arm in state.arms])
+        drafters = tuple([Routed(arm.whole.arm.name, *astuple(arm.counts)) for arm in state.arms])
         power = "" if self._aim.power is None else str(self._aim.power)
         return RouterRecord(drafters, dict(state.reasons), state.view.request.kind, state.history.stretches(), power)
 

@@ -13,8 +13,8 @@ from parlay.router.arms import ArmInSequence
 from parlay.router.choice import LEAST, NOTHING, Choice, Offer, best_cut, best_size, offered
 from parlay.router.ledger import Account, Ledger
 from parlay.router.prices import AnswerLengths, StepPrices
-from parlay.router.ranking import best_of, cut_to
-from parlay.types import Draft, SequenceView, Stretch
+from parlay.router.ranking import best_of
+from parlay.types import Draft, SequenceView, Stretch, trees
 
 TRIAL = 2  # nodes of a trial
 WORTH_MOST = "worth most"
@@ -251,11 +251,13 @@ class SequenceState:
         return own if best is None and own is not None and own.draft.probes else best
 
     def verified(self, offer: Offer, nodes: Sequence[int]) -> Draft:
-        """Cut the offer to these nodes; a trial has some whatever they cost."""
+        """Cut the offer to these nodes; a trial has some whatever they cost, and a drawn draft stays whole."""
         if self.is_trial and len(nodes) < TRIAL:
             nodes = best_of((offer.nodes, offer.path_probs), TRIAL)
         self.verifying, self.expected = offer.arm, offer.gains[len(nodes)]
-        return cut_to(offer.draft, nodes)
+        draft = offer.draft
+        whole = draft.kind != "point" or len(nodes) == len(draft.tree.tokens) - draft.probes
+        return draft if whole else trees.prune(draft, nodes)
 
     def book(self, nodes: int, right: int, prices: StepPrices) -> None:
         """Book what the verified draft cost and gained, or what one of a replayable arm would have gained.
