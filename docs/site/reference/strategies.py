@@ -44,6 +44,7 @@ def strategies() -> str:
         title, place = FAMILIES.get(family, (family.capitalize(), ""))
         parts.append(f"## {title}\n")
         parts += [f"[How they draft](../explanation/drafting.md#{place}).\n"] if place else []
+        parts += ["[How to choose a selector](../how-to/diffusion.md#choose-a-selector).\n"] * (family == "diffusion")
         parts += [part for entry in members for part in _section(entry)]
     return "\n".join(parts)
 

@@ -29,9 +29,9 @@ from parlay.models.loading import load_tokenizer
 from parlay.models.sampling_defaults import usual_params
 from parlay.options import LoadOptions, override
 from parlay.strategies.building import offered
-from parlay.strategies.built import RunnerCache, StrategyCache
+from parlay.strategies.built import RunnerCache, StrategyCache, for_target
 from parlay.strategies.entry import DEFAULT_STRATEGY
-from parlay.strategies.spelling import StrategySpec
+from parlay.strategies.spelling import StrategySpec, parse
 from parlay.system.progress import Progress, advance, bar
 from parlay.text.chat_template import Messages, Tools
 from parlay.text.prompts import Document, Documents, Predictions, Prompt, Prompts, conversations, is_prompt
@@ -111,6 +111,7 @@ class LLM:
         self._resources, power = self._find_resources(model, draft_model), PowerOf(self.runner, cost)
         in_use = self.engine.requests.strategies
         self._strategies = StrategyCache(self._resources, cost, in_use=in_use, memory=router_file, power=power)
+        strategy = for_target(parse(strategy) if isinstance(strategy, str) else strategy, self.runner.spec)
         self._strategies.get(strategy)  # a wrong name is an error now, not at the first request
         self._factory = InputProcessor(
             self.vocabulary,

@@ -65,6 +65,7 @@ ENTRIES: tuple[StrategyEntry, ...] = (
         when="the target is a diffusion model, which can't write token by token",
         reference="Nie et al. 2025 (LLaDA), arXiv:2502.09992; Wu et al. 2025 (Fast-dLLM), arXiv:2505.22618",
         options=DenoiseOptions,
+        rules=(),
         toys=(),
         selects=True,
     ),
