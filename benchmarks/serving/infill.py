@@ -1,8 +1,7 @@
 """An editor's completions: somebody types in the middle of a file, and asks `/infill` anew after each keystroke.
 
-The text before the cursor may be cut in three places (`parlay serve --infill-order`); a client cuts by what it sends as
-prefix and as prompt. Each cut is timed on the same keystrokes, and its suggestions are held against those of the usual
-one, and against what the file goes on with. Speaks to any server with llama-server's `/infill`.
+Each server is timed on the same keystrokes: say, three of `parlay serve`, one for each `--infill-order`, and a
+llama-server. Suggestions are held against those of the first server, and against what the file goes on with.
 """
 
 from __future__ import annotations
@@ -14,12 +13,9 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
 
 import httpx
 
-Cut = Literal["psm", "line", "spm"]
-CUTS: tuple[Cut, ...] = get_args(Cut)
 KEYSTROKES, TOKENS, SUFFIX = 10, 16, 0.21
 
 
@@ -57,9 +53,9 @@ def keystrokes(text: str, places: int) -> Iterator[Keystroke]:
             yield Keystroke(before, behind, line[column:], column == begin + 1)
 
 
-def ask(client: httpx.Client, stroke: Keystroke, cut: Cut) -> Suggestion:
-    """Send the request of an editor that cuts so."""
-    at = {"psm": len(stroke.before), "line": stroke.before.rfind("\n") + 1, "spm": 0}[cut]
+def ask(client: httpx.Client, stroke: Keystroke) -> Suggestion:
+    """Send an editor's request: whole lines as prefix, and the current line up to the cursor as prompt."""
+    at = stroke.before.rfind("\n") + 1
     body = {
         "input_prefix": stroke.before[:at],
         "prompt": stroke.before[at:],
@@ -77,15 +73,18 @@ def ask(client: httpx.Client, stroke: Keystroke, cut: Cut) -> Suggestion:
     return Suggestion(answer["content"], seconds, answer.get("timings", {}).get("prompt_n"))
 
 
-def table(strokes: Sequence[Keystroke], found: dict[Cut, list[Suggestion]]) -> list[str]:
-    """A line for each cut."""
-    lines = ["| cut | keystroke, median | 90 % | new place | tokens read | same as psm | rest of the line right |"]
+def table(strokes: Sequence[Keystroke], found: dict[str, list[Suggestion]]) -> list[str]:
+    """A line for each server."""
+    usual = next(iter(found.values()))
+    lines = [
+        "| server | keystroke, median | 90 % | new place | tokens read | same as the first | rest of the line right |"
+    ]
     lines.append("|---|---|---|---|---|---|---|")
-    for cut, suggestions in found.items():
+    for name, suggestions in found.items():
         later = sorted(one.seconds for one, stroke in zip(suggestions, strokes, strict=True) if not stroke.first)
         first = [one.seconds for one, stroke in zip(suggestions, strokes, strict=True) if stroke.first]
         read = [one.read for one, stroke in zip(suggestions, strokes, strict=True) if not stroke.first and one.read]
-        same = [one.text == usual.text for one, usual in zip(suggestions, found["psm"], strict=True)]
+        same = [one.text == other.text for one, other in zip(suggestions, usual, strict=True)]
         right = [
             one.text.partition("\n")[0].rstrip() == stroke.rest_of_line.rstrip()
             for one, stroke in zip(suggestions, strokes, strict=True)
@@ -97,18 +96,17 @@ def table(strokes: Sequence[Keystroke], found: dict[Cut, list[Suggestion]]) -> l
             tokens,
             *(f"{statistics.mean(each):.0%}" for each in (same, right)),
         ]
-        lines.append(f"| {cut} | {' | '.join(cells)} |")
+        lines.append(f"| {name} | {' | '.join(cells)} |")
     return lines
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """The options of the command."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.serving.infill", description=__doc__)
-    parser.add_argument("url", help="the server's address, as http://127.0.0.1:8000")
+    parser.add_argument("servers", help="names and addresses, as psm=http://127.0.0.1:8000,line=http://127.0.0.1:8001")
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="source files to type in")
     parser.add_argument("--characters", type=int, default=6000, help="how much of each file (default: 6000)")
     parser.add_argument("--places", type=int, default=3, help="lines to type in, in each file (default: 3)")
-    parser.add_argument("--cuts", nargs="+", choices=CUTS, default=list(CUTS), help="default: all")
     parser.add_argument("--json", type=Path, help="write every suggestion there")
     return parser.parse_args(arguments)
 
@@ -118,13 +116,14 @@ def main() -> None:
     options = parse()
     texts = [path.read_text(encoding="utf-8")[: options.characters] for path in options.files]
     strokes = [stroke for text in texts for stroke in keystrokes(text, options.places)]
-    found: dict[Cut, list[Suggestion]] = {}
-    with httpx.Client(base_url=options.url, timeout=120) as client:
-        for cut in ("psm", *(each for each in options.cuts if each != "psm")):
-            found[cut] = [ask(client, stroke, cut) for stroke in strokes]
+    found: dict[str, list[Suggestion]] = {}
+    for server in options.servers.split(","):
+        name, _, address = server.partition("=")
+        with httpx.Client(base_url=address, timeout=120) as client:
+            found[name] = [ask(client, stroke) for stroke in strokes]
     print("\n".join(table(strokes, found)))
     if options.json is not None:
-        rows = {cut: [[one.text, one.seconds, one.read] for one in each] for cut, each in found.items()}
+        rows = {name: [[one.text, one.seconds, one.read] for one in each] for name, each in found.items()}
         options.json.write_text(json.dumps(rows), encoding="utf-8")
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import pytest
 
-from parlay import RequestFailed, SamplingParams
+from parlay import LLM, RequestFailed, SamplingParams
 from parlay.aio import AsyncLLM, JobStream
 from parlay.llm.input_processor import RequestOptions
 from tests.aio.conftest import LONG, PROMPTS, Plain
@@ -103,3 +104,23 @@ def test_what_is_called_between_steps_may_raise(service: AsyncLLM) -> None:
     with pytest.raises(ZeroDivisionError):
         asyncio.run(service.between_steps(lambda llm: 1 / 0))
     assert len(asyncio.run(service.generate(PROMPTS[0], SHORT)).outputs) == 1
+
+
+def test_work_put_off_is_done_once_in_the_first_pause_and_may_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the engine thread, so that no request runs beside it; one that comes meanwhile waits."""
+    monkeypatch.setattr("parlay.aio.engine_loop._IDLE_SECONDS", 0.01)
+    calls: list[str] = []
+
+    def later(llm: LLM) -> None:
+        calls.append(threading.current_thread().name)
+        raise RuntimeError("broken")
+
+    async def run() -> None:
+        async with AsyncLLM.load(lambda: LLM("parlay-mini", router_memory="off"), when_idle=later) as service:
+            while not calls:
+                await asyncio.sleep(0.01)
+            assert (await service.generate(PROMPTS[0], SHORT)).outputs[0].token_ids
+            await service.between_steps(lambda llm: None)
+
+    asyncio.run(run())
+    assert calls == ["parlay-engine"]

@@ -58,7 +58,6 @@ class Settings:
     output whose request names none. Of models that are loaded on demand, ``max_loaded`` are in memory at most, and one
     that no request has named for ``idle_seconds`` is unloaded. ``strict``: fields that have no effect are refused.
     ``parse_special``: control tokens that messages spell are read as such (`ChatOptions`).
-    ``infill_order`` None: ``psm``, and in `/infill` a cut where the client has put it.
     ``responses_kept``: how many earlier responses of a key can be gone on with. Raises ValueError for a value that
     can't be used.
     """
@@ -83,7 +82,7 @@ class Settings:
     log_prompts: bool = False
     strict: bool = False
     parse_special: bool = False
-    infill_order: InfillOrder | None = None
+    infill_order: InfillOrder = "psm"
     responses_kept: int = 256
 
     def __post_init__(self) -> None:

@@ -56,8 +56,8 @@ def filler() -> Iterator[Shared]:
     asyncio.run(engine.end())
 
 
-def editor(filler: Shared, order: InfillOrder | None = None, **settings: Any) -> TestClient:
-    return TestClient(create_app({"mini": filler}, Settings(infill_order=order, **settings)))
+def editor(filler: Shared, order: InfillOrder = "psm") -> TestClient:
+    return TestClient(create_app({"mini": filler}, Settings(infill_order=order)))
 
 
 def ids(filler: Shared, *parts: str) -> list[int]:
@@ -147,12 +147,11 @@ def test_an_editors_request_is_answered_with_the_fields_that_it_names(filler: Sh
     assert "".join(one["content"] for one in told) == reply.json()["content"]
 
 
-@pytest.mark.parametrize("order", [None, "psm", "line", "spm"])
-def test_the_text_before_the_cursor_is_cut_as_the_server_is_told(filler: Shared, order: InfillOrder | None) -> None:
-    """The prompt that the model reads is that of token ids in this order; None cuts where the client does."""
+@pytest.mark.parametrize("order", get_args(InfillOrder))
+def test_the_text_before_the_cursor_is_cut_as_the_server_is_told(filler: Shared, order: InfillOrder) -> None:
+    """The prompt that the model reads is that of token ids in this order."""
     prefix, written, suffix = GAP["input_prefix"], GAP["prompt"], GAP["input_suffix"]
     parts = {
-        None: (prefix, suffix, written),
         "psm": (prefix + written, suffix, ""),
         "line": (prefix, suffix, written),
         "spm": ("", suffix, prefix + written),
@@ -162,12 +161,11 @@ def test_the_text_before_the_cursor_is_cut_as_the_server_is_told(filler: Shared,
     reply = client.post("/infill", json={**GAP, **GREEDY}).json()
     assert (reply["content"], reply["tokens_evaluated"]) == (expected["content"], expected["tokens_evaluated"])
     usual = {"prompt": prefix + written, "suffix": suffix, "max_tokens": 12, "temperature": 0}
-    if order is not None:
-        assert client.post("/v1/completions", json=usual).json()["choices"][0]["text"] == expected["content"]
+    assert client.post("/v1/completions", json=usual).json()["choices"][0]["text"] == expected["content"]
 
 
 def test_a_keystroke_reads_neither_prefix_nor_suffix_anew(filler: Shared) -> None:
-    client, gap = editor(filler), {**GAP, "input_suffix": GAP["input_suffix"] * 8}
+    client, gap = editor(filler, "line"), {**GAP, "input_suffix": GAP["input_suffix"] * 8}
     client.post("/infill", json={**gap, **GREEDY})
     later = client.post("/infill", json={**gap, **GREEDY, "prompt": f"{gap['prompt']} a"}).json()
     assert later["timings"]["prompt_n"] < 8 < later["timings"]["cache_n"]

@@ -92,7 +92,7 @@ class OtherFile(Body):
 
 
 class InfillBody(LlamaBody):
-    """``prompt`` is what stands in the line before the cursor, between prefix and suffix."""
+    """``prompt`` is what stands in the line before the cursor, after the prefix."""
 
     input_prefix: str | None = None
     input_suffix: str | None = None

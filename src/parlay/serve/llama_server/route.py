@@ -60,7 +60,7 @@ def router(registry: Registry, settings: Settings) -> APIRouter:
         _check(body, request, settings)
         others = [(each.filename or "file", each.text or "") for each in body.input_extra or ()]
         gap = Gap(body.input_prefix or "", body.input_suffix or "", body.prompt or "", others)
-        gap = gap if settings.infill_order is None else gap.cut(settings.infill_order)
+        gap = gap.cut(settings.infill_order)
         ids = await in_thread(
             request, lambda: infill_prompt(served.vocabulary, served.max_model_len, gap, _FIELDS), heavy=False
         )

@@ -2,7 +2,8 @@
 
 Every form is prefix, suffix, and what has been written of the middle. The model goes on from there, so the text before
 the cursor may be cut anywhere: what stands behind the cut counts as written already. A cut that stays where it is while
-somebody types leaves all that comes before the end of the prompt as it was, and so in the cache of prompts.
+somebody types leaves all that comes before the end of the prompt as it was, and so in the cache of prompts. But a word
+that ends behind the cut reads as a whole one, so half a word is seldom completed.
 """
 
 from __future__ import annotations
