@@ -33,10 +33,16 @@ class StepBudget:
         self._room = room
         self._held = self._left = self._share = self._waiting = 0
 
-    def begin(self, sequences: int, held: int) -> None:
-        """A step in which so many sequences are asked for drafts; ``held``: tokens in indexes now."""
+    @property
+    def is_short(self) -> bool:
+        """Whether the room may not be enough for a step."""
+        return self._room.left < STEP_TOKENS
+
+    def begin(self, sequences: int, held: int | None = None) -> None:
+        """A step in which so many sequences are asked for drafts. ``held``: tokens in indexes now; None: as counted."""
         self._left, self._share, self._waiting = STEP_TOKENS, STEP_TOKENS // max(1, sequences), sequences
-        self.holds(held)
+        if held is not None:
+            self.holds(held)
 
     def holds(self, tokens: int) -> None:
         """The drafter's indexes hold so many tokens now."""

@@ -59,7 +59,8 @@ class PromptLookup(OneByOne):
         self._texts: dict[int, _CopiedText] = {}
 
     def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
-        self._step.begin(sum([budget > 0 for budget in budgets]), self._held())
+        held = self._held() if self._step.is_short else None  # only what was taken back since is not counted yet
+        self._step.begin(sum([budget > 0 for budget in budgets]), held)
         return super().propose(views, budgets)
 
     def _propose(self, view: SequenceView, budget: int) -> Draft:
