@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from parlay import LLM, SamplingParams
+from parlay import LLM, SamplingParams, StructuredOutputsParams
 from parlay.compiled.build import NAMES
 from parlay.compiled.library import SWITCH, NotLoaded
 from parlay.compiled.library import load as load_library
@@ -177,6 +178,21 @@ def test_the_usual_strategy_of_a_diffusion_model_is_denoise(saved: tuple[Path, S
         llm.generate([PROMPTS[1]], params, strategy="none")
     with pytest.raises(ValueError, match="exactness seed"):
         llm.generate([PROMPTS[1]], params, strategy="denoise", exactness="seed")
+
+
+@pytest.mark.parametrize("selector", ["confidence,k=3", "threshold,threshold=0", "mask-predict,steps=3"])
+@pytest.mark.parametrize("name", ["llada", "sdar"])
+def test_texts_have_the_form_that_is_asked_for(name: str, selector: str, tmp_path: Path) -> None:
+    """Tokens without an alternative are decided before the forward, so there are more tokens than forwards."""
+    save_diffusion(name, tmp_path, vocab=4096)
+    llm = LLM(str(tmp_path), dtype="float32", tokenizer="parlay-mini")
+    form = StructuredOutputsParams(regex=r"The answer to the question is [0-9]{4}\.")
+    params = SamplingParams(temperature=0.9, seed=1, max_tokens=40, structured_outputs=form)
+    sample = llm.generate(["Say it:"], params, strategy=f"denoise:canvas=16,selector={selector}")[0].outputs[0]
+    assert re.fullmatch(form.regex or "", sample.text), sample.text
+    assert sample.finish_reason == "stop"
+    if "mask-predict" not in selector:
+        assert sample.metrics.steps < len(sample.token_ids)
 
 
 @pytest.mark.parametrize(

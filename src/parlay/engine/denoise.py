@@ -49,12 +49,31 @@ def blank(spec: CanvasSpec, layout: CanvasLayout, length: int, room: int) -> Can
 
 
 def lay(steps: list[SequenceStep]) -> None:
-    """Put each sequence's canvas below its root, if the step reaches it."""
-    for step in steps:
-        if step.at_root and (canvas := step.sequence.canvas) is not None:
+    """Put each sequence's canvas below its root, if the step reaches it. What its form leaves no choice is decided."""
+    due = [step for step in steps if step.at_root]
+    formed = [step for step in due if step.sequence.request.constraint is not None]
+    isolated(_decide_forced, formed, lambda step, error: step.fail(named(error), error))
+    for step in due:
+        if step.fault is None and (canvas := step.sequence.canvas) is not None:
             count = len(canvas.places)
             tree = trees.chain_tree(canvas.tokens)
             step.draft = Draft(tree, sources=(TARGET,) * count, probes=count, together=count)
+
+
+def _decide_forced(steps: list[SequenceStep]) -> None:
+    """Decide the first places where the form allows one token each, so that the others see them. One place stays open.
+
+    Where log-probabilities are wanted, forced tokens are drawn as others are, because a row has to tell of each; and
+    where the selector may open them again.
+    """
+    for step in steps:
+        canvas, request, selector = step.sequence.canvas, step.sequence.request, step.sequence.strategy.selector
+        drawn = request.params.logprobs is not None or (selector is not None and selector.revokes)
+        if canvas is None or request.constraint is None or drawn or len(canvas.places) < 2:
+            continue
+        if forced := request.constraint.forced(len(canvas.places) - 1):
+            places = (*[Decided(token, 0.0) for token in forced], *canvas.places[len(forced) :])
+            step.sequence.canvas = replace(canvas, places=places)
 
 
 def fill(steps: list[SequenceStep], max_context: int) -> None:
@@ -69,7 +88,13 @@ def _fill(max_context: int, steps: list[SequenceStep]) -> None:
     selector, canvases = sequences[0].strategy.selector, [each.canvas for each in sequences if each.canvas is not None]
     assert selector is not None, "a canvas has a selector"
     guesses = [_guess(step, canvas, revokes=selector.revokes) for step, canvas in zip(steps, canvases, strict=True)]
-    fills = selector.fill(sequences, canvases, guesses)
+    fills = [Fill((), ())] * len(steps)  # of those whose forced tokens left nothing to guess
+    if asked := [at for at, guess in enumerate(guesses) if guess.places]:
+        found = selector.fill(
+            [sequences[at] for at in asked], [canvases[at] for at in asked], [guesses[at] for at in asked]
+        )
+        for at, each in zip(asked, found, strict=True):
+            fills[at] = each
     filled = [
         _filled(step, canvas, guess, each)
         for step, canvas, guess, each in zip(steps, canvases, guesses, fills, strict=True)
@@ -93,7 +118,7 @@ def _guess(step: SequenceStep, canvas: Canvas, *, revokes: bool) -> Guesses:
     logits_PV[:, canvas.spec.mask_id] = -torch.inf
     paths = [tokens[:place] for place in places]
     chosen = sample(logits_PV, [sequence] * len(places), paths, [len(sequence.tokens) + place for place in places])
-    if chosen and isinstance(chosen[0], Fault):
+    if chosen and isinstance(chosen[0], Fault) and canvas.places[0] is None:
         raise ParlayError(chosen[0].reason)
     drawn = {at: token for at, token in enumerate(chosen) if not isinstance(token, Fault)}
     probs = [soft_distribution(logits_PV[at], sequence, paths[at]) for at in drawn]
@@ -120,7 +145,7 @@ def _rows(step: SequenceStep, canvas: Canvas, places: tuple[int, ...]) -> list[i
 
 def _filled(step: SequenceStep, canvas: Canvas, guesses: Guesses, fill: Fill) -> list[Decided | None]:
     """The places as the selector decided. Raises ValueError for what a selector may not do."""
-    if canvas.places and not fill.places:
+    if guesses.places and not fill.places:
         raise ValueError("the selector decided no place of a canvas")
     allowed = set(guesses.places)
     if not allowed.issuperset((*fill.places, *fill.reopened)) or len(fill.places) != len(fill.tokens):

@@ -18,7 +18,7 @@ from torch import Tensor
 from parlay.testing.toy_tokenizers import toy_tokenizer
 
 HIDDEN, INNER, HEADS, KV_HEADS, DIM, LAYERS, VOCAB = 32, 48, 4, 2, 8, 2, 64
-MASK = 60
+MASK = VOCAB - 4
 
 _QWEN = {
     "hidden_size": HIDDEN,
@@ -32,7 +32,6 @@ _QWEN = {
     "rms_norm_eps": 1e-6,
     "hidden_act": "silu",
     "tie_word_embeddings": False,
-    "mask_token_id": MASK,
     "eos_token_id": 2,
 }
 _LLADA = {
@@ -54,7 +53,6 @@ _LLADA = {
     "include_bias": False,
     "include_qkv_bias": False,
     "multi_query_attention": None,
-    "mask_token_id": MASK,
     "eos_token_id": 2,
 }
 _QWEN_NAMES = {
@@ -137,25 +135,29 @@ LAYOUTS: Mapping[str, Layout] = MappingProxyType(
 )
 
 
-def save_diffusion(name: str, directory: Path, *, seed: int = 0) -> SlowDiffusion:
-    """Write a random checkpoint of this layout into ``directory``, and return its slow reference."""
+def save_diffusion(name: str, directory: Path, *, seed: int = 0, vocab: int = VOCAB) -> SlowDiffusion:
+    """Write a random checkpoint of this layout into ``directory``, and return its slow reference.
+
+    The mask is the fourth token from the end. A reference of another vocabulary gives logits alone.
+    """
     layout, draw = LAYOUTS[name], torch.Generator().manual_seed(seed)
     weights = {
         file_name: torch.randn(shape, generator=draw) * (2 * shape[-1] ** -0.5 if len(shape) > 1 else 0.1)
         + (1 if "norm" in key or key == "final" else 0)
-        for key, file_name, shape in _shapes(layout)
+        for key, file_name, shape in _shapes(layout, vocab)
     }
     directory.mkdir(parents=True, exist_ok=True)
-    config = {**layout.config, "architectures": [layout.architecture], "dtype": "float32"}
+    config = {**layout.config, "architectures": [layout.architecture], "dtype": "float32", "mask_token_id": vocab - 4}
+    config |= {name: vocab for name in ("vocab_size", "embedding_size") if name in config}
     (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
-    toy_tokenizer(VOCAB).save_pretrained(directory)
+    toy_tokenizer(vocab).save_pretrained(directory)
     return SlowDiffusion(layout, weights)
 
 
-def _shapes(layout: Layout) -> list[tuple[str, str, tuple[int, ...]]]:
+def _shapes(layout: Layout, vocab: int) -> list[tuple[str, str, tuple[int, ...]]]:
     """Part, name in the file, and shape of each weight."""
-    whole = {"embed": (VOCAB, HIDDEN), "final": (HIDDEN,), "head": (VOCAB, HIDDEN)}
+    whole = {"embed": (vocab, HIDDEN), "final": (HIDDEN,), "head": (vocab, HIDDEN)}
     query, key = HEADS * DIM, KV_HEADS * DIM
     layer: dict[str, tuple[int, ...]] = {
         "norm1": (HIDDEN,), "norm2": (HIDDEN,), "q": (query, HIDDEN), "k": (key, HIDDEN), "v": (key, HIDDEN),
