@@ -82,7 +82,8 @@ def _add_amounts(parser: argparse.ArgumentParser) -> None:
         "--minutes",
         type=_price,
         metavar="X",
-        help=f"with PROMPTS: most time for it all, loading included (default: {bench_prompts.MINUTES:g})",
+        help="with PROMPTS: most time for it all, loading included; two strategies always finish one prompt "
+        f"(default: {bench_prompts.MINUTES:g})",
     )
     parser.add_argument(
         "--rounds",
