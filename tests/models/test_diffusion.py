@@ -132,6 +132,47 @@ def test_drafts_and_taps_are_refused(runner: NativeRunner) -> None:
     runner.release(name)
 
 
+def test_stale_rows_are_exact_until_the_canvas_changes(saved: tuple[Path, SlowDiffusion], runner: NativeRunner) -> None:
+    """How far they drift then is bounded here by numbers: it is what an approximate cache costs."""
+    if saved[1].layout.block:
+        pytest.skip("blocks are cached exactly")
+    name, text, canvas = next(names), TEXT[:21], [MASK] * 8
+    runner.open(name, text)
+    assert runner.reserve(name, 60)
+    runner.forward([Segment(name, text, trees.chain_tree(canvas), 20, together=8)])
+    runner.keep(name, ())
+    runner.truncate(name, 20)
+
+    def logits(places: Sequence[int], *, stale: bool) -> Tensor:
+        return runner.forward([Segment(name, text[20:], trees.chain_tree(places), together=8, stale=stale)]).logits_RV
+
+    unchanged, changed = logits(canvas, stale=True), logits([5, 9, *canvas[2:]], stale=True)
+    drift = (changed - logits([5, 9, *canvas[2:]], stale=False)).abs().max()
+    assert torch.equal(unchanged, logits(canvas, stale=False))
+    assert 0 < drift < (changed - unchanged).abs().max()
+    runner.release(name)
+
+
+def test_a_stale_cache_runs_fewer_rows_and_is_refused_where_blocks_are_exact(
+    saved: tuple[Path, SlowDiffusion], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The whole text runs when a group of places begins, and else what joined it, its last token, and the canvas."""
+    llm = LLM(str(saved[0]), dtype="float32")
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    strategy = "denoise:selector=confidence,k=2,canvas=12,block=6,cache=stale"
+    if saved[1].layout.block:
+        with pytest.raises(ValueError, match="cache=stale is for models whose rows all see each other"):
+            llm.generate([PROMPTS[2]], params, strategy="denoise:cache=stale")
+        return
+    segments: list[Segment] = []
+    forward = llm.runner.forward
+    monkeypatch.setattr(llm.runner, "forward", lambda found, *rest: (segments.extend(found), forward(found, *rest))[1])
+    tokens = llm.generate([PROMPTS[2]], params, strategy=strategy)[0].outputs[0].token_ids
+    assert [segment.stale for segment in segments] == [False, True, True, False, True, True]
+    assert len(tokens) == 12
+    assert tokens == llm.generate([PROMPTS[2]], params, strategy=strategy)[0].outputs[0].token_ids
+
+
 @pytest.mark.parametrize(("k", "group"), [(1, 0), (3, 0), (2, 4)])
 def test_texts_are_those_of_the_slow_reference(saved: tuple[Path, SlowDiffusion], k: int, group: int) -> None:
     """All prompts in one batch whose rows are few, so that prompts are computed in parts and texts wait for others."""

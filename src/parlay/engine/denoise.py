@@ -131,10 +131,19 @@ def _group(sequence: Text, canvas: Canvas) -> tuple[int, ...]:
     size, places = sequence.strategy.layout.group, range(len(canvas.places))
     if not size or not canvas.open:
         return tuple(places)
-    on_grid = canvas.spec.text == "block"
-    first = len(sequence.tokens) if on_grid else canvas.size - len(canvas.places)
-    group = (first + canvas.open[0]) // size
+    first, group = _offset(sequence, canvas), _first_group(sequence, canvas)
     return tuple([place for place in places if (first + place) // size == group])
+
+
+def _first_group(sequence: Text, canvas: Canvas) -> int:
+    """The number of the first group of a canvas that has an open place."""
+    size = sequence.strategy.layout.group
+    return (_offset(sequence, canvas) + canvas.open[0]) // size if size and canvas.open else 0
+
+
+def _offset(sequence: Text, canvas: Canvas) -> int:
+    """The number of the first place as groups are counted."""
+    return len(sequence.tokens) if canvas.spec.text == "block" else canvas.size - len(canvas.places)
 
 
 def _rows(step: SequenceStep, canvas: Canvas, places: tuple[int, ...]) -> list[int]:
@@ -187,7 +196,8 @@ def _read_off(step: SequenceStep, places: list[Decided | None], max_context: int
     step.logprobs = tuple([decided.logprobs for decided in ready if decided.logprobs is not None])
     rest = tuple(places[len(ready) :])
     if rest:
-        sequence.canvas = Canvas(canvas.spec, rest, canvas.size, canvas.forwards + 1)
+        left = Canvas(canvas.spec, rest, canvas.size, canvas.forwards + 1)
+        sequence.canvas = replace(left, fresh=_first_group(sequence, left) != _first_group(sequence, canvas))
     else:
         length, room = len(sequence.tokens) + len(ready), sequence.room(max_context) - len(ready)
         sequence.canvas = blank(canvas.spec, sequence.strategy.layout, length, room)

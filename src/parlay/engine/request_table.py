@@ -102,6 +102,10 @@ class RequestTable:
                 f"strategy {strategy}: block={layout.group} does not divide the blocks of {spec.canvas.block} tokens "
                 f"that {spec.name} writes: choose a divisor"
             )
+        if layout.stale and spec.canvas.text != "full":
+            raise ValueError(
+                f"strategy {strategy}: cache=stale is for models whose rows all see each other: leave it out"
+            )
         canvas = blank(spec.canvas, layout, len(sequence.tokens), sequence.room(self._max_context))
         if canvas.size > self._max_canvas:
             raise ValueError(

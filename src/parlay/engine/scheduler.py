@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import bisect
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from parlay.engine import fair_share as shares
@@ -226,6 +226,8 @@ class Scheduler:
         self.preemptions += 1
         self.running.remove(sequence)
         self._close(sequence)
+        if sequence.canvas is not None:
+            sequence.canvas = replace(sequence.canvas, fresh=True)  # what it had cached of its group is lost
         self.add(sequence)
 
     def _close(self, sequence: Sequence) -> None:

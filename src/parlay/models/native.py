@@ -196,6 +196,8 @@ class NativeRunner:
             raise ValueError(
                 f"{self._spec.name}: rows see those after them, so there are no trees, taps, features or bases here"
             )
+        if segment.stale:
+            return segment
         return segment._replace(base=-(self._store.length(segment.sequence) % self._block))
 
     def _features(self, segments: Sequence[Segment]) -> list[SegmentFeatures]:

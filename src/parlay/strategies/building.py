@@ -67,7 +67,11 @@ def build_selector(spec: StrategySpec) -> Selector | None:
 def build_layout(spec: StrategySpec) -> CanvasLayout:
     """Read off the spec how canvases are laid out."""
     asked = options(spec)
-    return CanvasLayout(asked.canvas, asked.block) if isinstance(asked, DenoiseOptions) else ONE_CANVAS
+    return (
+        CanvasLayout(asked.canvas, asked.block, asked.cache == "stale")
+        if isinstance(asked, DenoiseOptions)
+        else ONE_CANVAS
+    )
 
 
 def build_escape(spec: StrategySpec) -> Escape | None:

@@ -20,11 +20,13 @@ class CanvasLayout(NamedTuple):
     """How a strategy lays canvases out: at most ``size`` places where the model does not say how many; 0: the answer's.
 
     Of ``group`` neighbouring places all are decided before one of the next; 0: of a whole canvas. Groups begin where
-    the canvas does, or where a model's block does.
+    the canvas does, or where a model's block does. ``stale``: what is cached of a text all of whose rows see each other
+    is used as it is, and computed again when a group begins.
     """
 
     size: int = 0
     group: int = 0
+    stale: bool = False
 
 
 ONE_CANVAS = CanvasLayout()
@@ -46,7 +48,8 @@ class Canvas:
     """The places that follow one sequence's text; None is an open one. It began with ``size`` places.
 
     When the first places are decided, their tokens join the text and leave the canvas. ``forwards`` counts those since
-    it began. ``memory`` is what the selector noted of places in the last forward.
+    it began. ``memory`` is what the selector noted of places in the last forward. ``fresh``: no forward of the group
+    that is filled now has run.
     """
 
     spec: CanvasSpec
@@ -54,6 +57,7 @@ class Canvas:
     size: int
     forwards: int = 0
     memory: Mapping[int, Tensor] = field(default_factory=dict, compare=False)
+    fresh: bool = True
 
     @property
     def open(self) -> tuple[int, ...]:

@@ -97,7 +97,9 @@ class Segment(NamedTuple):
     ``len(pending)``, plain decoding ``len(pending) - 1``, prompt logprobs 0.
 
     The last ``together`` rows see each other, those after them too. They are nodes, each but the first a child of the
-    node before it; they all run, and are never kept. No other row sees them.
+    node before it; they all run, and are never kept. Of other rows only those see them whose model has them see rows
+    after them, as `CanvasSpec.text` says. Cached rows that see what follows run again with it, unless the segment is
+    ``stale``: then they stay as they were, and all that is computed is approximate.
     """
 
     sequence: int
@@ -107,6 +109,7 @@ class Segment(NamedTuple):
     base: int = 0
     features: Features | None = None
     together: int = 0
+    stale: bool = False
 
     @property
     def end(self) -> int:

@@ -51,6 +51,12 @@ class DenoiseOptions(Options):
     decay: float = option(0.8, "credit: what is left of it a step later", low=0, high=1)
     steps: int = option(10, "mask-predict: forwards of a canvas", low=1, high=1024)
     canvas: int = option(64, "places of a canvas, for models that leave it open", low=1, high=1024)
+    cache: str = option(
+        "exact",
+        "what is cached of a text whose rows all see each other. exact: nothing; stale: its rows as they were when the "
+        "block began, which changes the text",
+        choices=("exact", "stale"),
+    )
     block: int = option(0, "places that are decided before those after them; 0: the whole canvas", low=0, high=1024)
 
 
