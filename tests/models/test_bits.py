@@ -233,6 +233,21 @@ def test_rows_do_not_depend_on_how_many_there_are(bench: Bench) -> None:
         assert same(bench.whole(tokens[:count]), expected[:count]), count
 
 
+def test_neither_rows_nor_chunks_nor_trees_show_behind_several_blocks_of_keys(bench: Bench) -> None:
+    """The softmax goes on from one block of keys to the next: rows, drafts and paths end on either side of a border."""
+    tokens, ends = text(560, seed=21), (255, 256, 257, 511, 513)
+    expected = bench.whole(tokens)
+    for end in ends:
+        assert same(bench.whole(tokens[:end])[-3:], expected[end - 3 : end]), end
+    assert same(bench.feed(tokens, [250, 12, 1, 240, 9, 48], salt="blocks")[1], expected)
+    for end, seed in itertools.product((246, 510), (1, 2)):
+        name, tree = next(bench.names), random_tree(14, seed)
+        bench.open(name, tokens[:end], salt=f"tree {name}")
+        logits = bench.runner.forward([Segment(name, tuple(tokens[:end]), tree)]).logits_RV
+        assert_paths(bench, tokens[:end], tree, logits[end - 1 :])
+        bench.runner.release(name)
+
+
 def test_threads_do_not_show(bench: Bench) -> None:
     tokens = text(70, seed=11)
     expected = bench.whole(tokens)

@@ -1,90 +1,15 @@
 /* Attention of new rows over cached keys and their own; paths.h says which of them a row sees.
  *
- * Key number p of a path is summed at the same place whatever rows share the work: scores go to memory, the softmax and
- * the mix of values run over them by p, and a key that is hidden from a row adds zero to its sums. Nor does it matter
- * which pages of the cache hold the keys: they are read where they lie, a vector of them never from two pages.
+ * A tile's queries go through the keys in blocks, each with one softmax over what came so far (Milakov and Gimelshein
+ * 2018; Dao et al. 2022). Key number p of a path is summed at the same place whatever rows share the work: blocks begin
+ * at multiples of their length, scores go to memory, the softmax and the mix of values run over them by p, and a key that
+ * is hidden from a row adds zero to its sums. Nor does it matter which pages of the cache hold the keys: they are read
+ * where they lie, a vector of them never from two pages.
  */
 #ifndef PARLAY_ATTENTION_H
 #define PARLAY_ATTENTION_H
 
-#include "lanes.h"
-#include "paths.h"
-
-/* Whether two bfloat16 numbers are multiplied at once. Where they are not, attention multiplies float32 numbers: it
- * widens keys and values as it reads them, and queries and weights are only rounded. */
-#if defined(__AVX512BF16__)
-#define PAIRED 1
-#else
-#define PAIRED 0
-#endif
-
-/* Queries, at most, that share what is loaded of the keys; vectors of values at a time. Registers hold their sums. */
-#if LANES == 16
-#define QUERIES 8
-#define WIDTH 4
-#else
-#define QUERIES 6
-#define WIDTH 2
-#endif
-#define MIXED 6           /* queries whose values are mixed at a time */
-#define FORWARD 64        /* keys fetched before their values are needed: four pages, each a stream of its own */
-#define VECTORS 2         /* of keys, too */
-#define STRIP (VECTORS * LANES)
-#define MOST_SCORES 65536 /* of one tile of rows: they should stay in the second-level cache */
-#define MOST_ROWS 16      /* of a tile */
-#define LONGEST_HEAD 512  /* numbers */
-
-/* Sizes that all share; `words` of a head as the cache has it. */
-typedef struct {
-    int bf16;
-    int64_t group, head_dim, words;
-} Heads;
-
-/* What is multiplied with bfloat16 numbers of the cache. */
-INLINE int form_of(const int bf16) { return !bf16 ? FLOAT32 : PAIRED ? BFLOAT16 : ROUNDED; }
-INLINE int is_paired(const Heads *heads) { return PAIRED && heads->bf16; }
-INLINE int64_t words_of_query(const Heads *heads) { return is_paired(heads) ? heads->words : heads->head_dim; }
-
-/* One tile at work. */
-typedef struct {
-    const Segment *segment;
-    Heads heads;
-    int64_t keys, values;           /* where those of its head begin in each page */
-    const uint32_t *const *queries; /* by query: its words */
-    int64_t count;                  /* queries: rows * group */
-    float *scores;                  /* [count][columns] */
-    int64_t columns, before;        /* before: the column of the prefix's first key */
-    float *mixed;                   /* [count][head_dim] */
-    int64_t window;
-    float cap; /* of scores; 0: none */
-} Work;
-
-INLINE int64_t row_bytes(const Heads *heads) { return heads->words * 4; }
-
-/* Scores of `count` queries from `first` on against STRIP keys. */
-INLINE void score_some(const int paired, const int count, const Work *work, const uint32_t *columns, int64_t first,
-                       int64_t key)
-{
-    const int64_t words = words_of_query(&work->heads);
-    vf totals[QUERIES][VECTORS] = {{{0}}};
-    for (int64_t k = 0; k < words; k++) {
-        vu keys[VECTORS];
-        UNROLL for (int v = 0; v < VECTORS; v++) keys[v] = load_words(columns + (v * words + k) * LANES);
-        UNROLL for (int i = 0; i < count; i++)
-            UNROLL for (int v = 0; v < VECTORS; v++)
-                totals[i][v] = dot(paired, totals[i][v], keys[v], splat_word(work->queries[first + i][k]));
-    }
-    UNROLL for (int i = 0; i < count; i++)
-        UNROLL for (int v = 0; v < VECTORS; v++)
-            store(work->scores + (first + i) * work->columns + key + v * LANES, totals[i][v]);
-}
-
-#define SCORE(COUNT)                                                                                                 \
-    if (is_paired(&work->heads))                                                                                     \
-        score_some(1, COUNT, work, columns, q, key);                                                                 \
-    else                                                                                                             \
-        score_some(0, COUNT, work, columns, q, key);                                                                 \
-    q += COUNT
+#include "values.h"
 
 /* Where LANES keys from `key` on lie; those beyond the last stand for it: their scores are not used. */
 INLINE void place_rows(const Work *work, int64_t key, int64_t from, int64_t to, const int64_t *slots,
@@ -115,7 +40,7 @@ INLINE void widen_columns(int64_t words, uint32_t *columns)
     }
 }
 
-/* Keys from..to of queries first..last; slots[0] belongs to key `from`, null: slots are key numbers. */
+/* Keys from..to of a block and queries first..last; slots[0] belongs to key `from`, null: slots are key numbers. */
 static void score_keys(const Work *work, int64_t first, int64_t last, int64_t from, int64_t to, const int64_t *slots)
 {
     uint32_t columns[LONGEST_HEAD * STRIP] __attribute__((aligned(64)));
@@ -128,156 +53,73 @@ static void score_keys(const Work *work, int64_t first, int64_t last, int64_t fr
             transpose(rows + v * LANES, work->heads.words, columns + v * apart);
             if (work->heads.bf16 && !PAIRED) widen_columns(work->heads.words, columns + v * apart);
         }
-        for (int64_t q = first; q < last;) {
-            if (last - q >= QUERIES) { SCORE(QUERIES); }
-            else if (last - q >= 4) { SCORE(4); }
-            else if (last - q >= 3) { SCORE(3); }
-            else if (last - q >= 2) { SCORE(2); }
-            else { SCORE(1); }
+        for (int64_t q = first, count; q < last; q += count) {
+            Strip strip = {.columns = columns, .words = words_of_query(&work->heads)};
+            count = last - q < QUERIES ? last - q : QUERIES;
+            for (int64_t i = 0; i < count; i++) {
+                strip.inputs[i] = work->queries[q + i];
+                strip.sums[i] = work->scores + (q + i) * COLUMNS + key % KEYS;
+                memset(strip.sums[i], 0, STRIP * 4);
+            }
+            add_strip(is_paired(&work->heads), count, &strip);
         }
     }
 }
 
+/* Columns from..to of a block. */
 INLINE void hide(float *scores, int64_t from, int64_t to)
 {
     for (int64_t key = from; key < to; key++) scores[key] = -__builtin_inff();
 }
 
-INLINE void cap_scores(const Work *work, int64_t first, int64_t last, int64_t from, int64_t to)
+/* Scores of a query in a block, of which those before `end` may be seen, to weights, in the activation type, in place.
+ * What is mixed already shrinks to the new largest score. */
+static void soften(const Work *work, int64_t query, int64_t end)
 {
-    for (int64_t q = first; work->cap > 0 && q < last; q++)
-        for (int64_t key = from; key < to; key += LANES) {
-            float *at = work->scores + q * work->columns + key;
-            store(at, bounded(load(at), work->cap));
-        }
-}
-
-/* Scores of one query, from column `from` on, to weights that sum to what is returned, in the activation type, in place. */
-static float soften(float *scores, int64_t from, int64_t columns, int form)
-{
-    vf most = load(scores + from), total = {0};
-    for (int64_t key = from + LANES; key < columns; key += LANES) {
+    const int form = form_of(work->heads.bf16);
+    float *scores = work->scores + query * COLUMNS, *mixed = work->mixed + query * width_of(&work->heads);
+    vf most = load(scores), total = {0};
+    for (int64_t key = LANES; key < end; key += LANES) {
         vf here = load(scores + key);
         most = choose(here > most, here, most);
     }
-    vf shift = splat(largest(most));
-    for (int64_t key = from; key < columns; key += LANES) {
-        vf weight = exponential(load(scores + key) - shift);
+    float before = work->most[query], top = largest(most);
+    if (top > before) {
+        vf shrink = exponential(splat(before - top));
+        for (int64_t i = 0; before > -__builtin_inff() && i < work->heads.head_dim; i += LANES)
+            store(mixed + i, load(mixed + i) * shrink);
+        work->total[query] *= shrink[0];
+        work->most[query] = top;
+    } else
+        top = before;
+    for (int64_t key = 0; key < end; key += LANES) {
+        vf weight = exponential(load(scores + key) - top);
         total += weight;
         store_as(form, scores, key, weight);
     }
-    return sum(total);
+    for (int64_t key = up_to(end, LANES); key < KEYS; key += LANES) store_as(form, scores, key, (vf){0});
+    work->total[query] += sum(total);
 }
 
-/* A step along the keys: a key, or two of them where bfloat16 numbers are paired. */
-INLINE int step_of(const int bf16) { return bf16 && PAIRED ? 2 : 1; }
-
-/* LANES numbers; zeros behind the `left` that there are. */
-INLINE vf load_values(const int bf16, const char *at, int64_t left)
+/* The scores of queries first..last in a block, of which they see columns from..to, to weights. */
+static void weigh_block(const Work *work, int64_t first, int64_t last, int64_t from, int64_t to)
 {
-    char some[LANES * 4] = {0};
-    if (left < LANES) at = memcpy(some, at, (size_t)left * (bf16 ? 2 : 4));
-    return bf16 ? widen_all(load_halfwords(at)) : load(at);
-}
-
-/* `width` vectors of words of a step from `at` on. */
-INLINE void value_words(const int bf16, const int width, const char *first, const char *second, int64_t at,
-                        int64_t head_dim, vu *words)
-{
-#if PAIRED
-    if (bf16 && width == 4 && at + 64 <= head_dim) {
-        static const uint16_t low[32] = {0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
-                                         8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
-        __m512i places = _mm512_loadu_si512(low), more = _mm512_add_epi16(places, _mm512_set1_epi16(16));
-        UNROLL for (int half = 0; half < 2; half++) {
-            __m512i one = _mm512_loadu_si512((const uint16_t *)first + at + half * 32);
-            __m512i two = _mm512_loadu_si512((const uint16_t *)second + at + half * 32);
-            words[2 * half] = (vu)_mm512_permutex2var_epi16(one, places, two);
-            words[2 * half + 1] = (vu)_mm512_permutex2var_epi16(one, more, two);
+    for (int64_t q = first; q < last; q++) {
+        float *scores = work->scores + q * COLUMNS;
+        for (int64_t key = 0; work->cap > 0 && key < KEYS; key += LANES)
+            store(scores + key, bounded(load(scores + key), work->cap));
+        if (from >= to) {
+            memset(scores, 0, KEYS * 4);
+            continue;
         }
-        return;
-    }
-#endif
-    const int64_t bytes = bf16 ? 2 : 4;
-    UNROLL for (int w = 0; w < width; w++, at += LANES) {
-        words[w] = (vu)load_values(bf16, first + at * bytes, head_dim - at);
-        if (step_of(bf16) == 2) words[w] = words[w] >> 16 | (vu)load_values(bf16, second + at * bytes, head_dim - at);
+        hide(scores, 0, from);
+        hide(scores, to, up_to(to, LANES));
+        soften(work, q, to);
     }
 }
 
-/* Adds one step along the keys, from `key` on, to the sums of `count` queries. */
-INLINE void mix_step(const int bf16, const int width, const int count, const Work *work, int64_t first, int64_t at,
-                     int64_t key, const char *one, const char *two, vf (*totals)[WIDTH])
-{
-    vu values[WIDTH];
-    value_words(bf16, width, one, two, at, work->heads.head_dim, values);
-    UNROLL for (int i = 0; i < count; i++) {
-        const uint32_t *weights = (const uint32_t *)(work->scores + (first + i) * work->columns);
-        vu weight = splat_word(weights[key / step_of(bf16)]);
-        UNROLL for (int w = 0; w < width; w++)
-            totals[i][w] = dot(step_of(bf16) == 2, totals[i][w], values[w], weight);
-    }
-}
-
-/* Adds keys from..to of `count` queries to their sums, LANES * width numbers of the head from `at` on. `from` is even,
- * and without slots it begins a page. A second key that is not there has no weight. */
-INLINE void mix_some(const int bf16, const int width, const int count, const Work *work, int64_t first, int64_t at,
-                     int64_t from, int64_t to, const int64_t *slots)
-{
-    vf totals[MIXED][WIDTH];
-    const int64_t bytes = row_bytes(&work->heads);
-    const int step = step_of(bf16);
-    float *sums[QUERIES];
-    UNROLL for (int i = 0; i < count; i++) {
-        sums[i] = work->mixed + (first + i) * (work->heads.head_dim + LANES) + at;
-        UNROLL for (int w = 0; w < width; w++) totals[i][w] = load(sums[i] + w * LANES);
-    }
-    for (int64_t key = from; slots && key < to; key += step) {
-        const char *one = row_at(work->segment, work->values, slots[key - from], bytes);
-        const char *two = key + 1 < to ? row_at(work->segment, work->values, slots[key + 1 - from], bytes) : one;
-        mix_step(bf16, width, count, work, first, at, key, one, two, totals);
-    }
-    for (int64_t key = from; !slots && key < to;) {
-        int64_t end = key + PAGE < to ? key + PAGE : to;
-        const char *one = row_at(work->segment, work->values, key, bytes), *ahead = one;
-        if (key + FORWARD < to) ahead = row_at(work->segment, work->values, key + FORWARD, bytes);
-        for (; key < end; key += step, one += step * bytes, ahead += step * bytes) {
-            UNROLL for (int b = 0; b < width * LANES * (bf16 ? 2 : 4); b += 64)
-                UNROLL for (int k = 0; k < step; k++)
-                    if (!first) /* for the queries after these, too */
-                        __builtin_prefetch(ahead + k * bytes + at * (bf16 ? 2 : 4) + b);
-            mix_step(bf16, width, count, work, first, at, key, one, key + 1 < end ? one + bytes : one, totals);
-        }
-    }
-    UNROLL for (int i = 0; i < count; i++)
-        UNROLL for (int w = 0; w < width; w++) store(sums[i] + w * LANES, totals[i][w]);
-}
-
-#define MIX(WIDTH, COUNT)                                                                                            \
-    if (work->heads.bf16)                                                                                            \
-        mix_some(1, WIDTH, COUNT, work, q, at, from, to, slots);                                                     \
-    else                                                                                                             \
-        mix_some(0, WIDTH, COUNT, work, q, at, from, to, slots)
-
-static void mix_keys(const Work *work, int64_t first, int64_t last, int64_t from, int64_t to, const int64_t *slots)
-{
-    for (int64_t at = 0; at < work->heads.head_dim;) {
-        int wide = work->heads.head_dim - at > (WIDTH - 1) * LANES;
-        for (int64_t q = first; q < last;) {
-            if (wide && last - q >= MIXED) { MIX(WIDTH, MIXED); q += MIXED; }
-            else if (wide && last - q >= 4) { MIX(WIDTH, 4); q += 4; }
-            else if (wide && last - q >= 3) { MIX(WIDTH, 3); q += 3; }
-            else if (wide && last - q >= 2) { MIX(WIDTH, 2); q += 2; }
-            else if (wide) { MIX(WIDTH, 1); q += 1; }
-            else if (last - q >= 4) { MIX(1, 4); q += 4; }
-            else { MIX(1, 1); q += 1; }
-        }
-        at += wide ? WIDTH * LANES : LANES;
-    }
-}
-
-/* The work with a prefix in place of the sequence's own keys; `pages` stands for it, and `slots` are those of its keys. */
-static Work work_on_prefix(const Work *work, Segment *pages, int64_t *slots)
+/* The work with a prefix in place of the sequence's own keys; `pages` stands for it. */
+static Work work_on_prefix(const Work *work, Segment *pages)
 {
     const Prefix *prefix = work->segment->prefix;
     Work own = *work;
@@ -285,71 +127,78 @@ static Work work_on_prefix(const Work *work, Segment *pages, int64_t *slots)
     own.segment = pages;
     own.keys = work->keys / work->segment->pitch * prefix->pitch;
     own.values = work->values / work->segment->pitch * prefix->pitch;
-    for (int64_t key = 0; key < prefix->keys; key++) slots[key] = key;
     return own;
 }
 
-/* Scores of a tile's queries from `first` on against the prefix. */
-static void score_prefix(const Work *work, int64_t first, int64_t *slots)
+/* A prefix, which a tile's queries from `first` on see as a whole. */
+static void attend_prefix(const Work *work, int64_t first)
 {
     Segment pages;
-    Work own = work_on_prefix(work, &pages, slots);
-    int64_t end = work->before + work->segment->prefix->keys;
-    score_keys(&own, first, work->count, work->before, end, slots);
-    cap_scores(work, first, work->count, work->before, end);
-    for (int64_t q = first; q < work->count; q++) hide(work->scores + q * work->columns, end, work->columns);
-}
-
-static void mix_prefix(const Work *work, int64_t first, int64_t *slots)
-{
-    Segment pages;
-    Work own = work_on_prefix(work, &pages, slots);
-    mix_keys(&own, first, work->count, work->before, work->before + work->segment->prefix->keys, slots);
-}
-
-/* Scores of the keys from..shared that all queries of a tile see, then of those that a row sees alone; the others hidden. */
-static void score_tile(const Work *work, const Tile *tile, int nodes, int64_t from, int64_t shared, int64_t *slots)
-{
-    int64_t group = work->heads.group;
-    score_keys(work, 0, work->count, from, shared, 0);
-    cap_scores(work, 0, work->count, from, shared);
-    for (int64_t row = tile->from, first = 0; row < tile->to; row++, first += group) {
-        int64_t limit = limit_of(work->segment, row), begin = first_of(work->segment, work->window, row);
-        if (nodes) {
-            path_slots(work->segment, row, shared, limit, slots);
-            score_keys(work, first, first + group, shared, limit, slots);
-            cap_scores(work, first, first + group, shared, limit);
-        }
-        for (int64_t q = first; q < first + group; q++) {
-            hide(work->scores + q * work->columns, from, begin);
-            hide(work->scores + q * work->columns, limit, work->columns);
-        }
+    Work own = work_on_prefix(work, &pages);
+    for (int64_t block = 0, keys = work->segment->prefix->keys; block < keys; block += KEYS) {
+        int64_t end = block + KEYS < keys ? block + KEYS : keys;
+        score_keys(&own, first, work->count, block, end, 0);
+        weigh_block(&own, first, work->count, 0, end - block);
+        mix_keys(&own, first, work->count, block, end, 0);
     }
 }
 
-/* What the rows of a tile see alike, then for nodes what each sees alone, and for some the prefix. `slots` has room for
- * a path, and for the prefix. */
+/* The keys of a tile's rows: from..shared are those that all see, those of its last rows end at `end`; of nodes each row
+ * sees its own path behind the shared ones. */
+typedef struct {
+    const Tile *tile;
+    int nodes;
+    int64_t from, shared, end, *slots;
+} Seen;
+
+INLINE int64_t least_of(int64_t a, int64_t b) { return a < b ? a : b; }
+INLINE int64_t most_of(int64_t a, int64_t b) { return a > b ? a : b; }
+
+/* The keys of a node's own path that a block has: where they begin, and in `end` where they end. */
+static int64_t own_keys(const Work *work, const Seen *seen, int64_t row, int64_t block, int64_t *end)
+{
+    int64_t limit = limit_of(work->segment, row), from = most_of(block, seen->shared);
+    *end = least_of(block + KEYS, limit);
+    if (from < *end) path_slots(work->segment, row, from, limit, seen->slots);
+    return from;
+}
+
+static void attend_block(const Work *work, const Seen *seen, int64_t block)
+{
+    const Segment *segment = work->segment;
+    int64_t group = work->heads.group, from = most_of(block, seen->from), shared = least_of(block + KEYS, seen->shared), end;
+    if (from < shared) score_keys(work, 0, work->count, from, shared, 0);
+    for (int64_t row = seen->tile->from, q = 0; row < seen->tile->to; row++, q += group) {
+        int64_t begin = most_of(first_of(segment, work->window, row), block), limit = limit_of(segment, row);
+        if (seen->nodes) {
+            int64_t own = own_keys(work, seen, row, block, &end);
+            if (own < end) score_keys(work, q, q + group, own, end, seen->slots);
+        }
+        weigh_block(work, q, q + group, begin - block, least_of(limit - block, KEYS));
+    }
+    if (from < shared) mix_keys(work, 0, work->count, from, shared, 0);
+    for (int64_t row = seen->tile->from, q = 0; seen->nodes && row < seen->tile->to; row++, q += group) {
+        int64_t own = own_keys(work, seen, row, block, &end);
+        if (own < end) mix_keys(work, q, q + group, own, end, seen->slots);
+    }
+}
+
+/* Block by block what the rows of a tile see, then for some the prefix. `slots` has room for a path. */
 static void attend_tile(const Work *work, const Tile *tile, int64_t *slots)
 {
     const Segment *segment = work->segment;
-    int64_t group = work->heads.group, seers = (first_seer(segment, tile) - tile->from) * group;
-    int nodes = tile->from >= segment->pending && segment->nodes > 0;
-    int64_t shared = shared_to(segment, tile, nodes), from = shared_from(segment, tile, work->window, STRIP > PAGE ? STRIP : PAGE, shared);
-    float totals[MOST_ROWS * 64];
-    score_tile(work, tile, nodes, from, shared, slots);
-    if (seers < work->count) score_prefix(work, seers, slots);
+    const int64_t width = width_of(&work->heads), seers = (first_seer(segment, tile) - tile->from) * work->heads.group;
+    Seen seen = {.tile = tile, .nodes = tile->from >= segment->pending && segment->nodes > 0, .slots = slots};
+    seen.shared = seen.end = shared_to(segment, tile, seen.nodes);
+    seen.from = shared_from(segment, tile, work->window, STRIP > PAGE ? STRIP : PAGE, seen.shared);
+    for (int64_t row = tile->from; seen.nodes && row < tile->to; row++)
+        seen.end = most_of(seen.end, limit_of(segment, row));
+    for (int64_t q = 0; q < work->count; q++) work->most[q] = -__builtin_inff(), work->total[q] = 0;
+    memset(work->mixed, 0, (size_t)(work->count * width) * 4);
+    for (int64_t block = seen.from / KEYS * KEYS; block < seen.end; block += KEYS) attend_block(work, &seen, block);
+    if (seers < work->count) attend_prefix(work, seers);
     for (int64_t q = 0; q < work->count; q++)
-        totals[q] = soften(work->scores + q * work->columns, from, work->columns, form_of(work->heads.bf16));
-    memset(work->mixed, 0, (size_t)(work->count * (work->heads.head_dim + LANES)) * 4);
-    mix_keys(work, 0, work->count, from, shared, 0);
-    for (int64_t row = tile->from, first = 0; nodes && row < tile->to; row++, first += group) {
-        int64_t limit = limit_of(segment, row);
-        path_slots(segment, row, shared, limit, slots);
-        mix_keys(work, first, first + group, shared, limit, slots);
-    }
-    if (seers < work->count) mix_prefix(work, seers, slots);
-    for (int64_t q = 0; q < work->count; q++)
-        for (int64_t i = 0; i < work->heads.head_dim; i++) work->mixed[q * (work->heads.head_dim + LANES) + i] /= totals[q];
+        for (int64_t i = 0; i < work->heads.head_dim; i++) work->mixed[q * width + i] /= work->total[q];
 }
 
 #endif

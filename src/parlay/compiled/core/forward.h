@@ -119,6 +119,12 @@ static void prepare_attention(const Pass *pass, int64_t part, int64_t parts)
 
 /* -------------------------------------------------------------------------------------------------------- attention */
 
+/* The mixed values of a thread's tile. */
+static float *mixed_of(const Space *space, int64_t thread)
+{
+    return (float *)(space->threads + thread * space->thread_bytes + line(space->queries_each * COLUMNS * 4));
+}
+
 /* A tile at work, in the thread's own part of the space. */
 static Work work_of(const Pass *pass, const Tile *tile, int64_t thread, const uint32_t **queries, int64_t **slots)
 {
@@ -126,18 +132,15 @@ static Work work_of(const Pass *pass, const Tile *tile, int64_t thread, const ui
     const Space *space = pass->space;
     const Layer *layer = &model->layer[pass->here / 2];
     const Segment *segment = &pass->batch->segment[tile->segment];
-    int64_t dim = model->head_dim, group = group_of(model), most = queries_of_tile(model, space->columns), longest = 0;
+    int64_t group = group_of(model), most = space->queries_each;
     const int64_t words = words_of_query(&space->heads);
-    char *own = space->threads + thread * space->thread_bytes;
-    int64_t keys = first_seer(segment, tile) < tile->to ? segment->prefix->keys : 0;
-    for (int64_t row = tile->from; row < tile->to; row++) {
-        int64_t limit = limit_of(segment, row);
-        longest = limit > longest ? limit : longest;
+    char *own = space->threads + thread * space->thread_bytes, *mixed = (char *)mixed_of(space, thread);
+    for (int64_t row = tile->from; row < tile->to; row++)
         for (int64_t i = 0; i < group; i++)
             queries[(row - tile->from) * group + i] =
                 space->queries + ((segment->begin + row) * model->heads + tile->head * group + i) * words;
-    }
-    *slots = (int64_t *)(own + line(most * space->columns * 4) + line(most * (dim + LANES) * 4));
+    float *largest = (float *)(mixed + line(most * width_of(&space->heads) * 4)), *total = largest + line(most * 4) / 4;
+    *slots = (int64_t *)(total + line(most * 4) / 4);
     return (Work){.segment = segment,
                   .heads = space->heads,
                   .keys = part_of(model, segment, pass->here / 2, 0, tile->head),
@@ -145,9 +148,9 @@ static Work work_of(const Pass *pass, const Tile *tile, int64_t thread, const ui
                   .queries = queries,
                   .count = (tile->to - tile->from) * group,
                   .scores = (float *)own,
-                  .columns = up_to(prefix_column(longest) + keys, STRIP) + STRIP,
-                  .before = prefix_column(longest),
-                  .mixed = (float *)(own + line(most * space->columns * 4)),
+                  .mixed = (float *)mixed,
+                  .most = largest,
+                  .total = total,
                   .window = layer->window,
                   .cap = (float)layer->score_cap};
 }
@@ -156,7 +159,7 @@ static void compute_tile(const void *own, int64_t piece, Member *me)
 {
     const Pass *pass = own;
     const Tile *tile = &pass->space->tiles[piece];
-    const uint32_t *queries[MOST_ROWS * 64];
+    const uint32_t *queries[MOST_QUERIES];
     int64_t *slots;
     Work work = work_of(pass, tile, me->index, queries, &slots);
     attend_tile(&work, tile, slots);
@@ -169,9 +172,8 @@ static void store_tile(const Pass *pass, const Tile *tile, int64_t thread)
     const Segment *segment = &pass->batch->segment[tile->segment];
     int64_t dim = model->head_dim, group = group_of(model), count = (tile->to - tile->from) * group;
     int wanted = format_of(&model->layer[pass->here / 2].out)->input;
-    const float *mixed = (const float *)(space->threads + thread * space->thread_bytes +
-                                         line(queries_of_tile(model, space->columns) * space->columns * 4));
-    for (int64_t q = 0; q < count; q++, mixed += dim + LANES) {
+    const float *mixed = mixed_of(space, thread);
+    for (int64_t q = 0; q < count; q++, mixed += width_of(&space->heads)) {
         int64_t row = segment->begin + tile->from + q / group, head = tile->head * group + q % group, i = 0;
         int64_t at = head * dim;
         for (; i + LANES <= dim; i += LANES) put_input(&space->normed, wanted, row, at + i, load(mixed + i));
@@ -262,14 +264,13 @@ static void run(const void *context, Member *me)
     run_forward(pass);
 }
 
-/* Keys of the sequence that has most, with its new rows and what they see of a prefix. */
+/* Keys of the sequence that has most, with its new rows. */
 static int64_t longest_of(const Batch *batch)
 {
     int64_t longest = 1;
     for (int64_t s = 0; s < batch->segments; s++) {
         const Segment *segment = &batch->segment[s];
         int64_t end = segment->start + segment->pending + segment->nodes;
-        if (segment->prefix) end += LANES + segment->prefix->keys;
         longest = end > longest ? end : longest;
     }
     return longest;

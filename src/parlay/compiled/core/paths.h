@@ -67,9 +67,6 @@ static void path_slots(const Segment *segment, int64_t row, int64_t from, int64_
     }
 }
 
-/* A prefix stands behind the keys of a tile's longest path, where a vector of them begins. */
-INLINE int64_t prefix_column(int64_t keys) { return up_to(keys, LANES); }
-
 /* The first row of a tile that sees the segment's prefix. */
 INLINE int64_t first_seer(const Segment *segment, const Tile *tile)
 {

@@ -16,18 +16,18 @@ typedef struct {
     float *given;     /* [rows][hidden]: what a sub-layer gives, where it is normed before it is added */
     uint32_t *queries; /* [rows][heads * query words] */
     Tile *tiles;
-    char *threads;    /* per thread: scores, mixed values, slots of a path */
+    char *threads;    /* per thread: what Work has of a tile, slots of a path */
     Heads heads;
-    int64_t qkv_stride, columns, thread_bytes, bytes;
+    int64_t qkv_stride, queries_each, thread_bytes, bytes;
 } Space;
 
 INLINE int64_t line(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 INLINE int64_t group_of(const Model *model) { return model->heads / model->kv_heads; }
 
-static int64_t queries_of_tile(const Model *model, int64_t columns)
+static int64_t queries_of_tile(const Model *model)
 {
-    int64_t rows = MOST_SCORES / columns / group_of(model);
-    return (rows < 1 ? 1 : rows > MOST_ROWS ? MOST_ROWS : rows) * group_of(model);
+    int64_t rows = MOST_QUERIES / group_of(model);
+    return (rows < 1 ? 1 : rows) * group_of(model);
 }
 
 INLINE int norms_outputs(const Model *model)
@@ -59,9 +59,9 @@ static Space lay_out(const Model *model, int64_t rows, int64_t wanted, int64_t l
     char *start = at;
     s.qkv_stride = (model->heads + 2 * model->kv_heads) * dim;
     s.heads = (Heads){(int)model->bf16, group_of(model), dim, (dim + each - 1) / each};
-    s.columns = up_to(longest, STRIP) + STRIP;
-    int64_t queries = queries_of_tile(model, s.columns);
-    s.thread_bytes = line(queries * s.columns * 4) + line(queries * (dim + LANES) * 4) + line(longest * 8);
+    s.queries_each = queries_of_tile(model);
+    s.thread_bytes = line(s.queries_each * COLUMNS * 4) + line(s.queries_each * width_of(&s.heads) * 4) +
+                     2 * line(s.queries_each * 4) + line(longest * 8);
     s.hidden = (float *)at, at += line(rows * model->hidden * 4);
     s.normed = lay_out_inputs(rows > wanted ? rows : wanted, mixed, &at);
     s.gated = lay_out_inputs(rows, model->ffn, &at);
@@ -74,21 +74,17 @@ static Space lay_out(const Model *model, int64_t rows, int64_t wanted, int64_t l
     return s;
 }
 
-/* Enough for every forward whose longest sequence has at most so many keys: fewer of them make more queries a tile. */
+/* Enough for every forward whose longest sequence has at most so many keys. */
 static int64_t space_bytes(const Model *model, int64_t rows, int64_t wanted, int64_t longest, int64_t segments,
                            int64_t threads)
 {
-    int64_t group = group_of(model), columns = up_to(longest, STRIP) + STRIP;
-    int64_t scores = group * columns > MOST_SCORES ? group * columns : MOST_SCORES;
-    int64_t mixed = MOST_ROWS * group * (model->head_dim + LANES);
-    int64_t thread_bytes = line(scores * 4) + line(mixed * 4) + line(longest * 8);
-    return lay_out(model, rows, wanted, longest, segments, 0, 0).bytes + threads * thread_bytes;
+    return lay_out(model, rows, wanted, longest, segments, threads, 0).bytes;
 }
 
 /* Whole segments by head, in tiles of rows that share keys; the rows of a tree apart from those before it. */
 static int64_t cut_tiles(const Model *model, const Batch *batch, const Space *space)
 {
-    int64_t count = 0, most = queries_of_tile(model, space->columns) / group_of(model);
+    int64_t count = 0, most = space->queries_each / group_of(model);
     for (int64_t s = 0; s < batch->segments; s++) {
         const Segment *segment = &batch->segment[s];
         int64_t rows = segment->pending + segment->nodes;

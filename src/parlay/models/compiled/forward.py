@@ -31,7 +31,6 @@ from parlay.system import threads
 from parlay.types import Exactness, Skip
 
 _MOST_GROUP, _MOST_HEAD = 64, 512  # query heads per key head, and their size: what the library has room for
-_WIDEST = 16
 _LINE = 64  # bytes of a cache line
 _LONGER, _SHAPES = 256, 4096  # room is made for texts of so many tokens more; forwards known to have room
 
@@ -176,7 +175,7 @@ class CompiledForward:
             segment=laid.segments,
             wanted_rows=ctypes.addressof(wanted_rows),
             logits=logits.data_ptr(),
-            space=self._room(rows, wanted, longest + _seen_besides(work), segments, pool),
+            space=self._room(rows, wanted, longest, segments, pool),
             late=len(laid.joining),
             late_segments=laid.late_segments,
             join=laid.join,
@@ -254,9 +253,3 @@ class CompiledForward:
         }
         for layer, form in zip(self._model.layer[: len(forms)], forms, strict=True):
             layer.rotations = self._rotations[form.rope].data_ptr()
-
-
-def _seen_besides(work: ForwardBatch) -> int:
-    """Room for the keys of the longest prefix, where a vector of keys begins."""
-    prefixes = [given.features.prefix for given in work.features]
-    return max([prefix.states.shape[3] + _WIDEST for prefix in prefixes if prefix is not None], default=0)

@@ -1,0 +1,100 @@
+/* A tile of attention at work, and the sums that all of it comes down to: strips of scores, strips of mixed values. */
+#ifndef PARLAY_STRIPS_H
+#define PARLAY_STRIPS_H
+
+#include "lanes.h"
+#include "paths.h"
+
+/* Whether two bfloat16 numbers are multiplied at once. Where they are not, attention multiplies float32 numbers: it
+ * widens keys and values as it reads them, and queries and weights are only rounded. */
+#if defined(__AVX512BF16__)
+#define PAIRED 1
+#else
+#define PAIRED 0
+#endif
+
+/* Queries, at most, that share what is loaded of keys or values, and vectors of these. Registers hold their sums. */
+#if LANES == 16
+#define QUERIES 8
+#else
+#define QUERIES 6
+#endif
+#define VECTORS 2
+#define FORWARD 64        /* keys fetched before their values are needed: four pages, each a stream of its own */
+#define STRIP (VECTORS * LANES)
+#define KEYS 256          /* of a block: with a tile's scores they stay in the second-level cache */
+#define COLUMNS (KEYS + STRIP)
+#define MOST_QUERIES 96   /* of a tile, unless a row has more: they share what is made of keys and values */
+#define LONGEST_HEAD 512  /* numbers */
+
+/* Sizes that all share; `words` of a head as the cache has it. */
+typedef struct {
+    int bf16;
+    int64_t group, head_dim, words;
+} Heads;
+
+/* What is multiplied with bfloat16 numbers of the cache. */
+INLINE int form_of(const int bf16) { return !bf16 ? FLOAT32 : PAIRED ? BFLOAT16 : ROUNDED; }
+INLINE int is_paired(const Heads *heads) { return PAIRED && heads->bf16; }
+INLINE int64_t words_of_query(const Heads *heads) { return is_paired(heads) ? heads->words : heads->head_dim; }
+
+/* One tile at work. */
+typedef struct {
+    const Segment *segment;
+    Heads heads;
+    int64_t keys, values;           /* where those of its head begin in each page */
+    const uint32_t *const *queries; /* by query: its words */
+    int64_t count;                  /* queries: rows * group */
+    float *scores;                  /* [count][COLUMNS]: of a block, then its weights */
+    float *mixed;                   /* [count][width_of(heads)] */
+    float *most, *total;            /* [count]: the largest score so far, and the sum of the weights */
+    int64_t window;
+    float cap; /* of scores; 0: none */
+} Work;
+
+INLINE int64_t row_bytes(const Heads *heads) { return heads->words * 4; }
+
+/* Numbers of a row of mixed values, which are summed a strip at a time. */
+INLINE int64_t width_of(const Heads *heads) { return up_to(heads->head_dim, STRIP); }
+
+/* A strip of sums for each of some queries: what is added are `words` words of their inputs times those of the columns,
+ * [VECTORS][words][LANES]. Scores are such sums, of queries and keys, and mixed values are, of weights and values. */
+typedef struct {
+    const uint32_t *columns;
+    int64_t words;
+    const uint32_t *inputs[QUERIES];
+    float *sums[QUERIES];
+} Strip;
+
+INLINE void add_some(const int paired, const int count, const Strip *strip)
+{
+    vf totals[QUERIES][VECTORS];
+    UNROLL for (int i = 0; i < count; i++)
+        UNROLL for (int v = 0; v < VECTORS; v++) totals[i][v] = load(strip->sums[i] + v * LANES);
+    for (int64_t k = 0; k < strip->words; k++) {
+        vu columns[VECTORS];
+        UNROLL for (int v = 0; v < VECTORS; v++) columns[v] = load_words(strip->columns + (v * strip->words + k) * LANES);
+        UNROLL for (int i = 0; i < count; i++)
+            UNROLL for (int v = 0; v < VECTORS; v++)
+                totals[i][v] = dot(paired, totals[i][v], columns[v], splat_word(strip->inputs[i][k]));
+    }
+    UNROLL for (int i = 0; i < count; i++)
+        UNROLL for (int v = 0; v < VECTORS; v++) store(strip->sums[i] + v * LANES, totals[i][v]);
+}
+
+#if QUERIES == 8
+#define EACH_COUNT(CASE) CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8)
+#else
+#define EACH_COUNT(CASE) CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6)
+#endif
+#define ADD(COUNT)                                                                                                   \
+    case COUNT:                                                                                                      \
+        paired ? add_some(1, COUNT, strip) : add_some(0, COUNT, strip);                                              \
+        return;
+
+static void add_strip(const int paired, int64_t count, const Strip *strip)
+{
+    switch (count) { EACH_COUNT(ADD) }
+}
+
+#endif

@@ -1,0 +1,143 @@
+/* Values of a block of keys, mixed by the weights of queries. Many queries share what is gathered of them once; few read
+ * them where they lie. */
+#ifndef PARLAY_VALUES_H
+#define PARLAY_VALUES_H
+
+#include "strips.h"
+
+/* A step along the keys: a key, or two of them where bfloat16 numbers are paired. */
+INLINE int step_of(const int bf16) { return bf16 && PAIRED ? 2 : 1; }
+
+/* LANES numbers; zeros behind the `left` that there are. */
+INLINE vf load_values(const int bf16, const char *at, int64_t left)
+{
+    char some[LANES * 4] = {0};
+    if (left < LANES) at = memcpy(some, at, (size_t)left * (bf16 ? 2 : 4));
+    return bf16 ? widen_all(load_halfwords(at)) : load(at);
+}
+
+/* Words of a step along the keys: a strip of the values of one key, or of two, from number `at` on. */
+INLINE void value_words(const int bf16, const char *one, const char *two, int64_t at, int64_t head_dim, vu words[VECTORS])
+{
+#if PAIRED
+    if (bf16 && at + STRIP <= head_dim) {
+        static const uint16_t low[32] = {0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
+                                         8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
+        const __m512i places = _mm512_loadu_si512(low), more = _mm512_add_epi16(places, _mm512_set1_epi16(16));
+        const __m512i first = _mm512_loadu_si512((const uint16_t *)one + at), second = _mm512_loadu_si512((const uint16_t *)two + at);
+        words[0] = (vu)_mm512_permutex2var_epi16(first, places, second);
+        words[1] = (vu)_mm512_permutex2var_epi16(first, more, second);
+        return;
+    }
+#endif
+    const int64_t bytes = bf16 ? 2 : 4;
+    UNROLL for (int v = 0; v < VECTORS; v++, at += LANES) {
+        int64_t left = head_dim < at ? 0 : head_dim - at;
+        words[v] = (vu)load_values(bf16, one + at * bytes, left);
+        if (step_of(bf16) == 2) words[v] = words[v] >> 16 | (vu)load_values(bf16, two + at * bytes, left);
+    }
+}
+
+/* Values of keys from `key` on, of which `end` is the first that lies elsewhere: keys of a page, or one step along slots.
+ * A second key that is not there has no weight. */
+typedef struct {
+    const char *one, *ahead;
+    int64_t apart, end; /* bytes from a key to the next */
+} Values;
+
+INLINE Values values_from(const Work *work, int64_t key, int64_t from, int64_t to, const int64_t *slots)
+{
+    const int64_t bytes = row_bytes(&work->heads), step = step_of(work->heads.bf16);
+    Values values = {row_at(work->segment, work->values, slots ? slots[key - from] : key, bytes), 0, bytes, key + step};
+    if (slots) {
+        if (step == 2 && key + 1 < to)
+            values.apart = row_at(work->segment, work->values, slots[key + 1 - from], bytes) - values.one;
+        return values;
+    }
+    values.end = key + PAGE < to ? key + PAGE : to;
+    if (key + FORWARD < to) values.ahead = row_at(work->segment, work->values, key + FORWARD, bytes);
+    return values;
+}
+
+INLINE void fetch_ahead(const Values *values, int64_t bytes, int64_t place)
+{
+    for (int64_t b = 0; values->ahead && b < bytes; b += 64) __builtin_prefetch(values->ahead + place * values->apart + b);
+}
+
+/* A strip of the values of keys from..to, as columns. */
+static void gather_values(const Work *work, int64_t at, int64_t from, int64_t to, const int64_t *slots, uint32_t *columns)
+{
+    const int bf16 = work->heads.bf16, step = step_of(bf16);
+    const int64_t words = (to - from + step - 1) / step, ahead = at ? 0 : step * row_bytes(&work->heads);
+    for (int64_t key = from, k = 0; key < to;) {
+        Values values = values_from(work, key, from, to, slots);
+        for (int64_t i = 0; key < values.end; key += step, i += step, k++) {
+            const char *one = values.one + i * values.apart;
+            vu found[VECTORS];
+            fetch_ahead(&values, ahead, i);
+            value_words(bf16, one, key + 1 < to ? one + values.apart : one, at, work->heads.head_dim, found);
+            UNROLL for (int v = 0; v < VECTORS; v++) store(columns + (v * words + k) * LANES, as_floats(found[v]));
+        }
+    }
+}
+
+/* What `add_some` does with gathered values, as they are read. */
+INLINE void add_values(const int bf16, const int count, const Work *work, const Strip *strip, int64_t at, int64_t from, int64_t to)
+{
+    const int step = step_of(bf16);
+    const int64_t ahead = at ? 0 : step * row_bytes(&work->heads);
+    vf totals[QUERIES][VECTORS];
+    UNROLL for (int i = 0; i < count; i++)
+        UNROLL for (int v = 0; v < VECTORS; v++) totals[i][v] = load(strip->sums[i] + v * LANES);
+    for (int64_t key = from, k = 0; key < to;) {
+        Values values = values_from(work, key, from, to, 0);
+        for (int64_t i = 0; key < values.end; key += step, i += step, k++) {
+            const char *one = values.one + i * values.apart;
+            vu found[VECTORS];
+            fetch_ahead(&values, ahead, i);
+            value_words(bf16, one, key + 1 < to ? one + values.apart : one, at, work->heads.head_dim, found);
+            UNROLL for (int j = 0; j < count; j++)
+                UNROLL for (int v = 0; v < VECTORS; v++)
+                    totals[j][v] = dot(step == 2, totals[j][v], found[v], splat_word(strip->inputs[j][k]));
+        }
+    }
+    UNROLL for (int i = 0; i < count; i++)
+        UNROLL for (int v = 0; v < VECTORS; v++) store(strip->sums[i] + v * LANES, totals[i][v]);
+}
+
+#define VALUES(COUNT)                                                                                                \
+    case COUNT:                                                                                                      \
+        work->heads.bf16 ? add_values(1, COUNT, work, strip, at, from, to)                                           \
+                         : add_values(0, COUNT, work, strip, at, from, to);                                          \
+        return;
+
+static void add_read(int64_t count, const Work *work, const Strip *strip, int64_t at, int64_t from, int64_t to)
+{
+    switch (count) { EACH_COUNT(VALUES) }
+}
+
+/* Adds the values of keys from..to of a block, times their weights, to what is mixed of queries first..last. `from` is
+ * even, and without slots it begins a page. */
+static void mix_keys(const Work *work, int64_t first, int64_t last, int64_t from, int64_t to, const int64_t *slots)
+{
+    uint32_t columns[KEYS * STRIP] __attribute__((aligned(64)));
+    const int step = step_of(work->heads.bf16), gathers = slots || last - first > QUERIES;
+    const int64_t width = width_of(&work->heads);
+    Strip strip = {.columns = columns, .words = (to - from + step - 1) / step};
+    for (int64_t at = 0; at < width; at += STRIP) {
+        if (gathers) gather_values(work, at, from, to, slots, columns);
+        for (int64_t q = first, count; q < last; q += count) {
+            count = last - q < QUERIES ? last - q : QUERIES;
+            for (int64_t i = 0; i < count; i++) {
+                strip.inputs[i] = (const uint32_t *)(work->scores + (q + i) * COLUMNS) + from % KEYS / step;
+                strip.sums[i] = work->mixed + (q + i) * width + at;
+            }
+            if (gathers)
+                add_strip(is_paired(&work->heads), count, &strip);
+            else
+                add_read(count, work, &strip, at, from, to);
+        }
+    }
+}
+
+#endif
