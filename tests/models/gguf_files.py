@@ -16,11 +16,14 @@ from torch import Tensor
 
 from parlay.models.config import DecoderConfig, RopeConfig
 from parlay.models.families.reading import read_config
+from parlay.models.families.table import FAMILIES
 from parlay.models.rope import inverse_frequencies
 
 ARCHITECTURES = {"LlamaForCausalLM": "llama", "MistralForCausalLM": "llama"} | {
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
+    "LLaDAModelLM": "llada",
+    "DreamModel": "dream",
 }
 NAMES = {
     "model.embed_tokens": "token_embd",
@@ -140,10 +143,11 @@ def tensors(checkpoint: Path, config: DecoderConfig, architecture: str) -> dict[
     """Under their names in GGUF, rows of queries and keys interleaved where the architecture wants that."""
     weights = load_file(checkpoint / "model.safetensors")
     renamed: dict[str, Tensor] = {}
-    for name, tensor in weights.items():
+    renamed_by = FAMILIES[config.architecture].renamed
+    for name, tensor in ((renamed_by(name), tensor) for name, tensor in weights.items()):
         if name == "lm_head.weight" and config.tie_embeddings:
             continue
-        turned = architecture == "llama" and ("q_proj" in name or "k_proj" in name)
+        turned = architecture in ("llama", "llada") and ("q_proj" in name or "k_proj" in name)
         renamed[_renamed(name)] = _pairs(tensor, config.head_dim) if turned else tensor
     return renamed
 

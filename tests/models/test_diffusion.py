@@ -18,9 +18,11 @@ from parlay.compiled.library import SWITCH, NotLoaded
 from parlay.compiled.library import load as load_library
 from parlay.models.families.reading import read_config
 from parlay.models.loading import load_weights
+from parlay.models.loading import read_config as reading
 from parlay.models.native import NativeRunner
 from parlay.testing.diffusion import LAYOUTS, MASK, VOCAB, SlowDiffusion, save_diffusion
 from parlay.types import CanvasSpec, ParlayError, Segment, Tree, trees
+from tests.models import gguf_files
 
 TEXT = tuple(torch.randint(3, MASK, (90,), generator=torch.Generator().manual_seed(0)).tolist())
 PROMPTS = ([5], [9, 11, 4], list(TEXT[:21]), list(TEXT[:32]))
@@ -219,6 +221,28 @@ def test_the_usual_strategy_of_a_diffusion_model_is_denoise(saved: tuple[Path, S
         llm.generate([PROMPTS[1]], params, strategy="none")
     with pytest.raises(ValueError, match="exactness seed"):
         llm.generate([PROMPTS[1]], params, strategy="denoise", exactness="seed")
+
+
+@pytest.mark.parametrize("name", ["llada", "dream"])
+def test_gguf_files_compute_the_same(name: str, tmp_path: Path) -> None:
+    slow = save_diffusion(name, tmp_path)
+    keys = {
+        "tokenizer.ggml.mask_token_id": MASK,
+        "diffusion.shift_logits": slow.layout.shift,
+        f"{name}.attention.causal": False,
+    }
+    file = gguf_files.write(tmp_path / "model.gguf", tmp_path, keys=keys)
+    config = reading(file)
+    assert config.canvas == read_config(tmp_path).canvas
+    one = NativeRunner(
+        config, load_weights(file, config), dtype=torch.float32, device=torch.device("cpu"), max_tokens_cached=512
+    )
+    ids = [*TEXT[:9], *[MASK] * 7]
+    torch.testing.assert_close(fed(one, ids[:9], ids[9:]), slow.logits(ids)[8:], atol=1e-4, rtol=1e-4)
+    with pytest.raises(ParlayError, match=r"attention\.causal"):
+        reading(gguf_files.write(tmp_path / "causal.gguf", tmp_path, keys={f"{name}.attention.causal": True}))
+    with pytest.raises(ParlayError, match="mask 64 in a vocabulary of 64"):
+        reading(gguf_files.write(tmp_path / "mask.gguf", tmp_path, keys={"tokenizer.ggml.mask_token_id": VOCAB}))
 
 
 @pytest.mark.parametrize("selector", ["confidence,k=3", "threshold,threshold=0", "mask-predict,steps=3"])

@@ -10,35 +10,31 @@ from dataclasses import replace
 from typing import Any
 
 from parlay.models.config import DecoderConfig, Json, LayerForm, UnsupportedModel
-from parlay.models.families.family import Complete, Family
-from parlay.models.families.llama import LLAMA
+from parlay.models.families.family import Family, GgufForm
 from parlay.models.families.qwen import QWEN2, QWEN3
 from parlay.types import CanvasSpec
 
 
-def _filling(form: Complete, mask_id: int, *, block: int = 0, shift: bool = False) -> Complete:
-    """The layers of ``form``, and canvases. config.json may name another mask than ``mask_id``, and another ``block``.
+def _fills(family: Family, usual: CanvasSpec) -> Family:
+    """The family with canvases. config.json may name another mask and another block than is ``usual``.
 
-    Without a block all rows see each other. Raises ValueError for a mask outside the vocabulary and a block of no size.
+    Reading raises ValueError for a mask outside the vocabulary and a block of no size.
     """
 
-    def complete(raw: Json, config: DecoderConfig, usual: LayerForm) -> DecoderConfig:
-        config = form(raw, config, usual)
+    def complete(raw: Json, config: DecoderConfig, form: LayerForm) -> DecoderConfig:
+        config = family.complete(raw, config, form)
         if any(layer.window is not None for layer in config.forms):
             raise UnsupportedModel(f"{config.architecture}: sliding windows are not supported in diffusion models")
-        mask, size = int(_said(raw, "mask_token_id", mask_id)), int(_said(raw, "block_size", block))
-        if not 0 <= mask < config.vocab_size:
-            raise ValueError(f"mask_token_id {mask} is not in the vocabulary of {config.vocab_size}")
-        if size < 0 or (block and not size):
+        block = next((raw[name] for name in ("block_size", "bd_size") if raw.get(name) is not None), usual.block)
+        mask = raw.get("mask_token_id")
+        size, mask_id = int(block), int(usual.mask_id if mask is None else mask)
+        if not 0 <= mask_id < config.vocab_size:
+            raise ValueError(f"mask_token_id {mask_id} is not in the vocabulary of {config.vocab_size}")
+        if size < 0 or (usual.block and not size):
             raise ValueError(f"block_size {size}: expected at least 1")
-        return replace(config, canvas=CanvasSpec(mask, size, shift, "block" if size else "full"))
+        return replace(config, canvas=CanvasSpec(mask_id, size, usual.shift, "block" if size else "full"))
 
-    return complete
-
-
-def _said(raw: Json, name: str, usual: int) -> int:
-    value = raw.get("bd_size") if name == "block_size" and raw.get(name) is None else raw.get(name)
-    return usual if value is None else value
+    return replace(family, complete=complete, canvas=usual)
 
 
 _LLADA_FIELDS: Mapping[str, tuple[str, ...]] = {
@@ -80,40 +76,43 @@ def _as_llama(raw: Json) -> Json:
     return {**raw, **{ours: values[0] for ours, values in said.items() if values}}
 
 
-LLADA = Family(
-    architecture="LLaDAModelLM",
-    max_context=4096,
-    complete=_filling(LLAMA.complete, 126_336),
-    said=_as_llama,
-    prefixes={"model.transformer.blocks.": "model.layers."},
-    names={
-        "model.transformer.wte": "model.embed_tokens",
-        "model.transformer.ln_f": "model.norm",
-        "model.transformer.ff_out": "lm_head",
-        ".attn_norm": ".input_layernorm",
-        ".ff_norm": ".post_attention_layernorm",
-        ".q_proj": ".self_attn.q_proj",
-        ".k_proj": ".self_attn.k_proj",
-        ".v_proj": ".self_attn.v_proj",
-        ".attn_out": ".self_attn.o_proj",
-        ".ff_proj": ".mlp.gate_proj",
-        ".up_proj": ".mlp.up_proj",
-        ".ff_out": ".mlp.down_proj",
-    },
+LLADA = _fills(
+    Family(
+        architecture="LLaDAModelLM",
+        max_context=4096,
+        said=_as_llama,
+        prefixes={"model.transformer.blocks.": "model.layers."},
+        names={
+            "model.transformer.wte": "model.embed_tokens",
+            "model.transformer.ln_f": "model.norm",
+            "model.transformer.ff_out": "lm_head",
+            ".attn_norm": ".input_layernorm",
+            ".ff_norm": ".post_attention_layernorm",
+            ".q_proj": ".self_attn.q_proj",
+            ".k_proj": ".self_attn.k_proj",
+            ".v_proj": ".self_attn.v_proj",
+            ".attn_out": ".self_attn.o_proj",
+            ".ff_proj": ".mlp.gate_proj",
+            ".up_proj": ".mlp.up_proj",
+            ".ff_out": ".mlp.down_proj",
+        },
+        gguf=GgufForm("llada", interleaved=True),
+    ),
+    CanvasSpec(126_336, text="full"),
 )
 """LLaDA and LLaDA 1.5: all rows see each other, and a place's own row predicts it."""
-DREAM = replace(QWEN2, architecture="DreamModel", complete=_filling(QWEN2.complete, 151_666, shift=True), gguf=None)
+DREAM = _fills(
+    replace(QWEN2, architecture="DreamModel", gguf=GgufForm("dream")), CanvasSpec(151_666, shift=True, text="full")
+)
 """Qwen2.5 adapted: all rows see each other, and the row before a place predicts it."""
-FAST_DLLM = replace(
-    QWEN2,
-    architecture="Fast_dLLM_QwenForCausalLM",
-    complete=_filling(QWEN2.complete, 151_665, block=32, shift=True),
-    gguf=None,
+FAST_DLLM = _fills(
+    replace(QWEN2, architecture="Fast_dLLM_QwenForCausalLM", gguf=None),
+    CanvasSpec(151_665, block=32, shift=True, text="block"),
 )
 """Fast-dLLM v2: Qwen2.5 in blocks of 32, and the row before a place predicts it."""
-SDAR = replace(QWEN3, architecture="SDARForCausalLM", complete=_filling(QWEN3.complete, 151_669, block=4), gguf=None)
+SDAR = _fills(replace(QWEN3, architecture="SDARForCausalLM", gguf=None), CanvasSpec(151_669, block=4, text="block"))
 """Qwen3 in blocks, mostly of 4."""
-A2D_QWEN3 = replace(QWEN3, architecture="A2DQwen3LMHeadModel", complete=_filling(QWEN3.complete, 151_669), gguf=None)
+A2D_QWEN3 = _fills(replace(QWEN3, architecture="A2DQwen3LMHeadModel", gguf=None), CanvasSpec(151_669, text="full"))
 """dLLM's Qwen3: all rows see each other, or a block's where config.json has a ``block_size``."""
 DIFFUSION = (LLADA, DREAM, FAST_DLLM, SDAR, A2D_QWEN3)
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from parlay.models.config import DecoderConfig, Json, LayerForm, UnsupportedModel
+from parlay.types import CanvasSpec
 
 Complete = Callable[[Json, DecoderConfig, LayerForm], DecoderConfig]
 """``(raw, config, usual)``: the config with what config.json says in the family's own words.
@@ -46,6 +47,8 @@ class Family:
     names: Mapping[str, str] = field(default_factory=dict)
     norm_offset: float = 0.0
     gguf: GgufForm | None = None
+    canvas: CanvasSpec | None = None
+    """How its models usually fill canvases, if they are diffusion models."""
 
     def renamed(self, name: str) -> str:
         """The decoder's name of a weight that the family's checkpoints call ``name``."""

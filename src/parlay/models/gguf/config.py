@@ -11,6 +11,7 @@ from parlay.models.families.reading import yarn_attention_factor
 from parlay.models.families.table import GGUF_FAMILIES
 from parlay.models.gguf.reader import BadGguf, Strings, TensorInfo, Value
 from parlay.models.weights.shapes import some
+from parlay.types import CanvasSpec
 
 Tensors = Mapping[str, TensorInfo]
 
@@ -47,7 +48,6 @@ _READ = frozenset(
 _NEUTRAL: Mapping[str, object] = {
     "expert_count": 0,
     "expert_used_count": 0,
-    "attention.causal": True,
     "use_parallel_residual": False,
     "rope.scaling.yarn_attn_factor": 1.0,
     "rope.scaling.yarn_ext_factor": 1.0,
@@ -112,13 +112,13 @@ def decoder_config(keys: Mapping[str, Value], tensors: Tensors, factors: tuple[f
     family = family_of(keys)
     name = str(keys["general.architecture"])
     mine = _Keys(keys, name)
-    _refuse_unknown(name, mine.names())
+    _refuse_unknown(name, mine.names(), family)
     (heads, kv_heads), max_context = _head_counts(name, mine), _max_context(name, mine)
     hidden = mine.size("embedding_length")
     head_dim = _head_dim(mine, hidden // heads)
     return DecoderConfig(
         architecture=family.architecture,
-        vocab_size=_vocabulary(keys, mine),
+        vocab_size=(vocab_size := _vocabulary(keys, mine)),
         hidden_size=hidden,
         intermediate_size=mine.size("feed_forward_length"),
         num_layers=_layer_count(name, mine, tensors),
@@ -133,7 +133,19 @@ def decoder_config(keys: Mapping[str, Value], tensors: Tensors, factors: tuple[f
         qk_norm=family.qk_norm,
         eos_ids=_eos_ids(keys),
         dtype="bfloat16",
+        canvas=_canvas(keys, family, vocab_size),
     )
+
+
+def _canvas(keys: Mapping[str, Value], family: Family, vocab_size: int) -> CanvasSpec | None:
+    """How a diffusion model fills canvases: the file may name its mask, and the row that predicts a place."""
+    if family.canvas is None:
+        return None
+    mask = keys.get("tokenizer.ggml.mask_token_id", family.canvas.mask_id)
+    shift = keys.get("diffusion.shift_logits", family.canvas.shift)
+    if not isinstance(mask, int) or not 0 <= mask < vocab_size or not isinstance(shift, bool):
+        raise BadGguf(f"mask {mask!r:.40} in a vocabulary of {vocab_size}, diffusion.shift_logits {shift!r:.40}")
+    return family.canvas._replace(mask_id=mask, shift=shift)
 
 
 def _head_counts(architecture: str, mine: _Keys) -> tuple[int, int]:
@@ -162,9 +174,10 @@ def _max_context(architecture: str, mine: _Keys) -> int:
     return max_context
 
 
-def _refuse_unknown(architecture: str, names: Mapping[str, Value]) -> None:
+def _refuse_unknown(architecture: str, names: Mapping[str, Value], family: Family) -> None:
+    neutral = {**_NEUTRAL, "attention.causal": family.canvas is None}
     for name, value in names.items():
-        if name in _READ or (name in _NEUTRAL and value == _NEUTRAL[name]):
+        if name in _READ or (name in neutral and value == neutral[name]):
             continue
         key = f"{architecture}.{name}"
         told = f"{value!r:.40}" if not isinstance(value, Strings) else "a list"
