@@ -67,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=get_args(InfillOrder),
         default="psm",
         help="where fill-in-the-middle cuts the text before the cursor; what is behind the cut follows the suffix, so "
-        "that typing on leaves the suffix cached, but suggestions within a word are worse. psm: nowhere; line: at the "
+        "that typing on leaves the suffix cached; within a word that suits /infill alone. psm: nowhere; line: at the "
         "start of the line; spm: at the start of the text, for models trained on it (default: psm)",
     )
 

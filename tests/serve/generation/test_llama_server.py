@@ -23,7 +23,7 @@ from tests.serve.conftest import Shared
 PROMPT = "Repeat this line: the ferry leaves at ten past seven."
 GREEDY = {"temperature": 0, "n_predict": 12}
 MARKS = {"<|system|>": "<|fim_prefix|>", "<|user|>": "<|fim_suffix|>", "<|assistant|>": "<|fim_middle|>"}
-GAP = {"input_prefix": "def add(a, b):\n", "prompt": "    return", "input_suffix": "\nprint(add(1, 2))\n"}
+GAP = {"input_prefix": "def add(a, b):\n", "prompt": "    return (", "input_suffix": "\nprint(add(1, 2))\n"}
 EDITOR = {
     **GAP,
     "input_extra": [{"filename": "notes.txt", "text": "seven ferries", "time": [1, 2]}],
@@ -162,6 +162,17 @@ def test_the_text_before_the_cursor_is_cut_as_the_server_is_told(filler: Shared,
     assert (reply["content"], reply["tokens_evaluated"]) == (expected["content"], expected["tokens_evaluated"])
     usual = {"prompt": prefix + written, "suffix": suffix, "max_tokens": 12, "temperature": 0}
     assert client.post("/v1/completions", json=usual).json()["choices"][0]["text"] == expected["content"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_half_a_word_behind_the_suffix_is_gone_on_with(filler: Shared, stream: bool) -> None:
+    """The prompt ends before it, and the answer is held to begin with it: half a word has other tokens than a whole."""
+    prefix, suffix = GAP["input_prefix"], GAP["input_suffix"]
+    held = {"prompt": ids(filler, prefix, suffix, "   "), **GREEDY, "structured_outputs": {"regex": " ret(?s:.*)"}}
+    expected = editor(filler).post("/completion", json=held).json()["content"]
+    reply = editor(filler, "line").post("/infill", json={**GAP, **GREEDY, "prompt": "    ret", "stream": stream})
+    text = "".join(one["content"] for one in events(reply.text)) if stream else reply.json()["content"]
+    assert f" ret{text}" == expected
 
 
 def test_a_keystroke_reads_neither_prefix_nor_suffix_anew(filler: Shared) -> None:

@@ -17,7 +17,10 @@ from parlay.types import Metrics, SamplingParams
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaShape:
-    """Facts that the replies to one request share. ``fields``: those that are wanted back, or all."""
+    """Facts that the replies to one request share. ``fields``: those that are wanted back, or all.
+
+    ``begun``: the answer begins with this text, which the client has already.
+    """
 
     model: str
     params: SamplingParams
@@ -25,6 +28,7 @@ class LlamaShape:
     silent: bool
     tokens: bool
     fields: Sequence[str] | None
+    begun: str = ""
 
     def reply(self, output: RequestOutput, *, streamed: bool = False) -> dict[str, Any]:
         """The whole answer; of a stream the last event, whose text has been sent."""
@@ -32,7 +36,7 @@ class LlamaShape:
         ids = () if self.silent else sample.token_ids
         whole = {
             "index": 0,
-            "content": "" if streamed or self.silent else sample.text,
+            "content": "" if streamed or self.silent else sample.text[len(self.begun) :],
             "tokens": [] if streamed or not self.tokens else list(ids),
             "id_slot": 0,
             "stop": True,
@@ -124,7 +128,7 @@ class LlamaChunks:
 
     def __init__(self, shape: LlamaShape, prompt_tokens: int) -> None:
         self._shape, self._prompt_tokens = shape, prompt_tokens
-        self._predicted = 0
+        self._predicted, self._begun = 0, len(shape.begun)
 
     def opening(self) -> Sequence[Chunk]:
         return []
@@ -132,10 +136,12 @@ class LlamaChunks:
     def add(self, place: int, event: StreamEvent) -> Sequence[Chunk]:
         del place  # there is one job
         self._predicted += len(event.token_ids)
+        text = event.text[self._begun :]
+        self._begun -= len(event.text) - len(text)
         chunks: list[Chunk] = []
-        if (event.text or event.token_ids) and not self._shape.silent:
+        if (text or event.token_ids) and not self._shape.silent:
             counts = {"tokens_predicted": self._predicted, "tokens_evaluated": self._prompt_tokens}
-            part = {"index": 0, "content": event.text, "tokens": list(event.token_ids), "stop": False, "id_slot": 0}
+            part = {"index": 0, "content": text, "tokens": list(event.token_ids), "stop": False, "id_slot": 0}
             chunks.append({**part, **counts})
         if event.output is not None:
             chunks.append(self._shape.reply(event.output, streamed=True))

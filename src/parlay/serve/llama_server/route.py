@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -32,6 +33,7 @@ from parlay.serve.protocol.sampling_from_body import (
 from parlay.serve.registry import Registry
 from parlay.serve.settings import Settings
 from parlay.text.prompts import Prompt, TokensPrompt
+from parlay.types import StructuredOutputsParams
 
 _NAMES = FieldNames.of(LlamaBody, "prompt", max_tokens="n_predict")
 _FIELDS = GapFields("input_prefix", "input_suffix", "prompt", "input_extra")
@@ -60,11 +62,13 @@ def router(registry: Registry, settings: Settings) -> APIRouter:
         _check(body, request, settings)
         others = [(each.filename or "file", each.text or "") for each in body.input_extra or ()]
         gap = Gap(body.input_prefix or "", body.input_suffix or "", body.prompt or "", others)
-        gap = gap.cut(settings.infill_order)
+        gap, word = gap.cut(settings.infill_order), ""
+        if settings.infill_order != "psm" and not body.structured:
+            gap, word = gap.without_word()
         ids = await in_thread(
             request, lambda: infill_prompt(served.vocabulary, served.max_model_len, gap, _FIELDS), heavy=False
         )
-        return await _answer(served, body, [TokensPrompt(prompt_token_ids=ids)], request, settings)
+        return await _answer(served, body, [TokensPrompt(prompt_token_ids=ids)], request, settings, begun=word)
 
     @routes.get("/props", summary="What the server runs", responses=responses(400, 404, 408, 413, 429, 503))
     async def llama_props(request: Request, model: str | None = None) -> dict[str, Any]:
@@ -105,17 +109,26 @@ def _check(body: LlamaBody, request: Request, settings: Settings) -> None:
 
 
 async def _answer(
-    served: Served, body: LlamaBody, prompts: Sequence[Prompt], request: Request, settings: Settings
+    served: Served,
+    body: LlamaBody,
+    prompts: Sequence[Prompt],
+    request: Request,
+    settings: Settings,
+    *,
+    begun: str = "",
 ) -> Response:
+    """``begun``: letters that the answer has to begin with, and that the client has already."""
     silent = body.max_tokens == 0
     plain = body.model_copy(update=body.sampling())
     params = sampling_params(plain, settings, _NAMES, max_tokens=1 if silent else body.max_tokens)
+    if begun and not silent:
+        params = replace(params, structured_outputs=StructuredOutputsParams(regex=f"{begun}(?s:.*)"))
     options = body_options(body, request)
 
     def make() -> list[Job]:
         return [prepare(served, prompt, params, options, settings=settings, names=_NAMES) for prompt in prompts]
 
-    jobs = await in_thread(request, make, heavy=body.structured)
+    jobs = await in_thread(request, make, heavy=body.structured or bool(begun))
     shape = LlamaShape(
         model=served.name,
         params=params,
@@ -123,6 +136,7 @@ async def _answer(
         silent=silent,
         tokens=bool(body.return_tokens),
         fields=body.response_fields,
+        begun=begun,
     )
     run = make_run(served, jobs, _NAMES, request, settings)
     if body.stream:

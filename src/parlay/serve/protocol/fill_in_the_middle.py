@@ -3,11 +3,12 @@
 Every form is prefix, suffix, and what has been written of the middle. The model goes on from there, so the text before
 the cursor may be cut anywhere: what stands behind the cut counts as written already. A cut that stays where it is while
 somebody types leaves all that comes before the end of the prompt as it was, and so in the cache of prompts. But a word
-that ends behind the cut reads as a whole one, so half a word is seldom completed.
+that ends behind the cut reads as a whole one, so half a word is seldom completed: see `Gap.without_word`.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -36,6 +37,7 @@ _FAMILIES = (
     _Marks("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # DeepSeek
     _Marks("▁<PRE>", "▁<SUF>", "▁<MID>"),  # CodeLlama
 )
+_WORD = re.compile(r"[ \t]?\w+\Z")
 _REPOSITORY, _FILE = "repository\n", "file\n"
 """Names for the model, which no client tells: they are always the same, so that prompts begin alike."""
 
@@ -54,6 +56,15 @@ class Gap:
         text = self.prefix + self.written
         at = {"psm": len(text), "line": text.rfind("\n") + 1, "spm": 0}[order]
         return replace(self, prefix=text[:at], written=text[at:])
+
+    def without_word(self) -> tuple[Gap, str]:
+        """Take back the word that is being written, with the space before it, and return it too.
+
+        Its beginning has other tokens than the whole word, so the answer has to begin with it instead: token healing.
+        """
+        found = _WORD.search(self.written)
+        at = found.start() if found else len(self.written)
+        return replace(self, written=self.written[:at]), self.written[at:]
 
 
 class GapFields(NamedTuple):
