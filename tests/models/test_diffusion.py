@@ -221,6 +221,10 @@ def test_the_usual_strategy_of_a_diffusion_model_is_denoise(saved: tuple[Path, S
         llm.generate([PROMPTS[1]], params, strategy="none")
     with pytest.raises(ValueError, match="exactness seed"):
         llm.generate([PROMPTS[1]], params, strategy="denoise", exactness="seed")
+    with pytest.raises(ValueError, match="has no prompt_logprobs"):
+        llm.generate([PROMPTS[1]], SamplingParams(prompt_logprobs=1))
+    with pytest.raises(ParlayError, match="can't draft token by token"):
+        LLM("parlay-mini", draft_model=str(saved[0]), strategy="draft-model")
 
 
 @pytest.mark.parametrize("name", ["llada", "dream"])

@@ -51,7 +51,7 @@ def _overview(entries: list[StrategyEntry]) -> None:
     """A line or two for each strategy, by family, and for each accept rule."""
     for family, members in groupby(entries, key=lambda entry: entry.family):
         print(f"{family}:")
-        print("\n".join(_brief(entry.name, entry.summary) for entry in members), end="\n\n")
+        print("\n".join(map(_brief_entry, members)), end="\n\n")
     print("accept rules (rule=NAME):")
     print("\n".join(_brief(rule.name, f"{rule.summary} [{rule.exactness}]") for rule in RULES.values()))
     print("\nExactness is `bits` unless said otherwise; it follows the rule:")
@@ -59,6 +59,11 @@ def _overview(entries: list[StrategyEntry]) -> None:
         print(_wrap(f"{level}: {LEVELS[level]}"))
     print("\nParameters: parlay strategies NAME")
     print("Use one:    parlay generate --strategy NAME[:KEY=VALUE,...]")
+
+
+def _brief_entry(entry: StrategyEntry) -> str:
+    level = "" if entry.exactness is Exactness.BITS else f" [{entry.exactness}]"
+    return _brief(entry.name, entry.summary + level)
 
 
 def _brief(name: str, summary: str) -> str:

@@ -181,6 +181,8 @@ class RequestTable:
             raise ValueError(
                 f"strategy {strategy.name} writes token by token, but {spec.name} is a diffusion model: choose denoise"
             )
+        if request.params.prompt_logprobs is not None and spec.fills_only:
+            raise ValueError(f"{spec.name} is a diffusion model and has no prompt_logprobs: leave them out")
         if request.id in self._sequences:
             raise ValueError(f"request id {request.id!r} is under way already")
         if not prompt:
