@@ -79,11 +79,12 @@ def fed(runner: NativeRunner, text: Sequence[int], canvas: Sequence[int], chunks
 
 def test_logits_are_those_of_the_slow_reference(saved: tuple[Path, SlowDiffusion], runner: NativeRunner) -> None:
     layout = saved[1].layout
-    assert runner.spec.canvas == CanvasSpec(MASK, layout.block, layout.shift, "block" if layout.block else "full")
+    size, whole = layout.block or layout.canvas, layout.text == "causal"
+    assert runner.spec.canvas == CanvasSpec(MASK, size, layout.shift, layout.text, whole)
     for length in (1, 7, 21, 32):
         places = layout.block - length % layout.block if layout.block else 9
         ids = [*TEXT[:length], *[MASK] * places]
-        expected = saved[1].logits(ids)
+        expected = saved[1].logits(ids, places)
         torch.testing.assert_close(
             fed(runner, ids[:length], ids[length:]), expected[length - 1 :], atol=1e-4, rtol=1e-4
         )
@@ -124,6 +125,8 @@ def test_forks_and_neighbours_change_no_bit(saved: tuple[Path, SlowDiffusion], r
 
 
 def test_drafts_and_taps_are_refused(runner: NativeRunner) -> None:
+    if not runner.spec.fills_only:
+        pytest.skip("a causal text takes them")
     name = next(names)
     runner.open(name, TEXT[:5])
     assert runner.reserve(name, 20)
@@ -136,8 +139,8 @@ def test_drafts_and_taps_are_refused(runner: NativeRunner) -> None:
 
 def test_stale_rows_are_exact_until_the_canvas_changes(saved: tuple[Path, SlowDiffusion], runner: NativeRunner) -> None:
     """How far they drift then is bounded here by numbers: it is what an approximate cache costs."""
-    if saved[1].layout.block:
-        pytest.skip("blocks are cached exactly")
+    if saved[1].layout.text != "full":
+        pytest.skip("texts of other models are cached exactly")
     name, text, canvas = next(names), TEXT[:21], [MASK] * 8
     runner.open(name, text)
     assert runner.reserve(name, 60)
@@ -162,7 +165,7 @@ def test_a_stale_cache_runs_fewer_rows_and_is_refused_where_blocks_are_exact(
     llm = LLM(str(saved[0]), dtype="float32")
     params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
     strategy = "denoise:selector=confidence,k=2,canvas=12,block=6,cache=stale"
-    if saved[1].layout.block:
+    if saved[1].layout.text != "full":
         with pytest.raises(ValueError, match="cache=stale is for models whose rows all see each other"):
             llm.generate([PROMPTS[2]], params, strategy="denoise:cache=stale")
         return
@@ -213,6 +216,8 @@ def test_every_selector_writes_the_same_text_for_the_same_seed(saved: tuple[Path
 
 
 def test_the_usual_strategy_of_a_diffusion_model_is_denoise(saved: tuple[Path, SlowDiffusion]) -> None:
+    if saved[1].layout.canvas:
+        pytest.skip("a causal text is written token by token, too")
     llm = LLM(str(saved[0]), dtype="float32")
     params = SamplingParams(temperature=0, max_tokens=8)
     usual, named = (llm.generate([PROMPTS[1]], params, strategy=each)[0].outputs[0] for each in (None, "denoise"))
@@ -225,6 +230,22 @@ def test_the_usual_strategy_of_a_diffusion_model_is_denoise(saved: tuple[Path, S
         llm.generate([PROMPTS[1]], SamplingParams(prompt_logprobs=1))
     with pytest.raises(ParlayError, match="can't draft token by token"):
         LLM("parlay-mini", draft_model=str(saved[0]), strategy="draft-model")
+
+
+def test_one_checkpoint_writes_token_by_token_and_on_canvases(tmp_path: Path) -> None:
+    """All in one batch; drafts change no token of the text that is written in order."""
+    slow = save_diffusion("nemotron", tmp_path)
+    assert read_config(tmp_path).max_context == 128  # no query is scaled there
+    llm = LLM(str(tmp_path), dtype="float32")
+    params = SamplingParams(temperature=0, max_tokens=21, ignore_eos=True)
+    strategies = ["none", "prompt-lookup", "auto", "denoise:selector=confidence,k=3"]
+    outputs = llm.generate([PROMPTS[2]] * 4, params, strategy=strategies)
+    texts = [list(output.outputs[0].token_ids) for output in outputs]
+    plain = list(PROMPTS[2])
+    for _ in range(21):
+        plain.append(int(slow.logits(plain)[-1].argmax()))
+    assert texts[:3] == [plain[len(PROMPTS[2]) :]] * 3
+    assert texts[3] == slow.write(PROMPTS[2], 21, canvas=0, k=3)
 
 
 @pytest.mark.parametrize("name", ["llada", "dream"])
@@ -272,7 +293,7 @@ def test_texts_have_the_form_that_is_asked_for(name: str, selector: str, tmp_pat
         ("llada", {"alibi": True}, "LLaDAModelLM: alibi True is not supported"),
         ("dream", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 0}, "sliding windows"),
         ("sdar", {"architectures": ["SDARMoeForCausalLM"]}, "SDARMoeForCausalLM: mixtures of experts"),
-        ("sdar", {"model_type": "nemotron_labs_diffusion"}, "scaled by their position"),
+        ("nemotron", {"model_type": "nemotron_labs_diffusion_vlm"}, "images are not supported"),
     ],
 )
 def test_what_cannot_run_is_refused_by_name(name: str, change: dict[str, object], reason: str, tmp_path: Path) -> None:

@@ -99,10 +99,23 @@ def _fill(max_context: int, steps: list[SequenceStep]) -> None:
         _filled(step, canvas, guess, each)
         for step, canvas, guess, each in zip(steps, canvases, guesses, fills, strict=True)
     ]
-    for step, guess, places, each in zip(steps, guesses, filled, fills, strict=True):
-        waits = selector.revokes and any(places[place] is None for place in guess.places)
+    for step, canvas, guess, places, each in zip(steps, canvases, guesses, filled, fills, strict=True):
+        waits = _waits(step, canvas, guess, places, revokes=selector.revokes)
         _read_off(step, places, max_context, waits=waits)
         _note(step, each.memory)
+
+
+def _waits(
+    step: SequenceStep, canvas: Canvas, guesses: Guesses, places: Sequence[Decided | None], *, revokes: bool
+) -> bool:
+    """Whether decided places stay on the canvas: while one is open, in models that want that or if they may be opened.
+
+    A form may leave nothing to draw at later places before the first ones have joined the text.
+    """
+    if not (revokes or canvas.spec.whole):
+        return False
+    some = revokes or step.sequence.request.constraint is not None
+    return any(places[place] is None for place in (guesses.places if some else range(len(places))))
 
 
 def _guess(step: SequenceStep, canvas: Canvas, *, revokes: bool) -> Guesses:

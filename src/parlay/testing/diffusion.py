@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+from typing import Literal
 
 import torch
 from safetensors.torch import save_file
@@ -81,7 +82,10 @@ _LLADA_NAMES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """How a family's files look, and who sees whom: its ``block`` (0: all rows see each other) and ``shift``."""
+    """How a family's files look, and who sees whom: its ``block`` (0: all rows see each other) and ``shift``.
+
+    With a ``canvas`` of so many places the text is causal, and the last rows see each other.
+    """
 
     architecture: str
     config: Mapping[str, object]
@@ -90,6 +94,11 @@ class Layout:
     shift: bool = False
     bias: bool = False
     qk_norm: bool = False
+    canvas: int = 0
+
+    @property
+    def text(self) -> Literal["causal", "block", "full"]:
+        return "causal" if self.canvas else "block" if self.block else "full"
 
 
 LAYOUTS: Mapping[str, Layout] = MappingProxyType(
@@ -124,6 +133,26 @@ LAYOUTS: Mapping[str, Layout] = MappingProxyType(
             names=_QWEN_NAMES,
             block=4,
             qk_norm=True,
+        ),
+        "nemotron": Layout(
+            architecture="NemotronLabsDiffusionModel",
+            config={
+                **_QWEN,
+                "model_type": "nemotron_labs_diffusion",
+                "head_dim": DIM,
+                "block_size": 8,
+                "rope_parameters": {
+                    "rope_type": "default",
+                    "rope_theta": 10_000.0,
+                    "llama_4_scaling_beta": 0.1,
+                    "original_max_position_embeddings": 128,
+                },
+            },
+            names={
+                part: "diffusion_head" if part == "head" else name.replace("model.", "encoder.")
+                for part, name in _QWEN_NAMES.items()
+            },
+            canvas=8,
         ),
         "a2d": Layout(
             architecture="A2DQwen3LMHeadModel",
@@ -180,11 +209,15 @@ class SlowDiffusion:
     def __init__(self, layout: Layout, weights: Mapping[str, Tensor]) -> None:
         self.layout, self._weights = layout, weights
 
-    def logits(self, ids: Sequence[int]) -> Tensor:
-        """``[T, V]``: each row sees all rows, or those before the end of its block."""
+    def logits(self, ids: Sequence[int], places: int = 0) -> Tensor:
+        """``[T, V]``: each row sees all rows, or those before the end of its block.
+
+        In causal texts it sees those before it, and the last ``places`` rows see all.
+        """
         rows = torch.arange(len(ids))
-        block = self.layout.block or len(ids)
+        block = 1 if self.layout.canvas else self.layout.block or len(ids)
         seen_TT = rows[None] < (rows[:, None] // block + 1) * block
+        seen_TT |= rows[:, None] >= len(ids) - places
         x_TH = self._of("embed")[list(ids)]
         for layer in range(LAYERS):
             x_TH = x_TH + self._attention(layer, self._normed("norm1", x_TH, layer), seen_TT)
@@ -200,11 +233,11 @@ class SlowDiffusion:
         """
         text, end, block = list(prompt), len(prompt) + length, self.layout.block
         while len(text) < end:
-            size = block - len(text) % block if block else canvas
+            size = block - len(text) % block if block else self.layout.canvas or canvas
             places: list[int | None] = [None] * min(size, end - len(text))
             first = len(text) if block else 0
             while None in places:
-                logits = self.logits([*text, *(MASK if token is None else token for token in places)])
+                logits = self.logits([*text, *(MASK if token is None else token for token in places)], len(places))
                 rows = logits[len(text) - 1 : -1] if self.layout.shift else logits[len(text) :]
                 rows[:, MASK] = -torch.inf
                 probs = rows.double().softmax(-1)

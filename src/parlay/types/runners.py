@@ -28,13 +28,15 @@ class CanvasSpec(NamedTuple):
     token, as in models adapted from ones that write token by token; otherwise the place's own row does.
 
     ``text`` says what rows of the text see: causal, those before them; block, those of their whole block as well, which
-    begins at a multiple of ``block``, and a canvas ends where its block does; full, all rows, the canvas included.
+    begins at a multiple of ``block``, and a canvas ends where its block does; full, all rows, the canvas included. With
+    ``whole``, places stay on the canvas until all of it are decided, because the text would see less than they do.
     """
 
     mask_id: int
     block: int = 0
     shift: bool = False
     text: Literal["causal", "block", "full"] = "causal"
+    whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)

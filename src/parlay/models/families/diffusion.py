@@ -32,7 +32,8 @@ def _fills(family: Family, usual: CanvasSpec) -> Family:
             raise ValueError(f"mask_token_id {mask_id} is not in the vocabulary of {config.vocab_size}")
         if size < 0 or (usual.block and not size):
             raise ValueError(f"block_size {size}: expected at least 1")
-        return replace(config, canvas=CanvasSpec(mask_id, size, usual.shift, "block" if size else "full"))
+        text = usual.text if usual.text == "causal" else "block" if size else "full"
+        return replace(config, canvas=usual._replace(mask_id=mask_id, block=size, text=text))
 
     return replace(family, complete=complete, canvas=usual)
 
@@ -114,14 +115,39 @@ SDAR = _fills(replace(QWEN3, architecture="SDARForCausalLM", gguf=None), CanvasS
 """Qwen3 in blocks, mostly of 4."""
 A2D_QWEN3 = _fills(replace(QWEN3, architecture="A2DQwen3LMHeadModel", gguf=None), CanvasSpec(151_669, text="full"))
 """dLLM's Qwen3: all rows see each other, or a block's where config.json has a ``block_size``."""
-DIFFUSION = (LLADA, DREAM, FAST_DLLM, SDAR, A2D_QWEN3)
+
+
+def _unscaled(raw: Json) -> Json:
+    """The config with the context in which no query is scaled, by 1 + beta * log(1 + floor(position / original)).
+
+    So positions before ``original_max_position_embeddings`` are multiplied by 1.
+    """
+    rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    original = rope.get("original_max_position_embeddings")
+    if not rope.get("llama_4_scaling_beta") or original is None:
+        return raw
+    return {**raw, "max_position_embeddings": min(raw.get("max_position_embeddings") or original, original)}
+
+
+NEMOTRON = _fills(
+    Family(
+        architecture="NemotronLabsDiffusionModel",
+        max_context=4096,
+        said=_unscaled,
+        prefixes={"encoder.": "model."},
+        names={"diffusion_head": "lm_head"},
+    ),
+    CanvasSpec(100, block=32, whole=True),
+)
+"""Nemotron-Labs-Diffusion: a causal text, so it also writes token by token, and canvases whose rows see each other."""
+DIFFUSION = (LLADA, DREAM, FAST_DLLM, SDAR, A2D_QWEN3, NEMOTRON)
 
 REFUSED: Mapping[str, str] = {
     "llada2_moe": "mixtures of experts are not supported",
     "LLaDA2MoeModelLM": "mixtures of experts are not supported",
     "LLaDAMoEModelLM": "mixtures of experts are not supported",
     "SDARMoeForCausalLM": "mixtures of experts are not supported",
-    "nemotron_labs_diffusion": "queries that are scaled by their position are not supported",
+    "nemotron_labs_diffusion_vlm": "images are not supported",
     "wedlm": "places that are moved before the rest of the text are not supported",
     "DiffusionGemmaForBlockDiffusion": "canvases that begin with random tokens are not supported",
 }
