@@ -183,7 +183,9 @@ class NativeRunner:
         """Where the segment's rows lie."""
         if segment.together:
             _check_together(segment)
-        place = self._store.stage(segment, skip)._replace(block=self._block)
+        place = self._store.stage(segment, skip)
+        if self._block:
+            place = place._replace(block=self._block)
         if place.start + place.end > self._max_context:  # unless the tree is wider than deep
             deepest = place.start + place.pending + max(trees.depths(place.tree), default=0)
             if deepest > self._max_context:
