@@ -16,6 +16,7 @@ from torch import Tensor
 from parlay.drafters import options as methods
 from parlay.drafters.options import EARLY_EXIT
 from parlay.models.opening import chosen_device
+from parlay.system import threads
 from parlay.train.data.features import Featured
 from parlay.train.data.preparing import prepare, prepare_distill
 from parlay.train.loop import Loop
@@ -125,6 +126,7 @@ def train(method: str, options: DrafterTrainOptions) -> str:
     Of several processes the first one writes what is trained on, and the head.
     """
     where = processes()
+    threads.settle(options.threads)
     for folder in (options.work, options.out):
         make_folder(folder)
     with where.first_alone():

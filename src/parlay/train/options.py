@@ -11,6 +11,8 @@ from parlay.options import UsageError, option
 from parlay.train.divergences import DIVERGENCES, FORWARD
 from parlay.train.loop import LoopOptions
 
+_MOST_SHARDS, _MINUTES_PER_SHARD = 16, 4
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrafterTrainOptions(LoopOptions):
@@ -31,7 +33,13 @@ class DrafterTrainOptions(LoopOptions):
         500_000, "most tokens of text files that are read, from all over them; each takes some kilobytes", low=8
     )
     skip_broken: bool = option(False, "leave broken lines of these files out")
-    shards: int = option(16, "shards of 128 conversations that the target writes; 0: none, with --texts", low=0)
+    shards: int | None = option(
+        None,
+        "shards of 128 conversations that the target writes; 0: none, with --texts (default: one for each four minutes "
+        "of --minutes, at most 16)",
+        low=0,
+    )
+    threads: int | None = option(None, "number of threads (default: one per usable core)", low=1)
     answer_tokens: int = option(192, "most tokens of an answer", low=2)
     keep_features: bool = option(
         True, "keep the target's features in the work folder; else each run computes them anew and holds them in memory"
@@ -45,10 +53,17 @@ class DrafterTrainOptions(LoopOptions):
 
     def __post_init__(self) -> None:
         LoopOptions.__post_init__(self)
-        if not self.shards and (self.texts is None or not self.whole):
+        if self.shards == 0 and (self.texts is None or not self.whole):
             raise UsageError(
                 "shards=0: the target writes nothing then, so name texts, and learn from the whole of them"
             )
+
+    @property
+    def written_shards(self) -> int:
+        """How many shards the target writes: so many that writing takes about as long as training, on two cores."""
+        if self.shards is not None:
+            return self.shards
+        return max(1, min(_MOST_SHARDS, round(self.minutes / _MINUTES_PER_SHARD)))
 
     def layer(self, target: DecoderConfig) -> DecoderConfig:
         """The shape of the drafter's own layers, given the target's."""

@@ -80,7 +80,7 @@ def written_card(
     read = f"; it read those of {options.texts.name}" if options.texts else ""
     shares = ", ".join(f"{100 * share:.1f} %" for share in reached.acceptance)
     tokens = sum(len(text.ids_T) for text in trained)
-    answers = sum(len(text.ids_T) - text.answer for text in trained) if options.shards else 0
+    answers = sum(len(text.ids_T) - text.answer for text in trained) if options.written_shards else 0
     data = {"loss": round(reached.loss, 4), "rows": reached.tokens, "texts": len(trained), "tokens": tokens}
     return (
         f"{front_matter(method, origin, reached.acceptance, data)}\n"

@@ -43,8 +43,11 @@ class ShortHead:
         self._first = self._next = count - _NEWEST
         self._count = count
         self._lay_out(int(self.model.hidden))
-        for first in range(0, count, _PART):
-            self._pack(first, self._rows(range(first, min(first + _PART, count))))
+        if source.kind == self._format.number and source.panels and not source.scale:  # packed alike
+            ctypes.memmove(self.model.head.panels, source.panels, count // self._panel * self._panel_bytes)
+        else:
+            for first in range(0, count, _PART):
+                self._pack(first, self._rows(range(first, min(first + _PART, count))))
         self._newest_rows = self._rows(range(self._first, count))
 
     def add(self, tokens: Sequence[int]) -> None:

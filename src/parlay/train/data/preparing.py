@@ -57,9 +57,9 @@ def prepare(options: DrafterTrainOptions) -> list[Featured]:
             texts = encode_user_texts(given, llm.get_tokenizer(), cut)
             save_user_texts(options.work, texts)
             print(f"{len(texts):,} texts of {sum(len(text.ids) for text in texts):,} tokens from {options.texts}")
-        if options.shards:
-            with counted("texts", options.shards) as done:
-                Writer(llm, plan).write(options.work, options.shards, done)
+        if options.written_shards:
+            with counted("texts", options.written_shards) as done:
+                Writer(llm, plan).write(options.work, options.written_shards, done)
     return _featured(options, options.work)
 
 
