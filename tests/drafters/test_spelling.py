@@ -65,7 +65,7 @@ def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "union:of=prompt-lookup(max_ngram=3)+draft-model(min_p=0.2)",
+        "union:of=prompt-lookup(max_ngram=3)+draft-model(min_p=0.3)",
         "union:k=4,of=prompt-lookup(max_ngram=3,min_ngram=2,pick=leftmost)+draft-model",
         "union:of=union(k=3,of=prompt-lookup(k=2)+draft-model(model=a))+draft-model(model=b)",
         "union:of=toy_nested:Echo(times=3,words=x+y)+prompt-lookup",
