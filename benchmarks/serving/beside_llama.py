@@ -31,7 +31,7 @@ from benchmarks.serving.over_api import CLIENT, OverHttp, text_ids
 from benchmarks.serving.served import PATIENCE, served
 from parlay.bench import workloads
 from parlay.bench.prepare import first_ids
-from parlay.bench.records import OURS, PLAIN, Cell, Results, Row
+from parlay.bench.records import OURS, PLAIN, Cell, Results, Row, System
 from parlay.bench.rounds import Rounds
 from parlay.bench.stopwatch import Reading
 from parlay.bench.summary import Measurements, ratio, whole_rate
@@ -50,9 +50,11 @@ WORKLOADS = ("spec-bench", "humaneval", "editeval", "bfcl-simple")
 READY = 120.0
 """Seconds that a server may take until it answers."""
 INTRO = (
-    "Tokens per second of whole requests, from sending one to its last piece; llama-server's plain decoding is 1. The "
-    "mean is geometric, over the kinds. Both servers get the same token ids, run on the same file and as many threads, "
-    "and end a text where the model ends it. The client's processor time counts against both."
+    "Tokens per second of whole requests, from sending one to its last piece; llama-server's plain decoding is 1. "
+    "`none` is Parlay's plain decoding, `auto` its default. The mean is geometric, over the kinds. Both servers get the "
+    "same token ids, run on the same file and as many threads, and end a text where the model ends it. The client's "
+    "processor time counts against both. The last row counts texts that equal those of Parlay's plain decoding: "
+    "llama.cpp rounds otherwise, so its texts part ways after some tokens."
 )
 
 logger = logging.getLogger("benchmarks")
@@ -157,14 +159,19 @@ def section(found: Measurements) -> list[str]:
         base = found.of(replace(cell, engine=f"{LLAMA} {PLAIN}", strategy=PLAIN))
         spread = ratio(found.of(cell), base, whole_rate)
         if spread is not None:
-            gains[cell.workload, str(cell.system)] = spread.median
-    names = [str(system) for system in systems]
+            gains[cell.workload, _name(cell.system)] = spread.median
+    names = [_name(system) for system in systems]
     lines = [(kind, *(number(gains.get((kind, name))) for name in names)) for kind in kinds]
     of_system = {name: [gain for (_, system), gain in gains.items() if system == name] for name in names}
     for label, of in (("**mean**", geometric_mean), ("least", min)):
         lines.append((label, *(number(of(values) if (values := of_system[name]) else None) for name in names)))
-    texts = [same([row for row in found.rows if str(row.cell.system) == name]) for name in names]
+    texts = [same([row for row in found.rows if _name(row.cell.system) == name]) for name in names]
     return table(("kind", *names), [*lines, ("text of Parlay's plain decoding", *texts)])
+
+
+def _name(system: System) -> str:
+    """Parlay's strategies by their names alone, the modes of llama-server behind its own."""
+    return system.strategy if system.engine == OURS else system.engine.removesuffix(f" {PLAIN}")
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:

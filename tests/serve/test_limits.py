@@ -225,9 +225,9 @@ def test_a_temperature_above_the_usual_is_warned_of_elsewhere(
 @pytest.mark.parametrize(
     ("path", "body"),
     [
-        ("/v1/completions", {"prompt": "x", "response_format": {"type": "json_object"}}),
-        ("/v1/chat/completions", {"messages": [USER], "guided_regex": "(b|c)d"}),
-        ("/api/chat", {"messages": [USER], "format": "json"}),
+        ("/v1/completions", {"prompt": "x", "guided_json": {"properties": {"asked_by_no_other_test": {}}}}),
+        ("/v1/chat/completions", {"messages": [USER], "guided_regex": "(b|c)d{2,3}(e|f)"}),
+        ("/api/chat", {"messages": [USER], "format": {"properties": {"asked_by_nobody_else": {}}}}),
     ],
 )
 def test_a_machine_too_busy_to_compile_a_form_is_not_the_clients_fault(

@@ -56,5 +56,6 @@ def strategies(text: str) -> tuple[str, ...]:
 
 def _known(name: str) -> list[str]:
     if name == ALL:
-        return [each for each, entry in catalogue().items() if not entry.parameters.keys() & _OWN]
+        found = catalogue().items()
+        return [each for each, entry in found if entry.family != "diffusion" and not entry.parameters.keys() & _OWN]
     return [str(parse(name))]
