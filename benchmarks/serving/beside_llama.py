@@ -51,7 +51,7 @@ READY = 120.0
 """Seconds that a server may take until it answers."""
 INTRO = (
     "Tokens per second of whole requests, from sending one to its last piece; llama-server's plain decoding is 1. "
-    "`none` is Parlay's plain decoding, `auto` its default. The mean is geometric, over the kinds. Both servers get the "
+    "`none` is Parlay's plain decoding, `auto` its default. The mean is geometric, over the kinds. Both get the "
     "same token ids, run on the same file and as many threads, and end a text where the model ends it. The client's "
     "processor time counts against both. The last row counts texts that equal those of Parlay's plain decoding: "
     "llama.cpp rounds otherwise, so its texts part ways after some tokens."
