@@ -20,7 +20,7 @@ from parlay.testing.conformance import Stage, catalogue_specs, subject_of
 from parlay.testing.conformance.compare import comparable
 from parlay.testing.conformance.stage import PLAIN, StageRequest, decode
 from parlay.testing.random_heads import random_heads
-from parlay.types import Exactness, SamplingParams
+from parlay.types import CanvasSpec, Exactness, SamplingParams
 
 SPECS = catalogue_specs()
 FIRST = {spec.partition(":")[0]: spec for spec in reversed(SPECS)}.values()
@@ -55,7 +55,7 @@ def stage(dtype: str) -> Stage:
         default_draft=BUILT_IN_DRAFTS[MODEL],
         tokenizer=tokenizer,
         open_tokenizer=lambda _: tokenizer,
-        target=runner.spec,
+        target=replace(runner.spec, canvas=CanvasSpec(0, block=4, shift=True)),
         find_head=random_heads(runner.spec),
         open_datastore=lambda _: Datastore.build([np.array(ask.prompt) for ask in asks()], runner.spec.vocab_size),
     )

@@ -12,7 +12,8 @@ import torch.nn.functional as F
 
 from parlay import models
 from parlay.drafters.draft_models.static_trees import best_tree
-from parlay.drafters.heads.probes import Bita, Pass, Ppd, SpeculativeStreaming, probe_counts
+from parlay.drafters.heads.guessing_ahead import probe_counts
+from parlay.drafters.heads.probes import Bita, Pass, Ppd, SpeculativeStreaming
 from parlay.drafters.options import BITA, PPD, STREAMING, GroupOptions, HeadOptions, PpdOptions
 from parlay.drafters.resources import Resources
 from parlay.options import LoadOptions, UsageError

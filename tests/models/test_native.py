@@ -28,6 +28,7 @@ CPU = torch.device("cpu")
 TREE = Tree((1,) * 6, (-1, 0, -1, 2, 2, 1))
 CHAIN = Tree((1, 1), (-1, 0))
 CANVAS = Tree((1,) * 7, (-1, 0, -1, 1, 3, 4, 5))
+GROUPS = Tree((0,) * 8, (-1, 0, 0, -1, 3, 4, 1, 6))
 TEXT = tuple(torch.randint(VOCAB_SIZE, (40,), generator=torch.Generator().manual_seed(0)).tolist())
 
 
@@ -145,6 +146,8 @@ PLACES = [
     (31, 2, CHAIN, 0, 2),
     (31, 2, CANVAS, 0, 4),
     (70, 3, CANVAS, 4, 4),
+    (31, 2, GROUPS, 0, 5),
+    (70, 3, GROUPS, 4, 5),
 ]
 """Where rows lie: tokens cached, tokens pending, tree, base, and rows that see each other."""
 

@@ -264,14 +264,30 @@ def test_what_can_not_be_run_is_said(one: Segment, skip: Skip, words: str) -> No
     runner.check()
 
 
+def test_rows_of_a_chain_see_their_own_chain_and_no_other(dtype: torch.dtype) -> None:
+    """Below each node stands what would stand there alone, to the last bit; the nodes do not notice."""
+    runner, masks = make(dtype), (9, 9, 9)
+    opened(runner, 0, TEXT[:20], 17)
+    nodes = Tree((5, 6, 7), (-1, 0, 0))
+    tree = Tree((*nodes.tokens, *masks, *masks), (*nodes.parents, -1, 3, 4, 2, 6, 7))
+    pending = tuple(TEXT[17:20])
+    out = runner.forward([Segment(0, pending, tree, 2, together=6)]).logits_RV
+    assert torch.equal(out[:4], runner.forward([Segment(0, pending, nodes, 2)]).logits_RV)
+    below_root = runner.forward([Segment(0, pending, trees.chain_tree(masks), 3, together=3)]).logits_RV
+    below_node = runner.forward([Segment(0, pending, trees.chain_tree((5, 7, *masks)), 5, together=3)]).logits_RV
+    assert torch.equal(out[4:], torch.cat([below_root, below_node]))
+    assert not torch.equal(out[4], runner.forward([Segment(0, pending, trees.chain_tree((9,)), 3)]).logits_RV[0])
+    runner.check()
+
+
 @pytest.mark.parametrize(
     ("tree", "together", "base"),
     [
         (trees.chain_tree((1, 2)), 3, 0),
-        (Tree((1, 2, 3), (-1, 0, 0)), 2, 0),
+        (Tree((1, 2, 3, 4), (-1, 0, 0, 1)), 3, 0),
         (trees.chain_tree((1, 2, 3)), 3, 4),
     ],
-    ids=["more than nodes", "no chain", "not all run"],
+    ids=["more than nodes", "no chains", "not all run"],
 )
 def test_rows_that_cannot_see_each_other_are_an_error(tree: Tree, together: int, base: int) -> None:
     runner = make(torch.float32)

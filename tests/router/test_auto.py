@@ -33,9 +33,13 @@ def test_it_chooses_from_what_exists_for_the_target() -> None:
     assert all(catalogue()[name].replayable for name in bare)
     assert names("auto", STAGE.resources) != bare, "a draft model and heads exist there"
     families = [catalogue()[name].family for name in names("auto", STAGE.resources)]
-    assert sorted(families) == ["heads", "store"], "the best of each, and no draft model where there is a head"
+    assert sorted(families) == ["heads", "self", "store"], "the best of each, and no draft model where there is a head"
     without = names("auto", replace(STAGE.resources, find_head=None))
-    assert sorted(catalogue()[name].family for name in without) == ["model", "store"]
+    assert sorted(catalogue()[name].family for name in without) == ["model", "self", "store"]
+    assert STAGE.resources.target is not None
+    causal = replace(STAGE.resources, target=replace(STAGE.resources.target, canvas=None))
+    assert "set-block" in names("auto", STAGE.resources), "the target fills masked places"
+    assert "set-block" not in names("auto", causal)
 
 
 def test_heads_for_a_kind_of_requests_are_arms_beside_the_general_one() -> None:

@@ -19,7 +19,7 @@ class Rows(NamedTuple):
 
     Row 0 of the forward has slot ``start``: ``pending`` rows at successive positions, then the nodes of ``tree``, whose
     root is the last pending row. Rows before ``base`` are there already, the others run and are written. The last
-    ``together`` rows see each other. With a ``block``, each row sees all of its own block, which
+    ``together`` rows are chains whose rows see each other. With a ``block``, each row sees all of its own block, which
     begins at a multiple of it.
     """
 

@@ -180,6 +180,18 @@ class EarlyExitOptions(Options):
     threshold: float = option(0.0, "probability below which a draft ends", low=0, high=1)
 
 
+SET_BLOCK = "set-block"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetBlockOptions(Options):
+    """How many masked places are guessed, below how many nodes."""
+
+    masks: int = option(0, "mask rows below a node; 0: the model's block, at most 6", low=0, high=64)
+    groups: int = option(2, "nodes, the root among them, below which masks stand: the likeliest", low=1, high=64)
+    width: int = option(3, "best tokens of each place that may become nodes", low=1, high=64)
+
+
 EAGLE, EAGLE2, EAGLE3, MTP = "eagle", "eagle2", "eagle3", "mtp"
 BLOCK_DRAFTER, BLOCKWISE, KANGAROO = "block-drafter", "blockwise", "kangaroo"
 DYNAMO, PASS, PPD = "dynamo", "pass", "ppd"

@@ -258,14 +258,15 @@ def _with_room(text: Segment, nodes: int) -> Segment:
 
 
 def _check_together(segment: Segment) -> None:
-    """Raises ValueError unless the rows that see each other are nodes, a chain, and all run."""
+    """Raises ValueError unless the rows that see each other are nodes, in chains, and all run."""
     first = len(segment.tree) - segment.together
-    chain = segment.tree.parents[first + 1 :] == tuple(range(first, len(segment.tree) - 1))
+    last = enumerate(segment.tree.parents[max(first, 0) :], first)
+    chains = all(parent == node - 1 or parent < first for node, parent in last)
     runs = segment.base <= segment.end - segment.together
-    if first < 0 or not chain or not runs or (segment.features is not None and segment.features.join is not None):
+    if first < 0 or not chains or not runs or (segment.features is not None and segment.features.join is not None):
         raise ValueError(
             f"sequence {segment.sequence}: {segment.together} rows can't see each other: they must be the last nodes, "
-            "each a child of the one before it, all run, and not join at a later layer"
+            "in chains below other rows, all run, and not join at a later layer"
         )
 
 

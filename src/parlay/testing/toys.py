@@ -248,10 +248,11 @@ def row_texts(cached: Sequence[int], segment: Segment) -> list[list[int]]:
     texts = [text[:end] for end in range(len(cached) + min(base, 0) + 1, len(text) + 1)]
     paths = (trees.path_to(tree, node) for node in range(len(tree)))
     texts += [[*text, *(tree.tokens[above] for above in path)] for path in paths]
-    for row in range(len(texts) - segment.together, len(texts) - 1):
-        texts[row] = texts[-1] + texts[row][len(texts[-1]) - segment.together :]
-    if segment.together:
-        texts[-1] = texts[-1] + texts[-1][-segment.together :]
+    first_node = len(texts) - len(tree)
+    for chain in trees.last_chains(tree, segment.together):
+        last = texts[first_node + chain.stop - 1]
+        for row in range(first_node + chain.start, first_node + chain.stop):
+            texts[row] = last + texts[row][len(last) - len(chain) :]
     return texts[max(base, 0) :]
 
 

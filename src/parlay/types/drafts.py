@@ -83,8 +83,8 @@ class Draft:
     node's conditional acceptance, in [0, 1]; empty when it has none. ``probs`` ``[n, V]`` is the distribution that a
     node was drawn from; rules that accept fixed guesses (``point``) need none. The last ``probes`` nodes are computed
     for the drafter's sake and can never be accepted; no other node descends from one. ``inputs`` is what they read in
-    place of their tokens' embeddings, for runners that take features. The last ``together`` of the probes see each
-    other, as `Segment` says.
+    place of their tokens' embeddings, for runners that take features. The last ``together`` of the probes see
+    those of their own chain, as `Segment` says.
     """
 
     tree: Tree = NO_TREE

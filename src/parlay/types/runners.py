@@ -98,10 +98,10 @@ class Segment(NamedTuple):
     Logits are computed for the rows from ``logits_from`` on, which is at least ``base``: an early prefill chunk says
     ``len(pending)``, plain decoding ``len(pending) - 1``, prompt logprobs 0.
 
-    The last ``together`` rows see each other, those after them too. They are nodes, each but the first a child of the
-    node before it; they all run, and are never kept. Of other rows only those see them whose model has them see rows
-    after them, as `CanvasSpec.text` says. Cached rows that see what follows run again with it, unless the segment is
-    ``stale``: then they stay as they were, and all that is computed is approximate.
+    The last ``together`` rows are nodes in one chain or more, each below a row that is none of them. The rows of a
+    chain see each other, those after them too. They all run, and are never kept. Of other rows only those see them
+    whose model has them see rows after them, as `CanvasSpec.text` says. Cached rows that see what follows run again
+    with it, unless the segment is ``stale``: then they stay as they were, and all that is computed is approximate.
     """
 
     sequence: int

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
+from itertools import pairwise
 from typing import TypeVar
 
 from parlay.types import NO_DRAFT, Draft, Tree
@@ -69,6 +70,13 @@ def anchors(tree: Tree, count: int) -> list[int]:
     for parent in tree.parents[first:]:
         found.append(found[parent - first] if parent >= first else parent)
     return found
+
+
+def last_chains(tree: Tree, count: int) -> list[range]:
+    """Part the last ``count`` nodes into chains: a node goes on the one before it if that is its parent."""
+    first = len(tree) - count
+    begins = [node for node in range(first, len(tree)) if node == first or tree.parents[node] != node - 1]
+    return [range(*pair) for pair in pairwise([*begins, len(tree)])]
 
 
 def along(values: tuple[Value, ...], path: Sequence[int]) -> tuple[Value, ...]:

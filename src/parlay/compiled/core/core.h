@@ -55,8 +55,8 @@ typedef struct {
 
 /* Rows of one sequence: `pending` tokens, then the nodes of a tree below the last of them. Those before `base` ran
  * before and are only read; the others run, row i as row begin + i of the batch. The last `seers` see a prefix, too.
- * The last `together` are a chain: each sees all that the last of them sees. With a `block` above 0 each row sees its
- * whole block, which begins at a multiple of `block`; then all rows are pending. */
+ * The last `together` are chains, each below another row: a row sees all that the last of its chain sees. With a `block`
+ * above 0 each row sees its whole block, which begins at a multiple of `block`; then all rows are pending. */
 typedef struct {
     char *const *pages; /* of PAGE tokens each; row i of the segment is token start + i of its sequence */
     int64_t pitch;      /* bytes from one [PAGE][head_dim] to the next in a page, which is [layers][2][kv_heads] of them */

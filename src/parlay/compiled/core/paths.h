@@ -41,7 +41,11 @@ INLINE int64_t position_of(const Segment *segment, int64_t row)
 INLINE int64_t last_seen(const Segment *segment, int64_t row)
 {
     int64_t rows = segment->pending + segment->nodes;
-    if (row >= rows - segment->together) return rows - 1;
+    if (row >= rows - segment->together) {
+        if (!segment->nodes) return rows - 1;
+        while (row + 1 < rows && segment->parents[row + 1 - segment->pending] == row - segment->pending) row++;
+        return row;
+    }
     if (!segment->block) return row;
     int64_t position = segment->start + row, last = row + segment->block - 1 - position % segment->block;
     return last < rows ? last : rows - 1;

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import operator
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from itertools import accumulate
 
 from torch import Tensor
 
 from parlay.drafters.draft_models.guesses import probabilities
-from parlay.drafters.draft_models.static_trees import FilledTree, best_tree
+from parlay.drafters.draft_models.static_trees import Acceptance
+from parlay.drafters.heads.guessing_ahead import GuessingAhead, group_counts, probe_counts, with_probes
 from parlay.drafters.heads.watch import AcceptanceWatch
-from parlay.drafters.history import History
 from parlay.drafters.options import BITA, PASS, PPD, STREAMING, GroupOptions, HeadOptions, PpdOptions
 from parlay.drafters.resources import Resources
 from parlay.drafters.self_speculation.skipping import layers_of
@@ -30,7 +30,6 @@ from parlay.types import (
     Observation,
     Prefix,
     SequenceView,
-    Tree,
     trees,
 )
 
@@ -38,21 +37,24 @@ _TOKEN = 0
 """What stands in a probe's place in the tree; the target reads the probe's input instead."""
 
 
-class _GuessingAhead(ABC):
-    """The forward that verifies a draft also guesses the next one.
-
-    Chains of probes hang below the root and below drafted nodes. Of the node at which the walk ends, the probes say
-    what comes after the token that is sampled there: the ranked tokens of probe m are the guesses m + 1 levels below
-    the new root. They make the tree that was best for held-out texts.
-    """
+class _TrainedProbes(GuessingAhead):
+    """Probes that read trained inputs, under a table of how often the guesses after them were right."""
 
     def __init__(self, source: str, held: HeadArtefact) -> None:
-        self._source = source
         self._inputs_MH: Tensor = held.tensors["inputs_MH"].float()
         self._acceptance: list[list[float]] = held.settings["acceptance"]
         self._watch = AcceptanceWatch(source, held)
-        self.needs = Needs(top_k=len(self._acceptance[0]), expected=held.expected)
-        self._held: dict[int, tuple[History, list[Sequence[int]]]] = {}
+        super().__init__(source, Needs(top_k=len(self._acceptance[0]), expected=held.expected))
+
+    @property
+    def acceptance(self) -> Acceptance:
+        return self._acceptance
+
+    def _see(self, observation: Observation) -> None:
+        self._watch.see(observation)
+
+    def _hang(self, draft: Draft) -> Draft:
+        return with_probes(draft, self._counts(draft), self._source, self._inputs())
 
     @abstractmethod
     def _counts(self, draft: Draft) -> Sequence[int]:
@@ -62,52 +64,8 @@ class _GuessingAhead(ABC):
         """Inputs of the probes of a chain."""
         return Features(self._inputs_MH)
 
-    def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
-        return [
-            self._with_probes(self._draft(view, budget)) if budget > 0 else NO_DRAFT
-            for view, budget in zip(views, budgets, strict=True)
-        ]
 
-    def observe(self, observations: Sequence[Observation]) -> None:
-        for observation in observations:
-            self._watch.see(observation)
-            history = History()
-            history.tokens += observation.view.tokens
-            self._held[observation.view.sequence] = history, _read(observation, self._source)
-
-    def release(self, sequence: int) -> None:
-        self._held.pop(sequence, None)
-
-    def _draft(self, view: SequenceView, budget: int) -> Draft:
-        """Draft from the guesses of the last step's probes, if that step was the text's last."""
-        history, guesses = self._held.get(view.sequence, (History(), []))
-        if len(history.tokens) != len(view.tokens) or history.agree(view.tokens) < len(view.tokens):
-            return NO_DRAFT
-        filled = FilledTree(best_tree(self._acceptance, budget, len(guesses)))
-        for level, (tokens, chances) in enumerate(zip(guesses, self._acceptance, strict=False)):
-            for node in filled.inner(level):
-                filled.fill(node, list(zip(tokens, chances, strict=False)))
-        return filled.draft(self._source)
-
-    def _with_probes(self, draft: Draft) -> Draft:
-        tree, first = draft.tree, len(draft)
-        tokens, parents = list(tree.tokens), list(tree.parents)
-        which: list[int] = []
-        for anchor, count in zip(range(-1, first), self._counts(draft), strict=True):
-            for place in range(count):
-                parents.append(len(parents) - 1 if place else anchor)
-                tokens.append(_TOKEN)
-                which.append(place)
-        return Draft(
-            Tree(tuple(tokens), tuple(parents)),
-            sources=(self._source,) * len(tokens),
-            scores=(*draft.scores, *(0.0,) * len(which)),
-            probes=len(which),
-            inputs=self._inputs().of(which),
-        )
-
-
-class Ppd(_GuessingAhead):
+class Ppd(_TrainedProbes):
     """PPD (Chen et al. 2024, arXiv:2405.18628): probes are inputs in place of tokens.
 
     As many as ``probes`` stand where they are likeliest to be read: the chance that the walk ends at their node, times
@@ -124,7 +82,7 @@ class Ppd(_GuessingAhead):
         return probe_counts(draft, self._reach, self._most)
 
 
-class _Grouped(_GuessingAhead):
+class _Grouped(_TrainedProbes):
     """All probes hang below each of the ``groups`` nodes at which the walk is likeliest to end."""
 
     def __init__(self, source: str, held: HeadArtefact, groups: int) -> None:
@@ -132,9 +90,7 @@ class _Grouped(_GuessingAhead):
         self._groups = groups
 
     def _counts(self, draft: Draft) -> Sequence[int]:
-        ends = _ends(draft)
-        chosen = set(sorted(range(len(ends)), key=lambda at: -ends[at])[: self._groups])
-        return [len(self._inputs_MH) if at in chosen else 0 for at in range(len(ends))]
+        return group_counts(draft, self._groups, len(self._inputs_MH))
 
 
 class Bita(_Grouped):
@@ -171,43 +127,6 @@ class SpeculativeStreaming(_Grouped):
 
     def _inputs(self) -> Features:
         return Features(self._inputs_MH, join=self._join)
-
-
-def probe_counts(draft: Draft, reach: Sequence[float], most: int) -> list[int]:
-    """How many probes hang below the root and below each node, ``most`` in all.
-
-    ``reach`` is how likely all guesses down to each probe's are right; it never rises.
-    """
-    ends = _ends(draft)
-    worth = [(-end * far, place, at) for at, end in enumerate(ends) for place, far in enumerate(reach)]
-    counts = [0] * len(ends)
-    for _, _, at in sorted(worth)[:most]:
-        counts[at] += 1
-    return counts
-
-
-def _ends(draft: Draft) -> list[float]:
-    """The chance that the walk ends at the root, then at each node."""
-    path_probs = [1.0]
-    ends = [1.0]
-    for parent, score in zip(draft.tree.parents, draft.scores, strict=True):
-        path_probs.append(path_probs[parent + 1] * score)
-        ends.append(path_probs[-1])
-        ends[parent + 1] -= path_probs[-1]
-    return ends
-
-
-def _read(observation: Observation, source: str) -> list[Sequence[int]]:
-    """The ranked tokens of the probes below the node at which the walk ended, from the first probe on."""
-    draft, verdict = observation.draft, observation.verdict
-    found: list[Sequence[int]] = []
-    node = verdict.path[-1] if verdict.path else -1
-    probes = range(len(draft) - draft.probes, len(draft))
-    below = {draft.tree.parents[probe]: probe for probe in probes if draft.sources[probe] == source}
-    while node in below and observation.top_k:
-        node = below[node]
-        found.append(observation.top_k[node + 1])
-    return found
 
 
 class Pass:

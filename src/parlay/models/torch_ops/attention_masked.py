@@ -108,8 +108,8 @@ def _mask(place: Rows, prefix: SeenPrefix | None, window: int | None) -> Tensor:
     if place.block:
         positions = torch.arange(start + end)
         seen = positions < (positions[start:] // place.block + 1)[:, None] * place.block
-    if place.together:
-        seen[-place.together :] = seen[-1]
+    for chain in trees.last_chains(place.tree, place.together):
+        seen[pending + chain.start : pending + chain.stop] = seen[pending + chain.stop - 1]
     if window is not None:
         root = start + pending - 1
         slots = torch.tensor([*range(root + 1), *(root + depth for depth in trees.depths(place.tree))])

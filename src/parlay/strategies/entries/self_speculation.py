@@ -5,9 +5,11 @@ from __future__ import annotations
 from parlay.drafters.options import (
     EARLY_EXIT,
     LAYER_SKIP,
+    SET_BLOCK,
     SWIFT,
     EarlyExitOptions,
     LayerSkipOptions,
+    SetBlockOptions,
     SwiftOptions,
 )
 from parlay.strategies.entry import StrategyEntry
@@ -53,5 +55,19 @@ ENTRIES = (
         k=25,
         factory="parlay.drafters.self_speculation.swift:Swift",
         toys=("window=4,every=3,width=3",),
+    ),
+    StrategyEntry(
+        name=SET_BLOCK,
+        family="self",
+        arm=1,
+        training="the target itself (parlay train set-block), or one that was published so",
+        needs="a target that writes token by token and fills masked places",
+        summary="The target drafts for itself on masked places, which the forward that verifies computes as well.",
+        when="the target has both modes, as Nemotron-Labs-Diffusion and what parlay train set-block makes",
+        reference="Liu et al. 2025 (TiDAR), arXiv:2511.08923; Gat et al. 2025, arXiv:2509.04185",
+        options=SetBlockOptions,
+        k=8,
+        factory="parlay.drafters.self_speculation.set_block:SetBlock",
+        toys=("", "groups=1,width=1"),
     ),
 )

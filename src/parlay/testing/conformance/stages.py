@@ -23,7 +23,7 @@ from parlay.testing.random_heads import random_heads
 from parlay.testing.reference import LogitsOf
 from parlay.testing.toy_tokenizers import toy_tokenizer
 from parlay.testing.toys import RandomLogits, ToyRunner
-from parlay.types import Runner, RunnerSpec, Segment
+from parlay.types import CanvasSpec, Runner, RunnerSpec, Segment
 
 
 def toy_stage(
@@ -39,7 +39,8 @@ def toy_stage(
     draft = RandomLogits(vocab_size, drift=0.0)
 
     def open_runner(capacity: int) -> Runner:
-        return ToyRunner(logits_of, vocab_size, capacity=capacity, tree=tree, cut=cut)
+        canvas = CanvasSpec(vocab_size - 1, block=4, shift=True)  # causal, so it changes no other strategy
+        return ToyRunner(logits_of, vocab_size, capacity=capacity, tree=tree, cut=cut, canvas=canvas)
 
     shelf = RunnerCache(lambda _: ToyRunner(draft, vocab_size))
     resources = _resources(shelf, "toy", open_runner(1).spec)
@@ -114,6 +115,7 @@ def _tiny_llama(context: int) -> DecoderConfig:
         head_dim=8,
         rms_norm_eps=1e-6,
         max_context=context,
+        canvas=CanvasSpec(VOCAB_SIZE - 1, block=4),
     )
 
 

@@ -1,0 +1,69 @@
+"""TiDAR's way: a model with a mask token drafts for itself on mask rows of the forward that verifies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from parlay.drafters.draft_models.static_trees import Acceptance, RankRecord
+from parlay.drafters.heads.guessing_ahead import GuessingAhead, group_counts, with_probes
+from parlay.drafters.history import History
+from parlay.drafters.options import SET_BLOCK as SOURCE
+from parlay.drafters.options import SetBlockOptions
+from parlay.drafters.resources import Resources
+from parlay.options import UsageError
+from parlay.types import Draft, Needs, Observation
+
+USUAL = 6
+"""Mask rows below a node where neither the options nor the model's block ask for fewer."""
+
+
+class SetBlock(GuessingAhead):
+    """TiDAR (Liu et al. 2025, arXiv:2511.08923) on models of set block decoding (Gat et al. 2025, arXiv:2509.04185).
+
+    Below the ``groups`` nodes at which the walk is likeliest to end stand ``masks`` rows that read the mask token and
+    see each other. What the model says there of the tokens to come is the next draft, which its own causal rows then
+    verify. In TiDAR mask rows stand below every node of a chain and each guess is one token; here they stand where they
+    are likeliest to be read, and the guesses make a tree for the acceptance that was measured in this process. Scores
+    are that acceptance.
+    """
+
+    def __init__(self, resources: Resources, options: SetBlockOptions) -> None:
+        target = resources.target
+        if target is None or target.canvas is None or target.fills_only or not target.together:
+            called = "there is no target" if target is None else f"{target.name} has not both"
+            raise UsageError(
+                f"strategy {SOURCE} needs a target that writes token by token and fills masked places: {called}; "
+                "parlay train set-block makes one of a causal model"
+            )
+        canvas = target.canvas
+        self._mask, self._skipped = canvas.mask_id, 0 if canvas.shift else 1
+        self._masks = options.masks or min(USUAL, canvas.block or USUAL)
+        if self._masks <= self._skipped:
+            raise UsageError(
+                f"strategy {SOURCE}: masks={options.masks} guesses nothing with {target.name}; give 2 or more"
+            )
+        self._groups = options.groups
+        self._record = RankRecord(self._masks - self._skipped, options.width)
+        super().__init__(SOURCE, Needs(top_k=options.width + 1))
+
+    @property
+    def acceptance(self) -> Acceptance:
+        return self._record.acceptance
+
+    def _hang(self, draft: Draft) -> Draft:
+        counts = group_counts(draft, self._groups, self._masks)
+        return with_probes(draft, counts, SOURCE, token=self._mask)
+
+    def _see(self, observation: Observation) -> None:
+        """Compare the last guesses with what was committed, as far as they were right and one further."""
+        history, guesses = self._held.get(observation.view.sequence, (History(), []))
+        tokens = observation.view.tokens
+        if not guesses or history.agree(tokens) < len(history.tokens):
+            return
+        for level, (token, ranked) in enumerate(zip(tokens[len(history.tokens) :], guesses, strict=False)):
+            self._record.learn(level, ranked.index(token) if token in ranked else None)
+
+    def _guesses(self, observation: Observation) -> list[Sequence[int]]:
+        """A model without shift says of a mask's own place what stands there: its first mask guesses the new root."""
+        found = super()._guesses(observation)[self._skipped :]
+        return [[token for token in ranked if token != self._mask][: self.needs.top_k - 1] for ranked in found]
