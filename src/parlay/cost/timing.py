@@ -21,8 +21,10 @@ _log = logging.getLogger(__name__)
 
 
 def some_tokens(runner: Runner, count: int) -> tuple[int, ...]:
-    """Make up so many token ids of the runner's vocabulary."""
-    return tuple([place % runner.spec.vocab_size for place in range(count)])
+    """Make up so many token ids of the runner's vocabulary. An encoder-decoder's are the decoder's."""
+    spec = runner.spec
+    first = 0 if spec.encoder is None else spec.encoder.start
+    return tuple([place % spec.vocab_size if place else first for place in range(count)])
 
 
 def chain_of(runner: Runner, sequence: int, rows: int) -> Segment:
@@ -71,7 +73,8 @@ def calibrate(
     timer, deadline = _Timer(runner, clock), clock() + seconds
     runner.open(_SCRATCH, (0,))
     try:
-        if not runner.reserve(_SCRATCH, max(_CALIBRATED)):
+        encoder, most = runner.spec.encoder, max(_CALIBRATED)
+        if (encoder is not None and encoder.max_target < most) or not runner.reserve(_SCRATCH, most):
             return MeasuredCost()
         return _restored(timer, kept) if kept else MeasuredCost(timer.shortest(deadline))
     except OutOfRoom:

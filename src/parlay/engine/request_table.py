@@ -57,6 +57,7 @@ class RequestTable:
     def add(self, request: Request, strategy: Strategy) -> None:
         """Queue a request. Raises ValueError for one that could never run, naming what is wrong with it."""
         self._check(request, strategy)
+        request = self._within_decoder(request)
         needs = tuple([drafter.needs for drafter in strategy.drafters])
         for each in needs:
             self.check_needs(strategy.name, each)
@@ -75,6 +76,33 @@ class RequestTable:
         self._added += 1
         self._sequences[request.id] = sequence
         self._scheduler.add(sequence)
+
+    def _within_decoder(self, request: Request) -> Request:
+        """The request with no more tokens to write than an encoder-decoder's decoder has places for.
+
+        Raises ValueError for a prompt that is no source and start token, or too long for the encoder or the decoder.
+        """
+        spec, prompt, most = self._runner.spec, request.prompt, request.params.max_tokens
+        if (encoder := spec.encoder) is None:
+            return request
+        if encoder.start not in prompt[1:]:
+            raise ValueError(
+                f"{spec.name} is an encoder-decoder: the prompt must be a source and then its start token, "
+                f"{encoder.start}"
+            )
+        source = prompt.index(encoder.start)
+        if source > encoder.max_source:
+            raise ValueError(
+                f"the source has {source} tokens, but the encoder of {spec.name} reads {encoder.max_source}: shorten it"
+            )
+        left = encoder.max_target - (len(prompt) - source)
+        if left < 1:
+            raise ValueError(
+                f"the prompt has {len(prompt) - source} tokens from the start token on, but the decoder of {spec.name} "
+                f"has {encoder.max_target} places and must write at least one more: shorten it"
+            )
+        assert most is not None
+        return replace(request, params=replace(request.params, max_tokens=min(most, left)))
 
     def check_needs(self, strategy: str, needs: Needs) -> None:
         """Raises ValueError where the runner can't give a strategy's drafter what it needs."""
@@ -183,6 +211,8 @@ class RequestTable:
             )
         if request.params.prompt_logprobs is not None and spec.fills_only:
             raise ValueError(f"{spec.name} is a diffusion model and has no prompt_logprobs: leave them out")
+        if request.params.prompt_logprobs is not None and spec.encoder is not None:
+            raise ValueError(f"{spec.name} is an encoder-decoder and has no prompt_logprobs: leave them out")
         if request.id in self._sequences:
             raise ValueError(f"request id {request.id!r} is under way already")
         if not prompt:

@@ -96,6 +96,8 @@ class InputProcessor:
     """Makes jobs: tokenises, resolves seeds and lengths, and gives each sample its detokeniser. Threads may share it.
 
     A request without a seed gets one drawn from ``seed``, reproducibly, or from the system if that is None.
+    ``start`` is the decoder's start token, where an encoder reads what is before it. A prompt without it gets it at its
+    end.
     """
 
     def __init__(
@@ -107,6 +109,7 @@ class InputProcessor:
         prediction_strategy: str,
         seed: int | None,
         gate: CertificateGate,
+        start: int | None = None,
     ) -> None:
         self._tokenizer = vocabulary.tokenizer
         self._encoder = vocabulary.encoder
@@ -116,6 +119,7 @@ class InputProcessor:
         self.gate = gate
         self._end_ids = frozenset(vocabulary.end_ids)
         self._max_context = max_context
+        self._start = start
         self._seeds = random.Random(seed if seed is not None else secrets.randbits(64))
         self._names = itertools.count()
         self._vocab_size = vocabulary.size
@@ -266,7 +270,8 @@ class InputProcessor:
         ids = self._ids(said, cut=params.truncate_prompt_tokens is not None) if isinstance(said, str) else said
         kept = params.truncate_prompt_tokens or len(ids)
         kept = self._max_context - 1 if kept == -1 else kept
-        return (text, ids, thoughts) if len(ids) <= kept else (None, ids[-kept:], thoughts)
+        text, ids = (text, ids) if len(ids) <= kept else (None, ids[-kept:])
+        return text, ids if self._start is None or self._start in ids else (*ids, self._start), thoughts
 
     def _ids(self, text: str, *, cut: bool) -> tuple[int, ...]:
         if self._encoder is None:

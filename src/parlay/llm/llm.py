@@ -120,6 +120,7 @@ class LLM:
             prediction_strategy=PREDICTION_STRATEGY,
             seed=seed,
             gate=open_gate(certificates, model, self._resources, share=audit_share),
+            start=self.runner.spec.encoder.start if self.runner.spec.encoder is not None else None,
         )
 
     def get_tokenizer(self) -> Tokenizer:

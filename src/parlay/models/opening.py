@@ -13,7 +13,7 @@ import torch
 from parlay.cache import Budget
 from parlay.models.compiled.forward import runs_here
 from parlay.models.compiled.weights import Packed, nobody
-from parlay.models.config import DecoderConfig, UnsupportedModel
+from parlay.models.config import DecoderConfig, UnsupportedModel, read_json
 from parlay.models.fetch.resolving import resolve
 from parlay.models.loading import load_weights, read_config
 from parlay.models.native import NativeRunner
@@ -107,6 +107,7 @@ def _adapt_loaded(
 def _adapt(
     model: PreTrainedModel, cache_tokens: int | None, budget: Budget | None, quantize: str | None, name: str = ""
 ) -> Runner:
+    from parlay.models.transformers_adapter.encoder_decoder import EncoderDecoderRunner
     from parlay.models.transformers_adapter.runner import AdapterRunner
 
     if budget is not None and budget.fixed and cache_tokens is None:
@@ -118,7 +119,8 @@ def _adapt(
             f"quantize can't be honoured for {name or 'this model'}, which runs through transformers: "
             "load it quantised there, and leave quantize out"
         )
-    return AdapterRunner(model, max_tokens_cached=cache_tokens, name=name)
+    made = EncoderDecoderRunner if model.config.is_encoder_decoder else AdapterRunner
+    return made(model, max_tokens_cached=cache_tokens, name=name)
 
 
 def _fastest(name: str, config: DecoderConfig, weights: Mapping[str, Weight], device: torch.device) -> torch.dtype:
@@ -153,11 +155,13 @@ def chosen_device(name: str) -> torch.device:
 
 def _transformers_model(directory: Path, dtype: torch.dtype | None, device: torch.device) -> PreTrainedModel:
     """The checkpoint as transformers loads it. Without a ``dtype``: float32 on CPU, the checkpoint's own elsewhere."""
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
+    pairs = read_json(directory / "config.json").get("is_encoder_decoder") is True
+    kind = AutoModelForSeq2SeqLM if pairs else AutoModelForCausalLM
     wanted = dtype or (torch.float32 if device.type == "cpu" else "auto")
     try:
-        model = AutoModelForCausalLM.from_pretrained(
+        model = kind.from_pretrained(
             directory, dtype=wanted, local_files_only=True, trust_remote_code=False, use_safetensors=True
         )
     except Exception as error:  # whatever a library makes of files that are not as they should be

@@ -10,7 +10,13 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 
 from parlay.models.config import RopeConfig
 from parlay.models.loading import load_tokenizer, load_weights, read_config
@@ -105,18 +111,50 @@ FOREIGN: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
 """Checkpoints for the adapter, and one (rwkv) that it must refuse."""
 
 
+_PAIR: Mapping[str, Any] = {"d_model": 32, "decoder_start_token_id": 0, "initializer_factor": 1.0}
+_T5: Mapping[str, Any] = {**_PAIR, "d_kv": 8, "d_ff": 64, "num_layers": 3, "num_decoder_layers": 2, "num_heads": 4}
+_MARIAN: Mapping[str, Any] = {
+    "d_model": 32,
+    "decoder_start_token_id": 0,
+    "scale_embedding": True,
+    "max_position_embeddings": 40,
+    "encoder_layers": 3,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 64,
+    "decoder_ffn_dim": 64,
+    "activation_function": "swish",
+    "forced_eos_token_id": None,
+}
+PAIRS: Mapping[str, tuple[str, dict[str, Any]]] = MappingProxyType(
+    {
+        "t5": ("t5", {**_T5}),
+        "t5-gated": ("t5", {**_T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
+        "mt5": ("mt5", {**_T5}),
+        "marian": ("marian", {**_MARIAN}),
+        "marian-apart": (
+            "marian",
+            {**_MARIAN, "share_encoder_decoder_embeddings": False, "decoder_vocab_size": VOCAB_SIZE},
+        ),
+    }
+)
+"""Encoder-decoders: their start token is 0, and Marian's positions end at 40."""
+
+
 def random_model(name: str, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    """A tiny transformers model of a family named in NATIVE or FOREIGN, in eval mode.
+    """A tiny transformers model of a family named in NATIVE, FOREIGN or PAIRS, in eval mode.
 
     Its weights are large enough that attention, masks and positions show in the logits.
     """
-    model_type, values = {**NATIVE, **FOREIGN}[name]
+    model_type, values = {**NATIVE, **FOREIGN, **PAIRS}[name]
     values = {"vocab_size": VOCAB_SIZE, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, **values}
     config = AutoConfig.for_model(model_type, **{key: value for key, value in values.items() if value is not None})
     if "sliding_window" in values and values["sliding_window"] is None:
         config.sliding_window = None
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config).eval()
+    kind = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+    model = kind.from_config(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() >= 2:

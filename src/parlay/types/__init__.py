@@ -37,7 +37,7 @@ from parlay.types.results import (
     TokenLogprobs,
     tokens_per_step,
 )
-from parlay.types.runners import NO_SKIP, CanvasSpec, Output, Runner, RunnerSpec, Segment, Skip, Sublayer
+from parlay.types.runners import NO_SKIP, CanvasSpec, EncoderSpec, Output, Runner, RunnerSpec, Segment, Skip, Sublayer
 from parlay.types.strategy import (
     NO_COST,
     NOTHING_NEEDED,
@@ -80,6 +80,7 @@ __all__ = [
     "Draft",
     "DraftKind",
     "Drafter",
+    "EncoderSpec",
     "EngineStats",
     "Escape",
     "Event",

@@ -39,6 +39,18 @@ class CanvasSpec(NamedTuple):
     whole: bool = False
 
 
+class EncoderSpec(NamedTuple):
+    """How an encoder-decoder reads a prompt: tokens before the first ``start`` are the source.
+
+    ``start`` is the decoder's start token. A source has at most ``max_source`` tokens. From the start token on there
+    are at most ``max_target``, which count for themselves.
+    """
+
+    start: int
+    max_source: int
+    max_target: int
+
+
 @dataclass(frozen=True, slots=True)
 class RunnerSpec:
     """Facts and abilities of a runner, as data. ``exactness`` is the level its shared-noise verification reaches."""
@@ -63,6 +75,8 @@ class RunnerSpec:
     """Whether the last rows of a `Segment` may see each other."""
     canvas: CanvasSpec | None = None
     """How the model fills canvases, if it was trained to; their rows see each other."""
+    encoder: EncoderSpec | None = None
+    """How a prompt is divided, where an encoder reads its first part."""
     kv_heads: int = 0
     head_dim: int = 0
     """Heads of each layer's cache and their size, as prefixes have them; 0 where they take none."""

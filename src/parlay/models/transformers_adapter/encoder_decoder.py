@@ -1,0 +1,283 @@
+"""T5 and Marian behind the runner's protocol: the rows before the decoder's start token are read by the encoder.
+
+So a source is the beginning of a prompt, and the engine has no second kind of input. Rows of the source cost nothing
+and predict nothing; the start token's row runs the encoder once, and each row after it runs the decoder.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutput
+
+from parlay.models.config import UnsupportedModel
+from parlay.models.transformers_adapter.call import cache_argument, copied, select
+from parlay.system.threads import torch_on_all
+from parlay.types import NO_SKIP, EncoderSpec, Exactness, OutOfRoom, Output, RunnerSpec, Segment, Skip, trees
+
+KINDS = ("marian", "mt5", "t5")
+"""Model types that run here. Each counts positions from the decoder's start token."""
+_UNBOUNDED = 1 << 20
+"""Positions of T5, which knows distances only."""
+_LEAST_CAPACITY = 1 << 16
+_ENCODINGS = 64
+"""Sources whose encodings are kept for requests to come."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Encoded:
+    """A source's encoding ``[1, S, H]``, and each decoder layer's keys and values of it once a forward made them."""
+
+    states_1SH: Tensor
+    cross: DynamicCache
+
+
+@dataclass(slots=True)
+class _Sequence:
+    """``source`` and ``target`` are the cached tokens before the start token, and how many there are from it on."""
+
+    salt: str
+    source: tuple[int, ...] = ()
+    target: int = 0
+    encoded: _Encoded | None = None
+    cache: DynamicCache | None = None
+    reserved: int = 0
+    step: _Step | None = None
+
+    @property
+    def cached(self) -> int:
+        return len(self.source) + self.target
+
+
+@dataclass(slots=True)
+class _Step:
+    """The last forward's source, its encoding, the decoder's cache after all rows, and how many rows are pending."""
+
+    source: tuple[int, ...]
+    encoded: _Encoded | None
+    after: DynamicCache | None
+    pending: int
+
+
+@dataclass(slots=True)
+class _Rows:
+    """Results of a segment: logits of the wanted rows, and hidden states of all, zero where the source's rows are."""
+
+    logits_RV: Tensor
+    hidden: tuple[Tensor, ...] = field(default=())
+
+
+class EncoderDecoderRunner:
+    """A runner over an encoder-decoder of transformers; it verifies chains.
+
+    Sequences run one after another, because the models' forwards take no positions. ``max_tokens_cached`` bounds what
+    all of them may reserve together; without it, 65,536 tokens or four full contexts. Raises UnsupportedModel for kinds
+    other than `KINDS`, and for a model without a start token.
+    """
+
+    def __init__(self, model: PreTrainedModel, *, max_tokens_cached: int | None = None, name: str = "") -> None:
+        self._model, config, kind = model.eval(), model.config, type(model).__name__
+        if config.model_type not in KINDS:
+            raise UnsupportedModel(f"{kind}: of encoder-decoder models only {', '.join(KINDS)} are supported")
+        if (start := _start(model)) is None:
+            raise UnsupportedModel(f"{kind}: config.json has no decoder_start_token_id: add the model's own")
+        said = config.max_position_embeddings if config.model_type == "marian" else None
+        longest = int(said or _UNBOUNDED)
+        self._cache_argument = cache_argument(kind, inspect.signature(model.forward).parameters)
+        self._sequences: dict[int, _Sequence] = {}
+        self._encodings: OrderedDict[tuple[str, tuple[int, ...]], _Encoded] = OrderedDict()
+        self._capacity = max_tokens_cached or max(_LEAST_CAPACITY, 4 * (longest if said else 0))
+        self._never = torch.tensor(_never(model), dtype=torch.long, device=model.device)
+        self._spec = RunnerSpec(
+            name=name or str(config.name_or_path or kind),
+            vocab_size=int(config.vocab_size),
+            max_context=2 * longest,  # of source and target together
+            tree="chain",
+            exactness=Exactness.SEED,
+            hidden_size=int(config.d_model),
+            num_layers=len(model.get_decoder().layers if config.model_type == "marian" else model.get_decoder().block),
+            device=str(model.device),
+            dtype=str(model.dtype).removeprefix("torch."),
+            kernels=f"transformers {kind}, {config._attn_implementation}: chains, one sequence after another",
+            eos_ids=_listed(_said(model, "eos_token_id")),
+            encoder=EncoderSpec(start, longest, longest),
+        )
+
+    @property
+    def spec(self) -> RunnerSpec:
+        return self._spec
+
+    def open(self, sequence: int, tokens: Sequence[int], salt: str = "") -> int:
+        """Begin a sequence; nothing is cached. A source that was read before is not encoded again."""
+        assert sequence not in self._sequences, f"sequence {sequence} is open already"
+        self._sequences[sequence] = _Sequence(salt)
+        return 0
+
+    def reserve(self, sequence: int, tokens: int) -> bool:
+        if tokens > self._capacity:
+            raise OutOfRoom(f"{tokens} tokens can't fit a cache of {self._capacity}: raise the cache size")
+        state = self._sequences[sequence]
+        if tokens - state.reserved > self.free_tokens():
+            return False
+        state.reserved = max(state.reserved, tokens)
+        return True
+
+    def free_tokens(self) -> int:
+        return self._capacity - sum(state.reserved for state in self._sequences.values())
+
+    def capacity(self) -> int:
+        return self._capacity
+
+    @torch.no_grad()
+    @torch_on_all()
+    def forward(self, segments: Sequence[Segment], taps: Sequence[int] = (), skip: Skip = NO_SKIP) -> Output:
+        """Run segments one by one; rows before a segment's base run again. Raises ValueError for what can't be done."""
+        for segment in segments:
+            self._refuse(segment, skip)
+        results = [self._run(segment, bool(taps)) for segment in segments]
+        starts = [0]
+        for result in results:
+            starts.append(starts[-1] + len(result.logits_RV))
+        return Output(
+            torch.cat([result.logits_RV for result in results]),
+            tuple(starts),
+            {layer: torch.cat([result.hidden[layer] for result in results]) for layer in taps},
+        )
+
+    def keep(self, sequence: int, path: Sequence[int]) -> int:
+        state = self._sequences[sequence]
+        step, state.step = state.step, None
+        assert step is not None, f"sequence {sequence} has no forward to keep"
+        kept = state.cached + step.pending + len(path)
+        state.source, state.encoded, state.target = step.source, step.encoded, kept - len(step.source)
+        state.cache = None if step.after is None else select(step.after, 0, range(state.target))
+        return state.cached
+
+    def truncate(self, sequence: int, length: int) -> int:
+        state = self._sequences[sequence]
+        state.step = None
+        if length <= len(state.source):
+            state.source, state.target, state.cache, state.encoded = state.source[:length], 0, None, None
+        elif length < state.cached:
+            assert state.cache is not None
+            state.target = length - len(state.source)
+            state.cache = select(state.cache, 0, range(state.target))
+        return state.cached
+
+    def fork(self, sequence: int, copy: int) -> None:
+        state = self._sequences[sequence]
+        assert copy not in self._sequences, f"sequence {copy} is open already"
+        cache = None if state.cache is None else copied(state.cache)
+        self._sequences[copy] = _Sequence(state.salt, state.source, state.target, state.encoded, cache)
+
+    def release(self, sequence: int) -> None:
+        self._sequences.pop(sequence, None)
+
+    def check(self) -> None:
+        """Prove that each decoder layer holds the cached target, and that reservations fit."""
+        assert self.free_tokens() >= 0, "more is reserved than the cache holds"
+        for name, state in self._sequences.items():
+            for layer in state.cache.layers if state.cache is not None else ():
+                held = layer.get_seq_length()
+                assert held == state.target, f"sequence {name}: a layer holds {held} tokens instead of {state.target}"
+
+    # ------------------------------------------------------------------------------------------------------ forwards
+
+    def _refuse(self, segment: Segment, skip: Skip) -> None:
+        asked = {
+            "skip sub-layers": bool(skip),
+            "read features": segment.features is not None,
+            "run cached tokens again": segment.base < 0,
+            "let rows see each other": segment.together > 0,
+            "verify trees": not trees.is_chain(segment.tree),
+        }
+        if what := next((what for what, wanted in asked.items() if wanted), None):
+            raise ValueError(f"{self._spec.name} is an encoder-decoder, which can't {what} here")
+
+    def _run(self, segment: Segment, hidden: bool) -> _Rows:
+        """Rows of the source are noted, those from the start token on decoded."""
+        state, start, pending = self._sequences[segment.sequence], self._encoder.start, segment.pending
+        read = 0
+        if not state.target:
+            read = pending.index(start) if start in pending else len(pending)
+        source, tokens = (*state.source, *pending[:read]), (*pending[read:], *segment.tree.tokens)
+        if not tokens:
+            state.step = _Step(source, None, None, len(pending))
+            return self._with_source(segment, read, None, hidden)
+        encoded = state.encoded or self._encode(state.salt, source)
+        cache = DynamicCache() if state.cache is None else copied(state.cache)
+        state.step = _Step(source, encoded, cache, len(pending))
+        return self._with_source(segment, read, self._decode(tokens, cache, encoded, hidden), hidden)
+
+    @property
+    def _encoder(self) -> EncoderSpec:
+        assert self._spec.encoder is not None
+        return self._spec.encoder
+
+    def _encode(self, salt: str, source: tuple[int, ...]) -> _Encoded:
+        """Read a source as a whole; an empty one, with which forwards are timed, is the start token.
+
+        Tenants with different ``salt`` share nothing.
+        """
+        if (found := self._encodings.get((salt, source))) is None:
+            ids = torch.tensor([source or (self._encoder.start,)], device=self._model.device)
+            states = self._model.get_encoder()(input_ids=ids).last_hidden_state
+            found = self._encodings[salt, source] = _Encoded(states, DynamicCache())
+            if len(self._encodings) > _ENCODINGS:
+                self._encodings.popitem(last=False)
+        self._encodings.move_to_end((salt, source))
+        return found
+
+    def _decode(self, tokens: Sequence[int], cache: DynamicCache, encoded: _Encoded, hidden: bool) -> Any:
+        """Run the decoder on ``tokens`` after what ``cache`` holds, and let it grow."""
+        return self._model(
+            encoder_outputs=BaseModelOutput(last_hidden_state=encoded.states_1SH),
+            decoder_input_ids=torch.tensor([list(tokens)], device=self._model.device),
+            use_cache=True,
+            output_hidden_states=hidden,
+            **{self._cache_argument: EncoderDecoderCache(cache, encoded.cross)},
+        )
+
+    def _with_source(self, segment: Segment, read: int, out: Any, hidden: bool) -> _Rows:
+        """Put zeros where the first ``read`` rows are the source's, and leave out rows that nobody asked for."""
+        spec, device, dtype = self._spec, self._model.device, self._model.dtype
+        logits_NV = torch.zeros(read, spec.vocab_size, device=device, dtype=dtype)
+        if out is not None:
+            decoded_NV = out.logits[0].index_fill(-1, self._never, float("-inf"))
+            logits_NV = torch.cat((logits_NV, decoded_NV))
+        states: tuple[Tensor, ...] = ()
+        if hidden:
+            blank_NH = torch.zeros(read, spec.hidden_size, device=device, dtype=dtype)
+            layers = [blank_NH] * (spec.num_layers + 1) if out is None else out.decoder_hidden_states
+            states = tuple([each if out is None else torch.cat((blank_NH, each[0])) for each in layers])
+        return _Rows(logits_NV[segment.logits_from :], tuple([each[segment.base :] for each in states]))
+
+
+def _said(model: PreTrainedModel, name: str) -> Any:
+    """A field of the generation config, or else of the config; None where neither has it."""
+    for said in (model.generation_config, model.config):
+        fields = {} if said is None else said.to_dict()
+        if fields.get(name) is not None:
+            return fields[name]
+    return None
+
+
+def _start(model: PreTrainedModel) -> int | None:
+    said = _said(model, "decoder_start_token_id")
+    return None if said is None else int(said)
+
+
+def _never(model: PreTrainedModel) -> list[int]:
+    """Tokens that the generation config bars, as Marian's does its start token."""
+    return [int(word[0]) for word in _said(model, "bad_words_ids") or () if len(word) == 1]
+
+
+def _listed(said: int | list[int] | None) -> tuple[int, ...]:
+    return () if said is None else tuple(said) if isinstance(said, list) else (int(said),)
