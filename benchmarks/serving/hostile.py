@@ -107,11 +107,12 @@ def attack(address: str, maker: Maker, count: int) -> Tally:
     return tally
 
 
-def resident(address: str) -> int:
-    """Bytes of the server that are in memory."""
+def resident(address: str) -> tuple[int, int]:
+    """Bytes of the server that are in memory, and those of them in the caches of its models."""
     _, told = send(address, Hostile("metrics", "GET", "/metrics"))
     lines = dict(line.rsplit(" ", 1) for line in told.decode().splitlines() if not line.startswith("#"))
-    return int(float(lines["process_resident_memory_bytes"]))
+    cached = sum(float(value) for name, value in lines.items() if name.startswith("parlay_cache_held_bytes"))
+    return int(float(lines["process_resident_memory_bytes"])), int(cached)
 
 
 def attack_otherwise(address: str) -> list[dict[str, Any]]:
@@ -119,7 +120,7 @@ def attack_otherwise(address: str) -> list[dict[str, Any]]:
     host, port = address.rsplit(":", 1)
     rows = []
     for kind, run_it in KINDS.items():
-        before, began = resident(address), time.perf_counter()
+        (before, _), began = resident(address), time.perf_counter()
         with watched(address) as health, Stream((host, int(port))) as stream:
             answer = run_it((host, int(port)))
         time.sleep(SETTLE)
@@ -130,7 +131,7 @@ def attack_otherwise(address: str) -> list[dict[str, Any]]:
                 "seconds": time.perf_counter() - began - SETTLE,
                 "health": health["longest"],
                 "gap": stream.longest,
-                "growth": resident(address) - before,
+                "growth": resident(address)[0] - before,
             }
         )
     return rows
@@ -150,12 +151,12 @@ def run(model: str, count: int, seed: int) -> dict[str, Any]:
         maker = Maker(json.loads(document), seed)
         with watched(address) as idle:
             time.sleep(5.0)
-        start = resident(address)
+        start, cached = resident(address)
         others = attack_otherwise(address)
         with watched(address) as health:
             tally = attack(address, maker, count)
         time.sleep(SETTLE)
-        grown = resident(address) - start
+        end, cached_then = resident(address)
         alive, _ = send(address, Hostile("health", "GET", "/health"))
     return {
         "requests": count,
@@ -164,7 +165,8 @@ def run(model: str, count: int, seed: int) -> dict[str, Any]:
         "alive": alive == 200,
         "wrong": tally.wrong + [f"{row['kind']}: {row['answer']}" for row in others if broken(row)],
         "others": others,
-        "grown": grown,
+        "grown": end - start,
+        "cached": cached_then - cached,
         "idle": idle,
         "health": health,
         "statuses": sorted([*key, number] for key, number in tally.statuses.items()),
@@ -202,7 +204,8 @@ def page(header: dict[str, Any], result: dict[str, Any]) -> str:
         *table(("hostile by", "answers"), answers),
         "",
         f"Kinds that the document does not tell of, one after the other, beside a stream of another client. Over all "
-        f"requests the server's resident memory grew by {result['grown'] / 1e6:.0f} MB.",
+        f"requests the server's resident memory grew by {result['grown'] / 1e6:.0f} MB, of which "
+        f"{result['cached'] / 1e6:.0f} MB are keys and values in its caches, whose room has a bound of its own.",
         "",
         *table(
             ("kind", "answers", "seconds", "longest `/health`, ms", "longest gap of the stream, ms", "memory, MB"),

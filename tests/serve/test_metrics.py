@@ -160,6 +160,13 @@ def test_queue_and_cache_are_read_when_asked(recorder: Recorder) -> None:
     assert of_vllm(told, "vllm:prefix_cache_hits_total") >= 0
 
 
+def test_what_a_finished_text_holds_in_the_cache_is_told_in_bytes(make_app: Callable[..., FastAPI]) -> None:
+    client = TestClient(make_app())
+    assert client.post("/v1/completions", json={"prompt": "Once upon a time", "max_tokens": 8}).status_code == 200
+    told = samples(client.get("/metrics").text)
+    assert value(told, "parlay_cache_held_bytes", strategy=None, model="parlay-mini") > 0
+
+
 def test_each_server_counts_for_itself(make_app: Callable[..., FastAPI]) -> None:
     one, other = make_app(), make_app()
     one.state.recorder.finished(finished(output(), 0.2, 1.0, model="parlay-mini"))

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from concurrent.futures import Future
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -165,7 +166,7 @@ class AsyncLLM:
 
     def stats(self) -> EngineStats:
         """How many requests wait and run, and what has been counted since the start; never long out of date."""
-        return self._worker.stats
+        return replace(self._worker.stats, cache_bytes=self.llm.cache_bytes)
 
     async def between_steps(self, function: Callable[[LLM], T]) -> T:
         """Call a function with the LLM in the engine thread, where all of it may be used; others wait meanwhile."""

@@ -61,7 +61,12 @@ class Budget:
     @property
     def free(self) -> int:
         """Bytes that nobody holds. Below 0 while the copy of a page needs more than the total."""
-        return self.total - sum(holder.held for holder in self._holders)
+        return self.total - self.held
+
+    @property
+    def held(self) -> int:
+        """Bytes that the stores hold, of texts in use and of those that could be reused."""
+        return sum(holder.held for holder in self._holders)
 
     def free_bytes(self, taker: Holder) -> int:
         """Bytes that ``taker`` can have in addition to what it has in use."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -30,8 +30,9 @@ from parlay.models.config import DecoderConfig, RopeConfig
 from parlay.models.fetch.hub import hash_of
 from parlay.models.weights.dequantize import dense
 from parlay.models.weights.formats import Format
+from parlay.models.weights.fused import Operand
 from parlay.models.weights.quantize import fits_blocks, in_q4_1, in_q5_0, in_q8_0
-from parlay.models.weights.stored import StoredTensor
+from parlay.models.weights.stored import StoredTensor, is_finite
 from parlay.system.user_cache import saved_whole
 from parlay.types import ParlayError
 
@@ -64,6 +65,23 @@ class Origin:
     licence: str = ""
 
 
+class FileTensors(Mapping[str, Tensor]):
+    """The tensors of a head's file. A matrix in blocks is made into numbers, bfloat16, whenever it is asked for."""
+
+    def __init__(self, as_written: Mapping[str, Tensor | StoredTensor]) -> None:
+        self.as_written = as_written
+
+    def __getitem__(self, name: str) -> Tensor:
+        found = self.as_written[name]
+        return found if isinstance(found, Tensor) else dense(found, torch.bfloat16)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.as_written)
+
+    def __len__(self) -> int:
+        return len(self.as_written)
+
+
 @dataclass(frozen=True, slots=True)
 class HeadArtefact:
     """``method`` names the strategy, ``settings`` are the head's own sizes, ``layer`` the shape of its layers.
@@ -83,6 +101,18 @@ class HeadArtefact:
     def expected(self) -> float:
         """The share of first guesses that were right on held-out texts; 0: not known."""
         return float(self.settings.get("expected", 0.0))
+
+    @property
+    def operands(self) -> Mapping[str, Operand]:
+        """The tensors as kernels read them: matrices in blocks stay in the blocks of the file."""
+        return self.tensors.as_written if isinstance(self.tensors, FileTensors) else self.tensors
+
+    def without(self, name: str) -> HeadArtefact:
+        """The head without one tensor, if it has that."""
+        if not isinstance(self.tensors, FileTensors):
+            return replace(self, tensors={each: tensor for each, tensor in self.tensors.items() if each != name})
+        rest = {each: tensor for each, tensor in self.tensors.as_written.items() if each != name}
+        return replace(self, tensors=FileTensors(rest))
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,17 +215,16 @@ def load(folder: Path) -> HeadArtefact:
                 f"{folder / WEIGHTS} is not the file that {CONFIG} names by its SHA-256: "
                 "it was damaged or replaced, so get the folder again"
             )
-        tensors = {
-            name: _read(tensor, facts.blocks.get(name, Format.Q8_0))
-            for name, tensor in load_file(folder / WEIGHTS).items()
-        }
+        tensors = load_file(folder / WEIGHTS)
         witness_WH, proof = tensors.pop(_WITNESS), Proof.taken(tensors)
+        written = {name: _read(tensor, facts.blocks.get(name, Format.Q8_0)) for name, tensor in tensors.items()}
     except (OSError, KeyError, SafetensorError) as error:
         raise BadHead(f"{folder} holds no draft head that can be read: {error}") from error
-    for name, tensor in tensors.items():
-        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+    for name, each in written.items():
+        if not (bool(each.isfinite().all()) if isinstance(each, Tensor) else is_finite(each)):
             raise BadHead(f"{folder}: {name} holds numbers that are not finite: the file is damaged")
-    return HeadArtefact(facts.method, facts.layer, facts.settings, tensors, witness_WH, facts.origin, proof)
+    found = FileTensors(written)
+    return HeadArtefact(facts.method, facts.layer, facts.settings, found, witness_WH, facts.origin, proof)
 
 
 def read_witness(folder: Path) -> Tensor:
@@ -238,9 +267,8 @@ def _cosine(some_WH: Tensor, others_WH: Tensor) -> float:
 def as_stored(head: HeadArtefact) -> HeadArtefact:
     """The head as `load` gives it after `save`: floating-point numbers in bfloat16, those of blocks rounded twice."""
     tensors = {name: each.detach() for name, each in head.tensors.items()}
-    return replace(
-        head, tensors={name: _read(_written(name, each), blocks_of(name, each)) for name, each in tensors.items()}
-    )
+    written = {name: _read(_written(name, each), blocks_of(name, each)) for name, each in tensors.items()}
+    return replace(head, tensors=FileTensors(written))
 
 
 def in_mlp(name: str) -> bool:
@@ -264,12 +292,12 @@ def _written(name: str, tensor: Tensor) -> Tensor:
     return _ROUND[blocks_of(name, tensor)](tensor).data
 
 
-def _read(tensor: Tensor, blocks: Format) -> Tensor:
-    """The numbers of ``tensor`` of any shape, which `_written` gave."""
+def _read(tensor: Tensor, blocks: Format) -> Tensor | StoredTensor:
+    """The ``tensor`` of any shape that `_written` gave, with its shape where it is in blocks."""
     if tensor.dtype != torch.uint8 or tensor.ndim != 2 or tensor.shape[1] % blocks.block_bytes:
         return tensor
     shape = len(tensor), tensor.shape[1] // blocks.block_bytes * blocks.block
-    return dense(StoredTensor(blocks, shape, tensor), torch.bfloat16)
+    return StoredTensor(blocks, shape, tensor)
 
 
 _NOT_SAVED = frozenset({"head", "layers", "embedding_scale", "logit_cap", "canvas"})

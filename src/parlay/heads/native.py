@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from parlay.heads.artefact import HeadArtefact
+from parlay.heads.base import draft_ids
 from parlay.heads.eagle3 import normed
 from parlay.heads.layer import RmsNorm
 from parlay.models.config import DecoderConfig, HeadForm
-from parlay.models.weights.fused import Operand, rows_of
+from parlay.models.weights.fused import Operand, as_tensor, chosen_rows
 
 _LAYER = "model.layers.{}."
 _FIRST = _LAYER.format(0)
@@ -28,7 +29,7 @@ _NORM = "post_attention_layernorm.weight"
 
 
 def eagle3_decoder(
-    layer: DecoderConfig, tensors: Mapping[str, Tensor], embedding: Operand, *, normed: bool = False
+    layer: DecoderConfig, tensors: Mapping[str, Operand], embedding: Operand, *, normed: bool = False
 ) -> tuple[DecoderConfig, dict[str, Operand]]:
     """The layer of an `Eagle3Head` as a decoder's config and weights; see `_decoder`.
 
@@ -43,14 +44,14 @@ def eagle3_decoder(
 
 
 def eagle_decoder(
-    layer: DecoderConfig, tensors: Mapping[str, Tensor], embedding: Operand
+    layer: DecoderConfig, tensors: Mapping[str, Operand], embedding: Operand
 ) -> tuple[DecoderConfig, dict[str, Operand]]:
     """The layer of an `EagleHead` as a decoder's config and weights; see `_decoder`."""
     return _decoder(layer, tensors, embedding, ("layers.0.",), {}, bare=True)
 
 
 def mtp_decoder(
-    layer: DecoderConfig, tensors: Mapping[str, Tensor], embedding: Operand
+    layer: DecoderConfig, tensors: Mapping[str, Operand], embedding: Operand
 ) -> tuple[DecoderConfig, dict[str, Operand]]:
     """The block of an `MtpModule` as a decoder's config and weights; see `_decoder`."""
     norms = {"model.norm.weight": "norm.weight", _FIRST + "input_layernorm.weight": "block.input_layernorm.weight"}
@@ -58,7 +59,7 @@ def mtp_decoder(
 
 
 def parallel_decoder(
-    layer: DecoderConfig, tensors: Mapping[str, Tensor], embedding: Operand, head: int
+    layer: DecoderConfig, tensors: Mapping[str, Operand], embedding: Operand, head: int
 ) -> tuple[DecoderConfig, dict[str, Operand]]:
     """One of `ParallelHeads` as a decoder's config and weights; see `_decoder`."""
     own = f"blocks.{head}."
@@ -67,17 +68,18 @@ def parallel_decoder(
 
 
 def prefix_decoder(
-    layer: DecoderConfig, tensors: Mapping[str, Tensor], embedding: Operand
+    layer: DecoderConfig, tensors: Mapping[str, Operand], embedding: Operand
 ) -> tuple[DecoderConfig, dict[str, Operand]]:
     """The prefix layer of `HydraHeads` as a decoder's config and weights. Nobody reads its logits."""
-    few = {**tensors, "d2t": tensors["d2t"][:_FEW], "lm_head.weight": torch.zeros(_FEW, layer.hidden_size)}
+    d2t = as_tensor(tensors["d2t"], torch.int64)[:_FEW]
+    few: dict[str, Operand] = {**tensors, "d2t": d2t, "lm_head.weight": torch.zeros(_FEW, layer.hidden_size)}
     few["model.norm"] = torch.ones(layer.hidden_size)
     norms = {"model.norm.weight": "model.norm", _FIRST + "input_layernorm.weight": "prefix.input_layernorm.weight"}
     return _decoder(layer, few, embedding, ("prefix.",), norms)
 
 
 def kangaroo_decoder(
-    layer: DecoderConfig, tensors: Mapping[str, Tensor], embedding: Operand
+    layer: DecoderConfig, tensors: Mapping[str, Operand], embedding: Operand
 ) -> tuple[DecoderConfig, dict[str, Operand]]:
     """A `KangarooAdapter` as a decoder's config and weights, with an MLP that adds nothing; see `_decoder`."""
     size = layer.hidden_size
@@ -89,7 +91,7 @@ def kangaroo_decoder(
 
 
 def block_decoder(
-    layer: DecoderConfig, tensors: Mapping[str, Tensor], embedding: Operand, layers: int, *, normed: bool = False
+    layer: DecoderConfig, tensors: Mapping[str, Operand], embedding: Operand, layers: int, *, normed: bool = False
 ) -> tuple[DecoderConfig, dict[str, Operand]]:
     """The ``layers`` of a `BlockHead` as a decoder's config and weights; see `eagle3_decoder`."""
     norms = {
@@ -116,7 +118,7 @@ def input_norm(held: HeadArtefact, name: str) -> Callable[[Tensor], Tensor]:
 
 def _decoder(
     layer: DecoderConfig,
-    tensors: Mapping[str, Tensor],
+    tensors: Mapping[str, Operand],
     embedding: Operand,
     prefixes: Sequence[str],
     norms: Mapping[str, str],
@@ -131,8 +133,8 @@ def _decoder(
 
     ``embedding`` ``[V, H]`` is the target's. A head without an LM head of its own reads these rows of it.
     """
-    ids_D = tensors["d2t"] + torch.arange(len(tensors["d2t"]))
-    head_DH = tensors["lm_head.weight"] if "lm_head.weight" in tensors else rows_of(embedding, ids_D)
+    ids_D = draft_ids(as_tensor(tensors["d2t"], torch.int64))
+    head_DH = tensors["lm_head.weight"] if "lm_head.weight" in tensors else chosen_rows(embedding, ids_D)
     form = HeadForm(draft_vocab_size=len(ids_D), beside=beside, bare=bare, normed=normed)
     decoder = replace(layer.plain, num_layers=len(prefixes), head=form, tie_embeddings=False)
     names = dict(norms)

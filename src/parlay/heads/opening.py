@@ -38,8 +38,10 @@ from parlay.models.fetch.hub import without_address
 from parlay.models.fetch.resolving import BUILT_IN, BUILT_IN_DRAFTS, resolve
 from parlay.models.loading import load_weights, read_config
 from parlay.models.native import NativeRunner
+from parlay.models.weights.formats import Format
 from parlay.models.weights.fused import Operand, as_tensor, rows_of
 from parlay.models.weights.quantize import Int8Weight, fits_blocks, in_q4_1, in_q8_0
+from parlay.models.weights.stored import StoredTensor
 from parlay.options import UsageError, nearest
 from parlay.types import ParlayError, Runner, RunnerSpec
 
@@ -87,7 +89,7 @@ class OpenHead:
     @cached_property
     def fuse(self) -> Product:
         """The product with ``fc.weight``, which makes one state of the target's features."""
-        return Product(self.artefact.tensors["fc.weight"])
+        return Product(self.artefact.operands["fc.weight"])
 
     @cached_property
     def embedding_VH(self) -> Tensor:
@@ -188,7 +190,7 @@ def _head_runner(
     held = dict(weights)
     if device.type == "cpu":
         matrices = {name: each for name, each in held.items() if len(each.shape) == 2 and name != _EMBEDDING}
-        held |= {name: _in_few_bits(name, as_tensor(each, torch.float32)) for name, each in matrices.items()}
+        held |= {name: _in_few_bits(name, each) for name, each in matrices.items()}
     return NativeRunner(
         config,
         held,
@@ -200,8 +202,11 @@ def _head_runner(
     )
 
 
-def _in_few_bits(name: str, weight_OI: Tensor) -> Operand:
-    """See `in_mlp`."""
+def _in_few_bits(name: str, weight: Operand) -> Operand:
+    """See `in_mlp`. Blocks of a file stay, but for those that earlier formats of heads have eight bits in."""
+    if isinstance(weight, StoredTensor) and not (in_mlp(name) and weight.format is Format.Q8_0):
+        return weight
+    weight_OI = as_tensor(weight, torch.float32)
     if not fits_blocks(weight_OI):
         return Int8Weight(weight_OI)
     return in_q4_1(weight_OI) if in_mlp(name) else in_q8_0(weight_OI)
@@ -296,9 +301,8 @@ class TargetHeads:
         else:
             artefact, proved = converted(folder, self._target, self._matrices())
             self._tell(folder, artefact, proved)
-        tensors = dict(artefact.tensors)
-        embedding = tensors.pop(EMBEDDING, self._matrices().embedding)
-        return OpenHead(replace(artefact, tensors=tensors), embedding, self._make_runner, self._dtype, self._states)
+        embedding = artefact.operands.get(EMBEDDING, self._matrices().embedding)
+        return OpenHead(artefact.without(EMBEDDING), embedding, self._make_runner, self._dtype, self._states)
 
     def _tell(self, folder: Path, held: HeadArtefact, proved: bool) -> None:
         if proved or folder in self._told:

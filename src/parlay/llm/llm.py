@@ -308,6 +308,11 @@ class LLM:
         """The strategies of the catalogue that work for this model by their name alone. Any thread may call this."""
         return offered(self._resources, self.engine.requests.check_needs)
 
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes that caches of target and drafters hold, of running texts and of finished ones. Any thread may ask."""
+        return self._budget.held
+
     def reset_prefix_cache(self) -> None:
         """Free what is cached of requests that are over: the next ones compute all of their prompts."""
         self._budget.drop_spare()

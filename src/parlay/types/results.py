@@ -154,7 +154,8 @@ class EngineStats:
     admitted, less those that must all be computed (prompt logprobs), and ``prefix_tokens_found`` those of them that
     were cached already, by an earlier text or a sample of the same prompt. ``drafter_faults`` counts drafters that
     raised and were dropped for their sample. ``step_tokens`` are tokens of prompts that steps computed and tokens that
-    they committed; ``steps`` counts the steps by that number, rounded up to a power of two.
+    they committed; ``steps`` counts the steps by that number, rounded up to a power of two. ``cache_bytes`` are
+    what the caches of target and drafters hold, finished texts included; an `Engine` alone does not know them.
     """
 
     waiting: int
@@ -168,6 +169,7 @@ class EngineStats:
     drafter_faults: int
     step_tokens: int
     steps: Mapping[int, int]
+    cache_bytes: int = 0
 
 
 class Committed(NamedTuple):

@@ -24,7 +24,7 @@ class BlockDrafter(MarginalsDrafter):
     def __init__(self, resources: Resources, options: BlockOptions) -> None:
         head = opened(SOURCE, resources.find_head, options.head)
         held, config = head.artefact, BlockConfig.of(head.artefact)
-        shape = held.layer, held.tensors, head.embedding, config.layers
+        shape = held.layer, held.operands, head.embedding, config.layers
         runner = head.runner(SOURCE, partial(block_decoder, *shape, normed=config.normed))
         norm = input_norm(held, "layers.0.hidden_norm.weight")
         fc_HF = held.tensors["fc.weight"].float()  # so is the product: few processors are fast in bfloat16

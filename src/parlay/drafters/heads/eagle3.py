@@ -31,7 +31,7 @@ class Eagle3(LayerHeadDrafter):
     def __init__(self, resources: Resources, options: DynamicTreeOptions) -> None:
         head = opened(SOURCE, resources.find_head, options.head)
         held = head.artefact
-        decoder = partial(eagle3_decoder, held.layer, held.tensors, head.embedding, normed=normed(held))
+        decoder = partial(eagle3_decoder, held.layer, held.operands, head.embedding, normed=normed(held))
         runner = head.runner(SOURCE, decoder)
         self._head, self._ids_D = runner, draft_ids(held.tensors["d2t"])
         guessing = Guessing(self._ids_D)

@@ -43,5 +43,5 @@ class Hydra(StaticTreeDrafter):
 
 def _prefix_states(head: OpenHead) -> LayerOutputs:
     held = head.artefact
-    runner = head.runner("prefix", partial(prefix_decoder, held.layer, held.tensors, head.embedding))
+    runner = head.runner("prefix", partial(prefix_decoder, held.layer, held.operands, head.embedding))
     return LayerOutputs(runner, held.settings["taps"], lambda features_KF, _: features_KF.to(head.dtype))

@@ -53,7 +53,7 @@ class Kangaroo(Watched):
         held = head.artefact
         (self._exit,) = held.settings["taps"]
         self.needs = Needs(taps=(self._exit,), layers=True, expected=held.expected)
-        decoder = partial(kangaroo_decoder, held.layer, held.tensors, head.embedding)
+        decoder = partial(kangaroo_decoder, held.layer, held.operands, head.embedding)
         self._runner = head.runner(SOURCE, decoder)
         self._rows = TextRows(self._runner, (self._exit,), lambda features_KF, _: features_KF.to(head.dtype))
         super().__init__(SOURCE, held, self._rows)

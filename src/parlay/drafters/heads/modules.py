@@ -38,9 +38,10 @@ def check_tensors(held: HeadArtefact) -> None:
         return
     expected = _expected(held)
     counted = _COUNTED if held.method in _COUNTING else frozenset()
-    missing = (expected.keys() | counted) - held.tensors.keys() - _OPTIONAL
-    extra = held.tensors.keys() - expected.keys() - counted - _OPTIONAL
-    shaped = [name for name, shape in expected.items() if name in held.tensors and held.tensors[name].shape != shape]
+    found = held.operands
+    missing = (expected.keys() | counted) - found.keys() - _OPTIONAL
+    extra = found.keys() - expected.keys() - counted - _OPTIONAL
+    shaped = [name for name, shape in expected.items() if name in found and tuple(found[name].shape) != tuple(shape)]
     for names, what in ((missing, "lacks"), (extra, "does not know"), (shaped, "has in another shape")):
         if names:
             raise BadHead(f"a head for {held.method} {what} {_listed(names)}: the folder is incomplete or was changed")

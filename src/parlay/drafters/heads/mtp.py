@@ -34,7 +34,7 @@ class ParallelMtp(MarginalsDrafter):
 def parallel_states(head: OpenHead) -> SideBySide:
     """The logits of heads beside each other."""
     held = head.artefact
-    decoder = partial(parallel_decoder, held.layer, held.tensors, head.embedding)
+    decoder = partial(parallel_decoder, held.layer, held.operands, head.embedding)
     return SideBySide(
         [
             LayerLogits(

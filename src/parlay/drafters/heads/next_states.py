@@ -19,6 +19,7 @@ from parlay.drafters.options import EAGLE, EAGLE2, MTP, DynamicTreeOptions, Head
 from parlay.drafters.resources import Resources
 from parlay.heads.artefact import HeadArtefact
 from parlay.heads.eagle import EagleHead
+from parlay.heads.layouts.layout import LM_HEAD
 from parlay.heads.mtp import MtpModule
 from parlay.heads.native import eagle_decoder, mtp_decoder
 from parlay.heads.opening import OpenHead, opened
@@ -26,7 +27,7 @@ from parlay.models.config import DecoderConfig
 from parlay.models.weights.fused import Operand
 
 _Module: TypeAlias = EagleHead | MtpModule
-_Decoder = Callable[[DecoderConfig, Mapping[str, Tensor], Operand], tuple[DecoderConfig, dict[str, Operand]]]
+_Decoder = Callable[[DecoderConfig, Mapping[str, Operand], Operand], tuple[DecoderConfig, dict[str, Operand]]]
 
 
 class _NextStates(LayerHeadDrafter):
@@ -34,8 +35,8 @@ class _NextStates(LayerHeadDrafter):
 
     def __init__(self, source: str, head: OpenHead, module: _Module, decoder: _Decoder, growth: TreeLimits) -> None:
         held = head.artefact
-        module.load_state_dict({name: each for name, each in held.tensors.items() if name != "lm_head.weight"})
-        runner = head.runner(held.method, partial(decoder, held.layer, held.tensors, head.embedding))
+        module.load_state_dict(dict(held.without(LM_HEAD).tensors))
+        runner = head.runner(held.method, partial(decoder, held.layer, held.operands, head.embedding))
         guessing = Guessing(module.draft_ids)
         super().__init__(source, runner, held, guessing, growth)
         self._fuse, self._dtype = module.float().requires_grad_(False).fuse, head.dtype

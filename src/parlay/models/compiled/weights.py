@@ -265,23 +265,31 @@ def _rounded(weight: Int8Weight, steps_O: Tensor) -> Tensor:
     return numbers
 
 
+def _in_blocks(weight: Operand) -> tuple[int, Tensor]:
+    """The number of a weight's format, and its rows: blocks stay, numbers get eight bits, or bfloat16 if none fit."""
+    if isinstance(weight, StoredTensor):
+        return weight.format.number, weight.rows.contiguous()
+    weight_OI = as_tensor(weight, torch.float32)
+    if fits_blocks(weight_OI):
+        return Format.Q8_0.number, in_q8_0(weight_OI).data.contiguous()
+    return Format.BF16.number, weight_OI.to(torch.bfloat16).contiguous()
+
+
 class Product:
-    """``x W^T`` on the caller's thread; ``W`` in blocks of eight bits, or in bfloat16 where rows are no whole blocks.
+    """``x W^T`` on the caller's thread; ``W`` in a file's blocks, in eight bits, or in bfloat16 where blocks don't fit.
 
     Without the compiled kernels in float32, by torch.
     """
 
-    def __init__(self, weight_OI: Tensor) -> None:
+    def __init__(self, weight: Operand) -> None:
         self._weight_OI: Tensor | None = None
         try:
             self._core = load()
         except NotLoaded:
-            self._weight_OI = weight_OI.float()
+            self._weight_OI = as_tensor(weight, torch.float32)
             return
-        out, inputs = weight_OI.shape
-        blocks = in_q8_0(weight_OI) if fits_blocks(weight_OI) else None
-        kind = (Format.BF16 if blocks is None else Format.Q8_0).number
-        rows = weight_OI.to(torch.bfloat16).contiguous() if blocks is None else blocks.data.contiguous()
+        out, inputs = weight.shape
+        kind, rows = _in_blocks(weight)
         self._memory = WeightArena()
         panels = self._memory.take(-(-out // int(self._core.panel)) * int(self._core.panel_bytes(kind, inputs)))
         self._core.pack(kind, rows.data_ptr(), out, inputs, panels.data_ptr())

@@ -122,6 +122,13 @@ def as_tensor(weight: Operand, dtype: torch.dtype) -> Tensor:
     return weight.dense(dtype)
 
 
+def chosen_rows(weight: Operand, ids_N: Tensor) -> Operand:
+    """The rows of these ids, int64 ``[n]``, as a weight of their own: blocks of a file stay blocks."""
+    if isinstance(weight, StoredTensor):
+        return weight.chosen(ids_N)
+    return weight[ids_N] if isinstance(weight, Tensor) else weight.dense(torch.float32)[ids_N]
+
+
 def rows_of(weight: Operand, ids_N: Tensor) -> Tensor:
     """The numbers of the rows of these ids, int64 ``[n]``: float32 ``[n, ...]``."""
     if isinstance(weight, Tensor):
