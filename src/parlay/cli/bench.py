@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from parlay.cli import INTERRUPTED, bench_prompts, bench_replay
+from parlay.cli import INTERRUPTED, bench_prompts, bench_quality, bench_replay
 from parlay.cli.flags import add_effort_flag, add_model_flags, options_from
 from parlay.options import LoadOptions
 
@@ -45,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_conditions(parser)
     _add_output(parser)
     bench_replay.add_arguments(parser)
+    bench_quality.add_arguments(parser)
     _add_report_flags(parser)
 
 
@@ -139,6 +140,9 @@ def _add_conditions(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     if options.files and str(options.files[0]) == "report":
         return _report(options)
+    if options.quality:
+        return bench_quality.run(options)
+    bench_quality.refuse_without(options)
     _refuse_report_flags(options)
     if options.files:
         return bench_prompts.run(options, options.files)
@@ -157,7 +161,9 @@ def run(options: argparse.Namespace) -> int:
 
 def _add_report_flags(bench: argparse.ArgumentParser) -> None:
     group = bench.add_argument_group("report", "parlay bench report RESULTS ... -o DIR makes a page of results")
-    group.add_argument("-o", "--output", type=Path, metavar="DIR", help="where the report goes")
+    group.add_argument(
+        "-o", "--output", type=Path, metavar="DIR", help="where the report goes, or the page of --quality"
+    )
     group.add_argument("--force", action="store_true", help="put different machines or versions into one report")
     group.add_argument("--no-plots", action="store_true", help="tables only; needs no matplotlib")
 
@@ -166,7 +172,7 @@ def _refuse_report_flags(options: argparse.Namespace) -> None:
     """Raises ValueError for a flag that means something to a report only."""
     for name in ("output", "force", "no_plots"):
         if vars(options)[name]:
-            raise ValueError(f"--{name.replace('_', '-')} works only with parlay bench report")
+            raise ValueError(f"--{name.replace('_', '-')} works only with parlay bench report, or with --quality")
 
 
 def _report(options: argparse.Namespace) -> int:

@@ -1,0 +1,107 @@
+"""The distribution of a problem's right answers, each alike: what is known of a place, and how often selectors succeed.
+
+A target whose rows give these probabilities, given what is decided, is right whenever one place is decided per step.
+Places that are decided in one step are drawn without seeing each other, which is the whole loss of parallel decoding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from parlay.bench.quality.tasks import Words
+from parlay.types import Canvas, CanvasSpec, Decided, Guesses, Layers, NoiseKey, Request, SamplingParams, Selector
+
+Places = tuple[int | None, ...]
+"""The word in each place by its number; None where it is open."""
+
+
+class Law:
+    """Right answers of one length, as numbers of words. Answers that differ in their words alone have equal laws."""
+
+    def __init__(self, answers: Sequence[Words]) -> None:
+        """Raises ValueError for answers of different lengths."""
+        numbers: dict[str, int] = {}
+        rows = [[numbers.setdefault(word, len(numbers)) for word in answer] for answer in answers]
+        if len({len(row) for row in rows}) != 1:
+            raise ValueError("the answers of a problem with an oracle have one length")
+        self.words = tuple(numbers)
+        self.answers_AP = torch.tensor(rows)
+        self._known: dict[Places, Tensor] = {}
+
+    @property
+    def places(self) -> int:
+        return self.answers_AP.shape[1]
+
+    def consistent(self, decided: Places) -> Tensor:
+        """The answers ``[A, P]`` that have the decided words."""
+        fits_A = torch.ones(len(self.answers_AP), dtype=torch.bool)
+        for place, word in enumerate(decided):
+            if word is not None:
+                fits_A &= self.answers_AP[:, place] == word
+        return self.answers_AP[fits_A]
+
+    def logits(self, decided: Places) -> Tensor:
+        """Logits ``[P, words]`` of each place, given what is decided; of no condition where no answer has all that."""
+        if decided not in self._known:
+            answers_AP = self.consistent(decided)
+            answers_AP = answers_AP if len(answers_AP) else self.answers_AP
+            counts_PV = torch.zeros(self.places, len(self.words))
+            counts_PV.scatter_add_(1, answers_AP.T, torch.ones(answers_AP.T.shape))
+            self._known[decided] = counts_PV.log()
+        return self._known[decided]
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """A sequence as selectors see it."""
+
+    request: Request
+    sequence: int = 0
+    layers: Layers | None = None
+
+    @property
+    def tokens(self) -> Sequence[int]:
+        return self.request.prompt
+
+    @property
+    def prompt_length(self) -> int:
+        return len(self.request.prompt)
+
+
+def success(law: Law, selector: Selector, prompt_length: int, seed: int = 0) -> float:
+    """The probability that a selector fills a canvas with a right answer, by walking all right answers at once.
+
+    Which places are decided depends on the seed and on what is decided, never on what is drawn. So each answer is
+    reached on one path, and its probability is the product of its words' where they are drawn. Raises ValueError for a
+    selector that opens places again: what it keeps depends on what it drew.
+    """
+    if selector.revokes:
+        raise ValueError("a selector that opens places again has no such sum: simulate it")
+    params = SamplingParams(temperature=1, max_tokens=law.places)
+    view = _View(Request(id="", prompt=(0,) * prompt_length, params=params, key=NoiseKey(seed)))
+    blank = Canvas(CanvasSpec(len(law.words)), (None,) * law.places, law.places)
+    return _walk(law, selector, view, blank)
+
+
+def _walk(law: Law, selector: Selector, view: _View, canvas: Canvas) -> float:
+    """The probability of all right answers that have what is decided on the canvas, given that."""
+    if not canvas.open:
+        return 1.0
+    decided = tuple(None if each is None else each.token for each in canvas.places)
+    probs_PV = law.logits(decided).double().softmax(-1)[list(canvas.open)]
+    guesses = Guesses(canvas.open, tuple(probs_PV.argmax(-1).tolist()), probs_PV)
+    (fill,) = selector.fill([view], [canvas], [guesses])
+    chosen = list(fill.places)
+    total = 0.0
+    for drawn in torch.unique(law.consistent(decided)[:, chosen], dim=0).tolist():
+        chance, places = 1.0, list(canvas.places)
+        for place, word in zip(chosen, drawn, strict=True):
+            chance *= probs_PV[canvas.open.index(place), word].item()
+            places[place] = Decided(word, 0.0)
+        rest = Canvas(canvas.spec, tuple(places), canvas.size, canvas.forwards + 1, fill.memory)
+        total += chance * _walk(law, selector, view, rest)
+    return total

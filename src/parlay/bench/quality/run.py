@@ -1,0 +1,114 @@
+"""Measures strategies on tasks, as rows of results: how many answers are right, at how many tokens per forward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from types import MappingProxyType
+
+from parlay.bench.quality.scores import score
+from parlay.bench.quality.tasks import Task
+from parlay.bench.quality.writers import Writer
+from parlay.bench.records import Cell, Results, Row
+from parlay.certificates.gate import rule_level
+from parlay.options import UsageError, nearest
+from parlay.strategies.entries.canvases import DENOISE, OWN
+from parlay.strategies.spelling import parse
+from parlay.types import Exactness, ParlayError
+
+PART = "quality"
+EXACT = "exact"
+"""The curve of strategies that give the text of plain decoding, whose accuracies are therefore equal."""
+
+_COUNTS = ("k=1", "k=2", "k=3", "k=4", "k=6", "k=8", "k=16")
+SWEEP: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "threshold": tuple(f"threshold={each}" for each in (0, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 1)),
+        "confidence": _COUNTS,
+        "margin": _COUNTS,
+        "entropy": _COUNTS,
+        "random": _COUNTS,
+        "left-to-right": _COUNTS,
+        "factor": tuple(f"factor={each}" for each in (0.5, 0.9, 1, 1.3, 1.6, 2, 4, 16)),
+        "entropy-bound": tuple(f"bound={each}" for each in (0, 0.1, 0.5, 1, 2, 4, 16)),
+        "kl-stability": tuple(
+            f"threshold={threshold},history={history}" for history in (2, 1) for threshold in (0.9, 0.7, 0.5, 0.3)
+        ),
+        "credit": tuple(f"threshold={each}" for each in (0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 1)),
+        "mask-predict": tuple(f"steps={each}" for each in (1, 2, 3, 4, 6, 8, 16)),
+    }
+)
+"""Settings of each selector, from which its curve is drawn."""
+
+
+def sweep(selectors: Sequence[str]) -> tuple[str, ...]:
+    """Strategies that fill canvases by these selectors, in all their settings. Raises UsageError for an unknown one."""
+    for name in selectors:
+        if name not in SWEEP:
+            raise UsageError(f"there is no selector {name!r}: {nearest(name, SWEEP)}")
+    texts = [f"{DENOISE}:selector={name},{setting}" for name in dict.fromkeys(selectors) for setting in SWEEP[name]]
+    return tuple(str(parse(text)) for text in texts)
+
+
+@cache
+def selector_of(strategy: str) -> str:
+    """The selector of a strategy that fills canvases; `EXACT` for all that are exact, and others by their own name."""
+    spec = parse(strategy)
+    if spec.name == DENOISE:
+        return str(spec.settings["selector"])
+    return strategy if rule_level(spec) is Exactness.LOSSY else EXACT
+
+
+@cache
+def setting_of(strategy: str) -> str:
+    """Spell the options of a selector: its first one, and others that are set; else the strategy itself."""
+    spec = parse(strategy)
+    if spec.name != DENOISE:
+        return strategy
+    first = OWN[str(spec.settings["selector"])][0]
+    others = [f"{key}={value}" for key, value in spec.parameters if key not in ("selector", first)]
+    return " ".join([f"{first}={spec.settings[first]:g}", *others])
+
+
+def measure(
+    writer: Writer,
+    tasks: Sequence[Task],
+    strategies: Sequence[str],
+    results: Results,
+    step: Callable[[str], object] = str,
+) -> None:
+    """Measure each strategy on each task, once; ``step`` gets a note after each. What fails has a row that says why."""
+    for task in tasks:
+        for strategy in strategies:
+            cell = cell_of(writer, task, strategy)
+            if not results.of(cell):
+                results.add([_row(writer, task, cell)])
+            step(f"{task.name} {selector_of(strategy)}")
+
+
+def cell_of(writer: Writer, task: Task, strategy: str) -> Cell:
+    """The conditions of a measurement."""
+    return Cell(part=PART, model=writer.name, strategy=strategy, workload=task.name, temperature=writer.temperature)
+
+
+def _row(writer: Writer, task: Task, cell: Cell) -> Row:
+    try:
+        answers = writer.answers(task, cell.strategy)
+    except (ParlayError, ValueError) as error:
+        return Row(cell=cell, error=str(error))
+    scores = [score(problem, answer.text) for problem, answer in answers]
+    values = {
+        "right": float(sum(one.right for one in scores)),
+        "loose": float(sum(one.loose for one in scores)),
+        "places": sum(one.places for one in scores) / len(scores),
+    }
+    if (expected := writer.expected(task, cell.strategy)) is not None:
+        values |= {"expected": expected.share, "sigma": expected.sigma}
+    return Row(
+        cell=cell,
+        requests=len(scores),
+        tokens=sum(answer.tokens for _, answer in answers),
+        steps=sum(answer.steps for _, answer in answers),
+        exactness=str(answers[0][1].exactness),
+        values=values,
+    )

@@ -1,0 +1,69 @@
+"""Findings of a quality bench: how parallel a model's canvases may be filled on a task before its answers get worse.
+
+That is no certificate. It names the strategies that are worth one, so calibration tests them on prompts that had no
+part in the choice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from parlay.certificates.certificate import Binding, read_part, read_parts, write
+from parlay.options import Options, option
+from parlay.strategies.spelling import parse
+from parlay.types import ParlayError
+
+__all__ = ["Kept", "Quality", "read", "write"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept(Options):
+    """A lossy strategy that kept 99 percent of the best ``accuracy`` that was measured on a task."""
+
+    task: str = option()
+    strategy: str = option()
+    tokens_per_forward: float = option(low=0)
+    right: int = option(low=0)
+    problems: int = option(low=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Quality:
+    """All that kept its quality, and the model that it is about."""
+
+    binding: Binding
+    kept: tuple[Kept, ...]
+
+    def candidates(self) -> list[str]:
+        """Strategies that kept their quality on every task, one for each way of choosing places: its most parallel.
+
+        The least parallel one comes first, as the safest.
+        """
+        tasks = {one.task for one in self.kept}
+        speeds: dict[str, list[float]] = {}
+        for one in self.kept:
+            speeds.setdefault(one.strategy, []).append(one.tokens_per_forward)
+        means = {name: sum(own) / len(own) for name, own in speeds.items() if len(own) == len(tasks)}
+        fastest: dict[object, str] = {}
+        for name in sorted(means, key=means.__getitem__):
+            fastest[parse(name).settings.get("selector", name)] = name
+        return sorted(fastest.values(), key=means.__getitem__)
+
+    def check(self, binding: Binding, path: Path) -> None:
+        """Raises ParlayError if it is about other weights."""
+        if self.binding.weights != binding.weights or self.binding.dtype != binding.dtype:
+            theirs, ours = (f"{each.model} in {each.dtype} ({each.weights[:12]})" for each in (self.binding, binding))
+            raise ParlayError(
+                f"{path} is about {theirs}, and this is {ours}: run parlay bench --quality for this model"
+            )
+
+
+def read(path: Path) -> Quality:
+    """Raises ParlayError for a file that `parlay bench --quality` did not write, in one line."""
+    data = read_parts(path, ("binding", "kept"))
+    if not isinstance(data["kept"], list):
+        raise ParlayError(f"{path} is damaged: what was kept is no list; run parlay bench --quality again")
+    return Quality(
+        read_part(Binding, data["binding"], path), tuple(read_part(Kept, each, path) for each in data["kept"])
+    )
