@@ -63,7 +63,8 @@ def calibrate(
 
     Those before the first that fails are certified, and with a chance of at most 1 - ``floor.confidence``, over
     independent draws of the prompts, any of them is so though fewer than ``floor.floor`` of its answers are good. Equal
-    prompts count once. Each pair of answers has one seed.
+    prompts count once. Each pair of answers has one seed. A model that decodes nothing exactly is
+    compared with itself at one place per forward.
 
     Raises ValueError for a strategy that is not lossy, parameters that no certificate covers, and too few prompts.
     """
@@ -155,6 +156,7 @@ def _decoded(
     times; a first turn, whose answers are not kept, warms up.
     """
     ways: list[StrategySpec | None] = [None, *strategies]
+    reference = llm.gate.reference
     found: list[list[RequestOutput]] = [[] for _ in ways]
     turns = [slice(start, start + TOGETHER) for start in range(0, len(prompts), TOGETHER)]
     with bar(len(prompts) * len(ways), "Calibrating", "answer", progress) as shown:
@@ -162,8 +164,8 @@ def _decoded(
             for way, answers in zip(ways, found, strict=True):
                 llm.reset_prefix_cache()
                 batch = [list(ids) for ids in prompts[turn]]
-                exactness = Exactness.SEED if way is None else None
-                new = llm.generate(batch, params[turn], False, strategy=way, exactness=exactness)
+                exactness = Exactness.SEED if way is None and reference is None else None
+                new = llm.generate(batch, params[turn], False, strategy=way or reference, exactness=exactness)
                 answers += new
                 shown.update(len(new))
     return [answers[len(prompts[turns[0]]) :] for answers in found]

@@ -15,10 +15,13 @@ from parlay.drafters.resources import Resources
 from parlay.models.fetch.origin import weights_fingerprint
 from parlay.strategies import accept_rules
 from parlay.strategies.catalogue import find
+from parlay.strategies.entries.canvases import DENOISE
 from parlay.strategies.spelling import StrategySpec, parse
 from parlay.types import Exactness, ParlayError, SamplingParams
 
 PLAIN = "none"
+ONE_BY_ONE = f"{DENOISE}:selector=confidence"
+"""Fills one place per forward, so nothing is lost to parallelism: the reference of models without exact decoding."""
 
 
 class HeldCertificate(Held[Certificate]):
@@ -54,14 +57,23 @@ class ExactnessChoice:
 class CertificateGate:
     """Chooses for the requests of one model, whose decoding reaches ``level`` under plain decoding's own rule.
 
-    ``share`` of the answers that a certificate lets be lossy are to be audited. Raises ParlayError for a certificate of
-    something else than ``binding``, of an unknown strategy, or for two that cover the same requests.
+    ``share`` of the answers that a certificate lets be lossy are to be audited. They are compared with exact decoding,
+    or with the ``reference`` of a model that has none. Raises ParlayError for a certificate of something else than
+    ``binding``, of an unknown strategy, or for two that cover the same requests.
     """
 
     def __init__(
-        self, level: Exactness, binding: Callable[[], Binding], paths: Sequence[Path] = (), *, share: float = 0.0
+        self,
+        level: Exactness,
+        binding: Callable[[], Binding],
+        paths: Sequence[Path] = (),
+        *,
+        share: float = 0.0,
+        reference: StrategySpec | None = None,
     ) -> None:
         self._level = level
+        self.reference = reference
+        """The strategy that answers are compared with; None: the exact form of the default one."""
         self.binding = binding
         """What certificates of this model are bound to. Reads all weights when it is first asked."""
         self._held = [HeldCertificate(path, share=share) for path in paths]
@@ -109,13 +121,13 @@ class CertificateGate:
         self, floor: Floor, named: str | StrategySpec | None, spec: StrategySpec, params: SamplingParams
     ) -> ExactnessChoice:
         lossy = rule_level(spec) is Exactness.LOSSY
-        if named is not None and lossy:
+        if named is not None and lossy and spec != self.reference:
             return ExactnessChoice(spec, self._certificate(spec, floor, params))
         open_arms = self._open(floor, params) if named is None or find(spec.name).routes else []
         if open_arms:
             fastest, held = max(open_arms, key=lambda arm: arm[0].speed)
             return ExactnessChoice(parse(fastest.strategy), held)
-        return ExactnessChoice(exact_form(spec) if lossy else named or spec)
+        return ExactnessChoice((self.reference or exact_form(spec)) if lossy else named or spec)
 
     def _open(self, floor: Floor, params: SamplingParams) -> list[tuple[Certified, HeldCertificate]]:
         """Find the strategy that is certified for such a request, and was faster than exact decoding."""
@@ -162,7 +174,8 @@ def open_gate(paths: Sequence[str | Path], model: object, resources: Resources, 
         weights = weights_fingerprint(model)
         return Binding(model=target.name, weights=weights, dtype=target.dtype, draft_model=draft_model or "")
 
-    return CertificateGate(target.exactness, binding, [Path(path) for path in paths], share=share)
+    reference = parse(ONE_BY_ONE) if target.fills_only else None
+    return CertificateGate(target.exactness, binding, [Path(path) for path in paths], share=share, reference=reference)
 
 
 def rule_level(spec: StrategySpec) -> Exactness:

@@ -27,6 +27,7 @@ from parlay.types import SamplingParams
 if TYPE_CHECKING:
     from parlay.bench.certify import Calibration, Ids, Shown
     from parlay.bench.workloads import Item
+    from parlay.certificates.quality import Quality
     from parlay.llm.llm import LLM
 
 
@@ -47,6 +48,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         dest="strategies",
         metavar="NAME[:KEY=VALUE,...]",
         help="lossy strategy; several are tested in this order until one fails, so name the safest first",
+    )
+    parser.add_argument(
+        "--quality",
+        type=Path,
+        metavar="FILE",
+        help="instead of a strategy: quality.json of parlay bench --quality; what kept its quality on every task is "
+        "tested, the least parallel first",
     )
     parser.add_argument(
         "--small",
@@ -71,17 +79,23 @@ def run(options: argparse.Namespace) -> int:
     floor, params = options_from(Floor, options), sampling_params(options)
     if not options.output.absolute().parent.is_dir():
         raise ValueError(f"no folder {options.output.parent} to write {options.output.name} to: make it first")
-    if bool(options.strategies) == (options.small is not None):
-        raise ValueError("name lossy strategies with --strategy, or a model with --small")
+    if [bool(options.strategies), options.small is not None, options.quality is not None].count(True) != 1:
+        raise ValueError("name lossy strategies with --strategy, a file with --quality, or a model with --small")
     from parlay.bench.certify import calibrate
     from parlay.bench.workloads import read_prompts
     from parlay.certificates.certificate import write
+    from parlay.strategies.spelling import parse
 
+    found = _candidates(options.quality) if options.quality is not None else None
+    chosen = options.strategies if found is None else [parse(name) for name in found.candidates()]
     items = list(islice(read_prompts(options.prompts), options.most))
     if options.small is not None:
         return _cascade(options, items, floor, params)
-    with open_llm(options, options.strategies[0]) as llm:
-        result = calibrate(llm, [_ids(llm, item) for item in items], options.strategies, floor, params)
+    with open_llm(options, chosen[0]) as llm:
+        if found is not None:
+            found.check(llm.gate.binding(), options.quality)
+            chosen = [each for each in chosen if each != llm.gate.reference]
+        result = calibrate(llm, [_ids(llm, item) for item in items], chosen, floor, params)
     _tell(result, floor)
     if result.certificate is None:
         print(f"parlay: error: no strategy is shown to keep lossy:{floor}; nothing is written", file=sys.stderr)
@@ -89,6 +103,16 @@ def run(options: argparse.Namespace) -> int:
     write(result.certificate, options.output)
     print(f"{options.output}: use it with --certificate {options.output} --exactness lossy:{floor}")
     return 0
+
+
+def _candidates(path: Path) -> Quality:
+    """Read what a quality bench found. Raises ValueError where no strategy is worth a test."""
+    from parlay.certificates.quality import read
+
+    found = read(path)
+    if not found.candidates():
+        raise ValueError(f"no strategy in {path} kept its quality on every task: name one with --strategy")
+    return found
 
 
 def _cascade(options: argparse.Namespace, items: Sequence[Item], floor: Floor, params: SamplingParams) -> int:

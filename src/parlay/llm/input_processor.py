@@ -188,7 +188,14 @@ class InputProcessor:
         if choice.held is None or not choice.held.due():  # drawn before anything is decoded
             return Job(first.id, text, samples, thoughts)
         again = partial(self.job, references=references, prediction=prediction)
-        return Job(first.id, text, samples, thoughts, _audit(choice, choice.held, first, options, again))
+        audit = _audit(choice, choice.held, first, self._compared(options), again)
+        return Job(first.id, text, samples, thoughts, audit)
+
+    def _compared(self, options: RequestOptions) -> RequestOptions:
+        """Options of the job that a lossy one is compared with: exact, or by the reference of a model without that."""
+        exactness = None if self.gate.reference else Allowed(Exactness.SEED)
+        own = replace(options, strategy=self.gate.reference, exactness=exactness)
+        return replace(own, store=False, priority=options.priority + 1)
 
     def _choice(self, options: RequestOptions, params: SamplingParams, *, predicts: bool) -> ExactnessChoice:
         """Choose the strategy. Raises ValueError for one that the request's exactness forbids."""
@@ -319,14 +326,11 @@ def _audit(
     options: RequestOptions,
     job: Callable[..., Job],
 ) -> Audit:
-    """Compare a lossy job with exact decoding, for the certificate that the choice stands on."""
+    """Compare a lossy job with one of these options, for the certificate that the choice stands on."""
     assert isinstance(choice.strategy, StrategySpec)
     params = replace(first.params, n=1, seed=first.key.seed, truncate_prompt_tokens=None)
-    exactly = replace(
-        options, strategy=None, exactness=Allowed(Exactness.SEED), store=False, priority=options.priority + 1
-    )
     prompt = TokensPrompt(prompt_token_ids=first.prompt)
-    return Audit(partial(job, prompt, params, exactly), certificate, choice.strategy)
+    return Audit(partial(job, prompt, params, options), certificate, choice.strategy)
 
 
 def check_variables(variables: Mapping[str, Any]) -> None:
