@@ -12,8 +12,13 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from parlay.models.config import DecoderConfig
-from parlay.models.gguf import writing
+from parlay.models.gguf.blocks import encoded
 from parlay.models.gguf.file import read_parts
+from parlay.models.gguf.metadata import shape_keys
+from parlay.models.gguf.quantizing import copied_records, gguf_tensors
+from parlay.models.gguf.writing import USUAL, TensorPlan, record, write
+from parlay.models.weights.formats import Format
+from parlay.models.weights.fused import as_tensor
 from parlay.system.user_cache import saved_whole
 
 GGUF_NAME = "model.gguf"
@@ -30,7 +35,7 @@ def save_student(
     *,
     like: Path,
     card: str,
-    embedding: str = writing.USUAL,
+    embedding: str = USUAL,
 ) -> None:
     """A student of the target at ``like``: for a GGUF file one in 8 bits, for a folder a folder in bfloat16.
 
@@ -43,8 +48,25 @@ def save_student(
         (folder / "config.json").write_text(json.dumps(described, indent=1) + "\n")
         return
     folder.mkdir(parents=True, exist_ok=True)
-    writing.write(folder / GGUF_NAME, config, tensors, read_parts(like)[0].keys, embedding)
+    _write_file(folder / GGUF_NAME, config, tensors, like, Format[embedding])
     (folder / "README.md").write_text(card, encoding="utf-8")
+
+
+def _write_file(
+    path: Path, config: DecoderConfig, tensors: Mapping[str, Tensor], like: Path, embedding: Format
+) -> None:
+    """A GGUF file with the tokenizer of the one at ``like``. Rows that are no whole blocks stay float32."""
+    header = read_parts(like)[0]
+    records = [record(key, value) for key, value in shape_keys(config).items()]
+    records += copied_records(header, [key for key in header.keys if key.startswith("tokenizer.")])
+    found = {name: as_tensor(weight, torch.float32) for name, weight in gguf_tensors(config, tensors).items()}
+    plans = []
+    for name, weight in found.items():
+        wanted = embedding if name == "token_embd.weight" else Format[USUAL]
+        fits = weight.ndim > 1 and weight.shape[-1] % wanted.block == 0
+        plans.append(TensorPlan(name, tuple(weight.shape), wanted if fits else Format.F32))
+    blocks = ([encoded(plan.format, found[plan.name].reshape(-1, plan.shape[-1]))] for plan in plans)
+    write(path, records, plans, blocks)
 
 
 def save_folder(folder: Path, tensors: Mapping[str, Tensor], *, like: Path, card: str) -> None:

@@ -92,12 +92,16 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """``digest`` names the keys' bytes: equal for files with equal keys."""
+    """``digest`` names the keys' bytes: equal for files with equal keys.
+
+    ``places``: from which byte to which the record of each key lies, its name and type included.
+    """
 
     path: Path
     keys: dict[str, Value]
     tensors: tuple[TensorInfo, ...]
     digest: str
+    places: dict[str, tuple[int, int]]
 
 
 def read(path: Path) -> Header:
@@ -134,10 +138,10 @@ class _Reader:
         if tensors > _MOST_TENSORS or keys > _MOST_KEYS:
             raise ValueError(f"it claims {tensors} tensors and {keys} keys")
         begin = self._at
-        values = self._keys(keys)
+        values, places = self._keys(keys)
         digest = hashlib.sha256(self._content[begin : self._at]).hexdigest()
         infos = tuple(self._tensor() for _ in range(tensors))
-        return Header(path, values, self._placed(infos, _alignment(values)), digest)
+        return Header(path, values, self._placed(infos, _alignment(values)), digest, places)
 
     def _start(self) -> None:
         if self._take(4) != _MAGIC:
@@ -148,14 +152,18 @@ class _Reader:
         if version not in _VERSIONS:
             raise ValueError(f"its version is {version}, and Parlay reads versions 2 and 3: convert the model again")
 
-    def _keys(self, count: int) -> dict[str, Value]:
+    def _keys(self, count: int) -> tuple[dict[str, Value], dict[str, tuple[int, int]]]:
+        """Read each key's value, and where its record lies."""
         values: dict[str, Value] = {}
+        places: dict[str, tuple[int, int]] = {}
         for _ in range(count):
+            begin = self._at
             key = self._string(_LONGEST_NAME)
             if key in values:
                 raise ValueError(f"the key {key!r} occurs twice")
             values[key] = self._value(key)
-        return values
+            places[key] = begin, self._at
+        return values, places
 
     def _value(self, key: str) -> Value:
         kind = self._number(_U32)

@@ -13,7 +13,7 @@ from tokenizers import Regex, pre_tokenizers
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
-_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _LLAMA3 = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}"
 _QWEN2 = _LLAMA3.replace("{1,3}", "")
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
@@ -57,10 +57,10 @@ _NAMES: Mapping[Splitting, tuple[str, ...]] = {
     Splitting((_QWEN2,)): ("deepseek-r1-qwen", "megrez", "kormo", "hunyuan"),
     Splitting((_TEKKEN,), whole_words=True, bos=True): ("tekken",),
     Splitting((_SEED_CODER,)): ("seed-coder",),
-    Splitting((r"\p{N}", _GPT2)): ("smollm", "starcoder", "refact", "codeshell", "minerva-7b", "mellum2"),
-    Splitting((_GPT2,)): ("gpt-2", "gpt2", "mellum", "trillion", "a.x-4.0", "phi-2", "exaone4"),
+    Splitting((r"\p{N}", GPT2)): ("smollm", "starcoder", "refact", "codeshell", "minerva-7b", "mellum2"),
+    Splitting((GPT2,)): ("gpt-2", "gpt2", "mellum", "trillion", "a.x-4.0", "phi-2", "exaone4"),
     Splitting((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+", r"\p{N}")): ("deepseek-coder",),
-    Splitting((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]")): ("default",),
+    Splitting((r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]")): ("default",),
 }
 SPLITTINGS = {name: splitting for splitting, names in _NAMES.items() for name in names}
 """By the name in ``tokenizer.ggml.pre``."""

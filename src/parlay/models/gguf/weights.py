@@ -34,12 +34,14 @@ _OF_A_LAYER = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+_NAMES = {theirs: ours for ours, theirs in (_WHOLE | _OF_A_LAYER).items()}
 _LAYER = re.compile(r"blk\.(\d+)\.(\w+)")
 _RECOMPUTED = re.compile(rf"{re.escape(ROPE_FACTORS)}|blk\.\d+\.attn_rot_embd\.weight")
 """Tensors that say how positions turn: the config tells it, or did."""
 _TIED = ("token_embd.weight", LM_HEAD)
 _COMPARED, _SAME = 64, 0.9
-_TURNED = re.compile(r"self_attn\.[qk]_proj\.")
+TURNED = re.compile(r"self_attn\.[qk]_proj\.")
+"""The decoder's names of weights whose rows turn with positions."""
 
 
 def load(parts: Sequence[Header], family: Family, config: DecoderConfig) -> dict[str, Weight]:
@@ -51,12 +53,12 @@ def load(parts: Sequence[Header], family: Family, config: DecoderConfig) -> dict
     interleaved = family.gguf is not None and family.gguf.interleaved
     ahead, weights = take(parts[0].path), dict[str, Weight]()
     for part in parts:
-        for info, stored in _mapped(part):
+        for info, stored in mapped(part):
             if _RECOMPUTED.fullmatch(info.name):
                 continue
             name = _name(info.name)
             weight = _vector(stored) if len(info.shape) == 1 else replace(stored, ahead=ahead)
-            weights[name] = _halves(weight, config.head_dim) if interleaved and _TURNED.search(name) else weight
+            weights[name] = _halves(weight, config.head_dim) if interleaved and TURNED.search(name) else weight
     expected = weight_shapes(config)
     check_weights(parts[0].path, expected, weights)
     return {name: weights[name] for name in expected}
@@ -67,7 +69,7 @@ def rope_factors(parts: Sequence[Header]) -> tuple[float, ...]:
     for part in parts:
         for info in part.tensors:
             if info.name == ROPE_FACTORS:
-                return tuple(_vector(next(_mapped(replace(part, tensors=(info,))))[1]).flatten().tolist())
+                return tuple(_vector(next(mapped(replace(part, tensors=(info,))))[1]).flatten().tolist())
     return ()
 
 
@@ -79,7 +81,7 @@ def embedding_twice(parts: Sequence[Header]) -> bool:
     found = {
         info.name: stored
         for part in parts
-        for info, stored in _mapped(replace(part, tensors=tuple(each for each in part.tensors if each.name in _TIED)))
+        for info, stored in mapped(replace(part, tensors=tuple(each for each in part.tensors if each.name in _TIED)))
     }
     if len(found) < len(_TIED) or len({stored.shape for stored in found.values()}) > 1:
         return False
@@ -89,7 +91,7 @@ def embedding_twice(parts: Sequence[Header]) -> bool:
     return bool(torch.cosine_similarity(embedding, head, dim=0) > _SAME)
 
 
-def _mapped(part: Header) -> Iterator[tuple[TensorInfo, StoredTensor]]:
+def mapped(part: Header) -> Iterator[tuple[TensorInfo, StoredTensor]]:
     """The tensors of one file. Pages that nobody reads take no memory, and what is written stays in this process."""
     with part.path.open("rb") as opened:
         file = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY)
@@ -106,6 +108,15 @@ def _mapped(part: Header) -> Iterator[tuple[TensorInfo, StoredTensor]]:
 def _vector(stored: StoredTensor) -> Tensor:
     with stored.reading():
         return dense(stored)
+
+
+def gguf_name(name: str) -> str:
+    """GGUF's name of a weight that the decoder calls ``name``."""
+    base, _, kind = name.rpartition(".")
+    if base in _NAMES:
+        return f"{_NAMES[base]}.{kind}"
+    _, _, layer, rest = base.split(".", 3)
+    return f"blk.{layer}.{_NAMES[rest]}.{kind}"
 
 
 def _name(name: str) -> str:

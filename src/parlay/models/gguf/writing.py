@@ -1,121 +1,129 @@
-"""Writes a model as a GGUF file, matrices in blocks, with the tokenizer of another file. Needs the package gguf."""
+"""A GGUF file from the records of its keys and the blocks of its tensors, written from front to back.
+
+`parlay.models.gguf.reader` describes the layout.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import shutil
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import BinaryIO
 
 from torch import Tensor
 
-from parlay.models.config import DecoderConfig
-from parlay.models.gguf.reader import Strings, Value
-from parlay.system.user_cache import written_whole
+from parlay.models.weights.formats import Format
+from parlay.system.user_cache import saved_whole
 from parlay.types import ParlayError
-
-if TYPE_CHECKING:
-    from gguf import GGUFWriter
-
-_TOKENIZER = "tokenizer."
-_NAMES = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
-
 
 USUAL = "Q8_0"
 EMBEDDINGS = (USUAL, "Q5_0", "Q4_0")
-"""The formats of an embedding, which is most of a small model's file."""
-_EMBEDDING = "model.embed_tokens.weight"
+"""The formats of a student's embedding, which is most of a small model's file."""
+_VERSION, _ALIGNMENT = 3, 32
+_U32, _I32, _F32, _BOOL, _STRING, _ARRAY = 4, 5, 6, 7, 8, 9
+
+KeyValue = str | bool | int | float | Sequence[str] | Sequence[int] | Sequence[float]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorPlan:
+    """A tensor as a file describes it: ``shape`` with the last dimension fastest."""
+
+    name: str
+    shape: tuple[int, ...]
+    format: Format
+
+    @property
+    def rows(self) -> int:
+        """How many rows of the last dimension it has."""
+        rows = 1
+        for size in self.shape[:-1]:
+            rows *= size
+        return rows
+
+    @property
+    def bytes(self) -> int:
+        """How many it takes."""
+        return self.rows * self.format.row_bytes(self.shape[-1])
+
+
+def record(key: str, value: KeyValue) -> bytes:
+    """A key as it lies in a file. Whole numbers are uint32, or int32 in arrays; others are float32."""
+    return _text(key) + _value(value)
+
+
+def packed_strings(texts: Iterable[str]) -> bytes:
+    """The items of an array of strings, as `reader.Strings` holds them."""
+    return b"".join(map(_text, texts))
 
 
 def write(
-    path: Path,
-    config: DecoderConfig,
-    tensors: Mapping[str, Tensor],
-    keys: Mapping[str, Value],
-    embedding: str = USUAL,
+    path: Path, records: Sequence[bytes], plans: Sequence[TensorPlan], blocks: Iterable[Iterable[Tensor]]
 ) -> None:
-    """``tensors`` of a Llama by their Hugging Face names; of ``keys`` those of the tokenizer are copied.
+    """Write the file in one go: nothing is left of it where that fails, and a file that was there stays.
 
-    Matrices are Q8_0, the embedding has its own format. Rows that are no whole blocks of 32 stay float32, as vectors
-    do. ``path`` is replaced in one move.
+    ``blocks`` has each tensor's rows, uint8, in any number of parts. Raises ParlayError for a place that can't be
+    written to or has too little room.
     """
-    try:
-        import gguf
-    except ModuleNotFoundError as error:
-        raise ParlayError(f"writing a GGUF file needs {error.name}: pip install 'parlay[train]'") from error
-    with written_whole(path) as part:
-        writer = gguf.GGUFWriter(part, "llama")
-        _add_shape(writer, config)
-        for name, value in keys.items():
-            if name.startswith(_TOKENIZER):
-                _add(writer, name, value)
-        for name, tensor in tensors.items():
-            rows = (
-                _interleaved(tensor, config.head_dim) if name.endswith(("q_proj.weight", "k_proj.weight")) else tensor
-            )
-            numbers = rows.float().numpy()
-            kind = gguf.GGMLQuantizationType[embedding if name == _EMBEDDING else USUAL]
-            if numbers.ndim == 1 or numbers.shape[-1] % gguf.GGML_QUANT_SIZES[kind][0]:
-                writer.add_tensor(_renamed(name), numbers)
-            else:
-                writer.add_tensor(_renamed(name), gguf.quantize(numbers, kind), raw_dtype=kind)
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
+    head = _head(records, plans)
+    _check_room(path, len(head) + sum(plan.bytes + _gap(plan.bytes) for plan in plans))
+    with saved_whole(path) as part, part.open("wb") as file:
+        file.write(head)
+        for plan, parts in zip(plans, blocks, strict=True):
+            _write_tensor(file, plan, parts)
 
 
-def _add_shape(writer: GGUFWriter, config: DecoderConfig) -> None:
-    writer.add_block_count(config.num_layers)
-    writer.add_context_length(config.max_context)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_heads)
-    writer.add_head_count_kv(config.num_kv_heads)
-    writer.add_key_length(config.head_dim)
-    writer.add_value_length(config.head_dim)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope.theta)
-    writer.add_rope_dimension_count(config.head_dim)
-    writer.add_vocab_size(config.vocab_size)
+def _write_tensor(file: BinaryIO, plan: TensorPlan, parts: Iterable[Tensor]) -> None:
+    size = sum(file.write(part.contiguous().numpy().reshape(-1).data) for part in parts)
+    assert size == plan.bytes, f"{plan.name}: {size} bytes instead of {plan.bytes}"
+    file.write(bytes(_gap(size)))
 
 
-def _add(writer: GGUFWriter, name: str, value: Value) -> None:
-    if isinstance(value, Strings):
-        writer.add_array(name, value.read())
-    elif isinstance(value, tuple):
-        writer.add_array(name, list(value))
-    elif isinstance(value, bool):
-        writer.add_bool(name, value)
-    elif isinstance(value, int):
-        writer.add_uint32(name, value)
-    elif isinstance(value, float):
-        writer.add_float32(name, value)
-    else:
-        writer.add_string(name, value)
+def _head(records: Sequence[bytes], plans: Sequence[TensorPlan]) -> bytes:
+    """All that stands before the tensors' bytes."""
+    start = b"GGUF" + struct.pack("<IQQ", _VERSION, len(plans), len(records))
+    head = b"".join((start, *records, *_infos(plans)))
+    return head + bytes(_gap(len(head)))
 
 
-def _renamed(name: str) -> str:
-    base, _, kind = name.rpartition(".")
-    if base in _NAMES:
-        return f"{_NAMES[base]}.{kind}"
-    _, _, layer, rest = base.split(".", 3)
-    return f"blk.{layer}.{_NAMES[rest]}.{kind}"
+def _infos(plans: Sequence[TensorPlan]) -> Iterator[bytes]:
+    offset = 0
+    for plan in plans:
+        sizes = struct.pack(f"<I{len(plan.shape)}Q", len(plan.shape), *reversed(plan.shape))
+        yield _text(plan.name) + sizes + struct.pack("<IQ", plan.format.number, offset)
+        offset += plan.bytes + _gap(plan.bytes)
 
 
-def _interleaved(rows_NH: Tensor, head_dim: int) -> Tensor:
-    """Rows of queries or keys so that two that turn together lie side by side, as files of Llamas have them."""
-    halves = rows_NH.reshape(-1, 2, head_dim // 2, rows_NH.shape[-1])
-    return halves.transpose(1, 2).reshape(rows_NH.shape).contiguous()
+def _gap(size: int) -> int:
+    return -size % _ALIGNMENT
+
+
+def _check_room(path: Path, size: int) -> None:
+    folder = next((folder for folder in path.absolute().parents if folder.is_dir()), Path("/"))
+    free = shutil.disk_usage(folder).free
+    if size > free:
+        raise ParlayError(f"{path} would take {size / 1e6:,.0f} MB, and {folder} has {free / 1e6:,.0f} MB left")
+
+
+def _text(text: str) -> bytes:
+    content = text.encode()
+    return struct.pack("<Q", len(content)) + content
+
+
+def _value(value: KeyValue) -> bytes:
+    if isinstance(value, bool):
+        return struct.pack("<I?", _BOOL, value)
+    if isinstance(value, int):
+        return struct.pack("<II", _U32, value)
+    if isinstance(value, float):
+        return struct.pack("<If", _F32, value)
+    if isinstance(value, str):
+        return struct.pack("<I", _STRING) + _text(value)
+    texts = [item for item in value if isinstance(item, str)]
+    if texts:
+        return struct.pack("<IIQ", _ARRAY, _STRING, len(texts)) + packed_strings(texts)
+    whole = all(isinstance(item, int) for item in value)
+    letter, kind = ("i", _I32) if whole else ("f", _F32)
+    return struct.pack(f"<IIQ{len(value)}{letter}", _ARRAY, kind, len(value), *value)

@@ -17,7 +17,7 @@ from parlay.models.weights.stored import StoredTensor
 
 _CHUNK = 1 << 22
 """Weights that are read at a time, so that what is needed in between stays small."""
-_NONLINEAR = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+NONLINEAR = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 """What the codes of IQ4_NL and IQ4_XS stand for."""
 _E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 """Twice the numbers that the codes of MXFP4 stand for; its scales are halved."""
@@ -137,7 +137,7 @@ def _q6_k(blocks_NB: Tensor) -> Groups:
 
 
 def _iq4_nl(blocks_NB: Tensor) -> Groups:
-    return Groups(_looked_up(_nibbles(blocks_NB[:, None, 2:]), _NONLINEAR), _half(blocks_NB, 0))
+    return Groups(_looked_up(_nibbles(blocks_NB[:, None, 2:]), NONLINEAR), _half(blocks_NB, 0))
 
 
 def _iq4_xs(blocks_NB: Tensor) -> Groups:
@@ -145,7 +145,7 @@ def _iq4_xs(blocks_NB: Tensor) -> Groups:
     low = _bits(blocks_NB[:, 4:8], 4).flatten(1)
     scales = (low | high << 4).to(torch.int8) - 32
     codes = _nibbles(blocks_NB[:, 8:].reshape(-1, 8, 16))
-    return Groups(_looked_up(codes, _NONLINEAR), _half(blocks_NB, 0) * scales[:, :, None])
+    return Groups(_looked_up(codes, NONLINEAR), _half(blocks_NB, 0) * scales[:, :, None])
 
 
 def _mxfp4(blocks_NB: Tensor) -> Groups:

@@ -39,6 +39,11 @@ class Format(Enum):
 
         return {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}.get(self.name)
 
+    @property
+    def bits(self) -> float:
+        """Bits of a weight, its share of the scales included."""
+        return 8 * self.block_bytes / self.block
+
     def row_bytes(self, length: int) -> int:
         """Bytes of a row of so many weights; ValueError unless whole blocks make it up."""
         if length % self.block:

@@ -1,0 +1,115 @@
+"""Which format each tensor of a file gets: llama.cpp's mixtures, whose names end in _S, _M and _L.
+
+Some matrices lose more than others when they are rounded: the LM head, the values of attention, and what leads out of
+the feed-forward half of some layers. A mixture gives them more bits. Rows that are no whole blocks of a format get the
+one that llama.cpp falls back to.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from parlay.models.weights.formats import Format
+
+_LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.weight")
+_WIDE = 80
+"""Layers from which llama.cpp takes a model for one of 70 B weights, with eight queries to a value."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileType:
+    """A mixture: its ``number`` in ``general.file_type``, and the ``usual`` format of a matrix."""
+
+    name: str
+    number: int
+    usual: Format
+
+
+_TYPES = (
+    FileType("F16", 1, Format.F16),
+    FileType("BF16", 32, Format.BF16),
+    FileType("Q8_0", 7, Format.Q8_0),
+    FileType("Q6_K", 18, Format.Q6_K),
+    FileType("Q5_K_M", 17, Format.Q5_K),
+    FileType("Q5_K_S", 16, Format.Q5_K),
+    FileType("Q5_1", 9, Format.Q5_1),
+    FileType("Q5_0", 8, Format.Q5_0),
+    FileType("Q4_K_M", 15, Format.Q4_K),
+    FileType("Q4_K_S", 14, Format.Q4_K),
+    FileType("Q4_1", 3, Format.Q4_1),
+    FileType("Q4_0", 2, Format.Q4_0),
+    FileType("IQ4_NL", 25, Format.IQ4_NL),
+    FileType("IQ4_XS", 30, Format.IQ4_XS),
+)
+FILE_TYPES: Mapping[str, FileType] = {kind.name: kind for kind in _TYPES}
+"""By name, the most bits first."""
+_FALLBACKS = {
+    Format.IQ4_XS: Format.IQ4_NL,
+    Format.Q4_K: Format.Q5_0,
+    Format.Q5_K: Format.Q5_1,
+    Format.Q6_K: Format.Q8_0,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Mixed:
+    """A mixture for one model. ``sharing``: queries to a key. ``weighed``: whether importance is known."""
+
+    kind: FileType
+    layers: int
+    sharing: int
+    tied: bool
+    weighed: bool
+
+    def format_of(self, name: str, shape: tuple[int, ...]) -> Format:
+        """The format of the tensor that GGUF calls ``name``. Vectors and norms stay float32."""
+        if len(shape) < 2 or not name.endswith(".weight") or name.endswith("_norm.weight"):
+            return Format.F32
+        usual = self.kind.usual
+        if usual.block == 1:
+            return usual
+        return _that_fits(self._wanted(name, shape[-1]), shape[-1])
+
+    def _wanted(self, name: str, columns: int) -> Format:
+        usual = self.kind.usual
+        if name == "output.weight" or (name == "token_embd.weight" and self.tied):
+            return Format.Q8_0 if usual is Format.Q8_0 or columns % usual.block else Format.Q6_K
+        match = _LAYER.fullmatch(name)
+        if match is None:
+            return usual
+        layer = int(match[1])
+        return {"attn_v": self._of_values, "ffn_down": self._of_down}.get(match[2], lambda _: usual)(layer)
+
+    def _of_values(self, layer: int) -> Format:
+        kind, usual = self.kind.name, self.kind.usual
+        if kind in ("IQ4_NL", "IQ4_XS") and self.sharing >= 4:
+            return Format.Q5_K
+        if kind in ("Q4_K_M", "Q5_K_M") and self._gets_more(layer):
+            return Format.Q6_K
+        if usual is Format.Q4_K and (self.layers == _WIDE or (kind == "Q4_K_S" and layer < 4)):
+            return Format.Q5_K
+        return usual
+
+    def _of_down(self, layer: int) -> Format:
+        kind, usual = self.kind.name, self.kind.usual
+        if kind in ("Q4_K_M", "Q5_K_M"):
+            return Format.Q6_K if self._gets_more(layer) else usual
+        if layer >= self.layers // 8:
+            return usual
+        if kind == "Q4_K_S" or (kind in ("IQ4_NL", "IQ4_XS") and not self.weighed):
+            return Format.Q5_K
+        return {Format.Q4_0: Format.Q4_1, Format.Q5_0: Format.Q5_1}.get(usual, usual) if self.weighed else usual
+
+    def _gets_more(self, layer: int) -> bool:
+        """Whether the layer is in the first or last eighth, or the third of three between."""
+        eighth = self.layers // 8
+        return layer < eighth or layer >= 7 * self.layers // 8 or (layer - eighth) % 3 == 2
+
+
+def _that_fits(format: Format, columns: int) -> Format:
+    if columns % format.block == 0:
+        return format
+    fallback = _FALLBACKS.get(format, format)
+    return Format.F16 if columns % fallback.block else fallback

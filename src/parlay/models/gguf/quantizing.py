@@ -1,0 +1,190 @@
+"""Writes a model in few bits: from a folder or a GGUF file to a GGUF file, tensor by tensor.
+
+A matrix that has no more bits than it would get stays as it is: rounding it once more would only lose.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import BinaryIO
+
+import torch
+from torch import Tensor
+
+from parlay.models.config import DecoderConfig
+from parlay.models.gguf.blocks import encoded
+from parlay.models.gguf.file import read_config, read_parts
+from parlay.models.gguf.metadata import gguf_form, rope_factors, shape_keys
+from parlay.models.gguf.mixtures import FileType, Mixed
+from parlay.models.gguf.reader import BadGguf, Header
+from parlay.models.gguf.vocabulary import tokenizer_keys
+from parlay.models.gguf.weights import LM_HEAD, TURNED, gguf_name, mapped
+from parlay.models.gguf.writing import TensorPlan, record, write
+from parlay.models.loading import load_tensors
+from parlay.models.loading import read_config as read_any_config
+from parlay.models.rope import interleave
+from parlay.models.weights.dequantize import dense
+from parlay.models.weights.formats import DamagedWeights
+from parlay.models.weights.shapes import Weight
+from parlay.models.weights.stored import StoredTensor
+from parlay.system import threads
+from parlay.types import ParlayError
+
+_PART = 1 << 22
+"""Weights that a thread rounds at a time."""
+_REPLACED = ("general.file_type", "general.quantization_version", "general.alignment", "split.", "quantize.imatrix.")
+"""Beginnings of keys that a new file has anew, or not at all."""
+_VERSION_OF_BLOCKS = 2
+"""ggml's, of the layouts of its formats."""
+
+Importance = Mapping[str, Tensor]
+"""By GGUF's name of a matrix: the mean square of each of its inputs, ``[I]``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A model that is to be written: records of its keys, and its tensors under GGUF's names."""
+
+    config: DecoderConfig
+    records: Sequence[bytes]
+    tensors: Mapping[str, Weight]
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A file that was written. ``formats`` counts tensors; ``fell_back`` those that got another format for their shape."""
+
+    bytes: int
+    bits: float
+    formats: Mapping[str, int]
+    fell_back: int
+    kept: int
+
+
+def source_of(model: Path) -> Source:
+    """The model in a folder or GGUF file. Raises ParlayError for one that Parlay's decoder does not run."""
+    return _of_file(model) if model.is_file() else _of_folder(model)
+
+
+def _of_file(path: Path) -> Source:
+    config, parts = read_config(path), read_parts(path)
+    kept = [key for key in parts[0].keys if not key.startswith(_REPLACED)]
+    tensors: dict[str, Weight] = {info.name: stored for part in parts for info, stored in mapped(part)}
+    return Source(config, copied_records(parts[0], kept), tensors)
+
+
+def copied_records(header: Header, keys: Iterable[str]) -> list[bytes]:
+    """Read these keys of a file as they lie there. Raises BadGguf where it can't be read."""
+    try:
+        with header.path.open("rb") as file:
+            return [_between(file, *header.places[key]) for key in keys]
+    except OSError as error:
+        raise BadGguf(f"{header.path} can't be read as a GGUF file: {error}") from None
+
+
+def _between(file: BinaryIO, begin: int, end: int) -> bytes:
+    file.seek(begin)
+    return file.read(end - begin)
+
+
+def _of_folder(folder: Path) -> Source:
+    config = read_any_config(folder)
+    keys = shape_keys(config) | {"general.name": folder.resolve().name}
+    keys |= tokenizer_keys(folder, config.vocab_size, config.eos_ids)
+    tensors = gguf_tensors(config, load_tensors(folder, config))
+    return Source(config, [record(key, value) for key, value in keys.items()], tensors)
+
+
+def gguf_tensors(config: DecoderConfig, weights: Mapping[str, Tensor]) -> dict[str, Weight]:
+    """The decoder's weights as GGUF files of its family name and order them."""
+    factors, turned = rope_factors(config), gguf_form(config).interleaved
+    found: dict[str, Weight] = {} if factors is None else {factors[0]: torch.tensor(factors[1])}
+    for name, weight in weights.items():
+        moved = turned and TURNED.search(name)
+        found[gguf_name(name)] = interleave(weight, config.head_dim) if moved else weight
+    return found
+
+
+def quantize(
+    source: Source,
+    kind: FileType,
+    path: Path,
+    *,
+    importance: Importance | None = None,
+    records: Sequence[bytes] = (),
+    done: Callable[[int, int], None] = lambda written, tensors: None,
+) -> Written:
+    """Write ``source`` to ``path`` in formats of ``kind``; ``records`` are of keys besides.
+
+    ``done`` is called with how many tensors are written, of how many. Raises ParlayError for a source that has no more
+    bits than asked for, for weights that are not finite, and for a place that can't be written to.
+    """
+    config, weights = source.config, source.tensors
+    sharing, tied = config.num_heads // config.num_kv_heads, LM_HEAD not in weights
+    mixed = Mixed(kind, config.num_layers, sharing, tied, importance is not None)
+    plans = [_planned(name, weight, mixed) for name, weight in weights.items()]
+    matrices = [plan for plan in plans if len(plan.shape) > 1]
+    if all(_is_kept(plan, weights[plan.name]) for plan in matrices):
+        raise ParlayError(f"--to {kind.name}: no matrix of this model has more bits than that; choose a smaller type")
+    ours = {"general.quantization_version": _VERSION_OF_BLOCKS, "general.file_type": kind.number}
+    own = [record(key, value) for key, value in ours.items()]
+
+    def blocks() -> Iterator[Iterator[Tensor]]:
+        with ThreadPoolExecutor(threads.count(), initializer=partial(torch.set_num_threads, 1)) as pool:
+            for number, plan in enumerate(plans):
+                known = None if importance is None else importance.get(plan.name)
+                yield _rounded(pool, plan, weights[plan.name], known)
+                done(number + 1, len(plans))
+
+    write(path, [*source.records, *own, *records], plans, blocks())
+    return Written(
+        bytes=path.stat().st_size,
+        bits=8 * sum(plan.bytes for plan in plans) / sum(plan.rows * plan.shape[-1] for plan in plans),
+        formats=Counter(plan.format.name for plan in plans),
+        fell_back=sum(plan.shape[-1] % kind.usual.block != 0 for plan in matrices),
+        kept=sum(_is_kept(plan, weights[plan.name]) for plan in matrices),
+    )
+
+
+def _planned(name: str, weight: Weight, mixed: Mixed) -> TensorPlan:
+    """The tensor in the format of the mixture, or in its own blocks where these have no more bits."""
+    shape = tuple(weight.shape)
+    wanted = mixed.format_of(name, shape)
+    if isinstance(weight, StoredTensor) and weight.format.plain is None and weight.format.bits <= wanted.bits:
+        return TensorPlan(name, shape, weight.format)
+    return TensorPlan(name, shape, wanted)
+
+
+def _is_kept(plan: TensorPlan, weight: Weight) -> bool:
+    return isinstance(weight, StoredTensor) and weight.format is plan.format
+
+
+def _rounded(
+    pool: ThreadPoolExecutor, plan: TensorPlan, weight: Weight, importance_I: Tensor | None
+) -> Iterator[Tensor]:
+    """The tensor's rows in blocks, in parts that threads round at the same time."""
+    columns = plan.shape[-1]
+    step = max(1, _PART // columns)
+    if isinstance(weight, StoredTensor):
+        parts: Iterator[Weight] = iter(weight.parts(step) if len(plan.shape) > 1 else [weight])
+    else:
+        parts = iter(torch.split(weight.reshape(-1, columns), step))
+    return pool.map(partial(_encoded, plan, importance_I=importance_I), parts)
+
+
+def _encoded(plan: TensorPlan, part: Weight, importance_I: Tensor | None) -> Tensor:
+    if isinstance(part, StoredTensor):
+        with part.reading():
+            if part.format is plan.format:
+                return part.data.clone()
+            numbers = dense(part)
+    else:
+        numbers = part.float()
+        if not numbers.isfinite().all():
+            raise DamagedWeights(f"the tensor {plan.name!r}")
+    return encoded(plan.format, numbers.reshape(-1, plan.shape[-1]), importance_I)
