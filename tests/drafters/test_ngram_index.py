@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import gc
-
 from hypothesis import given
 from hypothesis import strategies as st
 
 from parlay.drafters.copying.ngram_index import END, Indexes, NgramIndex
+from parlay.drafters.state_room import StateRoom
 
 VOCAB = 3
 
@@ -45,10 +44,16 @@ def test_ids_that_the_target_does_not_have_divide_a_text_and_are_never_copied() 
     assert index.copy(0, 9) == [0, 1]
 
 
-def test_equal_texts_share_an_index_for_as_long_as_somebody_holds_it() -> None:
-    indexes = Indexes(2, VOCAB)
-    first = indexes.of(((1, 2), (0,)))
-    assert indexes.of(((1, 2), (0,))) is first
-    del first
-    gc.collect()
-    assert not indexes._made
+def test_samples_share_the_index_of_their_texts_while_one_of_them_is_under_way() -> None:
+    indexes = Indexes(2, VOCAB, room := StateRoom())
+    texts = ((1, 2), (0,))
+    indexes.begin([1, 1])
+    first = indexes.ready(1, texts)
+    assert first is not None
+    assert indexes.ready(2, texts) is first
+    held = room.held
+    indexes.release(1)
+    assert indexes.ready(2, texts) is first
+    assert room.held == held > 0
+    indexes.release(2)
+    assert room.held == 0

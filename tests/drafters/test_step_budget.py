@@ -17,7 +17,8 @@ from parlay.drafters.copying.reference_copy import ReferenceCopy, ReferenceCopyO
 from parlay.drafters.counting.adaptive_ngram import AdaptiveNgram, AdaptiveNgramOptions
 from parlay.drafters.counting.ngram_caches import NgramCaches, NgramCachesOptions, PastTexts
 from parlay.drafters.resources import Resources
-from parlay.drafters.step_budget import STEP_TOKENS, IndexRoom, StepBudget
+from parlay.drafters.state_room import StateRoom
+from parlay.drafters.step_budget import STEP_TOKENS, StepBudget
 from parlay.drafters.stores.suffix_automaton import SuffixAutomaton, SuffixAutomatonOptions
 from parlay.drafters.stores.suffix_decoding import SuffixDecoding, SuffixDecodingOptions
 from parlay.drafters.stores.suffixes import Suffixes
@@ -117,15 +118,15 @@ def test_an_output_that_was_long_before_it_is_followed_is_followed_from_near_its
 
 
 def test_what_a_sequence_leaves_is_there_for_those_after_it() -> None:
-    step = StepBudget(IndexRoom())
-    step.begin(4, 0)
+    step = StepBudget(StateRoom(), 100)
+    step.begin(4)
     assert [step.take(wanted) for wanted in (10, STEP_TOKENS, 10, STEP_TOKENS)] == [
         10,
         STEP_TOKENS - STEP_TOKENS // 2 - 10,
         10,
         STEP_TOKENS // 2 - 10,
     ]
-    step.begin(2, 0)
+    step.begin(2)
     assert step.take_whole(10 * STEP_TOKENS)
     assert not step.take_whole(1)
 
@@ -141,23 +142,26 @@ DRAFTERS: dict[str, Callable[[Resources], Drafter]] = {
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
-def test_indexes_of_requests_under_way_have_one_bound_and_give_back_what_they_took(name: str) -> None:
+def test_states_of_requests_under_way_have_one_bound_and_give_back_what_they_took(name: str) -> None:
     """A text that finds no room costs drafts; when others end, it is taken in."""
-    most = 6 * STEP_TOKENS
-    room = IndexRoom(most)
-    drafter = DRAFTERS[name](replace(RESOURCES, room=room))
     text = [draw.randrange(5000) for _ in range(2 * STEP_TOKENS)]
     views = [Sight(place, [*text, place, *text[:20]], replace(GREEDY, references=(tuple(text),))) for place in range(8)]
+    plenty = StateRoom()
+    alone = DRAFTERS[name](replace(RESOURCES, room=plenty))
+    for _ in range(10):
+        alone.propose(views[:1], [4])
+    room = StateRoom(most=3 * plenty.held)
+    drafter = DRAFTERS[name](replace(RESOURCES, room=room))
     for _ in range(20):
         drafter.propose(views, [4] * len(views))
-        assert 0 <= room.left < most
+        assert 0 < room.held < 1.1 * room.most
     for view in views[:-1]:
         drafter.release(view.sequence)
     for _ in range(20):
         drafter.propose(views[-1:], [4])
     assert propose(drafter, views[-1], 4).tree.tokens[0] == text[20]
     drafter.release(views[-1].sequence)
-    assert room.left == most
+    assert room.held == 0
 
 
 def test_long_prompts_are_counted_in_the_course_of_several_steps() -> None:

@@ -61,8 +61,8 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--memory",
         metavar="SIZE",
-        help="room for cached keys and values of each model and its drafters, as in 2GiB; weights, texts and indexes "
-        "of requests, and the scratch memory of a step come on top",
+        help="room for what each model and its drafters keep of requests, as in 2GiB: cached keys and values, indexes, "
+        "states; weights, the texts themselves and the scratch memory of a step come on top",
     )
     add_option_flags(group, LoadOptions)
 

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from parlay.drafters.step_budget import IndexRoom
+from parlay.drafters.state_room import StateRoom
 from parlay.options import Options
 from parlay.types import Drafter, Runner, RunnerSpec, Tokenizer
 
@@ -40,7 +40,7 @@ class Resources:
     heads for the target; ``domains`` are the kinds of texts, beside texts in general, for which there are some.
     ``closing`` runs when the drafter goes: a drafter that writes files registers its last write there. ``rule`` is the
     accept rule that judges the drafts, and ``nested`` are the strategies that the drafter's own options name, in the
-    order of their text. ``room`` bounds what drafters index for requests under way.
+    order of their text. ``room`` bounds what drafters keep of requests under way.
     """
 
     vocab_size: int
@@ -55,4 +55,4 @@ class Resources:
     closing: ExitStack = field(default_factory=ExitStack)
     rule: str = "shared-noise"
     nested: tuple[NestedStrategy, ...] = ()
-    room: IndexRoom = field(default_factory=IndexRoom)
+    room: StateRoom = field(default_factory=StateRoom)

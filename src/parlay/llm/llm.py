@@ -13,6 +13,7 @@ from parlay.cache import Budget, parse_bytes
 from parlay.certificates.gate import CertificateGate, open_gate
 from parlay.certificates.requirement import AUDIT_SHARE, Allowed
 from parlay.drafters.resources import Resources
+from parlay.drafters.state_room import StateRoom
 from parlay.energy.power_model import PowerOf
 from parlay.engine import Engine, Limits
 from parlay.heads.opening import heads_of
@@ -51,8 +52,8 @@ class LLM:
     transformers model; None is SmolLM2-135M-Instruct, fetched at the first use (98 MB). ``tokenizer`` replaces the
     model's own; it may be the ``vocabulary`` of an earlier LLM of the same model. ``strategy`` is the default for
     requests that name none; left out, it is ``auto``. ``seed`` makes requests without a seed of their own reproducible;
-    otherwise each draws one and reports it. ``memory`` bounds what all caches take together, in bytes or as in
-    ``"2GiB"``; by default it follows from what the machine has free. ``load`` says how the models are loaded;
+    otherwise each draws one and reports it. ``memory`` bounds what caches and drafters keep together, in bytes or as
+    in ``"2GiB"``; by default it follows from what the machine has free. ``load`` says how the models are loaded;
     ``dtype``, ``device``, ``quantize`` and ``threads`` replace its fields of the same name.
     ``generation_config="auto"``: calls without sampling parameters take what the model's makers recommend; ``"vllm"``:
     the defaults of `SamplingParams`. ``speculative_config`` is vLLM's and stands for a ``strategy``. ``router_memory``:
@@ -145,6 +146,7 @@ class LLM:
             target=target,
             find_head=heads,
             domains=heads.domains,
+            room=StateRoom(self._budget),
         )
 
     def generate(

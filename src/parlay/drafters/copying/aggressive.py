@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from parlay.drafters.copying.alignment import LOST, Alignment, chance
-from parlay.drafters.copying.ngram_index import Indexes, NgramIndex, SharedIndex
+from parlay.drafters.copying.ngram_index import Indexes, NgramIndex, Texts
 from parlay.drafters.one_by_one import OneByOne
 from parlay.drafters.resources import Resources
-from parlay.drafters.step_budget import StepBudget
+from parlay.drafters.state_room import StateBytes
 from parlay.options import Options, option
 from parlay.types import NO_DRAFT, Draft, Request, SequenceView, trees
 
@@ -36,33 +36,35 @@ class Aggressive(OneByOne):
     """
 
     def __init__(self, resources: Resources, options: AggressiveOptions) -> None:
-        self._indexes = Indexes(options.ngram, resources.vocab_size)
-        self._step = StepBudget(resources.room)
+        self._indexes = Indexes(options.ngram, resources.vocab_size, resources.room)
         self._copies: dict[int, _Copy] = {}
+        self._bytes = StateBytes(resources.room, lambda sequence: self._copies.pop(sequence, None))
 
     def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
-        self._step.begin(sum([budget > 0 for budget in budgets]), self._indexes.held)
+        self._indexes.begin(budgets)
         return super().propose(views, budgets)
 
     def _propose(self, view: SequenceView, budget: int) -> Draft:
         copy = self._copies.get(view.sequence)
         if copy is None or copy.request is not view.request:
             texts = view.request.references or (view.request.prompt,)
-            copy = self._copies[view.sequence] = _Copy(view.request, self._indexes.of(texts))
-        if copy.alignment is None:
-            index = copy.source.ready(self._step)
-            if index is None:
-                return NO_DRAFT
+            copy = self._copies[view.sequence] = _Copy(view.request, texts)
+        index = self._indexes.ready(view.sequence, copy.texts)
+        if index is None:
+            return NO_DRAFT
+        if copy.alignment is None or copy.alignment.source is not index:
             copy.alignment = Alignment(index, _only_occurrence, view.prompt_length)
         place, run, _ = copy.alignment.follow(view.tokens)
+        self._bytes.set(view.sequence, copy.alignment.nbytes)
         if place == LOST:
             return NO_DRAFT
-        tokens = copy.alignment.source.copy(place, budget)
+        tokens = index.copy(place, budget)
         return trees.chain(tokens, SOURCE, [chance(run + depth) for depth in range(len(tokens))])
 
     def release(self, sequence: int) -> None:
         self._copies.pop(sequence, None)
-        self._step.holds(self._indexes.held)
+        self._bytes.release(sequence)
+        self._indexes.release(sequence)
 
 
 @dataclass(slots=True)
@@ -70,7 +72,7 @@ class _Copy:
     """The state of one sequence: the source, and where the output stands in it once the source is indexed."""
 
     request: Request
-    source: SharedIndex
+    texts: Texts
     alignment: Alignment | None = None
 
 

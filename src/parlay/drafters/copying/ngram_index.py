@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from functools import partial
 from typing import Generic, Protocol, TypeVar
-from weakref import WeakValueDictionary
 
 import numpy as np
 import numpy.typing as npt
 
+from parlay.drafters.state_room import StateBytes, StateRoom
 from parlay.drafters.step_budget import StepBudget
 
 Texts = tuple[tuple[int, ...], ...]
@@ -23,6 +23,11 @@ END = -1
 MOST_AT_ONCE = 16_384
 """Tokens of texts that are indexed inside a step, in 10 ms; those of longer ones are indexed beside it."""
 _PIECE = 16_384
+
+
+def token_bytes(longest: int) -> int:
+    """Bytes of an index for each token: 64 of 91 were measured in code for 5 tokens, and 91 for random ids."""
+    return 8 + 17 * longest
 
 
 class NgramIndex:
@@ -109,7 +114,7 @@ class OfTexts(Protocol):
     @property
     def texts(self) -> Texts: ...
     @property
-    def held(self) -> int: ...
+    def nbytes(self) -> int: ...
 
 
 T = TypeVar("T", bound=OfTexts)
@@ -118,20 +123,32 @@ T = TypeVar("T", bound=OfTexts)
 class Shared(Generic[T]):
     """Keeps what ``make`` makes of texts while a sequence uses it. Texts are told apart as objects: none is hashed."""
 
-    def __init__(self, make: Callable[[Texts], T]) -> None:
+    def __init__(self, make: Callable[[Texts], T], room: StateRoom) -> None:
         self._make = make
-        self._made: WeakValueDictionary[int, T] = WeakValueDictionary()
+        self._made: dict[int, T] = {}
+        self._users: dict[int, int] = {}  # the text that each sequence uses
+        self._bytes = StateBytes(room, lambda text: self._made.pop(text, None))
 
-    @property
-    def held(self) -> int:
-        """Tokens of all that is made and used."""
-        return sum([made.held for made in self._made.values()])
-
-    def of(self, texts: Texts) -> T:
-        found = self._made.get(id(texts))
-        if found is None or found.texts is not texts:
-            found = self._made[id(texts)] = self._make(texts)
+    def of(self, sequence: int, texts: Texts) -> T:
+        """Find or make what belongs to the texts. Ask in each step, because the room may have had it forgotten."""
+        found, text = self._made.get(id(texts)), id(texts)
+        if self._users.get(sequence) != text:
+            self.release(sequence)
+            self._users[sequence] = text
+        if found is None:
+            found = self._made[text] = self._make(texts)
         return found
+
+    def count(self, made: T) -> None:
+        """Count the bytes that it takes now."""
+        self._bytes.set(id(made.texts), made.nbytes)
+
+    def release(self, sequence: int) -> None:
+        """The sequence uses its texts no longer. Unknown names are ignored."""
+        text = self._users.pop(sequence, None)
+        if text is not None and text not in self._users.values():
+            self._made.pop(text, None)
+            self._bytes.release(text)
 
 
 class SharedIndex:
@@ -140,14 +157,14 @@ class SharedIndex:
     def __init__(self, texts: Texts, longest: int, vocab_size: int, worker: Executor) -> None:
         self.texts = texts
         self._make = partial(NgramIndex, texts, longest, vocab_size)
-        self._size = sum(map(len, texts))
+        self._size, self._token_bytes = sum(map(len, texts)), token_bytes(longest)
         self._worker = worker
         self._made: NgramIndex | None = None
         self._work: Future[NgramIndex] | None = None
 
     @property
-    def held(self) -> int:
-        return self._size if self._made or self._work else 0
+    def nbytes(self) -> int:
+        return self._size * self._token_bytes if self._made or self._work else 0
 
     def ready(self, step: StepBudget) -> NgramIndex | None:
         """The index, made here if this step has room for it. A long text's is made by another thread; None until then.
@@ -157,7 +174,6 @@ class SharedIndex:
         if self._made is None and self._size > MOST_AT_ONCE:
             if self._work is None and step.has_room(self._size):
                 self._work = self._worker.submit(self._make)
-                step.holds_more(self._size)
             self._made = self._work.result() if self._work is not None and self._work.done() else None
         elif self._made is None and step.take_whole(self._size):
             self._made = self._make()
@@ -167,6 +183,18 @@ class SharedIndex:
 class Indexes(Shared[SharedIndex]):
     """The indexes of requests' texts."""
 
-    def __init__(self, longest: int, vocab_size: int) -> None:
+    def __init__(self, longest: int, vocab_size: int, room: StateRoom) -> None:
         worker = ThreadPoolExecutor(1, thread_name_prefix="parlay-index")  # starts no thread before there is work
-        super().__init__(lambda texts: SharedIndex(texts, longest, vocab_size, worker))
+        super().__init__(lambda texts: SharedIndex(texts, longest, vocab_size, worker), room)
+        self._step = StepBudget(room, token_bytes(longest))
+
+    def begin(self, budgets: Sequence[int]) -> None:
+        """A step begins, in which sequences with a budget draft."""
+        self._step.begin(sum([budget > 0 for budget in budgets]))
+
+    def ready(self, sequence: int, texts: Texts) -> NgramIndex | None:
+        """The index of a sequence's texts; None while it is being made. Raises what making it raised."""
+        shared = self.of(sequence, texts)
+        index = shared.ready(self._step)
+        self.count(shared)
+        return index

@@ -9,10 +9,11 @@ from itertools import takewhile
 
 from parlay.drafters.combined import members
 from parlay.drafters.copying.alignment import LOST, Trail, chance
-from parlay.drafters.copying.predicted_text import PredictedText, PredictionPlace
+from parlay.drafters.copying.predicted_text import TOKEN_BYTES, PredictedText, PredictionPlace
 from parlay.drafters.other_vocabularies.letters import Letters
 from parlay.drafters.other_vocabularies.vocabularies import Codec
 from parlay.drafters.resources import Resources
+from parlay.drafters.state_room import StateBytes
 from parlay.drafters.step_budget import StepBudget
 from parlay.options import Options, UsageError, option
 from parlay.types import NO_DRAFT, Draft, Observation, SequenceView, trees
@@ -54,11 +55,12 @@ class PredictedOutput:
         self._letters = Letters(resources.tokenizer)
         tokenizer = resources.tokenizer
         self._codec = Codec(tokenizer) if tokenizer is not None and tokenizer.is_fast else None
-        self._step = StepBudget(resources.room)
+        self._step = StepBudget(resources.room, TOKEN_BYTES)
         self._copies: dict[int, _PredictionCopy] = {}
+        self._bytes = StateBytes(resources.room, lambda sequence: self._copies.pop(sequence, None))
 
     def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
-        self._step.begin(len(views), self._held())
+        self._step.begin(len(views))
         own = [self._propose(view, budget) for view, budget in zip(views, budgets, strict=True)]
         if not self._fallback:
             return [draft for draft, _ in own]
@@ -74,6 +76,7 @@ class PredictedOutput:
         if copy is None:
             return NO_DRAFT, False
         predicted, spot = copy.predicted, copy.trail.follow(view.tokens)
+        self._bytes.set(view.sequence, copy.nbytes)
         if spot.place == LOST:
             return NO_DRAFT, False
         ids = predicted.continuation(spot.place, view.tokens, budget, self._codec)
@@ -105,13 +108,9 @@ class PredictedOutput:
 
     def release(self, sequence: int) -> None:
         self._copies.pop(sequence, None)
-        self._step.holds(self._held())
+        self._bytes.release(sequence)
         for fallback in self._fallback:
             fallback.release(sequence)
-
-    def _held(self) -> int:
-        predicted = {id(copy.references): copy.predicted for copy in self._copies.values()}
-        return sum([len(text) for text in predicted.values()])
 
 
 def _share(budget: int, draft: Draft, sure: bool) -> int:
@@ -140,3 +139,8 @@ class _PredictionCopy:
         step = partial(predicted.after, begin=view.prompt_length)
         beginning, lost = predicted.beginning, PredictionPlace(LOST, 0, 0)
         self.trail: Trail[PredictionPlace] = Trail(beginning, lost, step, view.prompt_length)
+
+    @property
+    def nbytes(self) -> int:
+        """With the prediction, although all samples of a request share it."""
+        return len(self.predicted) * TOKEN_BYTES + self.trail.nbytes

@@ -12,6 +12,7 @@ from parlay.drafters.copying.ngram_index import Shared, Texts
 from parlay.drafters.history import History
 from parlay.drafters.one_by_one import OneByOne
 from parlay.drafters.resources import Resources
+from parlay.drafters.state_room import StateBytes
 from parlay.drafters.step_budget import StepBudget
 from parlay.options import Options, UsageError, option
 from parlay.types import NO_DRAFT, Draft, SequenceView, trees
@@ -23,6 +24,7 @@ _ANCHOR = 4  # runs of this length are looked up first: common short ones would 
 _STEP = 32  # tokens that are compared at once, at first
 _SUREST = 32  # a longer match says no more of the next token
 _END = -1  # stands between references: never in a query, never proposed
+_PLACE_BYTES = 110  # of each token and size of n-gram: 60 in code, 113 for random ids
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,21 +56,23 @@ class PromptLookup(OneByOne):
         shortest = options.min_ngram
         self._sizes = sorted({shortest, max(shortest, min(_ANCHOR, options.max_ngram))}, reverse=True)
         self._leftmost = options.pick == "leftmost"
-        self._step = StepBudget(resources.room)
-        self._references = Shared(partial(_References, self._sizes))
+        self._step = StepBudget(resources.room, _PLACE_BYTES)
+        self._references = Shared(partial(_References, self._sizes), resources.room)
         self._texts: dict[int, _CopiedText] = {}
+        self._bytes = StateBytes(resources.room, lambda sequence: self._texts.pop(sequence, None))
 
     def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
-        held = self._held() if self._step.is_short else None  # only what was taken back since is not counted yet
-        self._step.begin(sum([budget > 0 for budget in budgets]), held)
+        self._step.begin(sum([budget > 0 for budget in budgets]))
         return super().propose(views, budgets)
 
     def _propose(self, view: SequenceView, budget: int) -> Draft:
-        text = self._texts.get(view.sequence)
-        if text is None or text.references.texts is not view.request.references:
-            text = self._texts[view.sequence] = _CopiedText(self._sizes, self._references.of(view.request.references))
+        text, references = self._texts.get(view.sequence), self._references.of(view.sequence, view.request.references)
+        if text is None or text.references is not references:
+            text = self._texts[view.sequence] = _CopiedText(self._sizes, references)
         text.follow(view.tokens)
         source, place, length = text.match(self._longest, self._leftmost, self._step)
+        self._bytes.set(view.sequence, text.nbytes)
+        self._references.count(references)
         if length == 0:
             return NO_DRAFT
         tokens = source.copy(place, budget)
@@ -76,10 +80,8 @@ class PromptLookup(OneByOne):
 
     def release(self, sequence: int) -> None:
         self._texts.pop(sequence, None)
-        self._step.holds(self._held())
-
-    def _held(self) -> int:
-        return self._references.held + sum([text.held for text in self._texts.values()])
+        self._bytes.release(sequence)
+        self._references.release(sequence)
 
 
 @lru_cache(maxsize=1024)
@@ -98,9 +100,8 @@ class _IndexedText:
         """Tokens that are still to be indexed, summed over the sizes."""
 
     @property
-    def held(self) -> int:
-        """Tokens that are indexed, summed over the sizes."""
-        return sum([places.known for places in self.places])
+    def nbytes(self) -> int:
+        return sum([places.known for places in self.places]) * _PLACE_BYTES
 
     def index(self, most: int) -> int:
         """Index up to ``most`` tokens; returns how many. The second size is kept up once the first knows all."""

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from functools import partial
 
 from parlay.drafters.copying.alignment import LOST, Alignment, chance
-from parlay.drafters.copying.ngram_index import END, Indexes, NgramIndex, SharedIndex
+from parlay.drafters.copying.ngram_index import END, Indexes, NgramIndex
 from parlay.drafters.one_by_one import OneByOne
 from parlay.drafters.resources import Resources
-from parlay.drafters.step_budget import StepBudget
+from parlay.drafters.state_room import StateBytes
 from parlay.options import Options, UsageError, option
 from parlay.types import NO_DRAFT, Draft, SequenceView, trees
 
@@ -52,28 +52,23 @@ class ReferenceCopy(OneByOne):
         self._longest = options.max_ngram
         self._shortest = options.min_ngram
         self._resync = options.resync
-        self._indexes = Indexes(options.max_ngram, resources.vocab_size)
-        self._step = StepBudget(resources.room)
-        self._copies: dict[int, _ReferenceCopyState] = {}
+        self._indexes = Indexes(options.max_ngram, resources.vocab_size, resources.room)
+        self._alignments: dict[int, Alignment] = {}
+        self._bytes = StateBytes(resources.room, lambda sequence: self._alignments.pop(sequence, None))
 
     def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
-        self._step.begin(sum([budget > 0 for budget in budgets]), self._indexes.held)
+        self._indexes.begin(budgets)
         return super().propose(views, budgets)
 
     def _propose(self, view: SequenceView, budget: int) -> Draft:
         references = view.request.references
         if not references:
             return NO_DRAFT
-        copy = self._copies.get(view.sequence)
-        if copy is None or copy.shared.texts is not references:
-            copy = self._copies[view.sequence] = _ReferenceCopyState(self._indexes.of(references))
-        index = copy.shared.ready(self._step)
+        index = self._indexes.ready(view.sequence, references)
         if index is None:
             return NO_DRAFT
         if self._resync:
-            reenter = partial(_nearest, shortest=self._shortest)
-            copy.alignment = copy.alignment or Alignment(index, reenter, view.prompt_length)
-            place, length, _ = copy.alignment.follow(view.tokens)
+            place, length = self._follow(view, index)
         else:
             place, length = _first(index, _latest(view, self._longest), self._shortest)
         if place == LOST:
@@ -81,17 +76,20 @@ class ReferenceCopy(OneByOne):
         tokens = index.copy(place, budget)
         return trees.chain(tokens, SOURCE, [chance(length + depth) for depth in range(len(tokens))])
 
+    def _follow(self, view: SequenceView, index: NgramIndex) -> tuple[int, int]:
+        """Where the output stands in the first reference, and how many tokens up to there agree."""
+        alignment = self._alignments.get(view.sequence)
+        if alignment is None or alignment.source is not index:
+            reenter = partial(_nearest, shortest=self._shortest)
+            alignment = self._alignments[view.sequence] = Alignment(index, reenter, view.prompt_length)
+        place, length, _ = alignment.follow(view.tokens)
+        self._bytes.set(view.sequence, alignment.nbytes)
+        return place, length
+
     def release(self, sequence: int) -> None:
-        self._copies.pop(sequence, None)
-        self._step.holds(self._indexes.held)
-
-
-@dataclass(slots=True)
-class _ReferenceCopyState:
-    """The state of one sequence."""
-
-    shared: SharedIndex
-    alignment: Alignment | None = None
+        self._alignments.pop(sequence, None)
+        self._bytes.release(sequence)
+        self._indexes.release(sequence)
 
 
 def _latest(view: SequenceView, count: int) -> Sequence[int]:

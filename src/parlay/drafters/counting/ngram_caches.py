@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from parlay.drafters.counting import bigram_file
@@ -13,6 +13,7 @@ from parlay.drafters.counting.bigram_file import Bigrams
 from parlay.drafters.counting.ngram_counts import CountedTexts, Favourite, NgramCounts
 from parlay.drafters.one_by_one import OneByOne
 from parlay.drafters.resources import Resources
+from parlay.drafters.state_room import most_tenants
 from parlay.drafters.step_budget import STEP_TOKENS
 from parlay.options import Options, option
 from parlay.types import Draft, Needs, Observation, SequenceView, trees
@@ -35,7 +36,13 @@ class NgramCachesOptions(Options):
     """Options of the n-gram caches: which texts are counted besides the request itself."""
 
     static: str = option("", "a corpus's bigrams (parlay.drafters.counting.bigram_file); empty: none", opens=True)
-    remember: int = option(200_000, "tokens of past requests that are kept", low=0, high=10_000_000, keeps=True)
+    remember: int = option(
+        200_000,
+        "tokens of past requests to keep; who has most loses the oldest first",
+        low=0,
+        high=10_000_000,
+        keeps=True,
+    )
 
 
 class NgramCaches(OneByOne):
@@ -50,7 +57,7 @@ class NgramCaches(OneByOne):
 
     ``static`` names a file written by `bigram_file.write`; it keeps the 32 most frequent followers of each pair. The
     dynamic cache learns the text of a request when it ends, unless the request says ``store=False``, and holds
-    ``remember`` tokens in all; the oldest texts go first.
+    ``remember`` tokens in all, of which the tenant that has most loses its oldest text first.
     """
 
     needs = Needs()
@@ -85,23 +92,34 @@ class NgramCaches(OneByOne):
             self._past.learn(view.request.salt, view.tokens)
 
 
+@dataclass(slots=True)
+class _PastTexts:
+    """The counts of one tenant's past texts, the oldest first."""
+
+    counts: NgramCounts
+    texts: deque[array[int]] = field(default_factory=deque)
+    tokens: int = 0
+
+
 class PastTexts:
     """The counts of each tenant's past texts; of all tenants together at most ``room`` tokens are held.
 
-    A text is counted, and forgotten, in the course of several steps if it is long.
+    A text is counted, and forgotten, in the course of several steps if it is long. Where there are too many tokens, the
+    tenant that has most loses its oldest text. Where there are too many tenants (`most_tenants`), the one goes that was
+    longest without a new text.
     """
 
     def __init__(self, room: int, vocab_size: int) -> None:
         self._room = room
         self._vocab_size = vocab_size
-        self._counts: dict[str, NgramCounts] = {}
-        self._texts: deque[tuple[str, array[int]]] = deque()
+        self._tenants: dict[str, _PastTexts] = {}  # the latest to learn last
         self._held = 0
         self._waiting: deque[tuple[str, array[int]]] = deque()
         self._work: Iterator[int] = iter(())
 
     def of(self, salt: str) -> NgramCounts | None:
-        return self._counts.get(salt)
+        tenant = self._tenants.get(salt)
+        return tenant.counts if tenant is not None else None
 
     def learn(self, salt: str, tokens: Sequence[int]) -> None:
         """Count a text, or the end of it that there is room for. None where too much waits to be counted."""
@@ -123,23 +141,30 @@ class PastTexts:
 
     def _learning(self, salt: str, text: array[int]) -> Iterator[int]:
         """Yield how many tokens each piece of the work has counted."""
-        counts = self._counts.setdefault(salt, NgramCounts(LONGEST, self._vocab_size))
+        tenant = self._tenants.pop(salt, None) or _PastTexts(NgramCounts(LONGEST, self._vocab_size))
+        self._tenants[salt] = tenant
+        if len(self._tenants) > most_tenants(self._room):
+            self._held -= self._tenants.pop(next(iter(self._tenants))).tokens
         for start in range(0, len(text), _PIECE):
-            counts.add(text[: start + _PIECE], start, array("i"))
+            tenant.counts.add(text[: start + _PIECE], start, array("i"))
             yield _PIECE
-        self._texts.append((salt, text))
+        tenant.texts.append(text)
+        tenant.tokens += len(text)
         self._held += len(text)
         while self._held > self._room:
-            yield from self._forgetting(*self._texts.popleft())
+            yield from self._forgetting(max(self._tenants, key=lambda each: self._tenants[each].tokens))
 
-    def _forgetting(self, salt: str, text: array[int]) -> Iterator[int]:
-        counts = self._counts[salt]
+    def _forgetting(self, salt: str) -> Iterator[int]:
+        """Forget the tenant's oldest text."""
+        tenant = self._tenants[salt]
+        text = tenant.texts.popleft()
         for start in reversed(range(0, len(text), _PIECE)):
-            counts.remove(text[: start + _PIECE], start, None)
+            tenant.counts.remove(text[: start + _PIECE], start, None)
             yield _PIECE
-        if counts.empty:
-            del self._counts[salt]
+        tenant.tokens -= len(text)
         self._held -= len(text)
+        if not tenant.texts:
+            del self._tenants[salt]
 
 
 def _write(latest: list[int], caches: Sequence[tuple[NgramCounts, Bars]], static: Bigrams | None, budget: int) -> Draft:

@@ -10,6 +10,7 @@ from parlay.drafters.one_by_one import OneByOne
 from parlay.drafters.options import LOOKAHEAD as SOURCE
 from parlay.drafters.options import LookaheadOptions
 from parlay.drafters.resources import Resources
+from parlay.drafters.state_room import StateBytes
 from parlay.sampling import noise
 from parlay.types import NO_DRAFT, Draft, Needs, Observation, SequenceView, Tree, trees
 
@@ -45,13 +46,17 @@ class Lookahead(OneByOne):
         self._guesses = options.guesses
         self._copy = options.copy
         self._states: dict[int, _LookaheadState] = {}
+        self._bytes = StateBytes(resources.room, lambda sequence: self._states.pop(sequence, None))
 
     def _propose(self, view: SequenceView, budget: int) -> Draft:
         if not self._guesses:
             return NO_DRAFT
+        if not self._bytes.admit(view.sequence, min(len(view.tokens), CAPACITY) * _GRAM_BYTES):
+            return NO_DRAFT
         state = self._states.get(view.sequence)
         if state is None or not state.follow(view.tokens):
             state = self._states[view.sequence] = self._begin(view)
+        self._bytes.set(view.sequence, state.nbytes)
         guesses = state.pool.after(view.tokens[-1])
         merged = trees.first(trees.merge([trees.chain(tail, SOURCE) for tail in guesses]), budget)
         return _with_probes(merged, *(state.window.nodes(len(merged)) if state.window else ((), ())))
@@ -76,6 +81,7 @@ class Lookahead(OneByOne):
 
     def release(self, sequence: int) -> None:
         self._states.pop(sequence, None)
+        self._bytes.release(sequence)
 
 
 class GuessWindow:
@@ -135,6 +141,10 @@ class _LookaheadState:
                 self.pool.add(first, tuple(tail))
         return True
 
+    @property
+    def nbytes(self) -> int:
+        return len(self.pool) * _GRAM_BYTES
+
     def learn(self, probes: list[int], choices: Sequence[Sequence[int]]) -> None:
         """The window's nodes are ``probes``, if all of them were seen; ``top_k`` follow the root and each node."""
         assert self.window is not None
@@ -169,6 +179,7 @@ def _probes(draft: Draft) -> list[int]:
 
 
 CAPACITY = 1 << 15  # n-grams in a pool
+_GRAM_BYTES = 400  # of each: 394 for random ids
 
 
 class NgramPool:

@@ -33,5 +33,5 @@ class BlockDrafter(MarginalsDrafter):
             return norm(F.linear(features_KF.float(), fc_HF)).to(head.dtype)
 
         masked_MH = inputs(held.tensors["mask_hidden"], ()).expand(config.length - 1, -1)
-        states = LayerLogits(runner, config.taps, inputs, masked_MH, config.mask_id)
+        states = LayerLogits(runner, config.taps, inputs, masked_MH, config.mask_id, room=resources.room)
         super().__init__(held, states, config.length, width=options.width, min_p=options.min_p)

@@ -45,7 +45,7 @@ class Dynamo(StateHeadDrafter):
         self._verified = resources.rule != UNVERIFIED
         self._tables: dict[int, _Joint] = {}
         levels, width = held.settings["heads"], options.width if self._verified else 1
-        super().__init__(held, self._ids_D, levels, width, states=parallel_states(head))
+        super().__init__(held, self._ids_D, levels, width, states=parallel_states(head, resources.room))
 
     def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
         self._tables.clear()

@@ -36,7 +36,7 @@ class Eagle3(LayerHeadDrafter):
         self._head, self._ids_D = runner, draft_ids(held.tensors["d2t"])
         guessing = Guessing(self._ids_D)
         limits = TreeLimits(options.depth, options.width, options.width * options.depth)
-        super().__init__(SOURCE, runner, held, guessing, limits)
+        super().__init__(SOURCE, runner, held, guessing, limits, room=resources.room)
         self._options, self._dtype = options, head.dtype
         self._fuse = head.fuse
         self._norm = input_norm(held, "midlayer.hidden_norm.weight")

@@ -13,6 +13,7 @@ from parlay.drafters.heads.states import LayerOutputs
 from parlay.drafters.options import HYDRA as SOURCE
 from parlay.drafters.options import HeadOptions
 from parlay.drafters.resources import Resources
+from parlay.drafters.state_room import StateRoom
 from parlay.heads.hydra import HydraHeads
 from parlay.heads.native import prefix_decoder
 from parlay.heads.opening import OpenHead, opened
@@ -31,7 +32,7 @@ class Hydra(StaticTreeDrafter):
         heads.load_state_dict(dict(held.tensors))
         self._heads = heads.float().requires_grad_(False).heads
         self._embedding_VH = head.embedding_VH
-        states = None if heads.prefix is None else _prefix_states(head)
+        states = None if heads.prefix is None else _prefix_states(head, resources.room)
         super().__init__(held, heads.draft_ids, states)
 
     def _logits(self, level: int, jobs: Sequence[StateJob]) -> Tensor:
@@ -41,7 +42,7 @@ class Hydra(StaticTreeDrafter):
         return logits_ND
 
 
-def _prefix_states(head: OpenHead) -> LayerOutputs:
+def _prefix_states(head: OpenHead, room: StateRoom) -> LayerOutputs:
     held = head.artefact
     runner = head.runner("prefix", partial(prefix_decoder, held.layer, held.operands, head.embedding))
-    return LayerOutputs(runner, held.settings["taps"], lambda features_KF, _: features_KF.to(head.dtype))
+    return LayerOutputs(runner, held.settings["taps"], lambda each_KF, _: each_KF.to(head.dtype), room)

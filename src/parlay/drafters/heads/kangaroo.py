@@ -55,7 +55,8 @@ class Kangaroo(Watched):
         self.needs = Needs(taps=(self._exit,), layers=True, expected=held.expected)
         decoder = partial(kangaroo_decoder, held.layer, held.operands, head.embedding)
         self._runner = head.runner(SOURCE, decoder)
-        self._rows = TextRows(self._runner, (self._exit,), lambda features_KF, _: features_KF.to(head.dtype))
+        dtype = head.dtype
+        self._rows = TextRows(self._runner, (self._exit,), lambda each_KF, _: each_KF.to(dtype), resources.room)
         super().__init__(SOURCE, held, self._rows)
         self._guessing = Guessing(draft_ids(held.tensors["d2t"]))
         self._options = options

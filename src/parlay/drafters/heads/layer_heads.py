@@ -12,6 +12,7 @@ from parlay.drafters.draft_models.guesses import Guess
 from parlay.drafters.heads.level_trees import Guessing, LevelTree
 from parlay.drafters.heads.text_rows import TextRows, WaitingRows
 from parlay.drafters.heads.watch import Watched
+from parlay.drafters.state_room import StateRoom
 from parlay.heads.artefact import HeadArtefact
 from parlay.types import NO_DRAFT, NO_TREE, Draft, Features, Needs, Runner, Segment, SequenceView
 
@@ -59,11 +60,20 @@ class LayerHeadDrafter(Watched, ABC):
     ranked by the request's own noise. Scores are the head's probabilities.
     """
 
-    def __init__(self, source: str, runner: Runner, held: HeadArtefact, guessing: Guessing, limits: TreeLimits) -> None:
+    def __init__(
+        self,
+        source: str,
+        runner: Runner,
+        held: HeadArtefact,
+        guessing: Guessing,
+        limits: TreeLimits,
+        *,
+        room: StateRoom,
+    ) -> None:
         taps: list[int] = held.settings["taps"]
         self._source, self._runner, self._guessing, self._limits = source, runner, guessing, limits
         self.needs = Needs(taps=tuple(taps), expected=held.expected)
-        self._rows = TextRows(runner, taps, self._from_target)
+        self._rows = TextRows(runner, taps, self._from_target, room)
         super().__init__(source, held, self._rows)
 
     @abstractmethod

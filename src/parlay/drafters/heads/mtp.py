@@ -10,6 +10,7 @@ from parlay.drafters.heads.states import LayerLogits, SideBySide
 from parlay.drafters.options import MTP as SOURCE
 from parlay.drafters.options import DynamicTreeOptions
 from parlay.drafters.resources import Resources
+from parlay.drafters.state_room import StateRoom
 from parlay.heads.native import parallel_decoder
 from parlay.heads.opening import OpenHead, opened
 from parlay.types import Drafter
@@ -19,19 +20,19 @@ def mtp(resources: Resources, options: DynamicTreeOptions) -> Drafter:
     """The drafter for the form of the head that the strategy names."""
     head = opened(SOURCE, resources.find_head, options.head)
     parallel = "heads" in head.artefact.settings
-    return ParallelMtp(head, options) if parallel else SequentialMtp(head, options)
+    return (ParallelMtp if parallel else SequentialMtp)(head, options, resources.room)
 
 
 class ParallelMtp(MarginalsDrafter):
     """Gloeckle et al. 2024, arXiv:2404.19737; see `MarginalsDrafter`. Each head has a cache of its own."""
 
-    def __init__(self, head: OpenHead, options: DynamicTreeOptions) -> None:
+    def __init__(self, head: OpenHead, options: DynamicTreeOptions, room: StateRoom) -> None:
         held = head.artefact
         levels = min(options.depth, held.settings["heads"])
-        super().__init__(held, parallel_states(head), levels, width=options.width, min_p=options.min_p)
+        super().__init__(held, parallel_states(head, room), levels, width=options.width, min_p=options.min_p)
 
 
-def parallel_states(head: OpenHead) -> SideBySide:
+def parallel_states(head: OpenHead, room: StateRoom) -> SideBySide:
     """The logits of heads beside each other."""
     held = head.artefact
     decoder = partial(parallel_decoder, held.layer, held.operands, head.embedding)
@@ -41,6 +42,7 @@ def parallel_states(head: OpenHead) -> SideBySide:
                 head.runner(f"head {place}", partial(decoder, place)),
                 held.settings["taps"],
                 lambda features_KF, _: features_KF.to(head.dtype),
+                room=room,
             )
             for place in range(held.settings["heads"])
         ]

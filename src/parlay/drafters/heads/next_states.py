@@ -17,6 +17,7 @@ from parlay.drafters.heads.layer_heads import LayerHeadDrafter, TreeLimits
 from parlay.drafters.heads.level_trees import DynamicTree, Guessing, RankTree
 from parlay.drafters.options import EAGLE, EAGLE2, MTP, DynamicTreeOptions, HeadOptions
 from parlay.drafters.resources import Resources
+from parlay.drafters.state_room import StateRoom
 from parlay.heads.artefact import HeadArtefact
 from parlay.heads.eagle import EagleHead
 from parlay.heads.layouts.layout import LM_HEAD
@@ -33,12 +34,14 @@ _Decoder = Callable[[DecoderConfig, Mapping[str, Operand], Operand], tuple[Decod
 class _NextStates(LayerHeadDrafter):
     """The layer runs on native kernels, and what stands before it in torch."""
 
-    def __init__(self, source: str, head: OpenHead, module: _Module, decoder: _Decoder, growth: TreeLimits) -> None:
+    def __init__(
+        self, source: str, head: OpenHead, module: _Module, decoder: _Decoder, growth: TreeLimits, *, room: StateRoom
+    ) -> None:
         held = head.artefact
         module.load_state_dict(dict(held.without(LM_HEAD).tensors))
         runner = head.runner(held.method, partial(decoder, held.layer, held.operands, head.embedding))
         guessing = Guessing(module.draft_ids)
-        super().__init__(source, runner, held, guessing, growth)
+        super().__init__(source, runner, held, guessing, growth, room=room)
         self._fuse, self._dtype = module.float().requires_grad_(False).fuse, head.dtype
         self._embedding_VH = head.embedding_VH
 
@@ -60,7 +63,7 @@ class Eagle(_NextStates):
         head = opened(EAGLE, resources.find_head, options.head)
         self._acceptance: list[list[float]] = head.artefact.settings["acceptance"]
         growth = TreeLimits(len(self._acceptance), len(self._acceptance[0]))
-        super().__init__(EAGLE, head, eagle_module(head.artefact), eagle_decoder, growth)
+        super().__init__(EAGLE, head, eagle_module(head.artefact), eagle_decoder, growth, room=resources.room)
 
     def _tree(self, budget: int) -> RankTree:
         return RankTree(best_tree(self._acceptance, budget, len(self._acceptance)))
@@ -70,10 +73,17 @@ class _Dynamic(_NextStates):
     """With trees that grow where the head is surest."""
 
     def __init__(
-        self, source: str, head: OpenHead, module: _Module, decoder: _Decoder, options: DynamicTreeOptions
+        self,
+        source: str,
+        head: OpenHead,
+        module: _Module,
+        decoder: _Decoder,
+        options: DynamicTreeOptions,
+        *,
+        room: StateRoom,
     ) -> None:
         growth = TreeLimits(options.depth, options.width, options.width * options.depth)
-        super().__init__(source, head, module, decoder, growth)
+        super().__init__(source, head, module, decoder, growth, room=room)
         self._options = options
 
     def _tree(self, budget: int) -> DynamicTree:
@@ -85,15 +95,15 @@ class Eagle2(_Dynamic):
 
     def __init__(self, resources: Resources, options: DynamicTreeOptions) -> None:
         head = opened(EAGLE2, resources.find_head, options.head, method=EAGLE)
-        super().__init__(EAGLE2, head, eagle_module(head.artefact), eagle_decoder, options)
+        super().__init__(EAGLE2, head, eagle_module(head.artefact), eagle_decoder, options, room=resources.room)
 
 
 class SequentialMtp(_Dynamic):
     """A module of multi-token prediction (DeepSeek-AI 2024, arXiv:2412.19437), used again for every depth."""
 
-    def __init__(self, head: OpenHead, options: DynamicTreeOptions) -> None:
+    def __init__(self, head: OpenHead, options: DynamicTreeOptions, room: StateRoom) -> None:
         module = MtpModule.of(head.artefact)
-        super().__init__(MTP, head, module, mtp_decoder, options)
+        super().__init__(MTP, head, module, mtp_decoder, options, room=room)
         self._again = module.again
 
     def _from_itself(self, hidden_KH: Tensor, tokens: Sequence[int]) -> Tensor:

@@ -12,6 +12,7 @@ from torch import Tensor
 from parlay.drafters.heads.text_rows import Inputs, TextRows, WaitingRows
 from parlay.drafters.heads.watch import StepRecord
 from parlay.drafters.history import History
+from parlay.drafters.state_room import StateRoom
 from parlay.types import NO_TREE, Features, Observation, Runner, Segment, SequenceView, Tree, trees
 
 
@@ -34,7 +35,7 @@ class LatestStates:
         """Take the latest state from a step."""
         if observation.taps:
             states_TH = observation.taps[self._layer]
-            self._keep(observation.view, observation.start + len(states_TH), states_TH[-1])
+            self._keep(observation.view, observation.start + len(states_TH), states_TH[-1].clone())
 
     def of(self, views: Sequence[SequenceView]) -> list[Tensor | None]:
         """``[H]`` for each; None where the cache has no room to compute it now, or the text is its root alone."""
@@ -70,9 +71,11 @@ class LatestStates:
 class _LayerRows(ABC):
     """Runs the rows that wait of each text, then those of ``extra``."""
 
-    def __init__(self, runner: Runner, taps: Sequence[int], inputs: Inputs, extra: Tree = NO_TREE) -> None:
+    def __init__(
+        self, runner: Runner, taps: Sequence[int], inputs: Inputs, room: StateRoom, extra: Tree = NO_TREE
+    ) -> None:
         self._runner, self._extra = runner, extra
-        self._rows = TextRows(runner, taps, inputs)
+        self._rows = TextRows(runner, taps, inputs, room)
 
     @abstractmethod
     def _run(self, texts: Sequence[WaitingRows]) -> list[Tensor]:
@@ -105,10 +108,17 @@ class LayerLogits(_LayerRows):
     """
 
     def __init__(
-        self, runner: Runner, taps: Sequence[int], inputs: Inputs, mask_MH: Tensor | None = None, mask_id: int = 0
+        self,
+        runner: Runner,
+        taps: Sequence[int],
+        inputs: Inputs,
+        mask_MH: Tensor | None = None,
+        mask_id: int = 0,
+        *,
+        room: StateRoom,
     ) -> None:
         masks = NO_TREE if mask_MH is None else trees.chain_tree([mask_id] * len(mask_MH))
-        super().__init__(runner, taps, inputs, masks)
+        super().__init__(runner, taps, inputs, room, masks)
         self._mask_MH = mask_MH
 
     def _run(self, texts: Sequence[WaitingRows]) -> list[Tensor]:

@@ -15,7 +15,11 @@ import torch
 from torch import Tensor
 
 from parlay.drafters.history import History
+from parlay.drafters.state_room import StateBytes, StateRoom
 from parlay.types import Features, Observation, OutOfRoom, Runner, Segment, SequenceView
+
+_CHUNK = 512  # rows of one sequence in one forward
+_FEW = 16  # rows that run with the last one: to run those before it first would take longer
 
 
 @dataclass(slots=True)
@@ -89,18 +93,37 @@ class HeadSequence:
             self.waiting = [torch.cat(self.waiting)]
         return self.waiting[0]
 
+    def wait_only(self, rows: slice) -> None:
+        """Only these rows' features still wait. Where they are few, they get memory of their own."""
+        features_KF = self.features()[rows]
+        few = 2 * features_KF.nbytes < features_KF.untyped_storage().nbytes()
+        self.waiting = [features_KF.clone() if few else features_KF]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the features."""
+        features = [*self.waiting, *(self.ahead.features if self.ahead else ())]
+        return sum([each.untyped_storage().nbytes() for each in features])
+
 
 class HeadSequences:
-    """The sequences of one drafter. ``taps`` are the target's layers whose states make the features, in order."""
+    """The sequences of one drafter. ``taps`` are the target's layers whose states make the features, in order.
 
-    def __init__(self, runner: Runner, taps: Sequence[int]) -> None:
+    Features wait while there is room for them. Where there is none, the sequence gives up all but its last few.
+    """
+
+    def __init__(self, runner: Runner, taps: Sequence[int], room: StateRoom) -> None:
         self._runner, self._taps = runner, tuple(taps)
         self._held: dict[int, HeadSequence] = {}  # by the target's sequence, least recently used first
+        self._bytes = StateBytes(room, self.release)
+        self._row_bytes = 0  # of one token's features, once some were seen
 
     def take(self, view: SequenceView, start: int, taps: Mapping[int, Tensor]) -> None:
         """Features of the tokens from ``start`` on. Those behind a gap wait until it is filled."""
-        held = self.aligned(view)
-        known, end = held.known, start + len(taps[self._taps[0]])
+        held, end = self.aligned(view), start + len(taps[self._taps[0]])
+        if held.known >= end or not self._make_room(held, view, taps):
+            return
+        known = held.known
         if start <= known < end:
             features_KF = torch.cat([taps[layer] for layer in self._taps], -1)
             held.waiting.append(features_KF[known - start :] if known > start else features_KF)
@@ -112,6 +135,19 @@ class HeadSequences:
                 held.ahead = Ahead(start, [], [])
             held.ahead.tokens += tokens
             held.ahead.features.append(features)
+        self._bytes.set(view.sequence, held.nbytes)
+
+    def _make_room(self, held: HeadSequence, view: SequenceView, taps: Mapping[int, Tensor]) -> bool:
+        """Whether there is room for the features of a step, if need be after those that waited are given up."""
+        rows = len(taps[self._taps[0]])
+        size = sum([taps[layer].nbytes for layer in self._taps])
+        self._row_bytes = size // max(1, rows)
+        if self._bytes.room.make(size):
+            return True
+        held.ahead = None
+        self._forget(held, held.ran)
+        self._bytes.set(view.sequence, 0)
+        return rows <= _FEW or self._bytes.room.make(size)
 
     def _join(self, held: HeadSequence, view: SequenceView) -> None:
         """Append the features that were seen ahead, if they follow the known ones now; drop them otherwise."""
@@ -140,7 +176,7 @@ class HeadSequences:
             if held.ran > sound:
                 self._forget(held, sound)
             elif held.waiting:
-                held.waiting = [held.features()[: held.rows_before(agreed) - held.ran]]
+                held.wait_only(slice(held.rows_before(agreed) - held.ran))
             held.cut(agreed)
         return held
 
@@ -167,6 +203,11 @@ class HeadSequences:
         """Whether features of tokens before the root are missing."""
         return self.aligned(view).known < len(view.tokens) - 1
 
+    def has_room(self, view: SequenceView) -> bool:
+        """Whether features that are missing would find room."""
+        start, end = self.lacking(view)
+        return end - start <= _FEW or (end - start) * self._row_bytes <= self._bytes.room.left
+
     def reserve(self, view: SequenceView, tokens: int, busy: set[int]) -> bool:
         """Room for so many tokens, if need be that of the sequences used least recently that are not ``busy``.
 
@@ -190,13 +231,18 @@ class HeadSequences:
         held = self._held[view.sequence]
         before_root = held.rows_before(len(view.tokens) - 2)
         left = self._runner.truncate(held.name, min(self._runner.keep(held.name, ()), held.ran + rows, before_root))
-        held.waiting = [held.features()[left - held.ran :]] if left >= held.ran else []
+        if left >= held.ran:
+            held.wait_only(slice(left - held.ran, None))
+        else:
+            held.waiting = []
         held.ran = left
         held.cut(max(held.known, held.standing_on(left)))
+        self._bytes.set(view.sequence, held.nbytes)
 
     def release(self, sequence: int) -> None:
         """Unknown names are ignored."""
         held = self._held.pop(sequence, None)
+        self._bytes.release(sequence)
         if held is not None:
             self._runner.release(held.name)
 
@@ -214,9 +260,6 @@ class HeadSequences:
         held.waiting = []
         held.cut(held.standing_on(held.ran))
 
-
-_CHUNK = 512  # rows of one sequence in one forward
-_FEW = 16  # rows that run with the last one: to run those before it first would take longer
 
 Inputs = Callable[[Tensor, Sequence[int]], Tensor]
 """What rows read, ``[K, H]``, of the target's features ``[K, F]`` and of the tokens that come one after each."""
@@ -240,10 +283,10 @@ class WaitingRows:
 class TextRows:
     """``taps`` are the target's layers whose states make the features."""
 
-    def __init__(self, runner: Runner, taps: Sequence[int], inputs: Inputs) -> None:
+    def __init__(self, runner: Runner, taps: Sequence[int], inputs: Inputs, room: StateRoom) -> None:
         self.runner = runner
         self._taps, self._inputs = tuple(taps), inputs
-        self._sequences = HeadSequences(runner, taps)
+        self._sequences = HeadSequences(runner, taps, room)
 
     def take(self, observation: Observation) -> None:
         """Take in what a step observed."""
@@ -281,7 +324,7 @@ class TextRows:
         """
         for view in views:
             self._sequences.leave_out(view)
-        while lacking := [view for view in views if self._sequences.lacks(view)]:
+        while lacking := [view for view in views if self._sequences.lacks(view) and self._sequences.has_room(view)]:
             views = self._closed(lacking)
 
     def _closed(self, lacking: Sequence[SequenceView]) -> list[SequenceView]:

@@ -12,8 +12,9 @@ from parlay.drafters.draft_models.opening import draft_name
 from parlay.drafters.history import History
 from parlay.drafters.options import INTERSECTION_DRAFT as SOURCE
 from parlay.drafters.options import IntersectionDraftOptions
-from parlay.drafters.other_vocabularies.vocabularies import Codec, codecs, intersection, open_tokenizers
+from parlay.drafters.other_vocabularies.vocabularies import TOKEN_BYTES, Codec, codecs, intersection, open_tokenizers
 from parlay.drafters.resources import Resources
+from parlay.drafters.state_room import StateBytes
 from parlay.options import UsageError
 from parlay.sampling.sampler import ranked
 from parlay.types import NO_DRAFT, Draft, Needs, Observation, SequenceView, trees
@@ -51,9 +52,10 @@ class IntersectionDraft:
         self._ours = torch.tensor(list(common.values()))
         self._writer = ChainWriter(runner, options.min_p, self._choose)
         self._translations: dict[int, _Translation] = {}
+        self._bytes = StateBytes(resources.room, lambda sequence: self._translations.pop(sequence, None))
 
     def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
-        places = [place for place, budget in enumerate(budgets) if budget > 0]
+        places = [place for place, budget in enumerate(budgets) if budget > 0 and self._admit(views[place])]
         sights = [Sight(views[place], self._translate(views[place])) for place in places]
         drafts = [NO_DRAFT] * len(views)
         for place, chain in zip(places, self._writer.write(sights, [budgets[place] for place in places]), strict=True):
@@ -66,7 +68,11 @@ class IntersectionDraft:
 
     def release(self, sequence: int) -> None:
         self._translations.pop(sequence, None)
+        self._bytes.release(sequence)
         self._writer.release(sequence)
+
+    def _admit(self, view: SequenceView) -> bool:
+        return self._bytes.admit(view.sequence, len(view.tokens) * TOKEN_BYTES)
 
     def _translate(self, view: SequenceView) -> list[int]:
         translation = self._translations.get(view.sequence)

@@ -12,6 +12,7 @@ from parlay.drafters.options import UNIVERSAL_DRAFT as SOURCE
 from parlay.drafters.options import UniversalDraftOptions
 from parlay.drafters.other_vocabularies.vocabularies import (
     INCOMPLETE,
+    TOKEN_BYTES,
     Retold,
     codecs,
     continuation,
@@ -19,6 +20,7 @@ from parlay.drafters.other_vocabularies.vocabularies import (
     scores,
 )
 from parlay.drafters.resources import Resources
+from parlay.drafters.state_room import StateBytes
 from parlay.types import NO_DRAFT, Draft, Needs, Observation, SequenceView, trees
 
 
@@ -45,6 +47,7 @@ class UniversalDraft:
         self._window = options.window
         self._writer = ChainWriter(runner, options.min_p, self._choose)
         self._retold: dict[int, Retold] = {}
+        self._bytes = StateBytes(resources.room, lambda sequence: self._retold.pop(sequence, None))
 
     def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
         places = [place for place, view in enumerate(views) if budgets[place] > 0 and self._follow(view)]
@@ -60,9 +63,12 @@ class UniversalDraft:
 
     def release(self, sequence: int) -> None:
         self._retold.pop(sequence, None)
+        self._bytes.release(sequence)
         self._writer.release(sequence)
 
     def _follow(self, view: SequenceView) -> bool:
+        if not self._bytes.admit(view.sequence, len(view.tokens) * TOKEN_BYTES):
+            return False
         retold = self._retold.get(view.sequence)
         if retold is None:
             retold = self._retold[view.sequence] = Retold(self._target, self._drafter, self._window)

@@ -18,6 +18,8 @@ from parlay.types import Tokenizer
 INCOMPLETE = "�"
 """What ids that end inside a character decode to."""
 
+TOKEN_BYTES = 100
+"""Of a sequence in another tokenizer's ids: the ids, where each ends, and the text."""
 _LONGEST_CHARACTER = 4  # bytes, so no more tokens than that
 _ANCHOR = "\n"
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from parlay.drafters.state_room import most_tenants
 from parlay.drafters.step_budget import STEP_TOKENS
 from parlay.drafters.stores.store_files import Saving, StoreFile
 from parlay.drafters.stores.suffixes import Suffixes
@@ -70,14 +71,16 @@ class OutputStores:
 
     An output joins when its request ends and was observed: committed tokens only, `STEP_TOKENS` of them in each step.
     Where there are too many, the tenant that has most kept loses its oldest. So no tenant's outputs push out those of
-    one that has fewer. Requests with ``store=False`` are never learned from, and a tenant (the requests of one
+    one that has fewer. Where there are too many tenants (`most_tenants`), the one goes that was longest without a new
+    output. Requests with ``store=False`` are never learned from, and a tenant (the requests of one
     ``salt``) sees its own outputs only.
     """
 
     def __init__(self, depth: int, options: StoreOptions, vocab_size: int, strategy: str) -> None:
         self._depth = depth
         self._max_tokens = options.max_tokens
-        self._stores: dict[str, OutputStore] = {}
+        self._stores: dict[str, OutputStore] = {}  # the latest to learn last
+        self._kept = 0
         self._views: dict[int, SequenceView] = {}
         self._waiting: deque[tuple[str, array[int]]] = deque()
         self._work: Iterator[None] = iter(())
@@ -127,12 +130,17 @@ class OutputStores:
                 self._work = self._learning(*self._waiting.popleft())
 
     def _learning(self, salt: str, text: array[int]) -> Iterator[None]:
-        while sum([store.tokens for store in self._stores.values()]) + len(text) > self._max_tokens:
+        while self._kept + len(text) > self._max_tokens:
             most = max(self._stores, key=lambda each: self._stores[each].tokens + len(text) * (each == salt))
+            self._kept -= len(self._stores[most].texts[0])
             yield from self._stores[most].drop_oldest()
             if not self._stores[most].texts:
                 del self._stores[most]
-        store = self._stores.setdefault(salt, OutputStore(self._depth))
+        store = self._stores.pop(salt, None) or OutputStore(self._depth)
+        self._stores[salt] = store
+        if len(self._stores) > most_tenants(self._max_tokens):
+            self._kept -= self._stores.pop(next(iter(self._stores))).tokens
+        self._kept += len(text)
         yield from store.add(text)
 
 

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 
 from parlay.drafters.history import History
-from parlay.drafters.step_budget import IndexRoom, StepBudget
+from parlay.drafters.state_room import StateBytes, StateRoom
+from parlay.drafters.step_budget import StepBudget
 from parlay.types import SequenceView
 
 _MANY = 24  # children of one state; after a common token there are thousands
@@ -15,7 +16,8 @@ _FIRST, _LAST = 192, 64  # of which so many are looked at
 END = -1  # stands between texts: never in a query, never proposed
 
 MOST_OF_REFERENCES = 65_536
-"""Tokens of a request's references that each of its samples takes in: 6 MB, in 32 steps."""
+"""Tokens of a request's references that each of its samples takes in: 10 MB, in 32 steps."""
+_TOKEN_BYTES = 150  # of a live text: 141 in code, 156 in random ids
 
 
 class Suffixes:
@@ -308,14 +310,15 @@ class LiveText:
 class LiveTexts:
     """The `LiveText` of each sequence, made when it is first asked for. Steps take in what `StepBudget` grants."""
 
-    def __init__(self, depth: int, room: IndexRoom) -> None:
+    def __init__(self, depth: int, room: StateRoom) -> None:
         self._depth = depth
         self._texts: dict[int, LiveText] = {}
-        self._step = StepBudget(room)
+        self._bytes = StateBytes(room, lambda sequence: self._texts.pop(sequence, None))
+        self._step = StepBudget(room, _TOKEN_BYTES)
 
     def begin(self, budgets: Sequence[int]) -> None:
         """A step begins, in which sequences with a budget draft."""
-        self._step.begin(sum([budget > 0 for budget in budgets]), self._held())
+        self._step.begin(sum([budget > 0 for budget in budgets]))
 
     def of(self, view: SequenceView) -> LiveText | None:
         """The text of a sequence, with all of its tokens; None while it is being taken in."""
@@ -323,14 +326,13 @@ class LiveTexts:
         text = self._texts.get(view.sequence)
         if text is None or text.references is not references:
             text = self._texts[view.sequence] = LiveText(self._depth, references)
-        return text if text.follow(view.tokens, self._step) is not None else None
+        whole = text.follow(view.tokens, self._step) is not None
+        self._bytes.set(view.sequence, len(text.text) * _TOKEN_BYTES)
+        return text if whole else None
 
     def release(self, sequence: int) -> None:
         self._texts.pop(sequence, None)
-        self._step.holds(self._held())
-
-    def _held(self) -> int:
-        return sum([len(text.text) for text in self._texts.values()])
+        self._bytes.release(sequence)
 
 
 def chance(share: float, length: int) -> float:

@@ -15,12 +15,14 @@ from numpy.typing import NDArray
 
 from parlay.drafters.one_by_one import OneByOne
 from parlay.drafters.resources import Resources
+from parlay.drafters.state_room import StateBytes
 from parlay.drafters.stores.store_files import Saving, StoreFile
 from parlay.options import Options, option
 from parlay.types import NO_DRAFT, Draft, Needs, Observation, Request, SequenceView, Tree
 
 SOURCE = "token-recycling"
 WIDTH = 8  # candidates kept per token
+_ROW_BYTES = 500  # of a token that a private dictionary has: the row, its tokens and the entry
 
 _RATES = (0.4, 0.12, 0.072, 0.043, 0.026, 0.016, 0.009, 0.006)
 """How often each candidate is right: under these the best tree of 80 nodes is 6 deep, like the authors'."""
@@ -59,6 +61,7 @@ class TokenRecycling(OneByOne):
         self._tenants = options.tenants
         self._matrices: OrderedDict[str, _Matrix] = OrderedDict()
         self._private: dict[int, dict[int, Row]] = {}
+        self._bytes = StateBytes(resources.room, lambda sequence: self._private.pop(sequence, None))
         self._told: set[int] = set()
         file = StoreFile(Path(options.store), "choices", self._vocab_size, SOURCE) if options.store else None
         self._saving = Saving(file, options.save_every, self._lists)
@@ -88,10 +91,13 @@ class TokenRecycling(OneByOne):
                 for token, choices in _seen(observation):
                     matrix.learn(token, choices)
             else:
-                self._private.setdefault(sequence, {}).update(_seen(observation))
+                private = self._private.setdefault(sequence, {})
+                private.update(_seen(observation))
+                self._bytes.set(sequence, len(private) * _ROW_BYTES)
 
     def release(self, sequence: int) -> None:
         self._private.pop(sequence, None)
+        self._bytes.release(sequence)
         if sequence in self._told:
             self._told.remove(sequence)
             self._saving.changed()
