@@ -215,6 +215,23 @@ def test_every_selector_writes_the_same_text_for_the_same_seed(saved: tuple[Path
     assert all(len(sample) == 11 and MASK not in sample for each in texts for sample in each)
 
 
+def test_forwards_that_are_counted_are_the_forwards_that_run(
+    saved: tuple[Path, SlowDiffusion], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the selector: so tokens per forward are not flattered. The prompt runs with the first canvas."""
+    llm = LLM(str(saved[0]), dtype="float32")
+    params = SamplingParams(temperature=0.8, seed=3, max_tokens=11, ignore_eos=True)
+    calls: list[int] = []
+    forward = llm.runner.forward
+    monkeypatch.setattr(llm.runner, "forward", lambda found, *rest: (calls.append(1), forward(found, *rest))[1])
+    for selector in SELECTORS:
+        before = len(calls)
+        llm.reset_prefix_cache()
+        (output,) = llm.generate([PROMPTS[1]], params, strategy=f"denoise:canvas=6,selector={selector}")[0].outputs
+        assert output.metrics.steps == len(calls) - before, selector
+        assert output.metrics.tokens_per_step == pytest.approx(11 / (len(calls) - before))
+
+
 def test_the_usual_strategy_of_a_diffusion_model_is_denoise(saved: tuple[Path, SlowDiffusion]) -> None:
     if saved[1].layout.canvas:
         pytest.skip("a causal text is written token by token, too")

@@ -184,7 +184,7 @@ def _tables(results: Results) -> list[str]:
 
     lines: list[str] = []
     for section in sections(results.rows):
-        if section.title.endswith(("one number each", "what each task allows", "against the laws")):
+        if section.title.endswith(("one number each", "what each task allows", "formula / measured")):
             for table in section.tables:
                 lines += ["", section.title, *aligned([list(table.head), *map(list, table.lines)], 1)]
         elif not section.tables:

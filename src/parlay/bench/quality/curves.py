@@ -49,6 +49,16 @@ def by_selector(own: Iterable[Point]) -> dict[str, Curve]:
     return {name: sorted(each) for name, each in found.items()}
 
 
+def frontier(curve: Curve) -> Curve:
+    """The settings that no other of the curve beats in both."""
+    least, found = -1.0, []
+    for point in sorted(curve, reverse=True):
+        if point.accuracy > least:
+            least = point.accuracy
+            found.append(point)
+    return found[::-1]
+
+
 def over_tasks(each: Sequence[Iterable[Point]]) -> list[Point]:
     """The means over tasks of each setting that was measured on all of them."""
     tables = [{point.strategy: point for point in own} for own in each]

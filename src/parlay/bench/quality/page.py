@@ -13,6 +13,7 @@ from parlay.bench.quality.curves import (
     accuracy_under_parallelism,
     best_accuracy,
     by_selector,
+    frontier,
     kept,
     models_of,
     most_parallel,
@@ -53,7 +54,10 @@ def write(rows: Sequence[Row], origin: Sequence[str], folder: Path, *, pictures:
 
 
 def pictures_of(rows: Sequence[Row]) -> dict[str, str]:
-    """Draw the mean over tasks and a panel for each task, as SVG by the name of the file."""
+    """Draw the mean over tasks and a panel for each task, as SVG by the name of the file.
+
+    Settings that another one of the same selector beats in both are left out.
+    """
     table = points(rows)
     models = models_of(table)
     means = {name: curve for model in models for name, curve in _named(model, models, _means(table, model)).items()}
@@ -71,7 +75,7 @@ def pictures_of(rows: Sequence[Row]) -> dict[str, str]:
 
 def _named(model: str, models: Sequence[str], own: Iterable[Point]) -> dict[str, Sequence[Point]]:
     curves = by_selector(own)
-    return {name if len(models) == 1 else f"{model} {name}": curve for name, curve in curves.items()}
+    return {name if len(models) == 1 else f"{model} {name}": frontier(curve) for name, curve in curves.items()}
 
 
 def _means(table: Table2, model: str) -> list[Point]:
@@ -152,13 +156,13 @@ def _laws(model: str, rows: Sequence[Row]) -> list[Section]:
         closed = TASKS[task].closed
         forms = [f"{closed(k):.3f} / {_measured(own, k)}" if closed else "-" for k in _COUNTS]
         lines.append((task, f"{inside} of {len(own)}", worst, *forms))
-    head = ("task", "within 3 sigma", "largest, in sigma", *(f"k={k}: formula / measured" for k in _COUNTS))
+    head = ("task", "within 3 sigma", "largest, in sigma", *(f"k={k}" for k in _COUNTS))
     text = (
         "The share of right answers that a law demands is a closed form for k places per step, or else the sum over "
         "all right answers of the product of their words' probabilities where each is drawn. One place per step is "
-        "always right. Measured are the surest k places per step."
+        "always right. Columns show formula / measured where the surest k places are decided per step."
     )
-    return [Section(f"{model}: measured against the laws", text, (Table(head, tuple(lines)),))]
+    return [Section(f"{model}: against the laws, formula / measured", text, (Table(head, tuple(lines)),))]
 
 
 def deviation(row: Row) -> float:

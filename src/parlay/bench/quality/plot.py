@@ -13,16 +13,8 @@ from parlay.bench.quality.run import EXACT, SWEEP
 INK, GRID = "#7d8590", "#7d859040"
 """Greys that read on white and on dark."""
 _COLOURS = (
-    "#0f9d8f",
-    "#4493f8",
-    "#d29922",
-    "#a371f7",
-    "#e5534b",
-    "#57ab5a",
-    "#c96198",
-    "#986ee2",
-    "#ae7c14",
-    "#6cb6ff",
+    *("#0f9d8f", "#4493f8", "#d29922", "#a371f7", "#e5534b", "#57ab5a"),
+    *("#c96198", "#7c5cd6", "#ae7c14", "#6cb6ff", "#b35900"),
 )
 _MARKS = "osD^v<>PXhd"
 _STYLE = {
@@ -46,7 +38,7 @@ def panels(each: Mapping[str, Curves]) -> str:
     columns = min(_COLUMNS, len(each))
     down = math.ceil(len(each) / columns)
     with matplotlib.rc_context(dict(_STYLE)):
-        figure = Figure(figsize=(7.2, 0.9 + (2.3 if columns > 1 else 3.6) * down), layout="constrained")
+        figure = Figure(figsize=(5.6, 1.2 + (1.7 if columns > 1 else 3.0) * down), layout="constrained")
         axes = figure.subplots(down, columns, squeeze=False, sharex=True, sharey=True).flatten()
         for title, curves, panel in zip(each, each.values(), axes, strict=False):
             _panel(panel, title, curves, names)
@@ -55,7 +47,7 @@ def panels(each: Mapping[str, Curves]) -> str:
         figure.supxlabel("tokens per forward", fontsize=10)
         figure.supylabel("right answers", fontsize=10)
         handles = [_line(axes[0], name, names, [], []) for name in names]
-        figure.legend(handles, names, loc="outside upper center", ncols=4, frameon=False, fontsize=9)
+        figure.legend(handles, names, loc="outside upper center", ncols=3, frameon=False, fontsize=9)
         text = io.StringIO()
         figure.savefig(text, format="svg", metadata={"Date": None}, transparent=True)
     whole = text.getvalue()
@@ -78,6 +70,6 @@ def _line(axes: Any, name: str, names: Sequence[str], x: Sequence[float], y: Seq
     """A line whose colour and mark are those of its selector in all plots, where it is one."""
     number = list(SWEEP).index(name) if name in SWEEP else names.index(name)
     exact = name == EXACT or name.endswith(f" {EXACT}")
-    look = {"color": INK, "marker": "*"} if exact else {"color": _COLOURS[number % 10], "marker": _MARKS[number % 11]}
+    look = {"color": INK, "marker": "*"} if exact else {"color": _COLOURS[number % 11], "marker": _MARKS[number % 11]}
     (line,) = axes.plot(x, y, label=name, linewidth=1.2, markersize=7 if exact else 4, zorder=3 if exact else 2, **look)
     return line

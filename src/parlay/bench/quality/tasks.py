@@ -153,8 +153,9 @@ def _shuffle(draw: random.Random) -> Problem:
 
 
 def _permutation(draw: random.Random) -> Problem:
-    orders = list(itertools.permutations("123456"))
-    return Problem("Digits: 1 2 3 4 5 6", tuple(draw.sample(orders, len(orders))))
+    digits = draw.sample("123456789", ITEMS)
+    orders = list(itertools.permutations(digits))
+    return Problem(f"Digits: {' '.join(digits)}", tuple(draw.sample(orders, len(orders))))
 
 
 def _replace(draw: random.Random) -> Problem:
@@ -203,8 +204,10 @@ def sudokus() -> tuple[Words, ...]:
 
 
 def _latin(draw: random.Random) -> Problem:
-    first = draw.choice(latin_squares())
-    return Problem("Digits: 1 2 3 4", (first, *(each for each in latin_squares() if each != first)))
+    digits = draw.sample("123456789", SIDE)
+    named = dict(zip("1234", digits, strict=True))
+    squares = [tuple(named[digit] for digit in square) for square in latin_squares()]
+    return Problem(f"Digits: {' '.join(digits)}", tuple(draw.sample(squares, len(squares))))
 
 
 CLUES = 5
