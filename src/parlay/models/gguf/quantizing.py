@@ -57,7 +57,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A file that was written. ``formats`` counts tensors; ``fell_back`` those that got another format for their shape."""
+    """A file that was written. ``formats`` counts tensors, ``fell_back`` those whose shape asked for another format."""
 
     bytes: int
     bits: float
