@@ -10,6 +10,7 @@ from parlay.types import ParlayError
 
 try:
     from parlay.train import heads, lm
+    from parlay.train.canvases import run as canvases
 except ModuleNotFoundError as error:
     if error.name is None or error.name.partition(".")[0] == "parlay":
         raise
@@ -22,6 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "lm": ("train a language model on a folder of texts", lm.TrainOptions)
     }
     declared |= {name: (method.summary, method.options) for name, method in heads.METHODS.items()}
+    declared |= {name: (method.summary, method.options) for name, method in canvases.METHODS.items()}
     for name, (summary, options) in declared.items():
         description = f"{summary[0].upper()}{summary[1:]}."
         add_config_flags(recipes.add_parser(name, help=summary, description=description), options)
@@ -30,6 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     if options.kind == "lm":
         print(lm.train(options_or_config(lm.TrainOptions, options)))
+    elif options.kind in canvases.METHODS:
+        print(canvases.train(options.kind, options_or_config(canvases.METHODS[options.kind].options, options)))
     else:
         print(heads.train(options.kind, options_or_config(heads.METHODS[options.kind].options, options)))
     return 0

@@ -38,6 +38,28 @@ def _fills(family: Family, usual: CanvasSpec) -> Family:
     return replace(family, complete=complete, canvas=usual)
 
 
+SET_BLOCK_SIZE = "set_block_size"
+"""The key of config.json by which a causal model says that it fills canvases of so many places, too."""
+
+
+def with_set_block(raw: Json, config: DecoderConfig) -> DecoderConfig:
+    """The decoder with canvases below its causal text, if config.json has a ``set_block_size``.
+
+    The row before a place predicts it, as in the text. Raises ValueError for a mask outside the vocabulary and a canvas
+    of no size.
+    """
+    if raw.get(SET_BLOCK_SIZE) is None or config.canvas is not None:
+        return config
+    size, mask_id = int(raw[SET_BLOCK_SIZE]), int(raw["mask_token_id"])
+    if any(layer.window is not None for layer in config.forms):
+        raise UnsupportedModel(f"{config.architecture}: sliding windows are not supported in models with canvases")
+    if not 0 <= mask_id < config.vocab_size:
+        raise ValueError(f"mask_token_id {mask_id} is not in the vocabulary of {config.vocab_size}")
+    if size < 1:
+        raise ValueError(f"{SET_BLOCK_SIZE} {size}: expected at least 1")
+    return replace(config, canvas=CanvasSpec(mask_id, block=size, shift=True))
+
+
 _LLADA_FIELDS: Mapping[str, tuple[str, ...]] = {
     "hidden_size": ("d_model",),
     "num_hidden_layers": ("n_layers",),

@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from parlay.models.config import Activation, DecoderConfig, Json, RopeConfig, UnsupportedModel, read_json
-from parlay.models.families.diffusion import REFUSED
+from parlay.models.families.diffusion import REFUSED, with_set_block
 from parlay.models.families.family import Family
 from parlay.models.families.table import FAMILIES
 from parlay.types import ParlayError
@@ -136,7 +136,8 @@ def _decoder(raw: Json, family: Family, eos_ids: tuple[int, ...]) -> DecoderConf
         eos_ids=eos_ids,
         dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "float32").removeprefix("torch."),
     )
-    return family.complete(raw, config, replace(config.llama, activation=_ACTIVATIONS[activation]))
+    complete = family.complete(raw, config, replace(config.llama, activation=_ACTIVATIONS[activation]))
+    return with_set_block(raw, complete)
 
 
 def _refuse_unknown(raw: Json, architecture: str, activation: object) -> None:

@@ -1,0 +1,137 @@
+"""CDLM (Kim et al. 2025, arXiv:2511.19269): a student in blocks learns a diffusion teacher's trajectories.
+
+Shapes: B rows, T tokens of each, H hidden, M chosen places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from parlay.train.canvases import masks
+from parlay.train.canvases.decoders import Decoder, canvas_config
+from parlay.train.canvases.diffusion import LEAST_RATE, block_loss
+from parlay.train.canvases.losses import divergence
+from parlay.train.canvases.options import CdlmTrainOptions
+from parlay.train.canvases.recipe import CanvasRecipe, Slow, Stepper
+from parlay.train.canvases.rows import RowBatch
+
+_AT_ONCE = 32
+"""Rows that the teacher answers in one forward."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectories:
+    """Texts of a teacher, and how it came to them: ``batch`` holds them, ``truth_BT`` those of the data.
+
+    ``rank_BT`` is the place's turn within its block, from 0 on; -1 in prompts. ``states_BTH`` is what the teacher's LM
+    head read when it decided the place.
+    """
+
+    batch: RowBatch
+    truth_BT: Tensor
+    rank_BT: Tensor
+    states_BTH: Tensor
+
+    def of(self, rows_M: Tensor) -> Trajectories:
+        """Pick rows."""
+        batch = RowBatch(*(each[rows_M] for each in self.batch))
+        return Trajectories(batch, self.truth_BT[rows_M], self.rank_BT[rows_M], self.states_BTH[rows_M])
+
+
+@torch.no_grad()
+def write(teacher: Decoder, asked: RowBatch, block: int) -> Trajectories:
+    """Let the teacher write the answers, block by block, one place in each forward: the one it is surest of."""
+    parts = [
+        _write(teacher, RowBatch(*(each[start : start + _AT_ONCE] for each in asked)), block)
+        for start in range(0, len(asked.ids_BT), _AT_ONCE)
+    ]
+    written_BT, rank_BT, states_BTH = (torch.cat(each) for each in zip(*parts, strict=True))
+    return Trajectories(asked._replace(ids_BT=written_BT), asked.ids_BT, rank_BT, states_BTH)
+
+
+def _write(teacher: Decoder, asked: RowBatch, block: int) -> tuple[Tensor, Tensor, Tensor]:
+    open_BT = asked.learned_BT.clone()
+    rows_B, group_T = torch.arange(len(open_BT)), masks.groups_of(open_BT.shape[1], block)
+    ids_BT = torch.where(open_BT, teacher.mask_id, asked.ids_BT)
+    ranks_BT = torch.full_like(ids_BT, -1)
+    states_BTH: Tensor | None = None
+    while open_BT.any():
+        hidden_BTH = teacher.hidden(ids_BT, masks.everybody(ids_BT.shape[1]))
+        sure_BT, best_BT = teacher.head(hidden_BTH).softmax(-1).max(-1)
+        first_B = torch.where(open_BT, group_T, len(group_T)).min(1).values
+        may_BT = open_BT & (group_T[None] == first_B[:, None])
+        place_B = torch.where(may_BT, sure_BT, -1.0).argmax(1)
+        due_B = open_BT.any(1)
+        rows, places = rows_B[due_B], place_B[due_B]
+        ids_BT[rows, places] = best_BT[rows, places]
+        in_block_B = (ranks_BT >= 0) & (group_T[None] == group_T[place_B][:, None])
+        ranks_BT[rows, places] = in_block_B.sum(1)[due_B]
+        states_BTH = torch.zeros_like(hidden_BTH) if states_BTH is None else states_BTH
+        states_BTH[rows, places] = hidden_BTH[rows, places]
+        open_BT[rows, places] = False
+    assert states_BTH is not None, "answers have places"
+    return ids_BT, ranks_BT, states_BTH
+
+
+class Cdlm(CanvasRecipe):
+    """Three losses, for a state of each block that the teacher passed on its way.
+
+    Distillation: the teacher's distribution, as it was when it decided each place, at all places that are open in the
+    state. So the student says at once what the teacher said one by one. Consistency: at places that are open in a later
+    state of the block too, what the student itself says there, which gets no gradient. Denoising: the data's own texts
+    under random masks. The summary of the paper leaves open which places the second loss has; here they lie within the
+    block, because a student in blocks sees nothing of later ones.
+    """
+
+    def __init__(self, options: CdlmTrainOptions, student: Decoder, teacher: Decoder, known: Trajectories) -> None:
+        super().__init__(student, options.seed)
+        self._options, self._teacher, self._known, self.multiple = options, teacher, known, options.block
+
+    def optimizer(self) -> Stepper:
+        return Slow(self.decoder, self._options.rate)
+
+    def loss(self, batch: RowBatch) -> Tensor:
+        """The batch says how many rows; which ones are drawn among the teacher's."""
+        rows = torch.randint(len(self._known.rank_BT), (len(batch.ids_BT),), generator=self.draw)
+        return self.loss_of(self._known.of(rows))
+
+    def loss_of(self, known: Trajectories) -> Tensor:
+        """The loss of these trajectories, at drawn states."""
+        now_BT, later_BT = self._states(known.rank_BT)
+        open_BT, still_BT = known.rank_BT >= now_BT, known.rank_BT >= later_BT
+        hidden_BTH = self._hidden(known.batch, open_BT)
+        with torch.no_grad():
+            teacher_MV = self._teacher.head(known.states_BTH[open_BT])
+            later_MV = self.decoder.head(self._hidden(known.batch, still_BT)[still_BT])
+        distilled = divergence(teacher_MV, self.decoder.head(hidden_BTH[open_BT]))
+        consistent = divergence(later_MV, self.decoder.head(hidden_BTH[still_BT]))
+        total = self._options.distill * distilled + self._options.consistency * consistent
+        if not self._options.denoise:
+            return total
+        rates = masks.spread_rates(known.rank_BT.numel() // self.multiple, self.draw, LEAST_RATE)
+        rate_BT = rates.view(len(open_BT), -1).repeat_interleave(self.multiple, 1)
+        return total + self._options.denoise * block_loss(self, known.batch._replace(ids_BT=known.truth_BT), rate_BT)
+
+    def _states(self, rank_BT: Tensor) -> tuple[Tensor, Tensor]:
+        """How many places of its block are decided, for each place: in a drawn state, and in a later one."""
+        count_BN = (rank_BT >= 0).view(len(rank_BT), -1, self.multiple).sum(2)
+        drawn = torch.rand(2, *count_BN.shape, generator=self.draw)
+        now_BN = (drawn[0] * count_BN).long()
+        later_BN = now_BN + 1 + (drawn[1] * (count_BN - now_BN)).long()
+        now_BT, later_BT = (each.repeat_interleave(self.multiple, 1) for each in (now_BN, later_BN))
+        return now_BT, later_BT
+
+    def _hidden(self, batch: RowBatch, open_BT: Tensor) -> Tensor:
+        """The states of the noisy places, of which some are open."""
+        length = open_BT.shape[1]
+        noisy_BT = torch.where(open_BT, self.decoder.mask_id, batch.ids_BT)
+        seen = masks.two_streams(masks.groups_of(length, self.multiple))
+        return self.decoder.streams(noisy_BT, batch.ids_BT, seen)[:, :length]
+
+    def config(self) -> Mapping[str, Any]:
+        return canvas_config(self.decoder.mask_id, self.multiple)

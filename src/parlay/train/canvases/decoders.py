@@ -1,0 +1,123 @@
+"""Decoders that are trained on canvases: transformers' own modules under masks of ours, and how they are saved.
+
+Shapes: B rows, T tokens of each, H hidden, M chosen places, V tokens; S places of both streams, 2 T.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from parlay.models.config import read_json
+from parlay.models.families.diffusion import SET_BLOCK_SIZE
+from parlay.models.families.reading import architecture_of
+from parlay.models.fetch.resolving import resolve
+from parlay.system.user_cache import saved_whole
+from parlay.types import ParlayError
+
+CANVASES = "A2DQwen3LMHeadModel"
+"""The architecture under which Qwen3-shaped models that only fill canvases are saved."""
+NO_MASK = -1
+_NEVER = -1e4
+"""A logit that is never drawn. Divergences of two logits that are minus infinity would be no numbers."""
+_PLAIN = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
+
+
+class Decoder(nn.Module):
+    """A decoder whose rows see what a mask says.
+
+    ``mask_id`` is the token of an open place, which is never guessed; `NO_MASK`: it has none.
+    """
+
+    def __init__(self, model: Any, mask_id: int = NO_MASK) -> None:
+        super().__init__()
+        self.inner: nn.Module = model
+        self.mask_id = mask_id
+
+    def hidden(self, ids_BT: Tensor, seen_TT: Tensor, positions_T: Tensor | None = None) -> Tensor:
+        """States that the LM head reads, ``[B, T, H]``. A place sees those that its row of ``seen_TT`` says."""
+        positions = torch.arange(ids_BT.shape[1]) if positions_T is None else positions_T
+        mask = seen_TT[None, None].expand(len(ids_BT), 1, -1, -1)
+        model: Any = self.inner
+        out: Tensor = model.model(
+            input_ids=ids_BT, attention_mask=mask, position_ids=positions[None].expand(len(ids_BT), -1)
+        ).last_hidden_state
+        return out
+
+    def head(self, hidden_MH: Tensor) -> Tensor:
+        """Logits ``[M, V]``; the mask's is so low that it has no probability."""
+        model: Any = self.inner
+        logits: Tensor = model.lm_head(hidden_MH).float()
+        return logits if self.mask_id == NO_MASK else logits.index_fill(-1, torch.tensor([self.mask_id]), _NEVER)
+
+    def streams(self, noisy_BT: Tensor, ids_BT: Tensor, seen_SS: Tensor) -> Tensor:
+        """``[B, 2 T, H]`` of the noisy places, then of the same places clean; see `masks.two_streams`."""
+        return self.hidden(torch.cat([noisy_BT, ids_BT], 1), seen_SS, torch.arange(ids_BT.shape[1]).repeat(2))
+
+
+def load_decoder(name: str) -> Any:
+    """Load a folder's model in float32. Raises ParlayError for one that is no folder of weights."""
+    folder = resolve(name)
+    if not folder.is_dir():
+        raise ParlayError(f"{name} is no folder of weights: this recipe trains the model itself, so give it one")
+    raw = read_json(folder / "config.json")
+    if architecture_of(raw) != CANVASES:
+        return AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, attn_implementation="sdpa", local_files_only=True, trust_remote_code=False
+        )
+    model = new_decoder(Qwen3Config.from_dict({**raw, **_PLAIN}))
+    model.load_state_dict(load_file(folder / "model.safetensors"), strict=False)
+    return model
+
+
+def new_decoder(config: Any) -> Any:
+    """A Qwen3-shaped decoder with random weights."""
+    config._attn_implementation = "sdpa"
+    return Qwen3ForCausalLM(config).float()
+
+
+def mask_of(name: str) -> int:
+    """The mask of a model that fills canvases. Raises ParlayError for one whose config.json names none."""
+    raw = read_json(resolve(name) / "config.json")
+    if raw.get("mask_token_id") is None:
+        raise ParlayError(f"{name} fills no masked places: its config.json has no mask_token_id")
+    return int(raw["mask_token_id"])
+
+
+def save_decoder(
+    folder: Path, decoder: Decoder, tokenizer: PreTrainedTokenizerFast, card: str, changes: Mapping[str, Any]
+) -> None:
+    """Write weights in bfloat16, tokenizer, card, and the model's own config.json with ``changes``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    inner: Any = decoder.inner
+    own = {"architectures": [type(inner).__name__], "dtype": "bfloat16", "use_cache": True}
+    config = {**inner.config.to_dict(), **own, **changes}
+    tied = config.get("tie_word_embeddings")
+    tensors = {
+        name: weight.detach().to(torch.bfloat16).contiguous()
+        for name, weight in inner.state_dict().items()
+        if not (tied and name == "lm_head.weight")
+    }
+    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
+    (folder / "README.md").write_text(card, encoding="utf-8")
+    tokenizer.save_pretrained(folder)
+    with saved_whole(folder / "model.safetensors") as part:
+        save_file(tensors, part, {"format": "pt"})
+
+
+def canvas_config(mask_id: int, block: int = 0) -> dict[str, Any]:
+    """Keys of config.json of a model that only fills canvases; ``block`` 0: all places see each other."""
+    said = {"architectures": [CANVASES], "model_type": "a2d-qwen3", "mask_token_id": mask_id}
+    return {**said, "block_size": block} if block else said
+
+
+def set_block_config(mask_id: int, block: int) -> dict[str, Any]:
+    """Keys of config.json of a causal model that fills canvases, too."""
+    return {"mask_token_id": mask_id, SET_BLOCK_SIZE: block}

@@ -1,0 +1,99 @@
+"""Options of the recipes that train models with canvases, and models that converge in few forwards."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from parlay.options import Options, option
+from parlay.train.lm_model import SHAPES
+from parlay.train.optimizers import AUTO, PRECISIONS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CanvasTrainOptions(Options):
+    """On what a model is trained, and for how long."""
+
+    data: Path = option(
+        help="what to learn from: a folder of text files (.txt, .md, ...), or JSON lines "
+        '{"prompt": TEXT, "answer": TEXT} in a file or folder'
+    )
+    out: Path = option(Path("canvas-model"), "folder of the finished model")
+    minutes: float = option(30.0, "how long to train", low=0.001)
+    updates: int = option(0, "so many updates of the weights, whatever time they take; 0: --minutes", low=0)
+    rows: int = option(16, "rows of a batch", low=1, high=4096)
+    length: int = option(
+        256, "most tokens of a row: longer documents are cut, longer conversations left out", low=8, high=4096
+    )
+    precision: str = option(
+        AUTO, "in what products are computed: auto is bfloat16 where that is quicker", choices=PRECISIONS
+    )
+    threads: int | None = option(None, "number of threads (default: one per usable core)", low=1)
+    seed: int = option(0, "seed of weights, rows and masks", low=0)
+
+    def share(self, updates: int, seconds: float) -> float:
+        """How much of a run is over after so many updates and seconds; 1 at its end."""
+        return updates / self.updates if self.updates else seconds / (60 * self.minutes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MdlmTrainOptions(CanvasTrainOptions):
+    """Where the model begins."""
+
+    model: str = option("", "a model that fills canvases to train further, by folder; empty: a new one")
+    shape: str = option("mini", "size of a new model", choices=sorted(SHAPES))
+    vocab_size: int = option(4096, "tokens of a new model's vocabulary, the mask among them", low=258, high=65_535)
+    rate: float = option(1.0, "learning rates, in those of parlay train lm", low=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bd3TrainOptions(MdlmTrainOptions):
+    """How long blocks are, and how many of their places are masked."""
+
+    block: int = option(8, "places of a block", low=2, high=1024)
+    low: float = option(0.0, "least share of a block that is masked", low=0, high=1)
+    high: float = option(1.0, "largest share of a block that is masked", low=0, high=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TunedTrainOptions(CanvasTrainOptions):
+    """Which model is trained further."""
+
+    model: str = option("parlay-mini", "the model that is trained further, by name or folder")
+    rate: float = option(1e-4, "peak learning rate (AdamW)", low=0)
+    layers: int = option(0, "last layers that are trained; 0: all, and the embedding", low=0, high=1024)
+    text_weight: float = option(
+        1.0, "weight of the next token's loss, which keeps the model's own way of writing", low=0
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetBlockTrainOptions(TunedTrainOptions):
+    """How far is guessed, behind which token."""
+
+    block: int = option(8, "places of a canvas", low=2, high=256)
+    mask_token: str = option(
+        "", "token that stands in open places; empty: an unused id, or the token of a byte that no text has"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CllmTrainOptions(TunedTrainOptions):
+    """How the model's own trajectories are written."""
+
+    block: int = option(16, "tokens that are solved together", low=2, high=256)
+    prompts: int = option(256, "rows whose prompts, or first halves, are gone on from", low=1)
+    blocks: int = option(3, "blocks that are solved one after the other after each", low=1, high=256)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CdlmTrainOptions(CanvasTrainOptions):
+    """Who teaches, and what counts how much. The weights are no published ones."""
+
+    model: str = option(help="the teacher, whose places all see each other, by folder: parlay train mdlm makes one")
+    block: int = option(8, "places of a block of the student", low=2, high=1024)
+    prompts: int = option(512, "prompts that the teacher answers", low=2)
+    rate: float = option(3e-4, "peak learning rate (AdamW)", low=0)
+    distill: float = option(1.0, "weight of the teacher's distributions", low=0)
+    consistency: float = option(0.5, "weight of predictions that stay as a block is filled", low=0)
+    denoise: float = option(0.1, "weight of the texts themselves", low=0)

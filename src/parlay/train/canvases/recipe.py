@@ -1,0 +1,92 @@
+"""The parts that canvas recipes share: the protocol, the loss of masked places, and which weights are trained."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from parlay.train.canvases.decoders import Decoder
+from parlay.train.canvases.losses import masked_loss, next_token_loss
+from parlay.train.canvases.rows import RowBatch
+from parlay.train.optimizers import Optimizers, adam
+
+
+class Stepper(Protocol):
+    """Optimizers that step together, with one factor on all peak rates."""
+
+    def step(self, factor: float) -> None:
+        """One update; clears the gradients."""
+        ...
+
+
+class CanvasRecipe(ABC):
+    """One way to train a decoder. ``multiple``: rows have a multiple of so many tokens."""
+
+    multiple = 1
+
+    def __init__(self, decoder: Decoder, seed: int) -> None:
+        self.decoder = decoder
+        self.draw = torch.Generator().manual_seed(seed)
+
+    @abstractmethod
+    def optimizer(self) -> Stepper:
+        """Make the optimizer of the weights that are trained."""
+
+    @abstractmethod
+    def loss(self, batch: RowBatch) -> Tensor:
+        """The mean loss ``[]``."""
+
+    @abstractmethod
+    def config(self) -> Mapping[str, Any]:
+        """Keys of the finished model's config.json that its own does not have."""
+
+    def measure(self, batches: Sequence[RowBatch]) -> dict[str, float]:
+        """Figures of held-out rows: the mean loss, of the same masks each time."""
+        self.draw.manual_seed(0)
+        return {"loss": sum(float(self.loss(batch)) for batch in batches) / len(batches)}
+
+    def masked_loss(self, hidden_BTH: Tensor, batch: RowBatch, masked_BT: Tensor, rate_BT: Tensor) -> Tensor:
+        """See `losses.masked_loss`; the states are those of the places themselves."""
+        logits_MV = self.decoder.head(hidden_BTH[masked_BT])
+        return masked_loss(logits_MV, batch.ids_BT[masked_BT], rate_BT[masked_BT], int(batch.learned_BT.sum()))
+
+    def text_loss(self, hidden_BTH: Tensor, batch: RowBatch) -> Tensor:
+        """Cross-entropy of each learned token after the one before it; the states are those of a causal text."""
+        wanted_BT = batch.text_BT[:, 1:]
+        logits_MV = self.decoder.head(hidden_BTH[:, :-1][wanted_BT])
+        return next_token_loss(logits_MV, batch.ids_BT[:, 1:][wanted_BT])
+
+
+class Scaled:
+    """The optimizers of `parlay train lm`, with ``rate`` times their rates."""
+
+    def __init__(self, decoder: Decoder, rate: float) -> None:
+        self._optimizers, self._rate = Optimizers(decoder.inner), rate
+
+    def step(self, factor: float) -> None:
+        """See `Stepper`."""
+        self._optimizers.step(factor * self._rate)
+
+
+class Slow:
+    """AdamW on the last ``layers`` layers and the norm after them, or on all weights if 0."""
+
+    def __init__(self, decoder: Decoder, rate: float, layers: int = 0) -> None:
+        inner: Any = decoder.inner
+        if layers:
+            inner.requires_grad_(False)
+            for part in (*inner.model.layers[-layers:], inner.model.norm):
+                part.requires_grad_(True)
+        self._rate = rate
+        self._adam = adam([weight for weight in inner.parameters() if weight.requires_grad], rate)
+
+    def step(self, factor: float) -> None:
+        """See `Stepper`."""
+        for group in self._adam.param_groups:
+            group["lr"] = factor * self._rate
+        self._adam.step()
+        self._adam.zero_grad(set_to_none=True)

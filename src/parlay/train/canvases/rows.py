@@ -1,0 +1,103 @@
+"""Rows that canvas recipes learn from: prompts with answers, and pieces of documents, as token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from parlay.train.data.user_texts import TrainingText, UserTexts
+from parlay.types import ParlayError
+
+HELD_OUT = 20
+"""One row in so many is measured and never trained on."""
+_SHORTEST = 8
+"""Tokens: a shorter piece of a document is left out."""
+
+
+class Words(NamedTuple):
+    """How texts become ids: ``encode`` adds no special tokens; rows begin with ``begin`` and close with ``end``."""
+
+    encode: Callable[[str], Sequence[int]]
+    begin: tuple[int, ...]
+    end: int
+
+
+class RowBatch(NamedTuple):
+    """B rows of T tokens. From ``length_B`` on, end tokens fill them up; places from ``answer_B`` on are learned."""
+
+    ids_BT: Tensor
+    answer_B: Tensor
+    length_B: Tensor
+
+    @property
+    def learned_BT(self) -> Tensor:
+        """Bool: answers, and the end tokens after them, which say how long an answer is."""
+        return torch.arange(self.ids_BT.shape[1])[None] >= self.answer_B[:, None]
+
+    @property
+    def text_BT(self) -> Tensor:
+        """Bool: answers with one end token."""
+        return self.learned_BT & (torch.arange(self.ids_BT.shape[1])[None] < self.length_B[:, None])
+
+
+def batch_of(rows: Sequence[TrainingText], end: int, multiple: int) -> RowBatch:
+    """Fill rows up to one length, which is a ``multiple``."""
+    longest = max(len(row.ids) for row in rows)
+    size = -(-longest // multiple) * multiple
+    ids = [[*row.ids, *[end] * (size - len(row.ids))] for row in rows]
+    return RowBatch(
+        torch.tensor(ids), torch.tensor([row.answer for row in rows]), torch.tensor([len(row.ids) for row in rows])
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """Batches of random rows: the same for the same seed and step."""
+
+    rows: Sequence[TrainingText]
+    end: int
+    multiple: int
+    seed: int
+
+    def batch(self, step: int, count: int) -> RowBatch:
+        """Draw ``count`` rows."""
+        chosen = np.random.default_rng((self.seed, step)).integers(len(self.rows), size=count)
+        return batch_of([self.rows[place] for place in chosen.tolist()], self.end, self.multiple)
+
+
+def rows_of(texts: UserTexts, words: Words, length: int) -> list[TrainingText]:
+    """Turn texts into rows of at most ``length`` tokens: longer documents are cut, longer conversations left out.
+
+    Raises ParlayError where there are fewer than two.
+    """
+    rows: list[TrainingText] = []
+    for each in texts.conversations:
+        prompt = (*words.begin, *words.encode(each.prompt))
+        ids = (*prompt, *words.encode(each.answer), words.end)
+        if len(ids) <= length:
+            rows.append(TrainingText(ids, max(1, len(prompt))))
+    size = length - len(words.begin)
+    for document in texts.documents:
+        ids = (*words.encode(document), words.end)
+        pieces = (ids[start : start + size] for start in range(0, len(ids), size))
+        rows += [
+            TrainingText((*words.begin, *piece), max(1, len(words.begin)))
+            for piece in pieces
+            if len(piece) >= _SHORTEST
+        ]
+    if len(rows) < 2:
+        raise ParlayError(
+            f"there are too few texts of at most {length} tokens to train on: give more, or raise --length"
+        )
+    return rows
+
+
+def parted(rows: Sequence[TrainingText]) -> tuple[list[TrainingText], list[TrainingText]]:
+    """The rows to train on, and those that are held out."""
+    held = rows[::HELD_OUT]
+    return [row for place, row in enumerate(rows) if place % HELD_OUT] or list(held), list(held)

@@ -1,0 +1,274 @@
+"""`parlay train mdlm`, `bd3`, `set-block`, `cdlm` and `cllm`: from texts to a folder that Parlay opens."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedTokenizerFast
+
+from parlay.drafters.options import SET_BLOCK
+from parlay.models.fetch.origin import licence, public_name
+from parlay.models.fetch.resolving import resolve
+from parlay.system import threads
+from parlay.train.canvases import cdlm, cllm
+from parlay.train.canvases.decoders import Decoder, load_decoder, mask_of, new_decoder, save_decoder
+from parlay.train.canvases.diffusion import Bd3, Mdlm
+from parlay.train.canvases.options import (
+    Bd3TrainOptions,
+    CanvasTrainOptions,
+    CdlmTrainOptions,
+    CllmTrainOptions,
+    MdlmTrainOptions,
+    SetBlockTrainOptions,
+)
+from parlay.train.canvases.recipe import CanvasRecipe
+from parlay.train.canvases.rows import Drawn, RowBatch, Words, batch_of, parted, rows_of
+from parlay.train.canvases.set_block import SetBlockRecipe
+from parlay.train.data.user_texts import TrainingText, UserTexts, read_user_texts
+from parlay.train.lm_data import END_OF_TEXT, train_tokenizer, wrap_tokenizer
+from parlay.train.lm_model import CONTEXT, SHAPES
+from parlay.train.optimizers import learning_rate, mixed
+from parlay.train.saving import make_folder
+from parlay.train.watching import Watch
+from parlay.types import ParlayError
+
+MASK = "<|mask|>"
+_MOST_GRADIENT = 1.0
+_LOG_SECONDS = 20.0
+_MEASURED = 4
+"""Held-out batches that are measured."""
+_NO_BYTE = ("<0xFF>", "ÿ", "<0xFE>", "þ")
+"""Tokens of bytes that UTF-8 never has, as vocabularies of bytes spell them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A recipe with its rows and what is saved beside its model."""
+
+    recipe: CanvasRecipe
+    tokenizer: PreTrainedTokenizerFast
+    rows: list[TrainingText]
+    held: list[TrainingText]
+    origin: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """Where a run ended."""
+
+    updates: int
+    tokens: int
+    seconds: float
+    loss: float
+
+
+def begin_diffusion(options: MdlmTrainOptions) -> Begun:
+    """A new model with a tokenizer of its own, or one to train further."""
+    texts = read_user_texts(options.data)
+    if options.model:
+        tokenizer, mask_id = open_tokenizer(options.model), mask_of(options.model)
+        inner = load_decoder(options.model)
+    else:
+        tokenizer = new_tokenizer(texts, options.vocab_size)
+        mask_id = int(tokenizer.convert_tokens_to_ids(MASK))
+        torch.manual_seed(options.seed)
+        end = tokenizer.eos_token_id
+        inner = new_decoder(SHAPES[options.shape].config(len(tokenizer), end, end))
+    rows, held = parted(rows_of(texts, words_of(tokenizer), options.length))
+    decoder = Decoder(inner, mask_id)
+    recipe = Bd3(options, decoder) if isinstance(options, Bd3TrainOptions) else Mdlm(options, decoder)
+    return Begun(recipe, tokenizer, rows, held, options.model)
+
+
+def begin_set_block(options: SetBlockTrainOptions) -> Begun:
+    """A causal model that gets a mask."""
+    inner, tokenizer, rows, held = _tuned(options.model, options)
+    mask_id = choose_mask(tokenizer, inner.config.vocab_size, options.mask_token)
+    return Begun(SetBlockRecipe(options, Decoder(inner, mask_id)), tokenizer, rows, held, options.model)
+
+
+def begin_cdlm(options: CdlmTrainOptions) -> Begun:
+    """A student that begins as its teacher, which answers the prompts first."""
+    inner, tokenizer, rows, held = _tuned(options.model, options)
+    mask_id = mask_of(options.model)
+    teacher = Decoder(load_decoder(options.model), mask_id).requires_grad_(False)
+    asked = batch_of(rows[: options.prompts], tokenizer.eos_token_id, options.block)
+    with mixed(options.precision):
+        known = cdlm.write(teacher, asked, options.block)
+    return Begun(cdlm.Cdlm(options, Decoder(inner, mask_id), teacher, known), tokenizer, rows, held, options.model)
+
+
+def begin_cllm(options: CllmTrainOptions) -> Begun:
+    """A causal model, which first writes its own trajectories."""
+    inner, tokenizer, rows, held = _tuned(options.model, options)
+    decoder = Decoder(inner)
+    with mixed(options.precision):
+        known = cllm.write(decoder, rows, options, tokenizer.eos_token_id)
+    return Begun(cllm.Cllm(options, decoder, known), tokenizer, rows, held, options.model)
+
+
+def _tuned(
+    model: str, options: CanvasTrainOptions
+) -> tuple[Any, PreTrainedTokenizerFast, list[TrainingText], list[TrainingText]]:
+    inner, tokenizer = load_decoder(model), open_tokenizer(model)
+    texts = read_user_texts(options.data)
+    rows, held = parted(rows_of(texts, words_of(tokenizer), options.length))
+    return inner, tokenizer, rows, held
+
+
+def open_tokenizer(model: str) -> PreTrainedTokenizerFast:
+    """A folder's tokenizer. Raises ParlayError for one that names no end of text."""
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(resolve(model))
+    if tokenizer.eos_token_id is None:
+        raise ParlayError(f"the tokenizer of {model} names no end of text (eos_token), which texts here need")
+    return tokenizer
+
+
+def new_tokenizer(texts: UserTexts, size: int) -> PreTrainedTokenizerFast:
+    """Learn a vocabulary of at most ``size`` tokens, the mask among them."""
+    spoken = [*texts.documents, *(part for each in texts.conversations for part in (each.prompt, each.answer))]
+    core = train_tokenizer((piece for text in spoken for piece in text.split("\n\n")), size - 1)
+    tokenizer = wrap_tokenizer(core, CONTEXT)
+    tokenizer.add_special_tokens({"mask_token": MASK})
+    return tokenizer
+
+
+def words_of(tokenizer: PreTrainedTokenizerFast) -> Words:
+    """Read texts as the model does. An end of text that stands in a document is a line end."""
+
+    def encode(text: str) -> Sequence[int]:
+        plain = text.replace(END_OF_TEXT, "\n")
+        ids: list[int] = tokenizer.backend_tokenizer.encode(plain, add_special_tokens=False).ids
+        return ids
+
+    return Words(encode, tuple(tokenizer.encode("")), tokenizer.eos_token_id)
+
+
+def choose_mask(tokenizer: PreTrainedTokenizerFast, vocab_size: int, named: str) -> int:
+    """The id of the mask: of the named token, or of one that no text has. Raises ParlayError where there is none."""
+    known = tokenizer.get_vocab()
+    if named:
+        if named not in known:
+            raise ParlayError(f"mask_token={named!r} is no token of the model: name one that no text has")
+        return int(known[named])
+    free = sorted(set(range(vocab_size)).difference(known.values()))
+    found = free[:1] or [known[token] for token in _NO_BYTE if token in known]
+    if not found:
+        raise ParlayError("the model has no token that texts never have: name one by --mask-token")
+    return int(found[0])
+
+
+@dataclass(frozen=True, slots=True)
+class CanvasMethod:
+    """One recipe: its help, its options, and how it begins."""
+
+    summary: str
+    options: type[CanvasTrainOptions]
+    begin: Callable[[Any], Begun]
+
+
+METHODS = {
+    "mdlm": CanvasMethod("train a masked diffusion model", MdlmTrainOptions, begin_diffusion),
+    "bd3": CanvasMethod("train a block diffusion model", Bd3TrainOptions, begin_diffusion),
+    SET_BLOCK: CanvasMethod(
+        "train a causal model so that it fills masked places too, and drafts for itself",
+        SetBlockTrainOptions,
+        begin_set_block,
+    ),
+    "cdlm": CanvasMethod(
+        "train a student in blocks that fills more places at once than its diffusion teacher",
+        CdlmTrainOptions,
+        begin_cdlm,
+    ),
+    "cllm": CanvasMethod("train a causal model so that jacobi converges in few forwards", CllmTrainOptions, begin_cllm),
+}
+
+
+def train(method: str, options: CanvasTrainOptions) -> str:
+    """Train, measure and save; returns what was reached, in one line.
+
+    Raises ParlayError for texts or a model that can't be used, and where the loss becomes NaN.
+    """
+    threads.settle(options.threads)
+    make_folder(options.out)
+    begun = METHODS[method].begin(options)
+    before = measured(begun, options)
+    reached = fit(begun, options, f"Training {method}")
+    figures = {"before": before, "after": measured(begun, options)}
+    card = _card(method, options, begun, reached, figures)
+    save_decoder(options.out, begun.recipe.decoder, begun.tokenizer, card, begun.recipe.config())
+    return f"{options.out}: {reached.updates} updates, loss {reached.loss:.3f}, held out {_said(figures['after'])}"
+
+
+def fit(begun: Begun, options: CanvasTrainOptions, title: str = "Training") -> Reached:
+    """Update the weights until the run is over. Raises ParlayError when loss or gradient is no number."""
+    recipe, optimizer = begun.recipe, begun.recipe.optimizer()
+    drawn = Drawn(begun.rows, begun.tokenizer.eos_token_id, recipe.multiple, options.seed)
+    recipe.decoder.train()
+    updates = tokens = 0
+    losses: list[float] = []
+    began = time.monotonic()
+    logged = 0.0
+    with Watch(title) as watch:
+        while (share := options.share(updates, time.monotonic() - began)) < 1:
+            batch = drawn.batch(updates, options.rows)
+            losses.append(_update(recipe, batch, options, updates))
+            optimizer.step(learning_rate(share))
+            updates, tokens = updates + 1, tokens + int(batch.text_BT.sum())
+            seconds = time.monotonic() - began
+            watch.step(share, seconds, tokens, losses[-1])
+            if not watch.shown and seconds > logged + _LOG_SECONDS:
+                logged = seconds
+                print(f"{share:6.1%}  update {updates}  loss {sum(losses[-20:]) / len(losses[-20:]):.3f}", flush=True)
+    recent = losses[-20:]
+    return Reached(updates, tokens, time.monotonic() - began, sum(recent) / max(len(recent), 1))
+
+
+def _update(recipe: CanvasRecipe, batch: RowBatch, options: CanvasTrainOptions, step: int) -> float:
+    """One gradient. Returns the loss."""
+    with mixed(options.precision):
+        loss = recipe.loss(batch)
+    loss.backward()  # type: ignore[no-untyped-call]
+    norm = float(nn.utils.clip_grad_norm_(recipe.decoder.parameters(), _MOST_GRADIENT))
+    value = float(loss.detach())
+    if not (math.isfinite(value) and math.isfinite(norm)):
+        raise ParlayError(f"the loss became {value} at update {step}: train again with a lower --rate")
+    return value
+
+
+def measured(begun: Begun, options: CanvasTrainOptions) -> dict[str, float]:
+    """Figures of rows that were held out."""
+    rows = begun.held[: _MEASURED * options.rows]
+    groups = [rows[start : start + options.rows] for start in range(0, len(rows), options.rows)]
+    batches = [batch_of(group, begun.tokenizer.eos_token_id, begun.recipe.multiple) for group in groups]
+    begun.recipe.decoder.eval()
+    with torch.no_grad(), mixed(options.precision):
+        return begun.recipe.measure(batches)
+
+
+def _said(figures: dict[str, float]) -> str:
+    return ", ".join(f"{name} {value:.3f}" for name, value in figures.items())
+
+
+def _card(
+    method: str, options: CanvasTrainOptions, begun: Begun, reached: Reached, figures: dict[str, dict[str, float]]
+) -> str:
+    """The README of the folder."""
+    source = f"- Begun from: {public_name(begun.origin)}" if begun.origin else "- Begun from: random weights"
+    allowed = f"; licence: {licence(begun.origin) or 'not known'}" if begun.origin else ""
+    return (
+        f"# {method}\n\n"
+        f"{source}{allowed}.\n"
+        f"- Texts: {options.data.name}, {len(begun.rows)} rows of at most {options.length} tokens "
+        f"(seed {options.seed}).\n"
+        f"- Training: {reached.updates} updates, {reached.tokens:,} tokens, {reached.seconds:.0f} s; "
+        f"loss {reached.loss:.3f}.\n"
+        f"- Held out, before: {_said(figures['before'])}.\n"
+        f"- Held out, after: {_said(figures['after'])}.\n"
+    )

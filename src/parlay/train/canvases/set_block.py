@@ -1,0 +1,94 @@
+"""Adaptation of a causal model so that it fills masked places, too, and drafts for itself.
+
+Shapes: B rows, T tokens of each.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from parlay.train.canvases import masks
+from parlay.train.canvases.decoders import Decoder, set_block_config
+from parlay.train.canvases.losses import next_token_loss
+from parlay.train.canvases.options import SetBlockTrainOptions
+from parlay.train.canvases.recipe import CanvasRecipe, Slow, Stepper
+from parlay.train.canvases.rows import RowBatch
+
+
+class SetBlockRecipe(CanvasRecipe):
+    """Set block decoding (Gat et al. 2025, arXiv:2509.04185) with the masks of Fast-dLLM v2 (arXiv:2509.26328).
+
+    A row's canvases begin at a drawn place and follow each other; each sees the clean causal text before it and itself.
+    The row before a place predicts it, as in the text. By turns all places are masked, as when the model drafts for
+    itself, and then each place in one of two copies, so that all are learned. The clean rows of the same forward learn
+    the text as before: with these in the loss, at a low rate, the causal mode stays what it was. One checkpoint serves
+    both modes, so weights that only mask rows would read, as a LoRA, are no way here.
+    """
+
+    def __init__(self, options: SetBlockTrainOptions, decoder: Decoder) -> None:
+        super().__init__(decoder, options.seed)
+        self._options = options
+        self._turn = 0
+
+    def optimizer(self) -> Stepper:
+        return Slow(self.decoder, self._options.rate, self._options.layers)
+
+    def loss(self, batch: RowBatch) -> Tensor:
+        self._turn += 1
+        ids_BT, size = batch.ids_BT, self._options.block
+        offset = int(torch.randint(1, size + 1, (1,), generator=self.draw))
+        group_T = masks.groups_of(ids_BT.shape[1], size, offset)
+        inside_BT = (group_T >= 0)[None].expand_as(ids_BT)
+        if self._turn % 2:
+            return self._both(batch, inside_BT, group_T, inside_BT)
+        rate = torch.rand(len(ids_BT), 1, generator=self.draw).expand_as(ids_BT)
+        masked_BT = masks.masked_at(rate, inside_BT, self.draw)
+        twice = RowBatch(*(each.repeat(2, *[1] * (each.ndim - 1)) for each in batch))
+        other_BT = inside_BT & ~masked_BT
+        return self._both(twice, torch.cat([masked_BT, other_BT]), group_T, inside_BT.repeat(2, 1))
+
+    def _both(self, batch: RowBatch, masked_BT: Tensor, group_T: Tensor, inside_BT: Tensor) -> Tensor:
+        """The loss of masked places, and the text's; the first place of a canvas is a matter of the text."""
+        hidden_BTH = self._hidden(batch, masked_BT, group_T)
+        length = len(group_T)
+        guessed_BT = guessing_rows(masked_BT, group_T) & inside_BT[:, :-1] & batch.text_BT[:, 1:]
+        logits_MV = self.decoder.head(hidden_BTH[:, : length - 1][guessed_BT])
+        guessed = next_token_loss(logits_MV, batch.ids_BT[:, 1:][guessed_BT])
+        return guessed + self._options.text_weight * self.text_loss(hidden_BTH[:, length:], batch)
+
+    def _hidden(self, batch: RowBatch, masked_BT: Tensor, group_T: Tensor) -> Tensor:
+        noisy_BT = torch.where(masked_BT, self.decoder.mask_id, batch.ids_BT)
+        return self.decoder.streams(noisy_BT, batch.ids_BT, masks.two_streams(group_T, causal=True))
+
+    def config(self) -> Mapping[str, Any]:
+        return set_block_config(self.decoder.mask_id, self._options.block)
+
+    def measure(self, batches: Sequence[RowBatch]) -> dict[str, float]:
+        """Perplexity of the causal mode, and the share of first guesses that are right at each depth, all masked."""
+        size = self._options.block
+        nats, right, counts = 0.0, torch.zeros(size), torch.zeros(size)
+        for batch in batches:
+            length = batch.ids_BT.shape[1]
+            group_T = masks.groups_of(length, size, 1)
+            all_BT = torch.ones_like(batch.ids_BT, dtype=torch.bool)
+            hidden_BTH = self._hidden(batch, all_BT, group_T)
+            nats += float(self.text_loss(hidden_BTH[:, length:], batch)) / len(batches)
+            wanted_BT = batch.text_BT[:, 1:] & (group_T >= 0)[None, :-1]
+            best_M = self.decoder.head(hidden_BTH[:, : length - 1][wanted_BT]).argmax(-1)
+            place_M = ((torch.arange(length - 1) - 1) % size).expand(len(batch.ids_BT), -1)[wanted_BT]
+            hit_M = (best_M == batch.ids_BT[:, 1:][wanted_BT]).float()
+            right.index_add_(0, place_M, hit_M)
+            counts.index_add_(0, place_M, torch.ones_like(hit_M))
+        shares = (right / counts.clamp(min=1)).tolist()
+        return {"perplexity": math.exp(nats), **{f"guess {place + 1}": share for place, share in enumerate(shares)}}
+
+
+def guessing_rows(masked_BT: Tensor, group_T: Tensor) -> Tensor:
+    """Bool ``[B, T - 1]``: rows of canvases whose next place is masked, or lies behind the canvas."""
+    ends_T = group_T[1:] != group_T[:-1]
+    return masked_BT[:, 1:] | ends_T[None]

@@ -1,0 +1,367 @@
+"""Recipes of models with canvases: masks and losses against enumeration, what each learns, and folders that open."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from parlay import LLM, SamplingParams
+from parlay.models.families.reading import read_config
+from parlay.testing.checkpoints import save_random
+from parlay.testing.toy_tokenizers import toy_tokenizer
+from parlay.train.canvases import cdlm, cllm, masks
+from parlay.train.canvases.decoders import Decoder, load_decoder, new_decoder, save_decoder
+from parlay.train.canvases.diffusion import Bd3, Mdlm
+from parlay.train.canvases.losses import divergence, masked_loss, next_token_loss
+from parlay.train.canvases.options import (
+    Bd3TrainOptions,
+    CanvasTrainOptions,
+    CdlmTrainOptions,
+    CllmTrainOptions,
+    MdlmTrainOptions,
+    SetBlockTrainOptions,
+)
+from parlay.train.canvases.recipe import CanvasRecipe
+from parlay.train.canvases.rows import Words, batch_of, rows_of
+from parlay.train.canvases.run import METHODS, Begun, choose_mask, fit, train
+from parlay.train.canvases.set_block import SetBlockRecipe, guessing_rows
+from parlay.train.data.prompts import PromptAndAnswer
+from parlay.train.data.user_texts import TrainingText, UserTexts
+from parlay.train.lm_model import Shape
+from parlay.types import CanvasSpec, ParlayError
+
+VOCAB, MASK, END, AS = 32, 31, 0, 30
+TINY = Shape(hidden=32, layers=2, heads=2, kv_heads=1, head_dim=16, ffn=48)
+DATA = Path("nothing-is-read")
+
+
+def decoder(seed: int = 0) -> Decoder:
+    torch.manual_seed(seed)
+    return Decoder(new_decoder(TINY.config(VOCAB, END, END)), MASK)
+
+
+def tokens() -> Any:
+    """A tokenizer with an end of text."""
+    tokenizer = toy_tokenizer(VOCAB)
+    tokenizer.eos_token = tokenizer.convert_ids_to_tokens(END)
+    return tokenizer
+
+
+def reversals(count: int, seed: int = 0) -> list[TrainingText]:
+    """Two letters, a sign, the letters from behind, and two ends."""
+    chance = random.Random(seed)
+    rows = []
+    for _ in range(count):
+        letters = [chance.randrange(1, 9) for _ in range(2)]
+        rows.append(TrainingText((END, *letters, AS, *letters[::-1], END, END), 4))
+    return rows
+
+
+def trained(recipe: CanvasRecipe, options: CanvasTrainOptions) -> float:
+    """Train on reversals; the loss at the end."""
+    return fit(Begun(recipe, tokens(), reversals(300), []), options).loss
+
+
+def written(folder: Path, recipe: CanvasRecipe, strategy: str) -> tuple[int, int, int]:
+    """How many of 20 new rows the saved model gets right, in how many steps, with how many tokens."""
+    save_decoder(folder, recipe.decoder, tokens(), "# toy\n", recipe.config())
+    rows = reversals(20, seed=1)
+    params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+    outputs = LLM(str(folder), dtype="float32").generate([[*row.ids[:4]] for row in rows], params, strategy=strategy)
+    samples = [output.outputs[0] for output in outputs]
+    right = sum(tuple(sample.token_ids) == row.ids[4:] for sample, row in zip(samples, rows, strict=True))
+    return (
+        right,
+        sum(sample.metrics.steps for sample in samples),
+        sum(len(sample.token_ids) for sample in samples),
+    )
+
+
+def test_both_streams_see_what_the_papers_say() -> None:
+    """A noisy place: its own noisy group and clean ones before it. A clean one: clean ones, as causal or in groups."""
+    for length, size, offset, causal in ((8, 4, 0, False), (7, 3, 2, True)):
+        group_T = masks.groups_of(length, size, offset)
+        groups = [(place - offset) // size for place in range(length)]
+        assert group_T.tolist() == groups
+        seen = masks.two_streams(group_T, causal=causal)
+        for row, column in itertools.product(range(2 * length), repeat=2):
+            own, other = groups[row % length], groups[column % length]
+            if row < length:
+                expected = own == other if column < length else other < own
+            else:
+                before = column <= row if causal else other <= own
+                expected = column >= length and before
+            assert bool(seen[row, column]) is expected, (row, column)
+
+
+def test_one_forward_of_both_streams_is_each_group_alone() -> None:
+    """Each noisy group after the clean text before it alone gives the same states; so does the clean text."""
+    one, length = decoder(), 9
+    ids_BT, noisy_BT = torch.randint(1, 20, (1, length)), torch.full((1, length), MASK)
+    noisy_BT[0, [2, 5]] = ids_BT[0, [2, 5]]
+    for causal, offset in ((False, 0), (True, 1)):
+        group_T = masks.groups_of(length, 3, offset)
+        with torch.no_grad():
+            both = one.streams(noisy_BT, ids_BT, masks.two_streams(group_T, causal=causal))[0]
+            clean = torch.ones(length, length, dtype=torch.bool).tril() if causal else masks.by_groups(group_T)
+            torch.testing.assert_close(both[length:], one.hidden(ids_BT, clean)[0])
+            for group in set(group_T.tolist()):
+                places = (group_T == group).nonzero().flatten()
+                begin = int(places[0])
+                alone = torch.cat([ids_BT[:, :begin], noisy_BT[:, places]], 1)
+                seen = torch.ones(alone.shape[1], alone.shape[1], dtype=torch.bool)
+                seen[:begin] = clean[:begin, : alone.shape[1]]
+                torch.testing.assert_close(both[places], one.hidden(alone, seen)[0, begin:])
+
+
+def test_the_bound_is_the_mean_over_all_orders() -> None:
+    """A table says what each place costs given which places are open. Over all rates and masks, the masked loss is what
+    filling the places one by one costs, in the mean over all orders (arXiv:2406.03736)."""
+    places, vocab = 3, 5
+    table: Mapping[tuple[int, ...], Tensor] = {
+        open_: torch.randn(len(open_), vocab, dtype=torch.float64)
+        for count in range(1, places + 1)
+        for open_ in itertools.combinations(range(places), count)
+    }
+    labels = torch.randint(vocab, (places,))
+
+    def cost(open_: tuple[int, ...], place: int) -> float:
+        return -float(table[open_].log_softmax(-1)[open_.index(place), labels[place]])
+
+    orders = list(itertools.permutations(range(places)))
+    one_by_one = sum(cost(tuple(sorted(order[at:])), order[at]) for order in orders for at in range(places))
+
+    total, steps = 0.0, 400
+    for rate in ((step + 0.5) / steps for step in range(steps)):
+        for open_, logits in table.items():
+            chance = rate ** len(open_) * (1 - rate) ** (places - len(open_))
+            rates = torch.full((len(open_),), rate, dtype=torch.float64)
+            total += chance * float(masked_loss(logits, labels[list(open_)], rates, places)) / steps
+    assert total * places == pytest.approx(one_by_one / len(orders), rel=1e-4)
+
+
+def test_rates_lie_evenly_between_their_bounds() -> None:
+    rates = masks.spread_rates(8, torch.Generator().manual_seed(3), 0.2, 0.6).sort().values
+    assert rates.min() >= 0.2
+    assert rates.max() <= 0.6
+    torch.testing.assert_close(rates.diff(), torch.full((7,), 0.05))
+    masked = masks.masked_at(torch.ones(2, 4), torch.tensor([[True, False] * 2] * 2), torch.Generator())
+    assert masked.tolist() == [[True, False, True, False]] * 2
+
+
+def test_the_divergence_is_zero_of_equals_and_teaches_the_student_alone() -> None:
+    one, other = torch.randn(4, 7, requires_grad=True), torch.randn(4, 7, requires_grad=True)
+    assert float(divergence(one, one).detach()) == pytest.approx(0, abs=1e-6)
+    found = divergence(one, other)
+    by_hand = [
+        sum(float(p * (p.log() - q.log())) for p, q in zip(a.softmax(0), b.softmax(0), strict=True))
+        for a, b in zip(one.detach(), other.detach(), strict=True)
+    ]
+    assert float(found.detach()) == pytest.approx(sum(by_hand) / 4, abs=1e-5)
+    found.backward()
+    assert one.grad is None
+    assert other.grad is not None
+    assert float(divergence(one[:0], other[:0]).detach()) == float(next_token_loss(one[:0], torch.zeros(0))) == 0
+
+
+def test_the_two_copies_guess_each_place_of_a_canvas_once() -> None:
+    """But for its first place, which the text predicts; the row behind the last place guesses in both copies."""
+    group_T = masks.groups_of(13, 4, 1)
+    masked_BT = torch.rand(1, 13) < 0.5
+    one, other = (guessing_rows(each, group_T)[0] for each in (masked_BT, ~masked_BT))
+    first = group_T[1:] != group_T[:-1]
+    assert (one[~first] != other[~first]).all()
+    assert one[first].all()
+    assert other[first].all()
+
+
+def test_rows_are_conversations_and_pieces_of_documents() -> None:
+    def encode(text: str) -> list[int]:
+        return [int(digit) for digit in text]
+
+    texts = UserTexts((PromptAndAnswer("12", "34"), PromptAndAnswer("1" * 40, "2")), ("1" * 30,))
+    rows = rows_of(texts, Words(encode, (9,), 9), 20)
+    assert rows == [
+        TrainingText((9, 1, 2, 3, 4, 9), 3),
+        TrainingText((9, *[1] * 19), 1),
+        TrainingText((9, *[1] * 11, 9), 1),
+    ]
+    batch = batch_of(rows[:2], 9, 8)
+    assert batch.ids_BT.shape == (2, 24)
+    assert batch.learned_BT.sum(1).tolist() == [21, 23], "what fills a row up is learned on canvases"
+    assert batch.text_BT.sum(1).tolist() == [3, 19]
+    with pytest.raises(ParlayError, match="too few texts of at most 8 tokens"):
+        rows_of(texts, Words(encode, (9,), 9), 8)
+
+
+COMMON: Mapping[str, Any] = {"data": DATA, "rows": 16, "precision": "float32"}
+
+
+@pytest.fixture(scope="module")
+def teacher() -> Mdlm:
+    options = MdlmTrainOptions(**COMMON, updates=120, rate=1.5)
+    recipe = Mdlm(options, decoder())
+    assert trained(recipe, options) < 0.5
+    recipe.decoder.eval()
+    return recipe
+
+
+def test_a_masked_diffusion_model_learns_to_reverse_and_opens_by_itself(teacher: Mdlm, tmp_path: Path) -> None:
+    right, steps, _ = written(tmp_path, teacher, "denoise:selector=confidence,k=1")
+    assert right >= 18
+    assert steps == 4 * 20
+    assert read_config(tmp_path).canvas == CanvasSpec(MASK, 0, shift=False, text="full")
+
+
+def test_a_block_diffusion_model_learns_to_reverse_and_opens_by_itself(tmp_path: Path) -> None:
+    options = Bd3TrainOptions(**COMMON, updates=120, rate=1.5, block=4)
+    recipe = Bd3(options, decoder())
+    assert trained(recipe, options) < 0.5
+    assert written(tmp_path, recipe, "denoise:selector=confidence,k=1")[0] >= 18
+    assert read_config(tmp_path).canvas == CanvasSpec(MASK, 4, shift=False, text="block")
+
+
+def test_a_student_learns_what_its_teacher_said_one_by_one(teacher: Mdlm, tmp_path: Path) -> None:
+    """The teacher's own words are kept with its states; the student says them in fewer forwards."""
+    known = cdlm.write(teacher.decoder, batch_of(reversals(200, 2), END, 4), 4)
+    for block in known.rank_BT.view(-1, 4).tolist():
+        decided = sorted(rank for rank in block if rank >= 0)
+        assert decided == list(range(len(decided)))
+    said = teacher.decoder.head(known.states_BTH).argmax(-1)
+    assert torch.equal(said[known.rank_BT >= 0], known.batch.ids_BT[known.rank_BT >= 0])
+
+    options = CdlmTrainOptions(**COMMON, model="", block=4, updates=50, rate=1e-3)
+    student = decoder()
+    student.load_state_dict(teacher.decoder.state_dict())
+    recipe = cdlm.Cdlm(options, student, teacher.decoder, known)
+    trained(recipe, options)
+    right, steps, _ = written(tmp_path, recipe, "denoise:selector=threshold,threshold=0.9")
+    assert right >= 18
+    assert steps < 0.5 * 4 * 20
+
+
+def test_a_student_sees_nothing_of_later_blocks() -> None:
+    """Its states in a block do not move, whatever later blocks hold."""
+    one = decoder()
+    recipe = Bd3(Bd3TrainOptions(data=DATA, block=4), one)
+    seen = masks.two_streams(masks.groups_of(12, recipe.multiple))
+    ids_BT = torch.randint(1, 20, (1, 12))
+    other_BT = ids_BT.clone()
+    other_BT[0, 8:] = 7
+    with torch.no_grad():
+        here, there = (one.streams(each, each, seen)[0, :8] for each in (ids_BT, other_BT))
+    assert torch.equal(here, there)
+
+
+def test_a_causal_model_learns_to_draft_for_itself(tmp_path: Path) -> None:
+    common: dict[str, Any] = {
+        "data": DATA,
+        "rows": 24,
+        "precision": "float32",
+        "updates": 200,
+        "rate": 3e-3,
+        "block": 4,
+    }
+    options = SetBlockTrainOptions(**common)
+    recipe = SetBlockRecipe(options, decoder())
+    trained(recipe, options)
+    with torch.no_grad():
+        figures = recipe.measure([batch_of(reversals(40, 3), END, 1)])
+    assert figures["perplexity"] < 1.2
+    drafted, steps, tokens = written(tmp_path, recipe, "set-block:policy=fixed")
+    plain, _, _ = written(tmp_path, recipe, "none")
+    assert drafted == plain >= 18
+    assert tokens / steps > 1.3, "four tokens take two steps at least"
+    assert read_config(tmp_path).canvas == CanvasSpec(MASK, 4, shift=True)
+
+
+def test_the_last_layers_alone_can_be_trained() -> None:
+    options = SetBlockTrainOptions(data=DATA, rows=4, precision="float32", updates=1, rate=0.1, layers=1, block=4)
+    recipe = SetBlockRecipe(options, decoder())
+    before = {name: weight.clone() for name, weight in recipe.decoder.state_dict().items()}
+    trained(recipe, options)
+    moved = {name for name, weight in recipe.decoder.state_dict().items() if not torch.equal(weight, before[name])}
+    assert all("layers.1." in name or name.endswith("model.norm.weight") for name in moved)
+    assert moved
+
+
+def test_a_fixed_point_is_the_greedy_text_and_tuning_reaches_it_sooner() -> None:
+    one = decoder(1)
+    prefixes = [row.ids[:4] for row in reversals(30)]
+    solved = cllm.solve(one, prefixes, 6, torch.Generator().manual_seed(0))
+    for trajectory in solved[:5]:
+        ids = list(trajectory.prefix)
+        with torch.no_grad():
+            for _ in range(6):
+                hidden = one.hidden(torch.tensor([ids]), cllm.causal(len(ids)))
+                ids.append(int(one.head(hidden[0, -1:]).argmax()))
+        assert tuple(ids[-6:]) == trajectory.states[-1]
+        assert len(set(trajectory.states)) == len(trajectory.states)
+    options = CllmTrainOptions(data=DATA, rows=16, precision="float32", updates=90, rate=3e-3, block=6)
+    recipe = cllm.Cllm(options, one, solved)
+    trained(recipe, options)
+    again = cllm.solve(one.eval(), prefixes, 6, torch.Generator().manual_seed(0))
+    before, after = (sum(len(each.states) for each in found) for found in (solved, again))
+    assert after < 0.7 * before
+    kept = sum(new.states[-1] == old.states[-1] for new, old in zip(again, solved, strict=True))
+    assert kept >= 27, "it writes what it wrote"
+
+
+def test_commands_go_from_texts_to_folders_that_decode(tmp_path: Path) -> None:
+    """A diffusion model from nothing, its student, and two causal models, each by its own command's function."""
+    lines = [json.dumps({"prompt": f"say {word}", "answer": word}) for word in ("one", "two", "three") * 15]
+    data = tmp_path / "say.jsonl"
+    data.write_text("\n".join(lines))
+    common: dict[str, Any] = {"data": data, "updates": 2, "rows": 4, "length": 32, "precision": "float32"}
+    made = tmp_path / "mdlm"
+    said = train("mdlm", MdlmTrainOptions(**common, out=made, shape="tiny", vocab_size=280))
+    assert said.startswith(f"{made}: 2 updates, loss")
+    train("bd3", Bd3TrainOptions(**common, out=tmp_path / "bd3", model=str(made), block=4))
+    train("cdlm", CdlmTrainOptions(**common, out=tmp_path / "cdlm", model=str(made), block=4, prompts=4))
+    train("set-block", SetBlockTrainOptions(**common, out=tmp_path / "set", model="parlay-mini", block=4, layers=1))
+    train(
+        "cllm",
+        CllmTrainOptions(**common, out=tmp_path / "cllm", model="parlay-mini", block=4, prompts=2, blocks=1, layers=1),
+    )
+    params = SamplingParams(temperature=0, max_tokens=6)
+    for name in METHODS:
+        folder = tmp_path / ("set" if name == "set-block" else name)
+        assert LLM(str(folder)).generate(["say one"], params)[0].outputs[0].finish_reason in ("stop", "length")
+        assert "Held out, after" in (folder / "README.md").read_text()
+    again = load_decoder(str(made)).state_dict()
+    assert all(weight.isfinite().all() for weight in again.values())
+
+
+def test_masks_are_tokens_that_no_text_has() -> None:
+    tokenizer = toy_tokenizer(VOCAB)
+    named = tokenizer.convert_ids_to_tokens(3)
+    assert choose_mask(tokenizer, VOCAB, named) == 3
+    assert choose_mask(tokenizer, VOCAB + 2, "") == VOCAB, "the vocabulary has ids without a token"
+    with pytest.raises(ParlayError, match="mask_token='nowhere' is no token of the model"):
+        choose_mask(tokenizer, VOCAB, "nowhere")
+    with pytest.raises(ParlayError, match="no token that texts never have"):
+        choose_mask(tokenizer, VOCAB, "")
+
+
+@pytest.mark.parametrize(
+    ("keys", "reason"),
+    [
+        ({"set_block_size": 4, "mask_token_id": 64}, "mask_token_id 64 is not in the vocabulary of 64"),
+        ({"set_block_size": 0, "mask_token_id": 3}, "set_block_size 0: expected at least 1"),
+        ({"set_block_size": 4}, "config.json has no mask_token_id"),
+    ],
+)
+def test_a_canvas_that_makes_no_sense_is_refused(keys: Mapping[str, int], reason: str, tmp_path: Path) -> None:
+    save_random("llama", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, **keys}))
+    with pytest.raises(ParlayError, match=reason):
+        read_config(tmp_path)
