@@ -126,11 +126,11 @@ def test_the_random_order_follows_from_the_seed_and_the_position_alone() -> None
 def test_no_selector_ranks_by_the_token_that_was_drawn() -> None:
     """Otherwise the text's distribution would not be the model's."""
     probs = torch.tensor(ROWS, dtype=torch.float64)
-    canvas = Canvas(SPEC, (None,) * 4, 4)
+    canvas, numbers = Canvas(SPEC, (None,) * 4, 4), torch.arange(36.0).view(4, 9).sin()
     for name, make in selectors.BY_NAME.items():
         if name != "mask-predict":  # which is greedy by definition
             places = {
-                make().fill([view(temperature=1)], [canvas], [Guesses((0, 1, 2, 3), drawn, probs)])[0].places
+                make().fill([view(temperature=1)], [canvas], [Guesses((0, 1, 2, 3), drawn, probs, numbers)])[0].places
                 for drawn in ((0, 0, 0, 0), (2, 1, 2, 1))
             }
             assert len(places) == 1, name

@@ -11,6 +11,7 @@ from parlay.types import ParlayError
 try:
     from parlay.train import heads, lm
     from parlay.train.canvases import run as canvases
+    from parlay.train.translation import training as translation
 except ModuleNotFoundError as error:
     if error.name is None or error.name.partition(".")[0] == "parlay":
         raise
@@ -24,6 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     }
     declared |= {name: (method.summary, method.options) for name, method in heads.METHODS.items()}
     declared |= {name: (method.summary, method.options) for name, method in canvases.METHODS.items()}
+    declared |= {name: (method.summary, method.options) for name, method in translation.METHODS.items()}
     for name, (summary, options) in declared.items():
         description = f"{summary[0].upper()}{summary[1:]}."
         add_config_flags(recipes.add_parser(name, help=summary, description=description), options)
@@ -34,6 +36,9 @@ def run(options: argparse.Namespace) -> int:
         print(lm.train(options_or_config(lm.TrainOptions, options)))
     elif options.kind in canvases.METHODS:
         print(canvases.train(options.kind, options_or_config(canvases.METHODS[options.kind].options, options)))
+    elif options.kind in translation.METHODS:
+        method = translation.METHODS[options.kind]
+        print(translation.train(options.kind, options_or_config(method.options, options)))
     else:
         print(heads.train(options.kind, options_or_config(heads.METHODS[options.kind].options, options)))
     return 0

@@ -27,7 +27,8 @@ def commit(step: SequenceStep, max_context: int) -> Commit:
     accepted = min(end.kept, len(path))
     if end.error is not None:
         return Commit(joined, accepted, "error", error=end.error)
-    if end.stopped:
+    answered = sequence.ends is not None and len(tokens) == len(sampled) > 0
+    if end.stopped or answered:
         reason = tokens[-1] if tokens[-1] in (sequence.request.params.stop_token_ids or ()) else None
         return Commit(joined, accepted, "stop", reason)
     return Commit(joined, accepted, "length" if end.kept == room else None)

@@ -15,6 +15,7 @@ from itertools import takewhile
 import torch
 from torch import Tensor
 
+from parlay.engine import answers
 from parlay.engine.sequence import Sequence as Text
 from parlay.engine.sequence_step import SequenceStep, grouped, isolated, named
 from parlay.sampling.distributions import row_logprobs, soft_distribution
@@ -56,7 +57,7 @@ def lay(steps: list[SequenceStep]) -> None:
     for step in due:
         if step.fault is None and (canvas := step.sequence.canvas) is not None:
             count = len(canvas.places)
-            tree = trees.chain_tree(canvas.tokens)
+            tree = trees.chain_tree(canvas.reads)
             step.draft = Draft(tree, sources=(TARGET,) * count, probes=count, together=count)
 
 
@@ -76,10 +77,16 @@ def _decide_forced(steps: list[SequenceStep]) -> None:
             step.sequence.canvas = replace(canvas, places=places)
 
 
-def fill(steps: list[SequenceStep], max_context: int) -> None:
-    """Let each selector fill all its canvases at once. If it raises, only the requests that make it raise end."""
-    for group in grouped(steps, lambda step: (id(step.sequence.strategy.selector), id(step.out))):
+def fill(steps: list[SequenceStep], max_context: int, max_canvas: int) -> None:
+    """Let each selector fill all its canvases at once. If it raises, only the requests that make it raise end.
+
+    A canvas without places gets them, at most ``max_canvas``.
+    """
+    new = [step for step in steps if not step.sequence.places and step.sequence.ends is not None]
+    measured = [step for step in steps if step.sequence.places or step.sequence.ends is None]
+    for group in grouped(measured, lambda step: (id(step.sequence.strategy.selector), id(step.out))):
         isolated(partial(_fill, max_context), group, lambda step, error: step.fail(named(error), error))
+    isolated(partial(answers.measure, max_context, max_canvas), new, lambda step, error: step.fail(named(error), error))
 
 
 def _fill(max_context: int, steps: list[SequenceStep]) -> None:
@@ -112,6 +119,8 @@ def _waits(
 
     A form may leave nothing to draw at later places before the first ones have joined the text.
     """
+    if canvas.spec.ends is not None:
+        return canvas.spec.ends.kind == "length" and None in places
     if not (revokes or canvas.spec.whole):
         return False
     some = revokes or step.sequence.request.constraint is not None
@@ -124,11 +133,12 @@ def _guess(step: SequenceStep, canvas: Canvas, *, revokes: bool) -> Guesses:
     Processors see the text before a place, with masks where it is open. A constraint can say what may follow only where
     nothing is open before, which is so at the first place. Raises ParlayError if no token can be drawn there.
     """
-    sequence, tokens = step.sequence, step.draft.tree.tokens
+    sequence, tokens, ends = step.sequence, canvas.tokens, canvas.spec.ends
     places = _group(sequence, canvas)
     places = places if revokes else tuple([place for place in places if canvas.places[place] is None])
     logits_PV = step.out.logits_RV[_rows(step, canvas, places)]  # a copy
     logits_PV[:, canvas.spec.mask_id] = -torch.inf
+    numbers_PJ = None if ends is None else answers.take_numbers(ends, logits_PV)
     paths = [tokens[:place] for place in places]
     chosen = sample(logits_PV, [sequence] * len(places), paths, [len(sequence.tokens) + place for place in places])
     if chosen and isinstance(chosen[0], Fault) and canvas.places[0] is None:
@@ -136,7 +146,8 @@ def _guess(step: SequenceStep, canvas: Canvas, *, revokes: bool) -> Guesses:
     drawn = {at: token for at, token in enumerate(chosen) if not isinstance(token, Fault)}
     probs = [soft_distribution(logits_PV[at], sequence, paths[at]) for at in drawn]
     probs_PV = torch.stack(probs) if probs else logits_PV.double()
-    return Guesses(tuple([places[at] for at in drawn]), tuple(drawn.values()), probs_PV)
+    numbers_PJ = None if numbers_PJ is None else numbers_PJ[list(drawn)]
+    return Guesses(tuple([places[at] for at in drawn]), tuple(drawn.values()), probs_PV, numbers_PJ)
 
 
 def _group(sequence: Text, canvas: Canvas) -> tuple[int, ...]:
@@ -200,6 +211,9 @@ def _read_off(step: SequenceStep, places: list[Decided | None], max_context: int
     """
     sequence, canvas = step.sequence, step.sequence.canvas
     assert canvas is not None
+    if canvas.spec.ends is not None and not waits:
+        answers.settle(step, canvas, places)
+        return
     ready = [] if waits else [decided for decided in takewhile(lambda decided: decided is not None, places) if decided]
     if (constraint := sequence.request.constraint) is not None:
         legal = constraint.legal([decided.token for decided in ready])
@@ -209,7 +223,7 @@ def _read_off(step: SequenceStep, places: list[Decided | None], max_context: int
     step.logprobs = tuple([decided.logprobs for decided in ready if decided.logprobs is not None])
     rest = tuple(places[len(ready) :])
     if rest:
-        left = Canvas(canvas.spec, rest, canvas.size, canvas.forwards + 1)
+        left = replace(canvas, places=rest, forwards=canvas.forwards + 1, memory={})
         sequence.canvas = replace(left, fresh=_first_group(sequence, left) != _first_group(sequence, canvas))
     else:
         length, room = len(sequence.tokens) + len(ready), sequence.room(max_context) - len(ready)

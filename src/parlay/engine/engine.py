@@ -129,7 +129,7 @@ class Engine:
         canvases = [step for step in due if step.sequence.canvas is not None]
         accept(_without_canvas(due) if canvases else due)
         if canvases:
-            fill(canvases, self.max_context)
+            fill(canvases, self.max_context, self.limits.max_draft_rows)
         if wants_top_k := [step for step in due if step.watching and step.fault is None and step.wants_top_k]:
             began = self._clock()
             isolated(rank, wants_top_k, SequenceStep.drop_policy)

@@ -7,13 +7,26 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 
+from parlay.engine import answers
 from parlay.engine.denoise import blank
 from parlay.engine.scheduler import Scheduler
 from parlay.engine.sequence import Sequence
 from parlay.engine.sequence_step import Commit, SequenceStep
 from parlay.engine.target_layers import TargetLayers
 from parlay.sampling.processors import validate
-from parlay.types import Canvas, EngineStats, Event, Exactness, FinishReason, Needs, Request, Runner, Strategy
+from parlay.types import (
+    Canvas,
+    CanvasSpec,
+    Ends,
+    EngineStats,
+    Event,
+    Exactness,
+    FinishReason,
+    Needs,
+    Request,
+    Runner,
+    Strategy,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -134,11 +147,35 @@ class RequestTable:
             raise ValueError(
                 f"strategy {strategy}: cache=stale is for models whose rows all see each other: leave it out"
             )
+        reads = "" if spec.canvas.ends is None or spec.canvas.ends.kind == "length" else spec.canvas.ends.kind
+        if reads != layout.reads:
+            raise ValueError(
+                f"strategy {strategy}: its selector reads {layout.reads or 'places'}, but a canvas of {spec.name} is "
+                f"read as {reads or 'places'}: choose {answers.SELECTORS[reads]}"
+            )
+        if spec.canvas.ends is not None:
+            return self._answer(sequence, spec.canvas, spec.canvas.ends)
         canvas = blank(spec.canvas, layout, len(sequence.tokens), sequence.room(self._max_context))
         if canvas.size > self._max_canvas:
             raise ValueError(
                 f"strategy {strategy} fills {canvas.size} places at once, but a step takes {self._max_canvas}: lower "
                 "max_tokens, or raise max_draft_rows"
+            )
+        return canvas
+
+    def _answer(self, sequence: Sequence, spec: CanvasSpec, ends: Ends) -> Canvas:
+        """Begin a canvas that is the whole answer. Raises ValueError for what such canvases can't do, or hold."""
+        name, layout, request = self._runner.spec.name, sequence.strategy.layout, sequence.request
+        if layout.group:
+            raise ValueError(f"block={layout.group}: {name} fills a canvas as a whole: leave block out")
+        if request.constraint is not None:
+            raise ValueError(f"{name} writes an answer in one canvas, which can't follow a form: leave the form out")
+        canvas = answers.begin(spec, ends, request.prompt)
+        most = min(self._max_canvas, self._max_context - len(request.prompt))
+        if len(canvas.places) > most:
+            raise ValueError(
+                f"the source has {len(request.prompt) - 1} tokens, for which {name} fills {len(canvas.places)} places, "
+                f"but context and step leave {most}: shorten it, or raise max_draft_rows"
             )
         return canvas
 

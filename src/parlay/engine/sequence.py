@@ -10,6 +10,7 @@ from parlay.types import (
     NOTHING_NEEDED,
     AcceptRule,
     Canvas,
+    Ends,
     Exactness,
     Layers,
     Metrics,
@@ -83,6 +84,11 @@ class Sequence:
     def places(self) -> int:
         """How many rows its canvas takes."""
         return 0 if self.canvas is None else len(self.canvas.places)
+
+    @property
+    def ends(self) -> Ends | None:
+        """How its canvas ends, if that is its answer."""
+        return None if self.canvas is None else self.canvas.spec.ends
 
     @property
     def progress(self) -> int:

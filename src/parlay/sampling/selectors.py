@@ -18,6 +18,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from parlay.sampling.answer_selectors import CtcFrames, GreedyPath, Lookahead, Viterbi
 from parlay.sampling.noise import Purpose, stream, uniform_of
 from parlay.types import Canvas, Exactness, Fill, Guesses, Selector, SequenceView
 
@@ -290,6 +291,10 @@ BY_NAME: dict[str, Callable[..., Selector]] = {
     "kl-stability": KLStability,
     "credit": Credit,
     "mask-predict": MaskPredict,
+    "ctc": CtcFrames,
+    "greedy-path": GreedyPath,
+    "lookahead-path": Lookahead,
+    "viterbi-path": Viterbi,
 }
 """Selectors that decide by themselves how many places are decided. Options have the names of their fields."""
 

@@ -13,7 +13,7 @@ from parlay.drafters.resources import NestedStrategy, Resources
 from parlay.options import Options, UsageError, options_of
 from parlay.strategies import accept_rules
 from parlay.strategies.catalogue import catalogue, find
-from parlay.strategies.entries.canvases import OWN, DenoiseOptions
+from parlay.strategies.entries.canvases import OWN, READS, DenoiseOptions
 from parlay.strategies.entry import K
 from parlay.strategies.spelling import StrategySpec, parse
 from parlay.types import ONE_CANVAS, AcceptRule, CanvasLayout, Drafter, Escape, Needs, ParlayError, Selector
@@ -57,7 +57,9 @@ def build_selector(spec: StrategySpec) -> Selector | None:
     name, own = asked.selector, OWN[asked.selector]
     for key, _ in spec.parameters:
         if key not in own and any(key in keys for keys in OWN.values()):
-            raise UsageError(f"strategy {spec}: {key} is no option of selector={name}, which has {', '.join(own)}")
+            raise UsageError(
+                f"strategy {spec}: {key} is no option of selector={name}, which has {', '.join(own) or 'none'}"
+            )
     if name == "mask-predict" and asked.block:
         raise UsageError(f"strategy {spec}: mask-predict fills whole canvases; leave block out")
     make = importlib.import_module("parlay.sampling.selectors").__dict__["make"]
@@ -68,7 +70,7 @@ def build_layout(spec: StrategySpec) -> CanvasLayout:
     """Read off the spec how canvases are laid out."""
     asked = options(spec)
     return (
-        CanvasLayout(asked.canvas, asked.block, asked.cache == "stale")
+        CanvasLayout(asked.canvas, asked.block, asked.cache == "stale", asked.lengths, READS.get(asked.selector, ""))
         if isinstance(asked, DenoiseOptions)
         else ONE_CANVAS
     )

@@ -30,9 +30,19 @@ KEPT = 64
 
 
 def for_target(spec: StrategySpec, target: RunnerSpec | None) -> StrategySpec:
-    """The spec; `denoise` where it is left to us how to decode, and the target can only fill canvases."""
+    """The spec; `denoise` where it is left to us how to decode, and the target can only fill canvases.
+
+    Its selector is one that reads the target's canvases.
+    """
     free = find(spec.name).routes and not spec.members
-    return parse(DENOISE) if free and target is not None and target.fills_only else spec
+    if not free or target is None or target.canvas is None or not target.fills_only:
+        return spec
+    ends = target.canvas.ends
+    if ends is None:
+        return parse(DENOISE)
+    one_pass = "mask-predict,steps=1" if ends.copies else "mask-predict,steps=4"
+    selector = {"length": one_pass, "frames": "ctc", "graph": "lookahead-path"}[ends.kind]
+    return parse(f"{DENOISE}:selector={selector}")
 
 
 def unknown_power() -> PowerModel:

@@ -37,7 +37,18 @@ from parlay.types.results import (
     TokenLogprobs,
     tokens_per_step,
 )
-from parlay.types.runners import NO_SKIP, CanvasSpec, EncoderSpec, Output, Runner, RunnerSpec, Segment, Skip, Sublayer
+from parlay.types.runners import (
+    NO_SKIP,
+    CanvasSpec,
+    EncoderSpec,
+    Ends,
+    Output,
+    Runner,
+    RunnerSpec,
+    Segment,
+    Skip,
+    Sublayer,
+)
 from parlay.types.strategy import (
     NO_COST,
     NOTHING_NEEDED,
@@ -81,6 +92,7 @@ __all__ = [
     "DraftKind",
     "Drafter",
     "EncoderSpec",
+    "Ends",
     "EngineStats",
     "Escape",
     "Event",

@@ -22,11 +22,16 @@ class CanvasLayout(NamedTuple):
     Of ``group`` neighbouring places all are decided before one of the next; 0: of a whole canvas. Groups begin where
     the canvas does, or where a model's block does. ``stale``: what is cached of a text all of whose rows see each other
     is used as it is, and computed again when a group begins.
+
+    Of answers whose length is guessed, ``lengths`` are tried, one after another, and the likeliest is taken. ``reads``
+    is the kind of `Ends` that the selector is for; empty: of canvases whose places are the text.
     """
 
     size: int = 0
     group: int = 0
     stale: bool = False
+    lengths: int = 1
+    reads: str = ""
 
 
 ONE_CANVAS = CanvasLayout()
@@ -49,7 +54,9 @@ class Canvas:
 
     When the first places are decided, their tokens join the text and leave the canvas. ``forwards`` counts those since
     it began. ``memory`` is what the selector noted of places in the last forward. ``fresh``: no forward of the group
-    that is filled now has run.
+    that is filled now has run. ``inputs`` are what open places read in place of the mask, if anything. Of an answer
+    whose length is guessed, ``rivals`` are lengths to be tried yet, and ``best`` is the likeliest so far, with the mean
+    of its log-probabilities.
     """
 
     spec: CanvasSpec
@@ -58,6 +65,9 @@ class Canvas:
     forwards: int = 0
     memory: Mapping[int, Tensor] = field(default_factory=dict, compare=False)
     fresh: bool = True
+    inputs: tuple[int, ...] = ()
+    rivals: tuple[int, ...] = ()
+    best: tuple[tuple[Decided, ...], float] | None = None
 
     @property
     def open(self) -> tuple[int, ...]:
@@ -65,8 +75,16 @@ class Canvas:
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """The ids that the rows of the places read: the mask where a place is open."""
+        """The ids of the places: the mask where one is open."""
         return tuple([self.spec.mask_id if decided is None else decided.token for decided in self.places])
+
+    @property
+    def reads(self) -> tuple[int, ...]:
+        """The ids that the rows of the places read."""
+        if not self.inputs:
+            return self.tokens
+        each = zip(self.inputs, self.places, strict=True)
+        return tuple([token if decided is None else decided.token for token, decided in each])
 
 
 class Guesses(NamedTuple):
@@ -74,12 +92,13 @@ class Guesses(NamedTuple):
 
     ``tokens`` are the shared sampler's, each drawn with the noise of its own position, whatever the step.
     ``probs_PV`` are the distributions that they were drawn from, in float64; of a greedy request the softmax of its
-    processed logits.
+    processed logits. ``numbers_PJ`` are the logits of the tokens of numbers, for models that have such.
     """
 
     places: tuple[int, ...]
     tokens: tuple[int, ...]
     probs_PV: Tensor
+    numbers_PJ: Tensor | None = None
 
 
 class Fill(NamedTuple):

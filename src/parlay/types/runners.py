@@ -21,6 +21,28 @@ Skip = frozenset[Sublayer]
 NO_SKIP: Skip = frozenset()
 
 
+class Ends(NamedTuple):
+    """How long an answer is, where one canvas is the whole of it, after a prompt of a source and a separator.
+
+    - length: the row of the separator tells how many tokens the answer has, by the tokens of numbers.
+    - frames: there are ``scale`` places for each token of the source. Of their tokens equal neighbours are one, and
+      then ``blank_id`` is left out (CTC).
+    - graph: there are so many places, of which a path from the first to the last is the answer. How far it goes from
+      each place the place's row tells, by the tokens of numbers (DA-Transformer).
+
+    Tokens of the ``numbers`` from 0 on begin at ``first_number``. ``end_id`` joins the text after the answer. With
+    ``copies``, open places read the source, spread evenly over them, in place of the mask.
+    """
+
+    kind: Literal["length", "frames", "graph"]
+    end_id: int
+    first_number: int
+    numbers: int
+    scale: int = 1
+    blank_id: int = 0
+    copies: bool = False
+
+
 class CanvasSpec(NamedTuple):
     """How a model fills places in any order: ``mask_id`` is what it reads in an open one.
 
@@ -29,7 +51,8 @@ class CanvasSpec(NamedTuple):
 
     ``text`` says what rows of the text see: causal, those before them; block, those of their whole block as well, which
     begins at a multiple of ``block``, and a canvas ends where its block does; full, all rows, the canvas included. With
-    ``whole``, places stay on the canvas until all of it are decided, because the text would see less than they do.
+    ``whole``, places stay on the canvas until all of it are decided, because the text would see less than they do. With
+    ``ends`` one canvas is the answer, and the model writes no other text.
     """
 
     mask_id: int
@@ -37,6 +60,7 @@ class CanvasSpec(NamedTuple):
     shift: bool = False
     text: Literal["causal", "block", "full"] = "causal"
     whole: bool = False
+    ends: Ends | None = None
 
 
 class EncoderSpec(NamedTuple):
@@ -83,8 +107,8 @@ class RunnerSpec:
 
     @property
     def fills_only(self) -> bool:
-        """Whether rows of the text see rows after them, so that no text can be written token by token."""
-        return self.canvas is not None and self.canvas.text != "causal"
+        """Whether no text can be written token by token: its rows see rows after them, or a canvas is the answer."""
+        return self.canvas is not None and (self.canvas.text != "causal" or self.canvas.ends is not None)
 
     @property
     def sublayers(self) -> tuple[Sublayer, ...]:

@@ -12,7 +12,7 @@ from typing import Any
 from parlay.models.config import DecoderConfig, Json, LayerForm, UnsupportedModel
 from parlay.models.families.family import Family, GgufForm
 from parlay.models.families.qwen import QWEN2, QWEN3
-from parlay.types import CanvasSpec
+from parlay.types import CanvasSpec, Ends
 
 
 def _fills(family: Family, usual: CanvasSpec) -> Family:
@@ -162,7 +162,39 @@ NEMOTRON = _fills(
     CanvasSpec(100, block=32, whole=True),
 )
 """Nemotron-Labs-Diffusion: a causal text, so it also writes token by token, and canvases whose rows see each other."""
-DIFFUSION = (LLADA, DREAM, FAST_DLLM, SDAR, A2D_QWEN3, NEMOTRON)
+
+
+def _answers(raw: Json, config: DecoderConfig, form: LayerForm) -> DecoderConfig:
+    """Read how the answers of `parlay train`'s translators fill a canvas. Raises ValueError for ids that can't be."""
+    config = QWEN3.complete(raw, config, form)
+    said = raw.get("canvas")
+    if not isinstance(said, Mapping) or said.get("ends") not in ("length", "frames", "graph"):
+        raise ValueError("config.json has no canvas that ends by length, frames or graph")
+    if len(config.eos_ids) < 1:
+        raise ValueError("config.json has no eos_token_id, which ends an answer")
+    ends = Ends(
+        said["ends"],
+        config.eos_ids[0],
+        int(said.get("first_number_id", 0)),
+        int(said.get("numbers", 0)),
+        int(said.get("scale", 1)),
+        int(said.get("blank_token_id", 0)),
+        bool(said.get("copies", False)),
+    )
+    if said.get("mask_token_id") is None:
+        raise ValueError("the canvas of config.json has no mask_token_id")
+    mask_id, size = int(said["mask_token_id"]), config.vocab_size
+    named = {"mask_token_id": mask_id, "blank_token_id": ends.blank_id, "first_number_id": ends.first_number}
+    if wrong := [name for name, token in named.items() if not 0 <= token < size]:
+        raise ValueError(f"{wrong[0]} {named[wrong[0]]} is not in the vocabulary of {size}")
+    if not 0 < ends.numbers <= size - ends.first_number or ends.scale < 1:
+        raise ValueError(f"numbers {ends.numbers} and scale {ends.scale} do not fit a vocabulary of {size}")
+    return replace(config, canvas=CanvasSpec(mask_id, ends=ends))
+
+
+ANSWERS = replace(QWEN3, architecture="ParlayCanvasLM", complete=_answers, gguf=None, canvas=CanvasSpec(0))
+"""Qwen3's layers with a causal text, and one canvas that is the answer: translators of `parlay train`."""
+DIFFUSION = (LLADA, DREAM, FAST_DLLM, SDAR, A2D_QWEN3, NEMOTRON, ANSWERS)
 
 REFUSED: Mapping[str, str] = {
     "llada2_moe": "mixtures of experts are not supported",

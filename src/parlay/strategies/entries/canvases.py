@@ -25,9 +25,18 @@ OWN: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "kl-stability": ("threshold", "kl", "history"),
         "credit": ("threshold", "alpha", "gamma", "decay"),
         "mask-predict": ("steps",),
+        "ctc": (),
+        "greedy-path": (),
+        "lookahead-path": ("beta",),
+        "viterbi-path": ("penalty",),
     }
 )
 """The options that each selector reads."""
+
+READS: Mapping[str, str] = MappingProxyType(
+    {"ctc": "frames", "greedy-path": "graph", "lookahead-path": "graph", "viterbi-path": "graph"}
+)
+"""Selectors of models whose canvas is read in another way than place by place, and in which."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +59,9 @@ class DenoiseOptions(Options):
     gamma: float = option(0.2, "credit: power of the probability that is credited", low=0, high=64)
     decay: float = option(0.8, "credit: what is left of it a step later", low=0, high=1)
     steps: int = option(10, "mask-predict: forwards of a canvas", low=1, high=1024)
+    beta: float = option(1.0, "lookahead-path: weight of a token beside the way to it", low=0, high=64)
+    penalty: float = option(1.0, "viterbi-path: power of the length that a path's score is divided by", low=0, high=64)
+    lengths: int = option(1, "lengths of an answer that are tried, where the model guesses one", low=1, high=64)
     canvas: int = option(64, "places of a canvas, for models that leave it open", low=1, high=1024)
     cache: str = option(
         "exact",

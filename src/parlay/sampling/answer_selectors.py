@@ -1,0 +1,121 @@
+"""Selectors of models that write an answer in one pass: CTC's frames, and paths through DA-Transformer's graph.
+
+All decide in one step. Suffixes: P places, C places of a batch's canvases, J distances, V the vocabulary, B answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from parlay.types import Canvas, Exactness, Fill, Guesses, SequenceView
+
+
+def jumps(scores_BCJ: Tensor, vertices_B: Tensor) -> Tensor:
+    """Log-probability ``[B, C, C]`` of going from a vertex (row) to another, from scores of distances 0 to J - 1.
+
+    Each vertex but the last of an answer's ``vertices_B`` goes to a later one of them. Other entries are -inf.
+    """
+    count, distances = scores_BCJ.shape[1:]
+    place = torch.arange(count, device=scores_BCJ.device)
+    steps_CC = place[None, :] - place[:, None]
+    known_BCC = (steps_CC > 0) & (steps_CC < distances) & (place[None, None, :] < vertices_B[:, None, None])
+    index_BCC = steps_CC.clamp(0, distances - 1).expand(len(scores_BCJ), -1, -1)
+    found_BCC = scores_BCJ.gather(2, index_BCC).masked_fill(~known_BCC, -torch.inf)
+    some_BC1 = known_BCC.any(-1, keepdim=True)
+    normal_BCC = found_BCC.masked_fill(~some_BC1, 0.0).log_softmax(-1)
+    return normal_BCC.masked_fill(~known_BCC, -torch.inf)
+
+
+@dataclass(frozen=True, slots=True)
+class CtcFrames:
+    """The sampler's token in each frame; the greedy text is the likeliest alignment's (Graves et al. 2006)."""
+
+    exactness = Exactness.LOSSY
+    revokes = False
+
+    def fill(self, views: Sequence[SequenceView], canvases: Sequence[Canvas], guesses: Sequence[Guesses]) -> list[Fill]:
+        return [Fill(guess.places, guess.tokens) for guess in guesses]
+
+
+class _Path:
+    """Decides the vertices of one path of each graph; the sampler's tokens stand there."""
+
+    exactness = Exactness.LOSSY
+    revokes = False
+
+    def fill(self, views: Sequence[SequenceView], canvases: Sequence[Canvas], guesses: Sequence[Guesses]) -> list[Fill]:
+        return [self._fill(guess) for guess in guesses]
+
+    def _fill(self, guess: Guesses) -> Fill:
+        assert guess.numbers_PJ is not None, "only models with numbers are read as graphs"
+        count = len(guess.places)
+        jumps_PP = jumps(guess.numbers_PJ.double()[None], torch.tensor([count]))[0]
+        path = self.path(jumps_PP, guess.probs_PV.amax(-1).log())
+        return Fill(tuple([guess.places[at] for at in path]), tuple([guess.tokens[at] for at in path]))
+
+    def path(self, jumps_PP: Tensor, tokens_P: Tensor) -> list[int]:
+        """The vertices of a path from the first to the last.
+
+        ``tokens_P`` is the log-probability of each vertex's likeliest token.
+        """
+        raise NotImplementedError
+
+
+def _followed(next_P: Tensor) -> list[int]:
+    """The path from vertex 0 on along the next vertex of each."""
+    path, last = [0], len(next_P) - 1
+    while path[-1] < last:
+        path.append(int(next_P[path[-1]]))
+    return path
+
+
+@dataclass(frozen=True, slots=True)
+class GreedyPath(_Path):
+    """From each vertex to the likeliest next one (Huang et al. 2022, arXiv:2205.07459)."""
+
+    def path(self, jumps_PP: Tensor, tokens_P: Tensor) -> list[int]:
+        return _followed(jumps_PP.argmax(-1))
+
+
+@dataclass(frozen=True, slots=True)
+class Lookahead(_Path):
+    """From each vertex to that for which the way there and its likeliest token are likeliest together.
+
+    Log-probabilities of tokens count ``beta`` times (Huang et al. 2022, arXiv:2205.07459).
+    """
+
+    beta: float = 1.0
+
+    def path(self, jumps_PP: Tensor, tokens_P: Tensor) -> list[int]:
+        return _followed((jumps_PP + self.beta * tokens_P).argmax(-1))
+
+
+@dataclass(frozen=True, slots=True)
+class Viterbi(_Path):
+    """The path whose ways and likeliest tokens are likeliest together, over its vertices to the power of ``penalty``.
+
+    Shao et al. 2022, arXiv:2210.05193. With a penalty of 0 short answers win, with more longer ones do.
+    """
+
+    penalty: float = 1.0
+
+    def path(self, jumps_PP: Tensor, tokens_P: Tensor) -> list[int]:
+        count = len(tokens_P)
+        reached_P = torch.full((count,), -torch.inf, dtype=jumps_PP.dtype)
+        reached_P[0] = tokens_P[0]
+        origins, scores = list[Tensor](), [reached_P[-1]]
+        for _ in range(count - 1):
+            into = (reached_P[:, None] + jumps_PP).max(0)
+            reached_P = into.values + tokens_P
+            origins.append(into.indices)
+            scores.append(reached_P[-1])
+        vertices = torch.arange(1, count + 1, dtype=jumps_PP.dtype)
+        length = int((torch.stack(scores) / vertices**self.penalty).argmax())
+        path = [count - 1]
+        for origin_P in reversed(origins[:length]):
+            path.append(int(origin_P[path[-1]]))
+        return path[::-1]

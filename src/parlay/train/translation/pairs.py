@@ -1,0 +1,141 @@
+"""Pairs of texts: read from a file, divided by their sources, tokenised, and drawn in batches of equal lengths."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from tokenizers import AddedToken, processors
+from transformers import PreTrainedTokenizerFast
+
+from parlay.train.lm_data import END_OF_TEXT, train_tokenizer
+
+SEPARATOR, MASK, BLANK = "<|translate|>", "<|mask|>", "<|blank|>"
+LENGTHS = 128
+"""Numbers that have a token, from 0 on: lengths of answers, and distances between vertices."""
+HELDOUT_ONE_IN = 100
+_SAMPLE = 400_000
+"""Texts shown to the tokenizer's trainer at most."""
+
+Texts = tuple[str, str]
+
+
+class Words(NamedTuple):
+    """Ids of the tokens that translators have beside those of texts."""
+
+    end: int
+    separator: int
+    mask: int
+    blank: int
+    first_length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Ids of a source and of its translation, without separator and end."""
+
+    source: tuple[int, ...]
+    target: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        return len(self.source) + len(self.target) + 2
+
+
+def read_pairs(file: Path) -> list[Texts]:
+    """Read lines of two texts with a tab between them; what follows a second tab is left out. ``.zst`` is unpacked.
+
+    Raises ValueError for a file that is not there, and for the first line that is no pair.
+    """
+    if not file.is_file():
+        raise ValueError(f"no file {file}: name one with a source, a tab and its translation on each line")
+    data = file.read_bytes()
+    if file.suffix == ".zst":
+        import zstandard
+
+        data = zstandard.ZstdDecompressor().stream_reader(io.BytesIO(data)).read()
+    pairs = []
+    for number, line in enumerate(data.decode("utf-8").splitlines(), start=1):
+        parts = [part.strip() for part in line.split("\t")[:2]]
+        if len(parts) < 2 or not all(parts):
+            raise ValueError(f"{file}, line {number}: expected a source, a tab and its translation, got {line!r:.60}")
+        pairs.append((parts[0], parts[1]))
+    return pairs
+
+
+def divided(pairs: Sequence[Texts]) -> tuple[list[Texts], list[Texts]]:
+    """Part pairs for training from held-out ones, one source in 100, with all its translations, by its hash.
+
+    So a source is never in both.
+    """
+
+    def held_out(source: str) -> bool:
+        return int.from_bytes(hashlib.sha256(source.encode()).digest()[:8], "big") % HELDOUT_ONE_IN == 0
+
+    return [pair for pair in pairs if not held_out(pair[0])], [pair for pair in pairs if held_out(pair[0])]
+
+
+def make_tokenizer(pairs: Sequence[Texts], vocab_size: int, context: int) -> PreTrainedTokenizerFast:
+    """Learn one vocabulary for both sides. A text to translate is encoded with the separator after it."""
+    every = max(1, 2 * len(pairs) // _SAMPLE)
+    specials = [SEPARATOR, MASK, BLANK, *[_number(length) for length in range(LENGTHS)]]
+    core = train_tokenizer([text for pair in pairs[::every] for text in pair], vocab_size - len(specials))
+    core.add_special_tokens([AddedToken(word, special=True, normalized=False) for word in specials])
+    separator = (SEPARATOR, core.token_to_id(SEPARATOR))
+    core.post_processor = processors.TemplateProcessing(single=f"$A {SEPARATOR}", special_tokens=[separator])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core,
+        eos_token=END_OF_TEXT,
+        pad_token=END_OF_TEXT,
+        mask_token=MASK,
+        model_max_length=context,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def _number(length: int) -> str:
+    return f"<|{length}|>"
+
+
+def words_of(tokenizer: PreTrainedTokenizerFast) -> Words:
+    """Find the ids of a translator's own tokens. Raises ValueError for a tokenizer that lacks one."""
+    known = tokenizer.get_vocab()
+    names = (END_OF_TEXT, SEPARATOR, MASK, BLANK, _number(0))
+    if absent := [name for name in (*names, _number(LENGTHS - 1)) if name not in known]:
+        raise ValueError(f"the tokenizer has no {absent[0]}: take one that parlay train translator made")
+    return Words(*[known[name] for name in names])
+
+
+def tokenized(pairs: Sequence[Texts], tokenizer: PreTrainedTokenizerFast, longest: int) -> list[Pair]:
+    """Encode pairs, without those of which a side has more than ``longest`` tokens."""
+    core = tokenizer.backend_tokenizer
+    sides = [core.encode_batch_fast([pair[side] for pair in pairs], add_special_tokens=False) for side in (0, 1)]
+    each = [Pair(tuple(source.ids), tuple(target.ids)) for source, target in zip(*sides, strict=True)]
+    return [pair for pair in each if 0 < len(pair.source) <= longest and 0 < len(pair.target) <= longest]
+
+
+@dataclass(frozen=True, slots=True)
+class PairBatches:
+    """Batches whose pairs are about equally long. A batch is a pure function of seed and step."""
+
+    pairs: Sequence[Pair]
+    tokens: int
+    seed: int
+
+    def draw(self, step: int) -> list[Pair]:
+        """Draw pairs of ``tokens`` tokens together, padding included: neighbours in length of a random sample."""
+        rng = np.random.default_rng((self.seed, step))
+        pool = rng.integers(len(self.pairs), size=min(len(self.pairs), 16 * max(1, self.tokens // 16)))
+        ordered = sorted((self.pairs[at] for at in pool.tolist()), key=lambda pair: pair.size)
+        first = int(rng.integers(len(ordered)))
+        batch: list[Pair] = []
+        for pair in ordered[first:]:
+            if batch and (len(batch) + 1) * pair.size > self.tokens:
+                break
+            batch.append(pair)
+        return batch

@@ -1,0 +1,352 @@
+"""Translators: losses against enumeration, and texts of the engine against the forward that they were trained with."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import Qwen3ForCausalLM
+
+from parlay import LLM, RequestFailed, SamplingParams, StructuredOutputsParams
+from parlay.cli import main
+from parlay.sampling.answer_selectors import GreedyPath, Lookahead, Viterbi, jumps
+from parlay.train.translation import training
+from parlay.train.translation.losses import ctc_loss, dag_alignment, dag_loss
+from parlay.train.translation.objectives import annealed, glance, spread
+from parlay.train.translation.pairs import divided, read_pairs
+from parlay.train.translation.rows import Rows, hidden_of, taken
+
+GREEDY = SamplingParams(temperature=0, max_tokens=200)
+TOY = {"shape": "tiny", "vocab_size": 512, "batch_tokens": 192, "updates": 2, "threads": 1}
+TEXTS = ["ab cd", "cd ab ef gh", "x"]
+
+# ------------------------------------------------------------------------------------------------- losses and paths
+
+
+def collapse(frames: Sequence[int], blank: int) -> tuple[int, ...]:
+    return tuple(token for token, _ in itertools.groupby(frames) if token != blank)
+
+
+@pytest.mark.parametrize("target", [(1,), (1, 2), (1, 1), (2, 1, 2)])
+def test_the_ctc_loss_is_that_of_all_alignments(target: tuple[int, ...]) -> None:
+    logits = torch.randn(1, 4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1), requires_grad=True)
+    scores = logits[0].log_softmax(-1)
+    every = [frames for frames in itertools.product(range(3), repeat=4) if collapse(frames, 0) == target]
+    paths = torch.stack([torch.stack([scores[at, token] for at, token in enumerate(frames)]).sum() for frames in every])
+
+    def loss(logits_BCV: Tensor) -> Tensor:
+        lengths = torch.tensor([len(target)])
+        return ctc_loss(logits_BCV, torch.tensor([4]), torch.tensor([target]), lengths, 0)
+
+    assert loss(logits).item() == pytest.approx(-paths.logsumexp(0).item())
+    assert torch.autograd.gradcheck(loss, (logits,))
+
+
+def graph(vertices: int, tokens: int, distances: int = 9) -> tuple[Tensor, Tensor]:
+    """Log-probabilities of tokens ``[1, C, T]``, and scores of distances ``[1, C, J]``."""
+    draw = torch.Generator().manual_seed(vertices * 10 + tokens)
+    emitted = torch.randn(1, vertices, tokens, dtype=torch.float64, generator=draw)
+    return emitted, torch.randn(1, vertices, distances, dtype=torch.float64, generator=draw)
+
+
+def every_path(vertices: int, tokens: int) -> list[tuple[int, ...]]:
+    if tokens == 1:
+        return [(0,)] if vertices == 1 else []
+    return [(0, *between, vertices - 1) for between in itertools.combinations(range(1, vertices - 1), tokens - 2)]
+
+
+def score(path: Sequence[int], emitted: Tensor, going: Tensor) -> Tensor:
+    each = [emitted[0, vertex, at] for at, vertex in enumerate(path)]
+    return torch.stack(each + [going[0, one, other] for one, other in itertools.pairwise(path)]).sum()
+
+
+@pytest.mark.parametrize(("vertices", "tokens"), [(1, 1), (3, 2), (5, 3), (7, 4), (4, 4)])
+def test_the_graph_s_loss_and_alignment_are_those_of_all_paths(vertices: int, tokens: int) -> None:
+    emitted, scores = graph(vertices, tokens)
+    scores.requires_grad_()
+    emitted.requires_grad_()
+    count, length = torch.tensor([vertices]), torch.tensor([tokens])
+    going = jumps(scores, count)
+    paths = every_path(vertices, tokens)
+    likelihoods = torch.stack([score(path, emitted, going) for path in paths])
+    assert dag_loss(emitted, going, count, length).item() == pytest.approx(-likelihoods.logsumexp(0).item())
+    assert dag_loss(emitted, going, count, length, best=True).item() == pytest.approx(-likelihoods.max().item())
+    assert tuple(dag_alignment(emitted, going, count, length)[0].tolist()) == paths[int(likelihoods.argmax())]
+    assert torch.autograd.gradcheck(lambda e, s: dag_loss(e, jumps(s, count), count, length), (emitted, scores))
+
+
+def test_ways_on_add_up_to_one_and_padding_changes_no_loss() -> None:
+    emitted, scores = graph(5, 3)
+    count, length = torch.tensor([5]), torch.tensor([3])
+    going = jumps(scores, count)
+    assert torch.allclose(going[0, :4].exp().sum(-1), torch.ones(4, dtype=torch.float64))
+    assert going[0, 4].max() == -torch.inf
+    wider = torch.cat((scores, torch.ones(1, 2, scores.shape[2])), 1)
+    longer = torch.cat((emitted, torch.zeros(1, 5, 1)), 2)
+    padded = torch.cat((longer, torch.zeros(1, 2, 4)), 1)
+    loss = dag_loss(padded, jumps(wider, count), count, length)
+    assert loss.item() == pytest.approx(dag_loss(emitted, going, count, length).item())
+
+
+def test_an_answer_of_more_tokens_than_vertices_has_no_path() -> None:
+    emitted, scores = graph(2, 3)
+    count = torch.tensor([2])
+    assert dag_loss(emitted, jumps(scores, count), count, torch.tensor([3])).item() == torch.inf
+
+
+def test_path_selectors_find_what_enumeration_finds() -> None:
+    _, scores = graph(6, 1)
+    going = jumps(scores, torch.tensor([6]))[0]
+    tokens = torch.randn(6, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+    paths = [path for length in range(2, 7) for path in every_path(6, length)]
+
+    def mean(path: Sequence[int], penalty: float) -> float:
+        total = tokens[list(path)].sum() + sum(going[one, other] for one, other in itertools.pairwise(path))
+        return float(total) / len(path) ** penalty
+
+    for penalty in (0.0, 0.5, 1.0):
+        assert tuple(Viterbi(penalty).path(going, tokens)) == max(paths, key=lambda path: mean(path, penalty))
+    for selector, weight in ((GreedyPath(), 0.0), (Lookahead(), 1.0), (Lookahead(0.5), 0.5)):
+        path = selector.path(going, tokens)
+        for one, other in itertools.pairwise(path):
+            assert other == max(range(one + 1, 6), key=lambda at: float(going[one, at] + weight * tokens[at]))
+        assert (path[0], path[-1]) == (0, 5)
+
+
+def test_glancing_shows_as_many_tokens_as_are_wrong_times_the_ratio() -> None:
+    wrong = torch.tensor([[True] * 6 + [False] * 2, [True] * 2 + [False] * 6])
+    inside = torch.tensor([[True] * 8, [True] * 4 + [False] * 4])
+    shown = glance(wrong, inside, 0.5, torch.Generator().manual_seed(0))
+    assert shown.sum(1).tolist() == [3, 1]
+    assert not (shown & ~inside).any()
+    assert (annealed(0.5, 0.0), annealed(0.5, 1.0), annealed(0.05, 1.0)) == (0.5, pytest.approx(0.1), 0.05)
+
+
+def test_a_source_is_spread_evenly() -> None:
+    assert spread((7, 8, 9), 6) == (7, 7, 8, 8, 9, 9)
+    assert spread((7, 8, 9), 2) == (7, 8)
+
+
+# --------------------------------------------------------------------------------------- texts of trained checkpoints
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("pairs") / "pairs.tsv"
+    words = ["ab", "cd", "ef", "gh", "x"]
+    chosen = [" ".join(words[number // 5**digit % 5] for digit in range(1 + number % 4)) for number in range(400)]
+    file.write_text("".join(f"{text} {at}\t{text.upper()} {at}\tnote\n" for at, text in enumerate(chosen)))
+    return file
+
+
+@pytest.fixture(scope="module")
+def teacher(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return trained("translator", data, tmp_path_factory.mktemp("translator"), updates=40)
+
+
+def trained(kind: str, data: Path, folder: Path, **fields: object) -> Path:
+    options = training.METHODS[kind].options(data=data, out=folder / kind, **{**TOY, **fields})
+    return training.train(kind, options)
+
+
+@pytest.fixture(scope="module", params=["cmlm", "nat", "glat", "ctc", "da"])
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def folder(kind: str, data: Path, teacher: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return trained(kind, data, tmp_path_factory.mktemp(kind), init=teacher)
+
+
+class Reference:
+    """The forward of training, row by row of a padded mask, without cache."""
+
+    def __init__(self, folder: Path) -> None:
+        self.model = Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        self.canvas = json.loads((folder / "config.json").read_text())["canvas"]
+        self.mask, self.first, self.end = self.canvas["mask_token_id"], self.canvas["first_number_id"], 0
+
+    @torch.no_grad()
+    def logits(self, prompt: Sequence[int], canvas: Sequence[int]) -> Tensor:
+        rows = Rows.of([prompt], [canvas])
+        logits: Tensor = self.model.lm_head(taken(hidden_of(self.model, rows), rows.canvas_BC))[0].double()
+        return logits
+
+    @torch.no_grad()
+    def lengths(self, prompt: Sequence[int], count: int) -> list[int]:
+        logits = self.model(input_ids=torch.tensor([list(prompt)]), use_cache=False).logits[0, -1]
+        best = logits[self.first + 1 : self.first + 128].topk(count).indices + 1
+        return [int(each) for each in best]
+
+    def tokens(self, logits: Tensor) -> Tensor:
+        """Log-probabilities of tokens that can be written."""
+        logits = logits.clone()
+        logits[:, self.mask] = -torch.inf
+        logits[:, self.first : self.first + 128] = -torch.inf
+        return logits.log_softmax(-1)
+
+    def read(self, tokens: Sequence[int]) -> tuple[int, ...]:
+        return (*itertools.takewhile(lambda token: token != self.end, tokens), self.end)
+
+    def filled(self, prompt: Sequence[int], size: int, steps: int) -> tuple[tuple[int, ...], float]:
+        """Mask-Predict (arXiv:1904.09324), section 3: its text, and the mean log-probability."""
+        source, steps = prompt[:-1], min(steps, size)
+        inputs = spread(tuple(source), size) if self.canvas["copies"] else (self.mask,) * size
+        tokens, scores = list(inputs), [0.0] * size
+        masked = set(range(size))
+        for step in range(1, steps + 1):
+            best = self.tokens(self.logits(prompt, tokens)).max(-1)
+            for at in masked:
+                tokens[at], scores[at] = int(best.indices[at]), float(best.values[at])
+            again = sorted(range(size), key=lambda at: (scores[at], -at))[: size * (steps - step) // steps]
+            masked = set(again)
+            for at in masked:
+                tokens[at] = inputs[at]
+        return self.read(tokens), sum(scores) / size
+
+    def write(self, prompt: Sequence[int], steps: int = 1, lengths: int = 1) -> tuple[int, ...]:
+        ends, source = self.canvas["ends"], tuple(prompt[:-1])
+        if ends == "length":
+            found = [self.filled(prompt, size, steps) for size in self.lengths(prompt, lengths)]
+            return max(found, key=lambda each: each[1])[0]
+        places = self.canvas["scale"] * len(source)
+        inputs = spread(source, places) if self.canvas.get("copies") else (self.mask,) * places
+        logits = self.logits(prompt, inputs)
+        best = self.tokens(logits).max(-1)
+        if ends == "frames":
+            return self.read(collapse(best.indices.tolist(), self.canvas["blank_token_id"]))
+        going = jumps(logits[None, :, self.first : self.first + 128], torch.tensor([places]))[0]
+        return self.read([int(best.indices[at]) for at in Lookahead().path(going, best.values)])
+
+
+AUTO = {"cmlm": 4, "nat": 1, "glat": 4, "ctc": 1, "da": 1}
+
+
+def test_the_engine_writes_what_the_forward_of_training_says(kind: str, folder: Path) -> None:
+    llm, slow = LLM(str(folder), dtype="float32"), Reference(folder)
+    outputs = llm.generate(TEXTS, GREEDY)
+    alone = [llm.generate([text], GREEDY)[0].outputs[0].token_ids for text in TEXTS]
+    for output, single in zip(outputs, alone, strict=True):
+        assert output.outputs[0].token_ids == slow.write(output.prompt_token_ids, AUTO[kind]) == single
+        assert output.outputs[0].finish_reason == "stop"
+    if kind in ("ctc", "da"):
+        assert {output.outputs[0].metrics.steps for output in outputs} == {1}
+        return
+    for steps, lengths in ((1, 1), (3, 1), (2, 3)):
+        strategy = f"denoise:selector=mask-predict,steps={steps},lengths={lengths}"
+        for output in llm.generate(TEXTS, GREEDY, strategy=strategy):
+            assert output.outputs[0].token_ids == slow.write(output.prompt_token_ids, steps, lengths)
+            assert output.outputs[0].metrics.steps <= 1 + steps * lengths
+
+
+def test_an_answer_streams_at_its_end_samples_and_is_cut(kind: str, folder: Path) -> None:
+    llm = LLM(str(folder))
+    whole = llm.generate([TEXTS[1]], GREEDY)[0].outputs[0]
+    pieces = [event.token_ids for event in llm.stream(TEXTS[1], GREEDY) if event.token_ids]
+    assert pieces == [whole.token_ids]
+    drawn = SamplingParams(temperature=1, seed=2, n=2, logprobs=1, max_tokens=200)
+    first, again = (llm.generate([TEXTS[1]], drawn)[0].outputs for _ in range(2))
+    assert [each.token_ids for each in first] == [each.token_ids for each in again]
+    assert all(len(each.logprobs or ()) == len(each.token_ids) for each in first)
+    cut = llm.generate([TEXTS[1]], SamplingParams(temperature=0, max_tokens=1, ignore_eos=True))[0].outputs[0]
+    assert cut.token_ids == whole.token_ids[:1]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "words"),
+    [("none", "choose denoise"), ("denoise:block=2", "leave block out|its selector reads places")],
+)
+def test_what_a_canvas_of_a_whole_answer_can_t_do_is_refused(folder: Path, strategy: str, words: str) -> None:
+    with pytest.raises((ValueError, RequestFailed), match=words) as caught:
+        LLM(str(folder)).generate([TEXTS[0]], GREEDY, strategy=strategy)
+    assert "\n" not in str(caught.value)
+
+
+def test_forms_and_sources_that_are_too_long_are_refused(folder: Path, kind: str) -> None:
+    llm = LLM(str(folder))
+    form = SamplingParams(structured_outputs=StructuredOutputsParams(choice=["a", "b"]))
+    with pytest.raises(ValueError, match="can't follow a form"):
+        llm.generate([TEXTS[0]], form)
+    if kind in ("ctc", "da"):
+        with pytest.raises(ValueError, match=r"the source has 199 tokens, for which .* fills \d+ places, but .* leave"):
+            llm.generate([[5] * 200], GREEDY)
+        other, own = ("lookahead-path", "ctc") if kind == "ctc" else ("ctc", "lookahead-path")
+        with pytest.raises(ValueError, match=f"is read as .*: choose selector={own}"):
+            llm.generate([TEXTS[0]], GREEDY, strategy=f"denoise:selector={other}")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"mask_token_id": None}, "has no mask_token_id"),
+        ({"mask_token_id": 9999}, "mask_token_id 9999 is not in the vocabulary"),
+        ({"numbers": 9999}, "numbers 9999 and scale 1 do not fit"),
+        ({"ends": "tree"}, "no canvas that ends by length, frames or graph"),
+    ],
+    ids=["no mask", "mask outside", "numbers outside", "unknown end"],
+)
+def test_a_config_that_makes_no_sense_is_refused(
+    data: Path, teacher: Path, tmp_path: Path, change: dict[str, object], words: str
+) -> None:
+    folder = trained("cmlm", data, tmp_path, init=teacher, updates=1)
+    said = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**said, "canvas": {**said["canvas"], **change}}))
+    with pytest.raises(Exception, match=words):
+        LLM(str(folder))
+
+
+# ------------------------------------------------------------------------------------------------------------- recipes
+
+
+def test_a_translator_s_prompt_is_the_source_alone(teacher: Path) -> None:
+    output = LLM(str(teacher)).generate([TEXTS[0]], SamplingParams(temperature=0, max_tokens=5))[0]
+    tokens = LLM(str(teacher)).get_tokenizer()
+    assert tokens.convert_ids_to_tokens(output.prompt_token_ids[-1]) == "<|translate|>"
+
+
+def test_a_teacher_s_translations_are_learned_from_and_kept(data: Path, teacher: Path, tmp_path: Path) -> None:
+    asked = {"teacher": teacher, "work": tmp_path / "work", "distilled": 12}
+    trained("glat", data, tmp_path, **asked)
+    kept = json.loads((tmp_path / "work" / "distilled.json").read_text())
+    held_out = {source for source, _ in divided(read_pairs(data))[1]}
+    assert 0 < len(kept["pairs"]) <= 12
+    assert not held_out & {source for source, _ in kept["pairs"]}
+    source, text = kept["pairs"][0]
+    params = SamplingParams(temperature=0, max_tokens=60)
+    assert LLM(str(teacher)).generate([source], params, strategy="none")[0].outputs[0].text == text
+    before = (tmp_path / "work" / "distilled.json").stat().st_mtime_ns
+    trained("nat", data, tmp_path, **asked)
+    assert (tmp_path / "work" / "distilled.json").stat().st_mtime_ns == before
+
+
+def test_a_teacher_that_ends_nothing_is_refused(data: Path, tmp_path: Path) -> None:
+    unlearned = trained("translator", data, tmp_path, updates=1)
+    with pytest.raises(ValueError, match=r"ends no translation of 5 within 60 tokens: train it longer"):
+        trained("nat", data, tmp_path, teacher=unlearned, work=tmp_path / "work", distilled=5)
+
+
+def test_the_command_line_trains(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [f"--{name.replace('_', '-')}={value}" for name, value in {**TOY, "updates": 1}.items()]
+    assert main(("train", "ctc", "--data", str(data), "--out", str(tmp_path / "out"), *words)) == 0
+    assert capsys.readouterr().out.strip().endswith("out")
+    record = json.loads((tmp_path / "out" / "provenance.json").read_text())
+    assert (record["recipe"], record["updates"]) == ("ctc", 1)
+    assert str(tmp_path) not in json.dumps(record)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("a b\n", "line 1: expected a source, a tab and its translation"), ("a\tb\n", "too few to hold some out")],
+)
+def test_data_that_can_t_be_learned_is_refused(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "pairs.tsv").write_text(text)
+    with pytest.raises(ValueError, match=words):
+        trained("translator", tmp_path / "pairs.tsv", tmp_path)
+    with pytest.raises(ValueError, match="no file"):
+        trained("translator", tmp_path / "none.tsv", tmp_path)
