@@ -35,15 +35,15 @@ def run(store: Store, name: int, pending: tuple[int, ...], tree: Tree = NO_TREE,
     numbers = torch.cat([code(text)[rows.start :], *(code([*text, *path])[-1:] for path in paths)])
     for row, number in enumerate(numbers):
         if row < rows.base:
-            assert bool((rows.table.row(rows.start + row) == number).all())
+            assert bool((rows.table.row(rows.start + row)[0] == number).all())
         else:
-            rows.table.row(rows.start + row)[:] = number
+            rows.table.row(rows.start + row)[0][:] = number
 
 
 def read(store: Store, name: int) -> torch.Tensor:
     """All numbers in the rows of a sequence, ``[tokens, n]``. Reads the store's own table: staging may copy a page."""
     entry = store._live[name]
-    rows = [entry.table.row(slot).flatten() for slot in range(len(entry.tokens))]
+    rows = [entry.table.row(slot)[0].flatten() for slot in range(len(entry.tokens))]
     return torch.stack(rows) if rows else torch.zeros(0, 1, dtype=torch.int64)
 
 
@@ -135,7 +135,7 @@ class StoreMachine(RuleBasedStateMachine):
                     rows = self.store.stage(segment, frozenset({("mlp", 0)}))
                     lent.enter_context(self.store.putting_back(segment))
                     for slot in range(rows.start, rows.start + rows.end):
-                        rows.table.row(slot)[:] = -name
+                        rows.table.row(slot)[0][:] = -name
 
     @precondition(lambda self: self.texts)
     @rule(data=st.data())

@@ -47,10 +47,12 @@ MODELS = [
     (ODD, torch.float32, True, "formed"),
     (SMALL, torch.bfloat16, True, "formed"),
     (LARGE_INPUT, torch.bfloat16, True, "formed"),
+    (WIDE, torch.float32, True, "q8_0"),
+    (BLOCKS, torch.bfloat16, True, "formed q8_0"),
 ]
 """Shape, type, norms of heads, and how weights are held: ``stored`` has all formats of blocks beside each other.
 
-``formed`` are plain weights in layers of `FORMS`."""
+``formed`` are plain weights in layers of `FORMS`, and with ``q8_0`` keys and values are cached in blocks."""
 
 
 def random_weights(config: DecoderConfig) -> dict[str, Tensor]:
@@ -122,7 +124,7 @@ class Bench:
     """A runner under test, and the logits of texts computed whole, each in a sequence of its own."""
 
     def __init__(self, shape: dict[str, int], dtype: torch.dtype, qk_norm: bool, held: str) -> None:
-        formed = held == "formed"
+        formed = held.startswith("formed")
         config = DecoderConfig(
             architecture="test", vocab_size=VOCAB, num_layers=2, rms_norm_eps=1e-6, max_context=4096,
             qk_norm=qk_norm, layers=FORMS if formed else (), logit_cap=5.0 if formed else 0.0, **shape,
@@ -135,6 +137,7 @@ class Bench:
             device=torch.device("cpu"),
             max_tokens_cached=16384,
             quantize="int8" if held == "int8" else None,
+            kv_cache_dtype="q8_0" if held.endswith("q8_0") else "auto",
         )
         self.names = itertools.count()
         scatter(self.runner)
@@ -189,6 +192,8 @@ def kernels(request: pytest.FixtureRequest) -> Iterator[str]:
     scope="module", params=MODELS, ids=lambda m: f"{m[0]['hidden_size']}-{str(m[1])[6:]}-{int(m[2])}-{m[3]}"
 )
 def bench(request: pytest.FixtureRequest, kernels: str) -> Bench:
+    if kernels == "0" and request.param[3].endswith("q8_0"):
+        pytest.skip("torch's operators have no cache in blocks")
     result = Bench(*request.param)
     assert (kernels == "0") == result.runner.spec.kernels.endswith(f"{SWITCH}=0")
     if result.runner.spec.exactness is not Exactness.BITS:

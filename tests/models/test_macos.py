@@ -17,7 +17,10 @@ from parlay.compiled import build
 HEADERS = Path(__file__).parent / "macos"
 MACHINES = {"x86_64": build._X86["avx512_bf16"], "arm64": build._ARM["dotprod"]}
 """Each with the flags of its widest instructions."""
-NAMES = ("-DCORE=core", "-DLABEL=core", "-DBLOCK_FORMATS=formats", "-DQUANTISE=quantise", "-DSOURCES=none")
+NAMES = (
+    *("-DCORE=core", "-DLABEL=core", "-DBLOCK_FORMATS=formats", "-DQUANTISE=quantise", "-DSCORE=score"),
+    "-DSOURCES=none",
+)
 
 
 @pytest.mark.skipif(not shutil.which("clang"), reason="no clang, which compiles for other systems")

@@ -168,7 +168,7 @@ def test_masked_and_exact_attention_agree_on_chains_trees_and_canvases(form: Lay
         for _ in range(8):
             table.append(Page(torch.zeros(1, 2, 2, 1, BLOCK, 16)))
         for slot in range(start + base):
-            table.row(slot)[:] = torch.randn(1, 2, 2, 16)
+            table.row(slot)[0][:] = torch.randn(1, 2, 2, 16)
         place = Rows(table, start, pending, nodes, base, together)
         qkv = torch.view_as_complex(torch.randn(place.end - base, heads.qkv_heads, 8, 2))
         outs, pages = [], []

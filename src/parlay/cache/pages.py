@@ -41,23 +41,55 @@ def zeros(size: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tens
     return whole[begin : begin + count].view(dtype).view(*size)
 
 
+CODES, CODED = 32, 34
+"""Numbers that share a scale in blocks of eight bits (q8_0), and their bytes: a code each, and the scale."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheShape:
-    """The shape of a page: ``[layers, 2, kv_heads, BLOCK, D]``, keys then values."""
+    """The shape of a page: ``[layers, 2, kv_heads, BLOCK, D]``, keys then values.
+
+    With ``lanes`` keys and values are in blocks of eight bits, ``[layers, 2, kv_heads, bytes]``: see `row_in_blocks`.
+    """
 
     num_layers: int
     num_kv_heads: int
     head_dim: int
     dtype: torch.dtype
     device: torch.device
+    lanes: int = 0
 
     @property
     def size(self) -> tuple[int, ...]:
-        return self.num_layers, 2, self.num_kv_heads, BLOCK, self.head_dim
+        heads = self.num_layers, 2, self.num_kv_heads
+        return (*heads, BLOCK * self.head_dim // CODES * CODED) if self.lanes else (*heads, BLOCK, self.head_dim)
 
     @property
     def page_bytes(self) -> int:
-        return 2 * self.num_layers * self.num_kv_heads * BLOCK * self.head_dim * self.dtype.itemsize
+        return math.prod(self.size) * self.dtype.itemsize
+
+
+def row_in_blocks(rows: Tensor, lanes: int, slot: int) -> tuple[Tensor, ...]:
+    """Views of what a page in blocks holds of one token; ``rows`` ``[layers, 2, kv_heads, bytes]`` are uint8.
+
+    Returns the key's codes plus 128 ``[layers, kv_heads, D/32, 8, 4]`` and scales ``[layers, kv_heads, D/32, 2]``,
+    then the value's codes ``[layers, kv_heads, D]`` and scales. Scales are float16. Of keys, ``lanes`` lie beside each
+    other, four codes of each, as the compiled decoder multiplies them (`CACHE_Q8_0` in core.h).
+    """
+    blocks, (strip, lane) = rows.shape[-1] // (BLOCK * CODED), divmod(slot, lanes)
+    keys = _split(rows[:, 0], BLOCK // lanes, blocks, lanes * CODED)[:, :, strip]
+    codes, values = lanes * CODES, BLOCK * blocks * CODES
+    return (
+        _split(keys[..., :codes], CODES // 4, lanes, 4)[..., lane, :],
+        _split(keys[..., codes:], lanes, 2)[..., lane, :],
+        _split(rows[:, 1, :, :values], BLOCK, blocks * CODES)[..., slot, :],
+        _split(rows[:, 1, :, values:], blocks, BLOCK, 2)[..., slot, :],
+    )
+
+
+def _split(tensor: Tensor, *sizes: int) -> Tensor:
+    """A view of ``tensor``, of any shape, whose last dimension is split into these."""
+    return tensor.view(*tensor.shape[:-1], *sizes)
 
 
 def pages_for(tokens: int) -> int:
@@ -66,24 +98,28 @@ def pages_for(tokens: int) -> int:
 
 
 class Page:
-    """Keys and values of `BLOCK` tokens: ``rows`` ``[layers, 2, kv_heads, BLOCK, D]``, which begin at ``address``.
+    """Keys and values of `BLOCK` tokens: ``rows``, of the shape that `CacheShape` says, which begin at ``address``.
 
     ``users`` counts the tables that have the page. The rows of one head are contiguous, ``pitch`` bytes from those of
-    the next head. They are page ``number`` of ``memory`` ``[layers, 2, kv_heads, pages, BLOCK, D]``.
+    the next head. They are page ``number`` of ``memory`` ``[layers, 2, kv_heads, pages, ...]``.
     """
 
-    __slots__ = ("address", "memory", "number", "pitch", "rows", "users")
+    __slots__ = ("address", "lanes", "memory", "number", "pitch", "rows", "users")
 
-    def __init__(self, memory: Tensor, number: int = 0) -> None:
-        """``memory`` ``[layers, 2, kv_heads, pages, BLOCK, D]``."""
+    def __init__(self, memory: Tensor, number: int = 0, lanes: int = 0) -> None:
+        """``memory`` ``[layers, 2, kv_heads, pages, ...]``; ``lanes`` as in `CacheShape`."""
         rows = memory.select(3, number)
-        self.rows, self.users, self.memory, self.number = rows, 0, memory, number
+        self.rows, self.users, self.memory, self.number, self.lanes = rows, 0, memory, number, lanes
         self.address, self.pitch = rows.data_ptr(), rows.stride(2) * rows.itemsize
+
+    def row(self, slot: int) -> tuple[Tensor, ...]:
+        """Views of what is cached of one token: ``[layers, 2, kv_heads, D]``, or as `row_in_blocks` says."""
+        return row_in_blocks(self.rows, self.lanes, slot) if self.lanes else (self.rows[:, :, :, slot],)
 
     def copy(self) -> Page:
         """The same rows in new memory, with the same pitch."""
         rows = self.rows.new_empty_strided(self.rows.shape, self.rows.stride())
-        return Page(rows.copy_(self.rows).unsqueeze(3))
+        return Page(rows.copy_(self.rows).unsqueeze(3), lanes=self.lanes)
 
 
 class PageTable:
@@ -135,9 +171,9 @@ class PageTable:
         self._pages[number], self._addresses[number] = page, page.address
         return before
 
-    def row(self, slot: int) -> Tensor:
-        """``[layers, 2, kv_heads, D]``: what is cached of one token."""
-        return self._pages[slot // BLOCK].rows[:, :, :, slot % BLOCK]
+    def row(self, slot: int) -> tuple[Tensor, ...]:
+        """Views of what is cached of one token; see `Page.row`."""
+        return self._pages[slot // BLOCK].row(slot % BLOCK)
 
     def check(self) -> None:
         """The addresses are those of the pages."""
@@ -148,15 +184,15 @@ class PageTable:
 class _Slab:
     """Memory of ``count`` pages; ``free`` are those that are not taken, the first one last.
 
-    It is ``[layers, 2, kv_heads, count, BLOCK, D]``, so the rows of a head are contiguous across neighbouring pages. A
+    It is ``[layers, 2, kv_heads, count, ...]``, so the rows of a head are contiguous across neighbouring pages. A
     prompt mostly has neighbouring pages, and its rows are then read as one stream.
     """
 
     def __init__(self, shape: CacheShape, count: int) -> None:
-        *heads, block, size = shape.size
-        memory = zeros((*heads, count, block, size), shape.dtype, shape.device)
+        heads, rows = shape.size[:3], shape.size[3:]
+        memory = zeros((*heads, count, *rows), shape.dtype, shape.device)
         self.count = count
-        self.free = [Page(memory, number) for number in reversed(range(count))]
+        self.free = [Page(memory, number, shape.lanes) for number in reversed(range(count))]
 
 
 class Pool:

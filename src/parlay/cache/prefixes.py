@@ -57,7 +57,8 @@ class CachedText:
         first = len(self.tokens)
         for index, node in enumerate(path):  # nodes rise along a path, so no row is overwritten before it was moved
             if node != index:
-                self.table.row(first + index).copy_(self.table.row(first + node))
+                for cell, moved in zip(self.table.row(first + index), self.table.row(first + node), strict=True):
+                    cell.copy_(moved)
         self.tokens.extend(segment.tree.tokens[node] for node in path)
 
     @contextmanager
@@ -72,14 +73,15 @@ class CachedText:
         full = range(start // BLOCK, length // BLOCK)
         before = [self.table.lend(number, self.table[number].copy()) for number in full]
         tail = self.tail if start < length else None
-        rows = tail.rows[:, :, :, : length % BLOCK].clone() if tail else None
+        cells = [cell for slot in range(length % BLOCK) for cell in tail.row(slot)] if tail else []
+        kept = [cell.clone() for cell in cells]
         try:
             yield
         finally:
             for number, page in zip(full, before, strict=True):
                 self.table.lend(number, page)
-            if tail and rows is not None:
-                tail.rows[:, :, :, : length % BLOCK] = rows
+            for cell, put_back in zip(cells, kept, strict=True):
+                cell.copy_(put_back)
 
     def check(self) -> None:
         """The tokens have pages, and rows that are not committed are in pages that only this entry has."""

@@ -49,7 +49,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="weights in fewer bits: int8, or as in GGUF files q8_0, q6_k, q5_k_m, q4_k_m, q4_0, iq4_xs, mxfp4; on a "
         "named device also awq, gptq, nf4, fp8, q3_k_m, q2_k (default: as the model's file has them)",
     )
-    add_option_flags(parser, LoadOptions, {"threads": "threads that decode on this machine"})
+    of_loading = {
+        "threads": "threads that decode on this machine",
+        "kv_cache_dtype": "number type of cached keys and values; auto is the machine's own",
+    }
+    add_option_flags(parser, LoadOptions, of_loading)
     _add_machine_flags(parser)
     _add_case_flags(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -234,7 +238,7 @@ class _Ground:
     machine: Machine
     source: str
     weights: WeightType
-    kv_bytes: int
+    kv_bytes: float
     memory: int | None
 
 
@@ -268,13 +272,14 @@ def _counts(options: argparse.Namespace, name: str) -> list[int]:
 
 def _models(options: argparse.Namespace, ground: _Ground) -> Models:
     """Shapes of the model and of the one that drafts for it: the named one, or the one that goes with it."""
-    from parlay.bench.plan.shapes import read_model, shape_of
+    from parlay.bench.plan.shapes import CACHED_BYTES, read_model, shape_of
     from parlay.bench.plan.strategies import Models
     from parlay.models.fetch.resolving import BUILT_IN_DRAFTS
 
     draft = options.draft_model or BUILT_IN_DRAFTS.get(options.model)
+    kv_bytes = CACHED_BYTES.get(options.kv_cache_dtype, ground.kv_bytes)
     target, *drafts = [
-        shape_of(read_model(name), weight_bytes=ground.weights.bytes, kv_bytes=ground.kv_bytes)
+        shape_of(read_model(name), weight_bytes=ground.weights.bytes, kv_bytes=kv_bytes)
         for name in (options.model, draft)
         if name
     ]
@@ -326,7 +331,7 @@ def _this_machine(options: argparse.Namespace) -> _Ground:
     if busy > _BUSY:
         source += f", while {busy:g} cores were busy with other work: --calibrate again when they are idle"
     memory = int(origin["memory_bytes"]) if "memory_bytes" in origin else None
-    return _Ground(calibration.machine, source, weights or weight_type(kept), int(origin["kv_bytes"]), memory)
+    return _Ground(calibration.machine, source, weights or weight_type(kept), float(origin["kv_bytes"]), memory)
 
 
 def _calibration_file(options: argparse.Namespace) -> tuple[Path, WeightType | None]:

@@ -82,7 +82,8 @@ def _knows(compiler: str, flags: tuple[str, ...]) -> bool:
 
 def _objects(compiler: str, folder: Path, name: str, flags: tuple[str, ...]) -> list[list[str]]:
     """Compile what one instruction set needs; products of blocks round where their source says so, and nowhere else."""
-    names = (f"-DBLOCK_FORMATS=parlay_{name}_formats", f"-DQUANTISE=parlay_{name}_quantise", *flags)
+    shared = {"BLOCK_FORMATS": "formats", "QUANTISE": "quantise", "SCORE": "score"}
+    names = (*(f"-D{macro}=parlay_{name}_{suffix}" for macro, suffix in shared.items()), *flags)
     core = (f"-DCORE=parlay_{name}", f"-DLABEL={name}", *names)
     return [
         _command(compiler, SOURCES / "kernels.c", folder / f"{name}.o", *core),

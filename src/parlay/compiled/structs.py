@@ -29,7 +29,7 @@ class LayerStruct(Structure):
 
 class ModelStruct(Structure):
     _fields_ = [
-        *((name, c_int64) for name in ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "bf16")),
+        *((name, c_int64) for name in ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "cached")),
         ("eps", c_double),
         ("embedding", Linear),
         ("layer", POINTER(LayerStruct)),

@@ -30,7 +30,7 @@ class ModelShape:
     num_kv_heads: int
     head_dim: int
     weight_bytes: float = 2
-    kv_bytes: int = 2
+    kv_bytes: float = 2
     tie_embeddings: bool = False
 
     @property
@@ -40,7 +40,7 @@ class ModelShape:
     @property
     def token_bytes(self) -> int:
         """Cached keys and values of one token."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.kv_bytes
+        return round(2 * self.num_layers * self.num_kv_heads * self.head_dim * self.kv_bytes)
 
     @property
     def parameters(self) -> int:

@@ -78,6 +78,7 @@ class LLM:
         dtype: str | None = None,
         device: str | None = None,
         quantize: str | None = None,
+        kv_cache_dtype: str | None = None,
         threads: int | None = None,
         max_model_len: int | None = None,
         max_num_seqs: int = 32,
@@ -99,7 +100,9 @@ class LLM:
         model = default_model() if model is None else model
         if draft_model is not None:
             resolve(draft_model)  # one that is not there is an error now, not at its first use
-        load = override(load, dtype=dtype, device=device, quantize=quantize, threads=threads)
+        load = override(
+            load, dtype=dtype, device=device, quantize=quantize, kv_cache_dtype=kv_cache_dtype, threads=threads
+        )
         with bar(None, "Loading", "matrix", use_tqdm_on_load, delay=_SHORT) as shown:
             self.runner = models.load(model, load, budget=budget, packed=partial(advance, shown))
         self.vocabulary = vocabulary_of(model, tokenizer, self.runner.spec, load.end_tokens)

@@ -6,12 +6,14 @@ import logging
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from parlay import models
 from parlay.cache import Budget
 from parlay.models.fetch.resolving import BUILT_IN_DRAFTS, resolve, resolve_tokenizer
 from parlay.models.loading import load_tokenizer, read_config
+from parlay.models.native import CacheRefused
 from parlay.options import LoadOptions
 from parlay.structured.grammars import Grammars
 from parlay.text.end_tokens import end_tokens, read_end_tokens
@@ -106,9 +108,14 @@ def open_draft(
     """Load a draft model. If it can hardly gain anything, log why.
 
     Another tokenizer, of which few drafts can be right; or more weights in layers than the target has. A vocabulary of
-    another size is left to the strategy, which may refuse it. Raises ParlayError for a diffusion model.
+    another size is left to the strategy, which may refuse it. A draft whose keys and values can't be cached as the
+    target's has them in its own type. Raises ParlayError for a diffusion model.
     """
-    runner = models.load(draft, load, budget=budget)
+    try:
+        runner = models.load(draft, load, budget=budget)
+    except CacheRefused as refused:
+        logger.info("%s: %s", draft, refused)
+        runner = models.load(draft, replace(load, kv_cache_dtype="auto"), budget=budget)
     spec = runner.spec
     if spec.fills_only:
         raise ParlayError(f"{draft} is a diffusion model, which can't draft token by token: choose another draft model")

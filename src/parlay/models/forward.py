@@ -18,11 +18,12 @@ from parlay.types import NO_SKIP, Exactness, Features, Skip, Tree
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """``reason``: which kernels run, and why, in one line."""
+    """``reason``: which kernels run, and why, in one line. ``cache_lanes``: `CacheShape.lanes` of their cache."""
 
     exactness: Exactness
     reason: str
     cache_dtype: torch.dtype
+    cache_lanes: int = 0
 
 
 class SegmentFeatures(NamedTuple):

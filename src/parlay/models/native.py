@@ -15,8 +15,17 @@ from parlay.cache import BLOCK, Budget, CacheShape, Rows, Store
 from parlay.compiled.library import NotBuilt, NotLoaded
 from parlay.models.compiled.forward import CompiledForward
 from parlay.models.compiled.weights import Packed, nobody
-from parlay.models.config import DecoderConfig
-from parlay.models.forward import Forward, ForwardBatch, ForwardOutput, GrownTree, Growth, SegmentFeatures, TreeRequest
+from parlay.models.config import DecoderConfig, UnsupportedModel
+from parlay.models.forward import (
+    Forward,
+    ForwardBatch,
+    ForwardOutput,
+    GrownTree,
+    Growth,
+    Kernels,
+    SegmentFeatures,
+    TreeRequest,
+)
 from parlay.models.torch_ops.eager import EagerForward
 from parlay.models.torch_ops.kernels import choose_dtype
 from parlay.models.weights.fused import Operand, in_eight_bits
@@ -56,12 +65,14 @@ class NativeRunner:
         quantize: Quantize | None = None,
         name: str = "native",
         packed: Packed = nobody,
+        kv_cache_dtype: str = "auto",
     ) -> None:
+        """Raises CacheRefused for a ``kv_cache_dtype`` that can't be had here."""
         wanted = in_eight_bits(weights) if quantize == "int8" else weights
-        self._forward, reason = _choose(config, wanted, dtype, device, packed)
+        self._forward, reason = _choose(config, wanted, dtype, device, packed=packed, cached=kv_cache_dtype)
         kernels = self._forward.kernels
         _log.info("%s: %s", name, reason)
-        self._store = Store(_cache_shape(config, kernels.cache_dtype, device), max_tokens_cached, budget)
+        self._store = Store(_cache_shape(config, kernels, device), max_tokens_cached, budget)
         self._max_context, self._num_layers = config.max_context, config.num_layers
         self._block = _block_of(config.canvas)
         self._shares_pages = not self._block or BLOCK % self._block == 0
@@ -270,29 +281,47 @@ def _check_together(segment: Segment) -> None:
         )
 
 
-def _cache_shape(config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> CacheShape:
+def _cache_shape(config: DecoderConfig, kernels: Kernels, device: torch.device) -> CacheShape:
     return CacheShape(
         num_layers=config.num_layers,
         num_kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,
-        dtype=dtype,
+        dtype=kernels.cache_dtype,
         device=device,
+        lanes=kernels.cache_lanes,
     )
 
 
+class CacheRefused(UnsupportedModel):
+    """Keys and values can't be cached in the type that was named."""
+
+    def __init__(self, kv_cache_dtype: str, why: str) -> None:
+        super().__init__(f"kv_cache_dtype {kv_cache_dtype} can't be had here: {why}; leave it at auto")
+
+
 def _choose(
-    config: DecoderConfig, weights: Mapping[str, Operand], dtype: torch.dtype, device: torch.device, packed: Packed
+    config: DecoderConfig,
+    weights: Mapping[str, Operand],
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    packed: Packed,
+    cached: str,
 ) -> tuple[Forward, str]:
     """The compiled decoder where it runs, else torch's operators; and which it is, and why, in one line."""
     if device.type == "cpu":
         try:
-            compiled = CompiledForward(config, weights, dtype, packed)
+            compiled = CompiledForward(config, weights, dtype, packed, cached)
         except NotLoaded as reason:
+            if cached != "auto":
+                raise CacheRefused(cached, f"only the compiled decoder has it, and {reason}") from None
             why = f"; no compiled decoder: {reason}"
             if isinstance(reason, NotBuilt):
                 _warn_once(str(reason))
         else:
             return compiled, compiled.kernels.reason
+    elif cached != "auto":
+        raise CacheRefused(cached, f"only the compiled decoder has it, which is for CPUs, not {device.type}")
     else:
         why = ""
     eager = EagerForward(config, weights, dtype, device)

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from parlay.cache import Budget
+from parlay.cache.pages import CODED, CODES
 from parlay.models.compiled.forward import runs_here
 from parlay.models.compiled.weights import Packed, nobody
 from parlay.models.config import DecoderConfig, UnsupportedModel, read_json
 from parlay.models.fetch.resolving import resolve
 from parlay.models.loading import load_weights, read_config
-from parlay.models.native import NativeRunner
+from parlay.models.native import CacheRefused, NativeRunner
 from parlay.models.torch_ops.kernels import choose_dtype
 from parlay.models.weights.fused import stored_as
 from parlay.models.weights.shapes import Weight
@@ -78,7 +79,7 @@ def load(
             raise
         _log.info("%s runs through transformers: %s", model, reason)
         loaded = _transformers_model(found, asked_dtype, device)
-        return _adapt(loaded, cache_tokens, budget, options.quantize, model)
+        return _adapt(loaded, cache_tokens, budget, options, model)
     weights = load_weights(found, config)
     dtype = asked_dtype or _fastest(model, config, weights, device)
     return NativeRunner(
@@ -86,11 +87,12 @@ def load(
         weights,
         dtype=dtype,
         device=device,
-        max_tokens_cached=cache_tokens or _default_cache_tokens(config, dtype, device),
+        max_tokens_cached=cache_tokens or _default_cache_tokens(config, dtype, device, options.kv_cache_dtype),
         budget=budget,
         quantize="int8" if options.quantize else None,
         name=model,
         packed=packed,
+        kv_cache_dtype=options.kv_cache_dtype,
     )
 
 
@@ -101,11 +103,11 @@ def _adapt_loaded(
         raise ValueError(
             f"dtype={options.dtype!r}, device={options.device!r}: a loaded model keeps its own; leave both at 'auto'"
         )
-    return _adapt(model, cache_tokens, budget, options.quantize)
+    return _adapt(model, cache_tokens, budget, options)
 
 
 def _adapt(
-    model: PreTrainedModel, cache_tokens: int | None, budget: Budget | None, quantize: str | None, name: str = ""
+    model: PreTrainedModel, cache_tokens: int | None, budget: Budget | None, options: LoadOptions, name: str = ""
 ) -> Runner:
     from parlay.models.transformers_adapter.encoder_decoder import EncoderDecoderRunner
     from parlay.models.transformers_adapter.runner import AdapterRunner
@@ -114,7 +116,9 @@ def _adapt(
         raise UnsupportedModel(
             f"memory can't be limited for {name or 'this model'}, which runs through transformers: leave memory out"
         )
-    if quantize is not None:
+    if options.kv_cache_dtype != "auto":
+        raise CacheRefused(options.kv_cache_dtype, f"{name or 'this model'} runs through transformers, with its cache")
+    if options.quantize is not None:
         raise UnsupportedModel(
             f"quantize can't be honoured for {name or 'this model'}, which runs through transformers: "
             "load it quantised there, and leave quantize out"
@@ -170,11 +174,15 @@ def _transformers_model(directory: Path, dtype: torch.dtype | None, device: torc
     return model.to(device)
 
 
-def _default_cache_tokens(config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> int:
+def _default_cache_tokens(config: DecoderConfig, dtype: torch.dtype, device: torch.device, cached: str) -> int:
     """Count the tokens that `_CACHE_SHARE` of the free memory holds: between one full context and `_MOST_CONTEXTS`."""
-    cell_bytes = max(dtype.itemsize, 4) if device.type == "cpu" else dtype.itemsize  # exact attention works in float32
+    cell_bytes: float = (
+        max(dtype.itemsize, 4) if device.type == "cpu" else dtype.itemsize
+    )  # exact attention works in float32
+    if cached == "q8_0":
+        cell_bytes = CODED / CODES
     token_bytes = 2 * config.num_layers * config.num_kv_heads * config.head_dim * cell_bytes
-    affordable = int(free_bytes(device) * _CACHE_SHARE) // token_bytes
+    affordable = int(free_bytes(device) * _CACHE_SHARE // token_bytes)
     return max(config.max_context, min(affordable, _MOST_CONTEXTS * config.max_context))
 
 

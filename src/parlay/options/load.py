@@ -8,6 +8,8 @@ from parlay.options.declare import Options, option
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
+KV_CACHE_DTYPES = ("auto", "float32", "bfloat16", "q8_0")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadOptions(Options):
@@ -18,12 +20,18 @@ class LoadOptions(Options):
     must be ``auto``. ``quantize="int8"`` stores the target's weights in eight bits: nearly the same model, about twice
     as fast where memory is the limit. ``threads`` is how many threads decode, one number for all models of the process.
     By default it is PARLAY_THREADS or one per usable core. ``end_tokens`` take the place of the tokens that end the
-    target's texts by its own files.
+    target's texts by its own files. ``kv_cache_dtype`` is how the compiled decoder caches keys and values: in ``q8_0``
+    they take some half of bfloat16's memory and of the time to read them, and the model is nearly the same.
     """
 
     dtype: str = option("auto", "number type of the weights", choices=("auto", *DTYPES, "half", "float"))
     device: str = option("auto", "auto, cpu, cuda or mps")
     quantize: str | None = option(None, "store the weights in eight bits, half the size of bfloat16", choices=("int8",))
+    kv_cache_dtype: str = option(
+        "auto",
+        "type of cached keys and values: auto is the model's; q8_0 has eight bits in blocks of 32, for long texts",
+        choices=KV_CACHE_DTYPES,
+    )
     threads: int | None = option(
         None, "number of threads that decode (default: one per usable core)", low=1, metavar="N"
     )

@@ -41,7 +41,6 @@ MERGE = "merge the adapter into its base model"
 _CACHE = "pages of the cache are as long as the texts, and memory bounds them"
 _DEVICE = "a model runs in one process on one device"
 _CONFIG = "change a copy of config.json, and name its folder"
-_TYPE = "keys and values keep the model's own type"
 _TEXT = "models write text here, and nothing else"
 _READ = "models read text alone"
 _REVISION = "get that revision yourself, and name its folder"
@@ -71,8 +70,7 @@ ARGUMENTS: Mapping[str, VllmArgument] = {
     **_only((1,), f"{_DEVICE}: start several", "data_parallel_size"),
     **_off(_DEVICE, "enable_expert_parallel"),
     **_only((None, "gguf"), "name a checkpoint in GGUF, or quantize to int8", "quantization"),
-    **_only(("auto",), _TYPE, "kv_cache_dtype"),
-    **_off(_TYPE, "calculate_kv_scales"),
+    **_off("kv_cache_dtype='q8_0' has a scale for each block", "calculate_kv_scales"),
     **_only(("auto", "safetensors", "gguf"), "weights come from *.safetensors or *.gguf", "load_format"),
     **_only(("auto", "hf"), "config.json is read", "config_format"),
     **_only(("auto", "hf"), "the model's own tokenizer is used, or the one that tokenizer names", "tokenizer_mode"),

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 
+from parlay.cache.pages import CODED, CODES
 from parlay.cost.roofline import ModelShape
 from parlay.models.config import DecoderConfig
 from parlay.models.fetch.resolving import is_local, resolve_config
@@ -89,7 +90,11 @@ def read_model(model: str) -> DecoderConfig:
     return config_of(shape, max_context=1 << 17)
 
 
-def shape_of(config: DecoderConfig, *, weight_bytes: float, kv_bytes: int) -> ModelShape:
+CACHED_BYTES = {"float32": 4.0, "bfloat16": 2.0, "q8_0": CODED / CODES}
+"""Bytes of a number of a key or value, by the type of the cache."""
+
+
+def shape_of(config: DecoderConfig, *, weight_bytes: float, kv_bytes: float) -> ModelShape:
     """A decoder's sizes for the cost model, with the bytes of a weight and of a number of a key or value."""
     return ModelShape(
         vocab_size=config.vocab_size,

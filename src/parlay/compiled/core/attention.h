@@ -9,6 +9,7 @@
 #ifndef PARLAY_ATTENTION_H
 #define PARLAY_ATTENTION_H
 
+#include "codes_of_keys.h"
 #include "values.h"
 
 /* Where LANES keys from `key` on lie; those beyond the last stand for it: their scores are not used. */
@@ -43,6 +44,10 @@ INLINE void widen_columns(int64_t words, uint32_t *columns)
 /* Keys from..to of a block and queries first..last; slots[0] belongs to key `from`, null: slots are key numbers. */
 static void score_keys(const Work *work, int64_t first, int64_t last, int64_t from, int64_t to, const int64_t *slots)
 {
+    if (in_blocks(&work->heads)) {
+        score_codes(work, first, last, from, to, slots);
+        return;
+    }
     uint32_t columns[LONGEST_HEAD * STRIP] __attribute__((aligned(64)));
     const int64_t apart = words_of_query(&work->heads) * LANES;
     for (int64_t key = from; key < to; key += STRIP) {
@@ -51,7 +56,7 @@ static void score_keys(const Work *work, int64_t first, int64_t last, int64_t fr
             place_rows(work, key + v * LANES, from, to, slots, rows + v * LANES);
         for (int v = 0; v < VECTORS; v++) {
             transpose(rows + v * LANES, work->heads.words, columns + v * apart);
-            if (work->heads.bf16 && !PAIRED) widen_columns(work->heads.words, columns + v * apart);
+            if (work->heads.cached == CACHE_BF16 && !PAIRED) widen_columns(work->heads.words, columns + v * apart);
         }
         for (int64_t q = first, count; q < last; q += count) {
             Strip strip = {.columns = columns, .words = words_of_query(&work->heads)};
@@ -76,7 +81,7 @@ INLINE void hide(float *scores, int64_t from, int64_t to)
  * What is mixed already shrinks to the new largest score. */
 static void soften(const Work *work, int64_t query, int64_t end)
 {
-    const int form = form_of(work->heads.bf16);
+    const int form = form_of(work->heads.cached);
     float *scores = work->scores + query * COLUMNS, *mixed = work->mixed + query * width_of(&work->heads);
     vf most = load(scores), total = {0};
     for (int64_t key = LANES; key < end; key += LANES) {

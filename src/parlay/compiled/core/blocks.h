@@ -32,19 +32,6 @@ INLINE vf load_brains(const char *at)
     return (vf)(__builtin_convertvector(half, vu) << 16);
 }
 
-INLINE vf load_small(const char *at) /* whole numbers of eight bits */
-{
-#if defined(__AVX512F__)
-    return (vf)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)at)));
-#elif defined(__AVX2__)
-    return (vf)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)at)));
-#else
-    vb bytes;
-    memcpy(&bytes, at, sizeof bytes);
-    return __builtin_convertvector(bytes, vf);
-#endif
-}
-
 INLINE int shares(const Form form) { return form.scales >= K_SCALE; }
 INLINE int has_minimum(const Form form) { return form.scales == HALF_AND_MINIMUM || form.scales == K_MINIMUM; }
 
@@ -143,12 +130,11 @@ INLINE void multiply_strips(const Form form, const int strips, const int rows, c
         UNROLL for (int s = 0; s < strips; s++) total[i][s] = sums[i][s];
 }
 
-/* A panel, whose strips lie one behind the other, times up to STRIP_ROWS rows. */
-INLINE void multiply_panel(const Form form, const int rows, const char *panel, const InputBlock *x, int64_t stride,
-                           int64_t blocks, vf (*sums)[BLOCKS])
+/* A panel, whose strips lie `apart` bytes from each other, times up to STRIP_ROWS rows. */
+INLINE void multiply_panel(const Form form, const int rows, const char *panel, int64_t apart, const InputBlock *x,
+                           int64_t stride, int64_t blocks, vf (*sums)[BLOCKS])
 {
     const int strips = rows > 1 ? STRIPS_AT_ONCE : 1;
-    const int64_t apart = strip_bytes(form, blocks);
     for (int s = 0; s < BLOCKS; s += strips)
         multiply_strips(form, strips, rows, panel + s * apart, apart, x, stride, blocks, (vf(*)[BLOCKS])&sums[0][s]);
 }

@@ -18,6 +18,11 @@ typedef struct {
     int64_t in, out, kind; /* the number of their format: ggml's, as in GGUF files */
 } Linear;
 
+/* How keys and values are cached: as plain numbers, or in blocks of 32 codes of eight bits with one scale, as ggml's
+ * q8_0. Of these a page holds, for each head, PAGE keys in strips as of weights (codes.h), then PAGE rows of the codes of
+ * values, then their scales in half precision, [head_dim / 32][PAGE]. */
+enum { CACHE_F32 = 0, CACHE_BF16 = 1, CACHE_Q8_0 = 2 };
+
 enum { SILU = 0, GELU_TANH = 1 }; /* of gates: x * sigmoid(x), and its approximation of x * Phi(x) by tanh */
 
 typedef struct {
@@ -34,7 +39,7 @@ typedef struct {
 
 typedef struct {
     int64_t layers, hidden, heads, kv_heads, head_dim, ffn, vocab;
-    int64_t bf16; /* 1: cached keys and values are bfloat16; 0: float32 */
+    int64_t cached; /* CACHE_F32, CACHE_BF16, or CACHE_Q8_0, for heads of whole blocks */
     double eps;
     Linear embedding; /* of its panels only single rows are read; plain numbers lie in rows instead, [vocab][hidden] */
     const Layer *layer;
@@ -59,7 +64,7 @@ typedef struct {
  * above 0 each row sees its whole block, which begins at a multiple of `block`; then all rows are pending. */
 typedef struct {
     char *const *pages; /* of PAGE tokens each; row i of the segment is token start + i of its sequence */
-    int64_t pitch;      /* bytes from one [PAGE][head_dim] to the next in a page, which is [layers][2][kv_heads] of them */
+    int64_t pitch;      /* bytes from one head's PAGE rows to the next in a page, which is [layers][2][kv_heads] of them */
     int64_t start, pending, nodes, base, begin;
     const int32_t *parents; /* per node; -1: the last pending row */
     const Prefix *prefix;

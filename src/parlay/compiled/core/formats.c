@@ -11,9 +11,10 @@ void QUANTISE(const float *x, int64_t count, InputBlock *blocks, int64_t stride)
 
 #define ROWS(FORM, COUNT)                                                                                            \
     if (COUNT <= STRIP_ROWS && rows <= COUNT) {                                                                      \
-        multiply_panel(FORM, COUNT <= STRIP_ROWS ? COUNT : 1, panel, x, stride, blocks, sums);                       \
+        multiply_panel(FORM, COUNT <= STRIP_ROWS ? COUNT : 1, panel, apart, x, stride, blocks, sums);                \
         return;                                                                                                      \
     }
+#define EACH_ROWS(FORM) ROWS(FORM, 1) ROWS(FORM, 2) ROWS(FORM, 4) ROWS(FORM, 6) ROWS(FORM, 8) ROWS(FORM, 12) ROWS(FORM, 16)
 
 #define FORMAT(NAME, KIND, ...)                                                                                      \
     static int64_t bytes_##NAME(int64_t in)                                                                          \
@@ -32,13 +33,8 @@ void QUANTISE(const float *x, int64_t count, InputBlock *blocks, int64_t stride)
                                 vf (*sums)[BLOCKS])                                                                  \
     {                                                                                                                \
         const Form form = {__VA_ARGS__};                                                                             \
-        ROWS(form, 1)                                                                                                \
-        ROWS(form, 2)                                                                                                \
-        ROWS(form, 4)                                                                                                \
-        ROWS(form, 6)                                                                                                \
-        ROWS(form, 8)                                                                                                \
-        ROWS(form, 12)                                                                                               \
-        ROWS(form, 16)                                                                                               \
+        const int64_t apart = strip_bytes(form, blocks);                                                             \
+        EACH_ROWS(form)                                                                                              \
     }                                                                                                                \
     static const Format NAME = {CODES, bytes_##NAME, pack_##NAME, read_##NAME, 0, multiply_##NAME};
 
@@ -55,6 +51,14 @@ FORMAT(iq4_nl, IQ4_NL, 4,   128, 1,    HALF)
 FORMAT(iq4_xs, IQ4_XS, 4,   128, 1,    K_SCALE)
 FORMAT(mxfp4,  MXFP4,  4,   128, 2,    BRAIN)
 FORMAT(i8,     I8,     8,   128, 0,    NO_SCALE)
+
+void SCORE(const char *keys, int64_t apart, const InputBlock *x, int64_t stride, int64_t blocks, int64_t rows,
+           vf (*sums)[BLOCKS])
+{
+    const Form form = {8, 128, 0, HALF};
+    const char *panel = keys;
+    EACH_ROWS(form)
+}
 
 const Format *const BLOCK_FORMATS[MOST_FORMATS] = {
     [Q4_0] = &q4_0, [Q4_1] = &q4_1, [Q5_0] = &q5_0, [Q5_1] = &q5_1,     [Q8_0] = &q8_0,     [Q4_K] = &q4_k,

@@ -37,6 +37,10 @@ typedef struct {
 
 /* In a file of their own, which is compiled without contraction. */
 extern const Format *const BLOCK_FORMATS[MOST_FORMATS] __attribute__((visibility("hidden")));
+#define KEY_BYTES (LANES * (BLOCK + 2)) /* of a block of LANES cached keys, which are a strip as of Q8_0 weights */
+/* Scores of up to STRIP_ROWS queries x [blocks][stride] and two strips of keys, as by MultiplyBlocks. */
+void SCORE(const char *keys, int64_t apart, const InputBlock *x, int64_t stride, int64_t blocks, int64_t rows,
+           vf (*sums)[BLOCKS]) __attribute__((visibility("hidden")));
 void QUANTISE(const float *x, int64_t count, InputBlock *blocks, int64_t stride) __attribute__((visibility("hidden")));
 
 #endif

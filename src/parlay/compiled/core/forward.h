@@ -125,6 +125,17 @@ static float *mixed_of(const Space *space, int64_t thread)
     return (float *)(space->threads + thread * space->thread_bytes + line(space->queries_each * COLUMNS * 4));
 }
 
+/* A tile's queries in blocks, as products read rows. */
+static InputBlock *lay_blocks(const Heads *heads, const uint32_t *const *queries, int64_t count, char *at)
+{
+    InputBlock *blocks = (InputBlock *)at, *to = blocks;
+    const int64_t each = blocks_of(heads);
+    for (int64_t b = 0; in_blocks(heads) && b < each; b++)
+        for (int64_t q = 0; q < count; q++)
+            for (int part = 0; part < QUERY_PARTS; part++) *to++ = ((const InputBlock *)queries[q])[part * each + b];
+    return blocks;
+}
+
 /* A tile at work, in the thread's own part of the space. */
 static Work work_of(const Pass *pass, const Tile *tile, int64_t thread, const uint32_t **queries, int64_t **slots)
 {
@@ -140,12 +151,14 @@ static Work work_of(const Pass *pass, const Tile *tile, int64_t thread, const ui
             queries[(row - tile->from) * group + i] =
                 space->queries + ((segment->begin + row) * model->heads + tile->head * group + i) * words;
     float *largest = (float *)(mixed + line(most * width_of(&space->heads) * 4)), *total = largest + line(most * 4) / 4;
-    *slots = (int64_t *)(total + line(most * 4) / 4);
+    char *blocks = (char *)(total + line(most * 4) / 4);
+    *slots = (int64_t *)(blocks + tile_blocks_bytes(space));
     return (Work){.segment = segment,
                   .heads = space->heads,
                   .keys = part_of(model, segment, pass->here / 2, 0, tile->head),
                   .values = part_of(model, segment, pass->here / 2, 1, tile->head),
                   .queries = queries,
+                  .blocks = lay_blocks(&space->heads, queries, (tile->to - tile->from) * group, blocks),
                   .count = (tile->to - tile->from) * group,
                   .scores = (float *)own,
                   .mixed = (float *)mixed,

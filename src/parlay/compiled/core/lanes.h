@@ -58,6 +58,38 @@ INLINE vf load_halves(const char *at) /* numbers of half precision */
 #endif
 }
 
+INLINE vf load_small(const char *at) /* whole numbers of eight bits */
+{
+#if defined(__AVX512F__)
+    return (vf)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)at)));
+#elif defined(__AVX2__)
+    return (vf)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)at)));
+#else
+    vb bytes;
+    memcpy(&bytes, at, sizeof bytes);
+    return __builtin_convertvector(bytes, vf);
+#endif
+}
+
+/* To half precision, to nearest, ties to even. */
+INLINE uint16_t round_half(float x)
+{
+#if defined(__F16C__)
+    return _cvtss_sh(x, 0);
+#else
+    uint32_t bits, sign;
+    memcpy(&bits, &x, 4);
+    sign = bits >> 16 & 0x8000, bits &= 0x7fffffff;
+    if (bits > 0x7f800000) return (uint16_t)(sign | 0x7e00); /* NaN */
+    if (bits >= 0x477ff000) return (uint16_t)(sign | 0x7c00);
+    if (bits >= 0x38800000) return (uint16_t)(sign | (bits - 0x38000000 + 0xfff + (bits >> 13 & 1)) >> 13);
+    memcpy(&x, &bits, 4);
+    x += 0.5f; /* what half precision does not have of so small a number is rounded away */
+    memcpy(&bits, &x, 4);
+    return (uint16_t)(sign | (bits - 0x3f000000));
+#endif
+}
+
 INLINE vf widen_all(vh x) { return (vf)(__builtin_convertvector(x, vu) << 16); }
 INLINE float widen(uint16_t x) { uint32_t word = (uint32_t)x << 16; float y; memcpy(&y, &word, 4); return y; }
 

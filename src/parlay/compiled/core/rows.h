@@ -115,30 +115,46 @@ INLINE int64_t part_of(const Model *model, const Segment *segment, int64_t layer
     return ((layer * 2 + which) * model->kv_heads + head) * segment->pitch;
 }
 
+/* A row's new key (0) or value (1) of one head, which is rotated already, into its slot. */
+static void store_row(const Model *model, const Segment *segment, int64_t layer, int64_t which, int64_t head, int64_t slot,
+                      const float *x)
+{
+    const int64_t dim = model->head_dim, part = part_of(model, segment, layer, which, head);
+    const int form = (int)model->cached;
+    if (form == CACHE_Q8_0) {
+        InputBlock blocks[LONGEST_HEAD / BLOCK];
+        QUANTISE(x, dim, blocks, 1);
+        (which ? store_value : store_key)(segment, part, slot, blocks, dim / BLOCK);
+        return;
+    }
+    char *out = row_at(segment, part, slot, dim * (form == CACHE_BF16 ? 2 : 4));
+    int64_t i = 0;
+    for (; i + LANES <= dim; i += LANES) store_as(form, out, i, load(x + i));
+    for (; i < dim; i++) store_one(form, out, i, x[i]);
+}
+
 /* Norms and rotations of a row's queries and keys; keys and values go to the cache. */
 static void prepare_row(const Model *model, const Segment *segment, const Space *space, int64_t layer, int64_t row)
 {
-    int64_t dim = model->head_dim, half = dim / 2, heads = model->heads, size = dim * (model->bf16 ? 2 : 4);
-    int64_t slot = segment->start + row, flat = segment->begin + row;
+    const int64_t dim = model->head_dim, heads = model->heads, words = words_of_query(&space->heads);
+    const int64_t slot = segment->start + row, flat = segment->begin + row;
     const Layer *own = &model->layer[layer];
     const float *norms = own->qk_norm, *rotations = own->rotations + position_of(segment, row) * dim;
-    float *x = space->qkv + flat * space->qkv_stride;
-    const int64_t words = words_of_query(&space->heads);
-    const float floor = (float)(dim * model->eps), scale = (float)own->scale;
+    const float floor = (float)(dim * model->eps);
+    float *x = space->qkv + flat * space->qkv_stride, turned[LONGEST_HEAD];
     for (int64_t head = 0; head < heads + model->kv_heads; head++, x += dim) {
+        uint32_t *query = space->queries + (flat * heads + head) * words;
+        const int blocks = model->cached == CACHE_Q8_0, is_query = head < heads;
         if (norms) norm_row(x, dim, floor, norms + head * dim, 0, x);
-        if (head < heads)
-            rotate(x, rotations, half, scale, form_of((int)model->bf16), space->queries + (flat * heads + head) * words);
-        else
-            rotate(x, rotations, half, 1.0f, (int)model->bf16,
-                 row_at(segment, part_of(model, segment, layer, 0, head - heads), slot, size));
+        rotate(x, rotations, dim / 2, is_query ? (float)own->scale : 1.0f,
+               is_query && !blocks ? form_of((int)model->cached) : FLOAT32, is_query && !blocks ? (void *)query : turned);
+        if (blocks) spread(turned, dim);
+        if (!is_query)
+            store_row(model, segment, layer, 0, head - heads, slot, turned);
+        else if (blocks)
+            round_query(turned, dim, (InputBlock *)query);
     }
-    for (int64_t head = 0; head < model->kv_heads; head++, x += dim) {
-        char *out = row_at(segment, part_of(model, segment, layer, 1, head), slot, size);
-        int64_t i = 0;
-        for (; i + LANES <= dim; i += LANES) store_as((int)model->bf16, out, i, load(x + i));
-        for (; i < dim; i++) store_one((int)model->bf16, out, i, x[i]);
-    }
+    for (int64_t head = 0; head < model->kv_heads; head++, x += dim) store_row(model, segment, layer, 1, head, slot, x);
 }
 
 static void prepare(const Model *model, const Batch *batch, const Space *space, int64_t layer, int64_t from, int64_t to)

@@ -48,20 +48,27 @@ static Inputs lay_out_inputs(int64_t rows, int64_t numbers, char **at)
     return inputs;
 }
 
+/* Of a tile's queries in blocks. */
+INLINE int64_t tile_blocks_bytes(const Space *space)
+{
+    if (!in_blocks(&space->heads)) return 0;
+    return line((space->queries_each * QUERY_PARTS * blocks_of(&space->heads) + STRIP_ROWS) * (int64_t)sizeof(InputBlock));
+}
+
 /* `longest`: keys of the sequence that has most, with its new rows. */
 static Space lay_out(const Model *model, int64_t rows, int64_t wanted, int64_t longest, int64_t segments,
                      int64_t threads, char *at)
 {
-    int64_t each = model->bf16 ? 2 : 1, dim = model->head_dim;
+    int64_t each = model->cached == CACHE_Q8_0 ? 4 : model->cached == CACHE_BF16 ? 2 : 1, dim = model->head_dim;
     int64_t read = model->hidden * (model->beside_norm ? 2 : 1); /* by the products of attention, at most */
     int64_t mixed = model->heads * dim > read ? model->heads * dim : read;
     Space s;
     char *start = at;
     s.qkv_stride = (model->heads + 2 * model->kv_heads) * dim;
-    s.heads = (Heads){(int)model->bf16, group_of(model), dim, (dim + each - 1) / each};
+    s.heads = (Heads){(int)model->cached, group_of(model), dim, (dim + each - 1) / each};
     s.queries_each = queries_of_tile(model);
     s.thread_bytes = line(s.queries_each * COLUMNS * 4) + line(s.queries_each * width_of(&s.heads) * 4) +
-                     2 * line(s.queries_each * 4) + line(longest * 8);
+                     2 * line(s.queries_each * 4) + tile_blocks_bytes(&s) + line(longest * 8);
     s.hidden = (float *)at, at += line(rows * model->hidden * 4);
     s.normed = lay_out_inputs(rows > wanted ? rows : wanted, mixed, &at);
     s.gated = lay_out_inputs(rows, model->ffn, &at);

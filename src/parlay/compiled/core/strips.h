@@ -2,7 +2,7 @@
 #ifndef PARLAY_STRIPS_H
 #define PARLAY_STRIPS_H
 
-#include "lanes.h"
+#include "formats.h"
 #include "paths.h"
 
 /* Whether two bfloat16 numbers are multiplied at once. Where they are not, attention multiplies float32 numbers: it
@@ -27,16 +27,24 @@
 #define MOST_QUERIES 96   /* of a tile, unless a row has more: they share what is made of keys and values */
 #define LONGEST_HEAD 512  /* numbers */
 
-/* Sizes that all share; `words` of a head as the cache has it. */
+/* Sizes that all share; `words` of a head as the cache has it, of blocks those of the codes. */
 typedef struct {
-    int bf16;
+    int cached;
     int64_t group, head_dim, words;
 } Heads;
 
-/* What is multiplied with bfloat16 numbers of the cache. */
-INLINE int form_of(const int bf16) { return !bf16 ? FLOAT32 : PAIRED ? BFLOAT16 : ROUNDED; }
-INLINE int is_paired(const Heads *heads) { return PAIRED && heads->bf16; }
-INLINE int64_t words_of_query(const Heads *heads) { return is_paired(heads) ? heads->words : heads->head_dim; }
+/* What is multiplied with plain numbers of the cache. Codes are multiplied with queries in blocks, and as values, which
+ * bfloat16 has exactly, with weights that have taken in the scale. */
+INLINE int form_of(const int cached) { return cached != CACHE_BF16 ? FLOAT32 : PAIRED ? BFLOAT16 : ROUNDED; }
+INLINE int in_blocks(const Heads *heads) { return heads->cached == CACHE_Q8_0; }
+INLINE int is_paired(const Heads *heads) { return PAIRED && heads->cached != CACHE_F32; }
+#define QUERY_PARTS 2 /* roundings of a query in blocks: the second is of what the first left */
+INLINE int64_t blocks_of(const Heads *heads) { return heads->head_dim / BLOCK; }
+INLINE int64_t words_of_query(const Heads *heads)
+{
+    if (in_blocks(heads)) return QUERY_PARTS * blocks_of(heads) * (int64_t)sizeof(InputBlock) / 4;
+    return is_paired(heads) ? heads->words : heads->head_dim;
+}
 
 /* One tile at work. */
 typedef struct {
@@ -44,6 +52,7 @@ typedef struct {
     Heads heads;
     int64_t keys, values;           /* where those of its head begin in each page */
     const uint32_t *const *queries; /* by query: its words */
+    InputBlock *blocks;             /* [blocks_of(heads)][count][QUERY_PARTS]: the same; some are read behind the last */
     int64_t count;                  /* queries: rows * group */
     float *scores;                  /* [count][COLUMNS]: of a block, then its weights */
     float *mixed;                   /* [count][width_of(heads)] */

@@ -6,21 +6,23 @@
 #include "strips.h"
 
 /* A step along the keys: a key, or two of them where bfloat16 numbers are paired. */
-INLINE int step_of(const int bf16) { return bf16 && PAIRED ? 2 : 1; }
+INLINE int step_of(const int cached) { return cached != CACHE_F32 && PAIRED ? 2 : 1; }
 
-/* LANES numbers; zeros behind the `left` that there are. */
-INLINE vf load_values(const int bf16, const char *at, int64_t left)
+INLINE int64_t bytes_of(const int cached) { return cached == CACHE_Q8_0 ? 1 : cached == CACHE_BF16 ? 2 : 4; }
+
+/* LANES numbers, or codes; zeros behind the `left` that there are. */
+INLINE vf load_values(const int cached, const char *at, int64_t left)
 {
     char some[LANES * 4] = {0};
-    if (left < LANES) at = memcpy(some, at, (size_t)left * (bf16 ? 2 : 4));
-    return bf16 ? widen_all(load_halfwords(at)) : load(at);
+    if (left < LANES) at = memcpy(some, at, (size_t)(left * bytes_of(cached)));
+    return cached == CACHE_Q8_0 ? load_small(at) : cached == CACHE_BF16 ? widen_all(load_halfwords(at)) : load(at);
 }
 
 /* Words of a step along the keys: a strip of the values of one key, or of two, from number `at` on. */
-INLINE void value_words(const int bf16, const char *one, const char *two, int64_t at, int64_t head_dim, vu words[VECTORS])
+INLINE void value_words(const int cached, const char *one, const char *two, int64_t at, int64_t head_dim, vu words[VECTORS])
 {
 #if PAIRED
-    if (bf16 && at + STRIP <= head_dim) {
+    if (cached == CACHE_BF16 && at + STRIP <= head_dim) {
         static const uint16_t low[32] = {0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
                                          8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
         const __m512i places = _mm512_loadu_si512(low), more = _mm512_add_epi16(places, _mm512_set1_epi16(16));
@@ -30,11 +32,11 @@ INLINE void value_words(const int bf16, const char *one, const char *two, int64_
         return;
     }
 #endif
-    const int64_t bytes = bf16 ? 2 : 4;
+    const int64_t bytes = bytes_of(cached);
     UNROLL for (int v = 0; v < VECTORS; v++, at += LANES) {
         int64_t left = head_dim < at ? 0 : head_dim - at;
-        words[v] = (vu)load_values(bf16, one + at * bytes, left);
-        if (step_of(bf16) == 2) words[v] = words[v] >> 16 | (vu)load_values(bf16, two + at * bytes, left);
+        words[v] = (vu)load_values(cached, one + at * bytes, left);
+        if (step_of(cached) == 2) words[v] = words[v] >> 16 | (vu)load_values(cached, two + at * bytes, left);
     }
 }
 
@@ -47,7 +49,7 @@ typedef struct {
 
 INLINE Values values_from(const Work *work, int64_t key, int64_t from, int64_t to, const int64_t *slots)
 {
-    const int64_t bytes = row_bytes(&work->heads), step = step_of(work->heads.bf16);
+    const int64_t bytes = row_bytes(&work->heads), step = step_of(work->heads.cached);
     Values values = {row_at(work->segment, work->values, slots ? slots[key - from] : key, bytes), 0, bytes, key + step};
     if (slots) {
         if (step == 2 && key + 1 < to)
@@ -67,7 +69,7 @@ INLINE void fetch_ahead(const Values *values, int64_t bytes, int64_t place)
 /* A strip of the values of keys from..to, as columns. */
 static void gather_values(const Work *work, int64_t at, int64_t from, int64_t to, const int64_t *slots, uint32_t *columns)
 {
-    const int bf16 = work->heads.bf16, step = step_of(bf16);
+    const int cached = work->heads.cached, step = step_of(cached);
     const int64_t words = (to - from + step - 1) / step, ahead = at ? 0 : step * row_bytes(&work->heads);
     for (int64_t key = from, k = 0; key < to;) {
         Values values = values_from(work, key, from, to, slots);
@@ -75,16 +77,17 @@ static void gather_values(const Work *work, int64_t at, int64_t from, int64_t to
             const char *one = values.one + i * values.apart;
             vu found[VECTORS];
             fetch_ahead(&values, ahead, i);
-            value_words(bf16, one, key + 1 < to ? one + values.apart : one, at, work->heads.head_dim, found);
+            value_words(cached, one, key + 1 < to ? one + values.apart : one, at, work->heads.head_dim, found);
             UNROLL for (int v = 0; v < VECTORS; v++) store(columns + (v * words + k) * LANES, as_floats(found[v]));
         }
     }
 }
 
 /* What `add_some` does with gathered values, as they are read. */
-INLINE void add_values(const int bf16, const int count, const Work *work, const Strip *strip, int64_t at, int64_t from, int64_t to)
+INLINE void add_values(const int cached, const int count, const Work *work, const Strip *strip, int64_t at, int64_t from,
+                       int64_t to)
 {
-    const int step = step_of(bf16);
+    const int step = step_of(cached);
     const int64_t ahead = at ? 0 : step * row_bytes(&work->heads);
     vf totals[QUERIES][VECTORS];
     UNROLL for (int i = 0; i < count; i++)
@@ -95,7 +98,7 @@ INLINE void add_values(const int bf16, const int count, const Work *work, const 
             const char *one = values.one + i * values.apart;
             vu found[VECTORS];
             fetch_ahead(&values, ahead, i);
-            value_words(bf16, one, key + 1 < to ? one + values.apart : one, at, work->heads.head_dim, found);
+            value_words(cached, one, key + 1 < to ? one + values.apart : one, at, work->heads.head_dim, found);
             UNROLL for (int j = 0; j < count; j++)
                 UNROLL for (int v = 0; v < VECTORS; v++)
                     totals[j][v] = dot(step == 2, totals[j][v], found[v], splat_word(strip->inputs[j][k]));
@@ -107,8 +110,9 @@ INLINE void add_values(const int bf16, const int count, const Work *work, const 
 
 #define VALUES(COUNT)                                                                                                \
     case COUNT:                                                                                                      \
-        work->heads.bf16 ? add_values(1, COUNT, work, strip, at, from, to)                                           \
-                         : add_values(0, COUNT, work, strip, at, from, to);                                          \
+        if (work->heads.cached == CACHE_Q8_0) add_values(CACHE_Q8_0, COUNT, work, strip, at, from, to);              \
+        else if (work->heads.cached == CACHE_BF16) add_values(CACHE_BF16, COUNT, work, strip, at, from, to);         \
+        else add_values(CACHE_F32, COUNT, work, strip, at, from, to);                                                \
         return;
 
 static void add_read(int64_t count, const Work *work, const Strip *strip, int64_t at, int64_t from, int64_t to)
@@ -116,20 +120,46 @@ static void add_read(int64_t count, const Work *work, const Strip *strip, int64_
     switch (count) { EACH_COUNT(VALUES) }
 }
 
+/* Scales of a block of the values of keys from..to, zeros behind them up to a whole vector. */
+static void gather_scales(const Work *work, int64_t block, int64_t from, int64_t to, const int64_t *slots, float *scales)
+{
+    const int64_t part = work->values + PAGE * work->heads.head_dim + block * PAGE * 2;
+    for (int64_t key = from; key < to && slots; key++) {
+        char one[LANES * 2] = {0};
+        scales[key - from] = load_halves(memcpy(one, row_at(work->segment, part, slots[key - from], 2), 2))[0];
+    }
+    for (int64_t key = from; key < to && !slots; key += LANES)
+        store(scales + key - from, load_halves(row_at(work->segment, part, key, 2)));
+    for (int64_t key = to; key < from + up_to(to - from, LANES); key++) scales[key - from] = 0;
+}
+
+/* Weights of `count` keys, times the scales of their values, as they are multiplied with codes. */
+INLINE const uint32_t *scale_weights(const float *weights, const float *scales, int64_t count, uint32_t *scaled)
+{
+    for (int64_t k = 0; k < count; k += LANES)
+        store_as(PAIRED ? BFLOAT16 : FLOAT32, scaled, k, load(weights + k) * load(scales + k));
+    return scaled;
+}
+
 /* Adds the values of keys from..to of a block, times their weights, to what is mixed of queries first..last. `from` is
  * even, and without slots it begins a page. */
 static void mix_keys(const Work *work, int64_t first, int64_t last, int64_t from, int64_t to, const int64_t *slots)
 {
-    uint32_t columns[KEYS * STRIP] __attribute__((aligned(64)));
-    const int step = step_of(work->heads.bf16), gathers = slots || last - first > QUERIES;
+    uint32_t columns[KEYS * STRIP] __attribute__((aligned(64))), scaled[QUERIES][KEYS];
+    float scales[KEYS];
+    const int step = step_of(work->heads.cached), gathers = slots || last - first > QUERIES;
     const int64_t width = width_of(&work->heads);
     Strip strip = {.columns = columns, .words = (to - from + step - 1) / step};
     for (int64_t at = 0; at < width; at += STRIP) {
         if (gathers) gather_values(work, at, from, to, slots, columns);
+        if (in_blocks(&work->heads)) gather_scales(work, at / BLOCK, from, to, slots, scales);
         for (int64_t q = first, count; q < last; q += count) {
             count = last - q < QUERIES ? last - q : QUERIES;
             for (int64_t i = 0; i < count; i++) {
-                strip.inputs[i] = (const uint32_t *)(work->scores + (q + i) * COLUMNS) + from % KEYS / step;
+                const float *weights = work->scores + (q + i) * COLUMNS;
+                strip.inputs[i] = in_blocks(&work->heads)
+                                      ? scale_weights(weights + from % KEYS, scales, to - from, scaled[i])
+                                      : (const uint32_t *)weights + from % KEYS / step;
                 strip.sums[i] = work->mixed + (q + i) * width + at;
             }
             if (gathers)

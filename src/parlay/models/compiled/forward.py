@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from parlay.cache.pages import CODES
 from parlay.compiled import structs
 from parlay.compiled.library import NotLoaded, load
 from parlay.models.compiled.growing import GrownTrees, TreeRequests
@@ -35,8 +36,14 @@ _LINE = 64  # bytes of a cache line
 _LONGER, _SHAPES = 256, 4096  # room is made for texts of so many tokens more; forwards known to have room
 
 
-def refusal(config: DecoderConfig, dtype: torch.dtype) -> str | None:
-    """Why the library can't run this model, or None."""
+_CACHED = {"float32": (0, torch.float32), "bfloat16": (1, torch.bfloat16), "q8_0": (2, torch.uint8)}
+"""How keys and values may be cached: the number in core.h, and what pages are tensors of."""
+
+
+def refusal(config: DecoderConfig, dtype: torch.dtype, cached: str = "auto") -> str | None:
+    """Why the library can't run this model, or not with keys and values cached so; or None."""
+    if cached == "q8_0" and config.head_dim % CODES:
+        return f"it rounds keys and values in blocks of {CODES} numbers, and heads have {config.head_dim}"
     if dtype not in (torch.float32, torch.bfloat16):
         return f"it computes in float32 and bfloat16, not {str(dtype).removeprefix('torch.')}"
     if config.head_dim % 2 or config.head_dim > _MOST_HEAD:
@@ -76,19 +83,29 @@ class Workspace:
 
 
 class CompiledForward:
-    """Raises NotLoaded where the library is missing or can't run this model."""
+    """Raises NotLoaded where the library is missing or can't run this model.
+
+    ``cached`` is how keys and values are: in float32, bfloat16, q8_0, or as ``auto`` in ``dtype``.
+    """
 
     def __init__(
-        self, config: DecoderConfig, weights: Mapping[str, Operand], dtype: torch.dtype, packed: Packed = nobody
+        self,
+        config: DecoderConfig,
+        weights: Mapping[str, Operand],
+        dtype: torch.dtype,
+        packed: Packed = nobody,
+        cached: str = "auto",
     ) -> None:
-        reason = refusal(config, dtype)
+        reason = refusal(config, dtype, cached)
         if reason:
             raise NotLoaded(reason)
         self._core = load()
         self._weights = Weights(self._core, config, weights, dtype, packed)
         self._model = self._weights.model
         self._config, self._dtype = config, dtype
-        self._prefixes = Prefixes(dtype)
+        self._model.cached, cache_dtype = _CACHED[str(dtype).removeprefix("torch.") if cached == "auto" else cached]
+        cache_lanes = int(self._core.panel) // 2 if cached == "q8_0" else 0
+        self._prefixes = Prefixes(cache_dtype, cache_lanes)
         self._space, self._growing = Workspace(self._core), Workspace(self._core)
         self._short: dict[int, ShortHead] = {}
         self._start = 0  # of the space
@@ -101,8 +118,10 @@ class CompiledForward:
         width = f"{stored} weights" if stored else str(dtype).removeprefix("torch.")
         self._kernels = Kernels(
             exactness=Exactness.BITS,
-            reason=f"compiled decoder ({lanes}), {width}: rows do not depend on each other",
-            cache_dtype=dtype,
+            reason=f"compiled decoder ({lanes}), {width}"
+            f"{'' if cached == 'auto' else f', keys and values in {cached}'}: rows do not depend on each other",
+            cache_dtype=cache_dtype,
+            cache_lanes=cache_lanes,
         )
 
     @property

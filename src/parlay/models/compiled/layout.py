@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from parlay.cache import BLOCK, Rows
+from parlay.cache.pages import CODED, CODES, Page
 from parlay.compiled import structs
 from parlay.models.forward import ForwardBatch, SegmentFeatures
 from parlay.types import Prefix, trees
@@ -56,15 +58,18 @@ class BatchLayout:
 
 
 class Prefixes:
-    """Prefixes as the library reads them: pages as of a sequence, in the dtype of the cache, made once for each."""
+    """Prefixes as the library reads them: pages as of a sequence, in the form of the cache, made once for each.
 
-    def __init__(self, dtype: torch.dtype) -> None:
-        self._dtype = dtype
+    With ``lanes`` that is in blocks; see `CacheShape`.
+    """
+
+    def __init__(self, dtype: torch.dtype, lanes: int) -> None:
+        self._dtype, self._lanes = dtype, lanes
         self._held: WeakKeyDictionary[Prefix, tuple[structs.PrefixStruct, object]] = WeakKeyDictionary()
 
     def pointer(self, prefix: Prefix) -> ctypes._Pointer[structs.PrefixStruct]:
         if prefix not in self._held:
-            self._held[prefix] = self._made(prefix.states)
+            self._held[prefix] = self._in_blocks(prefix.states) if self._lanes else self._made(prefix.states)
         return ctypes.pointer(self._held[prefix][0])
 
     def _made(self, states_LSKPD: Tensor) -> tuple[structs.PrefixStruct, object]:
@@ -76,6 +81,35 @@ class Prefixes:
         addresses = (ctypes.c_void_p * pages)(*(page.data_ptr() for page in paged))
         pitch = BLOCK * size * filled.element_size()
         return structs.PrefixStruct(ctypes.addressof(addresses), pitch, keys), (paged, addresses)
+
+    def _in_blocks(self, states_LSKPD: Tensor) -> tuple[structs.PrefixStruct, object]:
+        *shape, keys, size = states_LSKPD.shape
+        memory = torch.zeros(*shape, -(-keys // BLOCK), BLOCK * size // CODES * CODED, dtype=torch.uint8)
+        pages = [Page(memory, number, self._lanes) for number in range(memory.shape[3])]
+        for slot, states_LSKD in enumerate(states_LSKPD.unbind(3)):
+            write_in_blocks(pages[slot // BLOCK].row(slot % BLOCK), states_LSKD)
+        addresses = (ctypes.c_void_p * len(pages))(*(page.address for page in pages))
+        return structs.PrefixStruct(ctypes.addressof(addresses), pages[0].pitch, keys), (memory, addresses)
+
+
+def _hadamard(size: int) -> Tensor:
+    """The orthogonal matrix by which blocks of keys and queries are multiplied; ``size`` is a power of two."""
+    made = torch.ones(1, 1)
+    while len(made) < size:
+        made = torch.cat((torch.cat((made, made), 1), torch.cat((made, -made), 1)))
+    return made / math.sqrt(size)
+
+
+def write_in_blocks(row: Sequence[Tensor], states_LSKD: Tensor) -> None:
+    """Round the key and the value of one token to blocks of eight bits, and write them to the views of its `row`."""
+    blocks = states_LSKD.float().view(*states_LSKD.shape[:-1], -1, CODES).clone()
+    blocks[:, 0] = blocks[:, 0] @ _hadamard(CODES)
+    largest = blocks.abs().amax(-1, keepdim=True)
+    codes = (blocks * torch.where(largest > 0, 127 / largest, 0)).round().to(torch.int8).view(torch.uint8)
+    scales = (largest / 127).half().view(torch.uint8)
+    for (to_codes, to_scales), which in zip((row[:2], row[2:]), (0, 1), strict=True):
+        to_codes.copy_((codes[:, which] ^ (0 if which else 128)).reshape(to_codes.shape))
+        to_scales.copy_(scales[:, which])
 
 
 def lay_out(work: ForwardBatch, prefixes: Prefixes) -> BatchLayout:

@@ -117,7 +117,7 @@ class Weights:
             head_dim=config.head_dim,
             ffn=config.intermediate_size,
             vocab=config.output_size,
-            bf16=int(self._dtype == torch.bfloat16),
+            cached=int(self._dtype == torch.bfloat16),
             eps=config.rms_norm_eps,
             embedding=self._embedding(fused, head),
             layer=layers,

@@ -1,0 +1,109 @@
+/* Keys in blocks of eight bits: a row's codes into the cache, and the scores of queries in blocks, by whole numbers.
+ *
+ * A page holds PAGE / LANES strips of keys, each [blocks][KEY_BYTES]: of a block the codes, four to a word, a word of each
+ * key beside those of the others, then their scales. So keys are multiplied where they lie.
+ */
+#ifndef PARLAY_CODES_OF_KEYS_H
+#define PARLAY_CODES_OF_KEYS_H
+
+#include "codes.h"
+#include "strips.h"
+
+/* Each block times Hadamard's orthogonal matrix, which leaves products of queries and keys as they are: one large number
+ * becomes 32 of middle size, so that a scale fits them all (Ashkboos et al. 2024, QuaRot). */
+static void spread(float *x, int64_t count)
+{
+    for (float *block = x; block < x + count; block += BLOCK) {
+        for (int half = BLOCK / 2; half; half /= 2)
+            for (int i = 0; i < BLOCK; i += 2 * half)
+                for (int j = i; j < i + half; j++) {
+                    const float low = block[j], high = block[j + half];
+                    block[j] = low + high, block[j + half] = low - high;
+                }
+        for (int i = 0; i < BLOCK; i++) block[i] *= 0.176776695f; /* 1 / sqrt(32) */
+    }
+}
+
+/* A query to `parts` roundings: its blocks, then those of what the first left; `x` is written to. */
+static void round_query(float *x, int64_t count, InputBlock *blocks)
+{
+    const int64_t each = count / BLOCK;
+    for (int part = 0; part < QUERY_PARTS; part++, blocks += each) {
+        QUANTISE(x, count, blocks, 1);
+        for (int64_t i = 0; i < count; i++) x[i] -= blocks[i / BLOCK].scale * (float)blocks[i / BLOCK].codes[i % BLOCK];
+    }
+}
+
+/* Where the strip that has a slot begins. */
+INLINE char *strip_at(const Segment *segment, int64_t part, int64_t blocks, int64_t slot)
+{
+    return row_at(segment, part, slot, 0) + slot % PAGE / LANES * blocks * KEY_BYTES;
+}
+
+/* A key or value of whole blocks into its slot. */
+static void store_key(const Segment *segment, int64_t part, int64_t slot, const InputBlock *blocks, int64_t count)
+{
+    char *strip = strip_at(segment, part, count, slot);
+    for (int64_t b = 0; b < count; b++, strip += KEY_BYTES) {
+        const uint16_t scale = round_half(blocks[b].scale);
+        for (int g = 0; g < GROUPS; g++) {
+            uint32_t word;
+            memcpy(&word, blocks[b].codes + 4 * g, 4);
+            word ^= 0x80808080u; /* stored codes are 128 too large */
+            memcpy(strip + (g * LANES + slot % LANES) * 4, &word, 4);
+        }
+        memcpy(strip + (GROUPS * LANES * 2 + slot % LANES) * 2, &scale, 2);
+    }
+}
+
+static void store_value(const Segment *segment, int64_t part, int64_t slot, const InputBlock *blocks, int64_t count)
+{
+    char *codes = row_at(segment, part, slot, count * BLOCK);
+    for (int64_t b = 0; b < count; b++) {
+        const uint16_t scale = round_half(blocks[b].scale);
+        memcpy(codes + b * BLOCK, blocks[b].codes, BLOCK);
+        memcpy(row_at(segment, part + PAGE * count * BLOCK + b * PAGE * 2, slot, 2), &scale, 2);
+    }
+}
+
+/* A strip of the keys with these slots, `count` of them; the others are never used. */
+static void gather_keys(const Work *work, const int64_t *slots, int64_t count, char *strip)
+{
+    const int64_t blocks = blocks_of(&work->heads);
+    for (int64_t lane = 0; lane < LANES; lane++) {
+        const int64_t slot = slots[lane < count ? lane : count - 1], place = slot % LANES;
+        const char *from = strip_at(work->segment, work->keys, blocks, slot);
+        char *to = strip;
+        for (int64_t b = 0; b < blocks; b++, from += KEY_BYTES, to += KEY_BYTES) {
+            for (int g = 0; g < GROUPS; g++) memcpy(to + (g * LANES + lane) * 4, from + (g * LANES + place) * 4, 4);
+            memcpy(to + (GROUPS * LANES * 2 + lane) * 2, from + (GROUPS * LANES * 2 + place) * 2, 2);
+        }
+    }
+}
+
+/* What `score_keys` does, for a cache in blocks. */
+static void score_codes(const Work *work, int64_t first, int64_t last, int64_t from, int64_t to, const int64_t *slots)
+{
+    char gathered[VECTORS][LONGEST_HEAD / BLOCK * KEY_BYTES] __attribute__((aligned(64)));
+    const int64_t blocks = blocks_of(&work->heads), most = STRIP_ROWS / QUERY_PARTS;
+    for (int64_t key = from; key < to; key += STRIP) {
+        const char *strips[VECTORS];
+        for (int v = 0; v < VECTORS; v++) {
+            int64_t own = key + v * LANES < to ? key + v * LANES : key;
+            if (slots) gather_keys(work, slots + own - from, to - own, gathered[v]);
+            strips[v] = slots ? gathered[v] : strip_at(work->segment, work->keys, blocks, own);
+        }
+        for (int64_t q = first, count; q < last; q += count) {
+            vf sums[STRIP_ROWS][BLOCKS];
+            count = last - q < most ? last - q : most;
+            SCORE(strips[0], strips[1] - strips[0], work->blocks + q * QUERY_PARTS, work->count * QUERY_PARTS, blocks,
+                  count * QUERY_PARTS, sums);
+            for (int64_t i = 0; i < count; i++)
+                for (int v = 0; v < VECTORS; v++)
+                    store(work->scores + (q + i) * COLUMNS + key % KEYS + v * LANES,
+                          sums[i * QUERY_PARTS][v] + sums[i * QUERY_PARTS + 1][v]);
+        }
+    }
+}
+
+#endif
