@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,20 @@ def test_logits_are_the_same_bits(name: str, tmp_path: Path) -> None:
         assert torch.equal(logits(written), expected)
         assert take(written) is None  # the model has taken it
     assert torch.equal(logits(written), expected)
+
+
+def test_what_was_taken_is_freed_though_packing_goes_on_for_others(tmp_path: Path) -> None:
+    """A server packs its first model so, and may unload that before it ends."""
+    save_random("qwen2", tmp_path)
+    written = gguf_files.write(tmp_path / "model.gguf", tmp_path, kind=Kind.Q8_0)
+    with packing_ahead(written):
+        taken = take(written)
+        assert taken is not None
+        for job in taken.jobs():
+            job()
+        freed = weakref.ref(taken)
+        del taken, job
+        assert freed() is None
 
 
 def test_a_file_that_has_changed_meanwhile_is_packed_anew(tmp_path: Path) -> None:

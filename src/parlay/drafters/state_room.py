@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Generic, Protocol, TypeVar
 from weakref import WeakSet
+
+_State = TypeVar("_State")
 
 MOST_BYTES = 200_000_000
 """Of all drafters together, where the budget has so many."""
@@ -28,12 +30,12 @@ class StateRoom:
 
     def __init__(self, budget: MemoryBudget | None = None, most: int = MOST_BYTES) -> None:
         self.most = most
-        self._counted: WeakSet[StateBytes] = WeakSet()
+        self._counted: WeakSet[StateBytes[Any]] = WeakSet()
         self._budget = budget
         if budget is not None:
             budget.join(self, most, 0)
 
-    def join(self, counted: StateBytes) -> None:
+    def join(self, counted: StateBytes[Any]) -> None:
         """Count these states too, for as long as their drafter is there."""
         self._counted.add(counted)
 
@@ -64,14 +66,20 @@ class StateRoom:
         return largest is not None and largest.forget_largest()
 
 
-class StateBytes:
+class StateBytes(Generic[_State]):
     """The bytes of each state of one drafter, by sequence or another number."""
 
-    def __init__(self, room: StateRoom, forget: Callable[[int], object]) -> None:
-        """``forget`` drops the state of a number: the drafter can build it again from the sequence's tokens."""
+    def __init__(
+        self, room: StateRoom, states: dict[int, _State], dropped: Callable[[_State], object] | None = None
+    ) -> None:
+        """``states`` are those of the drafter, which can build each again from the sequence's tokens.
+
+        ``dropped`` hears of each that the room takes out of them. It must not refer to the drafter, which would then
+        refer to itself and wait for the garbage collector.
+        """
         self.room, self.held = room, 0
         self._sizes: dict[int, int] = {}
-        self._forget = forget
+        self._states, self._dropped = states, dropped
         room.join(self)
 
     def set(self, number: int, size: int) -> None:
@@ -96,7 +104,9 @@ class StateBytes:
         if number is None or not self.held:
             return False
         self.release(number)
-        self._forget(number)
+        state = self._states.pop(number, None)
+        if state is not None and self._dropped is not None:
+            self._dropped(state)
         return True
 
 

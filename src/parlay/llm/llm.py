@@ -332,6 +332,7 @@ class LLM:
         self._closed = True
         self._strategies.close()
         self.vocabulary.rest()
+        self._budget.drop_spare()  # pages refer to each other, and would wait for the garbage collector
         del self._strategies, self._resources, self._drafts, self.engine, self.runner
 
     @property

@@ -38,7 +38,7 @@ class Aggressive(OneByOne):
     def __init__(self, resources: Resources, options: AggressiveOptions) -> None:
         self._indexes = Indexes(options.ngram, resources.vocab_size, resources.room)
         self._copies: dict[int, _Copy] = {}
-        self._bytes = StateBytes(resources.room, lambda sequence: self._copies.pop(sequence, None))
+        self._bytes = StateBytes(resources.room, self._copies)
 
     def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
         self._indexes.begin(budgets)

@@ -127,7 +127,7 @@ class Shared(Generic[T]):
         self._make = make
         self._made: dict[int, T] = {}
         self._users: dict[int, int] = {}  # the text that each sequence uses
-        self._bytes = StateBytes(room, lambda text: self._made.pop(text, None))
+        self._bytes = StateBytes(room, self._made)
 
     def of(self, sequence: int, texts: Texts) -> T:
         """Find or make what belongs to the texts. Ask in each step, because the room may have had it forgotten."""

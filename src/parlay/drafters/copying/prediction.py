@@ -57,7 +57,7 @@ class PredictedOutput:
         self._codec = Codec(tokenizer) if tokenizer is not None and tokenizer.is_fast else None
         self._step = StepBudget(resources.room, TOKEN_BYTES)
         self._copies: dict[int, _PredictionCopy] = {}
-        self._bytes = StateBytes(resources.room, lambda sequence: self._copies.pop(sequence, None))
+        self._bytes = StateBytes(resources.room, self._copies)
 
     def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
         self._step.begin(len(views))

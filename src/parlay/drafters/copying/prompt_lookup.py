@@ -59,7 +59,7 @@ class PromptLookup(OneByOne):
         self._step = StepBudget(resources.room, _PLACE_BYTES)
         self._references = Shared(partial(_References, self._sizes), resources.room)
         self._texts: dict[int, _CopiedText] = {}
-        self._bytes = StateBytes(resources.room, lambda sequence: self._texts.pop(sequence, None))
+        self._bytes = StateBytes(resources.room, self._texts)
 
     def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
         self._step.begin(sum([budget > 0 for budget in budgets]))

@@ -54,7 +54,7 @@ class ReferenceCopy(OneByOne):
         self._resync = options.resync
         self._indexes = Indexes(options.max_ngram, resources.vocab_size, resources.room)
         self._alignments: dict[int, Alignment] = {}
-        self._bytes = StateBytes(resources.room, lambda sequence: self._alignments.pop(sequence, None))
+        self._bytes = StateBytes(resources.room, self._alignments)
 
     def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
         self._indexes.begin(budgets)

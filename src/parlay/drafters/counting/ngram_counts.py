@@ -154,7 +154,7 @@ class CountedTexts:
         self._longest = longest
         self._vocab_size = vocab_size
         self._texts: dict[int, CountedText] = {}
-        self._bytes = StateBytes(room, lambda sequence: self._texts.pop(sequence, None))
+        self._bytes = StateBytes(room, self._texts)
         self._step = StepBudget(room, longest * GRAM_BYTES)
 
     def begin(self, budgets: Sequence[int]) -> None:

@@ -51,25 +51,24 @@ Choose = Callable[[Tensor, Sequence[Chain]], list[tuple[int, float] | None]]
 class ChainWriter:
     """Continues sequences with a draft model, in its own ids. Paths less likely than ``min_p`` are not followed."""
 
-    def __init__(self, runner: Runner, min_p: float, choose: Choose) -> None:
+    def __init__(self, runner: Runner, min_p: float) -> None:
         self._runner = runner
         self._min_p = min_p
-        self._choose = choose
         self._sequences = DraftSequences(runner)
 
-    def write(self, sights: Sequence[Sight], budgets: Sequence[int]) -> list[Chain | None]:
-        """One chain each; None where the draft model has no room or nothing to read."""
+    def write(self, sights: Sequence[Sight], budgets: Sequence[int], choose: Choose) -> list[Chain | None]:
+        """Write one chain each; None where the draft model has no room or nothing to read."""
         readable = [budget if sight.tokens else 0 for sight, budget in zip(sights, budgets, strict=True)]
         jobs = self._sequences.jobs(sights, readable)
         chains = {place: Chain(sights[place], job.sequence, job.budget) for place, job in jobs.items()}
-        self._run(list(chains.values()))
+        self._run(list(chains.values()), choose)
         return [chains.get(place) for place in range(len(sights))]
 
-    def _run(self, chains: Sequence[Chain]) -> None:
+    def _run(self, chains: Sequence[Chain], choose: Choose) -> None:
         """Token by token, all chains at once. Drafted ids join the draft model's cache as if committed."""
         while chains:
             out = self._runner.forward([chain.sequence.segment() for chain in chains])
-            choices = self._choose(out.logits_RV, chains)
+            choices = choose(out.logits_RV, chains)
             growing = []
             for chain, choice in zip(chains, choices, strict=True):
                 self._sequences.keep(chain.sequence)

@@ -46,7 +46,7 @@ class Lookahead(OneByOne):
         self._guesses = options.guesses
         self._copy = options.copy
         self._states: dict[int, _LookaheadState] = {}
-        self._bytes = StateBytes(resources.room, lambda sequence: self._states.pop(sequence, None))
+        self._bytes = StateBytes(resources.room, self._states)
 
     def _propose(self, view: SequenceView, budget: int) -> Draft:
         if not self._guesses:

@@ -36,14 +36,14 @@ class Eagle3(LayerHeadDrafter):
         self._head, self._ids_D = runner, draft_ids(held.tensors["d2t"])
         guessing = Guessing(self._ids_D)
         limits = TreeLimits(options.depth, options.width, options.width * options.depth)
-        super().__init__(SOURCE, runner, held, guessing, limits, room=resources.room)
-        self._options, self._dtype = options, head.dtype
-        self._fuse = head.fuse
-        self._norm = input_norm(held, "midlayer.hidden_norm.weight")
-        self._at_once = runner.grows and not normed(held)
+        fuse, norm, dtype = head.fuse, input_norm(held, "midlayer.hidden_norm.weight"), head.dtype
 
-    def _from_target(self, features_KF: Tensor, tokens: Sequence[int]) -> Tensor:
-        return self._norm(self._fuse(features_KF)).to(self._dtype)
+        def from_target(features_KF: Tensor, tokens: Sequence[int]) -> Tensor:
+            return norm(fuse(features_KF)).to(dtype)
+
+        super().__init__(SOURCE, runner, held, guessing, limits, from_target=from_target, room=resources.room)
+        self._options, self._fuse, self._norm = options, fuse, norm
+        self._at_once = runner.grows and not normed(held)
 
     def _from_itself(self, hidden_KH: Tensor, tokens: Sequence[int]) -> Tensor:
         return self._norm(hidden_KH)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from parlay.drafters.draft_models.guesses import Guess
 from parlay.drafters.heads.level_trees import Guessing, LevelTree
-from parlay.drafters.heads.text_rows import TextRows, WaitingRows
+from parlay.drafters.heads.text_rows import Inputs, TextRows, WaitingRows
 from parlay.drafters.heads.watch import Watched
 from parlay.drafters.state_room import StateRoom
 from parlay.heads.artefact import HeadArtefact
@@ -58,6 +58,9 @@ class LayerHeadDrafter(Watched, ABC):
     Each level of a tree is one forward of the head, for all sequences together. Rows of drafted tokens are dropped from
     its cache: once committed they run again, on the target's own features. Where a request samples, candidates are
     ranked by the request's own noise. Scores are the head's probabilities.
+
+    ``from_target`` makes the inputs of rows. It is no method, so that nothing here refers to itself: an unloaded model
+    frees its memory at once.
     """
 
     def __init__(
@@ -68,21 +71,18 @@ class LayerHeadDrafter(Watched, ABC):
         guessing: Guessing,
         limits: TreeLimits,
         *,
+        from_target: Inputs,
         room: StateRoom,
     ) -> None:
         taps: list[int] = held.settings["taps"]
         self._source, self._runner, self._guessing, self._limits = source, runner, guessing, limits
         self.needs = Needs(taps=tuple(taps), expected=held.expected)
-        self._rows = TextRows(runner, taps, self._from_target, room)
+        self._from_target, self._rows = from_target, TextRows(runner, taps, from_target, room)
         super().__init__(source, held, self._rows)
 
     @abstractmethod
-    def _from_target(self, features_KF: Tensor, tokens: Sequence[int]) -> Tensor:
-        """Inputs of rows ``[K, H]``, from the target's features and the tokens that come one after each."""
-
-    @abstractmethod
     def _from_itself(self, hidden_KH: Tensor, tokens: Sequence[int]) -> Tensor:
-        """The same for rows of drafted ``tokens``, of what left the layer at the rows above them."""
+        """Inputs ``[K, H]`` for rows of drafted ``tokens``, of what left the layer at the rows above them."""
 
     @abstractmethod
     def _tree(self, budget: int) -> LevelTree:

@@ -41,12 +41,12 @@ class _NextStates(LayerHeadDrafter):
         module.load_state_dict(dict(held.without(LM_HEAD).tensors))
         runner = head.runner(held.method, partial(decoder, held.layer, held.operands, head.embedding))
         guessing = Guessing(module.draft_ids)
-        super().__init__(source, runner, held, guessing, growth, room=room)
-        self._fuse, self._dtype = module.float().requires_grad_(False).fuse, head.dtype
-        self._embedding_VH = head.embedding_VH
+        fuse, embedding_VH = module.float().requires_grad_(False).fuse, head.embedding_VH
 
-    def _from_target(self, features_KF: Tensor, tokens: Sequence[int]) -> Tensor:
-        return self._fuse(features_KF.float(), self._embedding_VH[torch.tensor(tokens)].float()).to(self._dtype)
+        def from_target(features_KF: Tensor, tokens: Sequence[int]) -> Tensor:
+            return fuse(features_KF.float(), embedding_VH[torch.tensor(tokens)].float()).to(head.dtype)
+
+        super().__init__(source, runner, held, guessing, growth, from_target=from_target, room=room)
 
     def _from_itself(self, hidden_KH: Tensor, tokens: Sequence[int]) -> Tensor:
         return self._from_target(hidden_KH, tokens)

@@ -115,7 +115,7 @@ class HeadSequences:
     def __init__(self, runner: Runner, taps: Sequence[int], room: StateRoom) -> None:
         self._runner, self._taps = runner, tuple(taps)
         self._held: dict[int, HeadSequence] = {}  # by the target's sequence, least recently used first
-        self._bytes = StateBytes(room, self.release)
+        self._bytes = StateBytes(room, self._held, lambda held: runner.release(held.name))
         self._row_bytes = 0  # of one token's features, once some were seen
 
     def take(self, view: SequenceView, start: int, taps: Mapping[int, Tensor]) -> None:

@@ -50,15 +50,16 @@ class IntersectionDraft:
         self._to_ours = common
         self._theirs = torch.tensor(list(common))
         self._ours = torch.tensor(list(common.values()))
-        self._writer = ChainWriter(runner, options.min_p, self._choose)
+        self._writer = ChainWriter(runner, options.min_p)
         self._translations: dict[int, _Translation] = {}
-        self._bytes = StateBytes(resources.room, lambda sequence: self._translations.pop(sequence, None))
+        self._bytes = StateBytes(resources.room, self._translations)
 
     def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
         places = [place for place, budget in enumerate(budgets) if budget > 0 and self._admit(views[place])]
         sights = [Sight(views[place], self._translate(views[place])) for place in places]
         drafts = [NO_DRAFT] * len(views)
-        for place, chain in zip(places, self._writer.write(sights, [budgets[place] for place in places]), strict=True):
+        chains = self._writer.write(sights, [budgets[place] for place in places], self._choose)
+        for place, chain in zip(places, chains, strict=True):
             if chain is not None:
                 drafts[place] = trees.chain(self._path(chain), SOURCE, chain.probabilities)
         return drafts

@@ -45,15 +45,16 @@ class UniversalDraft:
         self._known = min(self._drafter.size, runner.spec.vocab_size)  # a padded vocabulary has ids without text
         self._ends = frozenset(runner.spec.eos_ids)
         self._window = options.window
-        self._writer = ChainWriter(runner, options.min_p, self._choose)
+        self._writer = ChainWriter(runner, options.min_p)
         self._retold: dict[int, Retold] = {}
-        self._bytes = StateBytes(resources.room, lambda sequence: self._retold.pop(sequence, None))
+        self._bytes = StateBytes(resources.room, self._retold)
 
     def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
         places = [place for place, view in enumerate(views) if budgets[place] > 0 and self._follow(view)]
         sights = [Sight(views[place], self._retold[views[place].sequence].ids) for place in places]
         drafts = [NO_DRAFT] * len(views)
-        for place, chain in zip(places, self._writer.write(sights, [budgets[place] for place in places]), strict=True):
+        chains = self._writer.write(sights, [budgets[place] for place in places], self._choose)
+        for place, chain in zip(places, chains, strict=True):
             if chain is not None:
                 drafts[place] = self._draft(views[place], chain, budgets[place])
         return drafts

@@ -313,7 +313,7 @@ class LiveTexts:
     def __init__(self, depth: int, room: StateRoom) -> None:
         self._depth = depth
         self._texts: dict[int, LiveText] = {}
-        self._bytes = StateBytes(room, lambda sequence: self._texts.pop(sequence, None))
+        self._bytes = StateBytes(room, self._texts)
         self._step = StepBudget(room, _TOKEN_BYTES)
 
     def begin(self, budgets: Sequence[int]) -> None:

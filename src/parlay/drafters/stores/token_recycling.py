@@ -5,9 +5,9 @@ from __future__ import annotations
 import heapq
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -61,10 +61,10 @@ class TokenRecycling(OneByOne):
         self._tenants = options.tenants
         self._matrices: OrderedDict[str, _Matrix] = OrderedDict()
         self._private: dict[int, dict[int, Row]] = {}
-        self._bytes = StateBytes(resources.room, lambda sequence: self._private.pop(sequence, None))
+        self._bytes = StateBytes(resources.room, self._private)
         self._told: set[int] = set()
         file = StoreFile(Path(options.store), "choices", self._vocab_size, SOURCE) if options.store else None
-        self._saving = Saving(file, options.save_every, self._lists)
+        self._saving = Saving(file, options.save_every, partial(_lists, self._matrices))
         if file is not None:
             for salt, (tokens, candidates) in file.load().items():
                 self._matrices[salt] = _Matrix(self._vocab_size, tokens, candidates)
@@ -102,10 +102,6 @@ class TokenRecycling(OneByOne):
             self._told.remove(sequence)
             self._saving.changed()
 
-    def _lists(self) -> dict[str, list[array[int]]]:
-        """Any thread may ask: a row that changes meanwhile is read as it was, as it will be, or as a mix of both."""
-        return {salt: matrix.lists() for salt, matrix in list(self._matrices.items())}
-
     def _matrix(self, request: Request) -> _Matrix:
         """The tenant's matrix, now the latest used. The oldest one is dropped if there are too many."""
         if request.salt not in self._matrices:
@@ -138,6 +134,11 @@ class _Matrix:
         tokens, ranks = np.nonzero(rows_VK)
         candidates = rows_VK[tokens, ranks] - 1
         return [array("i", ids.astype(np.intc).tobytes()) for ids in (tokens, candidates)]
+
+
+def _lists(matrices: Mapping[str, _Matrix]) -> dict[str, list[array[int]]]:
+    """Any thread may ask: a row that changes meanwhile is read as it was, as it will be, or as a mix of both."""
+    return {salt: matrix.lists() for salt, matrix in list(matrices.items())}
 
 
 def _seen(observation: Observation) -> Iterator[tuple[int, Row]]:

@@ -108,11 +108,13 @@ def packing_ahead(path: Path) -> Iterator[None]:
         yield
         return
     _begun[path] = ahead
+    del ahead  # whoever takes it frees it
     try:
         yield
     finally:
-        _begun.pop(path, None)
-        ahead.cancel()
+        left = _begun.pop(path, None)
+        if left is not None:
+            left.cancel()
 
 
 def take(path: Path) -> PackingAhead | None:
