@@ -55,7 +55,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "transformers": frozenset({"types", "cost", "engine", "models", "drafters", "strategies"}),
     "aio": frozenset({"types", "system", "text", "engine", "llm"}),
     "testing": frozenset({"types", "sampling", "router", "engine", "models", "heads", "drafters", "strategies"}),
-    "train": RUN | {"llm", "models", "heads", "drafters", "sampling"},
+    "train": RUN | {"llm", "models", "heads", "drafters", "sampling", "bench"},
     "bench": RUN | {"llm", "cache", "cost", "energy", "router", "sampling", "engine", "models", "drafters"},
     "serve": RUN | {"llm", "sampling", "models", "structured", "aio"},
     "__main__": frozenset({"cli"}),

@@ -151,7 +151,7 @@ def test_heads_start_from_the_best_linear_guess_of_states_to_come() -> None:
 def test_lines_that_no_parser_can_read_are_broken_ones_and_no_others_are(tmp_path: Path) -> None:
     file = tmp_path / "prompts.jsonl"
     file.write_text('{"prompt": "one\u2028two"}\n' + "[" * 100_000 + '\n{"prompt": 7}\n')
-    with pytest.raises(ParlayError, match=r"line 2 is no .*\(2 such lines\)"):
+    with pytest.raises(ParlayError, match=r"line 2: not JSON .*\(2 such lines\)"):
         read_prompts(file)
     assert read_prompts(file, skip_broken=True) == ["one\u2028two"]
 
@@ -174,3 +174,14 @@ def test_a_shard_of_texts_that_was_cut_short_is_named(tmp_path: Path) -> None:
         path.write_bytes(whole[:cut])
         with pytest.raises(ParlayError, match=r"texts-00000\.npz is damaged .*delete it"):
             load_shard(path)
+
+
+def test_training_takes_every_file_of_prompts_that_other_commands_take(tmp_path: Path) -> None:
+    text, lines, array = (tmp_path / name for name in ("prompts.txt", "prompts", "prompts.json"))
+    text.write_text("Hello\n\nWhat is a tree?\n")
+    lines.write_text('{"prompt": "Hello"}\n{"prompt": "What is a tree?"}\n')
+    array.write_text(
+        '[{"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}]}]'
+    )
+    assert read_prompts(text) == read_prompts(lines) == ["Hello", "What is a tree?"]
+    assert read_prompts(array) == ["Hello"]

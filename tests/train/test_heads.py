@@ -202,7 +202,7 @@ def test_wrong_values_are_errors() -> None:
 def test_broken_prompts_are_named_and_counted(tmp_path: Path) -> None:
     file = tmp_path / "prompts.jsonl"
     file.write_text('{"prompt": "Hello"}\nbroken\n{"text": "x"}\n')
-    with pytest.raises(ParlayError, match=r"line 2 is no .* \(2 such lines\)"):
+    with pytest.raises(ParlayError, match=r"line 2: not JSON .*\(2 such lines\)"):
         read_prompts(file)
     assert read_prompts(file, skip_broken=True) == ["Hello"]
 

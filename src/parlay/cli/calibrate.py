@@ -19,6 +19,7 @@ from parlay.cli.flags import (
     options_from,
     sampling_params,
     strategy,
+    whole,
 )
 from parlay.cli.opening import open_llm
 from parlay.options import LoadOptions
@@ -66,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_decoding_flags(parser: argparse.ArgumentParser) -> None:
     """How many prompts, to what floor, and what decodes them."""
-    parser.add_argument("--most", type=int, default=1000, metavar="N", help="most prompts, the first (default: 1000)")
+    parser.add_argument("--most", type=whole, default=1000, metavar="N", help="most prompts, the first (default: 1000)")
     add_option_flags(parser, Floor)
     add_model_flags(parser)
     add_tokenizer_flag(parser)

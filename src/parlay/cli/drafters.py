@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from parlay.cli import bench_prompts
-from parlay.cli.flags import add_model_flags
+from parlay.cli.flags import add_model_flags, whole
 from parlay.options import nearest
 from parlay.system.terminal import aligned, printable
 
@@ -245,10 +245,10 @@ def _add_recommend_flags(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(draft_model=None, out=None, minutes=None, concurrency=(1,), context=(0,))
     parser.add_argument("--prompts", type=Path, required=True, metavar="FILE", dest="file", help="your prompts")
     parser.add_argument("--strategies", metavar="NAMES", help="what to measure, joined by commas")
-    parser.add_argument("--most", type=int, default=8, metavar="N", help="most prompts, the first ones (default: 8)")
-    parser.add_argument("--max-tokens", type=int, default=64, metavar="N", help="longest answer (default: 64)")
+    parser.add_argument("--most", type=whole, default=8, metavar="N", help="most prompts, the first ones (default: 8)")
+    parser.add_argument("--max-tokens", type=whole, default=64, metavar="N", help="longest answer (default: 64)")
     parser.add_argument("--temperature", type=float, default=0.0, metavar="X", help="0 is greedy (default: 0)")
-    parser.add_argument("--rounds", type=int, default=3, metavar="N", help="rounds of the best (default: 3)")
+    parser.add_argument("--rounds", type=whole, default=3, metavar="N", help="rounds of the best (default: 3)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 

@@ -13,6 +13,7 @@ from parlay.certificates.requirement import Allowed
 from parlay.certificates.requirement import parse as allowed_by
 from parlay.models.fetch.pulled import DEFAULT_MODEL
 from parlay.options import LoadOptions, Option, Options, UsageError, options_of, read_config
+from parlay.options import whole as read_whole
 from parlay.types import SamplingParams
 
 if TYPE_CHECKING:
@@ -57,7 +58,19 @@ ALIASES = {"max_tokens": "max_new_tokens"}
 T = TypeVar("T", bound=Options)
 
 _METAVARS = {int: "N", float: "X", Path: "PATH"}
-_READERS: Mapping[str, tuple[Callable[[str], object], str]] = {"int": (int, "N"), "float": (float, "X")}
+
+
+def whole(text: str) -> int:
+    """Read a flag's value."""
+    try:
+        return read_whole(text)
+    except UsageError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected a whole number, got {text!r:.60}") from None
+
+
+_READERS: Mapping[str, tuple[Callable[[str], object], str]] = {"int": (whole, "N"), "float": (float, "X")}
 
 
 def add_model_flags(parser: argparse.ArgumentParser) -> None:
@@ -72,7 +85,7 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
 
 def add_context_flag(parser: argparse._ActionsContainer) -> None:
     """How long prompt and output may become."""
-    parser.add_argument("--max-model-len", type=int, metavar="N", help="most tokens of prompt and output together")
+    parser.add_argument("--max-model-len", type=whole, metavar="N", help="most tokens of prompt and output together")
 
 
 def add_tokenizer_flag(parser: argparse._ActionsContainer) -> None:
@@ -222,7 +235,7 @@ def _reading(option: Option) -> dict[str, Any]:
         return {"action": argparse.BooleanOptionalAction}
     metavar = None if option.choices else option.metavar or _METAVARS.get(option.type)
     return {
-        "type": option.type,
+        "type": whole if option.type is int else option.type,
         "choices": option.choices or None,
         "metavar": metavar,
     }

@@ -9,13 +9,14 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
+from parlay.cli.flags import whole
 from parlay.cli.opening import pack_ahead, uncollected
 from parlay.cli.serve_models import (
     IDLE_SECONDS,
@@ -75,7 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _add_network_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("network and access")
     group.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
-    group.add_argument("--port", type=int, default=8000, help="port; 0 takes a free one (default: 8000)")
+    group.add_argument("--port", type=whole, default=8000, help="port; 0 takes a free one (default: 8000)")
     _add_key_flags(group)
     group.add_argument("--no-auth", action="store_true", help="ask for no key, even from other machines")
     group.add_argument(
@@ -129,32 +130,32 @@ def _add_limit_flags(parser: argparse.ArgumentParser) -> None:
 
 
 _DEFAULTS = Settings()
-_LIMITS: tuple[tuple[str, type, str, float | None, str], ...] = (
-    ("--max-body-bytes", int, "N", _DEFAULTS.max_body_bytes, "most bytes of a request's body"),
+_LIMITS: tuple[tuple[str, Callable[[str], float], str, float | None, str], ...] = (
+    ("--max-body-bytes", whole, "N", _DEFAULTS.max_body_bytes, "most bytes of a request's body"),
     (
         "--max-prompt-tokens",
-        int,
+        whole,
         "N",
         _DEFAULTS.max_prompt_tokens,
         "most tokens of a prompt, if less than the model holds",
     ),
-    ("--max-tokens", int, "N", _DEFAULTS.max_tokens, "most tokens of an output, if less than the model holds"),
+    ("--max-tokens", whole, "N", _DEFAULTS.max_tokens, "most tokens of an output, if less than the model holds"),
     (
         "--default-max-tokens",
-        int,
+        whole,
         "N",
         _DEFAULTS.default_max_tokens,
         "most tokens of an output whose request names no max_tokens; 0: what the model holds",
     ),
-    ("--max-n", int, "N", _DEFAULTS.max_n, "most samples of a request"),
-    ("--max-concurrency", int, "N", _DEFAULTS.concurrency, "most requests under way at once"),
-    ("--key-requests", int, "N", None, "most requests of one API key under way at once"),
-    ("--key-tokens", int, "N", None, "tokens of prompts and outputs that one API key may use per minute"),
-    ("--key-priority", int, "N", _DEFAULTS.key_limits.priority, "most urgent priority that an API key may ask for"),
-    ("--max-waiting", int, "N", 256, "most samples that wait for a place in a step"),
+    ("--max-n", whole, "N", _DEFAULTS.max_n, "most samples of a request"),
+    ("--max-concurrency", whole, "N", _DEFAULTS.concurrency, "most requests under way at once"),
+    ("--key-requests", whole, "N", None, "most requests of one API key under way at once"),
+    ("--key-tokens", whole, "N", None, "tokens of prompts and outputs that one API key may use per minute"),
+    ("--key-priority", whole, "N", _DEFAULTS.key_limits.priority, "most urgent priority that an API key may ask for"),
+    ("--max-waiting", whole, "N", 256, "most samples that wait for a place in a step"),
     (
         "--responses-kept",
-        int,
+        whole,
         "N",
         _DEFAULTS.responses_kept,
         "earlier responses that are kept for each API key",

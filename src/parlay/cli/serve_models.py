@@ -19,6 +19,7 @@ from parlay.cli.flags import (
     add_tokenizer_flag,
     chosen_strategy,
     options_from,
+    whole,
 )
 from parlay.cli.opening import read_text
 from parlay.models.fetch.pulled import DEFAULT_MODEL, default_model
@@ -56,8 +57,10 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     add_router_memory_flag(group, keys=True)
     _add_quality_flags(group)
     add_tokenizer_flag(group)
-    group.add_argument("--max-model-len", type=int, metavar="N", help="most tokens of prompt and output together")
-    group.add_argument("--max-num-seqs", type=int, default=32, metavar="N", help="most samples in a step (default: 32)")
+    group.add_argument("--max-model-len", type=whole, metavar="N", help="most tokens of prompt and output together")
+    group.add_argument(
+        "--max-num-seqs", type=whole, default=32, metavar="N", help="most samples in a step (default: 32)"
+    )
     group.add_argument(
         "--memory",
         metavar="SIZE",
@@ -97,7 +100,7 @@ def _add_loading_flags(group: argparse._ActionsContainer) -> None:
     )
     group.add_argument(
         "--max-loaded",
-        type=int,
+        type=whole,
         default=Settings().max_loaded,
         metavar="N",
         help=f"most models in memory at once (default: {Settings().max_loaded})",

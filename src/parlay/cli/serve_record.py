@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from parlay.cli.flags import whole
 from parlay.serve.settings import Settings
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ def add_record_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--record-megabytes",
-        type=int,
+        type=whole,
         metavar="N",
         help=f"most megabytes of these files; the oldest go first (default: {_MEGABYTES})",
     )

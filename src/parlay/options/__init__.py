@@ -16,6 +16,7 @@ from parlay.options.declare import (
     options_of,
     override,
     split,
+    whole,
 )
 from parlay.options.from_file import read_config
 from parlay.options.load import LoadOptions
@@ -33,4 +34,5 @@ __all__ = [
     "override",
     "read_config",
     "split",
+    "whole",
 ]

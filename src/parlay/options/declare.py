@@ -14,11 +14,15 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from parlay.types import ParlayError
+from parlay.types.base import show_number
 
 Value = int | float | bool | str | tuple[str, ...]
 """The values of a strategy's option. In a text, the parts of a tuple are joined by ``+``."""
 
 
+WHOLE = range(-(2**63), 2**64)
+"""Whole numbers that options may have: a seed may use 64 bits."""
+_OUT_OF_RANGE = "a whole number has at most 64 bits here"
 _FEW = 16  # names that an error lists
 _ALIKE = 0.7
 """From this similarity on, between 0 and 1, one word may be a slip for another."""
@@ -57,8 +61,10 @@ class Option:
         """The value that ``text`` spells. Raises UsageError, which calls the option ``label``, for any other text."""
         try:
             value = _READERS[self.type](text)
+        except UsageError as error:
+            raise UsageError(f"{label}: {error}") from None
         except ValueError:
-            raise UsageError(f"{label}={text}: expected {_TYPE_WORDS[self.type]}") from None
+            raise UsageError(f"{label}={text:.60}: expected {_TYPE_WORDS[self.type]}") from None
         self.check(label, value)
         return value
 
@@ -70,6 +76,8 @@ class Option:
             raise UsageError(f"{label}={value}: expected {_TYPE_WORDS[self.type]}")
         if self.choices and value not in self.choices:
             raise UsageError(f"{label}={value}: choose one of {', '.join(self.choices)}")
+        if isinstance(value, int) and value not in WHOLE:
+            raise UsageError(f"{label}={show_number(value)}: {_OUT_OF_RANGE}")
         if isinstance(value, int | float):
             # Written so that NaN fails.
             if self.low is not None and not value >= self.low:
@@ -89,6 +97,14 @@ class Options:
         declared = options_of(type(self))
         for name, value in dataclasses.asdict(self).items():
             declared[name].check(name, value)
+
+
+def whole(text: str) -> int:
+    """Read a whole number. Raises ValueError for another text, and UsageError for a number outside `WHOLE`."""
+    digits = text.strip().lstrip("+-").replace("_", "")
+    if digits.isdigit() and (len(digits) > len(str(WHOLE[-1])) or int(text) not in WHOLE):
+        raise UsageError(f"{text:.40}{'...' if len(text) > 40 else ''} is out of range: {_OUT_OF_RANGE}")
+    return int(text)
 
 
 T = TypeVar("T", bound=Options)
@@ -225,7 +241,7 @@ _TYPES: Mapping[object, type] = {
     tuple[str, ...]: tuple,
 }
 _READERS: Mapping[type, Callable[[str], Value]] = {
-    int: int,
+    int: whole,
     float: float,
     bool: _read_bool,
     str: str,

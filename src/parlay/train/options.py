@@ -22,7 +22,7 @@ class DrafterTrainOptions(LoopOptions):
     out: Path = option(Path("head"), "folder of the finished drafter")
     work: Path = option(Path("heads-work"), "folder of texts, features and checkpoints; a killed run goes on from it")
     prompts: Path | None = option(
-        None, 'file of JSON lines {"prompt": TEXT}; the target writes half of its own besides'
+        None, 'text file with a prompt on each line, or JSON lines {"prompt": TEXT}; the target writes half of its own'
     )
     texts: Path | None = option(
         None,

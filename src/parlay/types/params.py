@@ -128,16 +128,16 @@ class SamplingParams:
         _ = self.form
 
     def _check_numbers(self) -> None:
-        _check_range("n", self.n, 1)
+        _check_range("n", self.n, 1, _MOST)
         _check_range("temperature", self.temperature, 0)
-        _check_range("top_k", self.top_k, -1)
+        _check_range("top_k", self.top_k, -1, _MOST)
         _check_range("min_p", self.min_p, 0, 1)
         _check_range("presence_penalty", self.presence_penalty, -2, 2)
         _check_range("frequency_penalty", self.frequency_penalty, -2, 2)
-        _check_range("max_tokens", self.max_tokens, 0)
-        _check_range("min_tokens", self.min_tokens, 0)
-        _check_range("logprobs", self.logprobs, -1)
-        _check_range("prompt_logprobs", self.prompt_logprobs, -1)
+        _check_range("max_tokens", self.max_tokens, 0, _MOST)
+        _check_range("min_tokens", self.min_tokens, 0, _MOST)
+        _check_range("logprobs", self.logprobs, -1, _MOST)
+        _check_range("prompt_logprobs", self.prompt_logprobs, -1, _MOST)
         _check_number("top_p", self.top_p)
         _check_number("typical_p", self.typical_p)
         _check_number("repetition_penalty", self.repetition_penalty)
@@ -177,6 +177,10 @@ class SamplingParams:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
 
+_MOST = 2**63 - 1
+"""Of whole numbers."""
+
+
 def _is_text(value: object) -> bool:
     return isinstance(value, str) and bool(value)
 
@@ -193,5 +197,7 @@ def _check_range(name: str, value: float | None, low: float, high: float = math.
     _check_number(name, value)
     if low <= value <= high and abs(value) <= sys.float_info.max:
         return
-    limit = f"at least {low:g}" if high == math.inf else f"between {low:g} and {high:g}"
+    limit = f"between {low:g} and {high:g}"
+    if high in (math.inf, _MOST):
+        limit = f"at least {low:g}" if value < low or high == math.inf else f"at most {_MOST}"
     raise ValueError(f"{name} must be {limit}, got {show_number(value)}")

@@ -17,17 +17,27 @@ from parlay.types import ParlayError
 COMPRESSED = (".zst", ".gz")
 
 
-def read_prompts(path: Path) -> Iterator[Item]:
-    """The prompts of a file: JSON by its name's ending, as `read` takes it, else a text with a prompt on each line.
+def read_prompts(path: Path, broken: list[str] | None = None) -> Iterator[Item]:
+    """The prompts of a file: JSON as `read` takes it, else a text with a prompt on each line.
 
-    Every command that takes a file of prompts reads it by this. Raises ValueError as `read`, and for an empty file.
+    A file is JSON if its name or its first line says so. Every command that takes a file of prompts reads it by this.
+    Raises ValueError as `read`, and for an empty file.
     """
-    found = read(path) if path.name.endswith((".jsonl", ".json", *COMPRESSED)) else _lines(path)
+    found = read(path, broken) if _holds_json(path) else _lines(path)
     first = next(found, None)
     if first is None:
         raise ValueError(f"{path} holds no prompts: give one on each line, or as JSON lines with prompt or messages")
     yield first
     yield from found
+
+
+def _holds_json(path: Path) -> bool:
+    if path.name.endswith((".jsonl", ".json", *COMPRESSED)):
+        return True
+    try:
+        return isinstance(json.loads(_text(path).lstrip().partition("\n")[0]), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def _lines(path: Path) -> Iterator[Item]:
@@ -44,36 +54,50 @@ def stem(path: Path) -> str:
     return name
 
 
-def read(path: Path) -> Iterator[Item]:
+def read(path: Path, broken: list[str] | None = None) -> Iterator[Item]:
     """The items of a file, whose first record says which shape all of them have.
 
-    Raises ValueError for a file that can't be read and for a record of no known shape, or of another one than the
-    first; ParlayError where a compressed file needs a library that is not installed.
+    With ``broken``, wrong records are left out, and what is wrong is put there. Raises ValueError for a file that can't
+    be read, and without ``broken`` for a record of no known shape, or of another one than the first; ParlayError where
+    a compressed file needs a library that is not installed.
     """
     shape, texts = None, False
-    for number, (where, record) in enumerate(records(path)):
+    for number, (where, record) in enumerate(records(path, broken)):
         try:
             texts = texts or (not number and isinstance(record, str))
             record = {"messages": [{"role": "user", "content": record}]} if texts else record
             if not isinstance(record, dict):
                 raise ValueError("not an object")
             shape = shape or shape_of(record)
-            yield shape.item(record, str(number))
+            item = shape.item(record, str(number))
         except KeyError as error:
-            raise ValueError(f"{path}, {where}: {error} is missing") from None
+            _refuse(f"{path}, {where}: {error} is missing", broken)
         except (TypeError, ValueError) as error:
-            raise ValueError(f"{path}, {where}: {error}") from None
+            _refuse(f"{path}, {where}: {error}", broken)
+        else:
+            yield item
 
 
-def records(path: Path) -> Iterator[tuple[str, Any]]:
-    """Where each record stands, and the record."""
+def _refuse(fault: str, broken: list[str] | None) -> None:
+    if broken is None:
+        raise ValueError(fault) from None
+    broken.append(fault)
+
+
+def records(path: Path, broken: list[str] | None = None) -> Iterator[tuple[str, Any]]:
+    """Where each record stands, and the record. With ``broken``, lines that are no JSON are left out, as in `read`."""
     text = _text(path)
     if text.lstrip().startswith("["):
         yield from ((f"record {number}", record) for number, record in enumerate(_parsed(path, text, 1), start=1))
         return
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
-            yield f"line {number}", _parsed(path, line, number)
+            try:
+                record = _parsed(path, line, number)
+            except ValueError as error:
+                _refuse(str(error), broken)
+            else:
+                yield f"line {number}", record
 
 
 def _parsed(path: Path, text: str, first_line: int) -> Any:

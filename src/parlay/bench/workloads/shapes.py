@@ -28,7 +28,7 @@ class Item:
     """Either a ``prompt`` to continue, or ``messages`` to answer; ``follow_ups`` are then asked one by one.
 
     ``references`` are texts that the answer may repeat, ``prediction`` is what it will mostly be. ``category`` parts
-    the items of one file.
+    the items of one file. ``framed``: the prompt is in a model's template, as `parlay serve --record` keeps it.
     """
 
     id: str
@@ -39,6 +39,7 @@ class Item:
     max_tokens: int = MAX_TOKENS
     references: tuple[str, ...] = ()
     prediction: str | None = None
+    framed: bool = False
 
     def __post_init__(self) -> None:
         if bool(self.prompt) == bool(self.messages):
@@ -145,6 +146,7 @@ def _plain(record: Record, number: str) -> Item:
         max_tokens=_length(record.get("max_tokens", MAX_TOKENS)),
         references=tuple(_texts(record, "references")) if record.get("references") else (),
         prediction=_text(record, "prediction") if record.get("prediction") is not None else None,
+        framed=record.get("framed") is True,
     )
 
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
+from parlay.bench import workloads
 from parlay.text.chat_template import render
 from parlay.types import ParlayError, Tokenizer
 
 _MARK = "PARLAY"
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,33 +50,40 @@ class PromptAndAnswer:
 
 
 def read_prompts(path: Path, *, skip_broken: bool = False) -> list[str]:
-    """The prompts in a file of JSON lines, each ``{"prompt": TEXT}``.
+    """The first thing that a user says in each item of a file of prompts, as `parlay.bench.workloads` reads it.
 
-    Raises ParlayError for an empty file, for recorded traffic, and for a broken line unless ``skip_broken``.
+    Raises ParlayError for a file without prompts, for recorded traffic, and for a broken line unless ``skip_broken``.
     """
-    lines = _read(path, '"prompt": TEXT', _prompt, skip_broken)
-    if any(framed for _, framed in lines):
+    broken: list[str] = []
+    try:
+        items = list(workloads.read_prompts(path, broken))
+    except ValueError as error:
+        raise ParlayError(broken[0] if broken and not skip_broken else str(error)) from error
+    if broken:
+        refuse_broken(broken[0], len(broken), skip_broken)
+    if any(item.framed for item in items):
         raise ParlayError(f"{path} holds recorded traffic, whose prompts are in a model's template: give it by --texts")
-    return [prompt for prompt, _ in lines]
+    words = [next((each.content for each in item.messages if each.role == "user"), item.prompt) for item in items]
+    return [each for each in words if each.strip()]
 
 
 def read_conversations(path: Path, *, skip_broken: bool = False) -> list[PromptAndAnswer]:
-    """Read conversations like `read_prompts`, each line ``{"prompt": TEXT, "answer": TEXT}``, or recorded traffic."""
-    return _read(path, '"prompt": TEXT, "answer": TEXT', conversation_of, skip_broken)
+    """Read conversations, each line ``{"prompt": TEXT, "answer": TEXT}``, or recorded traffic.
 
-
-def _read(path: Path, form: str, read: Callable[[str], T | None], skip_broken: bool) -> list[T]:
+    Raises ParlayError for a file without conversations, and for a broken line unless ``skip_broken``.
+    """
     try:
         lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ParlayError(f"can't read {path}: {error}") from error
-    each = [read(line) for line in lines]
+    each = [conversation_of(line) for line in lines]
     broken = [number for number, found in enumerate(each, 1) if found is None]
     if broken:
-        refuse_broken(f"{path}: line {broken[0]} is no {{{form}}}", len(broken), skip_broken)
+        first = f'{path}: line {broken[0]} is no {{"prompt": TEXT, "answer": TEXT}}'
+        refuse_broken(first, len(broken), skip_broken)
     good = [found for found in each if found is not None]
     if not good:
-        raise ParlayError(f"{path} holds no prompts")
+        raise ParlayError(f"{path} holds no conversations")
     return good
 
 
@@ -95,17 +102,7 @@ def conversation_of(line: str) -> PromptAndAnswer | None:
     """Read the conversation of a JSON line; None where prompt or answer is missing or empty."""
     record = _record(line)
     prompt, answer = _text(record, "prompt"), _text(record, "answer")
-    return PromptAndAnswer(prompt, answer, _framed(record)) if prompt and answer else None
-
-
-def _prompt(line: str) -> tuple[str, bool] | None:
-    record = _record(line)
-    prompt = _text(record, "prompt")
-    return (prompt, _framed(record)) if prompt else None
-
-
-def _framed(record: dict[str, Any]) -> bool:
-    return record.get("framed") is True
+    return PromptAndAnswer(prompt, answer, record.get("framed") is True) if prompt and answer else None
 
 
 def _record(line: str) -> dict[str, Any]:
