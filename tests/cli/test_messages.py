@@ -26,6 +26,8 @@ generate x --top-p 1.5
 generate x --min-p 2
 generate x --top-k -2
 generate x --max-tokens -3
+generate x --max-tokens 99999999999999999999999
+generate x --strategy prompt-lookup:k=99999999999999999999999
 generate x --min-tokens 9 --max-tokens 4
 generate x --repetition-penalty 0
 generate x --stop ''
