@@ -3,8 +3,12 @@ bf16."""
 
 from __future__ import annotations
 
+import json
+import shutil
+import tempfile
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,7 +24,7 @@ from parlay.testing.conformance import Stage, catalogue_specs, subject_of
 from parlay.testing.conformance.compare import comparable
 from parlay.testing.conformance.stage import PLAIN, StageRequest, decode
 from parlay.testing.random_heads import random_heads
-from parlay.types import CanvasSpec, Exactness, SamplingParams
+from parlay.types import Exactness, SamplingParams
 
 SPECS = catalogue_specs()
 FIRST = {spec.partition(":")[0]: spec for spec in reversed(SPECS)}.values()
@@ -44,10 +48,21 @@ CHOICES = (SamplingParams(temperature=0.0), SamplingParams(temperature=0.9, top_
 
 
 @cache
+def with_canvas(model: str) -> str:
+    """The same model as a causal one that says it fills canvases, too: a folder whose config.json has one key more."""
+    folder = Path(tempfile.mkdtemp()) / model
+    shutil.copytree(resolve(model), folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "set_block_size": 4, "mask_token_id": 0}))
+    return str(folder)
+
+
+@cache
 def stage(dtype: str) -> Stage:
     """The built-in target with its own draft model, both in ``dtype``, whatever name a toy setting gives to one."""
-    runner = models.load(MODEL, LoadOptions(dtype=dtype), cache_tokens=2048)
-    shelf = RunnerCache(lambda _: models.load(BUILT_IN_DRAFTS[MODEL], LoadOptions(dtype=dtype), cache_tokens=2048))
+    runner = models.load(with_canvas(MODEL), LoadOptions(dtype=dtype), cache_tokens=2048)
+    draft = with_canvas(BUILT_IN_DRAFTS[MODEL])
+    shelf = RunnerCache(lambda _: models.load(draft, LoadOptions(dtype=dtype), cache_tokens=2048))
     tokenizer = load_tokenizer(resolve(MODEL))
     resources = Resources(
         runner.spec.vocab_size,
@@ -55,7 +70,7 @@ def stage(dtype: str) -> Stage:
         default_draft=BUILT_IN_DRAFTS[MODEL],
         tokenizer=tokenizer,
         open_tokenizer=lambda _: tokenizer,
-        target=replace(runner.spec, canvas=CanvasSpec(0, block=4, shift=True)),
+        target=runner.spec,
         find_head=random_heads(runner.spec),
         open_datastore=lambda _: Datastore.build([np.array(ask.prompt) for ask in asks()], runner.spec.vocab_size),
     )

@@ -50,6 +50,21 @@ class SequoiaOptions(ModelOptions):
     level_cost: float = option(0.1, "what drafting a level costs, in forwards of the target", low=0, high=10)
 
 
+CANVAS_DRAFT = "canvas-draft"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CanvasDraftOptions(Options):
+    """How a canvas is filled, and how its guesses become a tree."""
+
+    model: str = option("", "diffusion model that drafts, by name or directory", opens=True)
+    steps: int = option(
+        1, "forwards of a canvas; each fixes the places that are surest, for the next to see", low=1, high=64
+    )
+    width: int = option(3, "best tokens of each place that may become nodes", low=1, high=64)
+    min_p: float = option(0.05, MIN_P_HELP, low=0, high=1)
+
+
 CASCADE = "cascade"
 HORIZONTAL = "horizontal"
 CS_DRAFTING = "cs-drafting"

@@ -108,8 +108,8 @@ def open_draft(
     """Load a draft model. If it can hardly gain anything, log why.
 
     Another tokenizer, of which few drafts can be right; or more weights in layers than the target has. A vocabulary of
-    another size is left to the strategy, which may refuse it. A draft whose keys and values can't be cached as the
-    target's has them in its own type. Raises ParlayError for a diffusion model.
+    another size is left to the strategy, which may refuse it; so is a model that only fills canvases. A draft whose
+    keys and values can't be cached as the target's has them in its own type.
     """
     try:
         runner = models.load(draft, load, budget=budget)
@@ -117,8 +117,6 @@ def open_draft(
         logger.info("%s: %s", draft, refused)
         runner = models.load(draft, replace(load, kv_cache_dtype="auto"), budget=budget)
     spec = runner.spec
-    if spec.fills_only:
-        raise ParlayError(f"{draft} is a diffusion model, which can't draft token by token: choose another draft model")
     if tokenizer is not None and draft not in BUILT_IN_DRAFTS.values() and spec.vocab_size == target.vocab_size:
         _note_other_tokenizer(draft, tokenizer)
     if spec.num_layers * spec.hidden_size**2 > target.num_layers * target.hidden_size**2:

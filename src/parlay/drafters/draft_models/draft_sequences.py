@@ -10,6 +10,7 @@ from parlay.drafters.history import History
 from parlay.types import NO_TREE, OutOfRoom, Runner, Segment, SequenceView, Tree
 
 _CHUNK = 256  # pending tokens of one sequence that are fed in one forward
+_WHOLE = 1 << 40  # more than any text has
 
 
 class DraftSequence:
@@ -50,6 +51,7 @@ class DraftSequences:
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
+        self._chunk = _chunk_of(runner)
         self._opened: dict[int, DraftSequence] = {}  # by the target's sequence, least recently used first
 
     def jobs(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> dict[int, DraftJob]:
@@ -66,7 +68,7 @@ class DraftSequences:
             job = DraftJob(views[place], self._align(views[place]), limits[place])
             if self._reserve(job.sequence, len(job.view.tokens) + job.budget, busy):
                 jobs[place] = job
-        while late := [job.sequence for job in jobs.values() if len(job.sequence.pending) > _CHUNK]:
+        while late := [job.sequence for job in jobs.values() if len(job.sequence.pending) > self._chunk]:
             self._feed(late)
         return jobs
 
@@ -74,6 +76,11 @@ class DraftSequences:
         opened = self._opened.pop(sequence, None)
         if opened is not None:
             self._runner.release(opened.name)
+
+    def run_again(self, job: DraftJob) -> None:
+        """Cache the last forward's pending tokens. The root is fed again, and what the runner could not cache."""
+        self.keep(job.sequence)
+        self._rewind(job.view, job.sequence)
 
     def keep(self, opened: DraftSequence, path: Sequence[int] = (), tree: Tree = NO_TREE) -> None:
         """The pending tokens of the last forward are cached now, and the nodes of ``path`` with them."""
@@ -85,11 +92,14 @@ class DraftSequences:
         """The view's draft sequence, now the most recently used, its cache cut back to what agrees with the view."""
         opened = self._opened.pop(view.sequence, None) or self._open(view)
         self._opened[view.sequence] = opened
+        self._rewind(view, opened)
+        return opened
+
+    def _rewind(self, view: SequenceView, opened: DraftSequence) -> None:
         tokens, history = view.tokens, opened.history
         agreed = min(history.agree(tokens), len(tokens) - 1)  # the root runs again: its logits are wanted
         history.cut(self._runner.truncate(opened.name, agreed))  # less where the target needed the memory
         opened.pending = tuple(tokens[len(history.tokens) :])
-        return opened
 
     def _open(self, view: SequenceView) -> DraftSequence:
         # Drafters may share the runner, so names are drawn from a space too large to meet in.
@@ -114,9 +124,17 @@ class DraftSequences:
         """One chunk of each, the root left out."""
         rest = [opened.pending for opened in late]
         for opened in late:
-            opened.pending = opened.pending[:-1][:_CHUNK]
+            opened.pending = opened.pending[:-1][: self._chunk]
         self._runner.forward([opened.segment(rows=0) for opened in late])
         for opened, pending in zip(late, rest, strict=True):
-            fed = len(opened.pending)
+            before = len(opened.history.tokens)
             self.keep(opened)
-            opened.pending = pending[fed:]
+            opened.pending = pending[len(opened.history.tokens) - before :]
+
+
+def _chunk_of(runner: Runner) -> int:
+    """Most tokens fed at once: all, where rows of the text all see each other, so that none stays cached."""
+    canvas = runner.spec.canvas
+    if canvas is None or canvas.text == "causal":
+        return _CHUNK
+    return max(_CHUNK, 2 * canvas.block) if canvas.text == "block" else _WHOLE

@@ -22,9 +22,25 @@ def draft_name(source: str, resources: Resources, model: str) -> str:
     return name
 
 
-def open_draft(source: str, resources: Resources, name: str) -> Runner:
-    """The runner of that draft model. Raises UsageError if its vocabulary is not as large as the target's."""
+def open_writer(source: str, resources: Resources, name: str) -> Runner:
+    """The runner of a draft model that writes token by token. Raises UsageError for one that only fills canvases."""
     runner = resources.open_runner(name)
+    if runner.spec.fills_only:
+        raise UsageError(
+            f"strategy {source}: {name} is a diffusion model, which can't draft token by token: choose another draft "
+            "model, or the strategy canvas-draft"
+        )
+    return runner
+
+
+def open_draft(source: str, resources: Resources, name: str, *, canvases: bool = False) -> Runner:
+    """The runner of that draft model, which writes token by token or fills ``canvases``.
+
+    Raises UsageError if it can't, or if its vocabulary is not as large as the target's.
+    """
+    runner = resources.open_runner(name) if canvases else open_writer(source, resources, name)
+    if canvases and runner.spec.canvas is None:
+        raise UsageError(f"strategy {source}: {name} fills no canvases: choose a diffusion model, or draft-model")
     if runner.spec.vocab_size != resources.vocab_size:
         raise UsageError(
             f"strategy {source}: {name} has a vocabulary of {runner.spec.vocab_size} tokens and the target one of "

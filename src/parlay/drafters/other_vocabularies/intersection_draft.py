@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from parlay.drafters.draft_models.chains import Chain, ChainWriter, Sight
-from parlay.drafters.draft_models.opening import draft_name
+from parlay.drafters.draft_models.opening import draft_name, open_writer
 from parlay.drafters.history import History
 from parlay.drafters.options import INTERSECTION_DRAFT as SOURCE
 from parlay.drafters.options import IntersectionDraftOptions
@@ -35,7 +35,7 @@ class IntersectionDraft:
 
     def __init__(self, resources: Resources, options: IntersectionDraftOptions) -> None:
         name = draft_name(SOURCE, resources, options.model)
-        runner = resources.open_runner(name)
+        runner = open_writer(SOURCE, resources, name)
         tokenizers = open_tokenizers(resources, SOURCE, name)
         self._codecs = codecs(*tokenizers)
         self._vocab_size = resources.vocab_size

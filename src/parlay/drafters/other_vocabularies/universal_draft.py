@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from parlay.drafters.draft_models.chains import Chain, ChainWriter, Sight
-from parlay.drafters.draft_models.opening import draft_name
+from parlay.drafters.draft_models.opening import draft_name, open_writer
 from parlay.drafters.options import UNIVERSAL_DRAFT as SOURCE
 from parlay.drafters.options import UniversalDraftOptions
 from parlay.drafters.other_vocabularies.vocabularies import (
@@ -40,7 +40,7 @@ class UniversalDraft:
     def __init__(self, resources: Resources, options: UniversalDraftOptions) -> None:
         name = draft_name(SOURCE, resources, options.model)
         self._target, self._drafter = codecs(*open_tokenizers(resources, SOURCE, name))
-        runner = resources.open_runner(name)
+        runner = open_writer(SOURCE, resources, name)
         self._vocab_size = resources.vocab_size
         self._known = min(self._drafter.size, runner.spec.vocab_size)  # a padded vocabulary has ids without text
         self._ends = frozenset(runner.spec.eos_ids)

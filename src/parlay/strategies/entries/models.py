@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from parlay.drafters.options import (
+    CANVAS_DRAFT,
     DRAFT_MODEL,
     INTERSECTION_DRAFT,
     MERGED_DRAFTS,
     SEQUOIA,
     UNIVERSAL_DRAFT,
+    CanvasDraftOptions,
     DraftModelOptions,
     IntersectionDraftOptions,
     MergedDraftsOptions,
@@ -98,5 +100,18 @@ ENTRIES: tuple[StrategyEntry, ...] = (
         k=8,
         factory="parlay.drafters.other_vocabularies.intersection_draft:IntersectionDraft",
         toys=("min_p=0",),
+    ),
+    StrategyEntry(
+        name=CANVAS_DRAFT,
+        family="model",
+        training="a diffusion model (parlay train mdlm, bd3, cdlm)",
+        needs="a diffusion model with the target's vocabulary",
+        summary="A diffusion model fills a canvas in one forward or a few; its guesses at each place become a tree.",
+        when="a diffusion model with the target's tokenizer exists: it drafts a block at the price of a token",
+        reference="Christopher et al. 2025 (SpecDiff), arXiv:2408.05636",
+        options=CanvasDraftOptions,
+        k=8,
+        factory="parlay.drafters.draft_models.canvas_draft:CanvasDraft",
+        toys=("model=parlay-mini-draft,min_p=0", "model=parlay-mini-draft,min_p=0,steps=3,width=1"),
     ),
 )

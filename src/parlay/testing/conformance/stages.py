@@ -38,11 +38,12 @@ def toy_stage(
     logits_of = RandomLogits(vocab_size)
     draft = RandomLogits(vocab_size, drift=0.0)
 
+    canvas = CanvasSpec(vocab_size - 1, block=4, shift=True)  # causal, so it changes no other strategy
+
     def open_runner(capacity: int) -> Runner:
-        canvas = CanvasSpec(vocab_size - 1, block=4, shift=True)  # causal, so it changes no other strategy
         return ToyRunner(logits_of, vocab_size, capacity=capacity, tree=tree, cut=cut, canvas=canvas)
 
-    shelf = RunnerCache(lambda _: ToyRunner(draft, vocab_size))
+    shelf = RunnerCache(lambda _: ToyRunner(draft, vocab_size, canvas=canvas))
     resources = _resources(shelf, "toy", open_runner(1).spec)
     return Stage(name, open_runner, logits_of, vocab_size, _with_datastore(resources, logits_of), checks=checks)
 

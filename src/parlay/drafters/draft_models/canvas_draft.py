@@ -1,0 +1,120 @@
+"""A diffusion model drafts for a target that writes token by token: it fills a canvas, the target verifies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from parlay.drafters.draft_models.draft_sequences import DraftJob, DraftSequences
+from parlay.drafters.draft_models.guesses import Guess, best_guesses
+from parlay.drafters.draft_models.opening import open_draft
+from parlay.drafters.draft_models.static_trees import FilledTree, best_tree
+from parlay.drafters.options import CANVAS_DRAFT as SOURCE
+from parlay.drafters.options import CanvasDraftOptions
+from parlay.drafters.resources import Resources
+from parlay.options import UsageError
+from parlay.types import NO_DRAFT, CanvasSpec, Draft, Needs, Observation, Segment, SequenceView, trees
+
+
+class CanvasDraft:
+    """Speculative diffusion decoding (Christopher et al. 2025, arXiv:2408.05636): one forward guesses a whole block.
+
+    The paper drafts the likeliest token at each place. Here each place has its ``width`` best ones, by the request's
+    own sampler, and the draft is the tree of these whose paths are likeliest, as if places did not depend on each
+    other. Paths less likely than ``min_p`` are left out. With more than one of the ``steps`` the surest places are
+    fixed first, and what is guessed at others is guessed anew. Scores are the model's probabilities.
+    """
+
+    needs = Needs(outcomes=False)
+
+    def __init__(self, resources: Resources, options: CanvasDraftOptions) -> None:
+        if not options.model:
+            raise UsageError(f"strategy {SOURCE}: name a diffusion model, as in {SOURCE}:model=FOLDER")
+        self._runner = open_draft(SOURCE, resources, options.model, canvases=True)
+        canvas = self._runner.spec.canvas
+        if canvas is None or not self._runner.spec.together:
+            raise UsageError(f"strategy {SOURCE}: the runner of {options.model} lets no rows see each other")
+        self._canvas: CanvasSpec = canvas
+        self._options = options
+        self._sequences = DraftSequences(self._runner)
+
+    def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
+        jobs = self._sequences.jobs(views, budgets)
+        plans = {place: _Plan(job, self._places(job)) for place, job in jobs.items()}
+        for step in range(self._options.steps):
+            if active := [plan for plan in plans.values() if plan.open]:
+                self._guess(active, self._options.steps - step)
+        return [self._draft(plans[place]) if place in plans else NO_DRAFT for place in range(len(views))]
+
+    def observe(self, observations: Sequence[Observation]) -> None:
+        """Learns nothing here: `propose` compares its cache with the committed tokens."""
+
+    def release(self, sequence: int) -> None:
+        self._sequences.release(sequence)
+
+    def _places(self, job: DraftJob) -> int:
+        """A canvas ends where the model's block does, and has no more places than may be drafted."""
+        size, length = self._canvas.block, len(job.view.tokens)
+        if not size:
+            return job.budget
+        return min(job.budget, size - length % size if self._canvas.text == "block" else size)
+
+    def _guess(self, plans: Sequence[_Plan], steps_left: int) -> None:
+        """Guess all open places in one forward, and fix the surest: a share that leaves none after the last step."""
+        out = self._runner.forward([plan.segment(self._canvas.mask_id) for plan in plans])
+        for plan, start in zip(plans, out.starts, strict=False):
+            self._sequences.run_again(plan.job)
+            first = start + (0 if self._canvas.shift else 1)
+            logits_PV = out.logits_RV[[first + place for place in plan.open]]
+            logits_PV[:, self._canvas.mask_id] = -torch.inf
+            paths = [plan.tokens(self._canvas.mask_id)[:place] for place in plan.open]
+            found = best_guesses(logits_PV, [plan.job.view] * len(paths), paths, self._options.width)
+            plan.take(found, steps_left)
+
+    def _draft(self, plan: _Plan) -> Draft:
+        """The tree of the likeliest paths."""
+        chances = [_falling([chance for _, chance in guesses]) for guesses in plan.guesses]
+        shape = best_tree(chances, plan.job.budget, len(chances))
+        likely = sum(path >= self._options.min_p for path in shape.path_probs)
+        filled = FilledTree(best_tree(chances, likely, len(chances)))
+        for level, guesses in enumerate(plan.guesses):
+            for node in filled.inner(level):
+                filled.fill(node, guesses)
+        return filled.draft(SOURCE)
+
+
+class _Plan:
+    """A canvas in the making: the guesses at each place, and which places are still open."""
+
+    def __init__(self, job: DraftJob, places: int) -> None:
+        self.job = job
+        self.guesses: list[list[Guess]] = [[] for _ in range(places)]
+        self.open = list(range(places))
+
+    def tokens(self, mask_id: int) -> list[int]:
+        """The ids that the places read."""
+        return [mask_id if place in self.open else guesses[0][0] for place, guesses in enumerate(self.guesses)]
+
+    def segment(self, mask_id: int) -> Segment:
+        """The pending tokens and the canvas; logits of the root and of all places."""
+        tree = trees.chain_tree(self.tokens(mask_id))
+        return self.job.sequence.segment(tree, len(tree) + 1)._replace(together=len(tree))
+
+    def take(self, found: Sequence[list[Guess]], steps_left: int) -> None:
+        """Note the guesses at open places; a place at which nothing can be drawn ends the canvas."""
+        for place, guesses in zip(self.open, found, strict=True):
+            self.guesses[place] = guesses
+        ends = next((place for place, guesses in enumerate(self.guesses) if not guesses), len(self.guesses))
+        del self.guesses[ends:]
+        self.open = [place for place in self.open if place < ends]
+        surest = sorted(self.open, key=lambda place: -self.guesses[place][0][1])
+        fixed = surest[: -(-len(surest) // steps_left)]
+        self.open = [place for place in self.open if place not in fixed]
+
+
+def _falling(chances: list[float]) -> list[float]:
+    """No rank counts for more than the one before it: noise may have put a less likely token first."""
+    for rank in range(1, len(chances)):
+        chances[rank] = min(chances[rank], chances[rank - 1])
+    return chances
