@@ -18,7 +18,7 @@ from parlay.testing.checkpoints import save_random
 from parlay.testing.diffusion import LAYOUTS, save_diffusion
 from parlay.testing.toy_tokenizers import toy_tokenizer
 from parlay.testing.toys import ToyRunner
-from parlay.types import CanvasSpec, ParlayError, Segment
+from parlay.types import CanvasSpec, Ends, ParlayError, Segment
 from tests.drafters.sight import SAMPLED, Sight, propose, token_paths
 
 VOCAB, MASK = 12, 11
@@ -115,6 +115,8 @@ def test_what_cannot_draft_so_is_refused(tmp_path: Path) -> None:
         drafter(None)
     with pytest.raises(UsageError, match="name a diffusion model, as in canvas-draft:model=FOLDER"):
         CanvasDraft(Resources(VOCAB, lambda name: Counting(None)), CanvasDraftOptions())
+    with pytest.raises(UsageError, match="m fills whole answers; choose a model that fills blocks"):
+        drafter(CanvasSpec(MASK, ends=Ends("length", 1, 2, 3)))
     save_diffusion("sdar", tmp_path, vocab=4096)
     for strategy in ("draft-model", "universal-draft"):
         with pytest.raises(ParlayError, match="can't draft token by token"):

@@ -178,6 +178,24 @@ def test_a_stale_cache_runs_fewer_rows_and_is_refused_where_blocks_are_exact(
     assert tokens == llm.generate([PROMPTS[2]], params, strategy=strategy)[0].outputs[0].token_ids
 
 
+def test_the_cost_of_steps_counts_the_rows_that_run_again(
+    saved: tuple[Path, SlowDiffusion], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cached rows of a block that goes on, or of a text whose rows all see each other, are rows of each forward."""
+    llm = LLM(str(saved[0]), dtype="float32")
+    ran: list[int] = []
+    counted: list[int] = []
+    cost, inner = llm.engine.cost, llm.runner._forward  # type: ignore[attr-defined]
+    run = inner.run
+    monkeypatch.setattr(inner, "run", lambda work: (ran.append(len(work.ids)), run(work))[1])
+    monkeypatch.setattr(cost, "record", lambda rows, context, seconds: counted.append(rows))
+    caches = ("exact", "stale") if saved[1].layout.text == "full" else ("exact",)
+    for cache in caches:
+        params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+        llm.generate([PROMPTS[2]], params, strategy=f"denoise:selector=confidence,k=2,canvas=12,cache={cache}")
+    assert counted == ran
+
+
 @pytest.mark.parametrize(("k", "group"), [(1, 0), (3, 0), (2, 4)])
 def test_texts_are_those_of_the_slow_reference(saved: tuple[Path, SlowDiffusion], k: int, group: int) -> None:
     """All prompts in one batch whose rows are few, so that prompts are computed in parts and texts wait for others."""

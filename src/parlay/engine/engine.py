@@ -16,7 +16,18 @@ from parlay.engine.tally import Clock, plausible, since
 from parlay.engine.target_layers import TargetLayers
 from parlay.engine.verify import accept, rank, verify
 from parlay.system.threads import torch_on_one
-from parlay.types import NOTHING_SPENT, Cost, EngineStats, Event, FinishReason, Request, Runner, Spent, Strategy
+from parlay.types import (
+    NOTHING_SPENT,
+    Cost,
+    EngineStats,
+    Event,
+    FinishReason,
+    Request,
+    Runner,
+    RunnerSpec,
+    Spent,
+    Strategy,
+)
 
 
 @dataclass(slots=True)
@@ -35,8 +46,8 @@ class _StepSeconds:
     def overhead(self) -> float:
         return max(0.0, since(self.began, self.clock) - self.draft - self.verify)
 
-    def count(self, steps: list[SequenceStep], verified: list[SequenceStep]) -> None:
-        """Record the end of draft and verify. ``verified``: the steps without a fault."""
+    def count(self, steps: list[SequenceStep], verified: list[SequenceStep], spec: RunnerSpec) -> None:
+        """Record the end of draft and verify. ``verified``: the steps without a fault. Rows that ran again count."""
         if not verified:
             return
         out, rows, tokens = steps[0].out, 0, 0
@@ -44,6 +55,8 @@ class _StepSeconds:
         for step in verified:
             rows += len(step.pending) + len(step.draft.tree.tokens)
             tokens += len(step.sequence.tokens)
+            if spec.fills_only and not step.stale:
+                rows += spec.again(step.start)
             self.whole &= step.out is out
         context = tokens // len(verified)
         self.spent = Spent(0.0, self.verify, rows, context)  # each policy gets its own draft seconds
@@ -121,7 +134,7 @@ class Engine:
         tapping = plausible(verify(self.runner, due := _without_fault(steps)))
         seconds.verify = max(0.0, since(began, self._clock) - tapping)
         seconds.draft += tapping
-        seconds.count(due, _without_fault(due))
+        seconds.count(due, _without_fault(due), self.runner.spec)
 
     def _accept(self, steps: list[SequenceStep], seconds: _StepSeconds) -> None:
         """Let accept rules decide drafts, and selectors places. Early prefill chunks have nothing to decide."""

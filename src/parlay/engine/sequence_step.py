@@ -118,6 +118,12 @@ class SequenceStep:
         )  # fmt: skip
 
     @property
+    def stale(self) -> bool:
+        """Whether cached rows that see its canvas stay as they were."""
+        canvas = self.sequence.canvas
+        return canvas is not None and not canvas.fresh and self.sequence.strategy.layout.stale
+
+    @property
     def path(self) -> tuple[int, ...]:
         """The nodes that were committed. A stop may have cut the verdict's path."""
         return self.verdict.path[: self.done.accepted]

@@ -55,9 +55,8 @@ def _failed_alone(step: SequenceStep, error: Exception) -> None:
 def _segment(step: SequenceStep) -> Segment:
     pending, wants_prompt = len(step.pending), step.sequence.request.params.prompt_logprobs is not None
     logits_from = 0 if wants_prompt else pending - 1 if step.at_root else pending
-    tree, inputs, canvas = step.draft.tree, step.draft.inputs, step.sequence.canvas
-    stale = canvas is not None and not canvas.fresh and step.sequence.strategy.layout.stale
-    return Segment(step.sequence.sequence, step.pending, tree, logits_from, 0, inputs, step.draft.together, stale)
+    tree, inputs = step.draft.tree, step.draft.inputs
+    return Segment(step.sequence.sequence, step.pending, tree, logits_from, 0, inputs, step.draft.together, step.stale)
 
 
 def accept(steps: list[SequenceStep]) -> None:

@@ -110,6 +110,12 @@ class RunnerSpec:
         """Whether no text can be written token by token: its rows see rows after them, or a canvas is the answer."""
         return self.canvas is not None and (self.canvas.text != "causal" or self.canvas.ends is not None)
 
+    def again(self, cached: int) -> int:
+        """Count the cached rows that run again with what follows them, because they see it."""
+        if self.canvas is None or self.canvas.text == "causal":
+            return 0
+        return cached % self.canvas.block if self.canvas.text == "block" else cached
+
     @property
     def sublayers(self) -> tuple[Sublayer, ...]:
         """All halves of layers, in the order in which a row passes them."""

@@ -35,6 +35,10 @@ class CanvasDraft:
         canvas = self._runner.spec.canvas
         if canvas is None or not self._runner.spec.together:
             raise UsageError(f"strategy {SOURCE}: the runner of {options.model} lets no rows see each other")
+        if canvas.ends is not None:
+            raise UsageError(
+                f"strategy {SOURCE}: {options.model} fills whole answers; choose a model that fills blocks"
+            )
         self._canvas: CanvasSpec = canvas
         self._options = options
         self._sequences = DraftSequences(self._runner)
