@@ -47,6 +47,16 @@ def test_the_marks_stand_around_prefix_and_suffix(vocabulary: Vocabulary) -> Non
     assert tokenizer.listed == listed
 
 
+def test_a_bound_on_the_suffix_keeps_its_first_tokens(vocabulary: Vocabulary) -> None:
+    """So that a keystroke reads no more of the file than helps."""
+    gap = Gap("def f(", "return 1 + 2 + 3", "x")
+    whole = infill_prompt(vocabulary, MOST, gap.cut("psm", None))
+    bounded = infill_prompt(vocabulary, MOST, gap.cut("psm", 3))
+    end = whole.index(vocabulary.tokenizer.backend_tokenizer.token_to_id(MARKS[1])) + 1  # type: ignore[union-attr]
+    assert bounded == [*whole[: end + 3], whole[-1]]
+    assert len(bounded) < len(whole)
+
+
 @pytest.mark.parametrize("field", ["prompt", "suffix"])
 def test_a_text_that_is_certainly_too_long_is_refused_by_its_field(
     engine: AsyncLLM, vocabulary: Vocabulary, field: str

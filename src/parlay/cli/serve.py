@@ -71,6 +71,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "that typing on leaves the suffix cached; within a word that suits /infill alone. psm: nowhere; line: at the "
         "start of the line; spm: at the start of the text, for models trained on it (default: psm)",
     )
+    parser.add_argument(
+        "--infill-suffix",
+        type=whole,
+        metavar="TOKENS",
+        help="how many tokens of the text behind the cursor fill-in-the-middle reads at most; with psm they are read "
+        "again at each keystroke (default: all)",
+    )
 
 
 def _add_network_flags(parser: argparse.ArgumentParser) -> None:
@@ -318,6 +325,7 @@ def settings(options: argparse.Namespace) -> Settings:
         strict=options.strict,
         parse_special=options.parse_special,
         infill_order=options.infill_order,
+        infill_suffix=options.infill_suffix,
         responses_kept=options.responses_kept,
     )
 

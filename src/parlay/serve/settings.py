@@ -58,6 +58,7 @@ class Settings:
     output whose request names none. Of models that are loaded on demand, ``max_loaded`` are in memory at most, and one
     that no request has named for ``idle_seconds`` is unloaded. ``strict``: fields that have no effect are refused.
     ``parse_special``: control tokens that messages spell are read as such (`ChatOptions`).
+    ``infill_order`` and ``infill_suffix``: how fill-in-the-middle cuts a file (`Gap.cut`).
     ``responses_kept``: how many earlier responses of a key can be gone on with. Raises ValueError for a value that
     can't be used.
     """
@@ -83,6 +84,7 @@ class Settings:
     strict: bool = False
     parse_special: bool = False
     infill_order: InfillOrder = "psm"
+    infill_suffix: int | None = None
     responses_kept: int = 256
 
     def __post_init__(self) -> None:
@@ -91,6 +93,7 @@ class Settings:
         _check_above_zero("max_body_bytes", self.max_body_bytes)
         _check_above_zero("max_prompt_tokens", self.max_prompt_tokens)
         _check_above_zero("max_tokens", self.max_tokens)
+        _check_above_zero("infill_suffix", self.infill_suffix)
         _check_above_zero("default_max_tokens", self.default_max_tokens)
         _check_above_zero("max_n", self.max_n)
         _check_above_zero("concurrency", self.concurrency)

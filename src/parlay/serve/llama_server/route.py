@@ -62,7 +62,7 @@ def router(registry: Registry, settings: Settings) -> APIRouter:
         _check(body, request, settings)
         others = [(each.filename or "file", each.text or "") for each in body.input_extra or ()]
         gap = Gap(body.input_prefix or "", body.input_suffix or "", body.prompt or "", others)
-        gap, word = gap.cut(settings.infill_order), ""
+        gap, word = gap.cut(settings.infill_order, settings.infill_suffix), ""
         if settings.infill_order != "psm" and not body.structured:
             gap, word = gap.without_word()
         ids = await in_thread(

@@ -125,7 +125,7 @@ def _plain(served: Served, body: GenerateBody, request: Request, settings: Setti
     text = f"{body.system}\n\n{body.prompt}" if body.system and not body.raw else body.prompt or ""
     prompt: Prompt = text
     if body.suffix is not None:
-        gap = Gap(text, body.suffix).cut(settings.infill_order)
+        gap = Gap(text, body.suffix).cut(settings.infill_order, settings.infill_suffix)
         ids = infill_prompt(served.vocabulary, served.max_model_len, gap)
         prompt = TokensPrompt(prompt_token_ids=ids)
     options = request_options(request, strategy=body.strategy, exactness=body.exactness)

@@ -44,18 +44,22 @@ _REPOSITORY, _FILE = "repository\n", "file\n"
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """A place in a file: ``written`` is between prefix and cursor. ``others`` are names and texts of other files."""
+    """A place in a file: ``written`` is between prefix and cursor. ``others`` are names and texts of other files.
+
+    At most ``suffix_tokens`` of the suffix are read; None: all.
+    """
 
     prefix: str
     suffix: str
     written: str = ""
     others: Sequence[tuple[str, str]] = ()
+    suffix_tokens: int | None = None
 
-    def cut(self, order: InfillOrder) -> Gap:
-        """Return the same place with the text before the cursor cut as ``order`` says."""
+    def cut(self, order: InfillOrder, suffix_tokens: int | None) -> Gap:
+        """Return the same place with the text before the cursor cut as ``order`` says, and a bound on the suffix."""
         text = self.prefix + self.written
         at = {"psm": len(text), "line": text.rfind("\n") + 1, "spm": 0}[order]
-        return replace(self, prefix=text[:at], written=text[at:])
+        return replace(self, prefix=text[:at], written=text[at:], suffix_tokens=suffix_tokens)
 
     def without_word(self) -> tuple[Gap, str]:
         """Take back the word that is being written, with the space before it, and return it too.
@@ -100,7 +104,7 @@ def infill_prompt(vocabulary: Vocabulary, most: int, gap: Gap, fields: GapFields
         marks["prefix"],
         *encode(fields.prefix, gap.prefix),
         marks["suffix"],
-        *encode(fields.suffix, gap.suffix),
+        *encode(fields.suffix, gap.suffix)[: gap.suffix_tokens],
         marks["middle"],
         *encode(fields.written, gap.written),
     ]

@@ -142,7 +142,7 @@ def _prompts(served: Served, body: CompletionBody, settings: Settings) -> Iterab
             check_length(len(prompt), served, settings, names.prompt)
             yield names, TokensPrompt(prompt_token_ids=prompt)
         elif body.suffix is not None:
-            gap = Gap(prompt, body.suffix).cut(settings.infill_order)
+            gap = Gap(prompt, body.suffix).cut(settings.infill_order, settings.infill_suffix)
             ids = infill_prompt(served.vocabulary, served.max_model_len, gap)
             yield names, TokensPrompt(prompt_token_ids=ids)
         else:
