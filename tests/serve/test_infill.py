@@ -50,7 +50,7 @@ def test_the_marks_stand_around_prefix_and_suffix(vocabulary: Vocabulary) -> Non
 def test_a_bound_on_the_suffix_keeps_its_first_tokens(vocabulary: Vocabulary) -> None:
     """So that a keystroke reads no more of the file than helps."""
     gap = Gap("def f(", "return 1 + 2 + 3", "x")
-    whole = infill_prompt(vocabulary, MOST, gap.cut("psm", None))
+    whole = infill_prompt(vocabulary, MOST, gap.cut("psm"))
     bounded = infill_prompt(vocabulary, MOST, gap.cut("psm", 3))
     end = whole.index(vocabulary.tokenizer.backend_tokenizer.token_to_id(MARKS[1])) + 1  # type: ignore[union-attr]
     assert bounded == [*whole[: end + 3], whole[-1]]

@@ -55,7 +55,7 @@ class Gap:
     others: Sequence[tuple[str, str]] = ()
     suffix_tokens: int | None = None
 
-    def cut(self, order: InfillOrder, suffix_tokens: int | None) -> Gap:
+    def cut(self, order: InfillOrder, suffix_tokens: int | None = None) -> Gap:
         """Return the same place with the text before the cursor cut as ``order`` says, and a bound on the suffix."""
         text = self.prefix + self.written
         at = {"psm": len(text), "line": text.rfind("\n") + 1, "spm": 0}[order]
