@@ -14,7 +14,7 @@ from benchmarks.strategies.report import report
 from benchmarks.strategies.speed import speed
 from parlay.drafters.options import HEADS_OF_OTHERS
 from parlay.heads import store
-from parlay.strategies.catalogue import catalogue
+from parlay.strategies.catalogue import catalogue, for_any_target
 from parlay.system import threads
 
 PARTS = ("replay", "speed")
@@ -56,9 +56,7 @@ def main() -> None:
 
 def everything() -> list[str]:
     """Every entry that wants nothing but a target that writes token by token, at its defaults."""
-    own = {"file", "head", "model", "models"}
-    known = catalogue().items()
-    return [name for name, entry in known if entry.family != "diffusion" and not entry.parameters.keys() & own]
+    return for_any_target(without={"file", "head", "model", "models"})
 
 
 def with_drafters() -> list[str]:

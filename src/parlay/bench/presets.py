@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from parlay.bench.records import PLAIN
 from parlay.bench.workloads import BUILT_IN, DATA_SETS, SPEED_BENCH
 from parlay.options import split
-from parlay.strategies.catalogue import catalogue
+from parlay.strategies.catalogue import for_any_target
 from parlay.strategies.entry import DEFAULT_STRATEGY
 from parlay.strategies.spelling import parse
 
@@ -55,7 +55,4 @@ def strategies(text: str) -> tuple[str, ...]:
 
 
 def _known(name: str) -> list[str]:
-    if name == ALL:
-        found = catalogue().items()
-        return [each for each, entry in found if entry.family != "diffusion" and not entry.parameters.keys() & _OWN]
-    return [str(parse(name))]
+    return for_any_target(without=_OWN) if name == ALL else [str(parse(name))]

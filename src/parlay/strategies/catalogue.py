@@ -6,7 +6,7 @@ Third parties: see `plugins`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -31,6 +31,15 @@ _BY_NAME = MappingProxyType({entry.name: entry for entry in _ENTRIES})
 def catalogue() -> Mapping[str, StrategyEntry]:
     """The built-in strategies by name, in the order of the list."""
     return _BY_NAME
+
+
+def for_any_target(*, without: Collection[str]) -> list[str]:
+    """List those that every model has which writes token by token, if they take no parameter of these names."""
+    return [
+        name
+        for name, entry in _BY_NAME.items()
+        if not (entry.selects or entry.fills or entry.family == "diffusion") and not entry.parameters.keys() & without
+    ]
 
 
 def find(name: str) -> StrategyEntry:

@@ -136,7 +136,8 @@ def plan(spec: StrategySpec, models: Models, acceptance: Acceptance) -> DraftPla
 
 def is_modelled(name: str) -> bool:
     """Whether the costs of the strategy of this name are, or of those that it chooses from."""
-    return find(name).family in MODELLED or name in HEADS or find(name).routes
+    entry = find(name)
+    return (entry.family in MODELLED and not entry.fills) or name in HEADS or entry.routes
 
 
 def _modelled() -> str:

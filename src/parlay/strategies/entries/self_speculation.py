@@ -69,5 +69,6 @@ ENTRIES = (
         k=8,
         factory="parlay.drafters.self_speculation.set_block:SetBlock",
         toys=("", "groups=1,width=1"),
+        fills=True,
     ),
 )
