@@ -128,7 +128,7 @@ def main() -> None:
     options = parser.parse_args()
     with one_line_errors("translation"):
         rows = measure(options)
-    header = {"header": provenance("python -m benchmarks.translation --data FILE --models DIR")}
+    header = {"provenance": provenance("python -m benchmarks.translation --data FILE --models DIR")}
     options.out.write_text("".join(json.dumps(line) + "\n" for line in (header, *map(asdict, rows))))
     options.out.with_suffix(".md").write_text(page(rows))
 

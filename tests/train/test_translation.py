@@ -242,7 +242,17 @@ def test_the_engine_writes_what_the_forward_of_training_says(kind: str, folder: 
         strategy = f"denoise:selector=mask-predict,steps={steps},lengths={lengths}"
         for output in llm.generate(TEXTS, GREEDY, strategy=strategy):
             assert output.outputs[0].token_ids == slow.write(output.prompt_token_ids, steps, lengths)
-            assert output.outputs[0].metrics.steps <= 1 + steps * lengths
+            sizes = slow.lengths(output.prompt_token_ids, lengths)
+            assert output.outputs[0].metrics.steps == 1 + sum(min(steps, size) for size in sizes)
+
+
+def test_padding_of_a_batch_changes_no_row(folder: Path) -> None:
+    slow, texts, canvases = Reference(folder), [(5, 6, 7), (8, 9)], [(1, 2), (3, 4, 5, 6)]
+    with torch.no_grad():
+        both = hidden_of(slow.model, Rows.of(texts, canvases))
+        for row, text, canvas in zip(both, texts, canvases, strict=True):
+            alone = hidden_of(slow.model, Rows.of([text], [canvas]))[0]
+            assert torch.allclose(row[: len(alone)], alone, atol=1e-5)
 
 
 def test_an_answer_streams_at_its_end_samples_and_is_cut(kind: str, folder: Path) -> None:
@@ -299,6 +309,38 @@ def test_a_config_that_makes_no_sense_is_refused(
     (folder / "config.json").write_text(json.dumps({**said, "canvas": {**said["canvas"], **change}}))
     with pytest.raises(Exception, match=words):
         LLM(str(folder))
+
+
+# -------------------------------------------------------------------------------------- generalised aggressive decoding
+
+
+@pytest.fixture(scope="module")
+def drafter(data: Path, teacher: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return trained("cmlm", data, tmp_path_factory.mktemp("drafter"), init=teacher, updates=40, drafts=1.0, block=6)
+
+
+def test_a_translator_that_fills_masks_drafts_and_the_other_verifies(teacher: Path, drafter: Path) -> None:
+    llm, strategy = LLM(str(teacher)), f"canvas-draft:model={drafter},width=1,min_p=0,policy=fixed,k=6"
+    for params in (
+        SamplingParams(temperature=0, max_tokens=24),
+        SamplingParams(temperature=0.8, seed=4, max_tokens=24),
+    ):
+        plain = llm.generate(TEXTS, params, strategy="none")
+        drafted = llm.generate(TEXTS, params, strategy=strategy)
+        assert [each.outputs[0].token_ids for each in drafted] == [each.outputs[0].token_ids for each in plain]
+        if params.greedy:
+            assert sum(each.outputs[0].metrics.accepted_tokens for each in drafted) > 0
+    lossy = llm.generate(TEXTS, GREEDY, strategy=f"{strategy},rule=threshold")[0].outputs[0]
+    assert lossy.metrics.exactness.name == "LOSSY"
+
+
+def test_a_translator_whose_places_are_no_tokens_can_t_draft(teacher: Path, folder: Path, kind: str) -> None:
+    if kind == "cmlm":
+        return
+    with pytest.raises(
+        ValueError, match="fills whole answers; choose a model that fills blocks, such as one of parlay"
+    ):
+        LLM(str(teacher)).generate(TEXTS, GREEDY, strategy=f"canvas-draft:model={folder}")
 
 
 # ------------------------------------------------------------------------------------------------------------- recipes

@@ -31,7 +31,8 @@ class Ends(NamedTuple):
       each place the place's row tells, by the tokens of numbers (DA-Transformer).
 
     Tokens of the ``numbers`` from 0 on begin at ``first_number``. ``end_id`` joins the text after the answer. With
-    ``copies``, open places read the source, spread evenly over them, in place of the mask.
+    ``copies``, open places read the source, spread evenly over them, in place of the mask. With ``drafts`` the model
+    has learned to fill the next places of an answer that has begun.
     """
 
     kind: Literal["length", "frames", "graph"]
@@ -41,6 +42,7 @@ class Ends(NamedTuple):
     scale: int = 1
     blank_id: int = 0
     copies: bool = False
+    drafts: bool = False
 
 
 class CanvasSpec(NamedTuple):

@@ -23,7 +23,8 @@ class CanvasDraft:
     The paper drafts the likeliest token at each place. Here each place has its ``width`` best ones, by the request's
     own sampler, and the draft is the tree of these whose paths are likeliest, as if places did not depend on each
     other. Paths less likely than ``min_p`` are left out. With more than one of the ``steps`` the surest places are
-    fixed first, and what is guessed at others is guessed anew. Scores are the model's probabilities.
+    fixed first, and what is guessed at others is guessed anew. Scores are the model's probabilities. With translators
+    it is generalised aggressive decoding (Xia et al. 2022, arXiv:2203.16487).
     """
 
     needs = Needs(outcomes=False)
@@ -35,9 +36,10 @@ class CanvasDraft:
         canvas = self._runner.spec.canvas
         if canvas is None or not self._runner.spec.together:
             raise UsageError(f"strategy {SOURCE}: the runner of {options.model} lets no rows see each other")
-        if canvas.ends is not None:
+        if canvas.ends is not None and not canvas.ends.drafts:
             raise UsageError(
-                f"strategy {SOURCE}: {options.model} fills whole answers; choose a model that fills blocks"
+                f"strategy {SOURCE}: {options.model} fills whole answers; choose a model that fills blocks, such as one "
+                "of parlay train cmlm"
             )
         self._canvas: CanvasSpec = canvas
         self._options = options
@@ -72,6 +74,8 @@ class CanvasDraft:
             first = start + (0 if self._canvas.shift else 1)
             logits_PV = out.logits_RV[[first + place for place in plan.open]]
             logits_PV[:, self._canvas.mask_id] = -torch.inf
+            if (ends := self._canvas.ends) is not None:
+                logits_PV[:, ends.first_number : ends.first_number + ends.numbers] = -torch.inf
             paths = [plan.tokens(self._canvas.mask_id)[:place] for place in plan.open]
             found = best_guesses(logits_PV, [plan.job.view] * len(paths), paths, self._options.width)
             plan.take(found, steps_left)

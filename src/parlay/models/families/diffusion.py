@@ -180,6 +180,7 @@ def _answers(raw: Json, config: DecoderConfig, form: LayerForm) -> DecoderConfig
         int(said.get("scale", 1)),
         int(said.get("blank_token_id", 0)),
         bool(said.get("copies", False)),
+        bool(said.get("drafts", False)),
     )
     if said.get("mask_token_id") is None:
         raise ValueError("the canvas of config.json has no mask_token_id")

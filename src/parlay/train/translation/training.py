@@ -134,7 +134,7 @@ def _numbers(words: Words) -> Mapping[str, Any]:
 
 
 def _cmlm(asked: CmlmTrainOptions, words: Words) -> _Made:
-    return _Made(MaskedTarget(words, asked.drafts, asked.block), _length(words))
+    return _Made(MaskedTarget(words, asked.drafts, asked.block), {**_length(words), "drafts": asked.drafts > 0})
 
 
 def _frames(asked: FramesTrainOptions, words: Words) -> _Made:
