@@ -337,9 +337,7 @@ def test_a_translator_that_fills_masks_drafts_and_the_other_verifies(teacher: Pa
 def test_a_translator_whose_places_are_no_tokens_can_t_draft(teacher: Path, folder: Path, kind: str) -> None:
     if kind == "cmlm":
         return
-    with pytest.raises(
-        ValueError, match="fills whole answers; choose a model that fills blocks, such as one of parlay"
-    ):
+    with pytest.raises(ValueError, match="fills whole answers; choose a model that fills blocks, as one of parlay"):
         LLM(str(teacher)).generate(TEXTS, GREEDY, strategy=f"canvas-draft:model={folder}")
 
 

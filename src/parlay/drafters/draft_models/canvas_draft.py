@@ -38,7 +38,7 @@ class CanvasDraft:
             raise UsageError(f"strategy {SOURCE}: the runner of {options.model} lets no rows see each other")
         if canvas.ends is not None and not canvas.ends.drafts:
             raise UsageError(
-                f"strategy {SOURCE}: {options.model} fills whole answers; choose a model that fills blocks, such as one "
+                f"strategy {SOURCE}: {options.model} fills whole answers; choose a model that fills blocks, as one "
                 "of parlay train cmlm"
             )
         self._canvas: CanvasSpec = canvas
