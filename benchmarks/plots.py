@@ -11,6 +11,7 @@ from typing import Any
 from benchmarks.commands import RESULTS
 from benchmarks.peers.catalogue import DRAFTING
 from benchmarks.peers.page import Model
+from parlay.bench.quality.page import pictures_of
 from parlay.bench.records import OURS, PLAIN, Row, System, read
 from parlay.bench.summary import whole_rate
 
@@ -143,6 +144,8 @@ def main() -> None:
         title = f"SmolLM2-135M, Q4_1, 256 tokens of context, {machine}"
         lines(forwards(rows_of(name)), title, "milliseconds of a forward", f"forwards-{picture}")
     title = "100 recorded answers of each set; steps are counted, nothing is timed"
+    for file, drawn in pictures_of(rows_of("quality")).items():
+        (PICTURES / f"plot-{file}").write_text(drawn, encoding="utf-8")
     bars(replayed(rows_of("replay")), list(REPLAYED.values()), title, "tokens per step", "replay")
 
 

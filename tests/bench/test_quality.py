@@ -18,7 +18,7 @@ from parlay.bench.quality.curves import (
     points,
 )
 from parlay.bench.quality.laws import Law, success
-from parlay.bench.quality.page import deviation, sections
+from parlay.bench.quality.page import deviation, pictures_of, sections
 from parlay.bench.quality.run import measure, setting_of, sweep
 from parlay.bench.quality.scores import score
 from parlay.bench.quality.tasks import ITEMS, TASKS, Problem, latin_squares, sudokus
@@ -286,3 +286,11 @@ def test_tasks_of_small_laws_are_those_that_these_tests_think_of() -> None:
 def test_selectors_that_remember_have_a_sum_too() -> None:
     for selector in (KLStability(0.3, history=1), Credit(0.7)):
         assert 0 < success(law("sentence"), selector, 1) <= 1 + 1e-6
+
+
+def test_plots_are_the_same_for_the_same_rows() -> None:
+    pytest.importorskip("matplotlib")
+    drawn = pictures_of(ROWS)
+    assert sorted(drawn) == ["quality-tasks.svg", "quality.svg"]
+    assert all(text.startswith("<svg") for text in drawn.values())
+    assert drawn == pictures_of(ROWS)

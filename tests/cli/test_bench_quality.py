@@ -100,4 +100,6 @@ def test_a_diffusion_model_is_swept_and_nothing_is_kept_of_what_is_wrong(cli: Cl
     rows = read(out)[1]
     assert len(rows) == 15
     assert {row.exactness for row in rows} == {"lossy"}
+    assert cli("bench", "report", str(out), "-o", str(tmp_path / "page"), "--no-plots").code == 0
+    assert "tiny: every setting" in (tmp_path / "page" / "quality.md").read_text()
     assert max(row.tokens_per_step for row in rows) > min(row.tokens_per_step for row in rows)

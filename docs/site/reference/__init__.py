@@ -22,6 +22,7 @@ GENERATORS: Mapping[str, Callable[..., str]] = {
     "origins": measured.origins,
     "parameters": parameters.parameters,
     "peers": measured.peers,
+    "quality": measured.quality,
     "spec-bench": measured.spec_bench,
     "strategies": strategies.strategies,
     "strategy-index": strategies.index,

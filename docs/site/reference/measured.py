@@ -159,6 +159,16 @@ def _forwards(name: str) -> list[str]:
     return [f"{1000 * median(one.values()):.1f} ms", *(f"{value:.2f}" for value in more)]
 
 
+def quality(name: str, title: str) -> str:
+    """Tables of the page of a file of `parlay bench --quality`: of the sections whose title has this word."""
+    from parlay.bench.quality.page import sections  # here, because it loads torch
+    from parlay.bench.records import read
+    from parlay.bench.report.markdown import markdown
+
+    found = sections(read(RESULTS / f"{name}.jsonl")[1])
+    return "\n\n".join(markdown(each) for section in found if title in section.title for each in section.tables)
+
+
 def _page(name: str) -> str:
     return f"[{name}](../../benchmarks/results/{name}.md)"
 

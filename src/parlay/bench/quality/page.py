@@ -134,11 +134,17 @@ def _allowed(model: str, own: Mapping[str, Sequence[Point]]) -> Section:
         fine = kept(each)
         exact = [point.accuracy for point in each if selector_of(point.strategy) == EXACT]
         top = max(fine.values()) if fine else None
-        setting = " ".join(dict.fromkeys((selector_of(top.strategy), setting_of(top.strategy)))) if top else "-"
+        setting = _named_setting(top.strategy) if top else "-"
         known = f"{max(exact):.0%}" if exact else "-"
         lines.append((task, known, f"{best_accuracy(each):.0%}", setting, _number(top and top.tokens_per_forward)))
     head = ("task", "token by token", "best", f"{KEPT:.0%} of it kept by", "tokens per forward")
     return Section(f"{model}: what each task allows", "", (Table(head, tuple(lines)),))
+
+
+def _named_setting(strategy: str) -> str:
+    """A setting with its selector, unless its first option has that name."""
+    selector, setting = selector_of(strategy), setting_of(strategy)
+    return setting if setting.startswith(f"{selector}=") else f"{selector} {setting}"
 
 
 def _laws(model: str, rows: Sequence[Row]) -> list[Section]:

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from parlay.bench.quality import page as quality
+from parlay.bench.quality.run import PART
 from parlay.bench.records import PLAIN, Row
 from parlay.bench.report import plot
 from parlay.bench.report.markdown import page
@@ -19,10 +21,14 @@ PAGE, PLOT = "report.md", "speed.svg"
 def write(paths: Sequence[Path], folder: Path, *, force: bool = False, plots: bool = True) -> list[Path]:
     """The page made of these files, and a plot if something was timed. ``force`` lets different machines in.
 
+    Rows of quality have a page of their own.
+
     Raises ValueError for files that can't be read or don't belong together, ParlayError where plots are wanted and
     matplotlib is missing.
     """
     gathered = gather(paths, force=force)
+    if all(row.cell.part == PART for row in gathered.rows):
+        return quality.write(gathered.rows, origin(gathered), folder, pictures=plots)
     if plots:
         plot.check()
     drawn = _drawn(gathered.rows) if plots else ""
