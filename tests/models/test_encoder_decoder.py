@@ -64,6 +64,29 @@ def test_greedy_texts_are_those_of_transformers(pair: tuple[PreTrainedModel, LLM
     assert texts(pair[1], GREEDY, "auto") == expected
 
 
+def test_sequences_of_one_length_run_together(pair: tuple[PreTrainedModel, LLM]) -> None:
+    calls: list[int] = []
+    handle = pair[0].get_decoder().register_forward_hook(lambda module, given, out: calls.append(len(out[0])))
+    runner = EncoderDecoderRunner(pair[0])
+    try:
+        for number, source in enumerate(SOURCES):
+            runner.open(number, source)
+            runner.forward([Segment(number, (*source, 0))])
+            runner.keep(number, ())
+        calls.clear()
+        together = runner.forward([Segment(number, (9, 4)) for number in range(len(SOURCES))])
+        assert calls == [len(SOURCES)]
+    finally:
+        handle.remove()
+    for number, source in enumerate(SOURCES):
+        runner.keep(number, ())
+        runner.check()
+        with torch.no_grad():
+            alone = pair[0](input_ids=torch.tensor([source]), decoder_input_ids=torch.tensor([[0, 9, 4]])).logits[0, 1:]
+        first = together.starts[number]
+        assert torch.allclose(together.logits_RV[first : first + 2], alone, atol=1e-4)
+
+
 def test_drafts_from_the_source_change_no_text(pair: tuple[PreTrainedModel, LLM]) -> None:
     for params in (GREEDY, SamplingParams(temperature=0.9, seed=3, max_tokens=16)):
         assert texts(pair[1], params, DRAFTS) == texts(pair[1], params, "none")

@@ -7,18 +7,19 @@ and predict nothing; the start token's row runs the encoder once, and each row a
 from __future__ import annotations
 
 import inspect
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
 from parlay.models.config import UnsupportedModel
-from parlay.models.transformers_adapter.call import cache_argument, copied, select
+from parlay.models.transformers_adapter.call import cache_argument, copied, join, select
 from parlay.system.threads import torch_on_all
 from parlay.types import NO_SKIP, EncoderSpec, Exactness, OutOfRoom, Output, RunnerSpec, Segment, Skip, trees
 
@@ -58,12 +59,16 @@ class _Sequence:
 
 @dataclass(slots=True)
 class _Step:
-    """The last forward's source, its encoding, the decoder's cache after all rows, and how many rows are pending."""
+    """The last forward's source, its encoding, the decoder's cache after all rows, and how many rows are pending.
+
+    ``index`` is the sequence's place in the cache, which may be a batch's.
+    """
 
     source: tuple[int, ...]
     encoded: _Encoded | None
     after: DynamicCache | None
     pending: int
+    index: int = 0
 
 
 @dataclass(slots=True)
@@ -77,9 +82,10 @@ class _Rows:
 class EncoderDecoderRunner:
     """A runner over an encoder-decoder of transformers; it verifies chains.
 
-    Sequences run one after another, because the models' forwards take no positions. ``max_tokens_cached`` bounds what
-    all of them may reserve together; without it, 65,536 tokens or four full contexts. Raises UnsupportedModel for kinds
-    other than `KINDS`, and for a model without a start token.
+    The models' forwards take no positions, so sequences run together where their targets are equally long, as those are
+    that began in the same step; others run one after another. ``max_tokens_cached`` bounds what all of them may reserve
+    together; without it, 65,536 tokens or four full contexts. Raises UnsupportedModel for kinds other than `KINDS`, and
+    for a model without a start token.
     """
 
     def __init__(self, model: PreTrainedModel, *, max_tokens_cached: int | None = None, name: str = "") -> None:
@@ -105,7 +111,7 @@ class EncoderDecoderRunner:
             num_layers=len(model.get_decoder().layers if config.model_type == "marian" else model.get_decoder().block),
             device=str(model.device),
             dtype=str(model.dtype).removeprefix("torch."),
-            kernels=f"transformers {kind}, {config._attn_implementation}: chains, one sequence after another",
+            kernels=f"transformers {kind}, {config._attn_implementation}: chains, sequences of one length together",
             eos_ids=_listed(_said(model, "eos_token_id")),
             encoder=EncoderSpec(start, longest, longest),
         )
@@ -138,10 +144,19 @@ class EncoderDecoderRunner:
     @torch.no_grad()
     @torch_on_all()
     def forward(self, segments: Sequence[Segment], taps: Sequence[int] = (), skip: Skip = NO_SKIP) -> Output:
-        """Run segments one by one; rows before a segment's base run again. Raises ValueError for what can't be done."""
+        """Run segments, equally long ones together; rows before a base run again. Raises ValueError where it can't."""
         for segment in segments:
             self._refuse(segment, skip)
-        results = [self._run(segment, bool(taps)) for segment in segments]
+        groups = defaultdict[tuple[int, int], list[Segment]](list)
+        for segment in segments:
+            groups[self._sequences[segment.sequence].target, segment.end].append(segment)
+        found: dict[int, _Rows] = {}
+        for (target, _), group in groups.items():
+            together = [group] if target else [[segment] for segment in group]
+            for some in together:
+                rows = self._run_batch(some, bool(taps)) if len(some) > 1 else [self._run(some[0], bool(taps))]
+                found |= {segment.sequence: each for segment, each in zip(some, rows, strict=True)}
+        results = [found[segment.sequence] for segment in segments]
         starts = [0]
         for result in results:
             starts.append(starts[-1] + len(result.logits_RV))
@@ -157,7 +172,7 @@ class EncoderDecoderRunner:
         assert step is not None, f"sequence {sequence} has no forward to keep"
         kept = state.cached + step.pending + len(path)
         state.source, state.encoded, state.target = step.source, step.encoded, kept - len(step.source)
-        state.cache = None if step.after is None else select(step.after, 0, range(state.target))
+        state.cache = None if step.after is None else select(step.after, step.index, range(state.target))
         return state.cached
 
     def truncate(self, sequence: int, length: int) -> int:
@@ -210,11 +225,28 @@ class EncoderDecoderRunner:
         source, tokens = (*state.source, *pending[:read]), (*pending[read:], *segment.tree.tokens)
         if not tokens:
             state.step = _Step(source, None, None, len(pending))
-            return self._with_source(segment, read, None, hidden)
+            return self._with_source(segment, read, None, 0, hidden)
         encoded = state.encoded or self._encode(state.salt, source)
         cache = DynamicCache() if state.cache is None else copied(state.cache)
         state.step = _Step(source, encoded, cache, len(pending))
-        return self._with_source(segment, read, self._decode(tokens, cache, encoded, hidden), hidden)
+        out = self._decode([tokens], EncoderDecoderCache(cache, encoded.cross), encoded.states_1SH, None, hidden)
+        return self._with_source(segment, read, out, 0, hidden)
+
+    def _run_batch(self, segments: Sequence[Segment], hidden: bool) -> list[_Rows]:
+        """Segments of decoder rows alone, with targets of one length and as many rows; sources are padded."""
+        states = [self._sequences[segment.sequence] for segment in segments]
+        caches = [state.cache for state in states if state.cache is not None]
+        encoded = [state.encoded for state in states if state.encoded is not None]
+        lengths = [each.states_1SH.shape[1] for each in encoded]
+        cache = join(caches, [states[0].target] * len(states))
+        padded_BSH = pad_sequence([each.states_1SH[0] for each in encoded], batch_first=True)
+        seen_BS = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+        both = EncoderDecoderCache(cache, join([each.cross for each in encoded], lengths))
+        tokens = [(*segment.pending, *segment.tree.tokens) for segment in segments]
+        out = self._decode(tokens, both, padded_BSH, seen_BS.long().to(padded_BSH.device), hidden)
+        for index, (state, segment) in enumerate(zip(states, segments, strict=True)):
+            state.step = _Step(state.source, state.encoded, cache, len(segment.pending), index)
+        return [self._with_source(segment, 0, out, index, hidden) for index, segment in enumerate(segments)]
 
     @property
     def _encoder(self) -> EncoderSpec:
@@ -235,28 +267,39 @@ class EncoderDecoderRunner:
         self._encodings.move_to_end((salt, source))
         return found
 
-    def _decode(self, tokens: Sequence[int], cache: DynamicCache, encoded: _Encoded, hidden: bool) -> Any:
-        """Run the decoder on ``tokens`` after what ``cache`` holds, and let it grow."""
+    def _decode(
+        self,
+        tokens: Sequence[Sequence[int]],
+        cache: EncoderDecoderCache,
+        states_BSH: Tensor,
+        seen_BS: Tensor | None,
+        hidden: bool,
+    ) -> Any:
+        """Run the decoder on ``tokens`` after what ``cache`` holds, and let it grow. ``seen_BS``: 1 for the sources."""
         return self._model(
-            encoder_outputs=BaseModelOutput(last_hidden_state=encoded.states_1SH),
-            decoder_input_ids=torch.tensor([list(tokens)], device=self._model.device),
+            encoder_outputs=BaseModelOutput(last_hidden_state=states_BSH),
+            attention_mask=seen_BS,
+            decoder_input_ids=torch.tensor([list(row) for row in tokens], device=self._model.device),
             use_cache=True,
             output_hidden_states=hidden,
-            **{self._cache_argument: EncoderDecoderCache(cache, encoded.cross)},
+            **{self._cache_argument: cache},
         )
 
-    def _with_source(self, segment: Segment, read: int, out: Any, hidden: bool) -> _Rows:
-        """Put zeros where the first ``read`` rows are the source's, and leave out rows that nobody asked for."""
+    def _with_source(self, segment: Segment, read: int, out: Any, index: int, hidden: bool) -> _Rows:
+        """Put zeros where the first ``read`` rows are the source's, and leave out rows that nobody asked for.
+
+        ``index`` is the segment's place in the batch that gave ``out``.
+        """
         spec, device, dtype = self._spec, self._model.device, self._model.dtype
         logits_NV = torch.zeros(read, spec.vocab_size, device=device, dtype=dtype)
         if out is not None:
-            decoded_NV = out.logits[0].index_fill(-1, self._never, float("-inf"))
+            decoded_NV = out.logits[index].index_fill(-1, self._never, float("-inf"))
             logits_NV = torch.cat((logits_NV, decoded_NV))
         states: tuple[Tensor, ...] = ()
         if hidden:
             blank_NH = torch.zeros(read, spec.hidden_size, device=device, dtype=dtype)
             layers = [blank_NH] * (spec.num_layers + 1) if out is None else out.decoder_hidden_states
-            states = tuple([each if out is None else torch.cat((blank_NH, each[0])) for each in layers])
+            states = tuple([each if out is None else torch.cat((blank_NH, each[index])) for each in layers])
         return _Rows(logits_NV[segment.logits_from :], tuple([each[segment.base :] for each in states]))
 
 
