@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from parlay import LLM, SamplingParams
-from parlay.certificates.certificate import Certificate, Certified, Claim, Sampling, write
+from parlay.certificates.certificate import Binding, Certificate, Certified, Claim, Sampling, write
 
 GREEDY = SamplingParams(temperature=0, max_tokens=16)
 PROMPTS = ["Once upon a time there was a king who", "def add(a, b):\n    return", "The weather was", "In the year 1900"]
@@ -27,12 +27,18 @@ def llm() -> Iterator[LLM]:
 def certify(llm: LLM, tmp_path: Path) -> Certify:
     """``certify(strategy, **changes)``: a certificate that claims a floor of 0.9, whatever is true."""
 
-    def made(*strategies: str, good: int = 100, params: SamplingParams = GREEDY, **changes: object) -> Path:
+    def made(
+        *strategies: str,
+        good: int = 100,
+        params: SamplingParams = GREEDY,
+        binding: Binding | None = None,
+        **changes: object,
+    ) -> Path:
         claimed = {"answers": 100, "prompts": "", "max_tokens": 16, "floor": 0.9, "score": "agreement"}
         claim = Claim(**{**claimed, "agreement": 1.0, "confidence": 0.95, **changes})  # type: ignore[arg-type]
         certified = tuple(Certified(strategy=name, good=good, speed=1.5) for name in strategies)
         path = tmp_path / f"{len(list(tmp_path.iterdir()))}.json"
-        write(Certificate(llm.gate.binding(), Sampling.of(params), claim, certified), path)
+        write(Certificate(binding or llm.gate.binding(), Sampling.of(params), claim, certified), path)
         return path
 
     return made

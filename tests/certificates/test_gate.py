@@ -13,6 +13,7 @@ from parlay import LLM, ParlayError, SamplingParams
 from parlay.aio import AsyncLLM
 from parlay.llm.input_processor import RequestOptions
 from parlay.strategies.entry import DEFAULT_STRATEGY
+from parlay.testing.diffusion import save_diffusion
 from parlay.types import Exactness
 from tests.certificates.conftest import GREEDY, PROMPTS, Certify, damaged
 from tests.certificates.wrong import EXACT, WRONG
@@ -69,6 +70,19 @@ def test_a_certificate_opens_its_strategy_to_its_floor_and_to_no_other_request(c
             assert text(llm, exactness=other)[1] == usual
         with pytest.raises(ValueError, match=r"floor=0\.95.* is more than is certified"):
             text(llm, exactness="lossy:floor=0.95", strategy=WRONG)
+
+
+def test_a_model_of_both_modes_fills_canvases_only_for_requests_with_a_floor(certify: Certify, tmp_path: Path) -> None:
+    denoise = "denoise:k=4,selector=confidence"
+    save_diffusion("nemotron", tmp_path / "both")
+    with LLM(str(tmp_path / "both")) as llm:
+        path = certify(denoise, binding=llm.gate.binding())
+    with LLM(str(tmp_path / "both"), certificates=[path], audit_share=0) as llm:
+        chosen = {
+            level: llm.generate([[5, 9, 11]], GREEDY, exactness=level)[0].outputs[0].strategy
+            for level in (FLOOR, None, "bits", "lossy:floor=0.95")
+        }
+    assert chosen == {FLOOR: denoise, None: "auto", "bits": "auto", "lossy:floor=0.95": "auto"}
 
 
 @pytest.mark.parametrize(

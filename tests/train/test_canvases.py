@@ -279,6 +279,7 @@ def test_a_causal_model_learns_to_draft_for_itself(tmp_path: Path) -> None:
     drafted, steps, tokens = written(tmp_path, recipe, "set-block:policy=fixed")
     plain, _, _ = written(tmp_path, recipe, "none")
     assert drafted == plain >= 18
+    assert written(tmp_path, recipe, "denoise:selector=confidence,k=1")[0] >= 18, "the same weights fill canvases"
     assert tokens / steps > 1.3, "four tokens take two steps at least"
     assert read_config(tmp_path).canvas == CanvasSpec(MASK, 4, shift=True)
 
