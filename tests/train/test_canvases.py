@@ -15,6 +15,7 @@ from torch import Tensor
 
 from parlay import LLM, SamplingParams
 from parlay.models.families.reading import read_config
+from parlay.options import UsageError
 from parlay.testing.checkpoints import save_random
 from parlay.testing.toy_tokenizers import toy_tokenizer
 from parlay.train.canvases import cdlm, cllm, masks
@@ -262,20 +263,12 @@ def test_a_student_sees_nothing_of_later_blocks() -> None:
 
 
 def test_a_causal_model_learns_to_draft_for_itself(tmp_path: Path) -> None:
-    common: dict[str, Any] = {
-        "data": DATA,
-        "rows": 24,
-        "precision": "float32",
-        "updates": 200,
-        "rate": 3e-3,
-        "block": 4,
-    }
-    options = SetBlockTrainOptions(**common)
+    options = SetBlockTrainOptions(**COMMON, updates=140, rate=3e-3, block=4, keep=0, text_weight=1)
     recipe = SetBlockRecipe(options, decoder())
     trained(recipe, options)
     with torch.no_grad():
         figures = recipe.measure([batch_of(reversals(40, 3), END, 1)])
-    assert figures["perplexity"] < 1.2
+    assert figures["perplexity"] < 1.5
     drafted, steps, tokens = written(tmp_path, recipe, "set-block:policy=fixed")
     plain, _, _ = written(tmp_path, recipe, "none")
     assert drafted == plain >= 18
@@ -284,9 +277,20 @@ def test_a_causal_model_learns_to_draft_for_itself(tmp_path: Path) -> None:
     assert read_config(tmp_path).canvas == CanvasSpec(MASK, 4, shift=True)
 
 
+def test_the_causal_mode_is_kept_by_what_it_was() -> None:
+    """Where nothing has moved yet, the text adds nothing to the loss; and no gradient pulls it away."""
+    options = SetBlockTrainOptions(data=DATA, block=4)
+    recipe = SetBlockRecipe(options, decoder(), decoder())
+    batch = batch_of(reversals(8), END, 1)
+    group_T, nowhere_BT = masks.groups_of(batch.ids_BT.shape[1], 4, 8), torch.zeros_like(batch.ids_BT, dtype=torch.bool)
+    assert float(recipe._both(batch, nowhere_BT, group_T).detach()) == pytest.approx(0, abs=1e-5)
+    with pytest.raises(UsageError, match="keep=1 needs the model as it was"):
+        SetBlockRecipe(options, decoder())
+
+
 def test_the_last_layers_alone_can_be_trained() -> None:
     options = SetBlockTrainOptions(data=DATA, rows=4, precision="float32", updates=1, rate=0.1, layers=1, block=4)
-    recipe = SetBlockRecipe(options, decoder())
+    recipe = SetBlockRecipe(options, decoder(), decoder(1))
     before = {name: weight.clone() for name, weight in recipe.decoder.state_dict().items()}
     trained(recipe, options)
     moved = {name for name, weight in recipe.decoder.state_dict().items() if not torch.equal(weight, before[name])}
@@ -302,7 +306,7 @@ def test_a_fixed_point_is_the_greedy_text_and_tuning_reaches_it_sooner() -> None
         ids = list(trajectory.prefix)
         with torch.no_grad():
             for _ in range(6):
-                hidden = one.hidden(torch.tensor([ids]), cllm.causal(len(ids)))
+                hidden = one.hidden(torch.tensor([ids]), masks.causal(len(ids)))
                 ids.append(int(one.head(hidden[0, -1:]).argmax()))
         assert tuple(ids[-6:]) == trajectory.states[-1]
         assert len(set(trajectory.states)) == len(trajectory.states)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from parlay.train.canvases import masks
 from parlay.train.canvases.decoders import Decoder
 from parlay.train.canvases.losses import divergence, next_token_loss
 from parlay.train.canvases.options import CllmTrainOptions
@@ -31,11 +32,6 @@ class Trajectory:
 
     prefix: tuple[int, ...]
     states: tuple[tuple[int, ...], ...]
-
-
-def causal(length: int) -> Tensor:
-    """``[T, T]``: a place sees those before it and itself."""
-    return torch.ones(length, length, dtype=torch.bool).tril()
 
 
 @torch.no_grad()
@@ -72,7 +68,7 @@ def _logits(decoder: Decoder, prefixes: Sequence[tuple[int, ...]], block_BK: Ten
             for prefix, block in zip(prefixes, block_BK.tolist(), strict=True)
         ]
     )
-    hidden_BTH = decoder.hidden(ids_BT, causal(longest))
+    hidden_BTH = decoder.hidden(ids_BT, masks.causal(longest))
     places_BK = starts_B[:, None] - 1 + torch.arange(size)
     return decoder.head(hidden_BTH[torch.arange(len(ids_BT))[:, None], places_BK])
 
@@ -141,7 +137,7 @@ class Cllm(CanvasRecipe):
         tokens = iterations = 0
         draw = torch.Generator().manual_seed(0)
         for batch in batches:
-            hidden_BTH = self.decoder.hidden(batch.ids_BT, causal(batch.ids_BT.shape[1]))
+            hidden_BTH = self.decoder.hidden(batch.ids_BT, masks.causal(batch.ids_BT.shape[1]))
             nats += float(self.text_loss(hidden_BTH, batch)) / len(batches)
             halves = [
                 tuple(ids[: answer if answer > 1 else max(1, length // 2)])

@@ -14,6 +14,11 @@ def everybody(length: int) -> Tensor:
     return torch.ones(length, length, dtype=torch.bool)
 
 
+def causal(length: int) -> Tensor:
+    """``[T, T]``: a place sees those before it and itself."""
+    return everybody(length).tril()
+
+
 def groups_of(length: int, size: int, offset: int = 0) -> Tensor:
     """The group of each place, ``[T]``: groups have ``size`` places, and one begins at ``offset``."""
     return (torch.arange(length) - offset).div(size, rounding_mode="floor")

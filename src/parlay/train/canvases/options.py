@@ -69,9 +69,13 @@ class TunedTrainOptions(CanvasTrainOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetBlockTrainOptions(TunedTrainOptions):
-    """How far is guessed, behind which token."""
+    """How far is guessed, behind which token, and what of."""
 
     block: int = option(8, "places of a canvas", low=2, high=256)
+    text_weight: float = option(0.0, "weight of the texts' own tokens, in the text and on canvases", low=0)
+    keep: float = option(
+        1.0, "weight of the model's own distributions as they were, in the text, which so stays, and on canvases", low=0
+    )
     mask_token: str = option(
         "", "token that stands in open places; empty: an unused id, or the token of a byte that no text has"
     )

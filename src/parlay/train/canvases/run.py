@@ -90,7 +90,9 @@ def begin_set_block(options: SetBlockTrainOptions) -> Begun:
     """A causal model that gets a mask."""
     inner, tokenizer, rows, held = _tuned(options.model, options)
     mask_id = choose_mask(tokenizer, inner.config.vocab_size, options.mask_token)
-    return Begun(SetBlockRecipe(options, Decoder(inner, mask_id)), tokenizer, rows, held, options.model)
+    original = Decoder(load_decoder(options.model)).requires_grad_(False).eval() if options.keep else None
+    recipe = SetBlockRecipe(options, Decoder(inner, mask_id), original)
+    return Begun(recipe, tokenizer, rows, held, options.model)
 
 
 def begin_cdlm(options: CdlmTrainOptions) -> Begun:

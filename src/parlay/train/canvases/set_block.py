@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from parlay.options import UsageError
 from parlay.train.canvases import masks
 from parlay.train.canvases.decoders import Decoder, set_block_config
-from parlay.train.canvases.losses import next_token_loss
+from parlay.train.canvases.losses import divergence, next_token_loss
 from parlay.train.canvases.options import SetBlockTrainOptions
 from parlay.train.canvases.recipe import CanvasRecipe, Slow, Stepper
 from parlay.train.canvases.rows import RowBatch
@@ -25,14 +26,20 @@ class SetBlockRecipe(CanvasRecipe):
 
     A row's canvases begin at a drawn place and follow each other; each sees the clean causal text before it and itself.
     The row before a place predicts it, as in the text. By turns all places are masked, as when the model drafts for
-    itself, and then each place in one of two copies, so that all are learned. The clean rows of the same forward learn
-    the text as before: with these in the loss, at a low rate, the causal mode stays what it was. One checkpoint serves
-    both modes, so weights that only mask rows would read, as a LoRA, are no way here.
+    itself, and then each place in one of two copies, so that all are learned.
+
+    One checkpoint serves both modes, so weights that only mask rows would read, as a LoRA, are no way here. What keeps
+    the causal mode is the loss: at clean rows of the same forward the model learns the distributions that it had as it
+    was (``original``). Canvases learn these too, where the papers learn the texts: a draft is right if the model itself
+    would write so.
     """
 
-    def __init__(self, options: SetBlockTrainOptions, decoder: Decoder) -> None:
+    def __init__(self, options: SetBlockTrainOptions, decoder: Decoder, original: Decoder | None = None) -> None:
+        """Without an ``original`` the texts alone are learned."""
         super().__init__(decoder, options.seed)
-        self._options = options
+        if original is None and options.keep:
+            raise UsageError(f"keep={options.keep:g} needs the model as it was")
+        self._options, self._original = options, original
         self._turn = 0
 
     def optimizer(self) -> Stepper:
@@ -45,21 +52,34 @@ class SetBlockRecipe(CanvasRecipe):
         group_T = masks.groups_of(ids_BT.shape[1], size, offset)
         inside_BT = (group_T >= 0)[None].expand_as(ids_BT)
         if self._turn % 2:
-            return self._both(batch, inside_BT, group_T, inside_BT)
+            return self._both(batch, inside_BT, group_T)
         rate = torch.rand(len(ids_BT), 1, generator=self.draw).expand_as(ids_BT)
         masked_BT = masks.masked_at(rate, inside_BT, self.draw)
         twice = RowBatch(*(each.repeat(2, *[1] * (each.ndim - 1)) for each in batch))
-        other_BT = inside_BT & ~masked_BT
-        return self._both(twice, torch.cat([masked_BT, other_BT]), group_T, inside_BT.repeat(2, 1))
+        return self._both(twice, torch.cat([masked_BT, inside_BT & ~masked_BT]), group_T)
 
-    def _both(self, batch: RowBatch, masked_BT: Tensor, group_T: Tensor, inside_BT: Tensor) -> Tensor:
-        """The loss of masked places, and the text's; the first place of a canvas is a matter of the text."""
-        hidden_BTH = self._hidden(batch, masked_BT, group_T)
-        length = len(group_T)
-        guessed_BT = guessing_rows(masked_BT, group_T) & inside_BT[:, :-1] & batch.text_BT[:, 1:]
-        logits_MV = self.decoder.head(hidden_BTH[:, : length - 1][guessed_BT])
-        guessed = next_token_loss(logits_MV, batch.ids_BT[:, 1:][guessed_BT])
-        return guessed + self._options.text_weight * self.text_loss(hidden_BTH[:, length:], batch)
+    def _both(self, batch: RowBatch, masked_BT: Tensor, group_T: Tensor) -> Tensor:
+        """The losses of canvases and of the text; the first place of a canvas is a matter of the text."""
+        hidden_BTH, length = self._hidden(batch, masked_BT, group_T), len(group_T)
+        own_BTH = None
+        if self._original is not None:
+            with torch.no_grad():
+                own_BTH = self._original.hidden(batch.ids_BT, masks.causal(length))
+        next_BT = batch.text_BT[:, 1:]
+        guessed_BT = guessing_rows(masked_BT, group_T) & (group_T >= 0)[None, :-1] & next_BT
+        guessed = self._loss(hidden_BTH[:, :length], own_BTH, batch, guessed_BT)
+        return guessed + self._loss(hidden_BTH[:, length:], own_BTH, batch, next_BT)
+
+    def _loss(self, hidden_BTH: Tensor, own_BTH: Tensor | None, batch: RowBatch, wanted_BT: Tensor) -> Tensor:
+        """Loss of the rows before each wanted token: by the token, and by what the model as it was says there."""
+        logits_MV = self.decoder.head(hidden_BTH[:, :-1][wanted_BT])
+        total = logits_MV.sum() * 0.0
+        if self._options.text_weight:
+            total = total + self._options.text_weight * next_token_loss(logits_MV, batch.ids_BT[:, 1:][wanted_BT])
+        if own_BTH is not None and self._original is not None:
+            own_MV = self._original.head(own_BTH[:, :-1][wanted_BT])
+            total = total + self._options.keep * divergence(own_MV, logits_MV)
+        return total
 
     def _hidden(self, batch: RowBatch, masked_BT: Tensor, group_T: Tensor) -> Tensor:
         noisy_BT = torch.where(masked_BT, self.decoder.mask_id, batch.ids_BT)
