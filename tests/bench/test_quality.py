@@ -77,6 +77,7 @@ def test_the_prompt_solves_two_other_problems_first() -> None:
     prompt = task.prompt(problem)
     assert prompt.count("Answer:") == 3
     assert prompt.endswith(f"{problem.question}\nAnswer:")
+    assert task.prompt(problem, 0) == f"{task.instruction}\n\n{problem.question}\nAnswer:"
 
 
 TWO = Problem("?", (("Anna", "Ben", "Carla"), ("Carla", "Ben", "Anna")))

@@ -25,6 +25,7 @@ MISTAKES = {
     ),
     "an oracle and a model": (["--oracle", *MINI], "--model and --oracle do not go together"),
     "an oracle of summaries": (["--oracle", "--tasks", "summary"], "task summary has no oracle"),
+    "more examples than fit": (["--examples", "9"], "--examples 9: choose one of 0, 1, 2"),
     "rounds": (["--rounds", "2"], "--rounds and --quality do not go together"),
     "prompts": (["mine.txt"], "files of prompts and --quality do not go together"),
     "selectors for a model in order": (["--selectors", "threshold", *MINI], "fills canvases, but parlay-mini writes"),
@@ -80,7 +81,20 @@ def test_thresholds_of_0_and_1_are_one_forward_and_the_most_careful(cli: Cli, tm
 
 def test_a_model_that_writes_in_order_has_its_exact_strategies_on_the_page(cli: Cli, tmp_path: Path) -> None:
     out, folder = tmp_path / "rows.jsonl", tmp_path / "page"
-    words = ["--tasks", "copy,summary", "--prompts", "2", "--max-tokens", "6", "--out", str(out), "-o", str(folder)]
+    words = [
+        "--tasks",
+        "copy,summary",
+        "--prompts",
+        "2",
+        "--max-tokens",
+        "6",
+        "--examples",
+        "1",
+        "--out",
+        str(out),
+        "-o",
+        str(folder),
+    ]
     result = cli("bench", "--quality", "--no-plots", *words, *MINI)
     assert result.code == 0, result.err
     assert {row.cell.model for row in read(out)[1]} == {"parlay-mini"}

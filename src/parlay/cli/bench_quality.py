@@ -68,6 +68,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "canvases)",
     )
     group.add_argument(
+        "--examples",
+        type=int,
+        choices=range(9),
+        metavar="N",
+        help="solved problems before each question, 0 to 8 (default: 2)",
+    )
+    group.add_argument(
         "--oracle",
         action="store_true",
         help="no model: a target whose probabilities are those of the right answers, so what is lost is lost to "
@@ -77,8 +84,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def refuse_without(options: argparse.Namespace) -> None:
     """Raises ValueError for a flag that means something with --quality only."""
-    for name in ("tasks", "selectors", "oracle"):
-        if vars(options)[name]:
+    for name in ("tasks", "selectors", "examples", "oracle"):
+        if vars(options)[name] not in (None, False):
             raise ValueError(f"--{name} works only with --quality")
 
 
@@ -118,7 +125,7 @@ def _oracle(
     from parlay.bench.quality.writers import OracleWriter
     from parlay.bench.records import PLAIN
 
-    for name in ("model", "draft_model", "max_tokens", "effort"):
+    for name in ("model", "draft_model", "max_tokens", "examples", "effort"):
         if vars(options)[name] is not None:
             raise ValueError(f"--{name.replace('_', '-')} and --oracle do not go together: no model runs there")
     unknown = [task.name for task in found if not task.listed]
@@ -134,6 +141,7 @@ def _oracle(
 def _model(
     options: argparse.Namespace, found: Sequence[Task], stack: ExitStack
 ) -> tuple[ModelWriter, tuple[str, ...], tuple[Task, ...]]:
+    from parlay.bench.quality import tasks
     from parlay.bench.quality.writers import ModelWriter
     from parlay.llm.llm import LLM
     from parlay.models.fetch.pulled import default_model
@@ -143,7 +151,8 @@ def _model(
     llm = stack.enter_context(LLM(model, load=load, draft_model=options.draft_model, router_memory="off"))
     chosen = _strategies(options, llm)
     name = Path(model).resolve().name if Path(model).exists() else model
-    writer = ModelWriter(llm, name, options.prompts or PROBLEMS, options.max_tokens or MAX_TOKENS)
+    examples = tasks.EXAMPLES if options.examples is None else options.examples
+    writer = ModelWriter(llm, name, options.prompts or PROBLEMS, options.max_tokens or MAX_TOKENS, examples)
     for task in found:
         writer.check(task)
     return writer, chosen, tuple(found)
@@ -174,7 +183,7 @@ def _results(options: argparse.Namespace, writer: ModelWriter | OracleWriter) ->
     from parlay.bench.provenance import provenance
     from parlay.bench.records import Results
 
-    settings = {"prompts": options.prompts, "max_tokens": options.max_tokens}
+    settings = {"prompts": options.prompts, "max_tokens": options.max_tokens, "examples": options.examples}
     return Results(options.out or OUT, provenance(_command(options, writer.name), settings), fresh=options.fresh)
 
 
@@ -218,7 +227,7 @@ def _written(options: argparse.Namespace, results: Results, writer: ModelWriter 
 def _command(options: argparse.Namespace, model: str) -> str:
     """The command to repeat, without folder names of this machine."""
     words = ["parlay", "bench", "--quality", *(["--oracle"] if options.oracle else ["--model", model])]
-    for name in ("tasks", "selectors", "strategies", "prompts", "max_tokens"):
+    for name in ("tasks", "selectors", "strategies", "prompts", "max_tokens", "examples"):
         if vars(options)[name] is not None:
             words += [f"--{name.replace('_', '-')}", str(vars(options)[name])]
     return shlex.join(words)

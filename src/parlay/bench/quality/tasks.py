@@ -22,7 +22,7 @@ ITEMS = 6
 SIDE = 4
 """Rows and columns of a square, so 16 places."""
 EXAMPLES = 2
-"""Solved problems that stand before each question."""
+"""Solved problems that stand before each question, unless another number is asked for."""
 
 
 @dataclass(frozen=True)
@@ -72,11 +72,11 @@ class Task:
         """So many problems; the same for the same seed on every machine."""
         return [self.make(random.Random(f"{self.name} {seed} {number}")) for number in range(count)]
 
-    def prompt(self, problem: Problem) -> str:
-        """The instruction, `EXAMPLES` solved problems that no benchmark asks, and the question."""
-        solved = self.problems(EXAMPLES, -1)
-        examples = [f"{each.question}\nAnswer: {' '.join(each.answers[0])}\n" for each in solved]
-        return "\n".join([f"{self.instruction}\n", *examples, f"{problem.question}\nAnswer:"])
+    def prompt(self, problem: Problem, examples: int = EXAMPLES) -> str:
+        """The instruction, so many solved problems that no benchmark asks, and the question."""
+        solved = self.problems(examples, -1)
+        shown = [f"{each.question}\nAnswer: {' '.join(each.answers[0])}\n" for each in solved]
+        return "\n".join([f"{self.instruction}\n", *shown, f"{problem.question}\nAnswer:"])
 
 
 # ------------------------------------------------------------------------------------------------------ closed forms

@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 
 from parlay.bench.quality.laws import Law, success
 from parlay.bench.quality.oracle import ORACLE, Answer, Oracle
-from parlay.bench.quality.tasks import TASKS, Problem, Task
+from parlay.bench.quality.tasks import EXAMPLES, TASKS, Problem, Task
 from parlay.llm.llm import LLM
 from parlay.sampling.selectors import FixedCount
 from parlay.strategies.building import build_selector
@@ -105,19 +105,18 @@ def _fixed(spec: StrategySpec) -> int | None:
 
 @dataclass(frozen=True)
 class ModelWriter:
-    """Asks a model ``count`` problems of each task, greedily. An answer ends with its line."""
+    """Asks a model ``count`` problems of each task, greedily, after solved ones. An answer ends with its line."""
 
     llm: LLM
     name: str
     count: int
     max_tokens: int
+    examples: int = EXAMPLES
     temperature: float = 0.0
 
     def check(self, task: Task) -> None:
         """Raises ValueError where the problems of a task do not fit the model's context."""
-        longest = max(
-            len(self.llm.job(task.prompt(problem)).samples[0].request.prompt) for problem in self._asked(task)
-        )
+        longest = max(len(self.llm.job(text).samples[0].request.prompt) for text in self._prompts(task))
         if longest + self.max_tokens > self.llm.engine.longest:
             raise ValueError(
                 f"task {task.name}: a prompt of {longest} tokens and a canvas of {self.max_tokens} do not fit the "
@@ -125,17 +124,14 @@ class ModelWriter:
             )
 
     def answers(self, task: Task, strategy: str) -> list[tuple[Problem, Answer]]:
-        problems = self._asked(task)
         params = SamplingParams(temperature=0, max_tokens=self.max_tokens, stop=["\n"])
-        prompts = [task.prompt(problem) for problem in problems]
-        outputs = [
-            each.outputs[0] for each in self.llm.generate(prompts, params, False, strategy=strategy, store=False)
-        ]
+        done = self.llm.generate(self._prompts(task), params, False, strategy=strategy, store=False)
+        outputs = [each.outputs[0] for each in done]
         found = [Answer(one.text, len(one.token_ids), one.metrics.steps, one.exactness) for one in outputs]
-        return list(zip(problems, found, strict=True))
+        return list(zip(task.problems(self.count, SEED), found, strict=True))
 
     def expected(self, task: Task, strategy: str) -> None:
         """Nothing is known of what a model answers."""
 
-    def _asked(self, task: Task) -> list[Problem]:
-        return task.problems(self.count, SEED)
+    def _prompts(self, task: Task) -> list[str]:
+        return [task.prompt(problem, self.examples) for problem in task.problems(self.count, SEED)]
