@@ -24,7 +24,8 @@ class SetBlock(GuessingAhead):
     see each other. What the model says there of the tokens to come is the next draft, which its own causal rows then
     verify. In TiDAR mask rows stand below every node of a chain and each guess is one token; here they stand where they
     are likeliest to be read, and the guesses make a tree for the acceptance that was measured in this process. Scores
-    are that acceptance.
+    are that acceptance. Where a mask's row predicts its own place, sampled drafts are right less often: rows are ranked
+    with the noise of the place after theirs.
     """
 
     def __init__(self, resources: Resources, options: SetBlockOptions) -> None:
