@@ -92,7 +92,10 @@ def stored(format: Format, weight: Tensor) -> StoredTensor:
         return StoredTensor(format, tuple(weight.shape), weight.to(format.plain).view(torch.uint8))
     data = torch.randint(0, 256, (len(weight), format.row_bytes(weight.shape[1])), dtype=torch.uint8)
     blocks = data.view(-1, format.block_bytes)
-    scales = {Format.Q6_K: [104]}.get(format, [0, 1] if format.name in ("Q4_1", "Q5_1", "Q4_K", "Q5_K") else [0])
+    two = [0, 1] if format.name in ("Q4_1", "Q5_1", "Q4_K", "Q5_K") else [0]
+    scales = {Format.Q6_K: [104], Format.Q3_K: [54], Format.Q2_K: [40, 41], Format.IQ1_M: [24, 25, 26, 27]}.get(
+        format, two
+    )
     for place in scales:
         half = torch.full((len(blocks), 1), 0.01 / 16, dtype=torch.float16)
         blocks[:, 2 * place : 2 * place + 2] = half.view(torch.uint8)

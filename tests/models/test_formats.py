@@ -17,6 +17,7 @@ from torch import Tensor
 from parlay.compiled import structs
 from parlay.compiled.build import LIBRARY, NAMES
 from parlay.compiled.library import SWITCH, load
+from parlay.models.compiled.weights import packable
 from parlay.models.weights.dequantize import dense
 from parlay.models.weights.formats import Format
 from parlay.models.weights.stored import StoredTensor
@@ -28,9 +29,13 @@ SHAPES = [(37, 576), (64, 896), (5, 256), (33, 1536), (130, 512)]
 BLOCKS = [format for format in Format if format.plain is None]
 CASES = [(format, shape) for format in Format for shape in SHAPES if shape[1] % format.block == 0]
 INT8 = 24
-HALVES = {Format.Q6_K: (104,), Format.MXFP4: ()} | dict.fromkeys(
-    (Format.Q4_1, Format.Q5_1, Format.Q4_K, Format.Q5_K), (0, 1)
-)
+HALVES = {
+    Format.Q6_K: (104,),
+    Format.Q3_K: (54,),
+    Format.Q2_K: (40, 41),
+    Format.MXFP4: (),
+    Format.IQ1_M: (),
+} | dict.fromkeys((Format.Q4_1, Format.Q5_1, Format.Q4_K, Format.Q5_K), (0, 1))
 """Where a block holds numbers in half precision, counted in 16 bits; the first where nothing is said."""
 
 
@@ -59,7 +64,16 @@ def stored(format: Format, shape: tuple[int, int], seed: int = 0) -> StoredTenso
     if format is Format.MXFP4:
         blocks[:, 0] = draw.integers(110, 130, count)
         blocks[:3, 0] = 0, 1, 2
+    if format is Format.IQ1_M:
+        put_scattered(blocks, (draw.standard_normal(count) * 0.01).astype(np.float16))
     return StoredTensor(format, shape, torch.from_numpy(blocks).view(shape[0], -1))
+
+
+def put_scattered(blocks: np.ndarray, scales: np.ndarray) -> None:
+    """Scales of IQ1_M: four bits in the highest of each of the last four words."""
+    words = blocks.view(np.uint16)
+    for place in range(4):
+        words[:, 24 + place] = words[:, 24 + place] & 0x0FFF | (scales.view(np.uint16) >> 4 * place & 15) << 12
 
 
 @dataclass
@@ -100,7 +114,7 @@ def pack(core: structs.Core, kind: int, rows: Tensor, shape: tuple[int, int], sc
 
 
 def packed(core: structs.Core, weight: StoredTensor) -> Packed:
-    return pack(core, weight.format.number, weight.data.contiguous(), (weight.shape[0], weight.shape[1]))
+    return pack(core, weight.format.number, packable(weight).contiguous(), (weight.shape[0], weight.shape[1]))
 
 
 def rows(count: int, inputs: int, seed: int = 1) -> Tensor:
@@ -180,6 +194,8 @@ def test_the_largest_codes_do_not_saturate(core: structs.Core, format: Format) -
         blocks[:, places] = kept
         if format is Format.MXFP4:
             blocks[:, 0] = 120
+        if format is Format.IQ1_M:
+            put_scattered(blocks, np.full(len(blocks), 0.01, dtype=np.float16))
         weight = StoredTensor(format, shape, torch.from_numpy(data))
         for sign in (1.0, -1.0):
             x_NK = torch.full((3, shape[1]), sign * 5.0)

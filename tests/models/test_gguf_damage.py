@@ -84,7 +84,7 @@ BROKEN: dict[str, tuple[bytes, str]] = {
     "vast-dimension": (packed_header(("t", (4, HUGE), 0, 0)), "shape"),
     "vast-product": (packed_header(("t", (1 << 40, 1 << 40, 1 << 40), 0, 0)), "cut short"),
     "unknown-format": (packed_header(("t", (4,), 99, 0)), "unknown type 99"),
-    "other-format": (packed_header(("t", (256,), 10, 0)), "stored as Q2_K"),
+    "other-format": (packed_header(("t", (256,), 34, 0)), "stored as TQ1_0"),
     "half-blocks": (packed_header(("t", (48,), 8, 0)), "no whole number of Q8_0 blocks of 32"),
     "beyond": (packed_header(("t", (64,), 0, 0)), "cut short: the tensor 't' ends"),
     "far-beyond": (packed_header(("t", (1,), 0, HUGE)), "cut short"),

@@ -36,7 +36,15 @@ _QWEN2 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _LIKE_GGUF = (Format.Q4_0, Format.Q4_1, Format.Q5_0, Format.Q5_1, Format.Q8_0)
-_LEFT = {Format.Q4_K: 0.0057, Format.Q5_K: 0.0014, Format.Q6_K: 0.00037, Format.IQ4_NL: 0.0068, Format.IQ4_XS: 0.0069}
+_LEFT = {
+    Format.Q4_K: 0.0057,
+    Format.Q5_K: 0.0014,
+    Format.Q6_K: 0.00037,
+    Format.Q3_K: 0.0275,
+    Format.Q2_K: 0.105,
+    Format.IQ4_NL: 0.0068,
+    Format.IQ4_XS: 0.0069,
+}
 """The most that may be left of normal numbers' squares as error; Q4_0 leaves 0.0082."""
 _TEXT = "The quick brown fox jumps over 13 lazy dogs, and doesn't stop.\n" * 8
 

@@ -34,12 +34,14 @@ INLINE vf load_brains(const char *at)
 
 INLINE int shares(const Form form) { return form.scales >= K_SCALE; }
 INLINE int has_minimum(const Form form) { return form.scales == HALF_AND_MINIMUM || form.scales == K_MINIMUM; }
+INLINE int has_halves(const Form form) { return form.scales == K_HALVES || form.scales == K_MINIMUMS; }
+INLINE int shares_minimum(const Form form) { return form.scales == K_MINIMUM || form.scales == K_MINIMUMS; }
 
-INLINE int64_t shared_bytes(const Form form) { return shares(form) ? LANES * (form.scales == K_MINIMUM ? 4 : 2) : 0; }
+INLINE int64_t shared_bytes(const Form form) { return shares(form) ? LANES * (shares_minimum(form) ? 4 : 2) : 0; }
 
 INLINE int64_t block_bytes(const Form form)
 {
-    static const int of_scales[] = {0, 2, 4, 2, 1, 2, 2};
+    static const int of_scales[] = {0, 2, 4, 2, 1, 2, 2, 4};
     return code_bytes(form.bits) + LANES * of_scales[form.scales];
 }
 
@@ -64,17 +66,31 @@ INLINE Worth worth(const Form form, const char *at, const vf shared[2])
     case BRAIN: w.step[0] = load_brains(at); break;
     case K_SCALE: w.step[0] = shared[0] * load_small(at); break;
     case K_MINIMUM: w.step[0] = shared[0] * load_small(at), w.minimum = -(shared[1] * load_small(at + LANES)); break;
+    case K_MINIMUMS:
     case K_HALVES: w.step[0] = shared[0] * load_small(at), w.step[1] = shared[0] * load_small(at + LANES); break;
     }
     return w;
 }
 
+/* What is added to the weights of each half of a block whose scales are at `at`. */
+typedef struct {
+    vf of[2];
+} Minimums;
+
+INLINE Minimums minimums(const Form form, const char *at, const vf shared[2])
+{
+    Minimums m = {{{0}, {0}}};
+    if (form.scales != K_MINIMUMS) return m;
+    for (int half = 0; half < 2; half++) m.of[half] = -(shared[1] * load_small(at + (2 + half) * LANES));
+    return m;
+}
+
 /* A block of `rows` rows times one of `strips` strips, added to sums. */
 INLINE void add_blocks(const Form form, const int strips, const int rows, const Codes *codes, const Worth *worths,
-                       const InputBlock *x, vf (*sums)[BLOCKS])
+                       const Minimums *lows, const InputBlock *x, vf (*sums)[BLOCKS])
 {
     vf dots[ROWS_AT_ONCE][BLOCKS], parts[ROWS_AT_ONCE][BLOCKS];
-    const int halves = form.scales == K_HALVES ? 2 : 1;
+    const int halves = has_halves(form) ? 2 : 1;
     UNROLL for (int half = 0; half < halves; half++) {
         dot_codes(form, strips, rows, codes, x, half * GROUPS / 2, halves == 1 ? GROUPS : (half + 1) * GROUPS / 2, dots);
         UNROLL for (int i = 0; i < rows; i++)
@@ -88,6 +104,11 @@ INLINE void add_blocks(const Form form, const int strips, const int rows, const 
         UNROLL for (int s = 0; s < strips; s++) {
             vf part = parts[i][s];
             if (has_minimum(form)) part = multiply_add(worths[s].minimum, splat(x[i].sum), part);
+            if (form.scales == K_MINIMUMS) {
+                float second = (float)x[i].second * (-1.0f / 128);
+                part = multiply_add(lows[s].of[0], splat(x[i].sum - second), part);
+                part = multiply_add(lows[s].of[1], splat(second), part);
+            }
             sums[i][s] = multiply_add(part, splat(x[i].scale), sums[i][s]);
         }
 }
@@ -96,7 +117,8 @@ INLINE void add_blocks(const Form form, const int strips, const int rows, const 
 INLINE const char *load_shared(const Form form, const char *at, vf shared[2])
 {
     shared[0] = load_halves(at);
-    if (form.scales == K_MINIMUM) shared[1] = load_halves(at + LANES * 2);
+    if (form.parts) shared[0] *= 1.0f / (float)form.parts;
+    if (shares_minimum(form)) shared[1] = load_halves(at + LANES * 2);
     return at + shared_bytes(form);
 }
 
@@ -111,6 +133,7 @@ INLINE void multiply_strips(const Form form, const int strips, const int rows, c
     for (int64_t b = 0; b < blocks; b++, x += stride) {
         Codes codes[BLOCKS];
         Worth worths[BLOCKS];
+        Minimums lows[BLOCKS];
         const char *next = at;
         UNROLL for (int s = 0; s < strips; s++) {
             const char *block = at + s * apart;
@@ -118,12 +141,14 @@ INLINE void multiply_strips(const Form form, const int strips, const int rows, c
             UNROLL for (int byte = 0; byte < block_bytes(form); byte += 64) __builtin_prefetch(block + strips * AHEAD + byte);
             unpack(form, block, &codes[s]);
             worths[s] = worth(form, block + code_bytes(form.bits), shared[s]);
+            lows[s] = minimums(form, block + code_bytes(form.bits), shared[s]);
             if (s == 0) next = block + block_bytes(form);
             if (rows > 1) KEEP_IN_MEMORY(codes[s]);
             if (rows > 1) KEEP_IN_MEMORY(worths[s]);
+            if (rows > 1 && form.scales == K_MINIMUMS) KEEP_IN_MEMORY(lows[s]);
         }
         UNROLL for (int i = 0; i < rows; i += together)
-            add_blocks(form, strips, together, codes, worths, x + i, sums + i);
+            add_blocks(form, strips, together, codes, worths, lows, x + i, sums + i);
         at = next;
     }
     UNROLL for (int i = 0; i < rows; i++)

@@ -13,15 +13,17 @@
 #define GROUPS (BLOCK / 4) /* words of a block: four inputs each */
 
 /* How the scales of a block are stored: in half precision or bfloat16; K blocks have small whole numbers, and share
- * two numbers in half precision between 8 blocks. */
-typedef enum { NO_SCALE, HALF, HALF_AND_MINIMUM, BRAIN, K_SCALE, K_MINIMUM, K_HALVES } Scales;
+ * one number in half precision, or two, between 8 blocks. K_HALVES have a scale for each half of a block, and
+ * K_MINIMUMS a minimum for each half besides. */
+typedef enum { NO_SCALE, HALF, HALF_AND_MINIMUM, BRAIN, K_SCALE, K_MINIMUM, K_HALVES, K_MINIMUMS } Scales;
 
 /* What tells formats apart. All of it is known when a product is compiled. */
 typedef struct {
     int bits;   /* of a stored code: 4, 5, 6 or 8 */
     int zero;   /* what a stored code is above its value: a power of two, or 0 */
-    int table;  /* codes are numbers of values: 1: IQ4's, 2: MXFP4's */
+    int table;  /* codes are numbers of values: 1: IQ4's, 2: MXFP4's, 3: IQ3_XXS's, 4: IQ3_S's, 5: IQ2's, 6: IQ1's */
     Scales scales;
+    int parts; /* the shared scale counts such parts of what it says; 0: it counts whole */
 } Form;
 
 typedef uint16_t vw __attribute__((vector_size(LANES * 4))); /* the bits of LANES words */
@@ -32,10 +34,14 @@ typedef struct {
 INLINE vw load_bits(const void *at) { vw v; memcpy(&v, at, sizeof v); return v; }
 INLINE vw splat_byte(int x) { return (uint16_t)(x * 257) - (vw){0}; }
 
-static const uint8_t tables[3][16] = {
+static const uint8_t tables[7][16] = {
     {0},
     {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241},
     {128, 129, 130, 131, 132, 134, 136, 140, 128, 127, 126, 125, 124, 122, 120, 116},
+    {66, 76, 84, 92, 100, 108, 116, 124, 132, 140, 148, 156, 164, 172, 180, 190},
+    {113, 115, 117, 119, 121, 123, 125, 127, 129, 131, 133, 135, 137, 139, 141, 143},
+    {85, 103, 120, 136, 153, 171, 128, 128, 128, 128, 128, 128, 128, 128, 128, 128},
+    {119, 121, 127, 129, 135, 137, 128, 128, 128, 128, 128, 128, 128, 128, 128, 128},
 }; /* values + 128 */
 
 INLINE vw look_up(const int table, vw codes)

@@ -44,7 +44,7 @@ INLINE Whole start_of_codes(const int zero, const InputBlock *x, const int from,
 {
     if (!zero) return (Whole){0};
     int32_t start = to - from == GROUPS ? x->start : from ? x->second : x->start - x->second;
-    return OPERATION(srai_epi32)(splat_whole(start), zero == 8 ? 4 : zero == 16 ? 3 : zero == 32 ? 2 : 0);
+    return OPERATION(srai_epi32)(splat_whole(start), zero == 4 ? 5 : zero == 8 ? 4 : zero == 16 ? 3 : zero == 32 ? 2 : 0);
 }
 
 #if defined(__AVX512VNNI__) || defined(__AVXVNNI__)

@@ -38,15 +38,21 @@ void QUANTISE(const float *x, int64_t count, InputBlock *blocks, int64_t stride)
     }                                                                                                                \
     static const Format NAME = {CODES, bytes_##NAME, pack_##NAME, read_##NAME, 0, multiply_##NAME};
 
-/*     name    number  bits zero table scales */
+/*     name    number  bits zero table scales parts */
 FORMAT(q4_0,   Q4_0,   4,   8,   0,    HALF)
 FORMAT(q4_1,   Q4_1,   4,   0,   0,    HALF_AND_MINIMUM)
 FORMAT(q5_0,   Q5_0,   5,   16,  0,    HALF)
 FORMAT(q5_1,   Q5_1,   5,   0,   0,    HALF_AND_MINIMUM)
 FORMAT(q8_0,   Q8_0,   8,   128, 0,    HALF)
+FORMAT(q2_k,   Q2_K,   4,   0,   0,    K_MINIMUMS)
+FORMAT(q3_k,   Q3_K,   4,   4,   0,    K_HALVES)
 FORMAT(q4_k,   Q4_K,   4,   0,   0,    K_MINIMUM)
 FORMAT(q5_k,   Q5_K,   5,   0,   0,    K_MINIMUM)
 FORMAT(q6_k,   Q6_K,   6,   32,  0,    K_HALVES)
+FORMAT(iq3_xxs, IQ3_XXS, 4, 128, 3,    K_HALVES, 4)
+FORMAT(iq3_s,  IQ3_S,  4,   128, 4,    K_HALVES)
+FORMAT(iq2,    IQ2_S,  4,   128, 5,    K_HALVES, 8)
+FORMAT(iq1,    IQ1_S,  4,   128, 6,    K_HALVES, 8)
 FORMAT(iq4_nl, IQ4_NL, 4,   128, 1,    HALF)
 FORMAT(iq4_xs, IQ4_XS, 4,   128, 1,    K_SCALE)
 FORMAT(mxfp4,  MXFP4,  4,   128, 2,    BRAIN)
@@ -63,4 +69,6 @@ void SCORE(const char *keys, int64_t apart, const InputBlock *x, int64_t stride,
 const Format *const BLOCK_FORMATS[MOST_FORMATS] = {
     [Q4_0] = &q4_0, [Q4_1] = &q4_1, [Q5_0] = &q5_0, [Q5_1] = &q5_1,     [Q8_0] = &q8_0,     [Q4_K] = &q4_k,
     [Q5_K] = &q5_k, [Q6_K] = &q6_k, [I8] = &i8,     [IQ4_NL] = &iq4_nl, [IQ4_XS] = &iq4_xs, [MXFP4] = &mxfp4,
+    [Q2_K] = &q2_k, [Q3_K] = &q3_k, [IQ3_XXS] = &iq3_xxs, [IQ3_S] = &iq3_s, [IQ2_XXS] = &iq2, [IQ2_XS] = &iq2,
+    [IQ2_S] = &iq2, [IQ1_S] = &iq1, [IQ1_M] = &iq1,
 };

@@ -4,10 +4,12 @@
 
 #include "blocks.h"
 
-/* Bytes of a stored block. */
+/* Bytes of a stored block. Those of IQ3, IQ2 and IQ1 come in a form of ours, the same for all (see `take_indexed`): what
+ * files have in their place points into tables of thousands of numbers. */
 INLINE int64_t stored_bytes(const int kind)
 {
-    static const uint8_t bytes[] = {[Q4_0] = 18, [Q4_1] = 20, [Q5_0] = 22, [Q5_1] = 24, [Q8_0] = 34, [Q4_K] = 144,
+    static const uint8_t bytes[] = {[Q2_K] = 84, [Q3_K] = 110, [IQ3_XXS] = 146, [IQ3_S] = 146, [IQ2_S] = 146, [IQ1_S] = 146,
+                                    [Q4_0] = 18, [Q4_1] = 20, [Q5_0] = 22, [Q5_1] = 24, [Q8_0] = 34, [Q4_K] = 144,
                                     [Q5_K] = 176, [Q6_K] = 210, [IQ4_NL] = 18, [IQ4_XS] = 136, [I8] = 32, [MXFP4] = 17};
     return bytes[kind];
 }
@@ -16,7 +18,7 @@ INLINE int64_t stored_bytes(const int kind)
 typedef struct {
     uint32_t codes[GROUPS];  /* four to a word */
     uint16_t step, minimum;  /* in 16 bits; those of K blocks count for all that share them */
-    int8_t small[2];         /* of K blocks: times step, and times minimum or step of the second half */
+    int8_t small[4];         /* of K blocks: times step, then times minimum or step of the second half; minimums */
 } StoredBlock;
 
 INLINE uint32_t word_at(const uint8_t *at) { uint32_t word; memcpy(&word, at, 4); return word; }
@@ -67,6 +69,40 @@ INLINE void take_q6_k(const uint8_t *at, int part, StoredBlock *block)
     block->step = half_at(at + 208);
 }
 
+/* Parts 4 n to 4 n + 3 of two bits lie in 32 bytes. */
+INLINE void take_pairs(const uint8_t *at, int part, StoredBlock *block)
+{
+    UNROLL for (int g = 0; g < GROUPS; g++)
+        block->codes[g] = word_at(at + part / 4 * 32 + 4 * g) >> (part % 4 * 2) & each_byte(3);
+}
+
+INLINE void take_q2_k(const uint8_t *at, int part, StoredBlock *block)
+{
+    take_pairs(at + 16, part, block);
+    UNROLL for (int half = 0; half < 2; half++)
+        block->small[half] = at[2 * part + half] & 15, block->small[2 + half] = at[2 * part + half] >> 4;
+    block->step = half_at(at + 80), block->minimum = half_at(at + 82);
+}
+
+/* The high bits come first, then the low ones, and six bits of each scale: the low four of scales n and n + 8 in byte n,
+ * the high two of scales n, n + 4, n + 8 and n + 12 in byte 8 + n. */
+INLINE void take_q3_k(const uint8_t *at, int part, StoredBlock *block)
+{
+    take_pairs(at + 32, part, block);
+    UNROLL for (int g = 0; g < GROUPS; g++) block->codes[g] |= (word_at(at + 4 * g) >> part & each_byte(1)) << 2;
+    UNROLL for (int half = 0; half < 2; half++) {
+        int n = 2 * part + half, low = at[96 + n % 8] >> (n / 8 * 4) & 15, high = at[104 + n % 4] >> (n / 4 * 2) & 3;
+        block->small[half] = (int8_t)((low | high << 4) - 32);
+    }
+    block->step = half_at(at + 108);
+}
+
+/* A step, a small number for each half of a part, and codes of four bits. */
+INLINE void take_indexed(const uint8_t *at, int part, StoredBlock *block)
+{
+    block->step = half_at(at), memcpy(block->small, at + 2 + 2 * part, 2), take_nibbles(at + 18 + 16 * part, block);
+}
+
 /* 2^(exponent - 128), in bfloat16: the two smallest are subnormal. */
 INLINE uint16_t power_of_two(uint8_t exponent)
 {
@@ -99,7 +135,10 @@ INLINE void take(const int kind, const uint8_t *at, int part, StoredBlock *block
             UNROLL for (int g = 0; g < GROUPS; g++)
                 block->codes[g] |= (word_at(at + 16 + 4 * g) >> part & each_byte(1)) << 4;
         break;
+    case Q2_K: take_q2_k(at, part, block); break;
+    case Q3_K: take_q3_k(at, part, block); break;
     case Q6_K: take_q6_k(at, part, block); break;
+    case IQ3_XXS: case IQ3_S: case IQ2_S: case IQ1_S: take_indexed(at, part, block); break;
     case IQ4_XS:
         block->step = half_at(at), take_nibbles(at + 8 + 16 * part, block);
         block->small[0] = (int8_t)(((at[4 + part / 2] >> part % 2 * 4 & 15) | (half_at(at + 2) >> 2 * part & 3) << 4) - 32);
@@ -125,9 +164,9 @@ INLINE void put(const Form form, const StoredBlock *block, int lane, char *share
     char *scales = at + code_bytes(form.bits);
     if (shares(form)) {
         memcpy(shared + lane * 2, &block->step, 2);
-        if (form.scales == K_MINIMUM) memcpy(shared + (LANES + lane) * 2, &block->minimum, 2);
-        scales[lane] = block->small[0];
-        if (form.scales != K_SCALE) scales[LANES + lane] = block->small[1];
+        if (shares_minimum(form)) memcpy(shared + (LANES + lane) * 2, &block->minimum, 2);
+        const int small = form.scales == K_SCALE ? 1 : form.scales == K_MINIMUMS ? 4 : 2;
+        for (int i = 0; i < small; i++) scales[i * LANES + lane] = block->small[i];
     } else if (form.scales != NO_SCALE) {
         memcpy(scales + lane * 2, &block->step, 2);
         if (form.scales == HALF_AND_MINIMUM) memcpy(scales + (LANES + lane) * 2, &block->minimum, 2);
@@ -170,10 +209,11 @@ INLINE void read_row(const Form form, const char *strips, int64_t row, int64_t i
         Codes codes;
         unpack(form, at, &codes);
         Worth now = worth(form, at + code_bytes(form.bits), shared);
+        Minimums low = minimums(form, at + code_bytes(form.bits), shared);
         for (int64_t i = 0; i < BLOCK && b * BLOCK + i < in; i++) {
             int code = ((const uint8_t *)&codes.of[i / 4])[lane * 4 + i % 4] - form.zero;
-            float step = form.scales == NO_SCALE ? 1.0f : now.step[form.scales == K_HALVES && i >= BLOCK / 2][lane];
-            values[b * BLOCK + i] = step * (float)code + (has_minimum(form) ? now.minimum[lane] : 0.0f);
+            float step = form.scales == NO_SCALE ? 1.0f : now.step[has_halves(form) && i >= BLOCK / 2][lane];
+            values[b * BLOCK + i] = step * (float)code + (has_minimum(form) ? now.minimum[lane] : low.of[i >= BLOCK / 2][lane]);
         }
     }
 }

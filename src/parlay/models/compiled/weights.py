@@ -16,8 +16,9 @@ from parlay.compiled import structs
 from parlay.compiled.library import NotLoaded, load
 from parlay.models.config import Activation, DecoderConfig, LayerForm
 from parlay.models.gguf.packing_ahead import PackingAhead
-from parlay.models.weights.formats import DamagedWeights, Format
+from parlay.models.weights.formats import INDEXED, DamagedWeights, Format
 from parlay.models.weights.fused import FusedWeights, LayerWeights, Operand, as_tensor
+from parlay.models.weights.grids import indexed
 from parlay.models.weights.quantize import Int8Weight, fits_blocks, in_q8_0
 from parlay.models.weights.stored import StoredTensor
 from parlay.system import threads
@@ -228,7 +229,7 @@ class Weights:
         if part.format.number != linear.kind:
             with part.reading():
                 self._pack(linear, self._rows(part, linear.kind), first)
-        elif not self._pack(linear, part.rows, first):
+        elif not self._pack(linear, packable(part), first):
             raise DamagedWeights(part.origin)
         else:
             part.give_back()
@@ -256,6 +257,12 @@ class Weights:
     def _hold_any(self, tensor: Tensor | None) -> int | None:
         """The address of ``tensor``, of any shape, if there is one; see `_hold`."""
         return None if tensor is None else self._hold(tensor)
+
+
+def packable(part: StoredTensor) -> Tensor:
+    """The rows of blocks, uint8 ``[O, bytes]``, in the form that the library packs."""
+    rows = part.rows
+    return indexed(part.format, rows.reshape(-1, rows.shape[-1])) if part.format in INDEXED else rows
 
 
 def _rounded(weight: Int8Weight, steps_O: Tensor) -> Tensor:

@@ -171,7 +171,7 @@ def _centred_groups(x_NK: Tensor, w_NK: Tensor | None, half: int, largest: int) 
     Returns that as bytes ``[N, 2]``, small numbers ``[N, 16]`` from -``largest`` on, and codes ``[N, 256]`` from 0 on.
     """
     x_MS = x_NK.reshape(-1, 16)
-    w_MS = x_MS.square() if w_NK is None else w_NK.reshape(-1, 16)
+    w_MS = _usual(x_MS) if w_NK is None else w_NK.reshape(-1, 16)
     scales_NG = rounding.symmetric(x_MS, w_MS, half).view(-1, 16)
     stored, small_NG, steps = _signed_scales(scales_NG, largest)
     codes = (x_NK.view(-1, 16, 16) * _inverse(steps)).round_().clamp_(-half, half - 1) + half
@@ -187,6 +187,24 @@ def _signed_scales(scales_NG: Tensor, largest: int) -> tuple[Tensor, Tensor, Ten
     stored, step_N1 = _half(extreme_N1 / -largest)
     small_NG = (scales_NG * _inverse(step_N1)).round_().clamp_(-largest, largest - 1)
     return stored, small_NG.to(torch.int8), (small_NG * step_N1)[:, :, None]
+
+
+def _q2_k(x_NK: Tensor, w_NK: Tensor | None) -> Tensor:
+    halves, scales, minimums, codes = _spanned_groups(x_NK, w_NK, 16, 3, 15)
+    return torch.cat((scales | minimums << 4, _pairs(codes.flatten(1)), halves), 1)
+
+
+def _q3_k(x_NK: Tensor, w_NK: Tensor | None) -> Tensor:
+    """Scales have six bits each: low halves of 0 to 7 and 8 to 15 in eight bytes, high bits in four."""
+    scale, small, codes = _centred_groups(x_NK, w_NK, 4, 32)
+    small = (small + 32).view(torch.uint8)
+    scales = torch.cat((_nibbles(small), _gathered((small >> 4).view(-1, 4, 4), 2)), 1)
+    return torch.cat((_gathered((codes >> 2).view(-1, 8, 32), 1), _pairs(codes & 3), scales, scale), 1)
+
+
+def _pairs(codes_NK: Tensor) -> Tensor:
+    """Codes of two bits ``[N, 256]``: those of four neighbouring groups of 32 in the same 32 bytes."""
+    return _gathered(codes_NK.view(-1, 2, 4, 32), 2).flatten(1)
 
 
 def _q6_k(x_NK: Tensor, w_NK: Tensor | None) -> Tensor:
@@ -223,6 +241,8 @@ WRITERS: Mapping[Format, _Writer] = {
     Format.Q5_0: _q5_0,
     Format.Q5_1: _q5_1,
     Format.Q8_0: _q8_0,
+    Format.Q2_K: _q2_k,
+    Format.Q3_K: _q3_k,
     Format.Q4_K: _q4_k,
     Format.Q5_K: _q5_k,
     Format.Q6_K: _q6_k,

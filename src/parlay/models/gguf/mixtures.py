@@ -42,15 +42,24 @@ _TYPES = (
     FileType("Q4_0", 2, Format.Q4_0),
     FileType("IQ4_NL", 25, Format.IQ4_NL),
     FileType("IQ4_XS", 30, Format.IQ4_XS),
+    FileType("Q3_K_L", 13, Format.Q3_K),
+    FileType("Q3_K_M", 12, Format.Q3_K),
+    FileType("Q3_K_S", 11, Format.Q3_K),
+    FileType("Q2_K", 10, Format.Q2_K),
 )
 FILE_TYPES: Mapping[str, FileType] = {kind.name: kind for kind in _TYPES}
 """By name, the most bits first."""
 _FALLBACKS = {
     Format.IQ4_XS: Format.IQ4_NL,
+    Format.Q2_K: Format.Q4_0,
+    Format.Q3_K: Format.Q4_0,
     Format.Q4_K: Format.Q5_0,
     Format.Q5_K: Format.Q5_1,
     Format.Q6_K: Format.Q8_0,
 }
+_OF_ATTENTION = {"Q2_K": Format.Q3_K, "Q3_K_M": Format.Q4_K, "Q3_K_L": Format.Q5_K}
+"""The format of what leads out of attention, where it is not the usual one."""
+_OF_DOWN = {"Q2_K": Format.Q3_K, "Q3_K_L": Format.Q5_K}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,22 +89,36 @@ class Mixed:
         if match is None:
             return usual
         layer = int(match[1])
+        if match[2] == "attn_output":
+            return _OF_ATTENTION.get(self.kind.name, usual)
         return {"attn_v": self._of_values, "ffn_down": self._of_down}.get(match[2], lambda _: usual)(layer)
 
     def _of_values(self, layer: int) -> Format:
+        wanted = self._of_usual_values(layer)
+        if self.layers == _WIDE and wanted in (Format.Q3_K, Format.Q4_K):
+            return Format.Q5_K
+        return wanted
+
+    def _of_usual_values(self, layer: int) -> Format:
         kind, usual = self.kind.name, self.kind.usual
-        if kind in ("IQ4_NL", "IQ4_XS") and self.sharing >= 4:
+        if kind == "Q2_K":
+            return Format.Q4_K if self.sharing >= 4 else Format.Q3_K
+        if kind == "Q3_K_M":
+            return Format.Q5_K if layer < 2 else Format.Q4_K
+        if kind == "Q3_K_L" or (kind in ("IQ4_NL", "IQ4_XS") and self.sharing >= 4):
             return Format.Q5_K
         if kind in ("Q4_K_M", "Q5_K_M") and self._gets_more(layer):
             return Format.Q6_K
-        if usual is Format.Q4_K and (self.layers == _WIDE or (kind == "Q4_K_S" and layer < 4)):
-            return Format.Q5_K
-        return usual
+        return Format.Q5_K if kind == "Q4_K_S" and layer < 4 else usual
 
     def _of_down(self, layer: int) -> Format:
         kind, usual = self.kind.name, self.kind.usual
         if kind in ("Q4_K_M", "Q5_K_M"):
             return Format.Q6_K if self._gets_more(layer) else usual
+        if kind == "Q3_K_M":
+            return Format.Q5_K if layer < self.layers // 16 else Format.Q4_K
+        if kind in _OF_DOWN:
+            return _OF_DOWN[kind]
         if layer >= self.layers // 8:
             return usual
         if kind == "Q4_K_S" or (kind in ("IQ4_NL", "IQ4_XS") and not self.weighed):

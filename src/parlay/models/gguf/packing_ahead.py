@@ -19,7 +19,7 @@ from parlay.compiled import structs
 from parlay.compiled.library import NotLoaded, load
 from parlay.models.families.table import GGUF_FAMILIES
 from parlay.models.gguf.reader import Header, read
-from parlay.models.weights.formats import DamagedWeights
+from parlay.models.weights.formats import INDEXED, DamagedWeights
 from parlay.types import ParlayError
 
 _LINE, _HUGE = 64, 2 << 20
@@ -139,7 +139,7 @@ def _places(header: Header, core: structs.Core) -> tuple[dict[int, int], int]:
     places, size = {}, 0
     for info in header.tensors:
         permuted = family.gguf.interleaved and info.name.endswith(_PERMUTED)
-        if len(info.shape) != 2 or info.format.block == 1 or permuted:
+        if len(info.shape) != 2 or info.format.block == 1 or info.format in INDEXED or permuted:
             continue
         outputs, inputs = info.shape
         places[info.offset] = size

@@ -29,8 +29,7 @@ _MOST_KEYS, _MOST_TENSORS = 1 << 16, 1 << 20
 _MOST_DIMENSIONS, _LARGEST = 4, 1 << 40
 _LONGEST_NAME = 1 << 12
 _ALIGNMENT = 32
-_OTHER_FORMATS = {10: "Q2_K", 11: "Q3_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 21: "IQ3_S"}
-_OTHER_FORMATS |= {22: "IQ2_S", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 40: "NVFP4"}
+_OTHER_FORMATS = {34: "TQ1_0", 35: "TQ2_0", 40: "NVFP4"}
 _OTHER_FORMATS |= {24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64"}
 """Names for messages: formats that GGUF has and Parlay does not read."""
 

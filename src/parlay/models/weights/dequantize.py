@@ -12,7 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from parlay.models.weights.formats import Format
+from parlay.models.weights.formats import INDEXED, Format
+from parlay.models.weights.grids import VALUES, points
 from parlay.models.weights.stored import StoredTensor
 
 _CHUNK = 1 << 22
@@ -51,7 +52,7 @@ def dense(stored: StoredTensor, dtype: torch.dtype = torch.float32) -> Tensor:
 
 def groups(format: Format, blocks_NB: Tensor) -> Groups:
     """N blocks of B bytes each, in any format but F32, F16 and BF16, as codes and scales."""
-    return _READERS[format](blocks_NB)
+    return _indexed(format, blocks_NB) if format in INDEXED else _READERS[format](blocks_NB)
 
 
 def _numbers(format: Format, blocks_NB: Tensor) -> Tensor:
@@ -117,6 +118,30 @@ def _scales_and_minimums(blocks_NB: Tensor) -> tuple[Tensor, Tensor]:
     return _half(blocks_NB, 0) * scales[:, :, None], _half(blocks_NB, 2) * minimums[:, :, None]
 
 
+def _pairs(packed_NB: Tensor) -> Tensor:
+    """Codes of two bits, ``[N, 8, 32]``: those of four neighbouring groups lie in the same 32 bytes."""
+    return _bits(packed_NB.reshape(-1, 2, 32), 2).transpose(2, 3).reshape(-1, 8, 32)
+
+
+def _q2_k(blocks_NB: Tensor) -> Groups:
+    small = blocks_NB[:, :16, None]
+    codes = _pairs(blocks_NB[:, 16:80]).view(-1, 16, 16)
+    return Groups(codes, _half(blocks_NB, 80) * (small & 15), _half(blocks_NB, 82) * (small >> 4))
+
+
+def _q3_k(blocks_NB: Tensor) -> Groups:
+    high = _bits(blocks_NB[:, :32], 1).transpose(1, 2)
+    codes = (_pairs(blocks_NB[:, 32:96]) | high << 2).to(torch.int8) - 4
+    low = _nibbles(blocks_NB[:, 96:104]) | _bits(blocks_NB[:, 104:108], 2).transpose(1, 2).flatten(1) << 4
+    return Groups(codes.view(-1, 16, 16), _half(blocks_NB, 108) * (low.to(torch.int8) - 32)[:, :, None])
+
+
+def _indexed(format: Format, blocks_NB: Tensor) -> Groups:
+    found = points(format, blocks_NB)
+    scales = found.step.view(torch.float16).float() / VALUES[format][1] * found.small
+    return Groups(found.values.view(-1, 16, 16), scales[:, :, None])
+
+
 def _q4_k(blocks_NB: Tensor) -> Groups:
     codes = _nibbles(blocks_NB[:, 16:].reshape(-1, 4, 32)).view(-1, 8, 32)
     return Groups(codes, *_scales_and_minimums(blocks_NB))
@@ -160,6 +185,8 @@ _READERS: dict[Format, Callable[[Tensor], Groups]] = {
     Format.Q5_0: _q5_0,
     Format.Q5_1: _q5_1,
     Format.Q8_0: _q8_0,
+    Format.Q2_K: _q2_k,
+    Format.Q3_K: _q3_k,
     Format.Q4_K: _q4_k,
     Format.Q5_K: _q5_k,
     Format.Q6_K: _q6_k,

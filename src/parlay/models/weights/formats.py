@@ -21,9 +21,18 @@ class Format(Enum):
     Q5_0 = (6, 32, 22)
     Q5_1 = (7, 32, 24)
     Q8_0 = (8, 32, 34)
+    Q2_K = (10, 256, 84)
+    Q3_K = (11, 256, 110)
     Q4_K = (12, 256, 144)
     Q5_K = (13, 256, 176)
     Q6_K = (14, 256, 210)
+    IQ1_S = (19, 256, 50)
+    IQ1_M = (29, 256, 56)
+    IQ2_XXS = (16, 256, 66)
+    IQ2_XS = (17, 256, 74)
+    IQ2_S = (22, 256, 82)
+    IQ3_XXS = (18, 256, 98)
+    IQ3_S = (21, 256, 110)
     IQ4_NL = (20, 32, 18)
     IQ4_XS = (23, 256, 136)
     BF16 = (30, 1, 2)
@@ -53,6 +62,8 @@ class Format(Enum):
 
 FORMATS = {format.number: format for format in Format}
 """Formats by their number in GGUF files."""
+INDEXED = frozenset(format for format in Format if format.name.startswith(("IQ1", "IQ2", "IQ3")))
+"""Formats whose blocks point into tables: kernels read them in another form (`parlay.models.weights.grids`)."""
 
 
 class DamagedWeights(ParlayError):

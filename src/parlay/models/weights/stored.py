@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from parlay.models.weights.formats import DamagedWeights, Format
+from parlay.models.weights.formats import INDEXED, DamagedWeights, Format
 
 if TYPE_CHECKING:
     from parlay.models.gguf.packing_ahead import PackingAhead
@@ -88,9 +88,12 @@ class StoredTensor:
 
 
 _EXPONENTS = {Format.F32: (0x7F80, (1,)), Format.BF16: (0x7F80, (0,)), Format.F16: (0x7C00, (0,))} | {
+    Format.Q2_K: (0x7C00, (40, 41)),
+    Format.Q3_K: (0x7C00, (54,)),
     Format.Q6_K: (0x7C00, (104,)),
     **dict.fromkeys((Format.Q4_1, Format.Q5_1, Format.Q4_K, Format.Q5_K), (0x7C00, (0, 1))),
     **dict.fromkeys((Format.Q4_0, Format.Q5_0, Format.Q8_0, Format.IQ4_NL, Format.IQ4_XS), (0x7C00, (0,))),
+    **dict.fromkeys(INDEXED - {Format.IQ1_M}, (0x7C00, (0,))),
 }
 """Bits that are all set in infinities and in what is no number, and the words of 16 bits in a block that have them."""
 _CHUNK = 1 << 15  # so that what is made on the way stays in the processor
@@ -98,6 +101,9 @@ _CHUNK = 1 << 15  # so that what is made on the way stays in the processor
 
 def is_finite(stored: StoredTensor) -> bool:
     """Whether every number of a plain format, and every scale of another, is finite. MXFP4 has no other scales."""
+    if stored.format is Format.IQ1_M:  # the exponent lies in the highest bits of the last two words
+        words = stored.data.numpy().reshape(-1).view(np.uint16).reshape(-1, stored.format.block_bytes // 2)
+        return not ((words[:, 27] & 0x7000 == 0x7000) & (words[:, 26] & 0xC000 == 0xC000)).any()
     if stored.format not in _EXPONENTS:
         return True
     mask, places = _EXPONENTS[stored.format]
