@@ -20,7 +20,7 @@ from parlay.llm import LLM
 from parlay.models.fetch.resolving import resolve
 from parlay.models.loading import load_tokenizer
 from parlay.options import LoadOptions, UsageError
-from parlay.testing.checkpoints import VOCAB_SIZE
+from parlay.testing.checkpoints import VOCAB_SIZE, save_random
 from parlay.testing.toy_tokenizers import toy_tokenizer
 from parlay.text.prompts import TokensPrompt
 from parlay.train.data.features import FeatureStore
@@ -263,3 +263,69 @@ def test_a_folder_has_no_formats_of_blocks(model: Path, tmp_path: Path) -> None:
     asked = options(model, tmp_path, tmp_path / "out", embedding="Q4_0")
     with pytest.raises(ParlayError, match=r"embedding=Q4_0: .* is a folder"):
         distill.start(asked, Target.named(str(model)), [])
+
+
+@pytest.fixture(scope="module")
+def qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with biases and tied embeddings, of three layers and the target's vocabulary."""
+    folder = tmp_path_factory.mktemp("qwen")
+    save_random("qwen2", folder)
+    return folder
+
+
+def test_a_student_is_cut_out_of_a_model(qwen: Path, model: Path, work: Path, tmp_path: Path) -> None:
+    """Layers that are named, embedding and norm are those of the model; the last layer and the norm learn."""
+    target, out = Target.named(str(model)), tmp_path / "draft"
+    texts = FeatureStore(work, target.stored_layers()).load()
+    asked = options(model, tmp_path, out, cut_from=str(qwen), keep_layers="0,2", learning_layers=1, matrix_rate=0.02)
+    recipe = distill.start(asked, target, texts)
+    whole, before = Target.named(str(qwen)), {n: t.clone() for n, t in recipe.module.state_dict().items()}
+    for name, tensor in before.items():
+        assert tensor.equal(whole.tensor(name.replace("layers.1.", "layers.2."))), name
+    fit(DISTILL, asked, target, texts)
+    found = Target.named(str(out))
+    assert (found.config.num_layers, found.config.qkv_bias, found.config.architecture) == (2, True, "Qwen2ForCausalLM")
+    changed = {name for name, tensor in before.items() if not found.tensor(name).equal(tensor.bfloat16().float())}
+    assert changed
+    assert all(name.startswith(("model.layers.1.", "model.norm.")) for name in changed)
+    prompt, params = TokensPrompt(prompt_token_ids=[3, 4]), SamplingParams(temperature=0, max_tokens=12)
+    with LLM(str(model), tokenizer=toy_tokenizer(VOCAB_SIZE), dtype="float32", device="cpu") as llm:
+        plain, drafted = (
+            llm.generate([prompt], params, strategy=strategy)[0].outputs[0].token_ids
+            for strategy in ("none", f"draft-model:model={out},policy=fixed")
+        )
+    assert drafted == plain
+
+
+def test_a_student_is_cut_out_of_a_gguf_file(tmp_path: Path) -> None:
+    path = gguf_files.write(tmp_path / "target.gguf", resolve("parlay-mini"), tokenizer=True)
+    target = Target.named(str(path))
+    asked = options(path, tmp_path, tmp_path / "draft", cut_from=str(path), layers=2)
+    recipe = distill.start(asked, target, [])
+    recipe.save(asked.out, "---\n---\n")
+    (written,) = asked.out.glob("*.gguf")
+    found = Target.named(str(written))
+    assert (found.config.num_layers, found.config.qk_norm) == (2, True)
+    last = target.tensor(f"model.layers.{target.config.num_layers - 1}.mlp.down_proj.weight")
+    expected = gguf_files.numbers(last, gguf.GGMLQuantizationType.Q8_0)
+    assert found.tensor("model.layers.1.mlp.down_proj.weight").equal(expected)
+
+
+@pytest.mark.parametrize("layers", ["0,9", "2,1", "one", "", "0,0"])
+def test_layers_that_can_not_be_kept_are_named(
+    layers: str, qwen: Path, model: Path, work: Path, tmp_path: Path
+) -> None:
+    asked = options(model, work, tmp_path, cut_from=str(qwen), keep_layers=layers)
+    cut = Target.named(str(qwen))
+    if not layers:
+        assert distill.cut_out(cut, asked).config.num_layers == 1
+        return
+    with pytest.raises(UsageError, match="give rising numbers from 0 to 2"):
+        distill.cut_out(cut, asked)
+
+
+def test_options_of_a_cut_need_a_model_to_cut(model: Path, work: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="go with cut_from=MODEL"):
+        options(model, work, tmp_path, keep_layers="0,1")
+    with pytest.raises(UsageError, match="leave out one of them"):
+        options(model, work, tmp_path, cut_from="a", student="b")

@@ -26,6 +26,8 @@ _COPIED = (".json", ".txt", ".jinja", ".model")
 """Files of config and tokenizer."""
 _KEPT = ("bos_token_id", "eos_token_id", "pad_token_id")
 """What a student's config.json takes over from the target's."""
+_OF_LAYERS = ("layer_types", "max_window_layers", "torch_dtype")
+"""What it does not take over where it has fewer layers of the same family, and the older name of dtype."""
 
 
 def save_student(
@@ -36,15 +38,21 @@ def save_student(
     like: Path,
     card: str,
     embedding: str = USUAL,
+    same_family: bool = False,
 ) -> None:
-    """A student of the target at ``like``: for a GGUF file one in 8 bits, for a folder a folder in bfloat16.
+    """A student of the model at ``like``: for a GGUF file one in 8 bits, for a folder a folder in bfloat16.
 
-    Both carry the target's tokenizer. ``embedding`` is that matrix's format in a GGUF file.
+    Both carry that model's tokenizer. ``embedding`` is that matrix's format in a GGUF file. A student of the
+    ``same_family`` has the config of that model but for the number of layers; others are Llamas.
     """
     if like.is_dir():
         save_folder(folder, tensors, like=like, card=card)
         said = json.loads((like / "config.json").read_text())
-        described = {**{key: said[key] for key in _KEPT if key in said}, **_described(config)}
+        if same_family:
+            described = {key: value for key, value in said.items() if key not in _OF_LAYERS}
+            described |= {"num_hidden_layers": config.num_layers, "dtype": "bfloat16"}
+        else:
+            described = {**{key: said[key] for key in _KEPT if key in said}, **_described(config)}
         (folder / "config.json").write_text(json.dumps(described, indent=1) + "\n")
         return
     folder.mkdir(parents=True, exist_ok=True)

@@ -60,7 +60,7 @@ def product_type() -> torch.dtype:
 class SummedInParts(torch.autograd.Function):
     """The sum of a loss over rows of logits too wide to hold for all rows at once: it sees a few rows at a time.
 
-    Gradients are worked out with the loss, so no logits are kept.
+    Gradients are worked out with the loss, so no logits are kept; none of a head that does not learn.
     """
 
     @staticmethod
@@ -72,23 +72,25 @@ class SummedInParts(torch.autograd.Function):
         rows: int,
     ) -> Tensor:
         """``loss`` is called with logits ``[rows, V]`` and which rows they are, and gives their sum."""
-        total, head_grad_VH = torch.zeros(()), torch.zeros_like(head_VH)
+        learns: bool = ctx.needs_input_grad[1]  # type: ignore[attr-defined]
+        total, head_grad_VH = torch.zeros(()), torch.zeros_like(head_VH) if learns else torch.zeros(0)
         grads: list[Tensor] = []
-        head = head_VH.detach().to(product_type()).requires_grad_()
+        head = head_VH.detach().to(product_type()).requires_grad_(learns)
         for begin in range(0, len(hidden_NH), rows):
             part = slice(begin, begin + rows)
             with torch.enable_grad():
                 hidden = hidden_NH[part].detach().requires_grad_()
                 value = loss(F.linear(hidden, head), part)
-                grad, head_grad = torch.autograd.grad(value, (hidden, head))
+                grad, *of_head = torch.autograd.grad(value, (hidden, head) if learns else (hidden,))
             total += value.detach()
             grads.append(grad)
-            head_grad_VH += head_grad
+            if learns:
+                head_grad_VH += of_head[0]
         ctx.save_for_backward(torch.cat(grads) if grads else torch.zeros_like(hidden_NH), head_grad_VH)
         return total
 
     @staticmethod
-    def backward(ctx: torch.autograd.function.FunctionCtx, scale: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    def backward(ctx: torch.autograd.function.FunctionCtx, scale: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
         """``scale`` ``[]``: the gradient of the sum."""
         hidden_NH, head_VH = ctx.saved_tensors  # type: ignore[attr-defined]
-        return scale * hidden_NH, scale * head_VH, None, None
+        return scale * hidden_NH, scale * head_VH if len(head_VH) else None, None, None

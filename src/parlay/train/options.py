@@ -220,6 +220,15 @@ class DistillTrainOptions(DrafterTrainOptions):
 
     out: Path = option(Path("draft"), "folder of the finished model")
     student: str = option("", "a model to train further, by folder or GGUF file; empty: a new one of these sizes")
+    cut_from: str = option(
+        "",
+        "a model with the target's tokenizer, by name, folder or GGUF file: the student keeps some of its layers, and "
+        "its embedding and LM head, which do not learn",
+    )
+    keep_layers: str = option(
+        "", "which of them, counted from 0, as in 0,1,2,21,22,23; empty: --layers of them, evenly from first to last"
+    )
+    learning_layers: int = option(0, "of these the last so many learn; 0: all", low=0, high=128)
     hidden: int = option(192, "width of a new student", low=8, high=8192)
     layers: int = option(4, "its layers", low=1, high=128)
     heads: int = option(3, "its query heads", low=1, high=256)
@@ -247,6 +256,10 @@ class DistillTrainOptions(DrafterTrainOptions):
 
     def __post_init__(self) -> None:
         DrafterTrainOptions.__post_init__(self)
+        if self.cut_from and self.student:
+            raise UsageError("cut_from and student both name what the student begins as: leave out one of them")
+        if (self.keep_layers or self.learning_layers) and not self.cut_from:
+            raise UsageError("keep_layers and learning_layers go with cut_from=MODEL")
         if self.source == "student" and not self.student:
             raise UsageError("source=student: name the student that writes, by student=FOLDER")
         if self.url and (not self.url_model or self.prompts is None):

@@ -1,6 +1,7 @@
 """A small draft model learns from a target, or a model that drafts already learns further.
 
-A new one begins with the target's embedding in fewer dimensions: the best of that rank, by singular values.
+A new one begins with the target's embedding in fewer dimensions: the best of that rank, by singular values. Or it is
+cut out of a model: some of its layers between its embedding and its LM head, which both stay as they are.
 The target's distributions are read from its stored states, so no teacher runs beside the student.
 """
 
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from parlay.models.config import DecoderConfig, RopeConfig
 from parlay.models.fetch.resolving import resolve
 from parlay.models.gguf.writing import USUAL
+from parlay.options import UsageError
 from parlay.train.checkpoints import save_student
 from parlay.train.data.batches import TrainingBatch
 from parlay.train.data.features import Featured
@@ -48,12 +50,14 @@ class DistillRecipe(ModelRecipe):
 
     @property
     def matrices(self) -> Sequence[nn.Parameter]:
-        return [weight for weight in self._student.model.layers.parameters() if weight.ndim == 2]
+        return [
+            weight for weight in self._student.model.layers.parameters() if weight.ndim == 2 and weight.requires_grad
+        ]
 
     @property
     def slow(self) -> Sequence[nn.Parameter]:
         fast = {id(weight) for weight in self.matrices}
-        return [weight for weight in self._student.parameters() if id(weight) not in fast]
+        return [weight for weight in self._student.parameters() if id(weight) not in fast and weight.requires_grad]
 
     def loss(self, batch: TrainingBatch) -> Tensor:
         known_BR = batch.known_BR & (batch.tokens_ahead(1) >= 0)
@@ -92,8 +96,11 @@ class DistillRecipe(ModelRecipe):
     def save(self, folder: Path, card: str) -> None:
         """A model of its own, in the form of the target's files: see `save_student`."""
         tensors = {name: weight.detach().cpu() for name, weight in self.module.state_dict().items()}
-        like, embedding = resolve(self._options.model), self._options.embedding or USUAL
-        save_student(folder, self._config, tensors, like=like, card=card, embedding=embedding)
+        options = self._options
+        like, embedding = resolve(options.cut_from or options.model), options.embedding or USUAL
+        save_student(
+            folder, self._config, tensors, like=like, card=card, embedding=embedding, same_family=bool(options.cut_from)
+        )
 
     def _states(self, batch: TrainingBatch) -> Tensor:
         """``[B, R, h]``: what the student's LM head reads, of the last R rows."""
@@ -107,20 +114,66 @@ def start(options: DistillTrainOptions, target: Target, texts: Sequence[Featured
     Raises ParlayError for one with another vocabulary, and for a format of blocks where no GGUF file is written.
     """
     del texts
-    if options.embedding and resolve(options.model).is_dir():
-        raise ParlayError(
-            f"embedding={options.embedding}: {options.model} is a folder, so the student is one in bfloat16"
-        )
+    like = options.cut_from or options.model
+    if options.embedding and resolve(like).is_dir():
+        raise ParlayError(f"embedding={options.embedding}: {like} is a folder, so the student is one in bfloat16")
+    if options.cut_from:
+        cut = cut_out(_same_vocabulary(options.cut_from, target), options)
+        return DistillRecipe(options, target, _partly_frozen(cut, options.learning_layers), cut.config)
     if options.student:
-        named = Target.named(options.student, target.device)
-        if named.config.vocab_size != target.config.vocab_size:
-            raise ParlayError(
-                f"{options.student} has a vocabulary of {named.config.vocab_size} tokens and the target one of "
-                f"{target.config.vocab_size}: name a model with the target's tokenizer"
-            )
+        named = _same_vocabulary(options.student, target)
         return DistillRecipe(options, target, TorchModel.of(named), named.config)
     config = student_config(options, target.config)
     return DistillRecipe(options, target, _new(config, target), config)
+
+
+def _same_vocabulary(model: str, target: Target) -> Target:
+    """The model, if it has as many tokens as ``target``. Raises ParlayError."""
+    named = Target.named(model, target.device)
+    if named.config.vocab_size != target.config.vocab_size:
+        raise ParlayError(
+            f"{model} has a vocabulary of {named.config.vocab_size} tokens and the target one of "
+            f"{target.config.vocab_size}: name a model with the target's tokenizer"
+        )
+    return named
+
+
+def cut_out(model: Target, options: DistillTrainOptions) -> Target:
+    """The model with some of its layers alone, in their order. Raises UsageError for layers that it does not have."""
+    kept = _kept_layers(options, model.config.num_layers)
+    if model.config.layers:
+        raise ParlayError(f"{options.cut_from}: layers that differ can't be cut out")
+    renamed = {f"model.layers.{place}.": f"model.layers.{new}." for new, place in enumerate(kept)}
+    weights = {}
+    for name, weight in model.weights.items():
+        start = ".".join((*name.split(".", 3)[:3], "")) if name.startswith("model.layers.") else ""
+        if not start or start in renamed:
+            weights[renamed.get(start, "") + name.removeprefix(start)] = weight
+    return replace(model, config=replace(model.config, num_layers=len(kept)), weights=weights)
+
+
+def _kept_layers(options: DistillTrainOptions, layers: int) -> list[int]:
+    if not options.keep_layers:
+        count = min(options.layers, layers)
+        return [round(place * (layers - 1) / max(count - 1, 1)) for place in range(count)]
+    words = options.keep_layers.split(",")
+    kept = [int(word) for word in words if word.strip().isdecimal()]
+    if len(kept) < len(words) or kept != sorted(set(kept)) or kept[-1] >= layers:
+        raise UsageError(
+            f"keep_layers={options.keep_layers}: give rising numbers from 0 to {layers - 1}, with commas between"
+        )
+    return kept
+
+
+def _partly_frozen(cut: Target, learning: int) -> TorchModel:
+    """A model of which the last ``learning`` layers learn, or all of them, and the last norm."""
+    made = TorchModel.of(cut)
+    for weight in made.parameters():
+        weight.requires_grad_(False)
+    for part in (*list(made.model.layers)[-learning:], made.model.norm):
+        for weight in part.parameters():
+            weight.requires_grad_(True)
+    return made
 
 
 def student_config(options: DistillTrainOptions, target: DecoderConfig) -> DecoderConfig:

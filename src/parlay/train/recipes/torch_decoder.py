@@ -16,15 +16,18 @@ from parlay.types import ParlayError
 
 
 class TorchDecoder(nn.Module):
-    """Layers and last norm, float32. Raises ParlayError for other kinds of layers than those of Llama and Mistral.
+    """Layers and last norm, float32. Raises ParlayError for layers with windows, and for yarn positions.
 
     Rows of later steps see the text up to their own place, and the rows of earlier steps there; see `Steps`.
     """
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
-        if config.layers or config.qkv_bias or config.qk_norm or config.rope.kind == "yarn":
-            raise ParlayError(f"{config.architecture}: this recipe trains through layers of Llama and Mistral alone")
+        if config.layers or config.rope.kind == "yarn":
+            raise ParlayError(
+                f"{config.architecture}: this recipe trains through layers of Llama, Mistral and Qwen without windows "
+                "and yarn positions alone"
+            )
         self.layers = nn.ModuleList(Block(config) for _ in range(config.num_layers))
         self.norm = RmsNorm(config.hidden_size, config.rms_norm_eps)
 
