@@ -73,7 +73,7 @@ def _add_decoding_flags(parser: argparse.ArgumentParser) -> None:
     add_tokenizer_flag(parser)
     parser.add_argument("--draft-model", metavar="MODEL", help="small model for strategies that draft with one")
     add_sampling_flags(parser)
-    parser.set_defaults(certificates=[], router_memory="off", max_model_len=None)
+    parser.set_defaults(certificates=[], router_memory="off", max_model_len=None, memory=None)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -84,8 +84,11 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def add_context_flag(parser: argparse._ActionsContainer) -> None:
-    """How long prompt and output may become."""
+    """How long prompt and output may become, and how much memory is kept of them."""
     parser.add_argument("--max-model-len", type=whole, metavar="N", help="most tokens of prompt and output together")
+    parser.add_argument(
+        "--memory", metavar="SIZE", help="room for cached keys and values and what drafters keep, as in 2GiB"
+    )
 
 
 def add_tokenizer_flag(parser: argparse._ActionsContainer) -> None:

@@ -81,6 +81,7 @@ def open_llm(options: argparse.Namespace, strategy: StrategySpec | None) -> LLM:
             strategy=strategy or DEFAULT_STRATEGY,
             draft_model=options.draft_model,
             max_model_len=options.max_model_len,
+            memory=options.memory,
             router_memory=options.router_memory,
             certificates=options.certificates,
         )

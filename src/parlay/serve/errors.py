@@ -190,6 +190,10 @@ def _reason(wrong: Mapping[str, Any]) -> str:
     if bound is not None and isinstance(wrong["input"], int | float):
         field, words = bound
         return f"is {show_number(wrong['input'])}, and must be {words} {show_number(wrong['ctx'][field])}"
+    length = _LENGTHS.get(wrong["type"])
+    if length is not None:
+        field, words = length
+        return f"holds {wrong['ctx']['actual_length']} items, and must hold {words} {wrong['ctx'][field]}"
     return str(wrong["msg"]).removeprefix("Value error, ")
 
 
@@ -199,6 +203,7 @@ _BOUNDS = {
     "greater_than": ("gt", "above"),
     "less_than": ("lt", "below"),
 }
+_LENGTHS = {"too_short": ("min_length", "at least"), "too_long": ("max_length", "at most")}
 
 
 def _shorten(text: str) -> str:
