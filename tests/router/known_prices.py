@@ -54,6 +54,8 @@ ORDERS = (
     (PROSE, CALLS, COPY, PROSE),
 )
 _PROMPT, _STRETCH = 192, 96  # tokens
+_MEASURED = (1, 2, 4, 8, 9, 16, 17, 32, 33, 64, 128)  # rows of forwards whose price is known from the start
+_KNOWN_BY = 8  # so many first tokens tell texts apart
 _CALL = 16  # tokens of a call, of which every fifth is an argument
 _SEES = {PROSE: (0.15, 0.5, 0.85, 0.97), COPY: (0.1, 0.3, 0.5, 0.9), CALLS: (0.3, 0.7, 0.9, 0.98)}
 """By kind: how likely the head is right about a token; each holds for a quarter of them."""
@@ -63,12 +65,16 @@ _BLUR = 0.15  # how far its score lies from that chance at most
 
 @dataclass(frozen=True, eq=False)
 class Prices:
-    """Milliseconds: of forwards by their rows, straight in between and beyond, and of drafts of a head by levels."""
+    """Milliseconds: of forwards by their rows, straight in between and beyond, and of drafts of a head by levels.
+
+    ``row`` is what each further text adds to a level, and ``copy`` what looking for a copy takes in each text.
+    """
 
     forwards: Mapping[int, float]
     draft: float
     level: float
     copy: float = 0.03
+    row: float = 0.0
 
     def forward(self, rows: int) -> float:
         known = sorted(self.forwards)
@@ -82,6 +88,10 @@ IDLE = Prices({1: 6.0, 3: 6.6, 5: 8.6, 9: 11.0, 17: 16.0, 33: 26.0}, draft=0.7, 
 """SmolLM2-135M in bfloat16 with a head of EAGLE-3 on two idle cores of a Zen 3, as log.md has it up to five rows."""
 BUSY = Prices({1: 10.0, 3: 13.0, 5: 18.5, 9: 26.0, 17: 40.0, 33: 68.0}, draft=1.0, level=0.7)
 """The same beside other work."""
+LARGE = Prices(
+    {1: 22, 2: 23, 4: 24, 8: 27, 16: 45, 32: 88, 64: 175, 128: 350}, draft=3.0, level=2.0, copy=0.01, row=0.2
+)
+"""Qwen2.5-Coder-1.5B in four bits on two idle cores of a Zen 5: rows beyond eight cost what they compute."""
 
 
 def chance(*what: int) -> float:
@@ -129,12 +139,20 @@ class _Clocked(ToyRunner):
 
     def __init__(self, prices: Prices) -> None:
         super().__init__(self._next, VOCAB)
-        self.now, self.text, self._prices = 0.0, Text.of(0, ()), prices
+        self.now, self._prices = 0.0, prices
+        self._written: dict[tuple[int, ...], Text] = {}
+
+    def write(self, text: Text) -> None:
+        """Write this text from now on, wherever its prompt is read."""
+        self._written[text.tokens[:_KNOWN_BY]] = text
+
+    def text_of(self, ids: Sequence[int]) -> Text:
+        return self._written[tuple(ids[:_KNOWN_BY])]
 
     def _next(self, ids: Sequence[int]) -> Tensor:
         logits_V = torch.zeros(VOCAB)
-        if len(ids) < len(self.text.tokens):
-            logits_V[self.text.tokens[len(ids)]] = 9.0
+        if len(ids) >= _KNOWN_BY and len(ids) < len(tokens := self.text_of(ids).tokens):
+            logits_V[tokens[len(ids)]] = 9.0
         return logits_V
 
     def forward(self, segments: Sequence[Segment], taps: Sequence[int] = (), skip: Skip = NO_SKIP) -> Output:
@@ -151,11 +169,13 @@ class _Head:
         self._runner, self._prices = runner, prices
 
     def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
-        self._runner.now += (self._prices.draft + self._prices.level * max(budgets)) / 1000
-        return [self._draft(len(view.tokens), budget) for view, budget in zip(views, budgets, strict=True)]
+        level = self._prices.level + self._prices.row * (len(views) - 1)
+        self._runner.now += (self._prices.draft + level * max(budgets)) / 1000
+        return [self._draft(view, budget) for view, budget in zip(views, budgets, strict=True)]
 
-    def _draft(self, begin: int, nodes: int) -> Draft:
-        text, tokens, scores = self._runner.text, [], []
+    def _draft(self, view: SequenceView, nodes: int) -> Draft:
+        text, begin = self._runner.text_of(view.tokens), len(view.tokens)
+        tokens, scores = [], []
         for place in range(begin, min(begin + nodes, len(text.tokens))):
             sees = text.sees(place, place - begin)
             right = chance(text.seed, place, place - begin, 4) < sees
@@ -182,7 +202,7 @@ class _Copier:
         self._drafter, self._runner, self._prices = built, runner, prices
 
     def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
-        self._runner.now += self._prices.copy / 1000
+        self._runner.now += self._prices.copy * len(views) / 1000
         return self._drafter.propose(views, budgets)
 
     def observe(self, observations: Sequence[Observation]) -> None:
@@ -203,7 +223,9 @@ class World:
     def __init__(self, prices: Prices) -> None:
         self._prices = prices
         self._runner = _Clocked(prices)
-        self.cost = MeasuredCost({rows: prices.forward(rows) / 1000 for rows in (1, 2, 4, 8, 9, 16, 17, 32, 33)})
+        self.cost = MeasuredCost(
+            {rows: prices.forward(rows) / 1000 for rows in (1, 2, 4, 8, 9, 16, 17, 32, 33, 64, 128)}
+        )
         self._engine = self._open()
 
     def _open(self) -> Engine:
@@ -228,13 +250,7 @@ class World:
 
     def seconds(self, text: Text, strategy: Strategy) -> list[float]:
         """Of each token after the first: a step's are shared by the tokens that it committed."""
-        answer = len(text.tokens) - _PROMPT
-        params = SamplingParams(temperature=0.0, max_tokens=answer, ignore_eos=True)
-        self._runner.text = text
-        self._engine.add(
-            Request(id="text", prompt=text.tokens[:_PROMPT], params=params, key=NoiseKey(0)),
-            strategy,
-        )
+        self._add("text", text, strategy)
         written: list[int] = []
         taken: list[float] = []
         while not self._engine.idle:
@@ -245,6 +261,25 @@ class World:
             written += new
         assert tuple(written) == text.tokens[_PROMPT:], "the text of plain decoding"
         return taken[1:]
+
+    def seconds_at_once(self, together: Sequence[Text], strategy: Strategy) -> float:
+        """Of all steps that write these texts side by side, those that read prompts left out."""
+        for number, text in enumerate(together):
+            self._add(str(number), text, strategy)
+        written: dict[str, list[int]] = {str(number): [] for number in range(len(together))}
+        began = self._runner.now
+        while not self._engine.idle:
+            for event in self._engine.step():
+                written[event.request] += [one.token for one in event.committed]
+            if not all(written.values()):
+                began = self._runner.now
+        assert [tuple(each) for each in written.values()] == [text.tokens[_PROMPT:] for text in together]
+        return self._runner.now - began
+
+    def _add(self, name: str, text: Text, strategy: Strategy) -> None:
+        params = SamplingParams(temperature=0.0, max_tokens=len(text.tokens) - _PROMPT, ignore_eos=True)
+        self._runner.write(text)
+        self._engine.add(Request(id=name, prompt=text.tokens[:_PROMPT], params=params, key=NoiseKey(0)), strategy)
 
 
 def stretches(count: int = 4) -> list[slice]:

@@ -9,7 +9,7 @@ from statistics import geometric_mean
 import pytest
 
 from parlay.types import Strategy
-from tests.router.known_prices import BUSY, IDLE, Prices, World, texts
+from tests.router.known_prices import BUSY, COPY, IDLE, LARGE, PROSE, Prices, Text, World, texts
 
 SEEDS = 2
 STATIC = [("head", 2), ("head", 3), ("copy", 4)]
@@ -44,3 +44,15 @@ def test_auto_is_as_fast_as_it_was(prices: Prices, mean: float, worst: float) ->
 def test_auto_beats_every_static_strategy_where_the_kind_of_text_changes(prices: Prices) -> None:
     static = [geometric_mean(speeds(prices, lambda world, each=each: world.fixed(*each))) for each in STATIC]
     assert geometric_mean(auto(prices)) > 1.1 * max(static)
+
+
+@pytest.mark.parametrize("kind", [PROSE, COPY])
+@pytest.mark.parametrize("count", [8, 16, 32])
+def test_auto_is_not_slower_than_plain_decoding_with_many_texts_at_once(count: int, kind: str) -> None:
+    """Where many rows are verified anyway, each further one costs its full price, and most drafts can't pay."""
+    worlds = World(LARGE), World(LARGE)
+    strategies = worlds[0].fixed("copy", 0), worlds[1].auto()
+    for first in (6000, 7000):  # the router of a server has seen requests before
+        together = [Text.of(first + number, (kind,)) for number in range(count)]
+        plain, auto = (world.seconds_at_once(together, each) for world, each in zip(worlds, strategies, strict=True))
+    assert plain / auto > 0.99

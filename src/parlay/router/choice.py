@@ -19,6 +19,7 @@ from parlay.types import Draft
 
 _SLOTS = 8  # about so many lengths of a draft are compared
 _MARGIN = 0.05  # tokens that a draft must seem to bring beyond its price before it is asked for: records err
+_SURCHARGE = 1.05  # on the rows of a proposal: with many sequences most are near the break-even, where gains err
 _SURE = 0.98  # share of the best drafts: so many nodes are asked for where only rows cost anything
 LEAST = 1e-9  # worth of a draft that costs nothing and may turn out to be one of those
 
@@ -97,7 +98,7 @@ def best_cut(offer: Offer, prices: StepPrices) -> Choice:
     most, worth, nodes = min(len(offer.path_probs), prices.most), 0.0, 0
     stride = -(-most // _SLOTS) or 1
     for count in (*range(stride, most, stride), most):
-        value = offer.worths[count] - rate * prices.of_nodes(count)
+        value = offer.worths[count] - _SURCHARGE * rate * prices.of_nodes(count)
         if value > worth:
             worth, nodes = value, count
     if not nodes:

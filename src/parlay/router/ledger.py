@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 
 START = 0.5  # tokens of plain decoding: the credit of a sequence that has drafted nothing yet
-TRIALS = 0.01  # share of the decoding time that trials may lose
+TRIALS = 0.01  # share of a sequence's decoding time that its trials may lose
+AT_ONCE = 0.5  # of that share, of the time of several sequences together: one tries for the others
 LENT = 4.0  # tokens: most of what other sequences have gained that a sequence without credit may lose
 FIRST_WAIT = 8  # tokens without a draft before the first trial
 GROWTH = 2.0  # by which factor the wait grows after each trial that loses

@@ -12,7 +12,7 @@ from parlay.router.acceptance import Outcome, matched
 from parlay.router.arms import Arm, ArmInSequence, ArmState, restored
 from parlay.router.choice import Choice
 from parlay.router.goals import USUAL, Aim
-from parlay.router.ledger import TRIALS, Account, Gains, Ledger
+from parlay.router.ledger import AT_ONCE, TRIALS, Account, Gains, Ledger
 from parlay.router.prices import AnswerLengths, StepPrices
 from parlay.router.ranking import NO_CANDIDATES, Candidates, best
 from parlay.router.saved_state import NOTHING_KEPT, KeptArm, Memory
@@ -34,10 +34,10 @@ class Router(Policy):
     """Chooses a drafter, or none, for each sequence and step, so that the batch decodes best by its `Goal`.
 
     *Asking*: replayable arms are asked first, each where its proposals have lately gained more than they cost, and
-    elsewhere so seldom that asking takes a hundredth of the time. A proposal is worth the sum of its path
-    probabilities: scores calibrated by arm, shifted by the arm's record in the sequence. Against these stand the other
-    arms at their best size, by their records. The best choice counts, by tokens per second of the whole step
-    (goodput, arXiv:2406.14066); nothing is always among them.
+    elsewhere so seldom that asking takes a hundredth of the time, with several sequences half of that. A proposal is
+    worth the sum of its path probabilities: scores calibrated by arm, shifted by the arm's record in the sequence.
+    Against these stand the other arms at their best size, by their records. The best choice counts, by tokens per
+    second of the whole step (goodput, arXiv:2406.14066); nothing is always among them.
 
     *Learning*: every proposal of a step is compared with the text that was committed, verified or not, so that
     replayable arms are known without verifying them (full information, as in HedgeSpec, arXiv:2510.20064). The other
@@ -62,6 +62,7 @@ class Router(Policy):
         self._arms = [restored(ArmState(arm, number), known.get(arm.name), row) for number, arm in enumerate(arms)]
         self._copying = [arm for arm in self._arms if arm.arm.replayable and arm.arm.most]
         self._gains = Gains(proved=any(arm.expected for arm in arms))
+        self._trials = Account(aim.effort.trials)
         self._states: dict[int, SequenceState] = {}
         self._answers = AnswerLengths()
         self._prices = self._priced((), 1, 1, 0)
@@ -84,6 +85,8 @@ class Router(Policy):
         for arm in self._arms:
             arm.is_opening = False
             arm.prompts.earn(decoded * token)
+        self._trials.share = self._aim.effort.trials * _shared(len(views))
+        self._trials.earn(decoded * token)
         return self._next(states)
 
     def next_budgets(self, views: Sequence[SequenceView], drafts: Sequence[Draft | None]) -> Budgets:
@@ -112,7 +115,10 @@ class Router(Policy):
         """Count for each sequence the tokens to decode there before a replayable arm is asked."""
         prices, number = self._prices, arm.number
         price = prices.of_drafting(arm.seconds.of(arm.arm.most) + self._own_seconds / len(self._copying))
-        every, gain = math.ceil(price * prices.sequences / (TRIALS * prices.plain)), price / prices.token
+        every, gain = (
+            math.ceil(price * prices.sequences / (TRIALS * _shared(prices.sequences) * prices.plain)),
+            price / prices.token,
+        )
         waits: list[int] = []
         for state in states:
             here = state.arms[number]
@@ -296,9 +302,14 @@ class Router(Policy):
         suiting = [arm for arm in arms if arm.whole.arm.most and arm.whole.arm.suits(view.request.kind)]
         priced = [arm for arm in suiting if not arm.whole.arm.replayable]
         history = ChoiceHistory() if self._is_named else None
-        state = SequenceState(view, ledger, Account(trials), self._answers, arms, priced, history)
+        state = SequenceState(view, ledger, Account(trials), self._trials, self._answers, arms, priced, history)
         self._states[view.sequence] = state
         return state
+
+
+def _shared(sequences: int) -> float:
+    """Which part of the share of trials so many sequences may lose."""
+    return 1.0 if sequences == 1 else AT_ONCE
 
 
 class RememberingRouter(Router):

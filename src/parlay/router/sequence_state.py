@@ -39,6 +39,8 @@ class SequenceState:
     ledger: Ledger
     explored: Account
     """Pays for trials of one arm where another would have been drafted."""
+    trials: Account
+    """Pays for the trials of all sequences: with many at once, one of them tries for the others."""
     answers: AnswerLengths
     """Of all sequences."""
     arms: list[ArmInSequence]
@@ -152,7 +154,7 @@ class SequenceState:
         else:
             self.choice, self.reason = NOTHING, self._why_nothing(wanted, may, prices)
             tries = self.ledger.trials.is_paid_off
-        if tries and self.choice.offer is None and prices.room >= TRIAL * prices.sequences:
+        if tries and self.trials.is_paid_off and self.choice.offer is None and prices.room >= TRIAL * prices.sequences:
             self._try(prices)
         if self.history is not None:
             self.reasons[self.reason] += 1
@@ -168,6 +170,7 @@ class SequenceState:
         elif tried is not None:
             self.is_trial, self.forgone, self.reason = True, self.choice.worth * prices.token, TRIED
             self.choice = Choice(arm=tried, nodes=min(TRIAL, tried.whole.arm.most))
+            self.trials.debt = prices.of_drafting(tried.whole.seconds.of(TRIAL)) + prices.of_nodes(TRIAL)
 
     def _may_open(self, wanted: Choice, arm: ArmInSequence, prices: StepPrices) -> bool:
         """Whether the arm may read the prompt: the rest of the answer is expected to save the time that it takes."""
@@ -198,7 +201,8 @@ class SequenceState:
     def until_trial(self, token: float) -> int:
         """Count the tokens to decode before the next trial, if so many seconds pass for each."""
         opening = [0 if arm.is_open else arm.whole.prompts.tokens_left(token) for arm in self.priced]
-        return max(self.ledger.trials.tokens_left(self.ledger.token), min(opening, default=0))
+        own, shared = self.ledger.trials.tokens_left(self.ledger.token), self.trials.tokens_left(token)
+        return max(own, shared, min(opening, default=0))
 
     def watch(self) -> tuple[int, ...]:
         """Name the arms that would pay if nothing better were offered, and one that is due for a trial: they see the
@@ -279,7 +283,7 @@ class SequenceState:
             tested = arm is not None and not arm.whole.arm.replayable and nodes > 0
             self.ledger.settle(loss, token, trial=self.is_trial and not self.forgone, tested=tested)
             if self.is_trial:
-                self.explored.debt = max(0.0, loss + self.forgone)
+                self.explored.debt = self.trials.debt = max(0.0, loss + self.forgone)
         elif self.offers and not self.ledger.is_funded:
             self.ledger.trust(self._missed_gain(prices), prices.token)
 
