@@ -24,16 +24,6 @@ static void spread(float *x, int64_t count)
     }
 }
 
-/* A query to `parts` roundings: its blocks, then those of what the first left; `x` is written to. */
-static void round_query(float *x, int64_t count, InputBlock *blocks)
-{
-    const int64_t each = count / BLOCK;
-    for (int part = 0; part < QUERY_PARTS; part++, blocks += each) {
-        QUANTISE(x, count, blocks, 1);
-        for (int64_t i = 0; i < count; i++) x[i] -= blocks[i / BLOCK].scale * (float)blocks[i / BLOCK].codes[i % BLOCK];
-    }
-}
-
 /* Where the strip that has a slot begins. */
 INLINE char *strip_at(const Segment *segment, int64_t part, int64_t blocks, int64_t slot)
 {
@@ -85,7 +75,7 @@ static void gather_keys(const Work *work, const int64_t *slots, int64_t count, c
 static void score_codes(const Work *work, int64_t first, int64_t last, int64_t from, int64_t to, const int64_t *slots)
 {
     char gathered[VECTORS][LONGEST_HEAD / BLOCK * KEY_BYTES] __attribute__((aligned(64)));
-    const int64_t blocks = blocks_of(&work->heads), most = STRIP_ROWS / QUERY_PARTS;
+    const int64_t blocks = blocks_of(&work->heads);
     for (int64_t key = from; key < to; key += STRIP) {
         const char *strips[VECTORS];
         for (int v = 0; v < VECTORS; v++) {
@@ -95,13 +85,10 @@ static void score_codes(const Work *work, int64_t first, int64_t last, int64_t f
         }
         for (int64_t q = first, count; q < last; q += count) {
             vf sums[STRIP_ROWS][BLOCKS];
-            count = last - q < most ? last - q : most;
-            SCORE(strips[0], strips[1] - strips[0], work->blocks + q * QUERY_PARTS, work->count * QUERY_PARTS, blocks,
-                  count * QUERY_PARTS, sums);
+            count = last - q < STRIP_ROWS ? last - q : STRIP_ROWS;
+            SCORE(strips[0], strips[1] - strips[0], work->blocks + q, work->count, blocks, count, sums);
             for (int64_t i = 0; i < count; i++)
-                for (int v = 0; v < VECTORS; v++)
-                    store(work->scores + (q + i) * COLUMNS + key % KEYS + v * LANES,
-                          sums[i * QUERY_PARTS][v] + sums[i * QUERY_PARTS + 1][v]);
+                memcpy(work->scores + (q + i) * COLUMNS + key % KEYS, sums[i], STRIP * 4);
         }
     }
 }

@@ -129,10 +129,8 @@ static float *mixed_of(const Space *space, int64_t thread)
 static InputBlock *lay_blocks(const Heads *heads, const uint32_t *const *queries, int64_t count, char *at)
 {
     InputBlock *blocks = (InputBlock *)at, *to = blocks;
-    const int64_t each = blocks_of(heads);
-    for (int64_t b = 0; in_blocks(heads) && b < each; b++)
-        for (int64_t q = 0; q < count; q++)
-            for (int part = 0; part < QUERY_PARTS; part++) *to++ = ((const InputBlock *)queries[q])[part * each + b];
+    for (int64_t b = 0; in_blocks(heads) && b < blocks_of(heads); b++)
+        for (int64_t q = 0; q < count; q++) *to++ = ((const InputBlock *)queries[q])[b];
     return blocks;
 }
 

@@ -152,7 +152,7 @@ static void prepare_row(const Model *model, const Segment *segment, const Space 
         if (!is_query)
             store_row(model, segment, layer, 0, head - heads, slot, turned);
         else if (blocks)
-            round_query(turned, dim, (InputBlock *)query);
+            QUANTISE(turned, dim, (InputBlock *)query, 1);
     }
     for (int64_t head = 0; head < model->kv_heads; head++, x += dim) store_row(model, segment, layer, 1, head, slot, x);
 }

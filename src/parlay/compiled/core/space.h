@@ -52,7 +52,7 @@ static Inputs lay_out_inputs(int64_t rows, int64_t numbers, char **at)
 INLINE int64_t tile_blocks_bytes(const Space *space)
 {
     if (!in_blocks(&space->heads)) return 0;
-    return line((space->queries_each * QUERY_PARTS * blocks_of(&space->heads) + STRIP_ROWS) * (int64_t)sizeof(InputBlock));
+    return line((space->queries_each * blocks_of(&space->heads) + STRIP_ROWS) * (int64_t)sizeof(InputBlock));
 }
 
 /* `longest`: keys of the sequence that has most, with its new rows. */

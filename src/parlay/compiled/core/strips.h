@@ -38,11 +38,10 @@ typedef struct {
 INLINE int form_of(const int cached) { return cached != CACHE_BF16 ? FLOAT32 : PAIRED ? BFLOAT16 : ROUNDED; }
 INLINE int in_blocks(const Heads *heads) { return heads->cached == CACHE_Q8_0; }
 INLINE int is_paired(const Heads *heads) { return PAIRED && heads->cached != CACHE_F32; }
-#define QUERY_PARTS 2 /* roundings of a query in blocks: the second is of what the first left */
 INLINE int64_t blocks_of(const Heads *heads) { return heads->head_dim / BLOCK; }
 INLINE int64_t words_of_query(const Heads *heads)
 {
-    if (in_blocks(heads)) return QUERY_PARTS * blocks_of(heads) * (int64_t)sizeof(InputBlock) / 4;
+    if (in_blocks(heads)) return blocks_of(heads) * (int64_t)sizeof(InputBlock) / 4;
     return is_paired(heads) ? heads->words : heads->head_dim;
 }
 
@@ -52,7 +51,7 @@ typedef struct {
     Heads heads;
     int64_t keys, values;           /* where those of its head begin in each page */
     const uint32_t *const *queries; /* by query: its words */
-    InputBlock *blocks;             /* [blocks_of(heads)][count][QUERY_PARTS]: the same; some are read behind the last */
+    InputBlock *blocks;             /* [blocks_of(heads)][count]: the same; some are read behind the last */
     int64_t count;                  /* queries: rows * group */
     float *scores;                  /* [count][COLUMNS]: of a block, then its weights */
     float *mixed;                   /* [count][width_of(heads)] */
