@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeVar
-from weakref import WeakSet
+from weakref import ref
 
 _State = TypeVar("_State")
 
@@ -30,18 +30,19 @@ class StateRoom:
 
     def __init__(self, budget: MemoryBudget | None = None, most: int = MOST_BYTES) -> None:
         self.most = most
-        self._counted: WeakSet[StateBytes[Any]] = WeakSet()
+        self._counted: tuple[ref[StateBytes[Any]], ...] = ()  # replaced as a whole: other threads ask what is held
         self._budget = budget
         if budget is not None:
             budget.join(self, most, 0)
 
     def join(self, counted: StateBytes[Any]) -> None:
         """Count these states too, for as long as their drafter is there."""
-        self._counted.add(counted)
+        self._counted = (*(each for each in self._counted if each() is not None), ref(counted))
 
     @property
     def held(self) -> int:
-        return sum([counted.held for counted in self._counted])
+        """Bytes of all states. Any thread may ask."""
+        return sum([counted.held for counted in self._living()])
 
     @property
     def spare(self) -> int:
@@ -62,8 +63,11 @@ class StateRoom:
 
     def drop_used(self) -> bool:
         """Have a drafter forget the state that takes most. False if none takes anything."""
-        largest = max(self._counted, key=lambda counted: counted.held, default=None)
+        largest = max(self._living(), key=lambda counted: counted.held, default=None)
         return largest is not None and largest.forget_largest()
+
+    def _living(self) -> list[StateBytes[Any]]:
+        return [counted for each in self._counted if (counted := each()) is not None]
 
 
 class StateBytes(Generic[_State]):
