@@ -119,7 +119,8 @@ def main() -> None:
             for piece in pieces(ids, tokens, options.pieces):
                 found += drift(name, piece, runners)
                 print(found[-1], flush=True)
-    record = provenance(f"python -m benchmarks.kv_cache --model {Path(options.model).name}")
+    what = f"--model {Path(options.model).name} --tokens {' '.join(map(str, options.tokens))} --pieces {options.pieces}"
+    record = provenance(f"python -m benchmarks.kv_cache {what}")
     options.out.write_text(json.dumps({"origin": record, "rows": [asdict(one) for one in found]}, indent=1) + "\n")
     head = ("text", "tokens before", "cache", "rows", "KL", "same likeliest token", "nats")
     title = ["# What rounding the cache costs", "", f"{Path(options.model).name}. {about(record)}", "", ABOUT, ""]

@@ -43,6 +43,12 @@ def test_what_cannot_be_honoured_is_refused(word: str) -> None:
         translated([word, "x"], GENERATE, "parlay generate")
 
 
+def test_the_types_of_keys_and_of_values_are_one_flag_here() -> None:
+    words = ["-ctk", "q8_0", "--cache-type-v", "q8_0", "x"]
+    made = translated(words, GENERATE | {"--kv-cache-dtype"}, "parlay generate")
+    assert made == ["--kv-cache-dtype", "q8_0", "--kv-cache-dtype", "q8_0", "x"]
+
+
 def test_every_name_that_a_flag_is_translated_to_exists() -> None:
     own = {flag for name in COMMANDS for flag in parser_of(name)._option_string_actions}
     assert {flag.to for flag in (*LLAMA_CPP.values(), *VLLM.values())} <= own | {"", "PROMPT"}
