@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks.commands import RESULTS
 from benchmarks.peers.catalogue import DRAFTING
 from benchmarks.peers.page import Model
-from parlay.bench.quality.page import pictures_of
+from parlay.bench.quality.page import PANELS, pictures_of
 from parlay.bench.records import OURS, PLAIN, Row, System, read
 from parlay.bench.summary import whole_rate
 
@@ -146,6 +146,8 @@ def main() -> None:
     title = "100 recorded answers of each set; steps are counted, nothing is timed"
     for file, drawn in pictures_of(rows_of("quality")).items():
         (PICTURES / f"plot-{file}").write_text(drawn, encoding="utf-8")
+    tasks = pictures_of(rows_of("quality-mdlm"))[PANELS]
+    (PICTURES / "plot-quality-mdlm.svg").write_text(tasks, encoding="utf-8")
     bars(replayed(rows_of("replay")), list(REPLAYED.values()), title, "tokens per step", "replay")
 
 
