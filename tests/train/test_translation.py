@@ -210,11 +210,16 @@ class Reference:
                 tokens[at] = inputs[at]
         return self.read(tokens), sum(scores) / size
 
-    def write(self, prompt: Sequence[int], steps: int = 1, lengths: int = 1) -> tuple[int, ...]:
+    def likeliest(self, prompt: Sequence[int], steps: int, lengths: int) -> set[tuple[int, ...]]:
+        """The text of the length with the highest mean log-probability, and those that rounding may put before it."""
+        found = [self.filled(prompt, size, steps) for size in self.lengths(prompt, lengths)]
+        best = max(mean for _, mean in found)
+        return {text for text, mean in found if mean >= best - 1e-5}
+
+    def write(self, prompt: Sequence[int], steps: int) -> tuple[int, ...]:
         ends, source = self.canvas["ends"], tuple(prompt[:-1])
         if ends == "length":
-            found = [self.filled(prompt, size, steps) for size in self.lengths(prompt, lengths)]
-            return max(found, key=lambda each: each[1])[0]
+            return self.filled(prompt, self.lengths(prompt, 1)[0], steps)[0]
         places = self.canvas["scale"] * len(source)
         inputs = spread(source, places) if self.canvas.get("copies") else (self.mask,) * places
         logits = self.logits(prompt, inputs)
@@ -241,7 +246,7 @@ def test_the_engine_writes_what_the_forward_of_training_says(kind: str, folder: 
     for steps, lengths in ((1, 1), (3, 1), (2, 3)):
         strategy = f"denoise:selector=mask-predict,steps={steps},lengths={lengths}"
         for output in llm.generate(TEXTS, GREEDY, strategy=strategy):
-            assert output.outputs[0].token_ids == slow.write(output.prompt_token_ids, steps, lengths)
+            assert output.outputs[0].token_ids in slow.likeliest(output.prompt_token_ids, steps, lengths)
             sizes = slow.lengths(output.prompt_token_ids, lengths)
             assert output.outputs[0].metrics.steps == 1 + sum(min(steps, size) for size in sizes)
 
