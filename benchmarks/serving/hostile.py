@@ -205,7 +205,7 @@ def page(header: dict[str, Any], result: dict[str, Any]) -> str:
         "",
         f"Kinds that the document does not tell of, one after the other, beside a stream of another client. Over all "
         f"requests the server's resident memory grew by {result['grown'] / 1e6:.0f} MB, of which "
-        f"{result['cached'] / 1e6:.0f} MB are keys and values in its caches, whose room has a bound of its own.",
+        f"{round(result['cached'] / 1e6)} MB are keys and values in its caches, whose room has a bound of its own.",
         "",
         *table(
             ("kind", "answers", "seconds", "longest `/health`, ms", "longest gap of the stream, ms", "memory, MB"),
@@ -216,7 +216,7 @@ def page(header: dict[str, Any], result: dict[str, Any]) -> str:
                     f"{row['seconds']:.1f}",
                     f"{1000 * row['health']:.0f}",
                     f"{1000 * row['gap']:.0f}",
-                    f"{row['growth'] / 1e6:+.0f}",
+                    f"{round(row['growth'] / 1e6):+d}",
                 )
                 for row in result["others"]
             ],

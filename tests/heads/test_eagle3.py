@@ -45,7 +45,7 @@ def head() -> Eagle3Head:
 
 def runner_of(head: Eagle3Head, embedding_VH: Tensor, monkeypatch: pytest.MonkeyPatch, compiled: bool) -> NativeRunner:
     if not compiled:
-        monkeypatch.setattr("parlay.models.native._choose", lambda c, w, d, v, _: (EagerForward(c, w, d, v), "eager"))
+        monkeypatch.setattr("parlay.models.native._choose", lambda c, w, d, v, **_: (EagerForward(c, w, d, v), "eager"))
     normed = head.config.normed
     config, weights = eagle3_decoder(head.config.layer, dict(head.state_dict()), embedding_VH, normed=normed)
     return NativeRunner(config, weights, dtype=torch.float32, device=torch.device("cpu"), max_tokens_cached=512)

@@ -33,7 +33,7 @@ def test_the_native_decoder_gives_the_numbers_of_the_trained_module(
     torch.manual_seed(0)
     head, embedding_VH = random_next_states(TARGET, method), torch.randn(VOCAB, SIZE)
     if not compiled:
-        monkeypatch.setattr("parlay.models.native._choose", lambda c, w, d, v, _: (EagerForward(c, w, d, v), "eager"))
+        monkeypatch.setattr("parlay.models.native._choose", lambda c, w, d, v, **_: (EagerForward(c, w, d, v), "eager"))
     decoder = eagle_decoder if isinstance(head, EagleHead) else mtp_decoder
     config, weights = decoder(head.config, dict(head.state_dict()), embedding_VH)
     runner = NativeRunner(config, weights, dtype=torch.float32, device=torch.device("cpu"), max_tokens_cached=512)

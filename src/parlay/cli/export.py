@@ -7,6 +7,8 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from parlay.options import UsageError
+
 if TYPE_CHECKING:
     from parlay.heads.artefact import HeadArtefact
     from parlay.heads.opening import Matrices
@@ -14,7 +16,10 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("drafter", metavar="HEAD", help="a name that parlay drafters list prints, or a folder")
-    parser.add_argument("out", type=Path, metavar="OUT", help="folder to write; it must be empty, or not there")
+    parser.add_argument(
+        "out", type=Path, nargs="?", metavar="OUT", help="folder to write; it must be empty, or not there"
+    )
+    parser.add_argument("-o", "--out", dest="folder", type=Path, metavar="OUT", help="the same")
     parser.add_argument(
         "--format",
         required=True,
@@ -37,6 +42,9 @@ def run(options: argparse.Namespace) -> int:
     from parlay.heads.opening import matrices_of
     from parlay.models.weights.fused import as_tensor
 
+    out = options.folder or options.out
+    if out is None:
+        raise UsageError("name a folder to write: parlay export HEAD OUT")
     folder = folder_of(options.drafter)
     head = load(folder)
     check_tensors(head)
@@ -49,8 +57,8 @@ def run(options: argparse.Namespace) -> int:
         lambda: as_tensor(matrices().embedding, torch.bfloat16),
         lambda: as_tensor(matrices().lm_head, torch.bfloat16),
     )
-    export(head, _card(folder), options.format, options.out, verifier)
-    print(f"wrote {options.out}: {head.method} for {verifier.name or 'a target without a name'}")
+    export(head, _card(folder), options.format, out, verifier)
+    print(f"wrote {out}: {head.method} for {verifier.name or 'a target without a name'}")
     return 0
 
 

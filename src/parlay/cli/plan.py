@@ -63,6 +63,7 @@ def _add_machine_flags(parser: argparse.ArgumentParser) -> None:
     where = parser.add_argument_group("machine", "this machine, as calibrated, unless a device is named")
     where.add_argument(
         "--device",
+        "--machine",
         metavar="NAME",
         help=f"predict for this device by its maker's figures: {', '.join(DEVICES)}; h100, a100, 4090 and the like too",
     )

@@ -6,10 +6,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 
-from parlay.cache.pages import CODED, CODES
 from parlay.cost.roofline import ModelShape
 from parlay.models.config import DecoderConfig
 from parlay.models.fetch.resolving import is_local, resolve_config
+from parlay.models.weights.formats import Format
 
 _Sizes = tuple[int, int, int, int, int, int, int, bool]
 _QWEN25: Mapping[str, _Sizes] = {
@@ -90,7 +90,7 @@ def read_model(model: str) -> DecoderConfig:
     return config_of(shape, max_context=1 << 17)
 
 
-CACHED_BYTES = {"float32": 4.0, "bfloat16": 2.0, "q8_0": CODED / CODES}
+CACHED_BYTES = {"float32": 4.0, "bfloat16": 2.0, "q8_0": Format.Q8_0.block_bytes / Format.Q8_0.block}
 """Bytes of a number of a key or value, by the type of the cache."""
 
 

@@ -63,7 +63,7 @@ _MIXES: Mapping[str, tuple[float, Blocks | None]] = {
     "gptq": (4.25, None),
     "nf4": (4.13, None),
 }
-"""Bits of a weight, and the formats if Parlay multiplies them: llama.cpp's figures for Llama 3.1 8B,
+"""Bits of a weight, and the formats if their price is known here: llama.cpp's figures for Llama 3.1 8B,
 whose mixes keep some matrices in more bits; four bits in groups of 128 with a scale and a zero; NF4 of QLoRA."""
 
 
