@@ -38,7 +38,12 @@ def test_models_are_listed_and_pulled_ones_removed(cli: Cli, pulled: Path) -> No
     assert str(pulled) not in cli("models").out
 
 
-def test_a_model_from_the_hub_is_removed_with_all_its_revisions(cli: Cli, pulled: Path, tmp_path: Path) -> None:
+def test_a_model_from_the_hub_is_removed_with_all_its_revisions(
+    cli: Cli, pulled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody asks the Hub about it, which takes a minute where there is no network."""
+    for name in ("fetch_folder", "fetch_gguf"):
+        monkeypatch.setattr(f"parlay.models.fetch.hub.{name}", lambda *_: pytest.fail("asked the Hub"))
     place = tmp_path / "hub" / "models--someone--small"
     for revision in ("1" * 40, "2" * 40):
         (place / "snapshots" / revision).mkdir(parents=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from contextlib import suppress
+from pathlib import Path
 
 from parlay.types import ParlayError
 
@@ -24,9 +25,9 @@ def run(options: argparse.Namespace) -> int:
                 "name": each.name,
                 "source": each.source,
                 "bytes": each.size,
-                "parameters": _parameters(each.name),
+                "parameters": _parameters(each.files),
                 "place": str(each.place),
-                "end_tokens": _ends(each.name),
+                "end_tokens": _ends(each.files),
             }
             for each in found
         ]
@@ -34,29 +35,28 @@ def run(options: argparse.Namespace) -> int:
         return 0
     width = max(len(each.name) for each in found)
     for each in found:
-        count = _parameters(each.name)
+        count = _parameters(each.files)
         size = spell_parameters(count) if count else ""
         print(f"{each.name:{width}}  {size:>8}  {each.size / 1e6:8,.0f} MB  {each.source:8}  {each.place}")
-        ends = _ends(each.name)
+        ends = _ends(each.files)
         if ends:
             print(f"{'':{width}}  ends at {' '.join(ends)}")
     return 0
 
 
-def _parameters(name: str) -> int | None:
+def _parameters(files: Path) -> int | None:
     """The number of the model's parameters; None for a model whose files can't be read."""
     from parlay.models.facts import count_parameters
-    from parlay.models.fetch.resolving import resolve
 
     with suppress(ParlayError, OSError):
-        return count_parameters(resolve(name))
+        return count_parameters(files)
     return None
 
 
-def _ends(name: str) -> list[str]:
+def _ends(files: Path) -> list[str]:
     """The tokens that end the model's texts; none of a model whose files can't be read."""
     from parlay.llm.vocabulary import ends_of
 
     with suppress(ParlayError, OSError):
-        return ends_of(name)
+        return ends_of(str(files))
     return []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,24 +14,27 @@ from parlay.models.fetch.resolving import BUILT_IN, resolve_config
 from parlay.options import nearest
 
 if TYPE_CHECKING:
-    from huggingface_hub import HFCacheInfo
+    from huggingface_hub import CachedRevisionInfo, HFCacheInfo
 
 
 @dataclass(frozen=True, slots=True)
 class KeptModel:
-    """``source`` is built-in, pulled or hub. ``size`` in bytes."""
+    """``source`` is built-in, pulled or hub. ``size`` in bytes. ``files``: the folder or GGUF file that opens."""
 
     name: str
     source: str
     size: int
     place: Path
+    files: Path
 
 
 def kept() -> list[KeptModel]:
     """All of them, built-in ones first."""
-    own = [KeptModel(name, "built-in", _size(folder := resolve_config(name)), folder) for name in BUILT_IN]
+    own = [KeptModel(name, "built-in", _size(folder := resolve_config(name)), folder, folder) for name in BUILT_IN]
     places = [(name, pulled.place_of(name)) for name in WHEELS]
-    brought = [KeptModel(name, "pulled", place.stat().st_size, place) for name, place in places if place.is_file()]
+    brought = [
+        KeptModel(name, "pulled", place.stat().st_size, place, place) for name, place in places if place.is_file()
+    ]
     return [*own, *brought, *_from_hub()]
 
 
@@ -55,12 +59,19 @@ def _from_hub() -> list[KeptModel]:
     repositories = [each for each in cache.repos if each.repo_type == "model"] if cache else []
     return sorted(
         (
-            KeptModel(each.repo_id, "hub", each.size_on_disk, each.repo_path)
+            KeptModel(each.repo_id, "hub", each.size_on_disk, each.repo_path, _newest(each.revisions))
             for each in repositories
             if any(file.file_name.endswith((".safetensors", ".gguf")) for kept in each.revisions for file in kept.files)
         ),
         key=lambda model: model.name,
     )
+
+
+def _newest(revisions: Iterable[CachedRevisionInfo]) -> Path:
+    """The newest revision's folder, or its first GGUF file: what is here, so that nobody asks the Hub."""
+    folder: Path = max(revisions, key=lambda each: each.last_modified).snapshot_path
+    stored = [] if (folder / "config.json").is_file() else sorted(folder.rglob("*.gguf"))
+    return stored[0] if stored else folder
 
 
 def _remove_from_hub(place: Path) -> None:
