@@ -20,14 +20,12 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from parlay.models.config import UnsupportedModel
 from parlay.models.transformers_adapter.call import cache_argument, copied, join, select
+from parlay.models.transformers_adapter.reserving import UNBOUNDED, ReservingRunner
 from parlay.system.threads import torch_on_all
-from parlay.types import NO_SKIP, EncoderSpec, Exactness, OutOfRoom, Output, RunnerSpec, Segment, Skip, trees
+from parlay.types import NO_SKIP, EncoderSpec, Exactness, Output, RunnerSpec, Segment, Skip, trees
 
 KINDS = ("marian", "mt5", "t5")
 """Model types that run here. Each counts positions from the decoder's start token."""
-_UNBOUNDED = 1 << 20
-"""Positions of T5, which knows distances only."""
-_LEAST_CAPACITY = 1 << 16
 _ENCODINGS = 64
 """Sources whose encodings are kept for requests to come."""
 
@@ -79,7 +77,7 @@ class _Rows:
     hidden: tuple[Tensor, ...] = field(default=())
 
 
-class EncoderDecoderRunner:
+class EncoderDecoderRunner(ReservingRunner[_Sequence]):
     """A runner over an encoder-decoder of transformers; it verifies chains.
 
     The models' forwards take no positions, so sequences run together where their targets are equally long, as those are
@@ -95,11 +93,10 @@ class EncoderDecoderRunner:
         if (start := _start(model)) is None:
             raise UnsupportedModel(f"{kind}: config.json has no decoder_start_token_id: add the model's own")
         said = config.max_position_embeddings if config.model_type == "marian" else None
-        longest = int(said or _UNBOUNDED)
+        longest = int(said or UNBOUNDED)  # T5 knows distances only
         self._cache_argument = cache_argument(kind, inspect.signature(model.forward).parameters)
-        self._sequences: dict[int, _Sequence] = {}
         self._encodings: OrderedDict[tuple[str, tuple[int, ...]], _Encoded] = OrderedDict()
-        self._capacity = max_tokens_cached or max(_LEAST_CAPACITY, 4 * (longest if said else 0))
+        super().__init__(max_tokens_cached, longest if said else 0)
         self._never = torch.tensor(_never(model), dtype=torch.long, device=model.device)
         self._spec = RunnerSpec(
             name=name or str(config.name_or_path or kind),
@@ -125,21 +122,6 @@ class EncoderDecoderRunner:
         assert sequence not in self._sequences, f"sequence {sequence} is open already"
         self._sequences[sequence] = _Sequence(salt)
         return 0
-
-    def reserve(self, sequence: int, tokens: int) -> bool:
-        if tokens > self._capacity:
-            raise OutOfRoom(f"{tokens} tokens can't fit a cache of {self._capacity}: raise the cache size")
-        state = self._sequences[sequence]
-        if tokens - state.reserved > self.free_tokens():
-            return False
-        state.reserved = max(state.reserved, tokens)
-        return True
-
-    def free_tokens(self) -> int:
-        return self._capacity - sum(state.reserved for state in self._sequences.values())
-
-    def capacity(self) -> int:
-        return self._capacity
 
     @torch.no_grad()
     @torch_on_all()

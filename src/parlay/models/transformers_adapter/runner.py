@@ -24,12 +24,10 @@ from parlay.models.transformers_adapter.call import (
     select,
 )
 from parlay.models.transformers_adapter.probe import ability
+from parlay.models.transformers_adapter.reserving import UNBOUNDED, ReservingRunner
 from parlay.system.threads import torch_on_all
-from parlay.types import NO_SKIP, Exactness, OutOfRoom, Output, RunnerSpec, Segment, Skip, trees
+from parlay.types import NO_SKIP, Exactness, Output, RunnerSpec, Segment, Skip, trees
 
-_UNBOUNDED = 1 << 20
-"""Context, in tokens, of a model that names no limit (recurrent state, or positions as distances)."""
-_LEAST_CAPACITY = 1 << 16
 _BATCHED_ROWS = 32
 """Segments of at most so many rows run as one padded batch; longer ones run alone, where padding would cost more."""
 
@@ -57,7 +55,7 @@ class _Sequence:
     step: _LastForward | None = None
 
 
-class AdapterRunner:
+class AdapterRunner(ReservingRunner[_Sequence]):
     """A runner over a transformers model. Construction tries out what the model can verify (see `spec.kernels`).
 
     ``max_tokens_cached`` bounds what all sequences may reserve together; without it, four full contexts or 65,536
@@ -70,10 +68,9 @@ class AdapterRunner:
         config = self._call.config
         self._ability = ability(self._call)
         self._selectable = rows_selectable(self._call.new_cache())
-        self._sequences: dict[int, _Sequence] = {}
         # Not every config names a context length; absence means that there is none.
-        context = int(getattr(config, "max_position_embeddings", None) or _UNBOUNDED)
-        self._capacity = max_tokens_cached or max(_LEAST_CAPACITY, 4 * context)
+        context = int(getattr(config, "max_position_embeddings", None) or UNBOUNDED)
+        super().__init__(max_tokens_cached, context)
         self._spec = RunnerSpec(
             name=name or str(model.config.name_or_path or self._call.name),
             vocab_size=int(config.vocab_size),
@@ -97,21 +94,6 @@ class AdapterRunner:
         assert sequence not in self._sequences, f"sequence {sequence} is open already"
         self._sequences[sequence] = _Sequence(self._call.new_cache())
         return 0
-
-    def reserve(self, sequence: int, tokens: int) -> bool:
-        if tokens > self._capacity:
-            raise OutOfRoom(f"{tokens} tokens can't fit a cache of {self._capacity}: raise the cache size")
-        state = self._sequences[sequence]
-        if tokens - state.reserved > self.free_tokens():
-            return False
-        state.reserved = max(state.reserved, tokens)
-        return True
-
-    def free_tokens(self) -> int:
-        return self._capacity - sum(state.reserved for state in self._sequences.values())
-
-    def capacity(self) -> int:
-        return self._capacity
 
     @torch.no_grad()
     @torch_on_all()
