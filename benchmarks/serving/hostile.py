@@ -205,7 +205,7 @@ def page(header: dict[str, Any], result: dict[str, Any]) -> str:
         "",
         f"Kinds that the document does not tell of, one after the other, beside a stream of another client. Over all "
         f"requests the server's resident memory grew by {result['grown'] / 1e6:.0f} MB, of which "
-        f"{round(result['cached'] / 1e6)} MB are keys and values in its caches, whose room has a bound of its own.",
+        f"{round(result['cached'] / 1e6)} MB are in its caches and drafters' states, which have a bound of their own.",
         "",
         *table(
             ("kind", "answers", "seconds", "longest `/health`, ms", "longest gap of the stream, ms", "memory, MB"),

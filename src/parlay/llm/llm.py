@@ -315,7 +315,7 @@ class LLM:
 
     @property
     def cache_bytes(self) -> int:
-        """Bytes that caches of target and drafters hold, of running texts and of finished ones. Any thread may ask."""
+        """Bytes that caches and drafters' states hold, of running texts and of finished ones. Any thread may ask."""
         return self._budget.held
 
     def reset_prefix_cache(self) -> None:

@@ -115,10 +115,8 @@ class Router(Policy):
         """Count for each sequence the tokens to decode there before a replayable arm is asked."""
         prices, number = self._prices, arm.number
         price = prices.of_drafting(arm.seconds.of(arm.arm.most) + self._own_seconds / len(self._copying))
-        every, gain = (
-            math.ceil(price * prices.sequences / (TRIALS * _shared(prices.sequences) * prices.plain)),
-            price / prices.token,
-        )
+        allowed = TRIALS * _shared(prices.sequences) * prices.plain
+        every, gain = math.ceil(price * prices.sequences / allowed), price / prices.token
         waits: list[int] = []
         for state in states:
             here = state.arms[number]

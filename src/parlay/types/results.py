@@ -155,7 +155,7 @@ class EngineStats:
     were cached already, by an earlier text or a sample of the same prompt. ``drafter_faults`` counts drafters that
     raised and were dropped for their sample. ``step_tokens`` are tokens of prompts that steps computed and tokens that
     they committed; ``steps`` counts the steps by that number, rounded up to a power of two. ``cache_bytes`` are
-    what the caches of target and drafters hold, finished texts included; an `Engine` alone does not know them.
+    what caches and drafters' states hold, finished texts included; an `Engine` alone does not know them.
     """
 
     waiting: int

@@ -271,7 +271,7 @@ _READINGS: tuple[tuple[_Family, str, str, Callable[[EngineStats], float]], ...] 
     (GaugeMetricFamily, "parlay_cache_room_tokens", "Tokens that the cache can hold in all.",
      lambda s: s.cache_tokens_total),
     (GaugeMetricFamily, "parlay_cache_held_bytes",
-     "Bytes of the caches of target and drafters, of running texts and of finished ones that can be reused.",
+     "Bytes that caches and drafters' states hold, of running texts and of finished ones that can be reused.",
      lambda s: s.cache_bytes),
 )  # fmt: skip
 
