@@ -13,7 +13,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
+import numpy as np
 from llguidance import LLMatcher, LLTokenizer
+from numpy.typing import NDArray
 
 from parlay.structured.definition import definition, matcher
 from parlay.structured.limits import limit_reached
@@ -65,7 +67,7 @@ def _answer(vocabulary: LLTokenizer, wanted: StructuredOutputsParams) -> dict[st
 def _check_beginning(compiled: LLMatcher, vocabulary: LLTokenizer) -> None:
     """Raises ValueError where no text can begin."""
     may_end = compiled.is_accepting()
-    if _following(compiled.deep_copy(), vocabulary):
+    if len(_following(compiled.deep_copy(), vocabulary)):
         return
     if may_end:
         raise ValueError("structured_outputs allows no text but the empty one: ask for more")
@@ -97,21 +99,20 @@ def _walk(at: LLMatcher, vocabulary: LLTokenizer, choose: random.Random, pace: _
     for _ in range(_STEPS):
         pace.timed(at.compute_bitmask)
         following = _following(at, vocabulary)
-        if following:
-            pace.timed(partial(at.try_consume_tokens, [choose.choice(following)]))
+        if len(following):
+            pace.timed(partial(at.try_consume_tokens, [int(choose.choice(following))]))
         limit = limit_reached(at)
         if limit is not None:
             raise ValueError(f"structured_outputs is too complex ({limit}): ask for less")
-        if not following or at.is_stopped():
+        if not len(following) or at.is_stopped():
             return
 
 
-def _following(at: LLMatcher, vocabulary: LLTokenizer) -> list[int]:
+def _following(at: LLMatcher, vocabulary: LLTokenizer) -> NDArray[np.intp]:
     """Ids that may come next, those that end the text left out."""
-    ends = frozenset(vocabulary.eos_tokens)
-    mask = at.compute_bitmask()
-    ids = (8 * place + bit for place, byte in enumerate(mask) if byte for bit in range(8) if byte >> bit & 1)
-    return [token for token in ids if token not in ends]
+    allowed_V = np.unpackbits(np.frombuffer(at.compute_bitmask(), np.uint8), bitorder="little")
+    allowed_V[vocabulary.eos_tokens] = 0
+    return np.flatnonzero(allowed_V)
 
 
 if __name__ == "__main__":
