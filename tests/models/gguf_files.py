@@ -148,7 +148,7 @@ def tensors(checkpoint: Path, config: DecoderConfig, architecture: str) -> dict[
         if name == "lm_head.weight" and config.tie_embeddings:
             continue
         turned = architecture in ("llama", "llada") and ("q_proj" in name or "k_proj" in name)
-        renamed[_renamed(name)] = _pairs(tensor, config.head_dim) if turned else tensor
+        renamed[_renamed(name)] = pairs(tensor, config.head_dim) if turned else tensor
     return renamed
 
 
@@ -160,7 +160,7 @@ def _renamed(name: str) -> str:
     return f"blk.{layer}.{NAMES[rest]}.{kind}"
 
 
-def _pairs(rows: Tensor, head_dim: int) -> Tensor:
+def pairs(rows: Tensor, head_dim: int) -> Tensor:
     halves = rows.reshape(-1, 2, head_dim // 2, *rows.shape[1:])
     return halves.transpose(1, 2).reshape(rows.shape).contiguous()
 

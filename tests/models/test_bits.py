@@ -13,10 +13,10 @@ from torch import Tensor
 from parlay.compiled.build import NAMES
 from parlay.compiled.library import SWITCH, NotLoaded
 from parlay.compiled.library import load as load_library
-from parlay.models.config import DecoderConfig, LayerForm
+from parlay.models.config import DecoderConfig, Experts, LayerForm, RopeConfig
 from parlay.models.native import NativeRunner
 from parlay.models.weights.formats import Format
-from parlay.models.weights.shapes import Weight
+from parlay.models.weights.shapes import Weight, weight_shapes
 from parlay.models.weights.stored import StoredTensor
 from parlay.system import threads
 from parlay.types import Exactness, Segment, Tree, trees
@@ -35,6 +35,27 @@ FORMS = (
     LayerForm(window=70, rope=None, post_norms=True, activation="gelu_tanh", scale=0.2, score_cap=3.0, qk_norm=True),
 )
 """The layers of models that are ``formed``: a narrow window, then a wide one with all that a layer may do besides."""
+
+
+def mixtures(size: int) -> tuple[LayerForm, LayerForm]:
+    """Layers of experts of so many inner numbers, with sinks, and with positions that turn a part of each head."""
+    return (
+        LayerForm(
+            window=9, sinks=True, out_bias=True, experts=Experts(count=4, chosen=2, size=size, bias=True, shared=size)
+        ),
+        LayerForm(
+            rope=RopeConfig(rotated=8),
+            pre_norms=False,
+            post_norms=True,
+            qk_norm=True,
+            wide_qk_norm=True,
+            activation="clamped_swiglu",
+            residual_scale=0.5,
+            experts=Experts(count=3, chosen=2, size=size, normalized=False, shared=2 * size, shared_gate=True),
+        ),
+    )
+
+
 MODELS = [
     (shape, dtype, norm, "plain")
     for shape, norm in ((SMALL, False), (ODD, True), (WIDE, True), (LARGE_INPUT, False))
@@ -49,35 +70,25 @@ MODELS = [
     (LARGE_INPUT, torch.bfloat16, True, "formed"),
     (WIDE, torch.float32, True, "q8_0"),
     (BLOCKS, torch.bfloat16, True, "formed q8_0"),
+    (ODD, torch.float32, True, "experts"),
+    (BLOCKS, torch.bfloat16, True, "experts stored"),
 ]
 """Shape, type, norms of heads, and how weights are held: ``stored`` has all formats of blocks beside each other.
 
-``formed`` are plain weights in layers of `FORMS`, and with ``q8_0`` keys and values are cached in blocks."""
+``formed`` are plain weights in layers of `FORMS`, ``experts`` layers of `mixtures`, and with ``q8_0`` keys and values
+are cached in blocks."""
 
 
 def random_weights(config: DecoderConfig) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(1)
-    hidden, inner, dim = config.hidden_size, config.intermediate_size, config.head_dim
-    query, key = config.num_heads * dim, config.num_kv_heads * dim
 
-    def matrix(out: int, into: int) -> Tensor:
-        return torch.randn(out, into, generator=generator) * into**-0.5
+    def drawn(name: str, shape: tuple[int, ...]) -> Tensor:
+        numbers = torch.randn(shape, generator=generator)
+        if len(shape) == 1:
+            return 0.1 * numbers + (1 if name.endswith("norm.weight") else 0)
+        return numbers if name == "model.embed_tokens.weight" else numbers * shape[1] ** -0.5
 
-    def near_one(size: int) -> Tensor:
-        return 1 + 0.1 * torch.randn(size, generator=generator)
-
-    weights = {"model.embed_tokens.weight": torch.randn(VOCAB, hidden, generator=generator)}
-    weights |= {"model.norm.weight": near_one(hidden), "lm_head.weight": matrix(VOCAB, hidden)}
-    for layer in range(config.num_layers):
-        at = f"model.layers.{layer}."
-        for name, out, into in (("q", query, hidden), ("k", key, hidden), ("v", key, hidden), ("o", hidden, query)):
-            weights[f"{at}self_attn.{name}_proj.weight"] = matrix(out, into)
-        for name, out, into in (("gate", inner, hidden), ("up", inner, hidden), ("down", hidden, inner)):
-            weights[f"{at}mlp.{name}_proj.weight"] = matrix(out, into)
-        weights[at + "self_attn.q_norm.weight"], weights[at + "self_attn.k_norm.weight"] = near_one(dim), near_one(dim)
-        for name in ("input_", "post_attention_", "attention_out_", "mlp_out_"):
-            weights[f"{at}{name}layernorm.weight"] = near_one(hidden)
-    return weights
+    return {name: drawn(name, shape) for name, shape in weight_shapes(config).items()}
 
 
 def in_blocks(weights: dict[str, Tensor]) -> dict[str, Weight]:
@@ -127,15 +138,15 @@ class Bench:
     """A runner under test, and the logits of texts computed whole, each in a sequence of its own."""
 
     def __init__(self, shape: dict[str, int], dtype: torch.dtype, qk_norm: bool, held: str) -> None:
-        formed = held.startswith("formed")
+        layers = {"formed": FORMS, "experts": mixtures(256 if "stored" in held else 40)}.get(held.split()[0], ())
         config = DecoderConfig(
             architecture="test", vocab_size=VOCAB, num_layers=2, rms_norm_eps=1e-6, max_context=4096,
-            qk_norm=qk_norm, layers=FORMS if formed else (), logit_cap=5.0 if formed else 0.0, **shape,
+            qk_norm=qk_norm, layers=layers, logit_cap=5.0 if layers else 0.0, **shape,
         )  # fmt: skip
         weights = random_weights(config)
         self.runner = NativeRunner(
             config,
-            in_blocks(weights) if held == "stored" else weights,
+            in_blocks(weights) if held.endswith("stored") else weights,
             dtype=dtype,
             device=torch.device("cpu"),
             max_tokens_cached=16384,
@@ -197,6 +208,8 @@ def kernels(request: pytest.FixtureRequest) -> Iterator[str]:
 def bench(request: pytest.FixtureRequest, kernels: str) -> Bench:
     if kernels == "0" and request.param[3].endswith("q8_0"):
         pytest.skip("torch's operators have no cache in blocks")
+    if kernels in ("0", "plain") and request.param[3] == "experts stored":
+        pytest.skip("blocks and experts are tried apart where each product takes long")
     result = Bench(*request.param)
     assert (kernels == "0") == result.runner.spec.kernels.endswith(f"{SWITCH}=0")
     if result.runner.spec.exactness is not Exactness.BITS:

@@ -107,11 +107,11 @@ def test_a_broken_file_is_refused_in_one_line(name: str, tmp_path: Path) -> None
 
 
 KEYS: dict[str, tuple[dict[str, object], tuple[str, ...], str]] = {
-    "architecture": ({"general.architecture": "gemma3"}, (), "architecture 'gemma3'"),
+    "architecture": ({"general.architecture": "mamba"}, (), "architecture 'mamba'"),
     "adapter": ({"general.type": "adapter"}, (), "holds no model: its general.type is 'adapter'"),
     "unknown-key": ({"llama.attention.scale": 0.5}, (), r"llama\.attention\.scale \(0\.5\) is not supported"),
     "softcapping": ({"llama.final_logit_softcapping": 30.0}, (), "final_logit_softcapping"),
-    "experts": ({"llama.expert_count": 8}, (), "expert_count"),
+    "experts": ({"llama.expert_count": 1 << 30}, (), "says experts 1073741824"),
     "window": ({"llama.attention.sliding_window": 8}, (), "sliding window of 8 tokens"),
     "mixed-heads": ({"llama.attention.head_count_kv": [2, 1, 2]}, (), "layers that differ"),
     "odd-heads": ({"llama.attention.head_count_kv": 3}, (), "4 heads over 3"),
@@ -120,7 +120,7 @@ KEYS: dict[str, tuple[dict[str, object], tuple[str, ...], str]] = {
     "nan": ({"llama.attention.layer_norm_rms_epsilon": float("nan")}, (), "expected a number above 0"),
     "layers": ({"llama.block_count": 1 << 30}, (), "block_count is"),
     "rope": ({"llama.rope.scaling.type": "longrope"}, (), "rope scaling 'longrope'"),
-    "partial-rope": ({"llama.rope.dimension_count": 4}, (), "of which positions rotate 4"),
+    "partial-rope": ({"llama.rope.dimension_count": 5}, (), "positions rotate 5 numbers"),
 }
 
 

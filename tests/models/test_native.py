@@ -160,8 +160,8 @@ PLACES = [
 def test_masked_and_exact_attention_agree_on_chains_trees_and_canvases(form: LayerForm) -> None:
     heads, ropes = Heads(6, 2, 16), LayerRopes([form], 16, torch.float32, CPU)
     attentions = (
-        ExactAttention(heads, [form], ropes, Form(4, 192), torch.float32),
-        MaskedAttention(heads, [form], ropes),
+        ExactAttention(heads, [form], ropes, Form(4, 192), dtype=torch.float32, sinks=[None]),
+        MaskedAttention(heads, [form], ropes, [None]),
     )
     for start, pending, nodes, base, together in PLACES:
         table = PageTable()

@@ -188,7 +188,7 @@ def test_every_family_is_written_from_a_folder(name: str, tmp_path: Path) -> Non
 
 
 def test_windows_and_families_without_files_are_refused_by_name(tmp_path: Path) -> None:
-    for name, reason in {"mistral-window": "sliding windows", "gemma2": "Gemma2ForCausalLM"}.items():
+    for name, reason in {"mistral-window": "other layers than Llama's", "gemma2": "Gemma2ForCausalLM"}.items():
         save_random(name, tmp_path / name)
         with pytest.raises(ParlayError, match=reason):
             source_of(tmp_path / name)

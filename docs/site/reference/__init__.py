@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping
 
 import cli_reference
 
-from reference import code_map, http, measured, parameters, strategies
+from reference import code_map, families, http, measured, parameters, strategies
 
 GENERATORS: Mapping[str, Callable[..., str]] = {
     "accept-rules": strategies.accept_rules,
     "commands": cli_reference.reference,
     "environment": parameters.environment,
+    "families": families.families,
     "forwards": measured.forwards,
     "http-endpoints": http.endpoints,
     "http-fields": http.fields,

@@ -1,4 +1,4 @@
-"""`parlay models`: the models on this machine."""
+"""`parlay models`: the models on this machine, and the families that run."""
 
 from __future__ import annotations
 
@@ -12,9 +12,15 @@ from parlay.types import ParlayError
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON array")
+    parser.add_argument(
+        "--families", action="store_true", help="list the families of models that run, and what runs each"
+    )
 
 
 def run(options: argparse.Namespace) -> int:
+    if options.families:
+        _print_families(options.json)
+        return 0
     from parlay.models.facts import spell_parameters  # here, because help needs none of it
     from parlay.models.fetch.local_models import kept
 
@@ -42,6 +48,19 @@ def run(options: argparse.Namespace) -> int:
         if ends:
             print(f"{'':{width}}  ends at {' '.join(ends)}")
     return 0
+
+
+def _print_families(as_json: bool) -> None:
+    from parlay.models.families.listing import listing
+
+    rows = listing()
+    if as_json:
+        print(json.dumps([row._asdict() for row in rows]))
+        return
+    width = max(len(row.architecture) for row in rows)
+    for row in rows:
+        gguf = f"GGUF {', '.join(row.gguf)}" if row.gguf else ""
+        print(f"{row.architecture:{width}}  {'; '.join(filter(None, (row.models, row.runs_in, gguf, row.note)))}")
 
 
 def _parameters(files: Path) -> int | None:

@@ -17,6 +17,10 @@ class Linear(Structure):
     # In core.h: `in`, `out`, which are words of Python's or too short for it.
 
 
+class Expert(Structure):
+    _fields_ = [(name, Linear) for name in ("gate", "up", "down")]
+
+
 class LayerStruct(Structure):
     _fields_ = [
         *((name, Linear) for name in ("query", "key", "value", "out", "gate", "up", "down")),
@@ -24,6 +28,11 @@ class LayerStruct(Structure):
         *((name, c_void_p) for name in ("attention_out_norm", "feed_forward_out_norm", "qk_norm", "rotations")),
         *((name, c_double) for name in ("scale", "score_cap")),
         *((name, c_int64) for name in ("window", "activation")),
+        ("sinks", c_void_p),
+        ("wide_norms", c_int64),
+        ("router", Linear),
+        ("expert", POINTER(Expert)),
+        *((name, c_int64) for name in ("experts", "chosen", "shared", "normalized")),
     ]
 
 
@@ -88,6 +97,7 @@ class GrowthStruct(Structure):
     ]
 
 
+MOST_EXPERTS, MOST_CHOSEN = 1024, 64  # of a layer and of a row, with a shared one
 MOST_BEST = 256  # that `noisy_best` finds
 MOST_DRAFT = 1024  # nodes of a draft that `grow` writes
 

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from parlay.types import CanvasSpec, ParlayError
 
 RopeKind = Literal["default", "linear", "llama3", "yarn", "divided"]
-Activation = Literal["silu", "gelu_tanh"]
+Activation = Literal["silu", "gelu_tanh", "clamped_swiglu"]
 Json = Mapping[str, Any]
 
 
@@ -28,9 +28,10 @@ class RopeConfig:
     """Rotary positions: base wavelength ``theta`` and how its frequencies are stretched.
 
     linear: all divided by ``factor``. llama3: by wavelength, between ``low_freq_factor`` and ``high_freq_factor``.
-    yarn (Peng et al. 2023): a ramp between ``beta_fast`` and ``beta_slow`` rotations, cosines and sines times
-    ``attention_factor``, ramp ends rounded outwards if ``truncate``. divided: each pair's by its own of ``divisors``.
-    Numbers of other kinds keep their defaults.
+    yarn (Peng et al. 2023): a ramp between ``beta_fast`` and ``beta_slow`` rotations, ramp ends rounded outwards if
+    ``truncate``. divided: each pair's by its own of ``divisors``. Cosines and sines are multiplied by
+    ``attention_factor``. Of a head's numbers the first ``rotated`` turn; 0: all. Numbers of other kinds keep their
+    defaults.
     """
 
     theta: float = 10_000.0
@@ -44,6 +45,7 @@ class RopeConfig:
     attention_factor: float = 1.0
     truncate: bool = True
     divisors: tuple[float, ...] = ()
+    rotated: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,22 +65,49 @@ class HeadForm:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Experts:
+    """A mixture of ``count`` gated feed-forwards of ``size`` inner numbers; each row runs the ``chosen`` best.
+
+    A row's router logits become weights by softmax, over the chosen experts if ``normalized``, else over all. The
+    ``shared`` expert of so many inner numbers (0: none) runs for every row; with ``shared_gate`` it is multiplied by
+    the sigmoid of a logit of its own. With ``bias`` the router and the experts' products have biases.
+    """
+
+    count: int
+    chosen: int
+    size: int
+    normalized: bool = True
+    bias: bool = False
+    shared: int = 0
+    shared_gate: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LayerForm:
     """How one layer computes. A row sees the last ``window`` keys of its path, its own included; None: all.
 
     ``rope`` turns queries and keys; None: the layer knows no positions. Scores are products of queries and keys times
     ``scale`` (None: one over the root of the head's size). A score s becomes ``score_cap`` * tanh(s / ``score_cap``);
-    0: it stays. With ``post_norms`` what attention and feed-forward give is normed, too, before it is added.
+    0: it stays. With ``sinks`` each head has one score more, of a key without a value (gpt-oss). Norms of queries and
+    keys are of each head, or with ``wide_qk_norm`` of all heads together. Without ``pre_norms`` attention and
+    feed-forward read the hidden state as it is; with ``post_norms`` what they give is normed before it is added. What
+    is added is multiplied by ``residual_scale``. ``experts`` take the place of the feed-forward.
     """
 
     window: int | None = None
     rope: RopeConfig | None = RopeConfig()
     qkv_bias: bool = False
+    out_bias: bool = False
     qk_norm: bool = False
+    wide_qk_norm: bool = False
+    pre_norms: bool = True
     post_norms: bool = False
     activation: Activation = "silu"
     scale: float | None = None
     score_cap: float = 0.0
+    sinks: bool = False
+    residual_scale: float = 1.0
+    experts: Experts | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,8 +115,8 @@ class DecoderConfig:
     """Shape of a decoder. Sizes count elements; ``max_context`` counts tokens.
 
     ``layers`` has the form of each layer. Where it is empty, all are Llama's layers with ``rope``, ``qkv_bias`` and
-    ``qk_norm``, as those of draft heads always are. Embeddings are multiplied by ``embedding_scale``. A logit x becomes
-    ``logit_cap`` * tanh(x / ``logit_cap``); 0: it stays.
+    ``qk_norm``, as those of draft heads always are. Embeddings are multiplied by ``embedding_scale``, logits by
+    ``logit_scale``. A logit x becomes ``logit_cap`` * tanh(x / ``logit_cap``); 0: it stays.
     """
 
     architecture: str
@@ -111,6 +140,7 @@ class DecoderConfig:
     """None for all models that are not draft heads."""
     layers: tuple[LayerForm, ...] = ()
     embedding_scale: float = 1.0
+    logit_scale: float = 1.0
     logit_cap: float = 0.0
     canvas: CanvasSpec | None = None
     """How a diffusion model fills canvases; None for models that write token by token."""
@@ -132,7 +162,7 @@ class DecoderConfig:
     @property
     def plain(self) -> DecoderConfig:
         """The same sizes with Llama's layers."""
-        return replace(self, layers=(), embedding_scale=1.0, logit_cap=0.0, canvas=None)
+        return replace(self, layers=(), embedding_scale=1.0, logit_scale=1.0, logit_cap=0.0, canvas=None)
 
     @property
     def output_size(self) -> int:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -18,7 +19,10 @@ from parlay.models.gguf.tokenizer import load_template as gguf_template
 from parlay.models.gguf.tokenizer import load_tokenizer as load_gguf_tokenizer
 from parlay.models.tokenizers.folder import load_template as folder_template
 from parlay.models.tokenizers.folder import load_tokenizer as load_folder_tokenizer
+from parlay.models.weights.dequantize import dense
+from parlay.models.weights.regrouped import in_halves, unfused
 from parlay.models.weights.shapes import BadCheckpoint, Weight, check_weights, some, weight_shapes
+from parlay.models.weights.stored import StoredTensor
 from parlay.types import Tokenizer
 
 _HARMLESS = re.compile(r"rotary_emb\.inv_freq$|attention\.(masked_)?bias$")
@@ -49,28 +53,43 @@ def load_template(model: Path) -> str:
 def load_weights(model: Path, config: DecoderConfig) -> dict[str, Weight]:
     """Every weight of the decoder under its Hugging Face name, as it is stored, mapped from disk.
 
-    A folder's are tensors; a GGUF file's matrices stay in its blocks. With tied embeddings ``lm_head.weight`` is left
-    out. Raises BadCheckpoint naming the first missing, extra and mis-shaped tensors, or the file that is cut short.
+    A folder's are tensors, but for blocks of MXFP4; a GGUF file's matrices stay in its blocks. With tied embeddings
+    ``lm_head.weight`` is left out. Raises BadCheckpoint naming the first missing, extra and mis-shaped tensors, or the
+    file that is cut short.
     """
-    return gguf_file.load_weights(model, config) if model.is_file() else dict(load_tensors(model, config))
+    return gguf_file.load_weights(model, config) if model.is_file() else _load_folder(model, config)
 
 
 def load_tensors(directory: Path, config: DecoderConfig) -> dict[str, Tensor]:
-    """`load_weights` of a folder."""
+    """`load_weights` of a folder, all as numbers."""
+    return {name: as_tensor(weight) for name, weight in _load_folder(directory, config).items()}
+
+
+def as_tensor(weight: Weight) -> Tensor:
+    """The numbers of a weight, in bfloat16 where it is stored in blocks."""
+    return weight if isinstance(weight, Tensor) else dense(weight, torch.bfloat16)
+
+
+def _load_folder(directory: Path, config: DecoderConfig) -> dict[str, Weight]:
     expected = weight_shapes(config)
     stored: dict[str, Tensor] = {}
     for path in weight_files(directory):
         stored.update(_read(path))
     family = FAMILIES.get(config.architecture, LLAMA)
-    renamed = {family.renamed(name): tensor for name, tensor in stored.items()}
-    weights = {name: renamed[name] for name in renamed if name in expected or not _harmless(name, renamed)}
+    renamed = {family.renamed(name): each for name, each in stored.items() if not name.startswith(family.left_out)}
+    weights = unfused(family.regroup(renamed) if family.regroup else renamed, config)
+    if family.interleaved:
+        weights = in_halves(weights, config)
+    weights = {name: weights[name] for name in weights if name in expected or not _harmless(name, weights)}
     check_weights(directory, expected, weights)
     return {name: _offset(weights[name], family.norm_offset) for name in expected}
 
 
-def _offset(weight: Tensor, offset: float) -> Tensor:
+def _offset(weight: Weight, offset: float) -> Weight:
     """Add a family's ``offset`` to ``weight``, of any shape, if it is a norm's; all vectors but biases are."""
-    return weight.float() + offset if offset and weight.dim() == 1 else weight
+    if not offset or isinstance(weight, StoredTensor) or weight.dim() != 1:
+        return weight
+    return weight.float() + offset
 
 
 def weight_files(directory: Path) -> list[Path]:
@@ -97,8 +116,9 @@ def _read(path: Path) -> dict[str, Tensor]:
         raise BadCheckpoint(f"{path} is damaged or cut short ({error}): download or copy it again") from error
 
 
-def _harmless(name: str, weights: Mapping[str, Tensor]) -> bool:
+def _harmless(name: str, weights: Mapping[str, Weight]) -> bool:
     """Recomputed buffers, and the LM head that a tied checkpoint stores a second time."""
     if name == "lm_head.weight" and "model.embed_tokens.weight" in weights:
-        return weights[name].equal(weights["model.embed_tokens.weight"])
+        head, embedding = weights[name], weights["model.embed_tokens.weight"]
+        return isinstance(head, Tensor) and isinstance(embedding, Tensor) and head.equal(embedding)
     return _HARMLESS.search(name) is not None

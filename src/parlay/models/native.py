@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 
 
 class NativeRunner:
-    """A Llama, Mistral, Qwen2 or Qwen3 with its cache, or a diffusion model of their layers.
+    """A model of a family in `parlay.models.families` with its cache.
 
     ``weights`` bear Hugging Face names, each with the shape that ``config`` asks for. With a ``head`` in its config
     it is a draft head, whose rows read `Features`. ``max_tokens_cached`` bounds what all sequences together may

@@ -18,16 +18,23 @@ from parlay.models.config import RopeConfig
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
     """Radians per position of each of the P = D/2 pairs, ``[P]`` float32 on the CPU, stretched as the config says.
 
-    On the CPU even while shapes alone are asked for: on torch's meta device the division loads torch's compiler.
+    Pairs that do not turn are the last, with 0. On the CPU even while shapes alone are asked for: on torch's meta
+    device the division loads torch's compiler.
     """
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.int64, device="cpu").float() / head_dim
+    turning = _turning(rope, rope.rotated or head_dim)
+    return torch.nn.functional.pad(turning, (0, head_dim // 2 - len(turning)))
+
+
+def _turning(rope: RopeConfig, rotated: int) -> Tensor:
+    """Radians per position of the pairs that turn, of ``rotated`` numbers."""
+    exponents = torch.arange(0, rotated, 2, dtype=torch.int64, device="cpu").float() / rotated
     plain = 1.0 / (rope.theta**exponents)
     if rope.kind == "linear":
         return plain / rope.factor
     if rope.kind == "llama3":
         return _llama3(rope, plain)
     if rope.kind == "yarn":
-        return _yarn(rope, plain, head_dim)
+        return _yarn(rope, plain, rotated)
     if rope.kind == "divided":
         return plain / torch.tensor(rope.divisors, device="cpu")
     return plain
@@ -41,20 +48,41 @@ def _llama3(rope: RopeConfig, plain_P: Tensor) -> Tensor:
     return (1 - kept) * plain_P / rope.factor + kept * plain_P
 
 
-def _yarn(rope: RopeConfig, plain_P: Tensor, head_dim: int) -> Tensor:
+def _yarn(rope: RopeConfig, plain_P: Tensor, rotated: int) -> Tensor:
     """Pairs that turn more than ``beta_fast`` times in the original context are kept, slow ones divided by factor."""
 
     def pair_turning(rotations: float) -> float:
         length = rope.original_max_context / (rotations * 2 * math.pi)
-        return head_dim * math.log(length) / (2 * math.log(rope.theta))
+        return rotated * math.log(length) / (2 * math.log(rope.theta))
 
     low, high = pair_turning(rope.beta_fast), pair_turning(rope.beta_slow)
     if rope.truncate:
         low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, head_dim - 1)
-    ramp = (torch.arange(head_dim // 2).float() - low) / max(high - low, 0.001)
+    low, high = max(low, 0), min(high, rotated - 1)
+    ramp = (torch.arange(rotated // 2).float() - low) / max(high - low, 0.001)
     divided = ramp.clamp(0, 1)
     return divided * plain_P / rope.factor + (1 - divided) * plain_P
+
+
+def row_order(rope: RopeConfig | None, head_dim: int) -> Tensor | None:
+    """The places of a head's D numbers in an order where number i turns with i + D/2; None where they lie so.
+
+    Of numbers that turn only in part, i and i + rotated/2 are pairs; those that do not turn fill the halves up.
+    """
+    if rope is None or rope.rotated in (0, head_dim):
+        return None
+    half, rest = rope.rotated // 2, (head_dim - rope.rotated) // 2
+    places = torch.arange(head_dim)
+    first, second, others = places[:half], places[half : 2 * half], places[2 * half :]
+    return torch.cat((first, others[:rest], second, others[rest:]))
+
+
+def _factors(rope: RopeConfig | None, head_dim: int) -> Tensor:
+    """Factors of the cosines and sines of each pair, ``[P]``: one for those that do not turn."""
+    factors = torch.ones(head_dim // 2)
+    if rope is not None:
+        factors[: (rope.rotated or head_dim) // 2] = rope.attention_factor
+    return factors
 
 
 def interleave(weight: Tensor, head_dim: int) -> Tensor:
@@ -71,7 +99,7 @@ def cosines_and_sines(rope: RopeConfig | None, head_dim: int, positions: int) ->
     if rope is None:
         return torch.tensor((1.0, 0.0))[:, None].repeat(positions, 1, head_dim // 2)
     angles = torch.outer(torch.arange(positions).float(), inverse_frequencies(rope, head_dim))
-    return torch.stack((angles.cos(), angles.sin()), 1) * rope.attention_factor
+    return torch.stack((angles.cos(), angles.sin()), 1) * _factors(rope, head_dim)
 
 
 class Rope:
@@ -91,7 +119,7 @@ class Rope:
     ) -> None:
         frequencies = torch.zeros(head_dim // 2) if rope is None else inverse_frequencies(rope, head_dim)
         self._frequencies = frequencies.to(device)
-        self._attention_factor = 1.0 if rope is None else rope.attention_factor
+        self._factors = _factors(rope, head_dim).to(device, dtype)
         self._dtype = dtype
         self._softmax_scale = head_dim**-0.5 if scale is None else scale
         self.reach(256)
@@ -100,7 +128,7 @@ class Rope:
         """Make positions 0 to ``length - 1`` available."""
         positions = torch.arange(length, device=self._frequencies.device).float()
         angles = torch.outer(positions, self._frequencies).to(self._dtype)
-        rotations = torch.polar(torch.full_like(angles, self._attention_factor), angles)
+        rotations = torch.polar(self._factors.expand_as(angles), angles)
         self.queries = (rotations * self._softmax_scale)[:, None, None]
         self.keys_values = torch.stack((rotations, torch.ones_like(rotations)), 1)[:, :, None]
 

@@ -69,6 +69,49 @@ NATIVE: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
     }
 )
 """Checkpoints that the native decoder runs: name -> (transformers model type, config values)."""
+_FEW = {**_DECODER, "num_hidden_layers": 2}
+_EXPERTS = {"num_local_experts": 6, "num_experts_per_tok": 2}
+_QWEN_EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+_FACTORS = {"short_factor": [1.0, 1.1, 1.3, 1.5, 1.9, 2.5], "long_factor": [2.0] * 6}
+FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
+    {
+        "gemma": ("gemma", {**_FEW, "head_dim": 16}),
+        "gemma3": ("gemma3_text", {**_GEMMA2, "num_hidden_layers": 3, "sliding_window_pattern": 3}),
+        "phi3": ("phi3", {**_FEW, "sliding_window": 12}),
+        "phi4-mini": (
+            "phi3",
+            {
+                **_FEW,
+                "hidden_size": 64,
+                "max_position_embeddings": 512,
+                "original_max_position_embeddings": 256,
+                "partial_rotary_factor": 0.75,
+                "rope_scaling": {"rope_type": "longrope", **_FACTORS},
+            },
+        ),
+        "olmo2": ("olmo2", _FEW),
+        "olmo3": ("olmo3", {**_DECODER, "num_hidden_layers": 4, "sliding_window": 12}),
+        "smollm3": ("smollm3", {**_DECODER, "num_hidden_layers": 4}),
+        "granite": (
+            "granite",
+            {
+                **_FEW,
+                "embedding_multiplier": 3.0,
+                "attention_multiplier": 0.25,
+                "residual_multiplier": 0.5,
+                "logits_scaling": 2.0,
+            },
+        ),
+        "llama-biased": ("llama", {**_FEW, "attention_bias": True}),
+        "mixtral": ("mixtral", {**_FEW, **_EXPERTS}),
+        "qwen2-moe": ("qwen2_moe", {**_FEW, **_QWEN_EXPERTS, "shared_expert_intermediate_size": 40}),
+        "qwen3-moe": ("qwen3_moe", {**_FEW, **_QWEN_EXPERTS, "head_dim": 16, "norm_topk_prob": True}),
+        "granite-moe": ("granitemoe", {**_FEW, **_EXPERTS, "residual_multiplier": 0.5, "attention_multiplier": 0.3}),
+        "granite-moe-shared": ("granitemoeshared", {**_FEW, **_EXPERTS, "shared_intermediate_size": 40}),
+        "gpt-oss": ("gpt_oss", {**_FEW, **_EXPERTS, "head_dim": 16, "sliding_window": 12}),
+    }
+)
+"""Checkpoints of further families that the native decoder runs, each with all that sets its layers apart."""
 
 FOREIGN: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
     {
@@ -147,7 +190,7 @@ def random_model(name: str, *, seed: int = 0, dtype: torch.dtype = torch.float32
 
     Its weights are large enough that attention, masks and positions show in the logits.
     """
-    model_type, values = {**NATIVE, **FOREIGN, **PAIRS}[name]
+    model_type, values = {**NATIVE, **FAMILIES, **FOREIGN, **PAIRS}[name]
     values = {"vocab_size": VOCAB_SIZE, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, **values}
     config = AutoConfig.for_model(model_type, **{key: value for key, value in values.items() if value is not None})
     if "sliding_window" in values and values["sliding_window"] is None:

@@ -198,7 +198,10 @@ static void attend_tile(const Work *work, const Tile *tile, int64_t *slots)
     seen.from = shared_from(segment, tile, work->window, STRIP > PAGE ? STRIP : PAGE, seen.shared);
     for (int64_t row = tile->from; seen.nodes && row < tile->to; row++)
         seen.end = most_of(seen.end, limit_of(segment, row));
-    for (int64_t q = 0; q < work->count; q++) work->most[q] = -__builtin_inff(), work->total[q] = 0;
+    for (int64_t q = 0; q < work->count; q++) {
+        work->most[q] = work->sinks ? work->sinks[q % work->heads.group] : -__builtin_inff();
+        work->total[q] = work->sinks ? 1 : 0;
+    }
     memset(work->mixed, 0, (size_t)(work->count * width) * 4);
     for (int64_t block = seen.from / KEYS * KEYS; block < seen.end; block += KEYS) attend_block(work, &seen, block);
     if (seers < work->count) attend_prefix(work, seers);

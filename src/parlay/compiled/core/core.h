@@ -23,11 +23,24 @@ typedef struct {
  * values, then their scales in half precision, [head_dim / 32][PAGE]. */
 enum { CACHE_F32 = 0, CACHE_BF16 = 1, CACHE_Q8_0 = 2 };
 
-enum { SILU = 0, GELU_TANH = 1 }; /* of gates: x * sigmoid(x), and its approximation of x * Phi(x) by tanh */
+/* Of gates: x * sigmoid(x), its approximation of x * Phi(x) by tanh, and gpt-oss's: x * sigmoid(1.702 x) of what is at most
+ * 7, times one more than what is at most 7 in size. */
+enum { SILU = 0, GELU_TANH = 1, CLAMPED_SWIGLU = 2 };
+
+#define MOST_EXPERTS 1024 /* of a layer, with the shared one */
+#define MOST_CHOSEN 64    /* by a row, with the shared one */
+
+/* A gated feed-forward of a mixture. */
+typedef struct {
+    Linear gate, up, down;
+} Expert;
+
+/* Whether an expert runs for every row, and is multiplied by the sigmoid of a logit of its own, the router's last. */
+enum { NOT_SHARED = 0, SHARED = 1, GATED = 2 };
 
 typedef struct {
     Linear query, key, value, out, gate, up, down;
-    const float *attention_norm, *feed_forward_norm;         /* [hidden]: of what sub-layers read; the first may be null */
+    const float *attention_norm, *feed_forward_norm;         /* [hidden] or null: of what sub-layers read */
     const float *attention_out_norm, *feed_forward_out_norm; /* [hidden] or null: of what they give, before it is added */
     const float *qk_norm;                                    /* [heads + kv_heads][head_dim], or null */
     const float *rotations;                                  /* [positions][2][head_dim / 2]: cosines, sines */
@@ -35,6 +48,12 @@ typedef struct {
     double score_cap;   /* a score s becomes cap * tanh(s / cap); 0: stays as it is */
     int64_t window;     /* a row sees the last so many keys of its path; 0: all */
     int64_t activation; /* of gates */
+    const float *sinks;   /* [heads] or null: scores of keys without a value */
+    int64_t wide_norms;   /* 1: qk_norm norms all heads of queries together, and all of keys */
+    Linear router;        /* logits of experts, which take the place of gate, up and down */
+    const Expert *expert; /* [experts], then the shared one */
+    int64_t experts, chosen, shared; /* experts: 0 where there are none; those that a row chooses */
+    int64_t normalized;   /* 1: the weights of a row's experts add up to one */
 } Layer;
 
 typedef struct {

@@ -5,8 +5,7 @@
 #ifndef PARLAY_FORWARD_H
 #define PARLAY_FORWARD_H
 
-#include "phases.h"
-#include "rows.h"
+#include "experts.h"
 
 /* In which forms products want the rows that they share. */
 static int forms(const Linear *const linear[3])
@@ -66,7 +65,7 @@ static void norm_next(const Pass *pass, int64_t from, int64_t to)
     const Layer *own = &pass->model->layer[pass->next / 2];
     Product product = pass->next % 2 ? gates(pass, pass->next / 2) : attention_inputs(pass, pass->next / 2);
     const float *weight = pass->next % 2 ? own->feed_forward_norm : own->attention_norm;
-    int wanted = forms(product.linear);
+    int wanted = pass->next % 2 && own->experts ? expert_forms(own) : forms(product.linear);
     for (int64_t row = from; row < to; row++)
         if (pass->next == 0 && pass->model->beside_norm)
             norm_beside(pass->model, pass->batch, pass->space, wanted, row);
@@ -163,7 +162,8 @@ static Work work_of(const Pass *pass, const Tile *tile, int64_t thread, const ui
                   .most = largest,
                   .total = total,
                   .window = layer->window,
-                  .cap = (float)layer->score_cap};
+                  .cap = (float)layer->score_cap,
+                  .sinks = layer->sinks ? layer->sinks + tile->head * group : 0};
 }
 
 static void compute_tile(const void *own, int64_t piece, Member *me)
@@ -244,6 +244,7 @@ static int run_attention(const Pass *pass)
 static int run_feed_forward(const Pass *pass)
 {
     const Layer *layer = &pass->model->layer[pass->here / 2];
+    if (layer->experts) return run_experts(pass) && run_rows(pass, enter_next);
     return run_product(pass, gates(pass, pass->here / 2), pass->rows, 0) &&
            run_last(pass, &layer->down, pass->space->gated, layer->feed_forward_out_norm);
 }

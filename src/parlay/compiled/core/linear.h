@@ -171,6 +171,16 @@ INLINE vf activate(int64_t activation, vf x)
     return x / (1.0f + exponential(choose(inner < -87.0f, splat(87.0f), -inner)));
 }
 
+/* What a gate and its up make together. */
+INLINE vf gate_up(int64_t activation, vf gate, vf up)
+{
+    if (activation != CLAMPED_SWIGLU) return activate(activation, gate) * up;
+    const vf most = splat(7.0f);
+    vf x = choose(gate > most, most, gate), inner = x * 1.702f;
+    up = choose(up > most, most, choose(up < -most, -most, up));
+    return x / (1.0f + exponential(choose(inner < -87.0f, splat(87.0f), -inner))) * (up + 1.0f);
+}
+
 /* Gates and their ups, then the codes of what they make: `count` panels are whole units. */
 static void finish_gates(const Product *to, int64_t rows, int64_t first, int64_t count, const float *sums)
 {
@@ -182,7 +192,7 @@ static void finish_gates(const Product *to, int64_t rows, int64_t first, int64_t
             load_outputs(&up, sums + ((i + 1) * rows + row) * PANEL, ups);
             UNROLL for (int b = 0; b < BLOCKS; b++)
                 put_input(to->gated, to->wanted, row, gate.column + b * LANES,
-                          activate(to->activation, gates[b]) * ups[b]);
+                          gate_up(to->activation, gates[b], ups[b]));
         }
     }
     for (int64_t row = 0; row < rows; row++)

@@ -142,6 +142,12 @@ static void prepare_row(const Model *model, const Segment *segment, const Space 
     const float *norms = own->qk_norm, *rotations = own->rotations + position_of(segment, row) * dim;
     const float floor = (float)(dim * model->eps);
     float *x = space->qkv + flat * space->qkv_stride, turned[LONGEST_HEAD];
+    if (norms && own->wide_norms) {
+        norm_row(x, heads * dim, (float)(heads * dim * model->eps), norms, 0, x);
+        norm_row(x + heads * dim, model->kv_heads * dim, (float)(model->kv_heads * dim * model->eps), norms + heads * dim, 0,
+                 x + heads * dim);
+        norms = 0;
+    }
     for (int64_t head = 0; head < heads + model->kv_heads; head++, x += dim) {
         uint32_t *query = space->queries + (flat * heads + head) * words;
         const int blocks = model->cached == CACHE_Q8_0, is_query = head < heads;

@@ -7,12 +7,23 @@
 #include "lanes.h"
 #include "linear.h"
 
+/* Rows on their way through experts: `runs` of each row, gathered expert by expert. */
+typedef struct {
+    float *logits;          /* [rows][router outputs] */
+    float *weights;         /* [rows][runs]: of what its experts give */
+    int32_t *expert, *place; /* [rows][runs]: experts in rising order, and where the row is among the gathered ones */
+    int32_t *first;         /* [experts + 1]: the first gathered row of each */
+    Inputs gathered, gated; /* of rows * runs */
+    float *given;           /* [rows * runs][hidden] */
+} Routed;
+
 /* The parts of a forward's memory. Strides count 32-bit words. */
 typedef struct {
     float *hidden;    /* [rows][hidden] */
     Inputs normed;    /* of as many rows as there are or want logits, whichever is more */
     Inputs gated;
     float *qkv;       /* [rows][qkv_stride] */
+    Routed routed;    /* of models with experts */
     float *given;     /* [rows][hidden]: what a sub-layer gives, where it is normed before it is added */
     uint32_t *queries; /* [rows][heads * query words] */
     Tile *tiles;
@@ -37,6 +48,10 @@ INLINE int norms_outputs(const Model *model)
     return 0;
 }
 
+/* The experts of a layer, and how many a row runs. */
+INLINE int64_t experts_of(const Layer *layer) { return layer->experts + (layer->shared != NOT_SHARED); }
+INLINE int64_t runs_of(const Layer *layer) { return layer->chosen + (layer->shared != NOT_SHARED); }
+
 /* Products read some rows more than there are. */
 static Inputs lay_out_inputs(int64_t rows, int64_t numbers, char **at)
 {
@@ -46,6 +61,30 @@ static Inputs lay_out_inputs(int64_t rows, int64_t numbers, char **at)
     inputs.blocks = (InputBlock *)*at;
     *at += line((inputs.stride / BLOCK * rows + STRIP_ROWS) * (int64_t)sizeof(InputBlock));
     return inputs;
+}
+
+/* The most that any layer needs. */
+static Routed lay_out_routed(const Model *model, int64_t rows, char **at)
+{
+    Routed routed = {0};
+    int64_t runs = 0, experts = 0, outputs = 0, inner = 0;
+    for (int64_t i = 0; i < model->layers; i++) {
+        const Layer *layer = &model->layer[i];
+        if (!layer->experts) continue;
+        runs = most_of(runs, runs_of(layer)), experts = most_of(experts, experts_of(layer));
+        outputs = most_of(outputs, layer->router.out);
+        for (int64_t e = 0; e < experts_of(layer); e++) inner = most_of(inner, layer->expert[e].gate.out);
+    }
+    if (!experts) return routed;
+    routed.logits = (float *)*at, *at += line(rows * outputs * 4);
+    routed.weights = (float *)*at, *at += line(rows * runs * 4);
+    routed.expert = (int32_t *)*at, *at += line(rows * runs * 4);
+    routed.place = (int32_t *)*at, *at += line(rows * runs * 4);
+    routed.first = (int32_t *)*at, *at += line((experts + 1) * 4);
+    routed.gathered = lay_out_inputs(rows * runs, model->hidden, at);
+    routed.gated = lay_out_inputs(rows * runs, inner, at);
+    routed.given = (float *)*at, *at += line(rows * runs * model->hidden * 4);
+    return routed;
 }
 
 /* Of a tile's queries in blocks. */
@@ -72,6 +111,7 @@ static Space lay_out(const Model *model, int64_t rows, int64_t wanted, int64_t l
     s.hidden = (float *)at, at += line(rows * model->hidden * 4);
     s.normed = lay_out_inputs(rows > wanted ? rows : wanted, mixed, &at);
     s.gated = lay_out_inputs(rows, model->ffn, &at);
+    s.routed = lay_out_routed(model, rows, &at);
     s.qkv = (float *)at, at += line(rows * s.qkv_stride * 4);
     s.given = (float *)at, at += norms_outputs(model) ? line(rows * model->hidden * 4) : 0;
     s.queries = (uint32_t *)at, at += line(rows * model->heads * words_of_query(&s.heads) * 4);

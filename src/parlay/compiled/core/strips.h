@@ -58,6 +58,7 @@ typedef struct {
     float *most, *total;            /* [count]: the largest score so far, and the sum of the weights */
     int64_t window;
     float cap; /* of scores; 0: none */
+    const float *sinks; /* [group] or null: see Layer */
 } Work;
 
 INLINE int64_t row_bytes(const Heads *heads) { return heads->words * 4; }

@@ -15,7 +15,7 @@ from parlay.models.compiled.growing import GrownTrees, TreeRequests
 from parlay.models.compiled.layout import BatchLayout, Prefixes, lay_out, lay_out_texts
 from parlay.models.compiled.short_head import ShortHead
 from parlay.models.compiled.weights import Packed, Weights, nobody
-from parlay.models.config import DecoderConfig, RopeConfig
+from parlay.models.config import DecoderConfig, Experts, RopeConfig
 from parlay.models.forward import (
     ForwardBatch,
     ForwardOutput,
@@ -52,7 +52,17 @@ def refusal(config: DecoderConfig, dtype: torch.dtype, cached: str = "auto") -> 
         return "it takes hidden and feed-forward sizes that are even"
     if config.num_heads // config.num_kv_heads > _MOST_GROUP:
         return f"it takes up to {_MOST_GROUP} query heads per key head"
-    return None
+    return next((reason for form in config.layers if (reason := _refusal_of_experts(form.experts))), None)
+
+
+def _refusal_of_experts(experts: Experts | None) -> str | None:
+    """Why the library can't run this mixture, or None."""
+    if experts is None:
+        return None
+    shared = int(experts.shared > 0)
+    if experts.count + shared > structs.MOST_EXPERTS or experts.chosen + shared > structs.MOST_CHOSEN:
+        return f"it takes up to {structs.MOST_EXPERTS} experts, of which a row runs up to {structs.MOST_CHOSEN}"
+    return "it takes experts of even sizes" if experts.size % 2 or experts.shared % 2 else None
 
 
 def runs_here(config: DecoderConfig, dtype: torch.dtype) -> bool:

@@ -6,6 +6,7 @@ import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +18,14 @@ from parlay.compiled.library import NotLoaded, load
 from parlay.models.config import Activation, DecoderConfig, LayerForm
 from parlay.models.gguf.packing_ahead import PackingAhead
 from parlay.models.weights.formats import INDEXED, DamagedWeights, Format
-from parlay.models.weights.fused import FusedWeights, LayerWeights, Operand, as_tensor
+from parlay.models.weights.fused import (
+    ExpertWeights,
+    FusedWeights,
+    GatedWeights,
+    LayerWeights,
+    Operand,
+    as_tensor,
+)
 from parlay.models.weights.grids import indexed
 from parlay.models.weights.quantize import Int8Weight, fits_blocks, in_q8_0
 from parlay.models.weights.stored import StoredTensor
@@ -26,7 +34,7 @@ from parlay.system import threads
 _INT8 = 24
 """The number of `Int8Weight` among the formats of stored weights: ggml's for int8."""
 _PLAIN = {torch.float32: Format.F32.number, torch.bfloat16: Format.BF16.number}
-_ACTIVATIONS: Mapping[Activation, int] = {"silu": 0, "gelu_tanh": 1}
+_ACTIVATIONS: Mapping[Activation, int] = {"silu": 0, "gelu_tanh": 1, "clamped_swiglu": 2}
 """As core.h counts them."""
 _LINE = 64
 _PART = 1 << 22
@@ -140,12 +148,9 @@ class Weights:
             query=query,
             key=key,
             value=value,
-            out=self._linear(layer.attention_out),
-            gate=self._linear(layer.gate),
-            up=self._linear(layer.up),
-            down=self._linear(layer.down),
+            out=self._linear(layer.attention_out, layer.attention_out_bias, form.residual_scale),
             attention_norm=self._hold_any(layer.attention_norm),
-            feed_forward_norm=self._hold(layer.mlp_norm),
+            feed_forward_norm=self._hold_any(layer.mlp_norm),
             attention_out_norm=self._hold_any(out_norms[0]),
             feed_forward_out_norm=self._hold_any(out_norms[1]),
             qk_norm=self._hold_any(None if layer.qk_norm is None else self._by_head(*layer.qk_norm)),
@@ -153,10 +158,38 @@ class Weights:
             score_cap=form.score_cap,
             window=form.window or 0,
             activation=_ACTIVATIONS[form.activation],
+            sinks=self._hold_any(layer.sinks),
+            wide_norms=int(form.wide_qk_norm),
+            **self._mlp(layer.mlp, form),
         )
 
+    def _mlp(self, weights: GatedWeights | ExpertWeights, form: LayerForm) -> dict[str, Any]:
+        """Fields of a layer: its three matrices, or its experts."""
+        if isinstance(weights, GatedWeights):
+            return self._gated(weights, form)
+        assert form.experts is not None, "its weights are experts"
+        experts = [*weights.experts, *([] if weights.shared is None else [weights.shared])]
+        array = (structs.Expert * len(experts))(*(structs.Expert(**self._gated(each, form)) for each in experts))
+        return {
+            "router": self._linear(weights.router, weights.router_bias),
+            "expert": array,
+            "experts": form.experts.count,
+            "chosen": form.experts.chosen,
+            "shared": 0 if weights.shared is None else 2 if form.experts.shared_gate else 1,
+            "normalized": int(form.experts.normalized),
+        }
+
+    def _gated(self, weights: GatedWeights, form: LayerForm) -> dict[str, structs.Linear]:
+        gate, up, down = weights.biases
+        return {
+            "gate": self._linear(weights.gate, gate),
+            "up": self._linear(weights.up, up),
+            "down": self._linear(weights.down, down, form.residual_scale),
+        }
+
     def _by_head(self, query: Tensor, key: Tensor) -> Tensor:
-        """The norms ``query`` and ``key``, each ``[D]`` or ``[heads, D]``, as ``[query and key heads, D]``."""
+        """The norms ``query`` and ``key``, each ``[D]`` or ``[heads * D]``, as ``[query and key heads, D]``."""
+        query, key = (norm.view(-1, self._config.head_dim) for norm in (query, key))
         return torch.cat((query.expand(self._config.num_heads, -1), key.expand(self._config.num_kv_heads, -1)))
 
     def _embedding(self, fused: FusedWeights, head: structs.Linear) -> structs.Linear:
@@ -172,13 +205,15 @@ class Weights:
         rows = self._rows(embedding, kind).clone()
         return structs.Linear(panels=self._hold(rows), inputs=inputs, outputs=out, kind=kind)
 
-    def _linear(self, weight: Operand, bias_O: Tensor | None = None) -> structs.Linear:
-        """``weight`` is ``[O, I]``. A job packs it, and is done when the model is ready."""
+    def _linear(self, weight: Operand, bias_O: Tensor | None = None, scale: float = 1.0) -> structs.Linear:
+        """``weight`` is ``[O, I]``; outputs are multiplied by ``scale``. A job packs it before the model is ready."""
         out, inputs = weight.shape
         kind = self._kind(weight)
         linear = structs.Linear(inputs=inputs, outputs=out, kind=kind)
         if bias_O is not None:
-            linear.bias = self._padded(bias_O).data_ptr()
+            linear.bias = self._padded(bias_O * scale).data_ptr()
+        if scale != 1:
+            linear.scale = self._padded(torch.full((out,), scale)).data_ptr()
         if self._is_packed_ahead(linear, weight):
             return linear
         panels = -(-out // self._panel)
@@ -187,7 +222,7 @@ class Weights:
         if isinstance(weight, Int8Weight):
             steps = self._padded(torch.zeros(out))
             linear.scale = steps.data_ptr()
-            self._jobs.append(lambda: self._pack(linear, _rounded(weight, steps)))
+            self._jobs.append(lambda: self._pack(linear, _rounded(weight, steps, scale)))
         elif isinstance(weight, StoredTensor):
             self._pack_stored(linear, weight)
         else:
@@ -265,10 +300,10 @@ def packable(part: StoredTensor) -> Tensor:
     return indexed(part.format, rows.reshape(-1, rows.shape[-1])) if part.format in INDEXED else rows
 
 
-def _rounded(weight: Int8Weight, steps_O: Tensor) -> Tensor:
-    """The weight's whole numbers ``[O, I]``; their step sizes go to ``steps_O``."""
+def _rounded(weight: Int8Weight, steps_O: Tensor, scale: float) -> Tensor:
+    """The weight's whole numbers ``[O, I]``; their step sizes, times ``scale``, go to ``steps_O``."""
     numbers, found = weight.quantized()
-    steps_O[: len(found)] = found
+    steps_O[: len(found)] = found * scale
     return numbers
 
 

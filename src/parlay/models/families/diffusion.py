@@ -102,6 +102,7 @@ def _as_llama(raw: Json) -> Json:
 LLADA = _fills(
     Family(
         architecture="LLaDAModelLM",
+        models="LLaDA, LLaDA 1.5",
         max_context=4096,
         said=_as_llama,
         prefixes={"model.transformer.blocks.": "model.layers."},
@@ -125,17 +126,23 @@ LLADA = _fills(
 )
 """LLaDA and LLaDA 1.5: all rows see each other, and a place's own row predicts it."""
 DREAM = _fills(
-    replace(QWEN2, architecture="DreamModel", gguf=GgufForm("dream")), CanvasSpec(151_666, shift=True, text="full")
+    replace(QWEN2, architecture="DreamModel", models="Dream", gguf=GgufForm("dream")),
+    CanvasSpec(151_666, shift=True, text="full"),
 )
 """Qwen2.5 adapted: all rows see each other, and the row before a place predicts it."""
 FAST_DLLM = _fills(
-    replace(QWEN2, architecture="Fast_dLLM_QwenForCausalLM", gguf=None),
+    replace(QWEN2, architecture="Fast_dLLM_QwenForCausalLM", models="Fast-dLLM v2", gguf=None),
     CanvasSpec(151_665, block=32, shift=True, text="block"),
 )
 """Fast-dLLM v2: Qwen2.5 in blocks of 32, and the row before a place predicts it."""
-SDAR = _fills(replace(QWEN3, architecture="SDARForCausalLM", gguf=None), CanvasSpec(151_669, block=4, text="block"))
+SDAR = _fills(
+    replace(QWEN3, architecture="SDARForCausalLM", models="SDAR", gguf=None), CanvasSpec(151_669, block=4, text="block")
+)
 """Qwen3 in blocks, mostly of 4."""
-A2D_QWEN3 = _fills(replace(QWEN3, architecture="A2DQwen3LMHeadModel", gguf=None), CanvasSpec(151_669, text="full"))
+A2D_QWEN3 = _fills(
+    replace(QWEN3, architecture="A2DQwen3LMHeadModel", models="dLLM's Qwen3", gguf=None),
+    CanvasSpec(151_669, text="full"),
+)
 """dLLM's Qwen3: all rows see each other, or a block's where config.json has a ``block_size``."""
 
 
@@ -154,6 +161,7 @@ def _unscaled(raw: Json) -> Json:
 NEMOTRON = _fills(
     Family(
         architecture="NemotronLabsDiffusionModel",
+        models="Nemotron-Labs-Diffusion",
         max_context=4096,
         said=_unscaled,
         prefixes={"encoder.": "model."},
@@ -193,7 +201,14 @@ def _answers(raw: Json, config: DecoderConfig, form: LayerForm) -> DecoderConfig
     return replace(config, canvas=CanvasSpec(mask_id, ends=ends))
 
 
-ANSWERS = replace(QWEN3, architecture="ParlayCanvasLM", complete=_answers, gguf=None, canvas=CanvasSpec(0))
+ANSWERS = replace(
+    QWEN3,
+    architecture="ParlayCanvasLM",
+    models="translators of `parlay train`",
+    complete=_answers,
+    gguf=None,
+    canvas=CanvasSpec(0),
+)
 """Qwen3's layers with a causal text, and one canvas that is the answer: translators of `parlay train`."""
 DIFFUSION = (LLADA, DREAM, FAST_DLLM, SDAR, A2D_QWEN3, NEMOTRON, ANSWERS)
 

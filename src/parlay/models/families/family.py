@@ -1,28 +1,44 @@
-"""The record of a family of models, and how configs of several families say which layers have windows."""
+"""The record of a family of models, and what configs of several families say in the same words."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from parlay.models.config import DecoderConfig, Json, LayerForm, UnsupportedModel
 from parlay.types import CanvasSpec
 
+if TYPE_CHECKING:  # families are known before torch is loaded, which takes a second
+    from torch import Tensor
+
+    from parlay.models.weights.shapes import Weight
+
 Complete = Callable[[Json, DecoderConfig, LayerForm], DecoderConfig]
 """``(raw, config, usual)``: the config with what config.json says in the family's own words.
 
-``usual`` is the form of layers as far as words that all families share say it."""
+``usual`` is the form of layers as far as words that all families share say it. A GGUF file's keys come here, too, in
+the words of config.json."""
+Regroup = Callable[["Mapping[str, Tensor]"], "Mapping[str, Weight]"]
+"""A checkpoint's tensors, already renamed, as weights, where the family stores several together in a way of its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class GgufForm:
     """How GGUF files have the family: its name there, and whether rows of queries and keys lie in pairs.
 
-    Rows of a pair turn together. Where they don't lie in pairs they lie in halves, as on the Hub.
+    Rows of a pair turn together. Where they don't lie in pairs they lie in halves, as on the Hub. ``keys`` has the
+    architecture's own keys with their names in config.json, ``names`` the tensors of a layer that are not Llama's, with
+    the decoder's names. ``said`` completes config.json's words with what files of the family leave unsaid.
     """
 
     name: str
     interleaved: bool = False
+    keys: Mapping[str, str] = field(default_factory=dict)
+    names: Mapping[str, str] = field(default_factory=dict)
+    said: Callable[[Json, DecoderConfig], Json] = lambda raw, config: raw
+    truncate: bool = True
+    """Whether the ends of yarn's ramp are rounded, which no key says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +47,9 @@ class Family:
 
     ``names`` has those that differ from Llama's, which the decoder uses, as parts of names, after ``prefixes`` were
     replaced. ``norm_offset`` is added to the weights of norms in checkpoints. ``said`` puts config.json in Llama's
-    words.
+    words. ``keys`` are the family's own keys of config.json that bear on the arithmetic, ``left_out`` the beginnings
+    of tensors that text needs not. ``rotated`` is the share of a head that turns with positions. ``interleaved``: rows
+    of queries and keys that turn together are neighbours.
     """
 
     architecture: str
@@ -39,16 +57,29 @@ class Family:
     head_dim: int | None = None
     qkv_bias: bool = False
     qk_norm: bool = False
+    attention_bias: bool = False
     tie_embeddings: bool = False
+    rope_theta: float = 10_000.0
+    rotated: float = 1.0
     activation: str = "silu"
     complete: Complete = lambda raw, config, usual: with_layers(config, usual, [None] * config.num_layers)
     said: Callable[[Json], Json] = lambda raw: raw
+    keys: tuple[str, ...] = ()
     prefixes: Mapping[str, str] = field(default_factory=dict)
     names: Mapping[str, str] = field(default_factory=dict)
+    left_out: tuple[str, ...] = ()
+    regroup: Regroup | None = None
     norm_offset: float = 0.0
+    interleaved: bool = False
+    quantized: tuple[str, ...] = ()
+    """Methods of quantization_config that ``regroup`` reads."""
     gguf: GgufForm | None = None
     canvas: CanvasSpec | None = None
     """How its models usually fill canvases, if they are diffusion models."""
+    models: str = ""
+    """What people call its models, for the table of families."""
+    note: str = ""
+    """A limit that users should know."""
 
     def renamed(self, name: str) -> str:
         """The decoder's name of a weight that the family's checkpoints call ``name``."""
@@ -59,12 +90,17 @@ class Family:
 
 
 def with_layers(config: DecoderConfig, usual: LayerForm, windows: Sequence[int | None]) -> DecoderConfig:
-    """The config with layers of the ``usual`` form, each with its window. One that hides no key counts as none."""
-    sizes = [None if window is None or window >= config.max_context else int(window) for window in windows]
+    """The config with layers of the ``usual`` form, each with its window; see `with_forms`."""
+    return with_forms(config, [replace(usual, window=size) for size in windows])
+
+
+def with_forms(config: DecoderConfig, forms: Sequence[LayerForm]) -> DecoderConfig:
+    """The config with layers of these forms. A window that hides no key counts as none."""
+    sizes = [None if form.window is None or form.window >= config.max_context else int(form.window) for form in forms]
     if any(size is not None and size < 1 for size in sizes):
         raise ValueError(f"a sliding window of {min(size for size in sizes if size is not None)} tokens")
-    forms = tuple(replace(usual, window=size) for size in sizes)
-    return config if forms == config.forms else replace(config, layers=forms)
+    layers = tuple(replace(form, window=size) for form, size in zip(forms, sizes, strict=True))
+    return config if layers == config.forms else replace(config, layers=layers)
 
 
 def windows_by_type(raw: Json, config: DecoderConfig, window: int | None, usual: Sequence[bool]) -> list[int | None]:
@@ -81,3 +117,27 @@ def windows_by_type(raw: Json, config: DecoderConfig, window: int | None, usual:
             f"{config.architecture}: layers of {unknown!r:.40} are not supported by the native decoder"
         )
     return [window if kind == "sliding_attention" else None for kind in types]
+
+
+def all_but_every(period: int, layers: int) -> list[bool]:
+    """Which layers slide where the last of every ``period`` sees all keys; 1: none slides."""
+    return [bool((layer + 1) % period) for layer in range(layers)]
+
+
+def rope_by_type(raw: Json) -> Json:
+    """The config with the positions of full attention as its own, where ``rope_parameters`` has them by type of layer.
+
+    Those of sliding attention become ``rope_local_base_freq``; raises UnsupportedModel where they are scaled, too.
+    """
+    said = raw.get("rope_parameters")
+    if not isinstance(said, Mapping) or "full_attention" not in said:
+        return raw
+    local = said.get("sliding_attention") or {}
+    kind = local.get("rope_type", "default")
+    if kind != "default":
+        raise UnsupportedModel(f"positions of sliding layers scaled by {kind!r:.40} are not supported")
+    return {
+        **raw,
+        "rope_parameters": said["full_attention"],
+        "rope_local_base_freq": local.get("rope_theta", raw.get("rope_local_base_freq")),
+    }

@@ -1,37 +1,137 @@
-"""Gemma 2: norms before and after each half of a layer, capped scores and logits, a window in every second layer."""
+"""Gemma 1 to 3: scaled embeddings, norms that add one, and from the second on norms after each half of a layer.
+
+Gemma 2 caps scores and logits, and every second layer has a window. Gemma 3 norms queries and keys, five of six layers
+have a window, and these have positions of their own.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from parlay.models.config import DecoderConfig, Json, LayerForm
-from parlay.models.families.family import Family, windows_by_type, with_layers
+from parlay.models.config import DecoderConfig, Json, LayerForm, RopeConfig
+from parlay.models.families.family import (
+    Family,
+    GgufForm,
+    all_but_every,
+    rope_by_type,
+    windows_by_type,
+    with_forms,
+    with_layers,
+)
+
+_POST_NORMS = {
+    "post_attention_layernorm": "attention_out_layernorm",
+    "pre_feedforward_layernorm": "post_attention_layernorm",
+    "post_feedforward_layernorm": "mlp_out_layernorm",
+}
+_LARGEST = (46, 62)
+"""Layers of the 27 B models of Gemma 2 and 3, whose scores have a scale of their own that GGUF files don't say."""
+_OF_FILES = {
+    "attention.sliding_window": "sliding_window",
+    "attention.sliding_window_pattern": "sliding_window_pattern",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+    "rope.freq_base_swa": "rope_local_base_freq",
+}
+_IMAGES = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
+_USUAL_TEXT = {
+    "vocab_size": 262_208,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+}
+"""What a text_config of Gemma 3 may leave unsaid."""
 
 
-def _gemma2(raw: Json, config: DecoderConfig, usual: LayerForm) -> DecoderConfig:
-    form = replace(
+def _gemma(raw: Json, config: DecoderConfig, usual: LayerForm) -> DecoderConfig:
+    layered = with_layers(config, usual, [None] * config.num_layers)
+    return replace(layered, embedding_scale=config.hidden_size**0.5)
+
+
+def _sandwiched(raw: Json, usual: LayerForm, cap: float) -> LayerForm:
+    return replace(
         usual,
         post_norms=True,
         scale=float(raw.get("query_pre_attn_scalar", 256)) ** -0.5,
-        score_cap=float(raw.get("attn_logit_softcapping", 50.0) or 0),
+        score_cap=float(raw.get("attn_logit_softcapping", cap) or 0),
     )
+
+
+def _gemma2(raw: Json, config: DecoderConfig, usual: LayerForm) -> DecoderConfig:
     slide = [layer % 2 == 0 for layer in range(config.num_layers)]
-    layered = with_layers(config, form, windows_by_type(raw, config, raw.get("sliding_window", 4096), slide))
+    windows = windows_by_type(raw, config, raw.get("sliding_window", 4096), slide)
+    layered = with_layers(config, _sandwiched(raw, usual, 50.0), windows)
     logit_cap = float(raw.get("final_logit_softcapping", 30.0) or 0)
     return replace(layered, embedding_scale=config.hidden_size**0.5, logit_cap=logit_cap)
 
 
-GEMMA2 = Family(
-    architecture="Gemma2ForCausalLM",
+def _gemma3(raw: Json, config: DecoderConfig, usual: LayerForm) -> DecoderConfig:
+    slide = all_but_every(int(raw.get("sliding_window_pattern", 6)), config.num_layers)
+    windows = windows_by_type(raw, config, raw.get("sliding_window", 4096), slide)
+    form = _sandwiched(raw, usual, 0.0)
+    sliding = replace(form, rope=RopeConfig(theta=float(raw.get("rope_local_base_freq") or 10_000.0)))
+    layered = with_forms(config, [form if window is None else replace(sliding, window=window) for window in windows])
+    logit_cap = float(raw.get("final_logit_softcapping") or 0)
+    return replace(layered, embedding_scale=config.hidden_size**0.5, logit_cap=logit_cap)
+
+
+def _scale_of_files(raw: Json, config: DecoderConfig) -> Json:
+    """The scale of scores, which files leave to the number of layers; without a window no layer slides."""
+    largest = config.num_layers in _LARGEST
+    divided = config.hidden_size // config.num_heads if largest else config.head_dim
+    return {"sliding_window": None, **raw, "query_pre_attn_scalar": divided}
+
+
+def _text(raw: Json) -> Json:
+    """The part of config.json that describes the text model."""
+    return rope_by_type({**_USUAL_TEXT, **raw.get("text_config", {})})
+
+
+GEMMA = Family(
+    architecture="GemmaForCausalLM",
+    models="Gemma 1, CodeGemma",
     max_context=8192,
     head_dim=256,
     tie_embeddings=True,
     activation="gelu_pytorch_tanh",
-    complete=_gemma2,
-    names={
-        "post_attention_layernorm": "attention_out_layernorm",
-        "pre_feedforward_layernorm": "post_attention_layernorm",
-        "post_feedforward_layernorm": "mlp_out_layernorm",
-    },
+    complete=_gemma,
     norm_offset=1.0,
+    gguf=GgufForm("gemma"),
+)
+GEMMA2 = replace(
+    GEMMA,
+    architecture="Gemma2ForCausalLM",
+    models="Gemma 2",
+    complete=_gemma2,
+    keys=("query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping"),
+    names=_POST_NORMS,
+    gguf=GgufForm("gemma2", keys=_OF_FILES, said=_scale_of_files),
+)
+GEMMA3 = replace(
+    GEMMA2,
+    architecture="Gemma3ForCausalLM",
+    models="Gemma 3 270M and 1B",
+    max_context=131_072,
+    qk_norm=True,
+    rope_theta=1_000_000.0,
+    complete=_gemma3,
+    said=rope_by_type,
+    keys=(*GEMMA2.keys, "rope_local_base_freq", "sliding_window_pattern"),
+    gguf=GgufForm("gemma3", keys=_OF_FILES, said=_scale_of_files),
+)
+GEMMA3_IMAGES = replace(
+    GEMMA3,
+    architecture="Gemma3ForConditionalGeneration",
+    models="Gemma 3 4B to 27B",
+    said=_text,
+    prefixes={
+        "language_model.model.": "model.",
+        "model.language_model.": "model.",
+        "language_model.lm_head.": "lm_head.",
+    },
+    left_out=_IMAGES,
+    gguf=None,
+    note="text alone; GGUF files call themselves gemma3",
 )

@@ -1,8 +1,10 @@
-"""Llama, whose layers are the plain ones, and Mistral, all of whose layers may have a sliding window."""
+"""Llama, whose layers are the plain ones, Mistral, whose layers may have a window, and Mixtral, with experts."""
 
 from __future__ import annotations
 
-from parlay.models.config import DecoderConfig, Json, LayerForm
+from dataclasses import replace
+
+from parlay.models.config import DecoderConfig, Experts, Json, LayerForm
 from parlay.models.families.family import Family, GgufForm, with_layers
 
 
@@ -11,6 +13,49 @@ def _mistral(raw: Json, config: DecoderConfig, usual: LayerForm) -> DecoderConfi
     return with_layers(config, usual, [window] * config.num_layers)
 
 
-LLAMA = Family(architecture="LlamaForCausalLM", max_context=2048, gguf=GgufForm("llama", interleaved=True))
+def _mixtral(raw: Json, config: DecoderConfig, usual: LayerForm) -> DecoderConfig:
+    experts = Experts(
+        count=int(raw.get("num_local_experts", 8)),
+        chosen=int(raw.get("num_experts_per_tok", 2)),
+        size=config.intermediate_size,
+    )
+    return with_layers(config, replace(usual, experts=experts), [raw.get("sliding_window")] * config.num_layers)
+
+
+def _llama(raw: Json, config: DecoderConfig, usual: LayerForm) -> DecoderConfig:
+    """GGUF files of Mixtral call themselves llama, too; config.json of a Llama has no experts."""
+    if raw.get("num_local_experts"):
+        return _mixtral(raw, config, usual)
+    return with_layers(config, usual, [None] * config.num_layers)
+
+
+LLAMA = Family(
+    architecture="LlamaForCausalLM",
+    models="Llama 2 and 3, SmolLM2, TinyLlama",
+    max_context=2048,
+    complete=_llama,
+    gguf=GgufForm(
+        "llama",
+        interleaved=True,
+        keys={"expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok"},
+    ),
+)
 """In GGUF files Mistral's models of this form call themselves llama, too."""
-MISTRAL = Family(architecture="MistralForCausalLM", max_context=131_072, complete=_mistral)
+MISTRAL = Family(
+    architecture="MistralForCausalLM",
+    models="Mistral, Mistral Nemo and Small",
+    max_context=131_072,
+    complete=_mistral,
+    note="GGUF files call themselves llama",
+)
+MIXTRAL = Family(
+    architecture="MixtralForCausalLM",
+    models="Mixtral",
+    max_context=131_072,
+    rope_theta=1_000_000.0,
+    complete=_mixtral,
+    keys=("num_local_experts", "num_experts_per_tok"),
+    prefixes={"block_sparse_moe.": "mlp."},
+    names={".w1.": ".gate_proj.", ".w2.": ".down_proj.", ".w3.": ".up_proj."},
+    note="GGUF files call themselves llama",
+)

@@ -1,9 +1,17 @@
-"""Qwen2, with biases of queries, keys and values, and Qwen3, with norms of queries and keys."""
+"""Qwen2, with biases of queries, keys and values, Qwen3, with norms of queries and keys, and both with experts."""
 
 from __future__ import annotations
 
-from parlay.models.config import DecoderConfig, Json, LayerForm
-from parlay.models.families.family import Family, GgufForm, windows_by_type, with_layers
+from dataclasses import replace
+
+from parlay.models.config import DecoderConfig, Experts, Json, LayerForm
+from parlay.models.families.family import Family, GgufForm, windows_by_type, with_forms, with_layers
+
+_OF_FILES = {
+    "expert_count": "num_experts",
+    "expert_used_count": "num_experts_per_tok",
+    "expert_feed_forward_length": "moe_intermediate_size",
+}
 
 
 def _qwen(raw: Json, config: DecoderConfig, usual: LayerForm) -> DecoderConfig:
@@ -14,14 +22,95 @@ def _qwen(raw: Json, config: DecoderConfig, usual: LayerForm) -> DecoderConfig:
     return with_layers(config, usual, windows_by_type(raw, config, raw.get("sliding_window", 4096), slide))
 
 
+def _experts(raw: Json, *, count: int, chosen: int, size: int, shared: int) -> Experts:
+    return Experts(
+        count=int(raw.get("num_experts", raw.get("num_local_experts", count))),
+        chosen=int(raw.get("num_experts_per_tok", chosen)),
+        size=int(raw.get("moe_intermediate_size", size)),
+        normalized=bool(raw.get("norm_topk_prob", False)),
+        shared=shared,
+        shared_gate=shared > 0,
+    )
+
+
+def _sparse(raw: Json, config: DecoderConfig, usual: LayerForm, experts: Experts) -> list[LayerForm]:
+    """Layers with experts, but for those that config.json leaves dense."""
+    dense, step = raw.get("mlp_only_layers") or [], int(raw.get("decoder_sparse_step", 1))
+    return [
+        usual if layer in dense or (layer + 1) % step else replace(usual, experts=experts)
+        for layer in range(config.num_layers)
+    ]
+
+
+def _qwen2_moe(raw: Json, config: DecoderConfig, usual: LayerForm) -> DecoderConfig:
+    shared = int(raw.get("shared_expert_intermediate_size", 5632))
+    experts = _experts(raw, count=60, chosen=4, size=1408, shared=shared)
+    slides, least = raw.get("use_sliding_window", False), raw.get("max_window_layers", 28)
+    usual_windows = [slides and layer % 2 == 0 and layer < least for layer in range(config.num_layers)]
+    window = raw.get("sliding_window", 4096) if slides else None
+    windows = windows_by_type(raw, config, window, usual_windows)
+    forms = _sparse(raw, config, replace(usual, qkv_bias=bool(raw.get("qkv_bias", True))), experts)
+    return with_forms(config, [replace(form, window=size) for form, size in zip(forms, windows, strict=True)])
+
+
+def _qwen3_moe(raw: Json, config: DecoderConfig, usual: LayerForm) -> DecoderConfig:
+    experts = _experts(raw, count=128, chosen=8, size=768, shared=0)
+    window = raw.get("sliding_window", 4096) if raw.get("use_sliding_window", False) else None
+    return with_forms(config, _sparse(raw, config, replace(usual, window=window), experts))
+
+
+def _normalized(raw: Json, config: DecoderConfig) -> Json:
+    """Files of Qwen3-MoE leave unsaid that weights of chosen experts add up to one, as in every such model."""
+    return {**raw, "norm_topk_prob": True}
+
+
 QWEN2 = Family(
-    architecture="Qwen2ForCausalLM", max_context=32_768, qkv_bias=True, complete=_qwen, gguf=GgufForm("qwen2")
+    architecture="Qwen2ForCausalLM",
+    models="Qwen 1.5 to 2.5, and R1 distilled into them",
+    max_context=32_768,
+    qkv_bias=True,
+    complete=_qwen,
+    gguf=GgufForm("qwen2"),
 )
 QWEN3 = Family(
     architecture="Qwen3ForCausalLM",
+    models="Qwen3",
     max_context=32_768,
     head_dim=128,
     qk_norm=True,
     complete=_qwen,
     gguf=GgufForm("qwen3"),
+)
+QWEN2_MOE = replace(
+    QWEN2,
+    architecture="Qwen2MoeForCausalLM",
+    models="Qwen 1.5 and 2 with experts",
+    complete=_qwen2_moe,
+    keys=(
+        "qkv_bias",
+        "num_experts",
+        "num_experts_per_tok",
+        "moe_intermediate_size",
+        "norm_topk_prob",
+        "shared_expert_intermediate_size",
+        "mlp_only_layers",
+        "decoder_sparse_step",
+    ),
+    gguf=GgufForm(
+        "qwen2moe",
+        keys={**_OF_FILES, "expert_shared_feed_forward_length": "shared_expert_intermediate_size"},
+    ),
+)
+QWEN3_MOE = replace(
+    QWEN3,
+    architecture="Qwen3MoeForCausalLM",
+    models="Qwen3 and Qwen3-Coder with experts",
+    head_dim=None,
+    complete=_qwen3_moe,
+    keys=(
+        *(key for key in QWEN2_MOE.keys if key not in ("qkv_bias", "shared_expert_intermediate_size")),
+        "num_local_experts",
+        "use_qk_norm",
+    ),
+    gguf=GgufForm("qwen3moe", keys=_OF_FILES, said=_normalized),
 )

@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from parlay.models.config import Activation, DecoderConfig, Json, RopeConfig, UnsupportedModel, read_json
+from parlay.models.config import Activation, DecoderConfig, Experts, Json, RopeConfig, UnsupportedModel, read_json
 from parlay.models.families.diffusion import REFUSED, with_set_block
 from parlay.models.families.family import Family
-from parlay.models.families.table import FAMILIES
+from parlay.models.families.table import ELSEWHERE, FAMILIES
 from parlay.types import ParlayError
 
-_ACTIVATIONS: Mapping[str, Activation] = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
-_MOST_LAYERS = 10_000
+ACTIVATIONS: Mapping[str, Activation] = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+_ARITHMETIC = re.compile(
+    r"scal|multiplier|softcap|_cap$|clip|norm|rope|rotary|window|expert|moe_|router|residual|attention|attn|bias|alibi|"
+    r"parallel|gate|swiglu|sparse|altup|laurel"
+)
+_HARMLESS = re.compile(r"dropout|pdrop|initializer|aux_loss|output_|^_|implementation|jitter|_token|_bos|_eos")
+"""Parts of keys that may change what a model computes, and of those that never do while it writes text."""
+_OFF: tuple[object, ...] = (None, False, 0, 1, "", [], {})
+_READ = (
+    *("rms_norm_eps", "num_attention_heads", "num_key_value_heads", "attention_bias", "mlp_bias", "layer_types"),
+    *("rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor", "original_max_position_embeddings"),
+    *("sliding_window", "use_sliding_window", "max_window_layers", "use_bidirectional_attention"),
+)
+"""Keys that are read above or below for every family, or that a family without windows says nothing by."""
+_MOST_LAYERS, _MOST_EXPERTS = 10_000, 1 << 18
 _MOST: Mapping[str, int] = {
     "vocab_size": 1 << 24,
     "hidden_size": 1 << 20,
@@ -47,7 +61,8 @@ def config_of(directory: Path, raw: Json, architecture: str) -> DecoderConfig:
     if refused is not None:
         raise ParlayError(f"{architecture}: {refused}")
     if family is None:
-        raise UnsupportedModel(f"{architecture}: the native decoder runs {', '.join(FAMILIES)}")
+        why = ELSEWHERE.get(architecture, "no family of Parlay's decoder; parlay models --families lists them")
+        raise UnsupportedModel(f"{architecture}: {why}")
     try:
         config = _decoder(family.said(raw), family, _eos_ids(directory, raw))
     except KeyError as missing:
@@ -55,8 +70,7 @@ def config_of(directory: Path, raw: Json, architecture: str) -> DecoderConfig:
     except (TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise ParlayError(f"{directory}: config.json is no description of a {architecture}: {error}") from None
     _check_sizes(directory, config)
-    _check_rope(directory, config.rope)
-    _check_layers(directory, config)
+    check_forms(f"{directory}: config.json", config)
     return config
 
 
@@ -66,45 +80,73 @@ def _check_counts(directory: Path, raw: Json) -> None:
         for name, value in part.items():
             counts = isinstance(value, int | float) and ("layer" in name or "expert" in name)
             if counts and not value <= _MOST_LAYERS:
-                raise _wrong(directory, name, value, f"at most {_MOST_LAYERS}")
+                raise _wrong(f"{directory}: config.json", name, value, f"at most {_MOST_LAYERS}")
 
 
 def _check_sizes(directory: Path, config: DecoderConfig) -> None:
     said = asdict(config)
     for name, most in _MOST.items():
         if not 1 <= said[name] <= most:
-            raise _wrong(directory, name, said[name], f"at least 1 and at most {most}")
+            raise _wrong(f"{directory}: config.json", name, said[name], f"at least 1 and at most {most}")
     if config.head_dim % 2:
-        raise _wrong(directory, "head_dim", config.head_dim, "an even number")
+        raise _wrong(f"{directory}: config.json", "head_dim", config.head_dim, "an even number")
     if not 0 <= config.rms_norm_eps < math.inf:
-        raise _wrong(directory, "rms_norm_eps", config.rms_norm_eps, "a number of at least 0")
+        raise _wrong(f"{directory}: config.json", "rms_norm_eps", config.rms_norm_eps, "a number of at least 0")
 
 
-def _check_rope(directory: Path, rope: RopeConfig) -> None:
+def check_forms(source: str, config: DecoderConfig) -> None:
+    """Raises ParlayError for numbers of layers that make no sense; ``source`` is what says them."""
+    for rope in dict.fromkeys(form.rope for form in config.forms if form.rope is not None):
+        _check_rope(source, rope, config.head_dim)
+    _check_layers(source, config)
+
+
+def _check_rope(source: str, rope: RopeConfig, head_dim: int) -> None:
     numbers = ("factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "attention_factor")
     said = asdict(rope)
     for name in numbers:
         if not 0 < said[name] < math.inf:
-            raise _wrong(directory, f"rope {name}", said[name], "a number above 0")
+            raise _wrong(source, f"rope {name}", said[name], "a number above 0")
     if not 1 < rope.theta < math.inf:
-        raise _wrong(directory, "rope_theta", rope.theta, "a number above 1")
+        raise _wrong(source, "rope_theta", rope.theta, "a number above 1")
     if not 0 <= rope.original_max_context <= _MOST["max_context"]:
-        raise _wrong(directory, "original_max_position_embeddings", rope.original_max_context, "a number of tokens")
+        raise _wrong(source, "original_max_position_embeddings", rope.original_max_context, "a number of tokens")
+    if not 0 <= rope.rotated <= head_dim or rope.rotated % 2:
+        raise _wrong(source, "a number of rotated dimensions of", rope.rotated, f"an even number up to {head_dim}")
+    turning = (rope.rotated or head_dim) // 2
+    if rope.kind == "divided" and (len(rope.divisors) != turning or not all(0 < d < math.inf for d in rope.divisors)):
+        raise _wrong(source, "factors of positions", len(rope.divisors), f"{turning} numbers above 0")
     if not rope.low_freq_factor < rope.high_freq_factor:
-        raise _wrong(directory, "rope low_freq_factor", rope.low_freq_factor, "less than high_freq_factor")
+        raise _wrong(source, "rope low_freq_factor", rope.low_freq_factor, "less than high_freq_factor")
 
 
-def _check_layers(directory: Path, config: DecoderConfig) -> None:
+def _check_layers(source: str, config: DecoderConfig) -> None:
     for form in set(config.layers):
         if form.scale is not None and not 0 < form.scale < math.inf:
-            raise _wrong(directory, "a scale of scores", form.scale, "a number above 0")
+            raise _wrong(source, "a scale of scores", form.scale, "a number above 0")
         for name, cap in (("a cap of scores", form.score_cap), ("a cap of logits", config.logit_cap)):
             if not 0 <= cap < math.inf:
-                raise _wrong(directory, name, cap, "a number of at least 0")
+                raise _wrong(source, name, cap, "a number of at least 0")
+        scales = {"residual": form.residual_scale, "embedding": config.embedding_scale, "logit": config.logit_scale}
+        for name, scale in scales.items():
+            if not 0 < scale < math.inf:
+                raise _wrong(source, f"a multiplier ({name})", scale, "a number above 0")
+        if form.experts is not None:
+            _check_experts(source, form.experts, config.num_layers)
 
 
-def _wrong(directory: Path, name: str, value: object, expected: str) -> ParlayError:
-    return ParlayError(f"{directory}: config.json says {name} {value!s:.40}: expected {expected}")
+def _check_experts(source: str, experts: Experts, layers: int) -> None:
+    if experts.count * layers > _MOST_EXPERTS:
+        raise _wrong(source, "experts", experts.count, f"at most {_MOST_EXPERTS} in all {layers} layers together")
+    if not 1 <= experts.chosen <= experts.count <= _MOST_LAYERS:
+        raise _wrong(source, "experts per token", experts.chosen, f"at least 1 and at most {experts.count} of them")
+    for name, size in (("experts", experts.size), ("a shared expert", experts.shared or 1)):
+        if not 1 <= size <= _MOST["intermediate_size"]:
+            raise _wrong(source, f"a size of {name}", size, f"at least 1 and at most {_MOST['intermediate_size']}")
+
+
+def _wrong(source: str, name: str, value: object, expected: str) -> ParlayError:
+    return ParlayError(f"{source} says {name} {value!s:.40}: expected {expected}")
 
 
 def architecture_of(raw: Json) -> str:
@@ -116,8 +158,10 @@ def architecture_of(raw: Json) -> str:
 def _decoder(raw: Json, family: Family, eos_ids: tuple[int, ...]) -> DecoderConfig:
     max_context = int(raw.get("max_position_embeddings") or family.max_context)
     activation = raw.get("hidden_activation") or raw.get("hidden_act", family.activation)
-    _refuse_unknown(raw, family.architecture, activation)
+    _refuse_unknown(raw, family, activation)
     heads, hidden = int(raw["num_attention_heads"]), int(raw["hidden_size"])
+    head_dim = int(raw.get("head_dim") or family.head_dim or hidden // heads)
+    biased = bool(raw.get("attention_bias", family.attention_bias))
     config = DecoderConfig(
         architecture=family.architecture,
         vocab_size=int(raw["vocab_size"]),
@@ -126,42 +170,67 @@ def _decoder(raw: Json, family: Family, eos_ids: tuple[int, ...]) -> DecoderConf
         num_layers=int(raw["num_hidden_layers"]),
         num_heads=heads,
         num_kv_heads=int(raw.get("num_key_value_heads") or heads),
-        head_dim=int(raw.get("head_dim") or family.head_dim or hidden // heads),
+        head_dim=head_dim,
         rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
         max_context=max_context,
-        rope=_rope(raw, family.architecture, max_context),
+        rope=_rope(raw, family, max_context, head_dim),
         tie_embeddings=bool(raw.get("tie_word_embeddings", family.tie_embeddings)),
-        qkv_bias=family.qkv_bias,
+        qkv_bias=family.qkv_bias or biased,
         qk_norm=family.qk_norm,
         eos_ids=eos_ids,
         dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "float32").removeprefix("torch."),
     )
-    complete = family.complete(raw, config, replace(config.llama, activation=_ACTIVATIONS[activation]))
+    if config.rope.kind == "divided":  # its factors are those of short texts, which this config can't leave
+        config = replace(config, max_context=min(max_context, config.rope.original_max_context))
+    usual = replace(config.llama, activation=ACTIVATIONS[activation], out_bias=biased)
+    complete = family.complete(raw, config, usual)
     return with_set_block(raw, complete)
 
 
-def _refuse_unknown(raw: Json, architecture: str, activation: object) -> None:
+def _refuse_unknown(raw: Json, family: Family, activation: object) -> None:
     """Raises UnsupportedModel for the first option that the native decoder does not compute."""
     heads, kv_heads = raw["num_attention_heads"], raw.get("num_key_value_heads")
+    unknown = next(_unknown_keys(raw, family), None)
     reasons = {
-        "quantized weights (quantization_config)": raw.get("quantization_config") is not None,
-        f"activation {activation!r}": activation not in _ACTIVATIONS,
-        "attention_bias": bool(raw.get("attention_bias")),
+        "quantized weights (quantization_config)": _is_quantized(raw.get("quantization_config"), family),
+        f"activation {activation!r}": activation not in ACTIVATIONS,
         "mlp_bias": bool(raw.get("mlp_bias")),
         "bidirectional attention (use_bidirectional_attention)": bool(raw.get("use_bidirectional_attention")),
         f"{heads} heads over {kv_heads} key-value heads": bool(kv_heads) and heads % kv_heads != 0,
+        f"{unknown} {raw.get(unknown or '')!r:.40}": unknown is not None,
     }
     for reason, present in reasons.items():
         if present:
-            raise UnsupportedModel(f"{architecture}: {reason} is not supported by the native decoder")
+            raise UnsupportedModel(f"{family.architecture}: {reason} is not supported by the native decoder")
 
 
-def _rope(raw: Json, architecture: str, max_context: int) -> RopeConfig:
+def _is_quantized(said: object, family: Family) -> bool:
+    method = said.get("quant_method") if isinstance(said, Mapping) else said
+    return method is not None and method not in family.quantized
+
+
+def _unknown_keys(raw: Json, family: Family) -> Iterator[str]:
+    """Keys that sound as if they changed the arithmetic, are switched on, and are not read for this family."""
+    if family.canvas is not None:  # these say much of their training, and their own reader refuses by name
+        return
+    known = {*_READ, *family.keys}
+    for key, value in raw.items():
+        switched_on = value is True or value not in _OFF
+        if switched_on and key not in known and _ARITHMETIC.search(key) and not _HARMLESS.search(key):
+            yield key
+
+
+def _rope(raw: Json, family: Family, max_context: int, head_dim: int) -> RopeConfig:
     """Reads ``rope_parameters`` (transformers 5) or ``rope_theta`` with ``rope_scaling`` (before)."""
     said: Json = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
-    theta = float(said.get("rope_theta") or raw.get("rope_theta") or 10_000.0)
-    if said.get("partial_rotary_factor", raw.get("partial_rotary_factor", 1.0)) not in (1.0, None):
-        raise UnsupportedModel(f"{architecture}: partial rotary positions are not supported by the native decoder")
+    share = said.get("partial_rotary_factor", raw.get("partial_rotary_factor", family.rotated))
+    rotated = int(head_dim * float(1.0 if share is None else share))
+    scaled = _scaled(raw, said, family, max_context)
+    return replace(scaled, rotated=0 if rotated == head_dim else rotated)
+
+
+def _scaled(raw: Json, said: Json, family: Family, max_context: int) -> RopeConfig:
+    theta = float(said.get("rope_theta") or raw.get("rope_theta") or family.rope_theta)
     kind = said.get("rope_type") or said.get("type") or "default"
     if kind == "default":
         return RopeConfig(theta=theta)
@@ -180,7 +249,29 @@ def _rope(raw: Json, architecture: str, max_context: int) -> RopeConfig:
         )
     if kind == "yarn":
         return _yarn(said, theta, original_context, max_context)
-    raise UnsupportedModel(f"{architecture}: rope type {kind!r} is not supported by the native decoder")
+    if kind in ("longrope", "su"):
+        return _longrope(said, theta, original_context, max_context)
+    raise UnsupportedModel(f"{family.architecture}: rope type {kind!r} is not supported by the native decoder")
+
+
+def _longrope(said: Json, theta: float, original_context: int, max_context: int) -> RopeConfig:
+    """Positions of texts that fit the original context: longer ones have other factors for all their tokens."""
+    factor = float(said.get("factor") or max_context / original_context)
+    attention_factor = said.get("attention_factor")
+    if attention_factor is None:
+        attention_factor = longrope_attention_factor(factor, original_context)
+    return RopeConfig(
+        theta=theta,
+        kind="divided",
+        original_max_context=original_context,
+        attention_factor=float(attention_factor),
+        divisors=tuple(map(float, said["short_factor"])),
+    )
+
+
+def longrope_attention_factor(factor: float, original_context: int) -> float:
+    """The paper's sqrt(1 + ln(s) / ln(L)) for texts up to s times as long as the original L (Ding et al. 2024)."""
+    return math.sqrt(1 + math.log(factor) / math.log(original_context)) if factor > 1 else 1.0
 
 
 def _yarn(said: Json, theta: float, original_context: int, max_context: int) -> RopeConfig:

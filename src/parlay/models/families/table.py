@@ -6,13 +6,48 @@ from collections.abc import Mapping
 
 from parlay.models.families.diffusion import DIFFUSION
 from parlay.models.families.family import Family
-from parlay.models.families.gemma import GEMMA2
-from parlay.models.families.llama import LLAMA, MISTRAL
-from parlay.models.families.qwen import QWEN2, QWEN3
+from parlay.models.families.gemma import GEMMA, GEMMA2, GEMMA3, GEMMA3_IMAGES
+from parlay.models.families.gpt_oss import GPT_OSS
+from parlay.models.families.granite import GRANITE, GRANITE_MOE, GRANITE_MOE_SHARED
+from parlay.models.families.llama import LLAMA, MISTRAL, MIXTRAL
+from parlay.models.families.olmo import OLMO2, OLMO3
+from parlay.models.families.phi import PHI3
+from parlay.models.families.qwen import QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE
+from parlay.models.families.smollm import SMOLLM3
 
-FAMILIES: Mapping[str, Family] = {
-    family.architecture: family for family in (LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA2, *DIFFUSION)
-}
+CAUSAL = (
+    *(LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN3, QWEN2_MOE, QWEN3_MOE),
+    *(GEMMA, GEMMA2, GEMMA3, GEMMA3_IMAGES, PHI3, OLMO2, OLMO3, SMOLLM3),
+    *(GRANITE, GRANITE_MOE, GRANITE_MOE_SHARED, GPT_OSS),
+)
+"""Families that write token by token."""
+FAMILIES: Mapping[str, Family] = {family.architecture: family for family in (*CAUSAL, *DIFFUSION)}
 """By architecture, as config.json has it."""
+_MAMBA, _SOME_MAMBA = "its layers are recurrent (Mamba)", "some of its layers are recurrent (Mamba)"
+_DELTA = "some of its layers are recurrent (gated delta)"
+_OTHER_NORMS = "its norms subtract the mean"
+ELSEWHERE: Mapping[str, str] = {
+    **dict.fromkeys(("MambaForCausalLM", "Mamba2ForCausalLM", "FalconMambaForCausalLM"), _MAMBA),
+    **dict.fromkeys(
+        (
+            *("JambaForCausalLM", "BambaForCausalLM", "GraniteMoeHybridForCausalLM", "NemotronHForCausalLM"),
+            *("FalconH1ForCausalLM", "Zamba2ForCausalLM"),
+        ),
+        _SOME_MAMBA,
+    ),
+    **dict.fromkeys(("Qwen3NextForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"), _DELTA),
+    **dict.fromkeys(("Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration"), _DELTA),
+    "RecurrentGemmaForCausalLM": "some of its layers are recurrent",
+    "Lfm2ForCausalLM": "some of its layers are short convolutions",
+    **dict.fromkeys(
+        ("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration", "Gemma3nForCausalLM"),
+        "its layers share keys and have embeddings of their own",
+    ),
+    **dict.fromkeys(("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"), "its keys are compressed (latent attention)"),
+    "Llama4ForCausalLM": "its attention is in chunks",
+    **dict.fromkeys(("CohereForCausalLM", "Cohere2ForCausalLM", "StableLmForCausalLM"), _OTHER_NORMS),
+    **dict.fromkeys(("GPT2LMHeadModel", "GPTNeoXForCausalLM", "PhiForCausalLM", "OPTForCausalLM"), _OTHER_NORMS),
+}
+"""Families that transformers runs through the adapter, and why Parlay's decoder doesn't."""
 GGUF_FAMILIES: Mapping[str, Family] = {family.gguf.name: family for family in FAMILIES.values() if family.gguf}
 """By ``general.architecture``."""

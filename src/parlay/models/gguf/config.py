@@ -4,19 +4,32 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import NamedTuple
 
 from parlay.models.config import DecoderConfig, RopeConfig, UnsupportedModel
-from parlay.models.families.family import Family
-from parlay.models.families.reading import yarn_attention_factor
+from parlay.models.families.family import Family, GgufForm
+from parlay.models.families.reading import ACTIVATIONS, check_forms, yarn_attention_factor
 from parlay.models.families.table import GGUF_FAMILIES
 from parlay.models.gguf.reader import BadGguf, Strings, TensorInfo, Value
 from parlay.models.weights.shapes import some
-from parlay.types import CanvasSpec
+from parlay.types import CanvasSpec, ParlayError
 
 Tensors = Mapping[str, TensorInfo]
 
 _LARGEST = 1 << 31
-ROPE_FACTORS = "rope_freqs.weight"
+ROPE_FACTORS, SHORT_FACTORS = "rope_freqs.weight", "rope_factors_short.weight"
+
+
+class RopeFactors(NamedTuple):
+    """Numbers of the tensor ``name``, which divide frequencies; ``short``: of texts that fit the original context."""
+
+    name: str = ROPE_FACTORS
+    divisors: tuple[float, ...] = ()
+
+    @property
+    def short(self) -> bool:
+        return self.name == SHORT_FACTORS
 
 
 _READ = frozenset(
@@ -104,30 +117,33 @@ def family_of(keys: Mapping[str, Value]) -> Family:
     return GGUF_FAMILIES[name]
 
 
-def decoder_config(keys: Mapping[str, Value], tensors: Tensors, factors: tuple[float, ...]) -> DecoderConfig:
-    """The decoder that a file with these keys and tensors describes; ``factors`` are those of its `ROPE_FACTORS`.
+def decoder_config(keys: Mapping[str, Value], tensors: Tensors, factors: RopeFactors) -> DecoderConfig:
+    """The decoder that a file with these keys and tensors describes; ``factors`` are those of its positions.
 
     Raises BadGguf or UnsupportedModel, with the reason in one line.
     """
     family = family_of(keys)
     name = str(keys["general.architecture"])
     mine = _Keys(keys, name)
+    form = family.gguf
+    assert form is not None, "families of files have one"
     _refuse_unknown(name, mine.names(), family)
-    (heads, kv_heads), max_context = _head_counts(name, mine), _max_context(name, mine)
+    heads, kv_heads = _head_counts(name, mine)
     hidden = mine.size("embedding_length")
     head_dim = _head_dim(mine, hidden // heads)
-    return DecoderConfig(
+    max_context = _max_context(name, mine, form, factors)
+    config = DecoderConfig(
         architecture=family.architecture,
         vocab_size=(vocab_size := _vocabulary(keys, mine)),
         hidden_size=hidden,
-        intermediate_size=mine.size("feed_forward_length"),
+        intermediate_size=mine.size("feed_forward_length", _size_of_experts(mine)),
         num_layers=_layer_count(name, mine, tensors),
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,
         rms_norm_eps=mine.number("attention.layer_norm_rms_epsilon"),
         max_context=max_context,
-        rope=_rope(name, mine, max_context, head_dim, factors),
+        rope=_rope(name, mine, form, factors, max_context=max_context, head_dim=head_dim),
         tie_embeddings="output.weight" not in tensors,
         qkv_bias="blk.0.attn_q.bias" in tensors,
         qk_norm=family.qk_norm,
@@ -135,6 +151,34 @@ def decoder_config(keys: Mapping[str, Value], tensors: Tensors, factors: tuple[f
         dtype="bfloat16",
         canvas=_canvas(keys, family, vocab_size),
     )
+    return config if family.canvas else _completed(name, mine, tensors, family, config)
+
+
+def _completed(name: str, mine: _Keys, tensors: Tensors, family: Family, config: DecoderConfig) -> DecoderConfig:
+    """The config with the layers that the family's own keys describe, read as its config.json would be."""
+    form = family.gguf
+    assert form is not None, "families of files have one"
+    said = mine.names()
+    own = {ours: said[key] for key, ours in form.keys.items() if key in said}
+    try:
+        usual = replace(
+            config.llama,
+            activation=ACTIVATIONS[family.activation],
+            out_bias="blk.0.attn_output.bias" in tensors,
+        )
+        complete = family.complete(form.said(own, config), config, usual)
+        check_forms(f"the keys of {name}", complete)
+    except UnsupportedModel:
+        raise
+    except (ParlayError, TypeError, ValueError, ArithmeticError) as error:
+        raise BadGguf(f"the keys of {name} describe no {family.architecture}: {error}") from None
+    return complete
+
+
+def _size_of_experts(mine: _Keys) -> int | None:
+    """The inner size of a model all of whose layers are experts; such files may leave that of others out."""
+    value = mine.names().get("expert_feed_forward_length")
+    return value if isinstance(value, int) else None
 
 
 def _canvas(keys: Mapping[str, Value], family: Family, vocab_size: int) -> CanvasSpec | None:
@@ -164,10 +208,13 @@ def _layer_count(architecture: str, mine: _Keys, tensors: Tensors) -> int:
     return layers
 
 
-def _max_context(architecture: str, mine: _Keys) -> int:
-    max_context = mine.size("context_length")
-    window = mine.names().get("attention.sliding_window", 0)
-    if window and mine.size("attention.sliding_window") < max_context:
+def _max_context(architecture: str, mine: _Keys, form: GgufForm, factors: RopeFactors) -> int:
+    """Read the longest text; of factors for short texts and for long ones the decoder knows the former alone."""
+    max_context, key = mine.size("context_length"), "attention.sliding_window"
+    window = mine.names().get(key, 0)
+    if factors.short:
+        return min(max_context, mine.size("rope.scaling.original_context_length", max_context))
+    if window and key not in form.keys and mine.size("attention.sliding_window") < max_context:
         raise UnsupportedModel(
             f"{architecture}: a sliding window of {window} tokens is not supported by the native decoder"
         )
@@ -176,8 +223,9 @@ def _max_context(architecture: str, mine: _Keys) -> int:
 
 def _refuse_unknown(architecture: str, names: Mapping[str, Value], family: Family) -> None:
     neutral = {**_NEUTRAL, "attention.causal": family.canvas is None}
+    read = _READ | (family.gguf.keys.keys() if family.gguf else set())
     for name, value in names.items():
-        if name in _READ or (name in neutral and value == neutral[name]):
+        if name in read or (name in neutral and value == neutral[name]):
             continue
         key = f"{architecture}.{name}"
         told = f"{value!r:.40}" if not isinstance(value, Strings) else "a list"
@@ -185,10 +233,10 @@ def _refuse_unknown(architecture: str, names: Mapping[str, Value], family: Famil
 
 
 def _head_dim(mine: _Keys, default: int) -> int:
-    turned = mine.size("rope.dimension_count", mine.size("attention.key_length", max(default, 1)))
-    head_dim = mine.size("attention.key_length", turned)
-    if mine.size("attention.value_length", head_dim) != head_dim or turned != head_dim:
-        raise UnsupportedModel(f"heads of {head_dim} numbers, of which positions rotate {turned}, are not supported")
+    head_dim = mine.size("attention.key_length", max(default, 1))
+    of_values = mine.size("attention.value_length", head_dim)
+    if of_values != head_dim:
+        raise UnsupportedModel(f"heads of {head_dim} numbers with values of {of_values} are not supported")
     if head_dim % 2:
         raise BadGguf(f"heads have {head_dim} numbers: expected an even number")
     return head_dim
@@ -199,20 +247,31 @@ def _vocabulary(keys: Mapping[str, Value], mine: _Keys) -> int:
     return len(tokens) if isinstance(tokens, Strings) and len(tokens) else mine.size("vocab_size")
 
 
-def _rope(name: str, mine: _Keys, max_context: int, head_dim: int, factors: tuple[float, ...]) -> RopeConfig:
+def _rope(
+    name: str, mine: _Keys, form: GgufForm, factors: RopeFactors, *, max_context: int, head_dim: int
+) -> RopeConfig:
+    rotated = mine.size("rope.dimension_count", head_dim)
+    if rotated % 2 or rotated > head_dim:
+        raise BadGguf(f"positions rotate {rotated} numbers: expected an even number up to {head_dim}")
     theta = mine.number("rope.freq_base", 10_000.0)
     said = mine.names()
     kind = said.get("rope.scaling.type", "linear" if "rope.scale_linear" in said else "none")
-    if factors:
-        if len(factors) != head_dim // 2 or not all(0 < factor < math.inf for factor in factors):
-            raise BadGguf(f"{ROPE_FACTORS} holds no {head_dim // 2} factors above 0")
-        if kind != "none":
-            raise UnsupportedModel(f"{name}: {ROPE_FACTORS} together with rope scaling {kind!r:.40} is not supported")
-        return RopeConfig(theta=theta, kind="divided", divisors=factors)
-    reader = _ROPES.get(str(kind))
-    if reader is None:
+    if factors.divisors:
+        if kind not in ("none", "longrope"):
+            raise UnsupportedModel(f"{name}: {factors.name} together with rope scaling {kind!r:.40} is not supported")
+        rope = _divided(mine, theta, rotated // 2, factors)
+    elif str(kind) in _ROPES:
+        rope = replace(_ROPES[str(kind)](mine, theta, max_context), truncate=form.truncate)
+    else:
         raise UnsupportedModel(f"{name}: rope scaling {kind!r:.40} is not supported by the native decoder")
-    return reader(mine, theta, max_context)
+    return replace(rope, rotated=0 if rotated == head_dim else rotated)
+
+
+def _divided(mine: _Keys, theta: float, count: int, factors: RopeFactors) -> RopeConfig:
+    if len(factors.divisors) != count or not all(0 < factor < math.inf for factor in factors.divisors):
+        raise BadGguf(f"{factors.name} holds no {count} factors above 0")
+    attention_factor = mine.number("rope.scaling.attn_factor", 1.0) if factors.short else 1.0
+    return RopeConfig(theta=theta, kind="divided", divisors=factors.divisors, attention_factor=attention_factor)
 
 
 def _plain(mine: _Keys, theta: float, max_context: int) -> RopeConfig:

@@ -23,8 +23,10 @@ def gguf_form(config: DecoderConfig) -> GgufForm:
         form = LLAMA.gguf  # without windows the two are one
     if form is None:
         raise UnsupportedModel(f"{config.architecture}: Parlay writes no GGUF files of this family")
-    if any(layer != config.llama for layer in config.forms):
-        raise UnsupportedModel(f"{config.architecture}: Parlay writes no GGUF files of models with sliding windows")
+    if form.names or config.rope.rotated or any(layer != config.llama for layer in config.forms):
+        raise UnsupportedModel(
+            f"{config.architecture}: Parlay writes no GGUF files of models with other layers than Llama's"
+        )
     if config.rope.kind == "yarn" and not config.rope.truncate:
         raise UnsupportedModel(f"{config.architecture}: no key of GGUF says truncate=false of yarn positions")
     return form

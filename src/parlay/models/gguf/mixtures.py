@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from parlay.models.weights.formats import Format
 
 _LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.weight")
+_KEPT = ("_norm.weight", "ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight")
+"""Norms and routers stay float32."""
 _WIDE = 80
 """Layers from which llama.cpp takes a model for one of 70 B weights, with eight queries to a value."""
 
@@ -74,7 +76,7 @@ class Mixed:
 
     def format_of(self, name: str, shape: tuple[int, ...]) -> Format:
         """The format of the tensor that GGUF calls ``name``. Vectors and norms stay float32."""
-        if len(shape) < 2 or not name.endswith(".weight") or name.endswith("_norm.weight"):
+        if len(shape) < 2 or not name.endswith(".weight") or name.endswith(_KEPT):
             return Format.F32
         usual = self.kind.usual
         if usual.block == 1:

@@ -139,7 +139,8 @@ def _places(header: Header, core: structs.Core) -> tuple[dict[int, int], int]:
     places, size = {}, 0
     for info in header.tensors:
         permuted = family.gguf.interleaved and info.name.endswith(_PERMUTED)
-        if len(info.shape) != 2 or info.format.block == 1 or info.format in INDEXED or permuted:
+        fused = any(f".{name}." in info.name for name in family.gguf.names)
+        if len(info.shape) != 2 or info.format.block == 1 or info.format in INDEXED or permuted or fused:
             continue
         outputs, inputs = info.shape
         places[info.offset] = size

@@ -23,13 +23,14 @@ from parlay.models.gguf.metadata import gguf_form, rope_factors, shape_keys
 from parlay.models.gguf.mixtures import FileType, Mixed
 from parlay.models.gguf.reader import BadGguf, Header
 from parlay.models.gguf.vocabulary import tokenizer_keys
-from parlay.models.gguf.weights import LM_HEAD, TURNED, gguf_name, mapped
+from parlay.models.gguf.weights import LM_HEAD, gguf_name, mapped
 from parlay.models.gguf.writing import TensorPlan, record, write
 from parlay.models.loading import load_tensors
 from parlay.models.loading import read_config as read_any_config
 from parlay.models.rope import interleave
 from parlay.models.weights.dequantize import dense
 from parlay.models.weights.formats import DamagedWeights
+from parlay.models.weights.regrouped import TURNED
 from parlay.models.weights.shapes import Weight
 from parlay.models.weights.stored import StoredTensor
 from parlay.system import threads

@@ -21,6 +21,10 @@ _TEKKEN = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
     rf"|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"
 )
+_O200K = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_CONTRACTIONS}?|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_CONTRACTIONS}?"
+    rf"|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"
+)
 _SEED_CODER = _QWEN2.replace(r"[^\s\p{L}\p{N}]+[\r\n]*", r"[^\s\p{L}\p{N}\r\n]+")
 
 
@@ -56,6 +60,7 @@ _NAMES: Mapping[Splitting, tuple[str, ...]] = {
     Splitting((_QWEN2,), composed=True): ("qwen2",),
     Splitting((_QWEN2,)): ("deepseek-r1-qwen", "megrez", "kormo", "hunyuan"),
     Splitting((_TEKKEN,), whole_words=True, bos=True): ("tekken",),
+    Splitting((_O200K,)): ("gpt-4o",),
     Splitting((_SEED_CODER,)): ("seed-coder",),
     Splitting((r"\p{N}", GPT2)): ("smollm", "starcoder", "refact", "codeshell", "minerva-7b", "mellum2"),
     Splitting((GPT2,)): ("gpt-2", "gpt2", "mellum", "trillion", "a.x-4.0", "phi-2", "exaone4"),

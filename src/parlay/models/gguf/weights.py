@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from parlay.models.config import DecoderConfig
-from parlay.models.families.family import Family
-from parlay.models.gguf.config import ROPE_FACTORS
+from parlay.models.families.family import Family, GgufForm
+from parlay.models.gguf.config import ROPE_FACTORS, SHORT_FACTORS, RopeFactors
 from parlay.models.gguf.packing_ahead import take
 from parlay.models.gguf.reader import BadGguf, Header, TensorInfo
 from parlay.models.weights.dequantize import dense
+from parlay.models.weights.regrouped import in_halves, unfused
 from parlay.models.weights.shapes import Weight, check_weights, weight_shapes
 from parlay.models.weights.stored import StoredTensor
 
@@ -33,15 +34,24 @@ _OF_A_LAYER = {
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
+    "post_attention_norm": "attention_out_layernorm",
+    "post_ffw_norm": "mlp_out_layernorm",
+    "attn_sinks": "self_attn.sinks",
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.experts.gate_proj",
+    "ffn_up_exps": "mlp.experts.up_proj",
+    "ffn_down_exps": "mlp.experts.down_proj",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
 }
 _NAMES = {theirs: ours for ours, theirs in (_WHOLE | _OF_A_LAYER).items()}
 _LAYER = re.compile(r"blk\.(\d+)\.(\w+)")
-_RECOMPUTED = re.compile(rf"{re.escape(ROPE_FACTORS)}|blk\.\d+\.attn_rot_embd\.weight")
+_RECOMPUTED = re.compile(r"rope_(freqs|factors_short|factors_long)\.weight|blk\.\d+\.attn_rot_embd\.weight")
 """Tensors that say how positions turn: the config tells it, or did."""
 _TIED = ("token_embd.weight", LM_HEAD)
 _COMPARED, _SAME = 64, 0.9
-TURNED = re.compile(r"self_attn\.[qk]_proj\.")
-"""The decoder's names of weights whose rows turn with positions."""
 
 
 def load(parts: Sequence[Header], family: Family, config: DecoderConfig) -> dict[str, Weight]:
@@ -50,27 +60,35 @@ def load(parts: Sequence[Header], family: Family, config: DecoderConfig) -> dict
     Matrices are mapped, not read; rows of queries and keys that must change places do when they are read.
     Raises BadGguf, BadCheckpoint or UnsupportedModel, with the reason in one line.
     """
-    interleaved = family.gguf is not None and family.gguf.interleaved
+    form = family.gguf
+    assert form is not None, "families of files have one"
     ahead, weights = take(parts[0].path), dict[str, Weight]()
     for part in parts:
         for info, stored in mapped(part):
             if _RECOMPUTED.fullmatch(info.name):
                 continue
-            name = _name(info.name)
-            weight = _vector(stored) if len(info.shape) == 1 else replace(stored, ahead=ahead)
-            weights[name] = _halves(weight, config.head_dim) if interleaved and TURNED.search(name) else weight
+            name = _name(info.name, form)
+            if len(info.shape) > 1 and not name.endswith(".bias"):
+                weights[name] = replace(stored, ahead=ahead)
+                continue
+            vector = _vector(stored)
+            weights[name] = vector[None] if name.endswith("shared_expert_gate.weight") else vector
+    weights = unfused(weights, config)
+    if form.interleaved:
+        weights = in_halves(weights, config)
     expected = weight_shapes(config)
     check_weights(parts[0].path, expected, weights)
     return {name: weights[name] for name in expected}
 
 
-def rope_factors(parts: Sequence[Header]) -> tuple[float, ...]:
+def rope_factors(parts: Sequence[Header]) -> RopeFactors:
     """The numbers of the tensor that divides frequencies; empty where there is none."""
     for part in parts:
         for info in part.tensors:
-            if info.name == ROPE_FACTORS:
-                return tuple(_vector(next(mapped(replace(part, tensors=(info,))))[1]).flatten().tolist())
-    return ()
+            if info.name in (ROPE_FACTORS, SHORT_FACTORS):
+                numbers = _vector(next(mapped(replace(part, tensors=(info,))))[1]).flatten()
+                return RopeFactors(info.name, tuple(numbers.tolist()))
+    return RopeFactors()
 
 
 def embedding_twice(parts: Sequence[Header]) -> bool:
@@ -119,24 +137,11 @@ def gguf_name(name: str) -> str:
     return f"blk.{layer}.{_NAMES[rest]}.{kind}"
 
 
-def _name(name: str) -> str:
+def _name(name: str, form: GgufForm) -> str:
     """Under Hugging Face's name; one that a decoder has no weight for stays as it is, to be named in an error."""
     base, _, kind = name.rpartition(".")
     if base in _WHOLE:
         return f"{_WHOLE[base]}.{kind}"
     match = _LAYER.fullmatch(base)
-    if match and match[2] in _OF_A_LAYER:
-        return f"model.layers.{int(match[1])}.{_OF_A_LAYER[match[2]]}.{kind}"
-    return name
-
-
-def _halves(weight: Tensor | StoredTensor, head_dim: int) -> Tensor | StoredTensor:
-    """Each head's rows from pairs that turn together (0, D/2, 1, D/2 + 1, ...) back to halves.
-
-    ``weight`` ``[heads * D, ...]``; whole rows move. One of a wrong shape stays, for the check of shapes to name it.
-    """
-    count = weight.shape[0]
-    if count % head_dim:
-        return weight
-    order = torch.arange(count).reshape(-1, head_dim // 2, 2).transpose(1, 2).reshape(count)
-    return replace(weight, order=order) if isinstance(weight, StoredTensor) else weight[order]
+    ours = {**_OF_A_LAYER, **form.names}.get(match[2]) if match else None
+    return name if match is None or ours is None else f"model.layers.{int(match[1])}.{ours}.{kind}"

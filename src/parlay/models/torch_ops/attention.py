@@ -20,7 +20,7 @@ from torch import Tensor
 from parlay.cache import Rows
 from parlay.models.config import LayerForm
 from parlay.models.rope import Rotations
-from parlay.models.torch_ops.attention_form import SERIAL, Form, Heads, LayerRopes, SeenPrefix, capped
+from parlay.models.torch_ops.attention_form import SERIAL, Form, Heads, LayerRopes, SeenPrefix, capped, softmax_with
 from parlay.models.torch_ops.runs import Run, runs
 from parlay.models.torch_ops.step_rows import StepRows
 from parlay.types import trees
@@ -43,9 +43,18 @@ class ExactAttention:
     """
 
     def __init__(
-        self, heads: Heads, forms: Sequence[LayerForm], ropes: LayerRopes, padding: Form, dtype: torch.dtype
+        self,
+        heads: Heads,
+        forms: Sequence[LayerForm],
+        ropes: LayerRopes,
+        padding: Form,
+        *,
+        dtype: torch.dtype,
+        sinks: Sequence[Tensor | None],
     ) -> None:
+        """Each layer has its ``sinks`` ``[heads]`` or none."""
         self._heads, self._forms, self._ropes, self._form, self._dtype = heads, forms, ropes, padding, dtype
+        self._sinks = [None if layer is None else layer.view(-1, heads.group) for layer in sinks]
         rows = _round_up(_TILE_ROWS * heads.group, padding.rows)
         ahead = torch.arange(padding.keys + rows // heads.group)
         hidden = ahead >= torch.arange(rows)[:, None] // heads.group
@@ -83,6 +92,7 @@ class ExactAttention:
             gather=None if adjacent else _Gather(queries_KQD[:, : len(out_TKW) * group], torch.tensor(run.rows), group),
             hidden=[hidden[form.window] for form in self._forms],
             caps=[form.score_cap for form in self._forms],
+            sinks=[None if sinks is None else sinks[:, torch.arange(padded) % group, None] for sinks in self._sinks],
             keys=keys.buffer[0, :, :seen].transpose(1, 2),
             values=keys.buffer[1, :, :seen],
             out=out_TKW[first : first + length] if adjacent else out_TKW,
@@ -198,7 +208,8 @@ class _Gather:
 class _Tile:
     """One product: ``queries`` ``[K, Q, D]`` of some rows against the keys of slots 0 to S.
 
-    ``keys`` are ``[K, D, S]`` and ``values`` ``[K, S, D]``. Each layer has what is hidden, and the cap of its scores.
+    ``keys`` are ``[K, D, S]`` and ``values`` ``[K, S, D]``. Each layer has what is hidden, the cap of its scores, and
+    its sinks ``[K, Q, 1]`` or none.
     ``size`` and ``stride`` read the product ``[K, Q, D]`` as ``[T, K, G * D]``, which is the shape of ``out``.
     """
 
@@ -206,6 +217,7 @@ class _Tile:
     gather: _Gather | None
     hidden: list[_Hidden]
     caps: list[float]
+    sinks: list[Tensor | None]
     keys: Tensor
     values: Tensor
     out: Tensor
@@ -231,11 +243,11 @@ class _Tile:
     def _mixed(self, layer: int, queries_KQD: Tensor, scores_KQS: Tensor) -> Tensor:
         """``[K, Q, D]``, contiguous."""
         if self.prefix is None:
-            return torch.bmm(torch.softmax(scores_KQS, -1), self.values)
+            return torch.bmm(softmax_with(self.sinks[layer], scores_KQS), self.values)
         more = torch.bmm(queries_KQD, self.prefix.keys[layer].transpose(1, 2))
         if self.caps[layer]:
             more = capped(more, self.caps[layer])
-        weights = torch.softmax(torch.cat((scores_KQS, more), -1), -1)
+        weights = softmax_with(self.sinks[layer], torch.cat((scores_KQS, more), -1))
         path, before = torch.split(weights, [scores_KQS.shape[2], more.shape[2]], -1)
         return torch.bmm(path, self.values) + torch.bmm(before, self.prefix.values[layer])
 

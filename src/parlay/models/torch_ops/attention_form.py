@@ -60,6 +60,13 @@ def capped(scores: Tensor, cap: float) -> Tensor:
     return scores
 
 
+def softmax_with(sinks: Tensor | None, scores: Tensor) -> Tensor:
+    """Weights of ``scores`` ``[..., S]``; ``sinks`` ``[..., 1]`` beside them take weight and give nothing."""
+    if sinks is None:
+        return torch.softmax(scores, -1)
+    return torch.softmax(torch.cat((scores, sinks), -1), -1)[..., :-1].contiguous()
+
+
 class SeenPrefix(NamedTuple):
     """Keys and values ``[L, K, P, D]`` that the last ``rows`` rows of a segment see besides their path, in each layer.
 

@@ -12,7 +12,7 @@ from parlay.cache import Rows
 from parlay.models.config import LayerForm
 from parlay.models.rope import Rotations
 from parlay.models.torch_ops.attention import Attend
-from parlay.models.torch_ops.attention_form import Heads, LayerRopes, SeenPrefix, capped
+from parlay.models.torch_ops.attention_form import Heads, LayerRopes, SeenPrefix, capped, softmax_with
 from parlay.models.torch_ops.step_rows import StepRows
 from parlay.types import trees
 
@@ -20,8 +20,11 @@ from parlay.types import trees
 class MaskedAttention:
     """torch's scaled dot product attention; a tree is a mask. The last bits of a row may depend on the other rows."""
 
-    def __init__(self, heads: Heads, forms: Sequence[LayerForm], ropes: LayerRopes) -> None:
-        self._heads, self._forms, self._ropes = heads, forms, ropes
+    def __init__(
+        self, heads: Heads, forms: Sequence[LayerForm], ropes: LayerRopes, sinks: Sequence[Tensor | None]
+    ) -> None:
+        """Each layer has its ``sinks`` ``[heads]`` or none."""
+        self._heads, self._forms, self._ropes, self._sinks = heads, forms, ropes, sinks
 
     def plan(self, rows: StepRows, place: Rows, begin: int, out: Tensor, prefix: SeenPrefix | None = None) -> Attend:
         """How one segment attends, the same in every layer: rows from ``begin`` on, into ``out`` ``[T, K * G * D]``."""
@@ -40,6 +43,7 @@ class MaskedAttention:
             rotations=self._ropes.at(rows.positions, rows.last),
             masks=[masks[form.window] for form in self._forms],
             caps=[form.score_cap for form in self._forms],
+            sinks=self._sinks,
             begin=begin,
             out=out,
             prefix=prefix,
@@ -60,13 +64,14 @@ class _MaskedPlan:
         rotations: Sequence[Rotations],
         masks: Sequence[Tensor | None],
         caps: Sequence[float],
+        sinks: Sequence[Tensor | None],
         begin: int,
         out: Tensor,
         prefix: SeenPrefix | None,
     ) -> None:
         """Each layer has its mask ``[T, S]``, with a prefix of P rows ``[T, P + S]``; ``out`` is ``[T, K * G * D]``."""
         self._heads, self._step, self._prefix = heads, rows, prefix
-        self._rotations, self._masks, self._caps = rotations, masks, caps
+        self._rotations, self._masks, self._caps, self._sinks = rotations, masks, caps, sinks
         self._rows = slice(begin, begin + len(out))
         self._out = out.view(len(out), heads.num_heads, heads.head_dim)
 
@@ -83,20 +88,32 @@ class _MaskedPlan:
             keys = torch.cat((self._prefix.keys[layer], keys), 1)
             values = torch.cat((self._prefix.values[layer], values), 1)
         queries = turned.flatten(-2).to(keys.dtype).transpose(0, 1)
-        result = _attend(queries, keys, values, self._masks[layer], self._caps[layer])
+        mask, cap, sinks = self._masks[layer], self._caps[layer], self._sinks[layer]
+        result = _attend(queries, keys, values, mask=mask, cap=cap, sinks_A=sinks)
         self._out.copy_(result.transpose(0, 1))
 
 
-def _attend(queries_ATD: Tensor, keys_KSD: Tensor, values_KSD: Tensor, mask: Tensor | None, cap: float) -> Tensor:
+def _attend(
+    queries_ATD: Tensor,
+    keys_KSD: Tensor,
+    values_KSD: Tensor,
+    *,
+    mask: Tensor | None,
+    cap: float,
+    sinks_A: Tensor | None,
+) -> Tensor:
     """``[A, T, D]``; ``mask`` is ``[T, S]``, and queries carry the scale."""
-    if not cap:
+    if not cap and sinks_A is None:
         whole = queries_ATD[None], keys_KSD[None], values_KSD[None]
         return F.scaled_dot_product_attention(*whole, attn_mask=mask, scale=1.0, enable_gqa=True)[0]
     group = len(queries_ATD) // len(keys_KSD)
-    scores = capped(queries_ATD @ keys_KSD.repeat_interleave(group, 0).mT, cap)
+    scores = queries_ATD @ keys_KSD.repeat_interleave(group, 0).mT
+    if cap:
+        scores = capped(scores, cap)
     if mask is not None:
         scores = scores.masked_fill(~mask, -torch.inf)
-    return scores.softmax(-1) @ values_KSD.repeat_interleave(group, 0)
+    sinks = None if sinks_A is None else sinks_A.to(scores.dtype)[:, None, None].expand(*scores.shape[:2], 1)
+    return softmax_with(sinks, scores) @ values_KSD.repeat_interleave(group, 0)
 
 
 def _mask(place: Rows, prefix: SeenPrefix | None, window: int | None) -> Tensor:

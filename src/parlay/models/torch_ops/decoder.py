@@ -7,19 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from parlay.models.config import Activation, DecoderConfig
+from parlay.models.config import Activation, DecoderConfig, LayerForm
 from parlay.models.forward import SegmentFeatures, Taps
 from parlay.models.rope import interleave
 from parlay.models.torch_ops.attention import Attend
-from parlay.models.torch_ops.attention_form import SERIAL, Heads, capped
+from parlay.models.torch_ops.attention_form import Heads, capped
 from parlay.models.torch_ops.linear import Linear, pack
-from parlay.models.weights.fused import FusedWeights, LayerWeights, Operand, as_tensor
+from parlay.models.torch_ops.mlp import GatedMlp, MixtureMlp
+from parlay.models.weights.fused import ExpertWeights, FusedWeights, GatedWeights, LayerWeights, Operand, as_tensor
 from parlay.types import Skip
 
 
@@ -45,21 +45,31 @@ class PrescaledRmsNorm:
 
 @dataclass(frozen=True, slots=True)
 class DecoderLayer:
-    """One layer; query, key and value weights form one product, gate and up another."""
+    """One layer; query, key and value weights form one product.
+
+    ``qk_norm`` norms each head of queries and keys; with two norms, all heads of each together. ``sinks`` are
+    ``[heads]``.
+    """
 
     attention_norm: PrescaledRmsNorm | None
     qkv: Linear
-    qk_norm: PrescaledRmsNorm | None
+    qk_norm: tuple[PrescaledRmsNorm, ...]
     attention_out: Linear
-    mlp_norm: PrescaledRmsNorm
-    gate_up: Linear
-    down: Linear
+    mlp_norm: PrescaledRmsNorm | None
+    mlp: GatedMlp | MixtureMlp
     out_norms: tuple[PrescaledRmsNorm, PrescaledRmsNorm] | None
-    activation: Activation
+    residual_scale: float = 1.0
+    sinks: Tensor | None = None
 
     def add(self, hidden_NH: Tensor, given_NH: Tensor, half: int) -> None:
-        """Add what attention (0) or feed-forward (1) gives, normed where the layer does so."""
+        """Add what attention (0) or feed-forward (1) gives, normed and scaled where the layer does so."""
+        if self.residual_scale != 1:
+            given_NH = given_NH.mul(self.residual_scale)
         hidden_NH.add_(given_NH if self.out_norms is None else self.out_norms[half](given_NH))
+
+    def feed_forward(self, hidden_NH: Tensor) -> Tensor:
+        """Run the layer's second half, up to what it gives: ``[N, H]``."""
+        return self.mlp(hidden_NH if self.mlp_norm is None else self.mlp_norm(hidden_NH))
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +131,7 @@ class EagerDecoder:
                     attend(index, qkv)
                 layer.add(hidden_NH, layer.attention_out(mixed), 0)
             if ("mlp", index) not in skip:
-                gated = gated_product(layer.gate_up(layer.mlp_norm(hidden_NH)), layer.activation)
-                layer.add(hidden_NH, layer.down(gated), 1)
+                layer.add(hidden_NH, layer.feed_forward(hidden_NH), 1)
         return hidden_NH
 
     def last(self, hidden_NH: Tensor) -> Tensor:
@@ -138,9 +147,13 @@ class EagerDecoder:
         flat = layer.qkv(normed)
         if flat.dtype != self.compute:
             flat = flat.to(self.compute)
-        if layer.qk_norm is not None:
+        if len(layer.qk_norm) == 1:
             rows = flat.view(-1, heads.qkv_heads, heads.head_dim)
-            layer.qk_norm.inplace(rows.narrow(1, 0, heads.num_heads + heads.num_kv_heads))
+            layer.qk_norm[0].inplace(rows.narrow(1, 0, heads.num_heads + heads.num_kv_heads))
+        elif layer.qk_norm:
+            query, key = heads.num_heads * heads.head_dim, heads.num_kv_heads * heads.head_dim
+            layer.qk_norm[0].inplace(flat.narrow(1, 0, query))
+            layer.qk_norm[1].inplace(flat.narrow(1, query, key))
         return torch.view_as_complex(flat.view(-1, heads.qkv_heads, heads.head_dim // 2, 2))
 
 
@@ -154,21 +167,6 @@ def _join(hidden_NH: Tensor, joining: Sequence[SegmentFeatures]) -> None:
             hidden_NH[first + row] = (given_H + state_H + (down_RH @ state_H) @ up_RH).to(hidden_NH.dtype)
 
 
-def gated_product(gate_up: Tensor, activation: Activation) -> Tensor:
-    """activation(gate) * up for ``gate_up`` ``[N, 2 I]``, whose rows hold gate and up side by side.
-
-    In float32 torch's activations differ in the last bit between vector and remainder lanes, so that no block of rows
-    may be large enough to be split between threads within a row.
-    """
-    width = gate_up.shape[1] // 2
-    gate, up = gate_up.narrow(1, 0, width), gate_up.narrow(1, width, width)
-    activate = F.silu if activation == "silu" else partial(F.gelu, approximate="tanh")
-    if gate.numel() < SERIAL:
-        return activate(gate).mul_(up)
-    blocks = torch.split(gate, max(1, SERIAL // width))
-    return torch.cat([activate(block) for block in blocks]).mul_(up)
-
-
 def build(
     config: DecoderConfig, weights: Mapping[str, Operand], dtype: torch.dtype, device: torch.device
 ) -> EagerDecoder:
@@ -180,7 +178,7 @@ def build(
         heads=Heads(config.num_heads, config.num_kv_heads, config.head_dim),
         compute=compute,
         embedding=packer.tensor(fused.embedding).clone(),  # no mapped file, which somebody may cut short
-        layers=tuple(packer.layer(fused.layer(index), form.activation) for index, form in enumerate(config.forms)),
+        layers=tuple(packer.layer(fused.layer(index), form) for index, form in enumerate(config.forms)),
         norm=packer.any_norm(fused.final_norm),
         head=pack(packer.tensor(fused.head), None),
         beside_norm=packer.any_norm(fused.beside_norm),
@@ -199,20 +197,43 @@ class _Packer:
     compute: torch.dtype
     device: torch.device
 
-    def layer(self, weights: LayerWeights, activation: Activation) -> DecoderLayer:
-        out_norms = weights.out_norms
+    def layer(self, weights: LayerWeights, form: LayerForm) -> DecoderLayer:
+        out_norms, mlp = weights.out_norms, weights.mlp
         bias = None if weights.qkv_bias is None else self._paired(weights.qkv_bias).to(self.device, self.dtype)
         return DecoderLayer(
             attention_norm=self.any_norm(weights.attention_norm),
             qkv=pack(self._paired([self.tensor(part) for part in weights.qkv]), bias),
-            qk_norm=self._qk_norm(weights),
-            attention_out=pack(self.tensor(weights.attention_out), None),
-            mlp_norm=self._norm(weights.mlp_norm),
-            gate_up=pack(torch.cat((self.tensor(weights.gate), self.tensor(weights.up))), None),
-            down=pack(self.tensor(weights.down), None),
+            qk_norm=self._qk_norms(weights, form),
+            attention_out=pack(self.tensor(weights.attention_out), self._bias(weights.attention_out_bias)),
+            mlp_norm=self.any_norm(weights.mlp_norm),
+            mlp=self._gated(mlp, form.activation) if isinstance(mlp, GatedWeights) else self._mixture(mlp, form),
             out_norms=None if out_norms is None else (self._norm(out_norms[0]), self._norm(out_norms[1])),
+            residual_scale=form.residual_scale,
+            sinks=None if weights.sinks is None else weights.sinks.to(self.device),
+        )
+
+    def _gated(self, weights: GatedWeights, activation: Activation) -> GatedMlp:
+        gate, up, down = (self._bias(bias) for bias in weights.biases)
+        gate_up = None if gate is None or up is None else torch.cat((gate, up))
+        return GatedMlp(
+            gate_up=pack(torch.cat((self.tensor(weights.gate), self.tensor(weights.up))), gate_up),
+            down=pack(self.tensor(weights.down), down),
             activation=activation,
         )
+
+    def _mixture(self, weights: ExpertWeights, form: LayerForm) -> MixtureMlp:
+        assert form.experts is not None, "its weights are experts"
+        router = as_tensor(weights.router, self.compute).to(self.device)
+        bias = None if weights.router_bias is None else weights.router_bias.to(self.device, self.compute)
+        return MixtureMlp(
+            form=form.experts,
+            router=pack(router, bias),
+            experts=tuple(self._gated(expert, form.activation) for expert in weights.experts),
+            shared=None if weights.shared is None else self._gated(weights.shared, form.activation),
+        )
+
+    def _bias(self, bias_O: Tensor | None) -> Tensor | None:
+        return None if bias_O is None else bias_O.to(self.device, self.dtype)
 
     def tensor(self, weight: Operand) -> Tensor:
         return as_tensor(weight, self.dtype).to(self.device)
@@ -231,9 +252,12 @@ class _Packer:
         turned = [interleave(part, self.config.head_dim) for part in parts[:2]]
         return torch.cat([*turned, parts[2]])
 
-    def _qk_norm(self, weights: LayerWeights) -> PrescaledRmsNorm | None:
+    def _qk_norms(self, weights: LayerWeights, form: LayerForm) -> tuple[PrescaledRmsNorm, ...]:
         if weights.qk_norm is None:
-            return None
-        counts = (self.config.num_heads, self.config.num_kv_heads)
+            return ()
         parts = [interleave(part, self.config.head_dim) for part in weights.qk_norm]
-        return self._norm(torch.cat([part.expand(count, -1) for part, count in zip(parts, counts, strict=True)]))
+        if form.wide_qk_norm:
+            return tuple(self._norm(part) for part in parts)
+        counts = (self.config.num_heads, self.config.num_kv_heads)
+        heads = [part.expand(count, -1) for part, count in zip(parts, counts, strict=True)]
+        return (self._norm(torch.cat(heads)),)

@@ -38,8 +38,11 @@ class EagerForward:
         judged = judge(self._decoder, device)
         compute, heads, form = self._decoder.compute, self._decoder.heads, judged.form
         forms, ropes = config.forms, LayerRopes(config.forms, config.head_dim, compute, device)
+        sinks = [layer.sinks for layer in self._decoder.layers]
         self._attention = (
-            MaskedAttention(heads, forms, ropes) if form is None else ExactAttention(heads, forms, ropes, form, compute)
+            MaskedAttention(heads, forms, ropes, sinks)
+            if form is None
+            else ExactAttention(heads, forms, ropes, form, dtype=compute, sinks=sinks)
         )
         self._device = device
         self._prefixes: WeakKeyDictionary[Prefix, tuple[Tensor, Tensor]] = WeakKeyDictionary()

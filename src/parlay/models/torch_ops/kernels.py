@@ -44,9 +44,10 @@ def judge(decoder: EagerDecoder, device: torch.device) -> Judgement:
 
 def _distinct_linears(decoder: EagerDecoder) -> list[Linear]:
     """One linear layer per shape: their kernels depend on nothing else."""
-    first = decoder.layers[0]
-    linears = (first.qkv, first.attention_out, first.gate_up, first.down, decoder.head)
-    return list({(linear.in_features, linear.out_features): linear for linear in linears}.values())
+    linears = [decoder.head]
+    for layer in decoder.layers:
+        linears += [layer.qkv, layer.attention_out, *layer.mlp.linears]
+    return list({(linear.in_features, linear.out_features, linear.dtype): linear for linear in linears}.values())
 
 
 _TIMED_ROWS = (1, 8)

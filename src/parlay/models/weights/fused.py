@@ -5,19 +5,43 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from parlay.models.config import DecoderConfig
+from parlay.models.config import DecoderConfig, Experts
+from parlay.models.rope import row_order
 from parlay.models.weights.dequantize import dense
+from parlay.models.weights.formats import Format
 from parlay.models.weights.quantize import Int8Weight
 from parlay.models.weights.shapes import Weight
 from parlay.models.weights.stored import StoredTensor
 
 Operand = Weight | Int8Weight
 """A weight as decoders take it: as in the checkpoint, or to be rounded."""
+ROUTERS = ("mlp.gate.weight", "mlp.shared_expert_gate.weight")
+"""Ends of the names of matrices that choose a row's experts, which nobody rounds."""
+
+
+@dataclass(frozen=True, slots=True)
+class GatedWeights:
+    """A gated feed-forward, and what is added to each of its three products, if anything is."""
+
+    gate: Operand
+    up: Operand
+    down: Operand
+    biases: tuple[Tensor | None, Tensor | None, Tensor | None] = (None, None, None)
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertWeights:
+    """A mixture of experts. ``router`` ``[E, H]`` has a row more for the gate of a ``shared`` expert that has one."""
+
+    router: StoredTensor
+    router_bias: Tensor | None
+    experts: tuple[GatedWeights, ...]
+    shared: GatedWeights | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +49,8 @@ class LayerWeights:
     """One layer. Norms over n numbers carry sqrt(n) times the checkpoint's weight.
 
     ``qkv`` are the weights of queries, keys and values, ``qkv_bias`` what is added to them, ``qk_norm`` the norms of
-    each query and each key head, and ``out_norms`` those of what attention and feed-forward give.
+    query and key heads, ``out_norms`` those of what attention and feed-forward give, and ``sinks`` ``[heads]`` the
+    scores of keys without a value.
     """
 
     attention_norm: Tensor | None
@@ -33,10 +58,10 @@ class LayerWeights:
     qkv_bias: tuple[Tensor, Tensor, Tensor] | None
     qk_norm: tuple[Tensor, Tensor] | None
     attention_out: Operand
-    mlp_norm: Tensor
-    gate: Operand
-    up: Operand
-    down: Operand
+    attention_out_bias: Tensor | None
+    sinks: Tensor | None
+    mlp_norm: Tensor | None
+    mlp: GatedWeights | ExpertWeights
     out_norms: tuple[Tensor, Tensor] | None
 
 
@@ -58,8 +83,8 @@ class FusedWeights:
 
     @property
     def final_norm(self) -> Tensor | None:
-        """The norm before the LM head."""
-        return None if self._bare else self._norm("model.norm.weight")
+        """The norm before the LM head, which carries the scale of logits, too."""
+        return None if self._bare else self._norm("model.norm.weight") * self._config.logit_scale
 
     @property
     def beside_norm(self) -> Tensor | None:
@@ -80,33 +105,61 @@ class FusedWeights:
     def layer(self, index: int) -> LayerWeights:
         """The weights of one layer."""
         of, at = self._weights, f"model.layers.{index}."
-        query, key, value = (f"{at}self_attn.{part}_proj" for part in "qkv")
         form = self._config.forms[index]
+        order = row_order(form.rope, self._config.head_dim)
+        query, key, value = (f"{at}self_attn.{part}_proj" for part in "qkv")
+        norms = (at + "self_attn.q_norm.weight", at + "self_attn.k_norm.weight") if form.qk_norm else None
+        out_norms = at + "attention_out_layernorm.weight", at + "mlp_out_layernorm.weight"
+        bare = not form.pre_norms or (index == 0 and self._as_they_are)
         return LayerWeights(
-            attention_norm=self._norm(at + "input_layernorm.weight") if index or not self._as_they_are else None,
-            qkv=(of[f"{query}.weight"], of[f"{key}.weight"], of[f"{value}.weight"]),
-            qkv_bias=(self._vector(f"{query}.bias"), self._vector(f"{key}.bias"), self._vector(f"{value}.bias"))
+            attention_norm=None if bare else self._norm(at + "input_layernorm.weight"),
+            qkv=(ordered(of[f"{query}.weight"], order), ordered(of[f"{key}.weight"], order), of[f"{value}.weight"]),
+            qkv_bias=(
+                self._in_order(f"{query}.bias", order),
+                self._in_order(f"{key}.bias", order),
+                self._vector(f"{value}.bias"),
+            )
             if form.qkv_bias
             else None,
-            qk_norm=(self._norm(at + "self_attn.q_norm.weight"), self._norm(at + "self_attn.k_norm.weight"))
-            if form.qk_norm
-            else None,
+            qk_norm=norms and (self._norm(norms[0], order), self._norm(norms[1], order)),
             attention_out=of[at + "self_attn.o_proj.weight"],
-            mlp_norm=self._norm(at + "post_attention_layernorm.weight"),
-            gate=of[at + "mlp.gate_proj.weight"],
-            up=of[at + "mlp.up_proj.weight"],
-            down=of[at + "mlp.down_proj.weight"],
-            out_norms=(
-                self._norm(at + "attention_out_layernorm.weight"),
-                self._norm(at + "mlp_out_layernorm.weight"),
-            )
-            if form.post_norms
-            else None,
+            attention_out_bias=self._vector(at + "self_attn.o_proj.bias") if form.out_bias else None,
+            sinks=self._vector(at + "self_attn.sinks.weight") if form.sinks else None,
+            mlp_norm=self._norm(at + "post_attention_layernorm.weight") if form.pre_norms else None,
+            mlp=self._gated(at + "mlp.") if form.experts is None else self._experts(at + "mlp.", form.experts),
+            out_norms=(self._norm(out_norms[0]), self._norm(out_norms[1])) if form.post_norms else None,
         )
 
-    def _norm(self, name: str) -> Tensor:
-        weight = self._vector(name)
+    def _gated(self, at: str, bias: bool = False) -> GatedWeights:
+        parts = [f"{at}{part}_proj" for part in ("gate", "up", "down")]
+        gate, up, down = (self._weights[f"{part}.weight"] for part in parts)
+        if not bias:
+            return GatedWeights(gate, up, down)
+        gate_bias, up_bias, down_bias = (self._vector(f"{part}.bias") for part in parts)
+        return GatedWeights(gate, up, down, (gate_bias, up_bias, down_bias))
+
+    def _experts(self, at: str, experts: Experts) -> ExpertWeights:
+        """The router stays in float32, whatever the model computes in: a row's experts hang on its last bits."""
+        router = as_tensor(self._weights[at + "gate.weight"], torch.float32)
+        if experts.shared_gate:
+            shared_gate = as_tensor(self._weights[at + "shared_expert_gate.weight"], torch.float32)
+            router = torch.cat((router, shared_gate))
+        return ExpertWeights(
+            router=StoredTensor(Format.F32, tuple(router.shape), router.contiguous().view(torch.uint8)),
+            router_bias=self._vector(at + "gate.bias") if experts.bias else None,
+            experts=tuple(self._gated(f"{at}experts.{index}.", experts.bias) for index in range(experts.count)),
+            shared=self._gated(at + "shared_expert.") if experts.shared else None,
+        )
+
+    def _norm(self, name: str, order: Tensor | None = None) -> Tensor:
+        """The norm ``name`` times the root of its size; its numbers in the ``order`` ``[D]`` of each head."""
+        weight = self._in_order(name, order)
         return weight * math.sqrt(len(weight))
+
+    def _in_order(self, name: str, order: Tensor | None) -> Tensor:
+        """The vector ``name``, of heads whose numbers go to the places of ``order`` ``[D]``."""
+        vector = self._vector(name)
+        return vector if order is None else vector.view(-1, len(order))[:, order].flatten()
 
     def _vector(self, name: str) -> Tensor:
         return as_tensor(self._weights[name], self._compute)
@@ -120,6 +173,16 @@ def as_tensor(weight: Operand, dtype: torch.dtype) -> Tensor:
         with weight.reading():
             return dense(weight, dtype)
     return weight.dense(dtype)
+
+
+def ordered(weight: Operand, order: Tensor | None) -> Operand:
+    """The rows ``[heads * D, ...]`` of a matrix, each head's in the ``order`` ``[D]``; None: as they are."""
+    if order is None:
+        return weight
+    rows = (torch.arange(weight.shape[0]).view(-1, len(order))[:, order]).flatten()
+    if isinstance(weight, StoredTensor):
+        return replace(weight, order=rows if weight.order is None else weight.order[rows])
+    return weight[rows] if isinstance(weight, Tensor) else Int8Weight(weight.source[rows])
 
 
 def chosen_rows(weight: Operand, ids_N: Tensor) -> Operand:
@@ -147,7 +210,11 @@ def in_eight_bits(weights: Mapping[str, Operand]) -> dict[str, Operand]:
     if found:
         raise ValueError(f"quantize='int8' can't be honoured: the weights are in {found} already; leave it out")
     embedding = weights["model.embed_tokens.weight"]
-    matrices = {name: weight for name, weight in weights.items() if len(weight.shape) == 2 and weight is not embedding}
+    matrices = {
+        name: weight
+        for name, weight in weights.items()
+        if len(weight.shape) == 2 and weight is not embedding and not name.endswith(ROUTERS)
+    }
     rounded = {"lm_head.weight": embedding} | matrices
     numbers = {
         name: weight if isinstance(weight, Tensor) else as_tensor(weight, torch.float32)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from parlay.models.config import DecoderConfig, LayerForm
+from parlay.models.config import DecoderConfig, Experts, LayerForm
 from parlay.models.weights.stored import StoredTensor
 from parlay.types import ParlayError
 
@@ -33,25 +33,53 @@ def weight_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
 
 
 def _layer_shapes(config: DecoderConfig, form: LayerForm) -> dict[str, tuple[int, ...]]:
-    hidden, inner = config.hidden_size, config.intermediate_size
-    query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    hidden, query, key = config.hidden_size, config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     shapes: dict[str, tuple[int, ...]] = {
-        "input_layernorm.weight": (hidden,),
-        "post_attention_layernorm.weight": (hidden,),
         "self_attn.q_proj.weight": (query, hidden),
         "self_attn.k_proj.weight": (key, hidden),
         "self_attn.v_proj.weight": (key, hidden),
         "self_attn.o_proj.weight": (hidden, query),
-        "mlp.gate_proj.weight": (inner, hidden),
-        "mlp.up_proj.weight": (inner, hidden),
-        "mlp.down_proj.weight": (hidden, inner),
     }
+    if form.pre_norms:
+        shapes |= {"input_layernorm.weight": (hidden,), "post_attention_layernorm.weight": (hidden,)}
     if form.post_norms:
         shapes |= {"attention_out_layernorm.weight": (hidden,), "mlp_out_layernorm.weight": (hidden,)}
     if form.qkv_bias:
         shapes |= {"self_attn.q_proj.bias": (query,), "self_attn.k_proj.bias": (key,), "self_attn.v_proj.bias": (key,)}
+    if form.out_bias:
+        shapes["self_attn.o_proj.bias"] = (hidden,)
     if form.qk_norm:
-        shapes |= {"self_attn.q_norm.weight": (config.head_dim,), "self_attn.k_norm.weight": (config.head_dim,)}
+        wide = form.wide_qk_norm
+        shapes["self_attn.q_norm.weight"] = (query if wide else config.head_dim,)
+        shapes["self_attn.k_norm.weight"] = (key if wide else config.head_dim,)
+    if form.sinks:
+        shapes["self_attn.sinks.weight"] = (config.num_heads,)
+    if form.experts is None:
+        return shapes | _gated_shapes("mlp.", hidden, config.intermediate_size)
+    return shapes | _expert_shapes(hidden, form.experts)
+
+
+def _gated_shapes(at: str, hidden: int, inner: int, bias: bool = False) -> dict[str, tuple[int, ...]]:
+    shapes: dict[str, tuple[int, ...]] = {
+        f"{at}gate_proj.weight": (inner, hidden),
+        f"{at}up_proj.weight": (inner, hidden),
+        f"{at}down_proj.weight": (hidden, inner),
+    }
+    if bias:
+        shapes |= {f"{at}gate_proj.bias": (inner,), f"{at}up_proj.bias": (inner,), f"{at}down_proj.bias": (hidden,)}
+    return shapes
+
+
+def _expert_shapes(hidden: int, experts: Experts) -> dict[str, tuple[int, ...]]:
+    shapes: dict[str, tuple[int, ...]] = {"mlp.gate.weight": (experts.count, hidden)}
+    if experts.bias:
+        shapes["mlp.gate.bias"] = (experts.count,)
+    for index in range(experts.count):
+        shapes |= _gated_shapes(f"mlp.experts.{index}.", hidden, experts.size, experts.bias)
+    if experts.shared:
+        shapes |= _gated_shapes("mlp.shared_expert.", hidden, experts.shared)
+    if experts.shared_gate:
+        shapes["mlp.shared_expert_gate.weight"] = (1, hidden)
     return shapes
 
 

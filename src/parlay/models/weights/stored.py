@@ -67,6 +67,16 @@ class StoredTensor:
         data = self.data[ids_N if self.order is None else self.order[ids_N]]
         return replace(self, shape=(len(data), *self.shape[1:]), data=data, file=None, order=None, ahead=None)
 
+    def taken(self, rows: slice) -> StoredTensor:
+        """Take ``rows`` that lie in their own order as a tensor of their own, in the same memory."""
+        assert self.order is None, "the rows were not put in another order yet"
+        data = self.data[rows]
+        return replace(self, shape=(len(data), *self.shape[1:]), data=data)
+
+    def item(self, index: int) -> StoredTensor:
+        """One of the matrices ``[O, I]`` of a stack ``[E, O, I]``, in the same memory."""
+        return replace(self, shape=self.shape[1:], data=self.data[index])
+
     @contextmanager
     def reading(self) -> Iterator[None]:
         """For one who reads it once: it is checked before, and its pages of the file are given back after.

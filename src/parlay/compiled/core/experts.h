@@ -1,0 +1,239 @@
+/* Mixtures of experts: each row runs those that its router's logits choose, and what they give is summed in the order of
+ * their numbers. An expert's rows are gathered side by side and multiplied together, so its weights are read once however
+ * many rows chose it. Nothing of a row depends on the others: its experts and their weights come from its own logits.
+ */
+#ifndef PARLAY_EXPERTS_H
+#define PARLAY_EXPERTS_H
+
+#include "phases.h"
+#include "rows.h"
+
+/* In which forms a layer's router and experts want the rows that they share. */
+static int expert_forms(const Layer *layer)
+{
+    int wanted = format_of(&layer->router)->input;
+    for (int64_t e = 0; e < experts_of(layer); e++)
+        wanted |= format_of(&layer->expert[e].gate)->input | format_of(&layer->expert[e].up)->input;
+    return wanted;
+}
+
+/* ------------------------------------------------------------------------------------------------- which rows run where */
+
+/* The places of the largest logits, best first; of equals the first. */
+static void best_experts(const float *logits, int64_t experts, int64_t chosen, int32_t *best)
+{
+    int64_t kept = 0;
+    for (int64_t e = 0; e < experts; e++) {
+        if (kept == chosen && !(logits[e] > logits[best[kept - 1]])) continue;
+        int64_t at = kept < chosen ? kept++ : kept - 1;
+        for (; at > 0 && logits[e] > logits[best[at - 1]]; at--) best[at] = best[at - 1];
+        best[at] = (int32_t)e;
+    }
+}
+
+/* The experts of a row in rising order, the shared one last, and the weight of each. */
+static void choose_row(const Layer *layer, const float *logits, int32_t *expert, float *weight)
+{
+    const int64_t chosen = layer->chosen;
+    best_experts(logits, layer->experts, chosen, expert);
+    float most = logits[expert[0]], total = 0;
+    for (int64_t i = 0; i < (layer->normalized ? chosen : layer->experts); i++)
+        total += __builtin_expf(logits[layer->normalized ? expert[i] : i] - most);
+    for (int64_t i = 1; i < chosen; i++) {
+        int32_t own = expert[i];
+        int64_t at = i;
+        for (; at > 0 && expert[at - 1] > own; at--) expert[at] = expert[at - 1];
+        expert[at] = own;
+    }
+    for (int64_t i = 0; i < chosen; i++) weight[i] = __builtin_expf(logits[expert[i]] - most) / total;
+    if (!layer->shared) return;
+    expert[chosen] = (int32_t)layer->experts;
+    weight[chosen] = layer->shared == GATED ? 1.0f / (1.0f + __builtin_expf(-logits[layer->experts])) : 1.0f;
+}
+
+/* Where each row of each expert goes among the gathered ones: expert by expert, an expert's in their own order. */
+static void group_rows(const Pass *pass, int64_t part, int64_t parts)
+{
+    const Layer *layer = &pass->model->layer[pass->here / 2];
+    const Routed *routed = &pass->space->routed;
+    int64_t choices = pass->rows * runs_of(layer), experts = experts_of(layer);
+    (void)parts;
+    if (part) return;
+    memset(routed->first, 0, (size_t)(experts + 1) * sizeof *routed->first);
+    for (int64_t i = 0; i < choices; i++) routed->first[routed->expert[i] + 1]++;
+    for (int64_t e = 0; e < experts; e++) routed->first[e + 1] += routed->first[e];
+    for (int64_t i = 0; i < choices; i++) routed->place[i] = routed->first[routed->expert[i]]++;
+    for (int64_t e = experts; e > 0; e--) routed->first[e] = routed->first[e - 1];
+    routed->first[0] = 0;
+}
+
+static void gather_row(const Inputs *from, int64_t row, const Inputs *to, int64_t place, int64_t numbers, int wanted)
+{
+    if (wanted & FLOATS)
+        memcpy(to->floats + place * to->stride, from->floats + row * from->stride, (size_t)numbers * 4);
+    if (wanted & BRAINS)
+        memcpy(to->brains + place * to->stride, from->brains + row * from->stride, (size_t)numbers * 2);
+    for (int64_t b = 0; wanted & CODES && b < (numbers + BLOCK - 1) / BLOCK; b++)
+        to->blocks[b * to->rows + place] = from->blocks[b * from->rows + row];
+}
+
+static void gather_rows(const Pass *pass, int64_t part, int64_t parts)
+{
+    const Layer *layer = &pass->model->layer[pass->here / 2];
+    const Space *space = pass->space;
+    int64_t each = runs_of(layer);
+    int wanted = expert_forms(layer);
+    for (int64_t row = pass->rows * part / parts; row < pass->rows * (part + 1) / parts; row++)
+        for (int64_t i = row * each; i < (row + 1) * each; i++)
+            gather_row(&space->normed, row, &space->routed.gathered, space->routed.place[i], pass->model->hidden, wanted);
+}
+
+/* From the router's logits on; one thread does the rest, too, where there are few rows. */
+static void route_rows(const Pass *pass, int64_t part, int64_t parts)
+{
+    const Layer *layer = &pass->model->layer[pass->here / 2];
+    const Routed *routed = &pass->space->routed;
+    int64_t each = runs_of(layer);
+    for (int64_t row = pass->rows * part / parts; row < pass->rows * (part + 1) / parts; row++)
+        choose_row(layer, routed->logits + row * layer->router.out, routed->expert + row * each, routed->weights + row * each);
+    if (!has_few_rows(pass)) return;
+    group_rows(pass, 0, 1);
+    gather_rows(pass, 0, 1);
+}
+
+/* --------------------------------------------------------------------------------------------------- their two products */
+
+/* One product of every expert that has rows, with them: gates and ups, or what leads out. Each thread has a copy, for one
+ * that is late may still read it when the next layer's rows are grouped. */
+typedef struct {
+    const Layer *layer;
+    Inputs x, gated;
+    float *given;
+    int64_t hidden, leads_out, active;
+    int64_t each, pieces; /* panels of a piece, and pieces of an expert */
+    int32_t expert[MOST_EXPERTS], first[MOST_EXPERTS + 1];
+} ExpertsTask;
+
+INLINE Inputs inputs_from(const Inputs *all, int64_t row)
+{
+    return (Inputs){all->floats + row * all->stride, all->brains + row * all->stride, all->blocks + row, all->stride, all->rows};
+}
+
+INLINE int64_t rows_of_expert(const ExpertsTask *task, int64_t active)
+{
+    return task->first[task->expert[active] + 1] - task->first[task->expert[active]];
+}
+
+/* `gated` is where the product's view of what it gates is put. */
+static Product product_of(const ExpertsTask *task, int64_t active, Inputs *gated)
+{
+    const Expert *own = &task->layer->expert[task->expert[active]];
+    int64_t first = task->first[task->expert[active]];
+    if (task->leads_out)
+        return (Product){{&own->down}, inputs_from(&task->gated, first), KEEP, task->given + first * task->hidden, task->hidden};
+    *gated = inputs_from(&task->gated, first);
+    return (Product){.linear = {&own->gate, &own->up},
+                     .x = inputs_from(&task->x, first),
+                     .ending = GATE,
+                     .gated = gated,
+                     .wanted = format_of(&own->down)->input,
+                     .activation = task->layer->activation};
+}
+
+/* Panels of a piece: from the first one on, none where the expert has fewer. */
+static int64_t panels_of_expert(const ExpertsTask *task, const Product *product, int64_t piece, int64_t *first)
+{
+    int64_t left = panels_of_product(product) - (*first = piece % task->pieces * task->each);
+    return left < task->each ? left : task->each;
+}
+
+static void compute_expert(const void *own, int64_t piece, Member *me)
+{
+    const ExpertsTask *task = own;
+    Inputs gated;
+    Product product = product_of(task, piece / task->pieces, &gated);
+    int64_t rows = rows_of_expert(task, piece / task->pieces), first, count = panels_of_expert(task, &product, piece, &first);
+    float *sums = (float *)parlay_pool_private(me, (size_t)(task->each * PANEL * rows) * 4);
+    if (count > 0) multiply_panels(&product, rows, first, count, sums);
+}
+
+static void commit_expert(const void *own, int64_t piece, Member *me)
+{
+    const ExpertsTask *task = own;
+    Inputs gated;
+    Product product = product_of(task, piece / task->pieces, &gated);
+    int64_t rows = rows_of_expert(task, piece / task->pieces), first, count = panels_of_expert(task, &product, piece, &first);
+    if (count > 0) finish_panels(&product, rows, first, count, (const float *)me->private);
+}
+
+/* Cuts the products into pieces, as `panels_of_piece` does for one. */
+static void cut_experts(ExpertsTask *task, int64_t threads)
+{
+    int64_t panels = 1, rows = 1, in = 1, unit = 2;
+    for (int64_t i = 0; i < task->active; i++) {
+        Inputs gated;
+        Product product = product_of(task, i, &gated);
+        int64_t own = panels_of_product(&product);
+        panels = own > panels ? own : panels;
+        rows = rows_of_expert(task, i) > rows ? rows_of_expert(task, i) : rows;
+        in = product.linear[0]->in, unit = unit_of(&product);
+    }
+    int64_t each = panels * task->active / threads / PIECES, few = LEAST_WEIGHTS / (PANEL * in);
+    int64_t most = MOST_RESULTS / (PANEL * rows), least = 2 * panels * task->active / MOST_PIECES + 1;
+    if (each < few) each = few;
+    if (each > most) each = most;
+    if (each < least) each = least;
+    task->each = (each + unit - 1) / unit * unit;
+    task->pieces = (panels + task->each - 1) / task->each;
+}
+
+static int run_products_of_experts(const Pass *pass, int64_t leads_out)
+{
+    const Layer *layer = &pass->model->layer[pass->here / 2];
+    const Routed *routed = &pass->space->routed;
+    ExpertsTask task = {.layer = layer, .x = routed->gathered, .gated = routed->gated, .given = routed->given,
+                        .hidden = pass->model->hidden, .leads_out = leads_out};
+    memcpy(task.first, routed->first, (size_t)(experts_of(layer) + 1) * sizeof *task.first);
+    for (int64_t e = 0; e < experts_of(layer); e++)
+        if (task.first[e + 1] > task.first[e]) task.expert[task.active++] = (int32_t)e;
+    cut_experts(&task, pass->me->count);
+    Phase phase = {.pieces = task.active * task.pieces,
+                   .compute = compute_expert,
+                   .commit = commit_expert,
+                   .task = &task,
+                   .detached = 1};
+    return parlay_pool_phase(pass->me, &phase);
+}
+
+/* What a row's experts give, each times its weight, in rising order: added to the hidden state, or put where it is normed. */
+static void add_experts(const Pass *pass, int64_t part, int64_t parts)
+{
+    const Layer *layer = &pass->model->layer[pass->here / 2];
+    const Routed *routed = &pass->space->routed;
+    int64_t each = runs_of(layer), hidden = pass->model->hidden;
+    const float *norm = layer->feed_forward_out_norm;
+    for (int64_t row = pass->rows * part / parts; row < pass->rows * (part + 1) / parts; row++) {
+        const int32_t *places = routed->place + row * each;
+        const float *weights = routed->weights + row * each;
+        float *out = (norm ? pass->space->given : pass->space->hidden) + row * hidden;
+        for (int64_t i = 0; i < hidden; i++) {
+            float sum = 0;
+            for (int64_t c = 0; c < each; c++) sum += weights[c] * routed->given[places[c] * hidden + i];
+            out[i] = norm ? sum : out[i] + sum;
+        }
+        if (norm) add_normed(pass->model, pass->space, norm, row);
+    }
+}
+
+/* A feed-forward of experts, up to the hidden state. */
+static int run_experts(const Pass *pass)
+{
+    const Layer *layer = &pass->model->layer[pass->here / 2];
+    const Space *space = pass->space;
+    Product router = {{&layer->router}, space->normed, KEEP, space->routed.logits, layer->router.out};
+    if (!run_product(pass, router, pass->rows, route_rows)) return 0;
+    if (!has_few_rows(pass) && !(run_rows(pass, group_rows) && run_rows(pass, gather_rows))) return 0;
+    return run_products_of_experts(pass, 0) && run_products_of_experts(pass, 1) && run_rows(pass, add_experts);
+}
+
+#endif

@@ -1,0 +1,73 @@
+"""OLMo 2 and 3: norms after each half of a layer in the place of those before it, and of all heads together."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from parlay.models.config import DecoderConfig, Json, LayerForm, RopeConfig
+from parlay.models.families.family import (
+    Family,
+    GgufForm,
+    all_but_every,
+    rope_by_type,
+    windows_by_type,
+    with_forms,
+)
+
+
+def _form(usual: LayerForm) -> LayerForm:
+    return replace(usual, pre_norms=False, post_norms=True, wide_qk_norm=True)
+
+
+def _olmo2(raw: Json, config: DecoderConfig, usual: LayerForm) -> DecoderConfig:
+    return with_forms(config, [_form(usual)] * config.num_layers)
+
+
+def _olmo3(raw: Json, config: DecoderConfig, usual: LayerForm) -> DecoderConfig:
+    """Layers with a window never scale their positions."""
+    slide = all_but_every(4, config.num_layers)
+    windows = windows_by_type(raw, config, raw.get("sliding_window", 4096), slide)
+    full = _form(usual)
+    local = replace(full, rope=RopeConfig(theta=float(raw.get("rope_local_base_freq") or config.rope.theta)))
+    return with_forms(config, [full if window is None else replace(local, window=window) for window in windows])
+
+
+def _of_files(raw: Json, config: DecoderConfig) -> Json:
+    """Files of both call themselves olmo2; those with a window say which layers slide."""
+    pattern = raw.get("sliding_window_pattern")
+    if not raw.get("sliding_window"):
+        return {**raw, "sliding_window": None, "layer_types": ["full_attention"] * config.num_layers}
+    slide = pattern if isinstance(pattern, tuple) else all_but_every(4, config.num_layers)
+    return {**raw, "layer_types": ["sliding_attention" if slides else "full_attention" for slides in slide]}
+
+
+OLMO2 = Family(
+    architecture="Olmo2ForCausalLM",
+    models="OLMo 2",
+    max_context=2048,
+    qk_norm=True,
+    complete=_olmo2,
+    names={
+        "post_attention_layernorm": "attention_out_layernorm",
+        "post_feedforward_layernorm": "mlp_out_layernorm",
+    },
+    note="GGUF files as those of OLMo 3",
+)
+OLMO3 = replace(
+    OLMO2,
+    architecture="Olmo3ForCausalLM",
+    models="OLMo 3",
+    note="",
+    rope_theta=500_000.0,
+    complete=_olmo3,
+    said=rope_by_type,
+    keys=("rope_local_base_freq",),
+    gguf=GgufForm(
+        "olmo2",
+        keys={
+            "attention.sliding_window": "sliding_window",
+            "attention.sliding_window_pattern": "sliding_window_pattern",
+        },
+        said=_of_files,
+    ),
+)

@@ -1,0 +1,116 @@
+"""Feed-forwards as torch operators: one gated product for all rows, or experts for the rows that chose them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from parlay.models.config import Activation, Experts
+from parlay.models.torch_ops.attention_form import SERIAL
+from parlay.models.torch_ops.linear import Linear, padded
+
+_LIMIT, _STEEPNESS = 7.0, 1.702
+"""Of gpt-oss's activation."""
+
+
+@dataclass(frozen=True, slots=True)
+class GatedMlp:
+    """``down(activation(gate) * up)``; gate and up form one product."""
+
+    gate_up: Linear
+    down: Linear
+    activation: Activation
+
+    @property
+    def linears(self) -> Sequence[Linear]:
+        """All products of the feed-forward."""
+        return (self.gate_up, self.down)
+
+    def __call__(self, x_NH: Tensor) -> Tensor:
+        """``[N, H]``, of two rows or more."""
+        return self.down(gated_product(self.gate_up(x_NH), self.activation))
+
+
+@dataclass(frozen=True, slots=True)
+class MixtureMlp:
+    """Experts, each run for the rows that chose it. What they give a row is summed in the order of their numbers.
+
+    So what a row gets does not depend on the rows that share its experts. ``router`` computes in float32, or float64.
+    """
+
+    form: Experts
+    router: Linear
+    experts: tuple[GatedMlp, ...]
+    shared: GatedMlp | None
+
+    @property
+    def linears(self) -> Sequence[Linear]:
+        """All products of the feed-forward, those of one expert for all."""
+        shared = () if self.shared is None else self.shared.linears
+        return (self.router, *self.experts[0].linears, *shared)
+
+    def __call__(self, x_NH: Tensor) -> Tensor:
+        """``[N, H]``, of two rows or more."""
+        logits_NE = self.router(x_NH.to(self.router.dtype))
+        weights_NK, chosen_NK = self._choose(logits_NE[:, : self.form.count])
+        result_NH = torch.zeros_like(x_NH)
+        for expert in sorted(set(chosen_NK.flatten().tolist())):
+            rows, places = torch.where(chosen_NK == expert)
+            given_RH = _run(self.experts[expert], x_NH[rows])
+            result_NH[rows] += given_RH.mul_(weights_NK[rows, places, None].to(given_RH.dtype))
+        if self.shared is not None:
+            given_NH = self.shared(x_NH)
+            if self.form.shared_gate:
+                gates_N1 = torch.stack([logit.sigmoid() for logit in logits_NE[:, self.form.count :].unbind()])
+                given_NH = given_NH.mul_(gates_N1.to(given_NH.dtype))
+            result_NH += given_NH
+        return result_NH
+
+    def _choose(self, logits_NE: Tensor) -> tuple[Tensor, Tensor]:
+        """Weights and numbers of the experts of each row, ``[N, K]`` each."""
+        if self.form.normalized:
+            best_NK, chosen_NK = logits_NE.topk(self.form.chosen, -1)
+            return best_NK.softmax(-1), chosen_NK
+        best_NK, chosen_NK = logits_NE.softmax(-1).topk(self.form.chosen, -1)
+        return best_NK, chosen_NK
+
+
+def _run(expert: GatedMlp, x_RH: Tensor) -> Tensor:
+    """Run an expert for so many rows ``x_RH``, one or more: products take a padded number of them."""
+    count = len(x_RH)
+    filled = F.pad(x_RH, (0, 0, 0, padded(count) - count))
+    return expert(filled)[:count]
+
+
+def gated_product(gate_up: Tensor, activation: Activation) -> Tensor:
+    """activation(gate) * up for ``gate_up`` ``[N, 2 I]``, whose rows hold gate and up side by side.
+
+    In float32 torch's activations differ in the last bit between vector and remainder lanes, so that no block of rows
+    may be large enough to be split between threads within a row.
+    """
+    width = gate_up.shape[1] // 2
+    gate, up = gate_up.narrow(1, 0, width), gate_up.narrow(1, width, width)
+    if activation == "clamped_swiglu":
+        gate, up = gate.clamp(max=_LIMIT), up.clamp(-_LIMIT, _LIMIT) + 1
+    activate = _ACTIVATIONS[activation]
+    if gate.numel() < SERIAL:
+        return activate(gate).mul_(up)
+    blocks = torch.split(gate, max(1, SERIAL // width))
+    return torch.cat([activate(block) for block in blocks]).mul_(up)
+
+
+def _steep(gate: Tensor) -> Tensor:
+    """x * sigmoid(1.702 x) of ``gate`` ``[N, I]``, one row at a time: its number must not show in the last bits."""
+    return torch.stack([row * (row * _STEEPNESS).sigmoid() for row in gate.unbind()])
+
+
+_ACTIVATIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "clamped_swiglu": _steep,
+}

@@ -1,0 +1,119 @@
+"""Weights that checkpoints store together, taken apart: fused projections, stacked experts, gpt-oss's mixtures."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from parlay.models.config import DecoderConfig
+from parlay.models.weights.formats import Format
+from parlay.models.weights.shapes import BadCheckpoint, Weight
+from parlay.models.weights.stored import StoredTensor
+
+TURNED = re.compile(r"self_attn\.[qk]_proj\.")
+"""The decoder's names of weights whose rows turn with positions."""
+_OUT = "mlp.experts.down_proj"
+_STACKED = re.compile(r"(?P<at>.*\.mlp\.experts\.)(?P<part>gate_up_proj|gate_proj|up_proj|down_proj)\.(?P<kind>\w+)")
+
+
+def unfused(weights: Mapping[str, Weight], config: DecoderConfig) -> dict[str, Weight]:
+    """The decoder's weights, each by itself; of stacked experts, and of projections that form one matrix."""
+    found: dict[str, Weight] = {}
+    for name, weight in weights.items():
+        stacked = _STACKED.fullmatch(name)
+        if stacked:
+            for expert in range(weight.shape[0]):
+                own = f"{stacked['at']}{expert}.{stacked['part']}.{stacked['kind']}"
+                found.update(_halves_of_rows(own, _item(weight, expert), config))
+        else:
+            found.update(_halves_of_rows(name, weight, config))
+    return found
+
+
+def in_halves(weights: Mapping[str, Weight], config: DecoderConfig) -> dict[str, Weight]:
+    """The weights with each head's rows from pairs that turn together (0, D/2, 1, D/2 + 1, ...) put back in halves.
+
+    Whole rows move; of heads that turn in part those rows that do. A weight of a wrong shape stays, for the check of
+    shapes to name it.
+    """
+    rotated = config.rope.rotated or config.head_dim
+    places = torch.arange(config.head_dim)
+    places[:rotated] = places[:rotated].view(-1, 2).T.flatten()
+    found = dict(weights)
+    for name, weight in weights.items():
+        if TURNED.search(name) and weight.shape[0] % config.head_dim == 0:
+            order = torch.arange(weight.shape[0]).view(-1, config.head_dim)[:, places].flatten()
+            found[name] = replace(weight, order=order) if isinstance(weight, StoredTensor) else weight[order]
+    return found
+
+
+def _halves_of_rows(name: str, weight: Weight, config: DecoderConfig) -> Iterator[tuple[str, Weight]]:
+    """Gate and up of a fused matrix, or queries, keys and values; others as they are."""
+    base, _, kind = name.rpartition(".")
+    if base.endswith(".gate_up_proj"):
+        half = weight.shape[0] // 2
+        parts = {"gate_proj": slice(0, half), "up_proj": slice(half, None)}
+    elif base.endswith(".qkv_proj"):
+        query = config.num_heads * config.head_dim
+        key = query + config.num_kv_heads * config.head_dim
+        parts = {"q_proj": slice(0, query), "k_proj": slice(query, key), "v_proj": slice(key, None)}
+    else:
+        yield name, weight
+        return
+    at = base.rpartition(".")[0]
+    for part, rows in parts.items():
+        yield f"{at}.{part}.{kind}", weight.taken(rows) if isinstance(weight, StoredTensor) else weight[rows]
+
+
+def _item(weight: Weight, index: int) -> Weight:
+    return weight.item(index) if isinstance(weight, StoredTensor) else weight[index]
+
+
+def gpt_oss(tensors: Mapping[str, Tensor]) -> Mapping[str, Weight]:
+    """Take gpt-oss's tensors apart: gates and ups lie in turn, as columns, or as rows in blocks of MXFP4.
+
+    Raises BadCheckpoint for blocks without their exponents.
+    """
+    found: dict[str, Weight] = {}
+    for name, tensor in tensors.items():
+        base, _, kind = name.rpartition("_")
+        if not name.rpartition(".")[0].endswith("mlp.experts"):
+            found[name] = tensor
+        elif kind == "blocks":
+            found.update(_parts(base, _mxfp4(name, tensor, tensors.get(f"{base}_scales")), "weight"))
+        elif kind == "bias":
+            found.update(_parts(base, tensor, "bias"))
+        elif kind != "scales":
+            found.update(_parts(name, tensor.transpose(1, 2), "weight"))
+    return found
+
+
+def _parts(name: str, weight: Tensor | StoredTensor, kind: str) -> Iterator[tuple[str, Weight]]:
+    """Keep what leads out as it is, and take gates and ups apart; ``weight`` ``[E, O, ...]``."""
+    if name.endswith(_OUT):
+        yield f"{name}.{kind}", weight
+        return
+    for part, first in (("gate_proj", 0), ("up_proj", 1)):
+        chosen = slice(first, None, 2)
+        if isinstance(weight, StoredTensor):
+            data = weight.data[:, chosen]
+            rows: Weight = StoredTensor(weight.format, (*data.shape[:2], weight.shape[2]), data)
+        else:
+            rows = weight[:, chosen]
+        yield f"{name.removesuffix('gate_up_proj')}{part}.{kind}", rows
+
+
+def _mxfp4(name: str, blocks: Tensor, scales: Tensor | None) -> StoredTensor:
+    """Put bytes of two neighbouring weights each into blocks of ggml: weight i beside weight i + 16.
+
+    ``blocks`` are ``[E, O, G, 16]``, ``scales`` ``[E, O, G]``.
+    """
+    if scales is None or blocks.shape[:-1] != scales.shape or blocks.shape[-1] != 16:
+        raise BadCheckpoint(f"{name} has no scales of its shape {list(blocks.shape[:-1])}")
+    codes = torch.stack((blocks & 15, blocks >> 4), -1).flatten(-2)
+    packed = torch.cat((scales[..., None], codes[..., :16] | codes[..., 16:] << 4), -1)
+    return StoredTensor(Format.MXFP4, (*blocks.shape[:2], 32 * blocks.shape[2]), packed.flatten(2))

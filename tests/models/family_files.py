@@ -1,0 +1,166 @@
+"""GGUF files as llama.cpp's converter writes them, of the weights that the decoder has of a checkpoint in a folder."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import torch
+from torch import Tensor
+
+from parlay.models.config import DecoderConfig
+from parlay.models.loading import load_tensors, read_config
+from tests.models.gguf_files import NAMES, add, finish, pairs
+
+Json = Mapping[str, Any]
+_WINDOW = {"attention.sliding_window": "sliding_window"}
+_CAPS = {
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+    **_WINDOW,
+}
+_CHOSEN = {"expert_used_count": "num_experts_per_tok"}
+_LOCAL = {"expert_count": "num_local_experts", **_CHOSEN}
+_QWEN = {"expert_count": "num_experts", "expert_feed_forward_length": "moe_intermediate_size", **_CHOSEN}
+_SCALES = {
+    "embedding_scale": "embedding_multiplier",
+    "attention.scale": "attention_multiplier",
+    "residual_scale": "residual_multiplier",
+    "logit_scale": "logits_scaling",
+}
+ARCHITECTURES: Mapping[str, tuple[str, Json]] = {
+    "GemmaForCausalLM": ("gemma", {}),
+    "Gemma2ForCausalLM": ("gemma2", _CAPS),
+    "Gemma3ForCausalLM": ("gemma3", {**_WINDOW, "attention.sliding_window_pattern": "_sliding_window_pattern"}),
+    "Phi3ForCausalLM": ("phi3", _WINDOW),
+    "Olmo2ForCausalLM": ("olmo2", {}),
+    "Olmo3ForCausalLM": ("olmo2", _WINDOW),
+    "SmolLM3ForCausalLM": ("smollm3", {}),
+    "GraniteForCausalLM": ("granite", _SCALES),
+    "GraniteMoeForCausalLM": ("granitemoe", {**_SCALES, **_LOCAL}),
+    "GraniteMoeSharedForCausalLM": (
+        "granitemoe",
+        {**_SCALES, **_LOCAL, "expert_shared_feed_forward_length": "shared_intermediate_size"},
+    ),
+    "LlamaForCausalLM": ("llama", {}),
+    "MixtralForCausalLM": ("llama", _LOCAL),
+    "Qwen2MoeForCausalLM": (
+        "qwen2moe",
+        {**_QWEN, "expert_shared_feed_forward_length": "shared_expert_intermediate_size"},
+    ),
+    "Qwen3MoeForCausalLM": ("qwen3moe", _QWEN),
+    "GptOssForCausalLM": ("gpt-oss", {**_WINDOW, **_LOCAL, "expert_feed_forward_length": "intermediate_size"}),
+}
+"""Names in files, and keys of theirs with the words of config.json."""
+_PAIRED = ("llama", "smollm3", "granite", "granitemoe")
+_STEMS = {
+    **NAMES,
+    "attention_out_layernorm": "post_attention_norm",
+    "mlp_out_layernorm": "post_ffw_norm",
+    "self_attn.sinks": "attn_sinks",
+    "self_attn.qkv_proj": "attn_qkv",
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    **{f"mlp.experts.{part}_proj": f"ffn_{part}_exps" for part in ("gate", "up", "down")},
+    **{f"mlp.shared_expert.{part}_proj": f"ffn_{part}_shexp" for part in ("gate", "up", "down")},
+}
+
+
+def write(path: Path, checkpoint: Path) -> Path:
+    """``checkpoint`` as a GGUF file of plain numbers."""
+    raw, config = json.loads((checkpoint / "config.json").read_text()), read_config(checkpoint)
+    raw = {"num_experts": raw.get("num_local_experts"), **raw}
+    name, own = ARCHITECTURES[config.architecture]
+    writer = gguf.GGUFWriter(path, name)
+    for key, value in {**_keys(raw, config), **{key: raw[word] for key, word in own.items() if raw.get(word)}}.items():
+        add(writer, f"{name}.{key}", float(value) if key.endswith(("_scale", ".scale", "softcapping")) else value)
+    for stem, tensor in _tensors(name, raw, config, load_tensors(checkpoint, config)).items():
+        writer.add_tensor(stem, tensor.float().contiguous().numpy())
+    finish(writer)
+    return path
+
+
+def _keys(raw: Json, config: DecoderConfig) -> dict[str, Any]:
+    rope = raw["rope_parameters"]
+    full = rope.get("full_attention", rope)
+    said = {
+        "block_count": config.num_layers,
+        "context_length": raw["max_position_embeddings"],
+        "embedding_length": config.hidden_size,
+        "feed_forward_length": config.intermediate_size,
+        "attention.head_count": config.num_heads,
+        "attention.head_count_kv": config.num_kv_heads,
+        "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
+        "rope.freq_base": float(full["rope_theta"]),
+        "vocab_size": config.vocab_size,
+    }
+    if raw.get("head_dim"):
+        said |= {"attention.key_length": raw["head_dim"], "attention.value_length": raw["head_dim"]}
+    if config.rope.rotated:
+        said["rope.dimension_count"] = config.rope.rotated
+    if full["rope_type"] == "yarn":
+        said |= {
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": full["factor"],
+            "rope.scaling.original_context_length": full["original_max_position_embeddings"],
+        }
+    if full["rope_type"] == "longrope":
+        said |= {
+            "rope.scaling.original_context_length": raw["original_max_position_embeddings"],
+            "rope.scaling.attn_factor": config.rope.attention_factor,
+        }
+    if config.architecture == "Olmo3ForCausalLM":
+        said["attention.sliding_window_pattern"] = [kind == "sliding_attention" for kind in raw["layer_types"]]
+    return said
+
+
+def _tensors(name: str, raw: Json, config: DecoderConfig, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    if name in _PAIRED:
+        weights = {key: pairs(w, config.head_dim) if _turns(key) else w for key, w in weights.items()}
+    if name == "phi3":
+        weights = _fused(weights, "self_attn.qkv_proj", [f"self_attn.{part}_proj" for part in "qkv"])
+        weights = _fused(weights, "mlp.up_proj", ["mlp.gate_proj", "mlp.up_proj"])
+    found = {_name(key, name): tensor for key, tensor in _stacked(weights).items()}
+    for kind in ("short", "long"):
+        if f"{kind}_factor" in raw["rope_parameters"]:
+            found[f"rope_factors_{kind}.weight"] = torch.tensor(raw["rope_parameters"][f"{kind}_factor"])
+    return found
+
+
+def _turns(key: str) -> bool:
+    return "q_proj" in key or "k_proj" in key
+
+
+def _fused(weights: Mapping[str, Tensor], fused: str, parts: list[str]) -> dict[str, Tensor]:
+    """The weights with these of each layer as one, under the name of the last."""
+    found = dict(weights)
+    for key in [key for key in weights if parts[0] in key]:
+        found[key.replace(parts[0], fused)] = torch.cat([found.pop(key.replace(parts[0], part)) for part in parts])
+    return found
+
+
+def _stacked(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    found: dict[str, Tensor] = {}
+    experts: dict[str, list[Tensor]] = {}
+    for key, tensor in weights.items():
+        match = re.fullmatch(r"(.*\.experts)\.\d+(\..*)", key)
+        if match:
+            experts.setdefault(match[1] + match[2], []).append(tensor)
+        else:
+            found[key] = tensor[0] if key.endswith("shared_expert_gate.weight") else tensor
+    return found | {key: torch.stack(tensors) for key, tensors in experts.items()}
+
+
+def _name(key: str, architecture: str) -> str:
+    base, _, kind = key.rpartition(".")
+    if base in _STEMS:
+        return f"{_STEMS[base]}.{kind}"
+    _, _, layer, rest = base.split(".", 3)
+    stem = _STEMS[rest]
+    if architecture == "gpt-oss" and rest == "post_attention_layernorm":
+        stem = "post_attention_norm"
+    return f"blk.{layer}.{stem}.{kind}"
