@@ -57,7 +57,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "testing": frozenset({"types", "sampling", "router", "engine", "models", "heads", "drafters", "strategies"}),
     "train": RUN | {"llm", "models", "heads", "drafters", "sampling", "bench"},
     "bench": RUN | {"llm", "cache", "cost", "energy", "router", "sampling", "engine", "models", "drafters"},
-    "serve": RUN | {"llm", "sampling", "models", "structured", "aio"},
+    "serve": RUN | {"llm", "sampling", "models", "structured", "drafters", "aio"},
+    "vllm": frozenset({"types", "options", "cost", "models", "drafters", "strategies"}),
     "__main__": frozenset({"cli"}),
 }
 """Part of the package -> the other parts that it may know. The command line may know all of them."""

@@ -28,7 +28,7 @@ TEXTS = {
     "example": (EXAMPLE.parents[2] / "README.md").read_text(encoding="utf-8"),
 }
 OF_OTHERS = {
-    *("docs/how-to/from-vllm.md", "docs/how-to/from-llama-cpp.md", "docs/how-to/from-transformers.md"),
+    *(f"docs/how-to/{name}.md" for name in ("from-vllm", "from-llama-cpp", "from-transformers", "vllm")),
     *(f"docs/developers/{name}.md" for name in ("releases", "architecture", "log", "contributing")),
 }
 """Pages that name flags of other programs too."""

@@ -16,6 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
+from parlay.cli import serve_drafter
 from parlay.cli.flags import whole
 from parlay.cli.opening import pack_ahead, uncollected
 from parlay.cli.serve_models import (
@@ -48,6 +49,7 @@ LEVELS = ("debug", "info", "warning", "error")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
+    serve_drafter.add_arguments(parser)
     _add_network_flags(parser)
     _add_limit_flags(parser)
     _add_watching_flags(parser)
@@ -181,11 +183,21 @@ _LIMITS: tuple[tuple[str, Callable[[str], float], str, float | None, str], ...] 
 def run(options: argparse.Namespace) -> int:
     _set_up_logging(options)
     allowed = settings(options)
+    if options.drafter_only:
+        return _serve_drafter(options, allowed)
     models = chosen_models(options)
     check_flags(options, len(models))
     _check_packages(PACKAGES, "parlay serve", "serve")
     with _listen(options.host, options.port) as listener, _observers(options, allowed) as observers:
         _serve(options, _with_idle_seconds(allowed, options, len(models)), models, listener, observers)
+    return 0
+
+
+def _serve_drafter(options: argparse.Namespace, allowed: Settings) -> int:
+    serve_drafter.check(options)
+    _check_packages(PACKAGES, "parlay serve", "serve")
+    with _listen(options.host, options.port) as listener:
+        serve_drafter.serve(options, allowed, listener, _url(listener))
     return 0
 
 

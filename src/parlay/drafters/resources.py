@@ -12,6 +12,7 @@ from parlay.options import Options
 from parlay.types import Drafter, Runner, RunnerSpec, Tokenizer
 
 if TYPE_CHECKING:
+    from parlay.drafters.remote.link import Link
     from parlay.drafters.stores.datastore_file import Datastore
     from parlay.heads.opening import FindHead
 
@@ -35,9 +36,10 @@ class NestedStrategy:
 class Resources:
     """Everything a drafter gets when it is built; ``target`` says what the target is and can do.
 
-    ``open_runner`` loads a model by name or path, once, and shares it; ``open_tokenizer`` gives the tokenizer that
-    goes with such a model. ``open_datastore`` takes the place of opening a file, for toys. ``find_head`` finds trained
-    heads for the target; ``domains`` are the kinds of texts, beside texts in general, for which there are some.
+    ``open_runner`` loads a model by name or path, once, and shares it; ``open_tokenizer`` gives the tokenizer that goes
+    with such a model. ``open_datastore`` takes the place of opening a file, and ``open_drafter`` that of connecting to
+    a service, for toys. ``find_head`` finds trained heads for the target; ``domains`` are the kinds of texts, beside
+    texts in general, for which there are some.
     ``closing`` runs when the drafter goes: a drafter that writes files registers its last write there. ``rule`` is the
     accept rule that judges the drafts, and ``nested`` are the strategies that the drafter's own options name, in the
     order of their text. ``room`` bounds what drafters keep of requests under way.
@@ -50,6 +52,7 @@ class Resources:
     open_tokenizer: Callable[[str], Tokenizer] | None = None
     target: RunnerSpec | None = None
     open_datastore: Callable[[str], Datastore] | None = None
+    open_drafter: Callable[[str], Link] | None = None
     find_head: FindHead | None = None
     domains: Callable[[], Collection[str]] = tuple
     closing: ExitStack = field(default_factory=ExitStack)

@@ -16,6 +16,7 @@ from parlay.drafters.options import (
     SequoiaOptions,
     UniversalDraftOptions,
 )
+from parlay.drafters.remote import remote
 from parlay.strategies import accept_rules
 from parlay.strategies.entry import StrategyEntry
 from parlay.types import Exactness
@@ -113,5 +114,17 @@ ENTRIES: tuple[StrategyEntry, ...] = (
         k=8,
         factory="parlay.drafters.draft_models.canvas_draft:CanvasDraft",
         toys=("model=parlay-mini-draft,min_p=0", "model=parlay-mini-draft,min_p=0,steps=3,width=1"),
+    ),
+    StrategyEntry(
+        name=remote.SOURCE,
+        family="model",
+        training="that of the service's drafter",
+        needs="a service: `parlay serve --drafter-only` of a model with the target's tokenizer",
+        summary="Another process or host drafts, over HTTP; where its answer is late, the step goes on plainly.",
+        when="a draft model has a device or host of its own, or many servers share one store of past outputs",
+        options=remote.RemoteOptions,
+        k=8,
+        factory="parlay.drafters.remote.remote:Remote",
+        toys=("url=toy",),
     ),
 )

@@ -6,12 +6,15 @@ import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache, lru_cache, partial
-from typing import Literal
+from typing import Literal, NoReturn
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from parlay.drafters.copying.prompt_lookup import PromptLookup, PromptLookupOptions
+from parlay.drafters.remote.remote import SOURCE as REMOTE
+from parlay.drafters.remote.service import DraftService, LocalLink
 from parlay.drafters.resources import Resources
 from parlay.drafters.stores.datastore_file import Datastore
 from parlay.models.config import DecoderConfig
@@ -69,7 +72,18 @@ def _resources(shelf: RunnerCache, draft: str, target: RunnerSpec) -> Resources:
         open_tokenizer=lambda _: toy_tokenizer(target.vocab_size, seed=1),
         target=target,
         find_head=random_heads(target),
+        open_drafter=lambda _: copying_link(target.vocab_size),
     )
+
+
+def copying_link(vocab_size: int) -> LocalLink:
+    """A service of this process that copies within each text."""
+    copier = PromptLookup(Resources(vocab_size, RunnerCache(_no_model)), PromptLookupOptions())
+    return LocalLink(DraftService(copier, vocab_size, 1 << 20), REMOTE)
+
+
+def _no_model(name: str) -> NoReturn:
+    raise AssertionError(f"no model drafts here, so {name} is not opened")
 
 
 def _with_datastore(resources: Resources, logits_of: LogitsOf) -> Resources:

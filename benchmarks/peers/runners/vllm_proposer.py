@@ -1,0 +1,60 @@
+"""vLLM's CPU build in one way of drafting: a job in JSON as argument 1, then prompts to decode together, line by line.
+
+{"model": FOLDER, "dtype": "float32", "longest": 2048, "together": 11, "speculative": {..}, "additional": {..}}
+{"prompts": [[ids], ..], "most": 96}
+{"texts": [[ids], ..], "seconds": 3.1, "drafted": 210, "accepted": 120}
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import Any
+
+from benchmarks.peers.protocol import replies, write
+
+CACHE_BYTES = 1 << 29
+DRAFTED, ACCEPTED = "vllm:spec_decode_num_draft_tokens", "vllm:spec_decode_num_accepted_tokens"
+
+
+def main() -> None:
+    """One engine, until standard input ends."""
+    job = json.loads(sys.argv[1])
+    with replies() as out:
+        from vllm import LLM, SamplingParams
+
+        engine: Any = LLM(
+            job["model"],
+            dtype=job["dtype"],
+            max_model_len=job["longest"],
+            max_num_seqs=job["together"],
+            max_num_batched_tokens=2048,
+            kv_cache_memory_bytes=CACHE_BYTES,
+            enable_prefix_caching=False,
+            disable_log_stats=False,
+            speculative_config=job["speculative"],
+            additional_config=job["additional"],
+        )
+        write(out, {"ready": True})
+        for line in sys.stdin:
+            asked = json.loads(line)
+            params = SamplingParams(temperature=0, max_tokens=asked["most"], ignore_eos=True, detokenize=False)
+            before = counts(engine)
+            began = time.perf_counter()
+            outputs = engine.generate([{"prompt_token_ids": ids} for ids in asked["prompts"]], params, use_tqdm=False)
+            seconds = time.perf_counter() - began
+            after = counts(engine)
+            texts = [list(output.outputs[0].token_ids) for output in outputs]
+            drafted, accepted = (after[name] - before[name] for name in (DRAFTED, ACCEPTED))
+            write(out, {"texts": texts, "seconds": seconds, "drafted": drafted, "accepted": accepted})
+
+
+def counts(engine: Any) -> dict[str, int]:
+    """Drafted and accepted tokens since the start; 0 where nothing drafts."""
+    values = {metric.name: metric.value for metric in engine.get_metrics() if metric.name in (DRAFTED, ACCEPTED)}
+    return {name: values.get(name, 0) for name in (DRAFTED, ACCEPTED)}
+
+
+if __name__ == "__main__":
+    main()

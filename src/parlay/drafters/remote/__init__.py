@@ -1,0 +1,1 @@
+"""Drafters in another process or on another host, asked over HTTP."""

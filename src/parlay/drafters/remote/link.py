@@ -1,0 +1,244 @@
+"""The client's side: one connection to a service, a thread that waits for it, and a deadline for everybody else."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from queue import SimpleQueue
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+from uuid import uuid4
+
+from parlay.drafters.remote.messages import (
+    DRAFTS_PATH,
+    INFO_PATH,
+    VERSION,
+    Answer,
+    BadAnswer,
+    TextUpdate,
+    read_answers,
+)
+from parlay.options import UsageError
+from parlay.types import ParlayError
+
+KEY_VARIABLE = "PARLAY_DRAFTER_KEY"
+"""The API key of a service, where it asks for one."""
+_SECONDS = 10.0
+"""Most time that the thread waits for a service; the others wait for their deadline at most."""
+_MOST_BYTES = 1 << 24
+_log = logging.getLogger(__name__)
+
+
+class OtherVocabulary(UsageError):
+    """A service drafts in ids that mean something else here."""
+
+
+class Link(Protocol):
+    """Asks a service for drafts."""
+
+    def ask(self, updates: Sequence[TextUpdate], over: Sequence[int]) -> list[Answer] | None:
+        """Answer each update; None where there is no answer in time. ``over``: texts to forget."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """Meaning of ids here: how many there are, and the tokenizer's fingerprint where it is known."""
+
+    size: int
+    fingerprint: str = ""
+
+
+class Connection:
+    """Sends requests to one URL over a connection that stays open. One thread uses it."""
+
+    def __init__(self, url: str, timeout: float = _SECONDS) -> None:
+        """Raises UsageError for what is no URL of a service."""
+        try:
+            parts = urlsplit(url)
+            port = parts.port
+        except ValueError:
+            raise UsageError(f"{url:.80} is no URL: write http://HOST:PORT") from None
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise UsageError(f"{url:.80} is no URL of a drafter: write http://HOST:PORT")
+        self.url = url
+        kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
+        self._make: Callable[[], HTTPConnection] = lambda: kind(parts.hostname or "", port, timeout=timeout)
+        self._prefix = parts.path.rstrip("/")
+        key = os.environ.get(KEY_VARIABLE, "")
+        self._headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
+        self._open: HTTPConnection | None = None
+
+    def send(self, method: str, path: str, body: bytes | None = None) -> object:
+        """The JSON that comes back. Raises BadAnswer where nothing comes, or something else."""
+        for last in (self._open is None, True):  # a service may have closed a connection that was idle
+            try:
+                return self._try(method, path, body)
+            except (OSError, HTTPException) as error:
+                self.close()
+                if last:
+                    raise BadAnswer(f"no answer ({error or type(error).__name__})") from None
+        raise AssertionError
+
+    def _try(self, method: str, path: str, body: bytes | None) -> object:
+        connection = self._open = self._open or self._make()
+        connection.request(method, self._prefix + path, body, self._headers)
+        response = connection.getresponse()
+        content = response.read(_MOST_BYTES + 1)
+        if len(content) > _MOST_BYTES:
+            self.close()
+            raise BadAnswer(f"it answered with more than {_MOST_BYTES} bytes")
+        try:
+            reply = json.loads(content)
+        except ValueError:
+            reply = None
+        if response.status != 200:
+            raise BadAnswer(f"it answered with status {response.status}{_said(reply)}")
+        if reply is None:
+            raise BadAnswer("it did not answer with JSON")
+        return reply
+
+    def close(self) -> None:
+        if self._open is not None:
+            self._open.close()
+            self._open = None
+
+
+def _said(reply: object) -> str:
+    error = reply.get("error") if isinstance(reply, Mapping) else None
+    message = error.get("message") if isinstance(error, Mapping) else None
+    return f": {' '.join(message.split())[:200]}" if isinstance(message, str) else ""
+
+
+@dataclass(eq=False)
+class _Job:
+    updates: Sequence[TextUpdate]
+    over: Sequence[int]
+    answers: list[Answer] = field(default_factory=list)
+    error: ParlayError | None = None
+    done: threading.Event = field(default_factory=threading.Event)
+
+
+class ServiceLink:
+    """A `Link` over HTTP. Nobody waits longer than ``deadline`` seconds, and a failed service has a rest of ``retry``.
+
+    While a late answer is still to come, nothing else is asked. Whatever goes wrong is one line in the log, once until
+    the service answers again.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        vocabulary: Vocabulary,
+        source: str,
+        *,
+        deadline: float,
+        retry: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Ask the service what it is. Raises UsageError for no URL, and for a service of another vocabulary.
+
+        One that does not answer now is asked again later.
+        """
+        self._connection = Connection(url)
+        self._url, self._vocabulary, self._source = url, vocabulary, source
+        self._deadline, self._retry, self._clock = deadline, retry, clock
+        self._client = uuid4().hex
+        self._checked = False
+        self._again_at = 0.0
+        self._failed = False
+        self._late: _Job | None = None
+        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        try:
+            self._check()
+        except BadAnswer as error:
+            self._fail(error)
+        self._thread = threading.Thread(target=self._work, name="parlay-drafts", daemon=True)
+        self._thread.start()
+
+    def ask(self, updates: Sequence[TextUpdate], over: Sequence[int]) -> list[Answer] | None:
+        if self._late is not None:
+            if not self._late.done.is_set():
+                return None
+            late, self._late = self._late, None
+            if late.error is not None:
+                self._fail(late.error)
+        if self._clock() < self._again_at:
+            return None
+        job = _Job(updates, over)
+        self._jobs.put(job)
+        if not job.done.wait(self._deadline):
+            self._late = job
+            return None
+        if job.error is not None:
+            self._fail(job.error)
+            return None
+        if self._failed:
+            self._failed = False
+            _log.warning("the drafter at %s answers again", self._url)
+        return job.answers
+
+    def close(self) -> None:
+        """End the thread, without waiting for it."""
+        self._jobs.put(None)
+
+    def _fail(self, error: ParlayError) -> None:
+        self._again_at = self._clock() + self._retry
+        if not self._failed:
+            self._failed = True
+            _log.warning(
+                "the drafter at %s: %s; decoding goes on plainly, and it is asked again every %g seconds",
+                self._url,
+                error,
+                self._retry,
+            )
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            try:
+                self._check()
+                job.answers = self._drafts(job)
+            except ParlayError as error:
+                self._checked = False
+                job.error = error
+            except Exception as error:  # the thread must live, or everybody would wait for it
+                self._checked = False
+                job.error = BadAnswer(f"{type(error).__name__}: {error}")
+            job.done.set()
+        self._connection.close()
+
+    def _drafts(self, job: _Job) -> list[Answer]:
+        body: dict[str, Any] = {
+            "client": self._client,
+            "tokenizer": self._vocabulary.fingerprint,
+            "over": list(job.over),
+            "texts": [update.as_json() for update in job.updates],
+        }
+        content = json.dumps(body, separators=(",", ":")).encode()
+        reply = self._connection.send("POST", DRAFTS_PATH, content)
+        return read_answers(reply, job.updates, self._vocabulary.size, self._source)
+
+    def _check(self) -> None:
+        """Ask what the service drafts in, once per connection that works. Raises OtherVocabulary, BadAnswer."""
+        if self._checked:
+            return
+        info = self._connection.send("GET", INFO_PATH)
+        if not isinstance(info, Mapping) or info.get("version") != VERSION:
+            raise BadAnswer(f"it is no drafter of version {VERSION}: start it with parlay serve --drafter-only")
+        known, theirs = self._vocabulary, info.get("tokenizer")
+        if known.fingerprint and theirs and theirs != known.fingerprint:
+            raise OtherVocabulary(
+                f"the drafter at {self._url} has another tokenizer than the target: choose a model with the target's"
+            )
+        if not (known.fingerprint and theirs) and info.get("vocab_size") != known.size:
+            raise OtherVocabulary(
+                f"the drafter at {self._url} has a vocabulary of {info.get('vocab_size')!s:.20} tokens and the "
+                f"target one of {known.size}: choose a model with the target's tokenizer"
+            )
+        self._checked = True

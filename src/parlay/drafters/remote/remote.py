@@ -1,0 +1,91 @@
+"""A drafter that another process runs: new tokens go there, drafts come back, or nothing in time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from parlay.drafters.history import History
+from parlay.drafters.remote.link import Link, ServiceLink, Vocabulary
+from parlay.drafters.remote.messages import Held, TextUpdate, facts_of
+from parlay.drafters.resources import Resources
+from parlay.drafters.stores.datastore_file import fingerprint
+from parlay.options import Options, UsageError, option
+from parlay.types import NO_DRAFT, Draft, Needs, Observation, SequenceView
+
+SOURCE = "remote"
+_MOST_OVER = 4096
+"""Texts that are over and of which the service has not heard yet; it forgets the others by itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteOptions(Options):
+    """Where the drafter is, and how long to wait for it."""
+
+    url: str = option("", "URL of a `parlay serve --drafter-only`, as in http://HOST:8001", opens=True)
+    deadline_ms: float = option(100.0, "milliseconds after which the step goes on plainly", low=0.1, high=60_000)
+    retry_s: float = option(5.0, "seconds before a service that failed is asked again", low=0.1, high=3600)
+
+
+class Remote:
+    """A drafter behind ``parlay serve --drafter-only``, on this host or another (Parlay's own protocol).
+
+    Each request sends the tokens that are new in each text, and the service keeps a cache of the rest. What comes back
+    is checked, and whatever goes wrong costs drafts alone: a late, wrong or missing answer is no draft.
+    """
+
+    needs = Needs(outcomes=False)
+
+    def __init__(self, resources: Resources, options: RemoteOptions) -> None:
+        if not options.url:
+            raise UsageError(
+                f"strategy {SOURCE} needs url=URL, of a service: start one with parlay serve --drafter-only"
+            )
+        self._link: Link
+        if resources.open_drafter is not None:
+            self._link = resources.open_drafter(options.url)
+        else:
+            known = fingerprint(resources.tokenizer) if resources.tokenizer is not None else ""
+            link = self._link = ServiceLink(
+                options.url,
+                Vocabulary(resources.vocab_size, known),
+                SOURCE,
+                deadline=options.deadline_ms / 1000,
+                retry=options.retry_s,
+            )
+            resources.closing.callback(link.close)
+        self._sent: dict[int, History] = {}
+        self._over: list[int] = []
+
+    def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
+        drafts = [NO_DRAFT] * len(views)
+        places = [place for place, budget in enumerate(budgets) if budget > 0]
+        if not places:
+            return drafts
+        updates = [self._news(views[place], budgets[place]) for place in places]
+        answers = self._link.ask(updates, self._over)
+        if answers is None:  # what the service has of it turns out next time
+            return drafts
+        self._over = []
+        for place, update, answer in zip(places, updates, answers, strict=True):
+            history = self._sent[views[place].sequence]
+            if isinstance(answer, Held):
+                history.cut(answer.tokens)
+            else:
+                history.cut(update.start)
+                history.tokens.extend(update.tokens)
+                drafts[place] = answer
+        return drafts
+
+    def _news(self, view: SequenceView, budget: int) -> TextUpdate:
+        """Find what the service lacks of a text, as far as is known; a token again where it lacks nothing."""
+        history = self._sent.setdefault(view.sequence, History())
+        start = min(history.agree(view.tokens), len(view.tokens) - 1)
+        return TextUpdate(view.sequence, start, view.tokens[start:], budget, facts_of(view))
+
+    def observe(self, observations: Sequence[Observation]) -> None:
+        """Learns nothing here: the service sees the tokens."""
+
+    def release(self, sequence: int) -> None:
+        if self._sent.pop(sequence, None) is not None and len(self._over) < _MOST_OVER:
+            self._over.append(sequence)

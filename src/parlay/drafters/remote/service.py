@@ -1,0 +1,132 @@
+"""The service's side: a drafter, and the texts of other processes that it drafts for."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from parlay.drafters.remote.messages import Answer, Held, TextUpdate, answer_as_json, read_answers
+from parlay.drafters.token_text import TokenText, open_text
+from parlay.types import NO_DRAFT, Drafter, Observation, Verdict, trees
+
+MOST_TOKENS = 1 << 22
+"""Tokens of all texts together. The text that was longest without news is forgotten first."""
+
+
+class Owner(NamedTuple):
+    """Whose texts these are. Stores learn by tenant; a client's numbers of texts are its own."""
+
+    tenant: str
+    client: str
+
+
+Asked = tuple[Owner, TextUpdate]
+"""Whose text it is, and its news."""
+_Name = tuple[Owner, int]
+
+
+class DraftService:
+    """Drafts for texts of many owners at once. Not thread-safe: one thread asks.
+
+    A text's state is a cache: where it was forgotten, the answer says which tokens are wanted again. ``vocab_size``
+    bounds the ids, ``longest`` the tokens of a text.
+    """
+
+    def __init__(self, drafter: Drafter, vocab_size: int, longest: int, most_tokens: int = MOST_TOKENS) -> None:
+        self._drafter = drafter
+        self.vocab_size, self.longest = vocab_size, longest
+        self._most_tokens = most_tokens
+        self._texts: OrderedDict[_Name, TokenText] = OrderedDict()
+        self._held = 0
+        self._opened = 0
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    def draft(self, asked: Sequence[Asked]) -> list[Answer]:
+        """Take in the news of each text, and draft for all of them at once.
+
+        An update that begins a text has at least one token. Raises ValueError for facts that no request may have.
+        """
+        answers: list[Answer] = [NO_DRAFT] * len(asked)
+        places: dict[_Name, int] = {}
+        observations: list[Observation] = []
+        for place, (owner, update) in enumerate(asked):
+            name = owner, update.id
+            held = len(self._texts[name].tokens) if name in self._texts else 0
+            if update.start > held or name in places:
+                answers[place] = Held(min(held, update.start))
+                continue
+            seen = self._take(name, update)
+            observations += [seen] if seen is not None else []
+            places[name] = place
+        self._forget(places)
+        if observations and self._drafter.needs.outcomes:
+            self._drafter.observe(observations)
+        texts = {name: self._texts[name] for name in places if asked[places[name]][1].most > 0}
+        budgets = [asked[places[name]][1].most for name in texts]
+        drafts = self._drafter.propose(list(texts.values()), budgets) if texts else []
+        for (name, text), draft, most in zip(texts.items(), drafts, budgets, strict=True):
+            text.draft = trees.first(trees.without_probes(draft), most)
+            answers[places[name]] = text.draft
+        return answers
+
+    def release(self, owner: Owner, ids: Iterable[int]) -> None:
+        """Forget these texts of the owner. Unknown ones are ignored."""
+        for number in ids:
+            self._drop((owner, number))
+
+    def _take(self, name: _Name, update: TextUpdate) -> Observation | None:
+        """Bring a text up to date; what became of its last draft, if it only grew."""
+        text, facts = self._texts.get(name), update.facts
+        self._held += len(update.tokens)
+        if text is None or update.start < text.prompt_length or text.request.key != facts.key:
+            before = text.tokens[: update.start] if text is not None else []
+            self._drop(name)
+            self._opened += 1
+            self._held += len(before)
+            text = self._texts[name] = open_text(
+                self._opened,
+                [*before, *update.tokens],
+                facts.params,
+                prompt_length=min(facts.prompt_length, update.start + len(update.tokens)),
+                key=facts.key,
+                salt=f"{name[0].tenant}:{facts.salt}",
+                store=facts.store,
+            )
+            return Observation(text, NO_DRAFT, Verdict((), tuple(text.tokens[-1:])))
+        self._texts.move_to_end(name)
+        if update.start < len(text.tokens):
+            self._held -= len(text.tokens) - update.start
+            del text.tokens[update.start :]
+            text.draft = NO_DRAFT
+        return text.commit(update.tokens) if update.tokens else None
+
+    def _forget(self, wanted: Iterable[_Name]) -> None:
+        """Drop the oldest texts until the rest fit; those that are ``wanted`` now stay."""
+        stay = set(wanted)
+        for name in [name for name in self._texts if name not in stay]:
+            if self._held <= self._most_tokens:
+                return
+            self._drop(name)
+
+    def _drop(self, name: _Name) -> None:
+        text = self._texts.pop(name, None)
+        if text is not None:
+            self._held -= len(text.tokens)
+            self._drafter.release(text.sequence)
+
+
+class LocalLink:
+    """A `Link` to a service of this process, whose answers are written and read all the same."""
+
+    def __init__(self, service: DraftService, source: str) -> None:
+        self._service, self._source = service, source
+
+    def ask(self, updates: Sequence[TextUpdate], over: Sequence[int]) -> list[Answer] | None:
+        owner = Owner("", "")
+        self._service.release(owner, over)
+        answers = self._service.draft([(owner, update) for update in updates])
+        said = {"drafts": [answer_as_json(answer) for answer in answers]}
+        return read_answers(said, updates, self._service.vocab_size, self._source)

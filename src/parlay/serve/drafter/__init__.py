@@ -1,0 +1,1 @@
+"""A drafter as a service for other processes: `parlay serve --drafter-only`."""

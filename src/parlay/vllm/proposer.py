@@ -1,0 +1,171 @@
+"""The class that vLLM builds in each worker and asks for drafts after each step.
+
+The interface is that of vLLM 0.32 (``vllm/v1/spec_decode/custom_class_proposer.py``, and the calls in
+``vllm/v1/worker/gpu_model_runner.py``): a constructor that takes the config, `Proposer.propose` and, for the CPU
+runner, `Proposer.load_model`.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import NoReturn, Protocol
+
+from parlay.cost.measured import MeasuredCost
+from parlay.drafters.resources import Resources
+from parlay.drafters.token_text import TokenText, check_tokens_suffice
+from parlay.models.fetch.resolving import is_local, resolve_tokenizer
+from parlay.models.loading import load_tokenizer
+from parlay.options import UsageError
+from parlay.strategies.built import StrategyCache
+from parlay.types import ParlayError, Strategy, Tokenizer
+from parlay.vllm.counting import ProposerCounts
+from parlay.vllm.drafting import ChainDrafting
+from parlay.vllm.options import ProposerOptions, read_options
+from parlay.vllm.rows import Ids, Rows
+
+_FAILURES = 8
+"""Calls in a row that fail before nothing is drafted any more."""
+
+_log = logging.getLogger("vllm.parlay")
+
+
+class ModelConfig(Protocol):
+    """The part of vLLM's config of a model that is read here."""
+
+    max_model_len: int
+    tokenizer: str | None
+
+    def get_vocab_size(self) -> int: ...
+
+
+class SpeculativeConfig(Protocol):
+    """The part of vLLM's ``speculative_config`` that is read here."""
+
+    num_speculative_tokens: int
+
+
+class SchedulerConfig(Protocol):
+    """The part of vLLM's config of its scheduler that is read here."""
+
+    max_num_seqs: int
+
+
+class VllmConfig(Protocol):
+    """The part of vLLM's config that is read here."""
+
+    model_config: ModelConfig
+    speculative_config: SpeculativeConfig
+    scheduler_config: SchedulerConfig
+    additional_config: object
+
+
+class Proposer:
+    """Drafts inside vLLM with Parlay's drafters and budgets, by the measured seconds of vLLM's steps.
+
+    ``LLM(model, speculative_config={"method": "custom_class", "model": "parlay.vllm.Proposer",
+    "num_speculative_tokens": 16}, additional_config={"parlay": {"strategy": "..."}})``; see `ProposerOptions`.
+
+    Drafts are chains of up to ``num_speculative_tokens``, and any of them may be shorter or empty. No error leaves
+    `propose`: the step is then decoded plainly, and after some of them in a row so is everything. Raises UsageError,
+    which vLLM shows, for options that can't work.
+    """
+
+    def __init__(self, vllm_config: VllmConfig, clock: Callable[[], float] = time.perf_counter) -> None:
+        options = read_options(vllm_config.additional_config)
+        model = vllm_config.model_config
+        self._most = vllm_config.speculative_config.num_speculative_tokens
+        self._longest = model.max_model_len
+        self._clock = clock
+        self._cost = MeasuredCost()
+        self.counts = ProposerCounts(options.log_seconds)
+        self.strategy = _open_strategy(options, model, self._cost)
+        self._rows = Rows(self._longest, vllm_config.scheduler_config.max_num_seqs, options.share_outputs)
+        self._drafting = ChainDrafting(self.strategy, self._cost, model.get_vocab_size(), clock)
+        self._last = 0.0
+        """When the last call ended; 0: there was none that its step can be timed from."""
+        self._failures = 0
+
+    def load_model(self, target: object) -> None:
+        """Load nothing: vLLM calls it with the target's module."""
+
+    def propose(
+        self,
+        sampled_token_ids: Sequence[Sequence[int]],
+        num_tokens_no_spec: Sequence[int] | Ids,
+        token_ids_cpu: Ids,
+        slot_mappings: object = None,
+    ) -> list[list[int]]:
+        """Draft for each row of the batch. vLLM's names: what the step committed, how long texts are, and their ids."""
+        if self._failures >= _FAILURES:
+            return [[] for _ in sampled_token_ids]
+        try:
+            drafts = self._propose(sampled_token_ids, num_tokens_no_spec, token_ids_cpu)
+        except Exception as error:  # one that left would end vLLM's engine
+            self._fail(error)
+            return [[] for _ in sampled_token_ids]
+        self._failures = 0
+        return drafts
+
+    def _propose(self, sampled: Sequence[Sequence[int]], lengths: Sequence[int] | Ids, ids: Ids) -> list[list[int]]:
+        began = self._clock()
+        call = self._rows.read(sampled, lengths, ids)
+        for text in call.ended:
+            self._drafting.release(text)
+        self._drafting.learn(call.observations, began - self._last if self._last and call.decoded else 0.0)
+        texts = [text for text in call.texts if text is not None]
+        self._drafting.draft(texts, [self._room(text) for text in texts])
+        self._last = self._clock()
+        self.counts.add(
+            self._last,
+            calls=1,
+            seconds=self._last - began,
+            steps=len(call.observations),
+            drafted_tokens=sum([len(each.draft) for each in call.observations]),
+            accepted_tokens=sum([len(each.verdict.path) for each in call.observations]),
+        )
+        return [list(text.draft.tree.tokens) if text is not None else [] for text in call.texts]
+
+    def _room(self, text: TokenText) -> int:
+        """How many tokens may be drafted: the one after them must still fit."""
+        return max(0, min(self._most, self._longest - len(text.tokens) - 1))
+
+    def _fail(self, error: Exception) -> None:
+        """Forget all texts, whose states may no longer be right."""
+        self._failures += 1
+        self._last = 0.0
+        self.counts.add(self._clock(), failures=1)
+        if self._failures == 1:
+            _log.warning("drafting failed, and this step is decoded plainly: %s", error, exc_info=error)
+        if self._failures == _FAILURES:
+            _log.error("drafting failed %d times in a row: from now on all is decoded plainly", _FAILURES)
+        try:
+            for text in self._rows.clear():
+                self._drafting.release(text)
+        except Exception as again:
+            _log.debug("a drafter can't forget a text: %s", again)
+
+
+def _open_strategy(options: ProposerOptions, model: ModelConfig, cost: MeasuredCost) -> Strategy:
+    """Raises UsageError for a strategy that does not exist, or that needs more than tokens."""
+    resources = Resources(model.get_vocab_size(), _refuse_model, tokenizer=_tokenizer(model.tokenizer))
+    strategy = StrategyCache(resources, cost).get(options.strategy)
+    check_tokens_suffice(strategy, "vLLM")
+    return strategy
+
+
+def _tokenizer(name: str | None) -> Tokenizer | None:
+    """The target's tokenizer where it is on this machine: datastores are checked against it."""
+    try:
+        return load_tokenizer(resolve_tokenizer(name)) if name and is_local(name) else None
+    except (ParlayError, OSError) as error:
+        _log.warning("the tokenizer %s can't be read, so no datastore is checked against it: %s", name, error)
+        return None
+
+
+def _refuse_model(name: str) -> NoReturn:
+    raise UsageError(
+        f"draft model {name}: Parlay's proposer loads no models inside vLLM; use vLLM's own method draft_model, or "
+        "parlay serve --drafter-only and the strategy remote"
+    )

@@ -1,0 +1,311 @@
+"""A drafter behind HTTP: its drafts, its deadline, and everything that may be wrong with a service."""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from parlay.drafters.copying.prompt_lookup import PromptLookup, PromptLookupOptions
+from parlay.drafters.remote.link import KEY_VARIABLE, OtherVocabulary
+from parlay.drafters.remote.messages import TextFacts, TextUpdate, answer_as_json
+from parlay.drafters.remote.remote import Remote, RemoteOptions
+from parlay.drafters.remote.service import DraftService, Held, Owner
+from parlay.drafters.resources import Resources
+from parlay.drafters.token_text import TokenText, open_text
+from parlay.options import UsageError
+from parlay.types import NO_DRAFT, Draft, Observation, SamplingParams
+
+VOCAB = 30
+Say = Callable[[str, str, dict[str, Any]], tuple[int, bytes]]
+"""From method, path and body to status and content."""
+
+
+def no_runner(name: str) -> Any:
+    raise AssertionError(name)
+
+
+def resources(stack: ExitStack) -> Resources:
+    return Resources(VOCAB, no_runner, closing=stack)
+
+
+def copier() -> PromptLookup:
+    return PromptLookup(Resources(VOCAB, no_runner), PromptLookupOptions())
+
+
+def text(number: int, tokens: Sequence[int]) -> TokenText:
+    return open_text(number, tokens, SamplingParams(temperature=0.0))
+
+
+def info(vocab_size: int = VOCAB, tokenizer: str = "") -> bytes:
+    return json.dumps({"version": 1, "strategy": "toy", "vocab_size": vocab_size, "tokenizer": tokenizer}).encode()
+
+
+class Service:
+    """Says what a `DraftService` says, and notes what it was sent."""
+
+    def __init__(self) -> None:
+        self.service = DraftService(copier(), VOCAB, 1000)
+        self.bodies: list[dict[str, Any]] = []
+
+    def __call__(self, method: str, path: str, body: dict[str, Any]) -> tuple[int, bytes]:
+        if method == "GET":
+            return 200, info()
+        self.bodies.append(body)
+        asked = []
+        for each in body["texts"]:
+            facts = {name: value for name, value in each.items() if name not in {"id", "start", "tokens", "most"}}
+            update = TextUpdate(each["id"], each["start"], each["tokens"], each["most"], TextFacts(**facts))
+            asked.append((Owner("", body["client"]), update))
+        answers = self.service.draft(asked)
+        return 200, json.dumps({"drafts": [answer_as_json(answer) for answer in answers]}).encode()
+
+
+@contextmanager
+def serving(say: Say, port: int = 0) -> Iterator[str]:
+    """The URL of a server of this process that answers as ``say`` does."""
+
+    gone = threading.Event()
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True
+
+        def do_GET(self) -> None:
+            self.answer("GET", {})
+
+        def do_POST(self) -> None:
+            self.answer("POST", json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+
+        def answer(self, method: str, body: dict[str, Any]) -> None:
+            if gone.is_set():  # an open connection outlives the server
+                self.close_connection = True
+                return
+            status, content = say(method, self.path, body | {"key": self.headers.get("Authorization", "")})
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, format: str, *args: object) -> None: ...
+
+    server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        gone.set()
+        server.shutdown()
+        server.server_close()
+        thread.join(5)
+
+
+@contextmanager
+def remote(url: str, deadline_ms: float = 20_000, retry_s: float = 0.1) -> Iterator[Remote]:
+    with ExitStack() as stack:
+        yield Remote(resources(stack), RemoteOptions(url=url, deadline_ms=deadline_ms, retry_s=retry_s))
+
+
+def propose(drafter: Remote, view: TokenText, budget: int = 4) -> Draft:
+    (draft,) = drafter.propose([view], [budget])
+    return draft
+
+
+def test_drafts_are_those_of_the_drafter_and_only_new_tokens_are_sent() -> None:
+    service = Service()
+    with serving(service) as url, remote(url) as drafter:
+        view = text(1, [1, 2, 3, 4, 1, 2])
+        for _ in range(5):
+            expected = copier().propose([view], [4])[0]
+            assert propose(drafter, view).tree == expected.tree
+            view.tokens += expected.tree.tokens[:2]
+    sent = [body["texts"][0] for body in service.bodies]
+    assert [each["start"] for each in sent] == [0, 6, 8, 10, 12]
+    assert [len(each["tokens"]) for each in sent] == [6, 2, 2, 2, 2]
+
+
+def test_a_text_that_was_cut_back_is_sent_from_there() -> None:
+    service = Service()
+    with serving(service) as url, remote(url) as drafter:
+        view = text(1, [1, 2, 3, 1, 2, 3])
+        propose(drafter, view)
+        view.tokens[-2:] = [7, 8, 1, 2]
+        assert propose(drafter, view).tree.tokens[0] == 3
+        assert service.bodies[-1]["texts"][0]["start"] == 4
+
+
+def test_a_service_that_forgot_a_text_is_told_it_again() -> None:
+    service = Service()
+    with serving(service) as url, remote(url) as drafter:
+        view = text(1, [1, 2, 3, 1, 2])
+        propose(drafter, view)
+        service.service = DraftService(copier(), VOCAB, 1000)
+        view.tokens.append(3)
+        assert propose(drafter, view) == NO_DRAFT
+        assert propose(drafter, view).tree.tokens[:2] == (1, 2)
+
+
+def test_texts_that_are_over_are_named_in_the_next_request() -> None:
+    service = Service()
+    with serving(service) as url, remote(url) as drafter:
+        propose(drafter, text(1, [1, 2, 1]))
+        drafter.release(1)
+        drafter.release(9)
+        propose(drafter, text(2, [1, 2, 1]))
+        assert [body["over"] for body in service.bodies] == [[], [1]]
+
+
+def test_after_the_deadline_the_step_goes_on_and_a_late_answer_counts_for_nothing() -> None:
+    service, go = Service(), threading.Event()
+
+    def slow(method: str, path: str, body: dict[str, Any]) -> tuple[int, bytes]:
+        if method == "POST":
+            assert go.wait(20)
+        return service(method, path, body)
+
+    with serving(slow) as url, remote(url, deadline_ms=200) as drafter:
+        view = text(1, [1, 2, 3, 1, 2])
+        assert propose(drafter, view) == NO_DRAFT
+        assert propose(drafter, view) == NO_DRAFT  # nothing more is asked meanwhile
+        go.set()
+        for _ in range(1000):
+            view.tokens.append(view.tokens[-3])
+            if len(propose(drafter, view)):
+                break
+            threading.Event().wait(0.01)
+        else:
+            raise AssertionError("no draft after a late answer")
+
+
+RUBBISH = {
+    "no JSON": b"<html>",
+    "no object": b"[]",
+    "too few drafts": b'{"drafts": []}',
+    "an id beyond the vocabulary": b'{"drafts": [{"tokens": [30], "parents": [-1]}]}',
+    "an id that is no number": b'{"drafts": [{"tokens": ["1"], "parents": [-1]}]}',
+    "a parent after its child": b'{"drafts": [{"tokens": [1, 2], "parents": [1, -1]}]}',
+    "more tokens than asked for": b'{"drafts": [{"tokens": [1,1,1,1,1], "parents": [-1,0,1,2,3]}]}',
+    "tokens that it never had": b'{"drafts": [{"held": 99}]}',
+    "chances above 1": b'{"drafts": [{"tokens": [1], "parents": [-1], "scores": [2]}]}',
+    "chances that are no numbers": b'{"drafts": [{"tokens": [1], "parents": [-1], "scores": "x"}]}',
+}
+
+
+@pytest.mark.parametrize("content", RUBBISH.values(), ids=RUBBISH.keys())
+def test_rubbish_is_no_draft_and_one_line(content: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    def say(method: str, path: str, body: dict[str, Any]) -> tuple[int, bytes]:
+        return 200, info() if method == "GET" else content
+
+    with serving(say) as url, remote(url, retry_s=60) as drafter:
+        for _ in range(3):
+            assert propose(drafter, text(1, [1, 2, 1])) == NO_DRAFT
+    (record,) = caplog.records
+    assert "decoding goes on plainly" in record.getMessage()
+    assert "\n" not in record.getMessage()
+
+
+def test_a_service_that_is_gone_is_asked_again_after_a_while(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+    view = text(1, [1, 2, 3, 1, 2])
+    with remote(f"http://127.0.0.1:{port}", retry_s=0.1) as drafter:
+        assert propose(drafter, view) == NO_DRAFT
+        with serving(Service(), port):
+            for _ in range(500):
+                if len(propose(drafter, view)):
+                    break
+                threading.Event().wait(0.02)
+        for _ in range(3):
+            view.tokens.append(view.tokens[-3])
+            assert propose(drafter, view) == NO_DRAFT
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 3
+    assert "no answer" in said[0]
+    assert "answers again" in said[1]
+
+
+@pytest.mark.parametrize("said", [info(31), b'{"version": 1}'])
+def test_another_vocabulary_is_an_error_at_the_start(said: bytes) -> None:
+    with serving(lambda *_: (200, said)) as url, pytest.raises(OtherVocabulary, match="vocabulary of"), remote(url):
+        pass
+
+
+@pytest.mark.parametrize("said", [b'{"version": 2}', b"[1]", b"null", b"rubbish"])
+def test_what_is_no_drafter_is_asked_again_later(said: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    with serving(lambda *_: (200, said)) as url, remote(url) as drafter:
+        assert propose(drafter, text(1, [1, 2, 1])) == NO_DRAFT
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize("url", ["", "localhost:8000", "ftp://host", "http://", "http://host:port", "http://[::1"])
+def test_what_is_no_url_is_an_error_at_once(url: str) -> None:
+    with ExitStack() as stack, pytest.raises(UsageError, match="URL"):
+        Remote(resources(stack), RemoteOptions(url=url))
+
+
+def test_the_key_of_the_environment_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(KEY_VARIABLE, "secret")
+    seen: list[str] = []
+
+    def noted(method: str, path: str, body: dict[str, Any]) -> tuple[int, bytes]:
+        seen.append(body["key"])
+        return 401, b'{"error": {"message": "a valid API key is needed"}}'
+
+    with serving(noted) as url, remote(url):
+        pass
+    assert seen == ["Bearer secret"]
+
+
+class TestService:
+    """Texts of other processes, bounded and bound to nobody else's."""
+
+    def update(self, number: int, start: int, tokens: Sequence[int], most: int = 4) -> TextUpdate:
+        return TextUpdate(number, start, tokens, most, TextFacts(prompt_length=3))
+
+    def test_the_oldest_texts_are_forgotten_where_there_are_too_many_tokens(self) -> None:
+        service, owner = DraftService(copier(), VOCAB, 100, most_tokens=20), Owner("", "a")
+        for number in range(10):
+            service.draft([(owner, self.update(number, 0, [1, 2, 3, 1, 2]))])
+        assert len(service) == 4
+        assert service.draft([(owner, self.update(0, 5, [3]))]) == [Held(0)]
+        assert service.draft([(owner, self.update(9, 5, [3]))])[0] != Held(0)
+
+    def test_clients_have_numbers_of_their_own(self) -> None:
+        service = DraftService(copier(), VOCAB, 100)
+        service.draft([(Owner("", "a"), self.update(1, 0, [1, 2, 3, 1, 2]))])
+        assert service.draft([(Owner("", "b"), self.update(1, 5, [3]))]) == [Held(0)]
+        service.release(Owner("", "b"), [1])
+        assert len(service) == 1
+
+    def test_one_text_twice_in_a_batch_is_taken_once(self) -> None:
+        service, owner = DraftService(copier(), VOCAB, 100), Owner("", "a")
+        news = self.update(1, 0, [1, 2, 3, 1, 2])
+        first, second = service.draft([(owner, news), (owner, news)])
+        assert isinstance(first, Draft)
+        assert second == Held(0)
+
+    def test_drafters_hear_how_far_their_drafts_were_right(self) -> None:
+        heard: list[Observation] = []
+
+        class Listener(PromptLookup):
+            needs = PromptLookup.needs.__class__(outcomes=True)
+
+            def observe(self, observations: Sequence[Observation]) -> None:
+                heard.extend(observations)
+
+        drafter = Listener(Resources(VOCAB, no_runner), PromptLookupOptions())
+        service, owner = DraftService(drafter, VOCAB, 100), Owner("", "a")
+        service.draft([(owner, self.update(1, 0, [1, 2, 3, 4, 1, 2]))])
+        service.draft([(owner, self.update(1, 6, [3, 4, 9]))])
+        assert [len(each.verdict.path) for each in heard] == [0, 2]
