@@ -41,6 +41,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "cost": frozenset({"types"}),
     "router": frozenset({"types"}),
     "energy": frozenset({"types", "options", "cost"}),
+    "simulate": frozenset({"types", "options", "cost"}),
     "sampling": frozenset({"types", "compiled"}),
     "engine": frozenset({"types", "sampling", "system"}),
     "models": frozenset({"types", "options", "system", "compiled", "cache"}),

@@ -35,6 +35,7 @@ COMMANDS = {
     "bench": "find the best strategy for your prompts, or measure strategies on workloads",
     "calibrate": "test lossy strategies on your prompts, and certify those that keep a floor",
     "plan": "predict how fast a model would be on a machine, and which strategy to take",
+    "simulate": "predict what a server or a fleet would do under given traffic: latencies, cost, failures",
     "strategies": "list the decoding strategies and their parameters",
     "router": "show or reset what was learned on this machine of drafters, and of what steps cost",
     "datastore": "make and inspect datastores: files of texts that a strategy drafts from",

@@ -4,76 +4,33 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from parlay.cli import plan_page
-from parlay.cli.flags import add_option_flags, strategy
-from parlay.cost.devices import BANDWIDTH_SHARE, DEVICES, RATE_SHARE, find_device
-from parlay.cost.devices import machine as known_machine
-from parlay.models.fetch.pulled import DEFAULT_MODEL, default_model
+from parlay.cli import plan_devices, plan_page
+from parlay.cli.flags import strategy
+from parlay.cli.plan_machine import Ground, add_machine_flags, check_flags, ground_of, models_of, say
+from parlay.models.fetch.pulled import default_model
 from parlay.options import LoadOptions
 
 if TYPE_CHECKING:
     from parlay.bench.plan.acceptance import Chances, Traffic
     from parlay.bench.plan.report import PlanCase
     from parlay.bench.plan.strategies import Acceptance, Models
-    from parlay.bench.plan.weights import WeightType
-    from parlay.cost.roofline import Machine
     from parlay.cost.speed import DraftPlan
     from parlay.llm.llm import LLM
     from parlay.strategies.spelling import StrategySpec
 
 _MOST = 1 << 20
-_BUSY = 0.5
-"""Cores; with more of them busy during a calibration its page says so."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--model",
-        help="name that parlay models lists, name of a common model such as llama-3.1-8b or qwen2.5-7b, Hugging Face "
-        "Hub id, GGUF file, or local folder; config.json is enough "
-        f"(default: {DEFAULT_MODEL}, fetched at the first use)",
-    )
-    parser.add_argument("--draft-model", metavar="MODEL", help="small model for strategies that draft with one")
-    parser.add_argument(
-        "--dtype", default="auto", help="number type of the weights: auto, float32, bfloat16, float16 or int8"
-    )
-    parser.add_argument(
-        "--quantize",
-        metavar="TYPE",
-        help="weights in fewer bits: int8, or as in GGUF files q8_0, q6_k, q5_k_m, q4_k_m, q4_0, iq4_xs, mxfp4; on a "
-        "named device also awq, gptq, nf4, fp8, q3_k_m, q2_k (default: as the model's file has them)",
-    )
-    of_loading = {
-        "threads": "threads that decode on this machine",
-        "kv_cache_dtype": "number type of cached keys and values; auto is the machine's own",
-    }
-    add_option_flags(parser, LoadOptions, of_loading)
-    _add_machine_flags(parser)
+    add_machine_flags(parser)
     _add_case_flags(parser)
+    plan_devices.add_devices_flags(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-
-
-def _add_machine_flags(parser: argparse.ArgumentParser) -> None:
-    where = parser.add_argument_group("machine", "this machine, as calibrated, unless a device is named")
-    where.add_argument(
-        "--device",
-        "--machine",
-        metavar="NAME",
-        help=f"predict for this device by its maker's figures: {', '.join(DEVICES)}; h100, a100, 4090 and the like too",
-    )
-    where.add_argument("--calibrate", action="store_true", help="measure this machine first; takes about a minute")
-    where.add_argument(
-        "--calibration",
-        metavar="FILE",
-        type=Path,
-        help="file of the measurement: read, or where it is not there, measured and written",
-    )
 
 
 def _add_case_flags(parser: argparse.ArgumentParser) -> None:
@@ -112,8 +69,12 @@ def _add_acceptance_flags(cases: argparse._ActionsContainer) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    if options.devices is not None:
+        return plan_devices.run(options)
+    if options.trace or options.mixture or options.link:
+        raise ValueError("--trace, --mixture and --link are for --devices, the number of devices: say it too")
     rows, contexts, batches = (_counts(options, name) for name in ("rows", "context", "batch"))
-    _check_flags(options)
+    check_flags(options)
     from parlay.bench.plan.report import case, with_kinds, with_offers
     from parlay.bench.plan.strategies import read_acceptance
     from parlay.cost.speed import Setting
@@ -121,8 +82,8 @@ def run(options: argparse.Namespace) -> int:
 
     threads.settle(options.threads)
     told, traffic = read_acceptance(options.acceptance), _traffic(options)
-    ground = _table_device(options) if options.device else _this_machine(options)
-    models = _models(options, ground)
+    ground = ground_of(options)
+    models = models_of(options, ground)
     names = _compared(options, told, models)
     chances = _measured(options, names, models, traffic) if traffic else _told(options, told)
     plans = _plans(names, models, chances)
@@ -209,7 +170,7 @@ def _measured(options: argparse.Namespace, names: list[StrategySpec], models: Mo
         load = LoadOptions(quantize="int8" if options.quantize == "int8" else None, threads=options.threads)
         return LLM(model, draft_model=options.draft_model if here else None, load=load)
 
-    chances = measured([spec for spec in wanted if spec not in unread], traffic, model, opened, _say)
+    chances = measured([spec for spec in wanted if spec not in unread], traffic, model, opened, say)
     return chances if here else chances.beside(f"{options.model} has no weights here: {model} stands in for it.")
 
 
@@ -228,36 +189,6 @@ def _has_weights(model: str) -> bool:
     return found.is_file() or any(found.glob("*.safetensors"))
 
 
-@dataclass(frozen=True, slots=True)
-class _Ground:
-    """Facts that predictions stand on.
-
-    ``source`` says where the machine's constants come from. ``kv_bytes`` are those of one number of a key or value,
-    ``memory`` those of the device; None where they are not known.
-    """
-
-    machine: Machine
-    source: str
-    weights: WeightType
-    kv_bytes: float
-    memory: int | None
-
-
-def _check_flags(options: argparse.Namespace) -> None:
-    """Raise for what is wrong before torch is loaded and a machine is measured, which takes a minute."""
-    from parlay.bench.plan.shapes import known_name
-    from parlay.models.fetch.resolving import resolve_config
-
-    if options.device and (options.calibrate or options.calibration):
-        raise ValueError("--device names a machine that is not measured here: leave out --calibrate and --calibration")
-    if options.device:
-        find_device(options.device)
-    options.model = options.model or default_model()
-    for model in (options.model, options.draft_model):
-        if model is not None and not known_name(model):
-            resolve_config(model)
-
-
 def _counts(options: argparse.Namespace, name: str) -> list[int]:
     """The numbers of a flag. Raises ValueError for what is none."""
     text: str = vars(options)[name]
@@ -268,112 +199,7 @@ def _counts(options: argparse.Namespace, name: str) -> list[int]:
     return numbers
 
 
-# ---------------------------------------------------------------------------------------------------------- machine
-
-
-def _models(options: argparse.Namespace, ground: _Ground) -> Models:
-    """Shapes of the model and of the one that drafts for it: the named one, or the one that goes with it."""
-    from parlay.bench.plan.shapes import CACHED_BYTES, read_model, shape_of
-    from parlay.bench.plan.strategies import Models
-    from parlay.models.fetch.resolving import BUILT_IN_DRAFTS
-
-    draft = options.draft_model or BUILT_IN_DRAFTS.get(options.model)
-    kv_bytes = CACHED_BYTES.get(options.kv_cache_dtype, ground.kv_bytes)
-    target, *drafts = [
-        shape_of(read_model(name), weight_bytes=ground.weights.bytes, kv_bytes=kv_bytes)
-        for name in (options.model, draft)
-        if name
-    ]
-    return Models(target, *drafts)
-
-
-def _weights(options: argparse.Namespace) -> WeightType | None:
-    """The type that flags name, else how the model's file stores its weights; None for plain numbers of any type."""
-    from parlay.bench.plan.shapes import known_name
-    from parlay.bench.plan.weights import stored_type, weight_type
-    from parlay.models.fetch.resolving import resolve_config
-
-    named = options.quantize or (options.dtype if options.dtype != "auto" else None)
-    if named is not None:
-        return weight_type(named)
-    found = None if known_name(options.model) else resolve_config(options.model)
-    return stored_type(found) if found is not None and found.is_file() else None
-
-
-def _table_device(options: argparse.Namespace) -> _Ground:
-    """A known device, by its maker's figures. Keys and values are cached in two bytes, unless weights have more."""
-    from parlay.bench.plan.weights import weight_type
-
-    weights = _weights(options) or weight_type("bfloat16")
-    source = (
-        f"device {options.device.lower()} by its maker's figures, taken to reach {BANDWIDTH_SHARE:.0%} of its "
-        f"bandwidth and {RATE_SHARE:.0%} of its arithmetic; nothing was measured"
-    )
-    memory = round(1e9 * find_device(options.device).memory)
-    return _Ground(known_machine(options.device, weights.name), source, weights, max(2, round(weights.bytes)), memory)
-
-
-def _this_machine(options: argparse.Namespace) -> _Ground:
-    """The machine here, as it was calibrated now or before."""
-    from parlay.bench.plan.machine import load_calibration
-    from parlay.bench.plan.weights import weight_type
-
-    path, weights = _calibration_file(options)
-    calibration = load_calibration(path)
-    origin = calibration.provenance
-    kept = str(origin["weights"])
-    if weights is not None and kept not in (weights.name, weights.blocks.name if weights.blocks else ""):
-        raise ValueError(f"{path} was measured for {kept} weights, not {weights.name}: calibrate for these too")
-    source = (
-        f"{origin['processor']}, {origin['threads']} threads, calibrated {origin['date']} "
-        f"(median error of the fit {calibration.median_error:.0%}) in {path}"
-    )
-    busy = float(origin.get("busy_cores", 0))
-    if busy > _BUSY:
-        source += f", while {busy:g} cores were busy with other work: --calibrate again when they are idle"
-    memory = int(origin["memory_bytes"]) if "memory_bytes" in origin else None
-    return _Ground(calibration.machine, source, weights or weight_type(kept), float(origin["kv_bytes"]), memory)
-
-
-def _calibration_file(options: argparse.Namespace) -> tuple[Path, WeightType | None]:
-    """Where the calibration is, made first if that is asked for or there is none, and the weights that are wanted.
-
-    None for the weights: as the named calibration says.
-    """
-    from parlay.bench.plan import machine
-    from parlay.bench.plan.weights import weight_type
-
-    weights = _weights(options)
-    named: Path | None = options.calibration
-    if named is not None and named.exists() and not options.calibrate:
-        return named, weights
-    if weights is not None:
-        machine.check_here(weights)
-    load = LoadOptions(
-        dtype="auto" if weights is None or weights.blocks or weights.name == "int8" else weights.name,
-        quantize="int8" if weights is not None and weights.name == "int8" else None,
-        threads=options.threads,
-    )
-    load = machine.load_here(options.model, load)
-    weights = weights or weight_type(load.dtype)
-    kept = weights.blocks.name if weights.blocks else weights.name
-    path = named or machine.calibration_path(kept)
-    if options.calibrate or not path.is_file():
-        if not options.calibrate:
-            _say(f"this machine is not calibrated for {kept} yet: measuring it, which takes about a minute")
-        machine.calibrate_here(load, blocks=weights.blocks, log=_say).save(path)
-        _say(f"calibration kept in {path}")
-    return path, weights
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr)
-
-
-# ------------------------------------------------------------------------------------------------------------- JSON
-
-
-def _document(model: str, models: Models, ground: _Ground, cases: Sequence[PlanCase]) -> dict[str, object]:
+def _document(model: str, models: Models, ground: Ground, cases: Sequence[PlanCase]) -> dict[str, object]:
     return {
         "model": model,
         "parameters": models.target.parameters,

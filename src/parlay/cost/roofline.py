@@ -83,6 +83,13 @@ class ForwardShape:
         if self.batch < 1 or self.rows < 1 or self.context < 0 or not 1 <= self.leaves <= self.rows:
             raise ValueError(f"work needs batch, rows >= 1, context >= 0 and leaves from 1 to rows, got {self}")
 
+    @property
+    def sums(self) -> StepShape:
+        """The same forward by its sums."""
+        rows, keys = self.batch * self.rows, self.context + self.rows
+        head_rows = self.batch * (self.rows if self.logits is None else self.logits)
+        return StepShape(self.batch * self.leaves, rows, head_rows, self.batch * keys, rows * keys)
+
 
 @dataclass(frozen=True, slots=True)
 class Operator:
@@ -94,6 +101,21 @@ class Operator:
     bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class StepShape:
+    """A forward of unlike sequences by its sums.
+
+    ``rows`` of all ``sequences`` (paths of trees, if any), of which ``head_rows`` go through the LM head; ``keys`` that
+    the sequences read, each its own cached and new ones; ``pairs`` of a row and a key of its sequence.
+    """
+
+    sequences: int
+    rows: int
+    head_rows: int
+    keys: float
+    pairs: float
+
+
 def operators(shape: ModelShape, work: ForwardShape) -> Iterator[Operator]:
     """The operators of a forward, those of all layers taken together.
 
@@ -101,25 +123,28 @@ def operators(shape: ModelShape, work: ForwardShape) -> Iterator[Operator]:
     afterwards: what `torch.utils.flop_counter.FlopCounterMode` counts for the model in transformers. Bytes are weights
     once, each sequence's keys and values once, and rows in and out.
     """
-    layers, rows, keys = shape.num_layers, work.batch * work.rows, work.context + work.rows
-    heads = shape.num_heads * shape.head_dim
-    head_rows = work.batch * (work.rows if work.logits is None else work.logits)
+    yield from step_operators(shape, work.sums)
+
+
+def step_operators(shape: ModelShape, step: StepShape) -> Iterator[Operator]:
+    """The same of a forward that is known by its sums."""
+    layers, rows, heads = shape.num_layers, step.rows, shape.num_heads * shape.head_dim
     yield _linear("qkv", shape.weight_bytes, rows, (shape.hidden_size, shape.qkv_size), layers)
     yield Operator(
         "attention",
         "attention",
-        4 * layers * heads * rows * keys,  # scores, then values
-        shape.token_bytes * work.batch * (keys + work.rows),  # read, and the new ones written
+        round(4 * layers * heads * step.pairs),  # scores, then values
+        round(shape.token_bytes * (step.keys + rows)),  # read, and the new ones written
     )
     yield _linear("attention out", shape.weight_bytes, rows, (heads, shape.hidden_size), layers)
     yield _linear("gate, up", shape.weight_bytes, rows, (shape.hidden_size, 2 * shape.intermediate_size), layers)
     yield _linear("down", shape.weight_bytes, rows, (shape.intermediate_size, shape.hidden_size), layers)
-    yield _linear("head", shape.weight_bytes, head_rows, (shape.hidden_size, shape.vocab_size))
+    yield _linear("head", shape.weight_bytes, step.head_rows, (shape.hidden_size, shape.vocab_size))
     # Two norms and two additions per layer, rotations of heads, gate times up; four bytes each, read and written.
     passed = 4 * shape.hidden_size + shape.qkv_size + 2 * shape.intermediate_size
     yield Operator("norms, rotations, gates", "vector", 0, 8 * layers * rows * passed)
     # Scores are masked and normed in four bytes: about three times read and written.
-    yield Operator("softmax", "vector", 0, 24 * layers * shape.num_heads * rows * keys)
+    yield Operator("softmax", "vector", 0, round(24 * layers * shape.num_heads * step.pairs))
 
 
 def _linear(name: str, weight_bytes: float, rows: int, sizes: tuple[int, int], count: int = 1) -> Operator:
@@ -188,8 +213,12 @@ class Machine:
 
     def forward(self, shape: ModelShape, work: ForwardShape) -> float:
         """Seconds of one forward."""
-        started = self.layer_seconds + self.attend_seconds * work.batch * work.leaves
-        return self.forward_seconds + shape.num_layers * started + self._busy(shape, work)
+        return self.step(shape, work.sums)
+
+    def step(self, shape: ModelShape, step: StepShape) -> float:
+        """Seconds of one forward that is known by its sums."""
+        started = self.layer_seconds + self.attend_seconds * step.sequences
+        return self.forward_seconds + shape.num_layers * started + self._busy(shape, step)
 
     def prefill(self, shape: ModelShape, tokens: int, *, batch: int = 1, chunk: int = 512) -> float:
         """Seconds until prompts of ``tokens`` tokens are cached and each has its first row of logits.
@@ -202,7 +231,7 @@ class Machine:
         ]
         return batch * sum(self.forward(shape, work) for work in works)
 
-    def _busy(self, shape: ModelShape, work: ForwardShape) -> float:
+    def _busy(self, shape: ModelShape, step: StepShape) -> float:
         """Seconds of all operators."""
         cached = shape.read_bytes <= self.cache_bytes
         reached = {
@@ -211,7 +240,7 @@ class Machine:
             "vector": (self.vector_bandwidth, float("inf")),
         }
         seconds = 0.0
-        for operator in operators(shape, work):
+        for operator in step_operators(shape, step):
             bandwidth, rate = reached[operator.kind]
             seconds += max(operator.bytes / bandwidth, operator.flops / rate)
         return seconds

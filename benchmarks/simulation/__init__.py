@@ -1,0 +1,1 @@
+"""How far `parlay simulate` is from the engine."""

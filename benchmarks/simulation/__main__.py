@@ -1,0 +1,198 @@
+"""Holds `parlay simulate` against the engine in virtual time, the engine in process and a server; times a fleet.
+
+`virtual`: the real scheduler with steps that take what a cost says, four servers at four loads. `process`: the engine
+with a model, predicted by the means of that run's own steps. `server`: `parlay serve`, predicted by a calibration of
+the machine beforehand. `fleet`: a thousand replicas and a day of traffic.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.commands import begin, one_line_errors, open_results, write_page
+from benchmarks.options import add_run_flags
+from benchmarks.simulation import cases
+from benchmarks.simulation.report import report
+from benchmarks.simulation.virtual import run as run_engine
+from parlay.bench.host import busy_cores
+from parlay.bench.records import Cell, Results, Row
+from parlay.simulate.costs import MeasuredSteps, RooflineSteps, StepCost
+from parlay.simulate.fleet import Outcome, Setup, simulate
+from parlay.simulate.jobs import ReplicaLimits
+from parlay.simulate.mixtures import mixture
+from parlay.simulate.policies import Autoscaling, Failures, Fleet
+from parlay.simulate.traffic import Traffic
+
+logger = logging.getLogger("benchmarks")
+PARTS = ("virtual", "process", "server", "fleet")
+DAY = 86_400.0
+_REAL_LOADS = (0.5, 0.9)
+_REAL_REQUESTS = 60
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the parts that have no rows yet, and write the page."""
+    options = parse(arguments)
+    begin(options)
+    with one_line_errors("simulation"):
+        results = open_results(options, "simulation", "python -m benchmarks.simulation")
+        for part in options.only:
+            if not any(row.cell.part == part for row in results.rows):
+                _PARTS[part](options, results)
+    write_page(results.path, report(results))
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The options of the command."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.simulation", description=__doc__)
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART", help=", ".join(PARTS))
+    parser.add_argument("--model", default="smollm2-135m", help="of process and server (default: smollm2-135m)")
+    parser.add_argument("--calibration", type=Path, metavar="FILE", help="of this machine, for server")
+    add_run_flags(parser)
+    return parser.parse_args(arguments)
+
+
+def virtual(options: argparse.Namespace, results: Results) -> None:
+    """Each server at each load."""
+    count = 60 if options.quick else 1000
+    for server in cases.SERVERS:
+        sizes = cases.lengths(count, 1)
+        full = cases.capacity(server, sizes)
+        for load in cases.LOADS:
+            traffic = cases.arrivals(sizes, load * full, 1)
+            began = time.perf_counter()
+            real = run_engine(traffic.arrivals, server.cost, server.limits, server.drafting)
+            ended = time.perf_counter()
+            predicted = cases.simulated(server, traffic)
+            took = {"engine seconds": ended - began, "simulator seconds": time.perf_counter() - ended}
+            cell = Cell(part="virtual", model=server.name, strategy=server.drafting.name, workload=f"load {load:g}")
+            _add(results, cell, real, predicted, took)
+
+
+def _add(results: Results, cell: Cell, real: Outcome, predicted: Outcome, more: dict[str, float]) -> None:
+    differences = {f"difference {name}": value for name, value in cases.differences(real, predicted).items()}
+    values = {**cases.shown(real), **differences, **more, "preemptions": float(real.preemptions)}
+    results.add([Row(cell=cell, requests=real.requests, tokens=real.tokens, seconds=real.span, values=values)])
+    worst = max(differences.values(), key=abs)
+    logger.info("%s, %s, %s: largest difference %+.2f %%", cell.part, cell.model, cell.workload, 100 * worst)
+
+
+def process(options: argparse.Namespace, results: Results) -> None:
+    """The engine with a model, and the means of its own steps."""
+    asyncio.run(_process(options, results))
+
+
+async def _process(options: argparse.Namespace, results: Results) -> None:
+    from benchmarks.simulation.real import InProcess, measure
+    from parlay import LLM
+
+    llm = LLM(options.model, strategy="none", router_memory="off", max_num_seqs=32)
+    service = InProcess(llm, "none")
+    limits = ReplicaLimits(cache_tokens=llm.runner.capacity())
+    sizes = _real_sizes(options)
+    together = Traffic("at once", [arrival._replace(seconds=0.0) for arrival in cases.arrivals(sizes, 1.0, 1).arrivals])
+    warm = await measure(together.arrivals, service.send, llm.runner.spec.vocab_size, "warm")
+    full = len(sizes) / warm.span
+    for load in _REAL_LOADS:
+        service.steps.clear()
+        traffic = cases.arrivals(sizes, load * full, 1)
+        busy = busy_cores()
+        real = await measure(traffic.arrivals, service.send, llm.runner.spec.vocab_size, f"load {load}")
+        cost = MeasuredSteps(service.steps)
+        predicted = simulate(traffic, Setup(cost=cost, limits=limits))
+        cell = Cell(part="process", model=options.model, strategy="none", workload=f"load {load:g}")
+        _add(results, cell, real, predicted, {"busy cores": round(busy, 1), "steps": float(len(service.steps))})
+    await service.close()
+
+
+def _real_sizes(options: argparse.Namespace) -> list[tuple[int, int]]:
+    """Half as long, so that a run takes a minute."""
+    count = 8 if options.quick else _REAL_REQUESTS
+    return [
+        (max(8, min(1000, prompt // 2)), max(8, min(200, output // 2))) for prompt, output in cases.lengths(count, 2)
+    ]
+
+
+def server(options: argparse.Namespace, results: Results) -> None:
+    """`parlay serve`, and a calibration of the machine."""
+    asyncio.run(_server(options, results))
+
+
+async def _server(options: argparse.Namespace, results: Results) -> None:
+    from benchmarks.simulation.real import measure, over_http
+
+    cost, vocabulary = _calibrated(options)
+    sizes = _real_sizes(options)
+    with over_http(options.model, "none", 2048) as (send, close):
+        warm = cases.arrivals(sizes[:8], 100.0, 3)
+        await measure(warm.arrivals, send, vocabulary, "warm")
+        full = cases.capacity(cases.Server("calibrated", cost), sizes)
+        for load in _REAL_LOADS:
+            traffic = cases.arrivals(sizes, load * full, 1)
+            busy = busy_cores()
+            real = await measure(traffic.arrivals, send, vocabulary, f"load {load}")
+            predicted = simulate(traffic, Setup(cost=cost))
+            cell = Cell(part="server", model=options.model, strategy="none", workload=f"load {load:g}")
+            _add(results, cell, real, predicted, {"busy cores": round(busy, 1)})
+        await close()
+
+
+def _calibrated(options: argparse.Namespace) -> tuple[StepCost, int]:
+    """Steps by the roofline of this machine, measured now unless a file is named; and the vocabulary."""
+    from parlay.bench.plan import machine
+    from parlay.bench.plan.shapes import read_model, shape_of
+    from parlay.options import LoadOptions
+
+    if options.calibration is None:
+        made = machine.calibrate_here(machine.load_here(options.model, LoadOptions()), log=logger.info)
+    else:
+        made = machine.load_calibration(options.calibration)
+    weight, kv = float(made.provenance["weight_bytes"]), float(made.provenance["kv_bytes"])
+    shape = shape_of(read_model(options.model), weight_bytes=weight, kv_bytes=kv)
+    return RooflineSteps(made.machine, shape), shape.vocab_size
+
+
+def fleet(options: argparse.Namespace, results: Results) -> None:
+    """A day of traffic that swings, on a thousand replicas; with failures, and with autoscaling."""
+    seconds, replicas = (600.0, 20) if options.quick else (DAY, 1000)
+    rate = replicas * 0.012
+    shares = {"chat": 5, "code": 3, "documents": 1, "summaries": 1}
+    traffic = mixture(shares, rate=rate, seconds=seconds, seed=1, daily=0.6)
+    cost = cases.large_cpu
+    fleets = {
+        "least-loaded": Fleet(replicas=replicas),
+        "prefix-affinity": Fleet(replicas=replicas, routing="prefix-affinity"),
+        "failures": Fleet(replicas=replicas, failures=Failures(mtbf=DAY, on_failure="continue")),
+        "autoscaling": Fleet(
+            autoscaling=Autoscaling(min_replicas=replicas // 10, max_replicas=replicas, target_ongoing=4)
+        ),
+    }
+    for name, each in fleets.items():
+        began = time.perf_counter()
+        out = simulate(traffic, Setup(cost=cost, limits=ReplicaLimits(cache_tokens=100_000), fleet=each))
+        took = time.perf_counter() - began
+        cell = Cell(part="fleet", model="Qwen2.5-7B, Q4, on a processor", strategy="none", workload=name)
+        values = {
+            **cases.shown(out),
+            "simulator seconds": took,
+            "utilisation": out.busy / out.paid,
+            "deaths": out.deaths,
+        }
+        values |= {"unfinished": out.requests - out.finished, "mean replicas": out.paid / out.span}
+        values |= {"found": out.found / max(1, out.asked)}
+        results.add(
+            [Row(cell=cell, requests=out.requests, tokens=out.tokens, seconds=out.span, values=values, modelled=True)]
+        )
+        logger.info("fleet, %s: %.0f s for %d requests", name, took, out.requests)
+
+
+_PARTS = {"virtual": virtual, "process": process, "server": server, "fleet": fleet}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""The page of the simulator's validation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from benchmarks.pages import about, table
+from benchmarks.simulation.cases import GOAL, SHOWN
+from parlay.bench.records import Results, Row
+
+_TEXTS = {
+    "virtual": (
+        "## The engine in virtual time",
+        "The real engine and scheduler with a runner that only counts; its clock is moved by what steps cost. "
+        f"Numbers are how far the simulator is from it. Goal for plain decoding: {GOAL:.1%}. With drafts both draw "
+        "which are right.",
+    ),
+    "process": (
+        "## The engine in process",
+        "A model decodes requests that arrive at random; the simulator has the means of that run's own steps. "
+        "Goal: 10 %.",
+    ),
+    "server": (
+        "## A server",
+        "`parlay serve` in a process of its own, over HTTP; the simulator has a calibration of the machine, made "
+        "beforehand.",
+    ),
+}
+
+
+def report(results: Results) -> str:
+    """A table for each part."""
+    lines = ["# The simulator held against the engine", "", about(results.header), ""]
+    for part, (title, text) in _TEXTS.items():
+        own = [row for row in results.rows if row.cell.part == part]
+        if own:
+            lines += [title, "", text, "", *_differences(own)]
+    return "\n".join(lines + _fleet([row for row in results.rows if row.cell.part == "fleet"]))
+
+
+def _differences(rows: Sequence[Row]) -> list[str]:
+    busy = any("busy cores" in row.values for row in rows)
+    head = ("server", "load", *SHOWN, "largest", *(["busy cores before"] if busy else ["engine s", "simulator s"]))
+    return table(head, (_line(row, busy=busy) for row in rows))
+
+
+def _line(row: Row, *, busy: bool) -> list[str]:
+    differences = [row.values[f"difference {name}"] for name in SHOWN]
+    cells = [f"{100 * each:+.1f} %" for each in [*differences, max(differences, key=abs)]]
+    last = (
+        [f"{row.values['busy cores']:g}"]
+        if busy
+        else [
+            f"{row.values['engine seconds']:.1f}",
+            f"{row.values['simulator seconds']:.2f}",
+        ]
+    )
+    return [row.cell.model, row.cell.workload.removeprefix("load "), *cells, *last]
+
+
+def _fleet(rows: Sequence[Row]) -> list[str]:
+    if not rows:
+        return []
+    head = (
+        "fleet",
+        "requests",
+        "simulated s",
+        "took s",
+        "mean replicas",
+        "utilisation",
+        "first p90 s",
+        "whole p90 s",
+        "found cached",
+        "deaths",
+        "unfinished",
+    )
+    lines = [
+        [
+            row.cell.workload,
+            f"{row.requests:,}",
+            f"{row.seconds:,.0f}",
+            f"{row.values['simulator seconds']:.0f}",
+            f"{row.values['mean replicas']:.0f}",
+            f"{row.values['utilisation']:.0%}",
+            f"{row.values['first p90']:.2f}",
+            f"{row.values['whole p90']:.1f}",
+            f"{row.values['found']:.0%}",
+            f"{row.values['deaths']:.0f}",
+            f"{row.values['unfinished']:.0f}",
+        ]
+        for row in rows
+    ]
+    text = "Up to a thousand replicas and a day of traffic whose rate swings by 60 %. Goal: under five minutes each."
+    return ["## Fleets", "", text, "", *table(head, lines)]

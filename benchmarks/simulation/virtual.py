@@ -1,0 +1,178 @@
+"""The real engine and scheduler in virtual time: a runner that only counts, and steps that take what a cost says."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import torch
+
+from parlay.bench.counting import CountingRunner
+from parlay.engine import Engine, Limits
+from parlay.router.policies import Fixed, Plain
+from parlay.sampling.rules import SharedNoise
+from parlay.simulate.costs import StepCost
+from parlay.simulate.drafting import Drafting
+from parlay.simulate.fleet import Outcome
+from parlay.simulate.jobs import ReplicaLimits
+from parlay.simulate.traffic import Arrival
+from parlay.types import (
+    NO_SKIP,
+    Draft,
+    Needs,
+    NoiseKey,
+    Observation,
+    OutOfRoom,
+    Output,
+    Policy,
+    Request,
+    SamplingParams,
+    Segment,
+    SequenceView,
+    Skip,
+    Strategy,
+    trees,
+)
+
+_VOCAB = 4
+_RIGHT, _WRONG = 0, 1
+_PAGE = 16
+
+
+class _FlatCost:
+    """A `Cost` that says nothing, for decisions that this engine does not take."""
+
+    revision = 0
+
+    def forward(self, rows: int, context: int) -> float:
+        return 1.0
+
+    def record(self, rows: int, context: int, seconds: float) -> None:
+        """Learns nothing."""
+
+
+class CountedRunner(CountingRunner):
+    """Writes one token for ever. A forward moves ``now`` on by what its sums cost; pages are counted."""
+
+    def __init__(self, cost: StepCost, cache_tokens: int) -> None:
+        super().__init__("counted", _VOCAB, kernels="none")
+        self.now, self.rows, self.steps = 0.0, 0, 0
+        self._cost, self._total = cost, cache_tokens // _PAGE
+        self._pages: dict[int, int] = {}
+        self._taken = 0
+
+    def forward(self, segments: Sequence[Segment], taps: Sequence[int] = (), skip: Skip = NO_SKIP) -> Output:
+        rows, keys, pairs, starts = 0, 0, 0, [0]
+        for segment in segments:
+            own = segment.rows
+            read = self._cached[segment.sequence] + own
+            rows, keys, pairs = rows + own, keys + read, pairs + own * read
+            starts.append(starts[-1] + len(self.places(segment)))
+        self.now += self._cost(len(segments), rows, starts[-1], keys, pairs)
+        self.rows += rows
+        self.steps += 1
+        return Output(torch.zeros(starts[-1], _VOCAB), tuple(starts))
+
+    def reserve(self, sequence: int, tokens: int) -> bool:
+        pages = -(-tokens // _PAGE)
+        if pages > self._total:
+            raise OutOfRoom(f"{tokens} tokens")
+        more = max(0, pages - self._pages.get(sequence, 0))
+        if self._taken + more > self._total:
+            return False
+        self._pages[sequence] = self._pages.get(sequence, 0) + more
+        self._taken += more
+        return True
+
+    def release(self, sequence: int) -> None:
+        super().release(sequence)
+        self._taken -= self._pages.pop(sequence, 0)
+
+    def free_tokens(self) -> int:
+        return (self._total - self._taken) * _PAGE
+
+    def capacity(self) -> int:
+        return self._total * _PAGE
+
+
+class _Chains:
+    """Drafts chains whose tokens are right with a chance, and wrong from the first wrong one on."""
+
+    needs = Needs(outcomes=False)
+
+    def __init__(self, chance: float, seed: int) -> None:
+        self._chance, self._draw = chance, random.Random(seed)
+
+    def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
+        return [trees.chain(self._tokens(budget), "chains") for budget in budgets]
+
+    def _tokens(self, budget: int) -> list[int]:
+        right = 0
+        while right < budget and self._draw.random() < self._chance:
+            right += 1
+        return [_RIGHT] * right + [_WRONG] * (budget - right)
+
+    def observe(self, observations: Sequence[Observation]) -> None:
+        """Learns nothing."""
+
+    def release(self, sequence: int) -> None:
+        """Holds nothing."""
+
+
+def run(
+    arrivals: Sequence[Arrival], cost: StepCost, limits: ReplicaLimits, drafting: Drafting, *, seed: int = 0
+) -> Outcome:
+    """Decode all requests, each added to the engine at its time, and count what `simulate` counts."""
+    runner = CountedRunner(cost, limits.cache_tokens)
+    engine = Engine(runner, _FlatCost(), _limits(limits), clock=lambda: runner.now)
+    strategy = _strategy(drafting, seed)
+    out = Outcome(requests=len(arrivals), most_replicas=1)
+    firsts = [-1.0] * len(arrivals)
+    begun = 0
+    while begun < len(arrivals) or not engine.idle:
+        if engine.idle:
+            runner.now = max(runner.now, arrivals[begun].seconds)
+        while begun < len(arrivals) and arrivals[begun].seconds <= runner.now:
+            engine.add(_request(begun, arrivals[begun]), strategy)
+            begun += 1
+        before = runner.now
+        for event in engine.step():
+            number = int(event.request)
+            if event.committed and firsts[number] < 0:
+                firsts[number] = runner.now
+            if event.finish_reason:
+                assert event.finish_reason == "length", event
+                _count(out, arrivals[number], firsts[number], runner.now)
+        out.busy += runner.now - before
+    out.span = runner.now - arrivals[0].seconds
+    out.paid, out.rows, out.steps = out.span, runner.rows, runner.steps
+    out.preemptions = engine.stats().preemptions
+    return out
+
+
+def _limits(limits: ReplicaLimits) -> Limits:
+    return Limits(
+        max_sequences=limits.max_num_seqs,
+        max_rows=limits.max_num_batched_tokens,
+        max_draft_rows=limits.max_draft_rows,
+    )
+
+
+def _strategy(drafting: Drafting, seed: int) -> Strategy:
+    if not drafting.nodes:
+        return Strategy("none", (), SharedNoise(), Plain())
+    policy: Policy = Fixed(drafting.nodes)
+    return Strategy("chains", (_Chains(sum(drafting.chances("")), seed),), SharedNoise(), policy)
+
+
+def _request(number: int, arrival: Arrival) -> Request:
+    params = SamplingParams(temperature=0.0, max_tokens=arrival.output, ignore_eos=True)
+    return Request(id=str(number), prompt=(_RIGHT,) * arrival.prompt, params=params, key=NoiseKey(0))
+
+
+def _count(out: Outcome, arrival: Arrival, first: float, last: float) -> None:
+    out.finished += 1
+    out.tokens += arrival.output
+    out.first.append(first - arrival.seconds)
+    out.whole.append(last - arrival.seconds)
+    out.per_token.append((last - first) / (arrival.output - 1) if arrival.output > 1 else -1.0)

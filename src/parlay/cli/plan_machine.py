@@ -1,0 +1,196 @@
+"""The machine and the model that predictions stand on, as `parlay plan` and `parlay simulate` are told."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from parlay.cli.flags import add_option_flags
+from parlay.cost.devices import BANDWIDTH_SHARE, DEVICES, RATE_SHARE, find_device
+from parlay.cost.devices import machine as known_machine
+from parlay.models.fetch.pulled import DEFAULT_MODEL, default_model
+from parlay.options import LoadOptions
+
+if TYPE_CHECKING:
+    from parlay.bench.plan.strategies import Models
+    from parlay.bench.plan.weights import WeightType
+    from parlay.cost.roofline import Machine
+
+_BUSY = 0.5
+"""Cores; with more of them busy during a calibration its page says so."""
+
+
+def add_machine_flags(parser: argparse.ArgumentParser) -> None:
+    """Which model, how it is stored, and on which machine."""
+    parser.add_argument(
+        "--model",
+        help="name that parlay models lists, name of a common model such as llama-3.1-8b or qwen2.5-7b, Hugging Face "
+        "Hub id, GGUF file, or local folder; config.json is enough "
+        f"(default: {DEFAULT_MODEL}, fetched at the first use)",
+    )
+    parser.add_argument("--draft-model", metavar="MODEL", help="small model for strategies that draft with one")
+    parser.add_argument(
+        "--dtype", default="auto", help="number type of the weights: auto, float32, bfloat16, float16 or int8"
+    )
+    parser.add_argument(
+        "--quantize",
+        metavar="TYPE",
+        help="weights in fewer bits: int8, or as in GGUF files q8_0, q6_k, q5_k_m, q4_k_m, q4_0, iq4_xs, mxfp4; on a "
+        "named device also awq, gptq, nf4, fp8, q3_k_m, q2_k (default: as the model's file has them)",
+    )
+    of_loading = {
+        "threads": "threads that decode on this machine",
+        "kv_cache_dtype": "number type of cached keys and values; auto is the machine's own",
+    }
+    add_option_flags(parser, LoadOptions, of_loading)
+    where = parser.add_argument_group("machine", "this machine, as calibrated, unless a device is named")
+    where.add_argument(
+        "--device",
+        "--machine",
+        metavar="NAME",
+        help=f"predict for this device by its maker's figures: {', '.join(DEVICES)}; h100, a100, 4090 and the like too",
+    )
+    where.add_argument("--calibrate", action="store_true", help="measure this machine first; takes about a minute")
+    where.add_argument(
+        "--calibration",
+        metavar="FILE",
+        type=Path,
+        help="file of the measurement: read, or where it is not there, measured and written",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """Facts that predictions stand on.
+
+    ``source`` says where the machine's constants come from. ``kv_bytes`` are those of one number of a key or value,
+    ``memory`` those of the device; None where they are not known.
+    """
+
+    machine: Machine
+    source: str
+    weights: WeightType
+    kv_bytes: float
+    memory: int | None
+
+
+def check_flags(options: argparse.Namespace) -> None:
+    """Raise for what is wrong before torch is loaded and a machine is measured, which takes a minute."""
+    from parlay.bench.plan.shapes import known_name
+    from parlay.models.fetch.resolving import resolve_config
+
+    if options.device and (options.calibrate or options.calibration):
+        raise ValueError("--device names a machine that is not measured here: leave out --calibrate and --calibration")
+    if options.device:
+        find_device(options.device)
+    options.model = options.model or default_model()
+    for model in (options.model, options.draft_model):
+        if model is not None and not known_name(model):
+            resolve_config(model)
+
+
+def models_of(options: argparse.Namespace, ground: Ground) -> Models:
+    """Shapes of the model and of the one that drafts for it: the named one, or the one that goes with it."""
+    from parlay.bench.plan.shapes import CACHED_BYTES, read_model, shape_of
+    from parlay.bench.plan.strategies import Models
+    from parlay.models.fetch.resolving import BUILT_IN_DRAFTS
+
+    draft = options.draft_model or BUILT_IN_DRAFTS.get(options.model)
+    kv_bytes = CACHED_BYTES.get(options.kv_cache_dtype, ground.kv_bytes)
+    target, *drafts = [
+        shape_of(read_model(name), weight_bytes=ground.weights.bytes, kv_bytes=kv_bytes)
+        for name in (options.model, draft)
+        if name
+    ]
+    return Models(target, *drafts)
+
+
+def _weights(options: argparse.Namespace) -> WeightType | None:
+    """The type that flags name, else how the model's file stores its weights; None for plain numbers of any type."""
+    from parlay.bench.plan.shapes import known_name
+    from parlay.bench.plan.weights import stored_type, weight_type
+    from parlay.models.fetch.resolving import resolve_config
+
+    named = options.quantize or (options.dtype if options.dtype != "auto" else None)
+    if named is not None:
+        return weight_type(named)
+    found = None if known_name(options.model) else resolve_config(options.model)
+    return stored_type(found) if found is not None and found.is_file() else None
+
+
+def ground_of(options: argparse.Namespace) -> Ground:
+    """The device that is named, or this machine, calibrated first if it was not."""
+    return _table_device(options) if options.device else _this_machine(options)
+
+
+def _table_device(options: argparse.Namespace) -> Ground:
+    """A known device, by its maker's figures. Keys and values are cached in two bytes, unless weights have more."""
+    from parlay.bench.plan.weights import weight_type
+
+    weights = _weights(options) or weight_type("bfloat16")
+    source = (
+        f"device {options.device.lower()} by its maker's figures, taken to reach {BANDWIDTH_SHARE:.0%} of its "
+        f"bandwidth and {RATE_SHARE:.0%} of its arithmetic; nothing was measured"
+    )
+    memory = round(1e9 * find_device(options.device).memory)
+    return Ground(known_machine(options.device, weights.name), source, weights, max(2, round(weights.bytes)), memory)
+
+
+def _this_machine(options: argparse.Namespace) -> Ground:
+    """The machine here, as it was calibrated now or before."""
+    from parlay.bench.plan.machine import load_calibration
+    from parlay.bench.plan.weights import weight_type
+
+    path, weights = _calibration_file(options)
+    calibration = load_calibration(path)
+    origin = calibration.provenance
+    kept = str(origin["weights"])
+    if weights is not None and kept not in (weights.name, weights.blocks.name if weights.blocks else ""):
+        raise ValueError(f"{path} was measured for {kept} weights, not {weights.name}: calibrate for these too")
+    source = (
+        f"{origin['processor']}, {origin['threads']} threads, calibrated {origin['date']} "
+        f"(median error of the fit {calibration.median_error:.0%}) in {path}"
+    )
+    busy = float(origin.get("busy_cores", 0))
+    if busy > _BUSY:
+        source += f", while {busy:g} cores were busy with other work: --calibrate again when they are idle"
+    memory = int(origin["memory_bytes"]) if "memory_bytes" in origin else None
+    return Ground(calibration.machine, source, weights or weight_type(kept), float(origin["kv_bytes"]), memory)
+
+
+def _calibration_file(options: argparse.Namespace) -> tuple[Path, WeightType | None]:
+    """Where the calibration is, made first if that is asked for or there is none, and the weights that are wanted.
+
+    None for the weights: as the named calibration says.
+    """
+    from parlay.bench.plan import machine
+    from parlay.bench.plan.weights import weight_type
+
+    weights = _weights(options)
+    named: Path | None = options.calibration
+    if named is not None and named.exists() and not options.calibrate:
+        return named, weights
+    if weights is not None:
+        machine.check_here(weights)
+    load = LoadOptions(
+        dtype="auto" if weights is None or weights.blocks or weights.name == "int8" else weights.name,
+        quantize="int8" if weights is not None and weights.name == "int8" else None,
+        threads=options.threads,
+    )
+    load = machine.load_here(options.model, load)
+    weights = weights or weight_type(load.dtype)
+    kept = weights.blocks.name if weights.blocks else weights.name
+    path = named or machine.calibration_path(kept)
+    if options.calibrate or not path.is_file():
+        if not options.calibrate:
+            say(f"this machine is not calibrated for {kept} yet: measuring it, which takes about a minute")
+        machine.calibrate_here(load, blocks=weights.blocks, log=say).save(path)
+        say(f"calibration kept in {path}")
+    return path, weights
+
+
+def say(line: str) -> None:
+    print(line, file=sys.stderr)

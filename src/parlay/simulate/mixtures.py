@@ -1,0 +1,171 @@
+"""Traffic made by rule, in the shape that ServeGen found in production (Xiang et al. 2025, arXiv 2505.09999).
+
+A few clients send most of the requests, each in bursts of its own: times between requests are gamma-distributed.
+Prompts are log-normal with a tail like Pareto's, and answers are exponential. The sizes are our own choice of what
+such requests have; nothing here was measured.
+"""
+
+from __future__ import annotations
+
+import bisect
+import heapq
+import math
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+from parlay.options import nearest
+from parlay.simulate.traffic import Arrival, Traffic
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """Requests of one kind of work, ``name`` as acceptance is measured by.
+
+    Prompts are log-normal around ``prompt`` tokens, and some, the ``tail``, follow Pareto's law from there on; answers
+    have ``output`` tokens in the mean. A client's times between requests have the coefficient of variation ``bursts``.
+    The first ``common`` tokens of all prompts are alike. A session has ``turns`` requests in the mean, each ``think``
+    seconds after the last one; its prompt is the whole text so far and a new question.
+    """
+
+    name: str
+    prompt: float
+    spread: float
+    output: float
+    tail: float = 0.05
+    bursts: float = 1.5
+    common: int = 0
+    turns: float = 1.0
+    think: float = 60.0
+
+
+KINDS: Mapping[str, Kind] = MappingProxyType(
+    {
+        "chat": Kind(name="open chat", prompt=120, spread=1.0, output=250, common=200, turns=3, bursts=1.2),
+        "code": Kind(name="code", prompt=900, spread=0.9, output=200, bursts=2.0),
+        "edits": Kind(name="edits of code", prompt=1200, spread=0.7, output=500, bursts=2.0),
+        "documents": Kind(name="questions on documents", prompt=3000, spread=0.6, output=120, turns=2),
+        "summaries": Kind(name="summaries", prompt=2500, spread=0.6, output=180),
+        "extraction": Kind(name="extraction", prompt=800, spread=0.5, output=100, common=300, bursts=3.0),
+        "maths": Kind(name="maths", prompt=150, spread=0.5, output=600),
+        "translation": Kind(name="translation", prompt=250, spread=0.8, output=250),
+    }
+)
+"""By the word that a mixture has for them."""
+
+_CLIENTS = 8
+"""Of each kind; the i-th sends 1 / i of what the first does."""
+_PARETO = 1.5  # exponent of the tail
+_LONGEST = 1 << 17  # tokens of a prompt
+_DAY = 86_400.0
+_EARLIER = 5.0
+"""Sessions begin so many times their mean length before the traffic does, so that some are under way then."""
+_SPEED = 20.0  # tokens per second of an answer, after which the user thinks
+
+
+def read_mixture(text: str) -> dict[str, float]:
+    """Reads shares by kind, as in ``chat=3,code=1``; a word alone has 1. Raises ValueError for other texts."""
+    shares: dict[str, float] = {}
+    for part in text.split(","):
+        word, equals, share = (each.strip() for each in part.partition("="))
+        if word not in KINDS:
+            raise ValueError(f"--mixture {text}: there is no kind {word!r}: {nearest(word, KINDS)}")
+        try:
+            shares[word] = float(share) if equals else 1.0
+        except ValueError:
+            shares[word] = -1.0
+        if not 0 < shares[word] < math.inf:
+            raise ValueError(f"--mixture {text}: the share of {word} must be a number above 0, as in {word}=2")
+    return shares
+
+
+def mixture(shares: Mapping[str, float], *, rate: float, seconds: float, seed: int, daily: float = 0.0) -> Traffic:
+    """Requests for so many seconds, ``rate`` in each in the mean, shared out among kinds.
+
+    ``daily`` is how far the rate swings from its mean over a day, from 0 (not at all) to 1: lowest at the beginning,
+    highest twelve hours later. Raises ValueError for a rate or a time that is not above 0.
+    """
+    if not (0 < rate < math.inf and 0 < seconds < math.inf and 0 <= daily <= 1):
+        raise ValueError(
+            f"a mixture needs a rate and a duration above 0 and daily from 0 to 1, got {rate:g}, {seconds:g}, {daily:g}"
+        )
+    whole = sum(shares.values())
+    weights = [1 / (place + 1) for place in range(_CLIENTS)]
+    streams = [
+        _client(KINDS[word], rate * share / whole * weight / sum(weights), seconds, daily, f"{seed} {word} {place}")
+        for word, share in shares.items()
+        for place, weight in enumerate(weights)
+    ]
+    arrivals = list(heapq.merge(*streams, key=lambda each: each.seconds))
+    if not arrivals:
+        raise ValueError(f"{rate:g} requests/s for {seconds:g} s are none: take a longer time or a higher rate")
+    name = ", ".join(f"{word} {share / whole:.0%}" for word, share in shares.items())
+    return Traffic(f"mixture of {name}, {rate:g} requests/s", arrivals, ("The mixture is made by rule, not measured.",))
+
+
+def _client(kind: Kind, rate: float, seconds: float, daily: float, seed: str) -> Iterator[Arrival]:
+    """One client's requests in order. Later ones of a session wait in a heap for their time."""
+    draw = random.Random(seed)
+    shape = 1 / kind.bursts**2
+    scale = kind.turns / (rate * shape)
+    waiting: list[tuple[float, int, Arrival]] = []
+    number, begun = 0, draw.random() * scale * shape - (_EARLIER * kind.turns * kind.think if kind.turns > 1 else 0.0)
+    while (when := _of_day(begun, daily)) < seconds:
+        while waiting and waiting[0][0] <= when:
+            yield heapq.heappop(waiting)[2]
+        for each in _session(kind, when, draw, f"{seed} {number}"):
+            number += 1
+            if each.seconds >= 0:
+                heapq.heappush(waiting, (each.seconds, number, each))
+        begun += draw.gammavariate(shape, scale)
+    while waiting and waiting[0][0] < seconds:
+        yield heapq.heappop(waiting)[2]
+
+
+def _session(kind: Kind, when: float, draw: random.Random, name: str) -> Iterator[Arrival]:
+    history = 0
+    while True:
+        prompt = min(_LONGEST, history + (0 if history else kind.common) + _prompt(kind, draw))
+        output = 1 + int(draw.expovariate(1 / kind.output))
+        single = kind.turns <= 1
+        yield Arrival(when, prompt, output, kind.name, "" if single else name, history, kind.common)
+        if single or draw.random() < 1 / kind.turns:
+            return
+        history = prompt + output
+        when += output / _SPEED + draw.expovariate(1 / kind.think)
+
+
+def _prompt(kind: Kind, draw: random.Random) -> int:
+    if draw.random() < kind.tail:
+        return 1 + int(kind.prompt * draw.paretovariate(_PARETO))
+    return 1 + int(draw.lognormvariate(math.log(kind.prompt), kind.spread))
+
+
+def _of_day(even: float, daily: float) -> float:
+    """The time at which as many requests have come as evenly by ``even`` seconds.
+
+    The rate at t is 1 - daily * cos(2 pi t / day), so by t there are t - daily * sin(2 pi t / day) * day / 2 pi.
+    """
+    if not daily:
+        return even
+    days, rest = divmod(even, _DAY)
+    after = bisect.bisect_right(range(int(_DAY)), rest, key=lambda second: _come(second, daily))
+    before, come = _come(after - 1, daily), _come(after, daily)
+    return days * _DAY + after - 1 + (rest - before) / max(1e-9, come - before)
+
+
+def _come(seconds: float, daily: float) -> float:
+    return seconds - daily * math.sin(2 * math.pi * seconds / _DAY) * _DAY / (2 * math.pi)
+
+
+def timed(lengths: Traffic, rate: float, seed: int) -> Traffic:
+    """Requests without times, at random ones (a Poisson process): ``rate`` a second in the mean."""
+    if not 0 < rate < math.inf:
+        raise ValueError(f"a rate of {rate:g} requests/s must be above 0")
+    draw = random.Random(f"{seed} arrivals")
+    now, arrivals = 0.0, []
+    for each in lengths.arrivals:
+        arrivals.append(each._replace(seconds=now))
+        now += draw.expovariate(rate)
+    return replace(lengths, arrivals=arrivals, notes=(*lengths.notes, f"Times are drawn: {rate:g} requests/s."))

@@ -1,0 +1,94 @@
+"""How a fleet grows and shrinks, and how its servers fail."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from parlay.options import Options, UsageError, option
+
+_DAY = 86_400.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Autoscaling(Options):
+    """Servers by requests under way, as Ray Serve counts them.
+
+    Every ``scale_interval`` seconds the wanted number is looked at. If it has been higher for ``up_delay`` seconds,
+    servers start, which are up ``start_delay`` later; if it has been lower for ``down_delay``, servers take no new
+    requests, and stop when they have finished theirs. Raises UsageError for a value out of range.
+    """
+
+    min_replicas: int = option(1, "fewest replicas", low=1)
+    max_replicas: int = option(1, "most replicas", low=1)
+    target_ongoing: float = option(8.0, "requests under way that each replica should have", low=0.01, high=1e6)
+    scale_interval: float = option(10.0, "seconds between two looks at the number of replicas", low=0.1, high=_DAY)
+    up_delay: float = option(30.0, "seconds for which more replicas must be wanted before they start", low=0, high=_DAY)
+    down_delay: float = option(600.0, "seconds for which fewer must be wanted before some stop", low=0, high=_DAY)
+    start_delay: float = option(60.0, "seconds from the start of a replica to its first request", low=0, high=_DAY)
+
+    def __post_init__(self) -> None:
+        Options.__post_init__(self)
+        if self.max_replicas < self.min_replicas:
+            raise UsageError(f"--autoscale {self.min_replicas}:{self.max_replicas}: the first must not be the larger")
+
+
+def read_range(text: str) -> tuple[int, int]:
+    """Reads fewest and most replicas, as in ``1:8``. Raises UsageError for other texts."""
+    low, colon, high = (part.strip() for part in text.partition(":"))
+    if not (colon and low.isdecimal() and high.isdecimal()):
+        raise UsageError(f"--autoscale {text}: give the fewest and the most replicas, as in 1:8")
+    return int(low), int(high)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failures(Options):
+    """Servers that die, and come back with nothing cached.
+
+    ``detect_delay`` seconds after its death a server's requests go to others: as a whole, or so that what was written
+    is read there and the answer goes on. Raises UsageError for a value out of range.
+    """
+
+    mtbf: float | None = option(None, "mean seconds until a replica dies", low=1, high=1e12, metavar="SECONDS")
+    kill: str = option("", "seconds at which the replica with the most requests dies", metavar="SECONDS,...")
+    down_time: float = option(60.0, "seconds until a dead replica is up again", low=0, high=1e12)
+    detect_delay: float = option(1.0, "seconds until its requests go to others", low=0, high=_DAY)
+    on_failure: str = option(
+        "retry", "write its answers anew, or continue them where they broke off", choices=("retry", "continue")
+    )
+
+    def __post_init__(self) -> None:
+        Options.__post_init__(self)
+        _ = self.kills
+
+    @property
+    def kills(self) -> tuple[float, ...]:
+        """The times of ``kill``."""
+        try:
+            times = tuple(float(part) for part in self.kill.split(",") if part.strip())
+        except ValueError:
+            times = (-1.0,)
+        if not all(0 <= each < math.inf for each in times):
+            raise UsageError(f"--kill {self.kill}: give seconds from 0 on, joined by commas")
+        return times
+
+    @property
+    def any(self) -> bool:
+        """Whether a server ever dies."""
+        return self.mtbf is not None or bool(self.kills)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fleet:
+    """How many servers there are, which of them a request goes to, and what becomes of them.
+
+    With ``autoscaling`` their number is its own. ``routing`` is a name of `parlay.simulate.routing.ROUTERS`.
+    """
+
+    replicas: int = 1
+    routing: str = "least-loaded"
+    autoscaling: Autoscaling | None = None
+    failures: Failures | None = None
+
+
+ONE_REPLICA = Fleet()

@@ -1,0 +1,44 @@
+"""Texts that a server has cached, so that requests which begin alike need not be read anew."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from parlay.simulate.traffic import Arrival
+
+
+class Prefixes:
+    """Tokens that are found again, by session and by kind. What was used longest ago is given up first."""
+
+    def __init__(self) -> None:
+        self._tokens: OrderedDict[tuple[str, str], int] = OrderedDict()
+        self._held = 0
+
+    def find(self, request: Arrival) -> int:
+        """How many of the prompt's first tokens are cached."""
+        common = self._look(("kind", request.kind)) if request.common else 0
+        history = self._look(("session", request.session)) if request.history else 0
+        return max(min(common, request.common), min(history, request.history))
+
+    def read(self, request: Arrival) -> None:
+        """Keep what all requests of the kind begin with; the sequence itself holds it meanwhile."""
+        if request.common:
+            known = self._tokens.get(("kind", request.kind), 0)
+            self._keep(("kind", request.kind), max(known, request.common))
+
+    def write(self, request: Arrival, free: int) -> None:
+        """Keep the text of a request that has ended, and give up what does not fit into ``free`` tokens."""
+        if request.session:
+            self._keep(("session", request.session), request.prompt + request.output)
+        while self._held > free and self._tokens:
+            self._held -= self._tokens.popitem(last=False)[1]
+
+    def _look(self, key: tuple[str, str]) -> int:
+        tokens = self._tokens.get(key, 0)
+        if tokens:
+            self._tokens.move_to_end(key)
+        return tokens
+
+    def _keep(self, key: tuple[str, str], tokens: int) -> None:
+        self._held += tokens - self._tokens.pop(key, 0)
+        self._tokens[key] = tokens

@@ -1,0 +1,361 @@
+"""One server as events: its steps are those of the engine's scheduler, many at once while nothing changes.
+
+As `parlay.engine.scheduler` does, a step takes the sequences that decode first, a row each and their drafts, then
+prompts in chunks by arrival, under one budget of rows; waiting requests start in order, if there is a place and memory
+for the whole text. Where memory runs out, the sequence that came last gives its cache up and waits.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import random
+from collections import deque
+from collections.abc import Sequence
+
+from parlay.simulate.costs import StepCost
+from parlay.simulate.drafting import Drafting, Lane, steps_of
+from parlay.simulate.jobs import Job, ReplicaLimits
+from parlay.simulate.prefixes import Prefixes
+
+_MOST_STEPS = 256
+"""Steps that are taken at once: the cost is taken to grow evenly over them."""
+_SLACK = 1e-7  # of progress, which is a sum of many numbers
+_HEADROOM, _PAGE = 16, 16
+"""Tokens that are free for each running sequence before another one starts; tokens of a page. As in the engine."""
+
+
+class Replica:
+    """One server. `submit` gives it a request; at `wake` its next step (or steps) end, and `finish` says who is done.
+
+    Counters: ``busy`` seconds, ``rows`` and ``steps`` of forwards, ``preemptions``, tokens of prompts that were
+    ``asked`` for and those ``found`` cached.
+    """
+
+    def __init__(self, number: int, cost: StepCost, drafting: Drafting, limits: ReplicaLimits, seed: int) -> None:
+        self.number = number
+        self.limits = limits
+        self.wake = math.inf
+        self.version = 0
+        self.busy = 0.0
+        self.rows = self.steps = self.preemptions = self.asked = self.found = 0
+        self._cost, self._drafting = cost, drafting
+        self._draw = random.Random(f"{seed} replica {number}")
+        self._choices: dict[tuple[object, ...], list[int]] = {}
+        """Numbers of nodes by kind, by what they were chosen for."""
+        self._ranks = 0
+        self._clear()
+
+    def _clear(self) -> None:
+        self.waiting: deque[Job] = deque()
+        self._feeding: deque[Job] = deque()
+        self._lanes: dict[str, Lane] = {}
+        self._ends: dict[str, list[tuple[float, int, Job]]] = {}
+        self._decoding = 0
+        self._context = 0.0
+        """Tokens of all sequences that decode."""
+        self._fed = 0
+        """Tokens of the texts that are being fed."""
+        self._prefixes = Prefixes()
+        self._chunks: list[tuple[Job, int]] = []
+        self._start = 0.0
+        self._planned, self._first, self._rise = 0, 0.0, 0.0
+        self._step_rows = 0
+
+    @property
+    def load(self) -> int:
+        """Requests that wait or run."""
+        return len(self.waiting) + len(self._feeding) + self._decoding
+
+    # ------------------------------------------------------------------------------------------------ from outside
+
+    def submit(self, job: Job, now: float) -> None:
+        """Take a request; it starts with the next step that begins at that time or later."""
+        self._ranks += 1
+        job.rank, job.lane = self._ranks, None
+        job.text, job.fed = job.request.prompt + job.written, 0
+        self.waiting.append(job)
+        if self.wake == math.inf:  # others may come at the same time
+            self.wake, self._start, self._planned = now, now, 0
+            self.version += 1
+        elif self._planned > 1 and not self._chunks and len(self.waiting) == 1 and self._may_admit(job):
+            self._cut(now)
+
+    def finish(self) -> list[Job]:
+        """End the step or steps at `wake`, and begin the next; returns the requests that are done."""
+        now = self.wake
+        self._advance(self._planned)
+        done = self._reap(now)
+        for job, rows in self._chunks:
+            job.fed += rows
+            if job.fed >= job.text:
+                self._feeding.remove(job)
+                self._fed -= job.text
+                done += self._enter(job, now)
+        self._begin(now)
+        return done
+
+    def kill(self, now: float) -> list[Job]:
+        """Lose everything; returns the requests that were under way, each with what it had written by then."""
+        if self.wake < math.inf and self._planned:
+            steps = self._steps_before(now, whole=True)
+            self.busy -= max(0.0, self.wake - now)
+            self._advance(steps)
+        jobs = [*self.waiting, *self._feeding, *self._running()]
+        for job in jobs:
+            if job.lane is not None:
+                job.written = self._written(job)
+        self._clear()
+        self.wake = math.inf
+        self.version += 1
+        return sorted(jobs, key=lambda job: job.rank)
+
+    # --------------------------------------------------------------------------------------------------- a segment
+
+    def _begin(self, now: float) -> None:
+        """Plan the next step, or the steps until something changes."""
+        self.version += 1
+        self._start = now
+        self._choose_nodes()
+        self._make_room()
+        self._chunks = self._take_chunks()
+        sequences = self._decoding + len(self._chunks)
+        if not sequences:
+            self.wake, self._planned = math.inf, 0
+            return
+        self._planned = 1 if self._chunks else self._steps_to_change()
+        growth = sum(lane.count * lane.each for lane in self._lanes.values())
+        first, self._step_rows = self._seconds(self._context)
+        last, _ = self._seconds(self._context + growth * (self._planned - 1)) if self._planned > 1 else (first, 0)
+        self._first, self._rise = first, (last - first) / max(1, self._planned - 1)
+        taken = self._taken(self._planned)
+        self.wake = now + taken
+        self.busy += taken
+
+    def _taken(self, steps: int) -> float:
+        """Seconds of so many of the planned steps."""
+        return steps * self._first + self._rise * steps * (steps - 1) / 2
+
+    def _steps_before(self, now: float, *, whole: bool = False) -> int:
+        """How many of the planned steps begin before a time, at least one; or end by then."""
+        seconds, half = now - self._start, self._rise / 2
+        slope = self._first - half
+        steps = seconds / slope if half <= 0 else (math.sqrt(slope * slope + 4 * half * seconds) - slope) / (2 * half)
+        if whole:
+            return min(self._planned, max(0, math.floor(steps + 1e-9)))
+        return min(self._planned, max(1, math.ceil(steps - 1e-9)))
+
+    def _cut(self, now: float) -> None:
+        """Let the planned steps end early, so that a new request starts with the first step after its arrival."""
+        steps = self._steps_before(now)
+        if steps < self._planned:
+            self.busy -= self._taken(self._planned) - self._taken(steps)
+            self._planned = steps
+            self.wake = self._start + self._taken(steps)
+            self.version += 1
+
+    def _advance(self, steps: int) -> None:
+        for lane in self._lanes.values():
+            if lane.count:
+                lane.progress += steps * lane.each
+                self._context += steps * lane.each * lane.count
+        self.steps += steps
+        self.rows += steps * self._step_rows
+
+    def _steps_to_change(self) -> int:
+        """How many steps are alike: until the first sequence ends, or memory runs out."""
+        steps, growth = _MOST_STEPS, 0.0
+        for kind, ends in self._ends.items():
+            lane = self._lanes[kind]
+            if lane.count:
+                growth += lane.count * lane.each
+                self._drop_gone(ends)
+                steps = min(steps, math.ceil((ends[0][0] - lane.progress - _SLACK) / lane.each))
+        free = self.limits.cache_tokens - self._used()
+        return max(1, min(steps, int(free / growth)))
+
+    def _seconds(self, context: float) -> tuple[float, int]:
+        """Seconds and rows of a step whose decoding sequences have so many tokens together."""
+        count, rows, nodes, pairs = self._decoding, 0, 0, 0.0
+        mean = context / count if count else 0.0
+        for lane in self._lanes.values():
+            own = 1 + lane.nodes
+            rows += lane.count * own
+            pairs += lane.count * own * (mean + lane.nodes)
+            nodes = max(nodes, lane.nodes if lane.count else 0)
+        keys, heads = context + rows - count, rows
+        for job, chunk in self._chunks:
+            own = chunk + (self._lane(job).nodes if job.fed + chunk == job.text else 0)
+            rows += own
+            keys += job.fed + own
+            pairs += own * (job.fed + own)
+            heads += 1 + own - chunk
+        sequences = count + len(self._chunks)
+        seconds = self._cost(sequences, rows, heads, keys, pairs)
+        if nodes:
+            seconds += self._drafting.seconds(count, nodes, mean)
+        return seconds, rows
+
+    # ----------------------------------------------------------------------------------------------- the scheduler
+
+    def _take_chunks(self) -> list[tuple[Job, int]]:
+        """Divide the rows that decoding leaves among prompts: those that have begun, then those that start now."""
+        room, chunks = self.limits.max_num_batched_tokens - self._decoding, []
+        for job in self._feeding:
+            if room:
+                chunks.append((job, min(room, job.text - job.fed)))
+                room -= chunks[-1][1]
+        while room and self.waiting and self._may_admit(self.waiting[0]):
+            job = self._admit()
+            chunks.append((job, min(room, job.text - job.fed)))
+            room -= chunks[-1][1]
+        return chunks
+
+    def _may_admit(self, job: Job) -> bool:
+        running = len(self._feeding) + self._decoding
+        if running >= self.limits.max_num_seqs:
+            return False
+        return not running or self._used() + _paged(job.text) + _HEADROOM * running <= self.limits.cache_tokens
+
+    def _admit(self) -> Job:
+        job = self.waiting.popleft()
+        found = min(self._prefixes.find(job.request), job.text - 1)
+        if not job.tries:  # what a preempted one finds of itself is not counted
+            self.asked += job.request.prompt
+            self.found += found
+        job.tries += 1
+        job.fed = found
+        self._feeding.append(job)
+        self._fed += job.text
+        return job
+
+    def _enter(self, job: Job, now: float) -> list[Job]:
+        """The prompt is read, and the step has committed the first token, or more with a draft."""
+        self._prefixes.read(job.request)
+        lane, job.lane = self._lane(job), None
+        if job.first < 0:
+            job.first = now
+        steps = steps_of(job.left, lane.chance, lane.nodes, self._draw) - 1
+        if not steps:
+            return [self._end(job, now)]
+        job.lane, job.span = lane, steps * lane.each
+        job.began, job.entered = lane.progress, job.text + 1.0
+        lane.count += 1
+        self._decoding += 1
+        self._context += job.entered
+        heapq.heappush(self._ends[job.request.kind], (job.began + job.span, job.rank, job))
+        return []
+
+    def _reap(self, now: float) -> list[Job]:
+        """End the sequences that have written all."""
+        done = []
+        for kind, ends in self._ends.items():
+            lane = self._lanes[kind]
+            while ends and (ends[0][2].lane is None or ends[0][0] <= lane.progress + _SLACK):
+                job = heapq.heappop(ends)[2]
+                if job.lane is not None:
+                    self._leave(job)
+                    done.append(self._end(job, now))
+        return sorted(done, key=lambda job: job.rank)
+
+    def _end(self, job: Job, now: float) -> Job:
+        job.last, job.written = now, job.request.output
+        self._prefixes.write(job.request, self.limits.cache_tokens - int(self._used()))
+        return job
+
+    def _leave(self, job: Job) -> None:
+        lane = job.lane
+        assert lane is not None
+        lane.count -= 1
+        self._decoding -= 1
+        self._context -= job.entered + lane.progress - job.began
+        job.lane = None
+        if not self._decoding:
+            self._context = 0.0
+
+    def _make_room(self) -> None:
+        """Preempt the last in rank until the next step's tokens fit."""
+        while self._decoding and self._used() + self._decoding > self.limits.cache_tokens:
+            running = [*self._feeding, *self._running()]
+            if len(running) == 1:
+                return
+            victim = max(running, key=lambda job: job.rank)
+            if victim.lane is None:
+                self._feeding.remove(victim)
+                self._fed -= victim.text
+            else:
+                victim.written = self._written(victim)
+                self._leave(victim)
+            self.preemptions += 1
+            victim.text, victim.fed = victim.request.prompt + victim.written, 0
+            self.waiting.appendleft(victim)
+
+    def _used(self) -> float:
+        """Cached tokens of all sequences; the last page of each is half full in the mean."""
+        return self._context + self._fed + (self._decoding + len(self._feeding)) * (_PAGE / 2)
+
+    def _running(self) -> Sequence[Job]:
+        return [job for ends in self._ends.values() for _, _, job in ends if job.lane is not None]
+
+    def _written(self, job: Job) -> int:
+        lane = job.lane
+        assert lane is not None
+        share = (lane.progress - job.began) / job.span
+        return min(job.request.output - 1, job.written + 1 + int(share * (job.left - 1)))
+
+    @staticmethod
+    def _drop_gone(ends: list[tuple[float, int, Job]]) -> None:
+        """Forget the preempted, which the list still has."""
+        while ends[0][2].lane is None:
+            heapq.heappop(ends)
+
+    # --------------------------------------------------------------------------------------------------- drafting
+
+    def _lane(self, job: Job) -> Lane:
+        lane = self._lanes.get(job.request.kind)
+        if lane is None:
+            lane = self._lanes[job.request.kind] = Lane(self._drafting, job.request.kind)
+            self._ends[job.request.kind] = []
+        return lane
+
+    def _choose_nodes(self) -> None:
+        """Draft as many nodes as pay now, for each kind: those likeliest to be reached, while the rate grows."""
+        if not self._drafting.nodes or not self._decoding:
+            return
+        active = {kind: lane for kind, lane in self._lanes.items() if lane.count}
+        lanes = list(active.values())
+        most = min(self._drafting.nodes, self.limits.max_draft_rows // self._decoding)
+        if not self._drafting.adapts:
+            for lane in lanes:
+                lane.draft(most)
+            return
+        mean = self._context / self._decoding
+        key = (*((kind, lane.count) for kind, lane in active.items()), int(mean) >> 8)
+        chosen = self._choices.get(key)
+        if chosen is None:
+            chosen = self._choices[key] = self._best_nodes(lanes, most)
+        for lane, nodes in zip(lanes, chosen, strict=True):
+            lane.draft(nodes)
+
+    def _best_nodes(self, lanes: Sequence[Lane], most: int) -> list[int]:
+        """The numbers of nodes with the most tokens per second."""
+        reaches = sorted(
+            ((lane.table[size] - lane.table[size - 1], -size, place))
+            for place, lane in enumerate(lanes)
+            for size in range(1, most + 1)
+        )
+        chunks, self._chunks = self._chunks, []
+        best, highest, sizes = [0] * len(lanes), 0.0, [0] * len(lanes)
+        for _, size, place in [(0.0, 0, 0), *reversed(reaches)]:
+            sizes[place] = max(sizes[place], -size)
+            for lane, nodes in zip(lanes, sizes, strict=True):
+                lane.draft(nodes)
+            rate = sum(lane.count * lane.each for lane in lanes) / self._seconds(self._context)[0]
+            if rate > highest:
+                best, highest = list(sizes), rate
+        self._chunks = chunks
+        return best
+
+
+def _paged(tokens: int) -> int:
+    return -(-tokens // _PAGE) * _PAGE

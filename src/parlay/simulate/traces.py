@@ -1,0 +1,186 @@
+"""Reads recorded traffic: tables of times and lengths, as Azure publishes them, and the log of `parlay serve`."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from parlay.simulate.traffic import Arrival, Traffic, with_histories
+
+TIMES = ("TIMESTAMP", "timestamp", "time", "arrival_time")
+PROMPTS = ("ContextTokens", "prompt_tokens", "input_tokens", "input_length")
+OUTPUTS = ("GeneratedTokens", "output_tokens", "completion_tokens", "output_length")
+SHAPES = (
+    "wanted a table (CSV with a header, or JSON lines) with columns time, prompt_tokens and output_tokens, Azure's "
+    "TIMESTAMP, ContextTokens and GeneratedTokens, or the log of parlay serve --log-format json"
+)
+_FRACTION = re.compile(r"(\.\d{6})\d+")
+
+
+def read_trace(path: Path, most: int | None = None) -> Traffic:
+    """The requests of a file, the first ``most`` of them.
+
+    A table may have the columns ``kind`` and ``session`` too. Times are seconds, or dates as ISO 8601 writes them.
+    Raises ValueError for a file that can't be read, lacks a column, has times that are negative or go back, or lengths
+    below 1.
+    """
+    text = _text(path)
+    if text.lstrip().startswith("{"):
+        return _from_json(path, text, most)
+    rows = csv.DictReader(io.StringIO(text))
+    if not rows.fieldnames:
+        raise ValueError(f"{path} is empty: {SHAPES}")
+    _check_columns(path, set(rows.fieldnames))
+    return _table(path, ((f"line {rows.line_num}", row) for row in rows), most)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise ValueError(f"can't read {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} is no text: {SHAPES}") from None
+
+
+def _check_columns(path: Path, names: set[str]) -> None:
+    for label, known in (("time", TIMES), ("prompt", PROMPTS), ("output", OUTPUTS)):
+        if not names & set(known):
+            have = ", ".join(sorted(map(str, names)))[:120]
+            raise ValueError(f"{path} has no column for the {label} ({' or '.join(known)}), but {have}: {SHAPES}")
+
+
+def _table(path: Path, rows: Iterator[tuple[str, Mapping[str, Any]]], most: int | None) -> Traffic:
+    arrivals: list[Arrival] = []
+    begin = None
+    for place, row in rows:
+        if len(arrivals) == most:
+            break
+        where = f"{path}, {place}"
+        seconds = _seconds(_field(row, TIMES, where), where)
+        begin = seconds if begin is None else begin
+        if arrivals and seconds - begin < arrivals[-1].seconds:
+            back = arrivals[-1].seconds - (seconds - begin)
+            raise ValueError(f"{where}: the time goes back by {back:g} s: sort the requests by time")
+        prompt, output = (_count(row, names, where) for names in (PROMPTS, OUTPUTS))
+        kind, session = (str(row.get(name) or "") for name in ("kind", "session"))
+        arrivals.append(Arrival(seconds - begin, prompt, output, kind, session))
+    if not arrivals:
+        raise ValueError(f"{path} has no requests: {SHAPES}")
+    return Traffic(path.name, with_histories(arrivals))
+
+
+def _field(row: Mapping[str, Any], names: tuple[str, ...], where: str) -> Any:
+    for name in names:
+        if row.get(name) is not None:
+            return row[name]
+    raise ValueError(f"{where}: {names[0]} is missing")
+
+
+def _seconds(value: Any, where: str) -> float:
+    """A time in seconds: a number, or a date."""
+    try:
+        seconds = float(value)
+    except (TypeError, ValueError):
+        seconds = _date(str(value), where)
+    if not 0 <= seconds < math.inf:
+        raise ValueError(f"{where}: the time {value!r:.40} must be a number of seconds from 0 on, or a date")
+    return seconds
+
+
+def _date(text: str, where: str) -> float:
+    try:
+        when = datetime.fromisoformat(_FRACTION.sub(r"\1", text.strip()))
+    except ValueError:
+        raise ValueError(
+            f"{where}: {text!r:.40} is no time: give seconds, or a date as in 2023-11-16 18:15:46"
+        ) from None
+    return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()
+
+
+def _count(row: Mapping[str, Any], names: tuple[str, ...], where: str) -> int:
+    value = _field(row, names, where)
+    name = next(name for name in names if row.get(name) is not None)
+    try:
+        count = int(value)
+    except (TypeError, ValueError):
+        count = 0
+    if not 1 <= count < 1 << 31:
+        raise ValueError(f"{where}: {name} {value!r:.40} must be a whole number from 1 on")
+    return count
+
+
+# -------------------------------------------------------------------------------------------------------- JSON lines
+
+
+def _from_json(path: Path, text: str, most: int | None) -> Traffic:
+    """A table in JSON lines, or a server's log, which has an object for each finished request."""
+    records = _records(path, text)
+    first = next(records, None)
+    if first is None:
+        raise ValueError(f"{path} has no requests: {SHAPES}")
+    if _is_log(first[1]):
+        return _log(path, [first, *records], most)
+    _check_columns(path, set(first[1]))
+
+    def all_records() -> Iterator[tuple[str, Mapping[str, Any]]]:
+        yield first
+        yield from records
+
+    return _table(path, all_records(), most)
+
+
+def _records(path: Path, text: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.strip():
+            try:
+                record = json.loads(line)
+            except (ValueError, RecursionError):
+                raise ValueError(f"{path}, line {number}: not JSON") from None
+            if not isinstance(record, dict):
+                raise ValueError(f"{path}, line {number}: not an object: {SHAPES}")
+            yield f"line {number}", record
+
+
+def _is_log(record: Mapping[str, Any]) -> bool:
+    return {"time", "level", "logger", "message"} <= record.keys()
+
+
+def _log(path: Path, records: list[tuple[str, Mapping[str, Any]]], most: int | None) -> Traffic:
+    """The log has a request when it ends, so it came so many seconds before."""
+    found = []
+    empty = 0
+    for place, record in records:
+        request = record.get("request")
+        if not isinstance(request, dict):
+            continue  # a line about something else
+        where = f"{path}, {place}"
+        try:
+            prompt, output, cached = (
+                int(request[name]) for name in ("prompt_tokens", "completion_tokens", "cached_tokens")
+            )
+            seconds = _seconds(record["time"], where) - float(request["seconds"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{where}: not a request of the log of parlay serve ({error})") from None
+        if prompt < 1 or output < 1:
+            empty += 1
+            continue
+        found.append(Arrival(seconds, prompt, output, common=min(cached, prompt)))
+    if not found:
+        raise ValueError(f"{path} has no finished request: start the server with --log-level info --log-format json")
+    found.sort(key=lambda each: each.seconds)
+    begin = found[0].seconds
+    notes = [f"{empty:,} requests without tokens were left out."] if empty else []
+    if any(each.common for each in found):
+        notes.append(
+            "Tokens that the log says were cached are taken to be so on every server from its second request on."
+        )
+    arrivals = [each._replace(seconds=each.seconds - begin) for each in found[:most]]
+    return Traffic(path.name, arrivals, tuple(notes))

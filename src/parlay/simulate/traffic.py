@@ -1,0 +1,118 @@
+"""Requests as a simulation sees them: when each comes, and how long its prompt and its answer are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import fmean
+from typing import Literal, NamedTuple
+
+TooLong = Literal["refuse", "drop", "cut"]
+
+
+class Arrival(NamedTuple):
+    """One request. ``seconds`` are since the beginning; ``prompt`` and ``output`` are tokens.
+
+    The first ``common`` tokens are those of all requests of the ``kind``, and the first ``history`` tokens are the text
+    of the last request of the ``session``, prompt and answer: a server that has served them finds them cached.
+    """
+
+    seconds: float
+    prompt: int
+    output: int
+    kind: str = ""
+    session: str = ""
+    history: int = 0
+    common: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Requests in the order in which they come, and what a reader should know of them."""
+
+    name: str
+    arrivals: Sequence[Arrival]
+    notes: tuple[str, ...] = ()
+    kinds: tuple[str, ...] = field(init=False)
+    """Of the requests, in the order of their first."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "kinds", tuple(dict.fromkeys(each.kind for each in self.arrivals)))
+
+    @property
+    def span(self) -> float:
+        """Seconds from the first request to the last."""
+        return self.arrivals[-1].seconds - self.arrivals[0].seconds if self.arrivals else 0.0
+
+    @property
+    def mean_prompt(self) -> float:
+        """Tokens of a prompt."""
+        return fmean(each.prompt for each in self.arrivals)
+
+    @property
+    def mean_output(self) -> float:
+        """Tokens of an answer."""
+        return fmean(each.output for each in self.arrivals)
+
+    def faster(self, times: float) -> Traffic:
+        """The same requests in less time."""
+        arrivals = [each._replace(seconds=each.seconds / times) for each in self.arrivals]
+        return Traffic(self.name, arrivals, (*self.notes, f"Requests come {times:g} times as fast."))
+
+    def first(self, most: int) -> Traffic:
+        return replace_arrivals(self, self.arrivals[:most])
+
+
+def replace_arrivals(traffic: Traffic, arrivals: Sequence[Arrival], *notes: str) -> Traffic:
+    """The traffic with other requests and further notes."""
+    return replace(traffic, arrivals=arrivals, notes=(*traffic.notes, *notes))
+
+
+def within(traffic: Traffic, context: int, cache: int, too_long: TooLong) -> Traffic:
+    """The traffic whose requests a server can take: ``context`` tokens at most, which ``cache`` tokens hold.
+
+    Longer requests are refused, dropped or cut, the prompt first. Raises ValueError for a refused one, and where none
+    is left.
+    """
+    most = min(context, cache)
+    limit = f"context is {context:,}" if context <= cache else f"cache of a replica holds {cache:,}"
+    kept: list[Arrival] = []
+    long = 0
+    for number, each in enumerate(traffic.arrivals, start=1):
+        if each.prompt + each.output > most:
+            if too_long == "refuse":
+                raise ValueError(
+                    f"{traffic.name}: request {number} has {each.prompt:,} tokens and an answer of {each.output:,}, "
+                    f"but the {limit}: say --too-long drop or cut, or allow more"
+                )
+            long += 1
+            if too_long == "drop":
+                continue
+            each = _cut(each, most)
+        kept.append(each)
+    if not kept:
+        raise ValueError(f"{traffic.name} has no request that fits: the {limit} tokens")
+    if not long:
+        return traffic
+    done = "left out" if too_long == "drop" else "cut"
+    return replace_arrivals(traffic, kept, f"{long:,} requests were {done}, because the {limit} tokens.")
+
+
+def _cut(each: Arrival, most: int) -> Arrival:
+    output = min(each.output, most - 1)
+    prompt = min(each.prompt, most - output)
+    return each._replace(
+        prompt=prompt, output=output, history=min(each.history, prompt), common=min(each.common, prompt)
+    )
+
+
+def with_histories(arrivals: Iterable[Arrival]) -> list[Arrival]:
+    """The requests, each with the text of its session's last one as its beginning, if the prompt is as long."""
+    texts: dict[str, int] = {}
+    found = []
+    for each in arrivals:
+        before = texts.get(each.session, 0) if each.session else 0
+        found.append(each._replace(history=before) if 0 < before <= each.prompt else each)
+        if each.session:
+            texts[each.session] = each.prompt + each.output
+    return found

@@ -1,0 +1,169 @@
+"""`parlay simulate`, and `parlay plan --devices`, which stands on it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Cli
+
+ON_L4 = ("--model", "llama-3.2-1b", "--device", "l4")
+CHATS = ("--mixture", "chat=2,code=1", "--rate", "2", "--duration", "60")
+
+
+def test_the_page_has_a_line_for_each_fleet(cli: Cli) -> None:
+    found = cli(
+        "simulate",
+        *ON_L4,
+        *CHATS,
+        "--replicas",
+        "1,2",
+        "--strategy",
+        "none",
+        "--strategy",
+        "prompt-lookup",
+        "--price",
+        "0.8",
+    )
+    assert found.code == 0, found.err
+    for words in ("113 requests in 59 s", "tokens/dollar", "whole p50", "joules/token", "The mixture is made by rule"):
+        assert words in found.out
+    lines = [line.split() for line in found.out.splitlines()]
+    assert sum(line[:2] in (["1", "none"], ["2", "none"], ["1", "prompt-lookup"]) for line in lines) >= 6
+    assert "Chance that a token drafted by prompt-lookup is right: " in found.out
+
+
+def test_the_json_says_all_and_a_seed_repeats_it(cli: Cli) -> None:
+    words = ("simulate", *ON_L4, *CHATS, "--seed", "3", "--json")
+    one, again = cli(*words), cli(*words)
+    assert one.out == again.out
+    document = json.loads(one.out)
+    (fleet,) = document["fleets"]
+    assert document["modelled"] is True
+    assert fleet["requests"] == document["traffic"]["requests"] > 50
+    assert fleet["unfinished"] == 0
+    assert 0 < fleet["first_token"]["p50"] <= fleet["first_token"]["p99"]
+
+
+def test_a_log_says_how_many_replicas_it_needs(cli: Cli, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.csv"
+    rows = "\n".join(f"{place * 0.1:.1f},800,100" for place in range(300))
+    trace.write_text(f"time,prompt_tokens,output_tokens\n{rows}\n")
+    words = ("simulate", "--trace", str(trace), *ON_L4, "--ttft-goal", "1", "--tpot-goal", "0.05")
+    found = cli(*words, "--replicas", "1,2,4,8")
+    assert "the fewest replicas with 99% of the requests in time" in found.out
+    assert "take more replicas" in cli(*words[:-4], "--ttft-goal", "0.0001").out
+
+
+def test_recorded_traffic_has_lengths_by_the_tokenizer_and_times_by_the_rate(cli: Cli, tmp_path: Path) -> None:
+    record = tmp_path / "traffic.jsonl"
+    record.write_text('{"prompt": "one two three", "answer": "four five six", "framed": true}\n' * 5)
+    words = ("simulate", "--trace", str(record), "--model", "parlay-mini", "--device", "l4")
+    assert "say how many requests come per second with --rate" in cli(*words).err
+    found = cli(*words, "--rate", "1")
+    assert "5 requests in" in found.out
+    assert "Times are drawn: 1 requests/s" in found.out
+
+
+def test_an_autoscaled_fleet_that_loses_servers(cli: Cli) -> None:
+    words = (
+        "simulate",
+        *ON_L4,
+        *CHATS,
+        "--autoscale",
+        "1:4",
+        "--mtbf",
+        "50",
+        "--kill",
+        "20",
+        "--on-failure",
+        "continue",
+    )
+    found = cli(*words)
+    assert found.code == 0, found.err
+    assert "1-4 (mean" in found.out
+    assert "requests failed over" in found.out
+
+
+def test_a_load_that_does_not_drain_is_said_and_ends(cli: Cli) -> None:
+    found = cli(
+        "simulate",
+        "--model",
+        "llama-3.1-70b",
+        "--quantize",
+        "q4_k_m",
+        "--device",
+        "a100",
+        *CHATS[:2],
+        "--rate",
+        "200",
+        "--duration",
+        "60",
+    )
+    assert "THE LOAD DOES NOT DRAIN" in found.out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((), "say which requests come: --trace FILE, or --mixture"),
+        (("--trace", "x.csv", "--mixture", "chat"), "say which requests come"),
+        (("--mixture", "chat"), "--mixture needs --rate"),
+        (("--mixture", "poems", "--rate", "1"), "there is no kind 'poems'"),
+        ((*CHATS, "--replicas", "0"), "--replicas 0: give whole numbers from 1"),
+        ((*CHATS, "--routing", "lest-loaded"), "did you mean least-loaded"),
+        ((*CHATS, "--autoscale", "4"), "as in 1:8"),
+        ((*CHATS, "--rate", "-1"), "--rate -1: give a number above 0"),
+        ((*CHATS, "--price", "nan"), "--price nan: give a number above 0"),
+        ((*CHATS, "--down-time", "-1"), "down_time=-1.0: must be at least 0"),
+        ((*CHATS, "--strategy", "prompt-lookup", "--acceptance", "2"), "--acceptance 2: give a chance"),
+        ((*CHATS, "--strategy", "prompt-lookup", "--acceptance", "cod=0.5"), "did you mean code"),
+        ((*CHATS, "--strategy", "prompt-lookup", "--acceptance", "code=0.5"), "says nothing of the kind 'open chat'"),
+        (("--trace", "/nowhere/trace.csv"), "can't read /nowhere/trace.csv"),
+        ((*CHATS, "--memory", "1B"), "leave no memory for a cache"),
+        ((*CHATS, "--max-model-len", "100"), "but the context is 100: say --too-long drop or cut"),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_code_2(cli: Cli, words: tuple[str, ...], message: str) -> None:
+    found = cli("simulate", *ON_L4, *words)
+    assert found.code == 2
+    assert message in found.err
+    assert found.err.count("\n") == 1 or "joules are not known" in found.err
+
+
+def test_a_plan_for_several_devices_says_which_split_and_why(cli: Cli) -> None:
+    words = ("plan", "--model", "llama-3.1-70b", "--device", "h100", "--devices", "4", *CHATS)
+    found = cli(*words, "--link", "300:5")
+    assert found.code == 0, found.err
+    assert "4 x one device: weights of 141." in found.out
+    assert "--tensor-parallel 2 --pipeline-parallel 2" in found.out
+    assert "GB/s and 5 us, as --link says" in found.out
+    document = json.loads(cli(*words, "--json").out)
+    assert sum(each["best"] for each in document["splits"]) == 1
+    slow = cli(*words, "--link", "0.001:100000").out
+    assert "best: 2 x pipeline 2" in slow
+    assert "DOES NOT DRAIN" in slow
+
+
+def test_a_small_model_is_best_replicated_under_load(cli: Cli) -> None:
+    words = ("plan", *ON_L4, "--devices", "4", "--mixture", "chat", "--rate", "40", "--duration", "30")
+    assert "best: 4 x one device" in cli(*words, "--link", "5:50").out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--devices", "0", *CHATS), "--devices 0: give a whole number"),
+        (("--devices", "2"), "say which requests come"),
+        (("--devices", "2", *CHATS, "--link", "fast"), "--link fast: give gigabytes"),
+        (CHATS, "are for --devices"),
+        (("--devices", "2", *CHATS, "--strategy", "none", "--strategy", "auto"), "name one"),
+    ],
+)
+def test_mistakes_about_devices_are_one_line(cli: Cli, words: tuple[str, ...], message: str) -> None:
+    found = cli("plan", *ON_L4, *words)
+    assert found.code == 2
+    assert message in found.err
+    assert found.err.count("\n") == 1

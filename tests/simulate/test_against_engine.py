@@ -1,0 +1,53 @@
+"""The simulator says what the real engine does in virtual time: same scheduler, same costs, no model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.simulation import cases
+from benchmarks.simulation.virtual import run as run_engine
+from parlay.simulate.drafting import Drafting
+from parlay.simulate.jobs import ReplicaLimits
+
+PROCESSOR, GPU, *_ = cases.SERVERS
+
+
+@pytest.mark.parametrize("load", cases.LOADS)
+def test_throughput_and_latencies_of_plain_decoding_are_within_seven_thousandths(load: float) -> None:
+    sizes = cases.lengths(40, 5)
+    traffic = cases.arrivals(sizes, load * cases.capacity(PROCESSOR, sizes), 5)
+    real = run_engine(traffic.arrivals, PROCESSOR.cost, PROCESSOR.limits, PROCESSOR.drafting)
+    found = cases.differences(real, cases.simulated(PROCESSOR, traffic))
+    assert max(map(abs, found.values())) < cases.GOAL, found
+
+
+def test_requests_that_come_together_start_together() -> None:
+    sizes = cases.lengths(12, 6)
+    traffic = cases.arrivals(sizes, 1.0, 6)
+    traffic = replace(traffic, arrivals=[each._replace(seconds=0.0) for each in traffic.arrivals])
+    real = run_engine(traffic.arrivals, GPU.cost, GPU.limits, GPU.drafting)
+    found = cases.differences(real, cases.simulated(GPU, traffic))
+    assert max(map(abs, found.values())) < cases.GOAL, found
+
+
+def test_where_memory_is_short_sequences_wait_and_are_preempted_as_in_the_engine() -> None:
+    server = replace(PROCESSOR, limits=ReplicaLimits(cache_tokens=6000))
+    sizes = cases.lengths(40, 7)
+    traffic = cases.arrivals(sizes, 1.3 * cases.capacity(server, sizes), 7)
+    real = run_engine(traffic.arrivals, server.cost, server.limits, server.drafting)
+    predicted = cases.simulated(server, traffic)
+    assert real.preemptions
+    assert predicted.preemptions
+    assert abs(cases.differences(real, predicted)["tokens/s"]) < 0.03
+
+
+def test_drafts_that_are_right_by_chance_gain_as_much_as_in_the_engine() -> None:
+    server = replace(PROCESSOR, drafting=Drafting("chains", 4, {"": (0.6,)}, adapts=False))
+    sizes = cases.lengths(40, 8)
+    traffic = cases.arrivals(sizes, 2 * cases.capacity(server, sizes), 8)
+    real = run_engine(traffic.arrivals, server.cost, server.limits, server.drafting)
+    predicted = cases.simulated(server, traffic)
+    assert abs(cases.differences(real, predicted)["tokens/s"]) < 0.05
+    assert abs(predicted.steps / real.steps - 1) < 0.05
