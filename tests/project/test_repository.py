@@ -60,6 +60,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "bench": RUN | {"llm", "cache", "cost", "energy", "router", "sampling", "engine", "models", "drafters"},
     "serve": RUN | {"llm", "sampling", "models", "structured", "drafters", "aio"},
     "vllm": frozenset({"types", "options", "cost", "models", "drafters", "strategies"}),
+    "gateway": frozenset({"types", "serve"}),
+    "ray": frozenset({"types", "options", "llm", "aio", "serve"}),
     "__main__": frozenset({"cli"}),
 }
 """Part of the package -> the other parts that it may know. The command line may know all of them."""

@@ -10,7 +10,7 @@ import io
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from typing import NoReturn, Protocol
 
@@ -25,6 +25,7 @@ COMMANDS = {
     "chat": "chat with a model in the terminal",
     "run": "the same as chat --model MODEL",
     "serve": "serve models over HTTP, with OpenAI's, Anthropic's and Ollama's APIs",
+    "gateway": "put one address in front of several servers: retries, and streams that outlive a server",
     "demo": "race plain decoding against the default strategy, on a small model",
     "pull": "download a model",
     "models": "list the models on this machine",
@@ -127,9 +128,14 @@ def _unknown(words: Sequence[str]) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line, by default the process's own, and return the exit code; argparse may exit instead."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    return guarded(lambda: _dispatch(words))
+
+
+def guarded(command: Callable[[], int]) -> int:
+    """Call a command and return the exit code; an error that a user can act on becomes one line."""
     _forgive_output()
     try:
-        return _dispatch(words)
+        return command()
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:

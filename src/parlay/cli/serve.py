@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import argparse
-import errno
-import ipaddress
 import logging
 import os
 import socket
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, get_args
 
 from parlay.cli import serve_drafter
 from parlay.cli.flags import whole
+from parlay.cli.listening import (
+    LOOPBACK_NAMES,
+    PACKAGES,
+    add_address_flags,
+    add_log_flags,
+    check_packages,
+    check_port,
+    is_loopback,
+    listen,
+    set_up_logging,
+    url_of,
+)
 from parlay.cli.opening import pack_ahead, uncollected
 from parlay.cli.serve_models import (
     IDLE_SECONDS,
@@ -31,9 +39,8 @@ from parlay.cli.serve_models import (
     read_ahead,
 )
 from parlay.cli.serve_record import add_record_arguments, recording
-from parlay.serve.observe.logs import JsonLines
+from parlay.cli.serve_replicas import add_replica_arguments, check_replicas, serve_replicas
 from parlay.serve.settings import PROMPT_LOG, InfillOrder, KeyLimits, Settings
-from parlay.types import ParlayError
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -41,10 +48,7 @@ if TYPE_CHECKING:
     from parlay.serve.finished import Observer
 
 KEY_VARIABLE = "PARLAY_API_KEY"
-LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
-PACKAGES = ("fastapi", "prometheus_client", "uvicorn")
 TRACING_PACKAGES = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
-LEVELS = ("debug", "info", "warning", "error")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,6 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_network_flags(parser)
     _add_limit_flags(parser)
     _add_watching_flags(parser)
+    add_replica_arguments(parser)
     add_record_arguments(parser)
     parser.add_argument(
         "--strict",
@@ -84,8 +89,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_network_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("network and access")
-    group.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
-    group.add_argument("--port", type=whole, default=8000, help="port; 0 takes a free one (default: 8000)")
+    add_address_flags(group)
     _add_key_flags(group)
     group.add_argument("--no-auth", action="store_true", help="ask for no key, even from other machines")
     group.add_argument(
@@ -117,12 +121,7 @@ def _add_key_flags(group: argparse._ActionsContainer) -> None:
 
 def _add_watching_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("logs and traces")
-    group.add_argument(
-        "--log-level", choices=LEVELS, default="warning", help="info logs each request (default: warning)"
-    )
-    group.add_argument(
-        "--log-format", choices=("text", "json"), default="text", help="json: one object per line (default: text)"
-    )
+    add_log_flags(group)
     group.add_argument("--log-prompts", action="store_true", help="log the bodies of requests, prompts included")
     group.add_argument(
         "--otlp-traces-endpoint",
@@ -181,24 +180,38 @@ _LIMITS: tuple[tuple[str, Callable[[str], float], str, float | None, str], ...] 
 
 
 def run(options: argparse.Namespace) -> int:
-    _set_up_logging(options)
+    set_up_logging(options)
     allowed = settings(options)
+    check_replicas(options)
     if options.drafter_only:
         return _serve_drafter(options, allowed)
     models = chosen_models(options)
     check_flags(options, len(models))
-    _check_packages(PACKAGES, "parlay serve", "serve")
-    with _listen(options.host, options.port) as listener, _observers(options, allowed) as observers:
-        _serve(options, _with_idle_seconds(allowed, options, len(models)), models, listener, observers)
+    check_packages(PACKAGES, "parlay serve", "serve")
+    with listen(options.host, options.port) as listener:
+        welcome = f"parlay serves {', '.join(models)} at {url_of(listener)}"
+        if options.replicas > 1:
+            find_models(options, models)
+            return serve_replicas(options, allowed, listener, welcome)
+        serve_on(options, listener, lambda: print(welcome, flush=True))
     return 0
 
 
 def _serve_drafter(options: argparse.Namespace, allowed: Settings) -> int:
     serve_drafter.check(options)
-    _check_packages(PACKAGES, "parlay serve", "serve")
-    with _listen(options.host, options.port) as listener:
-        serve_drafter.serve(options, allowed, listener, _url(listener))
+    check_packages(PACKAGES, "parlay serve", "serve")
+    with listen(options.host, options.port) as listener:
+        serve_drafter.serve(options, allowed, listener, url_of(listener))
     return 0
+
+
+def serve_on(options: argparse.Namespace, listener: socket.socket, ready: Callable[[], None]) -> None:
+    """Serve in this process until it is told to end; ``ready`` is called when requests are taken."""
+    if options.log_prompts:
+        logging.getLogger(PROMPT_LOG).setLevel(logging.INFO)
+    allowed, models = settings(options), chosen_models(options)
+    with _observers(options, allowed) as observers:
+        _serve(options, _with_idle_seconds(allowed, options, len(models)), models, listener, observers, ready=ready)
 
 
 def _serve(
@@ -207,16 +220,15 @@ def _serve(
     models: Mapping[str, str],
     listener: socket.socket,
     observers: Sequence[Observer],
+    *,
+    ready: Callable[[], None],
 ) -> None:
-    """Until the process is told to end."""
     first = find_models(options, models)
     with pack_ahead(models[first], options) if first is not None else nullcontext():
         app = _app(options, allowed, models, observers, first)
         from parlay.serve.server import Server  # here, because it loads FastAPI
 
-        welcome = f"parlay serves {', '.join(models)} at {_url(listener)}"
-        accesses = options.log_level in ("debug", "info")
-        Server(app, lambda: print(welcome, flush=True), access_log=accesses).run(sockets=[listener])
+        Server(app, ready, access_log=options.log_level in ("debug", "info")).run(sockets=[listener])
 
 
 def _app(
@@ -255,7 +267,7 @@ def _tracing(endpoint: str | None) -> Iterator[list[Observer]]:
     if endpoint is None:
         yield []
         return
-    _check_packages(TRACING_PACKAGES, "--otlp-traces-endpoint", "otel")
+    check_packages(TRACING_PACKAGES, "--otlp-traces-endpoint", "otel")
     from parlay.serve.observe.tracing import Tracer
 
     tracer = Tracer(endpoint)
@@ -270,37 +282,13 @@ def _with_idle_seconds(allowed: Settings, options: argparse.Namespace, models: i
     return replace(allowed, idle_seconds=IDLE_SECONDS if seconds is None and models > 1 else seconds)
 
 
-def _set_up_logging(options: argparse.Namespace) -> None:
-    handler = logging.StreamHandler(sys.stderr)
-    if options.log_format == "json":
-        handler.setFormatter(JsonLines())
-    else:
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    logging.basicConfig(level=options.log_level.upper(), handlers=[handler])
-    if options.log_prompts:
-        logging.getLogger(PROMPT_LOG).setLevel(logging.INFO)
-
-
-def _check_packages(packages: Sequence[str], what: str, extra: str) -> None:
-    missing = [name for name in packages if not _is_installed(name)]
-    if missing:
-        raise ParlayError(f"{what} needs {', '.join(missing)}: pip install 'parlay[{extra}]'")
-
-
-def _is_installed(name: str) -> bool:
-    try:
-        return find_spec(name) is not None
-    except ModuleNotFoundError:  # the package around it is not there
-        return False
-
-
 # ------------------------------------------------------------------------------------------------- network and access
 
 
 def _check_access(options: argparse.Namespace, keys: tuple[str, ...]) -> None:
     if keys and options.no_auth:
         raise ValueError("there are API keys and --no-auth: choose one")
-    if not keys and not _is_loopback(options.host) and not options.no_auth:
+    if not keys and not is_loopback(options.host) and not options.no_auth:
         raise ValueError(
             f"other machines can reach {options.host}: ask for a key with --api-key-file FILE, or let anyone in with "
             "--no-auth"
@@ -313,8 +301,7 @@ def settings(options: argparse.Namespace) -> Settings:
     own = _keys(options, default)
     keys = tuple(own)
     _check_access(options, keys)
-    if not 0 <= options.port <= 65535:
-        raise ValueError(f"--port must be between 0 and 65535, got {options.port}")
+    check_port(options.port)
     if options.router_memory == "per-key" and not keys:
         raise ValueError("--router-memory per-key tells requests apart by their API key: give keys with --api-key-file")
     return Settings(
@@ -363,36 +350,3 @@ def _read_keys(path: Path, default: KeyLimits) -> dict[str, KeyLimits]:
     if not words:
         raise ValueError(f"there is no API key in {path}: write one on each line")
     return {key: default.but(limits) for key, *limits in words}
-
-
-def _is_loopback(host: str) -> bool:
-    return all(ipaddress.ip_address(address[0]).is_loopback for *_, address in _addresses(host, 0))
-
-
-def _addresses(host: str, port: int) -> list[Any]:
-    """Look an address up by `socket.getaddrinfo`. Raises ParlayError for a name that no address belongs to."""
-    try:
-        return socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except OSError as error:
-        raise ParlayError(f"can't listen on {host}: {error.strerror}") from None
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    """Opens the port before the models load, so that a port that is taken is an error at once."""
-    family, kind, protocol, _, address = _addresses(host, port)[0]
-    listener = socket.socket(family, kind, protocol)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen()
-    except OSError as error:
-        listener.close()
-        if error.errno == errno.EADDRINUSE:
-            raise ParlayError(f"port {port} of {host} is taken: end what uses it, or choose one with --port") from None
-        raise ParlayError(f"can't listen on port {port} of {host}: {error.strerror}") from None
-    return listener
-
-
-def _url(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

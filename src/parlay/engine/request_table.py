@@ -79,7 +79,7 @@ class RequestTable:
             request=request,
             strategy=strategy,
             exactness=Exactness.weakest(strategy.exactness, self._runner.spec.exactness),
-            tokens=list(request.prompt),
+            tokens=[*request.prompt, *request.written],
             prompt_length=len(request.prompt),
             needs=needs,
             layers=self._layers if any(each.layers or each.taps for each in needs) else None,
@@ -271,6 +271,19 @@ class RequestTable:
                 f"holds {longest}: shorten the prompt, lower max_tokens, or allow more memory"
             )
         validate(request.params, spec.vocab_size)
+        self._check_written(request, strategy, most)
+
+    def _check_written(self, request: Request, strategy: Strategy, most: int) -> None:
+        """Raises ValueError for output of another engine that this one can't go on with."""
+        if not request.written:
+            return
+        spec, written = self._runner.spec, len(request.written)
+        if strategy.selector is not None:
+            raise ValueError(f"strategy {strategy.name} fills canvases, which can't be resumed: begin anew")
+        if min(request.written) < 0 or max(request.written) >= spec.vocab_size:
+            raise ValueError(f"the written tokens hold an id outside the vocabulary of {spec.vocab_size}")
+        if written >= min(most, self._max_context - len(request.prompt)):
+            raise ValueError(f"{written} tokens are written, which leaves none to go on with: raise max_tokens")
 
 
 def _release(sequence: Sequence) -> None:

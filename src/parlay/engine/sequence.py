@@ -113,7 +113,7 @@ class Sequence:
             exactness=self.exactness,
             prompt_tokens=self.prompt_length,
             cached_tokens=tally.cached_tokens,
-            completion_tokens=self.output_length,
+            completion_tokens=self.output_length - len(self.request.written),
             first_step_tokens=tally.first_step_tokens,
             steps=tally.steps,
             draft_steps=tally.draft_steps,

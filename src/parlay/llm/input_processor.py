@@ -78,7 +78,8 @@ class RequestOptions:
     ``documents``, ``prediction`` and ``store`` are those of `LLM.generate`. ``salt`` names the tenant, whose cached
     prefixes and stores are its own. ``owner`` says whose request it is: owners share the engine evenly. Lower
     ``priority`` is more urgent. ``default_max_tokens`` ends outputs whose parameters have no ``max_tokens``; None: what
-    the model holds does.
+    the model holds does. ``written``: the tokens of each sample that another engine has written already; the samples go
+    on after them as if they had been written here.
     """
 
     strategy: str | StrategySpec | None = None
@@ -90,6 +91,7 @@ class RequestOptions:
     owner: str = ""
     priority: int = 0
     default_max_tokens: int | None = None
+    written: Sequence[Ids] = ()
 
 
 class InputProcessor:
@@ -185,6 +187,8 @@ class InputProcessor:
             self._sample(first, n, choice.strategy, self._constraint(grammar, first, thoughts), len(prediction))
             for n in range(params.n)
         ]
+        if options.written:
+            _resume(samples, options.written)
         if choice.held is None or not choice.held.due():  # drawn before anything is decoded
             return Job(first.id, text, samples, thoughts)
         again = partial(self.job, references=references, prediction=prediction)
@@ -317,6 +321,16 @@ class InputProcessor:
             raise ParlayError(f"this model's chat template refuses the conversation: {reason}") from error
         ids = self._encoder.encode(parts, self._max_context, special=False, cut=cut)
         return TokensPrompt(prompt_token_ids=ids, thoughts=expected_thoughts(self._tokenizer, ids))
+
+
+def _resume(samples: Sequence[Sample], written: Sequence[Ids]) -> None:
+    """Let samples go on after tokens that another engine wrote. Raises ValueError for tokens that are not such."""
+    if len(written) != len(samples):
+        raise ValueError(
+            f"tokens of {len(written)} samples are written, but n is {len(samples)}: give one list for each"
+        )
+    for sample, tokens in zip(samples, written, strict=True):
+        sample.resume(tokens)
 
 
 def _audit(

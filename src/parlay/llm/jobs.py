@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from parlay.certificates.gate import HeldCertificate
@@ -23,7 +23,7 @@ from parlay.llm.outputs import (
 from parlay.strategies.spelling import StrategySpec
 from parlay.text.detokenizer import TextStream
 from parlay.text.reasoning import Thoughts
-from parlay.types import Event, ParlayError, Request, TokenLogprobs
+from parlay.types import TARGET, Event, ParlayError, Request, TokenLogprobs
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -44,8 +44,32 @@ class Sample:
     tokens: list[int] = field(default_factory=list)
     sources: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
-    """One for each token, or none at all."""
+    """One for each token that was decoded here, or none at all."""
     last: Event | None = None
+    released: str = ""
+    """What the engine that wrote its first tokens has released of their text."""
+
+    def resume(self, tokens: tuple[int, ...]) -> None:
+        """Take tokens that another engine wrote, before the sample runs: text, form and stops are then as there.
+
+        Raises ValueError for tokens that the form forbids, or after which the answer is over.
+        """
+        request = self.request
+        for count, token in enumerate(tokens, start=1):
+            try:
+                complete = request.constraint is not None and request.constraint.commit(token)
+            except ParlayError as error:
+                raise ValueError(f"the written tokens do not have the answer's form: {error}") from None
+            stopped = self.text is not None and self.text.push(token) and count >= request.params.min_tokens
+            if complete or stopped or token in request.stop_ids:
+                raise ValueError(
+                    f"the answer is over after {count} of the {len(tokens)} written tokens: nothing follows"
+                )
+        self.request = replace(request, written=tokens)
+        self.tokens += tokens
+        self.sources += [TARGET] * len(tokens)
+        if self.text is not None:
+            self.released = "".join(piece for _, piece in self.text.release(final=False))
 
     def take(self, event: Event) -> tuple[Piece, ...]:
         self.tokens += event.committed.tokens

@@ -186,6 +186,11 @@ def _default_cache_tokens(config: DecoderConfig, dtype: torch.dtype, device: tor
     return max(config.max_context, min(affordable, _MOST_CONTEXTS * config.max_context))
 
 
+def cache_bytes_for(processes: int) -> int:
+    """Bytes of the host's free memory for the caches of each of so many processes."""
+    return int(free_bytes(torch.device("cpu")) * _CACHE_SHARE) // processes
+
+
 def free_bytes(device: torch.device, cgroups: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")) -> int:
     """Bytes that can be had on the device now; on a host no more than the limit of our control group leaves."""
     if device.type == "cuda":

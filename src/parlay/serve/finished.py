@@ -50,13 +50,13 @@ class Finished:
 
     @property
     def tokens(self) -> int:
-        """Tokens of all samples."""
-        return sum(len(sample.token_ids) for sample in self.output.outputs)
+        """Tokens of all samples that were decoded here."""
+        return sum(sample.metrics.completion_tokens for sample in self.output.outputs)
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest sample."""
-        return max(len(sample.token_ids) for sample in self.output.outputs)
+        """Tokens of the longest sample, as far as they were decoded here."""
+        return max(sample.metrics.completion_tokens for sample in self.output.outputs)
 
     @property
     def seconds_per_token(self) -> float | None:

@@ -9,12 +9,15 @@ import re
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import FrameType
+from typing import Any, Protocol
 
 import uvicorn
 from fastapi import FastAPI
+from starlette.types import ASGIApp
 from uvicorn.server import HANDLED_SIGNALS
 
 from parlay.serve.app import shut_down
@@ -36,7 +39,13 @@ def _without_values(path: str) -> str:
     return path + mark + (_QUERY_VALUE.sub("***", query) if "=" in query else "***" if query else "")
 
 
-class Server(uvicorn.Server):
+class ShutDown(Protocol):
+    """Takes no new requests, waits for those under way or ends them ``at_once``, and returns when none is left."""
+
+    def __call__(self, *, at_once: bool = False) -> Coroutine[Any, Any, None]: ...
+
+
+class GracefulServer(uvicorn.Server):
     """uvicorn, but it keeps listening while it drains, so that latecomers hear why they are turned away.
 
     The first SIGINT or SIGTERM lets running requests finish, as long as the settings allow, while new ones are told
@@ -44,7 +53,7 @@ class Server(uvicorn.Server):
     ``ready`` is called when requests are taken.
     """
 
-    def __init__(self, app: FastAPI, ready: Callable[[], None], *, access_log: bool) -> None:
+    def __init__(self, app: ASGIApp, ready: Callable[[], None], shut_down: ShutDown, *, access_log: bool) -> None:
         config = uvicorn.Config(
             app,
             log_config=None,  # whoever runs it sets up logging
@@ -56,7 +65,7 @@ class Server(uvicorn.Server):
             http=Connection,
         )
         super().__init__(config)
-        self._app = app
+        self._shut_down = shut_down
         self._ready = ready
         self._signals = 0
         logging.getLogger("uvicorn.error").addFilter(self._is_news)
@@ -65,7 +74,6 @@ class Server(uvicorn.Server):
         self._cutting: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        self._app.openapi()  # whoever asked for it first would hold up all others
         await super().startup(sockets)
         gc.collect()
         gc.freeze()  # what is loaded stays: to look through it again and again would hold up every request
@@ -97,9 +105,21 @@ class Server(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         if self._signals and self._draining is None:
-            self._draining = asyncio.create_task(shut_down(self._app))
+            self._draining = asyncio.create_task(self._shut_down())
         if self._signals > 1 and self._cutting is None:
-            self._cutting = asyncio.create_task(shut_down(self._app, at_once=True))
+            self._cutting = asyncio.create_task(self._shut_down(at_once=True))
         if self._draining is not None and self._draining.done():
             self.should_exit = True
         return await super().on_tick(counter)
+
+
+class Server(GracefulServer):
+    """Serves an application of `create_app`."""
+
+    def __init__(self, app: FastAPI, ready: Callable[[], None], *, access_log: bool) -> None:
+        super().__init__(app, ready, partial(shut_down, app), access_log=access_log)
+        self._document = app.openapi
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._document()  # whoever asked for it first would hold up all others
+        await super().startup(sockets)

@@ -60,13 +60,15 @@ class Request:
     """One sample to decode: ids in, ids out.
 
     ``references`` are token texts worth copying from. ``salt`` names the tenant: neither cached prefixes nor what
-    stores learn is shared with another. ``store=False``: no store may learn from this request.
+    stores learn is shared with another. ``store=False``: no store may learn from this request. ``written`` are output
+    tokens that another engine committed: the sample goes on after them, and all that counts output counts them.
     """
 
     id: str
     prompt: tuple[int, ...]
     params: SamplingParams
     key: NoiseKey
+    written: tuple[int, ...] = ()
     stop_ids: frozenset[int] = frozenset()
     """Ids that end the sample, `ignore_eos` already applied. Masked until ``min_tokens`` are out."""
     stop_checker: StopChecker | None = None

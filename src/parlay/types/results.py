@@ -82,7 +82,8 @@ class Metrics:
 
     ``steps`` are target forwards that decoded: an early prefill chunk is no step, and a forward of a canvas is one even
     if it commits nothing. Prefill lasts until the first
-    step is done, and ``first_step_tokens`` are the tokens that step committed. ``accepted_by_depth[d]`` counts
+    step is done, and ``first_step_tokens`` are the tokens that step committed. ``completion_tokens`` are those that
+    this engine committed, without a resumed request's earlier ones. ``accepted_by_depth[d]`` counts
     accepted nodes at depth d + 1 and ``drafted_by_depth`` the nodes proposed there. ``draft_tokens`` counts nodes
     that the target verified, probes left out. ``outcomes`` counts steps by (nodes proposed, nodes accepted), steps
     without a draft as (0, 0). ``drafter_faults`` counts drafters that raised and were dropped.

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import re
+from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 
+from parlay import __version__
+from parlay.compiled.build import digest
 from parlay.models.fetch import hub
 from parlay.models.fetch.resolving import resolve
 from parlay.models.gguf import SUFFIX
@@ -36,6 +40,12 @@ def weights_fingerprint(model: str) -> str:
     """SHA-256 that stands for all of a model's weights: of their file, or of the hashes of its parts."""
     hashes = [hub.hash_of(path) for path in weight_files(model)]
     return hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()
+
+
+@cache
+def build_fingerprint() -> str:
+    """The code whose arithmetic gives the logits here: Parlay's version and C sources, and its libraries' versions."""
+    return " ".join([__version__, digest(), *(f"{name} {version(name)}" for name in ("torch", "transformers"))])
 
 
 def licence(model: str) -> str:

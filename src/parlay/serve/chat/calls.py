@@ -119,11 +119,11 @@ class CallScanner(ABC):
         found = [(place, mark) for mark in self._marks if (place := self._buffer.find(mark)) >= 0]
         kept = 0 if found else max(overlap(self._buffer, mark) for mark in self._marks)
         end, mark = min(found, default=(len(self._buffer) - kept, ""))
-        between = self.found and not self._buffer[:end].strip()
-        if between and not found:
-            return
-        text = self._take(end)
-        if text and not between:
+        text = self._buffer[:end]
+        if self.found:
+            text = text.rstrip()  # space before a call is dropped, so it waits for what follows
+        self._take(end if found else len(text))
+        if text:
             yield Text(text)
         if found:
             self._mark, self._state = mark, self._read_head

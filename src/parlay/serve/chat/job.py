@@ -221,7 +221,7 @@ class ChatQuestion:
 
     @property
     def plain(self) -> bool:
-        return not self.chat.functions and self.chat.answer_schema is None
+        return not (self.chat.functions or self.chat.options.written) and self.chat.answer_schema is None
 
     def but(self, params: SamplingParams, options: RequestOptions) -> Self:
         return replace(self, chat=replace(self.chat, params=params, options=options))

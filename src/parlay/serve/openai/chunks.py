@@ -9,7 +9,8 @@ from typing import Protocol
 from parlay.llm.jobs import Job
 from parlay.llm.outputs import RequestOutput, StreamEvent
 from parlay.serve.errors import ApiError
-from parlay.serve.protocol.answering import Chunk, DataFrames
+from parlay.serve.protocol.answering import COMMENT, Chunk, DataFrames
+from parlay.serve.protocol.resuming import OPENED, Resumption
 from parlay.serve.protocol.usage import RunningUsage, StreamUsage, last_chunks
 from parlay.types import FinishReason, TokenLogprobs
 
@@ -26,10 +27,21 @@ class ReplyShape(Protocol):
 
 
 class OpenAIChunks(ABC):
-    """Makes the chunks of a stream from what each step adds; ``kind`` is their ``object``."""
+    """Makes the chunks of a stream from what each step adds; ``kind`` is their ``object``.
 
-    def __init__(self, kind: str, jobs: Sequence[Job], shape: ReplyShape, usage: StreamUsage) -> None:
+    With a ``resumption`` comments hold the tokens, or the stream goes on with one that another replica began.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        jobs: Sequence[Job],
+        shape: ReplyShape,
+        usage: StreamUsage,
+        resumption: Resumption | None = None,
+    ) -> None:
         self._jobs = jobs
+        self._resumption = resumption if resumption is not None and resumption.resumable else None
         self._wants_usage = usage.last
         self._running = RunningUsage(jobs) if usage.running else None
         self._tokens = [[0] * len(job.samples) for job in jobs]
@@ -49,11 +61,24 @@ class OpenAIChunks(ABC):
 
     def opening(self) -> Sequence[Chunk]:
         more = self._running.now() if self._running is not None else {}
-        return [{"choices": [choice], **more} for choice in self._first_choices()]
+        if self._resumption is None:
+            return [{"choices": [choice], **more} for choice in self._first_choices()]
+        first = [] if self._resumption.resumed else self._first_choices()
+        chunks: list[Chunk] = [{"choices": [choice], **more} for choice in first] or [{}]
+        return [*chunks[:-1], {COMMENT: OPENED, **chunks[-1]}]
 
     def add(self, place: int, event: StreamEvent) -> Sequence[Chunk]:
+        choice, comment = self._choice(place, event), None
+        if self._resumption is not None:
+            index, last = self._index(place, event.index), event.finish_reason is not None
+            choice = None if index in self._resumption.ended else choice
+            comment = self._resumption.comment(index, event.token_ids, sent=choice is not None, last=last)
+        chunks = self._with_choice(choice, place, event)
+        return chunks if comment is None else [{COMMENT: comment, **chunks[0]}, *chunks[1:]]
+
+    def _with_choice(self, choice: Mapping[str, object] | None, place: int, event: StreamEvent) -> Sequence[Chunk]:
+        """The chunks of an event; the last event of all has the facts of the whole request."""
         more = self._running.after(event) if self._running is not None else {}
-        choice = self._choice(place, event)
         if event.output is not None:
             self._outputs[place] = event.output
             if len(self._outputs) == len(self._jobs):
@@ -76,7 +101,7 @@ class OpenAIChunks(ABC):
         }
 
     def _entries(self, place: int, event: StreamEvent) -> list[TokenLogprobs]:
-        """The log-probabilities of the event's tokens."""
+        """The log-probabilities of the event's tokens; those of a resumed sample begin with what is decoded here."""
         first = self._tokens[place][event.index]
         self._tokens[place][event.index] = last = first + len(event.token_ids)
         return self._jobs[place].samples[event.index].logprobs[first:last]

@@ -22,6 +22,8 @@ from parlay.types import ParlayError
 logger = logging.getLogger(__name__)
 
 Chunk = Mapping[str, object]
+COMMENT = ":"
+"""The key of a chunk's comment, a line that clients skip. A chunk may hold nothing else."""
 EVENT_STREAM = "text/event-stream"
 
 
@@ -52,6 +54,9 @@ class DataFrames:
         """An error stands alone."""
         if "error" in chunk:
             return b"data: " + to_json(chunk) + b"\n\n"
+        if COMMENT in chunk:
+            rest = {key: value for key, value in chunk.items() if key != COMMENT}
+            return f": {chunk[COMMENT]}\n".encode() + (self.encode(rest) if rest else b"\n")
         return self._head + to_json(chunk)[1:] + b"\n\n"
 
 
@@ -176,10 +181,12 @@ async def _finish(run: Run, work: Callable[[], Coroutine[Any, Any, list[RequestO
         await run.close()
 
 
-async def answer_streamed(request: Request, run: Run, chunks: Chunks) -> Response:
+async def answer_streamed(
+    request: Request, run: Run, chunks: Chunks, headers: Mapping[str, str] | None = None
+) -> Response:
     """Start the run and stream it. Raises ApiError, Busy and Closed before the stream begins."""
     await run.start()
-    return EventStream(run, chunks, ignored_header(request))
+    return EventStream(run, chunks, {**ignored_header(request), **(headers or {})})
 
 
 _EVENT = {

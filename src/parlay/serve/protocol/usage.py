@@ -126,7 +126,7 @@ class RunningUsage:
 
     def __init__(self, jobs: Sequence[Job]) -> None:
         self._prompt = sum(len(job.samples[0].request.prompt) for job in jobs)
-        self._completion = 0
+        self._completion = sum(len(sample.request.written) for job in jobs for sample in job.samples)
 
     def after(self, event: StreamEvent) -> dict[str, object]:
         """With what the event brought."""
@@ -175,7 +175,7 @@ def extras(outputs: Sequence[RequestOutput]) -> Extras:
 
 
 def last_chunks(
-    choice: object,
+    choice: object | None,
     outputs: Sequence[RequestOutput],
     *,
     wants_usage: bool,
@@ -184,14 +184,13 @@ def last_chunks(
 ) -> list[dict[str, object]]:
     """The last chunks of a stream: the last choice with the fields ``more``, and the fields on the whole request.
 
-    These are in a chunk of their own, without choices, if the client wants usage.
+    These are in a chunk of their own, without choices, if the client wants usage. ``choice`` None: it has been sent.
     """
+    choices = [] if choice is None else [choice]
     if not wants_usage:
-        return [{"choices": [choice], **more, **extras(outputs)}]
-    return [
-        {"choices": [choice], **more},
-        {"choices": [], "usage": usage(outputs, reasoning_tokens), **extras(outputs)},
-    ]
+        return [{"choices": choices, **more, **extras(outputs)}]
+    end = {"choices": [], "usage": usage(outputs, reasoning_tokens), **extras(outputs)}
+    return [{"choices": choices, **more}, end] if choices else [end]
 
 
 def summary(samples: Sequence[CompletionOutput]) -> Summary:

@@ -9,6 +9,7 @@ from pydantic import Discriminator, Field, Tag
 
 from parlay.serve.protocol.body import Body, Content, Count, GenerationBody, JsonObject, conflict, tool_choice_shape
 from parlay.serve.protocol.json_values import WHOLE
+from parlay.serve.protocol.resuming import Resume
 
 Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 
@@ -181,9 +182,12 @@ class ChatBody(GenerationBody):
     chat_template_kwargs: JsonObject | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    resume: Resume | None = None
 
     def check(self) -> None:
         super().check()
+        if self.resume is not None:
+            self.resume.check(choices=self.n or 1, stream=bool(self.stream))
         self._check_messages()
         self._check_tools()
         limits = {self.max_tokens, self.max_completion_tokens} - {None}

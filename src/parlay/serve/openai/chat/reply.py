@@ -15,6 +15,7 @@ from parlay.llm.outputs import CompletionOutput, RequestOutput, StreamEvent
 from parlay.serve.chat.answers import AnswerShape, Arguments, Begin, Delta, Text, Thought, thought_length
 from parlay.serve.openai.chunks import OpenAIChunks
 from parlay.serve.protocol.logprobs import ChatLogprobs, Speller, chat_logprobs, entries, tokens_before
+from parlay.serve.protocol.resuming import Resumption
 from parlay.serve.protocol.usage import (
     RequestMetrics,
     StreamUsage,
@@ -151,10 +152,12 @@ def finish_word(reason: FinishReason, *, called: Literal["tool_calls", "function
 class ChatChunks(OpenAIChunks):
     """The role of each choice first, then the deltas."""
 
-    def __init__(self, job: Job, shape: ChatShape, usage: StreamUsage) -> None:
-        super().__init__("chat.completion.chunk", [job], shape, usage)
+    def __init__(self, job: Job, shape: ChatShape, usage: StreamUsage, resumption: Resumption | None = None) -> None:
+        super().__init__("chat.completion.chunk", [job], shape, usage, resumption)
         self._shape = shape
         self._readers = [shape.answers.reader() for _ in job.samples]
+        for reader, sample in zip(self._readers, job.samples, strict=True):
+            reader.feed(sample.released)  # sent by the replica that began the stream
 
     def _first_choices(self) -> Sequence[Mapping[str, object]]:
         begun = {"delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}

@@ -35,10 +35,11 @@ def chat_request(body: ChatBody, request: Request, settings: Settings) -> ChatRe
     check_extras(body, request, settings)
     body.check()
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    options = body_options(body, request)
     return ChatRequest(
         messages=read_messages(body),
         params=sampling_params(body, settings, NAMES, max_tokens=body.tokens, logprobs=logprobs),
-        options=body_options(body, request),
+        options=options if body.resume is None else body.resume.options(options, 0, body.n or 1),
         functions=read_functions(body),
         must_call=body.must_call,
         single_call=body.parallel_tool_calls is False or body.legacy,

@@ -10,6 +10,7 @@ from pydantic import Discriminator, Field, Tag
 from parlay.serve.openai.chat.body import ResponseFormat
 from parlay.serve.protocol.body import INT_LIMIT, Count, GenerationBody, TokenIds, conflict
 from parlay.serve.protocol.json_values import WHOLE
+from parlay.serve.protocol.resuming import Resume
 
 PROMPTS_LIMIT = 1024
 
@@ -59,6 +60,7 @@ class CompletionBody(GenerationBody):
     logprobs: Annotated[int, Field(ge=0, le=20), WHOLE] | None = None
     best_of: Annotated[int, Field(ge=1, le=INT_LIMIT), WHOLE] | None = None
     response_format: ResponseFormat | None = None
+    resume: Resume | None = None
 
     def check(self) -> None:
         super().check()
@@ -75,6 +77,8 @@ class CompletionBody(GenerationBody):
             raise conflict("suffix can't be used with echo: leave one of them out", "suffix")
         if self.stream and self.echo and self.logprobs is not None:
             raise conflict("echo with logprobs can't be streamed: leave out stream", "stream")
+        if self.resume is not None:
+            self.resume.check(choices=len(self.prompts) * (self.n or 1), stream=bool(self.stream))
 
     @property
     def structured(self) -> bool:

@@ -15,6 +15,7 @@ from parlay.llm.outputs import CompletionOutput, RequestOutput, StreamEvent
 from parlay.serve.openai.chat.reply import finish_word
 from parlay.serve.openai.chunks import OpenAIChunks
 from parlay.serve.protocol.logprobs import CompletionLogprobs, CompletionTable, Offsets, Speller, entries
+from parlay.serve.protocol.resuming import Resumption
 from parlay.serve.protocol.usage import (
     RequestMetrics,
     StreamUsage,
@@ -123,14 +124,23 @@ def _logprobs(
 # ------------------------------------------------------------------------------------------------------------- chunks
 
 
+def _offsets_after(tokens: Sequence[int], shape: CompletionShape) -> Offsets:
+    offsets = shape.offsets()
+    for token in tokens if shape.logprobs else ():
+        offsets.push(token)
+    return offsets
+
+
 class CompletionChunks(OpenAIChunks):
     """The echo first, if the request asks for it."""
 
-    def __init__(self, jobs: Sequence[Job], shape: CompletionShape, usage: StreamUsage) -> None:
-        super().__init__("text_completion", jobs, shape, usage)
+    def __init__(
+        self, jobs: Sequence[Job], shape: CompletionShape, usage: StreamUsage, resumption: Resumption | None = None
+    ) -> None:
+        super().__init__("text_completion", jobs, shape, usage, resumption)
         self._shape = shape
         self._speller = Speller(shape.tokenizer)
-        self._offsets = [[shape.offsets() for _ in range(shape.n)] for _ in jobs]
+        self._offsets = [[_offsets_after(sample.request.written, shape) for sample in job.samples] for job in jobs]
 
     def _first_choices(self) -> Sequence[Mapping[str, object]]:
         return [

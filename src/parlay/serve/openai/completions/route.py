@@ -20,6 +20,7 @@ from parlay.serve.openai.completions.reply import CompletionChunks, CompletionRe
 from parlay.serve.protocol.answering import answer_streamed, answer_whole, described, in_thread, read
 from parlay.serve.protocol.body import check_extras
 from parlay.serve.protocol.fill_in_the_middle import Gap, infill_prompt
+from parlay.serve.protocol.resuming import Resume, headers_of, renamed, resumable
 from parlay.serve.protocol.running import make_run
 from parlay.serve.protocol.sampling_from_body import (
     FieldNames,
@@ -53,10 +54,12 @@ def router(registry: Registry, settings: Settings) -> APIRouter:
         prepared = await read(request, lambda: _read(body, request, settings))
         served, question = await cascades_of(request).choose(served, prepared, request)
         jobs, shape = await in_thread(request, lambda: _prepare(served, question), heavy=body.structured)
+        resumption = await resumable(request, served, jobs, body.resume, shape)
         run = make_run(served, jobs, _names(body, "prompt"), request, settings)
         if body.stream:
-            chunks = CompletionChunks(jobs, shape, StreamUsage(body.wants_usage, body.running_usage))
-            return await answer_streamed(request, run, chunks)
+            usage = StreamUsage(body.wants_usage, body.running_usage)
+            chunks = CompletionChunks(jobs, shape, usage, resumption)
+            return await answer_streamed(request, run, chunks, headers_of(resumption))
         return await answer_whole(request, run, lambda outputs: JSONResponse(completion_reply(outputs, shape)))
 
     return routes
@@ -73,9 +76,10 @@ class CompletionQuestion:
 
     @property
     def plain(self) -> bool:
-        """Ids are those of one model's vocabulary, and so are the marks around a gap."""
-        texts, more = self.body.prompts, (self.body.suffix, self.body.best_of, self.body.response_format)
-        return len(texts) == 1 and isinstance(texts[0], str) and not self.body.echo and more == (None, None, None)
+        """Ids are those of one model's vocabulary, and so are the marks around a gap and the tokens of a stream."""
+        body, texts = self.body, self.body.prompts
+        more = (body.suffix, body.best_of, body.response_format, body.resume and body.resume.token_ids)
+        return len(texts) == 1 and isinstance(texts[0], str) and not body.echo and more == (None,) * 4
 
     def but(self, params: SamplingParams, options: RequestOptions) -> Self:
         return replace(self, params=params, options=options)
@@ -83,9 +87,17 @@ class CompletionQuestion:
     def jobs(self, served: Served) -> list[Job]:
         """One for each prompt. Raises ApiError for what the model can't take."""
         check_count(len(self.body.prompts), self.params.n, served)
+        resume, n = self.body.resume or Resume(), self.params.n
         return [
-            prepare(served, prompt, self.params, self.options, settings=self.settings, names=names)
-            for names, prompt in _prompts(served, self.body, self.settings)
+            prepare(
+                served,
+                prompt,
+                self.params,
+                resume.options(self.options, place, n),
+                settings=self.settings,
+                names=names,
+            )
+            for place, (names, prompt) in enumerate(_prompts(served, self.body, self.settings))
         ]
 
     def job(self, served: Served) -> Job:
@@ -113,7 +125,7 @@ def _prepare(served: Served, asked: CompletionQuestion) -> tuple[list[Job], Comp
         if body.echo
         else None,
     )
-    return jobs, shape
+    return jobs, renamed(shape, body.resume)
 
 
 def _params(body: CompletionBody, settings: Settings) -> SamplingParams:

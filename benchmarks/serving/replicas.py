@@ -1,0 +1,340 @@
+"""Two replicas behind a gateway: what it costs a request, what two are worth, and what kill -9 does to 16 streams.
+
+python -m benchmarks.serving.replicas                   # overhead and throughput; results/replicas.jsonl and .md
+python -m benchmarks.serving.replicas --kills 1000      # the soak as well; half an hour
+python -m benchmarks.serving.replicas --quick           # does it work?
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any
+from urllib.request import urlopen
+
+import httpx
+
+from benchmarks.commands import RESULTS, write_page
+from benchmarks.pages import about, table
+from benchmarks.serving.served import PATIENCE, served
+from parlay.bench.provenance import provenance
+
+MINI = "parlay-mini"
+STREAMS = 16
+TOKENS = 400
+GOAL_MS = 1.0
+_SEED_KINDS = 4
+"""Every so many questions one is greedy; the others are sampled."""
+
+
+@dataclass(slots=True)
+class Fleet:
+    """A `parlay serve --replicas`: where it listens, and the process of each replica."""
+
+    url: str
+    processes: dict[int, int] = field(default_factory=dict)
+
+    def ready(self) -> bool:
+        """Whether every replica takes requests."""
+        try:
+            with urlopen(f"{self.url}/health", timeout=10) as answer:
+                states = json.load(answer)["replicas"].values()
+        except OSError:
+            return False
+        return set(states) == {"ready"}
+
+    def count(self, name: str) -> int:
+        """A counter of the gateway."""
+        with urlopen(f"{self.url}/metrics", timeout=10) as answer:
+            lines = answer.read().decode().splitlines()
+        return int(sum(float(line.split()[-1]) for line in lines if line.startswith(f"parlay_gateway_{name}_total")))
+
+
+@contextmanager
+def fleet(model: str, replicas: int, *words: str) -> Iterator[Fleet]:
+    """Several replicas, until the block ends. Raises ValueError when they do not start."""
+    flags = ("--replicas", str(replicas), "--port", "0", "--log-level", "info", "--router-memory", "off")
+    command = (sys.executable, "-m", "parlay", "serve", model, *flags, *words)
+    with subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        known: dict[int, int] = {}
+        threading.Thread(target=_note_processes, args=(process.stderr, known), daemon=True).start()
+        try:
+            welcome = process.stdout.readline()
+            if not welcome:
+                raise ValueError(f"parlay serve --replicas {replicas} did not start")
+            yield Fleet(welcome.split()[-1], known)
+        finally:
+            process.terminate()
+            try:
+                process.wait(PATIENCE)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def _note_processes(lines: Any, known: dict[int, int]) -> None:
+    for line in lines:
+        if match := re.search(r"replica (\d+) is process (\d+)", line):
+            known[int(match[1])] = int(match[2])
+        elif " WARNING " in line and " has ended" not in line and " is lost" not in line:
+            print(line.rstrip(), file=sys.stderr)
+
+
+# ----------------------------------------------------------------------------------------------------------- questions
+
+
+def question(number: int, tokens: int) -> tuple[str, dict[str, Any]]:
+    """One of some streams: texts and chats, greedy and sampled, some with several choices or log-probabilities."""
+    body: dict[str, Any] = {"model": MINI, "stream": True, "max_tokens": tokens, "seed": number, "ignore_eos": True}
+    if number % _SEED_KINDS == 0:
+        body["temperature"] = 0
+    if number % 3 == 0:
+        said = [{"role": "user", "content": f"Tell me about number {number}."}]
+        return "/v1/chat/completions", {**body, "messages": said, "presence_penalty": 0.2 * (number % 2)}
+    more = {"n": 2, "max_tokens": tokens // 2} if number % 5 == 0 else {"logprobs": 1} if number % 7 == 0 else {}
+    return "/v1/completions", {**body, "prompt": f"Once upon a time, number {number}", **more}
+
+
+async def told(client: httpx.AsyncClient, number: int, tokens: int) -> str:
+    """What a client makes of the stream: texts, roles, ends, log-probabilities. Raises ValueError for no good end."""
+    path, body = question(number, tokens)
+    parts: Counter[str] = Counter()
+    texts: dict[str, str] = {}
+    done = False
+    async with client.stream("POST", path, json=body) as answer:
+        if answer.status_code != 200:
+            raise ValueError(f"status {answer.status_code}: {(await answer.aread()).decode()[:200]}")
+        async for line in answer.aiter_lines():
+            done = done or line == "data: [DONE]"
+            if line.startswith("data: {"):
+                _add(json.loads(line.removeprefix("data: ")), texts, parts)
+    if not done:
+        raise ValueError("the stream broke off")
+    return json.dumps(texts, sort_keys=True)
+
+
+def _add(chunk: dict[str, Any], texts: dict[str, str], parts: Counter[str]) -> None:
+    if "error" in chunk:
+        raise ValueError(chunk["error"]["message"])
+    for choice in chunk["choices"]:
+        own, delta = choice["index"], choice.get("delta", {})
+        said = choice.get("text", "") + (delta.get("content") or "")
+        rows = (choice["logprobs"] or {}).get("tokens", [])
+        for name, text in (
+            ("text", said),
+            ("role", delta.get("role", "")),
+            ("end", choice["finish_reason"] or ""),
+            ("logprobs", "".join(rows)),
+        ):
+            texts[f"{own} {name}"] = texts.get(f"{own} {name}", "") + text
+
+
+# ----------------------------------------------------------------------------------------------------------- the parts
+
+
+async def soak(place: Fleet, kills: int, tokens: int, note: Any) -> dict[str, Any]:
+    """Kill a replica again and again while streams run, and compare each text with that of the first time."""
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
+    async with httpx.AsyncClient(base_url=place.url, timeout=120, limits=limits) as client:
+        expected = [await told(client, number, tokens) for number in range(STREAMS)]
+        counts: Counter[str] = Counter()
+        over, running = asyncio.Event(), 0
+
+        async def ask(number: int) -> None:
+            nonlocal running
+            while not over.is_set():
+                running += 1
+                try:
+                    text = await told(client, number, tokens)
+                    counts["different"] += text != expected[number]
+                except (ValueError, httpx.HTTPError) as error:
+                    counts["lost"] += 1
+                    print(f"lost: {type(error).__name__} {error}", file=sys.stderr)
+                counts["streams"] += 1
+                running -= 1
+
+        workers = [asyncio.create_task(ask(number)) for number in range(STREAMS)]
+        began = time.monotonic()
+        for kill in range(1, kills + 1):
+            while not await asyncio.to_thread(place.ready) or running < STREAMS:
+                await asyncio.sleep(0.02)
+            await asyncio.sleep(random.random() * 0.3)
+            os.kill(place.processes[random.choice(list(place.processes))], signal.SIGKILL)
+            counts["kills"] += 1
+            if kill % 50 == 0 or kill == kills:
+                note({"part": "kills", **counts, "resumed": place.count("streams_resumed")})
+            await asyncio.sleep(0.05)
+        over.set()
+        await asyncio.gather(*workers)
+        return {
+            "part": "kills, all",
+            **{name: counts[name] for name in ("kills", "streams", "lost", "different")},
+            "resumed": place.count("streams_resumed"),
+            "retried": place.count("retries"),
+            "broken": place.count("streams_broken"),
+            "seconds": round(time.monotonic() - began, 1),
+        }
+
+
+def overhead(direct: str, gateway: str, rounds: int, *, stream: bool) -> dict[str, Any]:
+    """The same short request in turn to a replica and through the gateway, on kept connections: milliseconds each."""
+    body = {"model": MINI, "prompt": "The sea is", "max_tokens": 4, "temperature": 0, "stream": stream}
+    seconds: dict[str, list[float]] = {direct: [], gateway: []}
+    with httpx.Client() as client:
+        for _ in range(rounds):
+            for url in (direct, gateway):
+                began = time.perf_counter()
+                client.post(f"{url}/v1/completions", json=body).raise_for_status()
+                seconds[url].append(1e3 * (time.perf_counter() - began))
+    pairs = [through - alone for alone, through in zip(*seconds.values(), strict=True)]
+    low, _, high = quantiles(pairs, n=4)
+    return {
+        "part": "overhead",
+        "stream": stream,
+        "requests": rounds,
+        "direct_ms": round(median(seconds[direct]), 3),
+        "gateway_ms": round(median(seconds[gateway]), 3),
+        "overhead_ms": round(median(pairs), 3),
+        "quartiles_ms": [round(low, 3), round(high, 3)],
+    }
+
+
+async def throughput(url: str, replicas: int, tokens: int, requests: int) -> dict[str, Any]:
+    """Tokens per second of 16 streams at once."""
+    async with httpx.AsyncClient(base_url=url, timeout=120) as client:
+        numbers = iter(range(requests))
+
+        async def worker() -> None:
+            for number in numbers:
+                await told(client, number % STREAMS, tokens)
+
+        await asyncio.gather(*(told(client, number, 16) for number in range(STREAMS)))
+        began = time.monotonic()
+        await asyncio.gather(*(worker() for _ in range(STREAMS)))
+        seconds = time.monotonic() - began
+    return {
+        "part": "throughput",
+        "replicas": replicas,
+        "requests": requests,
+        "tokens_per_second": round(requests * tokens / seconds),
+    }
+
+
+# ------------------------------------------------------------------------------------------------------------ the page
+
+
+def page(header: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
+    """The tables."""
+    lines = ["# Replicas behind a gateway", "", about(header), ""]
+    costs = [row for row in rows if row["part"] == "overhead"]
+    if costs:
+        lines += [f"What the gateway adds to a request of `{MINI}`, median of pairs; the goal is {GOAL_MS:g} ms.", ""]
+        lines += table(
+            ("answer", "requests", "direct, ms", "through the gateway, ms", "added, ms", "quartiles"),
+            [
+                (
+                    "streamed" if row["stream"] else "whole",
+                    str(row["requests"]),
+                    f"{row['direct_ms']:.2f}",
+                    f"{row['gateway_ms']:.2f}",
+                    f"{row['overhead_ms']:.2f}",
+                    f"{row['quartiles_ms'][0]:.2f} to {row['quartiles_ms'][1]:.2f}",
+                )
+                for row in costs
+            ],
+        )
+    rates = [row for row in rows if row["part"] == "throughput"]
+    if rates:
+        lines += ["", "Tokens per second of 16 streams at once; all replicas share the cores.", ""]
+        lines += table(
+            ("replicas", "requests", "tokens/s"),
+            [(str(row["replicas"]), str(row["requests"]), str(row["tokens_per_second"])) for row in rates],
+        )
+    soaks = [row for row in rows if row["part"] == "kills, all"]
+    if soaks:
+        names = ("kills", "streams", "lost", "different", "resumed", "seconds")
+        lines += ["", f"kill -9 of one of two replicas under {STREAMS} streams, again and again.", ""]
+        lines += table(names, [tuple(f"{row[name]:g}" for name in names) for row in soaks])
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The options of the command."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.serving.replicas", description=(__doc__ or "").split("\n")[0]
+    )
+    parser.add_argument("--kills", type=int, default=20, metavar="N", help="kills of the soak (default: 20)")
+    parser.add_argument("--tokens", type=int, default=TOKENS, metavar="N", help=f"of each stream (default: {TOKENS})")
+    parser.add_argument("--only", choices=("overhead", "throughput", "kills"), help="one part (default: all)")
+    parser.add_argument("--quick", action="store_true", help="few requests: to see that it works")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="results; the tables go beside it, as .md")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, and write rows and page."""
+    options = parse(arguments)
+    out: Path = options.out or RESULTS / f"replicas{'-quick' if options.quick else ''}.jsonl"
+    header = provenance("python -m benchmarks.serving.replicas")
+    rows = _known(out) if options.only else []
+
+    def note(row: dict[str, Any]) -> None:
+        rows.append(row)
+        print(json.dumps(row), flush=True)
+        out.write_text("".join(json.dumps(each) + "\n" for each in (header, *rows)), encoding="utf-8")
+
+    if options.only in (None, "overhead"):
+        rows[:] = [row for row in rows if row["part"] != "overhead"]
+        with served(MINI, "--router-memory", "off") as direct, _gateway(direct) as gateway:
+            for stream in (False, True):
+                overhead(direct, gateway, 30, stream=stream)
+                note(overhead(direct, gateway, 100 if options.quick else 1000, stream=stream))
+    if options.only in (None, "throughput"):
+        rows[:] = [row for row in rows if row["part"] != "throughput"]
+        with served(MINI, "--router-memory", "off") as one:
+            note(asyncio.run(throughput(one, 1, options.tokens, 32 if options.quick else 160)))
+        with fleet(MINI, 2) as two:
+            note(asyncio.run(throughput(two.url, 2, options.tokens, 32 if options.quick else 160)))
+    if options.only in (None, "kills"):
+        rows[:] = [row for row in rows if not row["part"].startswith("kills")]
+        with fleet(MINI, 2) as place:
+            note(asyncio.run(soak(place, 3 if options.quick else options.kills, options.tokens, note)))
+    write_page(out, page(header, rows))
+
+
+def _known(out: Path) -> list[dict[str, Any]]:
+    if not out.exists():
+        return []
+    return [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()[1:]]
+
+
+@contextmanager
+def _gateway(replica: str) -> Iterator[str]:
+    command = (sys.executable, "-m", "parlay", "gateway", "--replica", replica, "--port", "0")
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield process.stdout.readline().split()[-1]
+        finally:
+            process.terminate()
+            process.wait(PATIENCE)
+
+
+if __name__ == "__main__":
+    main()

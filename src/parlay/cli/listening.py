@@ -1,0 +1,96 @@
+"""The network side of commands that serve: the address to listen on, the log, and the packages that they need."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import ipaddress
+import logging
+import socket
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+from typing import Any
+
+from parlay.cli.flags import whole
+from parlay.serve.observe.logs import JsonLines
+from parlay.types import ParlayError
+
+LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
+PACKAGES = ("fastapi", "prometheus_client", "uvicorn")
+LEVELS = ("debug", "info", "warning", "error")
+
+
+def add_address_flags(group: argparse._ActionsContainer) -> None:
+    group.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
+    group.add_argument("--port", type=whole, default=8000, help="port; 0 takes a free one (default: 8000)")
+
+
+def add_log_flags(group: argparse._ActionsContainer) -> None:
+    group.add_argument(
+        "--log-level", choices=LEVELS, default="warning", help="info logs each request (default: warning)"
+    )
+    group.add_argument(
+        "--log-format", choices=("text", "json"), default="text", help="json: one object per line (default: text)"
+    )
+
+
+def set_up_logging(options: argparse.Namespace) -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    if options.log_format == "json":
+        handler.setFormatter(JsonLines())
+    else:
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=options.log_level.upper(), handlers=[handler])
+
+
+def check_packages(packages: Sequence[str], what: str, extra: str) -> None:
+    missing = [name for name in packages if not _is_installed(name)]
+    if missing:
+        raise ParlayError(f"{what} needs {', '.join(missing)}: pip install 'parlay[{extra}]'")
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        return find_spec(name) is not None
+    except ModuleNotFoundError:  # the package around it is not there
+        return False
+
+
+def check_port(port: int) -> None:
+    """Raises ValueError for a number that is no port."""
+    if not 0 <= port <= 65535:
+        raise ValueError(f"--port must be between 0 and 65535, got {port}")
+
+
+def is_loopback(host: str) -> bool:
+    return all(ipaddress.ip_address(address[0]).is_loopback for *_, address in _addresses(host, 0))
+
+
+def _addresses(host: str, port: int) -> list[Any]:
+    """Look an address up by `socket.getaddrinfo`. Raises ParlayError for a name that no address belongs to."""
+    try:
+        return socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError as error:
+        raise ParlayError(f"can't listen on {host}: {error.strerror}") from None
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Open the port before the models load, so that a port that is taken is an error at once."""
+    family, kind, protocol, _, address = _addresses(host, port)[0]
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen()
+    except OSError as error:
+        listener.close()
+        if error.errno == errno.EADDRINUSE:
+            raise ParlayError(f"port {port} of {host} is taken: end what uses it, or choose one with --port") from None
+        raise ParlayError(f"can't listen on port {port} of {host}: {error.strerror}") from None
+    return listener
+
+
+def url_of(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -1,0 +1,246 @@
+"""One request at a gateway: tried on one replica after another until a client has its whole answer, each part once."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from pydantic_core import from_json, to_json
+from starlette.types import Send
+
+from parlay.gateway.client import Head, Headers, ReplicaLost, passed_on
+from parlay.gateway.counts import Counts
+from parlay.gateway.delivered import BLOCK_BYTES, Delivered, ErrorEvent
+from parlay.gateway.question import Question
+from parlay.gateway.replicas import Exchange, Fleet, Replica, Tried
+from parlay.gateway.settings import GatewaySettings
+from parlay.serve.errors import MESSAGES, OLLAMA, ApiError
+from parlay.serve.protocol.answering import EVENT_STREAM
+from parlay.serve.protocol.resuming import HEADER, NO
+
+logger = logging.getLogger(__name__)
+
+REPLICA_HEADER = b"parlay-replica"
+_ELSEWHERE = frozenset({500, 502, 503, 504})
+"""Statuses of a replica that another one may better."""
+_STREAMS = (EVENT_STREAM.encode(), b"application/x-ndjson")
+
+
+class Answer:
+    """Gives one answer to one client. ``cut`` says whether the gateway ends now."""
+
+    def __init__(
+        self,
+        asked: Question,
+        fleet: Fleet,
+        settings: GatewaySettings,
+        counts: Counts,
+        *,
+        send: Send,
+        cut: Callable[[], bool],
+    ) -> None:
+        self._asked = asked
+        self._fleet = fleet
+        self._settings = settings
+        self._counts = counts
+        self._send = send
+        self._cut = cut
+        self._delivered = Delivered()
+        self._last: tuple[Head, int, bytes] | None = None
+        """The best reply of a replica that failed."""
+        self._error_event: tuple[Head, int, bytes] | None = None
+        """The event with which a replica ended the stream."""
+        self._problem = ""
+        self.started = False
+        """Whether the client has the answer's head."""
+
+    async def give(self) -> None:
+        """Try until the answer is whole. Raises ApiError when no replica gives it."""
+        tried: Tried = set()
+        failures = 0
+        while (replica := await self._next(tried)) is not None:
+            tried.add((replica.number, replica.epoch))
+            before = self._delivered.count
+            try:
+                async with replica.exchange() as exchange:
+                    if await self._try(replica, exchange):
+                        return
+            except ReplicaLost as error:
+                if self._delivered.done:
+                    return await self._finish()
+                self._note_loss(replica, error)
+            failures = 1 if self._delivered.count > before else failures + 1
+            if failures > self._settings.retries or self._cut():
+                break
+            self._counts.retries.labels("stream" if self._delivered.opened else "request").inc()
+        await self._give_up()
+
+    async def fail(self, error: ApiError) -> None:
+        """End a stream that has begun with an error, in the shape of its protocol."""
+        self._counts.broken.inc()
+        path = self._asked.path
+        if path.startswith(MESSAGES):
+            event = b"event: error\ndata: " + to_json(error.as_message()) + b"\n\n"
+        elif path.startswith(OLLAMA):
+            event = to_json({"error": error.message}) + b"\n"
+        elif path.startswith("/v1/responses"):
+            fields = {"type": "error", "code": error.code, "message": error.message, "param": None}
+            event = b"event: error\ndata: " + to_json(fields) + b"\n\n"
+        else:
+            event = b"data: " + to_json(error.body) + b"\n\n"
+        await self._send({"type": "http.response.body", "body": event})
+
+    # ------------------------------------------------------------------------------------------------------ one replica
+
+    async def _next(self, tried: Tried) -> Replica | None:
+        """The replica to try. With an answer at hand, if only an error, nobody waits for another."""
+        seconds = self._settings.wait_seconds if self._last is None and self._error_event is None else 0
+        return await self._fleet.wait(self._asked.key, tried, seconds)
+
+    async def _try(self, replica: Replica, exchange: Exchange) -> bool:
+        """Whether the client has its answer. Raises ReplicaLost, also in the midst of it."""
+        head = await exchange.send(self._asked.message(replica.address.authority, self._body()))
+        header = head.get(HEADER.encode()).decode("latin-1")
+        if self._asked.method == "HEAD":
+            await self._reply(head, replica.number, b"")
+        elif self._asked.resumable and head.status == 200 and header and not header.startswith(NO):
+            return await self._relay(head, header, replica.number, exchange)
+        elif self._delivered.opened:
+            return self._refused(head, await exchange.rest(self._settings.max_reply_bytes))
+        elif head.status == 200 and head.get(b"content-type").startswith(_STREAMS):
+            self._problem = header.removeprefix(NO).strip()
+            await self._pass_on(head, replica.number, exchange)
+        else:
+            return await self._whole(head, replica.number, exchange)
+        return True
+
+    def _body(self) -> bytes | None:
+        """The body for a replica, which asks for a resumable stream or for the rest of one."""
+        if not self._asked.resumable:
+            return None
+        resume = self._delivered.resume(self._asked.choices) if self._delivered.opened else {}
+        return self._asked.with_fields(resume=resume)
+
+    async def _relay(self, head: Head, header: str, number: int, exchange: Exchange) -> bool:
+        """Pass a resumable stream on, and keep count of what the client has."""
+        if self._delivered.opened:
+            self._counts.resumed.inc()
+        self._delivered.begin(header)
+        try:
+            while data := await exchange.read():
+                events = self._delivered.feed(data)
+                if events:
+                    await self._part(head, number, events)
+                if self._delivered.fault is not None:
+                    raise self._delivered.fault
+        except ErrorEvent as error:
+            if error.leaving:
+                raise ReplicaLost("it shuts down") from None
+            self._error_event = head, number, error.event
+            if not error.elsewhere:
+                await self._give_up()
+            return not error.elsewhere
+        if not self._delivered.done:
+            raise ReplicaLost("its stream broke off")
+        await self._finish()
+        return True
+
+    async def _pass_on(self, head: Head, number: int, exchange: Exchange) -> None:
+        """Pass on a stream that can't be resumed, in whole events. It can begin anew until its first one."""
+        end = b"\n\n" if head.get(b"content-type").startswith(_STREAMS[0]) else b"\n"
+        kept = b""
+        while data := await exchange.read():
+            events, found, kept = (kept + data).rpartition(end)
+            if found:
+                await self._part(head, number, events + found)
+            if len(kept) > BLOCK_BYTES:
+                raise ReplicaLost(f"an event of its stream has more than {BLOCK_BYTES} bytes")
+        await self._part(head, number, kept)
+        await self._finish()
+
+    async def _whole(self, head: Head, number: int, exchange: Exchange) -> bool:
+        body = await exchange.rest(self._settings.max_reply_bytes)
+        if head.status in _ELSEWHERE and self._asked.retried:
+            self._last = head, number, body
+            return False
+        json = head.get(b"content-type").startswith(b"application/json")
+        if json and self._asked.fields is not None and not _is_json(body):
+            raise ReplicaLost("its answer says that it is JSON, and is not")
+        await self._reply(head, number, body)
+        return True
+
+    def _refused(self, head: Head, body: bytes) -> bool:
+        """A replica that should go on with a stream does not."""
+        self._problem = _message(body) or f"a replica answered with status {head.status}"
+        logger.warning("a stream can't be resumed: %s", self._problem)
+        return False
+
+    def _note_loss(self, replica: Replica, error: ReplicaLost) -> None:
+        """Raises ApiError where the client has a part that no other replica can go on with."""
+        if self.started and not self._delivered.opened:
+            why = self._problem or "it says nothing of how to"
+            message = f"the replica was lost ({error}), and this stream can't be resumed: {why}"
+            raise ApiError(502, message, code="replica_lost") from None
+        if not self._asked.retried:
+            message = f"the replica was lost ({error}), and whether it has done what was asked is not known"
+            raise ApiError(502, message, code="replica_lost") from None
+        logger.info("replica %d was lost in a request: %s", replica.number, error)
+        self._problem = str(error)
+
+    # ------------------------------------------------------------------------------------------------------- the client
+
+    async def _give_up(self) -> None:
+        """Send the best error there is. Raises ApiError where none came from a replica."""
+        if self._error_event is not None:
+            self._counts.broken.inc()
+            await self._part(*self._error_event)
+            return await self._finish()
+        if self._last is not None and not self.started:
+            return await self._reply(*self._last)
+        count = len(self._fleet.replicas)
+        retry = {"Retry-After": "1"}
+        if self._cut():
+            raise ApiError(503, "this gateway is shutting down: try again", code="unavailable", headers=retry)
+        why = f" ({self._problem})" if self._problem else ""
+        if self._fleet.ready:
+            message = f"no replica could answer this request{why}: try again"
+            raise ApiError(502, message, code="replica_lost", headers=retry)
+        message = f"none of the {count} replicas takes requests now{why}: try again later"
+        raise ApiError(503, message, code="no_replica", headers=retry)
+
+    async def _reply(self, head: Head, number: int, body: bytes) -> None:
+        """Send a whole reply."""
+        await self._start(head, number, [(b"content-length", b"%d" % len(body))] if head.status >= 200 else [])
+        await self._send({"type": "http.response.body", "body": body})
+
+    async def _part(self, head: Head, number: int, data: bytes) -> None:
+        """Send a part of a stream, the first one with the head."""
+        if not self.started:
+            await self._start(head, number, [])
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def _finish(self) -> None:
+        await self._send({"type": "http.response.body", "body": b""})
+
+    async def _start(self, head: Head, number: int, more: Headers) -> None:
+        self.started = True
+        self._counts.answers.labels(f"{head.status // 100}xx").inc()
+        headers = [*passed_on(head.headers, HEADER.encode(), b"date", b"server"), *more]
+        headers.append((REPLICA_HEADER, b"%d" % number))
+        await self._send({"type": "http.response.start", "status": head.status, "headers": headers})
+
+
+def _is_json(body: bytes) -> bool:
+    try:
+        from_json(body)
+    except ValueError:
+        return False
+    return True
+
+
+def _message(body: bytes) -> str:
+    """The message of an error; empty where there is none."""
+    try:
+        return str(from_json(body)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return ""

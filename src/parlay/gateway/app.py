@@ -1,0 +1,125 @@
+"""`create_gateway`: the application in front of some replicas."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Sequence
+
+from pydantic_core import to_json
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from parlay.gateway.answer import Answer
+from parlay.gateway.client import ReplicaLost, passed_on
+from parlay.gateway.counts import Counts
+from parlay.gateway.question import Question, read_question
+from parlay.gateway.replicas import Fleet
+from parlay.gateway.settings import MOST_REPLICAS, Address, GatewaySettings
+from parlay.serve.errors import ApiError
+from parlay.serve.guard.auth import Guard
+from parlay.serve.guard.limits import Admission, BodyLimit, Limiter
+from parlay.serve.observe.metrics import CONTENT_TYPE
+from parlay.serve.protocol.running import ClientGone, while_client_waits
+from parlay.serve.settings import Settings
+
+_METRICS = re.compile(r"/replicas/([0-9]{1,3})/metrics")
+_HEALTH = frozenset({"/health", "/v1/health", "/ping", "/ready"})
+
+
+class Gateway:
+    """ASGI application that hands requests to replicas. ``fleet`` is to be started in the same event loop."""
+
+    def __init__(self, addresses: Sequence[Address], settings: GatewaySettings) -> None:
+        self.settings = settings
+        self.fleet = Fleet(addresses, settings)
+        self.counts = Counts(self.fleet.replicas)
+        own = Settings(
+            hosts=settings.hosts,
+            max_body_bytes=settings.max_body_bytes,
+            concurrency=settings.concurrency,
+        )
+        self.limiter = Limiter(own)
+        self._cut = False
+        inner: ASGIApp = BodyLimit(self._answer, own)
+        self._app = Guard(Admission(inner, self.limiter), own)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            return await self._lifespan(receive, send)
+        await self._app(scope, receive, send)
+
+    async def shut_down(self, *, at_once: bool = False) -> None:
+        """Take no new requests and let those under way finish, as long as the settings allow; then close."""
+        self.limiter.shut = True
+        try:
+            async with asyncio.timeout(0 if at_once else self.settings.drain_seconds):
+                while self.limiter.active:
+                    await asyncio.sleep(0.02)
+        except TimeoutError:
+            pass
+        self._cut = True
+        await self.fleet.close()
+
+    async def _lifespan(self, receive: Receive, send: Send) -> None:
+        while True:
+            message = await receive()
+            if message["type"] == "lifespan.startup":
+                self.fleet.start()
+                await send({"type": "lifespan.startup.complete"})
+            else:
+                await self.shut_down()
+                return await send({"type": "lifespan.shutdown.complete"})
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope["path"]
+        if path in _HEALTH or path == "/metrics":
+            reply = Response(self.counts.render(), media_type=CONTENT_TYPE) if path == "/metrics" else self._health()
+            return await reply(scope, receive, send)
+        request = Request(scope, receive)
+        if (match := _METRICS.fullmatch(path)) is not None:
+            return await (await self._metrics_of(int(match[1]), request))(scope, receive, send)
+        asked = await read_question(scope, await request.body())
+        answer = Answer(asked, self.fleet, self.settings, self.counts, send=send, cut=lambda: self._cut)
+        try:
+            await while_client_waits(request, answer.give())
+        except ClientGone:
+            pass
+        except ApiError as error:
+            if answer.started:
+                return await answer.fail(error)
+            self.counts.answers.labels(f"{error.status // 100}xx").inc()
+            await error.response(path)(scope, receive, send)
+
+    async def _metrics_of(self, number: int, request: Request) -> Response:
+        """The metrics of one replica, which may listen where nobody else can reach it."""
+        replica = next((one for one in self.fleet.replicas if one.number == number), None)
+        if replica is None:
+            missing = ApiError(404, f"there is no replica {number} here, only {len(self.fleet.replicas)}")
+            return missing.response(request.url.path)
+        asked = Question("GET", "/metrics", b"", passed_on(request.headers.raw, b"host"), b"")
+        try:
+            async with replica.exchange() as exchange:
+                head = await exchange.send(asked.message(replica.address.authority))
+                body = await exchange.rest(self.settings.max_reply_bytes)
+        except ReplicaLost as error:
+            message = f"replica {number} was lost: {error}"
+            return ApiError(502, message, code="replica_lost").response(request.url.path)
+        return Response(body, head.status, media_type=head.get(b"content-type").decode("latin-1"))
+
+    def _health(self) -> Response:
+        """Replicas by their number and state: where they listen is not the clients' business."""
+        states = {str(replica.number): replica.state for replica in self.fleet.replicas}
+        ready = bool(self.fleet.ready) and not self.limiter.shut
+        content = to_json({"status": "ok" if ready else "unavailable", "replicas": states})
+        return Response(content, 200 if ready else 503, media_type="application/json")
+
+
+def create_gateway(addresses: Sequence[Address], settings: GatewaySettings | None = None) -> Gateway:
+    """An ASGI application for the replicas at some addresses. Raises ValueError for none of them, or too many."""
+    if not 1 <= len(addresses) <= MOST_REPLICAS:
+        raise ValueError(f"a gateway has 1 to {MOST_REPLICAS} replicas, got {len(addresses)}: give --replica URL")
+    if len(set(addresses)) < len(addresses):
+        raise ValueError("a replica is there twice: give each --replica once")
+    return Gateway(addresses, settings or GatewaySettings())

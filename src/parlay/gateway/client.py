@@ -1,0 +1,223 @@
+"""HTTP/1.1 towards a replica: a request at a time on each connection, what comes bounded, and every end noticed."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import cast
+
+from httptools import HttpParserError, HttpResponseParser
+
+from parlay.gateway.settings import Address
+
+Headers = list[tuple[bytes, bytes]]
+
+HEAD_BYTES = 64 * 1024
+"""Most bytes of a reply's head."""
+BUFFERED_BYTES = 256 * 1024
+"""Above it no more is read until the client has taken what there is."""
+IDLE = 64
+"""Connections of a replica that are kept when nobody uses them."""
+_HOP = frozenset(
+    {b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"te", b"trailer", b"upgrade"}
+    | {b"transfer-encoding", b"content-length", b"proxy-connection"}
+)
+"""Headers of one connection, which say nothing to the next."""
+
+
+class ReplicaLost(Exception):
+    """The connection ended early, or what came is no HTTP: why, in a few words."""
+
+
+def passed_on(headers: Iterable[tuple[bytes, bytes]], *others: bytes) -> Headers:
+    """Headers that belong to a message and not to its connection, without ``others``."""
+    return [(name, value) for name, value in headers if (lower := name.lower()) not in _HOP and lower not in others]
+
+
+@dataclass(slots=True)
+class Head:
+    """Status and headers of a reply, names in lower case."""
+
+    status: int
+    headers: Headers = field(default_factory=list)
+
+    def get(self, name: bytes) -> bytes:
+        """The first header of that name; empty where there is none."""
+        return next((value for own, value in self.headers if own == name), b"")
+
+
+class Connection(asyncio.Protocol):
+    """One connection to a replica. `send` a request, then `read` until that gives nothing."""
+
+    def __init__(self) -> None:
+        self._transport: asyncio.Transport | None = None
+        self._pieces: deque[bytes] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+        self._error: ReplicaLost | None = None
+        self._heard = self._complete = False
+        self.used = False
+        """Whether it has carried a request before: the replica may have closed it meanwhile."""
+        self._begin()
+
+    def _begin(self) -> None:
+        self._parser = HttpResponseParser(self)
+        self._head = Head(0)
+        self._head_bytes = self._buffered = 0
+        self._head_complete = self._complete = self._heard = self._sized = False
+
+    # ------------------------------------------------------------------------------------------------ the caller's
+
+    async def send(self, request: bytes) -> Head:
+        """Write a whole request and wait for the reply's head. Raises ReplicaLost."""
+        assert self._transport is not None
+        self._begin()
+        self._transport.write(request)
+        while not self._head_complete:
+            await self._more()
+        return self._head
+
+    async def read(self) -> bytes:
+        """Wait for more of the body and return it; empty at its end. Raises ReplicaLost."""
+        while not self._pieces:
+            if self._complete:
+                return b""
+            await self._more()
+        data = b"".join(self._pieces)
+        self._pieces.clear()
+        self._buffered = 0
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+        return data
+
+    @property
+    def heard(self) -> bool:
+        """Whether any byte of a reply has come."""
+        return self._heard
+
+    @property
+    def reusable(self) -> bool:
+        """Whether another request may be sent."""
+        open = self._error is None and self._transport is not None and not self._transport.is_closing()
+        return open and self._complete and not self._pieces and bool(self._parser.should_keep_alive())
+
+    @property
+    def closed(self) -> bool:
+        return self._error is not None or self._transport is None or self._transport.is_closing()
+
+    def abort(self) -> None:
+        """Close it at once."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    async def _more(self) -> None:
+        if self._error is not None:
+            raise self._error
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _fail(self, reason: str) -> None:
+        if self._error is None:
+            self._error = ReplicaLost(reason)
+        self.abort()
+        self._wake()
+
+    # ------------------------------------------------------------------------------------------------ asyncio's calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one by its methods alone
+
+    def data_received(self, data: bytes) -> None:
+        self._heard = True
+        if not self._head_complete:
+            self._head_bytes += len(data)
+        try:
+            self._parser.feed_data(data)
+        except HttpParserError as error:
+            return self._fail(f"it answers what is no HTTP: {' '.join(str(error).split())[:100]}")
+        if not self._head_complete and self._head_bytes > HEAD_BYTES:
+            return self._fail(f"the head of its answer has more than {HEAD_BYTES} bytes")
+        if self._buffered > BUFFERED_BYTES and self._transport is not None and not self._complete:
+            self._transport.pause_reading()
+        self._wake()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._head_complete and not self._sized:
+            self._complete = True  # such a body ends with the connection
+        if self._error is None:
+            self._error = ReplicaLost("it closed the connection" if exc is None else "the connection was reset")
+        self._wake()
+
+    # ----------------------------------------------------------------------------------------------- the parser's calls
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        lower = name.lower()
+        self._sized = self._sized or lower in (b"content-length", b"transfer-encoding")
+        self._head.headers.append((lower, value))
+
+    def on_headers_complete(self) -> None:
+        self._head.status = self._parser.get_status_code()
+        if self._head.status >= 200:
+            self._head_complete = True
+
+    def on_body(self, body: bytes) -> None:
+        self._pieces.append(body)
+        self._buffered += len(body)
+
+    def on_message_complete(self) -> None:
+        if self._head.status < 200:
+            self._head = Head(0)  # an interim reply: the real one follows
+        elif self._sized or self._head.status in (204, 304):
+            self._complete = True
+
+
+class Pool:
+    """Connections of one replica, kept for the next request. Lives in one event loop."""
+
+    def __init__(self, address: Address, connect_seconds: float) -> None:
+        self._address = address
+        self._seconds = connect_seconds
+        self._idle: list[Connection] = []
+        self._tls = ssl.create_default_context() if address.tls else None
+
+    async def take(self, *, fresh: bool = False) -> Connection:
+        """A connection, used before unless it is to be ``fresh``. Raises ReplicaLost where nobody listens."""
+        while self._idle and not fresh:
+            connection = self._idle.pop()
+            if not connection.closed:
+                connection.used = True
+                return connection
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(self._seconds):
+                if self._address.socket:
+                    _, connection = await loop.create_unix_connection(Connection, self._address.socket)
+                else:
+                    where = self._address.host, self._address.port
+                    _, connection = await loop.create_connection(Connection, *where, ssl=self._tls)
+        except TimeoutError:
+            raise ReplicaLost(f"it took no connection within {self._seconds:g} seconds") from None
+        except OSError as error:
+            raise ReplicaLost(f"nobody answers there: {error.strerror or type(error).__name__}") from None
+        return connection
+
+    def give_back(self, connection: Connection) -> None:
+        """Keep a connection whose reply has been read; close any other."""
+        if connection.reusable and len(self._idle) < IDLE:
+            self._idle.append(connection)
+        else:
+            connection.abort()
+
+    def close(self) -> None:
+        """Close what nobody uses."""
+        while self._idle:
+            self._idle.pop().abort()

@@ -1,0 +1,62 @@
+"""Counters of a gateway, for Prometheus. Each gateway has a registry of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from prometheus_client import CollectorRegistry, Counter, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import generate_latest
+from prometheus_client.registry import Collector
+
+from parlay.gateway.replicas import Replica
+
+
+class Counts:
+    """Counters of answers; what is to be said of replicas is read from them."""
+
+    def __init__(self, replicas: Sequence[Replica]) -> None:
+        self._registry = CollectorRegistry()
+        self.answers = Counter(
+            "parlay_gateway_answers", "Answers that began, by status.", ("status",), registry=self._registry
+        )
+        self.retries = Counter(
+            "parlay_gateway_retries",
+            "Requests sent to another replica: anew (request), or the rest of a stream (stream).",
+            ("what",),
+            registry=self._registry,
+        )
+        self.resumed = Counter(
+            "parlay_gateway_streams_resumed", "Streams that another replica went on with.", registry=self._registry
+        )
+        self.broken = Counter(
+            "parlay_gateway_streams_broken", "Streams that ended with an error event.", registry=self._registry
+        )
+        self._registry.register(_Replicas(replicas))
+        ProcessCollector(registry=self._registry)
+
+    def render(self) -> bytes:
+        """Everything in Prometheus's text format."""
+        return generate_latest(self._registry)
+
+
+class _Replicas(Collector):
+    """Reads the replicas when it is asked."""
+
+    def __init__(self, replicas: Sequence[Replica]) -> None:
+        self._replicas = replicas
+
+    def collect(self) -> Iterator[Metric]:
+        ready = GaugeMetricFamily("parlay_gateway_replica_ready", "1 where it takes requests.", labels=("replica",))
+        running = GaugeMetricFamily(
+            "parlay_gateway_requests_running", "Requests under way on a replica.", labels=("replica",)
+        )
+        losses = CounterMetricFamily(
+            "parlay_gateway_replica_losses", "How often a replica was lost.", labels=("replica",)
+        )
+        for replica in self._replicas:
+            name = [str(replica.number)]
+            ready.add_metric(name, float(replica.state == "ready"))
+            running.add_metric(name, replica.in_flight)
+            losses.add_metric(name, replica.losses)
+        yield from (ready, running, losses)

@@ -1,0 +1,163 @@
+"""Replicas for a gateway: the test model behind a server that can be cut, hung or slowed down, and plain fakes."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, suppress
+
+import httpx
+import pytest
+import uvicorn
+
+from parlay import LLM
+from parlay.aio import AsyncLLM
+from parlay.gateway.app import Gateway, create_gateway
+from parlay.gateway.settings import Address, GatewaySettings
+from parlay.serve.app import create_app
+from parlay.serve.settings import Settings
+
+DEADLINE = 30
+"""Seconds after which a test fails rather than waits."""
+READY = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}"
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[int]:
+    """The port of a server with the test model."""
+    engine = AsyncLLM.load(lambda: LLM("parlay-mini", router_memory="off"))
+    app = create_app({"parlay-mini": engine}, Settings(drain_seconds=0))
+    running = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
+    with socket.create_server(("127.0.0.1", 0)) as bound:
+        thread = threading.Thread(target=running.run, kwargs={"sockets": [bound]}, daemon=True)
+        thread.start()
+        yield bound.getsockname()[1]
+        running.should_exit = True
+        thread.join(DEADLINE)
+    asyncio.run(engine.close(0))
+
+
+class Line:
+    """A replica: passes bytes on to the server at a port. From a POST's answer it lets ``most`` bytes through.
+
+    Then it is ``dead`` (connections are reset), or, if it ``hangs``, silent to everybody. ``pause`` is the time between
+    two pieces.
+    """
+
+    def __init__(self, port: int) -> None:
+        self._to = port
+        self.most: int | None = None
+        self.hangs = self.dead = self.silent = False
+        self.pause = 0.0
+        self.posts = 0
+        self.on_cut: Callable[[], None] = lambda: None
+
+    async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError, asyncio.CancelledError):
+            await self._talk(reader, writer)
+        writer.transport.abort()
+
+    async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self.dead:
+            return
+        there, back = await asyncio.open_connection("127.0.0.1", self._to)
+        posting: list[bool] = []
+        pumps = [
+            asyncio.create_task(each) for each in (self._up(reader, back, posting), self._down(there, writer, posting))
+        ]
+        try:
+            await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for pump in pumps:
+                pump.cancel()
+            back.transport.abort()
+
+    async def _up(self, reader: asyncio.StreamReader, back: asyncio.StreamWriter, posting: list[bool]) -> None:
+        while data := await reader.read(65536):
+            if self.silent:
+                await asyncio.Event().wait()
+            if data.startswith(b"POST"):
+                posting.append(True)
+                self.posts += 1
+            back.write(data)
+
+    async def _down(self, there: asyncio.StreamReader, writer: asyncio.StreamWriter, posting: list[bool]) -> None:
+        sent = 0
+        while data := await there.read(65536):
+            await asyncio.sleep(self.pause)
+            if self.most is not None and posting and sent + len(data) > self.most:
+                writer.write(data[: self.most - sent])
+                await writer.drain()
+                self.silent, self.dead = self.hangs, not self.hangs
+                self.on_cut()
+            if self.silent:
+                await asyncio.Event().wait()
+            if self.dead:
+                await asyncio.sleep(0.02)  # what was written arrives first
+                return
+            sent += len(data)
+            writer.write(data)
+
+
+class Fake:
+    """A replica that is ready, and answers every POST with the same bytes."""
+
+    def __init__(self, answer: bytes, ready: bytes = READY) -> None:
+        self._answer = answer
+        self._ready = ready
+        self.posts: list[bytes] = []
+
+    async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError):
+            if data := await reader.read(65536):
+                if data.startswith(b"POST"):
+                    self.posts.append(data)
+                writer.write(self._answer if data.startswith(b"POST") else self._ready)
+                await writer.drain()
+        writer.close()
+
+
+Handler = Line | Fake
+
+
+@asynccontextmanager
+async def standing(
+    replicas: Sequence[Handler], *, ready: int | None = None, **settings: float
+) -> AsyncIterator[tuple[httpx.AsyncClient, Gateway]]:
+    """A gateway in front of these replicas, in this event loop, and a client of it."""
+    servers = [await asyncio.start_server(each.handle, "127.0.0.1", 0) for each in replicas]
+    addresses = [Address("127.0.0.1", one.sockets[0].getsockname()[1]) for one in servers]
+    usual = {"probe_seconds": 0.05, "wait_seconds": 1.0, "health_seconds": 5.0}
+    gateway = create_gateway(addresses, GatewaySettings(**{**usual, **settings}))
+    gateway.fleet.start()
+    transport = httpx.ASGITransport(gateway)
+    try:
+        async with (
+            asyncio.timeout(DEADLINE),
+            httpx.AsyncClient(transport=transport, base_url="http://gateway") as client,
+        ):
+            while len(gateway.fleet.ready) < (len(replicas) if ready is None else ready):
+                await asyncio.sleep(0.01)
+            yield client, gateway
+    finally:
+        await gateway.fleet.close()
+        for one in servers:
+            one.close()
+
+
+@pytest.fixture
+def behind() -> Callable[..., None]:
+    """``behind(replicas, test, **settings)`` runs ``test(client, gateway)`` with a gateway in front of replicas."""
+
+    def run(
+        replicas: Sequence[Handler], test: Callable[[httpx.AsyncClient, Gateway], Awaitable[None]], **settings: float
+    ) -> None:
+        async def main() -> None:
+            async with standing(replicas, **settings) as (client, gateway):
+                await test(client, gateway)
+
+        asyncio.run(main())
+
+    return run

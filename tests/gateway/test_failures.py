@@ -1,0 +1,314 @@
+"""Whatever a replica does, a client gets the text that one server alone would have given, or one error in time."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from parlay.gateway.app import Gateway
+from tests.gateway.conftest import Fake, Line
+
+TEXT: dict[str, Any] = {"model": "parlay-mini", "prompt": "The sea is", "max_tokens": 24, "ignore_eos": True}
+CHAT: dict[str, Any] = {
+    "model": "parlay-mini",
+    "messages": [{"role": "user", "content": "Tell me about the sea."}],
+    "max_tokens": 24,
+    "ignore_eos": True,
+}
+QUESTIONS: dict[str, tuple[str, dict[str, Any]]] = {
+    "greedy": ("/v1/completions", {**TEXT, "temperature": 0}),
+    "sampled": ("/v1/completions", {**TEXT, "seed": 11, "n": 2, "logprobs": 1}),
+    "chat": ("/v1/chat/completions", {**CHAT, "seed": 12, "stream_options": {"include_usage": True}}),
+}
+Behind = Callable[..., None]
+
+
+def read(answer: httpx.Response) -> dict[Any, Any]:
+    """What a client makes of a stream that ended well."""
+    assert answer.status_code == 200, answer.text
+    blocks = [block for block in answer.text.split("\n\n") if block]
+    assert all(block.startswith("data: ") for block in blocks), answer.text
+    assert blocks.pop() == "data: [DONE]"
+    found: dict[Any, Any] = defaultdict(str)
+    names = set()
+    for chunk in (json.loads(block.removeprefix("data: ")) for block in blocks):
+        names.add((chunk["id"], chunk["created"]))
+        found["usage"] = (chunk.get("usage") or {}).get("total_tokens", "")
+        for choice in chunk["choices"]:
+            delta = choice.get("delta", {})
+            found[choice["index"]] += choice.get("text", "") + (delta.get("content") or "")
+            found[choice["index"], "role"] += delta.get("role", "")
+            found[choice["index"], "end"] += choice["finish_reason"] or ""
+            found[choice["index"], "logprobs"] += "".join((choice["logprobs"] or {}).get("tokens", []))
+    assert len(names) == 1
+    return found
+
+
+async def whole(client: httpx.AsyncClient, question: str) -> dict[Any, Any]:
+    path, fields = QUESTIONS[question]
+    return read(await client.post(path, json={**fields, "stream": True}))
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_a_stream_outlives_its_replica_wherever_it_is_cut(behind: Behind, server: int, question: str) -> None:
+    lines = [Line(server), Line(server)]
+
+    async def test(client: httpx.AsyncClient, gateway: Gateway) -> None:
+        expected = await whole(client, question)
+        home = next(line for line in lines if line.posts)
+        resumed = 0
+        for most in (60, 450, 700, 1100, 1600, 2600, 4000):
+            home.most = most
+            assert await whole(client, question) == expected
+            resumed += home.dead
+            home.most, home.dead = None, False
+            while len(gateway.fleet.ready) < 2:
+                await asyncio.sleep(0.01)
+        assert resumed >= 6
+        assert b"parlay_gateway_streams_broken_total 0.0" in (await client.get("/metrics")).content
+
+    behind(lines, test)
+
+
+def test_streams_go_on_when_each_replica_is_lost_in_turn(behind: Behind, server: int) -> None:
+    lines = [Line(server) for _ in range(4)]
+
+    async def test(client: httpx.AsyncClient, gateway: Gateway) -> None:
+        expected = await whole(client, "greedy")
+        for line in lines[:]:
+            line.most = 1500
+        lines[-1].most = None
+        assert await whole(client, "greedy") == expected
+
+    behind(lines, test)
+
+
+def test_sixteen_streams_lose_one_of_two_replicas_and_no_token(behind: Behind, server: int) -> None:
+    lines = [Line(server), Line(server)]
+    fields = [{**TEXT, "prompt": f"Number {number} is", "seed": number, "stream": True} for number in range(16)]
+
+    async def test(client: httpx.AsyncClient, gateway: Gateway) -> None:
+        async def ask(body: dict[str, Any]) -> dict[Any, Any]:
+            return read(await client.post("/v1/completions", json=body))
+
+        expected = [await ask(body) for body in fields]
+        lines[0].most = 2500
+        assert await asyncio.gather(*map(ask, fields)) == expected
+        assert lines[0].dead
+
+    behind(lines, test)
+
+
+def test_a_replica_that_hangs_is_left_within_the_time_for_its_health(behind: Behind, server: int) -> None:
+    lines = [Line(server), Line(server)]
+
+    async def test(client: httpx.AsyncClient, gateway: Gateway) -> None:
+        expected = await whole(client, "sampled")
+        home = next(line for line in lines if line.posts)
+        home.most, home.hangs = 1500, True
+        began = time.monotonic()
+        assert await whole(client, "sampled") == expected
+        assert 0.3 < time.monotonic() - began < 10
+        assert [replica.state for replica in gateway.fleet.replicas].count("lost") == 1
+
+    behind(lines, test, health_seconds=0.4)
+
+
+def test_a_replica_that_says_nothing_more_is_left_though_it_is_healthy(behind: Behind, server: int) -> None:
+    slow = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 900\r\n\r\n{"
+
+    class Silent(Fake):
+        async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            data = await reader.read(65536)
+            writer.write(slow if data.startswith(b"POST") else b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+            await writer.drain()
+            await asyncio.sleep(20 if data.startswith(b"POST") else 0)
+            writer.close()
+
+    async def test(client: httpx.AsyncClient, gateway: Gateway) -> None:
+        for _ in range(2):  # whichever is asked first
+            answer = await client.post("/v1/completions", json={**TEXT, "seed": 1})
+            assert answer.json()["choices"][0]["finish_reason"] == "length"
+
+    behind([Silent(b""), Line(server)], test, silence_seconds=0.3)
+
+
+def test_a_slow_replica_gets_fewer_requests_and_loses_none(behind: Behind, server: int) -> None:
+    slow, quick = Line(server), Line(server)
+    slow.pause = 0.02
+
+    async def test(client: httpx.AsyncClient, gateway: Gateway) -> None:
+        async def ask(number: int) -> str:
+            answer = await client.post("/v1/completions", json={**TEXT, "prompt": f"{number}", "max_tokens": 4})
+            return str(answer.json()["choices"][0]["finish_reason"])
+
+        queue = iter(range(40))
+
+        async def worker() -> list[str]:
+            return [await ask(number) for number in queue]
+
+        answers = await asyncio.gather(*(worker() for _ in range(4)))
+        assert {end for each in answers for end in each} == {"length"}
+        assert slow.posts < quick.posts
+
+    behind([slow, quick], test)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_whole_requests_are_tried_again_elsewhere(behind: Behind, server: int, stream: bool) -> None:
+    lines = [Line(server), Line(server)]
+
+    async def test(client: httpx.AsyncClient, gateway: Gateway) -> None:
+        body = {**TEXT, "stream": stream}  # no seed: the gateway fixes one before the first try
+        await client.post("/v1/completions", json=body)
+        home = next(line for line in lines if line.posts)
+        home.most = 30
+        answer = await client.post("/v1/completions", json=body)
+        assert answer.status_code == 200
+        assert home.dead
+
+    behind(lines, test)
+
+
+RUBBISH = {
+    "no HTTP": b"SSH-2.0-OpenSSH_9.9\r\n",
+    "endless head": b"HTTP/1.1 200 OK\r\n" + b"x-filler: " + b"a" * 70_000,
+    "no JSON": b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 7\r\n\r\n<html/>",
+    "half a body": b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 99\r\n\r\n{",
+    "closes": b"",
+}
+STREAMED = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nparlay-resume: %s\r\nconnection: close\r\n\r\n"
+RUBBISH_STREAMS = {
+    **{name: answer for name, answer in RUBBISH.items() if name != "no JSON"},
+    "no names": STREAMED % b"abc" + b": opened\n\n",
+    "no comments": STREAMED % b"abc id 1" + b': opened\n\ndata: {"id": 1}\n\n',
+    "no event": STREAMED % b"abc id 1" + b": opened\n\n<html/>\n\n",
+    "no ids": STREAMED % b"abc id 1" + b': opened\n\n: tokens 0 x\ndata: {"id":1}\n\n',
+    "ends early": STREAMED % b"abc id 1" + b": opened\n\n",
+}
+
+
+@pytest.mark.parametrize("name", RUBBISH)
+def test_a_replica_that_answers_rubbish_is_left(behind: Behind, server: int, name: str) -> None:
+    async def test(client: httpx.AsyncClient, gateway: Gateway) -> None:
+        for seed in range(3):
+            answer = await client.post("/v1/completions", json={**TEXT, "max_tokens": 2, "seed": seed})
+            assert answer.json()["choices"][0]["finish_reason"] == "length"
+
+    behind([Fake(RUBBISH[name]), Line(server)], test)
+
+
+@pytest.mark.parametrize("name", RUBBISH_STREAMS)
+def test_no_rubbish_reaches_a_stream(behind: Behind, name: str) -> None:
+    """Nothing was said yet that another replica could go on with, so the end is one error."""
+    fakes = [Fake(RUBBISH_STREAMS[name]), Fake(RUBBISH_STREAMS[name])]
+
+    async def test(client: httpx.AsyncClient, gateway: Gateway) -> None:
+        answer = await client.post("/v1/completions", json={**TEXT, "stream": True})
+        if answer.status_code == 200:
+            event = answer.text.removeprefix("data: ")
+            assert "error" in json.loads(event), answer.text
+        else:
+            assert answer.json()["error"]["code"] in ("no_replica", "replica_lost")
+
+    behind(fakes, test, wait_seconds=0.2, retries=2)
+
+
+def test_other_weights_end_a_stream_with_one_error_event(behind: Behind, server: int) -> None:
+    refusal = json.dumps(
+        {"error": {"message": "other weights", "type": "invalid_request_error", "code": "not_resumable"}}
+    )
+    head = f"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: {len(refusal)}\r\n\r\n"
+    line, other = Line(server), Fake((head + refusal).encode())
+
+    async def test(client: httpx.AsyncClient, gateway: Gateway) -> None:
+        line.most = 1500
+        gateway.fleet.replicas[1].in_flight += 1  # so the first one is chosen
+        answer = await client.post("/v1/completions", json={**TEXT, "stream": True}, headers={"x-session-id": ""})
+        *chunks, last = [block for block in answer.text.split("\n\n") if block]
+        assert chunks
+        assert "other weights" in json.loads(last.removeprefix("data: "))["error"]["message"]
+
+    behind([line, other], test, wait_seconds=0.2)
+
+
+def test_a_lossy_stream_ends_with_one_error_event(behind: Behind, server: int) -> None:
+    lines = [Line(server), Line(server)]
+    for line in lines:
+        line.most = 1500
+
+    async def test(client: httpx.AsyncClient, gateway: Gateway) -> None:
+        body = {**TEXT, "stream": True, "strategy": "prompt-lookup:rule=typical"}
+        answer = await client.post("/v1/completions", json=body)
+        last = answer.text.split("\n\n")[-2]
+        message = json.loads(last.removeprefix("data: "))["error"]["message"]
+        assert "can't be resumed: strategy prompt-lookup is lossy here" in message
+
+    behind(lines, test)
+
+
+@pytest.mark.parametrize(
+    ("path", "shape"),
+    [
+        ("/v1/chat/completions", lambda body: body["error"]["message"]),
+        ("/v1/messages", lambda body: body["error"]["message"]),
+        ("/api/chat", lambda body: body["error"]),
+    ],
+)
+def test_one_error_in_the_protocols_shape_when_all_are_down(
+    behind: Behind, path: str, shape: Callable[[Any], str]
+) -> None:
+    async def test(client: httpx.AsyncClient, gateway: Gateway) -> None:
+        for replica in gateway.fleet.replicas:
+            replica.note_loss("it was taken away")
+        answer = await client.post(path, json=CHAT)
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+        assert "none of the 2 replicas takes requests now" in shape(answer.json())
+        health = await client.get("/health")
+        assert (health.status_code, health.json()["replicas"]) == (503, {"1": "lost", "2": "lost"})
+
+    down = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"
+    behind([Fake(b"", down), Fake(b"", down)], test, wait_seconds=0.1, probe_seconds=30)
+
+
+def test_a_request_that_ends_every_replica_is_not_tried_for_ever(behind: Behind) -> None:
+    fakes = [Fake(b"") for _ in range(2)]
+
+    async def test(client: httpx.AsyncClient, gateway: Gateway) -> None:
+        answer = await client.post("/v1/completions", json=TEXT)
+        assert answer.status_code in (502, 503)
+        assert sum(len(fake.posts) for fake in fakes) <= 4
+
+    behind(fakes, test, retries=3)
+
+
+def test_a_pull_is_not_sent_twice(behind: Behind) -> None:
+    fakes = [Fake(b""), Fake(b"")]
+
+    async def test(client: httpx.AsyncClient, gateway: Gateway) -> None:
+        answer = await client.post("/api/pull", json={"model": "x"})
+        assert answer.status_code == 502
+        assert "whether it has done what was asked is not known" in answer.json()["error"]
+        assert sum(len(fake.posts) for fake in fakes) == 1
+
+    behind(fakes, test)
+
+
+def test_the_best_error_of_a_replica_is_passed_on(behind: Behind) -> None:
+    body = b'{"error":{"message":"the model can\'t be loaded","code":"model_load_failed"}}'
+    head = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+    fakes = [Fake(head % len(body) + body), Fake(head % len(body) + body)]
+
+    async def test(client: httpx.AsyncClient, gateway: Gateway) -> None:
+        answer = await client.post("/v1/completions", json=TEXT)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "model_load_failed")
+        assert [len(fake.posts) for fake in fakes] == [1, 1]
+
+    behind(fakes, test)
