@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
+import torch
 
+from parlay.models.loading import load_weights, read_config
+from parlay.models.native import NativeRunner
+from parlay.testing.checkpoints import save_random
 from parlay.testing.conformance import check_runner, default_stages, toy_stage
 from parlay.testing.conformance.stage import Stage
+from parlay.testing.conformance.stages import recomputed
 from parlay.testing.toys import ToyRunner
 
 STAGES = default_stages()
@@ -24,6 +30,21 @@ def test_logits_are_those_of_a_fresh_prefill(stage: Stage) -> None:
 @pytest.mark.parametrize("stage", STAGES.values(), ids=STAGES.keys())
 def test_logits_stay_those_of_a_fresh_prefill_on_long_walks(stage: Stage, seed: int) -> None:
     report = check_runner(stage.open_runner, stage.logits_of, noise_bound=stage.noise_bound, steps=300, seed=seed)
+    assert report.passed, str(report)
+
+
+@pytest.mark.parametrize("name", ["gemma3", "gpt-oss"])
+def test_windows_and_experts_keep_the_protocol(name: str, tmp_path: Path) -> None:
+    """Text by text and tree by tree each row has the very bits that it has in a fresh prefill."""
+    save_random(name, tmp_path)
+    config = read_config(tmp_path)
+    weights = load_weights(tmp_path, config)
+
+    def open_runner(capacity: int) -> NativeRunner:
+        cpu = torch.device("cpu")
+        return NativeRunner(config, weights, dtype=torch.float32, device=cpu, max_tokens_cached=capacity)
+
+    report = check_runner(open_runner, recomputed(open_runner(1024)), steps=25)
     assert report.passed, str(report)
 
 
