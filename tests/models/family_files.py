@@ -53,10 +53,11 @@ ARCHITECTURES: Mapping[str, tuple[str, Json]] = {
         {**_QWEN, "expert_shared_feed_forward_length": "shared_expert_intermediate_size"},
     ),
     "Qwen3MoeForCausalLM": ("qwen3moe", _QWEN),
+    "Glm4ForCausalLM": ("glm4", {}),
     "GptOssForCausalLM": ("gpt-oss", {**_WINDOW, **_LOCAL, "expert_feed_forward_length": "intermediate_size"}),
 }
 """Names in files, and keys of theirs with the words of config.json."""
-_PAIRED = ("llama", "smollm3", "granite", "granitemoe")
+_PAIRED = ("llama", "smollm3", "granite", "granitemoe", "glm4")
 _STEMS = {
     **NAMES,
     "attention_out_layernorm": "post_attention_norm",
@@ -120,15 +121,24 @@ def _keys(raw: Json, config: DecoderConfig) -> dict[str, Any]:
 
 def _tensors(name: str, raw: Json, config: DecoderConfig, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     if name in _PAIRED:
-        weights = {key: pairs(w, config.head_dim) if _turns(key) else w for key, w in weights.items()}
+        rotated = config.rope.rotated or config.head_dim
+        weights = {key: paired(w, config.head_dim, rotated) if _turns(key) else w for key, w in weights.items()}
     if name == "phi3":
         weights = _fused(weights, "self_attn.qkv_proj", [f"self_attn.{part}_proj" for part in "qkv"])
+    if name in ("phi3", "glm4"):
         weights = _fused(weights, "mlp.up_proj", ["mlp.gate_proj", "mlp.up_proj"])
     found = {_name(key, name): tensor for key, tensor in _stacked(weights).items()}
     for kind in ("short", "long"):
         if f"{kind}_factor" in raw["rope_parameters"]:
             found[f"rope_factors_{kind}.weight"] = torch.tensor(raw["rope_parameters"][f"{kind}_factor"])
     return found
+
+
+def paired(rows: Tensor, head_dim: int, rotated: int) -> Tensor:
+    """Rows whose first ``rotated`` of each head lie in halves, with these in pairs."""
+    heads = rows.view(-1, head_dim, *rows.shape[1:])
+    turning = pairs(heads[:, :rotated].flatten(0, 1), rotated).view(len(heads), rotated, *rows.shape[1:])
+    return torch.cat((turning, heads[:, rotated:]), 1).view(rows.shape)
 
 
 def _turns(key: str) -> bool:

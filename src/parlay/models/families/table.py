@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from parlay.models.families.diffusion import DIFFUSION
 from parlay.models.families.family import Family
 from parlay.models.families.gemma import GEMMA, GEMMA2, GEMMA3, GEMMA3_IMAGES
+from parlay.models.families.glm import GLM, GLM4
 from parlay.models.families.gpt_oss import GPT_OSS
 from parlay.models.families.granite import GRANITE, GRANITE_MOE, GRANITE_MOE_SHARED
 from parlay.models.families.llama import LLAMA, MISTRAL, MIXTRAL
@@ -18,7 +19,7 @@ from parlay.models.families.smollm import SMOLLM3
 CAUSAL = (
     *(LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN3, QWEN2_MOE, QWEN3_MOE),
     *(GEMMA, GEMMA2, GEMMA3, GEMMA3_IMAGES, PHI3, OLMO2, OLMO3, SMOLLM3),
-    *(GRANITE, GRANITE_MOE, GRANITE_MOE_SHARED, GPT_OSS),
+    *(GRANITE, GRANITE_MOE, GRANITE_MOE_SHARED, GPT_OSS, GLM, GLM4),
 )
 """Families that write token by token."""
 FAMILIES: Mapping[str, Family] = {family.architecture: family for family in (*CAUSAL, *DIFFUSION)}
