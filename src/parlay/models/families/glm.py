@@ -9,7 +9,7 @@ from parlay.models.families.family import Family, GgufForm, with_layers
 
 
 def _glm(raw: Json, config: DecoderConfig, usual: LayerForm) -> DecoderConfig:
-    """Of attention's products those that lead in alone have biases."""
+    """Give biases to the products that lead into attention, and none to the one that leads out."""
     return with_layers(config, replace(usual, out_bias=False), [None] * config.num_layers)
 
 
