@@ -39,6 +39,7 @@ CHATS = tuple(
     for kind in ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
 )
 PLAIN, NGRAM, OURS = "plain", "ngram", "parlay"
+PROPOSERS = {"wall": "parlay.vllm.Proposer", "cpu": "benchmarks.peers.runners.vllm_proposer.CpuTimedProposer"}
 logger = logging.getLogger("benchmarks")
 
 
@@ -98,6 +99,8 @@ def engine(python: Path, mode: str, job: Mapping[str, Any], threads: int) -> Ite
     """A process of vLLM's environment with Parlay's sources beside it."""
     command = [str(python), "-m", "benchmarks.peers.runners.vllm_proposer", json.dumps(job)]
     environment = os.environ | surroundings(VLLM, threads) | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    openmp = python.parent.parent / "lib" / "libiomp5.so"  # as vLLM's manual asks for, where drafts are verified
+    environment |= {"LD_PRELOAD": str(openmp)} if openmp.exists() else {}
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT
@@ -116,10 +119,11 @@ def engine(python: Path, mode: str, job: Mapping[str, Any], threads: int) -> Ite
 def jobs(model: Path, options: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """What each engine is told, by mode."""
     shared = {"model": str(model), "dtype": "float32", "longest": LONGEST, "together": TOGETHER, "additional": {}}
+    shared |= {"clock": options.clock}
     ngram = {"method": "ngram", "num_speculative_tokens": options.nodes, "prompt_lookup_max": 4, "prompt_lookup_min": 2}
     found = {PLAIN: shared | {"speculative": None}, NGRAM: shared | {"speculative": ngram}}
     for name in options.strategies:
-        custom = {"method": "custom_class", "model": "parlay.vllm.Proposer", "num_speculative_tokens": options.nodes}
+        custom = {"method": "custom_class", "model": PROPOSERS[options.clock], "num_speculative_tokens": options.nodes}
         own = {"log_seconds": 0.0} | ({"strategy": name} if name else {})
         mode = f"{OURS} {name}".strip()
         found[mode] = shared | {"speculative": custom, "additional": {"parlay": own}}
@@ -217,8 +221,22 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=96, help="of each answer (default: 96)")
     parser.add_argument("--nodes", type=int, default=8, help="most tokens of a draft (default: 8)")
     parser.add_argument("--rounds", type=int, default=3, help="over all prompts (default: 3)")
+    parser.add_argument(
+        "--clock",
+        choices=tuple(PROPOSERS),
+        default="wall",
+        help="cpu: processor time, for one thread on a machine that does other work too (default: wall)",
+    )
     add_run_flags(parser)
     return parser.parse_args(arguments)
+
+
+def command(options: argparse.Namespace) -> str:
+    """The command to repeat, without folder names of this machine."""
+    words = ["python -m benchmarks.peers.proposer --vllm PYTHON", *(["--data DIR"] if options.data else [])]
+    words += [f"--model {Path(options.model).name} --prompts {options.prompts} --tokens {options.tokens}"]
+    words += [f"--nodes {options.nodes} --rounds {options.rounds} --threads {options.threads} --clock {options.clock}"]
+    return " ".join(words)
 
 
 def main() -> None:
@@ -243,9 +261,7 @@ def main() -> None:
             mode: stack.enter_context(engine(options.vllm, mode, job, options.threads))
             for mode, job in jobs(model, options).items()
         }
-        header = provenance(
-            f"python -m benchmarks.peers.proposer --vllm PYTHON --data DIR --model {Path(options.model).name}"
-        )
+        header = provenance(command(options))
         rows: list[Row] = []
         for row in measure(engines, prompts, options):
             rows.append(row)

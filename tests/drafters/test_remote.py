@@ -248,10 +248,18 @@ def test_what_is_no_drafter_is_asked_again_later(said: bytes, caplog: pytest.Log
     assert len(caplog.records) == 1
 
 
-@pytest.mark.parametrize("url", ["", "localhost:8000", "ftp://host", "http://", "http://host:port", "http://[::1"])
+@pytest.mark.parametrize(
+    "url", ["", "localhost:8000", "ftp://host", "http://", "http://host:port", "http://[::1", "http://a:b@host"]
+)
 def test_what_is_no_url_is_an_error_at_once(url: str) -> None:
     with ExitStack() as stack, pytest.raises(UsageError, match="URL"):
         Remote(resources(stack), RemoteOptions(url=url))
+
+
+def test_a_key_that_is_none_is_an_error_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(KEY_VARIABLE, "two\nlines")
+    with ExitStack() as stack, pytest.raises(UsageError, match=KEY_VARIABLE):
+        Remote(resources(stack), RemoteOptions(url="http://127.0.0.1:1"))
 
 
 def test_the_key_of_the_environment_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,6 +64,13 @@ def test_a_text_is_drafted_for_and_then_only_grows(copying: HostedDrafter) -> No
     assert client.get("/stats").json()["held"] == 1
 
 
+def test_no_client_gets_longer_drafts_than_the_owner_allows() -> None:
+    client = TestClient(create_drafter_app(hosted("parlay-mini", "--strategy", "prompt-lookup:k=2")))
+    text = TEXT | {"tokens": [1, 2, 3, 4, 5, 6, 1], "most": 100}
+    (draft,) = client.post("/v1/drafts", json={"client": "a", "texts": [text]}).json()["drafts"]
+    assert draft["tokens"] == [2, 3]
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -15,6 +15,7 @@ from parlay.models.fetch.pulled import DEFAULT_MODEL
 from parlay.options import LoadOptions
 from parlay.serve.settings import Settings
 from parlay.strategies.catalogue import find
+from parlay.strategies.entry import K
 from parlay.strategies.spelling import StrategySpec, parse
 
 if TYPE_CHECKING:
@@ -108,5 +109,5 @@ def open_drafter(name: str, spec: StrategySpec, options: argparse.Namespace) -> 
     assert drafter is not None
     check_tokens_suffice(Strategy(str(spec), (drafter,), build_rule(spec), Plain()), "a remote target")
     longest = min(config.max_context, options.max_model_len or config.max_context)
-    service = DraftService(drafter, config.vocab_size, longest)
+    service = DraftService(drafter, config.vocab_size, longest, most_nodes=int(str(spec.settings[K])))
     return HostedDrafter(DrafterInfo(str(spec), config.vocab_size, fingerprint(tokenizer)), service, closing)

@@ -67,11 +67,14 @@ class Connection:
             raise UsageError(f"{url:.80} is no URL: write http://HOST:PORT") from None
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise UsageError(f"{url:.80} is no URL of a drafter: write http://HOST:PORT")
-        self.url = url
+        if parts.username or parts.password:
+            raise UsageError(f"a drafter's URL holds no key, because logs show it: put the key into {KEY_VARIABLE}")
         kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
         self._make: Callable[[], HTTPConnection] = lambda: kind(parts.hostname or "", port, timeout=timeout)
         self._prefix = parts.path.rstrip("/")
-        key = os.environ.get(KEY_VARIABLE, "")
+        key = os.environ.get(KEY_VARIABLE, "").strip()
+        if not key.isascii() or not key.isprintable():
+            raise UsageError(f"{KEY_VARIABLE} holds no API key: one is printable ASCII")
         self._headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
         self._open: HTTPConnection | None = None
 

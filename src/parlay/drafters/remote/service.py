@@ -12,6 +12,8 @@ from parlay.types import NO_DRAFT, Drafter, Observation, Verdict, trees
 
 MOST_TOKENS = 1 << 22
 """Tokens of all texts together. The text that was longest without news is forgotten first."""
+MOST_NODES = 1024
+"""Nodes of a draft, where the drafter's own limit is not known."""
 
 
 class Owner(NamedTuple):
@@ -30,12 +32,20 @@ class DraftService:
     """Drafts for texts of many owners at once. Not thread-safe: one thread asks.
 
     A text's state is a cache: where it was forgotten, the answer says which tokens are wanted again. ``vocab_size``
-    bounds the ids, ``longest`` the tokens of a text.
+    bounds the ids, ``longest`` the tokens of a text, ``most_nodes`` each draft, whatever a client asks for.
     """
 
-    def __init__(self, drafter: Drafter, vocab_size: int, longest: int, most_tokens: int = MOST_TOKENS) -> None:
+    def __init__(
+        self,
+        drafter: Drafter,
+        vocab_size: int,
+        longest: int,
+        most_tokens: int = MOST_TOKENS,
+        most_nodes: int = MOST_NODES,
+    ) -> None:
         self._drafter = drafter
         self.vocab_size, self.longest = vocab_size, longest
+        self._most_nodes = most_nodes
         self._most_tokens = most_tokens
         self._texts: OrderedDict[_Name, TokenText] = OrderedDict()
         self._held = 0
@@ -65,7 +75,7 @@ class DraftService:
         if observations and self._drafter.needs.outcomes:
             self._drafter.observe(observations)
         texts = {name: self._texts[name] for name in places if asked[places[name]][1].most > 0}
-        budgets = [asked[places[name]][1].most for name in texts]
+        budgets = [min(asked[places[name]][1].most, self._most_nodes) for name in texts]
         drafts = self._drafter.propose(list(texts.values()), budgets) if texts else []
         for (name, text), draft, most in zip(texts.items(), drafts, budgets, strict=True):
             text.draft = trees.first(trees.without_probes(draft), most)

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from parlay import __version__
 from parlay.drafters.remote.messages import DRAFTS_PATH, INFO_PATH, TextFacts, TextUpdate, answer_as_json
-from parlay.drafters.remote.service import Owner
+from parlay.drafters.remote.service import MOST_NODES, Owner
 from parlay.options.declare import WHOLE
 from parlay.serve import errors
 from parlay.serve.app import Application, operation_id, shut_down
@@ -26,7 +26,6 @@ from parlay.serve.protocol.json_values import ALL_WHOLE
 from parlay.serve.settings import Settings
 
 _MOST_TEXTS = 1024
-_MOST_NODES = 1024
 
 Id = Annotated[int, Field(ge=0, lt=INT_LIMIT)]
 
@@ -41,7 +40,7 @@ class TextBody(_Body):
     id: Id
     start: Id
     tokens: Annotated[list[Annotated[int, Field(ge=0)]], Field(fail_fast=True), ALL_WHOLE]
-    most: Annotated[int, Field(ge=0, le=_MOST_NODES)]
+    most: Annotated[int, Field(ge=0, le=MOST_NODES)]
     prompt_length: Id
     temperature: Annotated[float, Field(ge=0)] = 0.0
     top_k: Id = 0
