@@ -82,7 +82,7 @@ def test_yarn_attention_factor_is_the_one_transformers_computes(numbers: dict[st
         ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel"),
         ({"hidden_act": "gelu"}, "activation 'gelu'"),
         ({"mlp_bias": True}, "mlp_bias"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "quantized weights"),
+        ({"quantization_config": {"quant_method": "quip"}}, "quant_method 'quip'"),
         ({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "no short_factor"),
         ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rope type 'dynamic'"),
         ({"num_key_value_heads": 3}, "4 heads over 3"),

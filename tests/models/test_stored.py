@@ -17,7 +17,7 @@ from parlay.models.weights.fused import rows_of
 from parlay.models.weights.stored import StoredTensor
 
 
-@pytest.mark.parametrize("format", Format)
+@pytest.mark.parametrize("format", FORMATS.values())
 def test_blocks_are_as_large_as_the_reference_package_says(format: Format) -> None:
     kind = gguf.GGMLQuantizationType[format.name]
     assert FORMATS[kind.value] is format
@@ -47,7 +47,7 @@ def test_chosen_rows_are_those_of_the_whole_in_any_order() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning:gguf")
-@pytest.mark.parametrize("format", Format)
+@pytest.mark.parametrize("format", FORMATS.values())
 @pytest.mark.parametrize(("rows", "blocks"), [(1, 1), (7, 3), (300, 2)])
 def test_blocks_stand_for_the_numbers_that_the_reference_package_reads(format: Format, rows: int, blocks: int) -> None:
     """Any bytes are a block; scales that are no numbers come out as such on both sides."""

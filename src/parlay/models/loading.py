@@ -17,6 +17,7 @@ from parlay.models.families.table import FAMILIES
 from parlay.models.gguf import file as gguf_file
 from parlay.models.gguf.tokenizer import load_template as gguf_template
 from parlay.models.gguf.tokenizer import load_tokenizer as load_gguf_tokenizer
+from parlay.models.quantized.reading import restored, scheme_of
 from parlay.models.tokenizers.folder import load_template as folder_template
 from parlay.models.tokenizers.folder import load_tokenizer as load_folder_tokenizer
 from parlay.models.weights.dequantize import dense
@@ -53,9 +54,9 @@ def load_template(model: Path) -> str:
 def load_weights(model: Path, config: DecoderConfig) -> dict[str, Weight]:
     """Every weight of the decoder under its Hugging Face name, as it is stored, mapped from disk.
 
-    A folder's are tensors, but for blocks of MXFP4; a GGUF file's matrices stay in its blocks. With tied embeddings
-    ``lm_head.weight`` is left out. Raises BadCheckpoint naming the first missing, extra and mis-shaped tensors, or the
-    file that is cut short.
+    Rounded matrices stay in blocks, those of GGUF files and of AWQ, GPTQ and the like in folders; all others are
+    tensors. With tied embeddings ``lm_head.weight`` is left out. Raises BadCheckpoint naming the first missing, extra
+    and mis-shaped tensors, or the file that is cut short.
     """
     return gguf_file.load_weights(model, config) if model.is_file() else _load_folder(model, config)
 
@@ -66,8 +67,8 @@ def load_tensors(directory: Path, config: DecoderConfig) -> dict[str, Tensor]:
 
 
 def as_tensor(weight: Weight) -> Tensor:
-    """The numbers of a weight, in bfloat16 where it is stored in blocks."""
-    return weight if isinstance(weight, Tensor) else dense(weight, torch.bfloat16)
+    """The numbers of a weight, in float32 where it is stored in blocks."""
+    return weight if isinstance(weight, Tensor) else dense(weight, torch.float32)
 
 
 def _load_folder(directory: Path, config: DecoderConfig) -> dict[str, Weight]:
@@ -76,7 +77,9 @@ def _load_folder(directory: Path, config: DecoderConfig) -> dict[str, Weight]:
     for path in weight_files(directory):
         stored.update(_read(path))
     family = FAMILIES.get(config.architecture, LLAMA)
-    renamed = {family.renamed(name): each for name, each in stored.items() if not name.startswith(family.left_out)}
+    scheme = scheme_of(directory, read_json(directory / "config.json"), family.quantized)
+    plain: Mapping[str, Weight] = stored if scheme is None else restored(scheme, stored, config.dtype)
+    renamed = {family.renamed(name): each for name, each in plain.items() if not name.startswith(family.left_out)}
     weights = unfused(family.regroup(renamed) if family.regroup else renamed, config)
     if family.interleaved:
         weights = in_halves(weights, config)
@@ -117,8 +120,10 @@ def _read(path: Path) -> dict[str, Tensor]:
 
 
 def _harmless(name: str, weights: Mapping[str, Weight]) -> bool:
-    """Recomputed buffers, and the LM head that a tied checkpoint stores a second time."""
-    if name == "lm_head.weight" and "model.embed_tokens.weight" in weights:
-        head, embedding = weights[name], weights["model.embed_tokens.weight"]
-        return isinstance(head, Tensor) and isinstance(embedding, Tensor) and head.equal(embedding)
-    return _HARMLESS.search(name) is not None
+    """Recomputed buffers, the LM head that a tied checkpoint stores a second time, and biases that add nothing."""
+    weight, embedding = weights[name], weights.get("model.embed_tokens.weight")
+    if not isinstance(weight, Tensor):
+        return False
+    if name == "lm_head.weight" and isinstance(embedding, Tensor):
+        return weight.equal(embedding)
+    return _HARMLESS.search(name) is not None or (name.endswith(".bias") and not weight.any())

@@ -10,7 +10,7 @@ from pathlib import Path
 from parlay.bench.forwards import weight_bytes
 from parlay.bench.plan.shapes import shape_of
 from parlay.models.loading import load_weights, read_config
-from parlay.models.weights.formats import Format
+from parlay.models.weights.formats import FORMATS, Format
 from parlay.models.weights.stored import StoredTensor
 
 
@@ -84,9 +84,9 @@ def weight_type(name: str) -> WeightType:
     if lower in _MIXES:
         bits, blocks = _MIXES[lower]
         return WeightType(lower, bits / 8, blocks)
-    format = next((each for each in Format if each.name.lower() == lower and each.plain is None), None)
+    format = next((each for each in FORMATS.values() if each.name.lower() == lower and each.plain is None), None)
     if format is None:
-        formats = [each.name.lower() for each in Format if each.plain is None]
+        formats = [each.name.lower() for each in FORMATS.values() if each.plain is None]
         known = ", ".join(dict.fromkeys([*_NUMBERS, *_MIXES, *formats]))
         raise ValueError(f"weights of type {name!r} are not known: use one of {known}")
     return WeightType(lower, format.block_bytes / format.block, Blocks(lower, format))

@@ -9,22 +9,6 @@
 #define AHEAD 4096 /* bytes of weights fetched before they are needed */
 #define SHARE 8 /* blocks that share a K block's numbers */
 
-INLINE vf multiply_add(vf a, vf b, vf c)
-{
-#if defined(__AVX512F__)
-    return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
-#elif defined(__FMA__)
-    return (vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
-#elif defined(__aarch64__)
-    return (vf)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
-#elif defined(__FP_FAST_FMAF)
-    for (int i = 0; i < LANES; i++) c[i] = __builtin_fmaf(a[i], b[i], c[i]);
-    return c;
-#else
-    return a * b + c;
-#endif
-}
-
 INLINE vf load_brains(const char *at)
 {
     vh half;
@@ -33,7 +17,7 @@ INLINE vf load_brains(const char *at)
 }
 
 INLINE int shares(const Form form) { return form.scales >= K_SCALE; }
-INLINE int has_minimum(const Form form) { return form.scales == HALF_AND_MINIMUM || form.scales == K_MINIMUM; }
+INLINE int has_minimum(const Form form) { return form.scales == HALF_AND_MINIMUM || form.scales == HALF_AND_ZERO || form.scales == K_MINIMUM; }
 INLINE int has_halves(const Form form) { return form.scales == K_HALVES || form.scales == K_MINIMUMS; }
 INLINE int shares_minimum(const Form form) { return form.scales == K_MINIMUM || form.scales == K_MINIMUMS; }
 
@@ -41,7 +25,7 @@ INLINE int64_t shared_bytes(const Form form) { return shares(form) ? LANES * (sh
 
 INLINE int64_t block_bytes(const Form form)
 {
-    static const int of_scales[] = {0, 2, 4, 2, 1, 2, 2, 4};
+    static const int of_scales[] = {0, 2, 4, 2, 3, 1, 2, 2, 4};
     return code_bytes(form.bits) + LANES * of_scales[form.scales];
 }
 
@@ -64,6 +48,7 @@ INLINE Worth worth(const Form form, const char *at, const vf shared[2])
     case HALF: w.step[0] = load_halves(at); break;
     case HALF_AND_MINIMUM: w.step[0] = load_halves(at), w.minimum = load_halves(at + 2 * LANES); break;
     case BRAIN: w.step[0] = load_brains(at); break;
+    case HALF_AND_ZERO: w.step[0] = load_halves(at), w.minimum = -(w.step[0] * load_small(at + 2 * LANES)); break;
     case K_SCALE: w.step[0] = shared[0] * load_small(at); break;
     case K_MINIMUM: w.step[0] = shared[0] * load_small(at), w.minimum = -(shared[1] * load_small(at + LANES)); break;
     case K_MINIMUMS:

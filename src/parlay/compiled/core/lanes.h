@@ -151,6 +151,23 @@ INLINE void store_one(int form, void *at, int64_t index, float x)
         ((float *)at)[index] = form == ROUNDED ? widen(round_one(x)) : x;
 }
 
+/* a * b + c, rounded once where the instruction set has that: the same wherever it stands. */
+INLINE vf multiply_add(vf a, vf b, vf c)
+{
+#if defined(__AVX512F__)
+    return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+    return (vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__aarch64__)
+    return (vf)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#elif defined(__FP_FAST_FMAF)
+    for (int i = 0; i < LANES; i++) c[i] = __builtin_fmaf(a[i], b[i], c[i]);
+    return c;
+#else
+    return a * b + c;
+#endif
+}
+
 /* total + inputs . weights, for each lane one word of weights; two products of a bfloat16 word one after the other. */
 INLINE vf dot(int bf16, vf total, vu weights, vu inputs)
 {

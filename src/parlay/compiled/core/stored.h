@@ -10,7 +10,7 @@ INLINE int64_t stored_bytes(const int kind)
 {
     static const uint8_t bytes[] = {[Q2_K] = 84, [Q3_K] = 110, [IQ3_XXS] = 146, [IQ3_S] = 146, [IQ2_S] = 146, [IQ1_S] = 146,
                                     [Q4_0] = 18, [Q4_1] = 20, [Q5_0] = 22, [Q5_1] = 24, [Q8_0] = 34, [Q4_K] = 144,
-                                    [Q5_K] = 176, [Q6_K] = 210, [IQ4_NL] = 18, [IQ4_XS] = 136, [I8] = 32, [MXFP4] = 17};
+                                    [Q5_K] = 176, [Q6_K] = 210, [IQ4_NL] = 18, [IQ4_XS] = 136, [I8] = 32, [MXFP4] = 17, [Q4_Z] = 20};
     return bytes[kind];
 }
 
@@ -115,6 +115,7 @@ INLINE void take(const int kind, const uint8_t *at, int part, StoredBlock *block
     switch (kind) {
     case Q4_0: case IQ4_NL: block->step = half_at(at), take_nibbles(at + 2, block); break;
     case Q4_1: block->step = half_at(at), block->minimum = half_at(at + 2), take_nibbles(at + 4, block); break;
+    case Q4_Z: block->step = half_at(at), block->small[0] = (int8_t)at[2], take_nibbles(at + 4, block); break;
     case Q5_0: block->step = half_at(at), take_nibbles(at + 6, block), take_fifth_bits(word_at(at + 2), block); break;
     case Q5_1:
         block->step = half_at(at), block->minimum = half_at(at + 2), take_nibbles(at + 8, block);
@@ -170,6 +171,7 @@ INLINE void put(const Form form, const StoredBlock *block, int lane, char *share
     } else if (form.scales != NO_SCALE) {
         memcpy(scales + lane * 2, &block->step, 2);
         if (form.scales == HALF_AND_MINIMUM) memcpy(scales + (LANES + lane) * 2, &block->minimum, 2);
+        if (form.scales == HALF_AND_ZERO) scales[2 * LANES + lane] = block->small[0];
     }
 }
 

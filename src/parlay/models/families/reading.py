@@ -12,6 +12,7 @@ from parlay.models.config import Activation, DecoderConfig, Experts, Json, RopeC
 from parlay.models.families.diffusion import REFUSED, with_set_block
 from parlay.models.families.family import Family
 from parlay.models.families.table import ELSEWHERE, FAMILIES
+from parlay.models.quantized.reading import scheme_of
 from parlay.types import ParlayError
 
 ACTIVATIONS: Mapping[str, Activation] = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
@@ -69,6 +70,10 @@ def config_of(directory: Path, raw: Json, architecture: str) -> DecoderConfig:
         raise UnsupportedModel(f"{architecture}: config.json has no {missing.args[0]}") from None
     except (TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise ParlayError(f"{directory}: config.json is no description of a {architecture}: {error}") from None
+    try:
+        scheme_of(directory, raw, family.quantized)
+    except UnsupportedModel as reason:
+        raise UnsupportedModel(f"{architecture}: {reason}") from None
     _check_sizes(directory, config)
     check_forms(f"{directory}: config.json", config)
     return config
@@ -192,7 +197,6 @@ def _refuse_unknown(raw: Json, family: Family, activation: object) -> None:
     heads, kv_heads = raw["num_attention_heads"], raw.get("num_key_value_heads")
     unknown = next(_unknown_keys(raw, family), None)
     reasons = {
-        "quantized weights (quantization_config)": _is_quantized(raw.get("quantization_config"), family),
         f"activation {activation!r}": activation not in ACTIVATIONS,
         "mlp_bias": bool(raw.get("mlp_bias")),
         "bidirectional attention (use_bidirectional_attention)": bool(raw.get("use_bidirectional_attention")),
@@ -202,11 +206,6 @@ def _refuse_unknown(raw: Json, family: Family, activation: object) -> None:
     for reason, present in reasons.items():
         if present:
             raise UnsupportedModel(f"{family.architecture}: {reason} is not supported by the native decoder")
-
-
-def _is_quantized(said: object, family: Family) -> bool:
-    method = said.get("quant_method") if isinstance(said, Mapping) else said
-    return method is not None and method not in family.quantized
 
 
 def _unknown_keys(raw: Json, family: Family) -> Iterator[str]:

@@ -224,7 +224,7 @@ class _Reader:
             raise ValueError(f"the tensor {name!r} has the shape {list(shape)}")
         if kind not in FORMATS:
             stored = _OTHER_FORMATS.get(kind, f"the unknown type {kind}")
-            known = ", ".join(format.name for format in Format)
+            known = ", ".join(format.name for format in FORMATS.values())
             raise ValueError(f"the tensor {name!r} is stored as {stored}, which Parlay does not read; it reads {known}")
         FORMATS[kind].row_bytes(shape[-1])
         return TensorInfo(name, FORMATS[kind], shape, offset)

@@ -89,6 +89,11 @@ def _q4_1(blocks_NB: Tensor) -> Groups:
     return Groups(_nibbles(blocks_NB[:, None, 4:]), _half(blocks_NB, 0), -_half(blocks_NB, 2))
 
 
+def _q4_z(blocks_NB: Tensor) -> Groups:
+    zeros = blocks_NB[:, None, 2:3].view(torch.int8).to(torch.int16)
+    return Groups(_nibbles(blocks_NB[:, None, 4:]).to(torch.int16) - zeros, _half(blocks_NB, 0))
+
+
 def _fifth_bits(blocks_NB: Tensor, at: int) -> Tensor:
     """Codes of five bits: four bytes of high bits from ``at`` on, then nibbles."""
     high = _bits(blocks_NB[:, None, at : at + 4], 1).flatten(2)
@@ -182,6 +187,7 @@ def _mxfp4(blocks_NB: Tensor) -> Groups:
 _READERS: dict[Format, Callable[[Tensor], Groups]] = {
     Format.Q4_0: _q4_0,
     Format.Q4_1: _q4_1,
+    Format.Q4_Z: _q4_z,
     Format.Q5_0: _q5_0,
     Format.Q5_1: _q5_1,
     Format.Q8_0: _q8_0,

@@ -1,4 +1,4 @@
-"""The formats in which files store weights: ggml's, which GGUF files hold. Needs neither torch nor numpy."""
+"""The formats in which files store weights: ggml's, and one of ours. Needs neither torch nor numpy."""
 
 from __future__ import annotations
 
@@ -37,6 +37,8 @@ class Format(Enum):
     IQ4_XS = (23, 256, 136)
     BF16 = (30, 1, 2)
     MXFP4 = (39, 32, 17)
+    Q4_Z = (63, 32, 20)
+    """In no file: a float16 scale, a whole zero in int8, a byte of nothing, and codes as in Q4_0."""
 
     def __init__(self, number: int, block: int, block_bytes: int) -> None:
         self.number, self.block, self.block_bytes = number, block, block_bytes
@@ -60,7 +62,7 @@ class Format(Enum):
         return length // self.block * self.block_bytes
 
 
-FORMATS = {format.number: format for format in Format}
+FORMATS = {format.number: format for format in Format if format is not Format.Q4_Z}
 """Formats by their number in GGUF files."""
 INDEXED = frozenset(format for format in Format if format.name.startswith(("IQ1", "IQ2", "IQ3")))
 """Formats whose blocks point into tables: kernels read them in another form (`parlay.models.weights.grids`)."""

@@ -1,0 +1,102 @@
+"""Matrices of whole codes, with a scale for each group of inputs, laid into the blocks that the decoders multiply."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from parlay.models.weights.formats import Format
+from parlay.models.weights.stored import StoredTensor
+
+_BLOCK = 32  # inputs
+_NIBBLE = 15  # the largest code of four bits
+_MIDDLE = 8  # what the codes of Q4_0 are above their values
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Affine:
+    """``scale * (code - zero)``, or ``scale * code + minimum`` where there are minimums.
+
+    ``codes_OI`` uint8; scales, whole ``zeros_OG`` and ``minimums_OG`` are of G groups of inputs. ``group_I`` says which
+    group an input is in, where neighbouring ones are not together.
+    """
+
+    codes_OI: Tensor
+    scales_OG: Tensor
+    zeros_OG: Tensor | None = None
+    minimums_OG: Tensor | None = None
+    group_I: Tensor | None = None
+
+    def obstacle(self) -> str | None:
+        """Why no kind of block holds these numbers exactly, if none does."""
+        inputs, groups = self.codes_OI.shape[1], self.scales_OG.shape[1]
+        if self.group_I is not None:
+            return "neighbouring inputs have different scales (desc_act)"
+        if inputs % groups or inputs // groups % _BLOCK:
+            return f"groups of {inputs / groups:g} inputs are no whole blocks of {_BLOCK}"
+        if not all(_is_half(numbers) for numbers in (self.scales_OG, self.minimums_OG) if numbers is not None):
+            return "half precision does not hold its scales exactly"
+        if self.codes_OI.max() > _NIBBLE:
+            return self._obstacle_of_bytes()
+        return None
+
+    def _obstacle_of_bytes(self) -> str | None:
+        if self.zeros_OG is None:
+            return "codes of eight bits have minimums"
+        least, most = torch.aminmax(self.codes_OI.to(torch.int16) - self._by_input(self.zeros_OG.to(torch.int16)))
+        return None if least >= -128 and most <= 127 else "codes less their zeros take more than eight bits"
+
+    def in_blocks(self) -> StoredTensor:
+        """The matrix in the smallest blocks that hold its numbers; only where there is no `obstacle`."""
+        outputs = len(self.codes_OI)
+        scales_OK2 = self._by_block(self.scales_OG.half()).contiguous().view(torch.uint8).view(outputs, -1, 2)
+        codes_OKB = self.codes_OI.reshape(outputs, -1, _BLOCK)
+        if self.minimums_OG is not None:
+            minimums_OK2 = self._by_block(self.minimums_OG.half()).contiguous().view(torch.uint8).view(outputs, -1, 2)
+            return self._stored(Format.Q4_1, scales_OK2, minimums_OK2, _nibbles(codes_OKB))
+        assert self.zeros_OG is not None, "an affine matrix has zeros or minimums"
+        zeros_OK1 = self._by_block(self.zeros_OG.to(torch.int16))[:, :, None]
+        if self.codes_OI.max() > _NIBBLE:
+            codes_OKB = (codes_OKB.to(torch.int16) - zeros_OK1).to(torch.int8).view(torch.uint8)
+            return self._stored(Format.Q8_0, scales_OK2, codes_OKB)
+        if (self.zeros_OG == _MIDDLE).all():
+            return self._stored(Format.Q4_0, scales_OK2, _nibbles(codes_OKB))
+        zeros_OK2 = torch.cat((zeros_OK1, torch.zeros_like(zeros_OK1)), 2).to(torch.uint8)
+        return self._stored(Format.Q4_Z, scales_OK2, zeros_OK2, _nibbles(codes_OKB))
+
+    def dense(self, dtype: torch.dtype) -> Tensor:
+        """The numbers ``[O, I]``, each computed in float32 and rounded once."""
+        scales_OI, codes_OI = self._by_input(self.scales_OG.float()), self.codes_OI.float()
+        if self.minimums_OG is not None:
+            return (scales_OI * codes_OI + self._by_input(self.minimums_OG.float())).to(dtype)
+        assert self.zeros_OG is not None, "an affine matrix has zeros or minimums"
+        return (scales_OI * (codes_OI - self._by_input(self.zeros_OG.float()))).to(dtype)
+
+    def _by_input(self, numbers_OG: Tensor) -> Tensor:
+        """Repeat numbers of groups for each input, ``[O, I]``."""
+        inputs, groups = self.codes_OI.shape[1], numbers_OG.shape[1]
+        group_I = self.group_I
+        if group_I is None:
+            group_I = torch.arange(inputs) // -(-inputs // groups)
+        return numbers_OG[:, group_I.long()]
+
+    def _by_block(self, numbers_OG: Tensor) -> Tensor:
+        """Repeat numbers of groups for each of their blocks, ``[O, blocks]``."""
+        return numbers_OG.repeat_interleave(self.codes_OI.shape[1] // numbers_OG.shape[1] // _BLOCK, 1)
+
+    def _stored(self, format: Format, *parts_OKB: Tensor) -> StoredTensor:
+        """Lay these bytes of each block one behind the other."""
+        return StoredTensor(format, tuple(self.codes_OI.shape), torch.cat(parts_OKB, 2).flatten(1))
+
+
+def _is_half(numbers: Tensor) -> bool:
+    """Whether half precision holds ``numbers`` of any shape exactly."""
+    return bool((numbers.half().float() == numbers.float()).all())
+
+
+def _nibbles(codes_OKB: Tensor) -> Tensor:
+    """Codes of blocks as bytes ``[O, K, B / 2]``: the first half of a block in the low halves."""
+    low, high = codes_OKB.chunk(2, 2)
+    return low | high << 4

@@ -1,0 +1,205 @@
+"""From what a config says of rounded matrices to the weights that decoders take: methods by name, and their parts."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from parlay.models.config import Json, UnsupportedModel, read_json
+from parlay.models.quantized import layouts
+from parlay.models.quantized.affine import Affine
+from parlay.models.quantized.layouts import Grouping, Parts
+from parlay.models.quantized.tables import NF4_STATE, mxfp4, nf4
+from parlay.models.weights.shapes import BadCheckpoint, Weight
+from parlay.types import ParlayError
+
+_log = logging.getLogger(__name__)
+METHODS = ("awq", "gptq", "compressed-tensors", "bitsandbytes", "mlx")
+"""As ``quant_method`` names them; MLX names none."""
+_PACKED_MXFP4 = "mxfp4-pack-quantized"
+_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """How a checkpoint's matrices are rounded. ``own`` are groupings of single matrices that differ."""
+
+    method: str
+    grouping: Grouping
+    own: Mapping[str, Grouping]
+
+
+def scheme_of(directory: Path, raw: Json, of_family: Collection[str] = ()) -> Scheme | None:
+    """The scheme that a config.json describes; None for plain weights, and for methods that the family reads itself.
+
+    Raises UnsupportedModel for a method that can't be read, ParlayError for a form of a known one that can't.
+    """
+    said = raw.get("quantization_config") or raw.get("compression_config") or raw.get("quantization")
+    if said is None and (directory / "quantize_config.json").is_file():  # as AutoGPTQ wrote it at first
+        said = {"quant_method": "gptq", **read_json(directory / "quantize_config.json")}
+    if said is None:
+        return None
+    if not isinstance(said, Mapping):
+        raise ParlayError(f"{directory}: config.json's quantization_config is no object")
+    method = str(said.get("quant_method") or ("mlx" if "group_size" in said else "none"))
+    if method in of_family:
+        return None
+    if method not in METHODS:
+        raise UnsupportedModel(f"quant_method {method!r:.40} can't be read: {', '.join(METHODS)} can")
+    try:
+        reason = _REFUSED[method](said)
+        grouping, own = _grouping(method, said), _own(said) if method == "mlx" else {}
+    except (TypeError, ValueError, AttributeError, KeyError) as error:
+        raise ParlayError(f"{directory}: config.json's quantization_config can't be read: {error!r:.80}") from None
+    if reason:
+        raise ParlayError(f"{directory}: {method} {reason}")
+    return Scheme(_PACKED_MXFP4 if said.get("format") == _PACKED_MXFP4 else method, grouping, own)
+
+
+def _grouping(method: str, said: Json) -> Grouping:
+    size = int(said.get("group_size", 128 if method in ("awq", "gptq") else -1) or -1)
+    if size != -1 and size < 1:
+        raise ValueError(f"group_size {size}")
+    version_1 = method == "gptq" and said.get("checkpoint_format", "gptq") != "gptq_v2"
+    return Grouping(size, zero_offset=int(version_1))
+
+
+def _own(said: Json) -> dict[str, Grouping]:
+    """Groupings of single matrices, which MLX lists under their names."""
+    return {name: Grouping(int(form["group_size"])) for name, form in said.items() if isinstance(form, Mapping)}
+
+
+def _awq_reason(said: Json) -> str | None:
+    if str(said.get("version", "gemm")).lower() != "gemm":
+        return f"layout {said['version']!r:.20} can't be read: convert it to gemm"
+    return None if int(said.get("bits", 4)) == 4 else f"with {said['bits']} bits can't be read: only 4 bits can"
+
+
+def _gptq_reason(said: Json) -> str | None:
+    form, bits = str(said.get("checkpoint_format", "gptq")), int(said.get("bits", 4))
+    if form not in ("gptq", "gptq_v2"):
+        return f"checkpoint_format {form!r:.20} can't be read: gptq and gptq_v2 can"
+    return None if bits in (2, 4, 8) else f"with {bits} bits can't be read: 2, 4 and 8 bits can"
+
+
+def _compressed_reason(said: Json) -> str | None:
+    groups = list((said.get("config_groups") or {}).values())
+    forms = {str(said.get("format")), *(str(group["format"]) for group in groups if group.get("format"))}
+    if said.get("sparsity_config") and said["sparsity_config"].get("format", "dense") != "dense":
+        return f"sparsity {said['sparsity_config']['format']!r:.30} can't be read: only dense matrices can"
+    if forms not in ({"pack-quantized"}, {_PACKED_MXFP4}):
+        return f"format {', '.join(sorted(forms)):.60} can't be read: pack-quantized (W4A16, W8A16) and mxfp4 can"
+    if any(group.get("input_activations") for group in groups):
+        return "with rounded activations can't be read: only weights may be rounded"
+    return None
+
+
+def _bitsandbytes_reason(said: Json) -> str | None:
+    if said.get("load_in_8bit") or said.get("_load_in_8bit"):
+        return "in 8 bits (LLM.int8) can't be read: nf4 can"
+    kind = said.get("bnb_4bit_quant_type", "fp4")
+    return None if kind == "nf4" else f"{kind!r:.20} can't be read: nf4 can"
+
+
+def _mlx_reason(said: Json) -> str | None:
+    mode = said.get("mode", "affine")
+    return None if mode == "affine" else f"mode {mode!r:.20} can't be read: affine can"
+
+
+_REFUSED: Mapping[str, Callable[[Json], str | None]] = {
+    "awq": _awq_reason,
+    "gptq": _gptq_reason,
+    "compressed-tensors": _compressed_reason,
+    "bitsandbytes": _bitsandbytes_reason,
+    "mlx": _mlx_reason,
+}
+"""Why a form of a method can't be read; None if it can."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """The part that a rounded matrix has and others don't, its other parts, and how they are read."""
+
+    mark: str
+    others: tuple[str, ...]
+    read: Callable[[str, Parts, Grouping], Affine]
+
+
+_LAYOUTS = {
+    "awq": _Layout("qweight", ("qzeros", "scales"), layouts.awq),
+    "gptq": _Layout("qweight", ("qzeros", "scales", "g_idx"), layouts.gptq),
+    "compressed-tensors": _Layout(
+        "weight_packed",
+        ("weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx"),
+        layouts.compressed_tensors,
+    ),
+    "mlx": _Layout("scales", ("weight", "biases"), layouts.mlx),
+}
+
+
+def restored(scheme: Scheme, tensors: Mapping[str, Tensor], dtype: str) -> dict[str, Weight]:
+    """The checkpoint's weights under plain names: rounded matrices in blocks, or as numbers where no block holds them.
+
+    Numbers are in ``dtype``, the checkpoint's own. Raises BadCheckpoint for parts that are missing or don't fit.
+    """
+    if scheme.method == "bitsandbytes":
+        return _restored_nf4(tensors)
+    if scheme.method == _PACKED_MXFP4:
+        return _restored_mxfp4(tensors)
+    layout, weights, reasons = _LAYOUTS[scheme.method], dict[str, Weight](), Counter[str]()
+    rounded = {name.removesuffix(f".{layout.mark}") for name in tensors if name.endswith(f".{layout.mark}")}
+    kinds = (layout.mark, *layout.others)
+    taken = {f"{name}.{kind}" for name in rounded for kind in kinds}
+    weights.update({name: tensor for name, tensor in tensors.items() if name not in taken})
+    for name in sorted(rounded):
+        parts = {kind: tensors[f"{name}.{kind}"] for kind in kinds if f"{name}.{kind}" in tensors}
+        matrix = layout.read(name, parts, scheme.own.get(name, scheme.grouping))
+        reason = matrix.obstacle()
+        reasons.update([reason] if reason else [])
+        weights[f"{name}.weight"] = matrix.dense(_DTYPES.get(dtype, torch.float32)) if reason else matrix.in_blocks()
+    for reason, count in reasons.items():
+        _log.warning("%d of %d matrices are multiplied in %s, for %s", count, len(rounded), dtype, reason)
+    return weights
+
+
+def _restored_nf4(tensors: Mapping[str, Tensor]) -> dict[str, Weight]:
+    rounded = {name.removesuffix(f".{NF4_STATE}") for name in tensors if name.endswith(f".{NF4_STATE}")}
+    weights: dict[str, Weight] = {}
+    for name, parts in _by_matrix(rounded, tensors):
+        weights[name] = nf4(name, parts) if name in rounded else parts[""]
+    if rounded:
+        _log.warning("%d matrices in nf4 are multiplied as plain numbers, for no block has its table", len(rounded))
+    return weights
+
+
+def _by_matrix(rounded: set[str], tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, dict[str, Tensor]]]:
+    """Each rounded matrix with its parts, and all other tensors, whose only part is themselves."""
+    parts: dict[str, dict[str, Tensor]] = {name: {} for name in rounded}
+    for name, tensor in tensors.items():
+        of, _, kind = name.partition(".weight.")
+        of = f"{of}.weight" if kind else name
+        if of in parts:
+            parts[of][kind] = tensor
+        else:
+            parts[name] = {"": tensor}
+    yield from parts.items()
+
+
+def _restored_mxfp4(tensors: Mapping[str, Tensor]) -> dict[str, Weight]:
+    weights: dict[str, Weight] = {}
+    for name, tensor in tensors.items():
+        base = name.removesuffix(".weight_packed")
+        if base != name:
+            exponents = tensors.get(f"{base}.weight_scale")
+            if exponents is None:
+                raise BadCheckpoint(f"{base}.weight_scale is missing")
+            weights[f"{base}.weight"] = mxfp4(base, tensor.reshape(*exponents.shape, -1), exponents)
+        elif f"{name.removesuffix('.weight_scale')}.weight_packed" not in tensors:
+            weights[name] = tensor
+    return weights

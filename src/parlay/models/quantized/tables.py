@@ -1,0 +1,84 @@
+"""Matrices whose codes stand for numbers of a table: nf4 of bitsandbytes, and MXFP4 of the Open Compute Project."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from parlay.models.weights.formats import Format
+from parlay.models.weights.shapes import BadCheckpoint
+from parlay.models.weights.stored import StoredTensor
+
+NF4_STATE = "quant_state.bitsandbytes__nf4"
+"""The part that says shape, dtype and block size of an nf4 matrix, as JSON in bytes."""
+_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+def nf4(name: str, parts: Mapping[str, Tensor]) -> Tensor:
+    """The numbers of an nf4 matrix in its own dtype (Dettmers et al. 2023): no table of eight-bit numbers holds them.
+
+    ``parts`` are named after ``name``; "" is the matrix itself, whose bytes hold the first of two codes in their high
+    halves. The largest sizes of blocks may be in eight bits themselves.
+    """
+    state = _state(name, parts[NF4_STATE])
+    shape, block, dtype = [int(size) for size in state["shape"]], int(state["blocksize"]), _DTYPES[state["dtype"]]
+    count = math.prod(shape)
+    packed = _counted(name, parts, "", -(-count // 2)).view(-1)
+    codes = torch.stack((packed >> 4, packed & 15), -1).view(-1)[:count]
+    numbers = _counted(name, parts, "quant_map", 16).float()[codes.int()]
+    sizes = _largest_sizes(name, parts, state, -(-count // block))
+    return (numbers * sizes.repeat_interleave(block)[:count]).to(dtype).view(shape)
+
+
+def _state(name: str, part: Tensor) -> dict[str, Any]:
+    """Read the JSON whose bytes are ``part`` ``[n]``."""
+    try:
+        state = json.loads(bytes(part.tolist()))
+        if state["blocksize"] > 0 and state["dtype"] in _DTYPES and len(state["shape"]) == 2:
+            return dict(state)
+    except (ValueError, KeyError, TypeError):
+        pass
+    raise BadCheckpoint(f"{name}.{NF4_STATE} says no shape, block size and dtype that can be read")
+
+
+def _largest_sizes(name: str, parts: Mapping[str, Tensor], state: Mapping[str, Any], blocks: int) -> Tensor:
+    """The largest size in each block, float32 ``[blocks]``."""
+    sizes = _counted(name, parts, "absmax", blocks)
+    if sizes.dtype != torch.uint8:
+        return sizes.float()
+    each = int(state.get("nested_blocksize") or 0)
+    if each < 1:
+        raise BadCheckpoint(f"{name}.{NF4_STATE} says no block size of the sizes in eight bits")
+    coarse = _counted(name, parts, "nested_absmax", -(-blocks // each)).float().repeat_interleave(each)[:blocks]
+    table = _counted(name, parts, "nested_quant_map", 256).float()
+    return table[sizes.int()] * coarse + float(state["nested_offset"])
+
+
+def _counted(name: str, parts: Mapping[str, Tensor], kind: str, count: int) -> Tensor:
+    shown = f"{name}.{kind}" if kind else name
+    if kind not in parts:
+        raise BadCheckpoint(f"{shown} is missing")
+    if parts[kind].numel() != count:
+        raise BadCheckpoint(f"{shown} has {parts[kind].numel()} numbers, and {count} are needed")
+    return parts[kind]
+
+
+def mxfp4(name: str, packed: Tensor, exponents: Tensor) -> StoredTensor:
+    """Lay out blocks of 32 codes of four bits, and a power of two for each, as GGUF files have them.
+
+    ``packed`` ``[..., K, 16]`` and ``exponents`` ``[..., K]`` are uint8. Only places change: bytes hold neighbouring
+    codes here, and codes that are 16 apart there.
+    """
+    if tuple(packed.shape) != (*exponents.shape, 16) or {packed.dtype, exponents.dtype} != {torch.uint8}:
+        raise BadCheckpoint(f"{name}: blocks {list(packed.shape)} do not go with scales {list(exponents.shape)}")
+    if (exponents == 255).any():
+        raise BadCheckpoint(f"{name}: some scales are no numbers: download or copy it again")
+    codes = torch.stack((packed & 15, packed >> 4), -1).flatten(-2)
+    low, high = codes.chunk(2, -1)
+    data = torch.cat((exponents[..., None], low | high << 4), -1).flatten(-2)
+    return StoredTensor(Format.MXFP4, (*exponents.shape[:-1], 32 * exponents.shape[-1]), data)

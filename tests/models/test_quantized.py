@@ -1,0 +1,182 @@
+"""Checkpoints of few bits from the Hub: every layout is read to its maker's very numbers, or refused in one line."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from parlay import models
+from parlay.models.config import UnsupportedModel
+from parlay.models.loading import load_weights, read_config
+from parlay.models.quantized.tables import mxfp4
+from parlay.models.random_decoder import save_decoder
+from parlay.models.weights.dequantize import dense
+from parlay.models.weights.formats import Format
+from parlay.models.weights.stored import StoredTensor
+from parlay.options import LoadOptions
+from parlay.types import ParlayError, Segment
+from tests.models import quantized_files as files
+
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": files.GROUP, "zero_point": True, "version": "gemm"}
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": files.GROUP}
+PACKED = {
+    "quant_method": "compressed-tensors",
+    "format": "pack-quantized",
+    "config_groups": {"group_0": {"targets": ["Linear"], "weights": {"num_bits": 4}, "input_activations": None}},
+}
+NF4 = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+MLX = {"group_size": files.GROUP, "bits": 4}
+CASES: Mapping[str, tuple[Mapping[str, Any], files.Writer, Format | None]] = {
+    "awq": (AWQ, files.awq, Format.Q4_Z),
+    "gptq": (GPTQ, files.gptq(), Format.Q4_Z),
+    "gptq-v2": ({**GPTQ, "checkpoint_format": "gptq_v2"}, files.gptq(version=2), Format.Q4_Z),
+    "gptq-symmetric": (GPTQ, files.gptq(symmetric=True), Format.Q4_0),
+    "gptq-8": ({**GPTQ, "bits": 8}, files.gptq(bits=8, symmetric=True), Format.Q8_0),
+    "gptq-desc-act": ({**GPTQ, "desc_act": True}, files.gptq(act_order=True), None),
+    "w4a16": (PACKED, files.compressed_tensors(), Format.Q4_0),
+    "w4a16-zeros": (PACKED, files.compressed_tensors(symmetric=False), Format.Q4_Z),
+    "w4a16-channel": (PACKED, files.compressed_tensors(channel=True), Format.Q4_0),
+    "w8a16": (PACKED, files.compressed_tensors(bits=8), Format.Q8_0),
+    "mxfp4": ({**PACKED, "format": "mxfp4-pack-quantized"}, files.mxfp4, Format.MXFP4),
+    "nf4": (NF4, files.nf4(double=False), None),
+    "nf4-double": (NF4, files.nf4(double=True), None),
+}
+"""What a config says, how the matrices are written, and the blocks that they are multiplied in; None: as numbers."""
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_values_are_those_of_the_makers_formula(name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Blocks hold them exactly; what no block holds has them rounded once to the checkpoint's own type."""
+    said, write, format = CASES[name]
+    numbers = files.save(tmp_path, {"quantization_config": said}, write)
+    with caplog.at_level(logging.WARNING):
+        weights = load_weights(tmp_path, read_config(tmp_path))
+    for matrix, expected in numbers.items():
+        found = weights[matrix]
+        if format is None:
+            assert isinstance(found, torch.Tensor)
+            assert found.equal(expected.to(found.dtype))
+        else:
+            assert isinstance(found, StoredTensor)
+            assert found.format is format
+            assert dense(found).double().equal(expected)
+    assert len(caplog.records) == (format is None)
+
+
+def test_mlx_matrices_and_embeddings_are_read_exactly(tmp_path: Path) -> None:
+    """MLX rounds embeddings, too, and its config is called quantization; single matrices may have other groups."""
+    numbers = files.save(tmp_path, {"quantization": MLX}, files.mlx)
+    tensors = load_file(tmp_path / "model.safetensors")
+    written = files.mlx(*tensors.pop("model.embed_tokens.weight").shape, torch.Generator().manual_seed(1))
+    tensors |= {f"model.embed_tokens.{kind}": part for kind, part in written.parts.items()}
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    weights = load_weights(tmp_path, read_config(tmp_path))
+    for name, expected in {**numbers, "model.embed_tokens.weight": written.numbers}.items():
+        found = weights[name]
+        assert isinstance(found, StoredTensor)
+        assert found.format is Format.Q4_1
+        torch.testing.assert_close(dense(found).double(), expected, rtol=1e-6, atol=1e-8)
+
+
+def test_mxfp4_blocks_of_experts_keep_their_values() -> None:
+    """Only places of nibbles change between gpt-oss's files and the blocks of GGUF files."""
+    draw = torch.Generator().manual_seed(0)
+    packed = torch.randint(0, 256, (2, 8, 3, 16), generator=draw).to(torch.uint8)
+    exponents = torch.randint(110, 135, (2, 8, 3), generator=draw).to(torch.uint8)
+    table = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
+    values = table[torch.stack((packed & 15, packed >> 4), -1).flatten(-2).int()]
+    expected = torch.ldexp(values, exponents[..., None].int() - 127).flatten(-2)
+    assert dense(mxfp4("experts", packed, exponents)).equal(expected)
+
+
+def test_a_rounded_checkpoint_decodes_as_its_numbers_do(tmp_path: Path) -> None:
+    """The decoder multiplies the blocks themselves, and its logits are those of the plain matrices."""
+    numbers = files.save(tmp_path / "awq", {"quantization_config": AWQ}, files.awq)
+    save_decoder(files.TOY, tmp_path / "plain")
+    tensors = load_file(tmp_path / "plain" / "model.safetensors")
+    tensors |= {name: matrix.float() for name, matrix in numbers.items()}
+    save_file(tensors, tmp_path / "plain" / "model.safetensors", metadata={"format": "pt"})
+    ids = (5, 6, 7, 8, 9, 10)
+    found = []
+    for name in ("awq", "plain"):
+        runner = models.load(str(tmp_path / name), LoadOptions(dtype="float32", device="cpu"), cache_tokens=64)
+        runner.open(0, ids)
+        assert runner.reserve(0, len(ids))
+        found.append(runner.forward([Segment(0, ids)]).logits_RV)
+        assert ("Q4_Z" in runner.spec.kernels) == (name == "awq")
+    blocks, plain = found
+    assert (blocks - plain).square().mean() < 1e-3 * plain.square().mean()  # inputs have eight bits beside blocks
+
+
+def _change(folder: Path, change: Mapping[str, torch.Tensor | None]) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    for name, tensor in change.items():
+        tensors.pop(name)
+        if tensor is not None:
+            tensors[name] = tensor
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+_QUERY = "model.layers.0.self_attn.q_proj"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({f"{_QUERY}.scales": torch.ones(3, 64).half()}, r"q_proj.scales has the shape \[3, 64\].*asks for \[2, 64\]"),
+        ({f"{_QUERY}.qzeros": None}, "q_proj.qzeros is missing"),
+        ({f"{_QUERY}.qweight": torch.ones(4, 4)}, "qzeros has the shape"),
+        ({f"{_QUERY}.qweight": torch.ones(64)}, "no matrix of 32-bit words"),
+    ],
+)
+def test_parts_that_do_not_fit_are_named_in_one_line(
+    change: Mapping[str, torch.Tensor | None], message: str, tmp_path: Path
+) -> None:
+    """Scales of another shape, missing zeros, words of another shape."""
+    files.save(tmp_path, {"quantization_config": AWQ}, files.awq)
+    _change(tmp_path, change)
+    with pytest.raises(ParlayError, match=message) as failure:
+        load_weights(tmp_path, read_config(tmp_path))
+    assert "\n" not in str(failure.value)
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ({**AWQ, "version": "gemv"}, "layout 'gemv'"),
+        ({**AWQ, "bits": 3}, "with 3 bits"),
+        ({**GPTQ, "bits": 3}, "with 3 bits"),
+        ({**GPTQ, "checkpoint_format": "marlin"}, "checkpoint_format 'marlin'"),
+        ({**GPTQ, "group_size": -3}, "group_size -3"),
+        ({**PACKED, "format": "float-quantized"}, "format float-quantized"),
+        ({**PACKED, "config_groups": {"group_0": {"input_activations": {"num_bits": 8}}}}, "rounded activations"),
+        ({**NF4, "bnb_4bit_quant_type": "fp4"}, "'fp4'"),
+        ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "8 bits"),
+        ({**MLX, "mode": "mxfp8"}, "mode 'mxfp8'"),
+        ("awq", "is no object"),
+    ],
+)
+def test_forms_that_cannot_be_read_are_refused_by_name(said: object, message: str, tmp_path: Path) -> None:
+    """Each refusal is one line that names the value; transformers is not asked for what it needs other packages for."""
+    save_decoder(files.TOY, tmp_path)
+    raw = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**raw, "quantization_config": said}))
+    with pytest.raises(ParlayError, match=message) as failure:
+        read_config(tmp_path)
+    assert "\n" not in str(failure.value)
+
+
+def test_an_unknown_method_is_left_to_transformers(tmp_path: Path) -> None:
+    """The native decoder names the methods that it reads."""
+    save_decoder(files.TOY, tmp_path)
+    raw = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**raw, "quantization_config": {"quant_method": "quip"}}))
+    with pytest.raises(UnsupportedModel, match="quant_method 'quip' can't be read: awq, gptq"):
+        read_config(tmp_path)
