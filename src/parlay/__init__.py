@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from parlay.aio import AsyncLLM
+    from parlay.llm.adapters import LoRARequest
     from parlay.llm.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
     from parlay.llm.llm import LLM
     from parlay.llm.outputs import CompletionOutput, Logprob, RequestFailed, RequestOutput, StreamEvent
@@ -21,6 +22,7 @@ __all__ = [
     "BeamSearchParams",
     "BeamSearchSequence",
     "CompletionOutput",
+    "LoRARequest",
     "Logprob",
     "ParlayError",
     "RequestFailed",
@@ -34,6 +36,7 @@ __all__ = [
 
 _HOMES = {
     "parlay.aio": ("AsyncLLM",),
+    "parlay.llm.adapters": ("LoRARequest",),
     "parlay.llm.beam_search": ("BeamSearchOutput", "BeamSearchParams", "BeamSearchSequence"),
     "parlay.llm.llm": ("LLM",),
     "parlay.llm.outputs": ("CompletionOutput", "Logprob", "RequestFailed", "RequestOutput", "StreamEvent"),

@@ -53,7 +53,7 @@ generate x --json-schema nowhere.json
 generate x --json-schema '{bad'
 generate x --json-schema a --regex b
 generate x --chat-template chatml
-generate x --lora adapter
+generate x --lora-scaled adapter
 generate x --grammar root
 generate x --tensor-parallel-size 2
 generate x -np 4

@@ -37,7 +37,7 @@ def test_flags_without_effect_leave_with_their_values(words: list[str], left: li
     assert translated(words, GENERATE, "parlay generate") == left
 
 
-@pytest.mark.parametrize("word", ["--lora", "-np", "--speculative-config", "--ssl-keyfile"])
+@pytest.mark.parametrize("word", ["--lora-scaled", "-np", "--speculative-config", "--ssl-keyfile"])
 def test_what_cannot_be_honoured_is_refused(word: str) -> None:
     with pytest.raises(UsageError, match=word):
         translated([word, "x"], GENERATE, "parlay generate")

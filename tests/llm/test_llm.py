@@ -285,7 +285,7 @@ def test_a_model_that_is_loaded_again_reads_texts_with_the_earlier_vocabulary(mo
     def refuse(_: Path) -> None:
         raise AssertionError("it was read again")
 
-    monkeypatch.setattr("parlay.llm.llm.load_tokenizer", refuse)
+    monkeypatch.setattr("parlay.llm.vocabulary.load_tokenizer", refuse)
     with LLM("parlay-mini", dtype="float32", tokenizer=first.vocabulary, seed=1) as again:
         texts = [out.outputs[0].text for out in again.generate(PROMPTS, SamplingParams(seed=5, max_tokens=16))]
         form = StructuredOutputsParams(choice=["yes"])

@@ -45,11 +45,10 @@ def test_arguments_without_effect_are_named_in_one_warning() -> None:
     ("arguments", "words"),
     [
         ({"tensor_parallel_size": 2}, "tensor_parallel_size=2"),
-        ({"quantization": "awq"}, "quantization='awq'.*GGUF"),
+        ({"quantization": "fp8"}, "quantization='fp8'.*GGUF"),
         ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype"),
         ({"revision": "abc"}, "revision"),
         ({"hf_overrides": {"rope_theta": 1}}, "hf_overrides"),
-        ({"enable_lora": True}, "enable_lora.*merge"),
         ({"task": "embed"}, "task"),
         ({"logprobs_mode": "processed_logprobs"}, "logprobs_mode='processed'"),
         ({"generation_config": "folder"}, "generation_config"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI
@@ -17,6 +18,7 @@ from parlay.serve.openai.chat.body import ChatBody
 from parlay.serve.openai.completions.body import CompletionBody
 from parlay.serve.openai.responses.body import ResponsesBody
 from parlay.serve.protocol.body import GenerationBody
+from parlay.serve.settings import Settings
 from reference.markdown import code, meaning, table
 
 BODIES: Mapping[str, type[BaseModel]] = {
@@ -40,7 +42,7 @@ def application() -> FastAPI:
     def load() -> Any:
         raise NotImplementedError
 
-    return create_app({"model": load}, pulled=lambda name: load)
+    return create_app({"model": load}, Settings(lora_folder=Path("adapters")), pulled=lambda name: load)
 
 
 def endpoints() -> str:

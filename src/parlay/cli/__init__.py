@@ -34,6 +34,7 @@ COMMANDS = {
     "drafters": "list, add, share and compare trained drafters",
     "export": "write a trained drafter in the layout of another program",
     "bench": "find the best strategy for your prompts, or measure strategies on workloads",
+    "score": "tell how likely a model finds texts: perplexity, and multiple-choice questions",
     "calibrate": "test lossy strategies on your prompts, and certify those that keep a floor",
     "plan": "predict how fast a model would be on a machine, and which strategy to take",
     "simulate": "predict what a server or a fleet would do under given traffic: latencies, cost, failures",

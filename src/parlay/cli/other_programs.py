@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from parlay.options import UsageError
-from parlay.options.vllm import ARGUMENTS, FOUND, LOGGED, MERGE
+from parlay.options.vllm import ARGUMENTS, FOUND, LOGGED
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ LLAMA_CPP: Mapping[str, Foreign] = {
     **_none(_DRAFTS, "--draft", "--draft-n", "--draft-max", "--draft-min", "--draft-p-min"),
     **_none(_SERVED, "-a", "--alias"),
     **_none("name a tokenizer that has the template with --tokenizer", "--chat-template", "--chat-template-file"),
-    **_none(MERGE, "--lora", "--lora-scaled"),
+    **_none("merge the adapter at its own scale with --lora FOLDER", "--lora-scaled"),
     **_none("models read text alone", "--mmproj", "-mm"),
     **_none("models write text here", "--embedding", "--embeddings", "--reranking", values=0),
 }
@@ -103,7 +103,6 @@ VLLM: Mapping[str, Foreign] = {
     **_idle(LOGGED, "--enable-log-requests"),
     **_none(_SERVED, "--served-model-name"),
     **_none("write --strategy NAME and --draft-model MODEL", "--speculative-config", "--speculative-model"),
-    **_none(MERGE, "--lora-modules"),
     **_none("put a proxy that speaks TLS before the server", "--ssl-keyfile", "--ssl-certfile"),
     **_none("name a tokenizer that has the template with --tokenizer", "--chat-template"),
 }

@@ -35,6 +35,7 @@ from parlay.cli.serve_models import (
     check_flags,
     chosen_models,
     find_models,
+    load_adapters,
     loading,
     read_ahead,
 )
@@ -244,13 +245,13 @@ def _app(
         from parlay.serve.app import create_app  # here, because these load FastAPI and torch
 
     named = len(options.models) + len(options.model)
-    vocabularies = Vocabularies(KEPT + named)
-    loader_of = loading(options, vocabularies)
+    loader_of = loading(options, vocabularies := Vocabularies(KEPT + named))
     hosted = {name: loader_of(model) for name, model in models.items()}
     pulled = loader_of if options.allow_pull else None
     app = create_app(hosted, allowed, observers, pulled, cascades(options, models))
     if first is not None:
         app.state.registry.load_now(first)
+    load_adapters(options, app.state.registry, first)
     read_ahead([*models.values()][1:named], vocabularies, options.end_tokens)
     return app
 
@@ -326,6 +327,7 @@ def settings(options: argparse.Namespace) -> Settings:
         infill_order=options.infill_order,
         infill_suffix=options.infill_suffix,
         responses_kept=options.responses_kept,
+        lora_folder=options.lora_folder,
     )
 
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from parlay.llm.llm import LLM
     from parlay.llm.vocabulary import Vocabularies
     from parlay.serve.cascades import Link
+    from parlay.serve.registry import Registry
 
 IDLE_SECONDS = 300.0
 KEPT = 8
@@ -68,6 +69,46 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         "states; weights, the texts themselves and the scratch memory of a step come on top",
     )
     add_option_flags(group, LoadOptions)
+    _add_adapter_flags(group)
+
+
+def _add_adapter_flags(group: argparse._ActionsContainer) -> None:
+    """Add which adapters requests may name as models."""
+    group.add_argument(
+        "--lora-modules",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="NAME=FOLDER",
+        help="adapters in PEFT's layout for the first model, which requests name as models; several run in one step",
+    )
+    group.add_argument(
+        "--lora-folder",
+        type=Path,
+        metavar="FOLDER",
+        help="let requests load and unload adapters below this folder, by /v1/load_lora_adapter (default: none)",
+    )
+
+
+def load_adapters(options: argparse.Namespace, registry: Registry, base: str | None) -> None:
+    """Load the adapters that flags name, on the model called ``base``.
+
+    Raises ValueError for words that name none, ParlayError for a folder that holds none of this model.
+    """
+    from parlay.serve.adapters import NamedAdapter
+
+    for word in options.lora_modules:
+        name, equals, folder = word.partition("=")
+        if not (name and equals and folder):
+            raise ValueError(f"--lora-modules: expected NAME=FOLDER, got {word!r}")
+        if base is None:
+            raise ValueError("--lora-modules are for the first model that is named: name one")
+        if registry.adapters.get(name) or name in {model.name for model in registry}:
+            raise ValueError(f"--lora-modules: the name {name!r} is taken: give the adapter another")
+        adapter, served = NamedAdapter(name, base, Path(folder).expanduser().resolve()), registry.get(base).served
+        assert served is not None, "the first model is loaded at once"
+        served.llm.llm.adapters.load(name, adapter.folder)
+        registry.adapters.add(adapter)
 
 
 def _add_quality_flags(group: argparse._ActionsContainer) -> None:

@@ -68,6 +68,13 @@ class Joining(Structure):
     _fields_ = [("anchor", c_int64), ("rank", c_int64), ("down", c_void_p), ("up", c_void_p)]
 
 
+class LowRank(Structure):
+    _fields_ = [("rank", c_int64), ("bf16", c_int64), ("down", c_void_p), ("up", c_void_p)]
+
+
+LAYER_PRODUCTS = 7  # of a layer, as `LayerStruct` has them
+
+
 class Batch(Structure):
     _fields_ = [
         *((name, c_int64) for name in ("rows", "segments", "wanted", "threads")),
@@ -81,6 +88,9 @@ class Batch(Structure):
         ("space", c_void_p),
         *((name, c_int64) for name in ("late", "late_segments", "join")),
         ("joining", POINTER(Joining)),
+        ("adapters", c_void_p),
+        ("lowered", c_void_p),
+        ("most_rank", c_int64),
     ]
 
 

@@ -132,7 +132,8 @@ class TargetLayers:
             cached = self._runner.truncate(reading.name, start)
             if self._reserve(reading.name, end):
                 reading.first = start - cached
-                reading.segment = Segment(reading.name, tuple(tokens[cached:end]), logits_from=end - cached)
+                text, adapter = tuple(tokens[cached:end]), loan.sequence.request.adapter
+                reading.segment = Segment(reading.name, text, logits_from=end - cached, adapter=adapter)
         return reading
 
     def _reserve(self, name: int, tokens: int) -> bool:
@@ -180,7 +181,8 @@ def _segment(loan: _Loan, path: Seq[int], skip: Skip, rows: int) -> Segment:
     first_wanted = len(pending) + len(path) - rows
     known = _common(loan.written, [*pending, *path]) if loan.skip == skip else 0
     base = min(known, first_wanted)
-    return Segment(sequence.sequence, pending, trees.chain_tree(path), logits_from=first_wanted, base=base)
+    tree, adapter = trees.chain_tree(path), sequence.request.adapter
+    return Segment(sequence.sequence, pending, tree, logits_from=first_wanted, base=base, adapter=adapter)
 
 
 def _common(written: Seq[int], ahead: Seq[int]) -> int:

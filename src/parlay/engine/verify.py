@@ -56,7 +56,16 @@ def _segment(step: SequenceStep) -> Segment:
     pending, wants_prompt = len(step.pending), step.sequence.request.params.prompt_logprobs is not None
     logits_from = 0 if wants_prompt else pending - 1 if step.at_root else pending
     tree, inputs = step.draft.tree, step.draft.inputs
-    return Segment(step.sequence.sequence, step.pending, tree, logits_from, 0, inputs, step.draft.together, step.stale)
+    return Segment(
+        step.sequence.sequence,
+        step.pending,
+        tree,
+        logits_from,
+        features=inputs,
+        together=step.draft.together,
+        stale=step.stale,
+        adapter=step.sequence.request.adapter,
+    )
 
 
 def accept(steps: list[SequenceStep]) -> None:

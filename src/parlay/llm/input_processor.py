@@ -40,7 +40,7 @@ from parlay.text.prompts import (
 )
 from parlay.text.reasoning import Thoughts, expected_thoughts, marks
 from parlay.text.tokenize import check_unicode
-from parlay.types import Constraint, Exactness, MachineBusy, NoiseKey, ParlayError, Request, SamplingParams
+from parlay.types import Adapter, Constraint, Exactness, MachineBusy, NoiseKey, ParlayError, Request, SamplingParams
 
 PerPrompt = SamplingParams | Sequence[SamplingParams] | None
 Strategies = str | StrategySpec | Sequence[str | StrategySpec] | None
@@ -77,9 +77,9 @@ class RequestOptions:
     ``strategy`` None takes the LLM's default, and with a ``prediction`` the strategy that drafts from predictions.
     ``documents``, ``prediction`` and ``store`` are those of `LLM.generate`. ``salt`` names the tenant, whose cached
     prefixes and stores are its own. ``owner`` says whose request it is: owners share the engine evenly. Lower
-    ``priority`` is more urgent. ``default_max_tokens`` ends outputs whose parameters have no ``max_tokens``; None: what
-    the model holds does. ``written``: the tokens of each sample that another engine has written already; the samples go
-    on after them as if they had been written here.
+    ``priority`` is more urgent. ``adapter`` is what the model runs with. ``default_max_tokens`` ends outputs whose
+    parameters have no ``max_tokens``; None: what the model holds does. ``written``: the tokens of each sample that
+    another engine has written already; the samples go on after them as if they had been written here.
     """
 
     strategy: str | StrategySpec | None = None
@@ -92,6 +92,7 @@ class RequestOptions:
     priority: int = 0
     default_max_tokens: int | None = None
     written: Sequence[Ids] = ()
+    adapter: Adapter | None = None
 
 
 class InputProcessor:
@@ -136,6 +137,7 @@ class InputProcessor:
         *,
         documents: Documents | None,
         prediction: Predictions | None,
+        adapters: Adapter | Sequence[Adapter | None] | None = None,
     ) -> list[Job]:
         """Make a job of each prompt. What is no list holds for all prompts, in place of what ``options`` say."""
         each_prompt = listed(prompts)
@@ -146,11 +148,18 @@ class InputProcessor:
             each_strategy,
             references(documents, len(each_prompt), self._tokenizer, self._vocab_size),
             predictions(prediction, len(each_prompt), self._tokenizer, self._vocab_size),
+            one_each(adapters, None, len(each_prompt), "lora_request"),
             strict=True,
         )
         return [
-            self.job(prompt, own, replace(options, strategy=name or None), references=texts, prediction=ids)
-            for prompt, own, name, texts, ids in each
+            self.job(
+                prompt,
+                own,
+                replace(options, strategy=name or None, adapter=adapter),
+                references=texts,
+                prediction=ids,
+            )
+            for prompt, own, name, texts, ids, adapter in each
         ]
 
     def single(self, prompt: Prompt, params: SamplingParams, options: RequestOptions) -> Job:
@@ -207,6 +216,8 @@ class InputProcessor:
         if options.exactness is None:
             return ExactnessChoice(options.strategy or usual)
         allowed = allowed_by(options.exactness) if isinstance(options.exactness, str) else options.exactness
+        if options.adapter is not None and allowed.floor is not None:  # certificates are about the model without it
+            allowed = Allowed(Exactness.SEED)
         return self.gate.choose(allowed, options.strategy, usual, params)
 
     def _request(
@@ -223,7 +234,8 @@ class InputProcessor:
             key=NoiseKey(seed),
             stop_ids=ends | frozenset(params.stop_token_ids or ()),
             references=references,
-            salt=options.salt,
+            salt=options.salt if options.adapter is None else f"{options.salt} {options.adapter.salt}",
+            adapter=options.adapter,
             owner=options.owner,
             store=options.store,
             group=name if params.n > 1 else "",
@@ -283,6 +295,16 @@ class InputProcessor:
         kept = self._max_context - 1 if kept == -1 else kept
         text, ids = (text, ids) if len(ids) <= kept else (None, ids[-kept:])
         return text, ids if self._start is None or self._start in ids else (*ids, self._start), thoughts
+
+    def ids(self, prompt: Prompt) -> tuple[int, ...]:
+        """The ids of a prompt that is only read. Raises ValueError for one that the model can't hold."""
+        said, _ = text_or_ids(prompt)
+        ids = self._ids(said, cut=False) if isinstance(said, str) else tuple(said)
+        if not 0 < len(ids) <= self._max_context:
+            raise ValueError(f"the text has {len(ids)} tokens, and this model holds 1 to {self._max_context}")
+        if min(ids) < 0 or max(ids) >= self._vocab_size:
+            raise ValueError(f"token ids must be from 0 to {self._vocab_size - 1}")
+        return ids
 
     def _ids(self, text: str, *, cut: bool) -> tuple[int, ...]:
         if self._encoder is None:

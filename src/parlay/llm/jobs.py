@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -27,6 +27,8 @@ from parlay.types import TARGET, Event, ParlayError, Request, TokenLogprobs
 
 if TYPE_CHECKING:
     from tqdm import tqdm
+
+    from parlay.engine import Engine
 
 
 @dataclass(slots=True)
@@ -186,6 +188,29 @@ def follow(events: Iterable[StreamEvent], shown: tqdm[Any]) -> float:
             shown.set_postfix_str(f"est. speed {rates}", refresh=False)
             shown.update()
     return time.perf_counter() - began
+
+
+def decoded(add: Callable[[Job], None], engine: Engine, lock: CallLock, jobs: Sequence[Job]) -> Generator[StreamEvent]:
+    """Add the jobs' samples to the engine and yield events until all are over; leaving early aborts the rest."""
+    owners = {sample.request.id: (job, sample) for job in jobs for sample in job.samples}
+    live = dict.fromkeys(owners)
+    with lock.entered():
+        if not engine.idle:
+            raise ParlayError("this LLM belongs to an AsyncLLM: ask that one")
+        try:
+            for job in jobs:
+                add(job)
+            while live:
+                for event in engine.step():
+                    if event.finish_reason is not None:
+                        del live[event.request]
+                    job, sample = owners[event.request]
+                    yield job.event(sample, event)
+        finally:
+            for name in live:
+                aborted = engine.abort(name)
+                if aborted is not None:
+                    owners[name][1].take(aborted)
 
 
 class Stream(Iterator[StreamEvent]):

@@ -12,21 +12,20 @@ from parlay import models
 from parlay.cache import Budget, parse_bytes
 from parlay.certificates.gate import CertificateGate, open_gate
 from parlay.certificates.requirement import AUDIT_SHARE, Allowed
-from parlay.drafters.resources import Resources
-from parlay.drafters.state_room import StateRoom
 from parlay.energy.power_model import PowerOf
 from parlay.engine import Engine, Limits
 from parlay.heads.opening import heads_of
-from parlay.llm import vllm_arguments
+from parlay.llm import embedding, vllm_arguments
+from parlay.llm.adapters import Adapted, Adapters, PerPromptAdapted
 from parlay.llm.beam_search import BeamSearchOutput, BeamSearchParams, beam_search
 from parlay.llm.input_processor import ChatOptions, InputProcessor, PerPrompt, RequestOptions, Strategies
-from parlay.llm.jobs import CallLock, Job, Stream, audit, follow
+from parlay.llm.jobs import CallLock, Job, Stream, audit, decoded, follow
 from parlay.llm.outputs import RequestFailed, RequestOutputs, StreamEvent
+from parlay.llm.resources import resources_of
 from parlay.llm.router_file import RememberedBy, cost_of, memory_of
 from parlay.llm.vocabulary import Vocabulary, open_draft, vocabulary_of
 from parlay.models.fetch.pulled import default_model
 from parlay.models.fetch.resolving import resolve
-from parlay.models.loading import load_tokenizer
 from parlay.models.sampling_defaults import usual_params
 from parlay.options import LoadOptions, override
 from parlay.strategies.building import offered
@@ -35,8 +34,8 @@ from parlay.strategies.entry import DEFAULT_STRATEGY
 from parlay.strategies.spelling import StrategySpec, parse
 from parlay.system.progress import Progress, advance, bar
 from parlay.text.chat_template import Messages, Tools
-from parlay.text.prompts import Document, Documents, Predictions, Prompt, Prompts, conversations, is_prompt
-from parlay.types import ParlayError, SamplingParams, Tokenizer
+from parlay.text.prompts import Document, Documents, Predictions, Prompt, Prompts, conversations, is_prompt, listed
+from parlay.types import Adapter, ParlayError, SamplingParams, Tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -105,14 +104,18 @@ class LLM:
         )
         with bar(None, "Loading", "matrix", use_tqdm_on_load, delay=_SHORT) as shown:
             self.runner = models.load(model, load, budget=budget, packed=partial(advance, shown))
+        self.adapters = Adapters(self.runner)
         self.vocabulary = vocabulary_of(model, tokenizer, self.runner.spec, load.end_tokens)
         self.tokenizer, self._usual_params = self.vocabulary.tokenizer, usual_params(model, generation_config)
         limits = Limits(max_sequences=max_num_seqs, max_rows=max_num_batched_tokens, max_context=max_model_len)
         router_file = memory_of(model, self.runner.spec, load.quantize or "", router_memory)
         self.engine = Engine(self.runner, cost := cost_of(self.runner, router_file), limits)
-        draft_load = replace(load, quantize=None)
+        draft_load = replace(load, quantize=None, lora=None)
         self._drafts = RunnerCache(partial(open_draft, self.runner.spec, self.tokenizer, draft_load, budget))
-        self._resources, power = self._find_resources(model, draft_model), PowerOf(self.runner, cost)
+        heads, power = heads_of(model, self.runner.spec, budget, self.runner), PowerOf(self.runner, cost)
+        self._resources = resources_of(
+            self.runner.spec, heads, self._drafts, draft_model=draft_model, tokenizer=self.tokenizer, budget=budget
+        )
         in_use = self.engine.requests.strategies
         self._strategies = StrategyCache(self._resources, cost, in_use=in_use, memory=router_file, power=power)
         strategy = for_target(parse(strategy) if isinstance(strategy, str) else strategy, self.runner.spec)
@@ -137,21 +140,6 @@ class LLM:
         """Return the parameters of calls that name none; `LLM` says whose they are. To be changed at will."""
         return replace(self._usual_params)
 
-    def _find_resources(self, model: str | PreTrainedModel, draft_model: str | None) -> Resources:
-        """List what drafters may use: models, tokenizers and heads are opened when a strategy first needs them."""
-        heads = heads_of(model, target := self.runner.spec, self._budget, self.runner)
-        return Resources(
-            vocab_size=target.vocab_size,
-            open_runner=self._drafts,
-            default_draft=draft_model or heads.built_in_draft(),
-            tokenizer=self.tokenizer,
-            open_tokenizer=lambda name: load_tokenizer(resolve(name)),
-            target=target,
-            find_head=heads,
-            domains=heads.domains,
-            room=StateRoom(self._budget),
-        )
-
     def generate(
         self,
         prompts: Prompts,
@@ -163,6 +151,7 @@ class LLM:
         prediction: Predictions | None = None,
         store: bool = True,
         exactness: str | Allowed | None = None,
+        lora_request: PerPromptAdapted = None,
     ) -> RequestOutputs:
         """Decode all prompts together and return one output per prompt, in order.
 
@@ -171,7 +160,8 @@ class LLM:
         Documents and predictions, texts or token ids, only speed up decoding: strategies that copy draft from them.
         A ``prediction`` is what the output will mostly be, say a file before an edit. Where no strategy is named, it
         takes the one that follows predictions. ``store=False``: no strategy learns from these requests.
-        ``exactness`` None allows what the strategy loses (`parlay.certificates.requirement`).
+        ``exactness`` None allows what the strategy loses (`parlay.certificates.requirement`). ``lora_request`` names
+        adapters (`parlay.LoRARequest`), one for all prompts or one per prompt.
 
         The list that it returns has the rate of the whole call too, ``tokens_per_second``.
 
@@ -179,7 +169,8 @@ class LLM:
         RequestFailed (which holds all outputs) when a sample failed while the others went on.
         """
         options = RequestOptions(store=store, exactness=exactness)
-        jobs = self._jobs(prompts, sampling_params, strategy, options, documents=documents, prediction=prediction)
+        texts, adapters = (documents, prediction), self.adapters.of_all(lora_request)
+        jobs = self._jobs(prompts, sampling_params, strategy, options, texts=texts, adapters=adapters)
         with bar(len(jobs), "Prompts", "prompt", False if use_tqdm is None and len(jobs) < 2 else use_tqdm) as shown:
             seconds = follow(self._run(jobs), shown)
         outputs = RequestOutputs([job.output() for job in jobs], seconds)
@@ -205,6 +196,7 @@ class LLM:
         prediction: Predictions | None = None,
         store: bool = True,
         exactness: str | Allowed | None = None,
+        lora_request: PerPromptAdapted = None,
     ) -> RequestOutputs:
         """`generate` for one conversation or several, each a list of {"role": ..., "content": ...}.
 
@@ -230,7 +222,38 @@ class LLM:
             prediction=prediction,
             store=store,
             exactness=exactness,
+            lora_request=lora_request,
         )
+
+    def token_ids(self, prompt: Prompt) -> tuple[int, ...]:
+        """Tokenize a prompt that is only read. Any thread may call this. Raises ValueError for one that is too long."""
+        return self._factory.ids(prompt)
+
+    def embed(
+        self,
+        prompts: Prompts,
+        *,
+        pooling: embedding.Pooling = "last",
+        normalize: bool = True,
+        lora_request: Adapted = None,
+    ) -> list[embedding.EmbeddingRequestOutput]:
+        """Embed texts by the hidden states that the LM head would read: the last token's, or the mean of all.
+
+        Embeddings have length 1 if ``normalize``. Raises ValueError for a prompt or a pooling that can't be used.
+        """
+        self._check_open()
+        texts, adapter = [self.token_ids(prompt) for prompt in listed(prompts)], self.adapters.of(lora_request)
+        with self._call_lock.entered():
+            return embedding.embed(self.runner, texts, pooling, adapter, normalize=normalize)
+
+    def score(
+        self, queries: Prompts, documents: Prompts, *, pooling: embedding.Pooling = "last", lora_request: Adapted = None
+    ) -> list[embedding.ScoringRequestOutput]:
+        """How alike query and document are, by the cosine of their embeddings: each pair, or one query and each."""
+        one, many = listed(queries), listed(documents)
+        pairs = embedding.paired(len(one), len(many))
+        outputs = self.embed([*one, *many], pooling=pooling, lora_request=lora_request)
+        return embedding.scored(outputs, [(query, len(one) + document) for query, document in pairs])
 
     def beam_search(
         self, prompts: Sequence[Prompt], params: BeamSearchParams, use_tqdm: Progress = False
@@ -359,37 +382,18 @@ class LLM:
         strategy: Strategies,
         options: RequestOptions,
         *,
-        documents: Documents | None = None,
-        prediction: Predictions | None = None,
+        texts: tuple[Documents | None, Predictions | None] = (None, None),
+        adapters: Adapter | Sequence[Adapter | None] | None = None,
     ) -> list[Job]:
         self._check_open()
         params = self.get_default_sampling_params() if params is None else params
-        return self._factory.jobs(prompts, params, strategy, options, documents=documents, prediction=prediction)
+        documents, prediction = texts
+        return self._factory.jobs(
+            prompts, params, strategy, options, documents=documents, prediction=prediction, adapters=adapters
+        )
 
     def _run(self, jobs: Sequence[Job]) -> Generator[StreamEvent]:
-        """`_decode`, and then the audits that are due of what was decoded."""
-        yield from self._decode(jobs)
-        audit(jobs, self._decode)
-
-    def _decode(self, jobs: Sequence[Job]) -> Generator[StreamEvent]:
-        """Add the jobs' samples to the engine and yield events until all are over; leaving early aborts the rest."""
-        owners = {sample.request.id: (job, sample) for job in jobs for sample in job.samples}
-        live = dict.fromkeys(owners)
-        engine = self.engine  # a stream may outlive the LLM's close
-        with self._call_lock.entered():
-            if not engine.idle:
-                raise ParlayError("this LLM belongs to an AsyncLLM: ask that one")
-            try:
-                for job in jobs:
-                    self.add(job)
-                while live:
-                    for event in engine.step():
-                        if event.finish_reason is not None:
-                            del live[event.request]
-                        job, sample = owners[event.request]
-                        yield job.event(sample, event)
-            finally:
-                for name in live:
-                    aborted = engine.abort(name)
-                    if aborted is not None:
-                        owners[name][1].take(aborted)
+        """Decode the jobs, and then run the audits that are due of what was decoded."""
+        decode = partial(decoded, self.add, self.engine, self._call_lock)  # a stream may outlive the LLM's close
+        yield from decode(jobs)
+        audit(jobs, decode)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from parlay.cache import Rows
 from parlay.compiled.structs import Linear
+from parlay.models.lora import LowRankAdapter
 from parlay.types import NO_SKIP, Exactness, Features, Skip, Tree
 
 
@@ -42,6 +43,7 @@ class ForwardBatch(NamedTuple):
     """The rows that one forward runs: the ``ids`` of all sequences' rows in order. ``wanted`` are those with logits.
 
     ``places`` say where each sequence's rows lie, ``features`` what some of them read besides or instead of their ids.
+    ``adapters`` are those of the places, or empty where no row has one.
     """
 
     ids: list[int]
@@ -50,6 +52,14 @@ class ForwardBatch(NamedTuple):
     taps: Sequence[int] = ()
     skip: Skip = NO_SKIP
     features: Sequence[SegmentFeatures] = ()
+    adapters: Sequence[LowRankAdapter | None] = ()
+
+    def adapter_rows(self) -> list[LowRankAdapter | None]:
+        """The adapter of each row."""
+        if not self.adapters:
+            return []
+        pairs = zip(self.places, self.adapters, strict=True)
+        return [adapter for place, adapter in pairs for _ in range(place.end - place.base)]
 
 
 @dataclass(slots=True)
@@ -173,4 +183,8 @@ class Forward(Protocol):
 
     def run(self, work: ForwardBatch) -> ForwardOutput:
         """Run the rows; keys and values go to their places."""
+        ...
+
+    def add_adapter(self, adapter: LowRankAdapter) -> None:
+        """Pack an adapter now that rows will run with. Any thread may call this."""
         ...

@@ -78,9 +78,12 @@ def _load_folder(directory: Path, config: DecoderConfig) -> dict[str, Weight]:
         stored.update(_read(path))
     family = FAMILIES.get(config.architecture, LLAMA)
     scheme = scheme_of(directory, read_json(directory / "config.json"), family.quantized)
-    plain: Mapping[str, Weight] = stored if scheme is None else restored(scheme, stored, config.dtype)
+    if family.regroup is not None and scheme is not None:
+        raise BadCheckpoint(f"{directory}: {config.architecture} can't be read from {scheme.method}")
+    grouped = stored if family.regroup is None else family.regroup(stored)
+    plain = grouped if scheme is None else restored(scheme, stored, config.dtype)
     renamed = {family.renamed(name): each for name, each in plain.items() if not name.startswith(family.left_out)}
-    weights = unfused(family.regroup(renamed) if family.regroup else renamed, config)
+    weights = unfused(renamed, config)
     if family.interleaved:
         weights = in_halves(weights, config)
     weights = {name: weights[name] for name in weights if name in expected or not _harmless(name, weights)}

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import lru_cache
 from itertools import accumulate
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -26,6 +27,7 @@ from parlay.models.forward import (
     SegmentFeatures,
     TreeRequest,
 )
+from parlay.models.lora import LowRankAdapter, read_adapter
 from parlay.models.torch_ops.eager import EagerForward
 from parlay.models.torch_ops.kernels import choose_dtype
 from parlay.models.weights.fused import Operand, in_eight_bits
@@ -73,7 +75,7 @@ class NativeRunner:
         kernels = self._forward.kernels
         _log.info("%s: %s", name, reason)
         self._store = Store(_cache_shape(config, kernels, device), max_tokens_cached, budget)
-        self._max_context, self._num_layers = config.max_context, config.num_layers
+        self._config, self._max_context, self._num_layers = config, config.max_context, config.num_layers
         self._block = _block_of(config.canvas)
         self._shares_pages = not self._block or BLOCK % self._block == 0
         self._spec = RunnerSpec(
@@ -100,6 +102,15 @@ class NativeRunner:
     @property
     def spec(self) -> RunnerSpec:
         return self._spec
+
+    def read_adapter(self, folder: Path, name: str) -> LowRankAdapter:
+        """Read the adapter in a folder, and pack it for the rows that will have it. Any thread may call this.
+
+        Raises BadAdapter for one that can't be honoured here.
+        """
+        adapter = read_adapter(folder, self._config, name)
+        self._forward.add_adapter(adapter)
+        return adapter
 
     def open(self, sequence: int, tokens: Sequence[int], salt: str = "") -> int:
         """Begin a sequence with the longest cached prefix of ``tokens``; ValueError for a name in use."""
@@ -149,7 +160,7 @@ class NativeRunner:
         self._check(ids, taps, skip)
         wanted, starts = _wanted(segments)
         places = [self._place(segment, skip) for segment in segments]
-        work = ForwardBatch(ids, places, wanted, taps, skip, self._features(segments))
+        work = ForwardBatch(ids, places, wanted, taps, skip, self._features(segments), self._adapters(segments))
         again = [segment for segment in segments if segment.base < 0 and not self._block]
         result = self._run_again(again, work) if again else self._forward.run(work)
         return Output(result.logits, starts, result.taps.states, result.taps.seconds)
@@ -226,6 +237,15 @@ class NativeRunner:
                 anchors = [root + 1 + node for node in nodes]
                 found.append(SegmentFeatures(place, begins[place + 1] - len(features), features, anchors))
         return found
+
+    def _adapters(self, segments: Sequence[Segment]) -> list[LowRankAdapter | None]:
+        """The adapters of segments; empty where none has one."""
+        found: list[LowRankAdapter | None] = []
+        for segment in segments:
+            if segment.adapter is not None and not isinstance(segment.adapter, LowRankAdapter):
+                raise ValueError(f"{segment.adapter.name} is no adapter of low rank")
+            found.append(segment.adapter)
+        return found if any(found) else []
 
     def _check_features(self, segment: Segment, features: Features) -> None:
         rows, hidden = features.rows_KH.shape

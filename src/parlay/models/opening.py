@@ -17,6 +17,7 @@ from parlay.models.compiled.weights import Packed, nobody
 from parlay.models.config import DecoderConfig, UnsupportedModel, read_json
 from parlay.models.fetch.resolving import resolve
 from parlay.models.loading import load_weights, read_config
+from parlay.models.lora import merged, read_adapter
 from parlay.models.native import CacheRefused, NativeRunner
 from parlay.models.torch_ops.kernels import choose_dtype
 from parlay.models.weights.fused import stored_as
@@ -81,6 +82,8 @@ def load(
         loaded = _transformers_model(found, asked_dtype, device)
         return _adapt(loaded, cache_tokens, budget, options, model)
     weights = load_weights(found, config)
+    if options.lora is not None:
+        weights = merged(weights, read_adapter(Path(options.lora).expanduser(), config, options.lora))
     dtype = asked_dtype or _fastest(model, config, weights, device)
     return NativeRunner(
         config,
@@ -118,6 +121,10 @@ def _adapt(
         )
     if options.kv_cache_dtype != "auto":
         raise CacheRefused(options.kv_cache_dtype, f"{name or 'this model'} runs through transformers, with its cache")
+    if options.lora is not None:
+        raise UnsupportedModel(
+            f"lora can't be merged into {name or 'this model'}, which runs through transformers: merge it with PEFT"
+        )
     if options.quantize is not None:
         raise UnsupportedModel(
             f"quantize can't be honoured for {name or 'this model'}, which runs through transformers: "

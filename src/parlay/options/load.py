@@ -21,7 +21,8 @@ class LoadOptions(Options):
     as fast where memory is the limit. ``threads`` is how many threads decode, one number for all models of the process.
     By default it is PARLAY_THREADS or one per usable core. ``end_tokens`` take the place of the tokens that end the
     target's texts by its own files. ``kv_cache_dtype`` is how the compiled decoder caches keys and values: in ``q8_0``
-    they take some half of bfloat16's memory and of the time to read them, and the model is nearly the same.
+    they take some half of bfloat16's memory and of the time to read them, and the model is nearly the same. ``lora``
+    is a folder with an adapter of low rank, which is merged into the target's weights.
     """
 
     dtype: str = option("auto", "number type of the weights", choices=("auto", *DTYPES, "half", "float"))
@@ -34,6 +35,9 @@ class LoadOptions(Options):
     )
     threads: int | None = option(
         None, "number of threads that decode (default: one per usable core)", low=1, metavar="N"
+    )
+    lora: str | None = option(
+        None, "folder of an adapter in PEFT's layout that is merged into the weights", metavar="FOLDER"
     )
     end_tokens: str | None = option(
         None, "tokens that end a text, in place of the model's own: ids or texts, with commas", metavar="TOKENS"

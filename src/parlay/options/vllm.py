@@ -37,7 +37,6 @@ def _off(why: str, *names: str) -> dict[str, VllmArgument]:
 
 FOUND = "it is found from the model"
 LOGGED = "requests are logged from log level info on"
-MERGE = "merge the adapter into its base model"
 _CACHE = "pages of the cache are as long as the texts, and memory bounds them"
 _DEVICE = "a model runs in one process on one device"
 _CONFIG = "change a copy of config.json, and name its folder"
@@ -45,6 +44,9 @@ _TEXT = "models write text here, and nothing else"
 _READ = "models read text alone"
 _REVISION = "get that revision yourself, and name its folder"
 _CODE = "code that comes with a model is never run"
+
+_METHODS = ("gguf", "awq", "awq_marlin", "gptq", "gptq_marlin", "compressed-tensors", "bitsandbytes", "mxfp4")
+"""Forms of checkpoints, which config.json names."""
 
 ARGUMENTS: Mapping[str, VllmArgument] = {
     **_idle(_CACHE, "gpu_memory_utilization", "kv_cache_memory_bytes", "num_gpu_blocks_override", "swap_space"),
@@ -69,7 +71,11 @@ ARGUMENTS: Mapping[str, VllmArgument] = {
     **_only((1,), _DEVICE, "prefill_context_parallel_size"),
     **_only((1,), f"{_DEVICE}: start several", "data_parallel_size"),
     **_off(_DEVICE, "enable_expert_parallel"),
-    **_only((None, "gguf"), "name a checkpoint in GGUF, or quantize to int8", "quantization"),
+    **_only(
+        (None, *_METHODS),
+        "name a checkpoint in GGUF, AWQ, GPTQ or another form that is read, or quantize to int8",
+        "quantization",
+    ),
     **_off("kv_cache_dtype='q8_0' has a scale for each block", "calculate_kv_scales"),
     **_only(("auto", "safetensors", "gguf"), "weights come from *.safetensors or *.gguf", "load_format"),
     **_only(("auto", "hf"), "config.json is read", "config_format"),
@@ -85,7 +91,9 @@ ARGUMENTS: Mapping[str, VllmArgument] = {
     **_only(("auto", "generate", None), _TEXT, "task"),
     **_only(("auto", "generate"), _TEXT, "runner"),
     **_only(("auto", "none"), _TEXT, "convert"),
-    **_off(MERGE, "enable_lora"),
+    **_idle_switch("adapters need no switch", "enable_lora"),
+    **_idle("any number of adapters of any rank may be loaded", "max_loras", "max_lora_rank", "max_cpu_loras"),
+    **_idle("adapters are in the type of the model", "lora_dtype"),
     **_off("prompts are texts or token ids", "enable_prompt_embeds"),
     **_only((None, [], ()), "give them to SamplingParams", "logits_processors"),
     **_only(("raw_logprobs",), "SamplingParams(logprobs_mode='processed') asks for them", "logprobs_mode"),

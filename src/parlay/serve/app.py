@@ -34,7 +34,7 @@ from parlay.serve.openai.responses import route as responses
 from parlay.serve.openai.responses.response_store import ResponseStore
 from parlay.serve.protocol.body import HEADER
 from parlay.serve.registry import Leases, Puller, Registry
-from parlay.serve.routes import health, models, page, tokens
+from parlay.serve.routes import adapters, embeddings, health, models, page, tokens
 from parlay.serve.settings import Settings
 from parlay.system.memory import release_freed
 
@@ -155,6 +155,8 @@ def _add_routes(app: FastAPI, puller: Puller | None) -> None:
         responses.router(registry, settings),
         models.router(registry, settings),
         tokens.router(registry),
+        embeddings.router(registry, settings),
+        *([] if settings.lora_folder is None else [adapters.router(registry, settings.lora_folder)]),
         llama_server.router(registry, settings),
         health.guarded(app.state.recorder, app.state.limiter),
         health.absent(),

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from parlay.aio import AsyncLLM
@@ -17,7 +17,7 @@ from parlay.llm.vocabulary import Vocabulary
 from parlay.serve.errors import ApiError
 from parlay.text.chat_template import Messages
 from parlay.text.prompts import Prompt
-from parlay.types import RunnerSpec, SamplingParams, Tokenizer
+from parlay.types import Adapter, RunnerSpec, SamplingParams, Tokenizer
 
 Loader = Callable[[], AsyncLLM]
 """Loads a model and returns when it is ready. Called in a thread."""
@@ -40,6 +40,8 @@ class Served:
 
     name: str
     llm: AsyncLLM
+    adapter: Adapter | None = None
+    """What its products are changed by for this request; the name is then the adapter's."""
 
     @property
     def tokenizer(self) -> Tokenizer | None:
@@ -76,7 +78,8 @@ class Served:
         self, prompt: Prompt | Messages, params: SamplingParams, options: RequestOptions, chat: ChatOptions | None
     ) -> Job:
         """The prompt made ready to run. Raises ParlayError and ValueError for what can't."""
-        return self.llm.llm.job(prompt, params, options, chat)
+        own = options if self.adapter is None else replace(options, adapter=self.adapter)
+        return self.llm.llm.job(prompt, params, own, chat)
 
 
 class HostedModel:

@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from parlay.aio import AsyncLLM
 from parlay.models.fetch.pulled import Progress
 from parlay.models.fetch.resolving import bring
+from parlay.serve.adapters import NamedAdapters
 from parlay.serve.errors import ApiError, unavailable
 from parlay.serve.hosted import HostedModel, Loader, Served
 from parlay.types import ParlayError
@@ -53,6 +54,7 @@ class Registry:
         self._retry_after = retry_after
         self._closing = False
         self._turn = asyncio.Lock()
+        self.adapters = NamedAdapters()
         for name, source in models.items():
             self.add(name, source)
 
@@ -85,7 +87,7 @@ class Registry:
         model = self._models.get(name) or self._models.get(name.removesuffix(LATEST)) or self._from_file(name)
         if model is None:
             shown = name if len(name) <= _SHOWN else name[:_SHOWN] + "..."
-            known = ", ".join(self._models)
+            known = ", ".join([*self._models, *(adapter.name for adapter in self.adapters)])
             raise ApiError(404, f"there is no model {shown!r} here, only {known}", "model", "model_not_found")
         return model
 
@@ -97,12 +99,14 @@ class Registry:
     async def use(self, name: str | None, request: Request) -> Served:
         """The model of that name, loaded if need be; it stays until the request is answered or its jobs are under way.
 
-        Raises ApiError 404 as `get` does, and 503 for a model that can't be loaded.
+        An adapter's name is that of its base with the adapter. Raises ApiError 404 as `get` does, and 503 for a model
+        that can't be loaded.
         """
-        model = self.get(name)
+        adapter = self.adapters.get(name)
+        model = self.get(name if adapter is None else adapter.base)
         served = await self._take(model)
         request.state.in_use.append(model)
-        return served
+        return served if adapter is None else await asyncio.to_thread(adapter.on, served)
 
     async def _take(self, model: HostedModel) -> Served:
         if self._closing:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any, Literal
 
 PROMPT_LOG = "parlay.serve.prompts"
@@ -59,7 +60,8 @@ class Settings:
     that no request has named for ``idle_seconds`` is unloaded. ``strict``: fields that have no effect are refused.
     ``parse_special``: control tokens that messages spell are read as such (`ChatOptions`).
     ``infill_order`` and ``infill_suffix``: how fill-in-the-middle cuts a file (`Gap.cut`).
-    ``responses_kept``: how many earlier responses of a key can be gone on with. Raises ValueError for a value that
+    ``responses_kept``: how many earlier responses of a key can be gone on with. ``lora_folder``: adapters below it may
+    be loaded by requests; None: none may. Raises ValueError for a value that
     can't be used.
     """
 
@@ -86,6 +88,7 @@ class Settings:
     infill_order: InfillOrder = "psm"
     infill_suffix: int | None = None
     responses_kept: int = 256
+    lora_folder: Path | None = None
 
     def __post_init__(self) -> None:
         if not all(_is_key(key) for key in self.keys):

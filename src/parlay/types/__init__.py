@@ -39,6 +39,7 @@ from parlay.types.results import (
 )
 from parlay.types.runners import (
     NO_SKIP,
+    Adapter,
     CanvasSpec,
     EncoderSpec,
     Ends,
@@ -79,6 +80,7 @@ __all__ = [
     "ONE_CANVAS",
     "TARGET",
     "AcceptRule",
+    "Adapter",
     "Budgets",
     "Canvas",
     "CanvasLayout",

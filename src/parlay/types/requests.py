@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from parlay.types.base import NoiseKey
 from parlay.types.params import SamplingParams
-from parlay.types.runners import Skip
+from parlay.types.runners import Adapter, Skip
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -82,6 +82,8 @@ class Request:
     """Samples of one prompt carry one name here: they may share its cache."""
     priority: int = 0
     """Lower is more urgent."""
+    adapter: Adapter | None = None
+    """What the target's products are changed by; the salt then tells its cached prefixes from others."""
     kind: str = ""
     """What it asks for, as far as that is known: requests of one kind are expected to have the same drafters pay."""
 

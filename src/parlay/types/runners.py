@@ -129,6 +129,17 @@ class RunnerSpec:
         return (layers, two, heads, size) == (self.num_layers, 2, self.kv_heads, self.head_dim)
 
 
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class Adapter:
+    """A change of a model's products for some requests, which call it ``name``.
+
+    ``salt`` is one for adapters of the same numbers: what is cached under one adapter is of no use to another.
+    """
+
+    name: str
+    salt: str
+
+
 class Segment(NamedTuple):
     """One sequence's part of a forward: its pending tokens, then a tree below the last of them.
 
@@ -148,6 +159,8 @@ class Segment(NamedTuple):
     chain see each other, those after them too. They all run, and are never kept. Of other rows only those see them
     whose model has them see rows after them, as `CanvasSpec.text` says. Cached rows that see what follows run again
     with it, unless the segment is ``stale``: then they stay as they were, and all that is computed is approximate.
+
+    All rows of a sequence run with the same ``adapter``, or with none.
     """
 
     sequence: int
@@ -158,6 +171,7 @@ class Segment(NamedTuple):
     features: Features | None = None
     together: int = 0
     stale: bool = False
+    adapter: Adapter | None = None
 
     @property
     def end(self) -> int:

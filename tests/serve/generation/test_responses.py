@@ -240,8 +240,8 @@ def test_of_all_owners_the_one_that_keeps_most_loses_its_oldest() -> None:
     assert kept.get("modest", "0") is not None
 
 
-@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/rerank", "/rerank", "/v1/score"])
+@pytest.mark.parametrize("path", ["/embeddings", "/score"])
 def test_what_is_not_there_is_a_404_that_says_so(make_app: Callable[..., FastAPI], path: str) -> None:
     answer = TestClient(make_app()).post(path, json={"model": "parlay-mini", "input": "x"})
     assert answer.status_code == 404
-    assert "generate text" in answer.json()["error"]["message"]
+    assert "send the request to /v1/" in answer.json()["error"]["message"]

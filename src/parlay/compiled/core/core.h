@@ -96,6 +96,15 @@ typedef struct {
     const float *down, *up; /* [rank][hidden] each */
 } Joining;
 
+/* What an adapter adds to a product of a layer: up(down(x)) (Hu et al. 2021). Rank 0: nothing. */
+typedef struct {
+    int64_t rank, bf16;
+    const void *down; /* [rank / LANES, rounded up][in][LANES] */
+    const void *up;   /* [panels of outputs][rank][panel] */
+} LowRank;
+
+#define LAYER_PRODUCTS 7 /* of a layer, in the order in which Layer has them */
+
 typedef struct {
     int64_t rows, segments, wanted, threads;
     const int64_t *ids;
@@ -108,6 +117,9 @@ typedef struct {
     char *space;         /* `space_bytes` of them or more, 64-byte aligned */
     int64_t late, late_segments, join; /* so many last rows, those of the last segments, run from layer `join` on */
     const Joining *joining;            /* per such row */
+    const LowRank *const *adapters; /* [rows] or null: each row's, [layers][LAYER_PRODUCTS], or null */
+    float *lowered;                 /* [rows][3][most_rank]: room for what their first halves make */
+    int64_t most_rank;              /* in whole vectors */
 } Batch;
 
 #define MOST_CHILDREN 64

@@ -18,19 +18,21 @@ static int forms(const Linear *const linear[3])
 static Product attention_inputs(const Pass *pass, int64_t layer)
 {
     const Layer *own = &pass->model->layer[layer];
-    return (Product){{&own->query, &own->key, &own->value}, pass->space->normed, KEEP, pass->space->qkv,
-                     pass->space->qkv_stride};
+    Product product = {{&own->query, &own->key, &own->value}, pass->space->normed, KEEP, pass->space->qkv,
+                       pass->space->qkv_stride};
+    return with_adapters(pass, product, layer, 0);
 }
 
 static Product gates(const Pass *pass, int64_t layer)
 {
     const Layer *own = &pass->model->layer[layer];
-    return (Product){.linear = {&own->gate, &own->up},
-                     .x = pass->space->normed,
-                     .ending = GATE,
-                     .gated = &pass->space->gated,
-                     .wanted = format_of(&own->down)->input,
-                     .activation = own->activation};
+    Product product = {.linear = {&own->gate, &own->up},
+                       .x = pass->space->normed,
+                       .ending = GATE,
+                       .gated = &pass->space->gated,
+                       .wanted = format_of(&own->down)->input,
+                       .activation = own->activation};
+    return with_adapters(pass, product, layer, 4);
 }
 
 static int64_t sublayers(const Pass *pass) { return 2 * pass->model->layers; }
@@ -225,6 +227,7 @@ static int leaves_keys_alone(const Pass *pass)
 static int run_last(const Pass *pass, const Linear *last, Inputs x, const float *norm)
 {
     Product product = {{last}, x, norm ? KEEP : ADD, norm ? pass->space->given : pass->space->hidden, pass->model->hidden};
+    product = with_adapters(pass, product, pass->here / 2, pass->here % 2 ? 6 : 3);
     return norm ? run_product(pass, product, pass->rows, add_outputs) && run_rows(pass, enter_next)
                 : run_product(pass, product, pass->rows, enter_next);
 }

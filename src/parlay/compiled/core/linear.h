@@ -28,6 +28,9 @@ typedef struct {
     int wanted; /* forms of it */
     int64_t activation;
     float cap; /* of what is put: see bounded; 0: none */
+    const LowRank *const *adapters; /* as a batch has them, or null; and `lowered` as that has it */
+    const float *lowered;
+    int64_t most_rank, first; /* which of an adapter's products is the first of these */
 } Product;
 
 typedef struct {
@@ -119,7 +122,31 @@ static void multiply_panels(const Product *product, int64_t rows, int64_t first,
     }
 }
 
-INLINE void load_outputs(const Panel *panel, const float *sums, vf outputs[BLOCKS])
+/* A vector of an adapter's numbers. */
+INLINE vf load_low_rank(int bf16, const void *from, int64_t index)
+{
+    return bf16 ? widen_all(load_halfwords((const uint16_t *)from + index)) : load((const float *)from + index);
+}
+
+/* The second half of what a row's adapter adds, in order of its ranks. */
+INLINE void add_adapter(const Product *to, const Panel *panel, int64_t row, vf outputs[BLOCKS])
+{
+    const LowRank *own = to->adapters ? to->adapters[row] : 0;
+    if (!own) return;
+    int64_t which = 0;
+    while (to->linear[which] != panel->linear) which++;
+    own += to->first + which;
+    const float *lowered = to->lowered + (row * 3 + which) * to->most_rank;
+    const int bf16 = (int)own->bf16;
+    for (int64_t r = 0; r < own->rank; r++) {
+        vf low = splat(lowered[r]);
+        UNROLL for (int b = 0; b < BLOCKS; b++)
+            outputs[b] = multiply_add(
+                low, load_low_rank(bf16, own->up, (panel->index * own->rank + r) * PANEL + b * LANES), outputs[b]);
+    }
+}
+
+INLINE void load_outputs(const Product *to, const Panel *panel, int64_t row, const float *sums, vf outputs[BLOCKS])
 {
     const Linear *linear = panel->linear;
     UNROLL for (int b = 0; b < BLOCKS; b++) {
@@ -127,6 +154,7 @@ INLINE void load_outputs(const Panel *panel, const float *sums, vf outputs[BLOCK
         if (linear->scale) outputs[b] *= load(linear->scale + panel->index * PANEL + b * LANES);
         if (linear->bias) outputs[b] += load(linear->bias + panel->index * PANEL + b * LANES);
     }
+    add_adapter(to, panel, row, outputs);
 }
 
 INLINE void put_outputs(const Product *to, const Panel *panel, int64_t row, const vf outputs[BLOCKS])
@@ -188,8 +216,8 @@ static void finish_gates(const Product *to, int64_t rows, int64_t first, int64_t
         Panel gate = panel_at(to, first + i), up = panel_at(to, first + i + 1);
         for (int64_t row = 0; row < rows; row++) {
             vf gates[BLOCKS], ups[BLOCKS];
-            load_outputs(&gate, sums + (i * rows + row) * PANEL, gates);
-            load_outputs(&up, sums + ((i + 1) * rows + row) * PANEL, ups);
+            load_outputs(to, &gate, row, sums + (i * rows + row) * PANEL, gates);
+            load_outputs(to, &up, row, sums + ((i + 1) * rows + row) * PANEL, ups);
             UNROLL for (int b = 0; b < BLOCKS; b++)
                 put_input(to->gated, to->wanted, row, gate.column + b * LANES,
                           gate_up(to->activation, gates[b], ups[b]));
@@ -210,7 +238,7 @@ static void finish_panels(const Product *to, int64_t rows, int64_t first, int64_
         Panel panel = panel_at(to, first + i);
         for (int64_t row = 0; row < rows; row++, sums += PANEL) {
             vf outputs[BLOCKS];
-            load_outputs(&panel, sums, outputs);
+            load_outputs(to, &panel, row, sums, outputs);
             put_outputs(to, &panel, row, outputs);
         }
     }

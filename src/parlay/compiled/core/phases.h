@@ -3,7 +3,7 @@
 #ifndef PARLAY_PHASES_H
 #define PARLAY_PHASES_H
 
-#include "linear.h"
+#include "adapters.h"
 #include "pool.h"
 #include "space.h"
 
@@ -63,6 +63,38 @@ static int run_rows(const Pass *pass, Step *step)
     return parlay_pool_phase(pass->me, &phase);
 }
 
+/* --------------------------------------------------------------------------------------------------------- adapters */
+
+typedef struct {
+    const Product *product;
+    float *lowered;
+    int64_t rows, parts;
+} LowerTask;
+
+static void commit_lowered(const void *own, int64_t piece, Member *me)
+{
+    const LowerTask *task = own;
+    (void)me;
+    lower_rows(task->product, task->lowered, task->rows * piece / task->parts, task->rows * (piece + 1) / task->parts);
+}
+
+static int run_lower(const Pass *pass, const Product *product, int64_t rows)
+{
+    int64_t most = 4 * pass->me->count;
+    LowerTask task = {product, pass->batch->lowered, rows, rows < most ? rows : most};
+    Phase phase = {.pieces = task.parts, .commit = commit_lowered, .task = &task};
+    return parlay_pool_phase(pass->me, &phase);
+}
+
+/* A layer's product with what the rows' adapters add to it; its first matrix is number `first` of LAYER_PRODUCTS. */
+static Product with_adapters(const Pass *pass, Product product, int64_t layer, int64_t first)
+{
+    product.adapters = pass->batch->adapters;
+    product.lowered = pass->batch->lowered, product.most_rank = pass->batch->most_rank;
+    product.first = layer * LAYER_PRODUCTS + first;
+    return product;
+}
+
 /* --------------------------------------------------------------------------------------------------------- products */
 
 /* Gates stay in whole units. Other products may cut one, so that threads have even shares. */
@@ -117,6 +149,7 @@ static int64_t pieces_of_thread(const ProductTask *task)
 static int run_product(const Pass *pass, Product product, int64_t rows, Step *after)
 {
     int64_t few = has_few_rows(pass);
+    if (product.adapters && !run_lower(pass, &product, rows)) return 0;
     ProductTask task = {{pass, after, 1}, product, rows, pass->me->count, panels_of_product(&product), unit_of(&product)};
     task.each = panels_of_piece(&task);
     task.pieces = pieces_of_thread(&task);

@@ -11,6 +11,7 @@ from torch import Tensor
 from parlay.cache.pages import CODES
 from parlay.compiled import structs
 from parlay.compiled.library import NotLoaded, load
+from parlay.models.compiled.adapters import PackedAdapters
 from parlay.models.compiled.growing import GrownTrees, TreeRequests
 from parlay.models.compiled.layout import BatchLayout, Prefixes, lay_out, lay_out_texts
 from parlay.models.compiled.short_head import ShortHead
@@ -26,6 +27,7 @@ from parlay.models.forward import (
     TreeRequest,
     with_features,
 )
+from parlay.models.lora import LowRankAdapter
 from parlay.models.rope import cosines_and_sines
 from parlay.models.weights.fused import Operand, stored_as
 from parlay.system import threads
@@ -117,6 +119,7 @@ class CompiledForward:
         cache_lanes = int(self._core.panel) // 2 if cached == "q8_0" else 0
         self._prefixes = Prefixes(cache_dtype, cache_lanes)
         self._space, self._growing = Workspace(self._core), Workspace(self._core)
+        self._adapters, self._lowered = PackedAdapters(self._core, config, dtype), Workspace(self._core)
         self._short: dict[int, ShortHead] = {}
         self._start = 0  # of the space
         self._roomy: set[tuple[int, ...]] = set()
@@ -182,6 +185,10 @@ class CompiledForward:
         self._core.grow(*pointers)
         return grown.read()
 
+    def add_adapter(self, adapter: LowRankAdapter) -> None:
+        """Pack an adapter now that rows will run with. Any thread may call this."""
+        self._adapters.pack(adapter)
+
     def short_head(self, tokens: int) -> ShortHead:
         """The model with an LM head over so many frequent tokens and the newest; over all with 0."""
         if tokens not in self._short:
@@ -219,6 +226,9 @@ class CompiledForward:
         if inputs is not None:
             batch.inputs = inputs.data_ptr()
             pointed.append(inputs)
+        if work.adapters:
+            needed = self._adapters.fill(batch, laid.arranged(work.adapter_rows()), pointed)
+            batch.lowered = self._lowered.at_least(needed)
         if work.skip:
             skipped = self._skipped(work.skip)
             batch.skip = ctypes.addressof(skipped)

@@ -6,7 +6,7 @@ import ctypes
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -17,6 +17,8 @@ from parlay.cache.pages import CODED, CODES, Page
 from parlay.compiled import structs
 from parlay.models.forward import ForwardBatch, SegmentFeatures
 from parlay.types import Prefix, trees
+
+T = TypeVar("T")
 
 
 class _Span(NamedTuple):
@@ -47,13 +49,13 @@ class BatchLayout:
         """The batch's rows of these rows of the work."""
         return rows if self.order is None else [self.order[row] for row in rows]
 
-    def arranged(self, ids: Sequence[int]) -> Sequence[int]:
+    def arranged(self, each: Sequence[T]) -> Sequence[T]:
         """One for each row of the work, in the order of the batch's rows."""
         if self.order is None:
-            return ids
-        made = [0] * len(ids)
-        for row, number in zip(self.order, ids, strict=True):
-            made[row] = number
+            return each
+        made = list(each)
+        for row, own in zip(self.order, each, strict=True):
+            made[row] = own
         return made
 
 

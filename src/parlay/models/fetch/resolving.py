@@ -21,7 +21,7 @@ _TOKENIZER_FILES = tuple(pattern for pattern in _WANTED_FILES if pattern != "*.s
 _CONFIG_FILES = ("config.json", "generation_config.json")
 _NAMES = f"a *{SUFFIX} file, or one of {', '.join((*BUILT_IN, *WHEELS))}"
 _QUANTIZATION = re.compile(r"[A-Za-z0-9][\w-]*")
-_MERGE = "merge it into its base model (peft: merge_and_unload, then save_pretrained), and name that folder"
+_MERGE = "name its base model, and this folder with --lora"
 
 
 def resolve(model: str) -> Path:

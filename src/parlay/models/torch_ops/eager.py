@@ -11,6 +11,8 @@ from torch import Tensor
 
 from parlay.models.config import DecoderConfig
 from parlay.models.forward import ForwardBatch, ForwardOutput, Kernels, Taps, with_features
+from parlay.models.lora import LowRankAdapter
+from parlay.models.torch_ops.adapters import TorchAdapters
 from parlay.models.torch_ops.attention import Attend, ExactAttention
 from parlay.models.torch_ops.attention_form import LayerRopes, SeenPrefix, prefix_of
 from parlay.models.torch_ops.attention_masked import MaskedAttention
@@ -45,6 +47,7 @@ class EagerForward:
             else ExactAttention(heads, forms, ropes, form, dtype=compute, sinks=sinks)
         )
         self._device = device
+        self._adapters = TorchAdapters(config, dtype, device)
         self._prefixes: WeakKeyDictionary[Prefix, tuple[Tensor, Tensor]] = WeakKeyDictionary()
         self._kernels = Kernels(
             exactness=judged.exactness,
@@ -56,6 +59,10 @@ class EagerForward:
     def kernels(self) -> Kernels:
         return self._kernels
 
+    def add_adapter(self, adapter: LowRankAdapter) -> None:
+        """Pack an adapter now that rows will run with. Any thread may call this."""
+        self._adapters.pack(adapter)
+
     @torch_on_all()
     def run(self, work: ForwardBatch) -> ForwardOutput:
         ids, last = work.ids, len(self._decoder.layers)
@@ -66,7 +73,10 @@ class EagerForward:
             beside = embedded.clone() if self._decoder.beside_norm is not None else None
             inputs = with_features(embedded, work.features)
             taps = Taps(work.taps)
-            hidden = self._decoder.run(inputs, plan, taps, work.skip, embedded_NH=beside, joining=work.features)
+            adapt = self._adapters.adapt(work.adapter_rows())
+            hidden = self._decoder.run(
+                inputs, plan, taps, work.skip, embedded_NH=beside, joining=work.features, adapt=adapt
+            )
             normed = last in work.taps and not self._decoder.raw_tap
             if last in work.taps:
                 hidden = taps.states[last] = self._decoder.last(hidden) if normed else hidden

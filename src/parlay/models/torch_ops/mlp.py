@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from parlay.models.config import Activation, Experts
+from parlay.models.torch_ops.adapters import DOWN, GATE_UP, AdaptLayer
 from parlay.models.torch_ops.attention_form import SERIAL
 from parlay.models.torch_ops.linear import Linear, padded
 
@@ -31,9 +32,16 @@ class GatedMlp:
         """All products of the feed-forward."""
         return (self.gate_up, self.down)
 
-    def __call__(self, x_NH: Tensor) -> Tensor:
-        """``[N, H]``, of two rows or more."""
-        return self.down(gated_product(self.gate_up(x_NH), self.activation))
+    def __call__(self, x_NH: Tensor, adapt: AdaptLayer | None = None) -> Tensor:
+        """``[N, H]``, of two rows or more. ``adapt`` adds to both products what adapters add."""
+        gate_up_NI = self.gate_up(x_NH)
+        if adapt is not None:
+            adapt(GATE_UP, x_NH, gate_up_NI)
+        gated_NI = gated_product(gate_up_NI, self.activation)
+        given_NH = self.down(gated_NI)
+        if adapt is not None:
+            adapt(DOWN, gated_NI, given_NH)
+        return given_NH
 
 
 @dataclass(frozen=True, slots=True)

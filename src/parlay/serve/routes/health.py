@@ -108,15 +108,10 @@ def guarded(recorder: Recorder, limiter: Limiter) -> APIRouter:
 
 
 _PATHS = {
-    "/v1/embeddings": "embeddings",
-    "/embeddings": "embeddings",
-    "/api/embed": "embeddings",
-    "/api/embeddings": "embeddings",
-    "/v1/rerank": "reranking",
-    "/v2/rerank": "reranking",
-    "/rerank": "reranking",
-    "/v1/score": "scores of texts",
-    "/score": "scores of texts",
+    "/embeddings": "/v1/embeddings",
+    "/api/embed": "/v1/embeddings",
+    "/api/embeddings": "/v1/embeddings",
+    "/score": "/v1/score",
 }
 
 
@@ -130,7 +125,7 @@ def absent() -> APIRouter:
 
 def _refuse(what: str) -> Callable[[], Awaitable[None]]:
     async def refuse() -> None:
-        message = f"this server has no {what}: its models generate text. Ask a server with an embedding model"
+        message = f"this server has no such address: send the request to {what}"
         raise ApiError(404, message, code="not_served")
 
     return refuse

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 
 from parlay.models.sampling_defaults import sampling_defaults
+from parlay.serve.adapters import NamedAdapter
 from parlay.serve.chat.job import chat_template
 from parlay.serve.errors import responses
 from parlay.serve.hosted import HostedModel, Served
@@ -24,7 +25,8 @@ from parlay.types import ParlayError
 class Model(BaseModel):
     """A model as OpenAI's API tells of it, and how many tokens of prompt and output it holds together.
 
-    That is null until a model that is loaded on demand has been loaded once.
+    That is null until a model that is loaded on demand has been loaded once. An adapter names its base as ``parent``,
+    and its folder as ``root``.
     """
 
     id: str
@@ -33,6 +35,8 @@ class Model(BaseModel):
     owned_by: str = "parlay"
     max_model_len: int | None
     status: Literal["loaded", "loading", "unloaded"]
+    root: str | None = None
+    parent: str | None = None
 
 
 class ModelList(BaseModel):
@@ -62,11 +66,12 @@ def router(registry: Registry, settings: Settings) -> APIRouter:
 
     @routes.get("/v1/models", summary="List the models", tags=["models"])
     async def list_models() -> ModelList:
-        return ModelList(data=[_describe(model) for model in registry])
+        return ModelList(data=[*map(_describe, registry), *(_adapter(registry, each) for each in registry.adapters)])
 
     @routes.get("/v1/models/{model:path}", summary="Tell of one model", responses=responses(404), tags=["models"])
     async def retrieve_model(model: str) -> Model:
-        return _describe(registry.get(model))
+        adapter = registry.adapters.get(model)
+        return _describe(registry.get(model)) if adapter is None else _adapter(registry, adapter)
 
     failures = responses(404, 503)
 
@@ -87,6 +92,12 @@ def router(registry: Registry, settings: Settings) -> APIRouter:
 
 def _describe(model: HostedModel) -> Model:
     return Model(id=model.name, created=model.created, max_model_len=model.max_model_len, status=model.status)
+
+
+def _adapter(registry: Registry, adapter: NamedAdapter) -> Model:
+    base = _describe(registry.get(adapter.base))
+    changes = {"id": adapter.name, "created": adapter.created, "parent": adapter.base, "root": adapter.folder.name}
+    return base.model_copy(update=changes)
 
 
 def _packed(content: bytes, encodings: str) -> Response:

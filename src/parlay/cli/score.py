@@ -1,0 +1,86 @@
+"""`parlay score`: perplexity of a text, and right answers to multiple-choice questions."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from parlay.cli.flags import add_model_flags, options_from, whole
+from parlay.cli.opening import read_text
+from parlay.options import LoadOptions, UsageError
+
+if TYPE_CHECKING:
+    from parlay.llm.likelihood import Question
+
+QUESTIONS = ".jsonl"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "files",
+        nargs="+",
+        type=Path,
+        metavar="FILE",
+        help='texts, whose perplexity is told, or .jsonl of questions: {"prompt": ..., "choices": [...], "answer": 0}',
+    )
+    parser.add_argument("--window", type=whole, default=512, metavar="N", help="tokens read together (default: 512)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object for each file")
+    add_model_flags(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    if options.window < 2:
+        raise UsageError(f"--window {options.window}: give at least 2")
+    questions = {file: list(_questions(file)) for file in options.files if file.suffix == QUESTIONS}
+    texts = {file: read_text(str(file), "text") for file in options.files if file not in questions}
+    from parlay.llm.likelihood import choose, perplexity  # here, because help needs none of it
+    from parlay.llm.llm import LLM
+
+    with LLM(options.model, load=options_from(LoadOptions, options), router_memory="off") as llm:
+        for file in options.files:
+            if file in texts:
+                found = perplexity(llm, texts[file], options.window)
+                _tell(options, file, {"perplexity": found.value, "tokens": found.tokens})
+                continue
+            chosen = [(question.answer, choose(llm, question)) for question in questions[file]]
+            right = sum(answer == choice.likeliest for answer, choice in chosen) / len(chosen)
+            per_byte = sum(answer == choice.likeliest_per_byte for answer, choice in chosen) / len(chosen)
+            _tell(options, file, {"acc": right, "acc_norm": per_byte, "questions": len(chosen)})
+    return 0
+
+
+def _tell(options: argparse.Namespace, file: Path, numbers: dict[str, float]) -> None:
+    if options.json:
+        print(json.dumps({"file": str(file), **numbers}), flush=True)
+        return
+    parts = [
+        f"{name} {value:.4f}" if isinstance(value, float) else f"{value} {name}" for name, value in numbers.items()
+    ]
+    shown = ", ".join(parts)
+    print(f"{file}: {shown}", flush=True)
+
+
+def _questions(file: Path) -> Iterator[Question]:
+    """Raises UsageError for a line that is no question, and for a file without any."""
+    from parlay.llm.likelihood import Question
+
+    lines = [line for line in read_text(str(file), "file of questions").splitlines() if line.strip()]
+    if not lines:
+        raise UsageError(f"{file} holds no question")
+    for number, line in enumerate(lines, 1):
+        try:
+            said = json.loads(line)
+            choices = tuple(said["choices"])
+            question = Question(said["prompt"], choices, said["answer"])
+            if not (isinstance(question.prompt, str) and all(isinstance(choice, str) and choice for choice in choices)):
+                raise TypeError("texts")
+            if not 0 <= question.answer < len(choices):
+                raise ValueError("answer")
+        except (ValueError, KeyError, TypeError):
+            raise UsageError(
+                f'{file}, line {number} is no question: write {{"prompt": TEXT, "choices": [TEXT, ...], "answer": N}}'
+            ) from None
+        yield question

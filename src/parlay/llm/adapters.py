@@ -1,0 +1,99 @@
+"""The adapters of one LLM by name: loaded once, chosen by requests, and forgotten when nobody decodes with them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from parlay.models import NativeRunner, UnsupportedModel
+from parlay.types import Adapter, Runner
+
+
+@dataclass(frozen=True, slots=True)
+class LoRARequest:
+    """An adapter by name, and the folder in PEFT's layout that it is loaded from at its first use.
+
+    The arguments are vLLM's; the number tells nothing here.
+    """
+
+    lora_name: str
+    lora_int_id: int = 0
+    lora_path: str | Path = ""
+
+
+Adapted = LoRARequest | str | None
+"""The adapter of a request: to be loaded if need be, by name, or none."""
+PerPromptAdapted = Adapted | Sequence[Adapted]
+
+
+class Adapters:
+    """Any thread may use it. ``len`` and iteration are over names."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self._lock = threading.Lock()
+        self._named: dict[str, tuple[Adapter, Path]] = {}
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(list(self._named))
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._named
+
+    def __len__(self) -> int:
+        return len(self._named)
+
+    def load(self, name: str, folder: str | Path) -> Adapter:
+        """Load the adapter in a folder under a name that is free, or was given to the same folder.
+
+        Raises ParlayError for a folder that holds no adapter of this model, ValueError for a name in use.
+        """
+        path = Path(folder).expanduser().resolve()
+        if (held := self._held(name, path)) is not None:
+            return held
+        with self._lock:
+            if (held := self._held(name, path)) is not None:
+                return held
+            if not isinstance(self._runner, NativeRunner):
+                raise UnsupportedModel("adapters need the native decoder: merge them into their base with PEFT")
+            adapter = self._runner.read_adapter(path, name)
+            self._named[name] = adapter, path
+            return adapter
+
+    def _held(self, name: str, path: Path) -> Adapter | None:
+        """The adapter of that name, if it is loaded. Raises ValueError for one that came from another folder."""
+        adapter, before = self._named.get(name, (None, path))
+        if before != path:
+            raise ValueError(f"an adapter {name!r:.60} is loaded from {before}: unload it, or name this another")
+        return adapter
+
+    def unload(self, name: str) -> None:
+        """Forget an adapter. Requests that have it go on to their ends. Raises ValueError for one that is not there."""
+        with self._lock:
+            if name not in self._named:
+                raise ValueError(self._unknown(name))
+            del self._named[name]
+
+    def of_all(self, requests: PerPromptAdapted) -> Adapter | list[Adapter | None] | None:
+        """The adapter of one request, or those of several; see `of`."""
+        if requests is None or isinstance(requests, str | LoRARequest):
+            return self.of(requests)
+        return [self.of(request) for request in requests]
+
+    def of(self, request: Adapted) -> Adapter | None:
+        """The adapter that a request names. Raises ValueError for one that is not there, and what `load` raises."""
+        if isinstance(request, LoRARequest) and request.lora_path:
+            return self.load(request.lora_name, request.lora_path)
+        name = request.lora_name if isinstance(request, LoRARequest) else request
+        if name is None:
+            return None
+        found = self._named.get(name)
+        if found is None:
+            raise ValueError(self._unknown(name))
+        return found[0]
+
+    def _unknown(self, name: str) -> str:
+        known = f"only {', '.join(self._named)}" if self._named else "none is loaded"
+        return f"there is no adapter {name!r:.60}: {known}"

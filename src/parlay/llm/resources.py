@@ -1,0 +1,35 @@
+"""The models, tokenizers and heads that drafters of one LLM may use, opened when a strategy first needs them."""
+
+from __future__ import annotations
+
+from parlay.cache import Budget
+from parlay.drafters.resources import Resources
+from parlay.drafters.state_room import StateRoom
+from parlay.heads.opening import TargetHeads
+from parlay.models.fetch.resolving import resolve
+from parlay.models.loading import load_tokenizer
+from parlay.strategies.built import RunnerCache
+from parlay.types import RunnerSpec, Tokenizer
+
+
+def resources_of(
+    target: RunnerSpec,
+    heads: TargetHeads,
+    drafts: RunnerCache,
+    *,
+    draft_model: str | None,
+    tokenizer: Tokenizer | None,
+    budget: Budget,
+) -> Resources:
+    """List them, for a target with these heads; ``draft_model`` is the default of strategies that take one."""
+    return Resources(
+        vocab_size=target.vocab_size,
+        open_runner=drafts,
+        default_draft=draft_model or heads.built_in_draft(),
+        tokenizer=tokenizer,
+        open_tokenizer=lambda name: load_tokenizer(resolve(name)),
+        target=target,
+        find_head=heads,
+        domains=heads.domains,
+        room=StateRoom(budget),
+    )

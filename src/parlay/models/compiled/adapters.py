@@ -1,0 +1,79 @@
+"""Adapters of low rank as the library reads them: packed once each, and pointed at by the rows that have them."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from parlay.compiled import structs
+from parlay.models.config import DecoderConfig
+from parlay.models.lora import PRODUCTS, LowRankAdapter
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Packed:
+    """``table`` ``[layers * LAYER_PRODUCTS]`` points into ``memory``; ``rank`` is the most of all, in whole vectors."""
+
+    table: ctypes.Array[structs.LowRank]
+    memory: list[Tensor]
+    rank: int
+
+
+class PackedAdapters:
+    """Packs adapters for ``core`` in ``dtype``, float32 or bfloat16. An adapter that nobody has any more is dropped."""
+
+    def __init__(self, core: structs.Core, config: DecoderConfig, dtype: torch.dtype) -> None:
+        self._panel, self._config, self._dtype = int(core.panel), config, dtype
+        self._held: WeakKeyDictionary[LowRankAdapter, _Packed] = WeakKeyDictionary()
+
+    def pack(self, adapter: LowRankAdapter) -> _Packed:
+        """Pack an adapter, unless it is. Any thread may call this."""
+        packed = self._held.get(adapter)
+        if packed is None:
+            packed = self._held[adapter] = self._packed(adapter)
+        return packed
+
+    def fill(self, batch: structs.Batch, rows: Sequence[LowRankAdapter | None], pointed: list[object]) -> int:
+        """Point the batch at the adapters of its rows; what it points to joins ``pointed``.
+
+        Returns how many bytes of room `structs.Batch.lowered` needs.
+        """
+        packed = {adapter: self.pack(adapter) for adapter in dict.fromkeys(rows) if adapter is not None}
+        addresses = {adapter: ctypes.addressof(each.table) for adapter, each in packed.items()}
+        table = (ctypes.c_void_p * len(rows))(*(addresses[row] if row is not None else None for row in rows))
+        batch.adapters = ctypes.addressof(table)
+        batch.most_rank = max(each.rank for each in packed.values())
+        pointed += [table, packed]
+        return len(rows) * 3 * int(batch.most_rank) * 4
+
+    def _packed(self, adapter: LowRankAdapter) -> _Packed:
+        layers, memory = self._config.num_layers, list[Tensor]()
+        table = (structs.LowRank * (layers * structs.LAYER_PRODUCTS))()
+        for layer in range(layers):
+            for place, product in enumerate(PRODUCTS):
+                pair = adapter.matrices.get(f"model.layers.{layer}.{product}.weight")
+                if pair is not None:
+                    down, up = self._down(pair.down_RI), self._up(pair.up_OR)
+                    memory += [down, up]
+                    table[layer * structs.LAYER_PRODUCTS + place] = structs.LowRank(
+                        len(pair.down_RI), int(self._dtype == torch.bfloat16), down.data_ptr(), up.data_ptr()
+                    )
+        most = max((len(pair.down_RI) for pair in adapter.matrices.values()), default=1)
+        return _Packed(table, memory, most + -most % (self._panel // 2))
+
+    def _down(self, down_RI: Tensor) -> Tensor:
+        """By vectors of ranks, then inputs: ``[ranks / LANES, I, LANES]``."""
+        lanes = self._panel // 2
+        padded = F.pad(down_RI.to(self._dtype), (0, 0, 0, -len(down_RI) % lanes))
+        return padded.view(-1, lanes, down_RI.shape[1]).transpose(1, 2).contiguous()
+
+    def _up(self, up_OR: Tensor) -> Tensor:
+        """By panels of outputs, then ranks: ``[O / panel, R, panel]``."""
+        padded = F.pad(up_OR.to(self._dtype), (0, 0, 0, -len(up_OR) % self._panel))
+        return padded.view(-1, self._panel, up_OR.shape[1]).transpose(1, 2).contiguous()

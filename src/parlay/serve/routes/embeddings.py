@@ -1,0 +1,223 @@
+"""``/v1/embeddings``, and ``/v1/score`` and ``/v1/rerank`` by their cosines, in the shapes of OpenAI and vLLM."""
+
+from __future__ import annotations
+
+import base64
+import struct
+import time
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal
+from uuid import uuid4
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, Field
+from starlette.responses import JSONResponse, Response
+
+from parlay.aio.embedding import embed
+from parlay.llm.embedding import EmbeddingRequestOutput, Pooling, paired, scored
+from parlay.serve.errors import ApiError, unavailable
+from parlay.serve.guard.auth import tenant
+from parlay.serve.guard.reading import BodyRoute
+from parlay.serve.hosted import Served
+from parlay.serve.openai.completions.body import PROMPTS_LIMIT, PromptField, Text, prompts_of
+from parlay.serve.protocol.answering import described
+from parlay.serve.protocol.body import Body, Count, check_extras
+from parlay.serve.registry import Registry
+from parlay.serve.settings import Settings
+from parlay.text.prompts import Prompt, TokensPrompt
+from parlay.types import MachineBusy
+
+Texts = Annotated[list[Text], Field(min_length=1, max_length=PROMPTS_LIMIT, fail_fast=True)]
+
+
+class _PoolingBody(Body):
+    unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = {"truncate_prompt_tokens": (None,)}
+
+    model: str | None = None
+    user: str | None = None
+    pooling: Pooling = "last"
+
+
+class EmbeddingBody(_PoolingBody):
+    """``pooling`` and ``normalize`` are this server's own: the last token's state or the mean, of length 1 or not."""
+
+    unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = {**_PoolingBody.unsupported, "dimensions": (None,)}
+
+    input: PromptField
+    encoding_format: Literal["float", "base64"] = "float"
+    normalize: bool = True
+
+
+class ScoreBody(_PoolingBody):
+    """One text and each of others, or pairs of texts."""
+
+    text_1: Text | Texts
+    text_2: Text | Texts
+
+
+class RerankDocument(Body):
+    text: Text
+
+
+class RerankBody(_PoolingBody):
+    query: Text
+    documents: Annotated[list[Text | RerankDocument], Field(min_length=1, max_length=PROMPTS_LIMIT, fail_fast=True)]
+    top_n: Count = 0
+    return_documents: bool = True
+
+
+class TextUsage(BaseModel):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class Embedding(BaseModel):
+    """``embedding``: float32 numbers, or their bytes in base64, the lowest first."""
+
+    object: Literal["embedding"] = "embedding"
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingReply(BaseModel):
+    object: Literal["list"] = "list"
+    data: list[Embedding]
+    model: str
+    usage: TextUsage
+
+
+class Score(BaseModel):
+    object: Literal["score"] = "score"
+    index: int
+    score: float
+
+
+class ScoreReply(BaseModel):
+    id: str
+    object: Literal["list"] = "list"
+    created: int
+    model: str
+    data: list[Score]
+    usage: TextUsage
+
+
+class RerankResult(BaseModel):
+    index: int
+    document: dict[str, str] | None
+    relevance_score: float
+
+
+class RerankReply(BaseModel):
+    """The best first."""
+
+    id: str
+    model: str
+    results: list[RerankResult]
+    usage: TextUsage
+
+
+def router(registry: Registry, settings: Settings) -> APIRouter:
+    routes = APIRouter(route_class=BodyRoute, tags=["embeddings"])
+
+    @routes.post("/v1/embeddings", summary="Embed texts or token ids", responses=described(EmbeddingReply))
+    async def create_embedding(body: EmbeddingBody, request: Request) -> Response:
+        check_extras(body, request, settings)
+        served = await registry.use(body.model, request)
+        outputs = await _embedded(served, prompts_of(body.input), body, request, settings, normalize=body.normalize)
+        data = [
+            Embedding(index=index, embedding=_encoded(output.outputs.embedding, body.encoding_format))
+            for index, output in enumerate(outputs)
+        ]
+        return _reply(EmbeddingReply(data=data, model=served.name, usage=_usage(outputs)))
+
+    @routes.post("/v1/score", summary="Tell how alike texts are", responses=described(ScoreReply))
+    async def create_score(body: ScoreBody, request: Request) -> Response:
+        check_extras(body, request, settings)
+        one, other = _listed(body.text_1), _listed(body.text_2)
+        served = await registry.use(body.model, request)
+        pairs = _paired(one, other)
+        outputs = await _embedded(served, [*one, *other], body, request, settings)
+        scores = scored(outputs, [(first, len(one) + second) for first, second in pairs])
+        data = [Score(index=index, score=each.outputs.score) for index, each in enumerate(scores)]
+        name = f"score-{uuid4().hex}"
+        return _reply(
+            ScoreReply(id=name, created=int(time.time()), model=served.name, data=data, usage=_usage(outputs))
+        )
+
+    @routes.post("/v1/rerank", summary="Order documents by a query", responses=described(RerankReply))
+    async def create_rerank(body: RerankBody, request: Request) -> Response:
+        return await _reranked(registry, body, request, settings)
+
+    for path in ("/rerank", "/v2/rerank"):
+        routes.post(path, include_in_schema=False)(create_rerank)
+    return routes
+
+
+async def _reranked(registry: Registry, body: RerankBody, request: Request, settings: Settings) -> Response:
+    check_extras(body, request, settings)
+    texts = [each if isinstance(each, str) else each.text for each in body.documents]
+    served = await registry.use(body.model, request)
+    outputs = await _embedded(served, [body.query, *texts], body, request, settings)
+    scores = scored(outputs, [(0, place) for place in range(1, len(outputs))])
+    results = [
+        RerankResult(
+            index=index,
+            document={"text": texts[index]} if body.return_documents else None,
+            relevance_score=score.outputs.score,
+        )
+        for index, score in sorted(enumerate(scores), key=lambda found: -found[1].outputs.score)
+    ]
+    kept = results[: body.top_n or len(results)]
+    return _reply(RerankReply(id=f"rerank-{uuid4().hex}", model=served.name, results=kept, usage=_usage(outputs)))
+
+
+async def _embedded(
+    served: Served,
+    texts: Sequence[str | list[int]],
+    body: _PoolingBody,
+    request: Request,
+    settings: Settings,
+    *,
+    normalize: bool = True,
+) -> list[EmbeddingRequestOutput]:
+    """Raises ApiError for texts that the model can't take."""
+    state, llm = request.app.state, served.llm.llm
+    prompts: list[Prompt] = [TokensPrompt(prompt_token_ids=each) if isinstance(each, list) else each for each in texts]
+    try:
+        ids = await state.workers.call(request, lambda: [llm.token_ids(prompt) for prompt in prompts])
+        longest, most = max(map(len, ids)), settings.max_prompt_tokens
+        if most is not None and longest > most:
+            raise ApiError(400, f"a text has {longest} tokens, and this server takes {most}: shorten it", "input")
+        state.limiter.quotas.charge(tenant(request), sum(map(len, ids)))
+        return await embed(served.llm, ids, body.pooling, served.adapter, normalize=normalize)
+    except MachineBusy as error:
+        raise unavailable(settings.retry_after, str(error)) from None
+    except ValueError as error:
+        raise ApiError(400, str(error), "input") from None
+
+
+def _listed(texts: str | list[str]) -> list[str]:
+    return [texts] if isinstance(texts, str) else texts
+
+
+def _paired(one: Sequence[str], other: Sequence[str]) -> list[tuple[int, int]]:
+    try:
+        return paired(len(one), len(other))
+    except ValueError as error:
+        raise ApiError(400, str(error), "text_2") from None
+
+
+def _encoded(embedding: Sequence[float], form: str) -> list[float] | str:
+    if form == "float":
+        return list(embedding)
+    return base64.b64encode(struct.pack(f"<{len(embedding)}f", *embedding)).decode()
+
+
+def _usage(outputs: Sequence[EmbeddingRequestOutput]) -> TextUsage:
+    tokens = sum(len(output.prompt_token_ids) for output in outputs)
+    return TextUsage(prompt_tokens=tokens, total_tokens=tokens)
+
+
+def _reply(reply: BaseModel) -> Response:
+    content: Any = reply.model_dump(mode="json", exclude_none=True)
+    return JSONResponse(content)

@@ -1,0 +1,256 @@
+"""Adapters of low rank: beside the base they compute what merged ones do, and each row by itself."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from parlay import LLM, LoRARequest, SamplingParams
+from parlay.compiled.library import SWITCH
+from parlay.models.config import DecoderConfig
+from parlay.models.loading import load_weights, read_config
+from parlay.models.lora import CONFIG, WEIGHTS, BadAdapter, merged, read_adapter
+from parlay.models.native import NativeRunner
+from parlay.models.random_decoder import save_decoder
+from parlay.options import LoadOptions
+from parlay.testing.adapters import save_adapter
+from parlay.testing.checkpoints import save_random
+from parlay.types import Adapter, ParlayError, Segment
+from tests.models import quantized_files
+
+IDS = (5, 9, 3, 17, 5, 9, 3, 40)
+GREEDY = SamplingParams(temperature=0, max_tokens=12)
+
+
+@pytest.fixture(params=["compiled", "torch"])
+def forward(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Which decoder runs."""
+    if request.param == "torch":
+        monkeypatch.setenv(SWITCH, "0")
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Qwen2 with biases of queries, keys and values, and two adapters of other ranks."""
+    folder = tmp_path_factory.mktemp("toy")
+    save_random("qwen2", folder / "base")
+    config = read_config(folder / "base")
+    save_adapter(folder / "one", config, rank=5)
+    save_adapter(folder / "two", config, rank=20, seed=1, products=("self_attn.q_proj", "mlp.down_proj"))
+    return folder
+
+
+def runner_of(folder: Path, adapter: Path | None = None) -> NativeRunner:
+    config = read_config(folder)
+    weights = load_weights(folder, config)
+    if adapter is not None:
+        weights = merged(weights, read_adapter(adapter, config, "merged"))
+    return NativeRunner(
+        config, weights, dtype=torch.float32, device=torch.device("cpu"), max_tokens_cached=1024, name="toy"
+    )
+
+
+def logits_of(runner: NativeRunner, *adapters: Adapter | None) -> list[torch.Tensor]:
+    """The logits of all rows of a text, once with each adapter, in one forward."""
+    segments = []
+    for name, adapter in enumerate(adapters):
+        runner.open(name, (), salt=str(name))
+        assert runner.reserve(name, len(IDS))
+        segments.append(Segment(name, IDS, adapter=adapter))
+    out = runner.forward(segments)
+    for name in range(len(adapters)):
+        runner.release(name)
+    return [out.logits_RV[begin:end] for begin, end in zip(out.starts[:-1], out.starts[1:], strict=True)]
+
+
+def test_adapters_beside_the_base_compute_what_merged_ones_do(toy: Path, forward: str) -> None:
+    """In one forward with the base, whose logits keep their bits."""
+    base = runner_of(toy / "base")
+    one, two = (base.read_adapter(toy / name, name) for name in ("one", "two"))
+    found = logits_of(base, None, one, two, one)
+    assert found[0].equal(logits_of(base, None)[0])
+    for place, name in ((1, "one"), (2, "two"), (3, "one")):
+        expected = logits_of(runner_of(toy / "base", toy / name), None)[0]
+        torch.testing.assert_close(found[place], expected, rtol=1e-4, atol=1e-4)
+        assert (found[place] - found[0]).abs().max() > 0.1
+
+
+def test_a_row_with_an_adapter_has_the_same_bits_in_any_company(toy: Path, forward: str) -> None:
+    """Alone, beside other adapters, beside rows of its own, and row by row."""
+    base = runner_of(toy / "base")
+    one, two = (base.read_adapter(toy / name, name) for name in ("one", "two"))
+    (alone,) = logits_of(base, one)
+    for company in ((one, two), (two, one), (one, one, None, one, two)):
+        place = company.index(one)
+        assert logits_of(base, *company)[place].equal(alone)
+    base.open(0, (), salt="single")
+    base.reserve(0, len(IDS))
+    for row, token in enumerate(IDS):
+        assert base.forward([Segment(0, (token,), adapter=one)]).logits_RV[0].equal(alone[row])
+        base.keep(0, ())
+
+
+@pytest.fixture(scope="module")
+def llm(toy: Path) -> Iterator[LLM]:
+    with LLM(str(toy / "base"), dtype="float32") as found:
+        yield found
+
+
+def tokens(llm: LLM, strategy: str = "none", lora_request: LoRARequest | str | None = None) -> tuple[int, ...]:
+    prompt = {"prompt_token_ids": list(IDS)}
+    return llm.generate(prompt, GREEDY, strategy=strategy, lora_request=lora_request)[0].outputs[0].token_ids
+
+
+def test_each_request_chooses_its_adapter_and_shares_no_prefix(llm: LLM, toy: Path) -> None:
+    """A text that the base has cached is computed anew under an adapter; strategies give the adapter's own text."""
+    request = LoRARequest("one", 1, toy / "one")
+    plain = tokens(llm)
+    with LLM(str(toy / "base"), dtype="float32", load=LoadOptions(lora=str(toy / "one"))) as other:
+        expected = tokens(other)
+    assert tokens(llm, lora_request=request) == expected != plain
+    assert tokens(llm) == plain
+    for strategy in ("prompt-lookup", "swift", "jacobi"):
+        assert tokens(llm, strategy, "one") == expected, strategy
+    prompts = [{"prompt_token_ids": list(IDS)}] * 3
+    outputs = llm.generate(prompts, GREEDY, lora_request=["one", None, request])
+    assert [output.outputs[0].token_ids for output in outputs] == [expected, plain, expected]
+
+
+def test_an_adapter_unloaded_in_use_stays_with_its_requests(llm: LLM, toy: Path) -> None:
+    """A request that decodes goes on with it to its end; the next one is told in one line."""
+    expected = tokens(llm, lora_request=LoRARequest("gone", lora_path=toy / "one"))
+    jobs = llm._jobs([{"prompt_token_ids": list(IDS)}], GREEDY, "none", _plain(), adapters=llm.adapters.of("gone"))
+    events = llm._run(jobs)
+    next(events)
+    llm.adapters.unload("gone")
+    for _ in events:
+        pass
+    assert jobs[0].output().outputs[0].token_ids == expected
+    with pytest.raises(ValueError, match="there is no adapter 'gone'"):
+        tokens(llm, lora_request="gone")
+    with pytest.raises(ValueError, match="there is no adapter 'gone'"):
+        llm.adapters.unload("gone")
+
+
+def _plain():  # type: ignore[no-untyped-def]
+    from parlay.llm.input_processor import RequestOptions
+
+    return RequestOptions()
+
+
+def test_names_belong_to_folders(llm: LLM, toy: Path) -> None:
+    """The same folder may be named again; another under the same name is refused."""
+    llm.adapters.load("mine", toy / "one")
+    llm.adapters.load("mine", toy / "one")
+    with pytest.raises(ValueError, match="an adapter 'mine' is loaded from"):
+        llm.adapters.load("mine", toy / "two")
+    llm.adapters.unload("mine")
+
+
+def test_adapters_run_on_weights_in_blocks_and_are_not_merged_into_them(tmp_path: Path) -> None:
+    """Beside AWQ's matrices they compute in float32; merging is refused with the remedy."""
+    quantized = {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm"}
+    quantized_files.save(tmp_path / "base", {"quantization_config": quantized}, quantized_files.awq)
+    config = read_config(tmp_path / "base")
+    save_adapter(tmp_path / "one", config)
+    base = runner_of(tmp_path / "base")
+    plain, changed = logits_of(base, None, base.read_adapter(tmp_path / "one", "one"))
+    assert (plain - changed).abs().max() > 0.1
+    with pytest.raises(BadAdapter, match=r"stored as Q4_Z.*--lora-modules"):
+        runner_of(tmp_path / "base", tmp_path / "one")
+
+
+def test_scales_are_those_of_peft(tmp_path: Path) -> None:
+    """alpha / r, alpha / sqrt(r) with rslora, and patterns by the end of a module's name."""
+    config = _config(tmp_path)
+    up = load_file(save_adapter(tmp_path / "up", config) / WEIGHTS)[_UP]
+    cases: Mapping[str, tuple[Mapping[str, object], float]] = {
+        "plain": ({}, 2.0),
+        "rslora": ({"use_rslora": True}, 4.0),
+        "pattern": ({"alpha_pattern": {"q_proj": 2.0}}, 0.5),
+        "layer": ({"alpha_pattern": {"layers.1.self_attn.q_proj": 2.0}}, 2.0),
+    }
+    for name, (changes, scale) in cases.items():
+        folder = save_adapter(tmp_path / name, config, changes=changes)
+        found = read_adapter(folder, config, name).matrices["model.layers.0.self_attn.q_proj.weight"]
+        torch.testing.assert_close(found.up_OR, up * scale)
+
+
+_UP = "base_model.model.model.layers.0.self_attn.q_proj.lora_B.weight"
+_DOWN = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
+
+
+def _config(folder: Path) -> DecoderConfig:
+    save_decoder(quantized_files.TOY, folder / "base")
+    return read_config(folder / "base")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"peft_type": "IA3"}, "peft_type 'IA3' is not supported"),
+        ({"use_dora": True}, "use_dora is not supported"),
+        ({"modules_to_save": ["lm_head"]}, r"modules_to_save \['lm_head'\]"),
+        ({"bias": "all"}, "bias is not supported"),
+        ({"init_lora_weights": "pissa"}, "'pissa' changed the base"),
+        ({"r": 8}, "rank 8 of this model asks for"),
+        ({"r": 4096}, "rank 4096 .* at most 512"),
+        ({"r": "many"}, "no description of an adapter"),
+        ({"alpha_pattern": {"(a+)+": 1}}, "expression"),
+        ({"layer_replication": [[0, 1]]}, "layer_replication is not supported"),
+    ],
+)
+def test_forms_that_cannot_be_honoured_are_refused_in_one_line(
+    changes: Mapping[str, object], message: str, tmp_path: Path
+) -> None:
+    """Each refusal names the field and the value, or what to do."""
+    config = _config(tmp_path)
+    with pytest.raises(ParlayError, match=message) as failure:
+        read_adapter(save_adapter(tmp_path / "bad", config, changes=changes), config, "bad")
+    assert "\n" not in str(failure.value)
+
+
+@pytest.mark.parametrize(
+    ("rename", "shape", "message"),
+    [
+        ({_DOWN: _DOWN}, (4, 32), "it is for another base"),
+        ({_DOWN: "base_model.model.lm_head.lora_A.weight"}, None, "no linear layers lm_head"),
+        ({_DOWN: _DOWN.replace("layers.0", "layers.7")}, None, "no linear layers"),
+        ({_DOWN: _DOWN.replace("lora_A.weight", "lora_magnitude_vector")}, None, "no linear layers"),
+        ({_DOWN: ""}, None, "q_proj has lora_A missing"),
+    ],
+)
+def test_tensors_of_another_model_are_named(
+    rename: Mapping[str, str], shape: tuple[int, int] | None, message: str, tmp_path: Path
+) -> None:
+    """Another base's shapes, layers that are not there, parts that are missing."""
+    config = _config(tmp_path)
+    folder = save_adapter(tmp_path / "bad", config)
+    tensors = load_file(folder / WEIGHTS)
+    for old, new in rename.items():
+        tensor = tensors.pop(old)
+        if new:
+            tensors[new] = torch.zeros(shape) if shape else tensor
+    save_file(tensors, folder / WEIGHTS)
+    with pytest.raises(ParlayError, match=message):
+        read_adapter(folder, config, "bad")
+
+
+def test_pickles_are_never_opened(tmp_path: Path) -> None:
+    """A folder with adapter_model.bin alone is refused by name, and so is one without a config."""
+    config = _config(tmp_path)
+    folder = save_adapter(tmp_path / "pickled", config)
+    (folder / WEIGHTS).rename(folder / "adapter_model.bin")
+    with pytest.raises(BadAdapter, match=r"adapter_model.bin is pickled, and never opened"):
+        read_adapter(folder, config, "pickled")
+    (folder / CONFIG).write_text(json.dumps([]))
+    with pytest.raises(ParlayError):
+        read_adapter(folder, config, "pickled")
+    with pytest.raises(BadAdapter, match=f"no {CONFIG}"):
+        read_adapter(tmp_path, config, "none")

@@ -1,0 +1,84 @@
+"""``/v1/embeddings``, ``/v1/score``, ``/v1/rerank``: the states that the LM head would read, and their cosines."""
+
+from __future__ import annotations
+
+import base64
+import struct
+from typing import Any
+
+import pytest
+import torch
+from starlette.testclient import TestClient
+
+from parlay.aio import AsyncLLM
+from parlay.types import Segment
+
+TEXTS = ["The fox jumps.", "A dog sleeps in the sun.", "The fox jumps."]
+
+
+def embeddings(client: TestClient, **body: Any) -> list[Any]:
+    response = client.post("/v1/embeddings", json=body)
+    assert response.status_code == 200, response.text
+    return [entry["embedding"] for entry in response.json()["data"]]
+
+
+def test_embeddings_are_the_states_that_the_head_reads(client: TestClient, engine: AsyncLLM) -> None:
+    """Of the last token or the mean of all, for texts together as alone, whatever else is cached."""
+    runner, ids = engine.llm.runner, engine.llm.token_ids(TEXTS[0])
+    runner.open(77, ())
+    assert runner.reserve(77, len(ids))
+    states = runner.forward([Segment(77, ids)], (runner.spec.num_layers,)).taps[runner.spec.num_layers].float()
+    runner.release(77)
+    for pooling, expected in (("last", states[-1]), ("mean", states.mean(0))):
+        together = embeddings(client, input=TEXTS, pooling=pooling, normalize=False)
+        torch.testing.assert_close(torch.tensor(together[0]), expected, rtol=1e-5, atol=1e-5)
+        assert together[0] == together[2] == embeddings(client, input=list(ids), pooling=pooling, normalize=False)[0]
+
+
+def test_base64_has_the_same_numbers_and_lengths_are_one(client: TestClient) -> None:
+    """As OpenAI's clients ask for them."""
+    (plain,) = embeddings(client, input=TEXTS[0])
+    (packed,) = embeddings(client, input=TEXTS[0], encoding_format="base64")
+    assert list(struct.unpack(f"<{len(plain)}f", base64.b64decode(packed))) == pytest.approx(plain, abs=0)
+    assert sum(number * number for number in plain) == pytest.approx(1, abs=1e-5)
+
+
+def test_a_text_longer_than_a_forward_is_embedded_in_pieces(client: TestClient) -> None:
+    """Its last token sees all of it: the beginning counts."""
+    words = "one two three four " * 300
+    found = embeddings(client, input=[f"red {words}", f"blue {words}"], normalize=False)
+    assert found[0] != found[1]
+
+
+def test_scores_are_cosines_and_documents_are_ordered_by_them(client: TestClient) -> None:
+    """The same text scores 1 and comes first."""
+    body = {"text_1": TEXTS[0], "text_2": TEXTS}
+    scores = [entry["score"] for entry in client.post("/v1/score", json=body).json()["data"]]
+    assert scores[0] == pytest.approx(1, abs=1e-5)
+    assert scores[0] == scores[2] > scores[1]
+    ranked = client.post("/v1/rerank", json={"query": TEXTS[0], "documents": TEXTS[:2], "top_n": 1}).json()
+    assert [result["index"] for result in ranked["results"]] == [0]
+    assert ranked["results"][0]["document"] == {"text": TEXTS[0]}
+    assert client.post("/rerank", json={"query": "a", "documents": [{"text": "b"}]}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/embeddings", {"input": ""}, "input"),
+        ("/v1/embeddings", {"input": []}, "input"),
+        ("/v1/embeddings", {"input": [10**6]}, "input"),
+        ("/v1/embeddings", {"input": "x", "dimensions": 8}, "dimensions"),
+        ("/v1/embeddings", {"input": "x", "pooling": "max"}, "pooling"),
+        ("/v1/embeddings", {"input": "word " * 20_000}, "input"),
+        ("/v1/score", {"text_1": ["a", "b"], "text_2": ["a", "b", "c"]}, "text_2"),
+        ("/v1/rerank", {"query": "a", "documents": []}, "documents"),
+    ],
+)
+def test_what_cannot_be_embedded_is_refused_by_its_field(
+    client: TestClient, path: str, body: dict[str, Any], param: str
+) -> None:
+    """A 400 that names the field."""
+    response = client.post(path, json=body)
+    assert response.status_code == 400, response.text
+    assert response.json()["error"]["param"].startswith(param)
