@@ -59,7 +59,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 def virtual(options: argparse.Namespace, results: Results) -> None:
     """Each server at each load."""
-    count = 60 if options.quick else 1000
+    count = 60 if options.quick else 500
     for server in cases.SERVERS:
         sizes = cases.lengths(count, 1)
         full = cases.capacity(server, sizes)
@@ -144,17 +144,14 @@ async def _server(options: argparse.Namespace, results: Results) -> None:
 
 def _calibrated(options: argparse.Namespace) -> tuple[StepCost, int]:
     """Steps by the roofline of this machine, measured now unless a file is named; and the vocabulary."""
-    from parlay.bench.plan import machine
-    from parlay.bench.plan.shapes import read_model, shape_of
-    from parlay.options import LoadOptions
+    from parlay.cli import parser_of
+    from parlay.cli.plan_machine import ground_of, models_of
 
-    if options.calibration is None:
-        made = machine.calibrate_here(machine.load_here(options.model, LoadOptions()), log=logger.info)
-    else:
-        made = machine.load_calibration(options.calibration)
-    weight, kv = float(made.provenance["weight_bytes"]), float(made.provenance["kv_bytes"])
-    shape = shape_of(read_model(options.model), weight_bytes=weight, kv_bytes=kv)
-    return RooflineSteps(made.machine, shape), shape.vocab_size
+    words = ["--calibrate"] if options.calibration is None else ["--calibration", str(options.calibration)]
+    told = parser_of("simulate").parse(["--model", options.model, "--threads", str(options.threads), *words])
+    ground = ground_of(told)
+    shape = models_of(told, ground).target
+    return RooflineSteps(ground.machine, shape), shape.vocab_size
 
 
 def fleet(options: argparse.Namespace, results: Results) -> None:
@@ -173,13 +170,14 @@ def fleet(options: argparse.Namespace, results: Results) -> None:
         ),
     }
     for name, each in fleets.items():
-        began = time.perf_counter()
+        began, computed = time.perf_counter(), time.process_time()
         out = simulate(traffic, Setup(cost=cost, limits=ReplicaLimits(cache_tokens=100_000), fleet=each))
-        took = time.perf_counter() - began
+        took, computed = time.perf_counter() - began, time.process_time() - computed
         cell = Cell(part="fleet", model="Qwen2.5-7B, Q4, on a processor", strategy="none", workload=name)
         values = {
             **cases.shown(out),
             "simulator seconds": took,
+            "computed seconds": computed,
             "utilisation": out.busy / out.paid,
             "deaths": out.deaths,
         }

@@ -33,7 +33,7 @@ QWEN_7B = ModelShape(
 )
 
 
-def small_cpu(sequences: int, rows: int, head_rows: int, keys: float, pairs: float) -> float:
+def small_cpu(sequences: int, rows: float, head_rows: float, keys: float, pairs: float) -> float:
     """Steps of SmolLM2-135M in four bits on two cores, roughly: 3.8 ms, 2.3 times that with 16 rows."""
     return (3.4 + 0.41 * rows + 4e-5 * pairs) / 1e3
 
@@ -109,6 +109,6 @@ def differences(real: Outcome, predicted: Outcome) -> dict[str, float]:
     return {name: ours[name] / truth[name] - 1 for name in SHOWN}
 
 
-def large_cpu(sequences: int, rows: int, head_rows: int, keys: float, pairs: float) -> float:
+def large_cpu(sequences: int, rows: float, head_rows: float, keys: float, pairs: float) -> float:
     """Steps of a model of 7 billion parameters in four bits on sixteen cores, roughly: 60 ms and 4 ms a row."""
     return 0.056 + 0.004 * rows + 5e-9 * pairs * 28

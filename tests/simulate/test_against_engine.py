@@ -38,9 +38,9 @@ def test_where_memory_is_short_sequences_wait_and_are_preempted_as_in_the_engine
     traffic = cases.arrivals(sizes, 1.3 * cases.capacity(server, sizes), 7)
     real = run_engine(traffic.arrivals, server.cost, server.limits, server.drafting)
     predicted = cases.simulated(server, traffic)
-    assert real.preemptions
-    assert predicted.preemptions
-    assert abs(cases.differences(real, predicted)["tokens/s"]) < 0.03
+    found = cases.differences(real, predicted)
+    assert predicted.preemptions == real.preemptions > 0
+    assert max(map(abs, found.values())) < cases.GOAL, found
 
 
 def test_drafts_that_are_right_by_chance_gain_as_much_as_in_the_engine() -> None:

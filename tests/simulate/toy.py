@@ -11,7 +11,7 @@ from parlay.simulate.policies import ONE_REPLICA, Fleet
 from parlay.simulate.traffic import Arrival, Traffic
 
 
-def cost(sequences: int, rows: int, head_rows: int, keys: float, pairs: float) -> float:
+def cost(sequences: int, rows: float, head_rows: float, keys: float, pairs: float) -> float:
     """10 ms a step and 0.1 ms a row."""
     return 0.01 + 1e-4 * rows
 

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from parlay.cost.roofline import Machine, ModelShape, StepShape, step_operators
 from parlay.types import Cost
 
-StepCost = Callable[[int, int, int, float, float], float]
+StepCost = Callable[[int, float, float, float, float], float]
 """Seconds of a step: forward and the engine's work around it, but nothing that is done for drafts.
 
 Its arguments are those of a `StepShape`: sequences, rows, rows through the LM head, keys read, pairs of row and key.
+Rows are means, so they need not be whole.
 """
 
 
@@ -32,10 +33,11 @@ class RooflineSteps:
         self._scores = softmax.bytes / machine.vector_bandwidth
         self._path = shape.num_layers * machine.attend_seconds
 
-    def __call__(self, sequences: int, rows: int, head_rows: int, keys: float, pairs: float) -> float:
-        fixed = self._linear.get((rows, head_rows))
-        if fixed is None:
-            fixed = self._linear[rows, head_rows] = self._of_rows(rows, head_rows)
+    def __call__(self, sequences: int, rows: float, head_rows: float, keys: float, pairs: float) -> float:
+        whole, head = int(rows), int(head_rows)
+        fixed = self._of_rows(whole, head)
+        if whole != rows:
+            fixed += (rows - whole) * (self._of_rows(whole + 1, head + 1) - fixed)
         return (
             fixed
             + sequences * (self._path + self._engine.sequence)
@@ -45,8 +47,11 @@ class RooflineSteps:
 
     def _of_rows(self, rows: int, head_rows: int) -> float:
         """Seconds of a step without attention, and what the engine takes once."""
-        nothing = StepShape(0, rows, head_rows, -rows, 0)  # no keys are read or written
-        return self._machine.step(self._shape, nothing) + self._engine.step
+        found = self._linear.get((rows, head_rows))
+        if found is None:
+            nothing = StepShape(0, rows, head_rows, -rows, 0)  # no keys are read or written
+            found = self._linear[rows, head_rows] = self._machine.step(self._shape, nothing) + self._engine.step
+        return found
 
 
 class LearnedSteps:
@@ -56,8 +61,8 @@ class LearnedSteps:
         self._cost = cost
         self._known: dict[tuple[int, int], float] = {}
 
-    def __call__(self, sequences: int, rows: int, head_rows: int, keys: float, pairs: float) -> float:
-        context = max(256, 1 << (round(keys / max(1, sequences)) - 1).bit_length())
+    def __call__(self, sequences: int, rows: float, head_rows: float, keys: float, pairs: float) -> float:
+        rows, context = round(rows), max(256, 1 << (round(keys / max(1, sequences)) - 1).bit_length())
         found = self._known.get((rows, context))
         if found is None:
             found = self._known[rows, context] = self._cost.forward(rows, context)
@@ -88,7 +93,7 @@ class MeasuredSteps:
         self._key = _per_key(list(groups.values()))
         self._points = sorted(self._point(group) for group in groups.values())
 
-    def __call__(self, sequences: int, rows: int, head_rows: int, keys: float, pairs: float) -> float:
+    def __call__(self, sequences: int, rows: float, head_rows: float, keys: float, pairs: float) -> float:
         points = self._points
         high = min(max(1, bisect_left(points, (rows, 0.0))), len(points) - 1)
         (fewer, less), (more, most) = points[high - 1], points[high]

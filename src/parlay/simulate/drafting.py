@@ -81,7 +81,7 @@ class Lane:
     Progress is counted in tokens that a step commits in the mean, so that a sequence's end is a number.
     """
 
-    __slots__ = ("chance", "count", "each", "nodes", "progress", "table")
+    __slots__ = ("brevity", "chance", "count", "each", "nodes", "progress", "table")
 
     def __init__(self, drafting: Drafting, kind: str) -> None:
         self.table: Sequence[float] = drafting.tokens(kind)
@@ -90,6 +90,22 @@ class Lane:
         self.each = self.table[self.nodes]
         self.count = 0
         self.progress = 0.0
+        self.brevity = 0.0
+        """Sum of 1 / tokens of the answers."""
+
+    @property
+    def uncut_rows(self) -> int:
+        """Rows of a step if no draft is cut."""
+        return self.count * (1 + self.nodes)
+
+    @property
+    def cut_rows(self) -> float:
+        """Rows that drafts lack in the mean, because none goes beyond the end of its answer.
+
+        With room for r tokens a draft has at most r - 1 nodes. A share 1 / E of the answers comes by each r, so an
+        answer lacks k (k + 1) / 2 E nodes in its n / E steps: E cancels out.
+        """
+        return self.nodes * (self.nodes + 1) / 2 * self.brevity
 
     def draft(self, nodes: int) -> None:
         """Draft so many nodes from now on."""

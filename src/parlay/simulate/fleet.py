@@ -54,7 +54,7 @@ class Outcome:
     busy: float = 0.0
     paid: float = 0.0
     steps: int = 0
-    rows: int = 0
+    rows: float = 0.0
     preemptions: int = 0
     asked: int = 0
     found: int = 0

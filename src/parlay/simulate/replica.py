@@ -7,6 +7,7 @@ for the whole text. Where memory runs out, the sequence that came last gives its
 
 from __future__ import annotations
 
+import bisect
 import heapq
 import math
 import random
@@ -38,7 +39,8 @@ class Replica:
         self.wake = math.inf
         self.version = 0
         self.busy = 0.0
-        self.rows = self.steps = self.preemptions = self.asked = self.found = 0
+        self.rows = 0.0
+        self.steps = self.preemptions = self.asked = self.found = 0
         self._cost, self._drafting = cost, drafting
         self._draw = random.Random(f"{seed} replica {number}")
         self._choices: dict[tuple[object, ...], list[int]] = {}
@@ -60,7 +62,10 @@ class Replica:
         self._chunks: list[tuple[Job, int]] = []
         self._start = 0.0
         self._planned, self._first, self._rise = 0, 0.0, 0.0
-        self._step_rows = 0
+        self._refused: Job | None = None
+        """The request that found too little room, which was ``_refused_free`` tokens."""
+        self._refused_free = 0
+        self._step_rows: float = 0
 
     @property
     def load(self) -> int:
@@ -78,8 +83,10 @@ class Replica:
         if self.wake == math.inf:  # others may come at the same time
             self.wake, self._start, self._planned = now, now, 0
             self.version += 1
-        elif self._planned > 1 and not self._chunks and len(self.waiting) == 1 and self._may_admit(job):
-            self._cut(now)
+        elif self._planned > 1 and not self._chunks and len(self.waiting) == 1:
+            steps = self._steps_before(now)
+            if self._may_admit(job, steps):
+                self._cut(steps)
 
     def finish(self) -> list[Job]:
         """End the step or steps at `wake`, and begin the next; returns the requests that are done."""
@@ -117,8 +124,7 @@ class Replica:
         self.version += 1
         self._start = now
         self._choose_nodes()
-        self._make_room()
-        self._chunks = self._take_chunks()
+        self._chunks = self._take_chunks(admit=not self._make_room())
         sequences = self._decoding + len(self._chunks)
         if not sequences:
             self.wake, self._planned = math.inf, 0
@@ -126,7 +132,7 @@ class Replica:
         self._planned = 1 if self._chunks else self._steps_to_change()
         growth = sum(lane.count * lane.each for lane in self._lanes.values())
         first, self._step_rows = self._seconds(self._context)
-        last, _ = self._seconds(self._context + growth * (self._planned - 1)) if self._planned > 1 else (first, 0)
+        last = self._seconds(self._context + growth * (self._planned - 1))[0] if self._planned > 1 else first
         self._first, self._rise = first, (last - first) / max(1, self._planned - 1)
         taken = self._taken(self._planned)
         self.wake = now + taken
@@ -145,9 +151,8 @@ class Replica:
             return min(self._planned, max(0, math.floor(steps + 1e-9)))
         return min(self._planned, max(1, math.ceil(steps - 1e-9)))
 
-    def _cut(self, now: float) -> None:
-        """Let the planned steps end early, so that a new request starts with the first step after its arrival."""
-        steps = self._steps_before(now)
+    def _cut(self, steps: int) -> None:
+        """Let the planned steps end after so many, so that a new request starts with the first step after it came."""
         if steps < self._planned:
             self.busy -= self._taken(self._planned) - self._taken(steps)
             self._planned = steps
@@ -164,24 +169,24 @@ class Replica:
 
     def _steps_to_change(self) -> int:
         """How many steps are alike: until the first sequence ends, or memory runs out."""
-        steps, growth = _MOST_STEPS, 0.0
+        steps = _MOST_STEPS
         for kind, ends in self._ends.items():
             lane = self._lanes[kind]
             if lane.count:
-                growth += lane.count * lane.each
-                self._drop_gone(ends)
                 steps = min(steps, math.ceil((ends[0][0] - lane.progress - _SLACK) / lane.each))
-        free = self.limits.cache_tokens - self._used()
-        return max(1, min(steps, int(free / growth)))
+        if self._fits(0, steps - 1):
+            return max(1, steps)
+        return max(1, bisect.bisect_left(range(1, steps), True, key=lambda more: not self._fits(0, more)) + 1)
 
-    def _seconds(self, context: float) -> tuple[float, int]:
+    def _seconds(self, context: float) -> tuple[float, float]:
         """Seconds and rows of a step whose decoding sequences have so many tokens together."""
-        count, rows, nodes, pairs = self._decoding, 0, 0, 0.0
+        count, nodes, pairs = self._decoding, 0, 0.0
+        rows: float = 0
         mean = context / count if count else 0.0
         for lane in self._lanes.values():
-            own = 1 + lane.nodes
-            rows += lane.count * own
-            pairs += lane.count * own * (mean + lane.nodes)
+            own = lane.uncut_rows - lane.cut_rows if lane.nodes else lane.count
+            rows += own
+            pairs += own * (mean + lane.nodes)
             nodes = max(nodes, lane.nodes if lane.count else 0)
         keys, heads = context + rows - count, rows
         for job, chunk in self._chunks:
@@ -198,24 +203,32 @@ class Replica:
 
     # ----------------------------------------------------------------------------------------------- the scheduler
 
-    def _take_chunks(self) -> list[tuple[Job, int]]:
+    def _take_chunks(self, *, admit: bool) -> list[tuple[Job, int]]:
         """Divide the rows that decoding leaves among prompts: those that have begun, then those that start now."""
         room, chunks = self.limits.max_num_batched_tokens - self._decoding, []
         for job in self._feeding:
             if room:
                 chunks.append((job, min(room, job.text - job.fed)))
                 room -= chunks[-1][1]
-        while room and self.waiting and self._may_admit(self.waiting[0]):
+        while admit and room and self.waiting and self._may_admit(self.waiting[0]):
             job = self._admit()
             chunks.append((job, min(room, job.text - job.fed)))
             room -= chunks[-1][1]
         return chunks
 
-    def _may_admit(self, job: Job) -> bool:
+    def _may_admit(self, job: Job, steps: int = 0) -> bool:
+        """Whether it may start after so many further steps. One that was refused waits until there is more room."""
         running = len(self._feeding) + self._decoding
         if running >= self.limits.max_num_seqs:
             return False
-        return not running or self._used() + _paged(job.text) + _HEADROOM * running <= self.limits.cache_tokens
+        if not running:
+            return True
+        if self._refused is job and self._free(steps) <= self._refused_free:
+            return False
+        if self._fits(_paged(job.text) + _HEADROOM * running, steps):
+            return True
+        self._refused, self._refused_free = job, self._free(steps)
+        return False
 
     def _admit(self) -> Job:
         job = self.waiting.popleft()
@@ -241,6 +254,7 @@ class Replica:
         job.lane, job.span = lane, steps * lane.each
         job.began, job.entered = lane.progress, job.text + 1.0
         lane.count += 1
+        lane.brevity += self._brevity(job)
         self._decoding += 1
         self._context += job.entered
         heapq.heappush(self._ends[job.request.kind], (job.began + job.span, job.rank, job))
@@ -251,63 +265,79 @@ class Replica:
         done = []
         for kind, ends in self._ends.items():
             lane = self._lanes[kind]
-            while ends and (ends[0][2].lane is None or ends[0][0] <= lane.progress + _SLACK):
+            while ends and ends[0][0] <= lane.progress + _SLACK:
                 job = heapq.heappop(ends)[2]
-                if job.lane is not None:
-                    self._leave(job)
-                    done.append(self._end(job, now))
+                self._leave(job)
+                done.append(self._end(job, now))
         return sorted(done, key=lambda job: job.rank)
 
     def _end(self, job: Job, now: float) -> Job:
         job.last, job.written = now, job.request.output
-        self._prefixes.write(job.request, self.limits.cache_tokens - int(self._used()))
+        self._prefixes.write(job.request, self.limits.cache_tokens - int(self._context) - self._fed)
         return job
 
     def _leave(self, job: Job) -> None:
         lane = job.lane
         assert lane is not None
         lane.count -= 1
+        lane.brevity = lane.brevity - self._brevity(job) if lane.count else 0.0
         self._decoding -= 1
         self._context -= job.entered + lane.progress - job.began
         job.lane = None
         if not self._decoding:
             self._context = 0.0
 
-    def _make_room(self) -> None:
-        """Preempt the last in rank until the next step's tokens fit."""
-        while self._decoding and self._used() + self._decoding > self.limits.cache_tokens:
+    def _brevity(self, job: Job) -> float:
+        return 1 / max(job.left, self._drafting.nodes + 1)
+
+    def _make_room(self) -> bool:
+        """Preempt the last in rank until the next step's tokens fit; returns whether any was."""
+        before = self.preemptions
+        while self._decoding and not self._fits(0):
             running = [*self._feeding, *self._running()]
             if len(running) == 1:
-                return
+                break
             victim = max(running, key=lambda job: job.rank)
             if victim.lane is None:
                 self._feeding.remove(victim)
                 self._fed -= victim.text
             else:
-                victim.written = self._written(victim)
+                written, kind = self._written(victim), victim.request.kind
                 self._leave(victim)
+                victim.written = written
+                self._ends[kind] = [entry for entry in self._ends[kind] if entry[2] is not victim]
+                heapq.heapify(self._ends[kind])
             self.preemptions += 1
             victim.text, victim.fed = victim.request.prompt + victim.written, 0
             self.waiting.appendleft(victim)
+        return self.preemptions > before
 
-    def _used(self) -> float:
-        """Cached tokens of all sequences; the last page of each is half full in the mean."""
-        return self._context + self._fed + (self._decoding + len(self._feeding)) * (_PAGE / 2)
+    def _fits(self, more: float, steps: int = 0) -> bool:
+        """Whether the cache holds all sequences after so many further steps, in pages, and ``more`` tokens.
+
+        Pages are only counted where it is close.
+        """
+        grown = self._context + steps * sum(lane.count * lane.each for lane in self._lanes.values()) + self._fed + more
+        if grown + _PAGE * (self._decoding + len(self._feeding)) <= self.limits.cache_tokens:
+            return True
+        return grown <= self.limits.cache_tokens and more <= self._free(steps)
+
+    def _free(self, steps: int) -> int:
+        """Tokens of the pages that no sequence has after so many further steps."""
+        used = sum(_paged(job.text) for job in self._feeding)
+        for job in self._running():
+            assert job.lane is not None
+            used += _paged(math.floor(job.entered + job.lane.progress - job.began + steps * job.lane.each + _SLACK))
+        return self.limits.cache_tokens // _PAGE * _PAGE - used
 
     def _running(self) -> Sequence[Job]:
-        return [job for ends in self._ends.values() for _, _, job in ends if job.lane is not None]
+        return [job for ends in self._ends.values() for _, _, job in ends]
 
     def _written(self, job: Job) -> int:
         lane = job.lane
         assert lane is not None
         share = (lane.progress - job.began) / job.span
-        return min(job.request.output - 1, job.written + 1 + int(share * (job.left - 1)))
-
-    @staticmethod
-    def _drop_gone(ends: list[tuple[float, int, Job]]) -> None:
-        """Forget the preempted, which the list still has."""
-        while ends[0][2].lane is None:
-            heapq.heappop(ends)
+        return min(job.request.output - 1, job.written + 1 + int(share * (job.left - 1) + _SLACK))
 
     # --------------------------------------------------------------------------------------------------- drafting
 

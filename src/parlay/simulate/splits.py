@@ -131,10 +131,10 @@ class SplitSteps:
         self._headless: StepCost = RooflineSteps(machine, replace(part, vocab_size=0))
         self._engine = machine.engine
 
-    def __call__(self, sequences: int, rows: int, head_rows: int, keys: float, pairs: float) -> float:
+    def __call__(self, sequences: int, rows: float, head_rows: float, keys: float, pairs: float) -> float:
         return self.parts(sequences, rows, head_rows, keys, pairs).seconds
 
-    def parts(self, sequences: int, rows: int, head_rows: int, keys: float, pairs: float) -> StepParts:
+    def parts(self, sequences: int, rows: float, head_rows: float, keys: float, pairs: float) -> StepParts:
         """The step's seconds, apart."""
         split = self._split
         if split.sequence > 1:
@@ -162,7 +162,7 @@ class SplitSteps:
             seconds += link.seconds(row)
         return seconds
 
-    def _by_sequence(self, sequences: int, rows: int, head_rows: int, keys: float, pairs: float) -> StepParts:
+    def _by_sequence(self, sequences: int, rows: float, head_rows: float, keys: float, pairs: float) -> StepParts:
         """Prompts' rows are divided, and each layer's new keys are gathered; single rows are computed by all ranks.
 
         Cached keys are divided, and each row's parts of attention are put together once a layer.
