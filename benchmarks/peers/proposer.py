@@ -53,6 +53,7 @@ class Row:
     requests: int
     tokens: int
     seconds: float
+    wall: float
     same: int
     drafted: int
     accepted: int
@@ -150,7 +151,7 @@ def measure(engines: Mapping[str, Engine], prompts: Sequence[Prompt], options: a
                 kind = prompts[group[0]].kind if len(group) == 1 else "all"
                 counted = took["drafted"], took["accepted"]
                 tokens = sum(map(len, took["texts"]))
-                yield Row(number, mode, kind, len(group), tokens, took["seconds"], same, *counted)
+                yield Row(number, mode, kind, len(group), tokens, took["seconds"], took["wall"], same, *counted)
 
 
 def page(header: Mapping[str, Any], rows: Sequence[Row]) -> str:
@@ -225,7 +226,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         "--clock",
         choices=tuple(PROPOSERS),
         default="wall",
-        help="cpu: processor time, for one thread on a machine that does other work too (default: wall)",
+        help="cpu: processor time of the main thread, for --threads 1 on a busy machine (default: wall)",
     )
     add_run_flags(parser)
     return parser.parse_args(arguments)

@@ -8,7 +8,7 @@ from benchmarks.peers.proposer import NGRAM, PLAIN, TOGETHER, Prompt, Row, jobs,
 
 
 def row(mode: str, number: int, seconds: float, *, kind: str = "spec-bench/qa", requests: int = 1) -> Row:
-    return Row(number, mode, kind, requests, 100, seconds, requests, 10, 4)
+    return Row(number, mode, kind, requests, 100, seconds, seconds, requests, 10, 4)
 
 
 def test_a_ratio_is_the_median_of_those_within_rounds() -> None:
@@ -30,7 +30,7 @@ class Played:
         texts = [[*ids, most] for ids in prompts]
         if self.wrong:
             texts[0] = [0]
-        return {"texts": texts, "seconds": 1.0, "drafted": 0, "accepted": 0}
+        return {"texts": texts, "seconds": 1.0, "wall": 1.0, "drafted": 0, "accepted": 0}
 
 
 def test_every_engine_decodes_each_prompt_alone_and_then_all_at_once() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -62,6 +63,17 @@ def test_a_text_is_drafted_for_and_then_only_grows(copying: HostedDrafter) -> No
     other = client.post("/v1/drafts", json={"client": "b", "texts": [news]}).json()["drafts"][0]
     assert other["held"] == 0
     assert client.get("/stats").json()["held"] == 1
+
+
+def test_stores_write_their_file_when_the_service_ends(tmp_path: Path) -> None:
+    store = tmp_path / "outputs.store"
+    own = hosted("parlay-mini", "--strategy", f"suffix-decoding:store={store},save_every=1000")
+    with TestClient(create_drafter_app(own)) as client:
+        client.post("/v1/drafts", json={"client": "a", "texts": [TEXT]})
+        client.post("/v1/drafts", json={"client": "a", "texts": [TEXT | {"start": 5, "tokens": [7, 8, 9]}]})
+        client.post("/v1/drafts", json={"client": "a", "texts": [], "over": [1]})
+        assert client.get("/stats").json()["held"] == 0
+    assert store.exists()
 
 
 def test_no_client_gets_longer_drafts_than_the_owner_allows() -> None:

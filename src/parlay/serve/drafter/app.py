@@ -102,7 +102,10 @@ class Counts(BaseModel):
 
 
 def create_drafter_app(drafter: HostedDrafter, settings: Settings | None = None) -> FastAPI:
-    """An ASGI application for one drafter, which it closes when it shuts down. Keys and limits are as of a server."""
+    """An ASGI application for one drafter, which it closes when it shuts down. Keys and limits are as of a server.
+
+    ``app.state`` holds what `shut_down` needs: ``registry`` (the drafter), ``settings``, ``limiter``.
+    """
     settings = settings or Settings()
     app = Application(
         title="Parlay drafter",
@@ -115,6 +118,7 @@ def create_drafter_app(drafter: HostedDrafter, settings: Settings | None = None)
         generate_unique_id_function=operation_id,
     )
     app.state.registry = drafter
+    app.state.settings = settings
     app.state.limiter = Limiter(settings)
     app.router.route_class = BodyRoute
     _add_routes(app, drafter, settings)
