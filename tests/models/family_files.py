@@ -54,10 +54,11 @@ ARCHITECTURES: Mapping[str, tuple[str, Json]] = {
     ),
     "Qwen3MoeForCausalLM": ("qwen3moe", _QWEN),
     "Glm4ForCausalLM": ("glm4", {}),
+    "Ernie4_5ForCausalLM": ("ernie4_5", {}),
     "GptOssForCausalLM": ("gpt-oss", {**_WINDOW, **_LOCAL, "expert_feed_forward_length": "intermediate_size"}),
 }
 """Names in files, and keys of theirs with the words of config.json."""
-_PAIRED = ("llama", "smollm3", "granite", "granitemoe", "glm4")
+_PAIRED = ("llama", "smollm3", "granite", "granitemoe", "glm4", "ernie4_5")
 _STEMS = {
     **NAMES,
     "attention_out_layernorm": "post_attention_norm",

@@ -108,6 +108,9 @@ FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
         "qwen3-moe": ("qwen3_moe", {**_FEW, **_QWEN_EXPERTS, "head_dim": 16, "norm_topk_prob": True}),
         "granite-moe": ("granitemoe", {**_FEW, **_EXPERTS, "residual_multiplier": 0.5, "attention_multiplier": 0.3}),
         "granite-moe-shared": ("granitemoeshared", {**_FEW, **_EXPERTS, "shared_intermediate_size": 40}),
+        "ernie": ("ernie4_5", {**_FEW, "head_dim": 16}),
+        "seed-oss": ("seed_oss", {**_FEW, "head_dim": 16}),
+        "exaone4": ("exaone4", {**_FEW, "sliding_window": 12, "sliding_window_pattern": 2}),
         "glm4": ("glm4", {**_FEW, "head_dim": 16}),
         "gpt-oss": ("gpt_oss", {**_FEW, **_EXPERTS, "head_dim": 16, "sliding_window": 12}),
     }

@@ -14,6 +14,14 @@ if TYPE_CHECKING:  # families are known before torch is loaded, which takes a se
 
     from parlay.models.weights.shapes import Weight
 
+IMAGES = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
+"""Beginnings of the tensors that models of text and images have for images."""
+TEXT_PREFIXES = {
+    "language_model.model.": "model.",
+    "model.language_model.": "model.",
+    "language_model.lm_head.": "lm_head.",
+}
+"""Beginnings of their tensors for text, and what the decoder calls these."""
 Complete = Callable[[Json, DecoderConfig, LayerForm], DecoderConfig]
 """``(raw, config, usual)``: the config with what config.json says in the family's own words.
 

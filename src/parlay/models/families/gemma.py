@@ -10,6 +10,8 @@ from dataclasses import replace
 
 from parlay.models.config import DecoderConfig, Json, LayerForm, RopeConfig
 from parlay.models.families.family import (
+    IMAGES,
+    TEXT_PREFIXES,
     Family,
     GgufForm,
     all_but_every,
@@ -33,7 +35,6 @@ _OF_FILES = {
     "final_logit_softcapping": "final_logit_softcapping",
     "rope.freq_base_swa": "rope_local_base_freq",
 }
-_IMAGES = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
 _USUAL_TEXT = {
     "vocab_size": 262_208,
     "hidden_size": 2304,
@@ -126,12 +127,8 @@ GEMMA3_IMAGES = replace(
     architecture="Gemma3ForConditionalGeneration",
     models="Gemma 3 4B to 27B",
     said=_text,
-    prefixes={
-        "language_model.model.": "model.",
-        "model.language_model.": "model.",
-        "language_model.lm_head.": "lm_head.",
-    },
-    left_out=_IMAGES,
+    prefixes=TEXT_PREFIXES,
+    left_out=IMAGES,
     gguf=None,
     note="text alone; GGUF files call themselves gemma3",
 )

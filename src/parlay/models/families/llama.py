@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from parlay.models.config import DecoderConfig, Experts, Json, LayerForm
-from parlay.models.families.family import Family, GgufForm, with_layers
+from parlay.models.families.family import IMAGES, TEXT_PREFIXES, Family, GgufForm, with_layers
 
 
 def _mistral(raw: Json, config: DecoderConfig, usual: LayerForm) -> DecoderConfig:
@@ -47,6 +47,15 @@ MISTRAL = Family(
     max_context=131_072,
     complete=_mistral,
     note="GGUF files call themselves llama",
+)
+MISTRAL_IMAGES = replace(
+    MISTRAL,
+    architecture="Mistral3ForConditionalGeneration",
+    models="Mistral Small 3.1 and 3.2",
+    said=lambda raw: raw.get("text_config", raw),
+    prefixes=TEXT_PREFIXES,
+    left_out=IMAGES,
+    note="text alone; GGUF files call themselves llama",
 )
 MIXTRAL = Family(
     architecture="MixtralForCausalLM",

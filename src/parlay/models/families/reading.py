@@ -29,6 +29,12 @@ _READ = (
     *("sliding_window", "use_sliding_window", "max_window_layers", "use_bidirectional_attention"),
 )
 """Keys that are read above or below for every family, or that a family without windows says nothing by."""
+_OF_ROPE = (
+    *("rope_type", "type", "rope_theta", "factor", "original_max_position_embeddings", "partial_rotary_factor"),
+    *("low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim"),
+    *("truncate", "short_factor", "long_factor", "finetuned"),
+)
+"""Keys of positions that are read, or that change nothing."""
 _MOST_LAYERS, _MOST_EXPERTS = 10_000, 1 << 18
 _MOST: Mapping[str, int] = {
     "vocab_size": 1 << 24,
@@ -201,7 +207,7 @@ def _refuse_unknown(raw: Json, family: Family, activation: object) -> None:
         "mlp_bias": bool(raw.get("mlp_bias")),
         "bidirectional attention (use_bidirectional_attention)": bool(raw.get("use_bidirectional_attention")),
         f"{heads} heads over {kv_heads} key-value heads": bool(kv_heads) and heads % kv_heads != 0,
-        f"{unknown} {raw.get(unknown or '')!r:.40}": unknown is not None,
+        f"{unknown}": unknown is not None,
     }
     for reason, present in reasons.items():
         if present:
@@ -213,10 +219,14 @@ def _unknown_keys(raw: Json, family: Family) -> Iterator[str]:
     if family.canvas is not None:  # these say much of their training, and their own reader refuses by name
         return
     known = {*_READ, *family.keys}
+    for name in ("rope_scaling", "rope_parameters"):
+        for key, value in (raw.get(name) or {}).items():
+            if key not in _OF_ROPE and (value is True or value not in _OFF):
+                yield f"{name}.{key} {value!r:.40}"
     for key, value in raw.items():
         switched_on = value is True or value not in _OFF
         if switched_on and key not in known and _ARITHMETIC.search(key) and not _HARMLESS.search(key):
-            yield key
+            yield f"{key} {value!r:.40}"
 
 
 def _rope(raw: Json, family: Family, max_context: int, head_dim: int) -> RopeConfig:

@@ -10,16 +10,17 @@ from parlay.models.families.gemma import GEMMA, GEMMA2, GEMMA3, GEMMA3_IMAGES
 from parlay.models.families.glm import GLM, GLM4
 from parlay.models.families.gpt_oss import GPT_OSS
 from parlay.models.families.granite import GRANITE, GRANITE_MOE, GRANITE_MOE_SHARED
-from parlay.models.families.llama import LLAMA, MISTRAL, MIXTRAL
+from parlay.models.families.llama import LLAMA, MISTRAL, MISTRAL_IMAGES, MIXTRAL
 from parlay.models.families.olmo import OLMO2, OLMO3
+from parlay.models.families.others import ERNIE, EXAONE4, SEED
 from parlay.models.families.phi import PHI3
 from parlay.models.families.qwen import QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE
 from parlay.models.families.smollm import SMOLLM3
 
 CAUSAL = (
-    *(LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN3, QWEN2_MOE, QWEN3_MOE),
+    *(LLAMA, MISTRAL, MISTRAL_IMAGES, MIXTRAL, QWEN2, QWEN3, QWEN2_MOE, QWEN3_MOE),
     *(GEMMA, GEMMA2, GEMMA3, GEMMA3_IMAGES, PHI3, OLMO2, OLMO3, SMOLLM3),
-    *(GRANITE, GRANITE_MOE, GRANITE_MOE_SHARED, GPT_OSS, GLM, GLM4),
+    *(GRANITE, GRANITE_MOE, GRANITE_MOE_SHARED, GPT_OSS, GLM, GLM4, ERNIE, SEED, EXAONE4),
 )
 """Families that write token by token."""
 FAMILIES: Mapping[str, Family] = {family.architecture: family for family in (*CAUSAL, *DIFFUSION)}
