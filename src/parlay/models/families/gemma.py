@@ -30,7 +30,6 @@ _LARGEST = (46, 62)
 """Layers of the 27 B models of Gemma 2 and 3, whose scores have a scale of their own that GGUF files don't say."""
 _OF_FILES = {
     "attention.sliding_window": "sliding_window",
-    "attention.sliding_window_pattern": "sliding_window_pattern",
     "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping",
     "rope.freq_base_swa": "rope_local_base_freq",
@@ -87,7 +86,8 @@ def _scale_of_files(raw: Json, config: DecoderConfig) -> Json:
 
 def _text(raw: Json) -> Json:
     """The part of config.json that describes the text model."""
-    return rope_by_type({**_USUAL_TEXT, **raw.get("text_config", {})})
+    said = {"torch_dtype": raw.get("torch_dtype"), **raw.get("text_config", {})}
+    return rope_by_type({**_USUAL_TEXT, **said})
 
 
 GEMMA = Family(
@@ -106,7 +106,7 @@ GEMMA2 = replace(
     architecture="Gemma2ForCausalLM",
     models="Gemma 2",
     complete=_gemma2,
-    keys=("query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping"),
+    keys=("query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping", "sliding_window_size"),
     names=_POST_NORMS,
     gguf=GgufForm("gemma2", keys=_OF_FILES, said=_scale_of_files),
 )

@@ -33,12 +33,10 @@ def _olmo3(raw: Json, config: DecoderConfig, usual: LayerForm) -> DecoderConfig:
 
 
 def _of_files(raw: Json, config: DecoderConfig) -> Json:
-    """Files of both call themselves olmo2; those with a window say which layers slide."""
-    pattern = raw.get("sliding_window_pattern")
+    """Files of both call themselves olmo2; those without a window are OLMo 2's."""
     if not raw.get("sliding_window"):
         return {**raw, "sliding_window": None, "layer_types": ["full_attention"] * config.num_layers}
-    slide = pattern if isinstance(pattern, tuple) else all_but_every(4, config.num_layers)
-    return {**raw, "layer_types": ["sliding_attention" if slides else "full_attention" for slides in slide]}
+    return raw
 
 
 OLMO2 = Family(
@@ -64,10 +62,7 @@ OLMO3 = replace(
     keys=("rope_local_base_freq",),
     gguf=GgufForm(
         "olmo2",
-        keys={
-            "attention.sliding_window": "sliding_window",
-            "attention.sliding_window_pattern": "sliding_window_pattern",
-        },
+        keys={"attention.sliding_window": "sliding_window"},
         said=_of_files,
     ),
 )

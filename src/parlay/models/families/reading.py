@@ -20,7 +20,7 @@ _ARITHMETIC = re.compile(
     r"scal|multiplier|softcap|_cap$|clip|norm|rope|rotary|window|expert|moe_|router|residual|attention|attn|bias|alibi|"
     r"parallel|gate|swiglu|sparse|altup|laurel"
 )
-_HARMLESS = re.compile(r"dropout|pdrop|initializer|aux_loss|output_|^_|implementation|jitter|_token|_bos|_eos")
+_HARMLESS = re.compile(r"dropout|pdrop|initializer|aux_loss|output_|^_|implementation|jitter|flash|_token|_bos|_eos")
 """Parts of keys that may change what a model computes, and of those that never do while it writes text."""
 _OFF: tuple[object, ...] = (None, False, 0, 1, "", [], {})
 _READ = (

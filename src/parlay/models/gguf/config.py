@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from parlay.models.config import DecoderConfig, RopeConfig, UnsupportedModel
-from parlay.models.families.family import Family, GgufForm
+from parlay.models.families.family import Family, GgufForm, all_but_every
 from parlay.models.families.reading import ACTIVATIONS, check_forms, yarn_attention_factor
 from parlay.models.families.table import GGUF_FAMILIES
 from parlay.models.gguf.reader import BadGguf, Strings, TensorInfo, Value
@@ -18,6 +18,7 @@ from parlay.types import CanvasSpec, ParlayError
 Tensors = Mapping[str, TensorInfo]
 
 _LARGEST = 1 << 31
+_PATTERN = "attention.sliding_window_pattern"
 ROPE_FACTORS, SHORT_FACTORS = "rope_freqs.weight", "rope_factors_short.weight"
 
 
@@ -45,6 +46,7 @@ _READ = frozenset(
         "attention.value_length",
         "attention.layer_norm_rms_epsilon",
         "attention.sliding_window",
+        "attention.sliding_window_pattern",
         "rope.dimension_count",
         "rope.freq_base",
         "rope.scale_linear",
@@ -61,6 +63,8 @@ _READ = frozenset(
 _NEUTRAL: Mapping[str, object] = {
     "expert_count": 0,
     "expert_used_count": 0,
+    "expert_weights_scale": 1.0,
+    "expert_gating_func": 1,
     "use_parallel_residual": False,
     "rope.scaling.yarn_attn_factor": 1.0,
     "rope.scaling.yarn_ext_factor": 1.0,
@@ -159,7 +163,9 @@ def _completed(name: str, mine: _Keys, tensors: Tensors, family: Family, config:
     form = family.gguf
     assert form is not None, "families of files have one"
     said = mine.names()
-    own = {ours: said[key] for key, ours in form.keys.items() if key in said}
+    own: dict[str, object] = {ours: said[key] for key, ours in form.keys.items() if key in said}
+    if _PATTERN in said:
+        own["layer_types"] = _layer_types(said[_PATTERN], config.num_layers)
     try:
         usual = replace(
             config.llama,
@@ -173,6 +179,17 @@ def _completed(name: str, mine: _Keys, tensors: Tensors, family: Family, config:
     except (ParlayError, TypeError, ValueError, ArithmeticError) as error:
         raise BadGguf(f"the keys of {name} describe no {family.architecture}: {error}") from None
     return complete
+
+
+def _layer_types(pattern: Value, layers: int) -> list[str]:
+    """Which layers slide: told one by one, or as the period whose last layer sees all keys."""
+    whole = isinstance(pattern, int) and not isinstance(pattern, bool) and pattern > 0
+    slide = all_but_every(int(pattern), layers) if whole and isinstance(pattern, int) else pattern
+    if not isinstance(slide, list | tuple) or len(slide) != layers:
+        raise BadGguf(
+            f"the key {_PATTERN} is {pattern!r:.40}; expected a period, or one word for each of {layers} layers"
+        )
+    return ["sliding_attention" if slides else "full_attention" for slides in slide]
 
 
 def _size_of_experts(mine: _Keys) -> int | None:
