@@ -18,7 +18,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -111,25 +110,30 @@ def question(number: int, tokens: int) -> tuple[str, dict[str, Any]]:
     return "/v1/completions", {**body, "prompt": f"Once upon a time, number {number}", **more}
 
 
-async def told(client: httpx.AsyncClient, number: int, tokens: int) -> str:
-    """What a client makes of the stream: texts, roles, ends, log-probabilities. Raises ValueError for no good end."""
+async def told(client: httpx.AsyncClient, number: int, tokens: int, begun: asyncio.Semaphore | None = None) -> str:
+    """What a client makes of the stream: texts, roles, ends, log-probabilities. Raises ValueError for no good end.
+
+    ``begun`` is released at the third event.
+    """
     path, body = question(number, tokens)
-    parts: Counter[str] = Counter()
     texts: dict[str, str] = {}
-    done = False
+    done, events = False, 0
     async with client.stream("POST", path, json=body) as answer:
         if answer.status_code != 200:
             raise ValueError(f"status {answer.status_code}: {(await answer.aread()).decode()[:200]}")
         async for line in answer.aiter_lines():
             done = done or line == "data: [DONE]"
             if line.startswith("data: {"):
-                _add(json.loads(line.removeprefix("data: ")), texts, parts)
+                _add(json.loads(line.removeprefix("data: ")), texts)
+                events += 1
+                if begun is not None and events == 3:
+                    begun.release()
     if not done:
         raise ValueError("the stream broke off")
     return json.dumps(texts, sort_keys=True)
 
 
-def _add(chunk: dict[str, Any], texts: dict[str, str], parts: Counter[str]) -> None:
+def _add(chunk: dict[str, Any], texts: dict[str, str]) -> None:
     if "error" in chunk:
         raise ValueError(chunk["error"]["message"])
     for choice in chunk["choices"]:
@@ -149,53 +153,53 @@ def _add(chunk: dict[str, Any], texts: dict[str, str], parts: Counter[str]) -> N
 
 
 async def soak(place: Fleet, kills: int, tokens: int, note: Any) -> dict[str, Any]:
-    """Kill a replica again and again while streams run, and compare each text with that of the first time."""
+    """Kill a replica under 16 streams, let them end, compare each text with that of the first time; again and again."""
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
     async with httpx.AsyncClient(base_url=place.url, timeout=120, limits=limits) as client:
         expected = [await told(client, number, tokens) for number in range(STREAMS)]
-        counts: Counter[str] = Counter()
-        over, running = asyncio.Event(), 0
-
-        async def ask(number: int) -> None:
-            nonlocal running
-            while not over.is_set():
-                running += 1
-                try:
-                    text = await told(client, number, tokens)
-                    counts["different"] += text != expected[number]
-                except (ValueError, httpx.HTTPError) as error:
-                    counts["lost"] += 1
-                    print(f"lost: {type(error).__name__} {error}", file=sys.stderr)
-                counts["streams"] += 1
-                running -= 1
-
-        workers = [asyncio.create_task(ask(number)) for number in range(STREAMS)]
+        counts = dict.fromkeys(("kills", "streams", "lost", "different"), 0)
         began = time.monotonic()
-        for kill in range(1, kills + 1):
-            while not await asyncio.to_thread(place.ready) or running < STREAMS:
+        while counts["kills"] < kills:
+            while not await asyncio.to_thread(place.ready):
+                await asyncio.sleep(0.05)
+            begun = asyncio.Semaphore(0)
+            streams = [asyncio.create_task(told(client, number, tokens, begun)) for number in range(STREAMS)]
+            for _ in range(random.randint(1, STREAMS)):
+                await begun.acquire()
+            number = random.choice(list(place.processes))
+            victim = place.processes[number]
+            os.kill(victim, signal.SIGKILL)
+            answers = await asyncio.gather(*streams, return_exceptions=True)
+            while place.processes[number] == victim:  # until then the other one may be all there is
                 await asyncio.sleep(0.02)
-            await asyncio.sleep(random.random() * 0.3)
-            os.kill(place.processes[random.choice(list(place.processes))], signal.SIGKILL)
+            for answer, text in zip(answers, expected, strict=True):
+                if isinstance(answer, BaseException):
+                    print(f"lost: {type(answer).__name__} {answer}", file=sys.stderr)
+                counts["lost"] += isinstance(answer, BaseException)
+                counts["different"] += isinstance(answer, str) and answer != text
             counts["kills"] += 1
-            if kill % 50 == 0 or kill == kills:
-                note({"part": "kills", **counts, "resumed": place.count("streams_resumed")})
-            await asyncio.sleep(0.05)
-        over.set()
-        await asyncio.gather(*workers)
+            counts["streams"] += STREAMS
+            if counts["kills"] % 25 == 0 or counts["kills"] == kills:
+                seconds = round(time.monotonic() - began)
+                note({"part": "kills", **counts, "resumed": place.count("streams_resumed"), "seconds": seconds})
         return {
             "part": "kills, all",
-            **{name: counts[name] for name in ("kills", "streams", "lost", "different")},
+            **counts,
             "resumed": place.count("streams_resumed"),
             "retried": place.count("retries"),
             "broken": place.count("streams_broken"),
-            "seconds": round(time.monotonic() - began, 1),
+            "seconds": round(time.monotonic() - began),
         }
 
 
-def overhead(direct: str, gateway: str, rounds: int, *, stream: bool) -> dict[str, Any]:
-    """The same short request in turn to a replica and through the gateway, on kept connections: milliseconds each."""
+def overhead(direct: str, gateway: str, process: int, rounds: int, *, stream: bool) -> dict[str, Any]:
+    """The same short request in turn to a replica and through the gateway, on kept connections: milliseconds each.
+
+    The processor time of the gateway's ``process`` does not depend on what else runs on the machine.
+    """
     body = {"model": MINI, "prompt": "The sea is", "max_tokens": 4, "temperature": 0, "stream": stream}
     seconds: dict[str, list[float]] = {direct: [], gateway: []}
+    spent = _processor_seconds(process)
     with httpx.Client() as client:
         for _ in range(rounds):
             for url in (direct, gateway):
@@ -212,7 +216,13 @@ def overhead(direct: str, gateway: str, rounds: int, *, stream: bool) -> dict[st
         "gateway_ms": round(median(seconds[gateway]), 3),
         "overhead_ms": round(median(pairs), 3),
         "quartiles_ms": [round(low, 3), round(high, 3)],
+        "processor_ms": round(1e3 * (_processor_seconds(process) - spent) / rounds, 3),
     }
+
+
+def _processor_seconds(process: int) -> float:
+    """Seconds that the process's main thread has computed."""
+    return int(Path(f"/proc/{process}/schedstat").read_text().split()[0]) / 1e9
 
 
 async def throughput(url: str, replicas: int, tokens: int, requests: int) -> dict[str, Any]:
@@ -246,7 +256,15 @@ def page(header: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
     if costs:
         lines += [f"What the gateway adds to a request of `{MINI}`, median of pairs; the goal is {GOAL_MS:g} ms.", ""]
         lines += table(
-            ("answer", "requests", "direct, ms", "through the gateway, ms", "added, ms", "quartiles"),
+            (
+                "answer",
+                "requests",
+                "direct, ms",
+                "through the gateway, ms",
+                "added, ms",
+                "quartiles",
+                "its processor time",
+            ),
             [
                 (
                     "streamed" if row["stream"] else "whole",
@@ -255,6 +273,7 @@ def page(header: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
                     f"{row['gateway_ms']:.2f}",
                     f"{row['overhead_ms']:.2f}",
                     f"{row['quartiles_ms'][0]:.2f} to {row['quartiles_ms'][1]:.2f}",
+                    f"{row['processor_ms']:.2f} ms",
                 )
                 for row in costs
             ],
@@ -301,10 +320,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     if options.only in (None, "overhead"):
         rows[:] = [row for row in rows if row["part"] != "overhead"]
-        with served(MINI, "--router-memory", "off") as direct, _gateway(direct) as gateway:
+        with served(MINI, "--router-memory", "off") as direct, _gateway(direct) as (gateway, process):
             for stream in (False, True):
-                overhead(direct, gateway, 30, stream=stream)
-                note(overhead(direct, gateway, 100 if options.quick else 1000, stream=stream))
+                overhead(direct, gateway, process, 30, stream=stream)
+                note(overhead(direct, gateway, process, 100 if options.quick else 1000, stream=stream))
     if options.only in (None, "throughput"):
         rows[:] = [row for row in rows if row["part"] != "throughput"]
         with served(MINI, "--router-memory", "off") as one:
@@ -325,12 +344,12 @@ def _known(out: Path) -> list[dict[str, Any]]:
 
 
 @contextmanager
-def _gateway(replica: str) -> Iterator[str]:
+def _gateway(replica: str) -> Iterator[tuple[str, int]]:
     command = (sys.executable, "-m", "parlay", "gateway", "--replica", replica, "--port", "0")
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
-            yield process.stdout.readline().split()[-1]
+            yield process.stdout.readline().split()[-1], process.pid
         finally:
             process.terminate()
             process.wait(PATIENCE)

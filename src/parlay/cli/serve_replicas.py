@@ -32,6 +32,8 @@ _RESTART_SECONDS = (0.2, 1.0, 2.0, 5.0, 10.0, 30.0)
 _PRELOADED = ["parlay.serve.app", "parlay.serve.server", "parlay.llm.llm", "parlay.llm.vocabulary"]
 """Modules of all replicas, imported once: each replica is forked from a process that has it, and starts quickly."""
 _LOADING_SECONDS = 1800.0
+_WAIT_SECONDS = 60.0
+"""How long a request waits while no replica is ready: one that ended is being started again."""
 _KILL_SECONDS = 10.0
 """Beyond the time for draining, until a replica is killed."""
 _NEVER = 3600.0
@@ -73,6 +75,7 @@ def serve_replicas(options: argparse.Namespace, allowed: Settings, listener: soc
             hosts=allowed.hosts,
             max_body_bytes=allowed.max_body_bytes,
             concurrency=allowed.concurrency * options.replicas,
+            wait_seconds=_WAIT_SECONDS,
             drain_seconds=allowed.drain_seconds,
         )
         gateway = create_gateway([Address(socket=path) for path in sockets], settings)

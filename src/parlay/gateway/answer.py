@@ -51,6 +51,7 @@ class Answer:
         self._error_event: tuple[Head, int, bytes] | None = None
         """The event with which a replica ended the stream."""
         self._problem = ""
+        self._ended = False
         self.started = False
         """Whether the client has the answer's head."""
 
@@ -130,7 +131,7 @@ class Answer:
             while data := await exchange.read():
                 events = self._delivered.feed(data)
                 if events:
-                    await self._part(head, number, events)
+                    await self._part(head, number, events, last=self._delivered.done)
                 if self._delivered.fault is not None:
                     raise self._delivered.fault
         except ErrorEvent as error:
@@ -213,14 +214,17 @@ class Answer:
         await self._start(head, number, [(b"content-length", b"%d" % len(body))] if head.status >= 200 else [])
         await self._send({"type": "http.response.body", "body": body})
 
-    async def _part(self, head: Head, number: int, data: bytes) -> None:
+    async def _part(self, head: Head, number: int, data: bytes, *, last: bool = False) -> None:
         """Send a part of a stream, the first one with the head."""
         if not self.started:
             await self._start(head, number, [])
-        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+        self._ended = last
+        await self._send({"type": "http.response.body", "body": data, "more_body": not last})
 
     async def _finish(self) -> None:
-        await self._send({"type": "http.response.body", "body": b""})
+        if not self._ended:
+            self._ended = True
+            await self._send({"type": "http.response.body", "body": b""})
 
     async def _start(self, head: Head, number: int, more: Headers) -> None:
         self.started = True

@@ -223,6 +223,8 @@ class Fleet:
 
     async def wait(self, key: bytes, tried: Tried, seconds: float) -> Replica | None:
         """Wait until a replica is ready, for ``seconds`` at most; None where none became ready."""
+        if (replica := self.choose(key, tried)) is not None or not seconds:
+            return replica
         try:
             async with asyncio.timeout(seconds):
                 while (replica := self.choose(key, tried)) is None:
