@@ -116,6 +116,8 @@ def test_a_load_that_does_not_drain_is_said_and_ends(cli: Cli) -> None:
         ((*CHATS, "--routing", "lest-loaded"), "did you mean least-loaded"),
         ((*CHATS, "--autoscale", "4"), "as in 1:8"),
         ((*CHATS, "--rate", "-1"), "--rate -1: give a number above 0"),
+        ((*CHATS, "--rate", "1e6", "--duration", "1e6"), "make 1e+12 requests: at most 10,000,000 are simulated"),
+        ((*CHATS, "--learned-costs"), "has learned no step costs of llama-3.2-1b"),
         ((*CHATS, "--price", "nan"), "--price nan: give a number above 0"),
         ((*CHATS, "--down-time", "-1"), "down_time=-1.0: must be at least 0"),
         ((*CHATS, "--strategy", "prompt-lookup", "--acceptance", "2"), "--acceptance 2: give a chance"),

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from parlay.simulate.report import Figures
     from parlay.simulate.traffic import Traffic
 
-_MOST, _MOST_REPLICAS = 1e9, 100_000
+_MOST, _MOST_REPLICAS, _MOST_REQUESTS = 1e9, 100_000, 10_000_000
 _SERVER = {
     "max_num_seqs": "most sequences in a step",
     "max_num_batched_tokens": "most rows of prompts and answers in a step",
@@ -188,6 +188,11 @@ def check_traffic_flags(options: argparse.Namespace) -> None:
         number = vars(options)[name]
         if number is not None and not 0 < number < _MOST:
             raise UsageError(f"--{name} {number:g}: give a number above 0 and below {_MOST:g}")
+    if options.mixture is not None and options.rate * options.duration > _MOST_REQUESTS:
+        raise UsageError(
+            f"--rate {options.rate:g} and --duration {options.duration:g} make {options.rate * options.duration:.2g} "
+            f"requests: at most {_MOST_REQUESTS:,} are simulated"
+        )
     if not 0 <= options.daily <= 1:
         raise UsageError(f"--daily {options.daily:g}: give a number from 0 to 1")
 

@@ -31,7 +31,7 @@ from parlay.simulate.traces import read_trace
 from parlay.simulate.traffic import Arrival, Traffic
 from parlay.strategies.catalogue import find
 from parlay.strategies.spelling import StrategySpec
-from parlay.types import ParlayError, PowerModel
+from parlay.types import PowerModel
 
 _UNLIMITED = 1 << 30
 _MANY = 32  # rows of two forwards whose difference says what a row takes
@@ -74,14 +74,13 @@ def server_of(options: argparse.Namespace, ground: Ground, models: Models) -> Se
 
 
 def _learned(model: str) -> LearnedSteps:
-    """The latest cost that this machine keeps of the model. Raises ParlayError where there is none."""
+    """The latest cost that this machine keeps of the model. Raises UsageError where there is none."""
     from parlay.llm.router_file import entries
 
-    name = Path(model).name
-    kept = next((each for each in entries() if each.cost and model in (each.model, name)), None)
-    kept = kept or next((each for each in entries() if each.cost and name == each.model), None)
+    names = (model, Path(model).name)
+    kept = next((each for each in entries() if each.cost and each.model in names), None)
     if kept is None:
-        raise ParlayError(
+        raise UsageError(
             f"this machine has learned no step costs of {model}: run it for a while, or leave out --learned-costs"
         )
     return LearnedSteps(MeasuredCost.restored(kept.cost))

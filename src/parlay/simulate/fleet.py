@@ -270,7 +270,7 @@ class _Simulation:
 
     def _close(self, begin: float, now: float, at_end: int, drain: float) -> None:
         out = self._out
-        out.span = max(out.span, self._traffic.arrivals[-1].seconds) - begin
+        out.span = (now if self._under_way else out.span) - begin
         if self._under_way:
             out.unfinished_after = drain
             out.backlog = at_end / max(1e-9, self._traffic.span)

@@ -66,7 +66,7 @@ def splits(devices: int, shape: ModelShape, *, drafter: bool = False) -> Iterato
     apart = (False, True) if drafter else (False,)
     for tensor, pipeline, sequence, own in itertools.product(sizes, sizes, sizes, apart):
         ranks = tensor * pipeline * sequence + own
-        if ranks > devices or tensor > shape.num_heads or pipeline > shape.num_layers:
+        if ranks > devices or tensor > shape.num_kv_heads or pipeline > shape.num_layers:
             continue
         if sequence > 1 and (tensor > 1 or pipeline > 1):
             continue  # ranks of a sequence are whole models here
