@@ -10,6 +10,7 @@ import pytest
 from parlay import LLM, RequestFailed, SamplingParams
 from parlay.aio import AsyncLLM, JobStream
 from parlay.llm.input_processor import RequestOptions
+from parlay.types import RunnerLost
 from tests.aio.conftest import LONG, PROMPTS, Plain
 
 SHORT = SamplingParams(temperature=0, max_tokens=12)
@@ -124,3 +125,17 @@ def test_work_put_off_is_done_once_in_the_first_pause_and_may_fail(monkeypatch: 
 
     asyncio.run(run())
     assert calls == ["parlay-engine"]
+
+
+def test_a_runner_that_is_lost_ends_the_service_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No later call could work: a server loads the model again."""
+    service = AsyncLLM(LLM("parlay-mini", dtype="float32", seed=1))
+
+    def fail() -> None:
+        raise RunnerLost("rank 1 has ended")
+
+    monkeypatch.setattr(service.llm.engine.scheduler, "next", fail)
+    with pytest.raises(RequestFailed, match="rank 1 has ended"):
+        asyncio.run(service.generate(PROMPTS[0], SHORT))
+    asyncio.run(service.close(0))
+    assert not service.alive

@@ -55,7 +55,7 @@ generate x --json-schema a --regex b
 generate x --chat-template chatml
 generate x --lora-scaled adapter
 generate x --grammar root
-generate x --tensor-parallel-size 2
+generate x --data-parallel-size 2
 generate x -np 4
 generate x --revision abc
 chat --load nowhere.json

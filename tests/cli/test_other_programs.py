@@ -28,7 +28,7 @@ def test_flags_of_the_same_meaning_are_renamed(cli: Cli) -> None:
         (["--gpu-memory-utilization=0.9", "x"], ["x"]),
         (["--gpu-memory-utilization", "0.9", "x"], ["x"]),
         (["--enforce-eager", "x"], ["x"]),
-        (["--tensor-parallel-size", "1", "-tp=1", "x"], ["x"]),
+        (["--data-parallel-size", "1", "-dp=1", "x"], ["x"]),
         (["-m=a", "--", "-ngl"], ["--model", "a", "--", "-ngl"]),
         (["--temperature", "1", "-x"], ["--temperature", "1", "-x"]),
     ],
@@ -54,7 +54,7 @@ def test_every_name_that_a_flag_is_translated_to_exists() -> None:
     assert {flag.to for flag in (*LLAMA_CPP.values(), *VLLM.values())} <= own | {"", "PROMPT"}
 
 
-@pytest.mark.parametrize("flag", ["--ctx-sizes", "--gpu-memory", "--tensor-parallel", "--zzz"])
+@pytest.mark.parametrize("flag", ["--ctx-sizes", "--gpu-memory", "--tensors", "--zzz"])
 def test_no_flag_is_proposed_that_shares_no_word(cli: Cli, flag: str) -> None:
     line = cli("generate", "x", flag, "1").err
     assert "--quantize" not in line

@@ -44,7 +44,7 @@ def test_arguments_without_effect_are_named_in_one_warning() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"tensor_parallel_size": 2}, "tensor_parallel_size=2"),
+        ({"data_parallel_size": 2}, "data_parallel_size=2"),
         ({"quantization": "fp8"}, "quantization='fp8'.*GGUF"),
         ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype"),
         ({"revision": "abc"}, "revision"),

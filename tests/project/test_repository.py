@@ -45,6 +45,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "sampling": frozenset({"types", "compiled"}),
     "engine": frozenset({"types", "sampling", "system"}),
     "models": frozenset({"types", "options", "system", "compiled", "cache"}),
+    "ranks": frozenset({"types", "options", "system", "compiled", "cache", "models"}),
     "text": frozenset({"types", "system", "models"}),
     "structured": frozenset({"types", "system", "text"}),
     "heads": frozenset({"types", "options", "system", "cache", "models"}),
@@ -52,7 +53,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "strategies": frozenset({"types", "options", "text", "router", "drafters"}),
     "certificates": frozenset({"types", "options", "system", "models", "drafters", "strategies"}),
     "llm": RUN
-    | {"cache", "cost", "energy", "router", "sampling", "engine", "models", "structured", "heads", "drafters"},
+    | {"cache", "cost", "energy", "router", "sampling", "engine", "models", "ranks", "structured", "heads", "drafters"},
     "transformers": frozenset({"types", "cost", "engine", "models", "drafters", "strategies"}),
     "aio": frozenset({"types", "system", "text", "engine", "llm"}),
     "testing": frozenset({"types", "sampling", "router", "engine", "models", "heads", "drafters", "strategies"}),

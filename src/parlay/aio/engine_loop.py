@@ -22,7 +22,7 @@ from parlay.llm.jobs import Sample
 from parlay.llm.llm import LLM
 from parlay.llm.outputs import StreamEvent
 from parlay.system import threads
-from parlay.types import EngineStats, Event, Exactness, FinishReason, Metrics, ParlayError
+from parlay.types import EngineStats, Event, Exactness, FinishReason, Metrics, ParlayError, RunnerLost
 
 logger = logging.getLogger(__name__)
 
@@ -154,6 +154,8 @@ class Worker:
                     self._step()
                 self._count()
                 self._deliver()
+        except RunnerLost as error:
+            logger.error("the model is gone, and all its requests end: %s", error)
         except Exception:
             logger.exception("the engine thread failed; all requests end")
         self._end()
@@ -215,6 +217,9 @@ class Worker:
     def _step(self) -> None:
         try:
             events = self._engine.step()
+        except RunnerLost as error:
+            self._give_up(str(error))
+            raise
         except Exception as error:
             logger.exception("a step of the engine failed; the requests in it end, the engine goes on")
             self._give_up(f"the engine failed while this request was running ({_one_line(error)})")

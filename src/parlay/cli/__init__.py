@@ -26,6 +26,7 @@ COMMANDS = {
     "run": "the same as chat --model MODEL",
     "serve": "serve models over HTTP, with OpenAI's, Anthropic's and Ollama's APIs",
     "gateway": "put one address in front of several servers: retries, and streams that outlive a server",
+    "rank": "run a part of a model that other processes run with this one",
     "demo": "race plain decoding against the default strategy, on a small model",
     "pull": "download a model",
     "models": "list the models on this machine",

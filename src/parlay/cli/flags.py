@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from parlay.certificates.requirement import Allowed
 from parlay.certificates.requirement import parse as allowed_by
 from parlay.models.fetch.pulled import DEFAULT_MODEL
-from parlay.options import LoadOptions, Option, Options, UsageError, options_of, read_config
+from parlay.options import LoadOptions, Option, Options, RankOptions, UsageError, options_of, read_config
 from parlay.options import whole as read_whole
 from parlay.types import SamplingParams
 
@@ -81,6 +81,11 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
         f"a GGUF file there (default: {DEFAULT_MODEL}, fetched at the first use)",
     )
     add_option_flags(parser, LoadOptions)
+
+
+def add_rank_flags(parser: argparse._ActionsContainer) -> None:
+    """Over how many processes the model is spread."""
+    add_option_flags(parser, RankOptions)
 
 
 def add_context_flag(parser: argparse._ActionsContainer) -> None:

@@ -17,6 +17,7 @@ from parlay.cli.flags import (
     add_context_flag,
     add_exactness_flag,
     add_model_flags,
+    add_rank_flags,
     add_router_memory_flag,
     add_sampling_flags,
     add_strategy_flags,
@@ -49,6 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--explain", action="store_true", help="say what auto chose in each step, and why; with --json as data"
     )
     add_model_flags(parser)
+    add_rank_flags(parser)
     add_context_flag(parser)
     add_tokenizer_flag(parser)
     add_strategy_flags(parser, "decoding strategy; parlay strategies lists them (default: auto)")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from parlay.cli.flags import options_from
-from parlay.options import LoadOptions
+from parlay.options import LoadOptions, RankOptions
 from parlay.system.progress import watched
 
 if TYPE_CHECKING:
@@ -50,6 +50,8 @@ def pack_ahead(model: str, options: argparse.Namespace) -> AbstractContextManage
     from parlay.models.gguf.packing_ahead import packing_ahead
 
     load = options_from(LoadOptions, options)
+    if options_from(RankOptions, options).ranks > 1:  # each rank packs its own part
+        return nullcontext()
     has_gpu = load.device == "auto" and any(Path("/dev").glob("nvidia[0-9]*"))
     if has_gpu or load.device not in ("auto", "cpu") or load.quantize is not None or load.threads == 1:
         return nullcontext()
@@ -64,7 +66,7 @@ def open_llm(options: argparse.Namespace, strategy: StrategySpec | None) -> LLM:
     from parlay.models.fetch.pulled import default_model
     from parlay.models.fetch.resolving import resolve
 
-    load = options_from(LoadOptions, options)
+    load, ranks = options_from(LoadOptions, options), options_from(RankOptions, options)
     options.model = options.model or default_model()
     for name in filter(None, (options.model, options.draft_model)):
         resolve(name)  # says that a model is not there before torch is loaded, which takes seconds
@@ -78,6 +80,7 @@ def open_llm(options: argparse.Namespace, strategy: StrategySpec | None) -> LLM:
             options.model,
             tokenizer=options.tokenizer,
             load=load,
+            ranks=ranks,
             strategy=strategy or DEFAULT_STRATEGY,
             draft_model=options.draft_model,
             max_model_len=options.max_model_len,

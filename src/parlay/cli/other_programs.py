@@ -88,13 +88,14 @@ def _of_vllm() -> dict[str, Foreign]:
         flags[f"--{flag}"] = Foreign("", why, 0 if meaning.switch else 1, refused, () if meaning.switch else only)
         if meaning.switch:
             flags[f"--no-{flag}"] = Foreign("", why, 0)
-    short = {"-q": "quantization", "-tp": "tensor-parallel-size", "-pp": "pipeline-parallel-size"}
-    short |= {"-dp": "data-parallel-size"}
+    short = {"-q": "quantization", "-dp": "data-parallel-size"}
     return flags | {name: flags[f"--{full}"] for name, full in short.items()}
 
 
 VLLM: Mapping[str, Foreign] = {
     **_of_vllm(),
+    **_same("--tensor-parallel", "--tensor-parallel-size", "-tp"),
+    **_same("--pipeline-parallel", "--pipeline-parallel-size", "-pp"),
     **_same("--log-level", "--uvicorn-log-level"),
     **_same("--cors-origin", "--allowed-origins"),
     **_same("--max-waiting", "--max-queue-len"),

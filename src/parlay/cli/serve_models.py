@@ -14,6 +14,7 @@ from parlay.certificates.requirement import AUDIT_SHARE
 from parlay.cli.flags import (
     add_certificate_flag,
     add_option_flags,
+    add_rank_flags,
     add_router_memory_flag,
     add_strategy_flags,
     add_tokenizer_flag,
@@ -23,7 +24,7 @@ from parlay.cli.flags import (
 )
 from parlay.cli.opening import read_text
 from parlay.models.fetch.pulled import DEFAULT_MODEL, default_model
-from parlay.options import LoadOptions
+from parlay.options import LoadOptions, RankOptions
 from parlay.serve.settings import Settings
 from parlay.types import ParlayError
 
@@ -69,6 +70,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         "states; weights, the texts themselves and the scratch memory of a step come on top",
     )
     add_option_flags(group, LoadOptions)
+    add_rank_flags(group)
     _add_adapter_flags(group)
 
 
@@ -256,6 +258,9 @@ def check_flags(options: argparse.Namespace, models: int) -> None:
     if not 0 <= options.audit_share <= 1:
         raise ValueError(f"--audit-share {options.audit_share:g}: give a number from 0 to 1")
     options_from(LoadOptions, options)
+    ranks = options_from(RankOptions, options)
+    if ranks.rank_listen is not None and (models > 1 or options.allow_pull):
+        raise ValueError("--rank-listen goes with one model: serve it by itself, and without --allow-pull")
     chosen_strategy(options)
     for flag in ("certificates", "cascade"):
         for name in vars(options)[flag]:
@@ -348,6 +353,7 @@ def _load(model: str, options: argparse.Namespace, vocabularies: Vocabularies) -
         model,
         tokenizer=vocabularies.get(files) or options.tokenizer,
         load=options_from(LoadOptions, options),
+        ranks=options_from(RankOptions, options),
         strategy=chosen_strategy(options) or DEFAULT_STRATEGY,
         draft_model=options.draft_model,
         certificates=_certificates(model, options),

@@ -36,6 +36,19 @@ class LayerStruct(Structure):
     ]
 
 
+SUM = CFUNCTYPE(c_int64, POINTER(c_float), c_int64)
+
+
+class RanksStruct(Structure):
+    _fields_ = [
+        *((name, c_int64) for name in ("rank", "count", "part")),
+        ("memory", c_void_p),
+        ("patience", c_int64),
+        ("sum", SUM),
+        *((name, c_int64) for name in ("round", "lost")),
+    ]
+
+
 class ModelStruct(Structure):
     _fields_ = [
         *((name, c_int64) for name in ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "cached")),
@@ -47,6 +60,7 @@ class ModelStruct(Structure):
         ("raw_tap", c_int64),
         ("head", Linear),
         *((name, c_double) for name in ("embedding_scale", "logit_cap")),
+        ("ranks", POINTER(RanksStruct)),
     ]
 
 
@@ -138,6 +152,7 @@ GROWTH_BYTES = CFUNCTYPE(c_int64, POINTER(ModelStruct), POINTER(Batch), POINTER(
 GROW = CFUNCTYPE(None, POINTER(ModelStruct), POINTER(Batch), POINTER(GrowthStruct))
 NOISY_BEST = CFUNCTYPE(c_int64, c_void_p, c_int64, c_float, c_uint64, c_int64, c_void_p)
 DRAW = CFUNCTYPE(c_int64, c_void_p, c_int64, c_float, c_int64, c_double, c_double, c_uint64)
+SUM_OVER_RANKS = CFUNCTYPE(None, POINTER(RanksStruct), c_void_p, c_int64)
 REST = CFUNCTYPE(None)
 
 
@@ -156,5 +171,6 @@ class Core(Structure):
         ("grow", GROW),
         ("noisy_best", NOISY_BEST),
         ("draw", DRAW),
+        ("sum_over_ranks", SUM_OVER_RANKS),
         ("rest", REST),
     ]

@@ -27,7 +27,8 @@ from parlay.llm.vocabulary import Vocabulary, open_draft, vocabulary_of
 from parlay.models.fetch.pulled import default_model
 from parlay.models.fetch.resolving import resolve
 from parlay.models.sampling_defaults import usual_params
-from parlay.options import LoadOptions, override
+from parlay.options import LoadOptions, RankOptions, override
+from parlay.ranks.starting import ALONE, end_ranks, open_target
 from parlay.strategies.building import offered
 from parlay.strategies.built import RunnerCache, StrategyCache, for_target
 from parlay.strategies.entry import DEFAULT_STRATEGY
@@ -40,7 +41,6 @@ from parlay.types import Adapter, ParlayError, SamplingParams, Tokenizer
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-_SHORT = 0.5  # seconds of loading for which no bar is worth showing
 PREDICTION_STRATEGY = "prediction"  # the default for requests that come with a prediction
 
 
@@ -51,16 +51,17 @@ class LLM:
     transformers model; None is SmolLM2-135M-Instruct, fetched at the first use (98 MB). ``tokenizer`` replaces the
     model's own; it may be the ``vocabulary`` of an earlier LLM of the same model. ``strategy`` is the default for
     requests that name none; left out, it is ``auto``. ``seed`` makes requests without a seed of their own reproducible;
-    otherwise each draws one and reports it. ``memory`` bounds what caches and drafters keep together, in bytes or as
-    in ``"2GiB"``; by default it follows from what the machine has free. ``load`` says how the models are loaded;
-    ``dtype``, ``device``, ``quantize`` and ``threads`` replace its fields of the same name.
-    ``generation_config="auto"``: calls without sampling parameters take what the model's makers recommend; ``"vllm"``:
-    the defaults of `SamplingParams`. ``speculative_config`` is vLLM's and stands for a ``strategy``. ``router_memory``:
-    what strategies learn and what steps cost is kept on this machine as numbers: of all requests (``"shared"``), of
-    each owner's apart (``"per-key"``), or not (``"off"``). ``certificates`` are files of `parlay.calibration`: they
-    open lossy strategies to requests whose ``exactness`` has a floor, and of those a share ``audit_share`` is decoded
-    exactly too. Other arguments of vLLM are taken if they ask for what is so anyway, with a warning if they have no
-    effect here. A call waits while another thread's is under way.
+    otherwise each draws one and reports it. ``memory`` bounds what caches and drafters keep together, in bytes or as in
+    ``"2GiB"``; by default it follows from what the machine has free. ``load`` says how the models are loaded;
+    ``dtype``, ``device``, ``quantize`` and ``threads`` replace its fields of the same name. So do
+    ``tensor_parallel_size`` and ``pipeline_parallel_size`` with those of ``ranks``. ``generation_config="auto"``: calls
+    without sampling parameters take what the model's makers recommend; ``"vllm"``: the defaults of `SamplingParams`.
+    ``speculative_config`` is vLLM's and stands for a ``strategy``. ``router_memory``: what strategies learn and what
+    steps cost is kept on this machine as numbers: of all requests (``"shared"``), of each owner's apart
+    (``"per-key"``), or not (``"off"``). ``certificates`` are files of `parlay.calibration`: they open lossy strategies
+    to requests whose ``exactness`` has a floor, and of those a share ``audit_share`` is decoded exactly too. Other
+    arguments of vLLM are taken if they ask for what is so anyway, with a warning if they have no effect here. A call
+    waits while another thread's is under way.
 
     Raises ParlayError for a model that can't be had or run, ValueError for an argument out of range or one that can't
     be honoured, TypeError for an unknown one.
@@ -79,6 +80,9 @@ class LLM:
         quantize: str | None = None,
         kv_cache_dtype: str | None = None,
         threads: int | None = None,
+        ranks: RankOptions = ALONE,
+        tensor_parallel_size: int | None = None,
+        pipeline_parallel_size: int | None = None,
         max_model_len: int | None = None,
         max_num_seqs: int = 32,
         max_num_batched_tokens: int = 512,
@@ -99,11 +103,11 @@ class LLM:
         model = default_model() if model is None else model
         if draft_model is not None:
             resolve(draft_model)  # one that is not there is an error now, not at its first use
-        load = override(
-            load, dtype=dtype, device=device, quantize=quantize, kv_cache_dtype=kv_cache_dtype, threads=threads
-        )
-        with bar(None, "Loading", "matrix", use_tqdm_on_load, delay=_SHORT) as shown:
-            self.runner = models.load(model, load, budget=budget, packed=partial(advance, shown))
+        load = override(load, dtype=dtype, device=device, quantize=quantize, kv_cache_dtype=kv_cache_dtype)
+        load = override(load, threads=threads)
+        ranks = override(ranks, tensor_parallel=tensor_parallel_size, pipeline_parallel=pipeline_parallel_size)
+        with bar(None, "Loading", "matrix", use_tqdm_on_load, delay=0.5) as shown:
+            self.runner = open_target(model, load, ranks, budget, partial(advance, shown))
         self.adapters = Adapters(self.runner)
         self.vocabulary = vocabulary_of(model, tokenizer, self.runner.spec, load.end_tokens)
         self.tokenizer, self._usual_params = self.vocabulary.tokenizer, usual_params(model, generation_config)
@@ -162,7 +166,6 @@ class LLM:
         takes the one that follows predictions. ``store=False``: no strategy learns from these requests.
         ``exactness`` None allows what the strategy loses (`parlay.certificates.requirement`). ``lora_request`` names
         adapters (`parlay.LoRARequest`), one for all prompts or one per prompt.
-
         The list that it returns has the rate of the whole call too, ``tokens_per_second``.
 
         Raises ValueError for a prompt, parameter, document or prediction that can't be used, before anything runs, and
@@ -346,15 +349,13 @@ class LLM:
         self._budget.drop_spare()
 
     def close(self) -> None:
-        """Write what drafters keep in files, free models and caches; the LLM can't be used afterwards.
-
-        Closing it again does nothing.
-        """
+        """Write what drafters keep in files, free models and caches, once; the LLM can't be used afterwards."""
         if self._closed:
             return
         self._closed = True
         self._strategies.close()
         self.vocabulary.rest()
+        end_ranks(self.runner)
         self._budget.drop_spare()  # pages refer to each other, and would wait for the garbage collector
         del self._strategies, self._resources, self._drafts, self.engine, self.runner
 

@@ -12,19 +12,25 @@ import torch
 from torch import Tensor
 
 from parlay.cache import Rows
+from parlay.compiled import structs
 from parlay.compiled.structs import Linear
+from parlay.models.config import DecoderConfig
 from parlay.models.lora import LowRankAdapter
 from parlay.types import NO_SKIP, Exactness, Features, Skip, Tree
 
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """``reason``: which kernels run, and why, in one line. ``cache_lanes``: `CacheShape.lanes` of their cache."""
+    """``reason``: which kernels run, and why, in one line. ``cache_lanes``: `CacheShape.lanes` of their cache.
+
+    ``part``: sizes of the part of the model that runs here; None: all of it does.
+    """
 
     exactness: Exactness
     reason: str
     cache_dtype: torch.dtype
     cache_lanes: int = 0
+    part: DecoderConfig | None = None
 
 
 class SegmentFeatures(NamedTuple):
@@ -42,8 +48,9 @@ class SegmentFeatures(NamedTuple):
 class ForwardBatch(NamedTuple):
     """The rows that one forward runs: the ``ids`` of all sequences' rows in order. ``wanted`` are those with logits.
 
-    ``places`` say where each sequence's rows lie, ``features`` what some of them read besides or instead of their ids.
-    ``adapters`` are those of the places, or empty where no row has one.
+    ``places`` say where each sequence's rows lie, ``features`` what some of them read besides or instead of their ids,
+    and ``inputs`` float32 ``[N, H]`` what all rows read in place of their embeddings. ``adapters`` are those of the
+    places, or empty where no row has one.
     """
 
     ids: list[int]
@@ -53,6 +60,7 @@ class ForwardBatch(NamedTuple):
     skip: Skip = NO_SKIP
     features: Sequence[SegmentFeatures] = ()
     adapters: Sequence[LowRankAdapter | None] = ()
+    inputs: Tensor | None = None
 
     def adapter_rows(self) -> list[LowRankAdapter | None]:
         """The adapter of each row."""
@@ -188,3 +196,35 @@ class Forward(Protocol):
     def add_adapter(self, adapter: LowRankAdapter) -> None:
         """Pack an adapter now that rows will run with. Any thread may call this."""
         ...
+
+
+class Group(Protocol):
+    """Processes that run the same layers together, each some heads and units of them; this one among them."""
+
+    @property
+    def struct(self) -> structs.RanksStruct:
+        """The group as the library reads it."""
+        ...
+
+    def add(self, numbers_N: Tensor) -> None:
+        """Put the sums over all processes in the place of this one's, float32 in the host's memory."""
+        ...
+
+    def check(self) -> None:
+        """Raises RunnerLost once a process is lost: what was summed since means nothing."""
+        ...
+
+
+class Part(NamedTuple):
+    """Which part of a model a process runs. ``group`` are those that run the same layers' other heads and units.
+
+    Without ``logits`` nobody reads logits here. With ``states`` taps are as the next layer reads them, that behind the
+    last one too, for which others have the norm.
+    """
+
+    group: Group | None = None
+    logits: bool = True
+    states: bool = False
+
+
+WHOLE = Part()

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 
@@ -18,12 +18,14 @@ from parlay.models.compiled.forward import CompiledForward
 from parlay.models.compiled.weights import Packed, nobody
 from parlay.models.config import DecoderConfig, UnsupportedModel
 from parlay.models.forward import (
+    WHOLE,
     Forward,
     ForwardBatch,
     ForwardOutput,
     GrownTree,
     Growth,
     Kernels,
+    Part,
     SegmentFeatures,
     TreeRequest,
 )
@@ -42,6 +44,51 @@ _WHOLE_TEXT = 1 << 40
 """A block that is longer than any text."""
 
 _log = logging.getLogger(__name__)
+
+
+class MakeForward(Protocol):
+    """Makes the decoder of a runner, and says which it is, and why, in one line; see `choose_forward`."""
+
+    def __call__(
+        self,
+        config: DecoderConfig,
+        weights: Mapping[str, Operand],
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        packed: Packed,
+        cached: str,
+    ) -> tuple[Forward, str]: ...
+
+
+def choose_forward(
+    config: DecoderConfig,
+    weights: Mapping[str, Operand],
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    packed: Packed,
+    cached: str,
+    part: Part = WHOLE,
+) -> tuple[Forward, str]:
+    """The compiled decoder where it runs, else torch's operators; and which it is, and why, in one line."""
+    if device.type == "cpu":
+        try:
+            compiled = CompiledForward(config, weights, dtype, packed, cached, part=part)
+        except NotLoaded as reason:
+            if cached != "auto":
+                raise CacheRefused(cached, f"only the compiled decoder has it, and {reason}") from None
+            why = f"; no compiled decoder: {reason}"
+            if isinstance(reason, NotBuilt):
+                _warn_once(str(reason))
+        else:
+            return compiled, compiled.kernels.reason
+    elif cached != "auto":
+        raise CacheRefused(cached, f"only the compiled decoder has it, which is for CPUs, not {device.type}")
+    else:
+        why = ""
+    eager = EagerForward(config, weights, dtype, device, part)
+    return eager, f"{eager.kernels.reason}{why}"
 
 
 class NativeRunner:
@@ -68,13 +115,14 @@ class NativeRunner:
         name: str = "native",
         packed: Packed = nobody,
         kv_cache_dtype: str = "auto",
+        make_forward: MakeForward = choose_forward,
     ) -> None:
         """Raises CacheRefused for a ``kv_cache_dtype`` that can't be had here."""
         wanted = in_eight_bits(weights) if quantize == "int8" else weights
-        self._forward, reason = _choose(config, wanted, dtype, device, packed=packed, cached=kv_cache_dtype)
+        self._forward, reason = make_forward(config, wanted, dtype, device, packed=packed, cached=kv_cache_dtype)
         kernels = self._forward.kernels
         _log.info("%s: %s", name, reason)
-        self._store = Store(_cache_shape(config, kernels, device), max_tokens_cached, budget)
+        self._store = Store(_cache_shape(kernels.part or config, kernels, device), max_tokens_cached, budget)
         self._config, self._max_context, self._num_layers = config, config.max_context, config.num_layers
         self._block = _block_of(config.canvas)
         self._shares_pages = not self._block or BLOCK % self._block == 0
@@ -91,10 +139,10 @@ class NativeRunner:
             kernels=reason,
             eos_ids=config.eos_ids,
             layer_skip=True,
-            features=True,
+            features=kernels.part is None,
             together=True,
             canvas=config.canvas,
-            kv_heads=config.num_kv_heads,
+            kv_heads=0 if kernels.part else config.num_kv_heads,
             head_dim=config.head_dim,
         )
         self._sublayers = frozenset(self._spec.sublayers)
@@ -168,7 +216,7 @@ class NativeRunner:
     @property
     def grows(self) -> bool:
         """Whether `grow` can be called: the compiled decoder runs."""
-        return isinstance(self._forward, CompiledForward) and not self._block
+        return isinstance(self._forward, CompiledForward) and self._forward.kernels.part is None and not self._block
 
     def grow(self, texts: Sequence[Segment], growth: Growth, requests: Sequence[TreeRequest]) -> list[GrownTree]:
         """Run the rows of texts, then level by level a tree below each: its likeliest nodes.
@@ -317,35 +365,6 @@ class CacheRefused(UnsupportedModel):
 
     def __init__(self, kv_cache_dtype: str, why: str) -> None:
         super().__init__(f"kv_cache_dtype {kv_cache_dtype} can't be had here: {why}; leave it at auto")
-
-
-def _choose(
-    config: DecoderConfig,
-    weights: Mapping[str, Operand],
-    dtype: torch.dtype,
-    device: torch.device,
-    *,
-    packed: Packed,
-    cached: str,
-) -> tuple[Forward, str]:
-    """The compiled decoder where it runs, else torch's operators; and which it is, and why, in one line."""
-    if device.type == "cpu":
-        try:
-            compiled = CompiledForward(config, weights, dtype, packed, cached)
-        except NotLoaded as reason:
-            if cached != "auto":
-                raise CacheRefused(cached, f"only the compiled decoder has it, and {reason}") from None
-            why = f"; no compiled decoder: {reason}"
-            if isinstance(reason, NotBuilt):
-                _warn_once(str(reason))
-        else:
-            return compiled, compiled.kernels.reason
-    elif cached != "auto":
-        raise CacheRefused(cached, f"only the compiled decoder has it, which is for CPUs, not {device.type}")
-    else:
-        why = ""
-    eager = EagerForward(config, weights, dtype, device)
-    return eager, f"{eager.kernels.reason}{why}"
 
 
 @lru_cache

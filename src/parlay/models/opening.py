@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,7 @@ from parlay.models.config import DecoderConfig, UnsupportedModel, read_json
 from parlay.models.fetch.resolving import resolve
 from parlay.models.loading import load_weights, read_config
 from parlay.models.lora import merged, read_adapter
-from parlay.models.native import CacheRefused, NativeRunner
+from parlay.models.native import CacheRefused, MakeForward, NativeRunner, choose_forward
 from parlay.models.torch_ops.kernels import choose_dtype
 from parlay.models.weights.fused import stored_as
 from parlay.models.weights.shapes import Weight
@@ -60,6 +61,7 @@ def load(
     cache_tokens: int | None = None,
     budget: Budget | None = None,
     packed: Packed = nobody,
+    make_forward: MakeForward = choose_forward,
 ) -> Runner:
     """A runner for a built-in name, a local folder or GGUF file, a Hugging Face Hub id, or a loaded transformers model.
 
@@ -96,7 +98,19 @@ def load(
         name=model,
         packed=packed,
         kv_cache_dtype=options.kv_cache_dtype,
+        make_forward=make_forward,
     )
+
+
+def settled(model: str, options: LoadOptions) -> LoadOptions:
+    """The options with the dtype and device that ``auto`` stands for here. Raises what `load` raises.
+
+    UnsupportedModel for a model that the native decoder does not run.
+    """
+    device, found = chosen_device(options.device), resolve(model)
+    dtype, config = _DTYPES[options.dtype], read_config(found)
+    dtype = dtype or _fastest(model, config, load_weights(found, config), device)
+    return replace(options, dtype=str(dtype).removeprefix("torch."), device=str(device))
 
 
 def _adapt_loaded(

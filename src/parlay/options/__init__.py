@@ -20,11 +20,13 @@ from parlay.options.declare import (
 )
 from parlay.options.from_file import read_config
 from parlay.options.load import LoadOptions
+from parlay.options.ranks import RankOptions
 
 __all__ = [
     "LoadOptions",
     "Option",
     "Options",
+    "RankOptions",
     "UsageError",
     "Value",
     "close_to",

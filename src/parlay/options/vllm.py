@@ -38,7 +38,8 @@ def _off(why: str, *names: str) -> dict[str, VllmArgument]:
 FOUND = "it is found from the model"
 LOGGED = "requests are logged from log level info on"
 _CACHE = "pages of the cache are as long as the texts, and memory bounds them"
-_DEVICE = "a model runs in one process on one device"
+_DEVICE = "each process has one copy of a model, or a part of one"
+_CONTEXT = "texts are not spread over processes: tensor_parallel_size shares out their key heads"
 _CONFIG = "change a copy of config.json, and name its folder"
 _TEXT = "models write text here, and nothing else"
 _READ = "models read text alone"
@@ -67,8 +68,7 @@ ARGUMENTS: Mapping[str, VllmArgument] = {
     **_idle_switch("prompts are always read in chunks", "enable_chunked_prefill"),
     **_idle_switch("texts that begin alike always share what is cached", "enable_prefix_caching"),
     **_idle_switch(_CODE, "trust_remote_code"),
-    **_only((1,), _DEVICE, "tensor_parallel_size", "pipeline_parallel_size", "decode_context_parallel_size"),
-    **_only((1,), _DEVICE, "prefill_context_parallel_size"),
+    **_only((1,), _CONTEXT, "decode_context_parallel_size", "prefill_context_parallel_size"),
     **_only((1,), f"{_DEVICE}: start several", "data_parallel_size"),
     **_off(_DEVICE, "enable_expert_parallel"),
     **_only(

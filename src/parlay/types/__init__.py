@@ -17,6 +17,7 @@ from parlay.types.base import (
     NoiseKey,
     OutOfRoom,
     ParlayError,
+    RunnerLost,
     show_number,
 )
 from parlay.types.canvas import ONE_CANVAS, Canvas, CanvasLayout, Decided, Fill, Guesses, Selector
@@ -123,6 +124,7 @@ __all__ = [
     "Routed",
     "RouterRecord",
     "Runner",
+    "RunnerLost",
     "RunnerSpec",
     "SamplingParams",
     "Segment",

@@ -54,6 +54,10 @@ class OutOfRoom(ParlayError):
     """A runner's cache can never hold what was asked of it."""
 
 
+class RunnerLost(ParlayError):
+    """A part of a runner has ended, say another process that runs some of its layers: no later call can work."""
+
+
 @dataclass(frozen=True, slots=True)
 class NoiseKey:
     """Which stream of the shared noise a sequence draws from: token = f(logits, key, absolute position)."""

@@ -56,6 +56,17 @@ typedef struct {
     int64_t normalized;   /* 1: the weights of a row's experts add up to one */
 } Layer;
 
+/* Processes that run the layers of a model together, each some heads and units of them: what a sub-layer gives is the sum
+ * over all. `memory` is shared: a line that holds 1 + the number of a rank that is lost, or 0; a line for each rank with
+ * the last round that it has written; parts [2][count][part]. Or `sum` adds up elsewhere. See ranks.h. */
+typedef struct {
+    int64_t rank, count, part; /* this rank, of how many; numbers of a part */
+    char *memory;
+    int64_t patience; /* nanoseconds that a rank waits for another one's part */
+    int64_t (*sum)(float *numbers, int64_t count); /* or null; returns 0, or 1 + the number of a rank that is lost */
+    int64_t round, lost;
+} Ranks;
+
 typedef struct {
     int64_t layers, hidden, heads, kv_heads, head_dim, ffn, vocab;
     int64_t cached; /* CACHE_F32, CACHE_BF16, or CACHE_Q8_0, for heads of whole blocks */
@@ -69,6 +80,7 @@ typedef struct {
     Linear head;
     double embedding_scale; /* embeddings are multiplied by it */
     double logit_cap;       /* a logit x becomes cap * tanh(x / cap); 0: stays as it is */
+    Ranks *ranks;           /* that share the layers, or null */
 } Model;
 
 /* Keys and values that have no position, in pages as a sequence's. */
@@ -113,7 +125,7 @@ typedef struct {
     const int32_t *wanted_rows;
     const uint8_t *skip; /* [2 * layers]: attention and feed-forward of each layer, or null */
     float *const *taps;  /* [layers + 1][rows][hidden] or null each: what enters a layer; last, what the head reads */
-    float *logits;       /* [wanted][vocab] */
+    float *logits;       /* [wanted][vocab], or null: nobody reads them */
     char *space;         /* `space_bytes` of them or more, 64-byte aligned */
     int64_t late, late_segments, join; /* so many last rows, those of the last segments, run from layer `join` on */
     const Joining *joining;            /* per such row */
@@ -178,6 +190,7 @@ typedef struct {
                           int64_t *ids); /* noise.h */
     int64_t (*draw)(const float *logits, int64_t size, float temperature, int64_t top_k, double top_p, double log_min_p,
                     uint64_t state); /* draw.h */
+    void (*sum_over_ranks)(Ranks *, float *numbers, int64_t count); /* as a forward does it, for other decoders */
     void (*rest)(void); /* returns when no thread reads what forwards were given */
 } Core;
 

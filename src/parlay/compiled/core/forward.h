@@ -6,6 +6,7 @@
 #define PARLAY_FORWARD_H
 
 #include "experts.h"
+#include "ranks.h"
 
 /* In which forms products want the rows that they share. */
 static int forms(const Linear *const linear[3])
@@ -110,6 +111,19 @@ static void add_outputs(const Pass *pass, int64_t part, int64_t parts)
     const float *weight = pass->here % 2 ? layer->feed_forward_out_norm : layer->attention_out_norm;
     for (int64_t row = pass->rows * part / parts; row < pass->rows * (part + 1) / parts; row++)
         add_normed(pass->model, pass->space, weight, row);
+}
+
+static void sum_outputs(const Pass *pass, int64_t part, int64_t parts)
+{
+    (void)part, (void)parts;
+    sum_over_ranks(pass->model->ranks, pass->space->given, pass->rows * pass->model->hidden);
+}
+
+static void sum_and_enter_next(const Pass *pass, int64_t part, int64_t parts)
+{
+    sum_outputs(pass, part, parts);
+    add_outputs(pass, part, parts);
+    enter_next(pass, part, parts);
 }
 
 static void prepare_attention(const Pass *pass, int64_t part, int64_t parts)
@@ -223,11 +237,17 @@ static int leaves_keys_alone(const Pass *pass)
     return pass->here == sublayers(pass) - 2 && !pass->batch->wanted && !pass->batch->taps;
 }
 
-/* The last product of a sub-layer, whose outputs join the hidden state: normed before, where there is a norm for that. */
+/* The last product of a sub-layer, whose outputs join the hidden state: summed over ranks before, where there are some,
+ * and normed, where there is a norm for that. */
 static int run_last(const Pass *pass, const Linear *last, Inputs x, const float *norm)
 {
-    Product product = {{last}, x, norm ? KEEP : ADD, norm ? pass->space->given : pass->space->hidden, pass->model->hidden};
+    int apart = norm || pass->model->ranks;
+    Product product = {{last}, x, apart ? KEEP : ADD, apart ? pass->space->given : pass->space->hidden, pass->model->hidden};
     product = with_adapters(pass, product, pass->here / 2, pass->here % 2 ? 6 : 3);
+    if (pass->model->ranks && has_few_rows(pass)) return run_product(pass, product, pass->rows, sum_and_enter_next);
+    if (pass->model->ranks)
+        return run_product(pass, product, pass->rows, 0) && run_once(pass, sum_outputs) && run_rows(pass, add_outputs) &&
+               run_rows(pass, enter_next);
     return norm ? run_product(pass, product, pass->rows, add_outputs) && run_rows(pass, enter_next)
                 : run_product(pass, product, pass->rows, enter_next);
 }
@@ -266,7 +286,7 @@ static int run_forward(Pass pass)
             return run_product(&pass, attention_inputs(&pass, pass.here / 2), pass.batch->rows, prepare_attention);
         goes_on = pass.here % 2 ? run_feed_forward(&pass) : run_attention(&pass);
     }
-    if (!goes_on || !pass.batch->wanted) return goes_on;
+    if (!goes_on || !pass.batch->wanted || !pass.batch->logits) return goes_on;
     Product head = {{&pass.model->head}, pass.space->normed, KEEP, pass.batch->logits, pass.model->vocab};
     head.cap = (float)pass.model->logit_cap;
     return run_product(&pass, head, pass.batch->wanted, 0);

@@ -54,14 +54,22 @@ static void close_with_rows(const void *own)
 
 static int has_few_rows(const Pass *pass) { return pass->batch->rows * pass->model->hidden <= FEW_NUMBERS; }
 
+static int run_parts(const Pass *pass, Step *step, int64_t parts)
+{
+    RowsTask task = {pass, step, parts};
+    Phase phase = {.pieces = parts, .commit = commit_rows, .task = &task};
+    return parlay_pool_phase(pass->me, &phase);
+}
+
 /* A step as a phase of its own. */
 static int run_rows(const Pass *pass, Step *step)
 {
     int64_t most = 4 * pass->me->count, rows = pass->batch->rows;
-    RowsTask task = {pass, step, has_few_rows(pass) ? 1 : rows < most ? rows : most};
-    Phase phase = {.pieces = task.parts, .commit = commit_rows, .task = &task};
-    return parlay_pool_phase(pass->me, &phase);
+    return run_parts(pass, step, has_few_rows(pass) ? 1 : rows < most ? rows : most);
 }
+
+/* A step that one thread takes for all. */
+static int run_once(const Pass *pass, Step *step) { return run_parts(pass, step, 1); }
 
 /* --------------------------------------------------------------------------------------------------------- adapters */
 

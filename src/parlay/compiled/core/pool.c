@@ -11,14 +11,6 @@
 
 #include "system.h"
 
-#if defined(__x86_64__)
-#define PAUSE() __builtin_ia32_pause()
-#elif defined(__aarch64__)
-#define PAUSE() __asm__ __volatile__("yield")
-#else
-#define PAUSE() (void)0
-#endif
-
 /* Nanoseconds. A wait within a phase is for a thread that commits or closes, which takes a few microseconds at most if
  * it has its core; between jobs the caller prepares the next one. */
 #define SPIN_IN_PHASE 40000

@@ -15,6 +15,15 @@
 #include <stddef.h>
 #include <stdint.h>
 
+/* For loops that wait for another thread. */
+#if defined(__x86_64__)
+#define PAUSE() __builtin_ia32_pause()
+#elif defined(__aarch64__)
+#define PAUSE() __asm__ __volatile__("yield")
+#else
+#define PAUSE() (void)0
+#endif
+
 #define MOST_PIECES 8192 /* of a phase */
 #define MOST_THREADS 256
 

@@ -24,7 +24,7 @@ typedef struct {
     Inputs gated;
     float *qkv;       /* [rows][qkv_stride] */
     Routed routed;    /* of models with experts */
-    float *given;     /* [rows][hidden]: what a sub-layer gives, where it is normed before it is added */
+    float *given;     /* [rows][hidden]: what a sub-layer gives, where it is summed or normed before it is added */
     uint32_t *queries; /* [rows][heads * query words] */
     Tile *tiles;
     char *threads;    /* per thread: what Work has of a tile, slots of a path */
@@ -41,8 +41,10 @@ static int64_t queries_of_tile(const Model *model)
     return (rows < 1 ? 1 : rows) * group_of(model);
 }
 
-INLINE int norms_outputs(const Model *model)
+/* Whether what a sub-layer gives is changed before it is added. */
+INLINE int sets_outputs_apart(const Model *model)
 {
+    if (model->ranks) return 1;
     for (int64_t i = 0; i < model->layers; i++)
         if (model->layer[i].attention_out_norm || model->layer[i].feed_forward_out_norm) return 1;
     return 0;
@@ -113,7 +115,7 @@ static Space lay_out(const Model *model, int64_t rows, int64_t wanted, int64_t l
     s.gated = lay_out_inputs(rows, model->ffn, &at);
     s.routed = lay_out_routed(model, rows, &at);
     s.qkv = (float *)at, at += line(rows * s.qkv_stride * 4);
-    s.given = (float *)at, at += norms_outputs(model) ? line(rows * model->hidden * 4) : 0;
+    s.given = (float *)at, at += sets_outputs_apart(model) ? line(rows * model->hidden * 4) : 0;
     s.queries = (uint32_t *)at, at += line(rows * model->heads * words_of_query(&s.heads) * 4);
     s.tiles = (Tile *)at, at += line((rows + segments) * model->kv_heads * (int64_t)sizeof(Tile));
     s.threads = at, at += threads * s.thread_bytes;

@@ -18,11 +18,13 @@ from parlay.models.compiled.short_head import ShortHead
 from parlay.models.compiled.weights import Packed, Weights, nobody
 from parlay.models.config import DecoderConfig, Experts, RopeConfig
 from parlay.models.forward import (
+    WHOLE,
     ForwardBatch,
     ForwardOutput,
     GrownTree,
     Growth,
     Kernels,
+    Part,
     Taps,
     TreeRequest,
     with_features,
@@ -97,7 +99,8 @@ class Workspace:
 class CompiledForward:
     """Raises NotLoaded where the library is missing or can't run this model.
 
-    ``cached`` is how keys and values are: in float32, bfloat16, q8_0, or as ``auto`` in ``dtype``.
+    ``cached`` is how keys and values are: in float32, bfloat16, q8_0, or as ``auto`` in ``dtype``. Of a ``part`` of a
+    model ``config`` has the sizes, and ``weights`` those of it.
     """
 
     def __init__(
@@ -107,14 +110,20 @@ class CompiledForward:
         dtype: torch.dtype,
         packed: Packed = nobody,
         cached: str = "auto",
+        *,
+        part: Part = WHOLE,
     ) -> None:
         reason = refusal(config, dtype, cached)
         if reason:
             raise NotLoaded(reason)
         self._core = load()
-        self._weights = Weights(self._core, config, weights, dtype, packed)
+        self._weights = Weights(self._core, config, weights, dtype, packed, logits=part.logits)
         self._model = self._weights.model
-        self._config, self._dtype = config, dtype
+        self._config, self._dtype, self._part = config, dtype, part
+        if part.states:
+            self._model.raw_tap, self._dtype = 1, torch.float32
+        if part.group is not None:
+            self._model.ranks = ctypes.pointer(part.group.struct)
         self._model.cached, cache_dtype = _CACHED[str(dtype).removeprefix("torch.") if cached == "auto" else cached]
         cache_lanes = int(self._core.panel) // 2 if cached == "q8_0" else 0
         self._prefixes = Prefixes(cache_dtype, cache_lanes)
@@ -135,6 +144,7 @@ class CompiledForward:
             f"{'' if cached == 'auto' else f', keys and values in {cached}'}: rows do not depend on each other",
             cache_dtype=cache_dtype,
             cache_lanes=cache_lanes,
+            part=None if part == WHOLE else config,
         )
 
     @property
@@ -142,7 +152,7 @@ class CompiledForward:
         return self._kernels
 
     def run(self, work: ForwardBatch) -> ForwardOutput:
-        logits = torch.empty(len(work.wanted), self._config.output_size)
+        logits = torch.empty(len(work.wanted), self._config.output_size if self._part.logits else 0)
         pointed: list[object] = []
         laid = lay_out(work, self._prefixes)
         batch = self._batch(work, laid, logits, pointed)
@@ -152,7 +162,30 @@ class CompiledForward:
         else:
             self._core.forward(ctypes.byref(self._model), ctypes.byref(batch))
         del pointed  # the call read it
+        if self._part.group is not None:
+            self._part.group.check()
         return ForwardOutput(logits, taps)
+
+    def finish(self, hidden_NH: Tensor, wanted: Sequence[int], *, normed: bool) -> ForwardOutput:
+        """Do what comes behind the last layer, with the float32 rows ``[N, H]`` that have left it.
+
+        With ``normed`` all of them are tapped, normed, as of layer 0.
+        """
+        rows, pool = len(hidden_NH), threads.count()
+        model = structs.ModelStruct.from_buffer_copy(self._model)
+        model.layers, model.raw_tap, model.ranks = 0, 0, None
+        logits, taps_NH = torch.empty(len(wanted), self._config.output_size), torch.empty_like(hidden_NH)
+        wanted_rows, pointers = (
+            (ctypes.c_int32 * max(len(wanted), 1))(*wanted),
+            (ctypes.c_void_p * 1)(taps_NH.data_ptr()),
+        )
+        batch = structs.Batch(rows=rows, wanted=len(wanted), threads=pool, inputs=hidden_NH.data_ptr())
+        batch.wanted_rows, batch.logits = ctypes.addressof(wanted_rows), logits.data_ptr()
+        batch.space = self._room(rows, len(wanted), 1, 1, pool)
+        if normed:
+            batch.taps = ctypes.addressof(pointers)
+        self._core.forward(ctypes.byref(model), ctypes.byref(batch))
+        return ForwardOutput(logits, Taps((0,), {0: taps_NH} if normed else {}))
 
     def grow(self, work: ForwardBatch, growth: Growth, requests: Sequence[TreeRequest]) -> list[GrownTree]:
         """A draft below the last row of each of the work's segments; see `NativeRunner.grow`."""
@@ -247,8 +280,8 @@ class CompiledForward:
 
     def _inputs(self, work: ForwardBatch, laid: BatchLayout) -> Tensor | None:
         """Make what the rows of the batch read, float32 ``[N, H]``; None where that is the embeddings of their ids."""
-        if not work.features:
-            return None
+        if work.inputs is not None or not work.features:
+            return work.inputs
         inputs_NH = with_features(self._weights.embed(work.ids), work.features)
         return inputs_NH.contiguous() if laid.order is None else inputs_NH[laid.arranged(range(len(work.ids)))]
 

@@ -79,7 +79,11 @@ class Weights:
         weights: Mapping[str, Operand],
         dtype: torch.dtype,
         packed: Packed = nobody,
+        *,
+        logits: bool = True,
     ) -> None:
+        """Without ``logits`` the LM head is left out, which nobody reads then."""
+        self._logits = logits
         self._core, self._config, self._dtype = core, config, dtype
         self._panel = int(core.panel)
         self._memory = WeightArena()
@@ -116,7 +120,7 @@ class Weights:
         layers = (structs.LayerStruct * config.num_layers)(
             *(self._layer(fused.layer(index), form) for index, form in enumerate(config.forms))
         )
-        head = self._linear(fused.head)
+        head = self._linear(fused.head) if self._logits else structs.Linear(kind=Format.F32.number)
         self._tied = fused.head is fused.embedding
         return structs.ModelStruct(
             layers=config.num_layers,
@@ -199,7 +203,7 @@ class Weights:
         """
         embedding = fused.embedding
         if isinstance(embedding, StoredTensor) and embedding.format.plain is None:
-            return head if fused.head is embedding else self._linear(embedding)
+            return head if fused.head is embedding and self._logits else self._linear(embedding)
         kind = self._kind(embedding)
         out, inputs = embedding.shape
         rows = self._rows(embedding, kind).clone()

@@ -6,7 +6,7 @@ Rows of all sequences lie in one matrix ``[N, H]``; only attention knows whose t
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -14,12 +14,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from parlay.models.config import Activation, DecoderConfig, LayerForm
-from parlay.models.forward import SegmentFeatures, Taps
+from parlay.models.forward import Group, SegmentFeatures, Taps
 from parlay.models.rope import interleave
 from parlay.models.torch_ops.adapters import OUT, QKV, Adapt, AdaptLayer, adapt_nothing
 from parlay.models.torch_ops.attention import Attend
 from parlay.models.torch_ops.attention_form import Heads, capped
-from parlay.models.torch_ops.linear import Linear, pack
+from parlay.models.torch_ops.linear import Linear, SummedLinear, pack
 from parlay.models.torch_ops.mlp import GatedMlp, MixtureMlp
 from parlay.models.weights.fused import ExpertWeights, FusedWeights, GatedWeights, LayerWeights, Operand, as_tensor
 from parlay.types import Skip
@@ -139,6 +139,15 @@ class EagerDecoder:
             if ("mlp", index) not in skip:
                 layer.add(hidden_NH, layer.feed_forward(hidden_NH, partial(adapt, index)), 1)
         return hidden_NH
+
+    def summed(self, group: Group) -> EagerDecoder:
+        """The same decoder as part of a group, whose sub-layers give sums over all."""
+        layers: list[DecoderLayer] = []
+        for layer in self.layers:
+            assert isinstance(layer.mlp, GatedMlp), "experts are not shared out"
+            mlp = replace(layer.mlp, down=SummedLinear(layer.mlp.down, group))
+            layers.append(replace(layer, attention_out=SummedLinear(layer.attention_out, group), mlp=mlp))
+        return replace(self, layers=tuple(layers))
 
     def last(self, hidden_NH: Tensor) -> Tensor:
         """Norm the rows for the head, unless the model has no such norm."""

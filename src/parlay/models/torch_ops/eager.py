@@ -9,8 +9,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from parlay.models.config import DecoderConfig
-from parlay.models.forward import ForwardBatch, ForwardOutput, Kernels, Taps, with_features
+from parlay.models.config import DecoderConfig, UnsupportedModel
+from parlay.models.forward import WHOLE, ForwardBatch, ForwardOutput, Kernels, Part, Taps, with_features
 from parlay.models.lora import LowRankAdapter
 from parlay.models.torch_ops.adapters import TorchAdapters
 from parlay.models.torch_ops.attention import Attend, ExactAttention
@@ -34,10 +34,16 @@ class EagerForward:
         weights: Mapping[str, Operand],
         dtype: torch.dtype,
         device: torch.device,
+        part: Part = WHOLE,
     ) -> None:
-        self._decoder = build(config, weights, dtype, device)
+        """Raises UnsupportedModel for a part that is some of a model's layers: they need the compiled decoder."""
+        if part.states:
+            raise UnsupportedModel("pipeline parallelism needs the compiled decoder, and torch's operators decode here")
+        decoder = build(config, weights, dtype, device)
         stored = stored_as(weights)
-        judged = judge(self._decoder, device)
+        judged = judge(decoder, device)
+        self._decoder = decoder if part.group is None else decoder.summed(part.group)
+        self._part = part
         compute, heads, form = self._decoder.compute, self._decoder.heads, judged.form
         forms, ropes = config.forms, LayerRopes(config.forms, config.head_dim, compute, device)
         sinks = [layer.sinks for layer in self._decoder.layers]
@@ -53,6 +59,7 @@ class EagerForward:
             exactness=judged.exactness,
             reason=f"{judged.reason}; {stored} weights as they are in that dtype" if stored else judged.reason,
             cache_dtype=compute if form is not None else dtype,
+            part=None if part == WHOLE else config,
         )
 
     @property
@@ -80,11 +87,16 @@ class EagerForward:
             normed = last in work.taps and not self._decoder.raw_tap
             if last in work.taps:
                 hidden = taps.states[last] = self._decoder.last(hidden) if normed else hidden
-            hidden = self._chosen(hidden, work.wanted)
+            if self._part.group is not None:
+                self._part.group.check()
+            hidden = self._chosen(hidden, work.wanted if self._part.logits else [])
             if not normed:
                 hidden = self._decoder.last(hidden)
         with torch.no_grad():  # logits are ordinary tensors, which their reader may change
-            logits = self._decoder.logits(hidden)[: len(work.wanted)].float()
+            if self._part.logits:
+                logits = self._decoder.logits(hidden)[: len(work.wanted)].float()
+            else:
+                logits = torch.empty(len(work.wanted), 0)
         taps.states = {layer: states_NH[: len(ids)] for layer, states_NH in taps.states.items()}
         return ForwardOutput(logits, taps)
 

@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from parlay.models.forward import Group
+
 MIN_ROWS = 2
 """One row alone takes other kernels (measured: fp32 from 1,536 inputs on), which are no faster here."""
 
@@ -63,7 +65,25 @@ class PlainLinear:
         return F.linear(x_NI, self._weight, self._bias)
 
 
-Linear = PackedLinear | PlainLinear
+class SummedLinear:
+    """The sums of what ``linear`` gives in each process of a group, added in float32."""
+
+    __slots__ = ("_group", "_linear", "dtype", "in_features", "out_features")
+
+    def __init__(self, linear: Linear, group: Group) -> None:
+        self.out_features: int = linear.out_features
+        self.in_features: int = linear.in_features
+        self.dtype: torch.dtype = linear.dtype
+        self._linear, self._group = linear, group
+
+    def __call__(self, x_NI: Tensor) -> Tensor:
+        own_NO = self._linear(x_NI)
+        sums_NO = own_NO.to("cpu", torch.float32).contiguous()
+        self._group.add(sums_NO)
+        return sums_NO.to(own_NO.device, own_NO.dtype)
+
+
+Linear = PackedLinear | PlainLinear | SummedLinear
 """``[N, I] -> [N, O]``: N rows, I inputs, O outputs. Callers give at least `MIN_ROWS` rows."""
 
 

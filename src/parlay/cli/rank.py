@@ -1,0 +1,44 @@
+"""`parlay rank`: a process that runs a part of the model of another one."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from parlay.cli.flags import whole
+from parlay.ranks.wire import SECRET, connect, read_address, read_secret
+from parlay.types import ParlayError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--join",
+        required=True,
+        metavar="HOST:PORT",
+        help="where rank 0 waits: the --rank-listen of parlay serve, generate or chat",
+    )
+    parser.add_argument("--model", help="the model's files here, if they lie elsewhere than on rank 0's machine")
+    parser.add_argument(
+        "--threads", type=whole, metavar="N", help="number of threads that decode (default: one per usable core)"
+    )
+    parser.add_argument(
+        "--rank-secret-file", type=Path, metavar="FILE", help="file of the secret, in place of PARLAY_RANK_SECRET"
+    )
+    parser.add_argument(
+        "--rank-timeout",
+        type=float,
+        default=60.0,
+        metavar="SECONDS",
+        help="most time to wait for rank 0 to answer; then its own holds (default: 60)",
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    leader, secret = read_address(options.join), read_secret(options.rank_secret_file)
+    if not secret:
+        raise ParlayError(f"rank 0 asks for a secret: put it into {SECRET}, or name --rank-secret-file")
+    connection = connect(leader, secret, 0, options.rank_timeout)
+    from parlay.ranks.follower import follow  # here, because it loads torch
+
+    follow(connection, leader, secret, model=options.model, threads=options.threads)
+    return 0

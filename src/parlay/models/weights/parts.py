@@ -1,0 +1,143 @@
+"""Parts of a model: some of its layers, or of each layer some heads and feed-forward units.
+
+Nothing is read here: what is cut from a mapped file stays mapped. Blocks are cut between each other only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from parlay.models.config import DecoderConfig
+from parlay.models.weights.dequantize import dense
+from parlay.models.weights.fused import Operand, as_tensor
+from parlay.models.weights.quantize import Int8Weight
+from parlay.models.weights.stored import StoredTensor
+
+_WHOLE_BLOCK = 32
+"""Units that are handed out together where there are enough: products round their inputs in blocks of so many."""
+
+
+def divide(count: int, parts: int) -> list[range]:
+    """So many numbers in ranges as even as can be; where they are not, the first are the shorter ones."""
+    ends = [count * part // parts for part in range(parts + 1)]
+    return [range(begin, end) for begin, end in pairwise(ends)]
+
+
+def share(
+    config: DecoderConfig, weights: Mapping[str, Operand], part: int, parts: int
+) -> tuple[DecoderConfig, dict[str, Operand]]:
+    """Cut one of so many shares: of each layer some key heads with their queries, and some feed-forward units.
+
+    The sums over all shares of what attention and feed-forward give are what the whole layer gives. Experts are not
+    shared out, nor heads that are normed together.
+    """
+    size, group = config.head_dim, config.num_heads // config.num_kv_heads
+    heads = divide(config.num_kv_heads, parts)[part]
+    units = _units(config, weights, part, parts)
+    keys, queries = _times(heads, size), _times(heads, group * size)
+    spans = {
+        **dict.fromkeys(("k_proj", "v_proj"), keys),
+        **dict.fromkeys(("q_proj", "o_proj"), queries),
+        **dict.fromkeys(("gate_proj", "up_proj", "down_proj"), units),
+        "sinks": _times(heads, group),
+    }
+    cut: dict[str, Operand] = {}
+    for name, weight in weights.items():
+        kind = name.split(".")[-2]
+        if name.endswith("o_proj.bias"):  # added once
+            cut[name] = as_tensor(weight, torch.float32) * (part == 0)
+        elif kind in ("o_proj", "down_proj"):
+            cut[name] = _columns(weight, spans[kind])
+        else:
+            cut[name] = _rows(weight, spans[kind]) if kind in spans else weight
+    sizes = replace(
+        config, num_heads=len(heads) * group, num_kv_heads=len(heads), intermediate_size=units.stop - units.start
+    )
+    return sizes, cut
+
+
+def stage(
+    config: DecoderConfig, weights: Mapping[str, Operand], layers: range
+) -> tuple[DecoderConfig, dict[str, Operand]]:
+    """Cut these layers out. Embedding, last norm and LM head belong to the first of them.
+
+    Other stages read hidden states and give hidden states: one row of zeros stands for their embedding.
+    """
+    cut: dict[str, Operand] = {}
+    for name, weight in weights.items():
+        _, _, number, *rest = name.split(".") if name.startswith("model.layers.") else ("", "", "")
+        if not number:
+            cut[name] = weight
+        elif int(number) in layers:
+            cut[f"model.layers.{int(number) - layers.start}.{'.'.join(rest)}"] = weight
+    forms = config.layers[layers.start : layers.stop]
+    sizes = replace(config, num_layers=len(layers), layers=forms)
+    if layers.start == 0:
+        return sizes, cut
+    cut.pop("lm_head.weight", None)
+    cut["model.embed_tokens.weight"] = torch.zeros(1, config.hidden_size)
+    return replace(sizes, vocab_size=1, tie_embeddings=True), cut
+
+
+def _times(span: range, size: int) -> range:
+    return range(span.start * size, span.stop * size)
+
+
+def _units(config: DecoderConfig, weights: Mapping[str, Operand], part: int, parts: int) -> range:
+    """Feed-forward units of a share: whole blocks of every matrix that has their columns, and an even number."""
+    stored = [weight for name, weight in weights.items() if name.endswith("down_proj.weight")]
+    together = max([2, *(weight.format.block for weight in stored if isinstance(weight, StoredTensor))])
+    count = config.intermediate_size
+    if together < _WHOLE_BLOCK <= count // parts:
+        together = _WHOLE_BLOCK
+    if count // together < parts:
+        together = 2
+    begin, end = _ends(config, together, parts)[part : part + 2]
+    return range(begin * together, min(end * together, count))
+
+
+def _ends(config: DecoderConfig, together: int, parts: int) -> list[int]:
+    """Where shares end, in blocks of so many units. All read as many weights, as far as that is possible.
+
+    Their key heads may be uneven, and the first share has the LM head, too.
+    """
+    hidden, group = config.hidden_size, config.num_heads // config.num_kv_heads
+    blocks, block = -(-config.intermediate_size // together), 3 * hidden * together
+    head = 2 * (group + 1) * config.head_dim * hidden
+    weights: list[float] = [len(heads) * head for heads in divide(config.num_kv_heads, parts)]
+    weights[0] += config.vocab_size * hidden / config.num_layers
+    even = (sum(weights) + blocks * block) / parts
+    wanted = [max(even - own, block) for own in weights]
+    ends = [round(blocks * sum(wanted[:part]) / sum(wanted)) for part in range(parts + 1)]
+    for part in range(1, parts):  # one block at least for each
+        ends[part] = min(max(ends[part], ends[part - 1] + 1), blocks - parts + part)
+    return ends
+
+
+def _rows(weight: Operand, span: range) -> Operand:
+    """Outputs of a matrix, or numbers of a bias."""
+    if isinstance(weight, Int8Weight):
+        return Int8Weight(weight.source[span.start : span.stop])
+    if isinstance(weight, Tensor):
+        return weight[span.start : span.stop]
+    data = weight.data[span.start : span.stop]
+    order = None if weight.order is None else weight.order[span.start : span.stop] - span.start
+    return replace(weight, shape=(len(data), *weight.shape[1:]), data=data, order=order, ahead=None)
+
+
+def _columns(weight: Operand, span: range) -> Operand:
+    """Inputs of a matrix. Where they end within blocks of a file, as numbers."""
+    if isinstance(weight, Int8Weight):
+        return Int8Weight(weight.source[:, span.start : span.stop])
+    if isinstance(weight, Tensor):
+        return weight[:, span.start : span.stop]
+    format = weight.format
+    if span.start % format.block or span.stop % format.block:
+        return dense(weight, torch.float32)[:, span.start : span.stop]
+    begin, end = (at // format.block * format.block_bytes for at in (span.start, span.stop))
+    return replace(weight, shape=(weight.shape[0], len(span)), data=weight.data[:, begin:end], ahead=None)

@@ -1,0 +1,51 @@
+"""Over how many processes one model is spread: the options that everything which starts them shares."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from parlay.options.declare import Options, UsageError, option
+
+MOST_RANKS = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankOptions(Options):
+    """How many processes, called ranks, run one model together. Raises UsageError for a value that is not allowed.
+
+    ``tensor_parallel`` ranks share each layer, ``pipeline_parallel`` groups of them have some layers each. Rank 0 is
+    this process. It starts the others, or with ``rank_listen`` waits for ``parlay rank --join`` on other machines, and
+    they show each other that they know one secret: PARLAY_RANK_SECRET in the environment, or ``rank_secret_file``. A
+    rank that says nothing for ``rank_timeout`` seconds ends all.
+    """
+
+    tensor_parallel: int = option(
+        1, "processes that share each layer of the model", low=1, high=MOST_RANKS, metavar="N"
+    )
+    pipeline_parallel: int = option(
+        1, "groups of processes that have some layers of the model each", low=1, high=MOST_RANKS, metavar="N"
+    )
+    rank_listen: str | None = option(
+        None,
+        "wait here for parlay rank --join, and start no processes: for several machines (default: start them here)",
+        metavar="HOST:PORT",
+    )
+    rank_secret_file: str | None = option(
+        None, "file of the secret that all ranks know, in place of PARLAY_RANK_SECRET", metavar="FILE", opens=True
+    )
+    rank_timeout: float = option(
+        60.0, "most time that the processes of one model wait for each other", low=1, high=3600, metavar="SECONDS"
+    )
+
+    def __post_init__(self) -> None:
+        super(RankOptions, self).__post_init__()
+        if self.ranks > MOST_RANKS:
+            raise UsageError(
+                f"tensor_parallel={self.tensor_parallel} times pipeline_parallel={self.pipeline_parallel}: "
+                f"{MOST_RANKS} processes at most"
+            )
+
+    @property
+    def ranks(self) -> int:
+        """How many processes run the model."""
+        return self.tensor_parallel * self.pipeline_parallel

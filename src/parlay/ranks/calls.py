@@ -1,0 +1,169 @@
+"""A runner's calls as whole numbers: rank 0 logs its own, the others repeat them on theirs.
+
+So every rank has the same sequences, prefixes and trees, and memory for them. Only what rank 0's runner has done is
+logged, with what it answered: a rank whose runner answers differently ends.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from enum import IntEnum
+
+from parlay.types import Runner, RunnerLost, Segment, Skip, Tree
+
+
+class Call(IntEnum):
+    """The calls of a runner that change it. `REFUSED`: the forward before raised ValueError, as it must elsewhere."""
+
+    OPEN = 1
+    RESERVE = 2
+    KEEP = 3
+    TRUNCATE = 4
+    FORK = 5
+    RELEASE = 6
+    FORWARD = 7
+    REFUSED = 8
+
+
+_HALVES = ("attention", "mlp")
+
+
+class CallLog:
+    """Calls that have not been sent yet."""
+
+    def __init__(self) -> None:
+        self._numbers = array("q")
+
+    def add(self, call: Call, *numbers: int) -> None:
+        """Log a call of plain numbers."""
+        self._numbers.extend((call, *numbers))
+
+    def open(self, sequence: int, tokens: Sequence[int], salt: str, cached: int) -> None:
+        """Log `Runner.open`, which found so many tokens cached."""
+        self.add(Call.OPEN, sequence, cached)
+        self._many(salt.encode("utf-8", "surrogatepass"))
+        self._many(tokens)
+
+    def keep(self, sequence: int, path: Sequence[int], cached: int) -> None:
+        """Log `Runner.keep`, after which so many tokens are cached."""
+        self.add(Call.KEEP, sequence, cached)
+        self._many(path)
+
+    def forward(self, segments: Sequence[Segment], taps: Sequence[int], skip: Skip) -> None:
+        """Log `Runner.forward`, whose segments have no features."""
+        self.add(Call.FORWARD, len(segments))
+        for segment in segments:
+            self._numbers.extend(
+                (segment.sequence, segment.logits_from, segment.base, segment.together, int(segment.stale))
+            )
+            for numbers in (segment.pending, segment.tree.tokens, segment.tree.parents):
+                self._many(numbers)
+        self._many(taps)
+        self._many([2 * layer + _HALVES.index(half) for half, layer in sorted(skip)])
+
+    def take(self) -> bytes:
+        """Empty the log, and return its calls as bytes."""
+        taken, self._numbers = self._numbers, array("q")
+        return taken.tobytes()
+
+    def _many(self, numbers: Sequence[int]) -> None:
+        self._numbers.append(len(numbers))
+        self._numbers.extend(numbers)
+
+
+class _Numbers:
+    """Reads numbers from bytes. Raises RunnerLost for what a log of calls can't have."""
+
+    def __init__(self, content: bytes | bytearray) -> None:
+        self._numbers = array("q")
+        if len(content) % self._numbers.itemsize:
+            raise RunnerLost("rank 0 sent calls that can't be read: are the versions the same?")
+        self._numbers.frombytes(content)
+        self._at = 0
+
+    def __bool__(self) -> bool:
+        return self._at < len(self._numbers)
+
+    def some(self, count: int) -> Sequence[int]:
+        end = self._at + count
+        if not self._at <= end <= len(self._numbers):
+            raise RunnerLost("rank 0 sent calls that can't be read: are the versions the same?")
+        found, self._at = self._numbers[self._at : end], end
+        return found
+
+    def many(self) -> tuple[int, ...]:
+        return tuple(self.some(self.one()))
+
+    def one(self) -> int:
+        return self.some(1)[0]
+
+
+class Replay:
+    """Repeats the calls of a log on ``runner``, whose answers must be those of rank 0."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self._refused = ""
+
+    def run(self, content: bytes | bytearray) -> None:
+        """Repeat calls. Raises RunnerLost where an answer differs, or what can't be read."""
+        numbers = _Numbers(content)
+        while numbers:
+            call = numbers.one()
+            if (call == Call.REFUSED) != bool(self._refused):
+                raise RunnerLost(f"the ranks differ: {self._refused or 'rank 0 alone refused a forward'}")
+            self._refused = ""
+            if call == Call.FORWARD:
+                self._forward(numbers)
+            elif call != Call.REFUSED:
+                self._small(call, numbers)
+
+    def _small(self, call: int, numbers: _Numbers) -> None:
+        runner, sequence = self._runner, numbers.one()
+        if call == Call.OPEN:
+            self._open(sequence, numbers)
+        elif call == Call.RESERVE:
+            tokens = numbers.one()
+            self._same("room", int(runner.reserve(sequence, tokens)), 1)
+        elif call == Call.KEEP:
+            cached, path = numbers.one(), numbers.many()
+            self._same("cached tokens", runner.keep(sequence, path), cached)
+        elif call == Call.TRUNCATE:
+            length, cached = numbers.some(2)
+            self._same("cached tokens", runner.truncate(sequence, length), cached)
+        elif call == Call.FORK:
+            runner.fork(sequence, numbers.one())
+        elif call == Call.RELEASE:
+            runner.release(sequence)
+        else:
+            raise RunnerLost(
+                f"rank 0 made a call of number {call}, which is not known here: are the versions the same?"
+            )
+
+    def _open(self, sequence: int, numbers: _Numbers) -> None:
+        """Rank 0 may have given up cached pages for the sake of its drafters: then it found less, and so do we."""
+        cached, salt, tokens = numbers.one(), bytes(numbers.many()).decode("utf-8", "surrogatepass"), numbers.many()
+        found = self._runner.open(sequence, tokens, salt)
+        if found > cached:
+            found = self._runner.truncate(sequence, cached)
+        self._same("cached tokens", found, cached)
+
+    def _forward(self, numbers: _Numbers) -> None:
+        segments: list[Segment] = []
+        for _ in range(numbers.one()):
+            sequence, logits_from, base, together, stale = numbers.some(5)
+            pending, tokens, parents = numbers.many(), numbers.many(), numbers.many()
+            segments.append(
+                Segment(sequence, pending, Tree(tokens, parents), logits_from, base, None, together, bool(stale))
+            )
+        taps = numbers.many()
+        skip: Skip = frozenset(("mlp" if half % 2 else "attention", half // 2) for half in numbers.many())
+        try:
+            self._runner.forward(segments, taps, skip)
+        except ValueError as error:
+            self._refused = f"this one refused a forward ({error})"
+
+    def _same(self, what: str, found: int, wanted: int) -> None:
+        if found != wanted:
+            raise RunnerLost(f"the ranks differ: {found} {what} here, and {wanted} in rank 0")

@@ -1,0 +1,141 @@
+"""A rank other than 0: joins, loads its part, and repeats what rank 0's runner does, until rank 0 ends or is lost."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import closing, suppress
+from functools import partial
+from pathlib import Path
+from typing import Self
+
+from parlay import models
+from parlay.cache import BLOCK, Budget
+from parlay.models.facts import read_facts
+from parlay.models.fetch.resolving import resolve
+from parlay.ranks.calls import Replay
+from parlay.ranks.groups import shared_folder
+from parlay.ranks.layout import Hello, Plan, build_name, decode_plan, encode
+from parlay.ranks.part import RankPart, join_group
+from parlay.ranks.wire import Connection, Kind, Stopped, listen, one_line
+from parlay.types import ParlayError, Runner, RunnerLost
+
+BEATS = 4
+"""Times that a rank says that it is alive, in the time after which silence means that it is not."""
+SLACK = 64
+"""Pages that a follower's cache has more than rank 0's: it may keep pages that rank 0 gave up for its drafters."""
+
+
+def machine_name() -> str:
+    """Names the machine whose memory this process can share: another container has another folder for it."""
+    with suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{boot} {os.stat(shared_folder()).st_dev}"
+    return f"{socket.gethostname()} {os.stat(shared_folder()).st_dev}"
+
+
+def follow(
+    connection: Connection,
+    leader: tuple[str, int],
+    secret: bytes,
+    *,
+    model: str | None = None,
+    threads: int | None = None,
+) -> None:
+    """Run a part of the model of the rank 0 that waits at ``leader``, and is connected, until it ends.
+
+    ``model`` is where the model lies here, if not where rank 0 has it. Raises ParlayError, with one line that says why
+    the rank ends, RunnerLost when another one is to blame.
+    """
+    with closing(connection), listen((connection.local_host, 0)) as listener:
+        host, port = listener.getsockname()[:2]
+        hello = Hello(build=build_name(), host=host, port=port, machine=machine_name())
+        connection.send(Kind.HELLO, encode(hello))
+        plan = decode_plan(connection.expect(Kind.PLAN)).with_threads(threads)
+        connection.bound(plan.seconds)
+        try:
+            _run(connection, plan, model or plan.model, partial(join_group, plan, listener, secret, leader))
+        except Stopped as error:
+            raise RunnerLost(f"rank {plan.rank} ends: {error}") from None
+        except RunnerLost as error:
+            raise RunnerLost(f"rank {plan.rank} ends: {_reason(connection, error)}") from None
+        except Exception as error:
+            with suppress(RunnerLost):
+                connection.send(Kind.FAILED, one_line(error).encode())
+            if isinstance(error, ParlayError | ValueError):
+                raise ParlayError(f"rank {plan.rank} ends: {one_line(error)}") from None
+            raise
+
+
+def _run(connection: Connection, plan: Plan, model: str, join: Callable[[], RankPart]) -> None:
+    with _Beats(connection, plan.seconds) as beats:
+        part = beats.part = join()
+        _check_weights(model, plan)
+        budget = Budget()  # of one page, until rank 0 says how many it has
+        runner = models.load(model, plan.load, cache_tokens=BLOCK, budget=budget, make_forward=part)
+        connection.send(Kind.READY, runner.spec.exactness.encode())
+        budget.total *= int(connection.expect(Kind.START)) // BLOCK + SLACK
+        _repeat(connection, runner)
+
+
+def _repeat(connection: Connection, runner: Runner) -> None:
+    """Repeat rank 0's calls until it says that it ends. Raises RunnerLost with its reason if there is one."""
+    replay = Replay(runner)
+    while True:
+        kind, content = connection.receive()
+        if kind is Kind.CALLS:
+            replay.run(content)
+        elif kind is Kind.STOP:
+            if content:
+                raise Stopped(content.decode(errors="replace"))
+            return
+
+
+def _check_weights(name: str, plan: Plan) -> None:
+    """Raises ParlayError unless the model's files here are those of rank 0."""
+    digest = read_facts(resolve(name)).digest
+    if digest != plan.digest:
+        raise ParlayError(
+            f"{name} has other weights on rank {plan.rank} than on rank 0 (SHA-256 {digest:.12}, {plan.digest:.12}): "
+            "copy the files of rank 0"
+        )
+
+
+class _Beats:
+    """Inside the block another thread says now and then that this rank is alive. It sees rank 0 end, too.
+
+    Then nobody in ``part``, once there is one, is waited for any more.
+    """
+
+    def __init__(self, connection: Connection, seconds: float) -> None:
+        self.part: RankPart | None = None
+        self._connection, self._pause = connection, seconds / BEATS
+        self._over = threading.Event()
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self._beat, name="parlay-rank-beat", daemon=True).start()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._over.set()
+
+    def _beat(self) -> None:
+        with suppress(RunnerLost):
+            while not self._over.is_set() and not self._connection.has_ended(self._pause):
+                self._connection.send(Kind.BEAT)
+        if self.part is not None and not self._over.is_set():
+            self.part.give_up()
+
+
+def _reason(connection: Connection, error: RunnerLost) -> str:
+    """Why a rank ends that has lost another one: rank 0 knows best, if it still says something; else it is told."""
+    line = one_line(error)
+    with suppress(RunnerLost):
+        connection.send(Kind.FAILED, line.encode())
+        while True:
+            kind, content = connection.receive()
+            if kind is Kind.STOP and content:
+                return content.decode(errors="replace")
+    return line

@@ -1,0 +1,162 @@
+"""Groups of ranks that run the same layers together: how their parts of a sum come together, in the order of ranks.
+
+Every rank adds up the same numbers in the same order, rank 0's first. So all have the same hidden states, and a row's
+sums depend on no other row, however many there are: adding up in a ring or a tree would not promise that.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from parlay.compiled import structs
+from parlay.compiled.library import load
+from parlay.ranks.wire import Connection, Kind
+from parlay.types import ParlayError, RunnerLost
+
+_PART = 1 << 16
+"""Numbers of a part in shared memory; longer sums take several."""
+_LINE = 64
+_LOST = ctypes.c_int64
+
+
+def _bytes(count: int) -> int:
+    return _LINE * (1 + count) + 2 * count * _PART * 4
+
+
+def shared_folder() -> Path:
+    """Where files are memory: that of the system, or else the folder for temporary files."""
+    memory = Path("/dev/shm")
+    return memory if os.access(memory, os.W_OK) else Path(tempfile.gettempdir())
+
+
+def make_shared_file(count: int) -> Path:
+    """Make the memory of a group of so many ranks, which its owner alone can open. Raises ParlayError."""
+    try:
+        handle, name = tempfile.mkstemp(prefix="parlay-ranks-", dir=shared_folder())
+        with open(handle, "wb") as file:
+            os.posix_fallocate(file.fileno(), 0, _bytes(count))  # writing to memory that is not there would end us
+    except OSError as error:
+        raise ParlayError(
+            f"no shared memory for {count} ranks ({error.strerror}): make room in {shared_folder()}"
+        ) from None
+    return Path(name)
+
+
+class SharedGroup:
+    """A `Group` on one machine: the library adds up in memory that all ranks share. ``ranks`` are its members.
+
+    Raises RunnerLost if the file is not there, NotLoaded without the library.
+    """
+
+    def __init__(self, file: Path, ranks: Sequence[int], member: int, seconds: float) -> None:
+        self._core, self._ranks, self._seconds = load(), ranks, seconds
+        try:
+            with file.open("r+b") as opened:
+                self._memory = mmap.mmap(opened.fileno(), _bytes(len(ranks)))
+        except (OSError, ValueError) as error:
+            raise RunnerLost(f"can't open the memory that ranks share ({error}): are all on one machine?") from None
+        self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
+        self._struct = structs.RanksStruct(
+            rank=member, count=len(ranks), part=_PART, memory=self._address, patience=int(seconds * 1e9)
+        )
+
+    @property
+    def struct(self) -> structs.RanksStruct:
+        return self._struct
+
+    def add(self, numbers_N: Tensor) -> None:
+        self._core.sum_over_ranks(ctypes.byref(self._struct), numbers_N.data_ptr(), numbers_N.numel())
+
+    def check(self) -> None:
+        if self._struct.lost:
+            rank = self._ranks[self._struct.lost - 1]
+            raise RunnerLost(f"rank {rank} has not done its part of a forward within {self._seconds:g} s")
+
+    def give_up(self) -> None:
+        """Let nobody wait in a sum any more. Any thread may call it."""
+        with suppress(ValueError):
+            _LOST.from_address(self._address).value = self._struct.rank + 1
+
+
+class SocketGroup:
+    """A `Group` over several machines: each rank sends its part to every other one, and adds up what it gets.
+
+    ``connections`` lead to the other ``ranks``. Pairs exchange in one order, the lower rank first, so that nobody waits
+    for one who waits for him.
+    """
+
+    def __init__(self, connections: Mapping[int, Connection], ranks: Sequence[int], member: int) -> None:
+        self._connections, self._ranks, self._own = connections, ranks, ranks[member]
+        self._reason = ""
+        self._sum = structs.SUM(self._sum_at)
+        self._struct = structs.RanksStruct(rank=member, count=len(ranks), part=_PART, sum=self._sum)
+
+    @property
+    def struct(self) -> structs.RanksStruct:
+        return self._struct
+
+    def add(self, numbers_N: Tensor) -> None:
+        if not self._reason:
+            self._exchange(numbers_N.view(-1).numpy())
+
+    def check(self) -> None:
+        if self._reason:
+            raise RunnerLost(self._reason)
+
+    def give_up(self) -> None:
+        """Let nobody wait in a sum any more. Any thread may call it."""
+        for connection in self._connections.values():
+            connection.close()
+
+    def _sum_at(self, numbers: ctypes._Pointer[ctypes.c_float], count: int) -> int:
+        """Add up for the library, which calls this from one of its threads. Returns 0, or 1 when a rank is lost."""
+        return int(not self._exchange(np.ctypeslib.as_array(numbers, (count,))))
+
+    def _exchange(self, numbers: np.ndarray[tuple[int], np.dtype[np.float32]]) -> bool:
+        """Put the sums in the place of ``numbers``, float32 ``[N]``. Returns whether all ranks gave their part."""
+        try:
+            parts = [numbers if rank == self._own else self._swap(rank, numbers) for rank in self._ranks]
+        except Exception as error:  # it could not pass through the library
+            self._reason = " ".join(str(error).split()) or type(error).__name__
+            return False
+        total = parts[0].copy()
+        for part in parts[1:]:
+            total += part
+        numbers[:] = total
+        return True
+
+    def _swap(
+        self, rank: int, numbers: np.ndarray[tuple[int], np.dtype[np.float32]]
+    ) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
+        connection, own = self._connections[rank], numbers.tobytes()
+        if self._own < rank:
+            connection.send(Kind.DATA, own)
+        found = connection.expect(Kind.DATA)
+        if self._own > rank:
+            connection.send(Kind.DATA, own)
+        if len(found) != len(own):
+            raise RunnerLost(f"rank {rank} gave {len(found)} bytes to a sum of {len(own)}: the ranks differ")
+        return np.frombuffer(found, dtype=np.float32)
+
+
+def send_rows(connection: Connection, rows_NH: Tensor) -> None:
+    """Send hidden states, float32 ``[N, H]``, to another rank. Raises RunnerLost."""
+    connection.send(Kind.DATA, rows_NH.contiguous().numpy().tobytes())
+
+
+def receive_rows(connection: Connection, rows: int, hidden: int) -> Tensor:
+    """Hidden states float32 ``[N, H]`` of so many rows from another rank. Raises RunnerLost for others."""
+    found = connection.expect(Kind.DATA)
+    if len(found) != rows * hidden * 4:
+        raise RunnerLost(f"rank {connection.rank} sent {len(found)} bytes of {rows} rows of {hidden}: the ranks differ")
+    return torch.frombuffer(found, dtype=torch.float32).view(rows, hidden) if rows else torch.empty(0, hidden)

@@ -1,0 +1,173 @@
+"""Which rank runs which part of a model, and what a rank must know to load and run its own."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, fields, replace
+from typing import TypeVar
+
+import torch
+
+from parlay import __version__
+from parlay.compiled.build import digest
+from parlay.compiled.library import NotLoaded, load
+from parlay.models.config import DecoderConfig
+from parlay.options import LoadOptions
+from parlay.types import ParlayError, RunnerLost
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """``tensor`` ranks share each layer, ``stages`` groups of them have some layers each; rank 0 is in the first."""
+
+    tensor: int
+    stages: int
+
+    @property
+    def ranks(self) -> int:
+        """How many there are."""
+        return self.tensor * self.stages
+
+    def stage(self, rank: int) -> int:
+        """Which layers a rank has: those of this stage."""
+        return rank // self.tensor
+
+    def share(self, rank: int) -> int:
+        """Which share of these layers it has."""
+        return rank % self.tensor
+
+    def group(self, rank: int) -> range:
+        """The ranks that run the same layers, in order."""
+        first = self.stage(rank) * self.tensor
+        return range(first, first + self.tensor)
+
+    def peers(self, rank: int, *, over_sockets: bool) -> list[int]:
+        """The ranks that a rank exchanges rows with; with ``over_sockets`` also those that it adds up with."""
+        found = {rank - self.tensor, rank + self.tensor} if self.stages > 1 else set()
+        last = self.ranks - self.tensor
+        found |= {last} if rank == 0 and self.stages > 1 else {0} if rank == last and rank else set()
+        found |= set(self.group(rank)) if over_sockets else set()
+        return sorted((found - {rank}) & set(range(self.ranks)))
+
+    def check(self, name: str, config: DecoderConfig) -> None:
+        """Raises ParlayError for more ranks than the model has key heads or layers, and layers that can't be shared."""
+        if self.tensor > config.num_kv_heads:
+            raise ParlayError(
+                f"tensor_parallel={self.tensor}: {name} has {config.num_kv_heads} key heads to share out; give a "
+                "number up to that"
+            )
+        if self.tensor > 1 and any(form.experts or form.wide_qk_norm for form in config.forms):
+            raise ParlayError(
+                f"tensor_parallel={self.tensor}: layers of {name} have experts, or norms of all heads together, and "
+                "can't be shared out; give pipeline_parallel instead"
+            )
+        if self.stages > config.num_layers:
+            raise ParlayError(
+                f"pipeline_parallel={self.stages}: {name} has {config.num_layers} layers; give a number up to that"
+            )
+
+
+def build_name() -> str:
+    """Names all that may change a number: versions, and the instruction set of the compiled decoder."""
+    try:
+        core = load().name.decode()
+    except NotLoaded:
+        core = "no compiled decoder"
+    return f"parlay {__version__}, sources {digest()}, {core}, torch {torch.__version__}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hello:
+    """A rank that joins, by itself: where it listens for others, and which machine's memory it shares."""
+
+    build: str
+    host: str
+    port: int
+    machine: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Orders of rank 0 to another ``rank``: which model to load, how, and whom it works with.
+
+    ``hosts`` and ``ports`` say where each rank listens; rank 0 is where the others have joined. ``memory`` is the file
+    that the rank's group shares; empty: it adds up over sockets. Fields other than these three are LoadOptions'.
+    """
+
+    rank: int
+    tensor: int
+    stages: int
+    model: str
+    digest: str
+    hosts: list[str]
+    ports: list[int]
+    memory: str
+    seconds: float
+    dtype: str
+    device: str
+    quantize: str | None
+    kv_cache_dtype: str
+    threads: int | None
+
+    @property
+    def layout(self) -> Layout:
+        return Layout(self.tensor, self.stages)
+
+    @property
+    def load(self) -> LoadOptions:
+        """How this rank loads its part."""
+        return LoadOptions(
+            dtype=self.dtype,
+            device=self.device,
+            quantize=self.quantize,
+            kv_cache_dtype=self.kv_cache_dtype,
+            threads=self.threads,
+        )
+
+    def with_threads(self, threads: int | None) -> Plan:
+        """The plan with another number of threads, if there is one."""
+        return self if threads is None else replace(self, threads=threads)
+
+
+T = TypeVar("T", Hello, Plan)
+
+
+def encode(message: Hello | Plan) -> bytes:
+    """Write as JSON, for a frame."""
+    return json.dumps(asdict(message)).encode()
+
+
+def decode_hello(content: bytes | bytearray) -> Hello:
+    """Raises RunnerLost for what is none."""
+    return _decode(Hello, content)
+
+
+def decode_plan(content: bytes | bytearray) -> Plan:
+    """Raises RunnerLost for what is none."""
+    plan = _decode(Plan, content)
+    if not 0 < plan.rank < plan.layout.ranks == len(plan.hosts) == len(plan.ports):
+        raise RunnerLost("rank 0 sent a plan that makes no sense: are the versions the same?")
+    return plan
+
+
+def _decode(kind: type[T], content: bytes | bytearray) -> T:
+    try:
+        said = json.loads(content)
+    except ValueError:
+        said = None
+    declared = {field.name: str(field.type) for field in fields(kind)}
+    if not isinstance(said, dict) or said.keys() != declared.keys():
+        raise RunnerLost("what a rank said of itself can't be read: are the versions the same?")
+    if not all(_fits(said[name], type_) for name, type_ in declared.items()):
+        raise RunnerLost("what a rank said of itself makes no sense: are the versions the same?")
+    return kind(**said)
+
+
+def _fits(value: object, declared: str) -> bool:
+    """Whether a value is of the type that an annotation names."""
+    base = declared.removesuffix(" | None")
+    if value is None:
+        return base != declared
+    if base.startswith("list["):
+        return isinstance(value, list) and all(_fits(each, base[5:-1]) for each in value)
+    return type(value) in {"int": (int,), "str": (str,), "float": (int, float)}[base]

@@ -1,0 +1,218 @@
+"""Rank 0: a runner like any other for engine, drafters and server, whose calls the other ranks repeat."""
+
+from __future__ import annotations
+
+import logging
+import selectors
+import subprocess
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+from parlay.models.wrapped_runner import WrappedRunner
+from parlay.ranks.calls import Call, CallLog
+from parlay.ranks.follower import BEATS
+from parlay.ranks.part import RankPart
+from parlay.ranks.wire import Connection, Kind, one_line
+from parlay.types import NO_SKIP, Exactness, Output, Runner, RunnerLost, RunnerSpec, Segment, Skip
+
+_log = logging.getLogger(__name__)
+_LAST_SECONDS = 5.0
+"""For processes to end by themselves when the work is done."""
+
+
+class Followers:
+    """The other ranks as rank 0 sees them. A thread hears what they say; once one is lost, all end.
+
+    ``busy``: somebody waits for a forward, and is told what goes wrong.
+    """
+
+    def __init__(self, connections: Sequence[Connection], children: Sequence[subprocess.Popen[bytes]], seconds: float):
+        self._connections, self.children, self._seconds = connections, children, seconds
+        self._part: RankPart | None = None
+        self._heard = dict.fromkeys(connections, time.monotonic())
+        self._changed = threading.Condition()
+        self._exactness: dict[int, Exactness] = {}
+        self._reason, self._over = "", False
+        self.busy = False
+        threading.Thread(target=self._watch, name="parlay-ranks", daemon=True).start()
+
+    def joined(self, part: RankPart) -> None:
+        """Say whose waits are to end when a rank is lost."""
+        self._part = part
+        self.check()
+
+    def check(self) -> None:
+        """Raises RunnerLost once a rank is lost."""
+        if self._reason or self._over:
+            raise RunnerLost(self._reason or "the ranks of this model have been closed")
+
+    def ready(self) -> Exactness:
+        """Wait until all have loaded their parts; returns the weakest exactness of them. Raises RunnerLost."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._reason or len(self._exactness) == len(self._connections))
+        self.check()
+        return Exactness.weakest(*self._exactness.values())
+
+    def send(self, kind: Kind, content: bytes = b"") -> None:
+        """Send a frame to all. Raises RunnerLost, after which all end."""
+        self.check()
+        try:
+            for connection in self._connections:
+                connection.send(kind, content)
+        except BaseException as error:  # an interrupted frame can't be taken up again
+            self.lose(one_line(error))
+            raise
+
+    def lose(self, reason: str) -> None:
+        """End all ranks for this reason, unless they end already."""
+        with self._changed:
+            if self._reason or self._over:
+                return
+            self._reason = reason
+            self._changed.notify_all()
+        if not self.busy:  # else whoever waits for the forward is told
+            _log.error("all ranks of the model end: %s", reason)
+        self._stop(reason)
+
+    def close(self) -> None:
+        """End all ranks because the work is done, and wait for those that were started here."""
+        with self._changed:
+            ends, self._over = not self._over and not self._reason, True
+        if ends:
+            self._stop("")
+        until = time.monotonic() + _LAST_SECONDS
+        for child in self.children:
+            try:
+                child.wait(max(0.0, until - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
+        for connection in self._connections:
+            connection.close()
+
+    def _stop(self, reason: str) -> None:
+        if self._part is not None and reason:
+            self._part.give_up()
+        for connection in self._connections:
+            with suppress(RunnerLost):
+                connection.send(Kind.STOP, reason.encode())
+        for connection in self._connections:
+            connection.close_softly()
+        if self._part is not None:
+            self._part.give_up()
+
+    def _watch(self) -> None:
+        """Hear the others and tell them that rank 0 is alive, until they end."""
+        pause = self._seconds / BEATS
+        with selectors.DefaultSelector() as selector:
+            for connection in self._connections:
+                selector.register(connection, selectors.EVENT_READ, connection)
+            due = time.monotonic()
+            while not self._reason and not self._over:
+                try:
+                    for key, _ in selector.select(pause):
+                        self._hear(key.data)
+                    if time.monotonic() >= due:
+                        self._beat()
+                        due = time.monotonic() + pause
+                except RunnerLost as error:
+                    self.lose(one_line(error))
+                except (OSError, ValueError):  # closed meanwhile
+                    return
+
+    def _hear(self, connection: Connection) -> None:
+        kind, content = connection.receive()
+        self._heard[connection] = time.monotonic()
+        if kind is Kind.FAILED:
+            self.lose(f"rank {connection.rank}: {content.decode(errors='replace')}")
+        elif kind is Kind.READY:
+            text = content.decode(errors="replace")
+            if text not in {*Exactness}:
+                raise RunnerLost(
+                    f"rank {connection.rank} is ready in a way that is not known: are the versions the same?"
+                )
+            with self._changed:
+                self._exactness[connection.rank] = Exactness(text)
+                self._changed.notify_all()
+
+    def _beat(self) -> None:
+        for connection in self._connections:
+            if time.monotonic() - self._heard[connection] > self._seconds:
+                raise RunnerLost(f"rank {connection.rank} has said nothing for {self._seconds:g} s")
+            connection.send(Kind.BEAT)
+
+
+class Leader(WrappedRunner):
+    """A runner whose calls are logged, and sent with the next forward: `follow` repeats them. No answer is waited for.
+
+    What its own runner raises is raised before anything is exchanged with other ranks, and alike on all of them.
+    """
+
+    def __init__(self, inner: Runner, followers: Followers) -> None:
+        """``followers`` are ready."""
+        super().__init__(inner)
+        self.followers, self._log = followers, CallLog()
+        self._spec = replace(inner.spec, exactness=Exactness.weakest(inner.spec.exactness, followers.ready()))
+        followers.send(Kind.START, str(inner.capacity()).encode())
+        followers.busy = False
+        self.close = weakref.finalize(self, followers.close)
+
+    @property
+    def spec(self) -> RunnerSpec:
+        return self._spec
+
+    def open(self, sequence: int, tokens: Sequence[int], salt: str = "") -> int:
+        cached = self._inner.open(sequence, tokens, salt)
+        self._log.open(sequence, tokens, salt, cached)
+        return cached
+
+    def reserve(self, sequence: int, tokens: int) -> bool:
+        has_room = self._inner.reserve(sequence, tokens)
+        if has_room:
+            self._log.add(Call.RESERVE, sequence, tokens)
+        return has_room
+
+    def forward(self, segments: Sequence[Segment], taps: Sequence[int] = (), skip: Skip = NO_SKIP) -> Output:
+        if any(segment.features is not None or segment.adapter is not None for segment in segments):
+            raise ValueError(
+                f"{self.spec.name}: several processes run it, and rows with features or adapters run in one alone"
+            )
+        self._log.forward(segments, taps, skip)
+        self.followers.busy = True
+        try:
+            self.followers.send(Kind.CALLS, self._log.take())
+            return self._inner.forward(segments, taps, skip)
+        except ValueError:
+            self._log.add(Call.REFUSED)
+            raise
+        except RunnerLost as error:
+            self.followers.lose(one_line(error))
+            self.followers.check()
+            raise
+        except BaseException as error:
+            self.followers.lose(f"rank 0 failed: {one_line(error)}")
+            raise
+        finally:
+            self.followers.busy = False
+
+    def keep(self, sequence: int, path: Sequence[int]) -> int:
+        cached = self._inner.keep(sequence, path)
+        self._log.keep(sequence, path, cached)
+        return cached
+
+    def truncate(self, sequence: int, length: int) -> int:
+        cached = self._inner.truncate(sequence, length)
+        self._log.add(Call.TRUNCATE, sequence, length, cached)
+        return cached
+
+    def fork(self, sequence: int, copy: int) -> None:
+        self._inner.fork(sequence, copy)
+        self._log.add(Call.FORK, sequence, copy)
+
+    def release(self, sequence: int) -> None:
+        self._inner.release(sequence)
+        self._log.add(Call.RELEASE, sequence)

@@ -1,0 +1,108 @@
+"""Pipeline parallelism: a decoder whose layers run in several stages, one after another, each on a rank of its own.
+
+Rank 0 has the first layers, embedding and LM head. What leaves a stage's last layer goes on as it is, in float32, and
+the last stage gives rank 0 the rows that it wants logits of: their hidden states, not their logits, which would be a
+hundred times as many numbers. So every logit has the bits that one process gives it. Rows that nobody reads, of a
+prompt that is read in chunks, are not waited for: rank 0 goes on with the next chunk meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from parlay.models.compiled.forward import CompiledForward
+from parlay.models.config import UnsupportedModel
+from parlay.models.forward import ForwardBatch, ForwardOutput, Kernels, Taps
+from parlay.models.lora import LowRankAdapter
+from parlay.ranks.groups import receive_rows, send_rows
+from parlay.ranks.wire import Connection
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Which ``layers`` of the model a stage has, of ``count``, and how many the first stage has.
+
+    It reads its rows from ``before`` and gives them to ``after``; ``back`` leads from the last stage to rank 0.
+    """
+
+    layers: range
+    count: int
+    first: int
+    before: Connection | None = None
+    after: Connection | None = None
+    back: Connection | None = None
+
+
+class StageForward:
+    """One stage as a `Forward`, whose layers ``body`` runs. Logits of ``vocab`` tokens are rank 0's alone."""
+
+    def __init__(self, body: CompiledForward, stage: Stage, hidden: int, vocab: int, dtype: torch.dtype) -> None:
+        self._body, self._stage, self._layers = body, stage, stage.layers
+        self._hidden, self._vocab, self._dtype = hidden, vocab, dtype
+
+    @property
+    def kernels(self) -> Kernels:
+        return self._body.kernels
+
+    def add_adapter(self, adapter: LowRankAdapter) -> None:
+        """Raises UnsupportedModel: adapters run in one process alone."""
+        raise UnsupportedModel(f"the adapter {adapter.name} can't run here: several processes run the model")
+
+    def run(self, work: ForwardBatch) -> ForwardOutput:
+        known = [tap for tap in sorted(work.taps) if self._stage.first <= tap < self._layers.start]
+        inputs, states = None, dict[int, Tensor]()
+        if self._stage.before is not None:
+            inputs, *earlier = self._receive(self._stage.before, [len(work.ids)] * (1 + len(known)))
+            states = dict(zip(known, earlier, strict=True))
+        is_read = bool(work.wanted or work.taps)
+        leaving = self._run_layers(work, inputs, states, leaves=is_read or self._stage.after is not None)
+        if self._stage.after is not None:
+            self._send(self._stage.after, leaving, states)
+        elif self._stage.back is not None and is_read:
+            self._send(self._stage.back, leaving[self._returned(work)], states)
+        if self._layers.start == 0 and self._stage.back is not None and is_read:
+            return self._finish(work, states)
+        return ForwardOutput(torch.empty(len(work.wanted), self._vocab), Taps(work.taps))
+
+    def _run_layers(
+        self, work: ForwardBatch, inputs_NH: Tensor | None, states: dict[int, Tensor], *, leaves: bool
+    ) -> Tensor:
+        """Run this stage's layers, and return what leaves them. What enters tapped ones joins ``states``."""
+        first, count = self._layers.start, len(self._layers)
+        own = [tap - first for tap in work.taps if tap in self._layers]
+        taps = [*own, count] if leaves else own
+        skip = frozenset((half, layer - first) for half, layer in work.skip if layer in self._layers)
+        found = self._body.run(work._replace(wanted=[], taps=taps, skip=skip, inputs=inputs_NH)).taps.states
+        states.update({tap + first: found[tap] for tap in own})
+        return found[count] if leaves else torch.empty(0, self._hidden)
+
+    def _returned(self, work: ForwardBatch) -> Sequence[int]:
+        """The rows that rank 0 reads of what leaves the last layer: all where these are tapped."""
+        return range(len(work.ids)) if self._stage.count in work.taps else work.wanted
+
+    def _finish(self, work: ForwardBatch, states: dict[int, Tensor]) -> ForwardOutput:
+        """Rank 0's end of a forward: what the last stage gives back, through the last norm and the LM head."""
+        assert self._stage.back is not None, "stages are several"
+        late = [tap for tap in sorted(work.taps) if self._stage.first <= tap < self._stage.count]
+        rows, normed = self._returned(work), self._stage.count in work.taps
+        hidden, *later = self._receive(self._stage.back, [len(rows), *[len(work.ids)] * len(late)])
+        states.update(zip(late, later, strict=True))
+        logits = torch.empty(0, self._vocab)
+        if len(rows):
+            done = self._body.finish(hidden, work.wanted if normed else range(len(rows)), normed=normed)
+            logits = done.logits
+            if normed:
+                states[self._stage.count] = done.taps.states[0]
+        return ForwardOutput(logits, Taps(work.taps, {tap: states[tap].to(self._dtype) for tap in work.taps}))
+
+    def _send(self, to: Connection, leaving_NH: Tensor, states: Mapping[int, Tensor]) -> None:
+        """Send what leaves this stage, and what entered tapped layers behind the first stage."""
+        for rows_NH in (leaving_NH, *(states[tap] for tap in sorted(states) if tap >= self._stage.first)):
+            send_rows(to, rows_NH)
+
+    def _receive(self, source: Connection, rows: Sequence[int]) -> list[Tensor]:
+        return [receive_rows(source, count, self._hidden) for count in rows]

@@ -1,0 +1,286 @@
+"""Starts the ranks of a model: those of this machine as child processes, or it waits for those of others."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from parlay import models
+from parlay.cache import Budget
+from parlay.models.compiled.weights import Packed, nobody
+from parlay.models.config import UnsupportedModel
+from parlay.models.facts import read_facts
+from parlay.models.fetch.resolving import resolve
+from parlay.models.loading import read_config
+from parlay.models.opening import settled
+from parlay.options import LoadOptions, RankOptions
+from parlay.ranks.follower import machine_name
+from parlay.ranks.groups import make_shared_file
+from parlay.ranks.layout import Hello, Layout, Plan, build_name, decode_hello, encode
+from parlay.ranks.leader import Followers, Leader
+from parlay.ranks.part import admit_rank, join_group
+from parlay.ranks.wire import SECRET, Connection, Kind, listen, one_line, read_address, read_secret
+from parlay.system import threads
+from parlay.types import ParlayError, Runner, RunnerLost
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+Start = Callable[[tuple[str, int], int, bytes], list[subprocess.Popen[bytes]]]
+"""Starts so many other ranks, which join at an address with a secret; returns those that are child processes."""
+
+ALONE = RankOptions()
+"""One process."""
+
+
+def open_target(
+    model: str | PreTrainedModel, load: LoadOptions, options: RankOptions, budget: Budget | None, packed: Packed
+) -> Runner:
+    """Load a model in this process, or as rank 0 of several. Raises what `models.load` and `lead` raise."""
+    if options.ranks == 1:
+        return models.load(model, load, budget=budget, packed=packed)
+    if not isinstance(model, str):
+        raise ValueError("a loaded model runs in one process: name it, or leave out tensor and pipeline parallel")
+    return lead(model, load, options, budget=budget, packed=packed)
+
+
+def end_ranks(runner: Runner) -> None:
+    """End the other ranks of a runner that leads some."""
+    if isinstance(runner, Leader):
+        runner.close()
+
+
+def lead(
+    model: str,
+    load: LoadOptions,
+    options: RankOptions,
+    *,
+    cache_tokens: int | None = None,
+    budget: Budget | None = None,
+    packed: Packed = nobody,
+    start: Start | None = None,
+) -> Leader:
+    """Load ``model`` as rank 0 of several processes; `Leader.close` ends them. Other arguments are those of `load`.
+
+    ``start`` starts the others; None: as child processes, or with ``rank_listen`` nobody does.
+
+    Raises ParlayError, with one line, if not all ranks come to run it; then all end.
+    """
+    layout = Layout(options.tensor_parallel, options.pipeline_parallel)
+    try:
+        layout.check(model, read_config(resolve(model)))
+    except UnsupportedModel as reason:
+        raise UnsupportedModel(
+            f"{reason}; such a model runs in one process: leave out tensor and pipeline parallel"
+        ) from None
+    if load.lora is not None:
+        raise ParlayError(f"lora={load.lora}: adapters run in one process: leave out tensor and pipeline parallel")
+    here = options.rank_listen is None
+    start = start or (start_here if here else start_nobody)
+    secret = _secret(options)
+    load = _with_threads(settled(model, load), layout.ranks if here else 1)
+    plan = _plan(model, load, layout, options.rank_timeout)  # reads all files: nobody waits for that
+    where = ("127.0.0.1", 0) if options.rank_listen is None else read_address(options.rank_listen)
+    with (
+        listen(where) as listener,
+        _ended_on_error(start(listener.getsockname()[:2], layout.ranks - 1, secret)) as children,
+    ):
+        joined = _gather(listener, layout, secret, options.rank_timeout, children)
+        with _shared_memory(layout, [hello for _, hello in joined]) as files:
+            connections = [connection for connection, _ in joined]
+            followers = Followers(connections, children, options.rank_timeout)
+            followers.busy = True
+            try:
+                _send_plans(plan, joined, files)
+                part = join_group(replace(plan, memory=files[0]), listener, secret, None, followers.check)
+                followers.joined(part)
+                runner = models.load(
+                    model, load, cache_tokens=cache_tokens, budget=budget, packed=packed, make_forward=part
+                )
+                return Leader(runner, followers)
+            except BaseException as error:
+                followers.lose(one_line(error))
+                followers.close()
+                raise
+
+
+def _secret(options: RankOptions) -> bytes:
+    """The secret of the ranks: given, or drawn where all are children of this process. Raises ParlayError."""
+    given = read_secret(None if options.rank_secret_file is None else Path(options.rank_secret_file))
+    if options.rank_listen is None:
+        return given or secrets.token_hex(32).encode()
+    if not given:
+        host = options.rank_listen.rpartition(":")[0]
+        raise ParlayError(
+            f"ranks that join at {host} must know a secret: put one into {SECRET}, or name --rank-secret-file"
+        )
+    return given
+
+
+def _with_threads(load: LoadOptions, ranks_here: int) -> LoadOptions:
+    """Ranks of one machine share its cores, unless a number of threads is given."""
+    if load.threads is not None or ranks_here == 1:
+        return load
+    return replace(load, threads=max(1, threads.usual() // ranks_here))
+
+
+def start_here(leader: tuple[str, int], count: int, secret: bytes) -> list[subprocess.Popen[bytes]]:
+    """Start ranks as child processes. They write to standard error alone, and end when this process does."""
+    command = [sys.executable, "-m", "parlay", "rank", "--join", f"{leader[0]}:{leader[1]}"]
+    return [
+        subprocess.Popen(
+            command,
+            env={**os.environ, SECRET: secret.decode()},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,  # an interrupt at the keyboard is for rank 0, which ends the others
+        )
+        for _ in range(count)
+    ]
+
+
+def start_nobody(leader: tuple[str, int], count: int, secret: bytes) -> list[subprocess.Popen[bytes]]:
+    """Leave it to others, on other machines, to start ranks."""
+    del leader, count, secret
+    return []
+
+
+@contextmanager
+def _ended_on_error(children: list[subprocess.Popen[bytes]]) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """End these processes if the block raises; they may say why before."""
+    try:
+        yield children
+    except BaseException:
+        until = time.monotonic() + 2
+        for child in children:
+            with suppress(subprocess.TimeoutExpired):
+                child.wait(max(0.0, until - time.monotonic()))
+            child.kill()
+            child.wait()
+        raise
+
+
+def _gather(
+    listener: socket.socket,
+    layout: Layout,
+    secret: bytes,
+    seconds: float,
+    children: Sequence[subprocess.Popen[bytes]],
+) -> list[tuple[Connection, Hello]]:
+    """Wait until all other ranks have joined, and number them.
+
+    Raises ParlayError if they don't, or have other versions; those that have joined are told.
+    """
+    joined: list[Connection] = []
+    until = time.monotonic() + seconds
+    try:
+        while len(joined) < layout.ranks - 1:
+            connection = _admit_soon(listener, secret, seconds, children)
+            if connection is not None:
+                joined.append(connection)
+                connection.rank = len(joined)
+            elif time.monotonic() > until:
+                raise ParlayError(
+                    f"{len(joined)} of {layout.ranks - 1} other ranks have joined within {seconds:g} s: start them "
+                    "with parlay rank --join, or allow more with --rank-timeout"
+                )
+        return [(connection, _hello(connection)) for connection in joined]
+    except BaseException as error:
+        for connection in joined:
+            with suppress(RunnerLost):
+                connection.send(Kind.STOP, one_line(error).encode())
+            connection.close_softly()
+        raise
+
+
+def _admit_soon(
+    listener: socket.socket, secret: bytes, seconds: float, children: Sequence[subprocess.Popen[bytes]]
+) -> Connection | None:
+    """A rank that joins within a second, if one does. Raises ParlayError for a child process that has ended."""
+    ended = next((child for child in children if child.poll() is not None), None)
+    if ended is not None:
+        raise ParlayError(f"a process of the model ended with code {ended.returncode} before it had joined")
+    return admit_rank(listener, secret, seconds, time.monotonic() + 1)
+
+
+def _hello(connection: Connection) -> Hello:
+    """Hear what a rank says of itself. Raises ParlayError for another version."""
+    hello, own = decode_hello(connection.expect(Kind.HELLO)), build_name()
+    if hello.build != own:
+        raise ParlayError(
+            f"rank {connection.rank} is {hello.build}, and rank 0 {own}: run the same version on like processors"
+        )
+    return hello
+
+
+def _plan(model: str, load: LoadOptions, layout: Layout, seconds: float) -> Plan:
+    """Make the plan for all ranks, but for who they are and where they find each other."""
+    found = resolve(model)
+    return Plan(
+        rank=0,
+        tensor=layout.tensor,
+        stages=layout.stages,
+        model=str(found.resolve()) if Path(model).exists() else model,
+        digest=read_facts(found).digest,
+        hosts=[],
+        ports=[],
+        memory="",
+        seconds=seconds,
+        dtype=load.dtype,
+        device=load.device,
+        quantize=load.quantize,
+        kv_cache_dtype=load.kv_cache_dtype,
+        threads=load.threads,
+    )
+
+
+@contextmanager
+def _shared_memory(layout: Layout, others: Sequence[Hello]) -> Iterator[list[str]]:
+    """Name each stage's file of shared memory; empty where its ranks are on several machines, or can't use one.
+
+    Within the block they are there; who has opened them keeps them.
+    """
+    machines = [machine_name(), *(hello.machine for hello in others)]
+    made: list[Path] = []
+    files: list[str] = []
+    try:
+        for stage in range(layout.stages):
+            group = layout.group(stage * layout.tensor)
+            together = len({machines[rank] for rank in group}) == 1 and "no compiled decoder" not in build_name()
+            if together and layout.tensor > 1:
+                made.append(make_shared_file(layout.tensor))
+            files.append(str(made[-1]) if together and layout.tensor > 1 else "")
+        yield files
+    finally:
+        for file in made:
+            file.unlink(missing_ok=True)
+
+
+def _send_plans(plan: Plan, joined: Sequence[tuple[Connection, Hello]], files: Sequence[str]) -> None:
+    hosts, ports = ["", *(hello.host for _, hello in joined)], [0, *(hello.port for _, hello in joined)]
+    for connection, _ in joined:
+        own = replace(
+            plan,
+            rank=connection.rank,
+            hosts=hosts,
+            ports=ports,
+            memory=files[plan.layout.stage(connection.rank)],
+            threads=plan.threads if _is_here(hosts[connection.rank]) else None,
+        )
+        connection.send(Kind.PLAN, encode(own))
+
+
+def _is_here(host: str) -> bool:
+    """Whether an address is one of this machine alone."""
+    return ipaddress.ip_address(host.partition("%")[0]).is_loopback

@@ -1,0 +1,246 @@
+"""Talk between ranks over sockets: frames of bytes, after both sides have shown that they know one secret.
+
+A frame is its length and its kind, then the content, which each reader checks. Nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import secrets
+import select
+import socket
+import struct
+import sys
+import threading
+import time
+from contextlib import suppress
+from enum import IntEnum
+from pathlib import Path
+
+from parlay.types import ParlayError, RunnerLost
+
+SECRET = "PARLAY_RANK_SECRET"
+"""Environment variable: what all ranks of a model know."""
+LEAST_SECRET = 16
+_GREETING = b"parlay ranks 1\n"
+_NONCE = 32
+_HANDSHAKE_SECONDS = 10.0
+_HEADER = struct.Struct("<IB")
+_MOST_BYTES = 1 << 28
+_ONE_PACKET = 1 << 15
+
+
+class Kind(IntEnum):
+    """Kinds of frames. Before a model is there: who joins, what it is to do, that it is ready, that all are."""
+
+    HELLO = 1
+    PLAN = 2
+    READY = 3
+    START = 4
+    CALLS = 5
+    DATA = 6
+    BEAT = 7
+    """Nothing, but its sender is alive."""
+    STOP = 8
+    """From rank 0: end, for a reason or, without one, because the work is done."""
+    FAILED = 9
+    """To rank 0: its sender ends, for a reason."""
+
+
+class Stopped(RunnerLost):
+    """Rank 0 has ended this rank, for the reason that the text gives."""
+
+
+class WrongSecret(ParlayError):
+    """The other side does not know the secret, or speaks something else."""
+
+
+class Connection:
+    """A socket to another rank, which waits no longer than ``seconds`` for anything. Any thread may send."""
+
+    def __init__(self, opened: socket.socket, rank: int, seconds: float) -> None:
+        self.rank = rank
+        self._socket, self._sending = opened, threading.Lock()
+        self.bound(seconds)
+        opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def bound(self, seconds: float) -> None:
+        """Wait no longer than this for anything from now on."""
+        self._seconds = seconds
+        self._socket.settimeout(seconds)
+
+    def fileno(self) -> int:
+        """The socket's number, for selectors."""
+        return self._socket.fileno()
+
+    @property
+    def local_host(self) -> str:
+        """The address of this machine that the other side sees."""
+        return str(self._socket.getsockname()[0])
+
+    def send(self, kind: Kind, content: bytes = b"") -> None:
+        """Raises RunnerLost if the other side is gone, or does not read."""
+        with self._sending:
+            try:
+                header = _HEADER.pack(len(content), kind)
+                if len(content) <= _ONE_PACKET:
+                    self._socket.sendall(header + content)
+                else:
+                    self._socket.sendall(header)
+                    self._socket.sendall(content)
+            except TimeoutError:
+                raise RunnerLost(f"rank {self.rank} has read nothing for {self._seconds:g} s") from None
+            except OSError:
+                raise RunnerLost(f"rank {self.rank} has ended") from None
+
+    def receive(self) -> tuple[Kind, bytearray]:
+        """Wait for the next frame. Raises RunnerLost if none comes in time, or what comes is none."""
+        try:
+            size, kind = _HEADER.unpack(_read(self._socket, _HEADER.size))
+            if size > _MOST_BYTES or kind not in Kind._value2member_map_:
+                raise RunnerLost(f"rank {self.rank} sent what is no message of a rank: are the versions the same?")
+            return Kind(kind), _read(self._socket, size)
+        except TimeoutError:
+            raise RunnerLost(f"rank {self.rank} has said nothing for {self._seconds:g} s") from None
+        except OSError:
+            raise RunnerLost(f"rank {self.rank} has ended") from None
+
+    def expect(self, kind: Kind) -> bytearray:
+        """Wait for a frame of this kind. Raises RunnerLost for another, with the reason if the other side gives one."""
+        while (found := self.receive())[0] is Kind.BEAT:
+            pass
+        if found[0] is Kind.STOP:
+            raise Stopped(found[1].decode(errors="replace") or "rank 0 has ended")
+        if found[0] is not kind:
+            raise RunnerLost(
+                f"rank {self.rank} sent {found[0].name} in place of {kind.name}: are the versions the same?"
+            )
+        return found[1]
+
+    def has_ended(self, seconds: float) -> bool:
+        """Wait for so long, or until the other side has closed the connection, which this returns."""
+        if sys.platform != "linux":  # elsewhere the next message shows it
+            time.sleep(seconds)
+            return self._socket.fileno() < 0
+        poller = select.poll()
+        try:
+            poller.register(self._socket, select.POLLRDHUP)
+            return bool(poller.poll(1e3 * seconds))
+        except (OSError, ValueError):
+            return True
+
+    def close_softly(self) -> None:
+        """Say nothing more, so that the other side reads what was said, and then the end."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        """End the connection, for threads that wait on it too."""
+        with suppress(OSError):  # the other side was quicker
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+
+def _read(opened: socket.socket, size: int) -> bytearray:
+    """Exactly so many bytes. Raises OSError."""
+    content = bytearray(size)
+    view = memoryview(content)
+    while view:
+        count = opened.recv_into(view)
+        if count == 0:
+            raise ConnectionError("the other side has closed the connection")
+        view = view[count:]
+    return content
+
+
+def _proof(secret: bytes, side: bytes, nonces: bytes) -> bytes:
+    return hmac.new(secret, side + nonces, hashlib.sha256).digest()
+
+
+def admit(opened: socket.socket, secret: bytes) -> None:
+    """Make the one who has connected prove that it knows the secret, and prove it too. Raises WrongSecret."""
+    opened.settimeout(_HANDSHAKE_SECONDS)
+    mine = secrets.token_bytes(_NONCE)
+    try:
+        opened.sendall(_GREETING + mine)
+        theirs, proof = bytes(_read(opened, _NONCE)), bytes(_read(opened, hashlib.sha256().digest_size))
+        if not hmac.compare_digest(proof, _proof(secret, b"joins", mine + theirs)):
+            raise WrongSecret("it does not know the secret")
+        opened.sendall(_proof(secret, b"admits", mine + theirs))
+    except OSError as error:
+        raise WrongSecret(f"it did not prove that it knows the secret ({error})") from None
+
+
+def present(opened: socket.socket, secret: bytes, where: str) -> None:
+    """Prove to a rank that waits ``where`` that we know the secret, and make it prove the same. Raises WrongSecret."""
+    opened.settimeout(_HANDSHAKE_SECONDS)
+    mine = secrets.token_bytes(_NONCE)
+    try:
+        if bytes(_read(opened, len(_GREETING))) != _GREETING:
+            raise WrongSecret(f"what answers at {where} is no rank of a model, or one of another version")
+        theirs = bytes(_read(opened, _NONCE))
+        opened.sendall(mine + _proof(secret, b"joins", theirs + mine))
+        proof = bytes(_read(opened, hashlib.sha256().digest_size))
+    except OSError as error:
+        raise WrongSecret(
+            f"the rank at {where} ended the connection ({error}): is {SECRET} the same on both?"
+        ) from None
+    if not hmac.compare_digest(proof, _proof(secret, b"admits", theirs + mine)):
+        raise WrongSecret(f"the rank at {where} does not know the secret: is {SECRET} the same on both?")
+
+
+def connect(where: tuple[str, int], secret: bytes, rank: int, seconds: float) -> Connection:
+    """Connect to a rank, and try for so long if nobody answers. Raises RunnerLost and WrongSecret."""
+    until, name = time.monotonic() + seconds, f"{where[0]}:{where[1]}"
+    while True:
+        try:
+            opened = socket.create_connection(where, timeout=max(0.1, until - time.monotonic()))
+            break
+        except OSError as error:
+            if time.monotonic() > until - 0.5:
+                raise RunnerLost(f"nobody answers at {name} within {seconds:g} s ({error})") from None
+            time.sleep(0.25)
+    try:
+        present(opened, secret, name)
+    except WrongSecret:
+        opened.close()
+        raise
+    return Connection(opened, rank, seconds)
+
+
+def listen(where: tuple[str, int]) -> socket.socket:
+    """Listen at host and port; port 0 takes a free one. Raises ParlayError with one line."""
+    try:
+        family = socket.getaddrinfo(*where, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server(where, family=family)
+    except OSError as error:
+        raise ParlayError(
+            f"can't wait for ranks at {where[0]}:{where[1]} ({error.strerror or error}): choose another address"
+        ) from None
+
+
+def read_address(text: str) -> tuple[str, int]:
+    """HOST:PORT, the host of IPv6 in brackets. Raises ParlayError for another text."""
+    host, colon, port = text.rpartition(":")
+    if not colon or not host or not port.isdecimal() or int(port) > 65535:
+        raise ParlayError(f"{text!r} is no HOST:PORT: write it as in 127.0.0.1:5000")
+    return host.strip("[]"), int(port)
+
+
+def read_secret(file: Path | None) -> bytes:
+    """The secret in a file or the environment; empty where there is none. Raises ParlayError for a short one."""
+    try:
+        text = os.environ.get(SECRET, "") if file is None else file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ParlayError(f"can't read the secret of the ranks from {file}: {error}") from None
+    secret = text.strip().encode()
+    if (secret or file is not None) and len(secret) < LEAST_SECRET:
+        raise ParlayError(f"the secret of the ranks has {len(secret)} bytes: give it at least {LEAST_SECRET}")
+    return secret
+
+
+def one_line(error: BaseException) -> str:
+    """Spell an error in one line."""
+    return " ".join(str(error).split()) or type(error).__name__

@@ -1,0 +1,119 @@
+"""Ranks for tests: forks of one process that has loaded torch, so that a rank costs its part of a model alone."""
+
+from __future__ import annotations
+
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+FORKS = """
+import os, signal, sys, time
+from parlay.options import LoadOptions, RankOptions
+from parlay.ranks.follower import follow
+from parlay.ranks.starting import lead
+from parlay.ranks.wire import connect
+from parlay.types import Segment
+
+tag = ""
+
+def say(text):
+    os.write(1, f"{tag} {os.getpid()} {text}\\n".encode())  # in one piece: others write, too
+
+def start(leader, count, secret, model=None):
+    for _ in range(count):
+        if os.fork() == 0:
+            say("joins")
+            try:
+                follow(connect(leader, secret, 0, 120), leader, secret, model=model)
+            except Exception as error:
+                say(error)
+            else:
+                say("is done")
+            os._exit(0)
+    return []
+
+def lead_on(model):
+    options = RankOptions(tensor_parallel=2, pipeline_parallel=2)
+    runner = lead(model, LoadOptions(dtype="float32", device="cpu", threads=1), options, start=start)
+    say("leads")
+    time.sleep(600)
+
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+for line in sys.stdin:
+    tag, host, *words = line.split()
+    if host != "lead":
+        port, secret, count, *model = words
+        start((host, int(port)), int(count), secret.encode(), model[0] if model else None)
+    elif os.fork() == 0:
+        lead_on(words[0])
+"""
+
+
+class Crew:
+    """Starts ranks, and hears what each says last."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", FORKS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._test = 0
+        self.model = ""
+        """Where the next ranks find their model, if not where rank 0 does."""
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def start(self, leader: tuple[str, int], count: int, secret: bytes) -> list[subprocess.Popen[bytes]]:
+        """Start ranks, as `parlay.ranks.starting.Start` says."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{self._test} {leader[0]} {leader[1]} {secret.decode()} {count} {self.model}\n")
+        self._process.stdin.flush()
+        return []
+
+    def lead(self, model: Path) -> int:
+        """Start four ranks, rank 0 among them, and return the process of that one. All say that they are there."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{self._test} lead {model}\n")
+        self._process.stdin.flush()
+        processes = {line: process for process, line in (self.said() for _ in range(4))}
+        return processes["leads"]
+
+    def said(self) -> tuple[int, str]:
+        """The next line of a rank that this test has started, and its process."""
+        while True:
+            test, process, line = self._lines.get(timeout=60).split(maxsplit=2)
+            if int(test) == self._test:
+                return int(process), line
+
+    def begin(self) -> None:
+        """Begin a test: ranks of earlier ones end when nobody has their rank 0 any more, and are not heard."""
+        self._test += 1
+        self.model = ""
+
+    def close(self) -> None:
+        """Ranks end when their rank 0 does."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(60)
+
+    def _listen(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._lines.put(line.strip())
+
+
+@pytest.fixture(scope="session")
+def shared_crew() -> Iterator[Crew]:
+    crew = Crew()
+    yield crew
+    crew.close()
+
+
+@pytest.fixture
+def crew(shared_crew: Crew) -> Crew:
+    shared_crew.begin()
+    return shared_crew

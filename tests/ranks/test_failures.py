@@ -1,0 +1,153 @@
+"""Whatever goes wrong with a rank, all of them end within a bounded time, each with one line that says why."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+from parlay import models
+from parlay.options import LoadOptions, RankOptions, UsageError
+from parlay.ranks.leader import Leader
+from parlay.ranks.starting import lead
+from parlay.ranks.wire import SECRET
+from parlay.testing.checkpoints import save_random
+from parlay.types import ParlayError, RunnerLost, Segment
+from tests.ranks.conftest import Crew
+
+LOAD = LoadOptions(dtype="float32", device="cpu", threads=1)
+
+
+@pytest.fixture(scope="session")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("llama")
+    save_random("llama", folder)
+    return folder
+
+
+def lead_two_by_two(crew: Crew, model: Path, seconds: float = 60) -> Leader:
+    options = RankOptions(tensor_parallel=2, pipeline_parallel=2, rank_timeout=seconds)
+    runner = lead(str(model), LOAD, options, cache_tokens=512, start=crew.start)
+    runner.open(1, range(1, 40))
+    runner.reserve(1, 64)
+    runner.forward([Segment(1, tuple(range(1, 40)))])
+    return runner
+
+
+def forward_until_lost(runner: Leader) -> str:
+    with pytest.raises(RunnerLost) as lost:
+        _forward_for_ever(runner)
+    return str(lost.value)
+
+
+def _forward_for_ever(runner: Leader) -> None:
+    while True:
+        runner.forward([Segment(1, tuple(range(1, 40)))])
+
+
+@pytest.mark.parametrize("victim", range(3))
+def test_a_killed_rank_ends_all(crew: Crew, llama: Path, victim: int) -> None:
+    """Rank 0 raises, and the other two say why they end, long before the ranks' timeout."""
+    runner = lead_two_by_two(crew, llama)
+    processes = [crew.said()[0] for _ in range(3)]
+    began = time.monotonic()
+    os.kill(processes[victim], signal.SIGKILL)
+    assert "has ended" in forward_until_lost(runner)
+    last = dict(crew.said() for _ in range(2))
+    assert last.keys() == {*processes} - {processes[victim]}
+    assert all("ends: rank" in line for line in last.values())
+    assert time.monotonic() - began < 30
+    with pytest.raises(RunnerLost):
+        runner.forward([Segment(1, (1,))])
+
+
+def test_a_rank_that_hangs_ends_all(crew: Crew, llama: Path) -> None:
+    """Its silence is noticed in a forward, within the ranks' timeout."""
+    runner = lead_two_by_two(crew, llama, seconds=3)
+    processes = [crew.said()[0] for _ in range(3)]
+    os.kill(processes[0], signal.SIGSTOP)
+    try:
+        assert "3 s" in forward_until_lost(runner)
+        last = dict(crew.said() for _ in range(2))
+        assert last.keys() == {*processes[1:]}
+    finally:
+        os.kill(processes[0], signal.SIGKILL)
+        os.kill(processes[0], signal.SIGCONT)
+
+
+def test_ranks_end_when_rank_0_is_gone(crew: Crew, llama: Path) -> None:
+    """A leader that dies says nothing: its connections tell."""
+    os.kill(crew.lead(llama), signal.SIGKILL)
+    assert all("ends: rank 0 has ended" in crew.said()[1] for _ in range(3))
+
+
+def test_ranks_with_other_weights_are_refused(crew: Crew, llama: Path, tmp_path: Path) -> None:
+    save_random("llama", tmp_path, seed=1)
+    crew.model = str(tmp_path)
+    with pytest.raises(ParlayError, match=r"rank 1: .* has other weights on rank 1 than on rank 0"):
+        lead(str(llama), LOAD, RankOptions(tensor_parallel=2), start=crew.start)
+    crew.said()
+    assert "has other weights" in crew.said()[1]
+
+
+def test_ranks_of_other_versions_are_refused(crew: Crew, llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("parlay.ranks.starting.build_name", lambda: "parlay 0.0")
+    with pytest.raises(ParlayError, match="run the same version"):
+        lead(str(llama), LOAD, RankOptions(tensor_parallel=2), start=crew.start)
+    crew.said()
+    assert "run the same version" in crew.said()[1]
+
+
+def test_ranks_that_do_not_know_the_secret_are_sent_away(crew: Crew, llama: Path) -> None:
+    """So is what speaks another protocol. Neither gets a byte of a plan."""
+
+    def start(leader: tuple[str, int], count: int, secret: bytes) -> list[object]:
+        with socket.create_connection(leader) as stranger:
+            stranger.sendall(b"GET / HTTP/1.1\r\n\r\n" + 100 * b"x")
+        crew.start(leader, count, b"another-secret-of-the-ranks")
+        return []
+
+    with pytest.raises(ParlayError, match="0 of 1 other ranks have joined within 2 s"):
+        lead(str(llama), LOAD, RankOptions(tensor_parallel=2, rank_timeout=2), start=start)  # type: ignore[arg-type]
+    crew.said()
+    assert f"is {SECRET} the same on both?" in crew.said()[1]
+
+
+def test_nobody_joins(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SECRET, "a secret of the ranks")
+    with pytest.raises(ParlayError, match="start them with parlay rank --join"):
+        lead(str(llama), LOAD, RankOptions(tensor_parallel=2, rank_listen="127.0.0.1:0", rank_timeout=1))
+
+
+def test_what_can_not_be_had_is_said_before_anything_starts(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(options: RankOptions, load: LoadOptions = LOAD) -> str:
+        with pytest.raises(ParlayError) as error:
+            lead(str(llama), load, options)
+        assert "\n" not in str(error.value)
+        return str(error.value)
+
+    assert "has 2 key heads" in refused(RankOptions(tensor_parallel=3))
+    assert "has 3 layers" in refused(RankOptions(pipeline_parallel=4))
+    assert f"put one into {SECRET}" in refused(RankOptions(tensor_parallel=2, rank_listen="127.0.0.1:0"))
+    monkeypatch.setenv(SECRET, "short")
+    assert "at least 16" in refused(RankOptions(tensor_parallel=2, rank_listen="127.0.0.1:0"))
+    monkeypatch.setenv(SECRET, "a secret of the ranks")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        where = f"127.0.0.1:{taken.getsockname()[1]}"
+        assert f"can't wait for ranks at {where}" in refused(RankOptions(tensor_parallel=2, rank_listen=where))
+    assert "is no HOST:PORT" in refused(RankOptions(tensor_parallel=2, rank_listen="here"))
+    with pytest.raises(UsageError, match="64 processes at most"):
+        RankOptions(tensor_parallel=16, pipeline_parallel=16)
+
+
+def test_stages_need_the_compiled_decoder(crew: Crew, llama: Path) -> None:
+    """One line on every rank, for they all load."""
+    load = LoadOptions(dtype="float64", device="cpu", threads=1)
+    with pytest.raises(models.UnsupportedModel, match="pipeline parallelism needs the compiled decoder"):
+        lead(str(llama), load, RankOptions(pipeline_parallel=2), start=crew.start)
+    crew.said()
+    assert "pipeline parallelism needs the compiled decoder" in crew.said()[1]

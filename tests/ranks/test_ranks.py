@@ -1,0 +1,159 @@
+"""Ranks give plain decoding's text under every strategy, whatever is cut how; rows never depend on other rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from parlay import models
+from parlay.models.config import DecoderConfig
+from parlay.models.random_decoder import save_decoder
+from parlay.options import LoadOptions, RankOptions
+from parlay.ranks.leader import Leader
+from parlay.ranks.starting import lead
+from parlay.testing.checkpoints import save_random
+from parlay.testing.conformance import check_runner, check_strategy, runner_stage
+from parlay.testing.conformance.stages import recomputed
+from parlay.types import Features, Output, Runner, Segment, Tree
+from tests.ranks.conftest import Crew
+
+PROMPT = tuple(range(5, 45))
+TREE = Tree((3, 9, 4, 1), (-1, -1, 0, 2))
+TAPS = (0, 1, 2, 3)
+SKIP = frozenset({("mlp", 1)})
+
+
+@pytest.fixture(scope="session")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three layers of two key heads."""
+    folder = tmp_path_factory.mktemp("llama")
+    save_random("llama", folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def uneven(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four layers of five key heads."""
+    folder = tmp_path_factory.mktemp("uneven")
+    sizes = {"hidden_size": 48, "intermediate_size": 112, "num_layers": 4, "num_heads": 10, "num_kv_heads": 5}
+    config = DecoderConfig(
+        architecture="LlamaForCausalLM", vocab_size=64, head_dim=16, rms_norm_eps=1e-6, max_context=256, **sizes
+    )
+    save_decoder(config, folder)
+    return folder
+
+
+def lead_ranks(
+    crew: Crew, model: Path, capacity: int = 2048, *, tensor: int = 1, stages: int = 1, dtype: str = "float32"
+) -> Leader:
+    options = RankOptions(tensor_parallel=tensor, pipeline_parallel=stages)
+    load = LoadOptions(dtype=dtype, device="cpu", threads=1)
+    return lead(str(model), load, options, cache_tokens=capacity, start=crew.start)
+
+
+def alone(model: Path, dtype: str = "float32") -> Runner:
+    return models.load(str(model), LoadOptions(dtype=dtype, device="cpu", threads=1), cache_tokens=2048)
+
+
+def run(runner: Runner) -> list[Output]:
+    """A prompt in two chunks, then a tree with taps, a path of it kept, and rows that pass by a sub-layer."""
+    outputs: list[Output] = []
+    runner.open(1, PROMPT)
+    runner.reserve(1, 64)
+    outputs.append(runner.forward([Segment(1, PROMPT[:20], logits_from=20)]))
+    runner.keep(1, [])
+    outputs.append(runner.forward([Segment(1, PROMPT[20:], TREE, logits_from=19)], TAPS))
+    runner.keep(1, [0, 2])
+    outputs.append(runner.forward([Segment(1, (7,), logits_from=0)], (), SKIP))
+    runner.fork(1, 2)
+    runner.truncate(1, 30)
+    runner.reserve(2, 64)
+    outputs.append(runner.forward([Segment(2, (7, 8), TREE), Segment(1, (5, 6))]))
+    return outputs
+
+
+@pytest.mark.parametrize(
+    ("model", "stages", "dtype"), [("llama", 3, "float32"), ("llama", 2, "bfloat16"), ("uneven", 2, "float32")]
+)
+def test_stages_give_the_bits_of_one_process(
+    request: pytest.FixtureRequest, crew: Crew, model: str, stages: int, dtype: str
+) -> None:
+    folder = request.getfixturevalue(model)
+    for found, wanted in zip(
+        run(lead_ranks(crew, folder, stages=stages, dtype=dtype)), run(alone(folder, dtype)), strict=True
+    ):
+        assert found.starts == wanted.starts
+        assert torch.equal(found.logits_RV, wanted.logits_RV)
+        assert found.taps.keys() == wanted.taps.keys()
+        assert all(torch.equal(found.taps[tap], wanted.taps[tap]) for tap in wanted.taps)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "stages", "dtype"),
+    [(2, 1, "float32"), (2, 1, "float64"), (2, 2, "float32"), (4, 1, "float32")],
+    ids=["two shares", "two shares by torch", "two shares of two stages", "four shares"],
+)
+def test_shares_add_up_to_the_model(crew: Crew, uneven: Path, tensor: int, stages: int, dtype: str) -> None:
+    """Sums of parts round differently from whole products, and by no more than that."""
+    runner = lead_ranks(crew, uneven, tensor=tensor, stages=stages, dtype=dtype)
+    for found, wanted in zip(run(runner), run(alone(uneven, dtype)), strict=True):
+        torch.testing.assert_close(found.logits_RV, wanted.logits_RV, rtol=0, atol=1e-4)
+        for tap in wanted.taps:
+            torch.testing.assert_close(found.taps[tap], wanted.taps[tap], rtol=0, atol=1e-4)
+
+
+def test_machines_that_share_no_memory_add_up_over_sockets(
+    crew: Crew, uneven: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the same bits as in memory: both add up in the order of ranks."""
+    in_memory = run(lead_ranks(crew, uneven, tensor=3))
+    monkeypatch.setattr("parlay.ranks.starting.machine_name", lambda: "another machine")
+    for found, wanted in zip(run(lead_ranks(crew, uneven, tensor=3)), in_memory, strict=True):
+        assert torch.equal(found.logits_RV, wanted.logits_RV)
+
+
+@pytest.mark.parametrize(("tensor", "stages"), [(2, 1), (2, 2)])
+def test_ranks_keep_what_a_runner_promises(crew: Crew, uneven: Path, tensor: int, stages: int) -> None:
+    """Whatever happened to the caches of all ranks, logits have the bits of a fresh prefill by the same ranks."""
+    ranks = partial(lead_ranks, crew, uneven, tensor=tensor, stages=stages)
+    report = check_runner(ranks, recomputed(ranks(8192)), steps=12)
+    assert report.passed, report
+
+
+@pytest.mark.parametrize(
+    ("strategy", "checks"),
+    [("prompt-lookup:k=4", ["greedy", "mixed"]), ("token-recycling:k=6", ["sampled"])],
+)
+def test_strategies_give_the_text_of_plain_decoding(
+    crew: Crew, llama: Path, strategy: str, checks: Sequence[str]
+) -> None:
+    """Chains and trees, greedy and sampled, several texts together, on two ranks that share each layer."""
+    stage = runner_stage("two ranks", partial(lead_ranks, crew, llama, tensor=2), lambda: alone(llama))
+    report = check_strategy(strategy, stages=[stage], checks=checks)
+    assert report.passed, report
+
+
+def test_what_one_rank_refuses_all_refuse(crew: Crew, llama: Path) -> None:
+    """An error of the caller leaves all ranks as they were."""
+    runner = lead_ranks(crew, llama, tensor=2)
+    runner.open(1, PROMPT)
+    runner.reserve(1, 64)
+    with pytest.raises(ValueError, match="vocabulary"):
+        runner.forward([Segment(1, (1000,))])
+    with pytest.raises(ValueError, match="features"):
+        runner.forward([Segment(1, (1,), features=Features(torch.zeros(1, 32)))])
+    first = runner.forward([Segment(1, PROMPT)]).logits_RV
+    runner.open(2, PROMPT, salt="other")
+    runner.reserve(2, 64)
+    assert torch.equal(runner.forward([Segment(2, PROMPT)]).logits_RV, first)
+
+
+def test_ranks_end_when_their_leader_closes(crew: Crew, llama: Path) -> None:
+    runner = lead_ranks(crew, llama, tensor=2, stages=2)
+    processes = {crew.said()[0] for _ in range(3)}
+    runner.close()
+    assert {crew.said() for _ in range(3)} == {(process, "is done") for process in processes}
