@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from parlay import models
+from parlay.bench.plan.shapes import shape_of
 from parlay.compiled.library import SWITCH
 from parlay.models import NativeRunner
 from parlay.models.config import UnsupportedModel
@@ -168,3 +169,9 @@ def test_experts_that_are_missing_are_named(tmp_path: Path) -> None:
     save_file(tensors, tmp_path / "model.safetensors")
     with pytest.raises(BadCheckpoint, match=r"1 missing: model\.layers\.1\.mlp\.experts\.4\.up_proj"):
         load_weights(tmp_path, read_config(tmp_path))
+
+
+def test_a_plan_for_a_mixture_of_experts_is_refused_in_one_line(tmp_path: Path) -> None:
+    save_random("mixtral", tmp_path)
+    with pytest.raises(UnsupportedModel, match="no plan for mixtures of experts"):
+        shape_of(read_config(tmp_path), weight_bytes=2, kv_bytes=2)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from parlay.cost.roofline import ModelShape
-from parlay.models.config import DecoderConfig
+from parlay.models.config import DecoderConfig, UnsupportedModel
 from parlay.models.fetch.resolving import is_local, resolve_config
 from parlay.models.weights.formats import Format
 
@@ -95,7 +95,15 @@ CACHED_BYTES = {"float32": 4.0, "bfloat16": 2.0, "q8_0": Format.Q8_0.block_bytes
 
 
 def shape_of(config: DecoderConfig, *, weight_bytes: float, kv_bytes: float) -> ModelShape:
-    """A decoder's sizes for the cost model, with the bytes of a weight and of a number of a key or value."""
+    """A decoder's sizes for the cost model, with the bytes of a weight and of a number of a key or value.
+
+    Raises UnsupportedModel for a mixture of experts, whose cost hangs on which experts rows choose.
+    """
+    if any(form.experts is not None for form in config.forms):
+        raise UnsupportedModel(
+            f"{config.architecture}: no plan for mixtures of experts, which read what rows choose; "
+            "measure with parlay bench --forwards"
+        )
     return ModelShape(
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
