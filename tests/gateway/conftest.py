@@ -19,7 +19,7 @@ from parlay.gateway.settings import Address, GatewaySettings
 from parlay.serve.app import create_app
 from parlay.serve.settings import Settings
 
-DEADLINE = 30
+DEADLINE = 90
 """Seconds after which a test fails rather than waits."""
 READY = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}"
 

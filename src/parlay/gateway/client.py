@@ -206,6 +206,8 @@ class Pool:
                     _, connection = await loop.create_connection(Connection, *where, ssl=self._tls)
         except TimeoutError:
             raise ReplicaLost(f"it took no connection within {self._seconds:g} seconds") from None
+        except UnicodeError:
+            raise ReplicaLost("its host's name can't be written as one") from None
         except OSError as error:
             raise ReplicaLost(f"nobody answers there: {error.strerror or type(error).__name__}") from None
         return connection
