@@ -27,7 +27,7 @@ from parlay.serve.protocol.logprobs import Speller
 from parlay.serve.protocol.usage import StreamUsage
 from parlay.text.prompts import TokensPrompt
 
-CODER, MARKED, NAMED, MISTRAL, LLAMA = FORMATS
+CODER, MARKED, NAMED, MISTRAL, GRANITE, LLAMA = FORMATS
 NAMES = {"weather", "time"}
 FUNCTIONS: dict[str, dict[str, Any]] = {"weather": {}, "time": {}}
 WEATHER = {
@@ -134,6 +134,9 @@ CASES: list[tuple[CallFormat, str, str, list[tuple[str, str]]]] = [
         "So: ",
         [("weather", ARGUMENTS), ("time", "{}")],
     ),
+    (GRANITE, f"<|tool_call|>[{CALL}]", "", [("weather", ARGUMENTS)]),
+    (GRANITE, f"<|tool_call|> [{CALL}, {CALL}]", "", [("weather", ARGUMENTS)] * 2),
+    (GRANITE, "a <|tool_cal b", "a <|tool_cal b", []),
     (MISTRAL, f"[TOOL_CALLS][{CALL}] done", " done", [("weather", ARGUMENTS)]),
     (MISTRAL, "[TOOL_CALLS] none", "[TOOL_CALLS] none", []),
     (MISTRAL, f"[TOOL_CALLS][{CALL}, 3]", ", 3]", [("weather", ARGUMENTS)]),

@@ -34,6 +34,7 @@ FORMATS = (
     CallFormat("<tool_call>", "<tool_call>", "</tool_call>", "arguments"),  # Hermes, Qwen
     CallFormat("[ARGS]", "[TOOL_CALLS]", "", "arguments", "named"),  # Mistral, since version 11 of its tokenizer
     CallFormat("[TOOL_CALLS]", "[TOOL_CALLS]", "", "arguments", "list"),  # Mistral before
+    CallFormat("<|tool_call|>", "<|tool_call|>", "", "arguments", "list"),  # Granite 3
     CallFormat('"parameters"', "", "", "parameters"),  # Llama 3
 )
 
