@@ -157,14 +157,15 @@ def _calibrated(options: argparse.Namespace) -> tuple[StepCost, int]:
 def fleet(options: argparse.Namespace, results: Results) -> None:
     """A day of traffic that swings, on a thousand replicas; with failures, and with autoscaling."""
     seconds, replicas = (600.0, 20) if options.quick else (DAY, 1000)
-    rate = replicas * 0.012
+    rate = replicas * 0.006
     shares = {"chat": 5, "code": 3, "documents": 1, "summaries": 1}
     traffic = mixture(shares, rate=rate, seconds=seconds, seed=1, daily=0.6)
     cost = cases.large_cpu
     fleets = {
         "least-loaded": Fleet(replicas=replicas),
-        "prefix-affinity": Fleet(replicas=replicas, routing="prefix-affinity"),
-        "failures": Fleet(replicas=replicas, failures=Failures(mtbf=DAY, on_failure="continue")),
+        "prefix-affinity, each dies once a day": Fleet(
+            replicas=replicas, routing="prefix-affinity", failures=Failures(mtbf=DAY, on_failure="continue")
+        ),
         "autoscaling": Fleet(
             autoscaling=Autoscaling(min_replicas=replicas // 10, max_replicas=replicas, target_ongoing=4)
         ),
@@ -173,7 +174,7 @@ def fleet(options: argparse.Namespace, results: Results) -> None:
         began, computed = time.perf_counter(), time.process_time()
         out = simulate(traffic, Setup(cost=cost, limits=ReplicaLimits(cache_tokens=100_000), fleet=each))
         took, computed = time.perf_counter() - began, time.process_time() - computed
-        cell = Cell(part="fleet", model="Qwen2.5-7B, Q4, on a processor", strategy="none", workload=name)
+        cell = Cell(part="fleet", model="14 billion parameters on a processor", strategy="none", workload=name)
         values = {
             **cases.shown(out),
             "simulator seconds": took,

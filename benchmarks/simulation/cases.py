@@ -110,5 +110,5 @@ def differences(real: Outcome, predicted: Outcome) -> dict[str, float]:
 
 
 def large_cpu(sequences: int, rows: float, head_rows: float, keys: float, pairs: float) -> float:
-    """Steps of a model of 7 billion parameters in four bits on sixteen cores, roughly: 60 ms and 4 ms a row."""
-    return 0.056 + 0.004 * rows + 5e-9 * pairs * 28
+    """Steps of a model of 14 billion parameters in four bits on sixteen cores, roughly: 120 ms and 8 ms a row."""
+    return 0.112 + 0.008 * rows + 2.8e-7 * pairs
