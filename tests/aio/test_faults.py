@@ -131,10 +131,10 @@ def test_a_runner_that_is_lost_ends_the_service_with_its_reason(monkeypatch: pyt
     """No later call could work: a server loads the model again."""
     service = AsyncLLM(LLM("parlay-mini", dtype="float32", seed=1))
 
-    def fail() -> None:
+    def fail(*_: object) -> None:
         raise RunnerLost("rank 1 has ended")
 
-    monkeypatch.setattr(service.llm.engine.scheduler, "next", fail)
+    monkeypatch.setattr(service.llm.runner, "forward", fail)
     with pytest.raises(RequestFailed, match="rank 1 has ended"):
         asyncio.run(service.generate(PROMPTS[0], SHORT))
     asyncio.run(service.close(0))

@@ -20,6 +20,7 @@ from parlay.types import (
     FinishReason,
     Observation,
     Output,
+    RunnerLost,
     TokenLogprobs,
     Verdict,
 )
@@ -210,10 +211,12 @@ def isolated(
     """Make the call for all members together. If it raises, make it for each member alone.
 
     ``failed`` is called with each member that raises when it is alone. With ``again=False``, for calls that can't be
-    repeated, there is one call only: if it raises, all members have failed.
+    repeated, there is one call only: if it raises, all members have failed. RunnerLost passes: nobody can go on then.
     """
     try:
         call(members)
+    except RunnerLost:
+        raise
     except Exception as error:
         if len(members) == 1 or not again:
             for member in members:
