@@ -27,7 +27,7 @@ from parlay.serve.protocol.logprobs import Speller
 from parlay.serve.protocol.usage import StreamUsage
 from parlay.text.prompts import TokensPrompt
 
-CODER, MARKED, NAMED, MISTRAL, GRANITE, LLAMA = FORMATS
+HARMONY, CODER, MARKED, NAMED, MISTRAL, GRANITE, LLAMA = FORMATS
 NAMES = {"weather", "time"}
 FUNCTIONS: dict[str, dict[str, Any]] = {"weather": {}, "time": {}}
 WEATHER = {

@@ -6,17 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from parlay.serve.chat.calls import Arguments, Begin, CallFormat, CallScanner, Text, overlap
+from parlay.serve.chat.calls import Arguments, Begin, CallFormat, CallScanner, Text, Thought, overlap
+from parlay.serve.chat.harmony import HarmonyReader
 from parlay.serve.chat.json_calls import call_reader
 from parlay.serve.chat.xml_calls import XmlCallReader
 from parlay.text.reasoning import BEGIN, END, Thoughts
-
-
-@dataclass(frozen=True, slots=True)
-class Thought:
-    """Text of the reasoning."""
-
-    text: str
 
 
 def thought_length(text: str, thoughts: Thoughts) -> int:
@@ -151,7 +145,9 @@ class AnswerReader:
         return list(self._calls.feed(answer))
 
 
-def _scanner(written: CallFormat, shape: AnswerShape) -> CallScanner:
+def _scanner(written: CallFormat, shape: AnswerShape) -> CallScanner | HarmonyReader:
+    if written.style == "harmony":
+        return HarmonyReader(shape.functions, single=shape.single)
     if written.style == "xml":
         return XmlCallReader(shape.functions, single=shape.single)
     return call_reader(written, shape.functions, single=shape.single, certain=shape.certain)

@@ -16,7 +16,8 @@ class CallFormat:
 
     ``begin`` is empty where the object alone is the answer. ``style`` says what differs: ``list``, a list of such
     objects after ``begin``; ``named``, the bare name, ``[ARGS]`` and an object of arguments; ``xml``, tags. Calls of
-    style ``object`` are read in the variants too that small models write: see `ObjectCallReader`.
+    style ``object`` are read in the variants too that small models write: see `ObjectCallReader`. In ``harmony`` the
+    whole answer is messages in channels, calls or not.
     """
 
     mark: str
@@ -25,11 +26,13 @@ class CallFormat:
     end: str
     arguments: str
     """The key under which the arguments stand."""
-    style: Literal["object", "list", "named", "xml"] = "object"
+    style: Literal["object", "list", "named", "xml", "harmony"] = "object"
 
 
 PLAIN = CallFormat("", "", "", "arguments")
+HARMONY = CallFormat("<|channel|>", "<|channel|>", "", "arguments", "harmony")
 FORMATS = (
+    HARMONY,  # gpt-oss
     CallFormat("<function=", "<tool_call>", "</tool_call>", "arguments", "xml"),  # Qwen3-Coder
     CallFormat("<tool_call>", "<tool_call>", "</tool_call>", "arguments"),  # Hermes, Qwen
     CallFormat("[ARGS]", "[TOOL_CALLS]", "", "arguments", "named"),  # Mistral, since version 11 of its tokenizer
@@ -44,6 +47,13 @@ def format_of(template: str) -> CallFormat:
     if not takes_tools(template):
         return PLAIN
     return next((known for known in FORMATS if known.mark in template), PLAIN)
+
+
+@dataclass(frozen=True, slots=True)
+class Thought:
+    """Text of the reasoning."""
+
+    text: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import Any, Self
 from parlay.llm.input_processor import ChatOptions, RequestOptions, check_variables
 from parlay.llm.jobs import Job
 from parlay.serve.chat.answers import AnswerShape
-from parlay.serve.chat.calls import PLAIN, CallFormat, format_of
+from parlay.serve.chat.calls import HARMONY, PLAIN, CallFormat, format_of
 from parlay.serve.chat.request import ChatMessage, ChatRequest, Function
 from parlay.serve.errors import ApiError
 from parlay.serve.hosted import Served
@@ -249,12 +249,13 @@ def chat_job(served: Served, chat: ChatRequest, settings: Settings, names: Field
         parse_special=settings.parse_special,
     )
     params = replace(chat.params, structured_outputs=form.form)
-    begins = [*([form.calls.begin] if form.calls is not None else []), *([END] if reasons(template) else [])]
+    calls = HARMONY if HARMONY.mark in template and form.form is None else form.calls
+    begins = [*([calls.begin] if calls is not None else []), *([END] if reasons(template) else [])]
     if any(_is_special(served, mark) for mark in begins):
         params = replace(params, skip_special_tokens=False)  # or the mark would not be seen
     job = prepare(served, messages, params, chat.options, settings=settings, names=names, chat=options)
     answers = AnswerShape(
-        calls=form.calls,
+        calls=calls,
         functions={function.name: function.parameters or {} for function in chat.functions},
         single=chat.single_call,
         certain=chat.must_call or chat.answer_schema is None,
