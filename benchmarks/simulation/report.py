@@ -31,6 +31,8 @@ _TEXTS = {
 def report(results: Results) -> str:
     """A table for each part."""
     lines = ["# The simulator held against the engine", "", about(results.header), ""]
+    if note := results.header.get("note"):
+        lines += [note, ""]
     for part, (title, text) in _TEXTS.items():
         own = [row for row in results.rows if row.cell.part == part]
         if own:
