@@ -141,10 +141,10 @@ def test_errors_are_ollamas(llama: Client) -> None:
 
 
 def test_there_are_no_embeddings_and_the_answer_says_so(llama: Client) -> None:
-    with pytest.raises(ollama.ResponseError, match="generate text") as error:
+    with pytest.raises(ollama.ResponseError, match="send the request to /v1/embeddings") as error:
         llama.embed("parlay-mini", PROMPT)
     assert error.value.status_code == 404
-    with pytest.raises(ollama.ResponseError, match="generate text"):
+    with pytest.raises(ollama.ResponseError, match="send the request to /v1/embeddings"):
         llama.embeddings("parlay-mini", PROMPT)
 
 
