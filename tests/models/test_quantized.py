@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from parlay import models
 from parlay.models.config import UnsupportedModel
 from parlay.models.loading import load_weights, read_config
+from parlay.models.quantized.affine import Affine
 from parlay.models.quantized.tables import mxfp4
 from parlay.models.random_decoder import save_decoder
 from parlay.models.weights.dequantize import dense
@@ -65,7 +66,8 @@ def test_values_are_those_of_the_makers_formula(name: str, tmp_path: Path, caplo
             assert found.equal(expected.to(found.dtype))
         else:
             assert isinstance(found, StoredTensor)
-            assert found.format is format
+            whole = name == "w4a16-channel" and expected.shape[1] == 128
+            assert found.format is (Format.Q4_Z128 if whole else format)
             assert dense(found).double().equal(expected)
     assert len(caplog.records) == (format is None)
 
@@ -83,6 +85,31 @@ def test_mlx_matrices_and_embeddings_are_read_exactly(tmp_path: Path) -> None:
         assert isinstance(found, StoredTensor)
         assert found.format is Format.Q4_1
         torch.testing.assert_close(dense(found).double(), expected, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("size", [128, 256])
+def test_groups_of_128_inputs_share_a_scale_and_a_zero(size: int) -> None:
+    """As most checkpoints have them, symmetric or not: 4.25 bits a weight, and exact."""
+    draw = torch.Generator().manual_seed(0)
+    matrix = Affine(
+        codes_OI=torch.randint(0, 16, (5, 512), generator=draw).to(torch.uint8),
+        scales_OG=torch.rand(5, 512 // size, generator=draw).bfloat16(),
+        zeros_OG=torch.randint(0, 17, (5, 512 // size), generator=draw),
+    )
+    assert matrix.obstacle() is None
+    blocks = matrix.in_blocks()
+    assert (blocks.format, blocks.format.bits) == (Format.Q4_Z128, 4.25)
+    assert dense(blocks).equal(matrix.dense(torch.float32))
+
+
+@pytest.mark.parametrize("codes", [(0, 255), (3, 40)])
+def test_codes_of_eight_bits_stay_exact_or_become_numbers(codes: tuple[int, int]) -> None:
+    """Codes less their zeros that take more than eight bits are no block's."""
+    codes_OI = torch.tensor([codes * 16], dtype=torch.uint8)
+    matrix = Affine(codes_OI, torch.ones(1, 1), zeros_OG=torch.tensor([[3]]))
+    assert (matrix.obstacle() is None) == (max(codes) - 3 <= 127)
+    if matrix.obstacle() is None:
+        assert dense(matrix.in_blocks()).equal(matrix.dense(torch.float32))
 
 
 def test_mxfp4_blocks_of_experts_keep_their_values() -> None:

@@ -17,21 +17,27 @@ INLINE vf load_brains(const char *at)
 }
 
 INLINE int shares(const Form form) { return form.scales >= K_SCALE; }
-INLINE int has_minimum(const Form form) { return form.scales == HALF_AND_MINIMUM || form.scales == HALF_AND_ZERO || form.scales == K_MINIMUM; }
+INLINE int has_minimum(const Form form) { return form.scales == HALF_AND_MINIMUM || form.scales == HALF_AND_ZERO || form.scales == K_MINIMUM || form.scales == GROUP_AND_ZERO; }
 INLINE int has_halves(const Form form) { return form.scales == K_HALVES || form.scales == K_MINIMUMS; }
 INLINE int shares_minimum(const Form form) { return form.scales == K_MINIMUM || form.scales == K_MINIMUMS; }
 
-INLINE int64_t shared_bytes(const Form form) { return shares(form) ? LANES * (shares_minimum(form) ? 4 : 2) : 0; }
+/* Blocks that share numbers. Those of a group end at a cache line. */
+INLINE int share_of(const Form form) { return form.scales == GROUP_AND_ZERO ? 4 : SHARE; }
+
+INLINE int64_t shared_bytes(const Form form)
+{
+    return shares(form) ? LANES * (shares_minimum(form) || form.scales == GROUP_AND_ZERO ? 4 : 2) : 0;
+}
 
 INLINE int64_t block_bytes(const Form form)
 {
-    static const int of_scales[] = {0, 2, 4, 2, 3, 1, 2, 2, 4};
+    static const int of_scales[] = {0, 2, 4, 2, 3, 1, 2, 2, 4, 0};
     return code_bytes(form.bits) + LANES * of_scales[form.scales];
 }
 
 INLINE int64_t strip_bytes(const Form form, int64_t blocks)
 {
-    return blocks * block_bytes(form) + blocks / SHARE * shared_bytes(form);
+    return blocks * block_bytes(form) + blocks / share_of(form) * shared_bytes(form);
 }
 
 typedef struct {
@@ -49,6 +55,7 @@ INLINE Worth worth(const Form form, const char *at, const vf shared[2])
     case HALF_AND_MINIMUM: w.step[0] = load_halves(at), w.minimum = load_halves(at + 2 * LANES); break;
     case BRAIN: w.step[0] = load_brains(at); break;
     case HALF_AND_ZERO: w.step[0] = load_halves(at), w.minimum = -(w.step[0] * load_small(at + 2 * LANES)); break;
+    case GROUP_AND_ZERO: w.step[0] = shared[0], w.minimum = shared[1]; break;
     case K_SCALE: w.step[0] = shared[0] * load_small(at); break;
     case K_MINIMUM: w.step[0] = shared[0] * load_small(at), w.minimum = -(shared[1] * load_small(at + LANES)); break;
     case K_MINIMUMS:
@@ -104,6 +111,7 @@ INLINE const char *load_shared(const Form form, const char *at, vf shared[2])
     shared[0] = load_halves(at);
     if (form.parts) shared[0] *= 1.0f / (float)form.parts;
     if (shares_minimum(form)) shared[1] = load_halves(at + LANES * 2);
+    if (form.scales == GROUP_AND_ZERO) shared[1] = -(shared[0] * load_small(at + LANES * 2));
     return at + shared_bytes(form);
 }
 
@@ -122,7 +130,7 @@ INLINE void multiply_strips(const Form form, const int strips, const int rows, c
         const char *next = at;
         UNROLL for (int s = 0; s < strips; s++) {
             const char *block = at + s * apart;
-            if (shares(form) && b % SHARE == 0) block = load_shared(form, block, shared[s]);
+            if (shares(form) && b % share_of(form) == 0) block = load_shared(form, block, shared[s]);
             UNROLL for (int byte = 0; byte < block_bytes(form); byte += 64) __builtin_prefetch(block + strips * AHEAD + byte);
             unpack(form, block, &codes[s]);
             worths[s] = worth(form, block + code_bytes(form.bits), shared[s]);

@@ -15,8 +15,8 @@
 /* How the scales of a block are stored: in half precision or bfloat16; HALF_AND_ZERO has a whole number of eight bits
  * besides, which is subtracted from codes; K blocks have small whole numbers, and share
  * one number in half precision, or two, between 8 blocks. K_HALVES have a scale for each half of a block, and
- * K_MINIMUMS a minimum for each half besides. */
-typedef enum { NO_SCALE, HALF, HALF_AND_MINIMUM, BRAIN, HALF_AND_ZERO, K_SCALE, K_MINIMUM, K_HALVES, K_MINIMUMS } Scales;
+ * K_MINIMUMS a minimum for each half besides. With GROUP_AND_ZERO four blocks share what HALF_AND_ZERO has in each. */
+typedef enum { NO_SCALE, HALF, HALF_AND_MINIMUM, BRAIN, HALF_AND_ZERO, K_SCALE, K_MINIMUM, K_HALVES, K_MINIMUMS, GROUP_AND_ZERO } Scales;
 
 /* What tells formats apart. All of it is known when a product is compiled. */
 typedef struct {

@@ -42,6 +42,7 @@ void QUANTISE(const float *x, int64_t count, InputBlock *blocks, int64_t stride)
 FORMAT(q4_0,   Q4_0,   4,   8,   0,    HALF)
 FORMAT(q4_1,   Q4_1,   4,   0,   0,    HALF_AND_MINIMUM)
 FORMAT(q4_z,   Q4_Z,   4,   0,   0,    HALF_AND_ZERO)
+FORMAT(q4_z128, Q4_Z128, 4, 0,   0,    GROUP_AND_ZERO)
 FORMAT(q5_0,   Q5_0,   5,   16,  0,    HALF)
 FORMAT(q5_1,   Q5_1,   5,   0,   0,    HALF_AND_MINIMUM)
 FORMAT(q8_0,   Q8_0,   8,   128, 0,    HALF)
@@ -71,5 +72,5 @@ const Format *const BLOCK_FORMATS[MOST_FORMATS] = {
     [Q4_0] = &q4_0, [Q4_1] = &q4_1, [Q5_0] = &q5_0, [Q5_1] = &q5_1,     [Q8_0] = &q8_0,     [Q4_K] = &q4_k,
     [Q5_K] = &q5_k, [Q6_K] = &q6_k, [I8] = &i8,     [IQ4_NL] = &iq4_nl, [IQ4_XS] = &iq4_xs, [MXFP4] = &mxfp4,
     [Q2_K] = &q2_k, [Q3_K] = &q3_k, [IQ3_XXS] = &iq3_xxs, [IQ3_S] = &iq3_s, [IQ2_XXS] = &iq2, [IQ2_XS] = &iq2,
-    [IQ2_S] = &iq2, [IQ1_S] = &iq1, [IQ1_M] = &iq1,   [Q4_Z] = &q4_z,
+    [IQ2_S] = &iq2, [IQ1_S] = &iq1, [IQ1_M] = &iq1,   [Q4_Z] = &q4_z, [Q4_Z128] = &q4_z128,
 };

@@ -7,7 +7,7 @@
 /* Numbers of formats, as in GGUF files. */
 enum { F32 = 0, F16 = 1, Q4_0 = 2, Q4_1 = 3, Q5_0 = 6, Q5_1 = 7, Q8_0 = 8, Q2_K = 10, Q3_K = 11, Q4_K = 12, Q5_K = 13, Q6_K = 14,
        IQ2_XXS = 16, IQ2_XS = 17, IQ3_XXS = 18, IQ1_S = 19, IQ4_NL = 20, IQ3_S = 21, IQ2_S = 22, IQ4_XS = 23, I8 = 24,
-       IQ1_M = 29, BF16 = 30, MXFP4 = 39, Q4_Z = 63 /* ours */, MOST_FORMATS = 64 };
+       IQ1_M = 29, BF16 = 30, MXFP4 = 39, Q4_Z128 = 62, Q4_Z = 63 /* both ours */, MOST_FORMATS = 64 };
 
 /* In which forms rows enter products: bits, for weights that share their inputs may want different ones. */
 enum { FLOATS = 1, BRAINS = 2 /* bfloat16 */, CODES = 4 /* blocks of eight bits */ };

@@ -74,6 +74,7 @@ static void norm_next(const Pass *pass, int64_t from, int64_t to)
             norm_beside(pass->model, pass->batch, pass->space, wanted, row);
         else
             norm_input(pass->model, pass->space, weight, wanted, row, row);
+    if (product.adapters) lower_rows(&product, pass->batch->lowered, from, to);
 }
 
 /* Whether rows that are late join before the sub-layer that runs next. */
@@ -244,6 +245,7 @@ static int run_last(const Pass *pass, const Linear *last, Inputs x, const float 
     int apart = norm || pass->model->ranks;
     Product product = {{last}, x, apart ? KEEP : ADD, apart ? pass->space->given : pass->space->hidden, pass->model->hidden};
     product = with_adapters(pass, product, pass->here / 2, pass->here % 2 ? 6 : 3);
+    product.lowers = 1;
     if (pass->model->ranks && has_few_rows(pass)) return run_product(pass, product, pass->rows, sum_and_enter_next);
     if (pass->model->ranks)
         return run_product(pass, product, pass->rows, 0) && run_once(pass, sum_outputs) && run_rows(pass, add_outputs) &&

@@ -31,6 +31,7 @@ typedef struct {
     const LowRank *const *adapters; /* as a batch has them, or null; and `lowered` as that has it */
     const float *lowered;
     int64_t most_rank, first; /* which of an adapter's products is the first of these */
+    int lowers;               /* whether it makes `lowered` itself; else it is there with the inputs */
 } Product;
 
 typedef struct {
@@ -140,6 +141,7 @@ INLINE void add_adapter(const Product *to, const Panel *panel, int64_t row, vf o
     const int bf16 = (int)own->bf16;
     for (int64_t r = 0; r < own->rank; r++) {
         vf low = splat(lowered[r]);
+        __builtin_prefetch((const char *)own->up + ((panel->index + 1) * own->rank + r) * PANEL * (bf16 ? 2 : 4));
         UNROLL for (int b = 0; b < BLOCKS; b++)
             outputs[b] = multiply_add(
                 low, load_low_rank(bf16, own->up, (panel->index * own->rank + r) * PANEL + b * LANES), outputs[b]);

@@ -157,7 +157,7 @@ static int64_t pieces_of_thread(const ProductTask *task)
 static int run_product(const Pass *pass, Product product, int64_t rows, Step *after)
 {
     int64_t few = has_few_rows(pass);
-    if (product.adapters && !run_lower(pass, &product, rows)) return 0;
+    if (product.adapters && product.lowers && !run_lower(pass, &product, rows)) return 0;
     ProductTask task = {{pass, after, 1}, product, rows, pass->me->count, panels_of_product(&product), unit_of(&product)};
     task.each = panels_of_piece(&task);
     task.pieces = pieces_of_thread(&task);

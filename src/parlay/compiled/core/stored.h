@@ -10,7 +10,8 @@ INLINE int64_t stored_bytes(const int kind)
 {
     static const uint8_t bytes[] = {[Q2_K] = 84, [Q3_K] = 110, [IQ3_XXS] = 146, [IQ3_S] = 146, [IQ2_S] = 146, [IQ1_S] = 146,
                                     [Q4_0] = 18, [Q4_1] = 20, [Q5_0] = 22, [Q5_1] = 24, [Q8_0] = 34, [Q4_K] = 144,
-                                    [Q5_K] = 176, [Q6_K] = 210, [IQ4_NL] = 18, [IQ4_XS] = 136, [I8] = 32, [MXFP4] = 17, [Q4_Z] = 20};
+                                    [Q5_K] = 176, [Q6_K] = 210, [IQ4_NL] = 18, [IQ4_XS] = 136, [I8] = 32, [MXFP4] = 17, [Q4_Z] = 20,
+                                    [Q4_Z128] = 68};
     return bytes[kind];
 }
 
@@ -116,6 +117,9 @@ INLINE void take(const int kind, const uint8_t *at, int part, StoredBlock *block
     case Q4_0: case IQ4_NL: block->step = half_at(at), take_nibbles(at + 2, block); break;
     case Q4_1: block->step = half_at(at), block->minimum = half_at(at + 2), take_nibbles(at + 4, block); break;
     case Q4_Z: block->step = half_at(at), block->small[0] = (int8_t)at[2], take_nibbles(at + 4, block); break;
+    case Q4_Z128:
+        block->step = half_at(at), block->small[0] = (int8_t)at[2], take_nibbles(at + 4 + 16 * part, block);
+        break;
     case Q5_0: block->step = half_at(at), take_nibbles(at + 6, block), take_fifth_bits(word_at(at + 2), block); break;
     case Q5_1:
         block->step = half_at(at), block->minimum = half_at(at + 2), take_nibbles(at + 8, block);
@@ -166,6 +170,10 @@ INLINE void put(const Form form, const StoredBlock *block, int lane, char *share
     if (shares(form)) {
         memcpy(shared + lane * 2, &block->step, 2);
         if (shares_minimum(form)) memcpy(shared + (LANES + lane) * 2, &block->minimum, 2);
+        if (form.scales == GROUP_AND_ZERO) {
+            shared[2 * LANES + lane] = block->small[0];
+            return;
+        }
         const int small = form.scales == K_SCALE ? 1 : form.scales == K_MINIMUMS ? 4 : 2;
         for (int i = 0; i < small; i++) scales[i * LANES + lane] = block->small[i];
     } else if (form.scales != NO_SCALE) {
@@ -178,7 +186,7 @@ INLINE void put(const Form form, const StoredBlock *block, int lane, char *share
 /* Whether all scales are finite: of a broken file they may be anything. */
 INLINE int pack_rows(const int kind, const Form form, const uint8_t *rows, int64_t out, int64_t in, char *strips)
 {
-    const int64_t parts = shares(form) ? SHARE : 1, bytes = stored_bytes(kind), blocks = (in + BLOCK - 1) / BLOCK;
+    const int64_t parts = shares(form) ? share_of(form) : 1, bytes = stored_bytes(kind), blocks = (in + BLOCK - 1) / BLOCK;
     const int64_t row_bytes = kind == I8 ? in : in / (BLOCK * parts) * bytes, strip = strip_bytes(form, blocks);
     const uint16_t exponent = 0x7C00;
     int finite = 1;
@@ -186,7 +194,7 @@ INLINE int pack_rows(const int kind, const Form form, const uint8_t *rows, int64
     for (int64_t o = 0; o < out; o++, rows += row_bytes) {
         char *at = strips + o / LANES * strip, *shared = at;
         for (int64_t b = 0; b < blocks; b++, at += block_bytes(form)) {
-            if (shares(form) && b % SHARE == 0) shared = at, at += shared_bytes(form);
+            if (shares(form) && b % share_of(form) == 0) shared = at, at += shared_bytes(form);
             StoredBlock block = {0};
             uint8_t last[BLOCK] = {0};
             const uint8_t *from = rows + b / parts * bytes;
@@ -207,7 +215,7 @@ INLINE void read_row(const Form form, const char *strips, int64_t row, int64_t i
     const char *at = strips + row / LANES * strip_bytes(form, blocks);
     vf shared[2] = {{0}, {0}};
     for (int64_t b = 0; b < blocks; b++, at += block_bytes(form)) {
-        if (shares(form) && b % SHARE == 0) at = load_shared(form, at, shared);
+        if (shares(form) && b % share_of(form) == 0) at = load_shared(form, at, shared);
         Codes codes;
         unpack(form, at, &codes);
         Worth now = worth(form, at + code_bytes(form.bits), shared);

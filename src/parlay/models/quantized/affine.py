@@ -10,7 +10,7 @@ from torch import Tensor
 from parlay.models.weights.formats import Format
 from parlay.models.weights.stored import StoredTensor
 
-_BLOCK = 32  # inputs
+_BLOCK, _GROUP = 32, 128  # inputs
 _NIBBLE = 15  # the largest code of four bits
 _MIDDLE = 8  # what the codes of Q4_0 are above their values
 
@@ -50,7 +50,7 @@ class Affine:
 
     def in_blocks(self) -> StoredTensor:
         """The matrix in the smallest blocks that hold its numbers; only where there is no `obstacle`."""
-        outputs = len(self.codes_OI)
+        outputs, inputs = self.codes_OI.shape
         scales_OK2 = self._by_block(self.scales_OG.half()).contiguous().view(torch.uint8).view(outputs, -1, 2)
         codes_OKB = self.codes_OI.reshape(outputs, -1, _BLOCK)
         if self.minimums_OG is not None:
@@ -61,10 +61,23 @@ class Affine:
         if self.codes_OI.max() > _NIBBLE:
             codes_OKB = (codes_OKB.to(torch.int16) - zeros_OK1).to(torch.int8).view(torch.uint8)
             return self._stored(Format.Q8_0, scales_OK2, codes_OKB)
+        if inputs // self.scales_OG.shape[1] % _GROUP == 0:
+            return self._in_groups()
         if (self.zeros_OG == _MIDDLE).all():
             return self._stored(Format.Q4_0, scales_OK2, _nibbles(codes_OKB))
         zeros_OK2 = torch.cat((zeros_OK1, torch.zeros_like(zeros_OK1)), 2).to(torch.uint8)
         return self._stored(Format.Q4_Z, scales_OK2, zeros_OK2, _nibbles(codes_OKB))
+
+    def _in_groups(self) -> StoredTensor:
+        """Lay out blocks of 128 inputs, which share a scale and a zero."""
+        assert self.zeros_OG is not None, "groups have zeros"
+        outputs, times = len(self.codes_OI), self.codes_OI.shape[1] // self.scales_OG.shape[1] // _GROUP
+        scales_OG1 = self.scales_OG.half().repeat_interleave(times, 1)[:, :, None].contiguous()
+        zeros_OG1 = self.zeros_OG.to(torch.uint8).repeat_interleave(times, 1)[:, :, None]
+        codes_OGB = _nibbles(self.codes_OI.reshape(outputs, -1, _BLOCK)).reshape(outputs, -1, _GROUP // 2)
+        return self._stored(
+            Format.Q4_Z128, scales_OG1.view(torch.uint8), zeros_OG1, torch.zeros_like(zeros_OG1), codes_OGB
+        )
 
     def dense(self, dtype: torch.dtype) -> Tensor:
         """The numbers ``[O, I]``, each computed in float32 and rounded once."""

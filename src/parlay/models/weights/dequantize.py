@@ -91,7 +91,8 @@ def _q4_1(blocks_NB: Tensor) -> Groups:
 
 def _q4_z(blocks_NB: Tensor) -> Groups:
     zeros = blocks_NB[:, None, 2:3].view(torch.int8).to(torch.int16)
-    return Groups(_nibbles(blocks_NB[:, None, 4:]).to(torch.int16) - zeros, _half(blocks_NB, 0))
+    codes = _nibbles(blocks_NB[:, 4:].reshape(len(blocks_NB), -1, 16)).flatten(1)
+    return Groups(codes[:, None].to(torch.int16) - zeros, _half(blocks_NB, 0))
 
 
 def _fifth_bits(blocks_NB: Tensor, at: int) -> Tensor:
@@ -188,6 +189,7 @@ _READERS: dict[Format, Callable[[Tensor], Groups]] = {
     Format.Q4_0: _q4_0,
     Format.Q4_1: _q4_1,
     Format.Q4_Z: _q4_z,
+    Format.Q4_Z128: _q4_z,
     Format.Q5_0: _q5_0,
     Format.Q5_1: _q5_1,
     Format.Q8_0: _q8_0,

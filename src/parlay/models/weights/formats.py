@@ -38,7 +38,8 @@ class Format(Enum):
     BF16 = (30, 1, 2)
     MXFP4 = (39, 32, 17)
     Q4_Z = (63, 32, 20)
-    """In no file: a float16 scale, a whole zero in int8, a byte of nothing, and codes as in Q4_0."""
+    Q4_Z128 = (62, 128, 68)
+    """Both in no file: a float16 scale, a zero in int8, an unused byte, then codes of 32 weights or four times 32."""
 
     def __init__(self, number: int, block: int, block_bytes: int) -> None:
         self.number, self.block, self.block_bytes = number, block, block_bytes
@@ -62,7 +63,7 @@ class Format(Enum):
         return length // self.block * self.block_bytes
 
 
-FORMATS = {format.number: format for format in Format if format is not Format.Q4_Z}
+FORMATS = {format.number: format for format in Format if format not in (Format.Q4_Z, Format.Q4_Z128)}
 """Formats by their number in GGUF files."""
 INDEXED = frozenset(format for format in Format if format.name.startswith(("IQ1", "IQ2", "IQ3")))
 """Formats whose blocks point into tables: kernels read them in another form (`parlay.models.weights.grids`)."""

@@ -102,7 +102,10 @@ _EXPONENTS = {Format.F32: (0x7F80, (1,)), Format.BF16: (0x7F80, (0,)), Format.F1
     Format.Q3_K: (0x7C00, (54,)),
     Format.Q6_K: (0x7C00, (104,)),
     **dict.fromkeys((Format.Q4_1, Format.Q5_1, Format.Q4_K, Format.Q5_K), (0x7C00, (0, 1))),
-    **dict.fromkeys((Format.Q4_0, Format.Q4_Z, Format.Q5_0, Format.Q8_0, Format.IQ4_NL, Format.IQ4_XS), (0x7C00, (0,))),
+    **dict.fromkeys(
+        (Format.Q4_0, Format.Q4_Z, Format.Q4_Z128, Format.Q5_0, Format.Q8_0, Format.IQ4_NL, Format.IQ4_XS),
+        (0x7C00, (0,)),
+    ),
     **dict.fromkeys(INDEXED - {Format.IQ1_M}, (0x7C00, (0,))),
 }
 """Bits that are all set in infinities and in what is no number, and the words of 16 bits in a block that have them."""
