@@ -57,7 +57,9 @@ class Adapters:
             if (held := self._held(name, path)) is not None:
                 return held
             if not isinstance(self._runner, NativeRunner):
-                raise UnsupportedModel("adapters need the native decoder: merge them into their base with PEFT")
+                raise UnsupportedModel(
+                    "adapters need the native decoder in one process: merge them into their base with PEFT"
+                )
             adapter = self._runner.read_adapter(path, name)
             self._named[name] = adapter, path
             return adapter
