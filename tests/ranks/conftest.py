@@ -85,7 +85,7 @@ class Crew:
     def said(self) -> tuple[int, str]:
         """The next line of a rank that this test has started, and its process."""
         while True:
-            test, process, line = self._lines.get(timeout=60).split(maxsplit=2)
+            test, process, line = self._lines.get(timeout=300).split(maxsplit=2)
             if int(test) == self._test:
                 return int(process), line
 

@@ -29,7 +29,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def lead_two_by_two(crew: Crew, model: Path, seconds: float = 60) -> Leader:
+def lead_two_by_two(crew: Crew, model: Path, seconds: float = 300) -> Leader:
     options = RankOptions(tensor_parallel=2, pipeline_parallel=2, rank_timeout=seconds)
     runner = lead(str(model), LOAD, options, cache_tokens=512, start=crew.start)
     runner.open(1, range(1, 40))
@@ -60,18 +60,18 @@ def test_a_killed_rank_ends_all(crew: Crew, llama: Path, victim: int) -> None:
     last = dict(crew.said() for _ in range(2))
     assert last.keys() == {*processes} - {processes[victim]}
     assert all("ends: rank" in line for line in last.values())
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 200
     with pytest.raises(RunnerLost):
         runner.forward([Segment(1, (1,))])
 
 
 def test_a_rank_that_hangs_ends_all(crew: Crew, llama: Path) -> None:
     """Its silence is noticed in a forward, within the ranks' timeout."""
-    runner = lead_two_by_two(crew, llama, seconds=3)
+    runner = lead_two_by_two(crew, llama, seconds=8)
     processes = [crew.said()[0] for _ in range(3)]
     os.kill(processes[0], signal.SIGSTOP)
     try:
-        assert "3 s" in forward_until_lost(runner)
+        assert "8 s" in forward_until_lost(runner)
         last = dict(crew.said() for _ in range(2))
         assert last.keys() == {*processes[1:]}
     finally:
@@ -111,8 +111,8 @@ def test_ranks_that_do_not_know_the_secret_are_sent_away(crew: Crew, llama: Path
         crew.start(leader, count, b"another-secret-of-the-ranks")
         return []
 
-    with pytest.raises(ParlayError, match="0 of 1 other ranks have joined within 2 s"):
-        lead(str(llama), LOAD, RankOptions(tensor_parallel=2, rank_timeout=2), start=start)  # type: ignore[arg-type]
+    with pytest.raises(ParlayError, match="0 of 1 other ranks have joined within 5 s"):
+        lead(str(llama), LOAD, RankOptions(tensor_parallel=2, rank_timeout=5), start=start)  # type: ignore[arg-type]
     crew.said()
     assert f"is {SECRET} the same on both?" in crew.said()[1]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -44,7 +45,9 @@ def make_shared_file(count: int) -> Path:
     try:
         handle, name = tempfile.mkstemp(prefix="parlay-ranks-", dir=shared_folder())
         with open(handle, "wb") as file:
-            os.posix_fallocate(file.fileno(), 0, _bytes(count))  # writing to memory that is not there would end us
+            file.truncate(_bytes(count))
+            if sys.platform == "linux":  # to write to memory that is not there would end the process
+                os.posix_fallocate(file.fileno(), 0, _bytes(count))
     except OSError as error:
         raise ParlayError(
             f"no shared memory for {count} ranks ({error.strerror}): make room in {shared_folder()}"
