@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from parlay.cli.plan_devices_page import command
+from parlay.simulate.splits import Split
 from tests.cli.conftest import Cli
 
 ON_L4 = ("--model", "llama-3.2-1b", "--device", "l4")
@@ -151,7 +153,19 @@ def test_a_plan_for_several_devices_says_which_split_and_why(cli: Cli) -> None:
 
 def test_a_small_model_is_best_replicated_under_load(cli: Cli) -> None:
     words = ("plan", *ON_L4, "--devices", "4", "--mixture", "chat", "--rate", "40", "--duration", "30")
-    assert "best: 4 x one device" in cli(*words, "--link", "5:50").out
+    found = cli(*words, "--link", "5:50", "--strategy", "prompt-lookup", "--acceptance", "0.3")
+    assert "best: 4 x one device" in found.out
+    assert "run: parlay serve llama-3.2-1b --strategy prompt-lookup, on each of 4 groups of 1 devices" in found.out
+
+
+def test_a_drafter_apart_runs_beside_its_server(cli: Cli) -> None:
+    words = ("plan", *ON_L4, "--devices", "2", "--mixture", "chat", "--rate", "0.2", "--duration", "60")
+    draft = ("--strategy", "draft-model", "--draft-model", "smollm2-360m", "--acceptance", "0.8")
+    assert "1 x drafter apart" in cli(*words, *draft).out
+    split = Split(drafter=True)
+    assert command("large", split, "draft-model", "small").endswith(
+        "beside parlay serve --drafter-only small --port 8001"
+    )
 
 
 @pytest.mark.parametrize(

@@ -49,19 +49,21 @@ def run(options: argparse.Namespace) -> int:
     ground = ground_of(options)
     traffic = within(traffic_of(options), read_model(options.model).max_context, NO_LIMIT, options.too_long)
     plans = _plans(options, ground, count, link, traffic)
-    fitting = [plan for plan in plans if plan.figures is not None]
+    fitting = [plan for plan in plans if plan.figures is not None and plan.split.sequence == 1]
     if not fitting:
         raise ValueError(
             f"{options.model} fits on {count} devices of {(ground.memory or 0) / 1e9:,.0f} GB in no split: take more "
             "devices, or a smaller type with --quantize"
         )
     best = max(fitting, key=_rank)
+    strategy = str(options.strategy[0]) if options.strategy else ""
+    words = command(options.model, best.split, strategy, options.draft_model)
     if options.json:
         rows = [{**asdict(plan), "devices": plan.split.devices, "best": plan is best} for plan in plans]
         document = {"model": options.model, "modelled": True, "link": asdict(link), "splits": rows}
-        print(json.dumps(document | {"command": command(options.model, best.split)}, indent=2))
+        print(json.dumps(document | {"command": words}, indent=2))
     else:
-        print(page(Comparison(options.model, ground.source, traffic, link, plans, best)))
+        print(page(Comparison(options.model, ground.source, traffic, link, plans, best, words)))
     return 0
 
 

@@ -12,6 +12,7 @@ from parlay.system.terminal import aligned
 
 BATCH = 16
 """Sequences of the step that is shown beside that of one."""
+_DRAFTER = "http://127.0.0.1:8001"
 NO_LIMIT = 1 << 30
 """Tokens of a cache of unknown size."""
 
@@ -31,7 +32,7 @@ class SplitPlan:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """All splits, and the best; ``source`` says what devices are like."""
+    """All splits, the best, and the command that runs it; ``source`` says what devices are like."""
 
     model: str
     source: str
@@ -39,6 +40,7 @@ class Comparison:
     link: Link
     plans: Sequence[SplitPlan]
     best: SplitPlan
+    command: str
 
 
 def page(found: Comparison) -> str:
@@ -77,11 +79,13 @@ def _why(found: Comparison) -> Iterator[str]:
     """The numbers that decide, each from the table or what it is made of."""
     best, link = found.best, found.link
     yield f"best: {best.split}"
-    yield f"  run: {command(found.model, best.split)}"
+    yield f"  run: {found.command}"
     yield f"why: {_parts(best)}"
     for other in found.plans:
         if other is not best:
             yield f"  {other.split}: {_against(other, best)}"
+    if any(other.split.sequence > 1 for other in found.plans):
+        yield "  No command runs a model by sequence parallelism yet, so such a split is never the best."
     if best.split.ranks > 1:
         yield f"  An exchange takes {1e6 * link.latency:g} us and 1 us for each {link.bandwidth / 1e9:g} kB."
 
@@ -110,10 +114,15 @@ def _against(other: SplitPlan, best: SplitPlan) -> str:
     return f"{late}nine tenths take {wait:.3g} s and not {ours.whole.p90:.3g}; {_parts(other)}"
 
 
-def command(model: str, split: Split) -> str:
-    """The command that runs one replica."""
+def command(model: str, split: Split, strategy: str, draft_model: str | None) -> str:
+    """The command that runs one replica. ``strategy`` is empty for the server's own."""
     words = ["parlay serve", model]
     words += [f"--tensor-parallel {split.tensor}"] if split.tensor > 1 else []
     words += [f"--pipeline-parallel {split.pipeline}"] if split.pipeline > 1 else []
+    if split.drafter:
+        words.append(f"--strategy remote:url={_DRAFTER}, beside parlay serve --drafter-only {draft_model} --port 8001")
+    elif strategy:
+        words.append(f"--strategy {strategy}")
+        words += [f"--draft-model {draft_model}"] if draft_model else []
     each = f", on each of {split.replicas} groups of {split.ranks} devices" if split.replicas > 1 else ""
     return " ".join(words) + each
