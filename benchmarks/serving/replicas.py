@@ -1,7 +1,7 @@
-"""Two replicas behind a gateway: what it costs a request, what two are worth, and what kill -9 does to 16 streams.
+"""Two replicas behind a gateway: what it costs a request, what two are worth, and what cut lines and kill -9 do.
 
-python -m benchmarks.serving.replicas                   # overhead and throughput; results/replicas.jsonl and .md
-python -m benchmarks.serving.replicas --kills 1000      # the soak as well; half an hour
+python -m benchmarks.serving.replicas                   # all parts; results/replicas.jsonl and .md
+python -m benchmarks.serving.replicas --only kills --kills 1000      # the long soak; an hour on two idle cores
 python -m benchmarks.serving.replicas --quick           # does it work?
 """
 
@@ -24,12 +24,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
+from urllib.parse import urlsplit
 from urllib.request import urlopen
 
 import httpx
 
 from benchmarks.commands import RESULTS, write_page
 from benchmarks.pages import about, table
+from benchmarks.serving.cutting import cut_lines
 from benchmarks.serving.served import PATIENCE, served
 from parlay.bench.provenance import provenance
 
@@ -192,6 +194,34 @@ async def soak(place: Fleet, kills: int, tokens: int, note: Any) -> dict[str, An
         }
 
 
+async def cut(server: str, cuts: int, tokens: int) -> dict[str, Any]:
+    """Cut the lines to two replicas at random bytes, and compare each text with that of a line that holds."""
+    place = urlsplit(server)
+    assert place.hostname is not None
+    assert place.port is not None
+    async with httpx.AsyncClient(base_url=server, timeout=120) as direct:
+        expected = [await told(direct, number, tokens) for number in range(STREAMS)]
+    counts = {"streams": 0, "lost": 0, "different": 0}
+    async with cut_lines(place.hostname, place.port, 2, 12_000) as (lines, urls):
+        with _gateway(*urls, flags=("--retries", "50", "--wait-seconds", "60", "--log-level", "error")) as (url, _):
+            async with httpx.AsyncClient(base_url=url, timeout=120) as client:
+
+                async def ask(first: int) -> None:
+                    number = first
+                    while sum(line.cuts for line in lines) < cuts:
+                        try:
+                            counts["different"] += await told(client, number, tokens) != expected[number]
+                        except (ValueError, httpx.HTTPError) as error:
+                            counts["lost"] += 1
+                            print(f"lost: {type(error).__name__} {error}", file=sys.stderr)
+                        counts["streams"] += 1
+                        number = (number + 1) % STREAMS
+
+                await asyncio.gather(*(ask(first) for first in range(4)))
+            resumed = Fleet(url).count("streams_resumed")
+    return {"part": "cuts", "cuts": sum(line.cuts for line in lines), **counts, "resumed": resumed}
+
+
 def overhead(direct: str, gateway: str, process: int, rounds: int, *, stream: bool) -> dict[str, Any]:
     """The same short request in turn to a replica and through the gateway, on kept connections: milliseconds each.
 
@@ -285,6 +315,11 @@ def page(header: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
             ("replicas", "requests", "tokens/s"),
             [(str(row["replicas"]), str(row["requests"]), str(row["tokens_per_second"])) for row in rates],
         )
+    cuts = [row for row in rows if row["part"] == "cuts"]
+    if cuts:
+        names = ("cuts", "streams", "lost", "different", "resumed")
+        lines += ["", "Lines to two replicas, cut at random bytes of the answers.", ""]
+        lines += table(names, [tuple(f"{row[name]:g}" for name in names) for row in cuts])
     soaks = [row for row in rows if row["part"] == "kills, all"]
     if soaks:
         names = ("kills", "streams", "lost", "different", "resumed", "seconds")
@@ -299,8 +334,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         prog="python -m benchmarks.serving.replicas", description=(__doc__ or "").split("\n")[0]
     )
     parser.add_argument("--kills", type=int, default=20, metavar="N", help="kills of the soak (default: 20)")
+    parser.add_argument("--cuts", type=int, default=1000, metavar="N", help="cuts of lines (default: 1000)")
     parser.add_argument("--tokens", type=int, default=TOKENS, metavar="N", help=f"of each stream (default: {TOKENS})")
-    parser.add_argument("--only", choices=("overhead", "throughput", "kills"), help="one part (default: all)")
+    parser.add_argument("--only", choices=("overhead", "throughput", "cuts", "kills"), help="one part (default: all)")
     parser.add_argument("--quick", action="store_true", help="few requests: to see that it works")
     parser.add_argument("--out", type=Path, metavar="FILE", help="results; the tables go beside it, as .md")
     return parser.parse_args(arguments)
@@ -330,6 +366,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             note(asyncio.run(throughput(one, 1, options.tokens, 32 if options.quick else 160)))
         with fleet(MINI, 2) as two:
             note(asyncio.run(throughput(two.url, 2, options.tokens, 32 if options.quick else 160)))
+    if options.only in (None, "cuts"):
+        rows[:] = [row for row in rows if row["part"] != "cuts"]
+        with served(MINI, "--router-memory", "off") as one:
+            note(asyncio.run(cut(one, 20 if options.quick else options.cuts, 64)))
     if options.only in (None, "kills"):
         rows[:] = [row for row in rows if not row["part"].startswith("kills")]
         with fleet(MINI, 2) as place:
@@ -344,8 +384,10 @@ def _known(out: Path) -> list[dict[str, Any]]:
 
 
 @contextmanager
-def _gateway(replica: str) -> Iterator[tuple[str, int]]:
-    command = (sys.executable, "-m", "parlay", "gateway", "--replica", replica, "--port", "0")
+def _gateway(*replicas: str, flags: Sequence[str] = ()) -> Iterator[tuple[str, int]]:
+    """A gateway: its address and its process."""
+    named = [word for url in replicas for word in ("--replica", url)]
+    command = (sys.executable, "-m", "parlay", "gateway", *named, "--port", "0", *flags)
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
