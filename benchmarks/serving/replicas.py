@@ -281,7 +281,8 @@ async def throughput(url: str, replicas: int, tokens: int, requests: int) -> dic
 
 def page(header: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
     """The tables."""
-    lines = ["# Replicas behind a gateway", "", about(header), ""]
+    beside = f" Beside {header['beside']}." if "beside" in header else ""
+    lines = ["# Replicas behind a gateway", "", about(header) + beside, ""]
     costs = [row for row in rows if row["part"] == "overhead"]
     if costs:
         lines += [f"What the gateway adds to a request of `{MINI}`, median of pairs; the goal is {GOAL_MS:g} ms.", ""]
@@ -317,9 +318,9 @@ def page(header: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
         )
     cuts = [row for row in rows if row["part"] == "cuts"]
     if cuts:
-        names = ("cuts", "streams", "lost", "different", "resumed")
+        found = ("cuts", "streams", "lost", "different", "resumed")
         lines += ["", "Lines to two replicas, cut at random bytes of the answers.", ""]
-        lines += table(names, [tuple(f"{row[name]:g}" for name in names) for row in cuts])
+        lines += table(found, [tuple(f"{row[name]:g}" for name in found) for row in cuts])
     soaks = [row for row in rows if row["part"] == "kills, all"]
     if soaks:
         names = ("kills", "streams", "lost", "different", "resumed", "seconds")
