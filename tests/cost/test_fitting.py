@@ -27,6 +27,7 @@ MACHINE = Machine(
     forward_seconds=3e-4,
     cached_bandwidth=6e10,
     cached_rate=3e11,
+    cached_attention_bandwidth=3e10,
     cache_bytes=32e6,
 )
 ENGINE = Overheads(step=1e-4, sequence=2e-5, node=1e-6, level=3e-4)
@@ -67,8 +68,8 @@ def test_shapes_that_were_not_fitted_are_predicted_too() -> None:
     """Under noise that only ever adds, as delays do."""
     found = fit(synthetic(MACHINE, noise=0.15), MACHINE.cache_bytes)
     others = [
-        replace(SHAPES[0], num_layers=8),
-        replace(SHAPES[1], hidden_size=768, num_heads=12, num_kv_heads=4, num_layers=12),
+        replace(SHAPES[1], num_layers=8),
+        replace(SHAPES[2], hidden_size=768, num_heads=12, num_kv_heads=4, num_layers=12),
     ]
     assert median_error(found, synthetic(MACHINE, others)) < 0.12
 
@@ -84,7 +85,7 @@ def test_a_machine_without_some_cost_is_found_without_it() -> None:
 
 def test_where_all_weights_come_from_one_place_the_other_is_taken_to_be_as_fast() -> None:
     """Small shapes alone say nothing of memory, large ones nothing of the cache."""
-    for shapes, known in ((SHAPES[:1], "cached_bandwidth"), (SHAPES[1:], "bandwidth")):
+    for shapes, known in ((SHAPES[:2], "cached_bandwidth"), (SHAPES[2:], "bandwidth")):
         found = fit(synthetic(MACHINE, shapes), MACHINE.cache_bytes)
         assert found.bandwidth == found.cached_bandwidth
         assert found.bandwidth == pytest.approx(asdict(MACHINE)[known], rel=0.1)
@@ -154,8 +155,8 @@ def test_a_runner_without_room_is_named() -> None:
     [
         ("{", "is no calibration"),
         ("[]", "is no calibration"),
-        ('{"format": 1, "machine": {}}', "is no calibration"),
-        ('{"format": 99}', "has format 99 and not 1"),
+        ('{"format": 2, "machine": {}}', "is no calibration"),
+        ('{"format": 99}', "has format 99 and not 2"),
     ],
 )
 def test_a_file_that_is_no_calibration_is_one_line(tmp_path: Path, content: str, said: str) -> None:

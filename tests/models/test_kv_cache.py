@@ -71,6 +71,12 @@ def stored(pages: list[Page], slot: int) -> tuple[Tensor, Tensor]:
     return (key_codes.flatten(-2).int() - 128) * scales[0], values.flatten(-2)
 
 
+def plain(pages: list[Page], slot: int) -> Tensor:
+    """The key and the value ``[layers, 2, kv_heads, D]`` of a cache of plain numbers."""
+    key, value = pages[slot // BLOCK].row(slot % BLOCK)
+    return torch.stack((key.flatten(-2), value), 1)
+
+
 def attention(query_HD: Tensor, pages: list[Page], rows: int) -> Tensor:
     """Slow attention of layer 0 ``[heads * D]``: the query rounded in blocks, over the first rows of these pages."""
     query_HBI = (query_HD / 8).unflatten(-1, (-1, 32)) @ hadamard()
@@ -84,10 +90,10 @@ def attention(query_HD: Tensor, pages: list[Page], rows: int) -> Tensor:
 def test_pages_hold_each_row_rounded(weights: dict[str, Tensor], kernels: str) -> None:
     """Layer 0 of a float32 cache, rounded slowly, has the codes and scales of the cache in blocks, but for ties."""
     tokens = text(37)
-    plain, blocks = (read(make(weights, cached), tokens) for cached in ("float32", "q8_0"))
+    exact, blocks = (read(make(weights, cached), tokens) for cached in ("float32", "q8_0"))
     for slot in range(len(tokens)):
         wanted = Page(torch.zeros_like(blocks[0].memory[:, :, :, :1]), lanes=blocks[0].lanes)
-        row = plain[slot // BLOCK].row(slot % BLOCK)[0]
+        row = plain(exact, slot)
         write_in_blocks(wanted.row(0), row)
         for made, slow in zip(blocks[slot // BLOCK].row(slot % BLOCK), wanted.row(0), strict=True):
             assert (made[0].int() - slow[0].int()).abs().max() <= 1
@@ -103,12 +109,12 @@ def test_attention_is_that_over_the_rounded_rows(count: int, kernels: str) -> No
     weights = random_weights(config)
     for name in ("proj", "norm"):
         weights[f"model.layers.0.self_attn.q_{name}.weight"] = weights[f"model.layers.0.self_attn.k_{name}.weight"]
-    plain, blocks = make(weights, "float32", config), make(weights, "q8_0", config)
-    exact, rounded = read(plain, text(count)), read(blocks, text(count))
+    runners = [make(weights, cached, config) for cached in ("float32", "q8_0")]
+    exact, rounded = (read(runner, text(count)) for runner in runners)
     taps = [
-        runner.forward([Segment(0, (5,))], (0, 1), frozenset({("mlp", 0)})).taps for runner in (plain, blocks)
+        runner.forward([Segment(0, (5,))], (0, 1), frozenset({("mlp", 0)})).taps for runner in runners
     ]  # what enters layer 1 then is what enters layer 0, and attention
-    query_HD = exact[count // BLOCK].row(count % BLOCK)[0][0, 0]
+    query_HD = plain(exact, count)[0, 0]
     expected = attention(query_HD, rounded, count + 1) @ weights["model.layers.0.self_attn.o_proj.weight"].T
     found = (taps[1][1] - taps[1][0])[0]
     assert (found - expected).abs().max() < 0.005 * expected.abs().max()

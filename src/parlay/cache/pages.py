@@ -49,7 +49,8 @@ CODES, CODED = 32, 34
 class CacheShape:
     """The shape of a page: ``[layers, 2, kv_heads, BLOCK, D]``, keys then values.
 
-    With ``lanes`` keys and values are in blocks of eight bits, ``[layers, 2, kv_heads, bytes]``: see `row_in_blocks`.
+    With ``lanes`` pages are laid out as the compiled decoder reads them: see `row_in_strips`. If ``dtype`` is uint8,
+    keys and values are in blocks of eight bits, ``[layers, 2, kv_heads, bytes]``: see `row_in_blocks`.
     """
 
     num_layers: int
@@ -62,11 +63,23 @@ class CacheShape:
     @property
     def size(self) -> tuple[int, ...]:
         heads = self.num_layers, 2, self.num_kv_heads
-        return (*heads, BLOCK * self.head_dim // CODES * CODED) if self.lanes else (*heads, BLOCK, self.head_dim)
+        coded = self.dtype == torch.uint8
+        return (*heads, BLOCK * self.head_dim // CODES * CODED) if coded else (*heads, BLOCK, self.head_dim)
 
     @property
     def page_bytes(self) -> int:
         return math.prod(self.size) * self.dtype.itemsize
+
+
+def row_in_strips(rows: Tensor, lanes: int, slot: int) -> tuple[Tensor, Tensor]:
+    """Views of the key and of the value of one token; ``rows`` ``[layers, 2, kv_heads, BLOCK, D]``.
+
+    Of keys, ``lanes`` lie beside each other, 32 bits of each: the view is ``[layers, kv_heads, words, numbers]``.
+    That of the value is ``[layers, kv_heads, D]``.
+    """
+    strip, lane = divmod(slot, lanes)
+    keys = _split(rows[:, 0].flatten(2), BLOCK // lanes, -1, lanes, 4 // rows.itemsize)
+    return keys[:, :, strip, :, lane], rows[:, 1, :, slot]
 
 
 def row_in_blocks(rows: Tensor, lanes: int, slot: int) -> tuple[Tensor, ...]:
@@ -113,8 +126,11 @@ class Page:
         self.address, self.pitch = rows.data_ptr(), rows.stride(2) * rows.itemsize
 
     def row(self, slot: int) -> tuple[Tensor, ...]:
-        """Views of what is cached of one token: ``[layers, 2, kv_heads, D]``, or as `row_in_blocks` says."""
-        return row_in_blocks(self.rows, self.lanes, slot) if self.lanes else (self.rows[:, :, :, slot],)
+        """Views of what is cached of one token: ``[layers, 2, kv_heads, D]``, or as `row_in_strips` and `row_in_blocks`
+        say."""
+        if not self.lanes:
+            return (self.rows[:, :, :, slot],)
+        return (row_in_blocks if self.rows.dtype == torch.uint8 else row_in_strips)(self.rows, self.lanes, slot)
 
     def copy(self) -> Page:
         """The same rows in new memory, with the same pitch."""

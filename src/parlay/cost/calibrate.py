@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,22 @@ from parlay.cost.roofline import ForwardShape, Machine, ModelShape, Overheads
 from parlay.cost.timing import chain_of, time_forward, with_context
 from parlay.types import ParlayError, Runner
 
-FORMAT = 1
+FORMAT = 2
 """Version of the file's format. A file with another version is refused."""
 
 Provenance = Mapping[str, str | float]
 
 SHAPES = (
+    ModelShape(
+        vocab_size=4096,
+        hidden_size=256,
+        intermediate_size=512,
+        num_layers=16,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=128,
+        tie_embeddings=True,
+    ),
     ModelShape(
         vocab_size=4096,
         hidden_size=256,
@@ -35,13 +46,14 @@ SHAPES = (
         hidden_size=640,
         intermediate_size=1728,
         num_layers=10,
-        num_heads=10,
-        num_kv_heads=2,
+        num_heads=12,
+        num_kv_heads=4,
         head_dim=64,
         tie_embeddings=True,
     ),
 )
-"""Of 4 and 53 million parameters: the small one shows the cost of starting operators, the large one the rest."""
+"""Of 10, 4 and 57 million parameters: the small ones show what starting a forward costs and what starting a layer does,
+the large one the rest."""
 
 WORKS = (
     *(
@@ -114,8 +126,11 @@ def calibrate(
     shapes: Sequence[ModelShape] = SHAPES,
     works: Sequence[ForwardShape] = WORKS,
     cache_bytes: float = 0.0,
+    threads: int = 1,
 ) -> MachineCalibration:
     """Time the works on a runner of each shape and fit the machine, whose last cache is so large.
+
+    ``threads`` share the key heads in attention.
 
     ``open_runner`` makes a runner with room for them all, and gives the shape with the bytes that it really keeps.
     """
@@ -123,7 +138,7 @@ def calibrate(
     for wanted in shapes:
         runner, shape = open_runner(wanted)
         samples += [TimedForward(shape, work, seconds) for work, seconds in measure(runner, works)]
-    return MachineCalibration(fit(samples, cache_bytes), provenance, tuple(samples))
+    return MachineCalibration(fit(samples, cache_bytes, threads), provenance, tuple(samples))
 
 
 def with_engine(calibration: MachineCalibration, engine: Overheads) -> MachineCalibration:
@@ -141,16 +156,13 @@ def measure(
     """
     for context in sorted({work.context for work in works}):
         most = max(work.rows for work in works if work.context == context)
-        with with_context(runner, 0, context, most) as fits:
-            _check_room(runner, context + most, fits=fits)
-            for batch in sorted({work.batch for work in works if work.context == context}):
-                group = [work for work in works if (work.context, work.batch) == (context, batch)]
-                for copy in range(1, batch):
-                    runner.fork(0, copy)
-                    _check_room(runner, context + most, fits=runner.reserve(copy, context + most))
+        for batch in sorted({work.batch for work in works if work.context == context}):
+            group = [work for work in works if (work.context, work.batch) == (context, batch)]
+            with ExitStack() as texts:
+                for sequence in range(batch):
+                    fits = texts.enter_context(with_context(runner, sequence, context, most))
+                    _check_room(runner, context + most, fits=fits)
                 yield from _take_turns(runner, group, rounds, seconds)
-                for copy in range(1, batch):
-                    runner.release(copy)
 
 
 def _check_room(runner: Runner, tokens: int, *, fits: bool) -> None:

@@ -1,8 +1,8 @@
 """From timed forwards to the constants of a `Machine`.
 
-For given ratios of arithmetic to bandwidth each operator's maximum is decided, and a forward's time is linear in the
-inverse of the bandwidths and in the seconds of starting. So the ratios are searched on a grid, of linear layers from
-memory, from the cache, and of attention, and the rest is least squares without negative numbers, of relative errors.
+For given ratios of arithmetic to bandwidth a forward's time is linear in the inverse of the bandwidths, in that of the
+rate of attention and in the seconds of starting. So the ratios are searched on a grid, of linear layers from memory and
+from the cache, and the rest is least squares without negative numbers, of relative errors.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 
-from parlay.cost.roofline import ForwardShape, Machine, ModelShape, operators
+from parlay.cost.roofline import ForwardShape, Machine, ModelShape, operators, uneven
 
 Array = NDArray[np.float64]
-Ratios = tuple[float, float, float]
-"""FLOPs per byte at which arithmetic takes as long as memory: linear layers from memory, from the cache, attention."""
+Ratios = tuple[float, float]
+"""FLOPs per byte at which arithmetic takes as long as memory: of linear layers from memory, and from the cache."""
 
 _FEWEST = 8
 _RATIOS = tuple(4.0**power for power in range(-1, 6))
-_REFINED = 14
+_REFINED = 24
 _FREE = 1e-18
 """Seconds per byte of a kind of operator for which the fit found no cost: it counts as free."""
 
@@ -37,27 +37,24 @@ class TimedForward:
     seconds: float
 
 
-def fit(samples: Sequence[TimedForward], cache_bytes: float = 0.0) -> Machine:
+def fit(samples: Sequence[TimedForward], cache_bytes: float = 0.0, threads: int = 1) -> Machine:
     """The machine with that much cache which explains the samples best; the engine's seconds are not among them.
+
+    ``threads`` is how many share the key heads in attention.
 
     Raises ValueError for too few samples.
     """
     if len(samples) < _FEWEST:
         raise ValueError(f"{len(samples)} timed forwards are too few to fit a machine: give at least {_FEWEST}")
-    counted = _Counted.of(samples, cache_bytes)
-    best = min((counted.solve(ratios) for ratios in itertools.product(_RATIOS, _RATIOS, _RATIOS)), key=_loss)
+    counted = _Counted.of(samples, cache_bytes, threads)
+    best = min((counted.solve(ratios) for ratios in itertools.product(_RATIOS, _RATIOS)), key=_loss)
     spread = _RATIOS[1] / _RATIOS[0]
     for _ in range(_REFINED):
-        spread **= 0.6
+        spread **= 0.75
         factors = (1 / spread, 1.0, spread)
-        steps = itertools.product(factors, factors, factors)
-        best = min((counted.solve(_scaled(best.ratios, step)) for step in steps), key=_loss)
-    return best.machine(cache_bytes)
-
-
-def _scaled(ratios: Ratios, step: Ratios) -> Ratios:
-    linear, cached, attention = (ratio * factor for ratio, factor in zip(ratios, step, strict=True))
-    return linear, cached, attention
+        steps = [(best.ratios[0] * one, best.ratios[1] * other) for one in factors for other in factors]
+        best = min(map(counted.solve, steps), key=_loss)
+    return best.machine(cache_bytes, threads)
 
 
 def relative_errors(machine: Machine, samples: Sequence[TimedForward]) -> list[float]:
@@ -71,51 +68,58 @@ def median_error(machine: Machine, samples: Sequence[TimedForward]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Solution:
-    """Constants for given ratios: seconds per byte of the four kinds, then of layer, attention and forward."""
+    """Constants for given ratios: seconds per byte of linear layers and of attention, each from memory and from the
+    cache, and of the rest; per FLOP of attention; then of layer, attention and forward."""
 
     ratios: Ratios
     seconds: Array
     loss: float
 
-    def machine(self, cache_bytes: float) -> Machine:
-        linear, cached, attention, vector = (max(float(each), _FREE) for each in self.seconds[:4])
-        reached = [(1 / each, ratio / each) for each, ratio in zip((linear, cached), self.ratios[:2], strict=True)]
-        if not self.seconds[1]:  # no sample fits into the cache: memory is taken to be as fast
-            reached[1] = reached[0]
-        elif not self.seconds[0]:
-            reached[0] = reached[1]
-        layer, attend, forward = (float(each) for each in self.seconds[4:])
+    def machine(self, cache_bytes: float, threads: int) -> Machine:
+        linear, cached = self._from_both(0, 1)
+        attention, cached_attention = self._from_both(2, 3)
+        vector, product = (max(float(each), _FREE) for each in self.seconds[4:6])
+        layer, attend, forward = (float(each) for each in self.seconds[6:])
         return Machine(
-            bandwidth=reached[0][0],
-            rate=reached[0][1],
+            bandwidth=1 / linear,
+            rate=self.ratios[0 if self.seconds[0] else 1] / linear,
             attention_bandwidth=1 / attention,
-            attention_rate=self.ratios[2] / attention,
+            attention_rate=1 / product,
             vector_bandwidth=1 / vector,
             layer_seconds=layer,
             attend_seconds=attend,
             forward_seconds=forward,
-            cached_bandwidth=reached[1][0],
-            cached_rate=reached[1][1],
+            cached_bandwidth=1 / cached,
+            cached_rate=self.ratios[1 if self.seconds[1] else 0] / cached,
+            cached_attention_bandwidth=1 / cached_attention,
             cache_bytes=cache_bytes,
+            threads=threads,
         )
+
+    def _from_both(self, memory: int, cache: int) -> tuple[float, float]:
+        """Seconds per byte from memory and from the cache. Without samples of one it is taken to be like the other."""
+        found = [float(self.seconds[place]) for place in (memory, cache)]
+        return max(found[0] or found[1], _FREE), max(found[1] or found[0], _FREE)
 
 
 @dataclass(frozen=True, slots=True)
 class _Counted:
     """The samples' operators, counted once: bytes and FLOPs ``[samples, operators]``, both over the sample's seconds.
 
-    ``members[kind, operator]`` is 1 where an operator is of that kind; ``cached`` tells the samples whose weights fit
-    into the cache, and ``starts`` ``[samples, 3]`` are layers, layers times paths, and 1, over seconds, too.
+    ``members[kind, operator]`` is 1 where an operator is of that kind. ``cached`` tells the samples whose weights fit
+    into the cache, and ``uneven`` how much longer attention takes as heads don't divide among threads. ``starts``
+    ``[samples, 3]`` are layers, layers times paths, and 1, over seconds, too.
     """
 
     moved: Array
     flops: Array
     members: Mapping[str, Array]
     cached: Array
+    uneven: Array
     starts: Array
 
     @staticmethod
-    def of(samples: Sequence[TimedForward], cache_bytes: float) -> _Counted:
+    def of(samples: Sequence[TimedForward], cache_bytes: float, threads: int) -> _Counted:
         listed = [list(operators(sample.shape, sample.work)) for sample in samples]
         seconds = np.array([[sample.seconds] for sample in samples])
         starts = [
@@ -130,25 +134,28 @@ class _Counted:
                 for kind in ("linear", "attention", "vector")
             },
             cached=np.array([float(sample.shape.read_bytes <= cache_bytes) for sample in samples]),
+            uneven=np.array([uneven(sample.shape, sample.work, threads) for sample in samples]),
             starts=np.array(starts) / seconds,
         )
 
     def solve(self, ratios: Ratios) -> _Solution:
         """The best constants for these ratios."""
-        linear, cached, attention = ratios
+        read = self.uneven * (self.moved @ self.members["attention"])
         columns = [
-            self._busy("linear", linear) * (1 - self.cached),
-            self._busy("linear", cached) * self.cached,
-            self._busy("attention", attention),
-            self._busy("vector", float("inf")),
+            self._linear(ratios[0]) * (1 - self.cached),
+            self._linear(ratios[1]) * self.cached,
+            read * (1 - self.cached),
+            read * self.cached,
+            self.moved @ self.members["vector"],
+            self.uneven * (self.flops @ self.members["attention"]),
         ]
         matrix = np.column_stack([*columns, self.starts])
         seconds = nonnegative(matrix, np.ones(len(matrix)))
         return _Solution(ratios, seconds, float(np.sum((matrix @ seconds - 1) ** 2)))
 
-    def _busy(self, kind: str, ratio: float) -> Array:
-        """Factor of the seconds per byte of a kind, for each sample."""
-        return np.asarray(np.maximum(self.moved, self.flops / ratio) @ self.members[kind])
+    def _linear(self, ratio: float) -> Array:
+        """Factor of the seconds per byte of linear layers, for each sample."""
+        return np.asarray(np.hypot(self.moved, self.flops / ratio) @ self.members["linear"])
 
 
 def _loss(one: _Solution) -> float:

@@ -20,11 +20,14 @@ _CHUNK = 256  # rows that a context is fed in
 _log = logging.getLogger(__name__)
 
 
-def some_tokens(runner: Runner, count: int) -> tuple[int, ...]:
-    """Make up so many token ids of the runner's vocabulary. An encoder-decoder's are the decoder's."""
+def some_tokens(runner: Runner, count: int, first_id: int = 0) -> tuple[int, ...]:
+    """Make up so many token ids of the runner's vocabulary, in order from ``first_id`` on.
+
+    Those of an encoder-decoder are its decoder's.
+    """
     spec = runner.spec
     first = 0 if spec.encoder is None else spec.encoder.start
-    return tuple([place % spec.vocab_size if place else first for place in range(count)])
+    return tuple([(first_id + place) % spec.vocab_size if place else first for place in range(count)])
 
 
 def chain_of(runner: Runner, sequence: int, rows: int) -> Segment:
@@ -43,13 +46,16 @@ def time_forward(runner: Runner, segments: Sequence[Segment], clock: Callable[[]
 
 @contextmanager
 def with_context(runner: Runner, sequence: int, context: int, rows: int) -> Iterator[bool]:
-    """Open a sequence of ``context`` cached tokens with room for ``rows`` more; False where the runner has none."""
+    """Open a sequence of ``context`` cached tokens with room for ``rows`` more; False where the runner has none.
+
+    Sequences have different texts, so that they share no keys.
+    """
     longest = context + rows
     runner.open(sequence, (0,))  # of one token none can be cached already
     try:
         fits = longest <= runner.spec.max_context and runner.reserve(sequence, longest)
         for start in range(0, context if fits else 0, _CHUNK):
-            tokens = some_tokens(runner, min(_CHUNK, context - start))
+            tokens = some_tokens(runner, min(_CHUNK, context - start), start + abs(sequence))
             runner.forward([Segment(sequence, tokens, logits_from=len(tokens))])
             runner.keep(sequence, ())
         yield fits

@@ -124,7 +124,9 @@ def calibrate_here(
     smallest_last = sorted(
         shapes, key=lambda shape: shape.parameters, reverse=True
     )  # the engine's steps are timed with the last one
-    calibration = calibrate(open_runner, provenance, shapes=smallest_last, works=works, cache_bytes=cache_bytes())
+    calibration = calibrate(
+        open_runner, provenance, shapes=smallest_last, works=works, cache_bytes=cache_bytes(), threads=threads.count()
+    )
     log("timing steps of the engine")
     return with_engine(calibration, engine_overheads(opened[-1]))
 

@@ -12,32 +12,23 @@
 #include "codes_of_keys.h"
 #include "values.h"
 
-/* Where LANES keys from `key` on lie; those beyond the last stand for it: their scores are not used. */
-INLINE void place_rows(const Work *work, int64_t key, int64_t from, int64_t to, const int64_t *slots,
-                       const uint32_t **rows)
+/* Columns of the keys with these slots, `count` of them; the others are never used. */
+static void gather_columns(const Work *work, const int64_t *slots, int64_t count, uint32_t *columns)
 {
-    const int64_t bytes = row_bytes(&work->heads), ahead = key + 2 * STRIP;
-    if (slots || key + LANES > to) {
-        for (int i = 0; i < LANES; i++) {
-            int64_t seen = key + i < to ? key + i : to - 1;
-            rows[i] = (const uint32_t *)row_at(work->segment, work->keys, slots ? slots[seen - from] : seen, bytes);
-        }
-        return;
+    for (int64_t lane = 0; lane < LANES; lane++) {
+        const int64_t slot = slots[lane < count ? lane : count - 1];
+        const uint32_t *strip = (const uint32_t *)strip_at(work->segment, work->keys, strip_bytes_of(&work->heads), slot);
+        for (int64_t k = 0; k < work->heads.words; k++) columns[k * LANES + lane] = strip[k * LANES + slot % LANES];
     }
-    const char *first = row_at(work->segment, work->keys, key, bytes);
-    for (int i = 0; i < LANES; i++) rows[i] = (const uint32_t *)(first + i * bytes);
-    if (ahead >= to) return;
-    first = row_at(work->segment, work->keys, ahead, bytes);
-    for (int64_t i = 0; i < LANES * bytes; i += 64) __builtin_prefetch(first + i);
 }
 
-/* Columns of two bfloat16 numbers to two of one, from the last on: they are in the same place. */
-INLINE void widen_columns(int64_t words, uint32_t *columns)
+/* Columns of two bfloat16 numbers to two of one. */
+INLINE void widen_columns(const uint32_t *columns, int64_t words, uint32_t *wide)
 {
-    for (int64_t k = words - 1; k >= 0; k--) {
+    for (int64_t k = 0; k < words; k++) {
         vu both = load_words(columns + k * LANES);
-        store(columns + 2 * k * LANES, as_floats(both << 16));
-        store(columns + (2 * k + 1) * LANES, as_floats(both & 0xffff0000u));
+        store(wide + 2 * k * LANES, as_floats(both << 16));
+        store(wide + (2 * k + 1) * LANES, as_floats(both & 0xffff0000u));
     }
 }
 
@@ -48,18 +39,21 @@ static void score_keys(const Work *work, int64_t first, int64_t last, int64_t fr
         score_codes(work, first, last, from, to, slots);
         return;
     }
-    uint32_t columns[LONGEST_HEAD * STRIP] __attribute__((aligned(64)));
-    const int64_t apart = words_of_query(&work->heads) * LANES;
+    uint32_t gathered[LONGEST_HEAD * LANES] __attribute__((aligned(64)));
+    uint32_t wide[VECTORS][LONGEST_HEAD * LANES] __attribute__((aligned(64)));
+    const int widens = work->heads.cached == CACHE_BF16 && !PAIRED;
     for (int64_t key = from; key < to; key += STRIP) {
-        const uint32_t *rows[STRIP];
-        for (int v = 0; v < VECTORS; v++)
-            place_rows(work, key + v * LANES, from, to, slots, rows + v * LANES);
+        Strip strip = {.words = words_of_query(&work->heads)};
         for (int v = 0; v < VECTORS; v++) {
-            transpose(rows + v * LANES, work->heads.words, columns + v * apart);
-            if (work->heads.cached == CACHE_BF16 && !PAIRED) widen_columns(work->heads.words, columns + v * apart);
+            int64_t own = key + v * LANES < to ? key + v * LANES : key;
+            uint32_t *columns = widens ? gathered : wide[v];
+            if (slots) gather_columns(work, slots + own - from, to - own, columns);
+            const char *strip_of_key = strip_at(work->segment, work->keys, strip_bytes_of(&work->heads), own);
+            const uint32_t *stored = slots ? columns : (const uint32_t *)strip_of_key;
+            if (widens) widen_columns(stored, work->heads.words, wide[v]);
+            strip.columns[v] = widens ? wide[v] : stored;
         }
         for (int64_t q = first, count; q < last; q += count) {
-            Strip strip = {.columns = columns, .words = words_of_query(&work->heads)};
             count = last - q < QUERIES ? last - q : QUERIES;
             for (int64_t i = 0; i < count; i++) {
                 strip.inputs[i] = work->queries[q + i];

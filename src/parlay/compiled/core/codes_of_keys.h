@@ -24,16 +24,10 @@ static void spread(float *x, int64_t count)
     }
 }
 
-/* Where the strip that has a slot begins. */
-INLINE char *strip_at(const Segment *segment, int64_t part, int64_t blocks, int64_t slot)
-{
-    return row_at(segment, part, slot, 0) + slot % PAGE / LANES * blocks * KEY_BYTES;
-}
-
 /* A key or value of whole blocks into its slot. */
 static void store_key(const Segment *segment, int64_t part, int64_t slot, const InputBlock *blocks, int64_t count)
 {
-    char *strip = strip_at(segment, part, count, slot);
+    char *strip = strip_at(segment, part, count * KEY_BYTES, slot);
     for (int64_t b = 0; b < count; b++, strip += KEY_BYTES) {
         const uint16_t scale = round_half(blocks[b].scale);
         for (int g = 0; g < GROUPS; g++) {
@@ -62,7 +56,7 @@ static void gather_keys(const Work *work, const int64_t *slots, int64_t count, c
     const int64_t blocks = blocks_of(&work->heads);
     for (int64_t lane = 0; lane < LANES; lane++) {
         const int64_t slot = slots[lane < count ? lane : count - 1], place = slot % LANES;
-        const char *from = strip_at(work->segment, work->keys, blocks, slot);
+        const char *from = strip_at(work->segment, work->keys, strip_bytes_of(&work->heads), slot);
         char *to = strip;
         for (int64_t b = 0; b < blocks; b++, from += KEY_BYTES, to += KEY_BYTES) {
             for (int g = 0; g < GROUPS; g++) memcpy(to + (g * LANES + lane) * 4, from + (g * LANES + place) * 4, 4);
@@ -81,7 +75,7 @@ static void score_codes(const Work *work, int64_t first, int64_t last, int64_t f
         for (int v = 0; v < VECTORS; v++) {
             int64_t own = key + v * LANES < to ? key + v * LANES : key;
             if (slots) gather_keys(work, slots + own - from, to - own, gathered[v]);
-            strips[v] = slots ? gathered[v] : strip_at(work->segment, work->keys, blocks, own);
+            strips[v] = slots ? gathered[v] : strip_at(work->segment, work->keys, strip_bytes_of(&work->heads), own);
         }
         for (int64_t q = first, count; q < last; q += count) {
             vf sums[STRIP_ROWS][BLOCKS];

@@ -19,8 +19,9 @@ typedef struct {
 } Linear;
 
 /* How keys and values are cached: as plain numbers, or in blocks of 32 codes of eight bits with one scale, as ggml's
- * q8_0. Of these a page holds, for each head, PAGE keys in strips as of weights (codes.h), then PAGE rows of the codes of
- * values, then their scales in half precision, [head_dim / 32][PAGE]. */
+ * q8_0. Of plain numbers a page holds, for each head, PAGE keys in strips of LANES (strips.h), or PAGE rows of values. Of
+ * blocks it holds PAGE keys in strips as of weights (codes.h), then PAGE rows of the codes of values, then their scales in
+ * half precision, [head_dim / 32][PAGE]. */
 enum { CACHE_F32 = 0, CACHE_BF16 = 1, CACHE_Q8_0 = 2 };
 
 /* Of gates: x * sigmoid(x), its approximation of x * Phi(x) by tanh, and gpt-oss's: x * sigmoid(1.702 x) of what is at most

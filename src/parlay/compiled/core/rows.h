@@ -116,8 +116,8 @@ INLINE int64_t part_of(const Model *model, const Segment *segment, int64_t layer
 }
 
 /* A row's new key (0) or value (1) of one head, which is rotated already, into its slot. */
-static void store_row(const Model *model, const Segment *segment, int64_t layer, int64_t which, int64_t head, int64_t slot,
-                      const float *x)
+static void store_row(const Model *model, const Heads *heads, const Segment *segment, int64_t layer, int64_t which,
+                      int64_t head, int64_t slot, const float *x)
 {
     const int64_t dim = model->head_dim, part = part_of(model, segment, layer, which, head);
     const int form = (int)model->cached;
@@ -127,10 +127,12 @@ static void store_row(const Model *model, const Segment *segment, int64_t layer,
         (which ? store_value : store_key)(segment, part, slot, blocks, dim / BLOCK);
         return;
     }
-    char *out = row_at(segment, part, slot, dim * (form == CACHE_BF16 ? 2 : 4));
+    uint32_t words[LONGEST_HEAD], *out = which ? (uint32_t *)row_at(segment, part, slot, row_bytes(heads)) : words;
     int64_t i = 0;
     for (; i + LANES <= dim; i += LANES) store_as(form, out, i, load(x + i));
     for (; i < dim; i++) store_one(form, out, i, x[i]);
+    uint32_t *strip = (uint32_t *)strip_at(segment, part, strip_bytes_of(heads), slot) + slot % LANES;
+    for (int64_t k = 0; !which && k < heads->words; k++) strip[k * LANES] = words[k];
 }
 
 /* Norms and rotations of a row's queries and keys; keys and values go to the cache. */
@@ -156,11 +158,12 @@ static void prepare_row(const Model *model, const Segment *segment, const Space 
                is_query && !blocks ? form_of((int)model->cached) : FLOAT32, is_query && !blocks ? (void *)query : turned);
         if (blocks) spread(turned, dim);
         if (!is_query)
-            store_row(model, segment, layer, 0, head - heads, slot, turned);
+            store_row(model, &space->heads, segment, layer, 0, head - heads, slot, turned);
         else if (blocks)
             QUANTISE(turned, dim, (InputBlock *)query, 1);
     }
-    for (int64_t head = 0; head < model->kv_heads; head++, x += dim) store_row(model, segment, layer, 1, head, slot, x);
+    for (int64_t head = 0; head < model->kv_heads; head++, x += dim)
+        store_row(model, &space->heads, segment, layer, 1, head, slot, x);
 }
 
 static void prepare(const Model *model, const Batch *batch, const Space *space, int64_t layer, int64_t from, int64_t to)

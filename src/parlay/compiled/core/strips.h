@@ -63,13 +63,25 @@ typedef struct {
 
 INLINE int64_t row_bytes(const Heads *heads) { return heads->words * 4; }
 
+/* LANES keys lie word by word, a word of each key beside those of the others: as columns, in which they are multiplied. */
+INLINE int64_t strip_bytes_of(const Heads *heads)
+{
+    return in_blocks(heads) ? blocks_of(heads) * KEY_BYTES : heads->words * LANES * 4;
+}
+
+/* Where the strip that has a slot begins. */
+INLINE char *strip_at(const Segment *segment, int64_t part, int64_t bytes, int64_t slot)
+{
+    return row_at(segment, part, slot, 0) + slot % PAGE / LANES * bytes;
+}
+
 /* Numbers of a row of mixed values, which are summed a strip at a time. */
 INLINE int64_t width_of(const Heads *heads) { return up_to(heads->head_dim, STRIP); }
 
 /* A strip of sums for each of some queries: what is added are `words` words of their inputs times those of the columns,
- * [VECTORS][words][LANES]. Scores are such sums, of queries and keys, and mixed values are, of weights and values. */
+ * each [words][LANES]. Scores are such sums, of queries and keys, and mixed values are, of weights and values. */
 typedef struct {
-    const uint32_t *columns;
+    const uint32_t *columns[VECTORS];
     int64_t words;
     const uint32_t *inputs[QUERIES];
     float *sums[QUERIES];
@@ -82,7 +94,7 @@ INLINE void add_some(const int paired, const int count, const Strip *strip)
         UNROLL for (int v = 0; v < VECTORS; v++) totals[i][v] = load(strip->sums[i] + v * LANES);
     for (int64_t k = 0; k < strip->words; k++) {
         vu columns[VECTORS];
-        UNROLL for (int v = 0; v < VECTORS; v++) columns[v] = load_words(strip->columns + (v * strip->words + k) * LANES);
+        UNROLL for (int v = 0; v < VECTORS; v++) columns[v] = load_words(strip->columns[v] + k * LANES);
         UNROLL for (int i = 0; i < count; i++)
             UNROLL for (int v = 0; v < VECTORS; v++)
                 totals[i][v] = dot(paired, totals[i][v], columns[v], splat_word(strip->inputs[i][k]));

@@ -149,7 +149,8 @@ static void mix_keys(const Work *work, int64_t first, int64_t last, int64_t from
     float scales[KEYS];
     const int step = step_of(work->heads.cached), gathers = slots || last - first > QUERIES;
     const int64_t width = width_of(&work->heads);
-    Strip strip = {.columns = columns, .words = (to - from + step - 1) / step};
+    Strip strip = {.words = (to - from + step - 1) / step};
+    UNROLL for (int v = 0; v < VECTORS; v++) strip.columns[v] = columns + v * strip.words * LANES;
     for (int64_t at = 0; at < width; at += STRIP) {
         if (gathers) gather_values(work, at, from, to, slots, columns);
         if (in_blocks(&work->heads)) gather_scales(work, at / BLOCK, from, to, slots, scales);

@@ -125,7 +125,7 @@ class CompiledForward:
         if part.group is not None:
             self._model.ranks = ctypes.pointer(part.group.struct)
         self._model.cached, cache_dtype = _CACHED[str(dtype).removeprefix("torch.") if cached == "auto" else cached]
-        cache_lanes = int(self._core.panel) // 2 if cached == "q8_0" else 0
+        cache_lanes = int(self._core.panel) // 2
         self._prefixes = Prefixes(cache_dtype, cache_lanes)
         self._space, self._growing = Workspace(self._core), Workspace(self._core)
         self._adapters, self._lowered = PackedAdapters(self._core, config, dtype), Workspace(self._core)

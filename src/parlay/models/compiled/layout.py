@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from parlay.cache import BLOCK, Rows
-from parlay.cache.pages import CODED, CODES, Page
+from parlay.cache.pages import CODES, CacheShape, Page, pages_for
 from parlay.compiled import structs
 from parlay.models.forward import ForwardBatch, SegmentFeatures
 from parlay.types import Prefix, trees
@@ -60,36 +60,32 @@ class BatchLayout:
 
 
 class Prefixes:
-    """Prefixes as the library reads them: pages as of a sequence, in the form of the cache, made once for each.
-
-    With ``lanes`` that is in blocks; see `CacheShape`.
-    """
+    """Prefixes as the library reads them: pages as of a sequence, in the form of the cache, made once for each."""
 
     def __init__(self, dtype: torch.dtype, lanes: int) -> None:
+        """``dtype`` and ``lanes`` as in `CacheShape`."""
         self._dtype, self._lanes = dtype, lanes
         self._held: WeakKeyDictionary[Prefix, tuple[structs.PrefixStruct, object]] = WeakKeyDictionary()
 
     def pointer(self, prefix: Prefix) -> ctypes._Pointer[structs.PrefixStruct]:
         if prefix not in self._held:
-            self._held[prefix] = self._in_blocks(prefix.states) if self._lanes else self._made(prefix.states)
+            self._held[prefix] = self._paged(prefix.states)
         return ctypes.pointer(self._held[prefix][0])
 
-    def _made(self, states_LSKPD: Tensor) -> tuple[structs.PrefixStruct, object]:
-        *shape, keys, size = states_LSKPD.shape
-        pages = -(-keys // BLOCK)
-        filled = torch.zeros(*shape, pages * BLOCK, size, dtype=self._dtype)
-        filled[..., :keys, :] = states_LSKPD
-        paged = filled.view(*shape, pages, BLOCK, size).permute(3, 0, 1, 2, 4, 5).contiguous()
-        addresses = (ctypes.c_void_p * pages)(*(page.data_ptr() for page in paged))
-        pitch = BLOCK * size * filled.element_size()
-        return structs.PrefixStruct(ctypes.addressof(addresses), pitch, keys), (paged, addresses)
-
-    def _in_blocks(self, states_LSKPD: Tensor) -> tuple[structs.PrefixStruct, object]:
-        *shape, keys, size = states_LSKPD.shape
-        memory = torch.zeros(*shape, -(-keys // BLOCK), BLOCK * size // CODES * CODED, dtype=torch.uint8)
+    def _paged(self, states_LSKPD: Tensor) -> tuple[structs.PrefixStruct, object]:
+        layers, _, heads, keys, size = states_LSKPD.shape
+        shape = CacheShape(
+            num_layers=layers,
+            num_kv_heads=heads,
+            head_dim=size,
+            dtype=self._dtype,
+            device=states_LSKPD.device,
+            lanes=self._lanes,
+        )
+        memory = torch.zeros(*shape.size[:3], pages_for(keys), *shape.size[3:], dtype=self._dtype)
         pages = [Page(memory, number, self._lanes) for number in range(memory.shape[3])]
         for slot, states_LSKD in enumerate(states_LSKPD.unbind(3)):
-            write_in_blocks(pages[slot // BLOCK].row(slot % BLOCK), states_LSKD)
+            write_row(pages[slot // BLOCK].row(slot % BLOCK), states_LSKD)
         addresses = (ctypes.c_void_p * len(pages))(*(page.address for page in pages))
         return structs.PrefixStruct(ctypes.addressof(addresses), pages[0].pitch, keys), (memory, addresses)
 
@@ -100,6 +96,15 @@ def _hadamard(size: int) -> Tensor:
     while len(made) < size:
         made = torch.cat((torch.cat((made, made), 1), torch.cat((made, -made), 1)))
     return made / math.sqrt(size)
+
+
+def write_row(row: Sequence[Tensor], states_LSKD: Tensor) -> None:
+    """Write the key and the value of one token to the views of its row: see `Page.row`."""
+    if len(row) == 2:  # not in blocks
+        for view, which in zip(row, (0, 1), strict=True):
+            view.copy_(states_LSKD[:, which].reshape(view.shape))
+    else:
+        write_in_blocks(row, states_LSKD)
 
 
 def write_in_blocks(row: Sequence[Tensor], states_LSKD: Tensor) -> None:
