@@ -132,6 +132,17 @@ class Page:
             return (self.rows[:, :, :, slot],)
         return (row_in_blocks if self.rows.dtype == torch.uint8 else row_in_strips)(self.rows, self.lanes, slot)
 
+    def states(self, slot: int) -> Tensor:
+        """The key and the value of one token, ``[layers, 2, kv_heads, D]``, if they are not in blocks."""
+        row = self.row(slot)
+        return torch.stack((row[0].flatten(2), row[1]), 1) if self.lanes else row[0]
+
+    def write(self, slot: int, states_LSKD: Tensor) -> None:
+        """Cache a key and a value of one token, as `states` has them."""
+        row = self.row(slot)
+        for part, view in enumerate(row if self.lanes else row[0].unbind(1)):
+            view.copy_(states_LSKD[:, part].view(view.shape))
+
     def copy(self) -> Page:
         """The same rows in new memory, with the same pitch."""
         rows = self.rows.new_empty_strided(self.rows.shape, self.rows.stride())

@@ -8,6 +8,9 @@ from contextlib import AbstractContextManager
 from itertools import islice
 from typing import NamedTuple
 
+import torch
+from torch import Tensor
+
 from parlay.cache.budget import Budget, format_bytes
 from parlay.cache.pages import BLOCK, CacheShape, Page, PageTable, Pool, pages_for
 from parlay.cache.prefixes import CachedText, PrefixIndex, Staged
@@ -161,12 +164,7 @@ class Store:
         """Commit the staged pending tokens and the nodes of ``path``; returns how many tokens are cached now."""
         entry = self._entry(sequence)
         entry.commit(path)
-        for number in range(entry.indexed, len(entry.tokens) // BLOCK):
-            known = self._index.add(entry, number)
-            if known is not entry.table[number]:  # the same text has one page: that of who computed it first
-                self._spare.pop(known, None)
-                self._let_go(entry.table.replace(number, known))
-            entry.indexed += 1
+        self._index_full(entry)
         return len(entry.tokens)
 
     def truncate(self, sequence: int, length: int) -> int:
@@ -178,6 +176,27 @@ class Store:
             tail = entry.tail
             if tail is not None and tail.users == 1 and tail in self._index and not self._index.has_more(tail):
                 self._index.remove(tail)
+        return len(entry.tokens)
+
+    def rows_of(self, sequence: int, text: Sequence[int], first: int, count: int) -> Tensor | None:
+        """Copy what is cached of tokens of ``text``, which the sequence may share, ``[count, layers, 2, kv_heads, D]``.
+
+        None where some of them are not cached. Caches in blocks have no such rows.
+        """
+        pages, length = self._index.find(text[: first + count + 1], self._entry(sequence).salt)
+        if length < first + count or self._shape.dtype == torch.uint8:
+            return None
+        return torch.stack([pages[slot // BLOCK].states(slot % BLOCK) for slot in range(first, first + count)])
+
+    def append(self, sequence: int, tokens: Sequence[int], rows_NLSKD: Tensor) -> int:
+        """Commit tokens whose keys and values are known; their rows are reserved. Returns how many are cached now."""
+        entry = self._entry(sequence)
+        entry.staged, start = None, len(entry.tokens)
+        self._make_writable(entry, sequence, start + len(tokens))
+        for slot, states_LSKD in enumerate(rows_NLSKD, start):
+            entry.table[slot // BLOCK].write(slot % BLOCK, states_LSKD)
+        entry.tokens.extend(tokens)
+        self._index_full(entry)
         return len(entry.tokens)
 
     # ---------------------------------------------------------------------------------------------------- budget
@@ -244,6 +263,15 @@ class Store:
         for page in islice(pages, pages_for(len(tokens))):
             self._spare.pop(page, None)
             entry.table.append(page)
+
+    def _index_full(self, entry: CachedText) -> None:
+        """Let other texts find the pages that the entry's tokens fill now."""
+        for number in range(entry.indexed, len(entry.tokens) // BLOCK):
+            known = self._index.add(entry, number)
+            if known is not entry.table[number]:  # the same text has one page: that of who computed it first
+                self._spare.pop(known, None)
+                self._let_go(entry.table.replace(number, known))
+            entry.indexed += 1
 
     def _make_writable(self, entry: CachedText, sequence: int, rows: int) -> None:
         """See that rows after the committed ones are in pages that only this entry has and nobody can find.

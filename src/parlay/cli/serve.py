@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
 from parlay.cli import serve_drafter
 from parlay.cli.flags import whole
@@ -30,6 +30,7 @@ from parlay.cli.opening import pack_ahead, uncollected
 from parlay.cli.serve_models import (
     IDLE_SECONDS,
     KEPT,
+    add_infill_arguments,
     add_model_arguments,
     cascades,
     check_flags,
@@ -41,7 +42,7 @@ from parlay.cli.serve_models import (
 )
 from parlay.cli.serve_record import add_record_arguments, recording
 from parlay.cli.serve_replicas import add_replica_arguments, check_replicas, serve_replicas
-from parlay.serve.settings import PROMPT_LOG, InfillOrder, KeyLimits, Settings
+from parlay.serve.settings import PROMPT_LOG, KeyLimits, Settings
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -71,21 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="read control tokens that messages spell as such, so that clients can write system messages; otherwise "
         "they are text",
     )
-    parser.add_argument(
-        "--infill-order",
-        choices=get_args(InfillOrder),
-        default="psm",
-        help="where fill-in-the-middle cuts the text before the cursor; what is behind the cut follows the suffix, so "
-        "that typing on leaves the suffix cached; within a word that suits /infill alone. psm: nowhere; line: at the "
-        "start of the line; spm: at the start of the text, for models trained on it (default: psm)",
-    )
-    parser.add_argument(
-        "--infill-suffix",
-        type=whole,
-        metavar="TOKENS",
-        help="how many tokens of the text behind the cursor fill-in-the-middle reads at most; with psm they are read "
-        "again at each keystroke (default: all)",
-    )
+    add_infill_arguments(parser)
 
 
 def _add_network_flags(parser: argparse.ArgumentParser) -> None:
@@ -326,6 +313,7 @@ def settings(options: argparse.Namespace) -> Settings:
         parse_special=options.parse_special,
         infill_order=options.infill_order,
         infill_suffix=options.infill_suffix,
+        cache_reuse=options.cache_reuse,
         responses_kept=options.responses_kept,
         lora_folder=options.lora_folder,
     )

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from parlay.certificates.requirement import AUDIT_SHARE
 from parlay.cli.flags import (
@@ -25,7 +25,7 @@ from parlay.cli.flags import (
 from parlay.cli.opening import read_text
 from parlay.models.fetch.pulled import DEFAULT_MODEL, default_model
 from parlay.options import LoadOptions, RankOptions
-from parlay.serve.settings import Settings
+from parlay.serve.settings import InfillOrder, Settings
 from parlay.types import ParlayError
 
 if TYPE_CHECKING:
@@ -365,3 +365,30 @@ def _load(model: str, options: argparse.Namespace, vocabularies: Vocabularies) -
     )
     vocabularies.put(files, llm.vocabulary)
     return llm
+
+
+def add_infill_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what decides how fill-in-the-middle lays out a file, and what it reads anew."""
+    parser.add_argument(
+        "--infill-order",
+        choices=get_args(InfillOrder),
+        default="psm",
+        help="where fill-in-the-middle cuts the text before the cursor; what is behind the cut follows the suffix, so "
+        "that typing on leaves the suffix cached; within a word that suits /infill alone. psm: nowhere; line: at the "
+        "start of the line; spm: at the start of the text, for models trained on it (default: psm)",
+    )
+    parser.add_argument(
+        "--infill-suffix",
+        type=whole,
+        metavar="TOKENS",
+        help="how many tokens of the text behind the cursor fill-in-the-middle reads at most; with psm they are read "
+        "again at each keystroke (default: all)",
+    )
+    parser.add_argument(
+        "--cache-reuse",
+        type=whole,
+        default=0,
+        metavar="TOKENS",
+        help="let fill-in-the-middle reuse the cache of runs of at least so many tokens that an earlier request had at "
+        "another place, as llama-server does; faster, and lossy: suggestions may differ (default: 0, off)",
+    )

@@ -134,7 +134,7 @@ class _Counted:
                 for kind in ("linear", "attention", "vector")
             },
             cached=np.array([float(sample.shape.read_bytes <= cache_bytes) for sample in samples]),
-            uneven=np.array([uneven(sample.shape, sample.work, threads) for sample in samples]),
+            uneven=np.array([uneven(sample.shape, sample.work.sums.sequences, threads) for sample in samples]),
             starts=np.array(starts) / seconds,
         )
 

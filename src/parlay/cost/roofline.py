@@ -236,19 +236,23 @@ class Machine:
         ]
         return batch * sum(self.forward(shape, work) for work in works)
 
+    def keys_bandwidth(self, shape: ModelShape) -> float:
+        """Bytes of keys and values that attention of this model reads in a second."""
+        cached = shape.read_bytes <= self.cache_bytes
+        return (cached and self.cached_attention_bandwidth) or self.attention_bandwidth
+
     def _busy(self, shape: ModelShape, step: StepShape) -> float:
         """Seconds of all operators."""
         cached = shape.read_bytes <= self.cache_bytes
-        keys_bandwidth = (cached and self.cached_attention_bandwidth) or self.attention_bandwidth
         reached = {
             "linear": (self.cached_bandwidth, self.cached_rate) if cached else (self.bandwidth, self.rate),
-            "attention": (keys_bandwidth, self.attention_rate),
+            "attention": (self.keys_bandwidth(shape), self.attention_rate),
             "vector": (self.vector_bandwidth, float("inf")),
         }
         seconds = 0.0
         for operator in step_operators(shape, step):
             bandwidth, rate = reached[operator.kind]
-            slower = uneven(shape, work, self.threads) if operator.kind == "attention" else 1.0
+            slower = uneven(shape, step.sequences, self.threads) if operator.kind == "attention" else 1.0
             seconds += slower * together(operator.kind, operator.bytes / bandwidth, operator.flops / rate)
         return seconds
 
@@ -262,7 +266,7 @@ def together(kind: Kind, memory: float, arithmetic: float) -> float:
     return memory + arithmetic if kind == "attention" else math.hypot(memory, arithmetic)
 
 
-def uneven(shape: ModelShape, work: ForwardShape, threads: float) -> float:
+def uneven(shape: ModelShape, sequences: int, threads: float) -> float:
     """Divide the time of attention by that of work which divides at will: each key head is one thread's work."""
-    heads = work.batch * shape.num_kv_heads
+    heads = max(sequences, 1) * shape.num_kv_heads
     return math.ceil(heads / threads) * threads / heads

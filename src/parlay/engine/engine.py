@@ -22,6 +22,7 @@ from parlay.types import (
     EngineStats,
     Event,
     FinishReason,
+    MovingRunner,
     Request,
     Runner,
     RunnerSpec,
@@ -66,17 +67,23 @@ class Engine:
     """Decodes requests together, each under its own strategy. Not thread-safe: one thread adds and steps.
 
     ``requests`` holds those under way; `step` is the loop over them. ``clock`` times everything that costs are learned
-    from; a simulation gives one of known prices.
+    from; a simulation gives one of known prices. ``moving`` is the runner, if it can move cached keys.
     """
 
     def __init__(
-        self, runner: Runner, cost: Cost, limits: Limits | None = None, *, clock: Clock = time.perf_counter
+        self,
+        runner: Runner,
+        cost: Cost,
+        limits: Limits | None = None,
+        *,
+        clock: Clock = time.perf_counter,
+        moving: MovingRunner | None = None,
     ) -> None:
         self.runner = runner
         self.cost = cost
         self.limits = limits or Limits()
         self.max_context = min(runner.spec.max_context, self.limits.max_context or runner.spec.max_context)
-        self.scheduler = Scheduler(runner, self.limits, cost, clock)
+        self.scheduler = Scheduler(runner, self.limits, cost, clock, moving)
         layers = TargetLayers(runner, self.limits.max_rows, clock)
         most = self.limits.max_draft_rows
         self.requests = RequestTable(runner, self.scheduler, layers, max_context=self.max_context, max_canvas=most)

@@ -78,7 +78,7 @@ class RequestTable:
             sequence=self._added,
             request=request,
             strategy=strategy,
-            exactness=Exactness.weakest(strategy.exactness, self._runner.spec.exactness),
+            exactness=_exactness(request, strategy, self._runner.spec.exactness),
             tokens=[*request.prompt, *request.written],
             prompt_length=len(request.prompt),
             needs=needs,
@@ -294,3 +294,8 @@ def _release(sequence: Sequence) -> None:
             release(sequence.sequence)
         except Exception:
             logger.exception("strategy %s failed to release request %s", strategy.name, sequence.request.id)
+
+
+def _exactness(request: Request, strategy: Strategy, runner: Exactness) -> Exactness:
+    moved = Exactness.LOSSY if request.reuse else Exactness.BITS
+    return Exactness.weakest(strategy.exactness, runner, moved)

@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from parlay.engine import fair_share as shares
+from parlay.engine.moving import Moves
 from parlay.engine.sequence import Sequence
 from parlay.engine.sequence_step import SequenceStep
 from parlay.engine.tally import Clock
-from parlay.types import Cost, OutOfRoom, Runner
+from parlay.types import Cost, MovingRunner, OutOfRoom, Runner
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,8 +55,11 @@ class Scheduler:
     it are.
     """
 
-    def __init__(self, runner: Runner, limits: Limits, cost: Cost, clock: Clock) -> None:
+    def __init__(
+        self, runner: Runner, limits: Limits, cost: Cost, clock: Clock, moving: MovingRunner | None = None
+    ) -> None:
         self._runner = runner
+        self._moves = Moves(moving)
         self._limits = limits
         self._clock = clock
         self._rank = partial(_rank, limits.patience)  # no method: a queue that held one would keep the runner alive
@@ -78,6 +82,7 @@ class Scheduler:
             self.running.remove(sequence)
         elif sequence in self.waiting:
             self.waiting.leave(sequence)
+        self._moves.remember(sequence)
         self._runner.release(sequence.sequence)
 
     def next(self) -> list[SequenceStep]:
@@ -123,6 +128,8 @@ class Scheduler:
 
         It is not cut: then its text would depend on what else runs. The first in rank always fits.
         """
+        self._moves.make(sequence)
+        room = self._moves.rows(sequence, room)
         pending = tuple(sequence.tokens[sequence.cached : sequence.cached + room])
         at_root = sequence.cached + len(pending) == len(sequence.tokens)
         if at_root and sequence.canvas is not None:
@@ -210,6 +217,7 @@ class Scheduler:
             sequence.cached = self._runner.truncate(name, sequence.prompt_length - 1)
         else:
             sequence.cached = self._runner.open(name, _reusable(sequence), request.salt)
+            self._moves.plan(sequence)
         sequence.is_open = True
 
     def _count_prefix(self, sequence: Sequence) -> None:
@@ -233,6 +241,7 @@ class Scheduler:
     def _close(self, sequence: Sequence) -> None:
         self._runner.release(sequence.sequence)
         sequence.cached = 0
+        sequence.moves = []
         sequence.is_open = False
 
     def _decoding_first(self) -> list[Sequence]:

@@ -14,6 +14,7 @@ from parlay.types import (
     Exactness,
     Layers,
     Metrics,
+    Move,
     Needs,
     Request,
     Strategy,
@@ -40,6 +41,9 @@ class Sequence:
     layers: Layers | None = None
     canvas: Canvas | None = None
     """The places that follow its tokens, if its strategy has a selector."""
+    moves: list[Move] = field(default_factory=list)
+    """What is still to be moved to its cached text, in order, from ``moved_text``."""
+    moved_text: list[int] = field(default_factory=list)
     cached: int = 0
     is_open: bool = False
     admitted: bool = False

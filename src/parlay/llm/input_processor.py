@@ -73,13 +73,14 @@ class RequestOptions:
     only as far as ``exactness`` allows.
 
     ``exactness`` says what the request allows, as `parlay.certificates.requirement` reads it; None: whatever the
-    strategy is.
-    ``strategy`` None takes the LLM's default, and with a ``prediction`` the strategy that drafts from predictions.
-    ``documents``, ``prediction`` and ``store`` are those of `LLM.generate`. ``salt`` names the tenant, whose cached
-    prefixes and stores are its own. ``owner`` says whose request it is: owners share the engine evenly. Lower
-    ``priority`` is more urgent. ``adapter`` is what the model runs with. ``default_max_tokens`` ends outputs whose
-    parameters have no ``max_tokens``; None: what the model holds does. ``written``: the tokens of each sample that
-    another engine has written already; the samples go on after them as if they had been written here.
+    strategy is. ``strategy`` None takes the LLM's default, and with a ``prediction`` the strategy that drafts from
+    predictions. ``documents``, ``prediction`` and ``store`` are those of `LLM.generate`. ``salt`` names the tenant,
+    whose cached prefixes and stores are its own. ``owner`` says whose request it is: owners share the engine evenly.
+    Lower ``priority`` is more urgent. ``adapter`` is what the model runs with. ``cache_reuse``: runs of at least so
+    many tokens that an earlier request has at another place are not computed again, which is lossy.
+    ``default_max_tokens`` ends outputs whose parameters have no ``max_tokens``; None: what the model holds does.
+    ``written``: the tokens of each sample that another engine has written already; the samples go on after them as if
+    they had been written here.
     """
 
     strategy: str | StrategySpec | None = None
@@ -88,6 +89,7 @@ class RequestOptions:
     prediction: Document | None = None
     store: bool = True
     salt: str = ""
+    cache_reuse: int = 0
     owner: str = ""
     priority: int = 0
     default_max_tokens: int | None = None
@@ -227,6 +229,7 @@ class InputProcessor:
         name = f"request-{next(self._names)}"
         seed = params.seed if params.seed is not None else self._seeds.getrandbits(_SEED_BITS)
         ends = frozenset() if params.ignore_eos else self._end_ids
+        own = f" {options.adapter.salt}" if options.adapter is not None else ""
         return Request(
             id=name,
             prompt=prompt,
@@ -234,8 +237,9 @@ class InputProcessor:
             key=NoiseKey(seed),
             stop_ids=ends | frozenset(params.stop_token_ids or ()),
             references=references,
-            salt=options.salt if options.adapter is None else f"{options.salt} {options.adapter.salt}",
+            salt=options.salt + own + (" moved" if options.cache_reuse else ""),
             adapter=options.adapter,
+            reuse=options.cache_reuse,
             owner=options.owner,
             store=options.store,
             group=name if params.n > 1 else "",

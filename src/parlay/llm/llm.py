@@ -26,6 +26,7 @@ from parlay.llm.router_file import RememberedBy, cost_of, memory_of
 from parlay.llm.vocabulary import Vocabulary, open_draft, vocabulary_of
 from parlay.models.fetch.pulled import default_model
 from parlay.models.fetch.resolving import resolve
+from parlay.models.native import NativeRunner
 from parlay.models.sampling_defaults import usual_params
 from parlay.options import LoadOptions, RankOptions, override
 from parlay.ranks.starting import ALONE, end_ranks, open_target
@@ -56,12 +57,10 @@ class LLM:
     ``dtype``, ``device``, ``quantize`` and ``threads`` replace its fields of the same name. So do
     ``tensor_parallel_size`` and ``pipeline_parallel_size`` with those of ``ranks``. ``generation_config="auto"``: calls
     without sampling parameters take what the model's makers recommend; ``"vllm"``: the defaults of `SamplingParams`.
-    ``speculative_config`` is vLLM's and stands for a ``strategy``. ``router_memory``: what strategies learn and what
-    steps cost is kept on this machine as numbers: of all requests (``"shared"``), of each owner's apart
-    (``"per-key"``), or not (``"off"``). ``certificates`` are files of `parlay.calibration`: they open lossy strategies
-    to requests whose ``exactness`` has a floor, and of those a share ``audit_share`` is decoded exactly too. Other
-    arguments of vLLM are taken if they ask for what is so anyway, with a warning if they have no effect here. A call
-    waits while another thread's is under way.
+    ``speculative_config`` is vLLM's and stands for a ``strategy``. ``router_memory``: what strategies and costs learn
+    is kept on this machine: of all requests (``"shared"``), of each owner's apart (``"per-key"``), or not (``"off"``).
+    ``certificates`` are files of `parlay.calibration`: they open lossy strategies to requests whose ``exactness`` has a
+    floor, and of those a share ``audit_share`` is decoded exactly too. Other arguments of vLLM may ask for what is so.
 
     Raises ParlayError for a model that can't be had or run, ValueError for an argument out of range or one that can't
     be honoured, TypeError for an unknown one.
@@ -113,7 +112,8 @@ class LLM:
         self.tokenizer, self._usual_params = self.vocabulary.tokenizer, usual_params(model, generation_config)
         limits = Limits(max_sequences=max_num_seqs, max_rows=max_num_batched_tokens, max_context=max_model_len)
         router_file = memory_of(model, self.runner.spec, load.quantize or "", router_memory)
-        self.engine = Engine(self.runner, cost := cost_of(self.runner, router_file), limits)
+        moving = self.runner if isinstance(self.runner, NativeRunner) else None
+        self.engine = Engine(self.runner, cost := cost_of(self.runner, router_file), limits, moving=moving)
         draft_load = replace(load, quantize=None, lora=None)
         self._drafts = RunnerCache(partial(open_draft, self.runner.spec, self.tokenizer, draft_load, budget))
         heads, power = heads_of(model, self.runner.spec, budget, self.runner), PowerOf(self.runner, cost)

@@ -30,10 +30,11 @@ from parlay.models.forward import (
     TreeRequest,
 )
 from parlay.models.lora import LowRankAdapter, read_adapter
+from parlay.models.rope import turn_keys
 from parlay.models.torch_ops.eager import EagerForward
 from parlay.models.torch_ops.kernels import choose_dtype
 from parlay.models.weights.fused import Operand, in_eight_bits
-from parlay.types import NO_SKIP, CanvasSpec, Features, Output, RunnerSpec, Segment, Skip, trees
+from parlay.types import NO_SKIP, CanvasSpec, Features, Move, Output, RunnerSpec, Segment, Skip, trees
 
 __all__ = ["NativeRunner", "Quantize", "choose_dtype"]
 
@@ -175,6 +176,15 @@ class NativeRunner:
     def truncate(self, sequence: int, length: int) -> int:
         """Forget cached tokens from ``length`` on."""
         return self._store.truncate(sequence, length)
+
+    def move(self, sequence: int, text: Sequence[int], move: Move) -> int:
+        """See `MovingRunner.move`. With keys and values in blocks nothing is moved."""
+        rows_NLSKD = self._store.rows_of(sequence, text, move.first, move.length) if self._shares_pages else None
+        if rows_NLSKD is None:
+            return self._store.length(sequence)
+        halves = bool(self._forward.kernels.cache_lanes)  # the compiled decoder pairs a head's halves, torch neighbours
+        turn_keys(rows_NLSKD[:, :, 0], [form.rope for form in self._config.forms], move.to - move.first, halves=halves)
+        return self._store.append(sequence, text[move.first : move.first + move.length], rows_NLSKD)
 
     def fork(self, sequence: int, copy: int) -> None:
         """Begin ``copy`` with the cached tokens of ``sequence``, in the same memory."""

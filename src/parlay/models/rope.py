@@ -7,6 +7,7 @@ weights, so that a head's D numbers read as D/2 complex ones and turning them is
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -62,6 +63,24 @@ def _yarn(rope: RopeConfig, plain_P: Tensor, rotated: int) -> Tensor:
     ramp = (torch.arange(rotated // 2).float() - low) / max(high - low, 0.001)
     divided = ramp.clamp(0, 1)
     return divided * plain_P / rope.factor + (1 - divided) * plain_P
+
+
+def turn_keys(keys_NLKD: Tensor, ropes: Sequence[RopeConfig | None], positions: int, *, halves: bool) -> None:
+    """Turn keys, in place, as if their tokens stood so many positions later.
+
+    ``ropes`` are those of the layers. Pairs that turn together are number i of each half of a head, or neighbours.
+    """
+    size = keys_NLKD.shape[-1]
+    for layer, rope in enumerate(ropes):
+        if rope is None:
+            continue
+        angles_P = positions * inverse_frequencies(rope, size).double()
+        cosines_P, sines_P = angles_P.cos().float(), angles_P.sin().float()
+        rows_NKD = keys_NLKD[:, layer]
+        pairs = rows_NKD.view(*rows_NKD.shape[:-1], *((2, size // 2) if halves else (size // 2, 2)))
+        first_NKP, second_NKP = pairs.float().unbind(-2 if halves else -1)
+        turned = first_NKP * cosines_P - second_NKP * sines_P, second_NKP * cosines_P + first_NKP * sines_P
+        pairs.copy_(torch.stack(turned, -2 if halves else -1))
 
 
 def row_order(rope: RopeConfig | None, head_dim: int) -> Tensor | None:

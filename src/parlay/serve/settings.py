@@ -60,8 +60,9 @@ class Settings:
     that no request has named for ``idle_seconds`` is unloaded. ``strict``: fields that have no effect are refused.
     ``parse_special``: control tokens that messages spell are read as such (`ChatOptions`).
     ``infill_order`` and ``infill_suffix``: how fill-in-the-middle cuts a file (`Gap.cut`).
-    ``responses_kept``: how many earlier responses of a key can be gone on with. ``lora_folder``: adapters below it may
-    be loaded by requests; None: none may. Raises ValueError for a value that
+    ``cache_reuse``: from how many tokens on a run that an earlier request to fill in the middle has at another place is
+    not computed again; 0: never. ``responses_kept``: how many earlier responses of a key can be gone on with.
+    ``lora_folder``: adapters below it may be loaded by requests; None: none may. Raises ValueError for a value that
     can't be used.
     """
 
@@ -87,6 +88,7 @@ class Settings:
     parse_special: bool = False
     infill_order: InfillOrder = "psm"
     infill_suffix: int | None = None
+    cache_reuse: int = 0
     responses_kept: int = 256
     lora_folder: Path | None = None
 
@@ -105,6 +107,8 @@ class Settings:
         _check_above_zero("retry_after", self.retry_after)
         _check_above_zero("max_loaded", self.max_loaded)
         _check_above_zero("idle_seconds", self.idle_seconds)
+        if self.cache_reuse < 0:
+            raise ValueError(f"cache_reuse must be at least 0, got {self.cache_reuse}")
         if self.responses_kept < 0:
             raise ValueError(f"responses_kept must be at least 0, got {self.responses_kept}")
         if not self.drain_seconds >= 0:

@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from parlay.cost.roofline import Machine, ModelShape, StepShape, step_operators
+from parlay.cost.roofline import Machine, ModelShape, StepShape, step_operators, uneven
 from parlay.types import Cost
 
 StepCost = Callable[[int, float, float, float, float], float]
@@ -28,7 +28,7 @@ class RooflineSteps:
         self._linear: dict[tuple[int, int], float] = {}
         units = {each.name: each for each in step_operators(shape, StepShape(1, 1, 1, 0, 1))}
         attention, softmax = units["attention"], units["softmax"]
-        self._key = shape.token_bytes / machine.attention_bandwidth
+        self._key = shape.token_bytes / machine.keys_bandwidth(shape)
         self._pair = attention.flops / machine.attention_rate
         self._scores = softmax.bytes / machine.vector_bandwidth
         self._path = shape.num_layers * machine.attend_seconds
@@ -41,9 +41,12 @@ class RooflineSteps:
         return (
             fixed
             + sequences * (self._path + self._engine.sequence)
-            + max(self._key * (keys + rows), self._pair * pairs)
+            + self._uneven(sequences) * (self._key * (keys + rows) + self._pair * pairs)
             + self._scores * pairs
         )
+
+    def _uneven(self, sequences: int) -> float:
+        return uneven(self._shape, sequences, self._machine.threads)
 
     def _of_rows(self, rows: int, head_rows: int) -> float:
         """Seconds of a step without attention, and what the engine takes once."""

@@ -84,6 +84,8 @@ class Request:
     """Lower is more urgent."""
     adapter: Adapter | None = None
     """What the target's products are changed by; the salt then tells its cached prefixes from others."""
+    reuse: int = 0
+    """Runs of at least so many tokens may be moved from other cached texts, which is lossy; 0: none."""
     kind: str = ""
     """What it asks for, as far as that is known: requests of one kind are expected to have the same drafters pay."""
 

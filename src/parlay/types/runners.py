@@ -210,6 +210,14 @@ class Output:
     """What the forward took longer because of the taps. It is charged to the drafters that read them."""
 
 
+class Move(NamedTuple):
+    """Tokens ``first`` to ``first + length`` of a text, which another text has from its place ``to`` on."""
+
+    to: int
+    first: int
+    length: int
+
+
 class Runner(Protocol):
     """A model with its cache. Draft models, cascade levels and targets are all runners."""
 
@@ -269,4 +277,16 @@ class Runner(Protocol):
 
     def check(self) -> None:
         """Prove the cache's own invariants; AssertionError names the broken one."""
+        ...
+
+
+class MovingRunner(Runner, Protocol):
+    """A runner that can cache what it computed of one text at another place of another."""
+
+    def move(self, sequence: int, text: Sequence[int], move: Move) -> int:
+        """Go on with cached rows of ``text``, whose keys turn to their new positions; say how many tokens are cached.
+
+        The sequence's cached text ends where the move goes to, and its salt is that of ``text``. Nothing is moved if
+        some of these rows are no longer cached. The rows are not those that the model would compute: it is lossy.
+        """
         ...

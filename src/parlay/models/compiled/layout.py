@@ -85,7 +85,11 @@ class Prefixes:
         memory = torch.zeros(*shape.size[:3], pages_for(keys), *shape.size[3:], dtype=self._dtype)
         pages = [Page(memory, number, self._lanes) for number in range(memory.shape[3])]
         for slot, states_LSKD in enumerate(states_LSKPD.unbind(3)):
-            write_row(pages[slot // BLOCK].row(slot % BLOCK), states_LSKD)
+            page, place = pages[slot // BLOCK], slot % BLOCK
+            if self._dtype == torch.uint8:
+                write_in_blocks(page.row(place), states_LSKD)
+            else:
+                page.write(place, states_LSKD)
         addresses = (ctypes.c_void_p * len(pages))(*(page.address for page in pages))
         return structs.PrefixStruct(ctypes.addressof(addresses), pages[0].pitch, keys), (memory, addresses)
 
@@ -96,15 +100,6 @@ def _hadamard(size: int) -> Tensor:
     while len(made) < size:
         made = torch.cat((torch.cat((made, made), 1), torch.cat((made, -made), 1)))
     return made / math.sqrt(size)
-
-
-def write_row(row: Sequence[Tensor], states_LSKD: Tensor) -> None:
-    """Write the key and the value of one token to the views of its row: see `Page.row`."""
-    if len(row) == 2:  # not in blocks
-        for view, which in zip(row, (0, 1), strict=True):
-            view.copy_(states_LSKD[:, which].reshape(view.shape))
-    else:
-        write_in_blocks(row, states_LSKD)
 
 
 def write_in_blocks(row: Sequence[Tensor], states_LSKD: Tensor) -> None:

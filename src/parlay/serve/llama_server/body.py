@@ -92,9 +92,13 @@ class OtherFile(Body):
 
 
 class InfillBody(LlamaBody):
-    """``prompt`` is what stands in the line before the cursor, after the prefix."""
+    """``prompt`` is what stands in the line before the cursor, after the prefix.
+
+    ``n_cache_reuse`` counts where the server allows to reuse runs that stand elsewhere (``--cache-reuse``); 0: none.
+    """
 
     input_prefix: str | None = None
     input_suffix: str | None = None
     input_extra: Annotated[list[OtherFile], Field(max_length=1024, fail_fast=True)] | None = None
     prompt: str | None = None
+    n_cache_reuse: Count | None = None

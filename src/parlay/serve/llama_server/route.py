@@ -27,6 +27,7 @@ from parlay.serve.protocol.sampling_from_body import (
     body_options,
     check_count,
     check_length,
+    filling,
     prepare,
     sampling_params,
 )
@@ -124,6 +125,8 @@ async def _answer(
     if begun and not silent:
         params = replace(params, structured_outputs=StructuredOutputsParams(regex=f"{begun}(?s:.*)"))
     options = body_options(body, request)
+    if isinstance(body, InfillBody):
+        options = filling(options, settings, body.n_cache_reuse)
 
     def make() -> list[Job]:
         return [prepare(served, prompt, params, options, settings=settings, names=_NAMES) for prompt in prompts]

@@ -30,7 +30,7 @@ from parlay.serve.protocol.body import check_extras, note_ignored
 from parlay.serve.protocol.fill_in_the_middle import Gap, infill_prompt
 from parlay.serve.protocol.logprobs import Speller
 from parlay.serve.protocol.running import make_run
-from parlay.serve.protocol.sampling_from_body import FieldNames, prepare, request_options
+from parlay.serve.protocol.sampling_from_body import FieldNames, filling, prepare, request_options
 from parlay.serve.registry import Registry
 from parlay.serve.settings import Settings
 from parlay.text.prompts import Prompt, TokensPrompt
@@ -129,5 +129,7 @@ def _plain(served: Served, body: GenerateBody, request: Request, settings: Setti
         ids = infill_prompt(served.vocabulary, served.max_model_len, gap)
         prompt = TokensPrompt(prompt_token_ids=ids)
     options = request_options(request, strategy=body.strategy, exactness=body.exactness)
+    if body.suffix is not None:
+        options = filling(options, settings)
     job = prepare(served, prompt, params, options, settings=settings, names=GENERATE_NAMES)
     return ChatJob(job, AnswerShape(), GENERATE_NAMES)

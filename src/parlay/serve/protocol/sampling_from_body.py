@@ -207,6 +207,15 @@ def request_options(
     )
 
 
+def filling(options: RequestOptions, settings: Settings, least: int | None = None) -> RequestOptions:
+    """Add what the server allows requests to fill in the middle: to reuse the cache of runs that stand elsewhere.
+
+    ``least`` tokens of a run are what a request asks for itself. One that names its exactness reuses nothing.
+    """
+    reuse = settings.cache_reuse if least is None else least
+    return replace(options, cache_reuse=reuse if settings.cache_reuse and options.exactness is None else 0)
+
+
 def structure(wanted: StructuredOutputs | None) -> StructuredOutputsParams | None:
     """The form of the answer, as `SamplingParams` takes it. Raises ValueError for one that no text can have."""
     if wanted is None:

@@ -27,6 +27,7 @@ from parlay.serve.protocol.sampling_from_body import (
     body_options,
     check_count,
     check_length,
+    filling,
     limit_params,
     prepare,
     sampling_params,
@@ -109,7 +110,10 @@ def _read(body: CompletionBody, request: Request, settings: Settings) -> Complet
     """Raises ApiError for a body that can't be used."""
     check_extras(body, request, settings)
     body.check()
-    return CompletionQuestion(body, _params(body, settings), body_options(body, request), settings)
+    options = body_options(body, request)
+    if body.suffix is not None:
+        options = filling(options, settings)
+    return CompletionQuestion(body, _params(body, settings), options, settings)
 
 
 def _prepare(served: Served, asked: CompletionQuestion) -> tuple[list[Job], CompletionShape]:

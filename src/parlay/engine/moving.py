@@ -1,0 +1,91 @@
+"""Reuse of cached keys at other places: what a request has in common with the texts of earlier ones, moved there.
+
+llama.cpp does the same (``--cache-reuse``). It is lossy: the hidden states of moved tokens saw another text before
+them. So requests that allow it share cached texts with each other alone.
+
+The first tokens of a run are computed again, since what follows looks there for what came before: the token before the
+suffix of a file tells the model where the cursor is. In Qwen2.5-Coder-0.5B, a typed token before 287 tokens of suffix
+changes the next token's chances by 4.0 nats (KL divergence) if the whole run moves, by .018 if its first token is
+computed again, by .006 if 8 are, and by .003 if 64 are.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence as Items
+
+from parlay.engine.sequence import Sequence
+from parlay.types import Move, MovingRunner
+
+_AGAIN = 8
+"""How many tokens of each run, the first ones, are computed again."""
+
+_TEXTS = 8
+"""How many texts of earlier requests are searched, the newest first."""
+
+
+class Moves:
+    """Plans what is moved when a sequence begins, and moves it when its text has come so far.
+
+    Without a ``runner`` that can move keys nothing is planned.
+    """
+
+    def __init__(self, runner: MovingRunner | None) -> None:
+        self._runner = runner
+        self._texts: deque[tuple[str, list[int]]] = deque(maxlen=_TEXTS)
+
+    def plan(self, sequence: Sequence) -> None:
+        """Find the runs of tokens, long enough to be moved, that follow what is cached of a sequence already."""
+        least = sequence.request.reuse
+        if self._runner is None or not least or sequence.request.params.prompt_logprobs is not None:
+            return
+        tokens = sequence.tokens[:-1]  # the last one's row is the root's: it has to run
+        for salt, text in reversed(self._texts):
+            if salt == sequence.request.salt and (runs := runs_of(tokens, text, least, sequence.cached)):
+                shorter = [Move(to + _AGAIN, first + _AGAIN, length - _AGAIN) for to, first, length in runs]
+                sequence.moves = [move for move in shorter if move.length > 0]
+                sequence.moved_text = text
+                return
+
+    def make(self, sequence: Sequence) -> None:
+        """Move what belongs where the cached text of the sequence ends now."""
+        while self._runner is not None and sequence.moves and sequence.moves[0].to <= sequence.cached:
+            move = sequence.moves.pop(0)
+            if move.to == sequence.cached:
+                before = sequence.cached
+                sequence.cached = self._runner.move(sequence.sequence, sequence.moved_text, move)
+                sequence.tally.cached_tokens += sequence.cached - before
+
+    def rows(self, sequence: Sequence, rows: int) -> int:
+        """Cut ``rows`` of pending tokens where the next move begins."""
+        return min(rows, sequence.moves[0].to - sequence.cached) if sequence.moves else rows
+
+    def remember(self, sequence: Sequence) -> None:
+        """Search the text of a sequence that ends for later ones."""
+        if self._runner is not None and sequence.request.reuse and sequence.cached:
+            self._texts.append((sequence.request.salt, sequence.tokens[: sequence.cached]))
+
+
+def runs_of(tokens: Items[int], text: Items[int], least: int, start: int) -> list[Move]:
+    """Runs of at least ``least`` tokens of ``text`` that ``tokens`` has too, from its place ``start`` on, in order."""
+    known: dict[tuple[int, ...], int] = {}
+    for place in range(len(text) - least, -1, -1):  # of equal runs the first counts
+        known[tuple(text[place : place + least])] = place
+    found: list[Move] = []
+    place = start
+    while place + least <= len(tokens):
+        first = known.get(tuple(tokens[place : place + least]))
+        if first is None:
+            place += 1
+            continue
+        length = _equal(tokens[place:], text[first:])
+        found.append(Move(place, first, length))
+        place += length
+    return found
+
+
+def _equal(one: Items[int], other: Items[int]) -> int:
+    """Count the first tokens that both have."""
+    return next(
+        (n for n, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), min(len(one), len(other))
+    )
