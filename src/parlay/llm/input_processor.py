@@ -79,8 +79,7 @@ class RequestOptions:
     Lower ``priority`` is more urgent. ``adapter`` is what the model runs with. ``cache_reuse``: runs of at least so
     many tokens that an earlier request has at another place are not computed again, which is lossy.
     ``default_max_tokens`` ends outputs whose parameters have no ``max_tokens``; None: what the model holds does.
-    ``written``: the tokens of each sample that another engine has written already; the samples go on after them as if
-    they had been written here.
+    ``written``: the tokens of each sample that another engine has written already; they go on as if written here.
     """
 
     strategy: str | StrategySpec | None = None
