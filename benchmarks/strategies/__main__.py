@@ -56,7 +56,7 @@ def main() -> None:
 
 def everything() -> list[str]:
     """Every entry that wants nothing but a target that writes token by token, at its defaults."""
-    return for_any_target(without={"file", "head", "model", "models"})
+    return for_any_target(without={"file", "head", "model", "models", "url"})
 
 
 def with_drafters() -> list[str]:

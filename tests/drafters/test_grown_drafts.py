@@ -36,7 +36,7 @@ SAMPLINGS = [
 def tiny(dtype: torch.dtype = torch.float32) -> NativeRunner:
     weights = {name: tensor.to(dtype) for name, tensor in random_weights(CONFIG).items()}
     weights["model.embed_tokens.weight"] *= 0.5
-    del weights["lm_head.weight"]
+    weights.pop("lm_head.weight", None)
     runner = NativeRunner(CONFIG, weights, dtype=dtype, device=torch.device("cpu"), max_tokens_cached=4096)
     if not runner.grows:
         pytest.skip("no compiled decoder")

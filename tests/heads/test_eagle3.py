@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from parlay.compiled.library import SWITCH
 from parlay.heads.eagle3 import Eagle3Head
 from parlay.heads.layer import Steps
 from parlay.heads.native import eagle3_decoder
 from parlay.models.native import NativeRunner
-from parlay.models.torch_ops.eager import EagerForward
 from parlay.testing.random_heads import random_eagle3
 from parlay.testing.toys import RandomLogits, ToyRunner
 from parlay.types import Features, Segment, Tree
@@ -45,7 +45,7 @@ def head() -> Eagle3Head:
 
 def runner_of(head: Eagle3Head, embedding_VH: Tensor, monkeypatch: pytest.MonkeyPatch, compiled: bool) -> NativeRunner:
     if not compiled:
-        monkeypatch.setattr("parlay.models.native._choose", lambda c, w, d, v, **_: (EagerForward(c, w, d, v), "eager"))
+        monkeypatch.setenv(SWITCH, "0")
     normed = head.config.normed
     config, weights = eagle3_decoder(head.config.layer, dict(head.state_dict()), embedding_VH, normed=normed)
     return NativeRunner(config, weights, dtype=torch.float32, device=torch.device("cpu"), max_tokens_cached=512)

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from parlay.compiled.library import SWITCH
 from parlay.drafters.draft_models.static_trees import best_tree
 from parlay.drafters.heads.next_states import Eagle
 from parlay.drafters.options import EAGLE, MTP, HeadOptions
@@ -14,7 +15,6 @@ from parlay.heads.eagle import EagleHead
 from parlay.heads.layer import Steps
 from parlay.heads.native import eagle_decoder, mtp_decoder
 from parlay.models.native import NativeRunner
-from parlay.models.torch_ops.eager import EagerForward
 from parlay.testing.random_heads import random_heads, random_next_states
 from parlay.testing.toys import RandomLogits, ToyRunner
 from parlay.types import NO_DRAFT, Features, Observation, Segment, Tree, Verdict
@@ -33,7 +33,7 @@ def test_the_native_decoder_gives_the_numbers_of_the_trained_module(
     torch.manual_seed(0)
     head, embedding_VH = random_next_states(TARGET, method), torch.randn(VOCAB, SIZE)
     if not compiled:
-        monkeypatch.setattr("parlay.models.native._choose", lambda c, w, d, v, **_: (EagerForward(c, w, d, v), "eager"))
+        monkeypatch.setenv(SWITCH, "0")
     decoder = eagle_decoder if isinstance(head, EagleHead) else mtp_decoder
     config, weights = decoder(head.config, dict(head.state_dict()), embedding_VH)
     runner = NativeRunner(config, weights, dtype=torch.float32, device=torch.device("cpu"), max_tokens_cached=512)

@@ -199,7 +199,7 @@ def _config(folder: Path) -> DecoderConfig:
         ({"modules_to_save": ["lm_head"]}, r"modules_to_save \['lm_head'\]"),
         ({"bias": "all"}, "bias is not supported"),
         ({"init_lora_weights": "pissa"}, "'pissa' changed the base"),
-        ({"r": 8}, "rank 8 of this model asks for"),
+        ({"r": 8}, "says rank 8, and the matrices"),
         ({"r": 4096}, "rank 4096 .* at most 512"),
         ({"r": "many"}, "no description of an adapter"),
         ({"alpha_pattern": {"(a+)+": 1}}, "expression"),

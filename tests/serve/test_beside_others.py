@@ -69,7 +69,10 @@ TESTS = {
     "`best_of`": "generation/test_fields.py::test_the_best_of_several_samples",
     "`continue_final_message`": "generation/test_fields.py::test_the_last_message_is_gone_on_with",
     "`bad_words`, `allowed_token_ids`": "generation/test_fields.py::test_bad_words_do_not_come",
-    "embeddings, reranking": "generation/test_responses.py::test_what_is_not_there_is_a_404_that_says_so",
+    "adapters chosen per request, loaded over HTTP": (
+        "test_adapters.py::test_an_adapter_is_loaded_named_as_a_model_listed_and_unloaded"
+    ),
+    "embeddings, reranking": "test_embeddings.py::test_embeddings_are_the_states_that_the_head_reads",
     "`openai`": "generation/test_openai_client.py::test_an_answer_is_the_one_of_the_python_api",
     "`anthropic`": "generation/test_anthropic_client.py::test_a_stream_has_the_text_of_the_whole_answer",
     "`ollama`": "generation/test_ollama_client.py::test_a_chat_has_the_text_of_a_chat_completion",

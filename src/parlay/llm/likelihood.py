@@ -45,14 +45,25 @@ class Choice:
 
 
 def perplexity(llm: LLM, text: str, window: int = WINDOW) -> Perplexity:
-    """Read a text in windows that overlap by half. Raises ValueError for a text of fewer than two tokens."""
+    """Read a text in windows that overlap by half. Raises ValueError for a text of fewer than two tokens.
+
+    Every window begins with what a text begins with, which models take for granted.
+    """
     tokenizer = llm.get_tokenizer()
-    ids = tuple(tokenizer.encode(text))
-    window = min(window, llm.engine.longest - 1)
+    ids, begin_ids = tuple(tokenizer.encode(text)), tuple(tokenizer.encode(""))
+    begin_ids = begin_ids if ids[: len(begin_ids)] == begin_ids else ()
+    window = min(window, llm.engine.longest - 1 - len(begin_ids))
     if len(ids) < 2:
         raise ValueError(f"the text has {len(ids)} tokens, and at least 2 are needed")
     windows = list(_windows(len(ids), window))
-    found = log_likelihoods(llm, [(ids[begin:end], first - begin) for begin, first, end in windows])
+    heads = [begin_ids if begin else () for begin, _, _ in windows]
+    found = log_likelihoods(
+        llm,
+        [
+            (head + ids[begin:end], len(head) + first - begin)
+            for head, (begin, first, end) in zip(heads, windows, strict=True)
+        ],
+    )
     tokens = sum(end - first for _, first, end in windows)
     return Perplexity(tokens, -sum(found) / tokens)
 

@@ -73,8 +73,8 @@ def read_adapter(folder: Path, config: DecoderConfig, name: str) -> LowRankAdapt
         raise BadAdapter(f"{folder}: {reason}")
     try:
         matrices = _matrices(folder, said, config, _read(folder / WEIGHTS))
-    except (TypeError, ValueError, AttributeError, KeyError) as error:
-        raise BadAdapter(f"{folder}: {CONFIG} is no description of an adapter: {error!r:.80}") from None
+    except (TypeError, ValueError, AttributeError, KeyError, OverflowError) as error:
+        raise BadAdapter(f"{folder}: {CONFIG} is no description of an adapter: {error!s:.80}") from None
     digest = hashlib.sha256((folder / CONFIG).read_bytes())
     with (folder / WEIGHTS).open("rb") as file:
         digest.update(hashlib.file_digest(file, "sha256").digest())
@@ -115,7 +115,14 @@ def _refusal(said: Mapping[str, Any]) -> str | None:
             ("pissa", "olora", "corda")
         ),
     }
-    others = ("layer_replication", "trainable_token_indices", "target_parameters", "alora_invocation_tokens")
+    others = (
+        "layer_replication",
+        "layers_to_transform",
+        "layers_pattern",
+        "trainable_token_indices",
+        "target_parameters",
+        "alora_invocation_tokens",
+    )
     reasons |= {f"{name} is not supported": bool(said.get(name)) for name in others}
     return next((reason for reason, applies in reasons.items() if applies), None)
 
@@ -158,6 +165,8 @@ def _scaled(
     rank = _of_pattern(folder, said, "rank_pattern", module, int(said["r"]))
     if not 0 < rank <= _MOST_RANK:
         raise BadAdapter(f"{folder}: rank {rank:g} of {module} is not supported: at least 1 and at most {_MOST_RANK}")
+    if len(down_RI) == up_OR.shape[-1] != rank:
+        raise BadAdapter(f"{folder}: {CONFIG} says rank {rank:g}, and the matrices of {module} have {len(down_RI)}")
     if (tuple(down_RI.shape), tuple(up_OR.shape)) != ((rank, shape[1]), (shape[0], rank)):
         raise BadAdapter(
             f"{folder}: {module} has lora_A {list(pair[0].shape)} and lora_B {list(pair[1].shape)}, and rank {rank:g} "
@@ -167,7 +176,10 @@ def _scaled(
     if not (torch.isfinite(down_RI).all() and torch.isfinite(up_OR).all()):
         raise BadAdapter(f"{folder}: some numbers of {module} are not finite: download or copy it again")
     alpha = _of_pattern(folder, said, "alpha_pattern", module, float(said.get("lora_alpha", 8)))
-    return LowRank(down_RI, up_OR * (alpha / (math.sqrt(rank) if said.get("use_rslora") else rank)))
+    scaled_OR = up_OR * (alpha / (math.sqrt(rank) if said.get("use_rslora") else rank))
+    if not torch.isfinite(scaled_OR).all():
+        raise BadAdapter(f"{folder}: lora_alpha {alpha:g} of {module} is too large, or no number")
+    return LowRank(down_RI, scaled_OR)
 
 
 def _of_pattern(folder: Path, said: Mapping[str, Any], key: str, module: str, usual: float) -> float:

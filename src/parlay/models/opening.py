@@ -80,7 +80,7 @@ def load(
     except UnsupportedModel as reason:
         if found.is_file():
             raise
-        _log.info("%s runs through transformers: %s", model, reason)
+        _log.warning("%s runs through transformers, which is slower than Parlay's decoder: %s", model, reason)
         loaded = _transformers_model(found, asked_dtype, device)
         return _adapt(loaded, cache_tokens, budget, options, model)
     weights = load_weights(found, config)

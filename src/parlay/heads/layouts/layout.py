@@ -95,6 +95,8 @@ def decoder_layer(foreign: Foreign, said: Json, target: TargetShape, architectur
         layer = config_of(foreign.folder, said, architecture)
     except ParlayError as error:
         raise BadHead(f"{foreign.folder}: {str(error).removeprefix(f'{foreign.folder}: ')}") from error
+    if said.get("attention_bias"):
+        raise BadHead(f"{foreign.folder}: attention_bias is not supported in a head's layers")
     if layer.layers:
         raise BadHead(f"{foreign.folder}: the head's layers are not Llama's (sliding windows, say): they can't be run")
     biased = any(name.endswith("q_proj.bias") for name in foreign.tensors)

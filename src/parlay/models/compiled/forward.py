@@ -127,6 +127,8 @@ class CompiledForward:
         self._model.cached, cache_dtype = _CACHED[str(dtype).removeprefix("torch.") if cached == "auto" else cached]
         cache_lanes = int(self._core.panel) // 2
         self._prefixes = Prefixes(cache_dtype, cache_lanes)
+        self._behind_layers = structs.ModelStruct.from_buffer_copy(self._model)  # late threads read it after a call
+        self._behind_layers.layers, self._behind_layers.raw_tap, self._behind_layers.ranks = 0, 0, None
         self._space, self._growing = Workspace(self._core), Workspace(self._core)
         self._adapters, self._lowered = PackedAdapters(self._core, config, dtype), Workspace(self._core)
         self._short: dict[int, ShortHead] = {}
@@ -171,9 +173,7 @@ class CompiledForward:
 
         With ``normed`` all of them are tapped, normed, as of layer 0.
         """
-        rows, pool = len(hidden_NH), threads.count()
-        model = structs.ModelStruct.from_buffer_copy(self._model)
-        model.layers, model.raw_tap, model.ranks = 0, 0, None
+        rows, pool, model = len(hidden_NH), threads.count(), self._behind_layers
         logits, taps_NH = torch.empty(len(wanted), self._config.output_size), torch.empty_like(hidden_NH)
         wanted_rows, pointers = (
             (ctypes.c_int32 * max(len(wanted), 1))(*wanted),

@@ -28,7 +28,7 @@ from parlay.strategies.spelling import StrategySpec, parse
 from parlay.text.chat_template import Messages
 from parlay.text.prompts import Prompt
 from parlay.text.tokenize import PromptTooLong
-from parlay.types import MachineBusy, ParlayError, SamplingParams, StructuredOutputsParams
+from parlay.types import Exactness, MachineBusy, ParlayError, SamplingParams, StructuredOutputsParams
 
 
 def read_strategy(text: str) -> StrategySpec:
@@ -210,10 +210,11 @@ def request_options(
 def filling(options: RequestOptions, settings: Settings, least: int | None = None) -> RequestOptions:
     """Add what the server allows requests to fill in the middle: to reuse the cache of runs that stand elsewhere.
 
-    ``least`` tokens of a run are what a request asks for itself. One that names its exactness reuses nothing.
+    ``least`` tokens of a run are what a request asks for itself. One whose exactness is not lossy reuses nothing.
     """
-    reuse = settings.cache_reuse if least is None else least
-    return replace(options, cache_reuse=reuse if settings.cache_reuse and options.exactness is None else 0)
+    asked, reuse = options.exactness, settings.cache_reuse if least is None else least
+    lossy = asked is None or (isinstance(asked, Allowed) and asked.level is Exactness.LOSSY and asked.floor is None)
+    return replace(options, cache_reuse=reuse if settings.cache_reuse and lossy else 0)
 
 
 def structure(wanted: StructuredOutputs | None) -> StructuredOutputsParams | None:
