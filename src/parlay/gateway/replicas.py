@@ -138,30 +138,32 @@ class Replica:
     async def _look(self) -> None:
         try:
             async with asyncio.timeout(self._settings.health_seconds):
-                status = await self._status("/ready")
-                closed = self._settings.open_replicas or await self._status("/v1/models") == 401
+                ready = await self._get("/ready")
+                closed = self._settings.open_replicas or (await self._get("/v1/models")).status == 401
         except ReplicaLost as error:
             self._change("starting" if self.state == "starting" else "lost", str(error))
         except TimeoutError:
             self._change("lost", f"it did not answer /ready within {self._settings.health_seconds:g} seconds")
             self.abandon()
         else:
-            self._judge(status, closed)
+            self._judge(ready, closed)
 
-    def _judge(self, status: int, closed: bool) -> None:
+    def _judge(self, ready: Head, closed: bool) -> None:
         if not closed:
             self._change("refused", _OPEN)
-        elif status in (200, 404):  # other servers have no /ready
+        elif ready.status == 200 and ready.get(b"content-type").startswith(b"text/html"):
+            self._change("refused", "it answers /ready with a web page: check its host and port")
+        elif ready.status in (200, 404):  # other servers have no /ready
             self._change("ready", "it takes requests")
         else:
             self._change("draining", "it takes no new requests")
 
-    async def _status(self, path: str) -> int:
-        """The status of a GET on a connection of its own."""
+    async def _get(self, path: str) -> Head:
+        """Status and headers of a GET on a connection of its own."""
         connection = await self.pool.take(fresh=True)
         try:
             head = f"GET {path} HTTP/1.1\r\nhost: {self.address.authority}\r\nconnection: close\r\n\r\n"
-            return (await connection.send(head.encode())).status
+            return await connection.send(head.encode())
         finally:
             connection.abort()
 
