@@ -379,9 +379,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _known(out: Path) -> list[dict[str, Any]]:
-    if not out.exists():
-        return []
-    return [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()[1:]]
+    return [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()[1:]] if out.exists() else []
 
 
 @contextmanager

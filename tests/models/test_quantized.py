@@ -17,10 +17,10 @@ from parlay.models.config import UnsupportedModel
 from parlay.models.loading import load_weights, read_config
 from parlay.models.quantized.affine import Affine
 from parlay.models.quantized.layouts import Grouping, compressed_tensors
-from parlay.models.quantized.tables import mxfp4
 from parlay.models.random_decoder import save_decoder
 from parlay.models.weights.dequantize import dense
 from parlay.models.weights.formats import Format
+from parlay.models.weights.regrouped import mxfp4
 from parlay.models.weights.stored import StoredTensor
 from parlay.options import LoadOptions
 from parlay.types import ParlayError, Segment

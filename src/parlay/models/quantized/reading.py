@@ -15,7 +15,8 @@ from parlay.models.config import Json, UnsupportedModel, read_json
 from parlay.models.quantized import layouts
 from parlay.models.quantized.affine import Affine
 from parlay.models.quantized.layouts import Grouping, Parts
-from parlay.models.quantized.tables import NF4_STATE, mxfp4, nf4
+from parlay.models.quantized.tables import NF4_STATE, nf4
+from parlay.models.weights.regrouped import mxfp4
 from parlay.models.weights.shapes import BadCheckpoint, Weight
 from parlay.types import ParlayError
 

@@ -10,9 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from parlay.models.weights.formats import Format
 from parlay.models.weights.shapes import BadCheckpoint
-from parlay.models.weights.stored import StoredTensor
 
 NF4_STATE = "quant_state.bitsandbytes__nf4"
 """The part that says shape, dtype and block size of an nf4 matrix, as JSON in bytes."""
@@ -66,19 +64,3 @@ def _counted(name: str, parts: Mapping[str, Tensor], kind: str, count: int) -> T
     if parts[kind].numel() != count:
         raise BadCheckpoint(f"{shown} has {parts[kind].numel()} numbers, and {count} are needed")
     return parts[kind]
-
-
-def mxfp4(name: str, packed: Tensor, exponents: Tensor) -> StoredTensor:
-    """Lay out blocks of 32 codes of four bits, and a power of two for each, as GGUF files have them.
-
-    ``packed`` ``[..., K, 16]`` and ``exponents`` ``[..., K]`` are uint8. Only places change: bytes hold neighbouring
-    codes here, and codes that are 16 apart there.
-    """
-    if tuple(packed.shape) != (*exponents.shape, 16) or {packed.dtype, exponents.dtype} != {torch.uint8}:
-        raise BadCheckpoint(f"{name}: blocks {list(packed.shape)} do not go with scales {list(exponents.shape)}")
-    if (exponents == 255).any():
-        raise BadCheckpoint(f"{name}: some scales are no numbers: download or copy it again")
-    codes = torch.stack((packed & 15, packed >> 4), -1).flatten(-2)
-    low, high = codes.chunk(2, -1)
-    data = torch.cat((exponents[..., None], low | high << 4), -1).flatten(-2)
-    return StoredTensor(Format.MXFP4, (*exponents.shape[:-1], 32 * exponents.shape[-1]), data)

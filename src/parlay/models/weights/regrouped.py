@@ -84,7 +84,7 @@ def gpt_oss(tensors: Mapping[str, Tensor]) -> Mapping[str, Weight]:
         if not name.rpartition(".")[0].endswith("mlp.experts"):
             found[name] = tensor
         elif kind == "blocks":
-            found.update(_parts(base, _mxfp4(name, tensor, tensors.get(f"{base}_scales")), "weight"))
+            found.update(_parts(base, mxfp4(name, tensor, _scales_of(base, tensors)), "weight"))
         elif kind == "bias":
             found.update(_parts(base, tensor, "bias"))
         elif kind != "scales":
@@ -107,13 +107,23 @@ def _parts(name: str, weight: Tensor | StoredTensor, kind: str) -> Iterator[tupl
         yield f"{name.removesuffix('gate_up_proj')}{part}.{kind}", rows
 
 
-def _mxfp4(name: str, blocks: Tensor, scales: Tensor | None) -> StoredTensor:
-    """Put bytes of two neighbouring weights each into blocks of ggml: weight i beside weight i + 16.
+def mxfp4(name: str, packed: Tensor, exponents: Tensor) -> StoredTensor:
+    """Lay out blocks of 32 codes of four bits, and a power of two for each, as GGUF files have them.
 
-    ``blocks`` are ``[E, O, G, 16]``, ``scales`` ``[E, O, G]``.
+    ``packed`` ``[..., K, 16]`` and ``exponents`` ``[..., K]`` are uint8. Only places change: bytes hold neighbouring
+    codes here, and codes that are 16 apart there.
     """
-    if scales is None or blocks.shape[:-1] != scales.shape or blocks.shape[-1] != 16:
-        raise BadCheckpoint(f"{name} has no scales of its shape {list(blocks.shape[:-1])}")
-    codes = torch.stack((blocks & 15, blocks >> 4), -1).flatten(-2)
-    packed = torch.cat((scales[..., None], codes[..., :16] | codes[..., 16:] << 4), -1)
-    return StoredTensor(Format.MXFP4, (*blocks.shape[:2], 32 * blocks.shape[2]), packed.flatten(2))
+    if tuple(packed.shape) != (*exponents.shape, 16) or {packed.dtype, exponents.dtype} != {torch.uint8}:
+        raise BadCheckpoint(f"{name} {list(packed.shape)} has no scales of its shape, but {list(exponents.shape)}")
+    if (exponents == 255).any():
+        raise BadCheckpoint(f"{name}: some scales are no numbers: download or copy it again")
+    codes = torch.stack((packed & 15, packed >> 4), -1).flatten(-2)
+    low, high = codes.chunk(2, -1)
+    data = torch.cat((exponents[..., None], low | high << 4), -1).flatten(-2)
+    return StoredTensor(Format.MXFP4, (*exponents.shape[:-1], 32 * exponents.shape[-1]), data)
+
+
+def _scales_of(base: str, tensors: Mapping[str, Tensor]) -> Tensor:
+    if f"{base}_scales" not in tensors:
+        raise BadCheckpoint(f"{base}_blocks has no scales of its shape")
+    return tensors[f"{base}_scales"]
