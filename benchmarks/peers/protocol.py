@@ -30,7 +30,8 @@ class Task:
     """Settings that all modes of a runner share. ``longest`` is prompt and answer together, in tokens.
 
     ``model`` is a folder or a GGUF file, ``dense`` a folder of bfloat16 weights for engines that read no GGUF, where
-    ``model`` is none itself. ``draft`` is empty where there is no draft model for it.
+    ``model`` is none itself. ``draft`` is empty where there is no draft model for it, ``dense_draft`` is its folder.
+    ``precision`` is the type in which the model's weights are stored, as in Q4_K_M.
     """
 
     model: str
@@ -40,16 +41,13 @@ class Task:
     cache: str
     """A folder for checkpoints in the engine's own format, made once."""
     dense: str = ""
+    dense_draft: str = ""
+    precision: str = "bf16"
 
     @property
     def folder(self) -> str:
         """The model for engines that read no GGUF."""
         return self.dense or self.model
-
-    @property
-    def precision(self) -> str:
-        """The type in which the model's weights are stored: bf16, or what its file's name ends in."""
-        return Path(self.model).stem.rpartition(".")[2] if self.model.endswith(".gguf") else "bf16"
 
     def converted(self, checkpoint: str, form: str) -> Path:
         """Where a checkpoint belongs in another format. The name changes with the weights."""

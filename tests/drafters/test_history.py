@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parlay.drafters.history import TAIL, History
+from parlay.drafters.per_sequence import TAIL, History
 
 
 def holding(tokens: list[int]) -> History:

@@ -10,8 +10,7 @@ from types import ModuleType
 import pytest
 
 from parlay.energy import CounterError, choose_meter
-from parlay.energy.nvml import nvml_counters
-from parlay.energy.rapl import rapl_counters
+from parlay.energy.counters import nvml_counters, rapl_counters
 
 
 def domain(powercap: Path, folder: str, name: str, microjoules: int = 0, most: int = 999_999) -> Path:
@@ -133,7 +132,7 @@ def test_a_gpu_without_a_counter_is_a_reason_also_where_processors_have_one(
 
 
 def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("parlay.energy.nvml.find_spec", lambda name: None)
+    monkeypatch.setattr("parlay.energy.counters.find_spec", lambda name: None)
     assert nvml_counters(0) == ([], "no NVML for Python: pip install 'parlay[energy]'")
 
 

@@ -21,7 +21,6 @@ from parlay.testing.toy_tokenizers import toy_tokenizer
 from parlay.train.canvases import cdlm, cllm, masks
 from parlay.train.canvases.decoders import Decoder, load_decoder, new_decoder, save_decoder
 from parlay.train.canvases.diffusion import Bd3, Mdlm
-from parlay.train.canvases.losses import divergence, masked_loss, next_token_loss
 from parlay.train.canvases.options import (
     Bd3TrainOptions,
     CanvasTrainOptions,
@@ -30,7 +29,7 @@ from parlay.train.canvases.options import (
     MdlmTrainOptions,
     SetBlockTrainOptions,
 )
-from parlay.train.canvases.recipe import CanvasRecipe
+from parlay.train.canvases.recipe import CanvasRecipe, divergence, masked_loss, next_token_loss
 from parlay.train.canvases.rows import Words, batch_of, rows_of
 from parlay.train.canvases.run import METHODS, Begun, choose_mask, fit, train
 from parlay.train.canvases.set_block import SetBlockRecipe, guessing_rows

@@ -21,6 +21,8 @@ from parlay.bench.stopwatch import Reading, Stopwatch
 
 SHORT_CACHE = "-u8"
 CACHE_GIB = 1
+LARGE_BYTES = 2_000_000_000
+"""A billion parameters in bfloat16."""
 
 
 class OpenVinoRunner:
@@ -65,16 +67,24 @@ class OpenVinoRunner:
             case "prompt-lookup":
                 settings["prompt_lookup"] = True
             case "draft-model":
-                settings["draft_model"] = genai.draft_model(self._exported(self._task.draft, "fp16"), "CPU")
-        weights = "int8" if self._task.dense else "fp16"
-        note = ("int8" if self._task.dense else "bf16") + (", cache u8" if mode.endswith(SHORT_CACHE) else "")
+                draft = self._task.dense_draft
+                settings["draft_model"] = genai.draft_model(self._exported(draft, self._weights(draft)), "CPU")
+        weights = self._weights(self._task.folder)
+        note = weights.replace("fp16", "bf16") + (", cache u8" if mode.endswith(SHORT_CACHE) else "")
         return genai.LLMPipeline(self._exported(self._task.folder, weights), "CPU", **settings), note
 
-    def _exported(self, checkpoint: str, weights: str) -> str:
-        """The checkpoint in OpenVINO's format, made when it is not there. Raises RuntimeError with the export's end.
+    def _weights(self, folder: str) -> str:
+        """In place of a GGUF file's four bits four from a billion parameters on, below that eight: as its users have.
 
-        In place of a GGUF file's four bits there are eight, the fewest that optimum-intel advises for small models.
+        optimum-intel advises no fewer than eight bits for smaller models.
         """
+        if not self._task.dense:
+            return "fp16"
+        size = sum(path.stat().st_size for path in Path(folder).glob("*.safetensors"))
+        return "int4" if size >= LARGE_BYTES else "int8"
+
+    def _exported(self, checkpoint: str, weights: str) -> str:
+        """The checkpoint in OpenVINO's format, made when it is not there. Raises RuntimeError with the export's end."""
         out = self._task.converted(checkpoint, f"{weights}.openvino")
         if not out.exists():
             unfinished = out.with_name(f"{out.name}.part")  # beside what other engines make of the checkpoint

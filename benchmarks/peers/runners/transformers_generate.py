@@ -45,7 +45,7 @@ class TransformersRunner:
             case "prompt-lookup":
                 return PROMPT_LOOKUP
             case "assisted":
-                return {"assistant_model": self._model(self._task.draft, "sdpa")}
+                return {"assistant_model": self._model(self._task.dense_draft, "sdpa")}
         raise ValueError(f"no mode {mode}")
 
     def _model(self, directory: str, attention: str) -> PreTrainedModel:

@@ -59,7 +59,7 @@ class VllmRunner:
                 "prompt_lookup_min": 2,
             },
             "suffix": {"method": "suffix", "suffix_decoding_max_cached_requests": 0},
-            "draft-model": {"method": "draft_model", "model": self._task.draft, "num_speculative_tokens": 4},
+            "draft-model": {"method": "draft_model", "model": self._task.dense_draft, "num_speculative_tokens": 4},
         }
 
 

@@ -15,7 +15,7 @@ import torch
 
 import parlay
 from parlay.system import threads
-from parlay.system.cpu_info import cpu_model
+from parlay.system.machine import cpu_model
 
 ROOT = Path(__file__).parents[3]
 """The checkout that the package runs from, if it does."""

@@ -1,6 +1,6 @@
 """Measures joules: a meter, and the hardware counters that it reads."""
 
-from parlay.energy.choose import choose_meter
+from parlay.energy.counters import choose_meter
 from parlay.energy.decoding import MeasurementFailed, measure_power
 from parlay.energy.meter import Counter, CounterError, Energy, EnergyMeter, TooShort, Window, joules_per_token
 

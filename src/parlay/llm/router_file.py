@@ -25,7 +25,7 @@ from parlay.cost.measured import MeasuredCost
 from parlay.cost.timing import calibrate
 from parlay.models.fetch.origin import weight_files
 from parlay.router.saved_state import KeptArm, Memory, NoMemory
-from parlay.system.cpu_info import cpu_model
+from parlay.system.machine import cpu_model
 from parlay.system.user_cache import user_cache, written_whole
 from parlay.types import NO_COST, KeptCost, Runner, RunnerSpec
 

@@ -55,15 +55,17 @@ def random_weights(config: DecoderConfig, format_of: Callable[[str], Format], *,
 
 
 def config_json(config: DecoderConfig) -> dict[str, object]:
-    """Write the config.json of a Llama stored in bfloat16, but for its positions and ends.
+    """Write the config.json of a Llama, Qwen2 (biases) or Qwen3 (norms of queries and keys) stored in bfloat16.
 
-    Raises ValueError for a config that a Llama's config.json can't say.
+    Positions and ends are left out. Raises ValueError for a config that no config.json of these can say.
     """
-    if config.qkv_bias or config.qk_norm or config.layers:
-        raise ValueError("these checkpoints are plain Llamas: leave out qkv_bias, qk_norm and layers")
+    families = {(False, False): "Llama", (True, False): "Qwen2", (False, True): "Qwen3"}
+    family = families.get((config.qkv_bias, config.qk_norm))
+    if family is None or config.layers:
+        raise ValueError("these checkpoints are plain Llamas, Qwen2 or Qwen3: leave out layers of other forms")
     return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
+        "architectures": [f"{family}ForCausalLM"],
+        "model_type": family.lower(),
         "vocab_size": config.vocab_size,
         "hidden_size": config.hidden_size,
         "intermediate_size": config.intermediate_size,

@@ -36,7 +36,7 @@ from parlay.serve.protocol.body import HEADER
 from parlay.serve.registry import Leases, Puller, Registry
 from parlay.serve.routes import adapters, embeddings, health, models, page, tokens
 from parlay.serve.settings import Settings
-from parlay.system.memory import release_freed
+from parlay.system.machine import release_freed
 
 _RELEASE_SECONDS = 10.0
 

@@ -221,8 +221,8 @@ def save_random(name: str, directory: Path, *, seed: int = 0, dtype: torch.dtype
 def save_dense(file: Path, directory: Path) -> None:
     """Write config.json, model.safetensors and the tokenizer of a GGUF file's model into ``directory``.
 
-    Blocks become the numbers that they stand for, rounded to bfloat16. Raises ValueError for a config that a Llama's
-    config.json can't say.
+    Blocks become the numbers that they stand for, rounded to bfloat16. Raises ValueError for a model that is no plain
+    Llama, Qwen2 or Qwen3.
     """
     config = read_config(file)
     if config.rope != RopeConfig(theta=config.rope.theta):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from parlay.drafters.history import History
+from parlay.drafters.per_sequence import History
 from parlay.testing.toys import tap_row
 from parlay.types import NO_DRAFT, Draft, Drafter, Needs, Observation, SequenceView
 

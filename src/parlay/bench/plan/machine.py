@@ -29,7 +29,7 @@ from parlay.models.torch_ops.kernels import choose_dtype
 from parlay.models.weights.stored import StoredTensor
 from parlay.options import LoadOptions
 from parlay.system import threads
-from parlay.system.cpu_info import cpu_model
+from parlay.system.machine import cpu_model
 from parlay.system.user_cache import user_cache
 from parlay.types import ParlayError, Runner
 

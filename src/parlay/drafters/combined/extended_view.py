@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from parlay.drafters.history import History
+from parlay.drafters.per_sequence import History
 from parlay.types import Layers, Request, SequenceView, Skip
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from parlay.drafters.copying.alignment import LOST, Alignment, chance
 from parlay.drafters.copying.ngram_index import Indexes, NgramIndex, Texts
-from parlay.drafters.one_by_one import OneByOne
+from parlay.drafters.per_sequence import OneByOne
 from parlay.drafters.resources import Resources
 from parlay.drafters.state_room import StateBytes
 from parlay.options import Options, option

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 from parlay.drafters.copying.ngram_index import NgramIndex
-from parlay.drafters.history import History
+from parlay.drafters.per_sequence import History
 
 K = TypeVar("K")
 

@@ -9,8 +9,7 @@ from functools import lru_cache, partial
 from itertools import chain, islice
 
 from parlay.drafters.copying.ngram_index import Shared, Texts
-from parlay.drafters.history import History
-from parlay.drafters.one_by_one import OneByOne
+from parlay.drafters.per_sequence import History, OneByOne
 from parlay.drafters.resources import Resources
 from parlay.drafters.state_room import StateBytes
 from parlay.drafters.step_budget import StepBudget

@@ -9,7 +9,7 @@ from functools import partial
 
 from parlay.drafters.copying.alignment import LOST, Alignment, chance
 from parlay.drafters.copying.ngram_index import END, Indexes, NgramIndex
-from parlay.drafters.one_by_one import OneByOne
+from parlay.drafters.per_sequence import OneByOne
 from parlay.drafters.resources import Resources
 from parlay.drafters.state_room import StateBytes
 from parlay.options import Options, UsageError, option

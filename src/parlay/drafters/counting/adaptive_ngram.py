@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from parlay.drafters.counting.ngram_counts import CountedTexts
-from parlay.drafters.one_by_one import OneByOne
+from parlay.drafters.per_sequence import OneByOne
 from parlay.drafters.resources import Resources
 from parlay.options import Options, option
 from parlay.types import Draft, SequenceView, trees

@@ -11,7 +11,7 @@ from pathlib import Path
 from parlay.drafters.counting import bigram_file
 from parlay.drafters.counting.bigram_file import Bigrams
 from parlay.drafters.counting.ngram_counts import CountedTexts, Favourite, NgramCounts
-from parlay.drafters.one_by_one import OneByOne
+from parlay.drafters.per_sequence import OneByOne
 from parlay.drafters.resources import Resources
 from parlay.drafters.state_room import most_tenants
 from parlay.drafters.step_budget import STEP_TOKENS

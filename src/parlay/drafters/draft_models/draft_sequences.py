@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from parlay.drafters.history import History
+from parlay.drafters.per_sequence import History
 from parlay.types import NO_TREE, OutOfRoom, Runner, Segment, SequenceView, Tree
 
 _CHUNK = 256  # pending tokens of one sequence that are fed in one forward

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from parlay.drafters.history import History
-from parlay.drafters.one_by_one import OneByOne
 from parlay.drafters.options import JACOBI as SOURCE
 from parlay.drafters.options import JacobiOptions
+from parlay.drafters.per_sequence import History, OneByOne
 from parlay.drafters.resources import Resources
 from parlay.sampling import noise
 from parlay.types import NO_DRAFT, Draft, Needs, Observation, SequenceView, trees

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from parlay.drafters.history import History
-from parlay.drafters.one_by_one import OneByOne
 from parlay.drafters.options import LOOKAHEAD as SOURCE
 from parlay.drafters.options import LookaheadOptions
+from parlay.drafters.per_sequence import History, OneByOne
 from parlay.drafters.resources import Resources
 from parlay.drafters.state_room import StateBytes
 from parlay.sampling import noise

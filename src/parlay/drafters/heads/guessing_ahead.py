@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from parlay.drafters.draft_models.static_trees import Acceptance, FilledTree, best_tree
-from parlay.drafters.history import History
+from parlay.drafters.per_sequence import History
 from parlay.types import NO_DRAFT, Draft, Features, Needs, Observation, SequenceView, Tree
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from parlay.drafters.heads.text_rows import Inputs, TextRows, WaitingRows
 from parlay.drafters.heads.watch import StepRecord
-from parlay.drafters.history import History
+from parlay.drafters.per_sequence import History
 from parlay.drafters.state_room import StateRoom
 from parlay.types import NO_TREE, Features, Observation, Runner, Segment, SequenceView, Tree, trees
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from parlay.drafters.history import History
+from parlay.drafters.per_sequence import History
 from parlay.drafters.state_room import StateBytes, StateRoom
 from parlay.types import Features, Observation, OutOfRoom, Runner, Segment, SequenceView
 

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from parlay.drafters.draft_models.chains import Chain, ChainWriter, Sight
 from parlay.drafters.draft_models.opening import draft_name, open_writer
-from parlay.drafters.history import History
 from parlay.drafters.options import INTERSECTION_DRAFT as SOURCE
 from parlay.drafters.options import IntersectionDraftOptions
 from parlay.drafters.other_vocabularies.vocabularies import TOKEN_BYTES, Codec, codecs, intersection, open_tokenizers
+from parlay.drafters.per_sequence import History
 from parlay.drafters.resources import Resources
 from parlay.drafters.state_room import StateBytes
 from parlay.options import UsageError

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from tokenizers import Tokenizer as Backend
 
-from parlay.drafters.history import History
 from parlay.drafters.other_vocabularies.letters import TokenLetters
+from parlay.drafters.per_sequence import History
 from parlay.drafters.resources import Resources
 from parlay.options import UsageError
 from parlay.types import Tokenizer

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from parlay.drafters.history import History
+from parlay.drafters.per_sequence import History
 from parlay.drafters.remote.link import Link, ServiceLink, Vocabulary
 from parlay.drafters.remote.messages import Held, TextUpdate, facts_of
 from parlay.drafters.resources import Resources

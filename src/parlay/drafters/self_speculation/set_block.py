@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from parlay.drafters.draft_models.static_trees import Acceptance, RankRecord
 from parlay.drafters.heads.guessing_ahead import GuessingAhead, group_counts, with_probes
-from parlay.drafters.history import History
 from parlay.drafters.options import SET_BLOCK as SOURCE
 from parlay.drafters.options import SetBlockOptions
+from parlay.drafters.per_sequence import History
 from parlay.drafters.resources import Resources
 from parlay.options import UsageError
 from parlay.types import Draft, Needs, Observation

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from parlay.drafters.one_by_one import OneByOne
+from parlay.drafters.per_sequence import OneByOne
 from parlay.drafters.resources import Resources
 from parlay.drafters.stores.datastore_file import Datastore, fingerprint
 from parlay.drafters.stores.suffix_array import Integers

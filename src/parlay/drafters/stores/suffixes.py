@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
-from parlay.drafters.history import History
+from parlay.drafters.per_sequence import History
 from parlay.drafters.state_room import StateBytes, StateRoom
 from parlay.drafters.step_budget import StepBudget
 from parlay.types import SequenceView

@@ -15,9 +15,8 @@ from torch import Tensor
 from parlay.train.canvases import masks
 from parlay.train.canvases.decoders import Decoder, canvas_config
 from parlay.train.canvases.diffusion import LEAST_RATE, block_loss
-from parlay.train.canvases.losses import divergence
 from parlay.train.canvases.options import CdlmTrainOptions
-from parlay.train.canvases.recipe import CanvasRecipe, Slow, Stepper
+from parlay.train.canvases.recipe import CanvasRecipe, Slow, Stepper, divergence
 from parlay.train.canvases.rows import RowBatch
 
 _AT_ONCE = 32

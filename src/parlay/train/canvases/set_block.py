@@ -15,9 +15,8 @@ from torch import Tensor
 from parlay.options import UsageError
 from parlay.train.canvases import masks
 from parlay.train.canvases.decoders import Decoder, set_block_config
-from parlay.train.canvases.losses import divergence, next_token_loss
 from parlay.train.canvases.options import SetBlockTrainOptions
-from parlay.train.canvases.recipe import CanvasRecipe, Slow, Stepper
+from parlay.train.canvases.recipe import CanvasRecipe, Slow, Stepper, divergence, next_token_loss
 from parlay.train.canvases.rows import RowBatch
 
 
