@@ -14,13 +14,13 @@ from parlay import LLM, LoRARequest, SamplingParams
 from parlay.compiled.library import SWITCH
 from parlay.models.config import DecoderConfig
 from parlay.models.loading import load_weights, read_config
-from parlay.models.lora import CONFIG, WEIGHTS, BadAdapter, merged, read_adapter
+from parlay.models.lora import CONFIG, MASKS, WEIGHTS, BadAdapter, merged, read_adapter
 from parlay.models.native import NativeRunner
 from parlay.models.random_decoder import save_decoder
 from parlay.options import LoadOptions
 from parlay.testing.adapters import save_adapter
 from parlay.testing.checkpoints import save_random
-from parlay.types import Adapter, ParlayError, Segment
+from parlay.types import Adapter, ParlayError, Segment, Tree
 from tests.models import quantized_files
 
 IDS = (5, 9, 3, 17, 5, 9, 3, 40)
@@ -94,6 +94,35 @@ def test_a_row_with_an_adapter_has_the_same_bits_in_any_company(toy: Path, forwa
     for row, token in enumerate(IDS):
         assert base.forward([Segment(0, (token,), adapter=one)]).logits_RV[0].equal(alone[row])
         base.keep(0, ())
+
+
+def test_mask_rows_alone_run_with_their_adapter(toy: Path, forward: str) -> None:
+    """The rows of the text keep their bits, and those of masks get other logits than without it."""
+    base = runner_of(toy / "base")
+    one = base.read_adapter(toy / "one", "one")
+    tree = Tree((7, 0, 0, 0), (-1, 0, 1, 2))
+    found = []
+    for name, adapter in enumerate((None, one)):
+        base.open(name, (), salt=str(name))
+        assert base.reserve(name, len(IDS) + 4)
+        out = base.forward([Segment(name, IDS, tree, together=3, mask_adapter=adapter)])
+        found.append(out.logits_RV)
+        base.keep(name, (0,))
+    text = len(IDS) + 1
+    assert found[0][:text].equal(found[1][:text])
+    assert ((found[0][text:] - found[1][text:]).abs().amax(1) > 0.05).all()
+    after = [base.forward([Segment(name, (11,))]).logits_RV for name in (0, 1)]
+    assert after[0].equal(after[1])
+
+
+def test_a_folder_that_says_nothing_of_masks_drafts_nothing(toy: Path, llm: LLM) -> None:
+    with pytest.raises(BadAdapter, match=r"no mask_rows.json in .*: name an adapter that parlay train set-block"):
+        tokens(llm, f"set-block:adapter={toy / 'one'}")
+    (toy / "two" / MASKS).write_text('{"mask_token_id": 99999, "set_block_size": 4}')
+    with pytest.raises(BadAdapter, match="mask_token_id 99999 is not in the vocabulary"):
+        tokens(llm, f"set-block:adapter={toy / 'two'}")
+    (toy / "two" / MASKS).write_text('{"mask_token_id": 0, "set_block_size": 4}')
+    assert tokens(llm, f"set-block:adapter={toy / 'two'},policy=fixed") == tokens(llm)
 
 
 @pytest.fixture(scope="module")

@@ -33,9 +33,11 @@ from parlay.train.canvases.recipe import CanvasRecipe, divergence, masked_loss, 
 from parlay.train.canvases.rows import Words, batch_of, rows_of
 from parlay.train.canvases.run import METHODS, Begun, choose_mask, fit, train
 from parlay.train.canvases.set_block import SetBlockRecipe, guessing_rows
+from parlay.train.canvases.set_block_adapter import MaskAdapterRecipe
 from parlay.train.data.prompts import PromptAndAnswer
 from parlay.train.data.user_texts import TrainingText, UserTexts
 from parlay.train.lm_model import Shape
+from parlay.train.optimizers import adam
 from parlay.types import CanvasSpec, ParlayError
 
 VOCAB, MASK, END, AS = 32, 31, 0, 30
@@ -295,6 +297,32 @@ def test_the_last_layers_alone_can_be_trained() -> None:
     moved = {name for name, weight in recipe.decoder.state_dict().items() if not torch.equal(weight, before[name])}
     assert all("layers.1." in name or name.endswith("model.norm.weight") for name in moved)
     assert moved
+
+
+def test_an_adapter_for_mask_rows_drafts_for_a_model_that_stays_as_it_is(tmp_path: Path) -> None:
+    base = decoder()
+    batch, optimizer = batch_of(reversals(120), END, 1), adam([*base.parameters()], 1e-2)
+    for _ in range(60):
+        hidden_BTH = base.hidden(batch.ids_BT, masks.causal(batch.ids_BT.shape[1]))
+        next_token_loss(base.head(hidden_BTH[:, :-1].flatten(0, 1)), batch.ids_BT[:, 1:].flatten()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    save_decoder(tmp_path / "base", base, tokens(), "# toy\n", {})
+    before = {name: weight.clone() for name, weight in base.state_dict().items()}
+
+    options = SetBlockTrainOptions(**COMMON, updates=110, rate=2e-2, block=4, lora=8)
+    recipe = MaskAdapterRecipe(options, base)
+    trained(recipe, options)
+    assert all(torch.equal(weight, before[name]) for name, weight in base.state_dict().items() if name in before)
+    recipe.save(tmp_path / "masks", tokens(), "# toy\n")
+
+    params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+    prompts = [[*row.ids[:4]] for row in reversals(20, seed=1)]
+    with LLM(str(tmp_path / "base"), dtype="float32") as llm:
+        plain = llm.generate(prompts, params, strategy="none")
+        drafted = llm.generate(prompts, params, strategy=f"set-block:adapter={tmp_path / 'masks'},policy=fixed")
+    assert [each.outputs[0].token_ids for each in drafted] == [each.outputs[0].token_ids for each in plain]
+    assert sum(each.outputs[0].metrics.steps for each in drafted) < 4 * 20 / 1.3
 
 
 def test_a_fixed_point_is_the_greedy_text_and_tuning_reaches_it_sooner() -> None:

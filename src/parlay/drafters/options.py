@@ -200,8 +200,11 @@ SET_BLOCK = "set-block"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetBlockOptions(Options):
-    """How many masked places are guessed, below how many nodes."""
+    """Who guesses masked places, how many of them, and below how many nodes."""
 
+    adapter: str = option(
+        "", "folder of an adapter that mask rows alone run with (UNO); empty: the model fills them itself", opens=True
+    )
     masks: int = option(0, "mask rows below a node; 0: the model's block, at most 6", low=0, high=64)
     groups: int = option(2, "nodes, the root among them, below which masks stand: the likeliest", low=1, high=64)
     width: int = option(3, "best tokens of each place that may become nodes", low=1, high=64)

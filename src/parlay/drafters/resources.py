@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from parlay.drafters.state_room import StateRoom
 from parlay.options import Options
-from parlay.types import Drafter, Runner, RunnerSpec, Tokenizer
+from parlay.types import Adapter, Drafter, Runner, RunnerSpec, Tokenizer
 
 if TYPE_CHECKING:
     from parlay.drafters.remote.link import Link
@@ -39,7 +40,8 @@ class Resources:
     ``open_runner`` loads a model by name or path, once, and shares it; ``open_tokenizer`` gives the tokenizer that goes
     with such a model. ``open_datastore`` takes the place of opening a file, and ``open_drafter`` that of connecting to
     a service, for toys. ``find_head`` finds trained heads for the target; ``domains`` are the kinds of texts, beside
-    texts in general, for which there are some.
+    texts in general, for which there are some. ``read_adapter`` reads an adapter of the target from a folder, under a
+    name; None where the target runs none.
     ``closing`` runs when the drafter goes: a drafter that writes files registers its last write there. ``rule`` is the
     accept rule that judges the drafts, and ``nested`` are the strategies that the drafter's own options name, in the
     order of their text. ``room`` bounds what drafters keep of requests under way.
@@ -55,6 +57,7 @@ class Resources:
     open_drafter: Callable[[str], Link] | None = None
     find_head: FindHead | None = None
     domains: Callable[[], Collection[str]] = tuple
+    read_adapter: Callable[[Path, str], Adapter] | None = None
     closing: ExitStack = field(default_factory=ExitStack)
     rule: str = "shared-noise"
     nested: tuple[NestedStrategy, ...] = ()

@@ -65,6 +65,7 @@ def _segment(step: SequenceStep) -> Segment:
         together=step.draft.together,
         stale=step.stale,
         adapter=step.sequence.request.adapter,
+        mask_adapter=step.draft.mask_adapter,
     )
 
 

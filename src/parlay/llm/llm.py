@@ -118,7 +118,7 @@ class LLM:
         self._drafts = RunnerCache(partial(open_draft, self.runner.spec, self.tokenizer, draft_load, budget))
         heads, power = heads_of(model, self.runner.spec, budget, self.runner), PowerOf(self.runner, cost)
         self._resources = resources_of(
-            self.runner.spec, heads, self._drafts, draft_model=draft_model, tokenizer=self.tokenizer, budget=budget
+            self.runner, heads, self._drafts, draft_model=draft_model, tokenizer=self.tokenizer, budget=budget
         )
         in_use = self.engine.requests.strategies
         self._strategies = StrategyCache(self._resources, cost, in_use=in_use, memory=router_file, power=power)

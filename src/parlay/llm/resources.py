@@ -8,12 +8,13 @@ from parlay.drafters.state_room import StateRoom
 from parlay.heads.opening import TargetHeads
 from parlay.models.fetch.resolving import resolve
 from parlay.models.loading import load_tokenizer
+from parlay.models.native import NativeRunner
 from parlay.strategies.built import RunnerCache
-from parlay.types import RunnerSpec, Tokenizer
+from parlay.types import Runner, Tokenizer
 
 
 def resources_of(
-    target: RunnerSpec,
+    runner: Runner,
     heads: TargetHeads,
     drafts: RunnerCache,
     *,
@@ -22,6 +23,7 @@ def resources_of(
     budget: Budget,
 ) -> Resources:
     """List them, for a target with these heads; ``draft_model`` is the default of strategies that take one."""
+    target = runner.spec
     return Resources(
         vocab_size=target.vocab_size,
         open_runner=drafts,
@@ -31,5 +33,6 @@ def resources_of(
         target=target,
         find_head=heads,
         domains=heads.domains,
+        read_adapter=runner.read_adapter if isinstance(runner, NativeRunner) else None,
         room=StateRoom(budget),
     )

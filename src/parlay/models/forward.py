@@ -50,7 +50,7 @@ class ForwardBatch(NamedTuple):
 
     ``places`` say where each sequence's rows lie, ``features`` what some of them read besides or instead of their ids,
     and ``inputs`` float32 ``[N, H]`` what all rows read in place of their embeddings. ``adapters`` are those of the
-    places, or empty where no row has one.
+    rows, or empty where no row has one.
     """
 
     ids: list[int]
@@ -61,13 +61,6 @@ class ForwardBatch(NamedTuple):
     features: Sequence[SegmentFeatures] = ()
     adapters: Sequence[LowRankAdapter | None] = ()
     inputs: Tensor | None = None
-
-    def adapter_rows(self) -> list[LowRankAdapter | None]:
-        """The adapter of each row."""
-        if not self.adapters:
-            return []
-        pairs = zip(self.places, self.adapters, strict=True)
-        return [adapter for place, adapter in pairs for _ in range(place.end - place.base)]
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,7 +23,7 @@ from parlay.models.families.llama import LLAMA
 from parlay.models.families.table import FAMILIES
 from parlay.models.weights.shapes import Weight, some, weight_shapes
 from parlay.models.weights.stored import StoredTensor
-from parlay.types import Adapter, ParlayError
+from parlay.types import Adapter, CanvasSpec, ParlayError, Segment
 
 PRODUCTS = (
     "self_attn.q_proj",
@@ -35,8 +35,9 @@ PRODUCTS = (
     "mlp.down_proj",
 )
 """A layer's products that an adapter can change, in the order of the compiled decoder's layers."""
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+CONFIG, WEIGHTS, MASKS = "adapter_config.json", "adapter_model.safetensors", "mask_rows.json"
 _MOST_RANK = 512
+_LONGEST_BLOCK = 256
 _PREFIX = "base_model.model."
 _PARTS = {".lora_A.weight": 0, ".lora_B.weight": 1}
 _PLAIN = re.compile(r"\^?[\w.]+")
@@ -98,6 +99,31 @@ def merged(weights: Mapping[str, Weight], adapter: LowRankAdapter) -> dict[str, 
             weight = weight.rows.clone().view(weight.format.plain or torch.float32).view(weight.shape)
         found[name] = (weight.float() + up_OR @ down_RI).to(weight.dtype)
     return found
+
+
+def mask_of(folder: Path, vocab_size: int) -> CanvasSpec:
+    """Read which token mask rows read that run with an adapter. Raises BadAdapter where its folder does not say."""
+    if not (folder / MASKS).is_file():
+        raise BadAdapter(f"no {MASKS} in {folder}: name an adapter that parlay train set-block --lora made")
+    said = read_json(folder / MASKS)
+    mask_id, block = said.get("mask_token_id"), said.get("set_block_size")
+    if not isinstance(mask_id, int) or not 0 <= mask_id < vocab_size:
+        raise BadAdapter(f"{folder / MASKS}: mask_token_id {mask_id!r:.20} is not in the vocabulary of {vocab_size}")
+    if not isinstance(block, int) or not 0 < block <= _LONGEST_BLOCK:
+        raise BadAdapter(f"{folder / MASKS}: set_block_size {block!r:.20}: expected 1 to {_LONGEST_BLOCK}")
+    return CanvasSpec(mask_id, block, shift=True)
+
+
+def adapter_rows(segments: Sequence[Segment]) -> list[LowRankAdapter | None]:
+    """The adapter of each row of a forward; empty where none has one."""
+    found: list[LowRankAdapter | None] = []
+    for segment in segments:
+        masks = 0 if segment.mask_adapter is None else segment.together
+        for adapter, count in ((segment.adapter, segment.rows - masks), (segment.mask_adapter, masks)):
+            if adapter is not None and not isinstance(adapter, LowRankAdapter):
+                raise ValueError(f"{adapter.name} is no adapter of low rank")
+            found += [adapter] * count
+    return found if any(found) else []
 
 
 def _refusal(said: Mapping[str, Any]) -> str | None:

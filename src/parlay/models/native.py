@@ -29,7 +29,7 @@ from parlay.models.forward import (
     SegmentFeatures,
     TreeRequest,
 )
-from parlay.models.lora import LowRankAdapter, read_adapter
+from parlay.models.lora import LowRankAdapter, adapter_rows, read_adapter
 from parlay.models.rope import turn_keys
 from parlay.models.torch_ops.eager import EagerForward
 from parlay.models.torch_ops.kernels import choose_dtype
@@ -218,7 +218,7 @@ class NativeRunner:
         self._check(ids, taps, skip)
         wanted, starts = _wanted(segments)
         places = [self._place(segment, skip) for segment in segments]
-        work = ForwardBatch(ids, places, wanted, taps, skip, self._features(segments), self._adapters(segments))
+        work = ForwardBatch(ids, places, wanted, taps, skip, self._features(segments), adapter_rows(segments))
         again = [segment for segment in segments if segment.base < 0 and not self._block]
         result = self._run_again(again, work) if again else self._forward.run(work)
         return Output(result.logits, starts, result.taps.states, result.taps.seconds)
@@ -295,15 +295,6 @@ class NativeRunner:
                 anchors = [root + 1 + node for node in nodes]
                 found.append(SegmentFeatures(place, begins[place + 1] - len(features), features, anchors))
         return found
-
-    def _adapters(self, segments: Sequence[Segment]) -> list[LowRankAdapter | None]:
-        """The adapters of segments; empty where none has one."""
-        found: list[LowRankAdapter | None] = []
-        for segment in segments:
-            if segment.adapter is not None and not isinstance(segment.adapter, LowRankAdapter):
-                raise ValueError(f"{segment.adapter.name} is no adapter of low rank")
-            found.append(segment.adapter)
-        return found if any(found) else []
 
     def _check_features(self, segment: Segment, features: Features) -> None:
         rows, hidden = features.rows_KH.shape

@@ -11,6 +11,8 @@ from parlay.types.base import DraftKind
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from parlay.types.runners import Adapter
+
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Prefix:
@@ -84,7 +86,7 @@ class Draft:
     node was drawn from; rules that accept fixed guesses (``point``) need none. The last ``probes`` nodes are computed
     for the drafter's sake and can never be accepted; no other node descends from one. ``inputs`` is what they read in
     place of their tokens' embeddings, for runners that take features. The last ``together`` of the probes see
-    those of their own chain, as `Segment` says.
+    those of their own chain, and run with ``mask_adapter``, as `Segment` says.
     """
 
     tree: Tree = NO_TREE
@@ -95,6 +97,7 @@ class Draft:
     probes: int = 0
     inputs: Features | None = None
     together: int = 0
+    mask_adapter: Adapter | None = None
 
     def __len__(self) -> int:
         return len(self.tree.tokens)

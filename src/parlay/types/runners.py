@@ -160,7 +160,8 @@ class Segment(NamedTuple):
     whose model has them see rows after them, as `CanvasSpec.text` says. Cached rows that see what follows run again
     with it, unless the segment is ``stale``: then they stay as they were, and all that is computed is approximate.
 
-    All rows of a sequence run with the same ``adapter``, or with none.
+    All rows of a sequence run with the same ``adapter``, or with none. But where there is a ``mask_adapter``, the
+    ``together`` rows run with that one alone.
     """
 
     sequence: int
@@ -172,6 +173,7 @@ class Segment(NamedTuple):
     together: int = 0
     stale: bool = False
     adapter: Adapter | None = None
+    mask_adapter: Adapter | None = None
 
     @property
     def end(self) -> int:

@@ -144,6 +144,7 @@ def _beginning(draft: Draft, count: int) -> Draft:
         probes=probes,
         inputs=None if draft.inputs is None or not probes else draft.inputs.of(range(probes)),
         together=max(0, count - (len(draft) - draft.together)),
+        mask_adapter=draft.mask_adapter,
     )
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 
 from parlay.drafters.draft_models.static_trees import Acceptance, RankRecord
 from parlay.drafters.heads.guessing_ahead import GuessingAhead, group_counts, with_probes
@@ -10,8 +12,9 @@ from parlay.drafters.options import SET_BLOCK as SOURCE
 from parlay.drafters.options import SetBlockOptions
 from parlay.drafters.per_sequence import History
 from parlay.drafters.resources import Resources
+from parlay.models.lora import mask_of
 from parlay.options import UsageError
-from parlay.types import Draft, Needs, Observation
+from parlay.types import Adapter, CanvasSpec, Draft, Needs, Observation, RunnerSpec
 
 USUAL = 6
 """Mask rows below a node where neither the options nor the model's block ask for fewer."""
@@ -26,23 +29,22 @@ class SetBlock(GuessingAhead):
     are likeliest to be read, and the guesses make a tree for the acceptance that was measured in this process. Scores
     are that acceptance. Where a mask's row predicts its own place, sampled drafts are right less often: rows are ranked
     with the noise of the place after theirs.
+
+    With an ``adapter`` any causal target drafts so: mask rows alone run with it, as in UNO (K2's unified drafter) and
+    in gated LoRA (Samragh et al. 2025, arXiv:2507.11851), and all that is verified and kept is the target's own.
     """
 
     def __init__(self, resources: Resources, options: SetBlockOptions) -> None:
-        target = resources.target
-        if target is None or target.canvas is None or target.fills_only or not target.together:
-            called = "there is no target" if target is None else f"{target.name} has not both"
-            raise UsageError(
-                f"strategy {SOURCE} needs a target that writes token by token and fills masked places: {called}; "
-                "parlay train set-block makes one of a causal model"
-            )
-        canvas = target.canvas
+        self._adapter: Adapter | None = None
+        if options.adapter:
+            canvas, self._adapter = _adapted(resources, Path(options.adapter))
+        else:
+            canvas = _own_canvas(resources.target)
+        called = resources.target.name if resources.target else ""
         self._mask, self._skipped = canvas.mask_id, 0 if canvas.shift else 1
         self._masks = options.masks or min(USUAL, canvas.block or USUAL)
         if self._masks <= self._skipped:
-            raise UsageError(
-                f"strategy {SOURCE}: masks={options.masks} guesses nothing with {target.name}; give 2 or more"
-            )
+            raise UsageError(f"strategy {SOURCE}: masks={options.masks} guesses nothing with {called}; give 2 or more")
         self._groups = options.groups
         self._record = RankRecord(self._masks - self._skipped, options.width)
         super().__init__(SOURCE, Needs(top_k=options.width + 1))
@@ -53,7 +55,7 @@ class SetBlock(GuessingAhead):
 
     def _hang(self, draft: Draft) -> Draft:
         counts = group_counts(draft, self._groups, self._masks)
-        return with_probes(draft, counts, SOURCE, token=self._mask)
+        return replace(with_probes(draft, counts, SOURCE, token=self._mask), mask_adapter=self._adapter)
 
     def _see(self, observation: Observation) -> None:
         """Compare the last guesses with what was committed, as far as they were right and one further."""
@@ -68,3 +70,26 @@ class SetBlock(GuessingAhead):
         """A model without shift says of a mask's own place what stands there: its first mask guesses the new root."""
         found = super()._guesses(observation)[self._skipped :]
         return [[token for token in ranked if token != self._mask][: self.needs.top_k - 1] for ranked in found]
+
+
+def _own_canvas(target: RunnerSpec | None) -> CanvasSpec:
+    """How the target fills places itself. Raises UsageError for one that does not, or does nothing else."""
+    if target is None or target.canvas is None or target.fills_only or not target.together:
+        called = "there is no target" if target is None else f"{target.name} has not both"
+        raise UsageError(
+            f"strategy {SOURCE} needs a target that writes token by token and fills masked places: {called}; "
+            "parlay train set-block makes one of a causal model, or an adapter for it (adapter=FOLDER)"
+        )
+    return target.canvas
+
+
+def _adapted(resources: Resources, folder: Path) -> tuple[CanvasSpec, Adapter]:
+    """How a target fills places with the adapter in a folder. Raises UsageError, or BadAdapter for its files."""
+    target = resources.target
+    if target is None or target.fills_only or resources.read_adapter is None:
+        raise UsageError(
+            f"strategy {SOURCE}: adapter={folder} needs a target in one process that writes token by token in Parlay's "
+            "decoder"
+        )
+    canvas = mask_of(folder, target.vocab_size)
+    return canvas, resources.read_adapter(folder, SOURCE)

@@ -260,7 +260,7 @@ class CompiledForward:
             batch.inputs = inputs.data_ptr()
             pointed.append(inputs)
         if work.adapters:
-            needed = self._adapters.fill(batch, laid.arranged(work.adapter_rows()), pointed)
+            needed = self._adapters.fill(batch, laid.arranged(work.adapters), pointed)
             batch.lowered = self._lowered.at_least(needed)
         if work.skip:
             skipped = self._skipped(work.skip)

@@ -80,7 +80,7 @@ class EagerForward:
             beside = embedded.clone() if self._decoder.beside_norm is not None else None
             inputs = with_features(embedded, work.features)
             taps = Taps(work.taps)
-            adapt = self._adapters.adapt(work.adapter_rows())
+            adapt = self._adapters.adapt(work.adapters)
             hidden = self._decoder.run(
                 inputs, plan, taps, work.skip, embedded_NH=beside, joining=work.features, adapt=adapt
             )

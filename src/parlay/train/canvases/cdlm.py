@@ -92,7 +92,7 @@ class Cdlm(CanvasRecipe):
         self._options, self._teacher, self._known, self.multiple = options, teacher, known, options.block
 
     def optimizer(self) -> Stepper:
-        return Slow(self.decoder, self._options.rate)
+        return Slow(self.decoder.inner, self._options.rate)
 
     def loss(self, batch: RowBatch) -> Tensor:
         """The batch says how many rows; which ones are drawn among the teacher's."""

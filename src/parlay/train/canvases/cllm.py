@@ -16,7 +16,7 @@ from torch import Tensor
 from parlay.train.canvases import masks
 from parlay.train.canvases.decoders import Decoder
 from parlay.train.canvases.options import CllmTrainOptions
-from parlay.train.canvases.recipe import CanvasRecipe, Slow, Stepper, divergence, next_token_loss
+from parlay.train.canvases.recipe import CanvasRecipe, Slow, Stepper, divergence, last_layers, next_token_loss
 from parlay.train.canvases.rows import RowBatch
 from parlay.train.data.user_texts import TrainingText
 from parlay.types import ParlayError
@@ -108,7 +108,7 @@ class Cllm(CanvasRecipe):
             raise ParlayError("every block was right at its first guess: there is nothing to learn")
 
     def optimizer(self) -> Stepper:
-        return Slow(self.decoder, self._options.rate, self._options.layers)
+        return Slow(last_layers(self.decoder, self._options.layers), self._options.rate)
 
     def loss(self, batch: RowBatch) -> Tensor:
         """The batch says how many trajectories; which ones are drawn."""

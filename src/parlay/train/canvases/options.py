@@ -76,6 +76,9 @@ class SetBlockTrainOptions(TunedTrainOptions):
     keep: float = option(
         1.0, "weight of the model's own distributions as they were, in the text, which so stays, and on canvases", low=0
     )
+    lora: int = option(
+        0, "rank of an adapter for mask rows, which leaves the model as it is; 0: train the model", low=0, high=512
+    )
     mask_token: str = option(
         "", "token that stands in open places; empty: an unused id, or the token of a byte that no text has"
     )

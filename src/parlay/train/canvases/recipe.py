@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerFast
 
-from parlay.train.canvases.decoders import Decoder
+from parlay.train.canvases.decoders import Decoder, save_decoder
 from parlay.train.canvases.rows import RowBatch
 from parlay.train.optimizers import Optimizers, adam
 
@@ -47,6 +49,10 @@ class CanvasRecipe(ABC):
     def config(self) -> Mapping[str, Any]:
         """Keys of the finished model's config.json that its own does not have."""
 
+    def save(self, folder: Path, tokenizer: PreTrainedTokenizerFast, card: str) -> None:
+        """Write what was trained."""
+        save_decoder(folder, self.decoder, tokenizer, card, self.config())
+
     def measure(self, batches: Sequence[RowBatch]) -> dict[str, float]:
         """Figures of held-out rows: the mean loss, of the same masks each time."""
         self.draw.manual_seed(0)
@@ -76,16 +82,11 @@ class Scaled:
 
 
 class Slow:
-    """AdamW on the last ``layers`` layers and the norm after them, or on all weights if 0."""
+    """AdamW on all weights that want a gradient."""
 
-    def __init__(self, decoder: Decoder, rate: float, layers: int = 0) -> None:
-        inner: Any = decoder.inner
-        if layers:
-            inner.requires_grad_(False)
-            for part in (*inner.model.layers[-layers:], inner.model.norm):
-                part.requires_grad_(True)
+    def __init__(self, module: nn.Module, rate: float) -> None:
         self._rate = rate
-        self._adam = adam([weight for weight in inner.parameters() if weight.requires_grad], rate)
+        self._adam = adam([weight for weight in module.parameters() if weight.requires_grad], rate)
 
     def step(self, factor: float) -> None:
         """See `Stepper`."""
@@ -93,6 +94,17 @@ class Slow:
             group["lr"] = factor * self._rate
         self._adam.step()
         self._adam.zero_grad(set_to_none=True)
+
+
+def last_layers(decoder: Decoder, layers: int) -> nn.Module:
+    """The decoder's module, of which only the last ``layers`` layers and the norm after them are trained; 0: all."""
+    inner: Any = decoder.inner
+    if layers:
+        inner.requires_grad_(False)
+        for part in (*inner.model.layers[-layers:], inner.model.norm):
+            part.requires_grad_(True)
+    module: nn.Module = inner
+    return module
 
 
 def masked_loss(logits_MV: Tensor, labels_M: Tensor, rates_M: Tensor, places: int) -> Tensor:

@@ -17,7 +17,7 @@ from parlay.models.fetch.origin import licence, public_name
 from parlay.models.fetch.resolving import resolve
 from parlay.system import threads
 from parlay.train.canvases import cdlm, cllm
-from parlay.train.canvases.decoders import Decoder, load_decoder, mask_of, new_decoder, save_decoder
+from parlay.train.canvases.decoders import Decoder, load_decoder, mask_of, new_decoder
 from parlay.train.canvases.diffusion import Bd3, Mdlm
 from parlay.train.canvases.options import (
     Bd3TrainOptions,
@@ -30,6 +30,7 @@ from parlay.train.canvases.options import (
 from parlay.train.canvases.recipe import CanvasRecipe
 from parlay.train.canvases.rows import Drawn, RowBatch, Words, batch_of, parted, rows_of
 from parlay.train.canvases.set_block import SetBlockRecipe
+from parlay.train.canvases.set_block_adapter import MaskAdapterRecipe
 from parlay.train.data.user_texts import TrainingText, UserTexts, read_user_texts
 from parlay.train.lm_data import END_OF_TEXT, train_tokenizer, wrap_tokenizer
 from parlay.train.lm_model import CONTEXT, SHAPES
@@ -87,9 +88,11 @@ def begin_diffusion(options: MdlmTrainOptions) -> Begun:
 
 
 def begin_set_block(options: SetBlockTrainOptions) -> Begun:
-    """A causal model that gets a mask."""
+    """A causal model that gets a mask, or an adapter for rows that read one."""
     inner, tokenizer, rows, held = _tuned(options.model, options)
     mask_id = choose_mask(tokenizer, inner.config.vocab_size, options.mask_token)
+    if options.lora:
+        return Begun(MaskAdapterRecipe(options, Decoder(inner, mask_id)), tokenizer, rows, held, options.model)
     original = Decoder(load_decoder(options.model)).requires_grad_(False).eval() if options.keep else None
     recipe = SetBlockRecipe(options, Decoder(inner, mask_id), original)
     return Begun(recipe, tokenizer, rows, held, options.model)
@@ -204,7 +207,7 @@ def train(method: str, options: CanvasTrainOptions) -> str:
     reached = fit(begun, options, f"Training {method}")
     figures = {"before": before, "after": measured(begun, options)}
     card = _card(method, options, begun, reached, figures)
-    save_decoder(options.out, begun.recipe.decoder, begun.tokenizer, card, begun.recipe.config())
+    begun.recipe.save(options.out, begun.tokenizer, card)
     return f"{options.out}: {reached.updates} updates, loss {reached.loss:.3f}, held out {_said(figures['after'])}"
 
 

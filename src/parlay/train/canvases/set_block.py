@@ -16,7 +16,7 @@ from parlay.options import UsageError
 from parlay.train.canvases import masks
 from parlay.train.canvases.decoders import Decoder, set_block_config
 from parlay.train.canvases.options import SetBlockTrainOptions
-from parlay.train.canvases.recipe import CanvasRecipe, Slow, Stepper, divergence, next_token_loss
+from parlay.train.canvases.recipe import CanvasRecipe, Slow, Stepper, divergence, last_layers, next_token_loss
 from parlay.train.canvases.rows import RowBatch
 
 
@@ -27,10 +27,9 @@ class SetBlockRecipe(CanvasRecipe):
     The row before a place predicts it, as in the text. By turns all places are masked, as when the model drafts for
     itself, and then each place in one of two copies, so that all are learned.
 
-    One checkpoint serves both modes, so weights that only mask rows would read, as a LoRA, are no way here. What keeps
-    the causal mode is the loss: at clean rows of the same forward the model learns the distributions that it had as it
-    was (``original``). Canvases learn these too, where the papers learn the texts: a draft is right if the model itself
-    would write so.
+    The same weights serve both modes. What keeps the causal mode is the loss: at clean rows of the same forward the
+    model learns the distributions that it had as it was (``original``). Canvases learn these too, where the papers
+    learn the texts: a draft is right if the model itself would write so.
     """
 
     def __init__(self, options: SetBlockTrainOptions, decoder: Decoder, original: Decoder | None = None) -> None:
@@ -42,7 +41,7 @@ class SetBlockRecipe(CanvasRecipe):
         self._turn = 0
 
     def optimizer(self) -> Stepper:
-        return Slow(self.decoder, self._options.rate, self._options.layers)
+        return Slow(last_layers(self.decoder, self._options.layers), self._options.rate)
 
     def loss(self, batch: RowBatch) -> Tensor:
         self._turn += 1
@@ -64,10 +63,15 @@ class SetBlockRecipe(CanvasRecipe):
         if self._original is not None:
             with torch.no_grad():
                 own_BTH = self._original.hidden(batch.ids_BT, masks.causal(length))
-        next_BT = batch.text_BT[:, 1:]
-        guessed_BT = guessing_rows(masked_BT, group_T) & (group_T >= 0)[None, :-1] & next_BT
-        guessed = self._loss(hidden_BTH[:, :length], own_BTH, batch, guessed_BT)
-        return guessed + self._loss(hidden_BTH[:, length:], own_BTH, batch, next_BT)
+        guessed = self.guesses(hidden_BTH[:, :length], own_BTH, batch, masked_BT, group_T)
+        return guessed + self._loss(hidden_BTH[:, length:], own_BTH, batch, batch.text_BT[:, 1:])
+
+    def guesses(
+        self, hidden_BTH: Tensor, own_BTH: Tensor | None, batch: RowBatch, masked_BT: Tensor, group_T: Tensor
+    ) -> Tensor:
+        """The loss of the rows that guess masked places."""
+        guessed_BT = guessing_rows(masked_BT, group_T) & (group_T >= 0)[None, :-1] & batch.text_BT[:, 1:]
+        return self._loss(hidden_BTH, own_BTH, batch, guessed_BT)
 
     def _loss(self, hidden_BTH: Tensor, own_BTH: Tensor | None, batch: RowBatch, wanted_BT: Tensor) -> Tensor:
         """Loss of the rows before each wanted token: by the token, and by what the model as it was says there."""
