@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import queue
+import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -104,6 +106,47 @@ class Crew:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             self._lines.put(line.strip())
+
+
+class Relay:
+    """Passes on what ranks and rank 0 say to each other, until `end`."""
+
+    def __init__(self, leader: tuple[str, int]) -> None:
+        self._leader, self._listener = leader, socket.create_server(("127.0.0.1", 0))
+        self._lock, self._left, self._stalls = threading.Lock(), 1 << 62, False
+        self._closed = threading.Event()
+        self.address: tuple[str, int] = self._listener.getsockname()[:2]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def end(self, after: int, *, stalls: bool) -> None:
+        """Pass on so many bytes more, in both directions together. Then close all links, or pass nothing on."""
+        with self._lock:
+            self._left, self._stalls = after, stalls
+
+    def close(self) -> None:
+        self._listener.close()
+        self._closed.set()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                joined, _ = self._listener.accept()
+                ends = joined, socket.create_connection(self._leader)
+                for source, sink in (ends, ends[::-1]):
+                    threading.Thread(target=self._pass, args=(source, sink), daemon=True).start()
+
+    def _pass(self, source: socket.socket, sink: socket.socket) -> None:
+        with suppress(OSError), source, sink:
+            while content := source.recv(1 << 16):
+                with self._lock:
+                    passed = content[: self._left]
+                    self._left -= len(passed)
+                sink.sendall(passed)
+                if len(passed) < len(content):
+                    if self._stalls:
+                        self._closed.wait(120)
+                    for each in (source, sink):
+                        each.shutdown(socket.SHUT_RDWR)
 
 
 @pytest.fixture(scope="session")

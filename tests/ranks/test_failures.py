@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import threading
 import time
 from pathlib import Path
 
@@ -88,10 +89,39 @@ def test_ranks_end_when_rank_0_is_gone(crew: Crew, llama: Path) -> None:
 def test_ranks_with_other_weights_are_refused(crew: Crew, llama: Path, tmp_path: Path) -> None:
     save_random("llama", tmp_path, seed=1)
     crew.model = str(tmp_path)
-    with pytest.raises(ParlayError, match=r"rank 1: .* has other weights on rank 1 than on rank 0"):
+    with pytest.raises(ParlayError, match=r"has other weights on the rank at 127.0.0.1 than on rank 0"):
         lead(str(llama), LOAD, RankOptions(tensor_parallel=2), start=crew.start)
     crew.said()
     assert "has other weights" in crew.said()[1]
+
+
+def test_rank_0_that_waits_refuses_a_rank_that_differs_and_takes_the_next(
+    crew: Crew, llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With one line on both sides."""
+    monkeypatch.setenv(SECRET, "a-secret-of-the-ranks")
+    save_random("llama", tmp_path, seed=1)
+    lines: list[str] = []
+
+    def start(leader: tuple[str, int], count: int, secret: bytes) -> list[object]:
+        crew.model = str(tmp_path)
+        crew.start(leader, count, secret)
+
+        def next_one() -> None:
+            lines.extend(crew.said()[1] for _ in range(2))
+            crew.model = str(llama)
+            crew.start(leader, count, secret)
+
+        threading.Thread(target=next_one).start()
+        return []
+
+    options = RankOptions(tensor_parallel=2, rank_listen="127.0.0.1:0")
+    runner = lead(str(llama), LOAD, options, cache_tokens=512, start=start)  # type: ignore[arg-type]
+    assert lines[0] == "joins"
+    assert "has other weights on the rank at 127.0.0.1 than on rank 0" in lines[1]
+    (record,) = [each for each in caplog.records if "was refused" in each.message]
+    assert "has other weights" in record.message
+    runner.close()
 
 
 def test_ranks_of_other_versions_are_refused(crew: Crew, llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:

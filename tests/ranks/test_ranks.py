@@ -23,7 +23,6 @@ from tests.ranks.conftest import Crew
 
 PROMPT = tuple(range(5, 45))
 TREE = Tree((3, 9, 4, 1), (-1, -1, 0, 2))
-TAPS = (0, 1, 2, 3)
 SKIP = frozenset({("mlp", 1)})
 
 
@@ -62,11 +61,12 @@ def alone(model: Path, dtype: str = "float32") -> Runner:
 def run(runner: Runner) -> list[Output]:
     """A prompt in two chunks, then a tree with taps, a path of it kept, and rows that pass by a sub-layer."""
     outputs: list[Output] = []
+    taps = range(min(3, runner.spec.num_layers) + 1)
     runner.open(1, PROMPT)
     runner.reserve(1, 64)
     outputs.append(runner.forward([Segment(1, PROMPT[:20], logits_from=20)]))
     runner.keep(1, [])
-    outputs.append(runner.forward([Segment(1, PROMPT[20:], TREE, logits_from=19)], TAPS))
+    outputs.append(runner.forward([Segment(1, PROMPT[20:], TREE, logits_from=19)], taps))
     runner.keep(1, [0, 2])
     outputs.append(runner.forward([Segment(1, (7,), logits_from=0)], (), SKIP))
     runner.fork(1, 2)
@@ -104,6 +104,24 @@ def test_shares_add_up_to_the_model(crew: Crew, uneven: Path, tensor: int, stage
         torch.testing.assert_close(found.logits_RV, wanted.logits_RV, rtol=0, atol=1e-4)
         for tap in wanted.taps:
             torch.testing.assert_close(found.taps[tap], wanted.taps[tap], rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(("model", "dtype"), [("qwen2-moe", "float32"), ("gpt-oss", "float32"), ("gpt-oss", "float64")])
+def test_shares_of_experts_add_up_to_the_model(crew: Crew, tmp_path: Path, model: str, dtype: str) -> None:
+    """Each rank has some units of every expert, and of the one that all rows run; biases are added once."""
+    save_random(model, tmp_path)
+    ranks = lead_ranks(crew, tmp_path, tensor=2, dtype=dtype)
+    for found, wanted in zip(run(ranks), run(alone(tmp_path, dtype)), strict=True):
+        torch.testing.assert_close(found.logits_RV, wanted.logits_RV, rtol=0, atol=1e-4)
+        for tap in wanted.taps:
+            torch.testing.assert_close(found.taps[tap], wanted.taps[tap], rtol=0, atol=1e-4)
+
+
+def test_ranks_that_share_experts_keep_what_a_runner_promises(crew: Crew, tmp_path: Path) -> None:
+    save_random("gpt-oss", tmp_path)
+    ranks = partial(lead_ranks, crew, tmp_path, tensor=2)
+    report = check_runner(ranks, recomputed(ranks(8192)), steps=8)
+    assert report.passed, report
 
 
 def test_machines_that_share_no_memory_add_up_over_sockets(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from collections.abc import Callable
 
 import pytest
@@ -193,7 +195,7 @@ class Closing:
     """An engine that notes how it is closed."""
 
     def __init__(self, engine: AsyncLLM) -> None:
-        self.llm = engine.llm
+        self.llm, self.stats = engine.llm, engine.stats
         self.alive = True
         self.closed: list[float | None] = []
 
@@ -213,6 +215,39 @@ def test_shutting_down_drains_every_model_and_turns_latecomers_away(engine: Asyn
     assert error_of(late)["code"] == "unavailable"
     assert client.get("/ready").status_code == 503
     assert client.get("/health").status_code == 200  # whoever watches should not end what ends by itself
+
+
+def test_a_model_whose_ranks_are_lost_is_not_ready_until_it_is_loaded_again(
+    engine: AsyncLLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No request has to come first: a gateway sends none to a server that is not ready."""
+    losses, made, may_load = [""], list[Closing](), threading.Event()
+    monkeypatch.setattr(engine.llm, "loss", lambda: losses[0])
+
+    def load() -> Closing:
+        if made:
+            may_load.wait(60)
+        losses[0] = ""
+        made.append(Closing(engine))
+        return made[-1]
+
+    app = create_app({"one": load})  # type: ignore[dict-item]
+    app.state.registry.load_now("one")
+    with TestClient(app) as client:
+        assert client.get("/ready").status_code == 200
+        losses[0] = "rank 1 has ended"
+        answer = client.get("/ready")
+        assert answer.status_code == 503
+        assert "rank 1 has ended" in error_of(answer)["message"]
+        until = time.monotonic() + 60
+        while not made[0].closed and time.monotonic() < until:
+            assert client.get("/ready").status_code == 503
+            time.sleep(0.05)
+        may_load.set()
+        while client.get("/ready").status_code == 503 and time.monotonic() < until:
+            time.sleep(0.05)
+        assert client.get("/ready").status_code == 200
+        assert len(made) == 2
 
 
 def test_a_dead_engine_is_unhealthy(engine: AsyncLLM) -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from parlay.types import Exactness, RunnerSpec, Segment, trees
+from parlay.types import Exactness, Runner, RunnerSpec, Segment, trees
 
 
-class CountingRunner:
+class CountingRunner(Runner):
     """A `Runner` without `forward`: a subclass gives the logits of each row by its position."""
 
     def __init__(self, name: str, vocab_size: int, *, kernels: str, max_context: int = 1 << 20) -> None:
-        self.spec = RunnerSpec(
+        self._spec = RunnerSpec(
             name=name,
             vocab_size=vocab_size,
             max_context=max_context,
@@ -25,6 +25,10 @@ class CountingRunner:
         )
         self._cached: dict[int, int] = {}
         self._fed: dict[int, int] = {}
+
+    @property
+    def spec(self) -> RunnerSpec:
+        return self._spec
 
     def places(self, segment: Segment) -> list[int]:
         """The positions of the rows that want logits; these rows are fed now."""

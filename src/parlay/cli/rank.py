@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import sys
+import time
 from pathlib import Path
 
 from parlay.cli.flags import whole
@@ -37,8 +39,13 @@ def run(options: argparse.Namespace) -> int:
     leader, secret = read_address(options.join), read_secret(options.rank_secret_file)
     if not secret:
         raise ParlayError(f"rank 0 asks for a secret: put it into {SECRET}, or name --rank-secret-file")
-    connection = connect(leader, secret, 0, options.rank_timeout)
+    connection = connect(leader, secret, 0, options.rank_timeout, lambda: _say_wait(options))
     from parlay.ranks.follower import follow  # here, because it loads torch
 
     follow(connection, leader, secret, model=options.model, threads=options.threads)
     return 0
+
+
+def _say_wait(options: argparse.Namespace) -> None:
+    until = time.strftime("%H:%M:%S", time.localtime(time.time() + options.rank_timeout))
+    print(f"parlay rank: nobody answers at {options.join} yet; waits until {until}", file=sys.stderr)

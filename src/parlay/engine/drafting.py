@@ -31,26 +31,28 @@ class Drafting:
         """The sequences that could draft in the last step."""
         self._inactive = 0
         """For how many more steps of these sequences their policies are inactive."""
-        self._is_inactive = False
-        """Whether this step is one of those."""
 
-    def propose(self, steps: list[SequenceStep]) -> None:
-        """Ask drafters, each at once for all sequences that want it, then settle what the target verifies."""
+    def propose(self, steps: list[SequenceStep]) -> bool:
+        """Ask drafters, each at once for all sequences that want it, then settle what the target verifies.
+
+        Returns whether policies were asked: otherwise they were inactive, and learn nothing of this step.
+        """
         ready = [step for step in steps if step.at_root and step.sequence.drafting]
-        if not self._stays_inactive(steps, ready):
+        if active := not self._stays_inactive(steps, ready):
             self._inactive = sys.maxsize
             for group in _by_strategy(ready):
                 self._draft(group[0].sequence.strategy, group)
         isolated(self._admission.add_forced, ready, _leave_out)
         self._admission.settle(ready)
+        return active
 
     def _stays_inactive(self, steps: list[SequenceStep], ready: list[SequenceStep]) -> bool:
         """Whether policies are still inactive: the same sequences run as in the last step, and steps are left."""
         sequences = [step.sequence for step in ready]
-        self._is_inactive = self._inactive > 0 and len(ready) == len(steps) and sequences == self._planned
+        inactive = self._inactive > 0 and len(ready) == len(steps) and sequences == self._planned
         self._planned = sequences
-        self._inactive -= self._is_inactive
-        return self._is_inactive
+        self._inactive -= inactive
+        return inactive
 
     def _draft(self, strategy: Strategy, steps: list[SequenceStep]) -> None:
         """One strategy's sequences. Its policy says which drafter each asks, until it has enough to choose from."""
@@ -137,8 +139,6 @@ class Drafting:
 
     def learn(self, steps: list[SequenceStep], spent: Spent) -> None:
         """Report the outcome of all its sequences' drafts to each policy, in one call."""
-        if self._is_inactive:
-            return
         for group in _by_strategy([step for step in steps if step.done.committed and step.sequence.drafting]):
             isolated(
                 partial(_learn, group[0].sequence.strategy.policy, spent), group, SequenceStep.drop_policy, again=False

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass
 
 from parlay.engine.admission import DraftAdmission
@@ -14,7 +16,7 @@ from parlay.engine.scheduler import Limits, Scheduler
 from parlay.engine.sequence_step import SequenceStep, charge, isolated, named
 from parlay.engine.tally import Clock, plausible, since
 from parlay.engine.target_layers import TargetLayers
-from parlay.engine.verify import accept, rank, verify
+from parlay.engine.verify import Begun, accept, begin, finish, rank, verify
 from parlay.system.threads import torch_on_one
 from parlay.types import (
     NOTHING_SPENT,
@@ -42,10 +44,16 @@ class _StepSeconds:
     whole: bool = False
     """One forward ran all steps."""
     spent: Spent = NOTHING_SPENT
+    before: float = 0.0
+    """Until the step was put off; it went on when it ``began``."""
 
     @property
     def overhead(self) -> float:
-        return max(0.0, since(self.began, self.clock) - self.draft - self.verify)
+        return max(0.0, self.before + since(self.began, self.clock) - self.draft - self.verify)
+
+    def put_off(self) -> None:
+        """Count no more seconds until the step goes on."""
+        self.before = since(self.began, self.clock)
 
     def count(self, steps: list[SequenceStep], verified: list[SequenceStep], spec: RunnerSpec) -> None:
         """Record the end of draft and verify. ``verified``: the steps without a fault. Rows that ran again count."""
@@ -61,6 +69,17 @@ class _StepSeconds:
             self.whole &= step.out is out
         context = tokens // len(verified)
         self.spent = Spent(0.0, self.verify, rows, context)  # each policy gets its own draft seconds
+
+
+@dataclass(slots=True)
+class _Group:
+    """The steps of one forward that is under way; ``alone``: it began while no other one was."""
+
+    steps: list[SequenceStep]
+    seconds: _StepSeconds
+    asked: bool
+    alone: bool
+    begun: Begun | None
 
 
 class Engine:
@@ -90,6 +109,8 @@ class Engine:
         admission = DraftAdmission(runner.spec, self.scheduler, max_context=self.max_context, max_draft_rows=most)
         self._drafting = Drafting(admission, self.scheduler, layers, clock)
         self._clock = clock
+        self._groups = runner.spec.in_flight
+        self._in_flight: deque[_Group] = deque()
 
     def add(self, request: Request, strategy: Strategy) -> None:
         """Queue a request; see `RequestTable.add`."""
@@ -97,7 +118,9 @@ class Engine:
 
     def abort(self, request_id: str, reason: FinishReason = "abort", error: str | None = None) -> Event | None:
         """End a request now; see `RequestTable.abort`."""
-        return self.requests.abort(request_id, reason, error)
+        event = self.requests.abort(request_id, reason, error)
+        self._drain()
+        return event
 
     def stats(self) -> EngineStats:
         """Count what is under way and was done; see `RequestTable.stats`."""
@@ -113,27 +136,79 @@ class Engine:
         return self.requests.longest
 
     def step(self) -> list[Event]:
-        """Run one forward of the target over all that is due, and commit the tokens that follow."""
+        """Run one forward of the target over all that is due, and commit the tokens that follow.
+
+        If the runner takes several forwards at once, begin as many, and commit what follows from the first of them.
+        """
         with torch_on_one():
+            if self._groups > 1:
+                return self._step_in_groups()
             seconds = _StepSeconds(self._clock, self._clock())
             steps = self.scheduler.next()
-            self._propose(steps, seconds)
+            asked = self._propose(steps, seconds)
             self._verify(steps, seconds)
-            self._accept(steps, seconds)
-            self._commit(steps)
-            self._observe(steps, seconds)
-            self._count_seconds(steps, seconds)
-            return self.requests.events(steps)
+            return self._end(steps, seconds, asked)
+
+    def _end(self, steps: list[SequenceStep], seconds: _StepSeconds, asked: bool) -> list[Event]:
+        """End a step whose forward is over. ``asked``: policies were asked before it."""
+        self._accept(steps, seconds)
+        self._commit(steps)
+        self._observe(steps, seconds, asked)
+        self._count_seconds(steps, seconds)
+        return self.requests.events(steps)
+
+    # ---------------------------------------------------------------------------------------------- several in flight
+
+    def _step_in_groups(self) -> list[Event]:
+        """Begin a forward for each group of sequences that may be in flight, then end the step of the first."""
+        while len(self._in_flight) < self._groups and (group := self._begin_group()) is not None:
+            self._in_flight.append(group)
+        events = self._end_group(self._in_flight.popleft()) if self._in_flight else []
+        self._drain()
+        return events
+
+    def _begin_group(self) -> _Group | None:
+        """Propose for sequences that are in no group yet, and begin their forward. None if there are none."""
+        seconds = _StepSeconds(self._clock, self._clock())
+        steps = self.scheduler.next()
+        if not steps:
+            return None
+        asked = self._propose(steps, seconds)
+        began = self._clock()
+        begun = begin(self.runner, _without_fault(steps))
+        seconds.verify = since(began, self._clock)
+        self.scheduler.depart(steps)
+        seconds.put_off()
+        return _Group(steps, seconds, asked, not self._in_flight, begun)
+
+    def _end_group(self, group: _Group) -> list[Event]:
+        """Wait for the forward of a group, and commit what follows for the requests that are still there."""
+        seconds, steps = group.seconds, self.scheduler.arrive(group.steps)
+        seconds.began = began = self._clock()
+        tapping = plausible(finish(self.runner, due := _without_fault(steps), group.begun))
+        seconds.verify += max(0.0, since(began, self._clock) - tapping)
+        seconds.draft += tapping
+        seconds.count(due, _without_fault(due), self.runner.spec)
+        seconds.whole &= group.alone and not self._in_flight and len(steps) == len(group.steps)
+        return self._end(steps, seconds, group.asked)
+
+    def _drain(self) -> None:
+        """Wait for forwards whose requests are all over. If one fails, nobody asked for it."""
+        while self._in_flight and not self.requests:
+            group = self._in_flight.popleft()
+            with suppress(Exception):
+                finish(self.runner, [], group.begun)
 
     # ------------------------------------------------------------------------------------------- the parts of a step
 
-    def _propose(self, steps: list[SequenceStep], seconds: _StepSeconds) -> None:
-        """Let drafters propose, and lay out canvases."""
+    def _propose(self, steps: list[SequenceStep], seconds: _StepSeconds) -> bool:
+        """Let drafters propose, and lay out canvases. Returns whether policies were asked."""
         began = self._clock()
         canvases = [step for step in steps if step.sequence.canvas is not None]
-        self._drafting.propose(_without_canvas(steps) if canvases else steps)
+        asked = self._drafting.propose(_without_canvas(steps) if canvases else steps)
         lay(canvases)
         seconds.draft = since(began, self._clock)
+        return asked
 
     def _verify(self, steps: list[SequenceStep], seconds: _StepSeconds) -> None:
         """Run the steps without a fault; a step with which the target fails gets a fault."""
@@ -182,12 +257,13 @@ class Engine:
         if sequence.cached == len(sequence.tokens):
             sequence.cached = self.runner.truncate(sequence.sequence, len(sequence.tokens) - 1)
 
-    def _observe(self, steps: list[SequenceStep], seconds: _StepSeconds) -> None:
-        """Report the step to drafters, and to policies with its cost."""
+    def _observe(self, steps: list[SequenceStep], seconds: _StepSeconds, asked: bool) -> None:
+        """Report the step to drafters, and to policies, if they were ``asked``, with its cost."""
         began = self._clock()
         self._drafting.observe(_without_fault(steps))
         seconds.draft += since(began, self._clock)
-        self._drafting.learn(steps, seconds.spent)
+        if asked:
+            self._drafting.learn(steps, seconds.spent)
 
     def _count_seconds(self, steps: list[SequenceStep], seconds: _StepSeconds) -> None:
         overhead, spent = seconds.overhead, seconds.spent

@@ -99,12 +99,14 @@ class Shares:
     """Divides steps among owners: beside n - 1 others a token may take n times as long as alone.
 
     By the measured cost no step has more rows than that allows. Rows that an owner does not want go to the others. If
-    an owner that wants no more than its share still gets less, it has steps alone: see `Paces`.
+    an owner that wants no more than its share still gets less, it has steps alone: see `Paces`. Where groups of
+    sequences have steps in turn, none is ``timed`` and no owner is alone.
     """
 
-    def __init__(self, cost: Cost, max_rows: int) -> None:
+    def __init__(self, cost: Cost, max_rows: int, *, timed: bool = True) -> None:
         self._cost = cost
         self._max_rows = max_rows
+        self._timed = timed
         self._paces = Paces()
         self._step = _Step({}, max_rows)
         self._began = 0.0
@@ -131,7 +133,8 @@ class Shares:
         self._one_owners = ordered if len(step.owners) == 1 else []
         if len(step.owners) > 1:
             self._divide(step)
-        self._watch(step)
+        if self._timed:
+            self._watch(step)
         if len(step.owners) < 2:
             self._served.clear()
             return ordered

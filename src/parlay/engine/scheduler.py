@@ -53,6 +53,9 @@ class Scheduler:
     memory evenly (`parlay.engine.fair_share`). A preempted sequence loses its cache but not its tokens: it waits at
     its old rank and is computed again. A sequence that decodes commits in each step, however long the prompts beside
     it are.
+
+    For a runner with several forwards in flight, `next` takes one group of sequences at a time, all groups equally
+    large, of those that are in no other. A sequence in flight that is preempted or removed leaves its group.
     """
 
     def __init__(
@@ -71,7 +74,9 @@ class Scheduler:
         self._refused: tuple[Sequence, int] | None = None
         self._places = 0
         """How many rows of canvases the step has."""
-        self._shares = shares.Shares(cost, limits.max_rows)
+        self._groups = runner.spec.in_flight
+        self._in_flight: dict[Sequence, SequenceStep] = {}
+        self._shares = shares.Shares(cost, limits.max_rows, timed=self._groups == 1)
 
     def add(self, sequence: Sequence) -> None:
         self.waiting.add(sequence)
@@ -82,6 +87,7 @@ class Scheduler:
             self.running.remove(sequence)
         elif sequence in self.waiting:
             self.waiting.leave(sequence)
+        self._in_flight.pop(sequence, None)
         self._moves.remember(sequence)
         self._runner.release(sequence.sequence)
 
@@ -90,9 +96,9 @@ class Scheduler:
         steps: list[SequenceStep] = []
         failed: list[SequenceStep] = []
         self._start_new_owners(failed)
-        room, preemptions, self._places = self._limits.max_rows, self.preemptions, 0
+        room, preemptions, self._places, most = self._limits.max_rows, self.preemptions, 0, self._most()
         for sequence in self._shares.begin(self._decoding_first(), self._clock()):
-            rows = self._shares.rows(sequence, room)
+            rows = self._shares.rows(sequence, room) if len(steps) < most else 0
             if rows and sequence.is_open:
                 step = self._step(sequence, rows)
                 if self._has_room(step, failed):
@@ -101,7 +107,7 @@ class Scheduler:
                     room -= len(step.pending)
         if self.preemptions > preemptions:  # the preempted stay out of this step, though some had a step already
             return [step for step in steps if step.sequence.is_open] + failed
-        while room and (admitted := self._admit(failed)) is not None:
+        while room and len(steps) < most and (admitted := self._admit(failed)) is not None:
             rows = self._shares.rows(admitted, room)
             if rows:
                 steps.append(self._step(admitted, rows))
@@ -111,6 +117,17 @@ class Scheduler:
             failed.append(_failed(self.waiting[0], "the runner refuses memory although nothing else holds any"))
             self.waiting.leave(self.waiting[0])
         return steps + failed
+
+    def depart(self, steps: list[SequenceStep]) -> None:
+        """Note that the steps are in flight, so that `next` leaves their sequences out."""
+        self._in_flight.update((step.sequence, step) for step in steps)
+
+    def arrive(self, steps: list[SequenceStep]) -> list[SequenceStep]:
+        """Note that the steps are over. Returns those whose sequences were not preempted or removed meanwhile."""
+        there = [step for step in steps if self._in_flight.get(step.sequence) is step]
+        for step in there:
+            del self._in_flight[step.sequence]
+        return there
 
     def draft_rows(self, limit: int) -> int:
         """How many rows of drafts the step may have, at most ``limit``; canvases have taken theirs."""
@@ -154,6 +171,15 @@ class Scheduler:
             return False
         return True
 
+    def _most(self) -> int:
+        """How many sequences the step may have: an even part of those that can run, if several groups share them."""
+        if self._groups == 1:
+            return self._limits.max_sequences
+        waiting = len(self.waiting)
+        if waiting and self._is_refused(shares.first_waiting(self.waiting, self.running)):
+            waiting = 0
+        return -(-min(self._limits.max_sequences, len(self.running) + waiting) // self._groups)
+
     def _start_new_owners(self, failed: list[SequenceStep]) -> None:
         """Start owners that have nothing running before others take rows; if every place is taken, free one."""
         while self.waiting and self.running:
@@ -175,12 +201,8 @@ class Scheduler:
         leader = self._leader(sequence)
         if leader is not None and leader.cached < leader.prompt_length:
             return None  # a sample of the same prompt is in prefill: wait, then fork it
-        if (
-            self._refused is not None
-            and self._refused[0] is sequence
-            and self._runner.free_tokens() <= self._refused[1]
-        ):
-            return None  # it did not fit, and no memory was freed since
+        if self._is_refused(sequence):
+            return None
         self._open(sequence, leader)
         try:
             fits = self._fits(sequence)
@@ -197,6 +219,11 @@ class Scheduler:
         bisect.insort(self.running, sequence, key=self._rank)
         self._count_prefix(sequence)
         return sequence
+
+    def _is_refused(self, sequence: Sequence) -> bool:
+        """Whether it did not fit, and no memory was freed since."""
+        refused = self._refused
+        return refused is not None and refused[0] is sequence and self._runner.free_tokens() <= refused[1]
 
     def _fits(self, sequence: Sequence) -> bool:
         if not self._runner.reserve(sequence.sequence, len(sequence.tokens) + sequence.places):
@@ -239,16 +266,18 @@ class Scheduler:
         self.add(sequence)
 
     def _close(self, sequence: Sequence) -> None:
+        self._in_flight.pop(sequence, None)
         self._runner.release(sequence.sequence)
         sequence.cached = 0
         sequence.moves = []
         sequence.is_open = False
 
     def _decoding_first(self) -> list[Sequence]:
-        """Sequences that decode go before prefill, so that a long prompt delays nobody."""
-        decoding = [one for one in self.running if len(one.tokens) - one.cached == 1 or one.decodes]  # mostly the first
-        if len(decoding) < len(self.running):
-            decoding += [sequence for sequence in self.running if not sequence.decodes]
+        """Sequences that decode go before prefill, so that a long prompt delays nobody. Those in flight stay out."""
+        running = [one for one in self.running if one not in self._in_flight] if self._in_flight else self.running
+        decoding = [one for one in running if len(one.tokens) - one.cached == 1 or one.decodes]  # mostly the first
+        if len(decoding) < len(running):
+            decoding += [sequence for sequence in running if not sequence.decodes]
         return decoding
 
 

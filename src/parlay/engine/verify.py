@@ -5,11 +5,49 @@ If a forward or a rule raises, only the requests that make it raise end.
 
 from __future__ import annotations
 
+import logging
 from itertools import pairwise
+from typing import NamedTuple
 
 from parlay.engine.sequence_step import SequenceStep, charge, grouped, isolated, named
 from parlay.sampling.sampler import ranked
-from parlay.types import NO_DRAFT, Exactness, Fault, Runner, Segment, trees
+from parlay.types import NO_DRAFT, Exactness, Fault, Finish, Output, Runner, RunnerLost, Segment, trees
+
+logger = logging.getLogger(__name__)
+
+
+class Begun(NamedTuple):
+    """A forward of steps that is under way: what runs of them, and what waits for its output."""
+
+    steps: list[SequenceStep]
+    segments: list[Segment]
+    finish: Finish
+
+
+def begin(runner: Runner, steps: list[SequenceStep]) -> Begun | None:
+    """Begin the forward of all steps; None where there are none, or it fails: `verify` finds out which of them do."""
+    segments = [_segment(step) for step in steps]
+    try:
+        return Begun(steps, segments, runner.begin(segments, _taps(steps))) if steps else None
+    except RunnerLost:
+        raise
+    except Exception:
+        return None
+
+
+def finish(runner: Runner, steps: list[SequenceStep], begun: Begun | None) -> float:
+    """Wait for the output of a forward that has begun; see `verify`, which runs ``steps`` if it fails.
+
+    These are the steps that are still of interest: requests may have ended meanwhile.
+    """
+    try:
+        out = None if begun is None else begun.finish()
+    except RunnerLost:
+        raise
+    except Exception as error:
+        logger.warning("a forward for %d requests failed (%s): it is run again", len(steps), named(error))
+        out = None
+    return verify(runner, steps) if out is None or begun is None else _take(begun.steps, begun.segments, out)
 
 
 def verify(runner: Runner, steps: list[SequenceStep]) -> float:
@@ -19,20 +57,12 @@ def verify(runner: Runner, steps: list[SequenceStep]) -> float:
     which the drafters that asked for them are charged.
     """
     tapping = 0.0
-    taps = sorted({tap for step in steps if step.sequence.layers is not None for tap in step.taps})
+    taps = _taps(steps)
 
     def forward(steps: list[SequenceStep]) -> None:
         nonlocal tapping
         segments = [_segment(step) for step in steps]
-        out = runner.forward(segments, taps)
-        tapping += out.tap_seconds
-        if taps:
-            charge([(step, drafter) for step in steps for drafter in step.tapped], out.tap_seconds)
-        row = 0
-        for step, segment, (start, end) in zip(steps, segments, pairwise(out.starts), strict=True):
-            step.out, step.first_row, step.first_logits = out, row, start
-            step.root = end - len(segment.tree.tokens) - 1  # the draft's rows are the segment's last
-            row += segment.rows
+        tapping += _take(steps, segments, runner.forward(segments, taps))
 
     def failed(
         step: SequenceStep, error: Exception
@@ -46,6 +76,22 @@ def verify(runner: Runner, steps: list[SequenceStep]) -> float:
     if steps:
         isolated(forward, steps, failed)
     return tapping
+
+
+def _taps(steps: list[SequenceStep]) -> list[int]:
+    return sorted({tap for step in steps if step.sequence.layers is not None for tap in step.taps})
+
+
+def _take(steps: list[SequenceStep], segments: list[Segment], out: Output) -> float:
+    """Show each step its rows of the output. Returns the seconds spent on taps, which their drafters are charged."""
+    if out.taps:
+        charge([(step, drafter) for step in steps for drafter in step.tapped], out.tap_seconds)
+    row = 0
+    for step, segment, (start, end) in zip(steps, segments, pairwise(out.starts), strict=True):
+        step.out, step.first_row, step.first_logits = out, row, start
+        step.root = end - len(segment.tree.tokens) - 1  # the draft's rows are the segment's last
+        row += segment.rows
+    return out.tap_seconds
 
 
 def _failed_alone(step: SequenceStep, error: Exception) -> None:

@@ -29,7 +29,7 @@ from parlay.models.fetch.resolving import resolve
 from parlay.models.native import NativeRunner
 from parlay.models.sampling_defaults import usual_params
 from parlay.options import LoadOptions, RankOptions, override
-from parlay.ranks.starting import ALONE, end_ranks, open_target
+from parlay.ranks.starting import ALONE, end_ranks, loss_of, open_target
 from parlay.strategies.building import offered
 from parlay.strategies.built import RunnerCache, StrategyCache, for_target
 from parlay.strategies.entry import DEFAULT_STRATEGY
@@ -107,7 +107,7 @@ class LLM:
         ranks = override(ranks, tensor_parallel=tensor_parallel_size, pipeline_parallel=pipeline_parallel_size)
         with bar(None, "Loading", "matrix", use_tqdm_on_load, delay=0.5) as shown:
             self.runner = open_target(model, load, ranks, budget, partial(advance, shown))
-        self.adapters = Adapters(self.runner)
+        self.adapters, self.loss = Adapters(self.runner), loss_of(self.runner)
         self.vocabulary = vocabulary_of(model, tokenizer, self.runner.spec, load.end_tokens)
         self.tokenizer, self._usual_params = self.vocabulary.tokenizer, usual_params(model, generation_config)
         limits = Limits(max_sequences=max_num_seqs, max_rows=max_num_batched_tokens, max_context=max_model_len)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
@@ -16,14 +16,15 @@ from parlay.compiled import structs
 from parlay.compiled.structs import Linear
 from parlay.models.config import DecoderConfig
 from parlay.models.lora import LowRankAdapter
-from parlay.types import NO_SKIP, Exactness, Features, Skip, Tree
+from parlay.types import NO_SKIP, Exactness, Features, Output, Skip, Tree
 
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
     """``reason``: which kernels run, and why, in one line. ``cache_lanes``: `CacheShape.lanes` of their cache.
 
-    ``part``: sizes of the part of the model that runs here; None: all of it does.
+    ``part``: sizes of the part of the model that runs here; None: all of it does. ``in_flight``: how many forwards may
+    be under way at once.
     """
 
     exactness: Exactness
@@ -31,6 +32,7 @@ class Kernels:
     cache_dtype: torch.dtype
     cache_lanes: int = 0
     part: DecoderConfig | None = None
+    in_flight: int = 1
 
 
 class SegmentFeatures(NamedTuple):
@@ -166,6 +168,10 @@ class ForwardOutput(NamedTuple):
     logits: Tensor
     taps: Taps
 
+    def output(self, starts: tuple[int, ...]) -> Output:
+        """Show it as a runner does; ``starts`` as in `Output`."""
+        return Output(self.logits, starts, self.taps.states, self.taps.seconds)
+
 
 def with_features(embedded_NH: Tensor, features: Sequence[SegmentFeatures]) -> Tensor:
     """The rows' embeddings, with `Features` in the place of some or added to them, in place."""
@@ -185,6 +191,11 @@ class Forward(Protocol):
     def run(self, work: ForwardBatch) -> ForwardOutput:
         """Run the rows; keys and values go to their places."""
         ...
+
+    def begin(self, work: ForwardBatch) -> Callable[[], ForwardOutput]:
+        """Begin to run the rows, and return what waits for the output. Here the places are done with already."""
+        out = self.run(work)
+        return lambda: out
 
     def add_adapter(self, adapter: LowRankAdapter) -> None:
         """Pack an adapter now that rows will run with. Any thread may call this."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import lru_cache
 from itertools import accumulate
@@ -34,7 +34,7 @@ from parlay.models.rope import turn_keys
 from parlay.models.torch_ops.eager import EagerForward
 from parlay.models.torch_ops.kernels import choose_dtype
 from parlay.models.weights.fused import Operand, in_eight_bits
-from parlay.types import NO_SKIP, CanvasSpec, Features, Move, Output, RunnerSpec, Segment, Skip, trees
+from parlay.types import NO_SKIP, CanvasSpec, Features, Finish, Move, Output, Runner, RunnerSpec, Segment, Skip, trees
 
 __all__ = ["NativeRunner", "Quantize", "choose_dtype"]
 
@@ -92,7 +92,7 @@ def choose_forward(
     return eager, f"{eager.kernels.reason}{why}"
 
 
-class NativeRunner:
+class NativeRunner(Runner):
     """A model of a family in `parlay.models.families` with its cache.
 
     ``weights`` bear Hugging Face names, each with the shape that ``config`` asks for. With a ``head`` in its config
@@ -145,6 +145,7 @@ class NativeRunner:
             canvas=config.canvas,
             kv_heads=0 if kernels.part else config.num_kv_heads,
             head_dim=config.head_dim,
+            in_flight=kernels.in_flight,
         )
         self._sublayers = frozenset(self._spec.sublayers)
 
@@ -212,6 +213,10 @@ class NativeRunner:
         Raises ValueError for a token or position out of range, a layer that is not there, rows that were not reserved,
         a base that the last forward did not leave, or features of another shape.
         """
+        return self.begin(segments, taps, skip)()
+
+    def begin(self, segments: Sequence[Segment], taps: Sequence[int] = (), skip: Skip = NO_SKIP) -> Finish:
+        """Begin a forward; see `Runner.begin`. Raises ValueError now."""
         if self._block:
             segments = [self._with_its_block(segment, taps) for segment in segments]
         ids = [token for segment in segments for token in self._store.ids(segment)]
@@ -220,8 +225,8 @@ class NativeRunner:
         places = [self._place(segment, skip) for segment in segments]
         work = ForwardBatch(ids, places, wanted, taps, skip, self._features(segments), adapter_rows(segments))
         again = [segment for segment in segments if segment.base < 0 and not self._block]
-        result = self._run_again(again, work) if again else self._forward.run(work)
-        return Output(result.logits, starts, result.taps.states, result.taps.seconds)
+        finish = self._begin_again(again, work) if again else self._forward.begin(work)
+        return lambda: finish().output(starts)
 
     @property
     def grows(self) -> bool:
@@ -252,20 +257,19 @@ class NativeRunner:
         assert isinstance(self._forward, CompiledForward), "`grows` was asked"
         self._forward.short_head(growth.short)
 
-    def _run_again(self, again: Sequence[Segment], work: ForwardBatch) -> ForwardOutput:
+    def _begin_again(self, again: Sequence[Segment], work: ForwardBatch) -> Callable[[], ForwardOutput]:
         """Run committed rows of these segments, too, and put them back afterwards."""
         with ExitStack() as running:
             for segment in again:
                 running.enter_context(self._store.putting_back(segment))
-            return self._forward.run(work)
+            return self._forward.begin(work)
 
     def _place(self, segment: Segment, skip: Skip) -> Rows:
         """Where the segment's rows lie."""
         if segment.together:
             _check_together(segment)
         place = self._store.stage(segment, skip)
-        if self._block:
-            place = place._replace(block=self._block)
+        place = place._replace(block=self._block) if self._block else place
         if place.start + place.end > self._max_context:  # unless the tree is wider than deep
             deepest = place.start + place.pending + max(trees.depths(place.tree), default=0)
             if deepest > self._max_context:
@@ -278,17 +282,15 @@ class NativeRunner:
             raise ValueError(
                 f"{self._spec.name}: rows see those after them, so there are no trees, taps, features or bases here"
             )
-        if segment.stale:
-            return segment
-        return segment._replace(base=-(self._store.length(segment.sequence) % self._block))
+        again = self._store.length(segment.sequence) % self._block
+        return segment if segment.stale else segment._replace(base=-again)
 
     def _features(self, segments: Sequence[Segment]) -> list[SegmentFeatures]:
         """Collect what segments carry, with the numbers of rows in the batch."""
         begins = list(accumulate((segment.rows for segment in segments), initial=0))
         found: list[SegmentFeatures] = []
         for place, segment in enumerate(segments):
-            features = segment.features
-            if features is not None:
+            if (features := segment.features) is not None:
                 self._check_features(segment, features)
                 nodes = trees.anchors(segment.tree, len(features)) if features.join else []
                 root = begins[place] + len(segment.pending) - segment.base - 1

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from parlay.types import NO_SKIP, Output, Runner, RunnerSpec, Segment, Skip
 
 
-class WrappedRunner:
-    """Passes everything on to ``inner``; see `parlay.types.Runner`."""
+class WrappedRunner(Runner):
+    """Passes everything on to ``inner``, one forward at a time; see `parlay.types.Runner`."""
 
     def __init__(self, inner: Runner) -> None:
         self._inner = inner

@@ -17,7 +17,7 @@ from parlay.models.facts import read_facts
 from parlay.models.fetch.resolving import resolve
 from parlay.ranks.calls import Replay
 from parlay.ranks.groups import shared_folder
-from parlay.ranks.layout import Hello, Plan, build_name, decode_plan, encode
+from parlay.ranks.layout import Hello, Plan, build_name, decode_plan, decode_wanted, encode
 from parlay.ranks.part import RankPart, join_group
 from parlay.ranks.wire import Connection, Kind, Stopped, listen, one_line
 from parlay.types import ParlayError, Runner, RunnerLost
@@ -53,10 +53,11 @@ def follow(
         host, port = listener.getsockname()[:2]
         hello = Hello(build=build_name(), host=host, port=port, machine=machine_name())
         connection.send(Kind.HELLO, encode(hello))
+        model = _own_files(connection, model)
         plan = decode_plan(connection.expect(Kind.PLAN)).with_threads(threads)
         connection.bound(plan.seconds)
         try:
-            _run(connection, plan, model or plan.model, partial(join_group, plan, listener, secret, leader))
+            _run(connection, plan, model, partial(join_group, plan, listener, secret, leader))
         except Stopped as error:
             raise RunnerLost(f"rank {plan.rank} ends: {error}") from None
         except RunnerLost as error:
@@ -72,7 +73,6 @@ def follow(
 def _run(connection: Connection, plan: Plan, model: str, join: Callable[[], RankPart]) -> None:
     with _Beats(connection, plan.seconds) as beats:
         part = beats.part = join()
-        _check_weights(model, plan)
         budget = Budget()  # of one page, until rank 0 says how many it has
         runner = models.load(model, plan.load, cache_tokens=BLOCK, budget=budget, make_forward=part)
         connection.send(Kind.READY, runner.spec.exactness.encode())
@@ -93,14 +93,24 @@ def _repeat(connection: Connection, runner: Runner) -> None:
             return
 
 
-def _check_weights(name: str, plan: Plan) -> None:
-    """Raises ParlayError unless the model's files here are those of rank 0."""
-    digest = read_facts(resolve(name)).digest
-    if digest != plan.digest:
-        raise ParlayError(
-            f"{name} has other weights on rank {plan.rank} than on rank 0 (SHA-256 {digest:.12}, {plan.digest:.12}): "
-            "copy the files of rank 0"
-        )
+def _own_files(connection: Connection, model: str | None) -> str:
+    """The model's name here, when rank 0 knows that its files are the same. Raises ParlayError where they are not."""
+    wanted = decode_wanted(connection.expect(Kind.MODEL))
+    connection.bound(wanted.seconds)
+    name = model or wanted.model
+    try:
+        digest = read_facts(resolve(name)).digest
+        if digest != wanted.digest:
+            raise ParlayError(
+                f"{name} has other weights on the rank at {connection.local_host} than on rank 0 "
+                f"(SHA-256 {digest:.12}, {wanted.digest:.12}): copy the files of rank 0"
+            )
+    except (ParlayError, ValueError, OSError) as error:
+        with suppress(RunnerLost):
+            connection.send(Kind.FAILED, one_line(error).encode())
+        raise ParlayError(one_line(error)) from None
+    connection.send(Kind.MODEL)
+    return name
 
 
 class _Beats:

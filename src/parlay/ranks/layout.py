@@ -56,10 +56,17 @@ class Layout:
                 f"tensor_parallel={self.tensor}: {name} has {config.num_kv_heads} key heads to share out; give a "
                 "number up to that"
             )
-        if self.tensor > 1 and any(form.experts or form.wide_qk_norm for form in config.forms):
+        if self.tensor > 1 and any(form.wide_qk_norm for form in config.forms):
             raise ParlayError(
-                f"tensor_parallel={self.tensor}: layers of {name} have experts, or norms of all heads together, and "
-                "can't be shared out; give pipeline_parallel instead"
+                f"tensor_parallel={self.tensor}: layers of {name} have norms of all heads together, and can't be "
+                "shared out; give pipeline_parallel instead"
+            )
+        mixtures = [form.experts for form in config.forms if form.experts is not None]
+        least = min([size for each in mixtures for size in (each.size, each.shared) if size], default=0)
+        if mixtures and least < 2 * self.tensor:
+            raise ParlayError(
+                f"tensor_parallel={self.tensor}: experts of {name} have {least} units to share out; give a number up "
+                f"to {least // 2}"
             )
         if self.stages > config.num_layers:
             raise ParlayError(
@@ -84,6 +91,18 @@ class Hello:
     host: str
     port: int
     machine: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """Wishes of rank 0, before it takes a rank: that it has the files of this model, with this SHA-256.
+
+    All wait for each other for so many ``seconds``.
+    """
+
+    model: str
+    digest: str
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,10 +148,10 @@ class Plan:
         return self if threads is None else replace(self, threads=threads)
 
 
-T = TypeVar("T", Hello, Plan)
+T = TypeVar("T", Hello, Wanted, Plan)
 
 
-def encode(message: Hello | Plan) -> bytes:
+def encode(message: Hello | Wanted | Plan) -> bytes:
     """Write as JSON, for a frame."""
     return json.dumps(asdict(message)).encode()
 
@@ -140,6 +159,11 @@ def encode(message: Hello | Plan) -> bytes:
 def decode_hello(content: bytes | bytearray) -> Hello:
     """Raises RunnerLost for what is none."""
     return _decode(Hello, content)
+
+
+def decode_wanted(content: bytes | bytearray) -> Wanted:
+    """Raises RunnerLost for what is none."""
+    return _decode(Wanted, content)
 
 
 def decode_plan(content: bytes | bytearray) -> Plan:

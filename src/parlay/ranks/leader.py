@@ -8,16 +8,17 @@ import subprocess
 import threading
 import time
 import weakref
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 
 from parlay.models.wrapped_runner import WrappedRunner
 from parlay.ranks.calls import Call, CallLog
 from parlay.ranks.follower import BEATS
 from parlay.ranks.part import RankPart
 from parlay.ranks.wire import Connection, Kind, one_line
-from parlay.types import NO_SKIP, Exactness, Output, Runner, RunnerLost, RunnerSpec, Segment, Skip
+from parlay.types import NO_SKIP, Exactness, Finish, Output, Runner, RunnerLost, RunnerSpec, Segment, Skip
 
 _log = logging.getLogger(__name__)
 _LAST_SECONDS = 5.0
@@ -44,6 +45,10 @@ class Followers:
         """Say whose waits are to end when a rank is lost."""
         self._part = part
         self.check()
+
+    def loss(self) -> str:
+        """Why a rank is lost; empty while none is. Any thread may ask."""
+        return self._reason
 
     def check(self) -> None:
         """Raises RunnerLost once a rank is lost."""
@@ -149,13 +154,14 @@ class Followers:
 class Leader(WrappedRunner):
     """A runner whose calls are logged, and sent with the next forward: `follow` repeats them. No answer is waited for.
 
-    What its own runner raises is raised before anything is exchanged with other ranks, and alike on all of them.
+    What its own runner raises is raised before anything is exchanged with other ranks, and alike on all of them. With
+    stages several forwards may be under way: the other ranks repeat them, and the calls in between, in their order.
     """
 
     def __init__(self, inner: Runner, followers: Followers) -> None:
         """``followers`` are ready."""
         super().__init__(inner)
-        self.followers, self._log = followers, CallLog()
+        self.followers, self._log, self._under_way = followers, CallLog(), 0
         self._spec = replace(inner.spec, exactness=Exactness.weakest(inner.spec.exactness, followers.ready()))
         followers.send(Kind.START, str(inner.capacity()).encode())
         followers.busy = False
@@ -177,17 +183,36 @@ class Leader(WrappedRunner):
         return has_room
 
     def forward(self, segments: Sequence[Segment], taps: Sequence[int] = (), skip: Skip = NO_SKIP) -> Output:
+        return self.begin(segments, taps, skip)()
+
+    def begin(self, segments: Sequence[Segment], taps: Sequence[int] = (), skip: Skip = NO_SKIP) -> Finish:
         if any(segment.features is not None or segment.adapter is not None for segment in segments):
             raise ValueError(
                 f"{self.spec.name}: several processes run it, and rows with features or adapters run in one alone"
             )
         self._log.forward(segments, taps, skip)
+        with self._all_or_none():
+            self.followers.send(Kind.CALLS, self._log.take())
+            try:
+                finish = self._inner.begin(segments, taps, skip)
+            except ValueError:
+                self._log.add(Call.REFUSED)
+                raise
+            self._under_way += 1
+        return partial(self._finish, finish)
+
+    def _finish(self, finish: Finish) -> Output:
+        self._under_way -= 1
+        with self._all_or_none():
+            return finish()
+
+    @contextmanager
+    def _all_or_none(self) -> Iterator[None]:
+        """End all ranks where one of them is lost in the block, or this one fails: they would differ from then on."""
         self.followers.busy = True
         try:
-            self.followers.send(Kind.CALLS, self._log.take())
-            return self._inner.forward(segments, taps, skip)
+            yield
         except ValueError:
-            self._log.add(Call.REFUSED)
             raise
         except RunnerLost as error:
             self.followers.lose(one_line(error))
@@ -197,7 +222,7 @@ class Leader(WrappedRunner):
             self.followers.lose(f"rank 0 failed: {one_line(error)}")
             raise
         finally:
-            self.followers.busy = False
+            self.followers.busy = self._under_way > 0
 
     def keep(self, sequence: int, path: Sequence[int]) -> int:
         cached = self._inner.keep(sequence, path)

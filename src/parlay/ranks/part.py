@@ -74,7 +74,8 @@ class RankPart:
         back = {0: last, last: 0}.get(self.rank, -1)
         after = self.rank + self.layout.tensor if layers.stop < count else -1
         before = self.rank - self.layout.tensor if layers.start else -1
-        return Stage(layers, count, first, self.peers.get(before), self.peers.get(after), self.peers.get(back))
+        peers, stages = self.peers, self.layout.stages
+        return Stage(stages, layers, count, first, peers.get(before), peers.get(after), peers.get(back))
 
 
 def _never() -> None:

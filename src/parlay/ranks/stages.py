@@ -4,19 +4,24 @@ Rank 0 has the first layers, embedding and LM head. What leaves a stage's last l
 the last stage gives rank 0 the rows that it wants logits of: their hidden states, not their logits, which would be a
 hundred times as many numbers. So every logit has the bits that one process gives it. Rows that nobody reads, of a
 prompt that is read in chunks, are not waited for: rank 0 goes on with the next chunk meanwhile.
+
+A forward begins on rank 0 when its own layers have run, and is over when the last stage has answered. In between rank 0
+may begin others, one for each stage, so that all stages work. A thread of rank 0 reads the answers as they come, so
+that the last stage never waits for rank 0 while rank 0 waits until it can send.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from parlay.models.compiled.forward import CompiledForward
 from parlay.models.config import UnsupportedModel
-from parlay.models.forward import ForwardBatch, ForwardOutput, Kernels, Taps
+from parlay.models.forward import Forward, ForwardBatch, ForwardOutput, Kernels, Taps
 from parlay.models.lora import LowRankAdapter
 from parlay.ranks.groups import receive_rows, send_rows
 from parlay.ranks.wire import Connection
@@ -24,11 +29,12 @@ from parlay.ranks.wire import Connection
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Which ``layers`` of the model a stage has, of ``count``, and how many the first stage has.
+    """Which ``layers`` of the model one of so many ``stages`` has, of ``count``, and how many the first stage has.
 
     It reads its rows from ``before`` and gives them to ``after``; ``back`` leads from the last stage to rank 0.
     """
 
+    stages: int
     layers: range
     count: int
     first: int
@@ -37,22 +43,28 @@ class Stage:
     back: Connection | None = None
 
 
-class StageForward:
+class StageForward(Forward):
     """One stage as a `Forward`, whose layers ``body`` runs. Logits of ``vocab`` tokens are rank 0's alone."""
 
     def __init__(self, body: CompiledForward, stage: Stage, hidden: int, vocab: int, dtype: torch.dtype) -> None:
         self._body, self._stage, self._layers = body, stage, stage.layers
         self._hidden, self._vocab, self._dtype = hidden, vocab, dtype
+        self._kernels = replace(body.kernels, in_flight=stage.stages)
+        self._reading = ThreadPoolExecutor(1, "parlay-stage")
 
     @property
     def kernels(self) -> Kernels:
-        return self._body.kernels
+        return self._kernels
 
     def add_adapter(self, adapter: LowRankAdapter) -> None:
         """Raises UnsupportedModel: adapters run in one process alone."""
         raise UnsupportedModel(f"the adapter {adapter.name} can't run here: several processes run the model")
 
     def run(self, work: ForwardBatch) -> ForwardOutput:
+        return self.begin(work)()
+
+    def begin(self, work: ForwardBatch) -> Callable[[], ForwardOutput]:
+        """Run this stage's layers; what the last stage answers is waited for later."""
         known = [tap for tap in sorted(work.taps) if self._stage.first <= tap < self._layers.start]
         inputs, states = None, dict[int, Tensor]()
         if self._stage.before is not None:
@@ -65,8 +77,11 @@ class StageForward:
         elif self._stage.back is not None and is_read:
             self._send(self._stage.back, leaving[self._returned(work)], states)
         if self._layers.start == 0 and self._stage.back is not None and is_read:
-            return self._finish(work, states)
-        return ForwardOutput(torch.empty(len(work.wanted), self._vocab), Taps(work.taps))
+            late = [tap for tap in sorted(work.taps) if self._stage.first <= tap < self._stage.count]
+            rows = [len(self._returned(work)), *[len(work.ids)] * len(late)]
+            answer = self._reading.submit(self._receive, self._stage.back, rows)
+            return lambda: self._finish(work, states, late, answer)
+        return lambda: ForwardOutput(torch.empty(len(work.wanted), self._vocab), Taps(work.taps))
 
     def _run_layers(
         self, work: ForwardBatch, inputs_NH: Tensor | None, states: dict[int, Tensor], *, leaves: bool
@@ -84,16 +99,15 @@ class StageForward:
         """The rows that rank 0 reads of what leaves the last layer: all where these are tapped."""
         return range(len(work.ids)) if self._stage.count in work.taps else work.wanted
 
-    def _finish(self, work: ForwardBatch, states: dict[int, Tensor]) -> ForwardOutput:
+    def _finish(
+        self, work: ForwardBatch, states: dict[int, Tensor], late: Sequence[int], answer: Future[list[Tensor]]
+    ) -> ForwardOutput:
         """Rank 0's end of a forward: what the last stage gives back, through the last norm and the LM head."""
-        assert self._stage.back is not None, "stages are several"
-        late = [tap for tap in sorted(work.taps) if self._stage.first <= tap < self._stage.count]
-        rows, normed = self._returned(work), self._stage.count in work.taps
-        hidden, *later = self._receive(self._stage.back, [len(rows), *[len(work.ids)] * len(late)])
+        hidden, *later = answer.result()
         states.update(zip(late, later, strict=True))
-        logits = torch.empty(0, self._vocab)
-        if len(rows):
-            done = self._body.finish(hidden, work.wanted if normed else range(len(rows)), normed=normed)
+        normed, logits = self._stage.count in work.taps, torch.empty(0, self._vocab)
+        if len(hidden):
+            done = self._body.finish(hidden, work.wanted if normed else range(len(hidden)), normed=normed)
             logits = done.logits
             if normed:
                 states[self._stage.count] = done.taps.states[0]

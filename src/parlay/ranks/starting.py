@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ipaddress
+import logging
 import os
 import secrets
+import selectors
 import socket
 import subprocess
 import sys
@@ -26,7 +28,7 @@ from parlay.models.opening import settled
 from parlay.options import LoadOptions, RankOptions
 from parlay.ranks.follower import machine_name
 from parlay.ranks.groups import make_shared_file
-from parlay.ranks.layout import Hello, Layout, Plan, build_name, decode_hello, encode
+from parlay.ranks.layout import Hello, Layout, Plan, Wanted, build_name, decode_hello, encode
 from parlay.ranks.leader import Followers, Leader
 from parlay.ranks.part import admit_rank, join_group
 from parlay.ranks.wire import SECRET, Connection, Kind, listen, one_line, read_address, read_secret
@@ -36,6 +38,8 @@ from parlay.types import ParlayError, Runner, RunnerLost
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+
+_log = logging.getLogger(__name__)
 
 Start = Callable[[tuple[str, int], int, bytes], list[subprocess.Popen[bytes]]]
 """Starts so many other ranks, which join at an address with a secret; returns those that are child processes."""
@@ -59,6 +63,11 @@ def end_ranks(runner: Runner) -> None:
     """End the other ranks of a runner that leads some."""
     if isinstance(runner, Leader):
         runner.close()
+
+
+def loss_of(runner: Runner) -> Callable[[], str]:
+    """Make a call that says why other ranks of a runner are lost; empty while none is. It does not keep the runner."""
+    return runner.followers.loss if isinstance(runner, Leader) else str
 
 
 def lead(
@@ -96,7 +105,8 @@ def lead(
         listen(where) as listener,
         _ended_on_error(start(listener.getsockname()[:2], layout.ranks - 1, secret)) as children,
     ):
-        joined = _gather(listener, layout, secret, options.rank_timeout, children)
+        wanted = Wanted(model=plan.model, digest=plan.digest, seconds=plan.seconds)
+        joined = _Gathering(listener, secret, wanted, children, patient=not here).wait_for(layout.ranks - 1)
         with _shared_memory(layout, [hello for _, hello in joined]) as files:
             connections = [connection for connection, _ in joined]
             followers = Followers(connections, children, options.rank_timeout)
@@ -171,47 +181,90 @@ def _ended_on_error(children: list[subprocess.Popen[bytes]]) -> Iterator[list[su
         raise
 
 
-def _gather(
-    listener: socket.socket,
-    layout: Layout,
-    secret: bytes,
-    seconds: float,
-    children: Sequence[subprocess.Popen[bytes]],
-) -> list[tuple[Connection, Hello]]:
-    """Wait until all other ranks have joined, and number them.
+class _Gathering:
+    """Ranks that have joined, by number, and others that have not said yet that they have the model.
 
-    Raises ParlayError if they don't, or have other versions; those that have joined are told.
+    One that differs is refused. If ``patient``, rank 0 then goes on waiting for another in its place.
     """
-    joined: list[Connection] = []
-    until = time.monotonic() + seconds
-    try:
-        while len(joined) < layout.ranks - 1:
-            connection = _admit_soon(listener, secret, seconds, children)
-            if connection is not None:
-                joined.append(connection)
-                connection.rank = len(joined)
-            elif time.monotonic() > until:
-                raise ParlayError(
-                    f"{len(joined)} of {layout.ranks - 1} other ranks have joined within {seconds:g} s: start them "
-                    "with parlay rank --join, or allow more with --rank-timeout"
-                )
-        return [(connection, _hello(connection)) for connection in joined]
-    except BaseException as error:
-        for connection in joined:
-            with suppress(RunnerLost):
-                connection.send(Kind.STOP, one_line(error).encode())
-            connection.close_softly()
-        raise
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        secret: bytes,
+        wanted: Wanted,
+        children: Sequence[subprocess.Popen[bytes]],
+        *,
+        patient: bool,
+    ) -> None:
+        self._listener, self._secret, self._wanted, self._children = listener, secret, wanted, children
+        self._patient = patient
+        self._joined: dict[Connection, Hello] = {}
+        self._asked: dict[Connection, Hello | None] = {}
+
+    def wait_for(self, count: int) -> list[tuple[Connection, Hello]]:
+        """Wait until so many have joined. Raises ParlayError if they don't; those that have joined are told."""
+        seconds = self._wanted.seconds
+        until = time.monotonic() + seconds
+        try:
+            while len(self._joined) < count:
+                if (left := until - time.monotonic()) <= 0:
+                    raise ParlayError(
+                        f"{len(self._joined)} of {count} other ranks have joined within {seconds:g} s: start them "
+                        "with parlay rank --join, or allow more with --rank-timeout"
+                    )
+                self._hear(min(left, 1.0))
+        except BaseException as error:
+            for connection in [*self._joined, *self._asked]:
+                _send_away(connection, one_line(error))
+            raise
+        for rank, connection in enumerate(self._joined, start=1):
+            connection.rank = rank
+        return list(self._joined.items())
+
+    def _hear(self, seconds: float) -> None:
+        """Take who comes, or hear what those say that have come. Raises ParlayError for a child that has ended."""
+        ended = next((child for child in self._children if child.poll() is not None), None)
+        if ended is not None:
+            raise ParlayError(f"a process of the model ended with code {ended.returncode} before it had joined")
+        for connection in [each for each in self._joined if each.has_ended(0)]:
+            del self._joined[connection]
+        with selectors.DefaultSelector() as selector:
+            sources: list[socket.socket | Connection] = [self._listener, *self._asked]
+            for source in sources:
+                selector.register(source, selectors.EVENT_READ, source)
+            ready: list[socket.socket | Connection] = [key.data for key, _ in selector.select(seconds)]
+        for each in ready:
+            if isinstance(each, Connection):
+                self._take(each)
+            elif (admitted := admit_rank(each, self._secret, self._wanted.seconds, time.monotonic() + 1)) is not None:
+                self._asked[admitted] = None
+                admitted.rank = len(self._joined) + len(self._asked)
+
+    def _take(self, connection: Connection) -> None:
+        """Hear what a rank says of itself, then whether it has the model. Refuses one that differs."""
+        hello = self._asked.pop(connection)
+        try:
+            if hello is None:
+                hello = self._asked[connection] = _hello(connection)
+                connection.send(Kind.MODEL, encode(self._wanted))
+                return
+            kind, content = connection.receive()
+            if kind is not Kind.MODEL:
+                raise ParlayError(content.decode(errors="replace") or f"it sent {kind.name}")
+        except ParlayError as error:
+            self._asked.pop(connection, None)
+            _send_away(connection, one_line(error))
+            if not self._patient:
+                raise
+            _log.warning("a rank was refused, and rank 0 waits for another: %s", one_line(error))
+        else:
+            self._joined[connection] = hello
 
 
-def _admit_soon(
-    listener: socket.socket, secret: bytes, seconds: float, children: Sequence[subprocess.Popen[bytes]]
-) -> Connection | None:
-    """A rank that joins within a second, if one does. Raises ParlayError for a child process that has ended."""
-    ended = next((child for child in children if child.poll() is not None), None)
-    if ended is not None:
-        raise ParlayError(f"a process of the model ended with code {ended.returncode} before it had joined")
-    return admit_rank(listener, secret, seconds, time.monotonic() + 1)
+def _send_away(connection: Connection, reason: str) -> None:
+    with suppress(RunnerLost):
+        connection.send(Kind.STOP, reason.encode())
+    connection.close_softly()
 
 
 def _hello(connection: Connection) -> Hello:
@@ -219,7 +272,7 @@ def _hello(connection: Connection) -> Hello:
     hello, own = decode_hello(connection.expect(Kind.HELLO)), build_name()
     if hello.build != own:
         raise ParlayError(
-            f"rank {connection.rank} is {hello.build}, and rank 0 {own}: run the same version on like processors"
+            f"the rank at {hello.host} is {hello.build}, and rank 0 {own}: run the same version on like processors"
         )
     return hello
 

@@ -15,6 +15,7 @@ import struct
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from enum import IntEnum
 from pathlib import Path
@@ -47,6 +48,8 @@ class Kind(IntEnum):
     """From rank 0: end, for a reason or, without one, because the work is done."""
     FAILED = 9
     """To rank 0: its sender ends, for a reason."""
+    MODEL = 10
+    """From rank 0: which files a rank must have. Back, without content: it has them."""
 
 
 class Stopped(RunnerLost):
@@ -191,9 +194,14 @@ def present(opened: socket.socket, secret: bytes, where: str) -> None:
         raise WrongSecret(f"the rank at {where} does not know the secret: is {SECRET} the same on both?")
 
 
-def connect(where: tuple[str, int], secret: bytes, rank: int, seconds: float) -> Connection:
-    """Connect to a rank, and try for so long if nobody answers. Raises RunnerLost and WrongSecret."""
-    until, name = time.monotonic() + seconds, f"{where[0]}:{where[1]}"
+def connect(
+    where: tuple[str, int], secret: bytes, rank: int, seconds: float, waits: Callable[[], None] = lambda: None
+) -> Connection:
+    """Connect to a rank, and try for so long if nobody answers; ``waits`` is called once if nobody does at first.
+
+    Raises RunnerLost and WrongSecret.
+    """
+    until, name, has_waited = time.monotonic() + seconds, f"{where[0]}:{where[1]}", False
     while True:
         try:
             opened = socket.create_connection(where, timeout=max(0.1, until - time.monotonic()))
@@ -201,6 +209,9 @@ def connect(where: tuple[str, int], secret: bytes, rank: int, seconds: float) ->
         except OSError as error:
             if time.monotonic() > until - 0.5:
                 raise RunnerLost(f"nobody answers at {name} within {seconds:g} s ({error})") from None
+            if not has_waited:
+                waits()
+            has_waited = True
             time.sleep(0.25)
     try:
         present(opened, secret, name)

@@ -103,6 +103,7 @@ class HostedModel:
         """Seconds without a request after which it is unloaded; None: as the server says."""
         self.leaving = False
         self.task: asyncio.Task[None] | None = None
+        self._loss = ""
         self._failure: tuple[float, ApiError] | None = None
         self._arrivals: deque[asyncio.Future[Served]] = deque()
         self._left: asyncio.Event | None = None
@@ -131,6 +132,19 @@ class HostedModel:
         return self.served is not None and not self.leaving and not self.served.llm.alive
 
     @property
+    def loss(self) -> str:
+        """Why other processes of the model are lost; empty while none is, and once it has been loaded again."""
+        if self.served is not None and not self.leaving:
+            self._loss = self.served.llm.llm.loss() or self._loss
+        return self._loss
+
+    @property
+    def returns(self) -> bool:
+        """Whether it is to be loaded again now, because it was lost. After a failure that waits a while."""
+        failed = self._failure is not None and time.monotonic() < self._failure[0]
+        return bool(self.loss) and self.served is None and self.loader is not None and not failed
+
+    @property
     def wanted(self) -> bool:
         """Whether requests wait until it is loaded."""
         return bool(self._arrivals)
@@ -145,7 +159,7 @@ class HostedModel:
 
     def arrive(self, llm: AsyncLLM) -> None:
         """Note that it has been loaded, and give it to waiting requests."""
-        self.served = Served(self.name, llm)
+        self.served, self._loss = Served(self.name, llm), ""
         self.max_model_len = self.served.max_model_len
         self.used = time.monotonic()
         while self._arrivals:

@@ -12,6 +12,7 @@ from fastapi import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from parlay.aio import AsyncLLM
+from parlay.aio.engine_loop import EngineThread
 from parlay.models.fetch.pulled import Progress
 from parlay.models.fetch.resolving import bring
 from parlay.serve.adapters import NamedAdapters
@@ -111,7 +112,7 @@ class Registry:
     async def _take(self, model: HostedModel) -> Served:
         if self._closing:
             raise unavailable(self._retry_after)
-        if model.dead:
+        if model.dead or model.loss:
             await self.unload(model)
         if (served := model.take()) is not None:
             return served
@@ -141,13 +142,17 @@ class Registry:
         await asyncio.shield(model.task)
 
     async def sweep(self) -> None:
-        """Unload what is idle for too long, and what has died, until the server closes."""
+        """Unload what is idle for too long, and what has died, until the server closes. What was lost returns."""
         while not self._closing:
             await asyncio.sleep(_SWEEP_SECONDS)
             for model in self:
-                if model.task is None and model.unloadable and (model.dead or self._is_idle(model)):
+                if model.task is not None:
+                    continue
+                if model.unloadable and (model.dead or model.loss or self._is_idle(model)):
                     logger.info("model %s is unloaded", model.name)
                     model.task = asyncio.create_task(self._retire(model))
+                elif model.returns:
+                    model.task = asyncio.create_task(self._bring(model))
 
     def _is_idle(self, model: HostedModel) -> bool:
         if model.busy:
@@ -168,7 +173,10 @@ class Registry:
             async with self._turn:
                 await self._make_room()
                 began = time.monotonic()
-                llm = await asyncio.to_thread(model.loader)
+                thread = EngineThread()  # of those that don't keep a server from ending, as the usual ones do
+                loading = thread.call(model.loader)
+                thread.end()
+                llm = await asyncio.wrap_future(loading)
         except Exception as error:
             logger.error("model %s can't be loaded: %s", model.name, error)
             message = f"model {model.name} can't be loaded; the server's log says why"

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from parlay.testing.reference import LogitsOf
-from parlay.types import NO_SKIP, CanvasSpec, Exactness, OutOfRoom, Output, RunnerSpec, Segment, Skip, trees
+from parlay.types import NO_SKIP, CanvasSpec, Exactness, Finish, OutOfRoom, Output, RunnerSpec, Segment, Skip, trees
 
 
 class RandomLogits:
@@ -58,6 +58,7 @@ class _Held:
     reserved: int = 0
     fed: Segment | None = None
     skipped: Skip = NO_SKIP
+    in_flight: bool = False
 
 
 class ToyRunner:
@@ -67,7 +68,8 @@ class ToyRunner:
     ``cut`` above 1 it is like a recurrent model with snapshots: after a rejection it can only go back to a cached
     length that is a multiple of ``cut``. A released text is reused by later sequences of its salt. Taps hold a hash of
     each row's text but not its position: whoever reads them must know that. Each sub-layer that is skipped adds noise
-    to the logits, the same for the same text; its rows never serve a full forward.
+    to the logits, the same for the same text; its rows never serve a full forward. It says that ``in_flight`` forwards
+    may be under way, and refuses calls for their sequences until their outputs are waited for.
     """
 
     def __init__(
@@ -80,6 +82,7 @@ class ToyRunner:
         max_context: int = 4096,
         cut: int = 1,
         canvas: CanvasSpec | None = None,
+        in_flight: int = 1,
     ) -> None:
         self.spec = RunnerSpec(
             name="toy",
@@ -98,6 +101,7 @@ class ToyRunner:
             head_dim=4,
             together=canvas is not None,
             canvas=canvas,
+            in_flight=in_flight,
         )
         self.logits_of = logits_of
         self.forwards = 0
@@ -121,7 +125,7 @@ class ToyRunner:
     def reserve(self, sequence: int, tokens: int) -> bool:
         if tokens > min(self._capacity, self.spec.max_context):
             raise OutOfRoom(f"the toy's cache can never hold {tokens} tokens (capacity {self._capacity})")
-        held = self._held[sequence]
+        held = self._landed(sequence)
         wanted = max(tokens, len(held.tokens))
         if wanted - held.reserved > self.free_tokens():
             return False
@@ -148,6 +152,26 @@ class ToyRunner:
             {layer: torch.tensor([tap_row(layer, text) for text in texts], dtype=torch.float64) for layer in taps},
         )
 
+    def begin(self, segments: Sequence[Segment], taps: Sequence[int] = (), skip: Skip = NO_SKIP) -> Finish:
+        out, flying = self.forward(segments, taps, skip), [self._held[segment.sequence] for segment in segments]
+        self._set_in_flight(flying, to=True)
+
+        def finish() -> Output:
+            self._set_in_flight(flying, to=False)
+            return out
+
+        return finish
+
+    def _set_in_flight(self, flying: Sequence[_Held], *, to: bool) -> None:
+        for held in flying:
+            held.in_flight = to
+
+    def _landed(self, sequence: int) -> _Held:
+        """State of a sequence that is in no forward which is under way."""
+        held = self._held[sequence]
+        assert not held.in_flight, f"sequence {sequence} is in a forward that is under way"
+        return held
+
     def _degraded(self, text: Sequence[int], skip: Skip) -> Tensor:
         logits_V = self.logits_of(text)
         for half, layer in sorted(skip):
@@ -157,7 +181,7 @@ class ToyRunner:
 
     def _texts(self, segment: Segment, skip: Skip) -> list[list[int]]:
         """The text that ends with each row that runs; this is where misuse is caught."""
-        held = self._held[segment.sequence]
+        held = self._landed(segment.sequence)
         tree, base = segment.tree, segment.base
         ids = segment.pending + tree.tokens
         assert segment.pending, "a segment needs at least one pending token"
@@ -175,7 +199,7 @@ class ToyRunner:
         return row_texts(held.tokens, segment)
 
     def keep(self, sequence: int, path: Sequence[int]) -> int:
-        held = self._held[sequence]
+        held = self._landed(sequence)
         assert held.fed is not None, "keep without a forward"
         assert not held.skipped, "rows of a forward that skipped sub-layers can't be kept"
         tree = held.fed.tree
@@ -186,7 +210,7 @@ class ToyRunner:
         return self.truncate(sequence, len(held.tokens)) if rejected else len(held.tokens)
 
     def truncate(self, sequence: int, length: int) -> int:
-        held = self._held[sequence]
+        held = self._landed(sequence)
         length = min(length, len(held.tokens))
         length -= length % self._cut
         self._unfilled += len(held.tokens) - length

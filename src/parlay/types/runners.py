@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
@@ -106,6 +106,8 @@ class RunnerSpec:
     kv_heads: int = 0
     head_dim: int = 0
     """Heads of each layer's cache and their size, as prefixes have them; 0 where they take none."""
+    in_flight: int = 1
+    """How many forwards may be under way at once: see `Runner.begin`."""
 
     @property
     def fills_only(self) -> bool:
@@ -212,6 +214,10 @@ class Output:
     """What the forward took longer because of the taps. It is charged to the drafters that read them."""
 
 
+Finish = Callable[[], Output]
+"""Waits for a forward that has begun, and returns its output."""
+
+
 class Move(NamedTuple):
     """Tokens ``first`` to ``first + length`` of a text, which another text has from its place ``to`` on."""
 
@@ -248,6 +254,15 @@ class Runner(Protocol):
         rows that see each other.
         """
         ...
+
+    def begin(self, segments: Sequence[Segment], taps: Sequence[int] = (), skip: Skip = NO_SKIP) -> Finish:
+        """Begin a forward, and return what waits for its output. `RunnerSpec.in_flight` says how many are worth it.
+
+        Until then its sequences may be forked and released, and all calls may be made for others, `forward` too.
+        Outputs may be waited for in any order. Raises what `forward` raises, now or when its output is waited for.
+        """
+        out = self.forward(segments, taps, skip)
+        return lambda: out
 
     def keep(self, sequence: int, path: Sequence[int]) -> int:
         """Cache the last forward's pending rows and the nodes of ``path``, drop its other rows.

@@ -189,7 +189,10 @@ class Budgets(NamedTuple):
 
 
 class Policy(Protocol):
-    """Sets budgets, and chooses among drafters. One per strategy; its state per sequence is its own."""
+    """Sets budgets, and chooses among drafters. One per strategy; its state per sequence is its own.
+
+    Where groups of sequences are in flight, it plans for one group before it has learned from another's step.
+    """
 
     def plan(self, views: Sequence[SequenceView]) -> Budgets:
         """Called before each step, but for those in which it said it would be inactive."""

@@ -53,7 +53,7 @@ class OracleRunner(CountingRunner):
         self._laws = laws
         vocab_size = max(max(len(law.words) for law in laws), len(laws)) + 1
         super().__init__(ORACLE, vocab_size, kernels="none: the right answers are known")
-        self.spec = replace(self.spec, together=True, canvas=CanvasSpec(vocab_size - 1))
+        self._spec = replace(self._spec, together=True, canvas=CanvasSpec(vocab_size - 1))
         self._texts: dict[int, list[int]] = {}
         self._last: dict[int, Segment] = {}
 

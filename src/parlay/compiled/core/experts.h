@@ -205,23 +205,25 @@ static int run_products_of_experts(const Pass *pass, int64_t leads_out)
     return parlay_pool_phase(pass->me, &phase);
 }
 
-/* What a row's experts give, each times its weight, in rising order: added to the hidden state, or put where it is normed. */
+/* What a row's experts give, each times its weight, in rising order: added to the hidden state, or put where it is normed
+ * or summed over ranks. */
 static void add_experts(const Pass *pass, int64_t part, int64_t parts)
 {
     const Layer *layer = &pass->model->layer[pass->here / 2];
     const Routed *routed = &pass->space->routed;
     int64_t each = runs_of(layer), hidden = pass->model->hidden;
     const float *norm = layer->feed_forward_out_norm;
+    int apart = norm || pass->model->ranks;
     for (int64_t row = pass->rows * part / parts; row < pass->rows * (part + 1) / parts; row++) {
         const int32_t *places = routed->place + row * each;
         const float *weights = routed->weights + row * each;
-        float *out = (norm ? pass->space->given : pass->space->hidden) + row * hidden;
+        float *out = (apart ? pass->space->given : pass->space->hidden) + row * hidden;
         for (int64_t i = 0; i < hidden; i++) {
             float sum = 0;
             for (int64_t c = 0; c < each; c++) sum += weights[c] * routed->given[places[c] * hidden + i];
-            out[i] = norm ? sum : out[i] + sum;
+            out[i] = apart ? sum : out[i] + sum;
         }
-        if (norm) add_normed(pass->model, pass->space, norm, row);
+        if (norm && !pass->model->ranks) add_normed(pass->model, pass->space, norm, row);
     }
 }
 

@@ -269,7 +269,10 @@ static int run_attention(const Pass *pass)
 static int run_feed_forward(const Pass *pass)
 {
     const Layer *layer = &pass->model->layer[pass->here / 2];
-    if (layer->experts) return run_experts(pass) && run_rows(pass, enter_next);
+    if (layer->experts)
+        return run_experts(pass) &&
+               (!pass->model->ranks || (run_once(pass, sum_outputs) && run_rows(pass, add_outputs))) &&
+               run_rows(pass, enter_next);
     return run_product(pass, gates(pass, pass->here / 2), pass->rows, 0) &&
            run_last(pass, &layer->down, pass->space->gated, layer->feed_forward_out_norm);
 }

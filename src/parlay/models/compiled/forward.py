@@ -19,6 +19,7 @@ from parlay.models.compiled.weights import Packed, Weights, nobody
 from parlay.models.config import DecoderConfig, Experts, RopeConfig
 from parlay.models.forward import (
     WHOLE,
+    Forward,
     ForwardBatch,
     ForwardOutput,
     GrownTree,
@@ -96,7 +97,7 @@ class Workspace:
         return self._start
 
 
-class CompiledForward:
+class CompiledForward(Forward):
     """Raises NotLoaded where the library is missing or can't run this model.
 
     ``cached`` is how keys and values are: in float32, bfloat16, q8_0, or as ``auto`` in ``dtype``. Of a ``part`` of a

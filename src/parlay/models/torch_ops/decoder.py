@@ -144,8 +144,11 @@ class EagerDecoder:
         """The same decoder as part of a group, whose sub-layers give sums over all."""
         layers: list[DecoderLayer] = []
         for layer in self.layers:
-            assert isinstance(layer.mlp, GatedMlp), "experts are not shared out"
-            mlp = replace(layer.mlp, down=SummedLinear(layer.mlp.down, group))
+            mlp = layer.mlp
+            if isinstance(mlp, GatedMlp):
+                mlp = replace(mlp, down=SummedLinear(mlp.down, group))
+            else:
+                mlp = replace(mlp, group=group)
             layers.append(replace(layer, attention_out=SummedLinear(layer.attention_out, group), mlp=mlp))
         return replace(self, layers=tuple(layers))
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from parlay.models.config import DecoderConfig, UnsupportedModel
-from parlay.models.forward import WHOLE, ForwardBatch, ForwardOutput, Kernels, Part, Taps, with_features
+from parlay.models.forward import WHOLE, Forward, ForwardBatch, ForwardOutput, Kernels, Part, Taps, with_features
 from parlay.models.lora import LowRankAdapter
 from parlay.models.torch_ops.adapters import TorchAdapters
 from parlay.models.torch_ops.attention import Attend, ExactAttention
@@ -25,7 +25,7 @@ from parlay.system.threads import torch_on_all
 from parlay.types import Features, Prefix
 
 
-class EagerForward:
+class EagerForward(Forward):
     """A `Forward` of packed linears and batched products, or of masked attention where these are not exact."""
 
     def __init__(

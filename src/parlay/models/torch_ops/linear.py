@@ -77,10 +77,14 @@ class SummedLinear:
         self._linear, self._group = linear, group
 
     def __call__(self, x_NI: Tensor) -> Tensor:
-        own_NO = self._linear(x_NI)
-        sums_NO = own_NO.to("cpu", torch.float32).contiguous()
-        self._group.add(sums_NO)
-        return sums_NO.to(own_NO.device, own_NO.dtype)
+        return summed(self._linear(x_NI), self._group)
+
+
+def summed(own_NO: Tensor, group: Group) -> Tensor:
+    """The sums over what all processes of a group give, added in float32."""
+    sums_NO = own_NO.to("cpu", torch.float32).contiguous()
+    group.add(sums_NO)
+    return sums_NO.to(own_NO.device, own_NO.dtype)
 
 
 Linear = PackedLinear | PlainLinear | SummedLinear

@@ -11,9 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from parlay.models.config import Activation, Experts
+from parlay.models.forward import Group
 from parlay.models.torch_ops.adapters import DOWN, GATE_UP, AdaptLayer
 from parlay.models.torch_ops.attention_form import SERIAL
-from parlay.models.torch_ops.linear import Linear, padded
+from parlay.models.torch_ops.linear import Linear, padded, summed
 
 _LIMIT, _STEEPNESS = 7.0, 1.702
 """Of gpt-oss's activation."""
@@ -49,12 +50,14 @@ class MixtureMlp:
     """Experts, each run for the rows that chose it. What they give a row is summed in the order of their numbers.
 
     So what a row gets does not depend on the rows that share its experts. ``router`` computes in float32, or float64.
+    With a ``group``, each of its processes has some units of every expert.
     """
 
     form: Experts
     router: Linear
     experts: tuple[GatedMlp, ...]
     shared: GatedMlp | None
+    group: Group | None = None
 
     @property
     def linears(self) -> Sequence[Linear]:
@@ -77,7 +80,7 @@ class MixtureMlp:
                 gates_N1 = torch.stack([logit.sigmoid() for logit in logits_NE[:, self.form.count :].unbind()])
                 given_NH = given_NH.mul_(gates_N1.to(given_NH.dtype))
             result_NH += given_NH
-        return result_NH
+        return result_NH if self.group is None else summed(result_NH, self.group)
 
     def _choose(self, logits_NE: Tensor) -> tuple[Tensor, Tensor]:
         """Weights and numbers of the experts of each row, ``[N, K]`` each."""

@@ -22,7 +22,7 @@ from parlay.models.config import UnsupportedModel
 from parlay.models.transformers_adapter.call import cache_argument, copied, join, select
 from parlay.models.transformers_adapter.reserving import UNBOUNDED, ReservingRunner
 from parlay.system.threads import torch_on_all
-from parlay.types import NO_SKIP, EncoderSpec, Exactness, Output, RunnerSpec, Segment, Skip, trees
+from parlay.types import NO_SKIP, EncoderSpec, Exactness, Output, Runner, RunnerSpec, Segment, Skip, trees
 
 KINDS = ("marian", "mt5", "t5")
 """Model types that run here. Each counts positions from the decoder's start token."""
@@ -77,7 +77,7 @@ class _Rows:
     hidden: tuple[Tensor, ...] = field(default=())
 
 
-class EncoderDecoderRunner(ReservingRunner[_Sequence]):
+class EncoderDecoderRunner(ReservingRunner[_Sequence], Runner):
     """A runner over an encoder-decoder of transformers; it verifies chains.
 
     The models' forwards take no positions, so sequences run together where their targets are equally long, as those are

@@ -26,7 +26,7 @@ from parlay.models.transformers_adapter.call import (
 from parlay.models.transformers_adapter.probe import ability
 from parlay.models.transformers_adapter.reserving import UNBOUNDED, ReservingRunner
 from parlay.system.threads import torch_on_all
-from parlay.types import NO_SKIP, Exactness, Output, RunnerSpec, Segment, Skip, trees
+from parlay.types import NO_SKIP, Exactness, Output, Runner, RunnerSpec, Segment, Skip, trees
 
 _BATCHED_ROWS = 32
 """Segments of at most so many rows run as one padded batch; longer ones run alone, where padding would cost more."""
@@ -55,7 +55,7 @@ class _Sequence:
     step: _LastForward | None = None
 
 
-class AdapterRunner(ReservingRunner[_Sequence]):
+class AdapterRunner(ReservingRunner[_Sequence], Runner):
     """A runner over a transformers model. Construction tries out what the model can verify (see `spec.kernels`).
 
     ``max_tokens_cached`` bounds what all sequences may reserve together; without it, four full contexts or 65,536

@@ -12,7 +12,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from parlay.models.config import DecoderConfig
+from parlay.models.config import DecoderConfig, Experts, LayerForm
 from parlay.models.weights.dequantize import dense
 from parlay.models.weights.fused import Operand, as_tensor
 from parlay.models.weights.quantize import Int8Weight
@@ -33,8 +33,8 @@ def share(
 ) -> tuple[DecoderConfig, dict[str, Operand]]:
     """Cut one of so many shares: of each layer some key heads with their queries, and some feed-forward units.
 
-    The sums over all shares of what attention and feed-forward give are what the whole layer gives. Experts are not
-    shared out, nor heads that are normed together.
+    Of experts, every share has some units of each. The sums over all shares of what attention and feed-forward give are
+    what the whole layer gives. Heads that are normed together are not shared out.
     """
     size, group = config.head_dim, config.num_heads // config.num_kv_heads
     heads = divide(config.num_kv_heads, parts)[part]
@@ -46,19 +46,20 @@ def share(
         **dict.fromkeys(("gate_proj", "up_proj", "down_proj"), units),
         "sinks": _times(heads, group),
     }
+    experts = [_units_of_experts(form.experts, weights, part, parts) for form in config.forms]
     cut: dict[str, Operand] = {}
     for name, weight in weights.items():
-        kind = name.split(".")[-2]
-        if name.endswith("o_proj.bias"):  # added once
+        layer, mixture, kind = _place(name)
+        span = experts[layer].get(mixture) if mixture else spans.get(kind)
+        if span is None:
+            cut[name] = weight
+        elif name.endswith(("o_proj.bias", "down_proj.bias")):  # added once
             cut[name] = as_tensor(weight, torch.float32) * (part == 0)
-        elif kind in ("o_proj", "down_proj"):
-            cut[name] = _columns(weight, spans[kind])
         else:
-            cut[name] = _rows(weight, spans[kind]) if kind in spans else weight
-    sizes = replace(
-        config, num_heads=len(heads) * group, num_kv_heads=len(heads), intermediate_size=units.stop - units.start
-    )
-    return sizes, cut
+            cut[name] = (_columns if kind in ("o_proj", "down_proj") else _rows)(weight, span)
+    forms = [_with_units(form, own) for form, own in zip(config.forms, experts, strict=True)]
+    sizes = replace(config, num_heads=len(heads) * group, num_kv_heads=len(heads), intermediate_size=len(units))
+    return replace(sizes, layers=tuple(forms)) if any(experts) else sizes, cut
 
 
 def stage(
@@ -88,15 +89,50 @@ def _times(span: range, size: int) -> range:
     return range(span.start * size, span.stop * size)
 
 
-def _units(config: DecoderConfig, weights: Mapping[str, Operand], part: int, parts: int) -> range:
-    """Feed-forward units of a share: whole blocks of every matrix that has their columns, and an even number."""
+def _place(name: str) -> tuple[int, str, str]:
+    """The layer of a weight, what it belongs to there (``experts``, ``shared_expert``, or nothing), and its kind."""
+    parts = name.split(".")
+    layer = int(parts[2]) if name.startswith("model.layers.") else 0
+    mixture = parts[4] if len(parts) > 5 and parts[4] in ("experts", "shared_expert") else ""
+    return layer, mixture, parts[-2]
+
+
+def _units_of_experts(
+    experts: Experts | None, weights: Mapping[str, Operand], part: int, parts: int
+) -> dict[str, range]:
+    """Which units of every expert, and of the shared one, belong to a share; nothing where there are none."""
+    if experts is None:
+        return {}
+    sizes = {"experts": experts.size, "shared_expert": experts.shared}
+    return {name: _even_units(size, _together(weights, size, parts), part, parts) for name, size in sizes.items()}
+
+
+def _with_units(form: LayerForm, units: Mapping[str, range]) -> LayerForm:
+    """The form of a layer whose experts have these units alone."""
+    if form.experts is None:
+        return form
+    own = replace(form.experts, size=len(units["experts"]), shared=len(units["shared_expert"]))
+    return replace(form, experts=own)
+
+
+def _even_units(count: int, together: int, part: int, parts: int) -> range:
+    blocks = divide(-(-count // together), parts)[part]
+    return range(blocks.start * together, min(blocks.stop * together, count))
+
+
+def _together(weights: Mapping[str, Operand], count: int, parts: int) -> int:
+    """How many units are handed out together, of so many: whole blocks of every matrix that has their columns."""
     stored = [weight for name, weight in weights.items() if name.endswith("down_proj.weight")]
     together = max([2, *(weight.format.block for weight in stored if isinstance(weight, StoredTensor))])
-    count = config.intermediate_size
     if together < _WHOLE_BLOCK <= count // parts:
         together = _WHOLE_BLOCK
-    if count // together < parts:
-        together = 2
+    return together if count // together >= parts else 2
+
+
+def _units(config: DecoderConfig, weights: Mapping[str, Operand], part: int, parts: int) -> range:
+    """Feed-forward units of a share: an even number."""
+    count = config.intermediate_size
+    together = _together(weights, count, parts)
     begin, end = _ends(config, together, parts)[part : part + 2]
     return range(begin * together, min(end * together, count))
 

@@ -78,6 +78,8 @@ def router(registry: Registry, settings: Settings, limiter: Limiter) -> APIRoute
     async def ready() -> Status:
         if limiter.shut or any(model.dead for model in registry):
             raise unavailable(settings.retry_after)
+        if lost := next((model for model in registry if model.loss), None):
+            raise unavailable(settings.retry_after, f"model {lost.name} is loaded again: {lost.loss}")
         return Status()
 
     @routes.head("/version", include_in_schema=False)

@@ -35,6 +35,7 @@ def toy_stage(
     *,
     tree: Literal["tree", "chain", "none"] = "tree",
     cut: int = 1,
+    in_flight: int = 1,
     checks: frozenset[str] = frozenset(),
 ) -> Stage:
     """A `ToyRunner`; its draft model has the same logits but for what hangs on the whole text, so it is often right."""
@@ -44,7 +45,9 @@ def toy_stage(
     canvas = CanvasSpec(vocab_size - 1, block=4, shift=True)  # causal, so it changes no other strategy
 
     def open_runner(capacity: int) -> Runner:
-        return ToyRunner(logits_of, vocab_size, capacity=capacity, tree=tree, cut=cut, canvas=canvas)
+        return ToyRunner(
+            logits_of, vocab_size, capacity=capacity, tree=tree, cut=cut, canvas=canvas, in_flight=in_flight
+        )
 
     shelf = RunnerCache(lambda _: ToyRunner(draft, vocab_size, canvas=canvas))
     resources = _resources(shelf, "toy", open_runner(1).spec)
