@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 from parlay.cli.flags import whole
@@ -33,19 +34,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="most time to wait for rank 0 to answer; then its own holds (default: 60)",
     )
+    parser.add_argument("--of-parent", action="store_true", help=argparse.SUPPRESS)  # rank 0 listens, or has ended
 
 
 def run(options: argparse.Namespace) -> int:
     leader, secret = read_address(options.join), read_secret(options.rank_secret_file)
     if not secret:
         raise ParlayError(f"rank 0 asks for a secret: put it into {SECRET}, or name --rank-secret-file")
-    connection = connect(leader, secret, 0, options.rank_timeout, lambda: _say_wait(options))
+    connection = connect(leader, secret, 0, options.rank_timeout, partial(_wait, options))
     from parlay.ranks.follower import follow  # here, because it loads torch
 
     follow(connection, leader, secret, model=options.model, threads=options.threads)
     return 0
 
 
-def _say_wait(options: argparse.Namespace) -> None:
+def _wait(options: argparse.Namespace) -> None:
+    """Say that nobody answers yet, and until when the rank waits. Raises ParlayError where that can't help."""
+    if options.of_parent:
+        raise ParlayError("rank 0 ended before this rank had joined")
     until = time.strftime("%H:%M:%S", time.localtime(time.time() + options.rank_timeout))
     print(f"parlay rank: nobody answers at {options.join} yet; waits until {until}", file=sys.stderr)

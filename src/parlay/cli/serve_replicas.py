@@ -257,8 +257,11 @@ def _end(process: ForkServerProcess, seconds: float) -> None:
 
 def _run_replica(options: argparse.Namespace, path: str) -> None:
     """Be a replica: the main function of its process, which ends when its parent does."""
+    from tqdm import tqdm
+
     from parlay.cli.listening import set_up_logging
 
+    tqdm.set_lock(threading.RLock())  # its own is for several processes, and outlives one that is killed
     set_up_logging(options)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     sys.exit(guarded(lambda: _serve_at(options, path)))

@@ -147,7 +147,7 @@ def _with_threads(load: LoadOptions, ranks_here: int) -> LoadOptions:
 
 def start_here(leader: tuple[str, int], count: int, secret: bytes) -> list[subprocess.Popen[bytes]]:
     """Start ranks as child processes. They write to standard error alone, and end when this process does."""
-    command = [sys.executable, "-m", "parlay", "rank", "--join", f"{leader[0]}:{leader[1]}"]
+    command = [sys.executable, "-m", "parlay", "rank", "--of-parent", "--join", f"{leader[0]}:{leader[1]}"]
     return [
         subprocess.Popen(
             command,
