@@ -172,12 +172,30 @@ def test_what_can_not_be_had_is_said_before_anything_starts(llama: Path, monkeyp
     assert "is no HOST:PORT" in refused(RankOptions(tensor_parallel=2, rank_listen="here"))
     with pytest.raises(UsageError, match="64 processes at most"):
         RankOptions(tensor_parallel=16, pipeline_parallel=16)
+    with pytest.raises(UsageError, match="tensor_parallel=2 and context_parallel=2: processes that share texts"):
+        RankOptions(tensor_parallel=2, context_parallel=2)
 
 
-def test_stages_need_the_compiled_decoder(crew: Crew, llama: Path) -> None:
+@pytest.mark.parametrize(
+    ("options", "split"), [(RankOptions(pipeline_parallel=2), "pipeline"), (RankOptions(context_parallel=2), "context")]
+)
+def test_stages_and_shared_texts_need_the_compiled_decoder(
+    crew: Crew, llama: Path, options: RankOptions, split: str
+) -> None:
     """One line on every rank, for they all load."""
     load = LoadOptions(dtype="float64", device="cpu", threads=1)
-    with pytest.raises(models.UnsupportedModel, match="pipeline parallelism needs the compiled decoder"):
-        lead(str(llama), load, RankOptions(pipeline_parallel=2), start=crew.start)
+    with pytest.raises(models.UnsupportedModel, match=f"{split} parallelism needs the compiled decoder"):
+        lead(str(llama), load, options, start=crew.start)
     crew.said()
-    assert "pipeline parallelism needs the compiled decoder" in crew.said()[1]
+    assert f"{split} parallelism needs the compiled decoder" in crew.said()[1]
+
+
+def test_a_killed_rank_that_shares_texts_ends_both(crew: Crew, llama: Path) -> None:
+    runner = lead(
+        str(llama), LOAD, RankOptions(context_parallel=2, rank_timeout=300), cache_tokens=512, start=crew.start
+    )
+    runner.open(1, range(1, 40))
+    runner.reserve(1, 64)
+    process, _ = crew.said()
+    os.kill(process, signal.SIGKILL)
+    assert "rank 1 has ended" in forward_until_lost(runner)

@@ -10,7 +10,11 @@ import pytest
 import torch
 
 from parlay import models
+from parlay.cache import Spread
+from parlay.cache.pages import STRIP
 from parlay.models.config import DecoderConfig
+from parlay.models.forward import Part
+from parlay.models.native import choose_forward
 from parlay.models.random_decoder import save_decoder
 from parlay.options import LoadOptions, RankOptions
 from parlay.ranks.leader import Leader
@@ -46,20 +50,53 @@ def uneven(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def sinks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Experts, sinks, and windows in every second layer."""
+    folder = tmp_path_factory.mktemp("sinks")
+    save_random("gpt-oss", folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Heads of one block of eight-bit codes."""
+    folder = tmp_path_factory.mktemp("wide")
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2}
+    config = DecoderConfig(
+        architecture="LlamaForCausalLM", vocab_size=64, head_dim=32, rms_norm_eps=1e-6, max_context=256, **sizes
+    )
+    save_decoder(config, folder)
+    return folder
+
+
 def lead_ranks(
-    crew: Crew, model: Path, capacity: int = 2048, *, tensor: int = 1, stages: int = 1, dtype: str = "float32"
+    crew: Crew,
+    model: Path,
+    capacity: int = 2048,
+    *,
+    tensor: int = 1,
+    stages: int = 1,
+    context: int = 1,
+    dtype: str = "float32",
+    cached: str = "auto",
 ) -> Leader:
-    options = RankOptions(tensor_parallel=tensor, pipeline_parallel=stages)
-    load = LoadOptions(dtype=dtype, device="cpu", threads=1)
-    return lead(str(model), load, options, cache_tokens=capacity, start=crew.start)
+    options = RankOptions(tensor_parallel=tensor, pipeline_parallel=stages, context_parallel=context)
+    load = LoadOptions(dtype=dtype, device="cpu", threads=1, kv_cache_dtype=cached)
+    return lead(str(model), load, options, cache_tokens=capacity, start=crew.start, span=STRIP)
 
 
-def alone(model: Path, dtype: str = "float32") -> Runner:
-    return models.load(str(model), LoadOptions(dtype=dtype, device="cpu", threads=1), cache_tokens=2048)
+def alone(model: Path, dtype: str = "float32", cached: str = "auto") -> Runner:
+    load = LoadOptions(dtype=dtype, device="cpu", threads=1, kv_cache_dtype=cached)
+    make = partial(choose_forward, part=Part(spread=Spread(span=STRIP)))
+    return models.load(str(model), load, cache_tokens=2048, make_forward=make)
 
 
 def run(runner: Runner) -> list[Output]:
-    """A prompt in two chunks, then a tree with taps, a path of it kept, and rows that pass by a sub-layer."""
+    """A prompt in two chunks, then a tree with taps, a path of it kept, and rows that pass by a sub-layer.
+
+    Then a tree over the end of a span, nodes that are added to it, and forwards of many rows, with logits and without.
+    """
     outputs: list[Output] = []
     taps = range(min(3, runner.spec.num_layers) + 1)
     runner.open(1, PROMPT)
@@ -73,6 +110,22 @@ def run(runner: Runner) -> list[Output]:
     runner.truncate(1, 30)
     runner.reserve(2, 64)
     outputs.append(runner.forward([Segment(2, (7, 8), TREE), Segment(1, (5, 6))]))
+    assert runner.keep(2, [0, 2]) == 36
+    runner.reserve(2, 80)
+    text, wide = tuple(range(25)), Tree((1, 2, 3, 4, 5, 6, 7), (-1, -1, 0, 1, 2, 2, 5))
+    outputs.append(runner.forward([Segment(2, text, Tree(wide.tokens[:5], wide.parents[:5]))]))
+    outputs.append(runner.forward([Segment(2, text, wide, logits_from=30, base=30)]))
+    assert runner.keep(2, [0, 2, 5, 6]) == 2 * STRIP + 1
+    outputs.append(runner.forward([Segment(2, (1, 2))]))
+    text = tuple(3 + row * row % 50 for row in range(133))
+    runner.open(3, text, salt="long")
+    runner.reserve(3, 133)
+    outputs.append(runner.forward([Segment(3, text[:130], logits_from=130)]))
+    runner.keep(3, [])
+    outputs.append(runner.forward([Segment(3, text[130:])]))
+    runner.truncate(3, 0)
+    runner.reserve(3, 131)
+    outputs.append(runner.forward([Segment(3, text[:131], logits_from=129), Segment(2, (1, 2))]))
     return outputs
 
 
@@ -127,11 +180,39 @@ def test_ranks_that_share_experts_keep_what_a_runner_promises(crew: Crew, tmp_pa
 def test_machines_that_share_no_memory_add_up_over_sockets(
     crew: Crew, uneven: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """To the same bits as in memory: both add up in the order of ranks."""
+    """To the same bits as in memory: both add up in the order of ranks. So do those that share texts."""
     in_memory = run(lead_ranks(crew, uneven, tensor=3))
     monkeypatch.setattr("parlay.ranks.starting.machine_name", lambda: "another machine")
     for found, wanted in zip(run(lead_ranks(crew, uneven, tensor=3)), in_memory, strict=True):
         assert torch.equal(found.logits_RV, wanted.logits_RV)
+    for found, wanted in zip(run(lead_ranks(crew, uneven, context=3)), run(alone(uneven)), strict=True):
+        assert torch.equal(found.logits_RV, wanted.logits_RV)
+
+
+@pytest.mark.parametrize(
+    ("model", "context", "types"),
+    [
+        ("llama", 2, ("float32", "auto")),
+        ("uneven", 3, ("bfloat16", "auto")),
+        ("uneven", 4, ("float32", "auto")),
+        ("sinks", 2, ("float32", "auto")),
+        ("wide", 2, ("bfloat16", "q8_0")),
+    ],
+)
+def test_ranks_that_share_texts_give_the_bits_of_one_process(
+    request: pytest.FixtureRequest, crew: Crew, model: str, context: int, types: tuple[str, str]
+) -> None:
+    """Whichever spans each has, windows and sinks among what rows see, and trees over the ends of spans."""
+    folder, (dtype, cached) = request.getfixturevalue(model), types
+    found = run(lead_ranks(crew, folder, context=context, dtype=dtype, cached=cached))
+    for own, wanted in zip(found, run(alone(folder, dtype, cached)), strict=True):
+        assert torch.equal(own.logits_RV, wanted.logits_RV)
+        assert all(torch.equal(own.taps[tap], wanted.taps[tap]) for tap in wanted.taps)
+
+
+def test_ranks_that_share_texts_keep_what_a_runner_promises(crew: Crew, uneven: Path) -> None:
+    report = check_runner(partial(lead_ranks, crew, uneven, context=2), recomputed(alone(uneven)), steps=20)
+    assert report.passed, report
 
 
 @pytest.mark.parametrize(("tensor", "stages"), [(2, 1), (2, 2)])
@@ -143,14 +224,20 @@ def test_ranks_keep_what_a_runner_promises(crew: Crew, uneven: Path, tensor: int
 
 
 @pytest.mark.parametrize(
-    ("strategy", "checks"),
-    [("prompt-lookup:k=4", ["greedy", "mixed"]), ("token-recycling:k=6", ["sampled"])],
+    ("tensor", "strategy", "checks"),
+    [
+        (2, "prompt-lookup:k=4", ["greedy", "mixed"]),
+        (2, "token-recycling:k=6", ["sampled"]),
+        (1, "prompt-lookup:k=4", ["greedy"]),
+        (1, "token-recycling:k=6", ["sampled"]),
+    ],
 )
 def test_strategies_give_the_text_of_plain_decoding(
-    crew: Crew, llama: Path, strategy: str, checks: Sequence[str]
+    crew: Crew, llama: Path, tensor: int, strategy: str, checks: Sequence[str]
 ) -> None:
-    """Chains and trees, greedy and sampled, several texts together, on two ranks that share each layer."""
-    stage = runner_stage("two ranks", partial(lead_ranks, crew, llama, tensor=2), lambda: alone(llama))
+    """Chains and trees, greedy and sampled, several texts together, on two ranks that share each layer, or texts."""
+    ranks = partial(lead_ranks, crew, llama, tensor=tensor, context=2 // tensor)
+    stage = runner_stage("two ranks", ranks, lambda: alone(llama))
     report = check_strategy(strategy, stages=[stage], checks=checks)
     assert report.passed, report
 

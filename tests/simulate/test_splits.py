@@ -50,9 +50,10 @@ def test_a_pipeline_gains_with_groups_of_sequences_and_not_for_one() -> None:
     assert two(*large) < one(*large) * 1.1
 
 
-def test_sequence_parallelism_divides_prompts() -> None:
-    one, two = steps(Split()), steps(Split(sequence=2))
-    assert two(*PREFILL) < 0.75 * one(*PREFILL)
+def test_context_parallelism_divides_the_keys_of_long_texts() -> None:
+    one, two = steps(Split()), steps(Split(context=2))
+    long = (1, 1, 1, 100_000.0, 100_000.0)
+    assert two(*long) < 0.9 * one(*long)
     assert two(*DECODE) > 0.9 * one(*DECODE)
 
 
@@ -61,7 +62,7 @@ def test_memory_is_divided_as_weights_and_keys_are() -> None:
     two = memory_of(QWEN_7B, Split(tensor=2), 20e9, None)
     assert two.weights == pytest.approx(alone.weights / 2, rel=0.01)
     assert two.cache_tokens > 2 * alone.cache_tokens
-    assert memory_of(QWEN_7B, Split(sequence=2), 20e9, None).cache_tokens == 2 * alone.cache_tokens
+    assert memory_of(QWEN_7B, Split(context=2), 20e9, None).cache_tokens == 2 * alone.cache_tokens
     assert memory_of(QWEN_7B, Split(), 10e9, None).cache_tokens == 0
     assert memory_of(QWEN_7B, Split(tensor=2), 10e9, None).cache_tokens > 10_000
     assert memory_of(QWEN_7B, Split(), None, None).cache_tokens == 1 << 30
@@ -72,7 +73,7 @@ def test_memory_is_divided_as_weights_and_keys_are() -> None:
 def test_splits_use_the_devices_there_are() -> None:
     found = list(splits(4, QWEN_7B, drafter=True))
     assert all(each.devices <= 4 and (each.replicas + 1) * each.ranks > 4 for each in found)
-    assert {"4 x one device", "2 x tensor 2", "1 x tensor 2 pipeline 2", "1 x sequence 4", "2 x drafter apart"} <= set(
+    assert {"4 x one device", "2 x tensor 2", "1 x tensor 2 pipeline 2", "1 x context 4", "2 x drafter apart"} <= set(
         map(str, found)
     )
     assert len(set(found)) == len(found)

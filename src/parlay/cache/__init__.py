@@ -1,7 +1,7 @@
 """Keys and values of past tokens: one store for all sequences of a runner, with prefix reuse, in a shared budget."""
 
 from parlay.cache.budget import Budget, parse_bytes
-from parlay.cache.pages import BLOCK, CacheShape
+from parlay.cache.pages import BLOCK, CacheShape, Spread
 from parlay.cache.store import Rows, Store
 
-__all__ = ["BLOCK", "Budget", "CacheShape", "Rows", "Store", "parse_bytes"]
+__all__ = ["BLOCK", "Budget", "CacheShape", "Rows", "Spread", "Store", "parse_bytes"]

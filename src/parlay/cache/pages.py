@@ -16,7 +16,14 @@ from torch import Tensor
 BLOCK = 16
 """Tokens per page. A page is the unit of memory and of prefix reuse. The compiled decoder has the same number."""
 
+SPAN, STRIP = 1024, 32
+"""Tokens that lie together where a text is spread over ranks, and whose part in attention is summed up by itself; and
+what another such number must be a multiple of, as the compiled decoder has it."""
+
 _SLAB_BYTES, _SLAB_PAGES = 16 << 20, 64
+
+_BORROWED = -1
+"""In place of the rank that has a page."""
 
 _MAPPED = 1 << 20
 """Buffers from this size on, in bytes, are mapped; smaller ones come from the heap."""
@@ -41,6 +48,46 @@ def zeros(size: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tens
     return whole[begin : begin + count].view(dtype).view(*size)
 
 
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """How texts lie on several ranks: ``span`` tokens on rank 0, the next on the next rank, and so on in turn.
+
+    So rank 0 has at least as much of each text as any other. Whoever has a page depends on its number alone.
+    """
+
+    rank: int = 0
+    ranks: int = 1
+    span: int = SPAN
+
+    def owner(self, number: int) -> int:
+        """The rank that has page ``number`` of a text."""
+        return number * BLOCK // self.span % self.ranks
+
+    def count(self, numbers: range) -> list[int]:
+        """How many of these pages each rank has."""
+        if self.ranks == 1:
+            return [len(numbers)]
+        found = [0] * self.ranks
+        for number in numbers:
+            found[self.owner(number)] += 1
+        return found
+
+    def most(self, pages: int) -> int:
+        """How many of a text's first pages lie on the rank that has most of them."""
+        each = self.span // BLOCK
+        turns, rest = divmod(pages, each * self.ranks)
+        return turns * each + min(rest, each)
+
+    def pages(self, each: int) -> int:
+        """How long a text may be, in pages, that lies in so many pages of each rank."""
+        turns, rest = divmod(each, self.span // BLOCK)
+        return turns * (self.span // BLOCK) * self.ranks + rest
+
+
+ALONE = Spread()
+"""All of each text lies here."""
+
+
 CODES, CODED = 32, 34
 """Numbers that share a scale in blocks of eight bits (q8_0), and their bytes: a code each, and the scale."""
 
@@ -50,7 +97,8 @@ class CacheShape:
     """The shape of a page: ``[layers, 2, kv_heads, BLOCK, D]``, keys then values.
 
     With ``lanes`` pages are laid out as the compiled decoder reads them: see `row_in_strips`. If ``dtype`` is uint8,
-    keys and values are in blocks of eight bits, ``[layers, 2, kv_heads, bytes]``: see `row_in_blocks`.
+    keys and values are in blocks of eight bits, ``[layers, 2, kv_heads, bytes]``: see `row_in_blocks`. ``spread`` says
+    which pages of a text are here.
     """
 
     num_layers: int
@@ -59,6 +107,7 @@ class CacheShape:
     dtype: torch.dtype
     device: torch.device
     lanes: int = 0
+    spread: Spread = ALONE
 
     @property
     def size(self) -> tuple[int, ...]:
@@ -114,16 +163,18 @@ class Page:
     """Keys and values of `BLOCK` tokens: ``rows``, of the shape that `CacheShape` says, which begin at ``address``.
 
     ``users`` counts the tables that have the page. The rows of one head are contiguous, ``pitch`` bytes from those of
-    the next head. They are page ``number`` of ``memory`` ``[layers, 2, kv_heads, pages, ...]``.
+    the next head. They are page ``number`` of ``memory`` ``[layers, 2, kv_heads, pages, ...]``. ``rank`` has the rows;
+    of another rank's page there are none here: they are on torch's device "meta", at address 0.
     """
 
-    __slots__ = ("address", "lanes", "memory", "number", "pitch", "rows", "users")
+    __slots__ = ("address", "lanes", "memory", "number", "pitch", "rank", "rows", "users")
 
     def __init__(self, memory: Tensor, number: int = 0, lanes: int = 0) -> None:
         """``memory`` ``[layers, 2, kv_heads, pages, ...]``; ``lanes`` as in `CacheShape`."""
         rows = memory.select(3, number)
         self.rows, self.users, self.memory, self.number, self.lanes = rows, 0, memory, number, lanes
-        self.address, self.pitch = rows.data_ptr(), rows.stride(2) * rows.itemsize
+        self.address, self.pitch = 0 if memory.is_meta else rows.data_ptr(), rows.stride(2) * rows.itemsize
+        self.rank = 0
 
     def row(self, slot: int) -> tuple[Tensor, ...]:
         """Views of what is cached of one token: ``[layers, 2, kv_heads, D]``, or as `row_in_strips` and `row_in_blocks`
@@ -222,25 +273,63 @@ class _Slab:
         self.free = [Page(memory, number, shape.lanes) for number in reversed(range(count))]
 
 
+class SparePages:
+    """Pages that nobody uses but that can be found, least recently used first; ``counts`` has each rank's number."""
+
+    def __init__(self, ranks: int) -> None:
+        self._pages: dict[Page, None] = {}
+        self.counts = [0] * ranks
+
+    def __contains__(self, page: Page) -> bool:
+        return page in self._pages
+
+    def __iter__(self) -> Iterator[Page]:
+        return iter(self._pages)
+
+    def add(self, page: Page) -> None:
+        """Add a page that is not there, as the most recently used one."""
+        self._pages[page] = None
+        self.counts[page.rank] += 1
+
+    def discard(self, page: Page) -> None:
+        """Take a page out, if it is there."""
+        if page in self._pages:
+            del self._pages[page]
+            self.counts[page.rank] -= 1
+
+
 class Pool:
     """Hands out pages from slabs. A slab is freed when none of its pages is taken.
 
     Pages come from the slab that has had free ones for longest, so that the others can become empty. Rows are not
-    cleared: nobody may read one before it was written.
+    cleared: nobody may read one before it was written. ``taken`` counts pages by the rank that has them, but for those
+    that are lent for a while.
     """
 
     def __init__(self, shape: CacheShape) -> None:
         self._shape = shape
         self._count = max(1, min(_SLAB_PAGES, -(-_SLAB_BYTES // shape.page_bytes)))
         self._open: dict[_Slab, None] = {}  # those with free pages
-        self._taken: dict[Page, _Slab] = {}
+        self._taken: dict[Page, _Slab | None] = {}  # None: another rank has it
+        self.taken = [0] * shape.spread.ranks
+        self._elsewhere = torch.empty(*shape.size[:3], self._count, *shape.size[3:], dtype=shape.dtype, device="meta")
 
-    @property
-    def taken(self) -> int:
-        return len(self._taken)
+    def take(self, number: int = 0) -> Page:
+        """A page that nobody uses, for page ``number`` of a text."""
+        owner = self._shape.spread.owner(number)
+        page = self._take() if owner == self._shape.spread.rank else Page(self._elsewhere, lanes=self._shape.lanes)
+        page.rank = owner
+        self._taken.setdefault(page, None)
+        self.taken[owner] += 1
+        return page
 
-    def take(self) -> Page:
-        """A page that nobody uses."""
+    def borrow(self) -> Page:
+        """A page that is here, whatever it is for, until it is given back."""
+        page = self._take()
+        page.rank = _BORROWED
+        return page
+
+    def _take(self) -> Page:
         slab = next(iter(self._open), None) or _Slab(self._shape, self._count)
         page = slab.free.pop()
         if slab.free:
@@ -253,6 +342,10 @@ class Pool:
     def give(self, page: Page) -> None:
         """Take back a page that nobody uses and that can't be found."""
         slab = self._taken.pop(page)
+        if page.rank != _BORROWED:
+            self.taken[page.rank] -= 1
+        if slab is None:
+            return
         slab.free.append(page)
         self._open[slab] = None
         if len(slab.free) == slab.count:

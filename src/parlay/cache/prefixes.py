@@ -35,13 +35,21 @@ class Staged(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class CachedText:
-    """Token i has slot i of ``table``. The first ``indexed`` pages are full, and other texts can find them."""
+    """Token i has slot i of ``table``. The first ``indexed`` pages are full, and other texts can find them.
+
+    In the place of ``lent`` pages, by their numbers, the table has borrowed ones until the next commit.
+    """
 
     salt: str
     table: PageTable = field(default_factory=PageTable)
     tokens: list[int] = field(default_factory=list)
     indexed: int = 0
     staged: Staged | None = None
+    lent: dict[int, Page] = field(default_factory=dict)
+
+    def pages(self) -> Iterator[Page]:
+        """The entry's own pages in order."""
+        return (self.lent.get(number, page) for number, page in enumerate(self.table))
 
     @property
     def tail(self) -> Page | None:
@@ -56,7 +64,7 @@ class CachedText:
         self.tokens.extend(segment.pending)
         first = len(self.tokens)
         for index, node in enumerate(path):  # nodes rise along a path, so no row is overwritten before it was moved
-            if node != index:
+            if node != index and self.table[(first + index) // BLOCK].address:
                 for cell, moved in zip(self.table.row(first + index), self.table.row(first + node), strict=True):
                     cell.copy_(moved)
         self.tokens.extend(segment.tree.tokens[node] for node in path)
@@ -89,7 +97,7 @@ class CachedText:
         assert len(self.table) >= pages_for(len(self.tokens)), "an entry holds more tokens than it has slots"
         if self.staged is not None:
             end = pages_for(len(self.tokens) + self.staged.segment.end)
-            own = [self.table[number].users == 1 for number in range(len(self.tokens) // BLOCK, end)]
+            own = [page.users == 1 for page in islice(self.pages(), len(self.tokens) // BLOCK, end)]
             assert all(own), "rows that are not committed lie in a page that others use"
 
 

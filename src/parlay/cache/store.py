@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from parlay.cache.budget import Budget, format_bytes
-from parlay.cache.pages import BLOCK, CacheShape, Page, PageTable, Pool, pages_for
+from parlay.cache.pages import BLOCK, CacheShape, Page, PageTable, Pool, SparePages, pages_for
 from parlay.cache.prefixes import CachedText, PrefixIndex, Staged
 from parlay.types import NO_SKIP, NO_TREE, OutOfRoom, Segment, Skip, Tree
 
@@ -47,19 +47,24 @@ class Store:
     `keep` and `truncate`. The pages of a released sequence stay as reusable prefixes until their memory is needed,
     least recently used first, the end of a text before its beginning. Pages of a live sequence stay, except that a
     drafter's store gives up even these if the target needs memory. Every page counts once, however many share it.
+
+    Where several ranks have each text's pages, all have the same tables, and count the pages of the rank that has most:
+    so all decide alike. Each has the rows of its own pages alone.
     """
 
     def __init__(self, shape: CacheShape, max_tokens: int, budget: Budget | None = None) -> None:
         """``max_tokens`` is the share that the store adds to the budget, or without a budget all that it may hold."""
         if max_tokens < 1:
             raise ValueError(f"a cache of {max_tokens} tokens is too small: it must hold at least one")
-        self._shape = shape
+        self._shape, self._spread = shape, shape.spread
         self._live: dict[int, CachedText] = {}
-        self._spare: dict[Page, None] = {}  # pages that nobody uses, least recently used first
+        self._spare = SparePages(shape.spread.ranks)
         self._index = PrefixIndex()
         self._pool = Pool(shape)
+        self._growing = [0] * shape.spread.ranks  # pages of each rank for which room is made
         self._budget = budget or Budget()
-        self._budget.join(self, pages_for(max_tokens) * shape.page_bytes, shape.page_bytes)
+        share = self._spread.most(pages_for(max_tokens))
+        self._budget.join(self, share * shape.page_bytes, shape.page_bytes)
 
     # ------------------------------------------------------------------------------------------------- sequences
 
@@ -128,12 +133,15 @@ class Store:
         """
         sequence, base = segment.sequence, segment.base
         entry, again = self._entry(sequence), len(self._again(segment)) if base < 0 else 0
+        if base <= 0:
+            self._give_borrowed(entry)
         if base > 0 and (entry.staged is None or not entry.staged.serves(segment, skip)):
             raise ValueError(
                 f"sequence {sequence}: the first {base} rows are not those of its last forward: run them again"
             )
         self._make_writable(entry, sequence, len(entry.tokens) + segment.end)
         entry.staged = Staged(segment, skip)
+        self._borrow(entry, range(len(entry.tokens) + len(segment.pending), len(entry.tokens) + segment.end))
         start, pending = len(entry.tokens) - again, len(segment.pending) + again
         return Rows(entry.table, start, pending, segment.tree, max(0, base), segment.together)
 
@@ -164,6 +172,7 @@ class Store:
         """Commit the staged pending tokens and the nodes of ``path``; returns how many tokens are cached now."""
         entry = self._entry(sequence)
         entry.commit(path)
+        self._give_borrowed(entry)
         self._index_full(entry)
         return len(entry.tokens)
 
@@ -171,6 +180,7 @@ class Store:
         """Forget cached tokens from ``length`` on, and the scratch; returns how many are cached now."""
         entry = self._entry(sequence)
         entry.staged = None
+        self._give_borrowed(entry)
         if length < len(entry.tokens):
             self._cut(entry, max(length, 0), forget=True)
             tail = entry.tail
@@ -181,10 +191,10 @@ class Store:
     def rows_of(self, sequence: int, text: Sequence[int], first: int, count: int) -> Tensor | None:
         """Copy what is cached of tokens of ``text``, which the sequence may share, ``[count, layers, 2, kv_heads, D]``.
 
-        None where some of them are not cached. Caches in blocks have no such rows.
+        None where some of them are not cached here. Caches in blocks have no such rows.
         """
         pages, length = self._index.find(text[: first + count + 1], self._entry(sequence).salt)
-        if length < first + count or self._shape.dtype == torch.uint8:
+        if length < first + count or self._shape.dtype == torch.uint8 or self._spread.ranks > 1:
             return None
         return torch.stack([pages[slot // BLOCK].states(slot % BLOCK) for slot in range(first, first + count)])
 
@@ -203,21 +213,32 @@ class Store:
 
     def free_tokens(self) -> int:
         """How many tokens could be reserved now, reusable prefixes given up."""
-        return self._budget.free_bytes(self) // self._shape.page_bytes * BLOCK
+        used = self._in_use()
+        free = self._budget.free_bytes(self) // self._shape.page_bytes
+        return min(self.capacity(), sum(free + max(used) - each for each in used) * BLOCK)
 
     def capacity(self) -> int:
         """How many tokens all sequences together could ever hold."""
-        return self._budget.total // self._shape.page_bytes * BLOCK
+        return self._spread.pages(self._budget.total // self._shape.page_bytes) * BLOCK
 
     @property
     def held(self) -> int:
         """Bytes of all pages in use or reusable, each counted once."""
-        return self._pool.taken * self._shape.page_bytes
+        return self._most(self._pool.taken, self._growing) * self._shape.page_bytes
 
     @property
     def spare(self) -> int:
         """Bytes of reusable pages that nobody uses."""
-        return len(self._spare) * self._shape.page_bytes
+        return self.held - self._most(self._in_use(), self._growing) * self._shape.page_bytes
+
+    def _in_use(self) -> list[int]:
+        """How many pages of each rank are in use."""
+        return [taken - spare for taken, spare in zip(self._pool.taken, self._spare.counts, strict=True)]
+
+    @staticmethod
+    def _most(pages: Sequence[int], more: Sequence[int]) -> int:
+        """The most that any rank has, of these pages of each and more of them."""
+        return max([one + other for one, other in zip(pages, more, strict=True)])
 
     def drop_spare(self) -> bool:
         """Give up the reusable page that has been unused for longest. False if there is none."""
@@ -237,10 +258,11 @@ class Store:
     def check(self) -> None:
         """Prove the invariants; AssertionError names the broken one."""
         entries = list(self._live.values())
-        uses = Counter(page for entry in entries for page in entry.table)
+        uses = Counter(page for entry in entries for page in entry.pages())
         assert all(page.users == count for page, count in uses.items()), "a page's users are counted wrongly"
         assert not any(page.users for page in self._spare), "a spare page is in use"
-        self._pool.check([*uses, *self._spare])
+        borrowed = [entry.table[number] for entry in entries for number in entry.lent]
+        self._pool.check([*uses, *self._spare, *borrowed])
         for entry in entries:
             entry.check()
             exposed = entry.staged is not None and entry.tail is not None and entry.tail in self._index
@@ -261,7 +283,7 @@ class Store:
             raise ValueError(f"sequence {sequence} is open already: release it first")
         entry = self._live[sequence] = CachedText(salt, tokens=list(tokens), indexed=len(tokens) // BLOCK)
         for page in islice(pages, pages_for(len(tokens))):
-            self._spare.pop(page, None)
+            self._spare.discard(page)
             entry.table.append(page)
 
     def _index_full(self, entry: CachedText) -> None:
@@ -269,7 +291,7 @@ class Store:
         for number in range(entry.indexed, len(entry.tokens) // BLOCK):
             known = self._index.add(entry, number)
             if known is not entry.table[number]:  # the same text has one page: that of who computed it first
-                self._spare.pop(known, None)
+                self._spare.discard(known)
                 self._let_go(entry.table.replace(number, known))
             entry.indexed += 1
 
@@ -292,7 +314,7 @@ class Store:
             self._let_go(entry.table.replace(len(entry.tokens) // BLOCK, copy))
         elif tail in self._index:
             for follower in self._index.remove(tail):
-                del self._spare[follower]
+                self._spare.discard(follower)
                 self._pool.give(follower)
 
     def _is_wanted(self, entry: CachedText) -> bool:
@@ -301,28 +323,59 @@ class Store:
 
     def _grow(self, entry: CachedText, pages: int) -> bool:
         """Let the entry have so many pages; all or nothing."""
-        more = pages - len(entry.table)
-        if more > 0 and not self._budget.make_room(more * self._shape.page_bytes, self):
+        more = range(len(entry.table), pages)
+        if more and not self._make_room(more):
             return False
-        for _ in range(more):
-            entry.table.append(self._pool.take())
+        for number in more:
+            entry.table.append(self._pool.take(number))
         return True
+
+    def _make_room(self, numbers: range) -> bool:
+        """Make memory free for these pages of a text. False if that is impossible, and then nothing is given up."""
+        used, new = self._in_use(), self._spread.count(numbers)
+        more = self._most(used, new) - max(used)
+        if more * self._shape.page_bytes > self._budget.free_bytes(self):
+            return False
+        self._growing = new
+        self._budget.reclaim(0, self)
+        self._growing = [0] * self._spread.ranks
+        return True
+
+    def _borrow(self, entry: CachedText, nodes: range) -> None:
+        """Have the pages of these slots here, of spans that begin behind the first, though they may be another rank's.
+
+        A path down a tree skips slots, so keys of the span before may lie there.
+        """
+        behind = (nodes.start // self._spread.span + 1) * self._spread.span // BLOCK
+        for number in range(behind, pages_for(nodes.stop)) if nodes and self._spread.ranks > 1 else ():
+            if not entry.table[number].address:
+                entry.lent[number] = entry.table.lend(number, self._pool.borrow())
+
+    def _give_borrowed(self, entry: CachedText) -> None:
+        for number, page in entry.lent.items():
+            self._pool.give(entry.table.lend(number, page))
+        entry.lent.clear()
 
     def _page_for_copy(self, entry: CachedText, rows: int) -> Page:
         """A page that `reserve` took beyond these rows, or a new one, which may exceed the budget for a while.
 
         There is none from `reserve` if the last page was shared only afterwards.
         """
+        number = len(entry.tokens) // BLOCK
         if len(entry.table) > pages_for(rows):
-            return entry.table.pop()
-        self._budget.make_room(self._shape.page_bytes, self)
-        return self._pool.take()
+            page = entry.table.pop()
+            if page.rank == self._spread.owner(number):
+                return page
+            self._pool.give(page)
+        self._make_room(range(number, number + 1))
+        return self._pool.take(number)
 
     def _cut(self, entry: CachedText, length: int, *, forget: bool = False) -> None:
         """Keep the entry's first ``length`` tokens and their pages. The others go, the last one first.
 
         A page that can be found stays as spare, unless ``forget`` is set and no known page follows it.
         """
+        self._give_borrowed(entry)
         del entry.tokens[length:]
         entry.indexed = min(entry.indexed, length // BLOCK)
         while len(entry.table) > pages_for(length):
@@ -334,13 +387,13 @@ class Store:
         if page.users:
             return
         if keep and page in self._index:
-            self._spare[page] = None
+            self._spare.add(page)
         else:
             self._drop(page)
 
     def _drop(self, page: Page) -> None:
         """Give a page back that nobody uses."""
-        self._spare.pop(page, None)
+        self._spare.discard(page)
         if page in self._index:
             self._index.remove(page)
         self._pool.give(page)

@@ -96,6 +96,7 @@ VLLM: Mapping[str, Foreign] = {
     **_of_vllm(),
     **_same("--tensor-parallel", "--tensor-parallel-size", "-tp"),
     **_same("--pipeline-parallel", "--pipeline-parallel-size", "-pp"),
+    **_same("--context-parallel", "--context-parallel-size"),
     **_same("--log-level", "--uvicorn-log-level"),
     **_same("--cors-origin", "--allowed-origins"),
     **_same("--max-waiting", "--max-queue-len"),

@@ -49,7 +49,7 @@ def run(options: argparse.Namespace) -> int:
     ground = ground_of(options)
     traffic = within(traffic_of(options), read_model(options.model).max_context, NO_LIMIT, options.too_long)
     plans = _plans(options, ground, count, link, traffic)
-    fitting = [plan for plan in plans if plan.figures is not None and plan.split.sequence == 1]
+    fitting = [plan for plan in plans if plan.figures is not None]
     if not fitting:
         raise ValueError(
             f"{options.model} fits on {count} devices of {(ground.memory or 0) / 1e9:,.0f} GB in no split: take more "

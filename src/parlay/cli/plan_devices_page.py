@@ -84,8 +84,6 @@ def _why(found: Comparison) -> Iterator[str]:
     for other in found.plans:
         if other is not best:
             yield f"  {other.split}: {_against(other, best)}"
-    if any(other.split.sequence > 1 for other in found.plans):
-        yield "  No command runs a model by sequence parallelism yet, so such a split is never the best."
     if best.split.ranks > 1:
         yield f"  An exchange takes {1e6 * link.latency:g} us and 1 us for each {link.bandwidth / 1e9:g} kB."
 
@@ -119,6 +117,7 @@ def command(model: str, split: Split, strategy: str, draft_model: str | None) ->
     words = ["parlay serve", model]
     words += [f"--tensor-parallel {split.tensor}"] if split.tensor > 1 else []
     words += [f"--pipeline-parallel {split.pipeline}"] if split.pipeline > 1 else []
+    words += [f"--context-parallel {split.context}"] if split.context > 1 else []
     if split.drafter:
         words.append(f"--strategy remote:url={_DRAFTER}, beside parlay serve --drafter-only {draft_model} --port 8001")
     elif strategy:

@@ -36,7 +36,7 @@ class LayerStruct(Structure):
     ]
 
 
-SUM = CFUNCTYPE(c_int64, POINTER(c_float), c_int64)
+EXCHANGE = CFUNCTYPE(c_int64, POINTER(c_float), c_int64)
 
 
 class RanksStruct(Structure):
@@ -44,7 +44,8 @@ class RanksStruct(Structure):
         *((name, c_int64) for name in ("rank", "count", "part")),
         ("memory", c_void_p),
         ("patience", c_int64),
-        ("sum", SUM),
+        ("sum", EXCHANGE),
+        ("gather", EXCHANGE),
         *((name, c_int64) for name in ("round", "lost")),
     ]
 
@@ -60,7 +61,8 @@ class ModelStruct(Structure):
         ("raw_tap", c_int64),
         ("head", Linear),
         *((name, c_double) for name in ("embedding_scale", "logit_cap")),
-        ("ranks", POINTER(RanksStruct)),
+        *((name, POINTER(RanksStruct)) for name in ("ranks", "context")),
+        ("span", c_int64),
     ]
 
 
@@ -104,7 +106,7 @@ class Batch(Structure):
         ("joining", POINTER(Joining)),
         ("adapters", c_void_p),
         ("lowered", c_void_p),
-        ("most_rank", c_int64),
+        *((name, c_int64) for name in ("most_rank", "all_rows", "own")),
     ]
 
 
@@ -146,13 +148,13 @@ PACK = CFUNCTYPE(c_int64, c_int64, c_void_p, c_int64, c_int64, c_void_p)
 PACK_ALL = CFUNCTYPE(c_int64, POINTER(Packing), c_int64)
 READ = CFUNCTYPE(None, POINTER(Linear), c_int64, c_void_p)
 MULTIPLY = CFUNCTYPE(None, POINTER(Linear), c_void_p, c_int64, c_void_p)
-SPACE_BYTES = CFUNCTYPE(c_int64, POINTER(ModelStruct), *(c_int64,) * 5)
+SPACE_BYTES = CFUNCTYPE(c_int64, POINTER(ModelStruct), *(c_int64,) * 6)
 FORWARD = CFUNCTYPE(None, POINTER(ModelStruct), POINTER(Batch))
 GROWTH_BYTES = CFUNCTYPE(c_int64, POINTER(ModelStruct), POINTER(Batch), POINTER(GrowthStruct))
 GROW = CFUNCTYPE(None, POINTER(ModelStruct), POINTER(Batch), POINTER(GrowthStruct))
 NOISY_BEST = CFUNCTYPE(c_int64, c_void_p, c_int64, c_float, c_uint64, c_int64, c_void_p)
 DRAW = CFUNCTYPE(c_int64, c_void_p, c_int64, c_float, c_int64, c_double, c_double, c_uint64)
-SUM_OVER_RANKS = CFUNCTYPE(None, POINTER(RanksStruct), c_void_p, c_int64)
+OVER_RANKS = CFUNCTYPE(None, POINTER(RanksStruct), c_void_p, c_int64)
 REST = CFUNCTYPE(None)
 
 
@@ -171,6 +173,7 @@ class Core(Structure):
         ("grow", GROW),
         ("noisy_best", NOISY_BEST),
         ("draw", DRAW),
-        ("sum_over_ranks", SUM_OVER_RANKS),
+        ("sum_over_ranks", OVER_RANKS),
+        ("gather_over_ranks", OVER_RANKS),
         ("rest", REST),
     ]

@@ -50,20 +50,19 @@ class LLM:
 
     ``model`` is a name that `parlay models` lists, a local folder or GGUF file, a Hugging Face Hub id, or a loaded
     transformers model; None is SmolLM2-135M-Instruct, fetched at the first use (98 MB). ``tokenizer`` replaces the
-    model's own; it may be the ``vocabulary`` of an earlier LLM of the same model. ``strategy`` is the default for
-    requests that name none; left out, it is ``auto``. ``seed`` makes requests without a seed of their own reproducible;
-    otherwise each draws one and reports it. ``memory`` bounds what caches and drafters keep together, in bytes or as in
-    ``"2GiB"``; by default it follows from what the machine has free. ``load`` says how the models are loaded;
-    ``dtype``, ``device``, ``quantize`` and ``threads`` replace its fields of the same name. So do
-    ``tensor_parallel_size`` and ``pipeline_parallel_size`` with those of ``ranks``. ``generation_config="auto"``: calls
-    without sampling parameters take what the model's makers recommend; ``"vllm"``: the defaults of `SamplingParams`.
-    ``speculative_config`` is vLLM's and stands for a ``strategy``. ``router_memory``: what strategies and costs learn
-    is kept on this machine: of all requests (``"shared"``), of each owner's apart (``"per-key"``), or not (``"off"``).
-    ``certificates`` are files of `parlay.calibration`: they open lossy strategies to requests whose ``exactness`` has a
-    floor, and of those a share ``audit_share`` is decoded exactly too. Other arguments of vLLM may ask for what is so.
+    model's own; it may be the ``vocabulary`` of another LLM. ``strategy`` is the default for requests that name none;
+    left out, it is ``auto``. ``seed`` fixes the seeds of requests without one; otherwise each draws one and reports it.
+    ``memory`` bounds what caches and drafters keep together, in bytes or as in ``"2GiB"``; by default a share of what
+    is free. ``dtype``, ``device``, ``quantize`` and ``threads`` replace fields of ``load``, and
+    ``tensor_parallel_size``, ``pipeline_parallel_size`` and ``context_parallel_size`` those of ``ranks``.
+    ``generation_config="auto"``: sampling is as the model's makers recommend where a call says nothing; ``"vllm"``: the
+    defaults of `SamplingParams`. ``speculative_config`` is vLLM's and stands for a ``strategy``. ``router_memory``:
+    what strategies and costs learn is kept on this machine: of all requests (``"shared"``), of each owner's apart
+    (``"per-key"``), or not (``"off"``). ``certificates`` are files of `parlay.calibration`: they open lossy strategies
+    to requests whose ``exactness`` has a floor; a share ``audit_share`` of those is decoded exactly too. Other
+    arguments of vLLM may ask for what is so.
 
-    Raises ParlayError for a model that can't be had or run, ValueError for an argument out of range or one that can't
-    be honoured, TypeError for an unknown one.
+    Raises ParlayError for a model that can't be run, ValueError for a wrong argument, TypeError for an unknown one.
     """
 
     def __init__(
@@ -82,6 +81,7 @@ class LLM:
         ranks: RankOptions = ALONE,
         tensor_parallel_size: int | None = None,
         pipeline_parallel_size: int | None = None,
+        context_parallel_size: int | None = None,
         max_model_len: int | None = None,
         max_num_seqs: int = 32,
         max_num_batched_tokens: int = 512,
@@ -105,6 +105,7 @@ class LLM:
         load = override(load, dtype=dtype, device=device, quantize=quantize, kv_cache_dtype=kv_cache_dtype)
         load = override(load, threads=threads)
         ranks = override(ranks, tensor_parallel=tensor_parallel_size, pipeline_parallel=pipeline_parallel_size)
+        ranks = override(ranks, context_parallel=context_parallel_size)
         with bar(None, "Loading", "matrix", use_tqdm_on_load, delay=0.5) as shown:
             self.runner = open_target(model, load, ranks, budget, partial(advance, shown))
         self.adapters, self.loss = Adapters(self.runner), loss_of(self.runner)
@@ -388,9 +389,8 @@ class LLM:
     ) -> list[Job]:
         self._check_open()
         params = self.get_default_sampling_params() if params is None else params
-        documents, prediction = texts
         return self._factory.jobs(
-            prompts, params, strategy, options, documents=documents, prediction=prediction, adapters=adapters
+            prompts, params, strategy, options, documents=texts[0], prediction=texts[1], adapters=adapters
         )
 
     def _run(self, jobs: Sequence[Job]) -> Generator[StreamEvent]:

@@ -11,7 +11,8 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from parlay.cache import Rows
+from parlay.cache import Rows, Spread
+from parlay.cache.pages import ALONE
 from parlay.compiled import structs
 from parlay.compiled.structs import Linear
 from parlay.models.config import DecoderConfig
@@ -21,16 +22,17 @@ from parlay.types import NO_SKIP, Exactness, Features, Output, Skip, Tree
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """``reason``: which kernels run, and why, in one line. ``cache_lanes``: `CacheShape.lanes` of their cache.
+    """``reason``: which kernels run, and why, in one line.
 
-    ``part``: sizes of the part of the model that runs here; None: all of it does. ``in_flight``: how many forwards may
-    be under way at once.
+    ``cache_lanes`` and ``spread`` are those of their cache's `CacheShape`. ``part``: sizes of the part of the model
+    that runs here; None: all of it does. ``in_flight``: how many forwards may be under way at once.
     """
 
     exactness: Exactness
     reason: str
     cache_dtype: torch.dtype
     cache_lanes: int = 0
+    spread: Spread = ALONE
     part: DecoderConfig | None = None
     in_flight: int = 1
 
@@ -203,7 +205,7 @@ class Forward(Protocol):
 
 
 class Group(Protocol):
-    """Processes that run the same layers together, each some heads and units of them; this one among them."""
+    """Processes that run the same layers together; this one among them."""
 
     @property
     def struct(self) -> structs.RanksStruct:
@@ -214,14 +216,19 @@ class Group(Protocol):
         """Put the sums over all processes in the place of this one's, float32 in the host's memory."""
         ...
 
+    def gather(self, numbers_RN: Tensor) -> None:
+        """Fill in the other processes' rows of float32 numbers in the host's memory, of which this one has its own."""
+        ...
+
     def check(self) -> None:
-        """Raises RunnerLost once a process is lost: what was summed since means nothing."""
+        """Raises RunnerLost once a process is lost: what was exchanged since means nothing."""
         ...
 
 
 class Part(NamedTuple):
     """Which part of a model a process runs. ``group`` are those that run the same layers' other heads and units.
 
+    ``context`` are those that have the other keys and values of each text, which ``spread`` says.
     Without ``logits`` nobody reads logits here. With ``states`` taps are as the next layer reads them, that behind the
     last one too, for which others have the norm.
     """
@@ -229,6 +236,13 @@ class Part(NamedTuple):
     group: Group | None = None
     logits: bool = True
     states: bool = False
+    context: Group | None = None
+    spread: Spread = ALONE
+
+    @property
+    def groups(self) -> list[Group]:
+        """The processes that this one exchanges numbers with inside a layer."""
+        return [group for group in (self.group, self.context) if group is not None]
 
 
 WHOLE = Part()

@@ -360,6 +360,7 @@ def _cache_shape(config: DecoderConfig, kernels: Kernels, device: torch.device) 
         dtype=kernels.cache_dtype,
         device=device,
         lanes=kernels.cache_lanes,
+        spread=kernels.spread,
     )
 
 

@@ -13,10 +13,11 @@ MOST_RANKS = 64
 class RankOptions(Options):
     """How many processes, called ranks, run one model together. Raises UsageError for a value that is not allowed.
 
-    ``tensor_parallel`` ranks share each layer, ``pipeline_parallel`` groups of them have some layers each. Rank 0 is
-    this process. It starts the others, or with ``rank_listen`` waits for ``parlay rank --join`` on other machines, and
-    they show each other that they know one secret: PARLAY_RANK_SECRET in the environment, or ``rank_secret_file``. A
-    rank that says nothing for ``rank_timeout`` seconds ends all.
+    ``tensor_parallel`` ranks share each layer, ``pipeline_parallel`` groups of them have some layers each. Or
+    ``context_parallel`` ranks have all layers, and cache a part of each long text each. Rank 0 is this process. It
+    starts the others, or with ``rank_listen`` waits for ``parlay rank --join`` on other machines, and they show each
+    other that they know one secret: PARLAY_RANK_SECRET in the environment, or ``rank_secret_file``. A rank that says
+    nothing for ``rank_timeout`` seconds ends all.
     """
 
     tensor_parallel: int = option(
@@ -24,6 +25,9 @@ class RankOptions(Options):
     )
     pipeline_parallel: int = option(
         1, "groups of processes that have some layers of the model each", low=1, high=MOST_RANKS, metavar="N"
+    )
+    context_parallel: int = option(
+        1, "processes that cache a part of each long text each", low=1, high=MOST_RANKS, metavar="N"
     )
     rank_listen: str | None = option(
         None,
@@ -39,13 +43,22 @@ class RankOptions(Options):
 
     def __post_init__(self) -> None:
         super(RankOptions, self).__post_init__()
+        if self.context_parallel > 1 and self.ranks > self.context_parallel:
+            raise UsageError(f"{self.asked}: processes that share texts have all layers each; give one of these")
         if self.ranks > MOST_RANKS:
-            raise UsageError(
-                f"tensor_parallel={self.tensor_parallel} times pipeline_parallel={self.pipeline_parallel}: "
-                f"{MOST_RANKS} processes at most"
-            )
+            raise UsageError(f"{self.asked}: {MOST_RANKS} processes at most")
 
     @property
     def ranks(self) -> int:
         """How many processes run the model."""
-        return self.tensor_parallel * self.pipeline_parallel
+        return self.tensor_parallel * self.pipeline_parallel * self.context_parallel
+
+    @property
+    def asked(self) -> str:
+        """The options by which there are several processes, as text."""
+        sizes = {
+            "tensor_parallel": self.tensor_parallel,
+            "pipeline_parallel": self.pipeline_parallel,
+            "context_parallel": self.context_parallel,
+        }
+        return " and ".join(f"{name}={size}" for name, size in sizes.items() if size > 1)

@@ -76,7 +76,8 @@ def _run(connection: Connection, plan: Plan, model: str, join: Callable[[], Rank
         budget = Budget()  # of one page, until rank 0 says how many it has
         runner = models.load(model, plan.load, cache_tokens=BLOCK, budget=budget, make_forward=part)
         connection.send(Kind.READY, runner.spec.exactness.encode())
-        budget.total *= int(connection.expect(Kind.START)) // BLOCK + SLACK
+        pages = int(connection.expect(Kind.START)) // BLOCK
+        budget.total *= plan.layout.spread(plan.rank).most(pages) + SLACK
         _repeat(connection, runner)
 
 

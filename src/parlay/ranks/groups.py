@@ -1,4 +1,4 @@
-"""Groups of ranks that run the same layers together: how their parts of a sum come together, in the order of ranks.
+"""Groups of ranks that run the same layers together: how what each has comes together, in the order of ranks.
 
 Every rank adds up the same numbers in the same order, rank 0's first. So all have the same hidden states, and a row's
 sums depend on no other row, however many there are: adding up in a ring or a tree would not promise that.
@@ -80,6 +80,10 @@ class SharedGroup:
     def add(self, numbers_N: Tensor) -> None:
         self._core.sum_over_ranks(ctypes.byref(self._struct), numbers_N.data_ptr(), numbers_N.numel())
 
+    def gather(self, numbers_RN: Tensor) -> None:
+        each = numbers_RN.numel() // len(self._ranks)
+        self._core.gather_over_ranks(ctypes.byref(self._struct), numbers_RN.data_ptr(), each)
+
     def check(self) -> None:
         if self._struct.lost:
             rank = self._ranks[self._struct.lost - 1]
@@ -101,8 +105,9 @@ class SocketGroup:
     def __init__(self, connections: Mapping[int, Connection], ranks: Sequence[int], member: int) -> None:
         self._connections, self._ranks, self._own = connections, ranks, ranks[member]
         self._reason = ""
-        self._sum = structs.SUM(self._sum_at)
-        self._struct = structs.RanksStruct(rank=member, count=len(ranks), part=_PART, sum=self._sum)
+        self._calls = structs.EXCHANGE(self._sum_at), structs.EXCHANGE(self._gather_at)
+        self._struct = structs.RanksStruct(rank=member, count=len(ranks), part=_PART)
+        self._struct.sum, self._struct.gather = self._calls
 
     @property
     def struct(self) -> structs.RanksStruct:
@@ -111,6 +116,10 @@ class SocketGroup:
     def add(self, numbers_N: Tensor) -> None:
         if not self._reason:
             self._exchange(numbers_N.view(-1).numpy())
+
+    def gather(self, numbers_RN: Tensor) -> None:
+        if not self._reason:
+            self._gather(numbers_RN.view(len(self._ranks), -1).numpy())
 
     def check(self) -> None:
         if self._reason:
@@ -125,18 +134,36 @@ class SocketGroup:
         """Add up for the library, which calls this from one of its threads. Returns 0, or 1 when a rank is lost."""
         return int(not self._exchange(np.ctypeslib.as_array(numbers, (count,))))
 
+    def _gather_at(self, numbers: ctypes._Pointer[ctypes.c_float], each: int) -> int:
+        """Fill in what others have of ``[ranks][each]`` numbers, for the library; see `_sum_at`."""
+        return int(not self._gather(np.ctypeslib.as_array(numbers, (len(self._ranks), each))))
+
+    def _gather(self, parts_RN: np.ndarray[tuple[int, int], np.dtype[np.float32]]) -> bool:
+        """Fill in the others' rows. Returns whether all ranks gave theirs."""
+        found = self._swap_all(parts_RN[self._ranks.index(self._own)])
+        for place, part in enumerate(found):
+            parts_RN[place] = part
+        return bool(found)
+
     def _exchange(self, numbers: np.ndarray[tuple[int], np.dtype[np.float32]]) -> bool:
         """Put the sums in the place of ``numbers``, float32 ``[N]``. Returns whether all ranks gave their part."""
+        parts = self._swap_all(numbers)
+        if parts:
+            total = parts[0].copy()
+            for part in parts[1:]:
+                total += part
+            numbers[:] = total
+        return bool(parts)
+
+    def _swap_all(
+        self, numbers: np.ndarray[tuple[int], np.dtype[np.float32]]
+    ) -> list[np.ndarray[tuple[int], np.dtype[np.float32]]]:
+        """Give each rank these numbers, and return those of all in their order; none once a rank is lost."""
         try:
-            parts = [numbers if rank == self._own else self._swap(rank, numbers) for rank in self._ranks]
+            return [numbers if rank == self._own else self._swap(rank, numbers) for rank in self._ranks]
         except Exception as error:  # it could not pass through the library
             self._reason = " ".join(str(error).split()) or type(error).__name__
-            return False
-        total = parts[0].copy()
-        for part in parts[1:]:
-            total += part
-        numbers[:] = total
-        return True
+            return []
 
     def _swap(
         self, rank: int, numbers: np.ndarray[tuple[int], np.dtype[np.float32]]

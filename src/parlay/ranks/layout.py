@@ -9,6 +9,8 @@ from typing import TypeVar
 import torch
 
 from parlay import __version__
+from parlay.cache import Spread
+from parlay.cache.pages import SPAN, STRIP
 from parlay.compiled.build import digest
 from parlay.compiled.library import NotLoaded, load
 from parlay.models.config import DecoderConfig
@@ -18,33 +20,47 @@ from parlay.types import ParlayError, RunnerLost
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """``tensor`` ranks share each layer, ``stages`` groups of them have some layers each; rank 0 is in the first."""
+    """``tensor`` ranks share each layer, ``stages`` groups of them have some layers each; rank 0 is in the first.
 
-    tensor: int
-    stages: int
+    Or ``context`` ranks have all layers, and the keys and values of some of each text: of ``span`` tokens in turn.
+    """
+
+    tensor: int = 1
+    stages: int = 1
+    context: int = 1
+    span: int = SPAN
 
     @property
     def ranks(self) -> int:
         """How many there are."""
-        return self.tensor * self.stages
+        return self.together * self.stages
+
+    @property
+    def together(self) -> int:
+        """How many ranks exchange numbers within each layer."""
+        return self.tensor * self.context
 
     def stage(self, rank: int) -> int:
         """Which layers a rank has: those of this stage."""
-        return rank // self.tensor
+        return rank // self.together
 
     def share(self, rank: int) -> int:
-        """Which share of these layers it has."""
-        return rank % self.tensor
+        """Which share of these layers, or of each text, it has."""
+        return rank % self.together
+
+    def spread(self, rank: int) -> Spread:
+        """Which pages of each text a rank has."""
+        return Spread(self.share(rank) if self.context > 1 else 0, self.context, self.span)
 
     def group(self, rank: int) -> range:
         """The ranks that run the same layers, in order."""
-        first = self.stage(rank) * self.tensor
-        return range(first, first + self.tensor)
+        first = self.stage(rank) * self.together
+        return range(first, first + self.together)
 
     def peers(self, rank: int, *, over_sockets: bool) -> list[int]:
         """The ranks that a rank exchanges rows with; with ``over_sockets`` also those that it adds up with."""
-        found = {rank - self.tensor, rank + self.tensor} if self.stages > 1 else set()
-        last = self.ranks - self.tensor
+        found = {rank - self.together, rank + self.together} if self.stages > 1 else set()
+        last = self.ranks - self.together
         found |= {last} if rank == 0 and self.stages > 1 else {0} if rank == last and rank else set()
         found |= set(self.group(rank)) if over_sockets else set()
         return sorted((found - {rank}) & set(range(self.ranks)))
@@ -116,6 +132,8 @@ class Plan:
     rank: int
     tensor: int
     stages: int
+    context: int
+    span: int
     model: str
     digest: str
     hosts: list[str]
@@ -130,7 +148,7 @@ class Plan:
 
     @property
     def layout(self) -> Layout:
-        return Layout(self.tensor, self.stages)
+        return Layout(self.tensor, self.stages, self.context, self.span)
 
     @property
     def load(self) -> LoadOptions:
@@ -169,7 +187,8 @@ def decode_wanted(content: bytes | bytearray) -> Wanted:
 def decode_plan(content: bytes | bytearray) -> Plan:
     """Raises RunnerLost for what is none."""
     plan = _decode(Plan, content)
-    if not 0 < plan.rank < plan.layout.ranks == len(plan.hosts) == len(plan.ports):
+    known = 0 < plan.rank < plan.layout.ranks == len(plan.hosts) == len(plan.ports)
+    if not known or plan.span < STRIP or plan.span % STRIP:
         raise RunnerLost("rank 0 sent a plan that makes no sense: are the versions the same?")
     return plan
 

@@ -58,7 +58,14 @@ class RankPart:
             sizes, own = stage(sizes, own, mine)
         if layout.tensor > 1:
             sizes, own = share(sizes, own, layout.share(self.rank), layout.tensor)
-        part = Part(self.group, logits=self.rank == 0, states=layout.stages > 1)
+        spreads = layout.context > 1
+        part = Part(
+            None if spreads else self.group,
+            logits=self.rank == 0,
+            states=layout.stages > 1,
+            context=self.group if spreads else None,
+            spread=layout.spread(self.rank),
+        )
         forward, reason = choose_forward(sizes, own, dtype, device, packed=packed, cached=cached, part=part)
         reason = f"{reason}; rank {self.rank} of {layout.ranks}"
         if layout.stages == 1:
@@ -70,10 +77,10 @@ class RankPart:
 
     def _stage(self, layers: range, count: int, first: int) -> Stage:
         """The stage of these layers, with its neighbours."""
-        last = self.layout.ranks - self.layout.tensor
+        last = self.layout.ranks - self.layout.together
         back = {0: last, last: 0}.get(self.rank, -1)
-        after = self.rank + self.layout.tensor if layers.stop < count else -1
-        before = self.rank - self.layout.tensor if layers.start else -1
+        after = self.rank + self.layout.together if layers.stop < count else -1
+        before = self.rank - self.layout.together if layers.start else -1
         peers, stages = self.peers, self.layout.stages
         return Stage(stages, layers, count, first, peers.get(before), peers.get(after), peers.get(back))
 
@@ -96,7 +103,7 @@ def join_group(
     """
     rank, layout = plan.rank, plan.layout
     connections: dict[int, Connection] = {}
-    wanted = layout.peers(rank, over_sockets=not plan.memory and layout.tensor > 1)
+    wanted = layout.peers(rank, over_sockets=not plan.memory and layout.together > 1)
     for peer in [each for each in wanted if each < rank]:
         where = leader if peer == 0 and leader is not None else (plan.hosts[peer], plan.ports[peer])
         connections[peer] = connect(where, secret, peer, plan.seconds)
@@ -117,7 +124,7 @@ def join_group(
         connections[joined.rank] = joined
         later.discard(joined.rank)
     members = layout.group(rank)
-    if layout.tensor == 1:
+    if layout.together == 1:
         return RankPart(rank, layout, None, connections)
     group: SharedGroup | SocketGroup
     if plan.memory:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from parlay import models
 from parlay.cache import Budget
+from parlay.cache.pages import SPAN
 from parlay.models.compiled.weights import Packed, nobody
 from parlay.models.config import UnsupportedModel
 from parlay.models.facts import read_facts
@@ -55,7 +56,7 @@ def open_target(
     if options.ranks == 1:
         return models.load(model, load, budget=budget, packed=packed)
     if not isinstance(model, str):
-        raise ValueError("a loaded model runs in one process: name it, or leave out tensor and pipeline parallel")
+        raise ValueError("a loaded model runs in one process: name it, or ask for one")
     return lead(model, load, options, budget=budget, packed=packed)
 
 
@@ -79,22 +80,22 @@ def lead(
     budget: Budget | None = None,
     packed: Packed = nobody,
     start: Start | None = None,
+    span: int = SPAN,
 ) -> Leader:
     """Load ``model`` as rank 0 of several processes; `Leader.close` ends them. Other arguments are those of `load`.
 
-    ``start`` starts the others; None: as child processes, or with ``rank_listen`` nobody does.
+    ``start`` starts the others; None: as child processes, or with ``rank_listen`` nobody does. ``span`` is how many
+    tokens of a text lie together on one rank.
 
     Raises ParlayError, with one line, if not all ranks come to run it; then all end.
     """
-    layout = Layout(options.tensor_parallel, options.pipeline_parallel)
+    layout = Layout(options.tensor_parallel, options.pipeline_parallel, options.context_parallel, span)
     try:
         layout.check(model, read_config(resolve(model)))
     except UnsupportedModel as reason:
-        raise UnsupportedModel(
-            f"{reason}; such a model runs in one process: leave out tensor and pipeline parallel"
-        ) from None
+        raise UnsupportedModel(f"{reason}; such a model runs in one process: leave out {options.asked}") from None
     if load.lora is not None:
-        raise ParlayError(f"lora={load.lora}: adapters run in one process: leave out tensor and pipeline parallel")
+        raise ParlayError(f"lora={load.lora}: adapters run in one process: leave out {options.asked}")
     here = options.rank_listen is None
     start = start or (start_here if here else start_nobody)
     secret = _secret(options)
@@ -284,6 +285,8 @@ def _plan(model: str, load: LoadOptions, layout: Layout, seconds: float) -> Plan
         rank=0,
         tensor=layout.tensor,
         stages=layout.stages,
+        context=layout.context,
+        span=layout.span,
         model=str(found.resolve()) if Path(model).exists() else model,
         digest=read_facts(found).digest,
         hosts=[],
@@ -309,11 +312,11 @@ def _shared_memory(layout: Layout, others: Sequence[Hello]) -> Iterator[list[str
     files: list[str] = []
     try:
         for stage in range(layout.stages):
-            group = layout.group(stage * layout.tensor)
+            group = layout.group(stage * layout.together)
             together = len({machines[rank] for rank in group}) == 1 and "no compiled decoder" not in build_name()
-            if together and layout.tensor > 1:
-                made.append(make_shared_file(layout.tensor))
-            files.append(str(made[-1]) if together and layout.tensor > 1 else "")
+            if together and len(group) > 1:
+                made.append(make_shared_file(len(group)))
+            files.append(str(made[-1]) if together and len(group) > 1 else "")
         yield files
     finally:
         for file in made:

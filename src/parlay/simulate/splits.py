@@ -2,7 +2,7 @@
 
 Devices are alike. Tensor parallelism divides matrices and heads among ranks, which exchange rows twice in a layer and
 add them in rank order; pipeline parallelism divides layers, and as many groups of sequences as there are stages are
-under way; sequence parallelism divides rows of prompts and cached keys, with all weights on each rank; replicas
+under way; context parallelism divides cached keys, with all weights on each rank; replicas
 divide requests. A drafter on a device of its own drafts for one half of the sequences while the other half is verified.
 """
 
@@ -19,6 +19,8 @@ from parlay.simulate.drafting import DraftSeconds
 
 _ROW_BYTES = 4
 """Of a number that ranks exchange: sums are in float32."""
+_SPAN = 1024
+"""Keys that lie together where ranks share texts, as in `parlay.cache`: their sums are exchanged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,25 +38,25 @@ class Link:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
-    """How devices are used: ``replicas`` of ``tensor * pipeline * sequence`` ranks each, and maybe a drafter's."""
+    """How devices are used: ``replicas`` of ``tensor * pipeline * context`` ranks each, and maybe a drafter's."""
 
     replicas: int = 1
     tensor: int = 1
     pipeline: int = 1
-    sequence: int = 1
+    context: int = 1
     drafter: bool = False
 
     @property
     def ranks(self) -> int:
         """Devices of one replica."""
-        return self.tensor * self.pipeline * self.sequence + self.drafter
+        return self.tensor * self.pipeline * self.context + self.drafter
 
     @property
     def devices(self) -> int:
         return self.replicas * self.ranks
 
     def __str__(self) -> str:
-        parts = [("tensor", self.tensor), ("pipeline", self.pipeline), ("sequence", self.sequence)]
+        parts = [("tensor", self.tensor), ("pipeline", self.pipeline), ("context", self.context)]
         words = [f"{name} {count}" for name, count in parts if count > 1]
         words += ["drafter apart"] if self.drafter else []
         return f"{self.replicas} x {' '.join(words) or 'one device'}"
@@ -64,13 +66,13 @@ def splits(devices: int, shape: ModelShape, *, drafter: bool = False) -> Iterato
     """The splits of at most so many devices that leave none idle which could be one more replica."""
     sizes = [size for size in range(1, devices + 1) if size & (size - 1) == 0 or size == devices]
     apart = (False, True) if drafter else (False,)
-    for tensor, pipeline, sequence, own in itertools.product(sizes, sizes, sizes, apart):
-        ranks = tensor * pipeline * sequence + own
+    for tensor, pipeline, context, own in itertools.product(sizes, sizes, sizes, apart):
+        ranks = tensor * pipeline * context + own
         if ranks > devices or tensor > shape.num_kv_heads or pipeline > shape.num_layers:
             continue
-        if sequence > 1 and (tensor > 1 or pipeline > 1):
-            continue  # ranks of a sequence are whole models here
-        yield Split(replicas=devices // ranks, tensor=tensor, pipeline=pipeline, sequence=sequence, drafter=own)
+        if context > 1 and (tensor > 1 or pipeline > 1):
+            continue  # ranks that share texts have whole models
+        yield Split(replicas=devices // ranks, tensor=tensor, pipeline=pipeline, context=context, drafter=own)
 
 
 def shard(shape: ModelShape, split: Split) -> ModelShape:
@@ -105,7 +107,7 @@ def memory_of(shape: ModelShape, split: Split, usable: float | None, drafter: Mo
     weights = part.stored_bytes + (drafter.stored_bytes if drafter is not None and not split.drafter else 0.0)
     if usable is None:
         return SplitMemory(weights, None, 1 << 30)
-    room = (usable - weights) / part.token_bytes * split.sequence
+    room = (usable - weights) / part.token_bytes * split.context
     return SplitMemory(weights, usable, max(0, min(1 << 30, int(room))))
 
 
@@ -137,8 +139,8 @@ class SplitSteps:
     def parts(self, sequences: int, rows: float, head_rows: float, keys: float, pairs: float) -> StepParts:
         """The step's seconds, apart."""
         split = self._split
-        if split.sequence > 1:
-            return self._by_sequence(sequences, rows, head_rows, keys, pairs)
+        if split.context > 1:
+            return self._by_context(sequences, rows, head_rows, keys, pairs)
         groups = max(1, min(split.pipeline, sequences))
         each, own = math.ceil(sequences / groups), math.ceil(rows / groups)
         heads = math.ceil(head_rows / groups)
@@ -162,18 +164,13 @@ class SplitSteps:
             seconds += link.seconds(row)
         return seconds
 
-    def _by_sequence(self, sequences: int, rows: float, head_rows: float, keys: float, pairs: float) -> StepParts:
-        """Prompts' rows are divided, and each layer's new keys are gathered; single rows are computed by all ranks.
-
-        Cached keys are divided, and each row's parts of attention are put together once a layer.
-        """
-        ranks, shape, link = self._split.sequence, self._shape, self._link
-        alone = min(rows, sequences)
-        divided = alone + math.ceil((rows - alone) / ranks)
-        compute = self._part(sequences, divided, min(head_rows, divided), keys / ranks, pairs / ranks)
-        gathered = (rows - alone) * shape.token_bytes / shape.num_layers * (ranks - 1) / ranks
-        joined = alone * shape.num_heads * (shape.head_dim + 2) * _ROW_BYTES * (ranks - 1)
-        return StepParts(compute, shape.num_layers * link.seconds(gathered + joined))
+    def _by_context(self, sequences: int, rows: float, head_rows: float, keys: float, pairs: float) -> StepParts:
+        """Cached keys are divided; each rank computes all rows, and gives the others each row's sums over its spans."""
+        ranks, shape, link = self._split.context, self._shape, self._link
+        compute = self._part(sequences, rows, head_rows, keys / ranks, pairs / ranks)
+        spans = math.ceil(pairs / max(rows, 1) / _SPAN)  # that a row sees
+        given = rows * math.ceil(spans / ranks) * shape.num_heads * (shape.head_dim + 2) * _ROW_BYTES
+        return StepParts(compute, shape.num_layers * link.seconds(given * (ranks - 1)))
 
 
 def beside(draft: DraftSeconds, verify: StepCost, link: Link) -> DraftSeconds:

@@ -76,19 +76,20 @@ INLINE void hide(float *scores, int64_t from, int64_t to)
 static void soften(const Work *work, int64_t query, int64_t end)
 {
     const int form = form_of(work->heads.cached);
-    float *scores = work->scores + query * COLUMNS, *mixed = work->mixed + query * width_of(&work->heads);
+    float *scores = work->scores + query * COLUMNS, *mixed = work->span.mixed + query * width_of(&work->heads);
+    float *total_so_far = work->span.total + query;
     vf most = load(scores), total = {0};
     for (int64_t key = LANES; key < end; key += LANES) {
         vf here = load(scores + key);
         most = choose(here > most, here, most);
     }
-    float before = work->most[query], top = largest(most);
+    float before = work->span.most[query], top = largest(most);
     if (top > before) {
         vf shrink = exponential(splat(before - top));
         for (int64_t i = 0; before > -__builtin_inff() && i < work->heads.head_dim; i += LANES)
             store(mixed + i, load(mixed + i) * shrink);
-        work->total[query] *= shrink[0];
-        work->most[query] = top;
+        *total_so_far *= shrink[0];
+        work->span.most[query] = top;
     } else
         top = before;
     for (int64_t key = 0; key < end; key += LANES) {
@@ -97,7 +98,7 @@ static void soften(const Work *work, int64_t query, int64_t end)
         store_as(form, scores, key, weight);
     }
     for (int64_t key = up_to(end, LANES); key < KEYS; key += LANES) store_as(form, scores, key, (vf){0});
-    work->total[query] += sum(total);
+    *total_so_far += sum(total);
 }
 
 /* The scores of queries first..last in a block, of which they see columns from..to, to weights. */
@@ -143,11 +144,11 @@ static void attend_prefix(const Work *work, int64_t first)
 }
 
 /* The keys of a tile's rows: from..shared are those that all see, those of its last rows end at `end`; of nodes each row
- * sees its own path behind the shared ones. */
+ * sees its own path behind the shared ones. Of all these only keys first..limit count. */
 typedef struct {
     const Tile *tile;
     int nodes;
-    int64_t from, shared, end, *slots;
+    int64_t from, shared, end, first, limit, *slots;
 } Seen;
 
 INLINE int64_t least_of(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -156,8 +157,8 @@ INLINE int64_t most_of(int64_t a, int64_t b) { return a > b ? a : b; }
 /* The keys of a node's own path that a block has: where they begin, and in `end` where they end. */
 static int64_t own_keys(const Work *work, const Seen *seen, int64_t row, int64_t block, int64_t *end)
 {
-    int64_t limit = limit_of(work->segment, row), from = most_of(block, seen->shared);
-    *end = least_of(block + KEYS, limit);
+    int64_t limit = limit_of(work->segment, row), from = most_of(most_of(block, seen->shared), seen->first);
+    *end = least_of(least_of(block + KEYS, limit), seen->limit);
     if (from < *end) path_slots(work->segment, row, from, limit, seen->slots);
     return from;
 }
@@ -168,7 +169,8 @@ static void attend_block(const Work *work, const Seen *seen, int64_t block)
     int64_t group = work->heads.group, from = most_of(block, seen->from), shared = least_of(block + KEYS, seen->shared), end;
     if (from < shared) score_keys(work, 0, work->count, from, shared, 0);
     for (int64_t row = seen->tile->from, q = 0; row < seen->tile->to; row++, q += group) {
-        int64_t begin = most_of(first_of(segment, work->window, row), block), limit = limit_of(segment, row);
+        int64_t begin = most_of(most_of(first_of(segment, work->window, row), block), seen->first);
+        int64_t limit = least_of(limit_of(segment, row), seen->limit);
         if (seen->nodes) {
             int64_t own = own_keys(work, seen, row, block, &end);
             if (own < end) score_keys(work, q, q + group, own, end, seen->slots);
@@ -182,25 +184,92 @@ static void attend_block(const Work *work, const Seen *seen, int64_t block)
     }
 }
 
-/* Block by block what the rows of a tile see, then for some the prefix. `slots` has room for a path. */
-static void attend_tile(const Work *work, const Tile *tile, int64_t *slots)
+/* The keys that the rows of a tile see. `slots` has room for a path. */
+static Seen seen_by(const Work *work, const Tile *tile, int64_t *slots)
 {
     const Segment *segment = work->segment;
-    const int64_t width = width_of(&work->heads), seers = (first_seer(segment, tile) - tile->from) * work->heads.group;
     Seen seen = {.tile = tile, .nodes = tile->from >= segment->pending && segment->nodes > 0, .slots = slots};
     seen.shared = seen.end = shared_to(segment, tile, seen.nodes);
     seen.from = shared_from(segment, tile, work->window, STRIP > PAGE ? STRIP : PAGE, seen.shared);
     for (int64_t row = tile->from; seen.nodes && row < tile->to; row++)
         seen.end = most_of(seen.end, limit_of(segment, row));
-    for (int64_t q = 0; q < work->count; q++) {
-        work->most[q] = work->sinks ? work->sinks[q % work->heads.group] : -__builtin_inff();
-        work->total[q] = work->sinks ? 1 : 0;
-    }
-    memset(work->mixed, 0, (size_t)(work->count * width) * 4);
-    for (int64_t block = seen.from / KEYS * KEYS; block < seen.end; block += KEYS) attend_block(work, &seen, block);
-    if (seers < work->count) attend_prefix(work, seers);
+    return seen;
+}
+
+/* Sums over no keys. */
+static void clear_sums(const Work *work, const Sums *sums)
+{
+    for (int64_t q = 0; q < work->count; q++) sums->most[q] = -__builtin_inff(), sums->total[q] = 0;
+    memset(sums->mixed, 0, (size_t)(work->count * width_of(&work->heads)) * 4);
+}
+
+/* Sums up the keys of one span, block by block. What a row sees of other spans changes nothing. Compiled once, so that
+ * its bits are the same for all callers. */
+__attribute__((noinline)) static void attend_span(const Work *work, const Seen *seen, int64_t first)
+{
+    Seen own = *seen;
+    own.first = first, own.limit = first + work->span_keys;
+    own.from = most_of(seen->from, first), own.shared = least_of(seen->shared, own.limit);
+    own.end = least_of(seen->end, own.limit);
+    clear_sums(work, &work->span);
+    for (int64_t block = own.from / KEYS * KEYS; block < own.end; block += KEYS) attend_block(work, &own, block);
+}
+
+/* Adds one query's sums over other keys to `to`. In one order of spans they are the same bits wherever that is done. */
+__attribute__((noinline)) static void join_sums(Sums to, Sums more, int64_t head_dim)
+{
+    if (*more.most == -__builtin_inff()) return;
+    float top = *to.most > *more.most ? *to.most : *more.most;
+    vf kept = *to.most == -__builtin_inff() ? (vf){0} : exponential(splat(*to.most - top));
+    vf added = exponential(splat(*more.most - top));
+    for (int64_t i = 0; i < head_dim; i += LANES)
+        store(to.mixed + i, multiply_add(load(to.mixed + i), kept, load(more.mixed + i) * added));
+    *to.total = multiply_add(splat(*to.total), kept, splat(*more.total) * added)[0];
+    *to.most = top;
+}
+
+INLINE Sums sums_of_query(const Sums *sums, int64_t query, int64_t width)
+{
+    return (Sums){sums->mixed + query * width, sums->most + query, sums->total + query};
+}
+
+/* A sink is a key without a value: the first that a row sees. */
+INLINE void begin_with_sink(Sums sums, const float *sink)
+{
+    if (sink) *sums.most = *sink, *sums.total = 1;
+}
+
+static void join_span(const Work *work)
+{
+    const int64_t width = width_of(&work->heads);
     for (int64_t q = 0; q < work->count; q++)
-        for (int64_t i = 0; i < work->heads.head_dim; i++) work->mixed[q * width + i] /= work->total[q];
+        join_sums(sums_of_query(&work->whole, q, width), sums_of_query(&work->span, q, width), work->heads.head_dim);
+}
+
+INLINE void divide(Sums sums, int64_t head_dim)
+{
+    for (int64_t i = 0; i < head_dim; i++) sums.mixed[i] /= *sums.total;
+}
+
+/* Span by span what the rows of a tile see, then for some the prefix. */
+static void attend_tile(const Work *work, const Tile *tile, int64_t *slots)
+{
+    const int64_t width = width_of(&work->heads), group = work->heads.group;
+    const int64_t seers = (first_seer(work->segment, tile) - tile->from) * group;
+    Seen seen = seen_by(work, tile, slots);
+    clear_sums(work, &work->whole);
+    for (int64_t q = 0; work->sinks && q < work->count; q++)
+        begin_with_sink(sums_of_query(&work->whole, q, width), work->sinks + q % group);
+    for (int64_t span = seen.from / work->span_keys * work->span_keys; span < seen.end; span += work->span_keys) {
+        attend_span(work, &seen, span);
+        join_span(work);
+    }
+    if (seers < work->count) {
+        clear_sums(work, &work->span);
+        attend_prefix(work, seers);
+        join_span(work);
+    }
+    for (int64_t q = 0; q < work->count; q++) divide(sums_of_query(&work->whole, q, width), work->heads.head_dim);
 }
 
 #endif

@@ -57,14 +57,15 @@ typedef struct {
     int64_t normalized;   /* 1: the weights of a row's experts add up to one */
 } Layer;
 
-/* Processes that run the layers of a model together, each some heads and units of them: what a sub-layer gives is the sum
- * over all. `memory` is shared: a line that holds 1 + the number of a rank that is lost, or 0; a line for each rank with
- * the last round that it has written; parts [2][count][part]. Or `sum` adds up elsewhere. See ranks.h. */
+/* Processes that run the layers of a model together. `memory` is shared: a line that holds 1 + the number of a rank that is
+ * lost, or 0; a line for each rank with the last round that it has written; parts [2][count][part]. Or, where it is null,
+ * the two functions exchange numbers elsewhere; they return 0, or 1 + the number of a rank that is lost. See ranks.h. */
 typedef struct {
     int64_t rank, count, part; /* this rank, of how many; numbers of a part */
     char *memory;
     int64_t patience; /* nanoseconds that a rank waits for another one's part */
-    int64_t (*sum)(float *numbers, int64_t count); /* or null; returns 0, or 1 + the number of a rank that is lost */
+    int64_t (*sum)(float *numbers, int64_t count);
+    int64_t (*gather)(float *numbers, int64_t count);
     int64_t round, lost;
 } Ranks;
 
@@ -81,7 +82,9 @@ typedef struct {
     Linear head;
     double embedding_scale; /* embeddings are multiplied by it */
     double logit_cap;       /* a logit x becomes cap * tanh(x / cap); 0: stays as it is */
-    Ranks *ranks;           /* that share the layers, or null */
+    Ranks *ranks;   /* that have some heads and units of each layer each: what a sub-layer gives is their sum. Or null */
+    Ranks *context; /* that have some spans of each text's keys and values each: see tiles.h. Or null */
+    int64_t span;   /* keys, a multiple of STRIP (strips.h): attention sums up each span of a path by itself */
 } Model;
 
 /* Keys and values that have no position, in pages as a sequence's. */
@@ -95,7 +98,8 @@ typedef struct {
  * The last `together` are chains, each below another row: a row sees all that the last of its chain sees. With a `block`
  * above 0 each row sees its whole block, which begins at a multiple of `block`; then all rows are pending. */
 typedef struct {
-    char *const *pages; /* of PAGE tokens each; row i of the segment is token start + i of its sequence */
+    char *const *pages; /* of PAGE tokens each; row i of the segment is token start + i of its sequence. Null: a page that
+                         * another rank has */
     int64_t pitch;      /* bytes from one head's PAGE rows to the next in a page, which is [layers][2][kv_heads] of them */
     int64_t start, pending, nodes, base, begin;
     const int32_t *parents; /* per node; -1: the last pending row */
@@ -133,6 +137,8 @@ typedef struct {
     const LowRank *const *adapters; /* [rows] or null: each row's, [layers][LAYER_PRODUCTS], or null */
     float *lowered;                 /* [rows][3][most_rank]: room for what their first halves make */
     int64_t most_rank;              /* in whole vectors */
+    int64_t all_rows, own; /* 0: all rows run here. Else segments say where the rows of all ranks that share texts lie, and
+                            * each runs as many, in turn, `rows` of them here; `own` is the first of these */
 } Batch;
 
 #define MOST_CHILDREN 64
@@ -182,8 +188,9 @@ typedef struct {
     int64_t (*pack_all)(const Packing *, int64_t count); /* Returns the first one that is not finite, or -1. */
     void (*read)(const Linear *embedding, int64_t row, float *values);
     void (*multiply)(const Linear *, const float *x, int64_t rows, float *y); /* a product alone: x [rows][in], y [rows][out] */
-    int64_t (*space_bytes)(const Model *, int64_t rows, int64_t wanted, int64_t longest, int64_t segments,
-                           int64_t threads);
+    /* all_rows: as Batch has them, or as many as rows. */
+    int64_t (*space_bytes)(const Model *, int64_t rows, int64_t all_rows, int64_t wanted, int64_t longest,
+                           int64_t segments, int64_t threads);
     void (*forward)(const Model *, const Batch *);
     int64_t (*growth_bytes)(const Model *, const Batch *, const Growth *);
     void (*grow)(const Model *, const Batch *, const Growth *); /* its batch needs no space of its own */
@@ -192,6 +199,7 @@ typedef struct {
     int64_t (*draw)(const float *logits, int64_t size, float temperature, int64_t top_k, double top_p, double log_min_p,
                     uint64_t state); /* draw.h */
     void (*sum_over_ranks)(Ranks *, float *numbers, int64_t count); /* as a forward does it, for other decoders */
+    void (*gather_over_ranks)(Ranks *, float *numbers, int64_t each);
     void (*rest)(void); /* returns when no thread reads what forwards were given */
 } Core;
 

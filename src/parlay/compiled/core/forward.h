@@ -6,7 +6,7 @@
 #define PARLAY_FORWARD_H
 
 #include "experts.h"
-#include "ranks.h"
+#include "tiles.h"
 
 /* In which forms products want the rows that they share. */
 static int forms(const Linear *const linear[3])
@@ -19,8 +19,8 @@ static int forms(const Linear *const linear[3])
 static Product attention_inputs(const Pass *pass, int64_t layer)
 {
     const Layer *own = &pass->model->layer[layer];
-    Product product = {{&own->query, &own->key, &own->value}, pass->space->normed, KEEP, pass->space->qkv,
-                       pass->space->qkv_stride};
+    float *qkv = pass->space->qkv + pass->batch->own * pass->space->qkv_stride;
+    Product product = {{&own->query, &own->key, &own->value}, pass->space->normed, KEEP, qkv, pass->space->qkv_stride};
     return with_adapters(pass, product, layer, 0);
 }
 
@@ -127,106 +127,19 @@ static void sum_and_enter_next(const Pass *pass, int64_t part, int64_t parts)
     enter_next(pass, part, parts);
 }
 
+/* Each rank's rows of a batch that several divide. */
+static void gather_inputs(const Pass *pass, int64_t part, int64_t parts)
+{
+    (void)part, (void)parts;
+    Ranks *context = pass->model->context;
+    int64_t each = (pass->batch->all_rows + context->count - 1) / context->count;
+    gather_over_ranks(context, pass->space->qkv, each * pass->space->qkv_stride);
+}
+
 static void prepare_attention(const Pass *pass, int64_t part, int64_t parts)
 {
-    int64_t rows = pass->rows;
+    int64_t rows = pass->batch->all_rows ? pass->batch->all_rows : pass->rows;
     prepare(pass->model, pass->batch, pass->space, pass->here / 2, rows * part / parts, rows * (part + 1) / parts);
-}
-
-/* -------------------------------------------------------------------------------------------------------- attention */
-
-/* The mixed values of a thread's tile. */
-static float *mixed_of(const Space *space, int64_t thread)
-{
-    return (float *)(space->threads + thread * space->thread_bytes + line(space->queries_each * COLUMNS * 4));
-}
-
-/* A tile's queries in blocks, as products read rows. */
-static InputBlock *lay_blocks(const Heads *heads, const uint32_t *const *queries, int64_t count, char *at)
-{
-    InputBlock *blocks = (InputBlock *)at, *to = blocks;
-    for (int64_t b = 0; in_blocks(heads) && b < blocks_of(heads); b++)
-        for (int64_t q = 0; q < count; q++) *to++ = ((const InputBlock *)queries[q])[b];
-    return blocks;
-}
-
-/* A tile at work, in the thread's own part of the space. */
-static Work work_of(const Pass *pass, const Tile *tile, int64_t thread, const uint32_t **queries, int64_t **slots)
-{
-    const Model *model = pass->model;
-    const Space *space = pass->space;
-    const Layer *layer = &model->layer[pass->here / 2];
-    const Segment *segment = &pass->batch->segment[tile->segment];
-    int64_t group = group_of(model), most = space->queries_each;
-    const int64_t words = words_of_query(&space->heads);
-    char *own = space->threads + thread * space->thread_bytes, *mixed = (char *)mixed_of(space, thread);
-    for (int64_t row = tile->from; row < tile->to; row++)
-        for (int64_t i = 0; i < group; i++)
-            queries[(row - tile->from) * group + i] =
-                space->queries + ((segment->begin + row) * model->heads + tile->head * group + i) * words;
-    float *largest = (float *)(mixed + line(most * width_of(&space->heads) * 4)), *total = largest + line(most * 4) / 4;
-    char *blocks = (char *)(total + line(most * 4) / 4);
-    *slots = (int64_t *)(blocks + tile_blocks_bytes(space));
-    return (Work){.segment = segment,
-                  .heads = space->heads,
-                  .keys = part_of(model, segment, pass->here / 2, 0, tile->head),
-                  .values = part_of(model, segment, pass->here / 2, 1, tile->head),
-                  .queries = queries,
-                  .blocks = lay_blocks(&space->heads, queries, (tile->to - tile->from) * group, blocks),
-                  .count = (tile->to - tile->from) * group,
-                  .scores = (float *)own,
-                  .mixed = (float *)mixed,
-                  .most = largest,
-                  .total = total,
-                  .window = layer->window,
-                  .cap = (float)layer->score_cap,
-                  .sinks = layer->sinks ? layer->sinks + tile->head * group : 0};
-}
-
-static void compute_tile(const void *own, int64_t piece, Member *me)
-{
-    const Pass *pass = own;
-    const Tile *tile = &pass->space->tiles[piece];
-    const uint32_t *queries[MOST_QUERIES];
-    int64_t *slots;
-    Work work = work_of(pass, tile, me->index, queries, &slots);
-    attend_tile(&work, tile, slots);
-}
-
-static void store_tile(const Pass *pass, const Tile *tile, int64_t thread)
-{
-    const Model *model = pass->model;
-    const Space *space = pass->space;
-    const Segment *segment = &pass->batch->segment[tile->segment];
-    int64_t dim = model->head_dim, group = group_of(model), count = (tile->to - tile->from) * group;
-    int wanted = format_of(&model->layer[pass->here / 2].out)->input;
-    const float *mixed = mixed_of(space, thread);
-    for (int64_t q = 0; q < count; q++, mixed += width_of(&space->heads)) {
-        int64_t row = segment->begin + tile->from + q / group, head = tile->head * group + q % group, i = 0;
-        int64_t at = head * dim;
-        for (; i + LANES <= dim; i += LANES) put_input(&space->normed, wanted, row, at + i, load(mixed + i));
-        for (; i < dim; i++) put_one_input(&space->normed, wanted, row, at + i, mixed[i]);
-        if (dim % BLOCK == 0) put_codes(&space->normed, wanted, row, at, dim);
-    }
-}
-
-/* Heads that end within a block: what they make together gets its codes when all are there. */
-static void put_mixed_codes(const Pass *pass, int64_t part, int64_t parts)
-{
-    int64_t rows = pass->rows;
-    for (int64_t row = rows * part / parts; row < rows * (part + 1) / parts; row++)
-        put_codes(&pass->space->normed, CODES, row, 0, pass->model->heads * pass->model->head_dim);
-}
-
-/* Beyond MOST_PIECES tiles a piece is several of them: the first is computed already. */
-static void commit_tiles(const void *own, int64_t piece, Member *me)
-{
-    const Pass *pass = own;
-    store_tile(pass, &pass->space->tiles[piece], me->index);
-    for (int64_t more = piece + MOST_PIECES; more < pass->tiles; more += MOST_PIECES) {
-        compute_tile(own, more, me);
-        store_tile(pass, &pass->space->tiles[more], me->index);
-    }
 }
 
 /* ---------------------------------------------------------------------------------------------------- the sub-layers */
@@ -254,15 +167,18 @@ static int run_last(const Pass *pass, const Linear *last, Inputs x, const float 
                 : run_product(pass, product, pass->rows, enter_next);
 }
 
+/* Queries, and new keys and values of the cache. */
+static int run_inputs(const Pass *pass, int64_t rows)
+{
+    Product product = attention_inputs(pass, pass->here / 2);
+    if (!pass->batch->all_rows) return run_product(pass, product, rows, prepare_attention);
+    return run_product(pass, product, rows, 0) && run_once(pass, gather_inputs) && run_rows(pass, prepare_attention);
+}
+
 static int run_attention(const Pass *pass)
 {
-    const Model *model = pass->model;
-    const Layer *layer = &model->layer[pass->here / 2];
-    int64_t rows = pass->rows, tiles = pass->tiles < MOST_PIECES ? pass->tiles : MOST_PIECES;
-    Phase attention = {.pieces = tiles, .compute = compute_tile, .commit = commit_tiles, .task = pass};
-    int apart = format_of(&layer->out)->input == CODES && model->head_dim % BLOCK;
-    return run_product(pass, attention_inputs(pass, pass->here / 2), rows, prepare_attention) &&
-           parlay_pool_phase(pass->me, &attention) && (!apart || run_rows(pass, put_mixed_codes)) &&
+    const Layer *layer = &pass->model->layer[pass->here / 2];
+    return run_inputs(pass, pass->rows) && attend(pass) &&
            run_last(pass, &layer->out, pass->space->normed, layer->attention_out_norm);
 }
 
@@ -287,8 +203,7 @@ static int run_forward(Pass pass)
         if (join_next(&pass)) pass.rows = pass.batch->rows, pass.tiles = pass.all_tiles;
         pass.here = pass.next;
         pass.next = next_sublayer(&pass, pass.here + 1);
-        if (leaves_keys_alone(&pass))
-            return run_product(&pass, attention_inputs(&pass, pass.here / 2), pass.batch->rows, prepare_attention);
+        if (leaves_keys_alone(&pass)) return run_inputs(&pass, pass.batch->rows);
         goes_on = pass.here % 2 ? run_feed_forward(&pass) : run_attention(&pass);
     }
     if (!goes_on || !pass.batch->wanted || !pass.batch->logits) return goes_on;
@@ -324,13 +239,14 @@ static Pass pass_of(const Model *model, const Batch *batch, const Space *space)
     Pass pass = {.model = model, .batch = batch, .space = space, .rows = batch->rows - batch->late};
     pass.tiles = cut_tiles(model, &early, space);
     pass.all_tiles = cut_tiles(model, batch, space);
+    pass.all_rounds = rounds_of(model, longest_of(batch));
     return pass;
 }
 
 static void forward(const Model *model, const Batch *batch)
 {
-    Space space =
-        lay_out(model, batch->rows, batch->wanted, longest_of(batch), batch->segments, batch->threads, batch->space);
+    Space space = lay_out(model, batch->rows, all_rows_of(batch), batch->wanted, longest_of(batch), batch->segments,
+                          batch->threads, batch->space);
     Pass pass = pass_of(model, batch, &space);
     parlay_pool_run(batch->threads, run, &pass);
 }

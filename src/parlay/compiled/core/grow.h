@@ -332,7 +332,7 @@ static Levels lay_out_levels(const Model *model, const Batch *first, const Growt
     int64_t segments = first->segments, most = segments * growth->width, hidden = model->hidden;
     int64_t rows = first->rows > most ? first->rows : most, wanted = first->wanted > most ? first->wanted : most;
     int64_t longest = longest_of(first) + growth->width * growth->levels;
-    Space space = lay_out(model, rows, wanted, longest, segments, first->threads, start);
+    Space space = lay_out(model, rows, rows, wanted, longest, segments, first->threads, start);
     *at = start + line(space.bytes);
     Levels levels = {.model = model, .growth = growth};
     levels.level = (Level *)take(at, growth->levels * (int64_t)sizeof(Level));

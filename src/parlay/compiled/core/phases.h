@@ -21,6 +21,7 @@ typedef struct {
     int64_t rows, tiles; /* that run in this layer; tiles of attention */
     int64_t all_tiles;   /* when late rows have joined */
     int64_t here, next; /* the sub-layer that runs, and the one that runs after it, past the last: the head */
+    int64_t round, rounds, all_rounds; /* of spans that several ranks have: the first at work, how many, and of how many */
 } Pass;
 
 /* A part of the work on rows, which are cut into `parts`. */

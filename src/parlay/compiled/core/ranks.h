@@ -1,7 +1,7 @@
-/* Sums over processes of one machine that run one model together, through memory that they share.
+/* What processes of one machine exchange that run one model together, through memory that they share.
  *
- * Each writes its own part, then adds up all parts, rank 0's first: so all have the same sums, and a sum depends on
- * nothing but the parts. Parts alternate between two buffers: whoever begins round r has read all of round r - 1, so
+ * Each writes its own part, then reads all parts. Sums add them up, rank 0's first: so all have the same sums, and a sum
+ * depends on nothing but the parts. Parts alternate between two buffers: whoever begins round r has read all of round r - 1, so
  * nobody reads round r - 2 any more, whose place round r takes.
  */
 #ifndef PARLAY_RANKS_H
@@ -67,11 +67,16 @@ static int wait_for_part(Ranks *ranks, int64_t rank)
     return 1;
 }
 
-static int sum_part(Ranks *ranks, float *numbers, int64_t count)
+static void write_part(Ranks *ranks, const float *numbers, int64_t count)
 {
     ranks->round++;
     memcpy(part_of_rank(ranks, ranks->rank), numbers, (size_t)count * 4);
     __atomic_store_n(last_round(ranks, ranks->rank), ranks->round, __ATOMIC_RELEASE);
+}
+
+static int sum_part(Ranks *ranks, float *numbers, int64_t count)
+{
+    write_part(ranks, numbers, count);
     for (int64_t rank = 0; rank < ranks->count; rank++) {
         if (!wait_for_part(ranks, rank)) return 0;
         const float *part = part_of_rank(ranks, rank);
@@ -83,13 +88,38 @@ static int sum_part(Ranks *ranks, float *numbers, int64_t count)
     return 1;
 }
 
+/* `numbers` are [count of ranks][each]; of `count` of each, from `at` on, this rank's are there. */
+static int gather_part(Ranks *ranks, float *numbers, int64_t each, int64_t at, int64_t count)
+{
+    write_part(ranks, numbers + ranks->rank * each + at, count);
+    for (int64_t rank = 0; rank < ranks->count; rank++) {
+        if (!wait_for_part(ranks, rank)) return 0;
+        memcpy(numbers + rank * each + at, part_of_rank(ranks, rank), (size_t)count * 4);
+    }
+    return 1;
+}
+
+/* The numbers that fit into a part, of those from `at` on. */
+static int64_t some_numbers(const Ranks *ranks, int64_t at, int64_t count)
+{
+    return count - at < ranks->part ? count - at : ranks->part;
+}
+
 /* Puts the sums over all ranks in the place of this rank's numbers. Once a rank is lost, numbers are what they are: the
  * forward goes on to its end, and its caller sees `lost`. */
 static void sum_over_ranks(Ranks *ranks, float *numbers, int64_t count)
 {
-    if (ranks->sum && !ranks->lost) ranks->lost = ranks->sum(numbers, count);
-    for (int64_t at = 0; at < count && !ranks->sum && !ranks->lost; at += ranks->part)
-        if (!sum_part(ranks, numbers + at, count - at < ranks->part ? count - at : ranks->part)) return;
+    if (!ranks->memory && !ranks->lost) ranks->lost = ranks->sum(numbers, count);
+    for (int64_t at = 0; at < count && ranks->memory && !ranks->lost; at += ranks->part)
+        if (!sum_part(ranks, numbers + at, some_numbers(ranks, at, count))) return;
+}
+
+/* Fills in what the other ranks have of `numbers` [count of ranks][each]. A lost rank's numbers are what they are. */
+static void gather_over_ranks(Ranks *ranks, float *numbers, int64_t each)
+{
+    if (!ranks->memory && !ranks->lost) ranks->lost = ranks->gather(numbers, each);
+    for (int64_t at = 0; at < each && ranks->memory && !ranks->lost; at += ranks->part)
+        if (!gather_part(ranks, numbers, each, at, some_numbers(ranks, at, each))) return;
 }
 
 #endif

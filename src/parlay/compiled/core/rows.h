@@ -121,6 +121,7 @@ static void store_row(const Model *model, const Heads *heads, const Segment *seg
 {
     const int64_t dim = model->head_dim, part = part_of(model, segment, layer, which, head);
     const int form = (int)model->cached;
+    if (!segment->pages[(uint64_t)slot / PAGE]) return;
     if (form == CACHE_Q8_0) {
         InputBlock blocks[LONGEST_HEAD / BLOCK];
         QUANTISE(x, dim, blocks, 1);

@@ -22,15 +22,19 @@ typedef struct {
     float *hidden;    /* [rows][hidden] */
     Inputs normed;    /* of as many rows as there are or want logits, whichever is more */
     Inputs gated;
-    float *qkv;       /* [rows][qkv_stride] */
+    float *qkv;       /* [all rows][qkv_stride] */
     Routed routed;    /* of models with experts */
     float *given;     /* [rows][hidden]: what a sub-layer gives, where it is summed or normed before it is added */
-    uint32_t *queries; /* [rows][heads * query words] */
+    uint32_t *queries; /* [all rows][heads * query words] */
     Tile *tiles;
+    float *parts, *joined; /* of models whose keys several ranks have, see tiles.h */
     char *threads;    /* per thread: what Work has of a tile, slots of a path */
     Heads heads;
     int64_t qkv_stride, queries_each, thread_bytes, bytes;
+    int64_t rounds; /* for which parts have room */
 } Space;
+
+#define MOST_PARTS (1 << 20) /* numbers that a rank gives at once, if one round has no more */
 
 INLINE int64_t line(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 INLINE int64_t group_of(const Model *model) { return model->heads / model->kv_heads; }
@@ -89,6 +93,39 @@ static Routed lay_out_routed(const Model *model, int64_t rows, char **at)
     return routed;
 }
 
+/* Numbers of one query's sums over a span as ranks exchange them: the mixed values, the largest score, and the total. */
+INLINE int64_t part_numbers(const Model *model) { return up_to(model->head_dim, LANES) + 2; }
+
+/* A round takes one span of each rank. */
+INLINE int64_t rounds_of(const Model *model, int64_t keys)
+{
+    return model->context ? (keys + model->span * model->context->count - 1) / (model->span * model->context->count) : 0;
+}
+
+/* As many rounds run at once as few numbers. */
+static void lay_out_parts(const Model *model, int64_t rows, int64_t longest, Space *space, char **at)
+{
+    int64_t numbers = rows * model->heads * part_numbers(model);
+    space->rounds = least_of(rounds_of(model, longest), most_of(1, MOST_PARTS / numbers));
+    if (!model->context) return;
+    space->parts = (float *)*at, *at += line(model->context->count * space->rounds * numbers * 4);
+    space->joined = (float *)*at, *at += line(numbers * 4);
+}
+
+/* Of a tile's sums: over a span, and over all. */
+INLINE int64_t sums_bytes(const Space *space)
+{
+    return line(space->queries_each * width_of(&space->heads) * 4) + 2 * line(space->queries_each * 4);
+}
+
+/* A thread's sums: the first ones or the second. */
+INLINE Sums sums_of_thread(const Space *space, int64_t thread, int which)
+{
+    char *at = space->threads + thread * space->thread_bytes + line(space->queries_each * COLUMNS * 4);
+    float *mixed = (float *)(at + which * sums_bytes(space)), *most = mixed + line(space->queries_each * width_of(&space->heads) * 4) / 4;
+    return (Sums){mixed, most, most + line(space->queries_each * 4) / 4};
+}
+
 /* Of a tile's queries in blocks. */
 INLINE int64_t tile_blocks_bytes(const Space *space)
 {
@@ -97,8 +134,8 @@ INLINE int64_t tile_blocks_bytes(const Space *space)
 }
 
 /* `longest`: keys of the sequence that has most, with its new rows. */
-static Space lay_out(const Model *model, int64_t rows, int64_t wanted, int64_t longest, int64_t segments,
-                     int64_t threads, char *at)
+static Space lay_out(const Model *model, int64_t rows, int64_t all_rows, int64_t wanted, int64_t longest,
+                     int64_t segments, int64_t threads, char *at)
 {
     int64_t each = model->cached == CACHE_Q8_0 ? 4 : model->cached == CACHE_BF16 ? 2 : 1, dim = model->head_dim;
     int64_t read = model->hidden * (model->beside_norm ? 2 : 1); /* by the products of attention, at most */
@@ -108,27 +145,29 @@ static Space lay_out(const Model *model, int64_t rows, int64_t wanted, int64_t l
     s.qkv_stride = (model->heads + 2 * model->kv_heads) * dim;
     s.heads = (Heads){(int)model->cached, group_of(model), dim, (dim + each - 1) / each};
     s.queries_each = queries_of_tile(model);
-    s.thread_bytes = line(s.queries_each * COLUMNS * 4) + line(s.queries_each * width_of(&s.heads) * 4) +
-                     2 * line(s.queries_each * 4) + tile_blocks_bytes(&s) + line(longest * 8);
+    s.thread_bytes = line(s.queries_each * COLUMNS * 4) + 2 * sums_bytes(&s) + tile_blocks_bytes(&s) + line(longest * 8);
     s.hidden = (float *)at, at += line(rows * model->hidden * 4);
     s.normed = lay_out_inputs(rows > wanted ? rows : wanted, mixed, &at);
     s.gated = lay_out_inputs(rows, model->ffn, &at);
     s.routed = lay_out_routed(model, rows, &at);
-    s.qkv = (float *)at, at += line(rows * s.qkv_stride * 4);
+    s.qkv = (float *)at, at += line(up_to(all_rows, model->context ? model->context->count : 1) * s.qkv_stride * 4);
     s.given = (float *)at, at += sets_outputs_apart(model) ? line(rows * model->hidden * 4) : 0;
-    s.queries = (uint32_t *)at, at += line(rows * model->heads * words_of_query(&s.heads) * 4);
-    s.tiles = (Tile *)at, at += line((rows + segments) * model->kv_heads * (int64_t)sizeof(Tile));
+    s.queries = (uint32_t *)at, at += line(all_rows * model->heads * words_of_query(&s.heads) * 4);
+    lay_out_parts(model, all_rows, longest, &s, &at);
+    s.tiles = (Tile *)at, at += line((all_rows + segments) * model->kv_heads * (int64_t)sizeof(Tile));
     s.threads = at, at += threads * s.thread_bytes;
     s.bytes = at - start;
     return s;
 }
 
 /* Enough for every forward whose longest sequence has at most so many keys. */
-static int64_t space_bytes(const Model *model, int64_t rows, int64_t wanted, int64_t longest, int64_t segments,
-                           int64_t threads)
+static int64_t space_bytes(const Model *model, int64_t rows, int64_t all_rows, int64_t wanted, int64_t longest,
+                           int64_t segments, int64_t threads)
 {
-    return lay_out(model, rows, wanted, longest, segments, threads, 0).bytes;
+    return lay_out(model, rows, all_rows, wanted, longest, segments, threads, 0).bytes;
 }
+
+INLINE int64_t all_rows_of(const Batch *batch) { return batch->all_rows ? batch->all_rows : batch->rows; }
 
 /* Whole segments by head, in tiles of rows that share keys; the rows of a tree apart from those before it. */
 static int64_t cut_tiles(const Model *model, const Batch *batch, const Space *space)

@@ -45,6 +45,11 @@ INLINE int64_t words_of_query(const Heads *heads)
     return is_paired(heads) ? heads->words : heads->head_dim;
 }
 
+/* Sums over some keys, of each query: values mixed by their weights, the largest score, and the sum of the weights. */
+typedef struct {
+    float *mixed, *most, *total; /* mixed: [count][width_of(heads)], the others [count] */
+} Sums;
+
 /* One tile at work. */
 typedef struct {
     const Segment *segment;
@@ -54,9 +59,8 @@ typedef struct {
     InputBlock *blocks;             /* [blocks_of(heads)][count]: the same; some are read behind the last */
     int64_t count;                  /* queries: rows * group */
     float *scores;                  /* [count][COLUMNS]: of a block, then its weights */
-    float *mixed;                   /* [count][width_of(heads)] */
-    float *most, *total;            /* [count]: the largest score so far, and the sum of the weights */
-    int64_t window;
+    Sums span, whole;               /* over the keys of a span so far, and over all spans before */
+    int64_t window, span_keys;
     float cap; /* of scores; 0: none */
     const float *sinks; /* [group] or null: see Layer */
 } Work;

@@ -161,7 +161,7 @@ static void mix_keys(const Work *work, int64_t first, int64_t last, int64_t from
                 strip.inputs[i] = in_blocks(&work->heads)
                                       ? scale_weights(weights + from % KEYS, scales, to - from, scaled[i])
                                       : (const uint32_t *)weights + from % KEYS / step;
-                strip.sums[i] = work->mixed + (q + i) * width + at;
+                strip.sums[i] = work->span.mixed + (q + i) * width + at;
             }
             if (gathers)
                 add_strip(is_paired(&work->heads), count, &strip);

@@ -22,6 +22,7 @@ from parlay.models.forward import (
     Forward,
     ForwardBatch,
     ForwardOutput,
+    Group,
     GrownTree,
     Growth,
     Kernels,
@@ -39,6 +40,7 @@ from parlay.types import Exactness, Skip
 _MOST_GROUP, _MOST_HEAD = 64, 512  # query heads per key head, and their size: what the library has room for
 _LINE = 64  # bytes of a cache line
 _LONGER, _SHAPES = 256, 4096  # room is made for texts of so many tokens more; forwards known to have room
+_DIVIDED = 32  # rows for each of the ranks that share texts, from which on each runs some of them
 
 
 _CACHED = {"float32": (0, torch.float32), "bfloat16": (1, torch.bfloat16), "q8_0": (2, torch.uint8)}
@@ -121,15 +123,10 @@ class CompiledForward(Forward):
         self._weights = Weights(self._core, config, weights, dtype, packed, logits=part.logits)
         self._model = self._weights.model
         self._config, self._dtype, self._part = config, dtype, part
-        if part.states:
-            self._model.raw_tap, self._dtype = 1, torch.float32
-        if part.group is not None:
-            self._model.ranks = ctypes.pointer(part.group.struct)
         self._model.cached, cache_dtype = _CACHED[str(dtype).removeprefix("torch.") if cached == "auto" else cached]
         cache_lanes = int(self._core.panel) // 2
         self._prefixes = Prefixes(cache_dtype, cache_lanes)
-        self._behind_layers = structs.ModelStruct.from_buffer_copy(self._model)  # late threads read it after a call
-        self._behind_layers.layers, self._behind_layers.raw_tap, self._behind_layers.ranks = 0, 0, None
+        self._take_part(part)
         self._space, self._growing = Workspace(self._core), Workspace(self._core)
         self._adapters, self._lowered = PackedAdapters(self._core, config, dtype), Workspace(self._core)
         self._short: dict[int, ShortHead] = {}
@@ -147,27 +144,79 @@ class CompiledForward(Forward):
             f"{'' if cached == 'auto' else f', keys and values in {cached}'}: rows do not depend on each other",
             cache_dtype=cache_dtype,
             cache_lanes=cache_lanes,
+            spread=part.spread,
             part=None if part == WHOLE else config,
         )
+
+    def _take_part(self, part: Part) -> None:
+        """Make the model that of a part, and the two for what leaves its last layer, and for what comes behind.
+
+        Late threads read them after a call.
+        """
+        if part.states:
+            self._model.raw_tap, self._dtype = 1, torch.float32
+        if part.group is not None:
+            self._model.ranks = ctypes.pointer(part.group.struct)
+        if part.context is not None:
+            self._model.context = ctypes.pointer(part.context.struct)
+        self._model.span = part.spread.span
+        self._leaving = structs.ModelStruct.from_buffer_copy(self._model)
+        self._leaving.raw_tap = 1
+        self._behind_layers = structs.ModelStruct.from_buffer_copy(self._model)
+        self._behind_layers.layers = self._behind_layers.raw_tap = 0
+        self._behind_layers.ranks = self._behind_layers.context = None
 
     @property
     def kernels(self) -> Kernels:
         return self._kernels
 
     def run(self, work: ForwardBatch) -> ForwardOutput:
-        logits = torch.empty(len(work.wanted), self._config.output_size if self._part.logits else 0)
+        if self._part.context is not None and not work.taps and len(work.ids) >= _DIVIDED * self._part.spread.ranks:
+            return self._run_divided(work, self._part.context)
+        logits = self._room_for_logits(work)
         pointed: list[object] = []
         laid = lay_out(work, self._prefixes)
-        batch = self._batch(work, laid, logits, pointed)
+        batch = self._batch(work, laid, logits, pointed, range(len(work.ids)))
         taps = Taps(work.taps)
         if work.taps:
             self._run_tapped(batch, laid, taps, len(work.ids))
         else:
             self._core.forward(ctypes.byref(self._model), ctypes.byref(batch))
         del pointed  # the call read it
-        if self._part.group is not None:
-            self._part.group.check()
+        for group in self._part.groups:
+            group.check()
         return ForwardOutput(logits, taps)
+
+    def _room_for_logits(self, work: ForwardBatch) -> Tensor:
+        return torch.empty(len(work.wanted), self._config.output_size if self._part.logits else 0)
+
+    def _run_divided(self, work: ForwardBatch, context: Group) -> ForwardOutput:
+        """Run one of as many shares of the rows as ranks share the texts.
+
+        What leaves the last layer of rows that are read is given to all: one of the ranks has the LM head.
+        """
+        ranks, rank = self._part.spread.ranks, self._part.spread.rank
+        each = -(-len(work.ids) // ranks)
+        own = range(rank * each, min((rank + 1) * each, len(work.ids)))
+        pointed: list[object] = []
+        leaving_NH = torch.empty(len(own) if work.wanted else 0, self._config.hidden_size)
+        batch = self._batch(work._replace(wanted=[]), lay_out(work, self._prefixes), torch.empty(0), pointed, own)
+        if work.wanted:
+            pointers = self._pointers((self._config.num_layers,), leaving_NH.unsqueeze(0))
+            batch.taps = ctypes.addressof(pointers)
+        self._core.forward(ctypes.byref(self._leaving), ctypes.byref(batch))
+        del pointed  # the call read it
+        parts_RWH = torch.zeros(ranks, len(work.wanted), self._config.hidden_size)
+        for place, row in enumerate(work.wanted):
+            if row in own:
+                parts_RWH[rank, place] = leaving_NH[row - own.start]
+        if work.wanted:
+            context.gather(parts_RWH)
+        context.check()
+        if not work.wanted or not self._part.logits:
+            return ForwardOutput(self._room_for_logits(work), Taps(()))
+        hidden_WH = torch.stack([parts_RWH[row // each, place] for place, row in enumerate(work.wanted)])
+        return self.finish(hidden_WH, range(len(work.wanted)), normed=False)
 
     def finish(self, hidden_NH: Tensor, wanted: Sequence[int], *, normed: bool) -> ForwardOutput:
         """Do what comes behind the last layer, with the float32 rows ``[N, H]`` that have left it.
@@ -182,7 +231,7 @@ class CompiledForward(Forward):
         )
         batch = structs.Batch(rows=rows, wanted=len(wanted), threads=pool, inputs=hidden_NH.data_ptr())
         batch.wanted_rows, batch.logits = ctypes.addressof(wanted_rows), logits.data_ptr()
-        batch.space = self._room(rows, len(wanted), 1, 1, pool)
+        batch.space = self._room(rows, rows, len(wanted), 1, 1, pool)
         if normed:
             batch.taps = ctypes.addressof(pointers)
         self._core.forward(ctypes.byref(model), ctypes.byref(batch))
@@ -229,10 +278,15 @@ class CompiledForward(Forward):
             self._short[tokens] = ShortHead(self._core, self._weights, tokens)
         return self._short[tokens]
 
-    def _batch(self, work: ForwardBatch, laid: BatchLayout, logits: Tensor, pointed: list[object]) -> structs.Batch:
-        """The work as the core reads it; ``logits`` ``[W, V]`` are written to. What it points to joins ``pointed``."""
-        rows, wanted, pool, segments = len(work.ids), len(work.wanted), threads.count(), len(laid.segments)
-        ids = (ctypes.c_int64 * rows)(*laid.arranged(work.ids))
+    def _batch(
+        self, work: ForwardBatch, laid: BatchLayout, logits: Tensor, pointed: list[object], own: range
+    ) -> structs.Batch:
+        """The work as the core reads it, whose ``own`` rows run here; ``logits`` ``[W, V]`` are written to.
+
+        What it points to joins ``pointed``.
+        """
+        rows, wanted, pool, segments = len(own), len(work.wanted), threads.count(), len(laid.segments)
+        ids = (ctypes.c_int64 * rows)(*laid.arranged(work.ids)[own.start : own.stop])
         wanted_rows = (ctypes.c_int32 * max(wanted, 1))(*laid.rows_of(work.wanted))
         longest = max([place.start + place.end for place in work.places])
         self._reach(longest)
@@ -245,11 +299,13 @@ class CompiledForward(Forward):
             segment=laid.segments,
             wanted_rows=ctypes.addressof(wanted_rows),
             logits=logits.data_ptr(),
-            space=self._room(rows, wanted, longest, segments, pool),
+            space=self._room(rows, len(work.ids), wanted, longest, segments, pool),
             late=len(laid.joining),
             late_segments=laid.late_segments,
             join=laid.join,
             joining=laid.joining,
+            all_rows=len(work.ids) if rows < len(work.ids) else 0,
+            own=own.start,
         )
         pointed += [laid, ids, wanted_rows]
         self._add_options(batch, work, laid, pointed)
@@ -300,19 +356,19 @@ class CompiledForward(Forward):
             flags[2 * layer + (part == "mlp")] = 1
         return flags
 
-    def _room(self, rows: int, wanted: int, longest: int, segments: int, threads: int) -> int:
-        """Where the forward may write: kept from call to call, and grown when one needs more."""
-        shape = rows, wanted, -(-longest // _LONGER), segments, threads
-        if shape not in self._roomy:
-            self._make_room(*shape)
-        return self._start
+    def _room(self, rows: int, all_rows: int, wanted: int, longest: int, *others: int) -> int:
+        """Where the forward may write: kept from call to call, and grown when one needs more.
 
-    def _make_room(self, rows: int, wanted: int, longest: int, segments: int, threads: int) -> None:
-        needed = self._core.space_bytes(ctypes.byref(self._model), rows, wanted, longest * _LONGER, segments, threads)
-        self._start = self._space.at_least(needed)
-        if len(self._roomy) >= _SHAPES:
-            self._roomy.clear()
-        self._roomy.add((rows, wanted, longest, segments, threads))
+        ``others``: segments, threads.
+        """
+        shape = rows, all_rows, wanted, -(-longest // _LONGER), *others
+        if shape not in self._roomy:
+            needed = self._core.space_bytes(ctypes.byref(self._model), *shape[:3], shape[3] * _LONGER, *others)
+            self._start = self._space.at_least(needed)
+            if len(self._roomy) >= _SHAPES:
+                self._roomy.clear()
+            self._roomy.add(shape)
+        return self._start
 
     def _reach(self, positions: int) -> None:
         """Make rotations of so many positions available: cosines and sines ``[positions, 2, D/2]``."""

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from parlay.cache.pages import zeros
+from parlay.cache.pages import SPAN, zeros
 from parlay.compiled import structs
 from parlay.compiled.library import NotLoaded, load
 from parlay.models.config import Activation, DecoderConfig, LayerForm
@@ -140,6 +140,7 @@ class Weights:
             head=head,
             embedding_scale=config.embedding_scale,
             logit_cap=config.logit_cap,
+            span=SPAN,
         )
 
     def _layer(self, layer: LayerWeights, form: LayerForm) -> structs.LayerStruct:

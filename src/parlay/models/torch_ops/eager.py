@@ -36,9 +36,10 @@ class EagerForward(Forward):
         device: torch.device,
         part: Part = WHOLE,
     ) -> None:
-        """Raises UnsupportedModel for a part that is some of a model's layers: they need the compiled decoder."""
-        if part.states:
-            raise UnsupportedModel("pipeline parallelism needs the compiled decoder, and torch's operators decode here")
+        """Raises UnsupportedModel for a part with some of the layers or keys: these need the compiled decoder."""
+        if part.states or part.context is not None:
+            split = "pipeline" if part.states else "context"
+            raise UnsupportedModel(f"{split} parallelism needs the compiled decoder, and torch's operators decode here")
         decoder = build(config, weights, dtype, device)
         stored = stored_as(weights)
         judged = judge(decoder, device)

@@ -1,0 +1,225 @@
+/* Attention of a batch, tile by tile.
+ *
+ * Of a text whose keys several ranks have, span s of each path belongs to rank s % count. Each rank sums up its spans for
+ * all rows. Then all join the sums of all ranks, span by span in the order in which one rank does it alone. So a row's
+ * attention has the same bits whatever the number of ranks. A round takes one span of each rank.
+ */
+#ifndef PARLAY_TILES_H
+#define PARLAY_TILES_H
+
+#include "phases.h"
+#include "ranks.h"
+#include "rows.h"
+
+/* A tile's queries in blocks, as products read rows. */
+static InputBlock *lay_blocks(const Heads *heads, const uint32_t *const *queries, int64_t count, char *at)
+{
+    InputBlock *blocks = (InputBlock *)at, *to = blocks;
+    for (int64_t b = 0; in_blocks(heads) && b < blocks_of(heads); b++)
+        for (int64_t q = 0; q < count; q++) *to++ = ((const InputBlock *)queries[q])[b];
+    return blocks;
+}
+
+/* A tile at work, in the thread's own part of the space. */
+static Work work_of(const Pass *pass, const Tile *tile, int64_t thread, const uint32_t **queries, int64_t **slots)
+{
+    const Model *model = pass->model;
+    const Space *space = pass->space;
+    const Layer *layer = &model->layer[pass->here / 2];
+    const Segment *segment = &pass->batch->segment[tile->segment];
+    int64_t group = group_of(model), most = space->queries_each;
+    const int64_t words = words_of_query(&space->heads);
+    char *own = space->threads + thread * space->thread_bytes;
+    char *blocks = own + line(most * COLUMNS * 4) + 2 * sums_bytes(space);
+    for (int64_t row = tile->from; row < tile->to; row++)
+        for (int64_t i = 0; i < group; i++)
+            queries[(row - tile->from) * group + i] =
+                space->queries + ((segment->begin + row) * model->heads + tile->head * group + i) * words;
+    *slots = (int64_t *)(blocks + tile_blocks_bytes(space));
+    return (Work){.segment = segment,
+                  .heads = space->heads,
+                  .keys = part_of(model, segment, pass->here / 2, 0, tile->head),
+                  .values = part_of(model, segment, pass->here / 2, 1, tile->head),
+                  .queries = queries,
+                  .blocks = lay_blocks(&space->heads, queries, (tile->to - tile->from) * group, blocks),
+                  .count = (tile->to - tile->from) * group,
+                  .scores = (float *)own,
+                  .span = sums_of_thread(space, thread, 0),
+                  .whole = sums_of_thread(space, thread, 1),
+                  .window = layer->window,
+                  .span_keys = model->span,
+                  .cap = (float)layer->score_cap,
+                  .sinks = layer->sinks ? layer->sinks + tile->head * group : 0};
+}
+
+/* What pieces of attention are: each computes in the thread's own part of the space, then stores that. */
+typedef struct {
+    const Pass *pass;
+    int64_t count;
+    void (*compute)(const Pass *pass, int64_t piece, int64_t thread);
+    void (*store)(const Pass *pass, int64_t piece, int64_t thread);
+} TilesTask;
+
+static void compute_piece(const void *own, int64_t piece, Member *me)
+{
+    const TilesTask *task = own;
+    task->compute(task->pass, piece, me->index);
+}
+
+/* Beyond MOST_PIECES a piece is several: the first is computed already. */
+static void commit_pieces(const void *own, int64_t piece, Member *me)
+{
+    const TilesTask *task = own;
+    task->store(task->pass, piece, me->index);
+    for (int64_t more = piece + MOST_PIECES; more < task->count; more += MOST_PIECES) {
+        task->compute(task->pass, more, me->index);
+        task->store(task->pass, more, me->index);
+    }
+}
+
+static int run_tiles(const TilesTask *task)
+{
+    int64_t pieces = task->count < MOST_PIECES ? task->count : MOST_PIECES;
+    Phase phase = {.pieces = pieces, .compute = compute_piece, .commit = commit_pieces, .task = task};
+    return parlay_pool_phase(task->pass->me, &phase);
+}
+
+static void compute_tile(const Pass *pass, int64_t piece, int64_t thread)
+{
+    const Tile *tile = &pass->space->tiles[piece];
+    const uint32_t *queries[MOST_QUERIES];
+    int64_t *slots;
+    Work work = work_of(pass, tile, thread, queries, &slots);
+    attend_tile(&work, tile, slots);
+}
+
+/* In which form the product wants it that reads what all heads give. */
+INLINE int wanted_of_heads(const Pass *pass) { return format_of(&pass->model->layer[pass->here / 2].out)->input; }
+
+/* What a head gives, into the inputs of that product. */
+static void put_mixed(const Pass *pass, int wanted, int64_t row, int64_t head, const float *mixed)
+{
+    const Inputs *inputs = &pass->space->normed;
+    int64_t dim = pass->model->head_dim, at = head * dim, i = 0;
+    for (; i + LANES <= dim; i += LANES) put_input(inputs, wanted, row, at + i, load(mixed + i));
+    for (; i < dim; i++) put_one_input(inputs, wanted, row, at + i, mixed[i]);
+    if (dim % BLOCK == 0) put_codes(inputs, wanted, row, at, dim);
+}
+
+/* The batch's row, and the head, of a tile's query. */
+INLINE int64_t row_of_query(const Pass *pass, const Tile *tile, int64_t q)
+{
+    return pass->batch->segment[tile->segment].begin + tile->from + q / group_of(pass->model);
+}
+INLINE int64_t head_of_query(const Pass *pass, const Tile *tile, int64_t q)
+{
+    return tile->head * group_of(pass->model) + q % group_of(pass->model);
+}
+INLINE int64_t queries_of(const Pass *pass, const Tile *tile) { return (tile->to - tile->from) * group_of(pass->model); }
+
+static void store_tile(const Pass *pass, int64_t piece, int64_t thread)
+{
+    const Tile *tile = &pass->space->tiles[piece];
+    const float *mixed = sums_of_thread(pass->space, thread, 1).mixed;
+    const int wanted = wanted_of_heads(pass);
+    for (int64_t q = 0; q < queries_of(pass, tile); q++)
+        put_mixed(pass, wanted, row_of_query(pass, tile, q), head_of_query(pass, tile, q),
+                  mixed + q * width_of(&pass->space->heads));
+}
+
+/* ------------------------------------------------------------------------------------------ keys of several ranks */
+
+/* The sums of one query as ranks exchange them. */
+INLINE Sums sums_of_part(const Pass *pass, float *parts, int64_t round, int64_t row, int64_t head)
+{
+    int64_t numbers = part_numbers(pass->model), rows = all_rows_of(pass->batch);
+    float *at = parts + ((round * rows + row) * pass->model->heads + head) * numbers;
+    return (Sums){at, at + numbers - 2, at + numbers - 1};
+}
+
+/* A tile's sums over this rank's span of a round. */
+static void compute_part(const Pass *pass, int64_t piece, int64_t thread)
+{
+    const Ranks *context = pass->model->context;
+    const Tile *tile = &pass->space->tiles[piece % pass->tiles];
+    int64_t span = (pass->round + piece / pass->tiles) * context->count + context->rank, *slots;
+    const uint32_t *queries[MOST_QUERIES];
+    Work work = work_of(pass, tile, thread, queries, &slots);
+    Seen seen = seen_by(&work, tile, slots);
+    attend_span(&work, &seen, span * pass->model->span);
+}
+
+static void store_part(const Pass *pass, int64_t piece, int64_t thread)
+{
+    const Tile *tile = &pass->space->tiles[piece % pass->tiles];
+    const int64_t dim = pass->model->head_dim, round = pass->model->context->rank * pass->rounds + piece / pass->tiles;
+    Sums sums = sums_of_thread(pass->space, thread, 0);
+    for (int64_t q = 0; q < queries_of(pass, tile); q++) {
+        Sums own = sums_of_query(&sums, q, width_of(&pass->space->heads));
+        Sums to = sums_of_part(pass, pass->space->parts, round, row_of_query(pass, tile, q), head_of_query(pass, tile, q));
+        for (int64_t i = 0; i < dim; i += LANES) store(to.mixed + i, load(own.mixed + i));
+        *to.most = *own.most, *to.total = *own.total;
+    }
+}
+
+static void gather_parts(const Pass *pass, int64_t part, int64_t parts)
+{
+    (void)part, (void)parts;
+    int64_t numbers = pass->rounds * all_rows_of(pass->batch) * pass->model->heads * part_numbers(pass->model);
+    gather_over_ranks(pass->model->context, pass->space->parts, numbers);
+}
+
+/* Rounds of one of this rank's rows and one head join those before; the last ones complete what the head gives. */
+static void join_rounds(const Pass *pass, int64_t row, int64_t head)
+{
+    const Model *model = pass->model;
+    const float *sinks = model->layer[pass->here / 2].sinks;
+    int64_t all = pass->batch->own + row;
+    Sums whole = sums_of_part(pass, pass->space->joined, 0, row, head);
+    if (!pass->round) {
+        memset(whole.mixed, 0, (size_t)part_numbers(model) * 4), *whole.most = -__builtin_inff();
+        begin_with_sink(whole, sinks ? sinks + head : 0);
+    }
+    for (int64_t round = 0; round < pass->rounds; round++)
+        for (int64_t rank = 0; rank < model->context->count; rank++)
+            join_sums(whole, sums_of_part(pass, pass->space->parts, rank * pass->rounds + round, all, head), model->head_dim);
+    if (pass->round + pass->rounds < pass->all_rounds) return;
+    divide(whole, model->head_dim);
+    put_mixed(pass, wanted_of_heads(pass), row, head, whole.mixed);
+}
+
+static void join_parts(const Pass *pass, int64_t part, int64_t parts)
+{
+    for (int64_t row = pass->rows * part / parts; row < pass->rows * (part + 1) / parts; row++)
+        for (int64_t head = 0; head < pass->model->heads; head++) join_rounds(pass, row, head);
+}
+
+/* ----------------------------------------------------------------------------------------------- attention as a whole */
+
+static int attend_with_ranks(Pass pass)
+{
+    for (pass.round = 0; pass.round < pass.all_rounds; pass.round += pass.rounds) {
+        pass.rounds = least_of(pass.space->rounds, pass.all_rounds - pass.round);
+        TilesTask task = {&pass, pass.tiles * pass.rounds, compute_part, store_part};
+        if (!run_tiles(&task) || !run_once(&pass, gather_parts) || !run_rows(&pass, join_parts)) return 0;
+    }
+    return 1;
+}
+
+/* Heads that end within a block: what they make together gets its codes when all are there. */
+static void put_mixed_codes(const Pass *pass, int64_t part, int64_t parts)
+{
+    int64_t rows = pass->rows;
+    for (int64_t row = rows * part / parts; row < rows * (part + 1) / parts; row++)
+        put_codes(&pass->space->normed, CODES, row, 0, pass->model->heads * pass->model->head_dim);
+}
+
+/* All rows attend to what they see. */
+static int attend(const Pass *pass)
+{
+    TilesTask task = {pass, pass->tiles, compute_tile, store_tile};
+    int apart = wanted_of_heads(pass) == CODES && pass->model->head_dim % BLOCK;
+    return (pass->model->context ? attend_with_ranks(*pass) : run_tiles(&task)) && (!apart || run_rows(pass, put_mixed_codes));
+}
+
+#endif
