@@ -16,7 +16,7 @@ from tests.cache.test_store import SHAPE, code, random_tree
 
 def resident(store: Store) -> int:
     """Bytes of the pages that are taken and here."""
-    return sum(SHAPE.page_bytes for page in store._pool._taken if page.address)
+    return sum(SHAPE.page_bytes for page in store.pool._taken if page.address)
 
 
 class Ranks:
@@ -51,7 +51,7 @@ class Ranks:
             store.check()
             for entry in store._live.values():
                 for slot, number in enumerate(code(entry.tokens) if entry.tokens else ()):
-                    here = slot // 32 % len(self.stores) == store._shape.spread.rank
+                    here = slot // 32 % len(self.stores) == store.shape.spread.rank
                     assert bool(entry.table[slot // BLOCK].address) == here
                     assert not here or bool((entry.table.row(slot)[0] == number).all())
 

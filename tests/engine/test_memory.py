@@ -26,7 +26,7 @@ ROOM = 640
 
 def room_bytes(llm: LLM) -> int:
     """What `ROOM` tokens take in the target's cache."""
-    return int(ROOM // BLOCK * llm.runner._store._shape.page_bytes)  # type: ignore[attr-defined]
+    return int(ROOM // BLOCK * llm.runner.store.shape.page_bytes)  # type: ignore[attr-defined]
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +100,7 @@ def test_a_request_that_memory_can_never_hold_is_refused_and_the_default_length_
 
 def test_drafters_share_the_targets_memory(small: LLM) -> None:
     small.generate(SYSTEM, SamplingParams(max_tokens=4), strategy="draft-model")
-    budget = small.runner._store._budget  # type: ignore[attr-defined]
+    budget = small.runner.store._budget  # type: ignore[attr-defined]
     assert 0 < budget.total - budget.free <= budget.total
     assert len(budget._holders) == 3, "the target's cache, the draft model's, and what drafters keep of requests"
 

@@ -127,7 +127,7 @@ def scatter(runner: NativeRunner) -> None:
         runner.release(name)
     runner.open(0, (0,))
     runner.reserve(0, 160)
-    addresses = [page.address for page in runner._store._live[0].table]
+    addresses = [page.address for page in runner.store._live[0].table]
     runner.release(0)
     steps = {after - before for before, after in itertools.pairwise(addresses)}
     assert len(steps) > 5

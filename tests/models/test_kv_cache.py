@@ -53,7 +53,7 @@ def read(runner: NativeRunner, tokens: tuple[int, ...]) -> list[Page]:
     assert runner.reserve(0, len(tokens) + 64)
     runner.forward([Segment(0, tokens, logits_from=len(tokens))])
     runner.keep(0, ())
-    return list(runner._store._live[0].table)
+    return list(runner.store._live[0].table)
 
 
 def hadamard() -> Tensor:

@@ -53,6 +53,8 @@ MISTAKES = {
     "half a name": (["=parlay-mini"], "NAME=MODEL"),
     "the same name by flag": (["--model", NO_MODEL], "two models"),
     "no folder of models": (["--model-dir", "/nowhere"], "/nowhere"),
+    "prefixes of two models": (["parlay-mini-draft", "--prefix-cache", "kept"], "goes with one model"),
+    "prefixes of two processes": (["--replicas", "2", "--prefix-cache", "kept"], "one process"),
     "records of whom": (["--record", "kept", "--api-key", "sesame"], "record=1"),
     "records of anybody": (["--record", "kept", "--no-auth"], "nobody was asked"),
     "a mask that is none": (["--record", "kept", "--record-mask", "("], "no regular expression"),

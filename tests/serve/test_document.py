@@ -21,6 +21,7 @@ KEY = "sesame"
 ALWAYS_REFUSABLE = {
     "/completion",
     "/infill",
+    "/slots/{slot}",
     "/props",
     "/v1/models",
     "/v1/models/{model}",

@@ -11,6 +11,8 @@ import torch
 from starlette.testclient import TestClient
 
 from parlay.aio import AsyncLLM
+from parlay.llm import judging
+from parlay.llm.judging import judge_prompts
 from parlay.types import Segment
 
 TEXTS = ["The fox jumps.", "A dog sleeps in the sun.", "The fox jumps."]
@@ -82,3 +84,33 @@ def test_what_cannot_be_embedded_is_refused_by_its_field(
     response = client.post(path, json=body)
     assert response.status_code == 400, response.text
     assert response.json()["error"]["param"].startswith(param)
+
+
+def test_a_chat_model_says_whether_a_document_answers(
+    client: TestClient, engine: AsyncLLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The share of the first word in the chances of both, after the prompt that Qwen3-Reranker was trained with."""
+    llm = engine.llm
+    documents = ["A narrow valley.", "A kind of cheese."]
+    body = {"query": "gorge", "documents": documents, "score_by": "yes-no", "instruction": "Explain"}
+    refused = client.post("/v1/rerank", json=body)
+    assert (refused.status_code, "one token each" in refused.json()["error"]["message"]) == (400, True)
+    monkeypatch.setattr(judging, "ANSWERS", ("is", "not"))
+    reply = client.post("/v1/rerank", json=body).json()
+    found = {each["index"]: each["relevance_score"] for each in reply["results"]}
+    words = [llm.get_tokenizer().encode(word, add_special_tokens=False)[0] for word in judging.ANSWERS]
+    for index, document in enumerate(documents):
+        ids = judge_prompts(llm, [("gorge", document)], "Explain")[0]
+        text = llm.get_tokenizer().decode(list(ids))
+        assert f"<Instruct>: Explain\n<Query>: gorge\n<Document>: {document}" in text
+        llm.runner.open(77, ())
+        assert llm.runner.reserve(77, len(ids))
+        logits = llm.runner.forward([Segment(77, ids, logits_from=len(ids) - 1)]).logits_RV[0]
+        llm.runner.release(77)
+        assert found[index] == pytest.approx(float(torch.softmax(logits[words].double(), 0)[0]), abs=1e-6)
+    scores = client.post("/v1/score", json={"text_1": "gorge", "text_2": documents, **_only(body)}).json()["data"]
+    assert [each["score"] for each in scores] == [found[0], found[1]]
+
+
+def _only(body: dict[str, Any]) -> dict[str, Any]:
+    return {name: body[name] for name in ("score_by", "instruction")}

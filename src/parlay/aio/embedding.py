@@ -1,11 +1,20 @@
-"""Embeddings beside requests that decode: the engine takes its steps between the forwards of the texts."""
+"""Embeddings and judgements beside requests that decode: the engine takes its steps between the texts' forwards."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from parlay.aio.service import AsyncLLM
-from parlay.llm.embedding import EmbeddingOutput, EmbeddingRequestOutput, Pooled, check_embeds, groups
+from parlay.llm.embedding import (
+    EmbeddingOutput,
+    EmbeddingRequestOutput,
+    Pooled,
+    Reading,
+    ScoringRequestOutput,
+    check_embeds,
+    groups,
+)
+from parlay.llm.judging import Judged, told, words_of
 from parlay.types import Adapter
 
 
@@ -27,10 +36,22 @@ async def embed(
     return [EmbeddingRequestOutput(ids, EmbeddingOutput(each)) for ids, each in zip(texts, found, strict=True)]
 
 
-async def _run(llm: AsyncLLM, pooled: Pooled) -> None:
+async def judge(
+    llm: AsyncLLM, prompts: Sequence[tuple[int, ...]], adapter: Adapter | None = None
+) -> list[ScoringRequestOutput]:
+    """Score what `judge_prompts` has made. Raises ValueError for a model without the two words, and Closed."""
+    words, scores = words_of(llm.llm), list[float]()
+    for group in groups(prompts):
+        judged = Judged(llm.llm.runner, [prompts[place] for place in group], words, adapter)
+        await _run(llm, judged)
+        scores += judged.scores
+    return told(prompts, scores)
+
+
+async def _run(llm: AsyncLLM, reading: Reading) -> None:
     try:
-        await llm.between_steps(lambda _: pooled.open())
-        while not pooled.over:
-            await llm.between_steps(lambda _: pooled.step())
+        await llm.between_steps(lambda _: reading.open())
+        while not reading.over:
+            await llm.between_steps(lambda _: reading.step())
     finally:
-        await llm.between_steps(lambda _: pooled.release())
+        await llm.between_steps(lambda _: reading.release())

@@ -97,17 +97,17 @@ class Budget:
                 pass
 
 
-def parse_bytes(size: int | str) -> int:
-    """Bytes from a number, or from a text such as ``2GiB`` or ``500 MB``. Raises ValueError for anything else."""
+def parse_bytes(size: int | str, name: str = "memory") -> int:
+    """Bytes from a number, or from a text such as ``2GiB`` or ``500 MB``. Raises ValueError for another."""
     if isinstance(size, int):
         count = size
     else:
         match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]i?B|B?)", size.strip())
         if match is None:
-            raise ValueError(f"memory {size!r} is not understood: write bytes, or a size such as '2GiB' or '500MB'")
+            raise ValueError(f"{name} {size!r} is not understood: write bytes, or a size such as '2GiB' or '500MB'")
         count = int(float(match[1]) * _UNITS[match[2]])
     if count <= 0:
-        raise ValueError(f"memory must be more than 0 bytes, got {size}")
+        raise ValueError(f"{name} must be more than 0 bytes, got {size}")
     return count
 
 

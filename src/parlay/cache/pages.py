@@ -266,11 +266,10 @@ class _Slab:
     prompt mostly has neighbouring pages, and its rows are then read as one stream.
     """
 
-    def __init__(self, shape: CacheShape, count: int) -> None:
-        heads, rows = shape.size[:3], shape.size[3:]
-        memory = zeros((*heads, count, *rows), shape.dtype, shape.device)
-        self.count = count
-        self.free = [Page(memory, number, shape.lanes) for number in reversed(range(count))]
+    def __init__(self, memory: Tensor, lanes: int) -> None:
+        """``memory`` ``[layers, 2, kv_heads, count, ...]``."""
+        self.count = memory.shape[3]
+        self.free = [Page(memory, number, lanes) for number in reversed(range(self.count))]
 
 
 class SparePages:
@@ -308,11 +307,12 @@ class Pool:
 
     def __init__(self, shape: CacheShape) -> None:
         self._shape = shape
-        self._count = max(1, min(_SLAB_PAGES, -(-_SLAB_BYTES // shape.page_bytes)))
+        pages = max(1, min(_SLAB_PAGES, -(-_SLAB_BYTES // shape.page_bytes)))
+        self.slab_size = (*shape.size[:3], pages, *shape.size[3:])
         self._open: dict[_Slab, None] = {}  # those with free pages
         self._taken: dict[Page, _Slab | None] = {}  # None: another rank has it
         self.taken = [0] * shape.spread.ranks
-        self._elsewhere = torch.empty(*shape.size[:3], self._count, *shape.size[3:], dtype=shape.dtype, device="meta")
+        self._elsewhere = torch.empty(*self.slab_size, dtype=shape.dtype, device="meta")
 
     def take(self, number: int = 0) -> Page:
         """A page that nobody uses, for page ``number`` of a text."""
@@ -329,8 +329,16 @@ class Pool:
         page.rank = _BORROWED
         return page
 
-    def _take(self) -> Page:
-        slab = next(iter(self._open), None) or _Slab(self._shape, self._count)
+    def adopt(self, memory: Tensor, count: int) -> list[Page]:
+        """Take the first ``count`` pages of a slab with rows, ``memory`` ``[layers, 2, kv_heads, pages, ...]``."""
+        slab = _Slab(memory, self._shape.lanes)
+        self.taken[0] += count
+        return [self._take(slab) for _ in range(count)]
+
+    def _take(self, slab: _Slab | None = None) -> Page:
+        slab = slab or next(iter(self._open), None)
+        if slab is None:
+            slab = _Slab(zeros(self.slab_size, self._shape.dtype, self._shape.device), self._shape.lanes)
         page = slab.free.pop()
         if slab.free:
             self._open[slab] = None

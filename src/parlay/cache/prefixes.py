@@ -101,6 +101,15 @@ class CachedText:
             assert all(own), "rows that are not committed lie in a page that others use"
 
 
+class KnownPage(NamedTuple):
+    """A page that texts find: its tokens, the page before it in its text, and whose texts they are."""
+
+    page: Page
+    before: Page | None
+    salt: str
+    tokens: tuple[int, ...]
+
+
 @dataclass(slots=True)
 class _Known:
     """``level`` maps ``tokens`` to the page; pages in ``after`` follow it. Only first pages have a ``salt``."""
@@ -164,12 +173,26 @@ class PrefixIndex:
 
     def add(self, entry: CachedText, number: int) -> Page:
         """The known page with the text of the entry's page: a page that was known already, or the entry's own."""
-        level = self._known[entry.table[number - 1]].after if number else self._roots.setdefault(entry.salt, {})
         tokens = tuple(entry.tokens[number * BLOCK : (number + 1) * BLOCK])
-        page = level.setdefault(tokens, entry.table[number])
+        before = entry.table[number - 1] if number else None
+        return self.put(KnownPage(entry.table[number], before, entry.salt, tokens))
+
+    def put(self, new: KnownPage) -> Page:
+        """The page that is known for this text already, or the new one, which is from now on."""
+        level = self._known[new.before].after if new.before is not None else self._roots.setdefault(new.salt, {})
+        page = level.setdefault(new.tokens, new.page)
         if page not in self._known:
-            self._known[page] = _Known(tokens, level, None if number else entry.salt)
+            self._known[page] = _Known(new.tokens, level, new.salt if new.before is None else None)
         return page
+
+    def pages(self) -> Iterator[KnownPage]:
+        """All known pages, each after the one before it."""
+        levels: list[tuple[Page | None, str, Level]] = [(None, salt, level) for salt, level in self._roots.items()]
+        while levels:
+            before, salt, level = levels.pop()
+            for tokens, page in level.items():
+                yield KnownPage(page, before, salt, tokens)
+                levels.append((page, salt, self._known[page].after))
 
     def remove(self, page: Page) -> list[Page]:
         """Forget a page and all that follow it. Returns those that followed."""

@@ -56,11 +56,11 @@ class Store:
         """``max_tokens`` is the share that the store adds to the budget, or without a budget all that it may hold."""
         if max_tokens < 1:
             raise ValueError(f"a cache of {max_tokens} tokens is too small: it must hold at least one")
-        self._shape, self._spread = shape, shape.spread
+        self.shape, self._spread = shape, shape.spread
         self._live: dict[int, CachedText] = {}
-        self._spare = SparePages(shape.spread.ranks)
-        self._index = PrefixIndex()
-        self._pool = Pool(shape)
+        self.spare_pages = SparePages(shape.spread.ranks)
+        self.index = PrefixIndex()
+        self.pool = Pool(shape)
         self._growing = [0] * shape.spread.ranks  # pages of each rank for which room is made
         self._budget = budget or Budget()
         share = self._spread.most(pages_for(max_tokens))
@@ -70,11 +70,11 @@ class Store:
 
     def match_prefix(self, tokens: Sequence[int], salt: str = "") -> int:
         """How many of ``tokens``, fewer than all, `open` would find cached."""
-        return self._index.find(tokens, salt)[1]
+        return self.index.find(tokens, salt)[1]
 
     def open(self, sequence: int, tokens: Sequence[int], salt: str = "") -> int:
         """Begin a sequence with the longest cached beginning of ``tokens``; returns its length, fewer than all."""
-        pages, length = self._index.find(tokens, salt)
+        pages, length = self.index.find(tokens, salt)
         self._begin(sequence, salt, pages, tokens[:length])
         return length
 
@@ -92,8 +92,8 @@ class Store:
         entry = self._live.pop(sequence, None)
         if entry is None:
             return
-        if entry.tail is not None and entry.tail not in self._index:
-            self._index.add(entry, entry.indexed)
+        if entry.tail is not None and entry.tail not in self.index:
+            self.index.add(entry, entry.indexed)
         self._cut(entry, 0)
 
     def length(self, sequence: int) -> int:
@@ -184,8 +184,8 @@ class Store:
         if length < len(entry.tokens):
             self._cut(entry, max(length, 0), forget=True)
             tail = entry.tail
-            if tail is not None and tail.users == 1 and tail in self._index and not self._index.has_more(tail):
-                self._index.remove(tail)
+            if tail is not None and tail.users == 1 and tail in self.index and not self.index.has_more(tail):
+                self.index.remove(tail)
         return len(entry.tokens)
 
     def rows_of(self, sequence: int, text: Sequence[int], first: int, count: int) -> Tensor | None:
@@ -193,8 +193,8 @@ class Store:
 
         None where some of them are not cached here. Caches in blocks have no such rows.
         """
-        pages, length = self._index.find(text[: first + count + 1], self._entry(sequence).salt)
-        if length < first + count or self._shape.dtype == torch.uint8 or self._spread.ranks > 1:
+        pages, length = self.index.find(text[: first + count + 1], self._entry(sequence).salt)
+        if length < first + count or self.shape.dtype == torch.uint8 or self._spread.ranks > 1:
             return None
         return torch.stack([pages[slot // BLOCK].states(slot % BLOCK) for slot in range(first, first + count)])
 
@@ -214,26 +214,26 @@ class Store:
     def free_tokens(self) -> int:
         """How many tokens could be reserved now, reusable prefixes given up."""
         used = self._in_use()
-        free = self._budget.free_bytes(self) // self._shape.page_bytes
+        free = self._budget.free_bytes(self) // self.shape.page_bytes
         return min(self.capacity(), sum(free + max(used) - each for each in used) * BLOCK)
 
     def capacity(self) -> int:
         """How many tokens all sequences together could ever hold."""
-        return self._spread.pages(self._budget.total // self._shape.page_bytes) * BLOCK
+        return self._spread.pages(self._budget.total // self.shape.page_bytes) * BLOCK
 
     @property
     def held(self) -> int:
         """Bytes of all pages in use or reusable, each counted once."""
-        return self._most(self._pool.taken, self._growing) * self._shape.page_bytes
+        return self._most(self.pool.taken, self._growing) * self.shape.page_bytes
 
     @property
     def spare(self) -> int:
         """Bytes of reusable pages that nobody uses."""
-        return self.held - self._most(self._in_use(), self._growing) * self._shape.page_bytes
+        return self.held - self._most(self._in_use(), self._growing) * self.shape.page_bytes
 
     def _in_use(self) -> list[int]:
         """How many pages of each rank are in use."""
-        return [taken - spare for taken, spare in zip(self._pool.taken, self._spare.counts, strict=True)]
+        return [taken - spare for taken, spare in zip(self.pool.taken, self.spare_pages.counts, strict=True)]
 
     @staticmethod
     def _most(pages: Sequence[int], more: Sequence[int]) -> int:
@@ -242,7 +242,7 @@ class Store:
 
     def drop_spare(self) -> bool:
         """Give up the reusable page that has been unused for longest. False if there is none."""
-        oldest = next(iter(self._spare), None)
+        oldest = next(iter(self.spare_pages), None)
         if oldest is not None:
             self._drop(oldest)
         return oldest is not None
@@ -260,14 +260,14 @@ class Store:
         entries = list(self._live.values())
         uses = Counter(page for entry in entries for page in entry.pages())
         assert all(page.users == count for page, count in uses.items()), "a page's users are counted wrongly"
-        assert not any(page.users for page in self._spare), "a spare page is in use"
+        assert not any(page.users for page in self.spare_pages), "a spare page is in use"
         borrowed = [entry.table[number] for entry in entries for number in entry.lent]
-        self._pool.check([*uses, *self._spare, *borrowed])
+        self.pool.check([*uses, *self.spare_pages, *borrowed])
         for entry in entries:
             entry.check()
-            exposed = entry.staged is not None and entry.tail is not None and entry.tail in self._index
+            exposed = entry.staged is not None and entry.tail is not None and entry.tail in self.index
             assert not exposed, "rows that are not committed lie in a page that others may find"
-        self._index.check(entries, list(self._spare))
+        self.index.check(entries, list(self.spare_pages))
 
     # ----------------------------------------------------------------------------------------------------- pages
 
@@ -283,15 +283,15 @@ class Store:
             raise ValueError(f"sequence {sequence} is open already: release it first")
         entry = self._live[sequence] = CachedText(salt, tokens=list(tokens), indexed=len(tokens) // BLOCK)
         for page in islice(pages, pages_for(len(tokens))):
-            self._spare.discard(page)
+            self.spare_pages.discard(page)
             entry.table.append(page)
 
     def _index_full(self, entry: CachedText) -> None:
         """Let other texts find the pages that the entry's tokens fill now."""
         for number in range(entry.indexed, len(entry.tokens) // BLOCK):
-            known = self._index.add(entry, number)
+            known = self.index.add(entry, number)
             if known is not entry.table[number]:  # the same text has one page: that of who computed it first
-                self._spare.discard(known)
+                self.spare_pages.discard(known)
                 self._let_go(entry.table.replace(number, known))
             entry.indexed += 1
 
@@ -312,14 +312,14 @@ class Store:
             copy = self._page_for_copy(entry, rows)
             copy.rows.copy_(tail.rows)
             self._let_go(entry.table.replace(len(entry.tokens) // BLOCK, copy))
-        elif tail in self._index:
-            for follower in self._index.remove(tail):
-                self._spare.discard(follower)
-                self._pool.give(follower)
+        elif tail in self.index:
+            for follower in self.index.remove(tail):
+                self.spare_pages.discard(follower)
+                self.pool.give(follower)
 
     def _is_wanted(self, entry: CachedText) -> bool:
         """Whether the entry's last page is known for tokens that the entry does not have."""
-        return entry.tail is not None and self._index.tokens_of(entry.tail) > len(entry.tokens) % BLOCK
+        return entry.tail is not None and self.index.tokens_of(entry.tail) > len(entry.tokens) % BLOCK
 
     def _grow(self, entry: CachedText, pages: int) -> bool:
         """Let the entry have so many pages; all or nothing."""
@@ -327,14 +327,14 @@ class Store:
         if more and not self._make_room(more):
             return False
         for number in more:
-            entry.table.append(self._pool.take(number))
+            entry.table.append(self.pool.take(number))
         return True
 
     def _make_room(self, numbers: range) -> bool:
         """Make memory free for these pages of a text. False if that is impossible, and then nothing is given up."""
         used, new = self._in_use(), self._spread.count(numbers)
         more = self._most(used, new) - max(used)
-        if more * self._shape.page_bytes > self._budget.free_bytes(self):
+        if more * self.shape.page_bytes > self._budget.free_bytes(self):
             return False
         self._growing = new
         self._budget.reclaim(0, self)
@@ -349,11 +349,11 @@ class Store:
         behind = (nodes.start // self._spread.span + 1) * self._spread.span // BLOCK
         for number in range(behind, pages_for(nodes.stop)) if nodes and self._spread.ranks > 1 else ():
             if not entry.table[number].address:
-                entry.lent[number] = entry.table.lend(number, self._pool.borrow())
+                entry.lent[number] = entry.table.lend(number, self.pool.borrow())
 
     def _give_borrowed(self, entry: CachedText) -> None:
         for number, page in entry.lent.items():
-            self._pool.give(entry.table.lend(number, page))
+            self.pool.give(entry.table.lend(number, page))
         entry.lent.clear()
 
     def _page_for_copy(self, entry: CachedText, rows: int) -> Page:
@@ -366,9 +366,9 @@ class Store:
             page = entry.table.pop()
             if page.rank == self._spread.owner(number):
                 return page
-            self._pool.give(page)
+            self.pool.give(page)
         self._make_room(range(number, number + 1))
-        return self._pool.take(number)
+        return self.pool.take(number)
 
     def _cut(self, entry: CachedText, length: int, *, forget: bool = False) -> None:
         """Keep the entry's first ``length`` tokens and their pages. The others go, the last one first.
@@ -380,20 +380,20 @@ class Store:
         entry.indexed = min(entry.indexed, length // BLOCK)
         while len(entry.table) > pages_for(length):
             page = entry.table.pop()
-            self._let_go(page, keep=not forget or self._index.has_more(page))
+            self._let_go(page, keep=not forget or self.index.has_more(page))
 
     def _let_go(self, page: Page, *, keep: bool = True) -> None:
         """If nobody uses the page now, keep it as the most recently used spare one, or give it back."""
         if page.users:
             return
-        if keep and page in self._index:
-            self._spare.add(page)
+        if keep and page in self.index:
+            self.spare_pages.add(page)
         else:
             self._drop(page)
 
     def _drop(self, page: Page) -> None:
         """Give a page back that nobody uses."""
-        self._spare.discard(page)
-        if page in self._index:
-            self._index.remove(page)
-        self._pool.give(page)
+        self.spare_pages.discard(page)
+        if page in self.index:
+            self.index.remove(page)
+        self.pool.give(page)

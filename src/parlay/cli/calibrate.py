@@ -74,6 +74,7 @@ def _add_decoding_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--draft-model", metavar="MODEL", help="small model for strategies that draft with one")
     add_sampling_flags(parser)
     parser.set_defaults(certificates=[], router_memory="off", max_model_len=None, memory=None)
+    parser.set_defaults(prefix_cache=None, prefix_cache_size="1GiB")
 
 
 def run(options: argparse.Namespace) -> int:

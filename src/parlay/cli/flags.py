@@ -94,6 +94,24 @@ def add_context_flag(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
         "--memory", metavar="SIZE", help="room for cached keys and values and what drafters keep, as in 2GiB"
     )
+    add_prefix_cache_flags(parser)
+
+
+def add_prefix_cache_flags(parser: argparse._ActionsContainer) -> None:
+    """Which file keeps cached prefixes from one process to the next."""
+    parser.add_argument(
+        "--prefix-cache",
+        type=Path,
+        metavar="FILE",
+        help="keep cached prefixes in this file: read at the start, if it is there, and written at the end; it holds "
+        "the tokens of prompts and answers (default: none)",
+    )
+    parser.add_argument(
+        "--prefix-cache-size",
+        metavar="SIZE",
+        default="1GiB",
+        help="most that the file holds; the prefixes used last are kept (default: 1GiB)",
+    )
 
 
 def add_tokenizer_flag(parser: argparse._ActionsContainer) -> None:

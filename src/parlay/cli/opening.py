@@ -85,6 +85,8 @@ def open_llm(options: argparse.Namespace, strategy: StrategySpec | None) -> LLM:
             draft_model=options.draft_model,
             max_model_len=options.max_model_len,
             memory=options.memory,
+            prefix_cache=options.prefix_cache,
+            prefix_cache_size=options.prefix_cache_size,
             router_memory=options.router_memory,
             certificates=options.certificates,
         )

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from parlay.cli import serve_drafter
 from parlay.cli.flags import whole
@@ -43,6 +43,7 @@ from parlay.cli.serve_models import (
 from parlay.cli.serve_record import add_record_arguments, recording
 from parlay.cli.serve_replicas import add_replica_arguments, check_replicas, serve_replicas
 from parlay.serve.settings import PROMPT_LOG, KeyLimits, Settings
+from parlay.types import ScoreBy
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -73,6 +74,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "they are text",
     )
     add_infill_arguments(parser)
+    parser.add_argument(
+        "--score-by",
+        choices=get_args(ScoreBy),
+        default="cosine",
+        help="how /v1/score and /v1/rerank compare texts: by embeddings, or by the answer yes or no of a chat model "
+        "such as Qwen3-Reranker (default: cosine)",
+    )
 
 
 def _add_network_flags(parser: argparse.ArgumentParser) -> None:
@@ -316,6 +324,7 @@ def settings(options: argparse.Namespace) -> Settings:
         cache_reuse=options.cache_reuse,
         responses_kept=options.responses_kept,
         lora_folder=options.lora_folder,
+        score_by=options.score_by,
     )
 
 

@@ -14,6 +14,7 @@ from parlay.certificates.requirement import AUDIT_SHARE
 from parlay.cli.flags import (
     add_certificate_flag,
     add_option_flags,
+    add_prefix_cache_flags,
     add_rank_flags,
     add_router_memory_flag,
     add_strategy_flags,
@@ -69,6 +70,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         help="room for what each model and its drafters keep of requests, as in 2GiB: cached keys and values, indexes, "
         "states; weights, the texts themselves and the scratch memory of a step come on top",
     )
+    add_prefix_cache_flags(group)
     add_option_flags(group, LoadOptions)
     add_rank_flags(group)
     _add_adapter_flags(group)
@@ -249,8 +251,10 @@ def check_flags(options: argparse.Namespace, models: int) -> None:
 
     ParlayError for a file of a certificate or cascade that can't be read.
     """
-    if options.tokenizer is not None and (models > 1 or options.allow_pull):
-        raise ValueError("--tokenizer goes with one model: serve it by itself, and without --allow-pull")
+    for flag in ("tokenizer", "prefix_cache"):
+        if vars(options)[flag] is not None and (models > 1 or options.allow_pull):
+            name = flag.replace("_", "-")
+            raise ValueError(f"--{name} goes with one model: serve it by itself, and without --allow-pull")
     for flag, least in (("max_model_len", 2), ("max_num_seqs", 1), ("max_waiting", 0)):
         value = vars(options)[flag]
         if value is not None and value < least:
@@ -360,6 +364,8 @@ def _load(model: str, options: argparse.Namespace, vocabularies: Vocabularies) -
         audit_share=options.audit_share,
         max_model_len=options.max_model_len,
         memory=options.memory,
+        prefix_cache=options.prefix_cache,
+        prefix_cache_size=options.prefix_cache_size,
         max_num_seqs=options.max_num_seqs,
         router_memory=options.router_memory,
     )

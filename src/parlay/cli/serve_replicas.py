@@ -56,6 +56,8 @@ def check_replicas(options: argparse.Namespace) -> None:
         raise ValueError(f"--replicas {options.replicas}: give 1 to {MOST_REPLICAS}")
     if options.replicas > 1 and options.record is not None:
         raise ValueError("--record keeps one process's files: leave it out, or --replicas")
+    if options.replicas > 1 and options.prefix_cache is not None:
+        raise ValueError("--prefix-cache keeps one process's prefixes: leave it out, or --replicas")
     if options.replicas > 1 and options.drafter_only:
         raise ValueError("--drafter-only is one process: leave it out, or --replicas")
     if options.replicas > 1 and options.allow_pull:

@@ -7,10 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from functools import partial
+from typing import TYPE_CHECKING, Literal
 
+from parlay.llm.input_processor import RequestOptions
 from parlay.llm.outputs import Logprob, RequestOutput
+from parlay.system.progress import Progress, bar
+from parlay.text.prompts import Prompt
 from parlay.types import SamplingParams, Tokenizer
+
+if TYPE_CHECKING:
+    from parlay.llm.llm import LLM
 
 Step = Callable[[Sequence[tuple[int, ...]], SamplingParams], list[RequestOutput]]
 """Decodes token ids, all of them together."""
@@ -64,6 +71,17 @@ class _Search:
 
     running: list[BeamSearchSequence]
     ended: list[BeamSearchSequence] = field(default_factory=list)
+
+
+def search_beams(
+    llm: LLM, prompts: Sequence[Prompt], params: BeamSearchParams, use_tqdm: Progress
+) -> list[BeamSearchOutput]:
+    """`LLM.beam_search`."""
+    tokenizer, options = llm.get_tokenizer(), RequestOptions(strategy="none")
+    starts = [llm.job(prompt, SamplingParams(max_tokens=1), options).samples[0].request.prompt for prompt in prompts]
+    decode, ends = partial(llm.generate, use_tqdm=False, strategy="none"), frozenset(llm.vocabulary.end_ids)
+    with bar(params.max_tokens, "Beam search", "token", use_tqdm) as shown:
+        return beam_search(starts, params, decode, tokenizer, ends, after_token=shown.update)
 
 
 def beam_search(

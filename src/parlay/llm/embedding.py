@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -35,7 +36,7 @@ class EmbeddingRequestOutput:
 
 @dataclass(frozen=True, slots=True)
 class ScoringOutput:
-    """How alike two texts are, from -1 to 1."""
+    """How alike two texts are, from -1 to 1, or how likely a document answers a query, from 0 to 1."""
 
     score: float
 
@@ -68,16 +69,13 @@ def groups(texts: Sequence[Sequence[int]]) -> Iterator[list[int]]:
         yield group
 
 
-class Pooled:
+class Reading(ABC):
     """Texts on their way through the model: `open`, then `step` until they are `over`, and in any case `release`."""
 
-    def __init__(
-        self, runner: Runner, texts: Sequence[Sequence[int]], pooling: str, adapter: Adapter | None = None
-    ) -> None:
-        self._runner, self._texts, self._pooling, self._adapter = runner, texts, pooling, adapter
+    def __init__(self, runner: Runner, texts: Sequence[Sequence[int]], adapter: Adapter | None = None) -> None:
+        self._runner, self._texts, self._adapter = runner, texts, adapter
         self._names: list[int] = []
         self._done = 0
-        self._sums_NH = torch.zeros(len(texts), runner.spec.hidden_size, dtype=torch.float64)
 
     def open(self) -> None:
         """Reserve memory. Raises ParlayError where the cache has no room for the texts now."""
@@ -95,18 +93,53 @@ class Pooled:
 
     def step(self) -> None:
         """Run the next tokens of all texts in one forward."""
-        layer, begin = self._runner.spec.num_layers, self._done
-        running = [place for place, ids in enumerate(self._texts) if len(ids) > begin]
-        chunks = [tuple(self._texts[place][begin : begin + ROWS]) for place in running]
-        segments = [
-            Segment(self._names[place], chunk, logits_from=len(chunk), adapter=self._adapter)
-            for place, chunk in zip(running, chunks, strict=True)
-        ]
-        states_NH = self._runner.forward(segments, (layer,)).taps[layer].double().cpu()
-        for place, rows in zip(running, torch.split(states_NH, [len(chunk) for chunk in chunks]), strict=True):
+        running = [place for place, ids in enumerate(self._texts) if len(ids) > self._done]
+        chunks = {place: tuple(self._texts[place][self._done : self._done + ROWS]) for place in running}
+        self._read(chunks, [len(self._texts[place]) <= self._done + ROWS for place in running])
+        for place in running:
             self._runner.keep(self._names[place], ())
-            self._sums_NH[place] = rows[-1] if self._pooling == "last" else self._sums_NH[place] + rows.sum(0)
         self._done += ROWS
+
+    @abstractmethod
+    def _read(self, chunks: Mapping[int, tuple[int, ...]], last: Sequence[bool]) -> None:
+        """Run the tokens of texts, by their places; ``last`` says of which texts these are the last."""
+
+    def _segment(self, place: int, chunk: tuple[int, ...], logits_from: int) -> Segment:
+        return Segment(self._names[place], chunk, logits_from=logits_from, adapter=self._adapter)
+
+    def release(self) -> None:
+        """Forget the texts; nothing of them stays cached."""
+        for name in self._names:
+            self._runner.truncate(name, 0)
+            self._runner.release(name)
+        self._names.clear()
+
+    def run(self) -> None:
+        """All of it, while nothing else runs."""
+        try:
+            self.open()
+            while not self.over:
+                self.step()
+        finally:
+            self.release()
+
+
+class Pooled(Reading):
+    """Hidden states of texts, pooled over each."""
+
+    def __init__(
+        self, runner: Runner, texts: Sequence[Sequence[int]], pooling: str, adapter: Adapter | None = None
+    ) -> None:
+        super().__init__(runner, texts, adapter)
+        self._pooling = pooling
+        self._sums_NH = torch.zeros(len(texts), runner.spec.hidden_size, dtype=torch.float64)
+
+    def _read(self, chunks: Mapping[int, tuple[int, ...]], last: Sequence[bool]) -> None:
+        layer = self._runner.spec.num_layers
+        segments = [self._segment(place, chunk, len(chunk)) for place, chunk in chunks.items()]
+        states_NH = self._runner.forward(segments, (layer,)).taps[layer].double().cpu()
+        for place, rows in zip(chunks, torch.split(states_NH, [*map(len, chunks.values())]), strict=True):
+            self._sums_NH[place] = rows[-1] if self._pooling == "last" else self._sums_NH[place] + rows.sum(0)
 
     def embeddings(self, *, normalize: bool) -> list[list[float]]:
         """One for each text; of length 1 if ``normalize``."""
@@ -116,13 +149,6 @@ class Pooled:
             pooled_NH = torch.nn.functional.normalize(pooled_NH, dim=1)
         found: list[list[float]] = pooled_NH.float().tolist()
         return found
-
-    def release(self) -> None:
-        """Forget the texts; nothing of them stays cached."""
-        for name in self._names:
-            self._runner.truncate(name, 0)
-            self._runner.release(name)
-        self._names.clear()
 
 
 def embed(
@@ -138,13 +164,8 @@ def embed(
     found: list[list[float]] = []
     for group in groups(texts):
         pooled = Pooled(runner, [texts[place] for place in group], pooling, adapter)
-        try:
-            pooled.open()
-            while not pooled.over:
-                pooled.step()
-            found += pooled.embeddings(normalize=normalize)
-        finally:
-            pooled.release()
+        pooled.run()
+        found += pooled.embeddings(normalize=normalize)
     return [EmbeddingRequestOutput(ids, EmbeddingOutput(each)) for ids, each in zip(texts, found, strict=True)]
 
 

@@ -45,6 +45,7 @@ from parlay.types import Adapter, Constraint, Exactness, MachineBusy, NoiseKey, 
 PerPrompt = SamplingParams | Sequence[SamplingParams] | None
 Strategies = str | StrategySpec | Sequence[str | StrategySpec] | None
 
+PREDICTION_STRATEGY = "prediction"  # the default for requests that come with a prediction
 _SEED_BITS = 53
 """Bits of a drawn seed: clients in JavaScript hold whole numbers in float64, and must be able to send it again."""
 
@@ -110,7 +111,6 @@ class InputProcessor:
         max_context: int,
         *,
         strategy: str | StrategySpec,
-        prediction_strategy: str,
         seed: int | None,
         gate: CertificateGate,
         start: int | None = None,
@@ -119,7 +119,6 @@ class InputProcessor:
         self._encoder = vocabulary.encoder
         self._grammars = vocabulary.grammars
         self._strategy = strategy
-        self._prediction_strategy = prediction_strategy
         self.gate = gate
         self._end_ids = frozenset(vocabulary.end_ids)
         self._max_context = max_context
@@ -213,7 +212,7 @@ class InputProcessor:
 
     def _choice(self, options: RequestOptions, params: SamplingParams, *, predicts: bool) -> ExactnessChoice:
         """Choose the strategy. Raises ValueError for one that the request's exactness forbids."""
-        usual = self._prediction_strategy if predicts else self._strategy
+        usual = PREDICTION_STRATEGY if predicts else self._strategy
         if options.exactness is None:
             return ExactnessChoice(options.strategy or usual)
         allowed = allowed_by(options.exactness) if isinstance(options.exactness, str) else options.exactness
@@ -256,7 +255,7 @@ class InputProcessor:
         text = TextStream(self._tokenizer, request.params) if self._tokenizer is not None else None
         key = replace(request.key, sample_index=index)
         own = replace(request, id=f"{request.id}.{index}", key=key, stop_checker=text, constraint=constraint)
-        return Sample(own, text, strategy, self._decode_token, predicted, self._prediction_strategy)
+        return Sample(own, text, strategy, self._decode_token, predicted, PREDICTION_STRATEGY)
 
     def _constraint(self, grammar: Grammar | None, request: Request, thoughts: Thoughts) -> Constraint | None:
         """Make the constraint that holds one sample to the form. It begins after the reasoning, if there may be any."""

@@ -17,10 +17,12 @@ from parlay.engine import Engine, Limits
 from parlay.heads.opening import heads_of
 from parlay.llm import embedding, vllm_arguments
 from parlay.llm.adapters import Adapted, Adapters, PerPromptAdapted
-from parlay.llm.beam_search import BeamSearchOutput, BeamSearchParams, beam_search
+from parlay.llm.beam_search import BeamSearchOutput, BeamSearchParams, search_beams
 from parlay.llm.input_processor import ChatOptions, InputProcessor, PerPrompt, RequestOptions, Strategies
 from parlay.llm.jobs import CallLock, Job, Stream, audit, decoded, follow
+from parlay.llm.judging import INSTRUCTION, judge
 from parlay.llm.outputs import RequestFailed, RequestOutputs, StreamEvent
+from parlay.llm.prefix_cache import DEFAULT_SIZE, close_prefix_cache, open_prefix_cache
 from parlay.llm.resources import resources_of
 from parlay.llm.router_file import RememberedBy, cost_of, memory_of
 from parlay.llm.vocabulary import Vocabulary, open_draft, vocabulary_of
@@ -37,12 +39,10 @@ from parlay.strategies.spelling import StrategySpec, parse
 from parlay.system.progress import Progress, advance, bar
 from parlay.text.chat_template import Messages, Tools
 from parlay.text.prompts import Document, Documents, Predictions, Prompt, Prompts, conversations, is_prompt, listed
-from parlay.types import Adapter, ParlayError, SamplingParams, Tokenizer
+from parlay.types import Adapter, ParlayError, SamplingParams, ScoreBy, Tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-PREDICTION_STRATEGY = "prediction"  # the default for requests that come with a prediction
 
 
 class LLM:
@@ -53,14 +53,14 @@ class LLM:
     model's own; it may be the ``vocabulary`` of another LLM. ``strategy`` is the default for requests that name none;
     left out, it is ``auto``. ``seed`` fixes the seeds of requests without one; otherwise each draws one and reports it.
     ``memory`` bounds what caches and drafters keep together, in bytes or as in ``"2GiB"``; by default a share of what
-    is free. ``dtype``, ``device``, ``quantize`` and ``threads`` replace fields of ``load``, and
-    ``tensor_parallel_size``, ``pipeline_parallel_size`` and ``context_parallel_size`` those of ``ranks``.
-    ``generation_config="auto"``: sampling is as the model's makers recommend where a call says nothing; ``"vllm"``: the
-    defaults of `SamplingParams`. ``speculative_config`` is vLLM's and stands for a ``strategy``. ``router_memory``:
-    what strategies and costs learn is kept on this machine: of all requests (``"shared"``), of each owner's apart
-    (``"per-key"``), or not (``"off"``). ``certificates`` are files of `parlay.calibration`: they open lossy strategies
-    to requests whose ``exactness`` has a floor; a share ``audit_share`` of those is decoded exactly too. Other
-    arguments of vLLM may ask for what is so.
+    is free. ``prefix_cache`` is a file that keeps cached prefixes, at most ``prefix_cache_size``, after `close`.
+    ``dtype``, ``device``, ``quantize`` and ``threads`` replace fields of ``load``, and ``tensor_parallel_size``,
+    ``pipeline_parallel_size`` and ``context_parallel_size`` those of ``ranks``. ``generation_config="auto"``: sampling
+    is as the model's makers recommend where a call says nothing; ``"vllm"``: the defaults of `SamplingParams`.
+    ``speculative_config`` is vLLM's and stands for a ``strategy``. ``router_memory``: what strategies and costs learn
+    is kept on this machine: of all requests (``"shared"``), of each owner's apart (``"per-key"``), or not (``"off"``).
+    ``certificates`` are files of `parlay.calibration`: they open lossy strategies to requests whose ``exactness`` has a
+    floor; a share ``audit_share`` of those is decoded exactly too. Other arguments of vLLM may ask for what is so.
 
     Raises ParlayError for a model that can't be run, ValueError for a wrong argument, TypeError for an unknown one.
     """
@@ -87,6 +87,8 @@ class LLM:
         max_num_batched_tokens: int = 512,
         seed: int | None = None,
         memory: int | str | None = None,
+        prefix_cache: str | Path | None = None,
+        prefix_cache_size: int | str = DEFAULT_SIZE,
         use_tqdm_on_load: Progress = None,
         generation_config: Literal["auto", "vllm"] = "auto",
         speculative_config: Mapping[str, object] | None = None,
@@ -108,6 +110,7 @@ class LLM:
         ranks = override(ranks, context_parallel=context_parallel_size)
         with bar(None, "Loading", "matrix", use_tqdm_on_load, delay=0.5) as shown:
             self.runner = open_target(model, load, ranks, budget, partial(advance, shown))
+        self.prefix_cache = open_prefix_cache(prefix_cache, prefix_cache_size, model, self.runner, load)
         self.adapters, self.loss = Adapters(self.runner), loss_of(self.runner)
         self.vocabulary = vocabulary_of(model, tokenizer, self.runner.spec, load.end_tokens)
         self.tokenizer, self._usual_params = self.vocabulary.tokenizer, usual_params(model, generation_config)
@@ -125,14 +128,10 @@ class LLM:
         self._strategies = StrategyCache(self._resources, cost, in_use=in_use, memory=router_file, power=power)
         strategy = for_target(parse(strategy) if isinstance(strategy, str) else strategy, self.runner.spec)
         self._strategies.get(strategy)  # a wrong name is an error now, not at the first request
+        gate, encoder = open_gate(certificates, model, self._resources, share=audit_share), self.runner.spec.encoder
+        start = encoder.start if encoder is not None else None
         self._factory = InputProcessor(
-            self.vocabulary,
-            self.engine.longest,
-            strategy=strategy,
-            prediction_strategy=PREDICTION_STRATEGY,
-            seed=seed,
-            gate=open_gate(certificates, model, self._resources, share=audit_share),
-            start=self.runner.spec.encoder.start if self.runner.spec.encoder is not None else None,
+            self.vocabulary, self.engine.longest, strategy=strategy, seed=seed, gate=gate, start=start
         )
 
     def get_tokenizer(self) -> Tokenizer:
@@ -251,11 +250,21 @@ class LLM:
             return embedding.embed(self.runner, texts, pooling, adapter, normalize=normalize)
 
     def score(
-        self, queries: Prompts, documents: Prompts, *, pooling: embedding.Pooling = "last", lora_request: Adapted = None
+        self,
+        queries: Prompts,
+        documents: Prompts,
+        *,
+        pooling: embedding.Pooling = "last",
+        score_by: ScoreBy = "cosine",
+        instruction: str = INSTRUCTION,
+        lora_request: Adapted = None,
     ) -> list[embedding.ScoringRequestOutput]:
-        """How alike query and document are, by the cosine of their embeddings: each pair, or one query and each."""
+        """How alike query and document are, by embeddings or by a chat model's yes: each pair, or one and each."""
         one, many = listed(queries), listed(documents)
         pairs = embedding.paired(len(one), len(many))
+        if score_by == "yes-no":
+            with self._call_lock.entered():
+                return judge(self, [(one[i], many[j]) for i, j in pairs], instruction, self.adapters.of(lora_request))
         outputs = self.embed([*one, *many], pooling=pooling, lora_request=lora_request)
         return embedding.scored(outputs, [(query, len(one) + document) for query, document in pairs])
 
@@ -266,18 +275,7 @@ class LLM:
 
         Raises what `generate` raises.
         """
-        tokenizer = self.get_tokenizer()
-        plain = SamplingParams(max_tokens=1)
-        starts = [job.samples[0].request.prompt for job in self._jobs(list(prompts), plain, "none", RequestOptions())]
-        with bar(params.max_tokens, "Beam search", "token", use_tqdm) as shown:
-            return beam_search(
-                starts,
-                params,
-                lambda beams, one: self.generate(beams, one, False, strategy="none"),
-                tokenizer,
-                frozenset(self.vocabulary.end_ids),
-                after_token=shown.update,
-            )
+        return search_beams(self, prompts, params, use_tqdm)
 
     def stream(
         self,
@@ -356,9 +354,10 @@ class LLM:
         self._closed = True
         self._strategies.close()
         self.vocabulary.rest()
+        close_prefix_cache(self.prefix_cache)
         end_ranks(self.runner)
         self._budget.drop_spare()  # pages refer to each other, and would wait for the garbage collector
-        del self._strategies, self._resources, self._drafts, self.engine, self.runner
+        del self._strategies, self._resources, self._drafts, self.engine, self.runner, self.prefix_cache
 
     @property
     def gate(self) -> CertificateGate:

@@ -123,10 +123,10 @@ class NativeRunner(Runner):
         self._forward, reason = make_forward(config, wanted, dtype, device, packed=packed, cached=kv_cache_dtype)
         kernels = self._forward.kernels
         _log.info("%s: %s", name, reason)
-        self._store = Store(_cache_shape(kernels.part or config, kernels, device), max_tokens_cached, budget)
+        self.store = Store(_cache_shape(kernels.part or config, kernels, device), max_tokens_cached, budget)
         self._config, self._max_context, self._num_layers = config, config.max_context, config.num_layers
         self._block = _block_of(config.canvas)
-        self._shares_pages = not self._block or BLOCK % self._block == 0
+        self.shares_prefixes = not self._block or BLOCK % self._block == 0
         self._spec = RunnerSpec(
             name=name,
             vocab_size=config.vocab_size,
@@ -164,48 +164,48 @@ class NativeRunner(Runner):
 
     def open(self, sequence: int, tokens: Sequence[int], salt: str = "") -> int:
         """Begin a sequence with the longest cached prefix of ``tokens``; ValueError for a name in use."""
-        return self._store.open(sequence, tokens, salt if self._shares_pages else f"{salt}/{sequence}")
+        return self.store.open(sequence, tokens, salt if self.shares_prefixes else f"{salt}/{sequence}")
 
     def reserve(self, sequence: int, tokens: int) -> bool:
         """Reserve memory for ``tokens`` in all. False while others hold it; raises OutOfRoom if it can never be had."""
-        return self._store.reserve(sequence, tokens)
+        return self.store.reserve(sequence, tokens)
 
     def keep(self, sequence: int, path: Sequence[int]) -> int:
         """Commit the last forward's pending rows and the nodes of ``path``."""
-        return self._store.keep(sequence, path)
+        return self.store.keep(sequence, path)
 
     def truncate(self, sequence: int, length: int) -> int:
         """Forget cached tokens from ``length`` on."""
-        return self._store.truncate(sequence, length)
+        return self.store.truncate(sequence, length)
 
     def move(self, sequence: int, text: Sequence[int], move: Move) -> int:
         """See `MovingRunner.move`. With keys and values in blocks nothing is moved."""
-        rows_NLSKD = self._store.rows_of(sequence, text, move.first, move.length) if self._shares_pages else None
+        rows_NLSKD = self.store.rows_of(sequence, text, move.first, move.length) if self.shares_prefixes else None
         if rows_NLSKD is None:
-            return self._store.length(sequence)
+            return self.store.length(sequence)
         halves = bool(self._forward.kernels.cache_lanes)  # the compiled decoder pairs a head's halves, torch neighbours
         turn_keys(rows_NLSKD[:, :, 0], [form.rope for form in self._config.forms], move.to - move.first, halves=halves)
-        return self._store.append(sequence, text[move.first : move.first + move.length], rows_NLSKD)
+        return self.store.append(sequence, text[move.first : move.first + move.length], rows_NLSKD)
 
     def fork(self, sequence: int, copy: int) -> None:
         """Begin ``copy`` with the cached tokens of ``sequence``, in the same memory."""
-        if self._shares_pages:
-            self._store.fork(sequence, copy)
+        if self.shares_prefixes:
+            self.store.fork(sequence, copy)
         else:  # rows of a page depend on tokens of the next, so each sequence has its own
-            self._store.open(copy, (), f"/{copy}")
+            self.store.open(copy, (), f"/{copy}")
 
     def release(self, sequence: int) -> None:
         """End a sequence; its cached prefix stays reusable while there is room."""
-        self._store.release(sequence)
+        self.store.release(sequence)
 
     def free_tokens(self) -> int:
-        return self._store.free_tokens()
+        return self.store.free_tokens()
 
     def capacity(self) -> int:
-        return self._store.capacity()
+        return self.store.capacity()
 
     def check(self) -> None:
-        self._store.check()
+        self.store.check()
 
     def forward(self, segments: Sequence[Segment], taps: Sequence[int] = (), skip: Skip = NO_SKIP) -> Output:
         """Run the rows of all segments; see `Runner.forward`. Logits are float32.
@@ -219,7 +219,7 @@ class NativeRunner(Runner):
         """Begin a forward; see `Runner.begin`. Raises ValueError now."""
         if self._block:
             segments = [self._with_its_block(segment, taps) for segment in segments]
-        ids = [token for segment in segments for token in self._store.ids(segment)]
+        ids = [token for segment in segments for token in self.store.ids(segment)]
         self._check(ids, taps, skip)
         wanted, starts = _wanted(segments)
         places = [self._place(segment, skip) for segment in segments]
@@ -249,7 +249,7 @@ class NativeRunner(Runner):
         grown = self._forward.grow(ForwardBatch(ids, places, last), growth, requests)
         if growth.head is None:
             for text, tree in zip(texts, grown, strict=True):
-                self._store.restage(text._replace(tree=tree.rows))
+                self.store.restage(text._replace(tree=tree.rows))
         return grown
 
     def prepare(self, growth: Growth) -> None:
@@ -261,14 +261,14 @@ class NativeRunner(Runner):
         """Run committed rows of these segments, too, and put them back afterwards."""
         with ExitStack() as running:
             for segment in again:
-                running.enter_context(self._store.putting_back(segment))
+                running.enter_context(self.store.putting_back(segment))
             return self._forward.begin(work)
 
     def _place(self, segment: Segment, skip: Skip) -> Rows:
         """Where the segment's rows lie."""
         if segment.together:
             _check_together(segment)
-        place = self._store.stage(segment, skip)
+        place = self.store.stage(segment, skip)
         place = place._replace(block=self._block) if self._block else place
         if place.start + place.end > self._max_context:  # unless the tree is wider than deep
             deepest = place.start + place.pending + max(trees.depths(place.tree), default=0)
@@ -282,7 +282,7 @@ class NativeRunner(Runner):
             raise ValueError(
                 f"{self._spec.name}: rows see those after them, so there are no trees, taps, features or bases here"
             )
-        again = self._store.length(segment.sequence) % self._block
+        again = self.store.length(segment.sequence) % self._block
         return segment if segment.stale else segment._replace(base=-again)
 
     def _features(self, segments: Sequence[Segment]) -> list[SegmentFeatures]:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from parlay.types import ScoreBy
+
 PROMPT_LOG = "parlay.serve.prompts"
 """The logger of requests' bodies, at level info, if the settings ask for it."""
 
@@ -62,8 +64,8 @@ class Settings:
     ``infill_order`` and ``infill_suffix``: how fill-in-the-middle cuts a file (`Gap.cut`).
     ``cache_reuse``: from how many tokens on a run that an earlier request to fill in the middle has at another place is
     not computed again; 0: never. ``responses_kept``: how many earlier responses of a key can be gone on with.
-    ``lora_folder``: adapters below it may be loaded by requests; None: none may. Raises ValueError for a value that
-    can't be used.
+    ``lora_folder``: adapters below it may be loaded by requests; None: none may. ``score_by``: how texts are compared
+    where a request does not say. Raises ValueError for a value that can't be used.
     """
 
     keys: tuple[str, ...] = field(default=(), repr=False)
@@ -91,6 +93,7 @@ class Settings:
     cache_reuse: int = 0
     responses_kept: int = 256
     lora_folder: Path | None = None
+    score_by: ScoreBy = "cosine"
 
     def __post_init__(self) -> None:
         if not all(_is_key(key) for key in self.keys):

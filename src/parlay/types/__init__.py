@@ -22,7 +22,7 @@ from parlay.types.base import (
 )
 from parlay.types.canvas import ONE_CANVAS, Canvas, CanvasLayout, Decided, Fill, Guesses, Selector
 from parlay.types.drafts import NO_DRAFT, NO_TREE, Draft, Fault, Features, Join, Prefix, Tree, Verdict
-from parlay.types.params import SamplingParams, StructuredOutputsParams
+from parlay.types.params import SamplingParams, ScoreBy, StructuredOutputsParams
 from parlay.types.requests import Constraint, Layers, Request, SequenceView, StopChecker
 from parlay.types.results import (
     NOTHING_COMMITTED,
@@ -133,6 +133,7 @@ __all__ = [
     "RunnerLost",
     "RunnerSpec",
     "SamplingParams",
+    "ScoreBy",
     "Segment",
     "Selector",
     "SequenceView",

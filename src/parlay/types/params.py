@@ -14,6 +14,8 @@ from typing import Any, Literal, TypeVar
 from parlay.types.base import LogitsProcessor, show_number
 
 P = TypeVar("P", bound="SamplingParams")
+ScoreBy = Literal["cosine", "yes-no"]
+"""How texts are compared: by embeddings, or by what a chat model answers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -208,6 +209,41 @@ def test_a_model_without_the_marks_says_so_in_one_line(client: TestClient) -> No
     assert reply.status_code == 400
     assert reply.json()["error"]["param"] == "input_suffix"
     assert "no fill-in-the-middle tokens" in reply.json()["error"]["message"]
+
+
+def test_infill_asks_for_the_text_around_the_cursor(filler: Shared) -> None:
+    reply = editor(filler).post("/infill", json={})
+    assert reply.status_code == 400
+    assert reply.json()["error"]["param"] == "input_prefix"
+
+
+def test_a_bound_on_reuse_that_nobody_allowed_is_named(filler: Shared) -> None:
+    reply = editor(filler).post("/infill", json={**EDITOR, "n_cache_reuse": 64})
+    assert "n_cache_reuse" in reply.headers["parlay-ignored"].split(", ")
+    usual = editor(filler).post("/infill", json={**EDITOR, "n_cache_reuse": 0})
+    assert "n_cache_reuse" not in usual.headers.get("parlay-ignored", "")
+
+
+def test_prefixes_are_written_to_the_servers_own_file(client: TestClient, tmp_path: Path) -> None:
+    """Whatever the slot: prefixes are everybody's. A server without a file says how to get one."""
+    reply = client.post("/slots/0?action=save", json={"filename": "mine"})
+    assert (reply.status_code, "--prefix-cache" in reply.json()["error"]["message"]) == (400, True)
+    engine = Shared(LLM("parlay-mini", prefix_cache=tmp_path / "prefixes.kv"))
+    try:
+        own = TestClient(create_app({"mini": engine}, Settings()))
+        own.post("/completion", json={"prompt": PROMPT, **GREEDY})
+        saved = own.post("/slots/3?action=save").json()
+        assert (saved["id_slot"], saved["filename"]) == (3, "prefixes.kv")
+        assert saved["n_saved"] > 0
+        assert saved["n_written"] == (tmp_path / "prefixes.kv").stat().st_size
+        for wrong in (
+            own.post("/slots/0?action=save", json={"filename": "../other"}),
+            own.post("/slots/0?action=restore"),
+            own.post("/slots/x?action=save"),
+        ):
+            assert wrong.status_code == 400
+    finally:
+        asyncio.run(engine.end())
 
 
 def test_clients_find_what_they_look_for_at_the_start(client: TestClient) -> None:

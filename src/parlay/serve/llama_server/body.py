@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BeforeValidator, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from parlay.serve.openai.completions.body import PromptField, prompts_of
 from parlay.serve.protocol.body import Body, Count, GenerationBody, LogitBias
@@ -102,3 +102,12 @@ class InfillBody(LlamaBody):
     input_extra: Annotated[list[OtherFile], Field(max_length=1024, fail_fast=True)] | None = None
     prompt: str | None = None
     n_cache_reuse: Count | None = None
+
+
+class SlotBody(BaseModel):
+    """``filename`` is that of the server's file, or left out."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    filename: Annotated[str, Field(max_length=256)] | None = None
+    model: Annotated[str, Field(max_length=1024)] | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
@@ -13,13 +13,13 @@ from starlette.responses import JSONResponse, Response
 from parlay import __version__
 from parlay.llm.jobs import Job
 from parlay.llm.outputs import RequestOutput
-from parlay.serve.errors import responses
+from parlay.serve.errors import ApiError, responses
 from parlay.serve.guard.reading import BodyRoute
 from parlay.serve.hosted import Served
-from parlay.serve.llama_server.body import InfillBody, LlamaBody, LlamaCompletionBody
+from parlay.serve.llama_server.body import InfillBody, LlamaBody, LlamaCompletionBody, SlotBody
 from parlay.serve.llama_server.reply import LlamaChunks, LlamaShape
 from parlay.serve.protocol.answering import answer_streamed, answer_whole, in_thread
-from parlay.serve.protocol.body import check_extras, conflict
+from parlay.serve.protocol.body import check_extras, conflict, note_ignored
 from parlay.serve.protocol.fill_in_the_middle import Gap, GapFields, infill_prompt
 from parlay.serve.protocol.running import Run, make_run
 from parlay.serve.protocol.sampling_from_body import (
@@ -34,7 +34,7 @@ from parlay.serve.protocol.sampling_from_body import (
 from parlay.serve.registry import Registry
 from parlay.serve.settings import Settings
 from parlay.text.prompts import Prompt, TokensPrompt
-from parlay.types import StructuredOutputsParams
+from parlay.types import ParlayError, StructuredOutputsParams
 
 _NAMES = FieldNames.of(LlamaBody, "prompt", max_tokens="n_predict")
 _FIELDS = GapFields("input_prefix", "input_suffix", "prompt", "input_extra")
@@ -61,6 +61,12 @@ def router(registry: Registry, settings: Settings) -> APIRouter:
     async def llama_infill(body: InfillBody, request: Request) -> Response:
         served = await registry.use(body.model, request)
         _check(body, request, settings)
+        if body.input_prefix is body.input_suffix is body.prompt is None:
+            raise ApiError(
+                400, "input_prefix and input_suffix are missing: send the text around the cursor", "input_prefix"
+            )
+        if body.n_cache_reuse and not settings.cache_reuse:
+            note_ignored(request, settings, ["n_cache_reuse"])
         others = [(each.filename or "file", each.text or "") for each in body.input_extra or ()]
         gap = Gap(body.input_prefix or "", body.input_suffix or "", body.prompt or "", others)
         gap, word = gap.cut(settings.infill_order, settings.infill_suffix), ""
@@ -76,7 +82,40 @@ def router(registry: Registry, settings: Settings) -> APIRouter:
         served = await registry.use(model, request)
         return _props(served)
 
+    _add_slots(routes, registry)
     return routes
+
+
+def _add_slots(routes: APIRouter, registry: Registry) -> None:
+    failures = responses(400, 404, 408, 413, 429, 503)
+
+    @routes.post("/slots/{slot}", summary="Write cached prefixes to a file", responses=failures)
+    async def llama_slots(
+        slot: int, action: Literal["save"], request: Request, body: SlotBody | None = None
+    ) -> dict[str, Any]:
+        body = body or SlotBody()
+        return await _saved(await registry.use(body.model, request), slot, body)
+
+
+async def _saved(served: Served, slot: int, body: SlotBody) -> dict[str, Any]:
+    """Write what is cached of all requests: prefixes belong to no slot. Others wait meanwhile."""
+    file = served.llm.llm.prefix_cache
+    if file is None:
+        raise ApiError(400, "this server keeps no prefixes: start it with --prefix-cache FILE", "action")
+    if body.filename not in (None, file.path.name):
+        raise ApiError(400, f"filename must be {file.path.name} or left out: the server has one file", "filename")
+    began = time.monotonic()
+    try:
+        saved = await served.llm.between_steps(lambda llm: file.save())
+    except (OSError, ParlayError) as error:
+        raise ApiError(400, f"the prefixes can't be written: {error}", "action") from None
+    return {
+        "id_slot": slot,
+        "filename": file.path.name,
+        "n_saved": saved.tokens,
+        "n_written": saved.bytes,
+        "timings": {"save_ms": round((time.monotonic() - began) * 1000, 3)},
+    }
 
 
 def _props(served: Served) -> dict[str, Any]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import base64
 import struct
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Annotated, Any, ClassVar, Literal
 from uuid import uuid4
 
@@ -13,8 +14,9 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
 from starlette.responses import JSONResponse, Response
 
-from parlay.aio.embedding import embed
-from parlay.llm.embedding import EmbeddingRequestOutput, Pooling, paired, scored
+from parlay.aio.embedding import embed, judge
+from parlay.llm.embedding import EmbeddingRequestOutput, Pooling, ScoringRequestOutput, paired, scored
+from parlay.llm.judging import INSTRUCTION, judge_prompts
 from parlay.serve.errors import ApiError, unavailable
 from parlay.serve.guard.auth import tenant
 from parlay.serve.guard.reading import BodyRoute
@@ -25,7 +27,7 @@ from parlay.serve.protocol.body import Body, Count, check_extras
 from parlay.serve.registry import Registry
 from parlay.serve.settings import Settings
 from parlay.text.prompts import Prompt, TokensPrompt
-from parlay.types import MachineBusy
+from parlay.types import MachineBusy, ScoreBy
 
 Texts = Annotated[list[Text], Field(min_length=1, max_length=PROMPTS_LIMIT, fail_fast=True)]
 
@@ -48,7 +50,14 @@ class EmbeddingBody(_PoolingBody):
     normalize: bool = True
 
 
-class ScoreBody(_PoolingBody):
+class _ScoringBody(_PoolingBody):
+    """``score_by``: by embeddings, or by a chat model's answer, which ``instruction`` is for; None: the server's."""
+
+    score_by: ScoreBy | None = None
+    instruction: Text = INSTRUCTION
+
+
+class ScoreBody(_ScoringBody):
     """One text and each of others, or pairs of texts."""
 
     text_1: Text | Texts
@@ -59,7 +68,7 @@ class RerankDocument(Body):
     text: Text
 
 
-class RerankBody(_PoolingBody):
+class RerankBody(_ScoringBody):
     query: Text
     documents: Annotated[list[Text | RerankDocument], Field(min_length=1, max_length=PROMPTS_LIMIT, fail_fast=True)]
     top_n: Count = 0
@@ -135,14 +144,10 @@ def router(registry: Registry, settings: Settings) -> APIRouter:
         check_extras(body, request, settings)
         one, other = _listed(body.text_1), _listed(body.text_2)
         served = await registry.use(body.model, request)
-        pairs = _paired(one, other)
-        outputs = await _embedded(served, [*one, *other], body, request, settings)
-        scores = scored(outputs, [(first, len(one) + second) for first, second in pairs])
+        scores, usage = await _scored(served, (one, other), body, request, settings)
         data = [Score(index=index, score=each.outputs.score) for index, each in enumerate(scores)]
         name = f"score-{uuid4().hex}"
-        return _reply(
-            ScoreReply(id=name, created=int(time.time()), model=served.name, data=data, usage=_usage(outputs))
-        )
+        return _reply(ScoreReply(id=name, created=int(time.time()), model=served.name, data=data, usage=usage))
 
     @routes.post("/v1/rerank", summary="Order documents by a query", responses=described(RerankReply))
     async def create_rerank(body: RerankBody, request: Request) -> Response:
@@ -157,8 +162,7 @@ async def _reranked(registry: Registry, body: RerankBody, request: Request, sett
     check_extras(body, request, settings)
     texts = [each if isinstance(each, str) else each.text for each in body.documents]
     served = await registry.use(body.model, request)
-    outputs = await _embedded(served, [body.query, *texts], body, request, settings)
-    scores = scored(outputs, [(0, place) for place in range(1, len(outputs))])
+    scores, usage = await _scored(served, ([body.query], texts), body, request, settings)
     results = [
         RerankResult(
             index=index,
@@ -168,7 +172,26 @@ async def _reranked(registry: Registry, body: RerankBody, request: Request, sett
         for index, score in sorted(enumerate(scores), key=lambda found: -found[1].outputs.score)
     ]
     kept = results[: body.top_n or len(results)]
-    return _reply(RerankReply(id=f"rerank-{uuid4().hex}", model=served.name, results=kept, usage=_usage(outputs)))
+    return _reply(RerankReply(id=f"rerank-{uuid4().hex}", model=served.name, results=kept, usage=usage))
+
+
+async def _scored(
+    served: Served, texts: tuple[Sequence[str], Sequence[str]], body: _ScoringBody, request: Request, settings: Settings
+) -> tuple[list[ScoringRequestOutput], TextUsage]:
+    """Raises ApiError for texts that the model can't take."""
+    one, other = texts
+    pairs = _paired(one, other)
+    if (body.score_by or settings.score_by) == "cosine":
+        outputs = await _embedded(served, [*one, *other], body, request, settings)
+        return scored(outputs, [(first, len(one) + second) for first, second in pairs]), _usage(outputs)
+    asked = [(one[query], other[document]) for query, document in pairs]
+    with _told(settings):
+        ids = await request.app.state.workers.call(
+            request, lambda: judge_prompts(served.llm.llm, asked, body.instruction)
+        )
+        _charge(ids, request, settings)
+        judged = await judge(served.llm, ids, served.adapter)
+    return judged, _usage(judged)
 
 
 async def _embedded(
@@ -183,17 +206,29 @@ async def _embedded(
     """Raises ApiError for texts that the model can't take."""
     state, llm = request.app.state, served.llm.llm
     prompts: list[Prompt] = [TokensPrompt(prompt_token_ids=each) if isinstance(each, list) else each for each in texts]
-    try:
+    with _told(settings):
         ids = await state.workers.call(request, lambda: [llm.token_ids(prompt) for prompt in prompts])
-        longest, most = max(map(len, ids)), settings.max_prompt_tokens
-        if most is not None and longest > most:
-            raise ApiError(400, f"a text has {longest} tokens, and this server takes {most}: shorten it", "input")
-        state.limiter.quotas.charge(tenant(request), sum(map(len, ids)))
+        _charge(ids, request, settings)
         return await embed(served.llm, ids, body.pooling, served.adapter, normalize=normalize)
+
+
+@contextmanager
+def _told(settings: Settings) -> Iterator[None]:
+    """Tell the client what is wrong with its texts, by an ApiError."""
+    try:
+        yield
     except MachineBusy as error:
         raise unavailable(settings.retry_after, str(error)) from None
     except ValueError as error:
         raise ApiError(400, str(error), "input") from None
+
+
+def _charge(ids: Sequence[Sequence[int]], request: Request, settings: Settings) -> None:
+    """Count the tokens for the client's key. Raises ApiError for a text that is longer than the server takes."""
+    longest, most = max(map(len, ids)), settings.max_prompt_tokens
+    if most is not None and longest > most:
+        raise ApiError(400, f"a text has {longest} tokens, and this server takes {most}: shorten it", "input")
+    request.app.state.limiter.quotas.charge(tenant(request), sum(map(len, ids)))
 
 
 def _listed(texts: str | list[str]) -> list[str]:
@@ -213,7 +248,7 @@ def _encoded(embedding: Sequence[float], form: str) -> list[float] | str:
     return base64.b64encode(struct.pack(f"<{len(embedding)}f", *embedding)).decode()
 
 
-def _usage(outputs: Sequence[EmbeddingRequestOutput]) -> TextUsage:
+def _usage(outputs: Sequence[EmbeddingRequestOutput] | Sequence[ScoringRequestOutput]) -> TextUsage:
     tokens = sum(len(output.prompt_token_ids) for output in outputs)
     return TextUsage(prompt_tokens=tokens, total_tokens=tokens)
 

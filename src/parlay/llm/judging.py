@@ -1,0 +1,100 @@
+"""Rerankers that are chat models, such as Qwen3-Reranker: asked whether a document answers a query, they say yes or no.
+
+The score is the share of "yes" in the chances of the two words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from parlay.llm.embedding import Reading, ScoringOutput, ScoringRequestOutput, check_embeds, groups
+from parlay.llm.input_processor import ChatOptions
+from parlay.types import Adapter, Runner, SamplingParams
+
+if TYPE_CHECKING:
+    from parlay.llm.llm import LLM
+
+INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
+"""What Qwen3-Reranker's makers write where nothing else is wanted."""
+ANSWERS = ("yes", "no")
+_SYSTEM = (
+    "Judge whether the Document meets the requirements based on the Query and the Instruct provided. "
+    'Note that the answer can only be "yes" or "no".'
+)
+
+
+class Words(NamedTuple):
+    """The ids of both answers."""
+
+    yes: int
+    no: int
+
+
+class Judged(Reading):
+    """The scores of prompts that ask for one of two words."""
+
+    def __init__(
+        self, runner: Runner, prompts: Sequence[Sequence[int]], words: Words, adapter: Adapter | None = None
+    ) -> None:
+        super().__init__(runner, prompts, adapter)
+        self._words = words
+        self.scores = [0.0] * len(prompts)
+
+    def _read(self, chunks: Mapping[int, tuple[int, ...]], last: Sequence[bool]) -> None:
+        segments = [
+            self._segment(place, chunk, len(chunk) - ends)
+            for (place, chunk), ends in zip(chunks.items(), last, strict=True)
+        ]
+        logits_RV = self._runner.forward(segments).logits_RV
+        ended = [place for place, ends in zip(chunks, last, strict=True) if ends]
+        chances = torch.softmax(logits_RV[:, list(self._words)].double(), 1)[:, 0].tolist()
+        for place, chance in zip(ended, chances, strict=True):
+            self.scores[place] = chance
+
+
+def judge_prompts(llm: LLM, pairs: Sequence[tuple[object, object]], instruction: str) -> list[tuple[int, ...]]:
+    """The prompts of pairs of a query and a document, in the model's own chat format. Any thread may call this.
+
+    Raises ValueError for a pair that the model can't hold, and for a model without a chat template.
+    """
+    check_embeds(llm.runner.spec, "last")
+    if llm.tokenizer is None or not llm.tokenizer.chat_template:
+        raise ValueError("score_by yes-no needs a model with a chat template: use cosine")
+    prompts = []
+    for query, document in pairs:
+        if not isinstance(query, str) or not isinstance(document, str):
+            raise ValueError("score_by yes-no takes texts, no token ids")
+        text = f"<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {document}"
+        messages = [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": text}]
+        job = llm.job(messages, SamplingParams(max_tokens=1), None, ChatOptions(variables={"enable_thinking": False}))
+        prompts.append(job.samples[0].request.prompt)
+    return prompts
+
+
+def words_of(llm: LLM) -> Words:
+    """The ids of yes and no. Raises ValueError where they are not one token each."""
+    encode = llm.get_tokenizer().encode
+    ids = [encode(word, add_special_tokens=False) for word in ANSWERS]
+    if [len(each) for each in ids] != [1, 1]:
+        raise ValueError("score_by yes-no needs a model to which yes and no are one token each: use cosine")
+    return Words(ids[0][0], ids[1][0])
+
+
+def judge(
+    llm: LLM, pairs: Sequence[tuple[object, object]], instruction: str, adapter: Adapter | None
+) -> list[ScoringRequestOutput]:
+    """Score pairs of a query and a document; raises what `judge_prompts` and `words_of` raise."""
+    prompts, words, scores = judge_prompts(llm, pairs, instruction), words_of(llm), list[float]()
+    for group in groups(prompts):
+        judged = Judged(llm.runner, [prompts[place] for place in group], words, adapter)
+        judged.run()
+        scores += judged.scores
+    return told(prompts, scores)
+
+
+def told(prompts: Sequence[tuple[int, ...]], scores: Sequence[float]) -> list[ScoringRequestOutput]:
+    """Prompts with their scores."""
+    return [ScoringRequestOutput(ids, ScoringOutput(score)) for ids, score in zip(prompts, scores, strict=True)]
