@@ -101,6 +101,10 @@ def render_pieces(
     return pieces(text)
 
 
+_TOOLS_OF_SYSTEM = re.compile(r"""message\[['"]tools['"]\]""")
+"""In templates that read tools from the system message, as JSON: Phi-4-mini's."""
+
+
 def takes_tools(template: str) -> bool:
     return re.search(r"\btools\b", template) is not None
 
@@ -109,9 +113,15 @@ def told_of_tools(
     tokenizer: Tokenizer, messages: Messages, tools: Tools, template: str | None = None
 ) -> tuple[Messages, Tools]:
     """Messages and tools to `render`. A template that knows no tools gets them in the first system message."""
-    if not tools or not messages or takes_tools(template or _chosen(tokenizer, with_tools=True)):
+    chosen = template or _chosen(tokenizer, with_tools=True) if tools and messages else ""
+    if not chosen:
         return messages, tools
     listed = json.dumps([tool.get("function", tool) for tool in tools], ensure_ascii=False)
+    if _TOOLS_OF_SYSTEM.search(chosen):
+        system = messages[0] if messages[0].get("role") == "system" else {"role": "system", "content": ""}
+        return [{**system, "tools": listed}, *(message for message in messages if message is not system)], ()
+    if takes_tools(chosen):
+        return messages, tools
     text = f'You can call these functions. A call is {{"name": ..., "arguments": {{...}}}} and nothing else.\n{listed}'
     first, *others = messages
     if first.get("role") == "system":

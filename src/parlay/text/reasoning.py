@@ -1,15 +1,35 @@
-"""Reasoning that models write before an answer, between `<think>` and `</think>`: where it begins and ends."""
+"""Reasoning that models write before an answer: between which marks, and where it begins and ends."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from parlay.types import Tokenizer
 
-BEGIN = "<think>"
-END = "</think>"
+
+@dataclass(frozen=True, slots=True)
+class Tags:
+    """The texts around reasoning. ``label`` follows ``begin`` and is none of it; ``answer`` may stand around what
+    follows."""
+
+    begin: str
+    end: str
+    label: str = ""
+    answer: tuple[str, str] = ("", "")
+
+
+THINK = Tags("<think>", "</think>")
+_KNOWN = (
+    Tags("<seed:think>", "</seed:think>"),  # Seed-OSS
+    Tags("[THINK]", "[/THINK]"),  # Magistral
+    Tags("<|channel>", "<channel|>", "thought\n"),  # Gemma 4
+    Tags("Here is my thought process:", "Here is my response:"),  # Granite 3.2
+    THINK,
+)
+_RESPONSE = ("<response>", "</response>")
+"""Around the answers of Granite 3.3 and ERNIE."""
 
 Thoughts = Literal["none", "maybe", "begun"]
 """Whether an answer has reasoning; ``begun``: the prompt holds the mark that begins it."""
@@ -26,23 +46,25 @@ class Marks:
     end: int
 
 
-def reasons(template: str) -> bool:
-    """Whether a chat template is of a family that writes its reasoning between these marks."""
-    return END in template
+def tags_of(template: str) -> Tags | None:
+    """The marks that a chat template speaks of; None where its family does not reason."""
+    found = next((tags for tags in _KNOWN if tags.end in template), None)
+    return replace(found, answer=_RESPONSE) if found is not None and _RESPONSE[1] in template else found
 
 
-def thoughts_after(prompt_end: str) -> Thoughts:
+def thoughts_after(prompt_end: str, tags: Tags = THINK) -> Thoughts:
     """Whether the answer to a prompt of such a family has reasoning. The end of the prompt tells."""
-    if prompt_end.rstrip().endswith(BEGIN):
+    if prompt_end.rstrip().endswith(tags.begin):
         return "begun"
-    return "none" if END in prompt_end.rpartition(BEGIN)[2] else "maybe"
+    return "none" if tags.end in prompt_end.rpartition(tags.begin)[2] else "maybe"
 
 
 def expected_thoughts(tokenizer: Tokenizer, prompt: Sequence[int]) -> Thoughts:
     """Whether the answer to a conversation, whose ids these are, has reasoning."""
-    if not reasons(template_text(tokenizer)):
+    tags = tags_of(template_text(tokenizer))
+    if tags is None:
         return "none"
-    return thoughts_after(tokenizer.decode(list(prompt[-_LAST:]), skip_special_tokens=False))
+    return thoughts_after(tokenizer.decode(list(prompt[-_LAST:]), skip_special_tokens=False), tags)
 
 
 def template_text(tokenizer: Tokenizer) -> str:
@@ -54,6 +76,7 @@ def template_text(tokenizer: Tokenizer) -> str:
 def marks(tokenizer: Tokenizer, thoughts: Thoughts) -> Marks | None:
     """The marks of reasoning that may come; None where none can, or where a mark is not one token."""
     vocabulary = {token.content: id for id, token in tokenizer.added_tokens_decoder.items()}
-    if thoughts == "none" or END not in vocabulary or (thoughts == "maybe" and BEGIN not in vocabulary):
+    tags = tags_of(template_text(tokenizer)) or THINK
+    if thoughts == "none" or tags.end not in vocabulary or (thoughts == "maybe" and tags.begin not in vocabulary):
         return None
-    return Marks(vocabulary[BEGIN] if thoughts == "maybe" else None, vocabulary[END])
+    return Marks(vocabulary[tags.begin] if thoughts == "maybe" else None, vocabulary[tags.end])

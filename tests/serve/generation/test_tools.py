@@ -27,7 +27,14 @@ from parlay.serve.protocol.logprobs import Speller
 from parlay.serve.protocol.usage import StreamUsage
 from parlay.text.prompts import TokensPrompt
 
-HARMONY, CODER, MARKED, NAMED, MISTRAL, GRANITE, LLAMA = FORMATS
+MARKED, CODER, NAMED, MISTRAL, GRANITE, LLAMA, SEED, GLM45, GEMMA, FUNCTION_GEMMA, OLMO, LFM, PHI, GLM = (
+    next(known for known in FORMATS if known.mark == mark)
+    for mark in (
+        "<tool_call>", "<function=", "[ARGS]", "[TOOL_CALLS]", "<|tool_call|>", '"parameters"', "<seed:tool_call>",
+        "<arg_key>", "<|tool_call>", "<start_function_call>", "<function_calls>", "<|tool_call_start|>", "<|/tool|>",
+        "<|observation|>",
+    )
+)  # fmt: skip
 NAMES = {"weather", "time"}
 FUNCTIONS: dict[str, dict[str, Any]] = {"weather": {}, "time": {}}
 WEATHER = {
@@ -166,6 +173,74 @@ CASES: list[tuple[CallFormat, str, str, list[tuple[str, str]]]] = [
     (CODER, "<tool_call>\n<function=other>", "<tool_call>\n<function=other>", []),
     (CODER, "a <tool_cal b <tool_call> c", "a <tool_cal b <tool_call> c", []),
     (CODER, "<tool_call>\n<function=weather>\n<parameter=city>\nSã", "", [("weather", "")]),
+    (
+        SEED,
+        "\n<seed:tool_call>\n<function=weather>\n<parameter=city>Oslo</parameter>\n</function>\n</seed:tool_call>",
+        "\n",
+        [("weather", '{"city": "Oslo"}')],
+    ),
+    (
+        GLM45,
+        "I look.\n<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Oslo</arg_value>\n<arg_key>days</arg_key>\n"
+        "<arg_value>[1, 2]</arg_value>\n</tool_call><tool_call>time</tool_call>",
+        "I look.\n",
+        [("weather", '{"city": "Oslo", "days": [1, 2]}'), ("time", "{}")],
+    ),
+    (GLM45, "<tool_call>other\n<arg_key>", "<tool_call>other\n<arg_key>", []),
+    (GLM45, "a <tool_call> b c", "a <tool_call> b c", []),
+    (GLM45, "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_val", "", [("weather", "")]),
+    (
+        GEMMA,
+        'So: <|tool_call>call:weather{city:<|"|>S {a}, "b"<|"|>,days:[1,{a:true,<|"|>b<|"|>:null}],'
+        "at:noon now}<tool_call|>"
+        "<|tool_call>call:time{}<tool_call|>",
+        "So: ",
+        [
+            ("weather", '{"city": "S {a}, \\"b\\"", "days": [1, {"a": true, "b": null}], "at": "noon now"}'),
+            ("time", "{}"),
+        ],
+    ),
+    (GEMMA, "<|tool_call>call:other{}<tool_call|>", "<|tool_call>call:other{}<tool_call|>", []),
+    (GEMMA, "a <|tool_call> b", "a <|tool_call> b", []),
+    (GEMMA, '<|tool_call>call:weather{city:<|"|>Os', "", [("weather", "")]),
+    (GEMMA, '<|tool_call>call:weather{days:3,city:<|"|>Os', "", [("weather", '{"days": 3')]),
+    (GEMMA, "<|tool_call>call:wea", "", []),
+    (GEMMA, "<|tool_call>call:time{zone:[{[}<tool_call|>.", "", [("time", "")]),
+    (
+        FUNCTION_GEMMA,
+        "<start_function_call>call:weather{city:<escape>Oslo<escape>,days:-2.5}<end_function_call> ok",
+        " ok",
+        [("weather", '{"city": "Oslo", "days": -2.5}')],
+    ),
+    (
+        OLMO,
+        "Yes.\n<function_calls>\nweather(city='it\\'s \"P\"', days=[1, (2, {'a': None})], on=true, x=f())\ntime()\n"
+        "</function_calls>",
+        "Yes.\n",
+        [
+            ("weather", '{"city": "it\'s \\"P\\"", "days": [1, [2, {"a": null}]], "on": true, "x": "f()"}'),
+            ("time", "{}"),
+        ],
+    ),
+    (OLMO, "<function_calls>other()</function_calls>", "<function_calls>other()</function_calls>", []),
+    (OLMO, "<function_calls>time(zone='+1", "", [("time", "")]),
+    (OLMO, "<function_calls>ti", "", []),
+    (OLMO, "<function_calls>time() and so on", " and so on", [("time", "{}")]),
+    (
+        LFM,
+        '<|tool_call_start|>[weather(city="Oslo"), time(zone=-1)]<|tool_call_end|>Done.',
+        "Done.",
+        [("weather", '{"city": "Oslo"}'), ("time", '{"zone": -1}')],
+    ),
+    (PHI, f"<|tool_call|>[{CALL}, {CALL}]<|/tool_call|>", "", [("weather", ARGUMENTS)] * 2),
+    (PHI, f"<|tool_call|>{CALL}<|/tool_call|> x", " x", [("weather", ARGUMENTS)]),
+    (PHI, f"functools[{CALL}]", "", [("weather", ARGUMENTS)]),
+    (PHI, "import functools", "import functools", []),
+    (PHI, "functools[cache]", "functools[cache]", []),
+    (GLM, f"\nweather\n{ARGUMENTS}", "", [("weather", ARGUMENTS)]),
+    (GLM, "time is\n{money}", "time is\n{money}", []),
+    (GLM, "The weather\n{}", "The weather\n{}", []),
+    (GLM, 'weather\n{"city": "Os', "", [("weather", '{"city": "Os')]),
 ]
 
 
@@ -193,6 +268,25 @@ def test_what_follows_the_only_call_that_is_wanted_is_text() -> None:
         f"<tool_call>{CALL}</tool_call>",
         [("weather", ARGUMENTS)],
     )
+
+
+def test_arguments_that_stand_one_by_one_are_told_one_by_one() -> None:
+    reader = AnswerShape(calls=GEMMA, functions=FUNCTIONS).reader()
+    assert reader.feed('<|tool_call>call:weather{city:<|"|>Oslo<|"|>') == [Begin(0, "weather")]
+    assert reader.feed(",days:1") == [Arguments(0, '{"city": "Oslo"')]
+    assert reader.feed("}<tool_call|>") == [Arguments(0, ', "days": 1'), Arguments(0, "}")]
+
+
+@pytest.mark.parametrize("written", ["[" * 5000, "-" * 5000 + "1", "1e999", "9" * 5000, "'" + "a" * 70_000 + "'"])
+def test_arguments_that_no_reader_could_hold_are_text(written: str) -> None:
+    """However deep or long: the server goes on."""
+    closed = written + "]" * written.count("[")
+    for shape, answer in (
+        (OLMO, f"<function_calls>time(zone={closed})</function_calls>"),
+        (GEMMA, f"<|tool_call>call:time{{zone:{closed}}}<tool_call|>"),
+    ):
+        ((_, arguments),) = joined(read(shape, [answer]))[1]
+        assert str(json.loads(arguments)["zone"]).strip("'") == closed.strip("'")
 
 
 # -------------------------------------------------------------------------------------------------------------- forms

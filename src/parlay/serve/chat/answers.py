@@ -6,19 +6,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from parlay.serve.chat.calls import Arguments, Begin, CallFormat, CallScanner, Text, Thought, overlap
+from parlay.serve.chat.calls import AnswerScanner, Arguments, Begin, CallFormat, Delta, Text, Thought, overlap
 from parlay.serve.chat.harmony import HarmonyReader
 from parlay.serve.chat.json_calls import call_reader
+from parlay.serve.chat.literal_calls import KeyedCallReader, PythonCallReader
 from parlay.serve.chat.xml_calls import XmlCallReader
-from parlay.text.reasoning import BEGIN, END, Thoughts
+from parlay.text.reasoning import THINK, Tags, Thoughts
+
+__all__ = ["AnswerReader", "AnswerShape", "Arguments", "Begin", "Delta", "Text", "Thought"]
 
 
-def thought_length(text: str, thoughts: Thoughts) -> int:
+def thought_length(text: str, thoughts: Thoughts, tags: Tags = THINK) -> int:
     """How many characters of a whole answer are reasoning, marks included."""
-    if thoughts == "none" or (thoughts == "maybe" and not text.lstrip().startswith(BEGIN)):
+    if thoughts == "none" or (thoughts == "maybe" and not text.lstrip().startswith(tags.begin)):
         return 0
-    end = text.find(END)
-    return len(text) if end < 0 else end + len(END)
+    end = text.find(tags.end)
+    return len(text) if end < 0 else end + len(tags.end)
 
 
 class ThoughtReader:
@@ -28,10 +31,12 @@ class ThoughtReader:
     does not depend on where pieces end, but for how it is cut.
     """
 
-    def __init__(self, *, begun: bool) -> None:
-        self._buffer = ""
+    def __init__(self, tags: Tags = THINK, *, begun: bool) -> None:
+        self._tags, self._buffer = tags, ""
         self._state = self._think if begun else self._begin
+        self._awaited = tags.label  # what may begin the present part, and is none of it
         self._written = False  # whether the present part has begun
+        self._closes = False  # whether a mark may end the answer
 
     @property
     def over(self) -> bool:
@@ -55,41 +60,56 @@ class ThoughtReader:
 
     def _begin(self) -> str:
         """Until it is clear whether the mark comes."""
-        start = self._buffer.lstrip()
-        if start.startswith(BEGIN):
-            self._buffer = start.removeprefix(BEGIN)
+        start, mark = self._buffer.lstrip(), self._tags.begin
+        if start.startswith(mark):
+            self._buffer = start.removeprefix(mark)
             self._state = self._think
-        elif not BEGIN.startswith(start):
+        elif not mark.startswith(start):
             self._state = self._answer
             self._written = True  # it has no reasoning before it, so its white space is its own
         return ""
 
     def _think(self) -> str:
         """Up to the mark; white space and a part of the mark at the end are kept back."""
-        self._skip_space()
-        thought, mark, rest = self._buffer.partition(END)
+        if not self._begins():
+            return ""
+        thought, mark, rest = self._buffer.partition(self._tags.end)
         if mark:
             self._buffer, self._state, self._written = rest, self._answer, False
+            self._awaited = self._tags.answer[0]
+            self._closes = bool(self._awaited)
             return thought.rstrip()
-        end = len(thought[: len(thought) - overlap(thought, END)].rstrip())
-        self._buffer = thought[end:]
-        return thought[:end]
+        return self._but_end(self._tags.end)
 
     def _answer(self) -> str:
-        self._skip_space()
-        answer, self._buffer = self._buffer, ""
-        return answer
+        """All of it, but for the marks that may stand around it."""
+        if not self._begins():
+            return ""
+        if not self._closes:
+            answer, self._buffer = self._buffer, ""
+            return answer
+        answer, mark, rest = self._buffer.partition(self._tags.answer[1])
+        if not mark:
+            return self._but_end(self._tags.answer[1])
+        self._closes, self._written, self._buffer = False, False, rest
+        return answer.rstrip() + self._answer()
 
-    def _skip_space(self) -> None:
-        """At the beginning of a part."""
+    def _but_end(self, mark: str) -> str:
+        """Take all but white space and a part of a mark at the end."""
+        text = self._buffer
+        end = len(text[: len(text) - overlap(text, mark)].rstrip())
+        self._buffer = text[end:]
+        return text[:end]
+
+    def _begins(self) -> bool:
+        """Skip white space, and what is none of it, at the beginning of a part; False: it is not clear yet."""
         if not self._written:
             self._buffer = self._buffer.lstrip()
+            if self._awaited and self._awaited.startswith(self._buffer) and self._buffer != self._awaited:
+                return False
+            self._buffer, self._awaited = self._buffer.removeprefix(self._awaited).lstrip(), ""
             self._written = bool(self._buffer)
-
-
-__all__ = ["AnswerReader", "AnswerShape", "Arguments", "Begin", "Delta", "Text", "Thought"]
-
-Delta = Thought | Text | Begin | Arguments
+        return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +124,7 @@ class AnswerShape:
     single: bool = False
     certain: bool = False
     thoughts: Thoughts = "none"
+    tags: Tags = THINK
 
     def reader(self) -> AnswerReader:
         """One for each sample."""
@@ -120,7 +141,9 @@ class AnswerReader:
 
     def __init__(self, shape: AnswerShape) -> None:
         self._calls = None if shape.calls is None else _scanner(shape.calls, shape)
-        self._thoughts = None if shape.thoughts == "none" else ThoughtReader(begun=shape.thoughts == "begun")
+        self._thoughts = (
+            None if shape.thoughts == "none" else ThoughtReader(shape.tags, begun=shape.thoughts == "begun")
+        )
 
     @property
     def called(self) -> bool:
@@ -145,9 +168,13 @@ class AnswerReader:
         return list(self._calls.feed(answer))
 
 
-def _scanner(written: CallFormat, shape: AnswerShape) -> CallScanner | HarmonyReader:
+def _scanner(written: CallFormat, shape: AnswerShape) -> AnswerScanner:
     if written.style == "harmony":
         return HarmonyReader(shape.functions, single=shape.single)
     if written.style == "xml":
-        return XmlCallReader(shape.functions, single=shape.single)
+        return XmlCallReader(written, shape.functions, single=shape.single)
+    if written.style == "keyed":
+        return KeyedCallReader(written, shape.functions, single=shape.single)
+    if written.style == "python":
+        return PythonCallReader(written, shape.functions, single=shape.single)
     return call_reader(written, shape.functions, single=shape.single, certain=shape.certain)

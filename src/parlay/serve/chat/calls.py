@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -9,35 +10,55 @@ from typing import Literal
 
 from parlay.text.chat_template import takes_tools
 
+Style = Literal["object", "list", "named", "line", "xml", "keyed", "python", "harmony"]
+
 
 @dataclass(frozen=True, slots=True)
 class CallFormat:
     """How a family of models writes a call: ``begin``, a JSON object of name and ``arguments``, ``end``.
 
     ``begin`` is empty where the object alone is the answer. ``style`` says what differs: ``list``, a list of such
-    objects after ``begin``; ``named``, the bare name, ``[ARGS]`` and an object of arguments; ``xml``, tags. Calls of
-    style ``object`` are read in the variants too that small models write: see `ObjectCallReader`. In ``harmony`` the
-    whole answer is messages in channels, calls or not.
+    objects after ``begin``; ``named``, the bare name, ``[ARGS]`` and an object of arguments; ``line``, the bare name in
+    the answer's first line, and the arguments in the next; ``xml``, tags; ``keyed``, ``call:name{key:value}`` with
+    texts between two ``quote``; ``python``, calls of Python. Calls of style ``object`` are read in the variants too
+    that small models write: see `ObjectCallReader`. In ``harmony`` the whole answer is messages in channels, calls or
+    not.
     """
 
     mark: str
     """A text that the family's chat templates contain."""
     begin: str
     end: str
-    arguments: str
+    arguments: str = "arguments"
     """The key under which the arguments stand."""
-    style: Literal["object", "list", "named", "xml", "harmony"] = "object"
+    style: Style = "object"
+    quote: str = ""
+
+    @property
+    def bare(self) -> bool:
+        """Whether an answer that begins as an object is a call, since nothing marks one."""
+        return not self.begin and self.style == "object"
 
 
-PLAIN = CallFormat("", "", "", "arguments")
-HARMONY = CallFormat("<|channel|>", "<|channel|>", "", "arguments", "harmony")
+PLAIN = CallFormat("", "", "")
+HARMONY = CallFormat("<|channel|>", "<|channel|>", "", style="harmony")
 FORMATS = (
     HARMONY,  # gpt-oss
-    CallFormat("<function=", "<tool_call>", "</tool_call>", "arguments", "xml"),  # Qwen3-Coder
-    CallFormat("<tool_call>", "<tool_call>", "</tool_call>", "arguments"),  # Hermes, Qwen
-    CallFormat("[ARGS]", "[TOOL_CALLS]", "", "arguments", "named"),  # Mistral, since version 11 of its tokenizer
-    CallFormat("[TOOL_CALLS]", "[TOOL_CALLS]", "", "arguments", "list"),  # Mistral before
-    CallFormat("<|tool_call|>", "<|tool_call|>", "", "arguments", "list"),  # Granite 3
+    CallFormat("<seed:tool_call>", "<seed:tool_call>", "</seed:tool_call>", style="xml"),  # Seed-OSS
+    CallFormat("<arg_key>", "<tool_call>", "</tool_call>", style="xml"),  # GLM-4.5 and later
+    CallFormat("<function=", "<tool_call>", "</tool_call>", style="xml"),  # Qwen3-Coder, Qwen3.5
+    CallFormat("<tool_call>", "<tool_call>", "</tool_call>"),  # Hermes, Qwen, SmolLM3, ERNIE 4.5, EXAONE 4, Granite 4
+    CallFormat("<|tool_call>", "<|tool_call>", "<tool_call|>", style="keyed", quote='<|"|>'),  # Gemma 4
+    CallFormat(
+        "<start_function_call>", "<start_function_call>", "<end_function_call>", style="keyed", quote="<escape>"
+    ),  # FunctionGemma
+    CallFormat("<function_calls>", "<function_calls>", "</function_calls>", style="python"),  # OLMo 3
+    CallFormat("<|tool_call_start|>", "<|tool_call_start|>", "<|tool_call_end|>", style="python"),  # LFM2
+    CallFormat("[ARGS]", "[TOOL_CALLS]", "", style="named"),  # Mistral, since version 11 of its tokenizer
+    CallFormat("[TOOL_CALLS]", "[TOOL_CALLS]", "", style="list"),  # Mistral before
+    CallFormat("<|/tool|>", "<|tool_call|>", "<|/tool_call|>", style="list"),  # Phi-4-mini
+    CallFormat("<|tool_call|>", "<|tool_call|>", "", style="list"),  # Granite 3
+    CallFormat("<|observation|>", "", "", style="line"),  # GLM-4
     CallFormat('"parameters"', "", "", "parameters"),  # Llama 3
 )
 
@@ -79,27 +100,21 @@ class Arguments:
     text: str
 
 
-Delta = Text | Begin | Arguments
+Delta = Thought | Text | Begin | Arguments
 State = Callable[[], Iterator[Delta]]
 """Takes from the buffer what it can say something of, and may put another state in its own place."""
 
 
-class CallScanner(ABC):
-    """Takes an answer piece by piece and tells which of it is text and which are calls of ``names``.
+class AnswerScanner(ABC):
+    """Takes an answer piece by piece. Calls are of ``names``, one alone where ``single``; others are text.
 
-    What merely resembles a call, or calls something else, is text; so is everything after the first call when
-    ``single``. A call begins with one of ``marks``. The result does not depend on where pieces end, but for how it is
-    cut.
+    The result does not depend on where pieces end, but for how it is cut.
     """
 
-    def __init__(self, marks: Sequence[str], names: Collection[str], *, single: bool) -> None:
-        self._marks = marks
-        self._mark = ""  # the one that was found last
-        self._names = names
-        self._single = single
-        self._buffer = ""
-        self._calls = 0
-        self._state: State = self._search
+    def __init__(self, names: Collection[str], first: State, *, single: bool) -> None:
+        self._names, self._single = names, single
+        self._buffer, self._calls = "", 0
+        self._state = first
 
     @property
     def found(self) -> bool:
@@ -111,11 +126,9 @@ class CallScanner(ABC):
         self._buffer += text
         return list(self._run())
 
+    @abstractmethod
     def finish(self) -> list[Delta]:
         """Return the rest when the answer is over."""
-        rest, self._buffer = self._buffer, ""
-        between = self.found and not rest.strip()
-        return [] if not rest or between or self._cut_off(rest) else [Text(rest)]
 
     def _run(self) -> Iterator[Delta]:
         """Runs states until none can go on without more text."""
@@ -124,28 +137,6 @@ class CallScanner(ABC):
             yield from self._state()
             if self._state == state and len(self._buffer) == length:
                 return
-
-    def _search(self) -> Iterator[Delta]:
-        """Text, up to the next mark of a call; a part of a mark at the end is kept. Space between calls is dropped."""
-        found = [(place, mark) for mark in self._marks if (place := self._buffer.find(mark)) >= 0]
-        kept = 0 if found else max(overlap(self._buffer, mark) for mark in self._marks)
-        end, mark = min(found, default=(len(self._buffer) - kept, ""))
-        text = self._buffer[:end]
-        if self.found:
-            text = text.rstrip()  # space before a call is dropped, so it waits for what follows
-        self._take(end if found else len(text))
-        if text:
-            yield Text(text)
-        if found:
-            self._mark, self._state = mark, self._read_head
-
-    @abstractmethod
-    def _read_head(self) -> Iterator[Delta]:
-        """Read from the mark up to the arguments."""
-
-    @abstractmethod
-    def _cut_off(self, rest: str) -> bool:
-        """Whether the ``rest`` of an answer is of a call that was cut off, so that it is no text."""
 
     def _callable(self, name: str) -> bool:
         return name in self._names and not (self._single and self.found)
@@ -156,17 +147,96 @@ class CallScanner(ABC):
         self._state = arguments
         return Begin(self._calls - 1, name)
 
-    def _no_call(self) -> Text:
-        """The mark was text after all."""
-        self._state = self._search
-        return Text(self._take(len(self._mark)))
-
     def _arguments(self, text: str) -> Arguments:
         return Arguments(self._calls - 1, text)
 
     def _take(self, length: int) -> str:
         taken, self._buffer = self._buffer[:length], self._buffer[length:]
         return taken
+
+    def _up_to(self, marks: Sequence[str]) -> tuple[str, str]:
+        """Take the text before the first of the marks, and the mark; a part of a mark at the end stays."""
+        found = [(place, mark) for mark in marks if (place := self._buffer.find(mark)) >= 0]
+        kept = 0 if found else max((overlap(self._buffer, mark) for mark in marks), default=0)
+        end, mark = min(found, default=(len(self._buffer) - kept, ""))
+        text = self._take(end)
+        self._take(len(mark))
+        return text, mark
+
+
+class CallScanner(AnswerScanner):
+    """Tells which of an answer is text and which are calls. A call begins with one of ``marks``.
+
+    What merely resembles a call is text; so is everything after the first call when ``single``.
+    """
+
+    def __init__(self, marks: Sequence[str], names: Collection[str], *, single: bool, end: str = "") -> None:
+        """``end`` is the mark behind a call, which a model may leave out."""
+        super().__init__(names, self._search, single=single)
+        self._marks, self._end = marks, end
+        self._mark = ""  # the one that was found last
+
+    def finish(self) -> list[Delta]:
+        rest, self._buffer = self._buffer, ""
+        between = self.found and not rest.strip()
+        return [] if not rest or between or self._cut_off(rest) else [Text(rest)]
+
+    def _search(self) -> Iterator[Delta]:
+        """Text, up to the next mark of a call; a part of a mark at the end is kept. Space between calls is dropped."""
+        text, mark = self._up_to(self._marks)
+        said = text.rstrip() if self.found else text  # space before a call is dropped, so it waits for what follows
+        if said:
+            yield Text(said)
+        if mark:
+            self._mark, self._state = mark, self._read_head
+        self._buffer = mark + ("" if mark else text[len(said) :]) + self._buffer
+
+    @abstractmethod
+    def _read_head(self) -> Iterator[Delta]:
+        """Read from the mark up to the arguments."""
+
+    def _read_end(self) -> Iterator[Delta]:
+        """Read the mark behind a call, if it comes."""
+        rest = self._buffer.lstrip()
+        if self._end.startswith(rest) and rest != self._end:
+            return
+        self._buffer = rest.removeprefix(self._end) if rest.startswith(self._end) else self._buffer
+        self._state = self._search
+        yield from ()
+
+    @abstractmethod
+    def _cut_off(self, rest: str) -> bool:
+        """Whether the ``rest`` of an answer is of a call that was cut off, so that it is no text."""
+
+    def _no_call(self) -> Text:
+        """The mark was text after all."""
+        self._state = self._search
+        return Text(self._take(len(self._mark)))
+
+
+class FieldCallReader(CallScanner):
+    """Reads calls whose arguments stand one by one. Each is told as soon as it is whole; one cut off is left out."""
+
+    _told = 0
+
+    def _head_read(self, name: str) -> Begin:
+        """The call of that name begins, and its arguments follow."""
+        self._told = 0
+        return self._begin(name, self._read_fields)
+
+    @abstractmethod
+    def _read_fields(self) -> Iterator[Delta]:
+        """Read the next argument, or the end of them."""
+
+    def _tell(self, name: str, value: str) -> Arguments:
+        """An argument, its ``value`` in JSON."""
+        self._told += 1
+        return self._arguments(f"{', ' if self._told > 1 else '{'}{json.dumps(name, ensure_ascii=False)}: {value}")
+
+    def _told_all(self, after: State) -> Arguments:
+        """The arguments end, and the answer goes on with ``after``."""
+        self._state = after
+        return self._arguments("}" if self._told else "{}")
 
 
 def overlap(text: str, mark: str) -> int:

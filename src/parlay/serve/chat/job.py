@@ -18,7 +18,7 @@ from parlay.serve.hosted import Served
 from parlay.serve.protocol.sampling_from_body import FieldNames, prepare, refused
 from parlay.serve.settings import Settings
 from parlay.text.chat_template import Tools
-from parlay.text.reasoning import END, reasons, template_text
+from parlay.text.reasoning import THINK, tags_of, template_text
 from parlay.types import SamplingParams, StructuredOutputsParams
 
 
@@ -52,7 +52,7 @@ def answer_form(chat: ChatRequest, template: str) -> AnswerForm:
     if schema is not None:
         grammar = f"start: answer | call\nanswer: %json {json.dumps(schema)}"
         shape, field = PLAIN, chat.schema_field
-    elif not shape.begin:
+    elif shape.bare:
         grammar = "start: text | call\ntext: /([^{](.|\\n)*)?/"
     else:
         return AnswerForm(None, shape)
@@ -182,9 +182,11 @@ def _message(message: ChatMessage, shape: CallFormat, *, own_calls: bool) -> dic
 def _written(call: Mapping[str, Any], shape: CallFormat) -> str:
     text = json.dumps({"name": call["name"], shape.arguments: call["arguments"]}, ensure_ascii=False)
     if shape.style == "list":
-        return f"{shape.begin}[{text}]"
+        return f"{shape.begin}[{text}]{shape.end}"
     if shape.style == "named":
         return f"{shape.begin}{call['name']}[ARGS]{json.dumps(call['arguments'], ensure_ascii=False)}"
+    if shape.style == "line":
+        return f"{call['name']}\n{json.dumps(call['arguments'], ensure_ascii=False)}"
     return f"{shape.begin}\n{text}\n{shape.end}" if shape.begin else text
 
 
@@ -250,7 +252,8 @@ def chat_job(served: Served, chat: ChatRequest, settings: Settings, names: Field
     )
     params = replace(chat.params, structured_outputs=form.form)
     calls = HARMONY if HARMONY.mark in template and form.form is None else form.calls
-    begins = [*([calls.begin] if calls is not None else []), *([END] if reasons(template) else [])]
+    tags = tags_of(template)
+    begins = [*([calls.begin] if calls is not None else []), *([tags.end] if tags is not None else [])]
     if any(_is_special(served, mark) for mark in begins):
         params = replace(params, skip_special_tokens=False)  # or the mark would not be seen
     job = prepare(served, messages, params, chat.options, settings=settings, names=names, chat=options)
@@ -260,6 +263,7 @@ def chat_job(served: Served, chat: ChatRequest, settings: Settings, names: Field
         single=chat.single_call,
         certain=chat.must_call or chat.answer_schema is None,
         thoughts=job.thoughts,
+        tags=tags or THINK,
     )
     return ChatJob(job, answers, names, found.unused)
 

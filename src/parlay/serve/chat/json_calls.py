@@ -13,6 +13,7 @@ FENCE = "```"
 TAGS = ("tool_call", "function_call", "tool", "tools", "response", "json", "xml", "JSON")
 """Tags that models of the family Hermes put around a call, where they miss the one that their template names."""
 
+_PHI = "functools"
 _SPACE = r"\s*"
 _NAME = r"(?P<name>[\w-]{0,64})"
 
@@ -29,6 +30,8 @@ def call_reader(
         return ListedCallReader(written, names, single=single)
     if written.style == "named":
         return NamedCallReader(written, names, single=single)
+    if written.style == "line":
+        return LineCallReader(names, single=single)
     return ObjectCallReader(written, names, single=single, certain=certain)
 
 
@@ -64,8 +67,8 @@ def _arguments_key(key: str) -> list[str]:
 class JsonCallReader(CallScanner):
     """Reads the arguments of a call: a JSON object, up to the brace that closes it."""
 
-    def __init__(self, marks: tuple[str, ...], names: Collection[str], *, single: bool) -> None:
-        super().__init__(marks, names, single=single)
+    def __init__(self, marks: tuple[str, ...], names: Collection[str], *, single: bool, end: str = "") -> None:
+        super().__init__(marks, names, single=single, end=end)
         self._depth = 0
         self._in_string = False
         self._escaped = False
@@ -173,24 +176,26 @@ class ObjectCallReader(JsonCallReader):
 
 
 class ListedCallReader(JsonCallReader):
-    """Reads a list of call objects after the format's mark."""
+    """Reads a list of call objects after the format's mark, or one object alone. Phi-4 writes ``functools`` too."""
 
     def __init__(self, written: CallFormat, names: Collection[str], *, single: bool) -> None:
-        super().__init__((written.begin,), names, single=single)
+        marks = (written.begin, _PHI) if written.end else (written.begin,)
+        super().__init__(marks, names, single=single, end=written.end)
         call = [*NAMED_OBJECT, *_arguments_key(written.arguments)]
-        self._first = _shape(*_letters(written.begin), _SPACE, r"\[", _SPACE, *call)
+        self._first = {mark: _shape(*_letters(mark), _SPACE, r"\[?", _SPACE, *call) for mark in marks}
         self._next = _shape(",", _SPACE, *call)
-        self._head = self._first
+        self._follows = False  # whether the head is of a further call in the list
 
     def _read_head(self) -> Iterator[Delta]:
-        match = self._head.whole.match(self._buffer)
+        head = self._next if self._follows else self._first[self._mark]
+        match = head.whole.match(self._buffer)
         if match is not None and self._callable(match["name"]):
             self._take(match.end() - 1)
             yield self._begin(match["name"], self._read_arguments)
-        elif match is not None or self._head.beginning.fullmatch(self._buffer) is None:
-            if self._head is self._first:
+        elif match is not None or head.beginning.fullmatch(self._buffer) is None:
+            if not self._follows:
                 yield self._no_call()
-            self._head, self._state = self._first, self._search
+            self._follows, self._state = False, self._search
 
     def _read_tail(self) -> Iterator[Delta]:
         """Read the brace of the call, then the comma before the next one or the end of the list."""
@@ -208,15 +213,15 @@ class ListedCallReader(JsonCallReader):
         """Read on in the list: the next call, or the list's end. Anything else is text again."""
         self._drop_space()
         if self._buffer.startswith(","):
-            self._head, self._state = self._next, self._read_head
+            self._follows, self._state = True, self._read_head
         elif self._buffer:
             self._take(self._buffer.startswith("]"))
-            self._head, self._state = self._first, self._search
+            self._follows, self._state = False, self._read_end if self._end else self._search
         yield from ()
 
     def _cut_off(self, rest: str) -> bool:
         in_head = self._state == self._read_head and len(rest) > len(self._mark)
-        return self._state == self._read_tail or in_head
+        return in_head or self._state in (self._read_tail, self._read_end)
 
 
 class NamedCallReader(JsonCallReader):
@@ -237,3 +242,23 @@ class NamedCallReader(JsonCallReader):
 
     def _cut_off(self, rest: str) -> bool:
         return self._state == self._read_head and len(rest) > len(self._mark)
+
+
+class LineCallReader(JsonCallReader):
+    """Reads a call that is the whole answer: the bare name in its first line, the arguments in the next."""
+
+    def __init__(self, names: Collection[str], *, single: bool) -> None:
+        super().__init__((), names, single=single)
+        self._state = self._read_head
+
+    def _read_head(self) -> Iterator[Delta]:
+        name, line, rest = self._buffer.lstrip().partition("\n")
+        arguments = rest.lstrip()
+        if line and arguments.startswith("{") and self._callable(name.strip()):
+            self._buffer = arguments
+            yield self._begin(name.strip(), self._read_arguments)
+        elif arguments or not any(each.startswith(name.strip()) for each in self._names):
+            self._state = self._search
+
+    def _cut_off(self, rest: str) -> bool:
+        return False

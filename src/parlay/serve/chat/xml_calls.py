@@ -1,71 +1,80 @@
-"""Reads calls that models of the family Qwen3-Coder write: a tag for the function, and one for each parameter."""
+"""Reads calls in tags, as Qwen3-Coder, Seed-OSS and GLM-4.5 write them: for the function, and for each parameter."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from parlay.serve.chat.calls import CallScanner, Delta
+from parlay.serve.chat.calls import CallFormat, Delta, FieldCallReader
 from parlay.serve.protocol.json_values import read_value
 
-BEGIN = "<tool_call>"
-_HEAD = re.compile(r"<tool_call>\s*<function=([^>\n]{1,64})>")
-_PARAMETER = re.compile(r"\s*<parameter=([^>\n]{1,256})>\n?(.*?)\n?</parameter>", re.DOTALL)
-_TAIL = re.compile(r"\s*</function>(?:\s*</tool_call>)?")
 _LONGEST_HEAD = 200
 
 
-class XmlCallReader(CallScanner):
-    """Parameters become JSON by their types in the function's schema.
+@dataclass(frozen=True, slots=True)
+class _Tags:
+    """The tags within the outer one: ``head`` begins with ``mark``, or with the bare name where that is empty."""
 
-    ``functions`` are the schemas by name. A parameter is told as soon as it is whole. One that is cut off is left out.
-    """
+    mark: str
+    head: re.Pattern[str]
+    parameter: re.Pattern[str]
+    tail: re.Pattern[str]
 
-    def __init__(self, functions: Mapping[str, Mapping[str, Any]], *, single: bool = False) -> None:
-        super().__init__((BEGIN,), functions, single=single)
+
+_NAMED = _Tags(
+    "<function=",
+    re.compile(r"\s*<function=([^>\n]{1,64})>"),
+    re.compile(r"\s*<parameter=([^>\n]{1,256})>\n?(.*?)\n?</parameter>", re.DOTALL),
+    re.compile(r"\s*</function>"),
+)
+_PAIRED = _Tags(
+    "",
+    re.compile(r"\s*([\w.-]{1,64})\s*?(?=\n|<arg_key>|</)"),
+    re.compile(r"\s*<arg_key>([^<\n]{1,256})</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL),
+    re.compile(r"\s*(?=</tool_call>)"),
+)
+
+
+class XmlCallReader(FieldCallReader):
+    """Parameters become JSON by their types in the function's schema; ``functions`` are the schemas by name."""
+
+    def __init__(
+        self, written: CallFormat, functions: Mapping[str, Mapping[str, Any]], *, single: bool = False
+    ) -> None:
+        super().__init__((written.begin,), functions, single=single, end=written.end)
         self._functions = functions
+        self._tags = _PAIRED if written.mark == "<arg_key>" else _NAMED
         self._schema: Mapping[str, Any] = {}
-        self._told: list[str] = []
 
     def _cut_off(self, rest: str) -> bool:
-        return self._state in (self._read_parameters, self._read_end)
+        return self._state in (self._read_fields, self._read_end)
 
     def _read_head(self) -> Iterator[Delta]:
-        head = _HEAD.match(self._buffer)
+        head = self._tags.head.match(self._buffer, len(self._mark))
         if head is not None and self._callable(head[1]):
             self._take(head.end())
-            self._schema, self._told = self._functions[head[1]], []
-            yield self._begin(head[1], self._read_parameters)
+            self._schema = self._functions[head[1]]
+            yield self._head_read(head[1])
         elif head is not None or not self._may_be_head():
             yield self._no_call()
 
     def _may_be_head(self) -> bool:
-        rest = self._buffer.removeprefix(BEGIN).lstrip()
-        mark = "<function="
+        rest, mark = self._buffer[len(self._mark) :].lstrip(), self._tags.mark
+        if not mark:
+            return re.fullmatch(r"[\w.-]{0,64}\s*<?(arg_?\w*)?", rest) is not None
         return len(rest) < _LONGEST_HEAD and (mark.startswith(rest) or rest.startswith(mark)) and ">" not in rest
 
-    def _read_parameters(self) -> Iterator[Delta]:
-        parameter, tail = _PARAMETER.match(self._buffer), _TAIL.match(self._buffer)
+    def _read_fields(self) -> Iterator[Delta]:
+        parameter, tail = self._tags.parameter.match(self._buffer), self._tags.tail.match(self._buffer)
         if parameter is not None:
             self._take(parameter.end())
-            name = json.dumps(parameter[1], ensure_ascii=False)
-            yield self._arguments(f"{', ' if self._told else '{'}{name}: {self._value(parameter[1], parameter[2])}")
-            self._told.append(parameter[1])
+            yield self._tell(parameter[1], self._value(parameter[1], parameter[2]))
         elif tail is not None:
             self._take(tail.end())
-            yield self._arguments("}" if self._told else "{}")
-            self._state = self._read_end
-
-    def _read_end(self) -> Iterator[Delta]:
-        """The mark that ends a call, which may come later than its tail."""
-        end, rest = "</tool_call>", self._buffer.lstrip()
-        if end.startswith(rest) and rest != end:
-            return
-        self._buffer = rest.removeprefix(end) if rest.startswith(end) else self._buffer
-        self._state = self._search
-        yield from ()
+            yield self._told_all(self._read_end)
 
     def _value(self, name: str, text: str) -> str:
         """A text where the schema says so, or where it is no JSON."""

@@ -14,7 +14,7 @@ from parlay.serve.hosted import HostedModel, Served
 from parlay.serve.registry import LATEST
 from parlay.serve.settings import Settings
 from parlay.text.chat_template import takes_tools
-from parlay.text.reasoning import reasons
+from parlay.text.reasoning import tags_of
 
 _FOREVER = "9999-12-31T23:59:59Z"
 
@@ -70,7 +70,11 @@ def described(served: Served) -> Description:
 
 
 def shown(model: HostedModel, facts: ModelFacts | None, told: Description) -> dict[str, Any]:
-    abilities = {"completion": True, "tools": takes_tools(told.template), "thinking": reasons(told.template)}
+    abilities = {
+        "completion": True,
+        "tools": takes_tools(told.template),
+        "thinking": tags_of(told.template) is not None,
+    }
     return {
         "modelfile": "",
         "parameters": "",

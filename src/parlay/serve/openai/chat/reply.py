@@ -122,7 +122,7 @@ def _choice(sample: CompletionOutput, shape: ChatShape) -> ChatChoice:
 
 
 def reasoning_tokens(sample: CompletionOutput, shape: ChatShape) -> int:
-    length = thought_length(sample.text, shape.answers.thoughts)
+    length = thought_length(sample.text, shape.answers.thoughts, shape.answers.tags)
     return tokens_before(shape.speller.tokenizer, sample.token_ids, length, skip_special=shape.skip_special)
 
 

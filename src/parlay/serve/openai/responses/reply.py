@@ -92,7 +92,7 @@ def _echo(body: ResponsesBody) -> dict[str, Any]:
 def whole_response(output: RequestOutput, shape: ResponseShape) -> dict[str, Any]:
     (sample,) = output.outputs
     writer = ItemWriter()
-    length = thought_length(sample.text, shape.answers.thoughts)
+    length = thought_length(sample.text, shape.answers.thoughts, shape.answers.tags)
     skipped = tokens_before(shape.speller.tokenizer, sample.token_ids, length, skip_special=True)
     logprobs = shape.logprobs_of(entries(sample)[skipped:])
     list(writer.take(shape.answers.read(sample.text), logprobs))
@@ -111,7 +111,7 @@ def _ended(output: RequestOutput, shape: ResponseShape, writer: ItemWriter) -> t
 
 def _usage(output: RequestOutput, shape: ResponseShape) -> dict[str, Any]:
     (sample,) = output.outputs
-    length = thought_length(sample.text, shape.answers.thoughts)
+    length = thought_length(sample.text, shape.answers.thoughts, shape.answers.tags)
     reasoned = tokens_before(shape.speller.tokenizer, sample.token_ids, length, skip_special=True)
     counts = usage([output])
     cached = counts["prompt_tokens_details"]["cached_tokens"]

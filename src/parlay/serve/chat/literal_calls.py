@@ -1,0 +1,210 @@
+"""Reads calls that families write in notations of their own: Gemma's ``call:name{key:value}``, and calls of Python."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from abc import abstractmethod
+from collections.abc import Collection, Iterator
+from typing import Any
+
+from parlay.serve.chat.calls import CallFormat, Delta, FieldCallReader, State
+from parlay.serve.protocol.json_values import read_value
+
+_DEEPEST, _LONGEST = 64, 1 << 16
+"""Levels and letters of an argument that are read as more than text."""
+_OPENS, _CLOSES = "([{", ")]}"
+_NO_VALUE = (ValueError, TypeError, IndexError, SyntaxError, RecursionError, MemoryError)
+
+
+class LiteralCallReader(FieldCallReader):
+    """Arguments are a key, ``equals`` and a value, with commas between them. What is no value is text."""
+
+    equals: str
+    head: re.Pattern[str]
+    beginning: re.Pattern[str]
+    """Any beginning of a head, up to its bracket."""
+
+    def __init__(
+        self, written: CallFormat, names: Collection[str], special: re.Pattern[str], *, single: bool = False
+    ) -> None:
+        """``special`` is what may end an argument, or begins a text or an inner bracket."""
+        super().__init__((written.begin,), names, single=single, end=written.end)
+        self._special = special
+        self._rest: State = self._read_end
+
+    def _cut_off(self, rest: str) -> bool:
+        if self._state == self._read_head:
+            return len(rest) > len(self._mark)
+        return self._state != self._search
+
+    def _read_head(self) -> Iterator[Delta]:
+        head = self.head.match(self._buffer, len(self._mark))
+        if head is not None and self._callable(head[1]):
+            self._take(head.end())
+            yield self._head_read(head[1])
+        elif head is not None or self.beginning.fullmatch(self._buffer, len(self._mark)) is None:
+            yield self._no_call()
+
+    def _read_fields(self) -> Iterator[Delta]:
+        end = self._field_end()
+        if end is None:
+            return
+        field, closes = self._take(end), self._take(1) != ","
+        key, equals, value = field.partition(self.equals)
+        if equals:
+            yield self._tell(self._key(key.strip()), self._json(value.strip()))
+        if closes:
+            yield self._told_all(self._rest)
+
+    def _field_end(self) -> int | None:
+        """Where the next argument ends: at a comma or bracket outside of texts and inner brackets."""
+        depth, place = 0, 0
+        while (mark := self._special.search(self._buffer, place)) is not None:
+            letter, place = mark[0], mark.end()
+            if not depth and letter in (",", *_CLOSES):
+                return mark.start()
+            if letter in _OPENS:
+                depth += 1
+            elif letter in _CLOSES:
+                depth -= 1
+            elif letter != ",":
+                ended = self._text_end(letter, place)
+                if ended is None:
+                    return None
+                place = ended
+        return None
+
+    def _json(self, text: str) -> str:
+        try:
+            return json.dumps(self._value(text) if len(text) <= _LONGEST else text, ensure_ascii=False, allow_nan=False)
+        except _NO_VALUE:
+            return json.dumps(text, ensure_ascii=False)
+
+    def _key(self, text: str) -> str:
+        return text
+
+    @abstractmethod
+    def _text_end(self, quote: str, place: int) -> int | None:
+        """Where the text ends that began before ``place``."""
+
+    @abstractmethod
+    def _value(self, text: str) -> Any:
+        """Read a value. Raises one of `_NO_VALUE` for what is none."""
+
+
+class KeyedCallReader(LiteralCallReader):
+    """Reads ``call:name{key:value}``, where texts stand between two of a mark: Gemma 4 and FunctionGemma."""
+
+    equals = ":"
+    head = re.compile(r"\s*call:\s*([\w.-]{1,64})\s*\{")
+    beginning = re.compile(r"\s*(c(a(l(l(:\s*([\w.-]{0,64}\s*)?)?)?)?)?)?")
+    _words = re.compile(r"[{}\[\],:]|[^\s{}\[\],:]+")
+
+    def __init__(self, written: CallFormat, names: Collection[str], *, single: bool = False) -> None:
+        super().__init__(written, names, re.compile(rf"{re.escape(written.quote)}|[{{}}\[\],]"), single=single)
+        self._quote = written.quote
+
+    def _text_end(self, quote: str, place: int) -> int | None:
+        found = self._buffer.find(quote, place)
+        return found + len(quote) if found >= 0 else None
+
+    def _key(self, text: str) -> str:
+        return text.removeprefix(self._quote).removesuffix(self._quote)
+
+    def _value(self, text: str) -> Any:
+        tokens: list[tuple[str, bool]] = []
+        for place, piece in enumerate(text.split(self._quote)):  # every second one is a text
+            words = [piece] if place % 2 else self._words.findall(piece)
+            tokens += [(word, place % 2 == 1) for word in words]
+        value, end = self._read(tokens, 0, 0)
+        if end < len(tokens):
+            raise ValueError("more than one value")
+        return value
+
+    def _read(self, tokens: list[tuple[str, bool]], place: int, depth: int) -> tuple[Any, int]:
+        """The value that begins at a place, and where it ends."""
+        if place >= len(tokens) or depth > _DEEPEST:
+            raise ValueError("no value")
+        word, is_text = tokens[place]
+        if is_text:
+            return word, place + 1
+        if word not in ("{", "["):
+            return _plain(word), place + 1
+        close, items, pairs = "]" if word == "[" else "}", list[Any](), dict[str, Any]()
+        place += 1
+        while place < len(tokens) and tokens[place] != (close, False):
+            if word == "{":
+                key, (colon, _) = tokens[place][0], tokens[place + 1]
+                if colon != ":":
+                    raise ValueError("no pair")
+                pairs[key], place = self._read(tokens, place + 2, depth + 1)
+            else:
+                item, place = self._read(tokens, place, depth + 1)
+                items.append(item)
+            place += place < len(tokens) and tokens[place] == (",", False)
+        return (items if word == "[" else pairs), place + 1
+
+
+def _plain(word: str) -> Any:
+    """A number, true, false, null; else a text without its marks."""
+    if word in ("}", "]", ",", ":"):
+        raise ValueError("no value")
+    try:
+        return read_value(word)
+    except ValueError:
+        return None if word in ("None", "nil") else word
+
+
+class PythonCallReader(LiteralCallReader):
+    """Reads calls of Python, one on each line or in a list: OLMo 3 and LFM2."""
+
+    equals = "="
+    head = re.compile(r"[\s\[,]*([\w.-]{1,64})\(")
+    beginning = re.compile(r"[\s\[,]*[\w.-]{0,64}")
+
+    def __init__(self, written: CallFormat, names: Collection[str], *, single: bool = False) -> None:
+        super().__init__(written, names, re.compile(r"[\"'(){}\[\],]"), single=single)
+        self._rest = self._read_next
+
+    def _read_next(self) -> Iterator[Delta]:
+        """Read the next call of the block, or its end. Anything else is text again."""
+        rest = self._buffer.lstrip(" \n\t\r,]")
+        if not rest:
+            return
+        head = self.head.match(rest)
+        if head is not None and self._callable(head[1]):
+            self._buffer = rest[head.end() :]
+            yield self._head_read(head[1])
+        elif self._end.startswith(rest) or rest.startswith(self._end):
+            self._buffer, self._state = rest, self._read_end
+        elif self.beginning.fullmatch(rest) is None:
+            self._state = self._search
+
+    def _text_end(self, quote: str, place: int) -> int | None:
+        ended = re.compile(rf"(?:[^\\{quote}]|\\.)*{quote}", re.DOTALL).match(self._buffer, place)
+        return ended.end() if ended is not None else None
+
+    def _value(self, text: str) -> Any:
+        return _of_python(ast.parse(text, mode="eval").body)
+
+
+_NAMES = {"true": True, "false": False, "null": None}
+
+
+def _of_python(node: ast.expr) -> Any:
+    """The value of a literal, also of JSON's. Raises ValueError for anything else; nothing is ever run."""
+    match node:
+        case ast.Constant(value=str() | int() | float() | None as value):
+            return value
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)):
+            return -number
+        case ast.Name(id=name) if name in _NAMES:
+            return _NAMES[name]
+        case ast.List(elts=items) | ast.Tuple(elts=items):
+            return [_of_python(item) for item in items]
+        case ast.Dict(keys=keys, values=values):
+            pairs = zip(keys, values, strict=True)
+            return {str(_of_python(key)): _of_python(value) for key, value in pairs if key is not None}
+    raise ValueError("no literal")
