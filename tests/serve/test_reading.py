@@ -143,7 +143,7 @@ async def _one(engine: AsyncLLM) -> list[RequestOutput]:
 @pytest.mark.parametrize("value", ["NaN", '"\\ud800"', "1e999", "[" * 150 + "]" * 150])
 def test_a_parameter_that_is_no_json_is_a_text(value: str) -> None:
     answer = f"<tool_call><function=f><parameter=a>{value}</parameter></function></tool_call>"
-    tags = next(known for known in FORMATS if known.style == "xml")
+    tags = next(known for known in FORMATS if known.mark == "<function=")
     deltas = AnswerShape(calls=tags, functions={"f": {}}).read(answer)
     written = "".join(delta.text for delta in deltas if isinstance(delta, Arguments))
     assert json.loads(written) == {"a": value}

@@ -22,10 +22,10 @@ from parlay.models.config import DecoderConfig
 from parlay.models.random_decoder import save_decoder
 from parlay.serve.app import create_app
 from parlay.testing.toy_tokenizers import byte_level
-from parlay.text.reasoning import BEGIN, END
+from parlay.text.reasoning import THINK
 from parlay.types import StructuredOutputsParams
 
-SPECIAL = ("<end>", BEGIN, END)
+SPECIAL = ("<end>", THINK.begin, THINK.end)
 MESSAGES = [{"role": "user", "content": "Rome or Paris?"}]
 SCHEMA = {
     "type": "object",
@@ -75,7 +75,7 @@ def nudged(engine: AsyncLLM) -> dict[str, Any]:
     """Parameters under which random weights end their reasoning at some time, and do not begin another."""
     tokenizer = engine.llm.tokenizer
     assert tokenizer is not None
-    begin, end = tokenizer.convert_tokens_to_ids([BEGIN, END])
+    begin, end = tokenizer.convert_tokens_to_ids([THINK.begin, THINK.end])
     return {"temperature": 1, "seed": 5, "logit_bias": {str(end): 1, str(begin): -20}}
 
 
@@ -127,7 +127,7 @@ def test_the_python_api_does_the_same(engine: AsyncLLM, nudged: dict[str, Any]) 
         temperature=1, seed=5, logit_bias=bias, structured_outputs=form, skip_special_tokens=False, max_tokens=900
     )
     output = asyncio.run(engine.between_steps(lambda llm: llm.chat(MESSAGES, params)))
-    thought, mark, answer = output[0].outputs[0].text.partition(END)
+    thought, mark, answer = output[0].outputs[0].text.partition(THINK.end)
     assert (bool(thought), bool(mark)) == (True, True)
     assert answer in {"Rome", "Paris"}
 
