@@ -233,6 +233,10 @@ def _config(folder: Path) -> DecoderConfig:
         ({"r": "many"}, "no description of an adapter"),
         ({"alpha_pattern": {"(a+)+": 1}}, "expression"),
         ({"layer_replication": [[0, 1]]}, "layer_replication is not supported"),
+        ({"use_qalora": True}, "use_qalora is not supported"),
+        ({"a_later_form": {"of": "arithmetic"}}, "a_later_form is not supported"),
+        ({"init_lora_weights": "loftq"}, "'loftq' changed the base"),
+        ({"target_modules": ["q_proj"]}, "matrices of .* target_modules don't name"),
     ],
 )
 def test_forms_that_cannot_be_honoured_are_refused_in_one_line(
@@ -269,6 +273,61 @@ def test_tensors_of_another_model_are_named(
     save_file(tensors, folder / WEIGHTS)
     with pytest.raises(ParlayError, match=message):
         read_adapter(folder, config, "bad")
+
+
+def test_modules_that_the_config_names_must_be_there(tmp_path: Path) -> None:
+    """Those of other bases may be named beside them, and an expression is not run."""
+    config = _config(tmp_path)
+    products = ("self_attn.q_proj",)
+    with pytest.raises(BadAdapter, match="target_modules name v_proj, of which"):
+        read_adapter(
+            save_adapter(tmp_path / "bad", config, products=products, changes={"target_modules": ["q_proj", "v_proj"]}),
+            config,
+            "bad",
+        )
+    for targets in (["q_proj", "c_attn"], "all-linear", "(a+)+$", None):
+        folder = save_adapter(tmp_path / "good", config, products=products, changes={"target_modules": targets})
+        assert read_adapter(folder, config, "good").matrices
+    unsaid = {"later": None, "later_still": False, "megatron_core": "megatron.core"}
+    assert read_adapter(save_adapter(tmp_path / "more", config, changes=unsaid), config, "more").matrices
+
+
+@pytest.mark.parametrize("family", ["phi3", "phi4-mini", "glm4", "ernie", "gemma2"])
+def test_adapters_of_each_layout_change_what_they_were_trained_on(family: str, tmp_path: Path) -> None:
+    """Fused projections are taken apart, and rows lie as the family's own: as if merged into the checkpoint's files."""
+    save_random(family, tmp_path / "base")
+    config, draw = read_config(tmp_path / "base"), torch.Generator().manual_seed(0)
+    tensors, matrices = load_file(tmp_path / "base" / "model.safetensors"), {}
+    for name, weight in tensors.items():
+        if name.startswith("model.layers.") and "_proj." in name and weight.dim() == 2:
+            down, up = (
+                torch.randn(shape, generator=draw) * 0.1 for shape in ((3, weight.shape[1]), (weight.shape[0], 3))
+            )
+            module = f"base_model.model.{name.removesuffix('.weight')}"
+            matrices |= {f"{module}.lora_A.weight": down, f"{module}.lora_B.weight": up}
+            tensors[name] = weight + up @ down
+    folder = save_adapter(tmp_path / "one", config, rank=3, alpha=3, changes={"target_modules": "all-linear"})
+    save_file(matrices, folder / WEIGHTS)
+    save_random(family, tmp_path / "merged")
+    save_file(tensors, tmp_path / "merged" / "model.safetensors", metadata={"format": "pt"})
+    base = runner_of(tmp_path / "base")
+    plain, changed = logits_of(base, None, base.read_adapter(folder, "one"))
+    (expected,) = logits_of(runner_of(tmp_path / "merged"), None)
+    torch.testing.assert_close(changed, expected, rtol=1e-4, atol=1e-4)
+    assert (plain - changed).abs().max() > 0.01
+    (merged_in,) = logits_of(runner_of(tmp_path / "base", folder), None)
+    torch.testing.assert_close(merged_in, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_experts_take_adapters_that_are_merged_alone(tmp_path: Path) -> None:
+    save_random("qwen3-moe", tmp_path / "base")
+    config = read_config(tmp_path / "base")
+    folder = save_adapter(tmp_path / "one", config, products=("mlp.experts.0.gate_proj",))
+    with pytest.raises(BadAdapter, match=r"no linear layers model.layers.0.mlp.experts.0.gate_proj"):
+        read_adapter(folder, config, "one")
+    with LLM(str(tmp_path / "base"), dtype="float32", load=LoadOptions(lora=str(folder))) as llm:
+        changed = tokens(llm)
+    assert changed
 
 
 def test_pickles_are_never_opened(tmp_path: Path) -> None:

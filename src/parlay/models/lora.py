@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,9 +18,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from parlay.models.config import DecoderConfig, read_json
+from parlay.models.config import DecoderConfig, RopeConfig, read_json
 from parlay.models.families.llama import LLAMA
 from parlay.models.families.table import FAMILIES
+from parlay.models.rope import row_order
+from parlay.models.weights.regrouped import in_halves, unfused
 from parlay.models.weights.shapes import Weight, some, weight_shapes
 from parlay.models.weights.stored import StoredTensor
 from parlay.types import Adapter, CanvasSpec, ParlayError, Segment
@@ -35,9 +37,22 @@ PRODUCTS = (
     "mlp.down_proj",
 )
 """A layer's products that an adapter can change, in the order of the compiled decoder's layers."""
+TURNED = PRODUCTS[:2]
+"""Those whose rows turn with positions."""
 CONFIG, WEIGHTS, MASKS = "adapter_config.json", "adapter_model.safetensors", "mask_rows.json"
 _MOST_RANK = 512
 _LONGEST_BLOCK = 256
+_KNOWN = frozenset(
+    {
+        *("alpha_pattern", "auto_mapping", "base_model_name_or_path", "bias", "corda_config"),
+        *("ensure_weight_tying", "eva_config", "exclude_modules", "fan_in_fan_out", "inference_mode"),
+        *("init_lora_weights", "lora_alpha", "lora_bias", "lora_dropout", "loftq_config", "megatron_config"),
+        *("megatron_core", "modules_to_save", "peft_type", "peft_version", "qalora_group_size", "r"),
+        *("rank_pattern", "revision", "runtime_config", "target_modules", "task_type", "use_dora", "use_qalora"),
+        "use_rslora",
+    }
+)
+"""Keys that are honoured, or bear on training alone. Of others only those that say nothing are accepted."""
 _PREFIX = "base_model.model."
 _PARTS = {".lora_A.weight": 0, ".lora_B.weight": 1}
 _PLAIN = re.compile(r"\^?[\w.]+")
@@ -54,6 +69,12 @@ class LowRank(NamedTuple):
     up_OR: Tensor
 
 
+def in_order(up_OR: Tensor, product: str, rope: RopeConfig | None, head_dim: int) -> Tensor:
+    """The rows of a product's outputs in the order in which the decoder turns those of queries and keys."""
+    order = row_order(rope, head_dim) if product in TURNED else None
+    return up_OR if order is None else up_OR.view(-1, head_dim, up_OR.shape[1])[:, order].flatten(0, 1)
+
+
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class LowRankAdapter(Adapter):
     """``matrices`` by the decoder's name of the weight that they add to, float32. ``path`` is where they were read."""
@@ -62,8 +83,11 @@ class LowRankAdapter(Adapter):
     path: Path
 
 
-def read_adapter(folder: Path, config: DecoderConfig, name: str) -> LowRankAdapter:
-    """The adapter in ``folder`` for a decoder of this config. Raises BadAdapter for one that can't be honoured."""
+def read_adapter(folder: Path, config: DecoderConfig, name: str, *, merging: bool = False) -> LowRankAdapter:
+    """The adapter in ``folder`` for a decoder of this config; ``merging``: it may change experts, too.
+
+    Raises BadAdapter for one that can't be honoured.
+    """
     if not (folder / CONFIG).is_file():
         raise BadAdapter(f"no {CONFIG} in {folder}: name the folder of an adapter in PEFT's layout")
     if not (folder / WEIGHTS).is_file():
@@ -73,8 +97,8 @@ def read_adapter(folder: Path, config: DecoderConfig, name: str) -> LowRankAdapt
     if reason := _refusal(said):
         raise BadAdapter(f"{folder}: {reason}")
     try:
-        matrices = _matrices(folder, said, config, _read(folder / WEIGHTS))
-    except (TypeError, ValueError, AttributeError, KeyError, OverflowError) as error:
+        matrices = _matrices(folder, said, config, _read(folder / WEIGHTS), merging=merging)
+    except (TypeError, ValueError, AttributeError, KeyError, IndexError, OverflowError) as error:
         raise BadAdapter(f"{folder}: {CONFIG} is no description of an adapter: {error!s:.80}") from None
     digest = hashlib.sha256((folder / CONFIG).read_bytes())
     with (folder / WEIGHTS).open("rb") as file:
@@ -137,19 +161,12 @@ def _refusal(said: Mapping[str, Any]) -> str | None:
         "bias is not supported: train the adapter with bias 'none'": said.get("bias", "none") != "none"
         or bool(said.get("lora_bias")),
         "fan_in_fan_out is not supported": bool(said.get("fan_in_fan_out")),
+        "use_qalora is not supported: its inputs are averaged in groups": bool(said.get("use_qalora")),
         f"init_lora_weights {start!r:.20} changed the base: convert the adapter with PEFT": start.startswith(
-            ("pissa", "olora", "corda")
+            ("pissa", "olora", "corda", "loftq")
         ),
     }
-    others = (
-        "layer_replication",
-        "layers_to_transform",
-        "layers_pattern",
-        "trainable_token_indices",
-        "target_parameters",
-        "alora_invocation_tokens",
-    )
-    reasons |= {f"{name} is not supported": bool(said.get(name)) for name in others}
+    reasons |= {f"{name!s:.60} is not supported": bool(value) for name, value in said.items() if name not in _KNOWN}
     return next((reason for reason, applies in reasons.items() if applies), None)
 
 
@@ -162,29 +179,59 @@ def _read(path: Path) -> dict[str, Tensor]:
 
 
 def _matrices(
-    folder: Path, said: Mapping[str, Any], config: DecoderConfig, tensors: Mapping[str, Tensor]
+    folder: Path, said: Mapping[str, Any], config: DecoderConfig, tensors: Mapping[str, Tensor], *, merging: bool
 ) -> dict[str, LowRank]:
-    shapes, family = weight_shapes(config), FAMILIES.get(config.architecture, LLAMA)
-    pairs: dict[str, dict[int, Tensor]] = {}
-    unknown = []
+    shapes, pairs, unknown = weight_shapes(config), dict[str, dict[int, Tensor]](), list[str]()
     for name, tensor in tensors.items():
         part = next((part for part in _PARTS if name.endswith(part)), "")
         module = name.removesuffix(part).removeprefix(_PREFIX)
-        weight = family.renamed(f"{module}.weight")
-        if not part or not module.endswith(PRODUCTS) or weight not in shapes:
-            unknown.append(module if part else name)
-        pairs.setdefault(weight, {})[_PARTS.get(part, 0)] = tensor
+        if not part:
+            unknown.append(name)
+        pairs.setdefault(module, {})[_PARTS.get(part, 0)] = tensor
+    weights = {module: _weights_of(module, pair, config) for module, pair in pairs.items()}
+    able = (".weight",) if merging else tuple(f"{product}.weight" for product in PRODUCTS)
+    for module, ups in weights.items():
+        if not all(name in shapes and len(shapes[name]) == 2 and name.endswith(able) for name in ups):
+            unknown.append(module)
     if unknown:
         raise BadAdapter(f"{folder}: the decoder has no linear layers {some(dict.fromkeys(unknown))} to adapt")
     if not pairs:
         raise BadAdapter(f"{folder}: {WEIGHTS} holds no matrices")
-    return {name: _scaled(folder, said, name, pair, shapes[name]) for name, pair in pairs.items()}
+    _check_targets(folder, said.get("target_modules"), pairs)
+    return {
+        name: _scaled(folder, said, module, {place: up if place else pair[0] for place in pair}, shapes[name])
+        for module, pair in pairs.items()
+        for name, up in weights[module].items()
+    }
+
+
+def _weights_of(module: str, pair: Mapping[int, Tensor], config: DecoderConfig) -> dict[str, Tensor]:
+    """Lay out what leads out, by the decoder's names of the weights that the module holds: several where it is fused.
+
+    Rows lie as the decoder has those of the weights. Where what leads out is missing, there is nothing to be laid out.
+    """
+    family = FAMILIES.get(config.architecture, LLAMA)
+    weights = unfused({family.renamed(f"{module}.weight"): pair.get(1, pair[min(pair)])}, config)
+    if family.interleaved and 1 in pair:
+        weights = in_halves(weights, config)
+    return {name: weight for name, weight in weights.items() if isinstance(weight, Tensor)}
+
+
+def _check_targets(folder: Path, targets: object, modules: Collection[str]) -> None:
+    """Raises BadAdapter unless the names that the config lists are those of the matrices; expressions are not run."""
+    if not isinstance(targets, list):
+        return
+    named = tuple(f".{target}" for target in targets)
+    if stray := [module for module in modules if not f".{module}".endswith(named)]:
+        raise BadAdapter(f"{folder}: {WEIGHTS} has matrices of {some(stray)}, which target_modules don't name")
+    own = {product.rpartition(".")[2] for product in PRODUCTS} | {"qkv_proj", "gate_up_proj"}
+    if absent := [name for name in targets if name in own and not any(each.endswith(f".{name}") for each in modules)]:
+        raise BadAdapter(f"{folder}: target_modules name {some(absent)}, of which {WEIGHTS} has no matrices")
 
 
 def _scaled(
-    folder: Path, said: Mapping[str, Any], name: str, pair: Mapping[int, Tensor], shape: tuple[int, ...]
+    folder: Path, said: Mapping[str, Any], module: str, pair: Mapping[int, Tensor], shape: tuple[int, ...]
 ) -> LowRank:
-    module = name.removesuffix(".weight")
     if set(pair) != {0, 1}:
         raise BadAdapter(f"{folder}: {module} has lora_{'BA'[min(pair)]} missing")
     down_RI, up_OR = pair[0].float(), pair[1].float()

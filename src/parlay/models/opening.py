@@ -85,7 +85,7 @@ def load(
         return _adapt(loaded, cache_tokens, budget, options, model)
     weights = load_weights(found, config)
     if options.lora is not None:
-        weights = merged(weights, read_adapter(Path(options.lora).expanduser(), config, options.lora))
+        weights = merged(weights, read_adapter(Path(options.lora).expanduser(), config, options.lora, merging=True))
     dtype = asked_dtype or _fastest(model, config, weights, device)
     return NativeRunner(
         config,

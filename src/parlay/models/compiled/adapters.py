@@ -13,7 +13,7 @@ from torch import Tensor
 
 from parlay.compiled import structs
 from parlay.models.config import DecoderConfig
-from parlay.models.lora import PRODUCTS, LowRankAdapter
+from parlay.models.lora import PRODUCTS, LowRankAdapter, in_order
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,7 +59,9 @@ class PackedAdapters:
             for place, product in enumerate(PRODUCTS):
                 pair = adapter.matrices.get(f"model.layers.{layer}.{product}.weight")
                 if pair is not None:
-                    down, up = self._down(pair.down_RI), self._up(pair.up_OR)
+                    rope = self._config.forms[layer].rope
+                    up_OR = in_order(pair.up_OR, product, rope, self._config.head_dim)
+                    down, up = self._down(pair.down_RI), self._up(up_OR)
                     memory += [down, up]
                     table[layer * structs.LAYER_PRODUCTS + place] = structs.LowRank(
                         len(pair.down_RI), int(self._dtype == torch.bfloat16), down.data_ptr(), up.data_ptr()

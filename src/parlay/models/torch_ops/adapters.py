@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from parlay.models.config import DecoderConfig
-from parlay.models.lora import LowRankAdapter
+from parlay.models.lora import TURNED, LowRankAdapter, in_order
 from parlay.models.rope import interleave
 from parlay.models.torch_ops.linear import MIN_ROWS, Linear, pack, padded, rows_independent
 
@@ -23,7 +23,6 @@ _PARTS = (
     ("mlp.gate_proj", "mlp.up_proj"),
     ("mlp.down_proj",),
 )
-_TURNED = ("self_attn.q_proj", "self_attn.k_proj")
 
 Adapt = Callable[[int, int, Tensor, Tensor], None]
 """``(layer, product, x_NI, y_NO)``: add to a product's outputs what adapters add."""
@@ -99,11 +98,12 @@ class TorchAdapters:
         return add
 
     def _pairs(self, adapter: LowRankAdapter, layer: int, product: int) -> list[_Pair]:
-        found, first = [], 0
+        found, first, rope, head_dim = [], 0, self._config.forms[layer].rope, self._config.head_dim
         for part, size in zip(_PARTS[product], self._sizes[product], strict=True):
             matrices = adapter.matrices.get(f"model.layers.{layer}.{part}.weight")
             if matrices is not None:
-                up_OR = interleave(matrices.up_OR, self._config.head_dim) if part in _TURNED else matrices.up_OR
+                up_OR = in_order(matrices.up_OR, part, rope, head_dim)
+                up_OR = interleave(up_OR, head_dim) if part in TURNED else up_OR
                 down, up = self._packed(matrices.down_RI), self._packed(up_OR)
                 found.append(_Pair(down, up, first, self._is_independent(down) and self._is_independent(up)))
             first += size
