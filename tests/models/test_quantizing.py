@@ -19,6 +19,7 @@ from parlay.cli import main
 from parlay.models.config import DecoderConfig
 from parlay.models.gguf.blocks import WRITERS, encoded
 from parlay.models.gguf.importance import importance
+from parlay.models.gguf.metadata import lost_facts
 from parlay.models.gguf.mixtures import FILE_TYPES, Mixed
 from parlay.models.gguf.quantizing import Written, quantize, source_of
 from parlay.models.gguf.reader import read
@@ -187,8 +188,29 @@ def test_every_family_is_written_from_a_folder(name: str, tmp_path: Path) -> Non
     assert load_tokenizer(out).encode(text) == load_tokenizer(tmp_path).encode(text)
 
 
-def test_windows_and_families_without_files_are_refused_by_name(tmp_path: Path) -> None:
-    for name, reason in {"mistral-window": "other layers than Llama's", "gemma2": "Gemma2ForCausalLM"}.items():
+_FAMILIES = [
+    *("gemma", "gemma2", "gemma3", "phi3", "phi4-mini", "olmo3", "smollm3", "granite", "ernie", "glm4"),
+    *("mixtral", "qwen2-moe", "qwen3-moe", "granite-moe"),
+]
+
+
+@pytest.mark.parametrize("name", _FAMILIES)
+def test_every_family_that_gguf_can_name_is_written_from_a_folder(name: str, tmp_path: Path) -> None:
+    """What is read back is the same decoder, with the numbers of the folder."""
+    save_random(name, tmp_path)
+    byte_tokenizer(VOCAB_SIZE, alphabet=list("abcdefghijklmnopqrstuvwxyzĠ.,'123")).save_pretrained(tmp_path)
+    out = tmp_path / "model.gguf"
+    written(tmp_path, "BF16", out)
+    config, expected = read_config(out), read_config(tmp_path)
+    assert lost_facts(config, expected) == []
+    stored = load_tensors(tmp_path, expected)
+    for key, weight in load_weights(out, config).items():
+        exact, found = stored[key].float(), as_tensor(weight, torch.float32)
+        assert found.equal(exact) or found.equal(exact.bfloat16().float()), key
+
+
+def test_models_that_no_keys_describe_are_refused_by_name(tmp_path: Path) -> None:
+    for name, reason in {"mistral-window": "say window", "exaone4": "writes no GGUF files of this family"}.items():
         save_random(name, tmp_path / name)
         with pytest.raises(ParlayError, match=reason):
             source_of(tmp_path / name)

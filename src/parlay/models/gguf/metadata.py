@@ -2,39 +2,112 @@
 
 from __future__ import annotations
 
-from parlay.models.config import DecoderConfig, RopeConfig, UnsupportedModel
+import math
+from collections.abc import Mapping
+from dataclasses import asdict
+
+import torch
+
+from parlay.models.config import DecoderConfig, Json, RopeConfig, UnsupportedModel
 from parlay.models.families.family import GgufForm
-from parlay.models.families.llama import LLAMA, MISTRAL
+from parlay.models.families.llama import LLAMA, MISTRAL, MIXTRAL
 from parlay.models.families.reading import yarn_attention_factor
 from parlay.models.families.table import FAMILIES
-from parlay.models.gguf.config import ROPE_FACTORS
-from parlay.models.gguf.writing import KeyValue
-from parlay.models.rope import inverse_frequencies
+from parlay.models.gguf.config import ROPE_FACTORS, SHORT_FACTORS, RopeFactors, decoder_config
+from parlay.models.gguf.reader import Strings, TensorInfo, Value
+from parlay.models.gguf.writing import KeyValue, packed_strings
+from parlay.models.rope import cosines_and_sines, inverse_frequencies
+from parlay.models.weights.formats import Format
+from parlay.models.weights.shapes import some
 
 _DIVIDED = ("llama3", "divided")
 """Kinds of positions that files describe by a tensor, `ROPE_FACTORS`, in place of keys."""
+LONG_FACTORS = "rope_factors_long.weight"
+_FRACTIONS = ("_scale", ".scale", "softcapping")
+"""Ends of keys whose values are fractions."""
+_COMPARED = (
+    *("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads", "head_dim"),
+    *("rms_norm_eps", "tie_embeddings", "embedding_scale", "logit_scale", "logit_cap"),
+)
+"""Fields of a decoder that are not its layers'."""
+_POSITIONS = 64
+"""So many first ones are compared."""
 
 
 def gguf_form(config: DecoderConfig) -> GgufForm:
     """How GGUF files have the decoder's family. Raises UnsupportedModel where they can't have this decoder."""
     family = FAMILIES.get(config.architecture)
     form = family.gguf if family else None
-    if config.architecture == MISTRAL.architecture:
-        form = LLAMA.gguf  # without windows the two are one
+    if config.architecture in (MISTRAL.architecture, MIXTRAL.architecture):
+        form = LLAMA.gguf  # without windows they are one
     if form is None:
         raise UnsupportedModel(f"{config.architecture}: Parlay writes no GGUF files of this family")
-    if form.names or config.rope.rotated or any(layer != config.llama for layer in config.forms):
-        raise UnsupportedModel(
-            f"{config.architecture}: Parlay writes no GGUF files of models with other layers than Llama's"
-        )
     if config.rope.kind == "yarn" and not config.rope.truncate:
         raise UnsupportedModel(f"{config.architecture}: no key of GGUF says truncate=false of yarn positions")
     return form
 
 
-def shape_keys(config: DecoderConfig) -> dict[str, KeyValue]:
-    """The keys that say what the decoder computes; tensors of `rope_factors` go with them."""
-    name = gguf_form(config).name
+def folder_keys(config: DecoderConfig, raw: Json, tensors: Mapping[str, tuple[int, ...]]) -> dict[str, KeyValue]:
+    """The keys for the model in a folder, whose ``tensors`` are those of the file, by name with their shapes.
+
+    ``raw`` is config.json in the family's words. Raises UnsupportedModel where a file with these keys would be another
+    model.
+    """
+    infos = {name: TensorInfo(name, Format.F32, shape, 0) for name, shape in tensors.items()}
+    factors = {name: RopeFactors(name, tuple(numbers)) for name, numbers in rope_factors(config, raw).items()}
+    used = factors.get(SHORT_FACTORS) or factors.get(ROPE_FACTORS) or RopeFactors()
+    lost: list[str] = []
+    for patterned in (False, True):  # most readers know the pattern of windows by the architecture
+        keys = shape_keys(config, raw, patterned=patterned)
+        if not (lost := lost_facts(decoder_config(keys_as_read(keys), infos, used), config)):
+            return keys
+    raise UnsupportedModel(f"{config.architecture}: no keys of GGUF say {some(lost)} of this model's layers")
+
+
+def keys_as_read(keys: Mapping[str, KeyValue]) -> dict[str, Value]:
+    """The keys as `reader` would find them."""
+    return {key: _as_read(value) for key, value in keys.items()}
+
+
+def _as_read(value: KeyValue) -> Value:
+    if isinstance(value, str | bool | int | float):
+        return value
+    texts = [item for item in value if isinstance(item, str)]
+    return Strings(packed_strings(texts), len(texts)) if texts else tuple(value)  # type: ignore[return-value]
+
+
+def lost_facts(found: DecoderConfig, wanted: DecoderConfig) -> list[str]:
+    """The facts of a decoder that are others in the one that was ``found``, by the names of their fields."""
+    ours, theirs = asdict(wanted), asdict(found)
+    lost = [name for name in _COMPARED if not _near(ours[name], theirs[name])]
+    for one, other in zip(wanted.forms, found.forms, strict=True):
+        mine, its = asdict(one), asdict(other)
+        lost += [name for name in mine if name != "rope" and not _near(mine[name], its[name])]
+        turn, its_turn = (cosines_and_sines(form.rope, wanted.head_dim, _POSITIONS) for form in (one, other))
+        if turn.shape != its_turn.shape or not torch.allclose(turn, its_turn, rtol=1e-3, atol=1e-4):
+            lost.append("positions")
+    return list(dict.fromkeys(lost))
+
+
+def _near(one: object, other: object) -> bool:
+    """Whether two facts are equal, numbers but for what float32 rounds."""
+    if isinstance(one, float | int) and isinstance(other, float | int):
+        return math.isclose(one, other, rel_tol=1e-6)
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_near(one[key], other[key]) for key in one)
+    return one == other
+
+
+def shape_keys(config: DecoderConfig, raw: Json | None = None, *, patterned: bool = False) -> dict[str, KeyValue]:
+    """The keys that say what the decoder computes; tensors of `rope_factors` go with them.
+
+    ``raw`` is config.json in the family's words. Without it layers must be Llama's, or UnsupportedModel is raised.
+    With ``patterned`` a key says which layers have windows.
+    """
+    form = gguf_form(config)
+    name = form.name
+    if raw is None and (form.names or config.rope.rotated or any(layer != config.llama for layer in config.forms)):
+        raise UnsupportedModel(f"{config.architecture}: without a config.json only Llama's layers can be written")
     said: dict[str, KeyValue] = {
         "block_count": config.num_layers,
         "context_length": config.max_context,
@@ -46,10 +119,16 @@ def shape_keys(config: DecoderConfig) -> dict[str, KeyValue]:
         "attention.value_length": config.head_dim,
         "attention.layer_norm_rms_epsilon": float(config.rms_norm_eps),
         "rope.freq_base": float(config.rope.theta),
-        "rope.dimension_count": config.head_dim,
+        "rope.dimension_count": config.rope.rotated or config.head_dim,
         "vocab_size": config.vocab_size,
         **_rope_keys(config.rope),
+        **_own_keys(form, raw or {}),
     }
+    experts = next((layer.experts for layer in config.forms if layer.experts is not None), None)
+    if experts is not None:
+        said |= {"expert_count": experts.count, "expert_used_count": experts.chosen}
+    if patterned:
+        said["attention.sliding_window_pattern"] = [layer.window is not None for layer in config.forms]
     if config.canvas is not None:
         said["attention.causal"] = False
     general: dict[str, KeyValue] = {"general.architecture": name, "general.type": "model"}
@@ -60,7 +139,20 @@ def shape_keys(config: DecoderConfig) -> dict[str, KeyValue]:
     return keys
 
 
+def _own_keys(form: GgufForm, raw: Json) -> dict[str, KeyValue]:
+    """The family's own keys that config.json has words for."""
+    found = {key: raw.get(ours) for key, ours in form.keys.items()}
+    return {
+        key: float(value) if key.endswith(_FRACTIONS) else int(value)
+        for key, value in found.items()
+        if isinstance(value, int | float) and value
+    }
+
+
 def _rope_keys(rope: RopeConfig) -> dict[str, KeyValue]:
+    if rope.kind == "divided" and rope.original_max_context:
+        said = {"rope.scaling.original_context_length": rope.original_max_context}
+        return {**said, "rope.scaling.attn_factor": float(rope.attention_factor)}
     if rope.kind not in ("linear", "yarn"):
         return {}
     keys: dict[str, KeyValue] = {"rope.scaling.type": rope.kind, "rope.scaling.factor": float(rope.factor)}
@@ -74,9 +166,14 @@ def _rope_keys(rope: RopeConfig) -> dict[str, KeyValue]:
     return keys
 
 
-def rope_factors(config: DecoderConfig) -> tuple[str, list[float]] | None:
-    """The name and the numbers of the tensor that divides frequencies, where positions are of such a kind."""
+def rope_factors(config: DecoderConfig, raw: Json | None = None) -> dict[str, list[float]]:
+    """Tensors that divide frequencies, where positions are of such a kind, by name."""
     if config.rope.kind not in _DIVIDED:
-        return None
-    plain = inverse_frequencies(RopeConfig(theta=config.rope.theta), config.head_dim)
-    return ROPE_FACTORS, (plain / inverse_frequencies(config.rope, config.head_dim)).tolist()
+        return {}
+    said = (raw or {}).get("rope_parameters") or (raw or {}).get("rope_scaling") or {}
+    longer = said.get("long_factor") if isinstance(said, Mapping) else None
+    if longer is not None:
+        return {SHORT_FACTORS: list(config.rope.divisors), LONG_FACTORS: [float(number) for number in longer]}
+    turned = config.rope.rotated or config.head_dim
+    plain = inverse_frequencies(RopeConfig(theta=config.rope.theta), turned)
+    return {ROPE_FACTORS: (plain / inverse_frequencies(config.rope, config.head_dim)[: turned // 2]).tolist()}

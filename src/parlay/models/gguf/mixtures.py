@@ -61,6 +61,8 @@ _FALLBACKS = {
 }
 _OF_ATTENTION = {"Q2_K": Format.Q3_K, "Q3_K_M": Format.Q4_K, "Q3_K_L": Format.Q5_K}
 """The format of what leads out of attention, where it is not the usual one."""
+_OF_FUSED = {"Q3_K_M": Format.Q4_K, "Q3_K_L": Format.Q4_K, "Q4_K_M": Format.Q5_K, "Q5_K_M": Format.Q6_K}
+"""The format of queries, keys and values in one matrix, where it is not the usual one."""
 _OF_DOWN = {"Q2_K": Format.Q3_K, "Q3_K_L": Format.Q5_K}
 
 
@@ -90,10 +92,12 @@ class Mixed:
         match = _LAYER.fullmatch(name)
         if match is None:
             return usual
-        layer = int(match[1])
-        if match[2] == "attn_output":
+        layer, part = int(match[1]), match[2].removesuffix("_exps").removesuffix("_shexp")
+        if part == "attn_output":
             return _OF_ATTENTION.get(self.kind.name, usual)
-        return {"attn_v": self._of_values, "ffn_down": self._of_down}.get(match[2], lambda _: usual)(layer)
+        if part == "attn_qkv":
+            return _OF_FUSED.get(self.kind.name, usual)
+        return {"attn_v": self._of_values, "ffn_down": self._of_down}.get(part, lambda _: usual)(layer)
 
     def _of_values(self, layer: int) -> Format:
         wanted = self._of_usual_values(layer)

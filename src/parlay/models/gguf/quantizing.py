@@ -16,21 +16,21 @@ from typing import BinaryIO
 import torch
 from torch import Tensor
 
-from parlay.models.config import DecoderConfig
+from parlay.models.config import DecoderConfig, Json, read_json
+from parlay.models.families.table import FAMILIES
 from parlay.models.gguf.blocks import encoded
 from parlay.models.gguf.file import read_config, read_parts
-from parlay.models.gguf.metadata import gguf_form, rope_factors, shape_keys
+from parlay.models.gguf.metadata import folder_keys, gguf_form, rope_factors
 from parlay.models.gguf.mixtures import FileType, Mixed
 from parlay.models.gguf.reader import BadGguf, Header
 from parlay.models.gguf.vocabulary import tokenizer_keys
 from parlay.models.gguf.weights import LM_HEAD, gguf_name, mapped
 from parlay.models.gguf.writing import TensorPlan, record, write
-from parlay.models.loading import load_tensors
+from parlay.models.loading import as_tensor, load_tensors
 from parlay.models.loading import read_config as read_any_config
-from parlay.models.rope import interleave
 from parlay.models.weights.dequantize import dense
 from parlay.models.weights.formats import DamagedWeights
-from parlay.models.weights.regrouped import TURNED
+from parlay.models.weights.regrouped import fused, in_pairs
 from parlay.models.weights.shapes import Weight
 from parlay.models.weights.stored import StoredTensor
 from parlay.system import threads
@@ -95,20 +95,20 @@ def _between(file: BinaryIO, begin: int, end: int) -> bytes:
 
 def _of_folder(folder: Path) -> Source:
     config = read_any_config(folder)
-    keys = shape_keys(config) | {"general.name": folder.resolve().name}
-    keys |= tokenizer_keys(folder, config.vocab_size, config.eos_ids)
-    tensors = gguf_tensors(config, load_tensors(folder, config))
+    raw = FAMILIES[config.architecture].said(read_json(folder / "config.json"))
+    tensors = gguf_tensors(config, load_tensors(folder, config), raw)
+    keys = folder_keys(config, raw, {name: tuple(weight.shape) for name, weight in tensors.items()})
+    keys |= {"general.name": folder.resolve().name, **tokenizer_keys(folder, config.vocab_size, config.eos_ids)}
     return Source(config, [record(key, value) for key, value in keys.items()], tensors)
 
 
-def gguf_tensors(config: DecoderConfig, weights: Mapping[str, Tensor]) -> dict[str, Weight]:
-    """The decoder's weights as GGUF files of its family name and order them."""
-    factors, turned = rope_factors(config), gguf_form(config).interleaved
-    found: dict[str, Weight] = {} if factors is None else {factors[0]: torch.tensor(factors[1])}
-    for name, weight in weights.items():
-        moved = turned and TURNED.search(name)
-        found[gguf_name(name)] = interleave(weight, config.head_dim) if moved else weight
-    return found
+def gguf_tensors(config: DecoderConfig, weights: Mapping[str, Tensor], raw: Json | None = None) -> dict[str, Weight]:
+    """The decoder's weights as GGUF files of its family name, join and order them; ``raw`` as in `shape_keys`."""
+    form = gguf_form(config)
+    found: dict[str, Weight] = {name: torch.tensor(numbers) for name, numbers in rope_factors(config, raw).items()}
+    laid = in_pairs(weights, config) if form.interleaved else weights
+    joined = fused({name: as_tensor(weight) for name, weight in laid.items()}, form.names.values())
+    return found | {gguf_name(name, form): weight for name, weight in joined.items()}
 
 
 def quantize(

@@ -9,10 +9,10 @@ from typing import Any
 from tokenizers import Tokenizer as Backend
 
 from parlay.models.config import read_json
-from parlay.models.gguf.reader import Strings, Value
+from parlay.models.gguf.metadata import keys_as_read
 from parlay.models.gguf.splitting import GPT2, SPLITTINGS
 from parlay.models.gguf.tokenizer import build
-from parlay.models.gguf.writing import KeyValue, packed_strings
+from parlay.models.gguf.writing import KeyValue
 from parlay.models.loading import load_tokenizer
 from parlay.models.tokenizers.plain import panics_as_errors
 from parlay.types import ParlayError
@@ -162,15 +162,7 @@ def _agreeing(expected: Backend, keys: dict[str, KeyValue]) -> dict[str, KeyValu
     around = {"bos": first == [keys.get(_KEY + "bos_token_id")], "eos": last == [keys.get(_KEY + "eos_token_id")]}
     keys |= {f"{_KEY}add_{name}_token": there for name, there in around.items()}
     with panics_as_errors():
-        found = build({key: _as_read(value) for key, value in keys.items()}).encode(_PROBE).ids
+        found = build(keys_as_read(keys)).encode(_PROBE).ids
     if found != wanted:
         raise ValueError("read back it would give other tokens")
     return keys
-
-
-def _as_read(value: KeyValue) -> Value:
-    """The value as `reader` would find it."""
-    if isinstance(value, str | bool | int | float):
-        return value
-    texts = [item for item in value if isinstance(item, str)]
-    return Strings(packed_strings(texts), len(texts)) if texts else tuple(value)  # type: ignore[return-value]

@@ -128,13 +128,14 @@ def _vector(stored: StoredTensor) -> Tensor:
         return dense(stored)
 
 
-def gguf_name(name: str) -> str:
-    """GGUF's name of a weight that the decoder calls ``name``."""
+def gguf_name(name: str, form: GgufForm | None = None) -> str:
+    """GGUF's name of a weight that the decoder calls ``name``, in files of a family."""
     base, _, kind = name.rpartition(".")
     if base in _NAMES:
         return f"{_NAMES[base]}.{kind}"
     _, _, layer, rest = base.split(".", 3)
-    return f"blk.{layer}.{_NAMES[rest]}.{kind}"
+    own = {ours: theirs for theirs, ours in form.names.items()} if form is not None else {}
+    return f"blk.{layer}.{own.get(rest) or _NAMES[rest]}.{kind}"
 
 
 def _name(name: str, form: GgufForm) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
 import torch
@@ -17,6 +17,12 @@ from parlay.models.weights.stored import StoredTensor
 TURNED = re.compile(r"self_attn\.[qk]_proj\.")
 """The decoder's names of weights whose rows turn with positions."""
 _OUT = "mlp.experts.down_proj"
+_JOINS = {
+    "self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
+}
+_OF_LAYER = re.compile(r"(?P<at>model\.layers\.\d+\.)(?P<module>.+)\.(?P<kind>\w+)")
+_EXPERT = re.compile(r"(?P<at>.*\.mlp\.experts\.)\d+\.(?P<part>.+)")
 _STACKED = re.compile(r"(?P<at>.*\.mlp\.experts\.)(?P<part>gate_up_proj|gate_proj|up_proj|down_proj)\.(?P<kind>\w+)")
 
 
@@ -40,13 +46,27 @@ def in_halves(weights: Mapping[str, Weight], config: DecoderConfig) -> dict[str,
     Whole rows move; of heads that turn in part those rows that do. A weight of a wrong shape stays, for the check of
     shapes to name it.
     """
+    return _reordered(weights, config, _halves_of_pairs(config))
+
+
+def in_pairs(weights: Mapping[str, Weight], config: DecoderConfig) -> dict[str, Weight]:
+    """The weights with each head's rows from halves put in pairs: what `in_halves` undoes."""
+    return _reordered(weights, config, _halves_of_pairs(config).argsort())
+
+
+def _halves_of_pairs(config: DecoderConfig) -> Tensor:
+    """Where each row of a head in halves lies in pairs."""
     rotated = config.rope.rotated or config.head_dim
     places = torch.arange(config.head_dim)
     places[:rotated] = places[:rotated].view(-1, 2).T.flatten()
+    return places
+
+
+def _reordered(weights: Mapping[str, Weight], config: DecoderConfig, places_D: Tensor) -> dict[str, Weight]:
     found = dict(weights)
     for name, weight in weights.items():
         if TURNED.search(name) and weight.shape[0] % config.head_dim == 0:
-            order = torch.arange(weight.shape[0]).view(-1, config.head_dim)[:, places].flatten()
+            order = torch.arange(weight.shape[0]).view(-1, config.head_dim)[:, places_D].flatten()
             found[name] = replace(weight, order=order) if isinstance(weight, StoredTensor) else weight[order]
     return found
 
@@ -67,6 +87,29 @@ def _halves_of_rows(name: str, weight: Weight, config: DecoderConfig) -> Iterato
     at = base.rpartition(".")[0]
     for part, rows in parts.items():
         yield f"{at}.{part}.{kind}", weight.taken(rows) if isinstance(weight, StoredTensor) else weight[rows]
+
+
+def fused(weights: Mapping[str, Tensor], forms: Collection[str]) -> dict[str, Tensor]:
+    """Put together what `unfused` takes apart: experts, and projections of which ``forms`` has the name."""
+    joins = {name: parts for name, parts in _JOINS.items() if name in forms}
+    members = {part: name for name, parts in joins.items() for part in parts}
+    groups: dict[str, list[Tensor]] = {}
+    for name, weight in weights.items():
+        expert = _EXPERT.fullmatch(name)
+        at, part, kind = _split(name)
+        if expert:
+            groups.setdefault(f"{expert['at']}{expert['part']}", []).append(weight[None])
+        elif part in members:
+            groups.setdefault(f"{at}{members[part]}.{kind}", []).append(weight)
+        else:
+            groups[name] = [weight[0] if name.endswith("shared_expert_gate.weight") else weight]
+    return {name: torch.cat(parts) if len(parts) > 1 else parts[0] for name, parts in groups.items()}
+
+
+def _split(name: str) -> tuple[str, str, str]:
+    """Layer, module and kind of a weight's name."""
+    match = _OF_LAYER.fullmatch(name)
+    return (match["at"], match["module"], match["kind"]) if match else ("", name, "")
 
 
 def _item(weight: Weight, index: int) -> Weight:
