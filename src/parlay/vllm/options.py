@@ -26,14 +26,17 @@ class ProposerOptions(Options):
     log_seconds: float = option(60.0, "seconds between log lines of what was drafted; 0: none", low=0)
 
 
-def read_options(additional_config: object) -> ProposerOptions:
-    """Read the options off vLLM's ``additional_config``. Raises UsageError for an option that does not exist."""
+def read_options(additional_config: object, where: str = "additional_config") -> ProposerOptions:
+    """Read the options off vLLM's ``additional_config``, or ``where`` else they stand.
+
+    Raises UsageError for an option that does not exist.
+    """
     given = additional_config.get(KEY, {}) if isinstance(additional_config, Mapping) else {}
     if not isinstance(given, Mapping):
-        raise UsageError(f'additional_config: "{KEY}" must be an object of options, not {type(given).__name__}')
+        raise UsageError(f'{where}: "{KEY}" must be an object of options, not {type(given).__name__}')
     known = options_of(ProposerOptions)
     for name, value in given.items():
         if name not in known:
-            raise UsageError(f'additional_config: "{KEY}" has no option {name!r}: {nearest(str(name), known)}')
+            raise UsageError(f'{where}: "{KEY}" has no option {name!r}: {nearest(str(name), known)}')
         known[name].check(f"{KEY}.{name}", value)
     return ProposerOptions(**given)

@@ -1,4 +1,4 @@
-"""The class that vLLM builds in each worker and asks for drafts after each step.
+"""The class that vLLM builds in each worker and asks for drafts after each step, and what it shares with other engines.
 
 The interface is that of vLLM 0.32 (``vllm/v1/spec_decode/custom_class_proposer.py``, and the calls in
 ``vllm/v1/worker/gpu_model_runner.py``): a constructor that takes the config, `Proposer.propose` and, for the CPU
@@ -25,7 +25,7 @@ from parlay.types import ParlayError, Strategy, Tokenizer
 from parlay.vllm.counting import ProposerCounts
 from parlay.vllm.drafting import ChainDrafting
 from parlay.vllm.options import ProposerOptions, read_options
-from parlay.vllm.rows import Ids, Rows
+from parlay.vllm.rows import Call, Ids, Rows
 
 _FAILURES = 8
 """Calls in a row that fail before nothing is drafted any more."""
@@ -63,56 +63,48 @@ class VllmConfig(Protocol):
     additional_config: object
 
 
-class Proposer:
-    """Drafts inside vLLM with Parlay's drafters and budgets, by the measured seconds of vLLM's steps.
+class StepDrafter:
+    """Drafts for the texts of another engine's steps with one strategy, by the measured seconds of these steps.
 
-    ``LLM(model, speculative_config={"method": "custom_class", "model": "parlay.vllm.Proposer",
-    "num_speculative_tokens": 16}, additional_config={"parlay": {"strategy": "..."}})``; see `ProposerOptions`.
-
-    Drafts are chains of up to ``num_speculative_tokens``, and any of them may be shorter or empty. No error leaves
-    `propose`: the step is then decoded plainly, and after some of them in a row so is everything. Raises UsageError,
-    which vLLM shows, for options that can't work.
+    ``longest``: most tokens of a text; ``most``: of a draft. No error leaves `step`: it is then decoded plainly, and
+    after some of them in a row so is everything. Raises UsageError for a strategy that can't work.
     """
 
-    def __init__(self, vllm_config: VllmConfig, clock: Callable[[], float] = time.perf_counter) -> None:
-        options = read_options(vllm_config.additional_config)
-        model = vllm_config.model_config
-        self._most = vllm_config.speculative_config.num_speculative_tokens
+    def __init__(
+        self,
+        options: ProposerOptions,
+        model: ModelConfig,
+        most: int,
+        clock: Callable[[], float] = time.perf_counter,
+        *,
+        engine: str = "vLLM",
+    ) -> None:
+        self._most = most
         self._longest = model.max_model_len
         self._clock = clock
         self._cost = MeasuredCost()
         self.counts = ProposerCounts(options.log_seconds)
-        self.strategy = _open_strategy(options, model, self._cost)
-        self._rows = Rows(self._longest, vllm_config.scheduler_config.max_num_seqs, options.share_outputs)
+        self.strategy = _open_strategy(options, model, self._cost, engine)
         self._drafting = ChainDrafting(self.strategy, self._cost, model.get_vocab_size(), clock)
         self._last = 0.0
         """When the last call ended; 0: there was none that its step can be timed from."""
         self._failures = 0
 
-    def load_model(self, target: object) -> None:
-        """Load nothing: vLLM calls it with the target's module."""
-
-    def propose(
-        self,
-        sampled_token_ids: Sequence[Sequence[int]],
-        num_tokens_no_spec: Sequence[int] | Ids,
-        token_ids_cpu: Ids,
-        slot_mappings: object = None,
-    ) -> list[list[int]]:
-        """Draft for each row of the batch. vLLM's names: what the step committed, how long texts are, and their ids."""
+    def step(self, rows: int, read: Callable[[], Call], clear: Callable[[], Sequence[TokenText]]) -> list[list[int]]:
+        """Draft for each of so many rows. ``read`` gives the texts; ``clear`` forgets all, and returns them."""
         if self._failures >= _FAILURES:
-            return [[] for _ in sampled_token_ids]
+            return [[] for _ in range(rows)]
         try:
-            drafts = self._propose(sampled_token_ids, num_tokens_no_spec, token_ids_cpu)
-        except Exception as error:  # one that left would end vLLM's engine
-            self._fail(error)
-            return [[] for _ in sampled_token_ids]
+            drafts = self._step(read)
+        except Exception as error:  # one that left would end the engine
+            self._fail(error, clear)
+            return [[] for _ in range(rows)]
         self._failures = 0
         return drafts
 
-    def _propose(self, sampled: Sequence[Sequence[int]], lengths: Sequence[int] | Ids, ids: Ids) -> list[list[int]]:
+    def _step(self, read: Callable[[], Call]) -> list[list[int]]:
         began = self._clock()
-        call = self._rows.read(sampled, lengths, ids)
+        call = read()
         for text in call.ended:
             self._drafting.release(text)
         self._drafting.learn(call.observations, began - self._last if self._last and call.decoded else 0.0)
@@ -133,7 +125,7 @@ class Proposer:
         """How many tokens may be drafted: the one after them must still fit."""
         return max(0, min(self._most, self._longest - len(text.tokens) - 1))
 
-    def _fail(self, error: Exception) -> None:
+    def _fail(self, error: Exception, clear: Callable[[], Sequence[TokenText]]) -> None:
         """Forget all texts, whose states may no longer be right."""
         self._failures += 1
         self._last = 0.0
@@ -143,23 +135,57 @@ class Proposer:
         if self._failures == _FAILURES:
             _log.error("drafting failed %d times in a row: from now on all is decoded plainly", _FAILURES)
         try:
-            for text in self._rows.clear():
+            for text in clear():
                 self._drafting.release(text)
         except Exception as again:
             _log.debug("a drafter can't forget a text: %s", again)
 
 
-def _open_strategy(options: ProposerOptions, model: ModelConfig, cost: MeasuredCost) -> Strategy:
+class Proposer:
+    """Drafts inside vLLM with Parlay's drafters and budgets; see `StepDrafter`.
+
+    ``LLM(model, speculative_config={"method": "custom_class", "model": "parlay.vllm.Proposer",
+    "num_speculative_tokens": 16}, additional_config={"parlay": {"strategy": "..."}})``; see `ProposerOptions`.
+
+    Drafts are chains of up to ``num_speculative_tokens``, and any of them may be shorter or empty. Raises UsageError,
+    which vLLM shows, for options that can't work.
+    """
+
+    def __init__(self, vllm_config: VllmConfig, clock: Callable[[], float] = time.perf_counter) -> None:
+        options, model = read_options(vllm_config.additional_config), vllm_config.model_config
+        self._drafter = StepDrafter(options, model, vllm_config.speculative_config.num_speculative_tokens, clock)
+        self._rows = Rows(model.max_model_len, vllm_config.scheduler_config.max_num_seqs, options.share_outputs)
+        self.strategy, self.counts = self._drafter.strategy, self._drafter.counts
+
+    def load_model(self, target: object) -> None:
+        """Load nothing: vLLM calls it with the target's module."""
+
+    def propose(
+        self,
+        sampled_token_ids: Sequence[Sequence[int]],
+        num_tokens_no_spec: Sequence[int] | Ids,
+        token_ids_cpu: Ids,
+        slot_mappings: object = None,
+    ) -> list[list[int]]:
+        """Draft for each row of the batch. vLLM's names: what the step committed, how long texts are, and their ids."""
+
+        def read() -> Call:
+            return self._rows.read(sampled_token_ids, num_tokens_no_spec, token_ids_cpu)
+
+        return self._drafter.step(len(sampled_token_ids), read, self._rows.clear)
+
+
+def _open_strategy(options: ProposerOptions, model: ModelConfig, cost: MeasuredCost, engine: str) -> Strategy:
     """Raises UsageError for a strategy that does not exist, or that needs more than tokens."""
     spec = parse(options.strategy)
     if any(find(each.name).family == "heads" for each in (spec, *spec.members)):
         raise UsageError(
-            f"strategy {spec}: vLLM shows a proposer no hidden states, which draft heads read; export the head with "
-            "parlay export, and use vLLM's own method for it"
+            f"strategy {spec}: {engine} shows a proposer no hidden states, which draft heads read; export the head "
+            f"with parlay export, and use {engine}'s own method for it"
         )
     resources = Resources(model.get_vocab_size(), _refuse_model, tokenizer=_tokenizer(model.tokenizer))
     strategy = StrategyCache(resources, cost).get(spec)
-    check_tokens_suffice(strategy, "vLLM")
+    check_tokens_suffice(strategy, engine)
     return strategy
 
 
