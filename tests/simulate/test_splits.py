@@ -9,7 +9,7 @@ from parlay.cost.devices import machine
 from parlay.cost.roofline import ForwardShape
 from parlay.simulate.costs import LearnedSteps, MeasuredSteps, RooflineSteps, TimedStep
 from parlay.simulate.drafting import no_seconds
-from parlay.simulate.splits import Link, Split, SplitSteps, beside, memory_of, shard, splits
+from parlay.simulate.splits import Link, Split, SplitSteps, beside, memory_of, shard, share_of, splits
 from parlay.testing.conformance.stage import Steady
 
 H100 = machine("h100", "bfloat16")
@@ -99,3 +99,11 @@ def test_measured_steps_are_means_straight_in_between_and_grow_with_keys() -> No
     with pytest.raises(ValueError, match="1 numbers of rows were measured"):
         MeasuredSteps(timed[:2])
     assert LearnedSteps(Steady())(2, 4, 4, 700, 0) == Steady().forward(4, 512)
+
+
+def test_what_several_processes_have_of_a_machine_is_the_machine() -> None:
+    half = share_of(H100, 2)
+    assert half.bandwidth == H100.bandwidth / 2
+    assert half.forward_seconds == H100.forward_seconds
+    one, two = RooflineSteps(H100, QWEN_7B), RooflineSteps(half, QWEN_7B)
+    assert 1.3 * one(*DECODE) < two(*DECODE) < 2 * one(*DECODE)

@@ -21,6 +21,7 @@ from parlay.simulate.traffic import Traffic, within
 
 _MOST = 1024
 _ASSUMED = Link(25e9, 10e-6, "25 GB/s and 10 us, which is assumed: say --link")
+MEMORY = "shared memory"
 
 
 def add_devices_flags(parser: argparse.ArgumentParser) -> None:
@@ -32,7 +33,8 @@ def add_devices_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--link",
         metavar="GB/S:US",
-        help="between two devices: gigabytes per second and microseconds of latency (default: 25:10, assumed)",
+        help="between two devices: gigabytes per second and microseconds of latency (default: as calibrated between "
+        "two processes of this machine; for a named device 25:10, assumed)",
     )
     add_goal_flags(group)
     add_traffic_flags(parser)
@@ -40,13 +42,14 @@ def add_devices_flags(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the table, or JSON. Raises ValueError for flags that don't go together, or where no split fits."""
-    count, link = _devices(options.devices), _link(options.link)
+    count, told = _devices(options.devices), None if options.link is None else _link(options.link)
     check_traffic_flags(options)
     check_flags(options)
     from parlay.bench.plan.shapes import read_model
     from parlay.cli.simulate_inputs import traffic_of
 
     ground = ground_of(options)
+    link = told or measured_link(ground) or _ASSUMED
     traffic = within(traffic_of(options), read_model(options.model).max_context, NO_LIMIT, options.too_long)
     plans = _plans(options, ground, count, link, traffic)
     fitting = [plan for plan in plans if plan.figures is not None]
@@ -80,9 +83,17 @@ def _devices(text: str) -> int:
     return int(text)
 
 
-def _link(text: str | None) -> Link:
-    if text is None:
-        return _ASSUMED
+def measured_link(ground: Ground) -> Link | None:
+    """The link between two processes of this machine, if it was calibrated."""
+    found = ground.links.get(MEMORY)
+    if found is None:
+        return None
+    bandwidth, latency = found["bandwidth"], found["latency"]
+    source = f"{bandwidth / 1e9:.1f} GB/s and {1e6 * latency:.1f} us, measured between two processes here by {MEMORY}"
+    return Link(bandwidth, latency, source)
+
+
+def _link(text: str) -> Link:
     first, _, second = text.partition(":")
     try:
         bandwidth, latency = float(first), float(second or 10)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -75,6 +76,8 @@ class Ground:
     weights: WeightType
     kv_bytes: float
     memory: int | None
+    links: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """Between two processes here, as `MachineCalibration` has them."""
 
 
 def check_flags(options: argparse.Namespace) -> None:
@@ -158,7 +161,8 @@ def _this_machine(options: argparse.Namespace) -> Ground:
     if busy > _BUSY:
         source += f", while {busy:g} cores were busy with other work: --calibrate again when they are idle"
     memory = int(origin["memory_bytes"]) if "memory_bytes" in origin else None
-    return Ground(calibration.machine, source, weights or weight_type(kept), float(origin["kv_bytes"]), memory)
+    kept_weights, kv_bytes = weights or weight_type(kept), float(origin["kv_bytes"])
+    return Ground(calibration.machine, source, kept_weights, kv_bytes, memory, calibration.links)
 
 
 def _calibration_file(options: argparse.Namespace) -> tuple[Path, WeightType | None]:

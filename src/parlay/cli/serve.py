@@ -27,6 +27,7 @@ from parlay.cli.listening import (
     url_of,
 )
 from parlay.cli.opening import pack_ahead, uncollected
+from parlay.cli.serve_devices import add_devices_flag, choose_processes
 from parlay.cli.serve_models import (
     IDLE_SECONDS,
     KEPT,
@@ -61,6 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_limit_flags(parser)
     _add_watching_flags(parser)
     add_replica_arguments(parser)
+    add_devices_flag(parser)
     add_record_arguments(parser)
     parser.add_argument(
         "--strict",
@@ -184,6 +186,9 @@ def run(options: argparse.Namespace) -> int:
     models = chosen_models(options)
     check_flags(options, len(models))
     check_packages(PACKAGES, "parlay serve", "serve")
+    if options.devices:
+        choose_processes(options, list(models.values()))
+        check_replicas(options)
     with listen(options.host, options.port) as listener:
         welcome = f"parlay serves {', '.join(models)} at {url_of(listener)}"
         if options.replicas > 1:

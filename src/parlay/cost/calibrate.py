@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +77,8 @@ class MachineCalibration:
     machine: Machine
     provenance: Provenance
     samples: tuple[TimedForward, ...]
+    links: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """Between two processes, by kind: ``bandwidth`` in bytes a second, ``latency`` in seconds. Empty: not measured."""
 
     @property
     def median_error(self) -> float:
@@ -90,6 +92,7 @@ class MachineCalibration:
             "provenance": dict(self.provenance),
             "machine": asdict(self.machine),
             "median_error": round(self.median_error, 4),
+            "links": {name: dict(link) for name, link in self.links.items()},
             "samples": [asdict(sample) for sample in self.samples],
         }
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -103,7 +106,8 @@ def load(path: Path) -> MachineCalibration:
         if content["format"] != FORMAT:
             raise ParlayError(f"{path} has format {content['format']} and not {FORMAT}: calibrate anew")
         machine = _machine(content["machine"])
-        return MachineCalibration(machine, content["provenance"], tuple(map(_sample, content["samples"])))
+        links = {name: _link(link) for name, link in content.get("links", {}).items()}
+        return MachineCalibration(machine, content["provenance"], tuple(map(_sample, content["samples"])), links)
     except OSError as error:
         raise ParlayError(f"can't read the calibration {path}: {error.strerror}") from None
     except (AttributeError, KeyError, TypeError, ValueError):
@@ -113,6 +117,10 @@ def load(path: Path) -> MachineCalibration:
 def _machine(fields: Mapping[str, Any]) -> Machine:
     engine = Overheads(**{name: float(value) for name, value in fields["engine"].items()})
     return Machine(**{name: float(value) for name, value in fields.items() if name != "engine"}, engine=engine)
+
+
+def _link(fields: Mapping[str, Any]) -> Mapping[str, float]:
+    return {name: float(fields[name]) for name in ("bandwidth", "latency")}
 
 
 def _sample(fields: Mapping[str, Any]) -> TimedForward:

@@ -89,6 +89,23 @@ def shard(shape: ModelShape, split: Split) -> ModelShape:
     )
 
 
+def share_of(machine: Machine, count: int) -> Machine:
+    """Give the part that one of ``count`` processes has of a machine on which all of them work at once."""
+    return replace(
+        machine,
+        bandwidth=machine.bandwidth / count,
+        rate=machine.rate / count,
+        attention_bandwidth=machine.attention_bandwidth / count,
+        attention_rate=machine.attention_rate / count,
+        vector_bandwidth=machine.vector_bandwidth / count,
+        cached_bandwidth=machine.cached_bandwidth / count,
+        cached_rate=machine.cached_rate / count,
+        cached_attention_bandwidth=machine.cached_attention_bandwidth / count,
+        cache_bytes=machine.cache_bytes / count,
+        threads=max(1.0, machine.threads / count),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class SplitMemory:
     """Bytes of weights on one device, what a device has, and tokens that a replica's ranks cache together."""

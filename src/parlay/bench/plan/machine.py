@@ -8,7 +8,7 @@ import os
 import re
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -28,6 +28,7 @@ from parlay.models.random_decoder import random_weights, save_decoder
 from parlay.models.torch_ops.kernels import choose_dtype
 from parlay.models.weights.stored import StoredTensor
 from parlay.options import LoadOptions
+from parlay.ranks.links import measure_links
 from parlay.system import threads
 from parlay.system.machine import cpu_model
 from parlay.system.user_cache import user_cache
@@ -128,7 +129,12 @@ def calibrate_here(
         open_runner, provenance, shapes=smallest_last, works=works, cache_bytes=cache_bytes(), threads=threads.count()
     )
     log("timing steps of the engine")
-    return with_engine(calibration, engine_overheads(opened[-1]))
+    calibration = with_engine(calibration, engine_overheads(opened[-1]))
+    if not str(provenance["device"]).startswith("cpu"):
+        return calibration
+    log("timing exchanges between two processes")
+    links = {name: asdict(link) for name, link in measure_links().items()}
+    return replace(calibration, links=links)
 
 
 def _in_whole_blocks(shape: ModelShape) -> ModelShape:

@@ -1,0 +1,118 @@
+"""`parlay serve --devices auto`: how many processes serve best on this machine, by its calibration."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from parlay.cost.roofline import Machine, ModelShape
+from parlay.options import UsageError
+from parlay.simulate.costs import RooflineSteps, StepCost
+from parlay.simulate.splits import Link, Split, SplitSteps, memory_of, share_of, splits
+
+_AT_ONCE = 16
+"""Requests that are compared, each with so much text:"""
+_CONTEXT = 1024
+_GAIN = 0.95
+"""Several processes have to take less than this of one's time: they cost memory, and a drafter less to learn from."""
+
+
+def add_devices_flag(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--devices",
+        choices=("auto",),
+        help="auto: choose --replicas and --tensor-parallel for this machine by its calibration, which is made where "
+        "there is none, and say why",
+    )
+
+
+def choose_processes(options: argparse.Namespace, models: Sequence[str]) -> None:
+    """Set the flags for the best number of processes, and say why. Raises UsageError for flags against it."""
+    if options.replicas > 1 or options.tensor_parallel > 1 or options.pipeline_parallel > 1 or options.drafter_only:
+        raise UsageError("--devices auto chooses replicas and ranks itself: leave out the flags that name them")
+    if len(models) > 1:
+        raise UsageError(f"--devices auto chooses for one model, and there are {len(models)}: name one")
+    import torch
+
+    if torch.cuda.is_available():
+        raise UsageError("--devices auto chooses among the processors of this machine, which has a GPU: leave it out")
+    best, line = _choice(options, models[0])
+    options.replicas, options.tensor_parallel = best.replicas, best.tensor
+    print(f"--devices auto: {line}", file=sys.stderr)
+
+
+def _choice(options: argparse.Namespace, model: str) -> tuple[Split, str]:
+    from parlay.bench.plan.strategies import Models
+    from parlay.cli import parser_of
+    from parlay.cli.plan_devices import measured_link
+    from parlay.cli.plan_machine import check_flags, ground_of, models_of
+    from parlay.system import threads
+
+    count = options.threads or threads.usual()
+    if count < 2:
+        return Split(), "one process, for there is one thread"
+    told = parser_of("plan").parse(["--model", model, "--threads", str(count)])
+    check_flags(told)
+    ground = ground_of(told)
+    models: Models = models_of(told, ground)
+    link = measured_link(ground)
+    if link is None:
+        raise UsageError("the links of this machine are not measured: parlay plan --calibrate does it")
+    ways = compare(models.target, ground.machine, ground.memory, link, count)
+    return chosen(ways)
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A split and the seconds in which it does a step of all requests; None: it does not fit into memory."""
+
+    split: Split
+    seconds: float | None
+
+
+def compare(shape: ModelShape, machine: Machine, memory: float | None, link: Link, threads: int) -> Sequence[Way]:
+    """One process with the whole machine first, then splits into as many processes as there are threads, at most."""
+    return [Way(Split(), _of_all(RooflineSteps(machine, shape), 1)), *_several(shape, machine, memory, link, threads)]
+
+
+def _several(shape: ModelShape, machine: Machine, memory: float | None, link: Link, threads: int) -> Iterator[Way]:
+    from parlay.bench.plan.report import USABLE
+
+    for count in sorted({2, *(size for size in (4, 8, 16, 32, 64) if size <= threads)}):
+        part, usable = share_of(machine, count), None if memory is None else USABLE * memory / count
+        for split in splits(count, shape):
+            if split.devices == count and split.sequence == split.pipeline == 1:
+                room = memory_of(shape, split, usable, None).cache_tokens
+                fits = room * split.replicas >= _AT_ONCE * _CONTEXT
+                yield Way(split, _of_all(SplitSteps(part, shape, split, link), split.replicas) if fits else None)
+
+
+def _of_all(cost: StepCost, replicas: int) -> float:
+    """Seconds in which each request gets a token."""
+    each = math.ceil(_AT_ONCE / replicas)
+    return cost(each, each, each, each * _CONTEXT, each * _CONTEXT)
+
+
+def chosen(ways: Sequence[Way]) -> tuple[Split, str]:
+    """The quickest way, and why in one line."""
+    alone, *others = ways
+    assert alone.seconds is not None
+    quick = sorted((way for way in others if way.seconds is not None), key=lambda way: way.seconds or 0.0)
+    what = f"a step of {_AT_ONCE} requests is predicted to take"
+    if not quick:
+        return alone.split, "one process, for several don't fit into memory"
+    best = quick[0]
+    assert best.seconds is not None
+    mine, theirs = 1e3 * alone.seconds, 1e3 * best.seconds
+    if best.seconds > _GAIN * alone.seconds:
+        return alone.split, f"one process: {what} {mine:.1f} ms in it, and {theirs:.1f} in {_named(best.split)}"
+    return best.split, f"{_named(best.split)}: {what} {theirs:.1f} ms in them, and {mine:.1f} in one process"
+
+
+def _named(split: Split) -> str:
+    if split.devices == split.replicas:
+        return f"{split.replicas} replicas"
+    return f"{split.devices} processes ({split})"

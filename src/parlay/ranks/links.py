@@ -1,0 +1,82 @@
+"""The links between ranks: how long two processes of this machine wait for each other in sums as ranks make them."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import torch
+
+from parlay.ranks.groups import SharedGroup, SocketGroup, make_shared_file
+from parlay.ranks.wire import Connection
+from parlay.types import ParlayError
+
+_SIZES = ((64, 400), (1 << 15, 100))
+"""Numbers of a short and of a long sum, and how often each is made."""
+_SECONDS = 60.0
+"""For the other process to start: it loads torch."""
+_COMMAND = "import sys; from parlay.ranks.links import answer; answer(sys.argv[1], int(sys.argv[2]))"
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredLink:
+    """Bytes per second of a long exchange, and the seconds of a short one."""
+
+    bandwidth: float
+    latency: float
+
+
+def measure_links() -> dict[str, MeasuredLink]:
+    """Time sums with a second process, which this starts and ends, over ``shared memory`` and ``sockets``.
+
+    Raises ParlayError where no process can be started, or it does not answer.
+    """
+    file = make_shared_file(2)
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            listener.settimeout(_SECONDS)
+            words = [sys.executable, "-c", _COMMAND, str(file), str(listener.getsockname()[1])]
+            with subprocess.Popen(words, stdin=subprocess.DEVNULL) as other:
+                try:
+                    opened, _ = listener.accept()
+                    return _timed(file, opened, 0)
+                except OSError as error:
+                    raise ParlayError(f"links can't be measured: no second process answers ({error})") from None
+                finally:
+                    other.kill()
+    finally:
+        file.unlink()
+
+
+def answer(file: str, port: int) -> None:
+    """Be the second process: make the same sums."""
+    _timed(Path(file), socket.create_connection(("127.0.0.1", port), _SECONDS), 1)
+
+
+def _timed(file: Path, opened: socket.socket, member: int) -> dict[str, MeasuredLink]:
+    with closing(Connection(opened, 1 - member, _SECONDS)) as connection:
+        sockets = SocketGroup({1 - member: connection}, (0, 1), member)
+        shared = SharedGroup(file, (0, 1), member, _SECONDS)
+        found = {}
+        for name, group in (("shared memory", shared), ("sockets", sockets)):
+            (short, less), (long, more) = [(4 * size, _seconds(group.add, size, times)) for size, times in _SIZES]
+            group.check()
+            found[name] = MeasuredLink((long - short) / max(1e-9, more - less), less)
+        return found
+
+
+def _seconds(add: Callable[[torch.Tensor], None], size: int, times: int) -> float:
+    """The median of so many sums."""
+    numbers, found = torch.zeros(size), list[float]()
+    for _ in range(times):
+        began = time.perf_counter()
+        add(numbers)
+        found.append(time.perf_counter() - began)
+    return median(found)
