@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import os
 import random
 import re
@@ -19,7 +20,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median, quantiles
@@ -50,14 +51,14 @@ class Fleet:
     url: str
     processes: dict[int, int] = field(default_factory=dict)
 
-    def ready(self) -> bool:
-        """Whether every replica takes requests."""
+    def ready(self) -> list[int]:
+        """Numbers of the replicas that take requests."""
         try:
             with urlopen(f"{self.url}/health", timeout=10) as answer:
-                states = json.load(answer)["replicas"].values()
+                states: dict[str, str] = json.load(answer)["replicas"]
         except OSError:
-            return False
-        return set(states) == {"ready"}
+            return []
+        return [int(number) for number, state in states.items() if state == "ready"]
 
     def count(self, name: str) -> int:
         """A counter of the gateway."""
@@ -154,44 +155,42 @@ def _add(chunk: dict[str, Any], texts: dict[str, str]) -> None:
 # ----------------------------------------------------------------------------------------------------------- the parts
 
 
-async def soak(place: Fleet, kills: int, tokens: int, note: Any) -> dict[str, Any]:
-    """Kill a replica under 16 streams, let them end, compare each text with that of the first time; again and again."""
+async def soak(place: Fleet, kills: int, tokens: int, note: Any, most: float = math.inf) -> dict[str, Any]:
+    """Kill a replica under 16 streams, let them end, compare each text with that of the first time; again and again.
+
+    A kill waits until two replicas are ready, so that one is left; others may still be starting. It ends after so many
+    kills, or ``most`` seconds.
+    """
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
-    async with httpx.AsyncClient(base_url=place.url, timeout=120, limits=limits) as client:
+    async with httpx.AsyncClient(base_url=place.url, timeout=300, limits=limits) as client:
         expected = [await told(client, number, tokens) for number in range(STREAMS)]
         counts = dict.fromkeys(("kills", "streams", "lost", "different"), 0)
         began = time.monotonic()
-        while counts["kills"] < kills:
-            while not await asyncio.to_thread(place.ready):
+
+        def row(part: str) -> dict[str, Any]:
+            resumed, seconds = place.count("streams_resumed"), round(time.monotonic() - began)
+            return {"part": part, "tokens": tokens, **counts, "resumed": resumed, "seconds": seconds}
+
+        while counts["kills"] < kills and time.monotonic() < began + most:
+            while len(await asyncio.to_thread(place.ready)) < 2:
                 await asyncio.sleep(0.05)
             begun = asyncio.Semaphore(0)
             streams = [asyncio.create_task(told(client, number, tokens, begun)) for number in range(STREAMS)]
             for _ in range(random.randint(1, STREAMS)):
                 await begun.acquire()
-            number = random.choice(list(place.processes))
-            victim = place.processes[number]
-            os.kill(victim, signal.SIGKILL)
-            answers = await asyncio.gather(*streams, return_exceptions=True)
-            while place.processes[number] == victim:  # until then the other one may be all there is
-                await asyncio.sleep(0.02)
-            for answer, text in zip(answers, expected, strict=True):
+            with suppress(ProcessLookupError):  # one that has been killed already
+                os.kill(place.processes[random.choice(await asyncio.to_thread(place.ready))], signal.SIGKILL)
+                counts["kills"] += 1
+            for answer, text in zip(await asyncio.gather(*streams, return_exceptions=True), expected, strict=True):
                 if isinstance(answer, BaseException):
                     print(f"lost: {type(answer).__name__} {answer}", file=sys.stderr)
                 counts["lost"] += isinstance(answer, BaseException)
                 counts["different"] += isinstance(answer, str) and answer != text
-            counts["kills"] += 1
             counts["streams"] += STREAMS
-            if counts["kills"] % 25 == 0 or counts["kills"] == kills:
-                seconds = round(time.monotonic() - began)
-                note({"part": "kills", **counts, "resumed": place.count("streams_resumed"), "seconds": seconds})
-        return {
-            "part": "kills, all",
-            **counts,
-            "resumed": place.count("streams_resumed"),
-            "retried": place.count("retries"),
-            "broken": place.count("streams_broken"),
-            "seconds": round(time.monotonic() - began),
-        }
+            if counts["kills"] % 25 == 0:
+                note(row("kills"))
+        more = {"retried": place.count("retries"), "broken": place.count("streams_broken")}
+        return {**row("kills, all"), **more}
 
 
 async def cut(server: str, cuts: int, tokens: int) -> dict[str, Any]:
@@ -324,7 +323,7 @@ def page(header: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
     soaks = [row for row in rows if row["part"] == "kills, all"]
     if soaks:
         names = ("kills", "streams", "lost", "different", "resumed", "seconds")
-        lines += ["", f"kill -9 of one of two replicas under {STREAMS} streams, again and again.", ""]
+        lines += ["", f"kill -9 of one of the replicas under {STREAMS} streams, again and again.", ""]
         lines += table(names, [tuple(f"{row[name]:g}" for name in names) for row in soaks])
     return "\n".join(lines).rstrip() + "\n"
 
@@ -335,6 +334,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         prog="python -m benchmarks.serving.replicas", description=(__doc__ or "").split("\n")[0]
     )
     parser.add_argument("--kills", type=int, default=20, metavar="N", help="kills of the soak (default: 20)")
+    parser.add_argument("--minutes", type=float, default=math.inf, metavar="N", help="most time of the soak")
+    parser.add_argument("--replicas", type=int, default=2, metavar="N", help="replicas of the soak (default: 2)")
     parser.add_argument("--cuts", type=int, default=1000, metavar="N", help="cuts of lines (default: 1000)")
     parser.add_argument("--tokens", type=int, default=TOKENS, metavar="N", help=f"of each stream (default: {TOKENS})")
     parser.add_argument("--only", choices=("overhead", "throughput", "cuts", "kills"), help="one part (default: all)")
@@ -373,8 +374,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             note(asyncio.run(cut(one, 20 if options.quick else options.cuts, 64)))
     if options.only in (None, "kills"):
         rows[:] = [row for row in rows if not row["part"].startswith("kills")]
-        with fleet(MINI, 2) as place:
-            note(asyncio.run(soak(place, 3 if options.quick else options.kills, options.tokens, note)))
+        with fleet(MINI, options.replicas) as place:
+            kills = 3 if options.quick else options.kills
+            note(asyncio.run(soak(place, kills, options.tokens, note, 60 * options.minutes)))
     write_page(out, page(header, rows))
 
 

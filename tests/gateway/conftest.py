@@ -21,7 +21,8 @@ from parlay.serve.settings import Settings
 
 DEADLINE = 90
 """Seconds after which a test fails rather than waits."""
-READY = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}"
+IDENTITY = b'{"build":"b","models":"m","kernels":"k"}'
+READY = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s" % (len(IDENTITY), IDENTITY)
 
 
 @pytest.fixture(scope="session")
@@ -40,7 +41,8 @@ def server() -> Iterator[int]:
 
 
 class Line:
-    """A replica: passes bytes on to the server at a port. From a POST's answer it lets ``most`` bytes through.
+    """A replica: passes bytes on to the server at a port. From a POST's answer it lets ``most`` bytes through. It says
+    that it is what every `Fake` is.
 
     Then it is ``dead`` (connections are reset), or, if it ``hangs``, silent to everybody. ``pause`` is the time between
     two pieces.
@@ -62,10 +64,14 @@ class Line:
     async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self.dead:
             return
+        if (first := await reader.read(65536)).startswith(b"GET /identity") and not self.silent:
+            writer.write(READY)
+            return await writer.drain()
         there, back = await asyncio.open_connection("127.0.0.1", self._to)
         posting: list[bool] = []
         pumps = [
-            asyncio.create_task(each) for each in (self._up(reader, back, posting), self._down(there, writer, posting))
+            asyncio.create_task(each)
+            for each in (self._up(first, reader, back, posting), self._down(there, writer, posting))
         ]
         try:
             await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
@@ -74,14 +80,17 @@ class Line:
                 pump.cancel()
             back.transport.abort()
 
-    async def _up(self, reader: asyncio.StreamReader, back: asyncio.StreamWriter, posting: list[bool]) -> None:
-        while data := await reader.read(65536):
+    async def _up(
+        self, data: bytes, reader: asyncio.StreamReader, back: asyncio.StreamWriter, posting: list[bool]
+    ) -> None:
+        while data:
             if self.silent:
                 await asyncio.Event().wait()
             if data.startswith(b"POST"):
                 posting.append(True)
                 self.posts += 1
             back.write(data)
+            data = await reader.read(65536)
 
     async def _down(self, there: asyncio.StreamReader, writer: asyncio.StreamWriter, posting: list[bool]) -> None:
         sent = 0

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from parlay.gateway.app import Gateway
-from tests.gateway.conftest import Fake, Line
+from tests.gateway.conftest import READY, Fake, Line
 
 TEXT: dict[str, Any] = {"model": "parlay-mini", "prompt": "The sea is", "max_tokens": 24, "ignore_eos": True}
 CHAT: dict[str, Any] = {
@@ -53,6 +53,41 @@ def read(answer: httpx.Response) -> dict[Any, Any]:
 async def whole(client: httpx.AsyncClient, question: str) -> dict[Any, Any]:
     path, fields = QUESTIONS[question]
     return read(await client.post(path, json={**fields, "stream": True}))
+
+
+OTHERS: dict[str, tuple[dict[str, Any], Callable[[Any], str]]] = {
+    "/v1/messages": ({**CHAT}, lambda event: event.get("delta", {}).get("text", "")),
+    "/v1/responses": (
+        {"input": "Tell me about the sea.", "max_output_tokens": 24},
+        lambda event: event.get("delta", ""),
+    ),
+    "/api/chat": ({"messages": CHAT["messages"]}, lambda event: event["message"]["content"]),
+    "/api/generate": ({"prompt": "The sea is", "raw": True}, lambda event: event["response"]),
+    "/completion": ({"prompt": "The sea is", "n_predict": 24}, lambda event: event["content"]),
+}
+
+
+@pytest.mark.parametrize("path", OTHERS)
+def test_streams_of_every_protocol_outlive_their_replica(behind: Behind, server: int, path: str) -> None:
+    fields, piece = OTHERS[path]
+    seed = {"options": {"seed": 7, "num_predict": 24}} if path.startswith("/api") else {"seed": 7}
+    lines = [Line(server), Line(server)]
+
+    async def said(client: httpx.AsyncClient) -> str:
+        answer = await client.post(path, json={"model": "parlay-mini", "stream": True, **fields, **seed})
+        rows = [row.removeprefix("data: ") for row in answer.text.splitlines() if row and not row.startswith("event: ")]
+        assert "error" not in json.loads(rows[-1]), rows[-1]
+        return "".join(piece(json.loads(row)) for row in rows)
+
+    async def test(client: httpx.AsyncClient, gateway: Gateway) -> None:
+        expected = await said(client)
+        assert len(expected) > 20
+        next(line for line in lines if line.posts).most = 900
+        assert await said(client) == expected
+        assert sum(line.dead for line in lines) == 1
+        assert "parlay_gateway_streams_broken_total 0.0" in (await client.get("/metrics")).text
+
+    behind(lines, test)
 
 
 @pytest.mark.parametrize("question", QUESTIONS)
@@ -124,7 +159,7 @@ def test_a_replica_that_says_nothing_more_is_left_though_it_is_healthy(behind: B
     class Silent(Fake):
         async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             data = await reader.read(65536)
-            writer.write(slow if data.startswith(b"POST") else b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+            writer.write(slow if data.startswith(b"POST") else READY)
             await writer.drain()
             await asyncio.sleep(20 if data.startswith(b"POST") else 0)
             writer.close()
@@ -134,7 +169,7 @@ def test_a_replica_that_says_nothing_more_is_left_though_it_is_healthy(behind: B
             answer = await client.post("/v1/completions", json={**TEXT, "seed": 1})
             assert answer.json()["choices"][0]["finish_reason"] == "length"
 
-    behind([Silent(b""), Line(server)], test, silence_seconds=0.3)
+    behind([Silent(b""), Line(server)], test, silence_seconds=1.0)
 
 
 def test_a_slow_replica_loses_no_request(behind: Behind, server: int) -> None:
@@ -271,8 +306,7 @@ def test_one_error_in_the_protocols_shape_when_all_are_down(
         health = await client.get("/health")
         assert (health.status_code, health.json()["replicas"]) == (503, {"1": "lost", "2": "lost"})
 
-    down = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"
-    behind([Fake(b"", down), Fake(b"", down)], test, wait_seconds=0.1, probe_seconds=30)
+    behind([Fake(b""), Fake(b"")], test, wait_seconds=0.1, probe_seconds=30)
 
 
 def test_a_request_that_ends_every_replica_is_not_tried_for_ever(behind: Behind) -> None:

@@ -15,7 +15,7 @@ from parlay.gateway.app import Gateway, create_gateway
 from parlay.gateway.question import Question, read_question
 from parlay.gateway.replicas import Fleet
 from parlay.gateway.settings import Address, GatewaySettings, read_address
-from tests.gateway.conftest import READY, Fake, Line
+from tests.gateway.conftest import IDENTITY, READY, Fake, Line
 
 Behind = Callable[..., None]
 
@@ -150,7 +150,7 @@ def test_metrics_name_replicas_by_number(behind: Behind) -> None:
         text = (await client.get("/metrics")).text
         assert 'parlay_gateway_replica_ready{replica="1"} 1.0' in text
         assert 'parlay_gateway_answers_total{status="2xx"} 1.0' in text
-        assert (await client.get("/replicas/1/metrics")).text == "{}"
+        assert (await client.get("/replicas/1/metrics")).text == IDENTITY.decode()
         assert (await client.get("/replicas/2/metrics")).status_code == 404
         assert "127.0.0.1" not in text + (await client.get("/health")).text
 
@@ -180,6 +180,47 @@ def test_replicas_without_keys_are_not_opened_to_other_machines(behind: Behind) 
         assert (await client.post("/v1/completions", json={"prompt": "a"})).status_code == 503
 
     behind([Fake(READY)], test, ready=0, open_replicas=False, wait_seconds=0.1)
+
+
+def ready_as(identity: bytes, status: bytes = b"200 OK") -> bytes:
+    return b"HTTP/1.1 %s\r\ncontent-length: %d\r\n\r\n%s" % (status, len(identity), identity)
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (ready_as(b"<html></html>"), "it does not say which Parlay it is"),
+        (ready_as(b"{}"), "it does not say which Parlay it is"),
+        (ready_as(b'{"version":"0.32"}'), "check its host and port"),
+        (ready_as(b"", b"404 Not Found"), "it answers /ready with status 404"),
+        (ready_as(IDENTITY.replace(b'"m"', b'"n"')), "it has other models or weights than replica"),
+        (ready_as(IDENTITY.replace(b'"b"', b'"c"')), "it has another build of Parlay than replica"),
+        (ready_as(IDENTITY.replace(b'"k"', b'"l"')), "it has other kernels than replica"),
+    ],
+)
+def test_a_server_that_is_no_equal_replica_is_refused(
+    behind: Behind, caplog: pytest.LogCaptureFixture, answer: bytes, words: str
+) -> None:
+    fakes = [Fake(READY), Fake(READY, answer)]
+
+    async def test(client: httpx.AsyncClient, gateway: Gateway) -> None:
+        while "refused" not in [replica.state for replica in gateway.fleet.replicas]:  # of two, the later one
+            await asyncio.sleep(0.01)
+        for number in range(4):
+            assert (await client.post("/v1/completions", json={"prompt": f"{number}"})).status_code == 200
+        assert 0 in [len(fake.posts) for fake in fakes]
+
+    behind(fakes, test, ready=1)
+    assert words in caplog.text
+
+
+def test_other_builds_may_be_mixed_and_other_weights_may_not(behind: Behind) -> None:
+    fakes = [Fake(READY), Fake(READY, ready_as(IDENTITY.replace(b'"b"', b'"c"')))]
+
+    async def test(client: httpx.AsyncClient, gateway: Gateway) -> None:
+        assert [replica.state for replica in gateway.fleet.replicas] == ["ready", "ready"]
+
+    behind(fakes, test, mixed=True)
 
 
 def test_no_web_page_reaches_it_under_another_name(behind: Behind) -> None:

@@ -64,7 +64,7 @@ def read(blocks: list[str]) -> tuple[dict[int, list[int]], list[int], list[dict[
     for line in "\n".join(blocks).split("\n"):
         if line.startswith(": "):
             kind, *numbers = line[2:].split(" ")
-            if kind != "opened":
+            if kind not in ("opened", "done"):
                 index, *ids = map(int, numbers)
                 tokens[index] += ids
                 ended += [index] if kind == "end" else []
@@ -103,6 +103,8 @@ def test_a_stream_cut_anywhere_goes_on_without_a_part_lost_or_said_twice(client:
     fingerprint, name, created = header.split(" ")
     choices = fields.get("n", 1) * (len(fields["prompt"]) if isinstance(fields.get("prompt"), list) else 1)
     for cut in sorted({opened + 1, opened + 2, (opened + len(blocks)) // 2, len(blocks) - 2, len(blocks) - 1}):
+        while not blocks[cut - 1].startswith(": "):  # an event counts with the next that has a comment
+            cut -= 1
         tokens, ended, chunks = read(blocks[:cut])
         resume = {
             "fingerprint": fingerprint,
@@ -114,7 +116,7 @@ def test_a_stream_cut_anywhere_goes_on_without_a_part_lost_or_said_twice(client:
         again, rest = begin(client, path, fields, resume)
         assert again == header
         assert said([*chunks, *read(rest)[2]]) == whole, cut
-        assert rest[-1] == "data: [DONE]"
+        assert rest[-1] == ": done\ndata: [DONE]"
 
 
 def test_a_resumed_stream_may_be_resumed(client: TestClient) -> None:
@@ -182,6 +184,110 @@ def test_written_tokens_count_as_output_in_usage_and_not_as_work(make_app: Calla
     text = client.get("/metrics").text
     total = next(line for line in text.splitlines() if line.startswith("vllm:generation_tokens_total"))
     assert float(total.split()[-1]) == 16 + 6
+
+
+FUNCTION = {"name": "weather", "description": "The weather.", "input_schema": TOOL["function"]["parameters"]}
+RESPONSE_TOOL = {"type": "function", **TOOL["function"]}
+OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "messages": ("/v1/messages", {**CHAT, "seed": 2, "stop_sequences": ["zzz"]}),
+    "messages, call": (
+        "/v1/messages",
+        {**CHAT, "seed": 4, "max_tokens": 40, "tools": [FUNCTION], "tool_choice": {"type": "any"}},
+    ),
+    "responses": ("/v1/responses", {"input": "Tell me about the sea.", "seed": 2, "max_output_tokens": 16}),
+    "responses, call": (
+        "/v1/responses",
+        {"input": "Rome?", "seed": 4, "max_output_tokens": 40, "tools": [RESPONSE_TOOL], "tool_choice": "required"},
+    ),
+    "chat of Ollama": (
+        "/api/chat",
+        {"messages": MESSAGES, "options": {"seed": 5, "num_predict": 16}, "logprobs": True},
+    ),
+    "generate of Ollama": (
+        "/api/generate",
+        {"prompt": "The sea", "raw": True, "options": {"seed": 5, "num_predict": 16}},
+    ),
+    "llama-server": ("/completion", {"prompt": "The sea", "seed": 5, "n_predict": 16, "temperature": 1.0}),
+}
+VOLATILE = frozenset(
+    {"created_at", "metrics", "parlay", "timings", "tokens", "tokens_predicted"}
+    | {f"{name}_duration" for name in ("total", "load", "prompt_eval", "eval")}
+    | {"cache_read_input_tokens", "input_tokens", "input_tokens_details", "logprobs"}
+)
+"""What does not belong to the text, or is cut as steps happen to fall."""
+
+
+def events_of(blocks: list[str]) -> list[Any]:
+    """What stands in blocks of either kind of stream, without comments."""
+    lines = [line for line in "\n".join(blocks).split("\n") if line and not line.startswith((":", "event:"))]
+    return [json.loads(line.removeprefix("data: ")) for line in lines]
+
+
+def plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: plain(each) for key, each in value.items() if key not in VOLATILE}
+    if isinstance(value, list):
+        return [plain(each) for each in value]
+    return "toolu" if isinstance(value, str) and value.startswith("toolu_") else value
+
+
+def folded(events: list[Any]) -> list[list[Any]]:
+    """Events as a client joins them: pieces of one text that follow each other are one."""
+    found: list[list[Any]] = []
+    for event in map(plain, events):
+        event.pop("sequence_number", None)
+        text = ""
+        for holder, key in ((event.get("delta"), "text"), (event.get("delta"), "partial_json"), (event, "delta")):
+            if isinstance(holder, dict) and isinstance(holder.get(key), str):
+                text, holder[key] = holder[key], ""
+        for holder, key in ((event.get("message"), "content"), (event, "response"), (event, "content")):
+            if isinstance(holder, dict) and isinstance(holder.get(key), str):
+                text, holder[key] = holder[key], ""
+        if found and found[-1][0] == event:
+            found[-1][1] += text
+        else:
+            found.append([event, text])
+    return found
+
+
+@pytest.mark.parametrize("case", OTHERS)
+def test_streams_of_other_protocols_go_on_too(client: TestClient, case: str) -> None:
+    path, fields = OTHERS[case]
+
+    def ask(resume: object) -> tuple[str, list[str]]:
+        answer = client.post(path, json={"model": "parlay-mini", "stream": True, **fields, "resume": resume})
+        assert answer.status_code == 200, answer.text
+        return answer.headers[HEADER], [block for block in answer.text.split("\n\n") if block]
+
+    header, blocks = ask({})
+    whole = folded(events_of(blocks))
+    fingerprint, name, created = header.split(" ")
+    commented = [place for place, block in enumerate(blocks) if block.startswith(": ")]
+    assert blocks[-1].startswith(": done\n")
+    whole_parts = commented[:-1]  # the last one ends the stream; a slow reader may get all tokens with it
+    for cut in {*whole_parts[:2], whole_parts[len(whole_parts) // 2], whole_parts[-1]}:
+        told = read_tokens(blocks[: cut + 1])
+        begun = events_of(blocks[: cut + 1])
+        resume = {"fingerprint": fingerprint, "id": name, "created": int(created), "token_ids": told}
+        again, rest = ask({**resume, "events": len(begun)})
+        assert again == header
+        assert rest[0] == ": opened"
+        events = [*begun, *events_of(rest)]
+        assert folded(events) == whole, cut
+        numbers = [event["sequence_number"] for event in events if "sequence_number" in event]
+        assert numbers == list(range(len(numbers)))
+
+
+def read_tokens(blocks: list[str]) -> list[list[int]]:
+    """The tokens of the one choice that a stream has."""
+    words = [block.split("\n")[0].split(" ") for block in blocks if block.startswith(": tokens ")]
+    return [[int(number) for _, _, _, *ids in words for number in ids]]
+
+
+def test_a_response_with_log_probabilities_says_why_it_can_not_be_resumed(client: TestClient) -> None:
+    body = {"model": "parlay-mini", "stream": True, "input": "Hello", "max_output_tokens": 2, "resume": {}}
+    answer = client.post("/v1/responses", json={**body, "include": ["message.output_text.logprobs"]})
+    assert answer.headers[HEADER].startswith("no: its last event repeats all log-probabilities")
 
 
 ANSWERS = [

@@ -47,6 +47,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--no-auth", action="store_true", help="let other machines reach replicas that ask for no API key"
     )
+    parser.add_argument(
+        "--mixed",
+        action="store_true",
+        help="use replicas of different builds and kernels, as during an update; streams don't go on from one kind to "
+        "the other",
+    )
     group = parser.add_argument_group("limits")
     for flag, kind, metavar, default, text in _LIMITS:
         group.add_argument(flag, type=kind, default=default, metavar=metavar, help=f"{text} (default: {default:g})")
@@ -79,6 +85,7 @@ def settings(options: argparse.Namespace) -> GatewaySettings:
     return GatewaySettings(
         hosts=(*LOOPBACK_NAMES, options.host) if alone and not options.no_auth else (),
         open_replicas=alone or options.no_auth,
+        mixed=options.mixed,
         max_body_bytes=options.max_body_bytes,
         concurrency=options.max_concurrency,
         health_seconds=options.health_seconds,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import math
 import os
 import signal
 import socket
@@ -11,8 +12,13 @@ import sys
 import tempfile
 import threading
 import time
+from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
-from multiprocessing import connection, get_context, parent_process
+from dataclasses import dataclass, field
+from multiprocessing import Pipe, get_context, parent_process
+from multiprocessing.connection import Connection
+from multiprocessing.connection import wait as wait_for
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 MOST_REPLICAS = 64
 _RESTART_SECONDS = (0.2, 1.0, 2.0, 5.0, 10.0, 30.0)
-"""Before a replica that ended is started anew, the first time and later ones. A signal that ends all comes first."""
+"""Before a replica that ended is started again, the first time and later ones. A signal that ends all comes first."""
 _PRELOADED = ["parlay.serve.app", "parlay.serve.server", "parlay.llm.llm", "parlay.llm.vocabulary"]
 """Modules of all replicas, imported once: each replica is forked from a process that has it, and starts quickly."""
 _LOADING_SECONDS = 1800.0
@@ -111,6 +117,46 @@ def _shared_out(options: argparse.Namespace) -> argparse.Namespace:
     return own
 
 
+@dataclass(slots=True, eq=False)
+class _Process:
+    """A replica's process, which says once through ``news`` that it takes requests at the replica's address."""
+
+    process: ForkServerProcess
+    news: Connection
+    began: float = field(default_factory=time.monotonic)
+    was_ready: bool = False
+    kill_at: float | None = None
+    """When it was told to end: until when it may finish what it has."""
+
+    @property
+    def alive(self) -> bool:
+        return self.process.is_alive()
+
+    @property
+    def gone(self) -> bool:
+        """Whether it has ended as it was told to."""
+        return self.kill_at is not None and not self.alive
+
+    @property
+    def waited_for(self) -> list[Connection | int]:
+        """Objects of which one is ready once there is news of it."""
+        return [self.process.sentinel, *([] if self.was_ready or not self.alive else [self.news])]
+
+    def becomes_ready(self) -> bool:
+        """Whether it has become ready since this was last called."""
+        if self.was_ready or not self.news.poll():
+            return False
+        with suppress(EOFError):  # it has ended
+            self.news.recv()
+            self.was_ready = True
+        return self.was_ready
+
+    def let_go(self, patience: float) -> None:
+        """Tell it to finish what it has and end."""
+        self.kill_at = time.monotonic() + patience
+        self.process.terminate()
+
+
 class Processes:
     """The replicas' processes, which a thread watches: one that ends is started again, at once if it was ready.
 
@@ -132,13 +178,17 @@ class Processes:
         self._context.set_forkserver_preload(_PRELOADED)
         self._patience = drain_seconds + _KILL_SECONDS
         self._welcome = welcome
-        self._running: dict[int, ForkServerProcess] = {}
-        self._epochs: dict[int, int] = {}
-        """The replicas' epochs when their processes began."""
+        self._running: dict[int, _Process] = {}
         self._falls = dict.fromkeys(range(len(sockets)), 0)
         self._due: dict[int, float] = {}
-        self._wake_read, self._wake_write = connection.Pipe(duplex=False)
-        self._stopping = False
+        self._leaving: list[_Process] = []
+        """Processes that another one has taken the place of, while they finish what they have."""
+        self._to_renew: deque[int] = deque()
+        """Replicas that are still to be started anew."""
+        self._next: _Process | None = None
+        """It takes the place of the first of these as soon as it is ready."""
+        self._wake_read, self._wake_write = Pipe(duplex=False)
+        self._stopping = threading.Event()
         self._renew = False
         self._thread = threading.Thread(target=self._watch, name="replicas", daemon=True)
         self.failed = False
@@ -154,7 +204,7 @@ class Processes:
 
     def leave_alone(self) -> None:
         """Start none again from now on."""
-        self._stopping = True
+        self._stopping.set()
         self._wake_write.send(None)
 
     def stop(self) -> None:
@@ -162,11 +212,12 @@ class Processes:
         self.leave_alone()
         if self._thread.is_alive():
             self._thread.join()
-        for process in self._running.values():
-            process.terminate()
+        left = [*self._running.values(), *self._leaving, *([self._next] if self._next is not None else [])]
+        for one in left:
+            one.process.terminate()
         end = time.monotonic() + self._patience
-        for process in self._running.values():
-            _end(process, max(0.0, end - time.monotonic()))
+        for one in left:
+            _end(one.process, max(0.0, end - time.monotonic()))
 
     # -------------------------------------------------------------------------------------------------- in the thread
 
@@ -174,79 +225,129 @@ class Processes:
         first, *others = self._falls
         for places in ([first], others):  # what is wrong with flags or model, one says
             for place in places:
-                self._begin(place)
+                self._running[place] = self._begin(place)
             for place in places:
-                if not self._becomes_ready(place, 0):
+                if not self._starts(place):
                     return self._fail(place)
         print(self._welcome, flush=True)
-        while not self._stopping:
-            if self._renew:
-                self._renew = False
-                self._restart_all()
+        while not self._stopping.is_set():
+            self._listen()
             self._mend()
+            self._start_anew()
 
-    def _begin(self, place: int) -> None:
-        self._due.pop(place, None)
-        self._epochs[place] = self._epoch(place)
-        process = self._context.Process(target=_run_replica, args=(self._options, self._sockets[place]))
+    def _begin(self, place: int) -> _Process:
+        news, says = Pipe(duplex=False)
+        process = self._context.Process(target=_run_replica, args=(self._options, self._sockets[place], says))
         process.start()
-        self._running[place] = process
+        says.close()
         logger.info("replica %d is process %s", place + 1, process.pid)
+        return _Process(process, news)
 
-    def _epoch(self, place: int) -> int:
-        return self._fleet.replicas[place].epoch
+    def _starts(self, place: int) -> bool:
+        """Whether it becomes ready, and the gateway sees it. It does not if its process ends, or all are to end."""
+        one, end = self._running[place], time.monotonic() + _LOADING_SECONDS
+        while one.alive and not self._stopping.is_set() and time.monotonic() < end:
+            self._wait(one.waited_for, 0.05 if one.was_ready else 1.0)
+            if one.becomes_ready():
+                self._fleet.report_new(place)
+            if self._fleet.replicas[place].state == "ready":
+                return True
+        return False
+
+    def _listen(self) -> None:
+        """Until there is news of a process, somebody calls, or something is due."""
+        watched = [one for place, one in self._running.items() if place not in self._due and not one.gone]
+        watched += self._leaving + ([] if self._next is None else [self._next])
+        times = [*self._due.values(), *(one.kill_at for one in watched if one.kill_at is not None)]
+        seconds = min(times, default=math.inf) - time.monotonic()
+        self._wait([each for one in watched for each in one.waited_for], max(0.0, min(seconds, _NEVER)))
+
+    def _wait(self, objects: Sequence[Connection | int], seconds: float) -> None:
+        if self._wake_read in wait_for([*objects, self._wake_read], seconds):
+            self._wake_read.recv()
 
     def _mend(self) -> None:
-        """Wait until a process ends or one is due, and start what is due."""
-        wait = min((due - time.monotonic() for due in self._due.values()), default=_NEVER)
-        self._listen(max(0.0, wait))
-        for place, process in list(self._running.items()):
-            if not process.is_alive() and place not in self._due and not self._stopping:
-                self._fleet.report_loss(place, "its process has ended")
-                self._falls[place] = 0 if self._epoch(place) > self._epochs[place] else self._falls[place] + 1
-                seconds = _RESTART_SECONDS[min(self._falls[place], len(_RESTART_SECONDS) - 1)]
-                self._due[place] = time.monotonic() + seconds
-                logger.warning("replica %d has ended: it is started again in %g seconds", place + 1, seconds)
-        for place, due in list(self._due.items()):
-            if due <= time.monotonic() and not self._stopping:
-                self._begin(place)
+        """Start what has ended again, in time; kill what takes too long to end."""
+        self._leaving = [one for one in self._leaving if one.alive]
+        for one in [*self._running.values(), *self._leaving]:
+            if one.kill_at is not None and one.kill_at <= time.monotonic():
+                one.process.kill()
+        for place, one in list(self._running.items()):
+            if one.becomes_ready():
+                self._fleet.report_new(place)
+            if self._due.get(place, math.inf) <= time.monotonic():
+                del self._due[place]
+                self._running[place] = self._begin(place)
+            elif not one.alive and one.kill_at is None and place not in self._due:
+                self._note_end(place, one)
 
-    def _listen(self, seconds: float) -> None:
-        """Until a process ends, somebody calls, or the time is over."""
-        ends = [process.sentinel for place, process in self._running.items() if place not in self._due]
-        for ready in connection.wait([*ends, self._wake_read], seconds):
-            if ready is self._wake_read:
-                self._wake_read.recv()
+    def _note_end(self, place: int, one: _Process) -> None:
+        """Have a replica started again, unless all are to end: a signal to all reaches its process first."""
+        self._fleet.report_loss(place, "its process has ended")
+        if self._stopping.wait(_RESTART_SECONDS[0]):
+            return
+        self._falls[place] = 0 if one.was_ready else self._falls[place] + 1
+        seconds = _RESTART_SECONDS[min(self._falls[place], len(_RESTART_SECONDS) - 1)] if self._falls[place] else 0.0
+        self._due[place] = time.monotonic() + seconds
+        logger.warning(
+            "replica %d has ended: it is started again%s", place + 1, f" in {seconds:g} s" if seconds else ""
+        )
 
-    def _restart_all(self) -> None:
-        for place, replica in enumerate(self._fleet.replicas):
-            if self._stopping:
-                return
-            epoch, process = replica.epoch, self._running[place]
-            process.terminate()
-            _end(process, self._patience)
-            self._begin(place)
-            if not self._becomes_ready(place, epoch):
-                logger.warning("replica %d did not start again: the others stay as they are", place + 1)
-                return
+    # ----------------------------------------------------------------------------------------------- the rolling update
 
-    def _becomes_ready(self, place: int, epoch: int) -> bool:
-        """Whether it becomes ready again after that epoch. It does not if its process ends, or all are to end."""
-        end = time.monotonic() + _LOADING_SECONDS
-        while self._epoch(place) == epoch:
-            if self._stopping or not self._running[place].is_alive() or time.monotonic() > end:
-                return False
-            time.sleep(0.05)
-        return True
+    def _start_anew(self) -> None:
+        """Take the next step of the rolling update, if there is one to take."""
+        if self._renew:
+            self._renew = False
+            self._to_renew = deque(self._running)
+            print(f"starting {len(self._running)} replicas anew, one after another", flush=True)
+        if not self._to_renew:
+            return
+        place, old = self._to_renew[0], self._running[self._to_renew[0]]
+        if self._next is not None:
+            self._take_over(place, old, self._next)
+        elif place in self._due:
+            self._to_renew.rotate(-1)  # it is started again in any case
+        elif not old.alive or _fits_twice(old.process):
+            self._next = self._begin(place)
+        elif old.kill_at is None:
+            logger.warning("replica %d ends before it is started anew, for memory is too short for both", place + 1)
+            old.let_go(self._patience)
+
+    def _take_over(self, place: int, old: _Process, new: _Process) -> None:
+        """Let the new process have the replica's place once it is ready. The old one finishes what it has."""
+        if new.becomes_ready():
+            self._next = None
+            self._running[place] = new
+            self._leaving.append(old)
+            self._fleet.report_new(place)
+            if old.kill_at is None:
+                old.let_go(self._patience)
+            self._to_renew.popleft()
+            left = f"{len(self._to_renew)} to go" if self._to_renew else "all are new"
+            print(f"replica {place + 1} is new, after {time.monotonic() - new.began:.1f} seconds: {left}", flush=True)
+        elif not new.alive and not self._stopping.wait(_RESTART_SECONDS[0]):
+            self._next, old.kill_at = None, None
+            self._to_renew.clear()
+            logger.warning("replica %d did not start anew: it and the others stay as they are", place + 1)
 
     def _fail(self, place: int) -> None:
         """End everything, unless that is under way. A replica that ended by itself has said why."""
-        if self._stopping:
+        if self._stopping.is_set():
             return
         self.failed = True
-        if self._running[place].exitcode not in (FAILURE, USAGE):
+        if self._running[place].process.exitcode not in (FAILURE, USAGE):
             print(f"parlay: error: replica {place + 1} did not start: see the log", file=sys.stderr)
         os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _fits_twice(process: ForkServerProcess) -> bool:
+    """Whether there is memory for another process like this one."""
+    import torch
+
+    from parlay.models.opening import anonymous_bytes, free_bytes
+
+    return process.pid is not None and anonymous_bytes(process.pid) <= free_bytes(torch.device("cpu"))
 
 
 def _end(process: ForkServerProcess, seconds: float) -> None:
@@ -257,26 +358,33 @@ def _end(process: ForkServerProcess, seconds: float) -> None:
         process.join()
 
 
-def _run_replica(options: argparse.Namespace, path: str) -> None:
+def _run_replica(options: argparse.Namespace, path: str, says: Connection) -> None:
     """Be a replica: the main function of its process, which ends when its parent does."""
     from tqdm import tqdm
 
     from parlay.cli.listening import set_up_logging
 
     tqdm.set_lock(threading.RLock())  # its own is for several processes, and outlives one that is killed
+    os.setpgid(0, 0)  # Ctrl-C is for the parent, which lets the replicas end in its own time
     set_up_logging(options)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    sys.exit(guarded(lambda: _serve_at(options, path)))
+    sys.exit(guarded(lambda: _serve_at(options, path, says)))
 
 
-def _serve_at(options: argparse.Namespace, path: str) -> int:
+def _serve_at(options: argparse.Namespace, path: str, says: Connection) -> int:
+    """Listen at the path once the model is loaded: until then the process that was there before may have it."""
     from parlay.cli.serve import serve_on
 
-    Path(path).unlink(missing_ok=True)
+    own = f"{path}.{os.getpid()}"
+
+    def ready() -> None:
+        os.replace(own, path)
+        says.send(None)
+
     with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(path)
+        listener.bind(own)
         listener.listen(1024)
-        serve_on(options, listener, lambda: None)
+        serve_on(options, listener, ready)
     return 0
 
 

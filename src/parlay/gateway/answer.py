@@ -63,7 +63,7 @@ class Answer:
             tried.add((replica.number, replica.epoch))
             before = self._delivered.count
             try:
-                async with replica.exchange() as exchange:
+                with Exchange(replica) as exchange:
                     if await self._try(replica, exchange):
                         return
             except ReplicaLost as error:
@@ -119,17 +119,18 @@ class Answer:
         """The body for a replica, which asks for a resumable stream or for the rest of one."""
         if not self._asked.resumable:
             return None
-        resume = self._delivered.resume(self._asked.choices) if self._delivered.opened else {}
+        resume = self._delivered.resume() if self._delivered.opened else {}
         return self._asked.with_fields(resume=resume)
 
     async def _relay(self, head: Head, header: str, number: int, exchange: Exchange) -> bool:
         """Pass a resumable stream on, and keep count of what the client has."""
         if self._delivered.opened:
             self._counts.resumed.inc()
-        self._delivered.begin(header)
+        self._delivered.begin(header, lines=not head.get(b"content-type").startswith(_STREAMS[0]))
         try:
-            while data := await exchange.read():
+            while not self._delivered.done and (data := await exchange.read()):
                 events = self._delivered.feed(data)
+                exchange.read_all = self._delivered.done
                 if events:
                     await self._part(head, number, events, last=self._delivered.done)
                 if self._delivered.fault is not None:
@@ -143,7 +144,8 @@ class Answer:
             return not error.elsewhere
         if not self._delivered.done:
             raise ReplicaLost("its stream broke off")
-        await self._finish()
+        if not self._ended:
+            await self._part(head, number, b"", last=True)
         return True
 
     async def _pass_on(self, head: Head, number: int, exchange: Exchange) -> None:
@@ -165,7 +167,7 @@ class Answer:
             self._last = head, number, body
             return False
         json = head.get(b"content-type").startswith(b"application/json")
-        if json and self._asked.fields is not None and not _is_json(body):
+        if json and self._asked.fields is not None and not _looks_like_json(body):
             raise ReplicaLost("its answer says that it is JSON, and is not")
         await self._reply(head, number, body)
         return True
@@ -179,7 +181,7 @@ class Answer:
     def _note_loss(self, replica: Replica, error: ReplicaLost) -> None:
         """Raises ApiError where the client has a part that no other replica can go on with."""
         if self.started and not self._delivered.opened:
-            why = self._problem or "it says nothing of how to"
+            why = self._problem or f"those of {self._asked.path} never can"
             message = f"the replica was lost ({error}), and this stream can't be resumed: {why}"
             raise ApiError(502, message, code="replica_lost") from None
         if not self._asked.retried:
@@ -234,12 +236,9 @@ class Answer:
         await self._send({"type": "http.response.start", "status": head.status, "headers": headers})
 
 
-def _is_json(body: bytes) -> bool:
-    try:
-        from_json(body)
-    except ValueError:
-        return False
-    return True
+def _looks_like_json(body: bytes) -> bool:
+    """Whether it begins and ends as an object or a list does: to read a large one would hold up all others."""
+    return body[:1] + body.rstrip()[-1:] in (b"{}", b"[]")
 
 
 def _message(body: bytes) -> str:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
+from typing import Any
 
 from pydantic_core import to_json
-from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -15,13 +15,12 @@ from parlay.gateway.answer import Answer
 from parlay.gateway.client import ReplicaLost, passed_on
 from parlay.gateway.counts import Counts
 from parlay.gateway.question import Question, read_question
-from parlay.gateway.replicas import Fleet
+from parlay.gateway.replicas import Exchange, Fleet
 from parlay.gateway.settings import MOST_REPLICAS, Address, GatewaySettings
 from parlay.serve.errors import ApiError
 from parlay.serve.guard.auth import Guard
 from parlay.serve.guard.limits import Admission, BodyLimit, Limiter
 from parlay.serve.observe.metrics import CONTENT_TYPE
-from parlay.serve.protocol.running import ClientGone, while_client_waits
 from parlay.serve.settings import Settings
 
 _METRICS = re.compile(r"/replicas/([0-9]{1,3})/metrics")
@@ -77,14 +76,13 @@ class Gateway:
         if path in _HEALTH or path == "/metrics":
             reply = Response(self.counts.render(), media_type=CONTENT_TYPE) if path == "/metrics" else self._health()
             return await reply(scope, receive, send)
-        request = Request(scope, receive)
-        if (match := _METRICS.fullmatch(path)) is not None:
-            return await (await self._metrics_of(int(match[1]), request))(scope, receive, send)
-        asked = await read_question(scope, await request.body())
+        if path.startswith("/replicas/") and (match := _METRICS.fullmatch(path)) is not None:
+            return await (await self._metrics_of(int(match[1]), scope))(scope, receive, send)
+        asked = await read_question(scope, (await receive())["body"])  # whole: see `BodyLimit`
         answer = Answer(asked, self.fleet, self.settings, self.counts, send=send, cut=lambda: self._cut)
         try:
-            await while_client_waits(request, answer.give())
-        except ClientGone:
+            await _while_client_waits(receive, answer.give())
+        except _ClientGone:
             pass
         except ApiError as error:
             if answer.started:
@@ -92,20 +90,20 @@ class Gateway:
             self.counts.answers.labels(f"{error.status // 100}xx").inc()
             await error.response(path)(scope, receive, send)
 
-    async def _metrics_of(self, number: int, request: Request) -> Response:
+    async def _metrics_of(self, number: int, scope: Scope) -> Response:
         """The metrics of one replica, which may listen where nobody else can reach it."""
         replica = next((one for one in self.fleet.replicas if one.number == number), None)
         if replica is None:
             missing = ApiError(404, f"there is no replica {number} here, only {len(self.fleet.replicas)}")
-            return missing.response(request.url.path)
-        asked = Question("GET", "/metrics", b"", passed_on(request.headers.raw, b"host"), b"")
+            return missing.response(scope["path"])
+        asked = Question("GET", "/metrics", b"", passed_on(scope["headers"], b"host"), b"")
         try:
-            async with replica.exchange() as exchange:
+            with Exchange(replica) as exchange:
                 head = await exchange.send(asked.message(replica.address.authority))
                 body = await exchange.rest(self.settings.max_reply_bytes)
         except ReplicaLost as error:
             message = f"replica {number} was lost: {error}"
-            return ApiError(502, message, code="replica_lost").response(request.url.path)
+            return ApiError(502, message, code="replica_lost").response(scope["path"])
         return Response(body, head.status, media_type=head.get(b"content-type").decode("latin-1"))
 
     def _health(self) -> Response:
@@ -114,6 +112,38 @@ class Gateway:
         ready = bool(self.fleet.ready) and not self.limiter.shut
         content = to_json({"status": "ok" if ready else "unavailable", "replicas": states})
         return Response(content, 200 if ready else 503, media_type="application/json")
+
+
+class _ClientGone(Exception):
+    """The client has closed the connection."""
+
+
+async def _while_client_waits(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+    """Do the work, but no longer than the client waits for it. Raises ClientGone when that has gone.
+
+    It stays in the caller's task: a task of its own would cost each request more time.
+    """
+    own = asyncio.current_task()
+    assert own is not None
+    gone = False
+
+    async def watch() -> None:
+        nonlocal gone
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        gone = True
+        own.cancel()
+
+    watcher = asyncio.create_task(watch())
+    try:
+        await work
+    except asyncio.CancelledError:
+        if not gone:
+            raise
+        own.uncancel()
+        raise _ClientGone from None
+    finally:
+        watcher.cancel()
 
 
 def create_gateway(addresses: Sequence[Address], settings: GatewaySettings | None = None) -> Gateway:

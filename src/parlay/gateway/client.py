@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -57,9 +58,13 @@ class Connection(asyncio.Protocol):
         self._pieces: deque[bytes] = deque()
         self._waiter: asyncio.Future[None] | None = None
         self._error: ReplicaLost | None = None
-        self._heard = self._complete = False
+        self._paused = False
         self.used = False
         """Whether it has carried a request before: the replica may have closed it meanwhile."""
+        self.age = 0
+        """Of the pool that made it."""
+        self.on_end: Callable[[Connection], None] | None = None
+        """Called once the reply has ended that nobody reads any more."""
         self._begin()
 
     def _begin(self) -> None:
@@ -88,8 +93,9 @@ class Connection(asyncio.Protocol):
         data = b"".join(self._pieces)
         self._pieces.clear()
         self._buffered = 0
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.resume_reading()
+        if self._paused and not self.closed:
+            self._paused = False
+            self._transport.resume_reading()  # type: ignore[union-attr]  # it is there where it is not closed
         return data
 
     @property
@@ -125,7 +131,8 @@ class Connection(asyncio.Protocol):
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    def _fail(self, reason: str) -> None:
+    def fail(self, reason: str) -> None:
+        """Close it at once, and tell who waits for the reply why."""
         if self._error is None:
             self._error = ReplicaLost(reason)
         self.abort()
@@ -143,10 +150,11 @@ class Connection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except HttpParserError as error:
-            return self._fail(f"it answers what is no HTTP: {' '.join(str(error).split())[:100]}")
+            return self.fail(f"it answers what is no HTTP: {' '.join(str(error).split())[:100]}")
         if not self._head_complete and self._head_bytes > HEAD_BYTES:
-            return self._fail(f"the head of its answer has more than {HEAD_BYTES} bytes")
+            return self.fail(f"the head of its answer has more than {HEAD_BYTES} bytes")
         if self._buffered > BUFFERED_BYTES and self._transport is not None and not self._complete:
+            self._paused = True
             self._transport.pause_reading()
         self._wake()
 
@@ -178,6 +186,8 @@ class Connection(asyncio.Protocol):
             self._head = Head(0)  # an interim reply: the real one follows
         elif self._sized or self._head.status in (204, 304):
             self._complete = True
+            if self.on_end is not None:
+                asyncio.get_running_loop().call_soon(self.on_end, self)  # it may be used again: not within the parser
 
 
 class Pool:
@@ -187,6 +197,10 @@ class Pool:
         self._address = address
         self._seconds = connect_seconds
         self._idle: list[Connection] = []
+        self._age = 0
+        """How often another process has come to answer at the address."""
+        self._ending: dict[Connection, float] = {}
+        """Connections whose reply is only to end, and since when."""
         self._tls = ssl.create_default_context() if address.tls else None
 
     async def take(self, *, fresh: bool = False) -> Connection:
@@ -210,16 +224,32 @@ class Pool:
             raise ReplicaLost("its host's name can't be written as one") from None
         except OSError as error:
             raise ReplicaLost(f"nobody answers there: {error.strerror or type(error).__name__}") from None
+        connection.age = self._age
         return connection
 
-    def give_back(self, connection: Connection) -> None:
-        """Keep a connection whose reply has been read; close any other."""
-        if connection.reusable and len(self._idle) < IDLE:
+    def give_back(self, connection: Connection, *, read: bool = False) -> None:
+        """Keep a connection whose reply has ended; close any other, unless all has been ``read`` but the end."""
+        connection.on_end = None
+        self._ending.pop(connection, None)
+        if connection.reusable and len(self._idle) < IDLE and connection.age == self._age:
             self._idle.append(connection)
+        elif read and not connection.closed and len(self._ending) < IDLE:
+            self._ending[connection] = time.monotonic()
+            connection.on_end = self.give_back
         else:
             connection.abort()
 
-    def close(self) -> None:
-        """Close what nobody uses."""
+    def renew(self) -> None:
+        """Use no connection again that was made before now."""
+        self._age += 1
         while self._idle:
+            self._idle.pop().abort()
+
+    def close(self, *, unused: float = 0.0) -> None:
+        """Close what nobody uses: replies that have not ended after some seconds; without these, everything."""
+        now = time.monotonic()
+        for connection in [one for one, since in self._ending.items() if now - since >= unused]:
+            del self._ending[connection]
+            connection.abort()
+        while self._idle and not unused:
             self._idle.pop().abort()

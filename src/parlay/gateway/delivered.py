@@ -4,41 +4,31 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from pydantic_core import from_json
-
 from parlay.gateway.client import ReplicaLost
-from parlay.serve.protocol.resuming import END, NO, OPENED, TOKENS
+from parlay.serve.protocol.resuming import DONE, END, FAILED, NO, OPENED, TOKENS
 
 BLOCK_BYTES = 4 * 1024 * 1024
-"""Most bytes of one event."""
-_ERROR = b'data: {"error"'
-_DONE = b"data: [DONE]"
-_CHUNK = b'data: {"id":'
-_NO_CHOICE = b'"choices":[]'
+"""Most bytes of one event, and of those that are kept until the comment on the last of them has come."""
 
 
 class ErrorEvent(Exception):
     """The replica ended the stream with an error: its event, and whether another replica might do better.
 
-    ``leaving``: the replica shuts down. Raises ReplicaLost for what is no error of a server.
+    ``leaving``: the replica shuts down.
     """
 
-    def __init__(self, event: bytes) -> None:
+    def __init__(self, event: bytes, kind: str, code: str) -> None:
         super().__init__("the replica ended the stream with an error")
         self.event = event
-        try:
-            error = from_json(event.removeprefix(b"data: "))["error"]
-            self.elsewhere, self.leaving = error["type"] == "server_error", error["code"] == "unavailable"
-        except (ValueError, KeyError, TypeError):
-            raise ReplicaLost("its stream ends with an error that can't be read") from None
+        self.elsewhere, self.leaving = kind == "server_error", code == "unavailable"
 
 
 @dataclass(slots=True)
 class Delivered:
     """A stream so far, read from its events. `feed` gives the bytes that the client is to have.
 
-    ``header`` is the replica's: fingerprint, id and time. Nothing is given out before the last event that precedes
-    decoding, so that until then the stream can begin anew.
+    ``header`` is the replica's: fingerprint, id and time. Events are given out once the comment has come that says what
+    they hold; see `parlay.serve.protocol.resuming`. So until the first of them the stream can begin anew.
     """
 
     header: str = ""
@@ -46,80 +36,83 @@ class Delivered:
     done: bool = False
     tokens: dict[int, list[int]] = field(default_factory=dict)
     ended: list[int] = field(default_factory=list)
+    events: int = 0
+    count: int = 0
+    """Tokens of all choices."""
     fault: ReplicaLost | ErrorEvent | None = None
     """Why the replica's stream can't be read on, once `feed` has given what came before."""
+    _end: bytes = b"\n\n"
+    """What the client expects after each event."""
     _buffer: bytes = b""
-    _first: bytes = b""
+    _kept: list[bytes] = field(default_factory=list)
+    """Events whose comment has not come."""
 
-    def begin(self, header: str) -> None:
-        """A replica begins to send, with this header. Raises ReplicaLost where it goes on with another stream."""
+    def begin(self, header: str, *, lines: bool) -> None:
+        """A replica begins to send, with this header, events or ``lines``.
+
+        Raises ReplicaLost where it goes on with another stream.
+        """
         if self.opened and header != self.header:
             raise ReplicaLost("it goes on with another stream than was asked for")
-        if len(header.split()) != 3 or header.startswith(NO):
+        if len(words := header.split()) != 3 or header.startswith(NO) or not words[2].isdecimal():
             raise ReplicaLost("its header is no fingerprint, id and time")
-        self.header, self.fault, self._buffer, self._first = header, None, b"", b""
+        self.header, self.fault, self._buffer = header, None, b""
+        self._end = b"\n" if lines else b"\n\n"
+        self._kept.clear()
 
-    @property
-    def count(self) -> int:
-        """Tokens of all choices."""
-        return sum(map(len, self.tokens.values()))
-
-    def resume(self, choices: int) -> dict[str, object]:
+    def resume(self) -> dict[str, object]:
         """The body's field that asks for the rest."""
         fingerprint, name, created = self.header.split()
+        choices = max(self.tokens, default=-1) + 1
         return {
             "fingerprint": fingerprint,
             "id": name,
             "created": int(created),
             "token_ids": [self.tokens.get(index, []) for index in range(choices)],
             "ended": self.ended,
+            "events": self.events,
         }
 
     def feed(self, data: bytes) -> bytes:
         """The whole events in what has come, without their comments, up to the first that can't be passed on."""
-        *blocks, self._buffer = (self._buffer + data).split(b"\n\n")
-        given = []
+        *blocks, self._buffer = (self._buffer + data if self._buffer else data).split(b"\n\n")
+        given: list[bytes] = []
         try:
             for block in blocks:
-                given.append(self._read(block))
-            if len(self._buffer) > BLOCK_BYTES:
+                self._read(block, given)
+            if len(self._buffer) + sum(map(len, self._kept)) > BLOCK_BYTES:
                 raise ReplicaLost(f"an event of its stream has more than {BLOCK_BYTES} bytes")
         except (ReplicaLost, ErrorEvent) as fault:
             self.fault = fault
         return b"".join(given)
 
-    def _read(self, block: bytes) -> bytes:
+    def _read(self, block: bytes, given: list[bytes]) -> None:
+        """Read an event and its comment; add to ``given`` what the client may have now."""
         comment, event = b"", block
         if block.startswith(b": "):
             comment, _, event = block[2:].partition(b"\n")
-        if event.startswith(_ERROR):
-            raise ErrorEvent(event + b"\n\n")
-        self.done = self.done or event == _DONE
-        if event and not self.done:
-            self._check(event, bool(comment))
+        if event:
+            self._kept.append(event + self._end)
         if comment:
             self._note(comment.decode("latin-1").split(" "))
-        self._first += event + b"\n\n" if event else b""
-        if not self.opened and not self.done:
-            return b""
-        given, self._first = self._first, b""
-        return given
-
-    def _check(self, event: bytes, commented: bool) -> None:
-        if not event.startswith(_CHUNK):
-            raise ReplicaLost("its stream holds what is no chunk")
-        if self.opened and not commented and _NO_CHOICE not in event:
-            raise ReplicaLost("its stream holds a chunk without its tokens")
+            given += self._kept
+            self.events += len(self._kept)
+            self._kept.clear()
 
     def _note(self, words: list[str]) -> None:
-        kind, *numbers = words
-        if kind == OPENED:
+        """Raises ReplicaLost for a comment that can't be read, and ErrorEvent for one that ends the stream."""
+        kind, *rest = words
+        if kind in (TOKENS, END) and self.opened and rest and all(map(str.isdecimal, rest)):
+            index, *ids = map(int, rest)
+            self.tokens.setdefault(index, []).extend(ids)
+            self.count += len(ids)
+            if kind == END:
+                self.ended.append(index)
+        elif kind == OPENED:
             self.opened = True
-            return
-        readable = numbers and all(number.isdecimal() for number in numbers)
-        if not self.opened or kind not in (TOKENS, END) or not readable:
+        elif kind == DONE and self.opened:
+            self.done = True
+        elif kind == FAILED and len(rest) == 2:
+            raise ErrorEvent(b"".join(self._kept), *rest)
+        else:
             raise ReplicaLost("its stream holds a comment that can't be read")
-        index, *ids = map(int, numbers)
-        self.tokens.setdefault(index, []).extend(ids)
-        if kind == END:
-            self.ended.append(index)

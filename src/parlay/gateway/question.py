@@ -5,20 +5,32 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pydantic_core import from_json, to_json
 from starlette.types import Scope
 
 from parlay.gateway.client import Headers, passed_on
+from parlay.serve.errors import OLLAMA
 from parlay.serve.guard.workers import LIGHT_BYTES
-from parlay.serve.openai.completions.body import prompts_of
 
-RESUMABLE = frozenset({"/v1/completions", "/v1/chat/completions"})
+RESUMABLE = {
+    "/v1/completions": "",
+    "/v1/chat/completions": "",
+    "/v1/responses": "",
+    "/v1/messages": "",
+    "/completion": "",
+    "/completions": "",
+    "/infill": "",
+    "/api/chat": "options",
+    "/api/generate": "options",
+}
+"""Paths whose streams another replica could go on with, and the object of the body that holds the seed."""
 SESSION = b"x-session-id"
 _SEED_BITS = 53
 """Clients in JavaScript hold whole numbers in float64."""
+_WIDE_SEEDS = frozenset({"/v1/completions", "/v1/chat/completions", "/v1/responses"})
 _KEY_CHARACTERS = 4096
 
 
@@ -37,13 +49,6 @@ class Question:
     fields: Mapping[str, Any] | None = None
     key: bytes = b""
     resumable: bool = False
-
-    @property
-    def choices(self) -> int:
-        """How many choices the answer has."""
-        assert self.fields is not None
-        prompts = len(prompts_of(self.fields["prompt"])) if "prompt" in self.fields else 1
-        return prompts * int(self.fields.get("n") or 1)
 
     @property
     def retried(self) -> bool:
@@ -83,23 +88,32 @@ async def read_question(scope: Scope, body: bytes) -> Question:
             pass
     if not isinstance(fields, dict):
         return Question(scope["method"], path, scope["query_string"], headers, body, key=_session(headers))
-    resumable = path in RESUMABLE and fields.get("stream") is True and fields.get("resume") is None
+    streamed = fields.get("stream") is True or (path.startswith(OLLAMA) and fields.get("stream") is None)
+    resumable = path in RESUMABLE and streamed and fields.get("resume") is None
     key = _session(headers) or _place(fields)
     asked = Question(scope["method"], path, scope["query_string"], headers, body, fields, key, resumable)
-    return _seeded(asked) if path in RESUMABLE and fields.get("seed") is None else asked
+    return _seeded(asked, RESUMABLE[path]) if path in RESUMABLE else asked
 
 
 async def _in_thread(body: bytes) -> Any:
     return await asyncio.to_thread(from_json, body)
 
 
-def _seeded(asked: Question) -> Question:
-    """The same with a seed, so that each try gives one text."""
+def _seeded(asked: Question, within: str) -> Question:
+    """The same with a seed, so that each try gives one text. ``within``: the object that holds it, if one does."""
     assert asked.fields is not None
-    seed = secrets.randbits(_SEED_BITS)
-    body = asked.with_fields(seed=seed)
-    fields = {**asked.fields, "seed": seed}
-    return Question(asked.method, asked.path, asked.query, asked.headers, body, fields, asked.key, asked.resumable)
+    holder = asked.fields.get(within) or {} if within else asked.fields
+    if not isinstance(holder, Mapping) or _is_seed(holder.get("seed"), within):
+        return asked
+    seed = {"seed": secrets.randbits(_SEED_BITS if asked.path in _WIDE_SEEDS else 31)}
+    more = {within: {**holder, **seed}} if within else seed
+    fields = {**asked.fields, **more}
+    return replace(asked, body=asked.with_fields(**more), fields=fields)
+
+
+def _is_seed(value: object, within: str) -> bool:
+    """Whether it fixes the text. Ollama takes a number below 0 as none."""
+    return value is not None and not (within and isinstance(value, int) and value < 0)
 
 
 def _appended(body: bytes, more: Mapping[str, object]) -> bytes:

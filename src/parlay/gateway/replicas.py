@@ -6,9 +6,13 @@ import asyncio
 import hashlib
 import logging
 import math
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
-from typing import Literal
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Literal, Self
+
+from pydantic_core import from_json
 
 from parlay.gateway.client import Connection, Head, Pool, ReplicaLost
 from parlay.gateway.settings import Address, GatewaySettings
@@ -19,94 +23,128 @@ State = Literal["starting", "ready", "draining", "lost", "refused"]
 _OPEN = (
     "it asks for no key, and other machines can reach this gateway: give the replicas keys, or the gateway --no-auth"
 )
+_BODY_BYTES = 64 * 1024
+"""How much of a body is read when it is asked how it is."""
 Tried = set[tuple[int, int]]
 """Replicas that a request has been to, each by number and epoch."""
 
 
 class Exchange:
-    """One request on one replica. It ends with ReplicaLost when the replica is lost, or silent for too long."""
+    """One request on one replica, as a block in which every way to fail is ReplicaLost, which is noted at its end."""
 
-    def __init__(self, replica: Replica, deadline: asyncio.Timeout, silence_seconds: float) -> None:
+    def __init__(self, replica: Replica) -> None:
         self._replica = replica
-        self._deadline = deadline
-        self._seconds = silence_seconds
         self._connection: Connection | None = None
+        self._expired = ""
+        self.heard = time.monotonic()
+        """When the replica last said something, or was asked."""
+        self.read_all = False
+        """Whether nothing of the reply is wanted any more."""
+
+    def __enter__(self) -> Self:
+        self._replica.in_flight += 1
+        self._replica.exchanges.add(self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._replica.in_flight -= 1
+        self._replica.exchanges.discard(self)
+        if self._connection is not None:
+            self._replica.pool.give_back(self._connection, read=self.read_all)
+        if isinstance(error, ReplicaLost):
+            self._replica.note_loss(str(error))
 
     async def send(self, request: bytes) -> Head:
         """Send a whole request and return the reply's head. Raises ReplicaLost.
 
         A kept connection that the replica has closed meanwhile is no loss: the request then takes a new one.
         """
-        self._connection = await self._replica.pool.take()
+        connection = await self._take()
         try:
-            return await self._connection.send(request)
+            return await connection.send(request)
         except ReplicaLost:
-            if not self._connection.used or self._connection.heard:
+            if not connection.used or connection.heard or self._expired:
                 raise
-        self._connection = await self._replica.pool.take(fresh=True)
-        return await self._connection.send(request)
+        return await (await self._take(fresh=True)).send(request)
+
+    async def _take(self, *, fresh: bool = False) -> Connection:
+        self._connection = await self._replica.pool.take(fresh=fresh)
+        if self._expired:
+            raise ReplicaLost(self._expired)
+        return self._connection
 
     async def read(self) -> bytes:
         """The next part of the reply's body; empty at its end. Raises ReplicaLost."""
         assert self._connection is not None
         data = await self._connection.read()
-        if not self._deadline.expired():
-            self._deadline.reschedule(asyncio.get_running_loop().time() + self._seconds)
+        self.heard = time.monotonic()
         return data
 
     async def rest(self, most: int) -> bytes:
         """The whole body. Raises ReplicaLost, also for one of more than ``most`` bytes."""
-        body = bytearray()
+        body = await self.read()
         while data := await self.read():
             body += data
             if len(body) > most:
                 raise ReplicaLost(f"its answer has more than {most} bytes")
-        return bytes(body)
+        return body
 
-    def end(self) -> None:
+    def expire(self, reason: str) -> None:
+        """End it: whoever waits for the reply gets ReplicaLost."""
+        self._expired = reason
         if self._connection is not None:
-            self._replica.pool.give_back(self._connection)
+            self._connection.fail(reason)
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Hashes of all that a replica's texts depend on, as `/identity` tells them."""
+
+    build: str
+    models: str
+    kernels: str
+
+    def differs(self, other: Identity, *, mixed: bool) -> str:
+        """In what it must not be another than the ``other``, and what to do; empty where nothing is in the way."""
+        if self.models != other.models:
+            return "other models or weights than replica {}: put a gateway of its own before it"
+        if mixed or self == other:
+            return ""
+        what = "another build of Parlay" if self.build != other.build else "other kernels"
+        return what + " than replica {}: --mixed allows it, and then streams can't go on from one to the other"
+
+
+def read_identity(body: bytes) -> Identity:
+    """Read a replica's answer. Raises ValueError for what is none."""
+    fields = from_json(body)
+    match fields:
+        case {"build": str(build), "models": str(models), "kernels": str(kernels)}:
+            return Identity(build, models, kernels)
+    raise ValueError("it holds no build, models and kernels")
 
 
 class Replica:
-    """One server. ``number`` counts from 1; ``epoch`` counts how often it became ready. Lives in one event loop."""
+    """One server. ``number`` counts from 1; ``epoch`` counts how often it became ready. Lives in one event loop.
 
-    def __init__(self, number: int, address: Address, settings: GatewaySettings) -> None:
+    ``others`` are all replicas of its gateway.
+    """
+
+    def __init__(self, number: int, address: Address, settings: GatewaySettings, others: Sequence[Replica]) -> None:
         self.number = number
         self.address = address
         self.pool = Pool(address, settings.connect_seconds)
         self.state: State = "starting"
+        self.identity: Identity | None = None
         self.epoch = 0
-        self.in_flight = 0
         self.losses = 0
+        self.in_flight = 0
+        self.exchanges: set[Exchange] = set()
+        """Requests under way."""
+        self._others = others
         self._settings = settings
-        self._deadlines: set[asyncio.Timeout] = set()
         self._look_again = asyncio.Event()
-
-    @asynccontextmanager
-    async def exchange(self) -> AsyncIterator[Exchange]:
-        """Room for one request. Raises ReplicaLost for every way in which the replica fails to answer."""
-        loop, seconds = asyncio.get_running_loop(), self._settings.silence_seconds
-        self.in_flight += 1
-        deadline = asyncio.timeout(seconds)
-        exchange = Exchange(self, deadline, seconds)
-        self._deadlines.add(deadline)
-        began = loop.time()
-        try:
-            async with deadline:
-                yield exchange
-        except TimeoutError:
-            waited = loop.time() - began
-            reason = f"no byte came for {seconds:g} seconds" if self.state == "ready" else "it does not answer"
-            self.note_loss(f"{reason} ({waited:.1f} seconds after the request)")
-            raise ReplicaLost(reason) from None
-        except ReplicaLost as error:
-            self.note_loss(str(error))
-            raise
-        finally:
-            self._deadlines.discard(deadline)
-            self.in_flight -= 1
-            exchange.end()
 
     def note_loss(self, reason: str) -> None:
         """Send it nothing until it answers again: that is looked at now."""
@@ -114,12 +152,17 @@ class Replica:
             self._change("lost", reason)
         self._look_again.set()
 
-    def abandon(self) -> None:
-        """End what is under way on it."""
-        now = asyncio.get_running_loop().time()
-        for deadline in self._deadlines:
-            if not deadline.expired():
-                deadline.reschedule(now)
+    def renew(self) -> None:
+        """Leave the connections to the process that was there before, and look at the new one now."""
+        self.pool.renew()
+        self.epoch += self.state == "ready"
+        self._look_again.set()
+
+    def abandon(self, *, silent_for: float = 0.0, reason: str = "it does not answer") -> None:
+        """End what is under way on it and has been silent for so many seconds."""
+        now = time.monotonic()
+        for exchange in [one for one in self.exchanges if now - one.heard >= silent_for]:
+            exchange.expire(reason)
 
     async def watch(self, changed: asyncio.Event) -> None:
         """Look after its health until cancelled. ``changed`` is set whenever it becomes ready."""
@@ -127,6 +170,9 @@ class Replica:
             await self._look()
             if self.state == "ready":
                 changed.set()
+            seconds = self._settings.silence_seconds
+            self.abandon(silent_for=seconds, reason=f"no byte came for {seconds:g} seconds")
+            self.pool.close(unused=self._settings.health_seconds)
             self._look_again.clear()
             try:
                 async with asyncio.timeout(self._settings.probe_seconds):
@@ -138,32 +184,50 @@ class Replica:
     async def _look(self) -> None:
         try:
             async with asyncio.timeout(self._settings.health_seconds):
-                ready = await self._get("/ready")
-                closed = self._settings.open_replicas or (await self._get("/v1/models")).status == 401
+                ready, _ = await self._get("/ready")
+                unknown = ready.status == 200 and self.state != "ready" and not self.address.socket
+                found = await self._get("/identity") if unknown else None
+                closed = self._settings.open_replicas or (await self._get("/v1/models"))[0].status == 401
         except ReplicaLost as error:
             self._change("starting" if self.state == "starting" else "lost", str(error))
         except TimeoutError:
-            self._change("lost", f"it did not answer /ready within {self._settings.health_seconds:g} seconds")
+            self._change("lost", f"it did not answer within {self._settings.health_seconds:g} seconds")
             self.abandon()
         else:
-            self._judge(ready, closed)
+            refusal = self._refusal(ready, found) or ("" if closed else _OPEN)
+            if refusal:
+                self._change("refused", refusal)
+            elif ready.status == 200:
+                self._change("ready", "it takes requests")
+            else:
+                self._change("draining", "it takes no new requests")
 
-    def _judge(self, ready: Head, closed: bool) -> None:
-        if not closed:
-            self._change("refused", _OPEN)
-        elif ready.status == 200 and ready.get(b"content-type").startswith(b"text/html"):
-            self._change("refused", "it answers /ready with a web page: check its host and port")
-        elif ready.status in (200, 404):  # other servers have no /ready
-            self._change("ready", "it takes requests")
-        else:
-            self._change("draining", "it takes no new requests")
+    def _refusal(self, ready: Head, found: tuple[Head, bytes] | None) -> str:
+        """Why it is not to be used, in one line; empty where it is what it should be."""
+        if ready.status not in (200, 503):
+            return f"it answers /ready with status {ready.status}: check its host and port"
+        if found is None:
+            return ""
+        try:
+            self.identity = read_identity(found[1])
+        except ValueError:
+            return "it does not say which Parlay it is (/identity): check its host and port, or update it"
+        for other in self._others:
+            if other is self or other.state != "ready" or other.identity is None:
+                continue
+            if difference := self.identity.differs(other.identity, mixed=self._settings.mixed):
+                return "it has " + difference.format(other.number)
+        return ""
 
-    async def _get(self, path: str) -> Head:
-        """Status and headers of a GET on a connection of its own."""
+    async def _get(self, path: str) -> tuple[Head, bytes]:
+        """GET it on a connection of its own: status and headers, and the beginning of the body."""
         connection = await self.pool.take(fresh=True)
         try:
             head = f"GET {path} HTTP/1.1\r\nhost: {self.address.authority}\r\nconnection: close\r\n\r\n"
-            return await connection.send(head.encode())
+            answer, body = await connection.send(head.encode()), b""
+            while len(body) < _BODY_BYTES and (more := await connection.read()):
+                body += more
+            return answer, body
         finally:
             connection.abort()
 
@@ -181,7 +245,9 @@ class Fleet:
     """All replicas. ``spread`` bounds the load of each, see `GatewaySettings`. Lives in one event loop."""
 
     def __init__(self, addresses: Sequence[Address], settings: GatewaySettings) -> None:
-        self.replicas = [Replica(number, address, settings) for number, address in enumerate(addresses, start=1)]
+        self.replicas: list[Replica] = []
+        for number, address in enumerate(addresses, start=1):
+            self.replicas.append(Replica(number, address, settings, self.replicas))
         self._spread = settings.spread
         self._changed = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -195,6 +261,11 @@ class Fleet:
         """Note a loss, from any thread."""
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self.replicas[place].note_loss, reason)
+
+    def report_new(self, place: int) -> None:
+        """Note that another process answers at a replica's address, from any thread."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self.replicas[place].renew)
 
     async def close(self) -> None:
         """End what is under way, and the watches."""
@@ -217,7 +288,7 @@ class Fleet:
         Without a key the one with the fewest requests takes it.
         """
         free = [replica for replica in self.ready if (replica.number, replica.epoch) not in tried]
-        if not free or not key:
+        if len(free) < 2 or not key:
             return min(free, key=lambda replica: (replica.in_flight, _rank(key, replica)), default=None)
         most = math.ceil(self._spread * (sum(replica.in_flight for replica in free) + 1) / len(free))
         ranked = sorted(free, key=lambda replica: _rank(key, replica))

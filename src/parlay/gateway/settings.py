@@ -54,11 +54,13 @@ class GatewaySettings:
     ready. ``retries``: how often a request that makes no progress is tried again. ``spread``: a replica gets at most so
     many times the mean of requests before those that belong to it go elsewhere. ``hosts`` are the names that the Host
     header may carry; none: any. ``open_replicas``: replicas that ask for no key may be used, although others than this
-    machine reach the gateway. Raises ValueError for a value that can't be used.
+    machine reach the gateway. ``mixed``: so may those of another build or instruction set than the others. Raises
+    ValueError for a value that can't be used.
     """
 
     hosts: tuple[str, ...] = ()
     open_replicas: bool = True
+    mixed: bool = False
     max_body_bytes: int = 4 * 1024 * 1024
     max_reply_bytes: int = 64 * 1024 * 1024
     concurrency: int = 2048

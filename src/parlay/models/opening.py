@@ -219,6 +219,14 @@ def free_bytes(device: torch.device, cgroups: Path = Path("/sys/fs/cgroup"), pro
     return max(0, min(_host_bytes(proc), *_left_by_groups(cgroups)))
 
 
+def anonymous_bytes(process: int, proc: Path = Path("/proc")) -> int:
+    """Bytes of a process's memory that no file holds; 0 where the system does not tell."""
+    try:
+        return _field(proc / str(process) / "status", "RssAnon:") * 1024
+    except (OSError, ValueError):
+        return 0
+
+
 def _host_bytes(proc: Path) -> int:
     try:
         return _field(proc / "meminfo", "MemAvailable:") * 1024

@@ -19,6 +19,7 @@ from parlay.serve.protocol.body import (
     shape_of,
 )
 from parlay.serve.protocol.json_values import WHOLE
+from parlay.serve.protocol.resuming import Resume
 
 Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,128}$")]
 Texts = Annotated[
@@ -165,7 +166,7 @@ class CountBody(Body):
 
 
 class MessagesBody(CountBody):
-    """``seed``, ``strategy`` and ``exactness`` are extensions."""
+    """``seed``, ``strategy``, ``exactness`` and ``resume`` are extensions."""
 
     max_tokens: Annotated[int, Field(ge=1, le=INT_LIMIT), WHOLE]
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
@@ -176,3 +177,4 @@ class MessagesBody(CountBody):
     seed: Annotated[int, Field(ge=0, le=INT_LIMIT), WHOLE] | None = None
     strategy: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     exactness: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    resume: Resume | None = None

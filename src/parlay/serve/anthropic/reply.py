@@ -155,6 +155,8 @@ class MessageChunks:
         self._prompt = len(job.samples[0].request.prompt)
         self._reader = shape.answers.reader()
         self._blocks = _Blocks()
+        for delta in self._reader.feed(job.samples[0].released):  # sent by the server that began the stream
+            self._blocks.feed(delta)
 
     def opening(self) -> Sequence[Chunk]:
         usage: MessagesUsage = {

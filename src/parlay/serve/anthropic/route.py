@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fastapi import APIRouter, Request
 from pydantic import BaseModel
 from starlette.responses import JSONResponse, Response
@@ -12,8 +14,9 @@ from parlay.serve.anthropic.to_request import NAMES, count_request, messages_req
 from parlay.serve.chat.job import ChatJob, chat_job
 from parlay.serve.errors import MessageErrorBody, responses
 from parlay.serve.guard.reading import BodyRoute
-from parlay.serve.protocol.answering import answer_streamed, answer_whole, described, in_thread
+from parlay.serve.protocol.answering import answer_whole, described, in_thread
 from parlay.serve.protocol.body import note_ignored
+from parlay.serve.protocol.resuming import answer_resumable
 from parlay.serve.protocol.running import make_run
 from parlay.serve.registry import Registry
 from parlay.serve.settings import Settings
@@ -48,9 +51,12 @@ def _add_create(routes: APIRouter, registry: Registry, settings: Settings) -> No
         heavy = bool(body.callable_tools) or body.answer_schema is not None
         chat = await in_thread(request, prepare, heavy=heavy)
         shape = MessageShape(model=served.name, answers=chat.answers)
+        if body.resume is not None and body.resume.id is not None:
+            shape = replace(shape, id=body.resume.id)
         run = make_run(served, [chat.job], chat.names, request, settings)
         if body.stream:
-            return await answer_streamed(request, run, MessageChunks(chat.job, shape))
+            chunks = MessageChunks(chat.job, shape)
+            return await answer_resumable(request, run, chunks, body.resume, (shape.id, 0))
         return await answer_whole(request, run, lambda outputs: JSONResponse(message_reply(outputs[0], shape)))
 
 

@@ -10,6 +10,7 @@ from parlay.llm.input_processor import RequestOptions
 from parlay.serve.anthropic.body import CountBody, MessageParam, MessagesBody, Texts, Thinking, ToolResult, ToolUse
 from parlay.serve.chat.request import ChatMessage, ChatRequest, Function, PastCall
 from parlay.serve.protocol.body import TextPart, check_extras
+from parlay.serve.protocol.resuming import going_on
 from parlay.serve.protocol.sampling_from_body import FieldNames, limited, refused, request_options
 from parlay.serve.settings import Settings
 from parlay.types import SamplingParams
@@ -31,7 +32,7 @@ def messages_request(body: MessagesBody, request: Request, settings: Settings) -
     check_extras(body, request, settings)
     body.check()
     options = request_options(request, strategy=body.strategy, exactness=body.exactness)
-    return _chat(body, _params(body, settings), options)
+    return _chat(body, _params(body, settings), going_on(options, body.resume, stream=bool(body.stream)))
 
 
 def count_request(body: CountBody, request: Request, settings: Settings) -> ChatRequest:

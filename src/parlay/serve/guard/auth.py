@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from parlay.serve.errors import ApiError
 from parlay.serve.settings import Settings
 
-OPEN = frozenset({"/", "/health", "/v1/health", "/ping", "/ready", "/version", "/openapi.json"})
+OPEN = frozenset({"/", "/health", "/v1/health", "/ping", "/ready", "/identity", "/version", "/openapi.json"})
 """Paths that need no key, like the files of the page: they reveal nothing of requests and run nothing."""
 _PAGE = "/page/"
 _HOST = re.compile(r"(?P<name>\[[^\]]*\]|[^:]*)(:[0-9]+)?")

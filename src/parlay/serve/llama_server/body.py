@@ -9,6 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from parlay.serve.openai.completions.body import PromptField, prompts_of
 from parlay.serve.protocol.body import Body, Count, GenerationBody, LogitBias
+from parlay.serve.protocol.resuming import Resume
 
 LIKELIEST = "infill"
 """The sampler of editors. llama-server's takes the likeliest text where one stands out; here it takes it always."""
@@ -54,6 +55,7 @@ class LlamaBody(GenerationBody):
     t_max_predict_ms: Annotated[float, Field(ge=0)] | None = None
     return_tokens: bool | None = None
     response_fields: Annotated[list[str], Field(max_length=256, fail_fast=True)] | None = None
+    resume: Resume | None = None
 
     def sampling(self) -> dict[str, Any]:
         """Return the sampling fields with the defaults of this API; None where no sampler reads them."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic_core import to_json
 
+from parlay.llm.jobs import Sample
 from parlay.llm.outputs import CompletionOutput, RequestOutput, StreamEvent
 from parlay.serve.errors import ApiError
 from parlay.serve.protocol.answering import EVENT_STREAM, Chunk
@@ -126,9 +127,10 @@ class LlamaChunks:
 
     frames = _EventFrames()
 
-    def __init__(self, shape: LlamaShape, prompt_tokens: int) -> None:
-        self._shape, self._prompt_tokens = shape, prompt_tokens
-        self._predicted, self._begun = 0, len(shape.begun)
+    def __init__(self, shape: LlamaShape, sample: Sample) -> None:
+        self._shape, self._prompt_tokens = shape, len(sample.request.prompt)
+        self._predicted = len(sample.tokens)  # sent by the server that began the stream
+        self._begun = max(0, len(shape.begun) - len(sample.released))
 
     def opening(self) -> Sequence[Chunk]:
         return []

@@ -18,9 +18,10 @@ from parlay.serve.guard.reading import BodyRoute
 from parlay.serve.hosted import Served
 from parlay.serve.llama_server.body import InfillBody, LlamaBody, LlamaCompletionBody, SlotBody
 from parlay.serve.llama_server.reply import LlamaChunks, LlamaShape
-from parlay.serve.protocol.answering import answer_streamed, answer_whole, in_thread
+from parlay.serve.protocol.answering import answer_whole, in_thread
 from parlay.serve.protocol.body import check_extras, conflict, note_ignored
 from parlay.serve.protocol.fill_in_the_middle import Gap, GapFields, infill_prompt
+from parlay.serve.protocol.resuming import answer_resumable, going_on
 from parlay.serve.protocol.running import Run, make_run
 from parlay.serve.protocol.sampling_from_body import (
     FieldNames,
@@ -163,7 +164,7 @@ async def _answer(
     params = sampling_params(plain, settings, _NAMES, max_tokens=1 if silent else body.max_tokens)
     if begun and not silent:
         params = replace(params, structured_outputs=StructuredOutputsParams(regex=f"{begun}(?s:.*)"))
-    options = body_options(body, request)
+    options = going_on(body_options(body, request), body.resume, stream=bool(body.stream))
     if isinstance(body, InfillBody):
         options = filling(options, settings, body.n_cache_reuse)
 
@@ -182,7 +183,7 @@ async def _answer(
     )
     run = make_run(served, jobs, _NAMES, request, settings)
     if body.stream:
-        return await answer_streamed(request, run, LlamaChunks(shape, len(jobs[0].samples[0].request.prompt)))
+        return await answer_resumable(request, run, LlamaChunks(shape, jobs[0].samples[0]), body.resume)
 
     def reply(outputs: list[RequestOutput]) -> Response:
         replies = [shape.reply(output) for output in outputs]

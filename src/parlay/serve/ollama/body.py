@@ -11,6 +11,7 @@ from pydantic import Field
 
 from parlay.serve.protocol.body import INT_LIMIT, Body, JsonObject, Penalty, Probability, StopTexts
 from parlay.serve.protocol.json_values import WHOLE
+from parlay.serve.protocol.resuming import Resume
 
 _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ns|us|µs|ms|s|m|h)")
@@ -63,7 +64,7 @@ class OllamaOptions(Body):
 
 
 class OllamaBody(Body):
-    """``strategy`` and ``exactness`` are extensions. Null is as good as absent."""
+    """``strategy``, ``exactness`` and ``resume`` are extensions. Null is as good as absent."""
 
     model: Annotated[str | None, Field(description="may be left out where the server has one model")] = None
     options: OllamaOptions | None = None
@@ -75,6 +76,11 @@ class OllamaBody(Body):
     top_logprobs: Annotated[int, Field(ge=0, le=20), WHOLE] | None = None
     strategy: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     exactness: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    resume: Resume | None = None
+
+    @property
+    def streamed(self) -> bool:
+        return self.stream is not False
 
     @property
     def answer_schema(self) -> dict[str, Any] | None:

@@ -135,6 +135,8 @@ class OllamaChunks:
         self._sample = job.samples[0]
         self._reader = shape.answers.reader()
         self._pieces = _Pieces()
+        self._pieces.take(self._reader.feed(self._sample.released), over=False)
+        self._pieces.clear()  # sent by the server that began the stream
         self._tokens = 0
 
     def opening(self) -> Sequence[Chunk]:

@@ -23,14 +23,16 @@ from parlay.serve.ollama.to_request import (
     GENERATE_NAMES,
     generate_request,
     ollama_chat_request,
+    ollama_options,
     ollama_params,
 )
-from parlay.serve.protocol.answering import answer_streamed, answer_whole, in_thread
+from parlay.serve.protocol.answering import answer_whole, in_thread
 from parlay.serve.protocol.body import check_extras, note_ignored
 from parlay.serve.protocol.fill_in_the_middle import Gap, infill_prompt
 from parlay.serve.protocol.logprobs import Speller
+from parlay.serve.protocol.resuming import answer_resumable
 from parlay.serve.protocol.running import make_run
-from parlay.serve.protocol.sampling_from_body import FieldNames, filling, prepare, request_options
+from parlay.serve.protocol.sampling_from_body import FieldNames, filling, prepare
 from parlay.serve.registry import Registry
 from parlay.serve.settings import Settings
 from parlay.text.prompts import Prompt, TokensPrompt
@@ -106,8 +108,8 @@ async def _answer(
         load_seconds=loaded,
     )
     run = make_run(served, [chat.job], chat.names, request, settings)
-    if body.stream is not False:
-        return await answer_streamed(request, run, OllamaChunks(chat.job, shape))
+    if body.streamed:
+        return await answer_resumable(request, run, OllamaChunks(chat.job, shape), body.resume)
     return await answer_whole(request, run, lambda outputs: JSONResponse(ollama_reply(outputs[0], shape)))
 
 
@@ -128,7 +130,7 @@ def _plain(served: Served, body: GenerateBody, request: Request, settings: Setti
         gap = Gap(text, body.suffix).cut(settings.infill_order, settings.infill_suffix)
         ids = infill_prompt(served.vocabulary, served.max_model_len, gap)
         prompt = TokensPrompt(prompt_token_ids=ids)
-    options = request_options(request, strategy=body.strategy, exactness=body.exactness)
+    options = ollama_options(body, request)
     if body.suffix is not None:
         options = filling(options, settings)
     job = prepare(served, prompt, params, options, settings=settings, names=GENERATE_NAMES)

@@ -8,9 +8,11 @@ from typing import Any
 
 from fastapi import Request
 
+from parlay.llm.input_processor import RequestOptions
 from parlay.serve.chat.request import ChatMessage, ChatRequest, Function, PastCall
 from parlay.serve.errors import ApiError
 from parlay.serve.ollama.body import GenerateBody, OllamaBody, OllamaChatBody, OllamaMessage, OllamaOptions
+from parlay.serve.protocol.resuming import going_on
 from parlay.serve.protocol.sampling_from_body import FieldNames, limited, refused, request_options
 from parlay.serve.settings import Settings
 from parlay.types import SamplingParams
@@ -66,6 +68,12 @@ def ollama_params(body: OllamaBody, settings: Settings, names: FieldNames) -> Sa
     return limited(params, settings, names)
 
 
+def ollama_options(body: OllamaBody, request: Request) -> RequestOptions:
+    """Raises ApiError for options that can't be used."""
+    options = request_options(request, strategy=body.strategy, exactness=body.exactness)
+    return going_on(options, body.resume, stream=body.streamed)
+
+
 def _is_unset(name: str, value: object) -> bool:
     """Below 0, a length and a seed are left to the server."""
     return name in ("num_predict", "seed") and isinstance(value, int) and value < 0
@@ -77,7 +85,7 @@ def _request(
     return ChatRequest(
         messages=messages,
         params=params,
-        options=request_options(request, strategy=body.strategy, exactness=body.exactness),
+        options=ollama_options(body, request),
         answer_schema=body.answer_schema,
         schema_field="format",
         effort=_effort(body.think),

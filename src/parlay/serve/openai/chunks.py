@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 from parlay.llm.jobs import Job
 from parlay.llm.outputs import RequestOutput, StreamEvent
 from parlay.serve.errors import ApiError
-from parlay.serve.protocol.answering import COMMENT, Chunk, DataFrames
-from parlay.serve.protocol.resuming import OPENED, Resumption
+from parlay.serve.protocol.answering import Chunk, DataFrames
 from parlay.serve.protocol.usage import RunningUsage, StreamUsage, last_chunks
 from parlay.types import FinishReason, TokenLogprobs
 
@@ -29,7 +28,7 @@ class ReplyShape(Protocol):
 class OpenAIChunks(ABC):
     """Makes the chunks of a stream from what each step adds; ``kind`` is their ``object``.
 
-    With a ``resumption`` comments hold the tokens, or the stream goes on with one that another replica began.
+    ``ended`` are choices whose end was sent by the server that began the stream.
     """
 
     def __init__(
@@ -38,10 +37,10 @@ class OpenAIChunks(ABC):
         jobs: Sequence[Job],
         shape: ReplyShape,
         usage: StreamUsage,
-        resumption: Resumption | None = None,
+        ended: Collection[int] = (),
     ) -> None:
         self._jobs = jobs
-        self._resumption = resumption if resumption is not None and resumption.resumable else None
+        self._ended = ended
         self._wants_usage = usage.last
         self._running = RunningUsage(jobs) if usage.running else None
         self._tokens = [[0] * len(job.samples) for job in jobs]
@@ -61,23 +60,12 @@ class OpenAIChunks(ABC):
 
     def opening(self) -> Sequence[Chunk]:
         more = self._running.now() if self._running is not None else {}
-        if self._resumption is None:
-            return [{"choices": [choice], **more} for choice in self._first_choices()]
-        first = [] if self._resumption.resumed else self._first_choices()
-        chunks: list[Chunk] = [{"choices": [choice], **more} for choice in first] or [{}]
-        return [*chunks[:-1], {COMMENT: OPENED, **chunks[-1]}]
+        return [{"choices": [choice], **more} for choice in self._first_choices()]
 
     def add(self, place: int, event: StreamEvent) -> Sequence[Chunk]:
-        choice, comment = self._choice(place, event), None
-        if self._resumption is not None:
-            index, last = self._index(place, event.index), event.finish_reason is not None
-            choice = None if index in self._resumption.ended else choice
-            comment = self._resumption.comment(index, event.token_ids, sent=choice is not None, last=last)
-        chunks = self._with_choice(choice, place, event)
-        return chunks if comment is None else [{COMMENT: comment, **chunks[0]}, *chunks[1:]]
-
-    def _with_choice(self, choice: Mapping[str, object] | None, place: int, event: StreamEvent) -> Sequence[Chunk]:
-        """The chunks of an event; the last event of all has the facts of the whole request."""
+        choice = self._choice(place, event)
+        if self._index(place, event.index) in self._ended:
+            choice = None
         more = self._running.after(event) if self._running is not None else {}
         if event.output is not None:
             self._outputs[place] = event.output

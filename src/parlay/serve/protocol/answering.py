@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 Chunk = Mapping[str, object]
 COMMENT = ":"
-"""The key of a chunk's comment, a line that clients skip. A chunk may hold nothing else."""
+"""The key of a chunk's comment in a resumable stream. A chunk may hold nothing else."""
 EVENT_STREAM = "text/event-stream"
 
 
@@ -54,9 +54,6 @@ class DataFrames:
         """An error stands alone."""
         if "error" in chunk:
             return b"data: " + to_json(chunk) + b"\n\n"
-        if COMMENT in chunk:
-            rest = {key: value for key, value in chunk.items() if key != COMMENT}
-            return f": {chunk[COMMENT]}\n".encode() + (self.encode(rest) if rest else b"\n")
         return self._head + to_json(chunk)[1:] + b"\n\n"
 
 

@@ -1,14 +1,17 @@
 """Streams that another replica can go on with: what a gateway is told of them, and how it asks for the rest.
 
-A body with ``resume: {}`` gets a stream whose header `HEADER` names its fingerprint, id and time. Comments of the
-server-sent events, which clients skip, then hold the tokens of each choice:
+A body with ``resume: {}`` gets a stream whose header `HEADER` names its fingerprint, id and time. Each part of it ends
+with an empty line, and comments, which clients of server-sent events skip, say which tokens the parts hold:
 
     : opened
     : tokens INDEX ID ID ...
     : end INDEX ID ID ...
+    : failed TYPE CODE
+    : done
 
-``opened`` stands on the last chunk that comes before anything is decoded, ``end`` on a choice's last chunk. A replica
-that gets all of this back in ``resume`` sends exactly what would have followed.
+A comment stands on the last part of those that a step gives, so that parts without one belong to it. ``opened`` ends
+what comes before anything is decoded, ``end`` a choice's last parts, ``done`` the stream, and ``failed`` one that can't
+go on here. A replica that gets all of this back in ``resume`` sends exactly what would have followed.
 """
 
 from __future__ import annotations
@@ -16,23 +19,26 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Annotated, Protocol, TypeVar
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 from fastapi import Request
 from pydantic import Field
+from starlette.responses import Response
 
 from parlay.certificates.gate import rule_level
 from parlay.llm.input_processor import RequestOptions
 from parlay.llm.jobs import Job
+from parlay.llm.outputs import StreamEvent
 from parlay.models.fetch.origin import build_fingerprint
 from parlay.serve.chat.job import chat_template
 from parlay.serve.errors import ApiError
 from parlay.serve.hosted import Served
-from parlay.serve.protocol.answering import in_thread
+from parlay.serve.protocol.answering import COMMENT, Chunk, Chunks, Frames, answer_streamed, in_thread
 from parlay.serve.protocol.body import Body, TokenId, conflict
 from parlay.serve.protocol.json_values import ALL_WHOLE, WHOLE
+from parlay.serve.protocol.running import Run
 from parlay.strategies.catalogue import find
 from parlay.strategies.spelling import StrategySpec, parse
 from parlay.types import Exactness, ParlayError
@@ -43,7 +49,7 @@ if TYPE_CHECKING:
 HEADER = "parlay-resume"
 NO = "no:"
 """How the header begins where the stream can't be resumed; the reason follows."""
-OPENED, TOKENS, END = "opened", "tokens", "end"
+OPENED, TOKENS, END, FAILED, DONE = "opened", "tokens", "end", "failed", "done"
 _EXACT = (Exactness.BITS, Exactness.SEED)
 
 Name = Annotated[str, Field(min_length=1, max_length=128)]
@@ -52,7 +58,7 @@ WrittenTokens = Annotated[list[TokenId], Field(fail_fast=True), ALL_WHOLE]
 
 class Resume(Body):
     """Empty: the stream is to be resumable. Otherwise it goes on with one that another replica began: its fingerprint,
-    id and time, the tokens of each choice so far, and the choices that had ended.
+    id and time, the tokens of each choice so far, the choices that had ended, and how many events there were.
     """
 
     fingerprint: Name | None = None
@@ -60,6 +66,7 @@ class Resume(Body):
     created: Annotated[int, Field(ge=0, le=2**53), WHOLE] | None = None
     token_ids: Annotated[list[WrittenTokens], Field(max_length=2**14, fail_fast=True)] | None = None
     ended: Annotated[list[TokenId], Field(max_length=2**14, fail_fast=True), ALL_WHOLE] | None = None
+    events: Annotated[int, Field(ge=0, le=2**53), WHOLE] | None = None
 
     def check(self, *, choices: int, stream: bool) -> None:
         """Raises ApiError for fields that don't match each other, or the request's number of choices."""
@@ -68,61 +75,83 @@ class Resume(Body):
         given = [value is not None for value in (self.fingerprint, self.id, self.created, self.token_ids)]
         if any(given) != all(given):
             raise conflict("resume takes fingerprint, id, created and token_ids together, or none of them", "resume")
-        if self.token_ids is not None and len(self.token_ids) != choices:
+        if self.token_ids is not None and len(self.token_ids) > choices:
             message = f"resume.token_ids holds {len(self.token_ids)} lists, and the request has {choices} choices"
             raise conflict(f"{message}: give one for each", "resume.token_ids")
         if any(index >= choices for index in self.ended or ()):
             raise conflict(f"resume.ended names a choice that is none of the {choices}", "resume.ended")
 
     def options(self, options: RequestOptions, place: int, n: int) -> RequestOptions:
-        """The options of the prompt at ``place``. An ended choice writes its last token again, to end as it did."""
+        """The options of the prompt at ``place``."""
         if self.token_ids is None:
             return options
-        ended = self.ended or ()
-        each = [(index, self.token_ids[index]) for index in range(place * n, place * n + n)]
-        return replace(options, written=[tuple(ids[:-1] if index in ended else ids) for index, ids in each])
+        return replace(options, written=[self._written(index) for index in range(place * n, place * n + n)])
+
+    def _written(self, index: int) -> tuple[int, ...]:
+        """The tokens of a choice; those after the last that has any have none. An ended choice writes its last token
+        again, to end as it did.
+        """
+        ids = (self.token_ids or ())[index : index + 1]
+        return tuple(ids[0][:-1] if index in (self.ended or ()) else ids[0]) if ids else ()
 
 
-@dataclass(slots=True)
-class Resumption:
-    """How a stream is made resumable, or goes on: the names that its chunks carry and the comments on them."""
-
-    header: str
-    begun: Resume
-    _pending: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
-
-    @property
-    def resumable(self) -> bool:
-        return not self.header.startswith(NO)
-
-    @property
-    def resumed(self) -> bool:
-        """Whether the stream goes on with another one."""
-        return self.begun.token_ids is not None
-
-    @property
-    def ended(self) -> Sequence[int]:
-        """Choices whose end was sent by another replica."""
-        return self.begun.ended or ()
-
-    def comment(self, index: int, tokens: Sequence[int], *, sent: bool, last: bool) -> str | None:
-        """The comment on a choice's chunk; None where none is ``sent``: its tokens then stand on the next one."""
-        pending = self._pending[index]
-        pending += tokens
-        if not sent:
-            return None
-        line = " ".join(map(str, (END if last else TOKENS, index, *pending)))
-        pending.clear()
-        return line
+def going_on(options: RequestOptions, resume: Resume | None, *, stream: bool, choices: int = 1) -> RequestOptions:
+    """The options of a request with one prompt. Raises ApiError for a ``resume`` that does not fit the request."""
+    if resume is None:
+        return options
+    resume.check(choices=choices, stream=stream)
+    return resume.options(options, 0, choices)
 
 
-class Names(Protocol):
-    """Names of a stream that all of its chunks carry."""
+class _CommentedFrames:
+    """Frames whose parts end with an empty line and may carry a comment."""
 
-    @property
-    def id(self) -> str: ...
-    @property
-    def created(self) -> int: ...
+    def __init__(self, frames: Frames) -> None:
+        self._frames = frames
+        self.media_type = frames.media_type
+        self.end = f": {DONE}\n".encode() + frames.end if frames.end else b""
+
+    def encode(self, chunk: Chunk) -> bytes:
+        rest = {key: value for key, value in chunk.items() if key != COMMENT}
+        part = self._frames.encode(rest) if rest else b"\n"
+        if COMMENT in chunk:
+            part = f": {chunk[COMMENT]}\n".encode() + part
+        return part if part.endswith(b"\n\n") else part + b"\n"
+
+
+class ResumableChunks:
+    """The chunks of a stream with comments on them, or the rest of such chunks, which ``begun`` asks for."""
+
+    def __init__(self, chunks: Chunks, jobs: Sequence[Job], begun: Resume) -> None:
+        self._chunks = chunks
+        self._begun = begun
+        self._choices = len(jobs[0].samples)
+        self._left = len(jobs)
+        self._pending: dict[int, list[int]] = defaultdict(list)
+        """Tokens of each choice of which nothing has been sent."""
+        self.frames = _CommentedFrames(chunks.frames)
+
+    def opening(self) -> Sequence[Chunk]:
+        return _commented([] if self._begun.token_ids is not None else self._chunks.opening(), OPENED)
+
+    def add(self, place: int, event: StreamEvent) -> Sequence[Chunk]:
+        chunks = self._chunks.add(place, event)
+        self._left -= event.output is not None
+        if not self._left and not self.frames.end:
+            return _commented(chunks, DONE)
+        index = place * self._choices + event.index
+        self._pending[index] += event.token_ids
+        if not chunks or index in (self._begun.ended or ()):
+            return chunks
+        kind = TOKENS if event.finish_reason is None else END
+        return _commented(chunks, " ".join(map(str, (kind, index, *self._pending.pop(index)))))
+
+    def failure(self, error: ApiError) -> Sequence[Chunk]:
+        return _commented(self._chunks.failure(error), f"{FAILED} {error.type} {error.code}")
+
+
+def _commented(chunks: Sequence[Chunk], comment: str) -> Sequence[Chunk]:
+    return [*chunks[:-1], {COMMENT: comment, **(chunks[-1] if chunks else {})}]
 
 
 Shape = TypeVar("Shape", bound="DataclassInstance")
@@ -135,42 +164,42 @@ def renamed(shape: Shape, resume: Resume | None) -> Shape:
     return replace(shape, id=resume.id, created=resume.created)
 
 
-def headers_of(resumption: Resumption | None) -> Mapping[str, str]:
-    return {} if resumption is None else {HEADER: resumption.header}
+async def answer_resumable(
+    request: Request,
+    run: Run,
+    chunks: Chunks,
+    resume: Resume | None,
+    names: tuple[str, int] = ("-", 0),
+    *,
+    never: str = "",
+) -> Response:
+    """Start the run and stream it; where the body asks for it, as a stream that can be resumed, or the rest of one.
 
-
-async def resumable(
-    request: Request, served: Served, jobs: Sequence[Job], resume: Resume | None, names: Names
-) -> Resumption | None:
-    """How the stream of these jobs is made resumable, or goes on; None where the body does not ask for it.
-
-    Raises ApiError, as `resumption` does. The first request for a model reads its weights.
+    ``names`` are the id and the time that the whole stream has; ``never`` says why it can't be resumed in any case.
+    Raises ApiError where a stream is to go on that began with other weights, in another build, or from another prompt,
+    and what `answer_streamed` raises. The first request for a model reads its weights.
     """
     if resume is None:
-        return None
-    return await in_thread(request, lambda: resumption(served, jobs, resume, names), heavy=False)
-
-
-def resumption(served: Served, jobs: Sequence[Job], resume: Resume, names: Names) -> Resumption:
-    """See `resumable`.
-
-    Raises ApiError where a stream is to go on that began with other weights, in another build, or from another prompt.
-    """
-    reason = _why_not(served, jobs)
-    if reason is not None:
+        return await answer_streamed(request, run, chunks)
+    served, jobs = run.served, run.jobs
+    reason = await in_thread(request, lambda: never or _why_not(served, jobs), heavy=False)
+    if reason:
         if resume.token_ids is not None:
             raise ApiError(400, f"the stream can't be resumed: {reason}", "resume", "not_resumable")
-        return Resumption(f"{NO} {reason}", resume)
+        return await answer_streamed(request, run, chunks, {HEADER: f"{NO} {reason}"})
     own = _fingerprint(served, jobs)
     if resume.fingerprint not in (None, own):
         message = "resume.fingerprint is another one than here: weights, build, settings or prompt differ"
         raise ApiError(400, f"{message}; ask the server that began the stream", "resume.fingerprint", "not_resumable")
-    return Resumption(f"{own} {names.id} {names.created}", resume)
+    header = {HEADER: " ".join(map(str, (own, *names)))}
+    return await answer_streamed(request, run, ResumableChunks(chunks, jobs, resume), header)
 
 
-def _why_not(served: Served, jobs: Sequence[Job]) -> str | None:
-    """Why nobody could go on with the streams of these jobs, in one line; None where somebody can."""
+def _why_not(served: Served, jobs: Sequence[Job]) -> str:
+    """Why nobody could go on with the streams of these jobs, in one line; empty where somebody can. Reads weights."""
     for job in jobs:
+        if job.samples[0].request.reuse:
+            return "cached runs that stood elsewhere are reused here, and the text depends on which there are"
         strategy = job.samples[0].strategy
         spec = strategy if isinstance(strategy, StrategySpec) else parse(strategy)
         if find(spec.name).selects:
@@ -182,13 +211,14 @@ def _why_not(served: Served, jobs: Sequence[Job]) -> str | None:
         served.gate.binding()
     except ParlayError as error:
         return str(error)
-    return None
+    return ""
 
 
 def _fingerprint(served: Served, jobs: Sequence[Job]) -> str:
-    """SHA-256 of all that the texts depend on: weights, build, kernels, prompts, seeds and parameters."""
+    """SHA-256 of all that the texts depend on: weights, adapter, build, kernels, prompts, seeds and parameters."""
     spec, binding = served.spec, served.gate.binding()
-    parts = [build_fingerprint(), binding.weights, spec.dtype, spec.kernels, chat_template(served)]
+    adapter = served.adapter.salt if served.adapter is not None else ""
+    parts = [build_fingerprint(), binding.weights, adapter, spec.dtype, spec.kernels, chat_template(served)]
     digest = hashlib.sha256("\0".join(parts).encode())
     for job in jobs:
         request = job.samples[0].request

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any, Literal
 
 from fastapi import APIRouter, Response
 from pydantic import BaseModel
 
 from parlay import __version__
+from parlay.models.fetch.origin import build_fingerprint
 from parlay.serve.errors import ApiError, responses, unavailable
 from parlay.serve.guard.limits import Limiter
 from parlay.serve.observe.metrics import CONTENT_TYPE, Recorder
 from parlay.serve.registry import Registry
 from parlay.serve.settings import Settings
 from parlay.strategies.catalogue import listing
+from parlay.types import ParlayError
 
 
 class Status(BaseModel):
@@ -29,6 +34,16 @@ class Load(BaseModel):
 
 class Version(BaseModel):
     version: str
+
+
+class Identity(BaseModel):
+    """Hashes of all that texts depend on but for the request: Parlay's build, and the models with their weights; and
+    the kernels that compute them.
+    """
+
+    build: str
+    models: str
+    kernels: str
 
 
 class ParameterInfo(BaseModel):
@@ -87,7 +102,34 @@ def router(registry: Registry, settings: Settings, limiter: Limiter) -> APIRoute
     async def version() -> Version:
         return Version(version=__version__)
 
+    _add_identity(routes, registry)
     return routes
+
+
+def _add_identity(routes: APIRouter, registry: Registry) -> None:
+    known: asyncio.Task[Identity] | None = None
+
+    @routes.get("/identity", summary="What its texts depend on, for a gateway that compares servers")
+    async def identity() -> Identity:
+        nonlocal known
+        if known is None:  # the weights are read once, whoever asks
+            known = asyncio.create_task(asyncio.to_thread(_identity, registry))
+        return await asyncio.shield(known)
+
+
+def _identity(registry: Registry) -> Identity:
+    """Read the weights of the first model, which is there from the start."""
+    names, weights, kernels = [model.name for model in registry], "", ""
+    if registry.loaded:
+        first = registry.loaded[0]
+        kernels = f"{first.spec.kernels} {first.spec.dtype}"
+        with suppress(ParlayError):  # it has no files
+            weights = first.gate.binding().weights
+    return Identity(build=_hash(build_fingerprint()), models=_hash("\n".join([*names, weights])), kernels=kernels)
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def guarded(recorder: Recorder, limiter: Limiter) -> APIRouter:

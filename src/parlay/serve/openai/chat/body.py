@@ -186,8 +186,6 @@ class ChatBody(GenerationBody):
 
     def check(self) -> None:
         super().check()
-        if self.resume is not None:
-            self.resume.check(choices=self.n or 1, stream=bool(self.stream))
         self._check_messages()
         self._check_tools()
         limits = {self.max_tokens, self.max_completion_tokens} - {None}

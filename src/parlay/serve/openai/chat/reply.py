@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NotRequired
 
@@ -15,7 +15,6 @@ from parlay.llm.outputs import CompletionOutput, RequestOutput, StreamEvent
 from parlay.serve.chat.answers import AnswerShape, Arguments, Begin, Delta, Text, Thought, thought_length
 from parlay.serve.openai.chunks import OpenAIChunks
 from parlay.serve.protocol.logprobs import ChatLogprobs, Speller, chat_logprobs, entries, tokens_before
-from parlay.serve.protocol.resuming import Resumption
 from parlay.serve.protocol.usage import (
     RequestMetrics,
     StreamUsage,
@@ -152,8 +151,8 @@ def finish_word(reason: FinishReason, *, called: Literal["tool_calls", "function
 class ChatChunks(OpenAIChunks):
     """The role of each choice first, then the deltas."""
 
-    def __init__(self, job: Job, shape: ChatShape, usage: StreamUsage, resumption: Resumption | None = None) -> None:
-        super().__init__("chat.completion.chunk", [job], shape, usage, resumption)
+    def __init__(self, job: Job, shape: ChatShape, usage: StreamUsage, ended: Collection[int] = ()) -> None:
+        super().__init__("chat.completion.chunk", [job], shape, usage, ended)
         self._shape = shape
         self._readers = [shape.answers.reader() for _ in job.samples]
         for reader, sample in zip(self._readers, job.samples, strict=True):

@@ -11,10 +11,10 @@ from parlay.serve.guard.reading import BodyRoute
 from parlay.serve.openai.chat.body import ChatBody
 from parlay.serve.openai.chat.reply import ChatChunks, ChatReply, ChatShape, chat_reply
 from parlay.serve.openai.chat.to_request import NAMES, chat_request
-from parlay.serve.protocol.answering import answer_streamed, answer_whole, described, in_thread, read
+from parlay.serve.protocol.answering import answer_whole, described, in_thread, read
 from parlay.serve.protocol.body import note_ignored
 from parlay.serve.protocol.logprobs import Speller
-from parlay.serve.protocol.resuming import headers_of, renamed, resumable
+from parlay.serve.protocol.resuming import Resume, answer_resumable, renamed
 from parlay.serve.protocol.running import make_run
 from parlay.serve.protocol.usage import StreamUsage
 from parlay.serve.registry import Registry
@@ -44,12 +44,11 @@ def router(registry: Registry, settings: Settings) -> APIRouter:
             legacy=body.legacy,
         )
         shape = renamed(shape, body.resume)
-        resumption = await resumable(request, served, [chat.job], body.resume, shape)
         run = make_run(served, [chat.job], chat.names, request, settings)
         if body.stream:
             usage = StreamUsage(body.wants_usage, body.running_usage)
-            chunks = ChatChunks(chat.job, shape, usage, resumption)
-            return await answer_streamed(request, run, chunks, headers_of(resumption))
+            chunks = ChatChunks(chat.job, shape, usage, (body.resume or Resume()).ended or ())
+            return await answer_resumable(request, run, chunks, body.resume, (shape.id, shape.created))
         return await answer_whole(request, run, lambda outputs: JSONResponse(chat_reply(outputs[0], shape)))
 
     return routes

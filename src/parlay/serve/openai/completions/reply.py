@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -15,7 +15,6 @@ from parlay.llm.outputs import CompletionOutput, RequestOutput, StreamEvent
 from parlay.serve.openai.chat.reply import finish_word
 from parlay.serve.openai.chunks import OpenAIChunks
 from parlay.serve.protocol.logprobs import CompletionLogprobs, CompletionTable, Offsets, Speller, entries
-from parlay.serve.protocol.resuming import Resumption
 from parlay.serve.protocol.usage import (
     RequestMetrics,
     StreamUsage,
@@ -135,9 +134,9 @@ class CompletionChunks(OpenAIChunks):
     """The echo first, if the request asks for it."""
 
     def __init__(
-        self, jobs: Sequence[Job], shape: CompletionShape, usage: StreamUsage, resumption: Resumption | None = None
+        self, jobs: Sequence[Job], shape: CompletionShape, usage: StreamUsage, ended: Collection[int] = ()
     ) -> None:
-        super().__init__("text_completion", jobs, shape, usage, resumption)
+        super().__init__("text_completion", jobs, shape, usage, ended)
         self._shape = shape
         self._speller = Speller(shape.tokenizer)
         self._offsets = [[_offsets_after(sample.request.written, shape) for sample in job.samples] for job in jobs]

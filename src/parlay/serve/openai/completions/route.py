@@ -17,10 +17,10 @@ from parlay.serve.hosted import Served
 from parlay.serve.openai.chat.to_request import read_schema, schema_field
 from parlay.serve.openai.completions.body import DEFAULT_TOKENS, CompletionBody
 from parlay.serve.openai.completions.reply import CompletionChunks, CompletionReply, CompletionShape, completion_reply
-from parlay.serve.protocol.answering import answer_streamed, answer_whole, described, in_thread, read
+from parlay.serve.protocol.answering import answer_whole, described, in_thread, read
 from parlay.serve.protocol.body import check_extras
 from parlay.serve.protocol.fill_in_the_middle import Gap, infill_prompt
-from parlay.serve.protocol.resuming import Resume, headers_of, renamed, resumable
+from parlay.serve.protocol.resuming import Resume, answer_resumable, renamed
 from parlay.serve.protocol.running import make_run
 from parlay.serve.protocol.sampling_from_body import (
     FieldNames,
@@ -55,12 +55,11 @@ def router(registry: Registry, settings: Settings) -> APIRouter:
         prepared = await read(request, lambda: _read(body, request, settings))
         served, question = await cascades_of(request).choose(served, prepared, request)
         jobs, shape = await in_thread(request, lambda: _prepare(served, question), heavy=body.structured)
-        resumption = await resumable(request, served, jobs, body.resume, shape)
         run = make_run(served, jobs, _names(body, "prompt"), request, settings)
         if body.stream:
             usage = StreamUsage(body.wants_usage, body.running_usage)
-            chunks = CompletionChunks(jobs, shape, usage, resumption)
-            return await answer_streamed(request, run, chunks, headers_of(resumption))
+            chunks = CompletionChunks(jobs, shape, usage, (body.resume or Resume()).ended or ())
+            return await answer_resumable(request, run, chunks, body.resume, (shape.id, shape.created))
         return await answer_whole(request, run, lambda outputs: JSONResponse(completion_reply(outputs, shape)))
 
     return routes

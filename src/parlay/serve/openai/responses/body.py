@@ -23,6 +23,7 @@ from parlay.serve.protocol.body import (
     tool_choice_shape,
 )
 from parlay.serve.protocol.json_values import WHOLE
+from parlay.serve.protocol.resuming import Resume
 
 LOGPROBS = "message.output_text.logprobs"
 """Values that ``include`` may have."""
@@ -212,6 +213,7 @@ class ResponsesBody(GenerationBody):
     truncation: Literal["auto", "disabled"] | None = None
     metadata: JsonObject | None = None
     chat_template_kwargs: JsonObject | None = None
+    resume: Resume | None = None
 
     def idle(self) -> list[str]:
         included = enumerate(self.include or ())

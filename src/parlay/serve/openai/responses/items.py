@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -12,9 +12,13 @@ Event = dict[str, Any]
 
 
 class ItemWriter:
-    """Makes items from an answer's deltas, one after another. ``items`` holds all of them, the open one included."""
+    """Makes items from an answer's deltas, one after another. ``items`` holds all of them, the open one included.
 
-    def __init__(self) -> None:
+    Their ids follow from the ``response``'s, so that any server that writes it gives the same.
+    """
+
+    def __init__(self, response: str) -> None:
+        self._response = response
         self.items: list[dict[str, Any]] = []
         self._open = False
 
@@ -29,7 +33,7 @@ class ItemWriter:
                     logprobs = ()
                 case Begin():
                     yield from self._close("completed")
-                    yield from self._add(_call(delta.name))
+                    yield from self._add(self._call(delta.name))
                 case Arguments():
                     self.items[-1]["arguments"] += delta.text
                     yield self._event("function_call_arguments.delta", delta=delta.text)
@@ -37,14 +41,14 @@ class ItemWriter:
     def finish(self, status: str) -> Iterator[Event]:
         """Ends the answer and returns the events; an empty answer becomes an empty message."""
         if not self.items:
-            yield from self._add(_message())
+            yield from self._add(self._message())
             yield from self._add_part()
         yield from self._close(status)
 
     def _more(self, kind: str, text: str, logprobs: Sequence[Mapping[str, Any]]) -> Iterator[Event]:
         if not self._open or self.items[-1]["type"] != kind:
             yield from self._close("completed")
-            yield from self._add(_message() if kind == "message" else _reasoning())
+            yield from self._add(self._message() if kind == "message" else self._reasoning())
             yield from self._add_part()
         part = self.items[-1]["content"][0]
         part["text"] += text
@@ -86,21 +90,20 @@ class ItemWriter:
         place = {"item_id": self.items[-1]["id"], "output_index": len(self.items) - 1}
         return {"type": f"response.{kind}", **place, **fields}
 
+    def _message(self) -> dict[str, Any]:
+        part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+        fields = {"type": "message", "status": "in_progress", "role": "assistant", "content": [part]}
+        return {"id": self._id("msg"), **fields}
 
-def _message() -> dict[str, Any]:
-    part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
-    return {"id": _id("msg"), "type": "message", "status": "in_progress", "role": "assistant", "content": [part]}
+    def _reasoning(self) -> dict[str, Any]:
+        part = {"type": "reasoning_text", "text": ""}
+        return {"id": self._id("rs"), "type": "reasoning", "summary": [], "content": [part], "status": "in_progress"}
 
+    def _call(self, name: str) -> dict[str, Any]:
+        ids = {"id": self._id("fc"), "call_id": self._id("call")}
+        return {**ids, "type": "function_call", "name": name, "arguments": "", "status": "in_progress"}
 
-def _reasoning() -> dict[str, Any]:
-    part = {"type": "reasoning_text", "text": ""}
-    return {"id": _id("rs"), "type": "reasoning", "summary": [], "content": [part], "status": "in_progress"}
-
-
-def _call(name: str) -> dict[str, Any]:
-    ids = {"id": _id("fc"), "call_id": _id("call")}
-    return {**ids, "type": "function_call", "name": name, "arguments": "", "status": "in_progress"}
-
-
-def _id(kind: str) -> str:
-    return f"{kind}_{secrets.token_hex(24)}"
+    def _id(self, kind: str) -> str:
+        """The id of the next item."""
+        digest = hashlib.sha256(f"{self._response} {len(self.items)}".encode())
+        return f"{kind}_{digest.hexdigest()[:48]}"

@@ -91,7 +91,7 @@ def _echo(body: ResponsesBody) -> dict[str, Any]:
 
 def whole_response(output: RequestOutput, shape: ResponseShape) -> dict[str, Any]:
     (sample,) = output.outputs
-    writer = ItemWriter()
+    writer = ItemWriter(shape.id)
     length = thought_length(sample.text, shape.answers.thoughts, shape.answers.tags)
     skipped = tokens_before(shape.speller.tokenizer, sample.token_ids, length, skip_special=True)
     logprobs = shape.logprobs_of(entries(sample)[skipped:])
@@ -132,9 +132,11 @@ class ResponseChunks:
         self._shape = shape
         self._sample = job.samples[0]
         self._reader = shape.answers.reader()
-        self._writer = ItemWriter()
+        self._writer = ItemWriter(shape.id)
         self._tokens = 0
-        self._number = 0
+        resume = shape.body.resume
+        self._number = 0 if resume is None else resume.events or 0
+        list(self._writer.take(self._reader.feed(self._sample.released)))  # sent by the server that began the stream
 
     def opening(self) -> Sequence[Chunk]:
         state = self._shape.state("in_progress")

@@ -20,13 +20,15 @@ from parlay.serve.openai.responses.body import ResponsesBody
 from parlay.serve.openai.responses.reply import ResponseChunks, ResponseReply, ResponseShape, whole_response
 from parlay.serve.openai.responses.response_store import ResponseStore, StoredResponse
 from parlay.serve.openai.responses.to_request import NAMES, joined, read_input, responses_request
-from parlay.serve.protocol.answering import answer_streamed, answer_whole, described, in_thread
+from parlay.serve.protocol.answering import answer_whole, described, in_thread
 from parlay.serve.protocol.body import note_ignored
 from parlay.serve.protocol.logprobs import Speller
+from parlay.serve.protocol.resuming import answer_resumable, renamed
 from parlay.serve.protocol.running import make_run
 from parlay.serve.registry import Registry
 from parlay.serve.settings import Settings
 
+_NO_LOGPROBS = "its last event repeats all log-probabilities, and another server has not those of its beginning"
 _OTHERS = ["HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE", "QUERY"]
 
 
@@ -60,7 +62,10 @@ def router(registry: Registry, settings: Settings) -> APIRouter:
         )
         run = make_run(served, [chat.job], chat.names, request, settings)
         if body.stream:
-            return await answer_streamed(request, run, ResponseChunks(chat.job, shape))
+            never = _NO_LOGPROBS if body.logprobs is not None else ""
+            chunks = ResponseChunks(chat.job, shape)
+            names = shape.id, shape.created
+            return await answer_resumable(request, run, chunks, body.resume, names, never=never)
         return await answer_whole(request, run, lambda outputs: JSONResponse(whole_response(outputs[0], shape)))
 
     _add_kept(routes)
@@ -132,7 +137,8 @@ def _prepare(
             store.put(owner, reply["id"], StoredResponse(reply, _items(body, reply["id"]), joined(messages)))
 
     speller = Speller(served.tokenizer)
-    return chat, ResponseShape(model=served.name, body=body, answers=chat.answers, speller=speller, keep=keep)
+    shape = ResponseShape(model=served.name, body=body, answers=chat.answers, speller=speller, keep=keep)
+    return chat, renamed(shape, body.resume)
 
 
 def _items(body: ResponsesBody, id: str) -> list[dict[str, Any]]:

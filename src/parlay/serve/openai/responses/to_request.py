@@ -22,6 +22,7 @@ from parlay.serve.openai.responses.body import (
     text_of,
 )
 from parlay.serve.protocol.body import check_extras
+from parlay.serve.protocol.resuming import going_on
 from parlay.serve.protocol.sampling_from_body import FieldNames, body_options, sampling_params
 from parlay.serve.settings import Settings
 
@@ -46,7 +47,7 @@ def responses_request(
     return ChatRequest(
         messages=tuple(_one_system(joined([*instructions, *earlier, *read_input(body)]))),
         params=params,
-        options=body_options(body, request),
+        options=going_on(body_options(body, request), body.resume, stream=bool(body.stream)),
         functions=tuple(Function(t.name, t.description, t.parameters, field) for field, t in tools),
         must_call=body.must_call,
         single_call=body.parallel_tool_calls is False,
