@@ -31,7 +31,8 @@ def add_devices_flag(parser: argparse.ArgumentParser) -> None:
 
 def choose_processes(options: argparse.Namespace, models: Sequence[str]) -> None:
     """Set the flags for the best number of processes, and say why. Raises UsageError for flags against it."""
-    if options.replicas > 1 or options.tensor_parallel > 1 or options.pipeline_parallel > 1 or options.drafter_only:
+    ranks = options.tensor_parallel * options.pipeline_parallel * options.context_parallel
+    if options.replicas > 1 or ranks > 1 or options.drafter_only:
         raise UsageError("--devices auto chooses replicas and ranks itself: leave out the flags that name them")
     if len(models) > 1:
         raise UsageError(f"--devices auto chooses for one model, and there are {len(models)}: name one")
@@ -84,7 +85,7 @@ def _several(shape: ModelShape, machine: Machine, memory: float | None, link: Li
     for count in sorted({2, *(size for size in (4, 8, 16, 32, 64) if size <= threads)}):
         part, usable = share_of(machine, count), None if memory is None else USABLE * memory / count
         for split in splits(count, shape):
-            if split.devices == count and split.sequence == split.pipeline == 1:
+            if split.devices == count and split.context == split.pipeline == 1:
                 room = memory_of(shape, split, usable, None).cache_tokens
                 fits = room * split.replicas >= _AT_ONCE * _CONTEXT
                 yield Way(split, _of_all(SplitSteps(part, shape, split, link), split.replicas) if fits else None)

@@ -205,7 +205,7 @@ def test_an_error_in_mid_stream_is_raised(make_app: Callable[..., FastAPI], serv
 
 
 def test_reasoning_text_and_calls_are_items_of_their_own() -> None:
-    writer = ItemWriter()
+    writer = ItemWriter("resp_1")
     deltas = [Thought("h"), Thought("m"), Text("Yes"), Begin(0, "f"), Arguments(0, "{"), Arguments(0, "}"), Text("so")]
     events = [event for delta in deltas for event in writer.take([delta])] + list(writer.finish("completed"))
     assert [item["type"] for item in writer.items] == ["reasoning", "message", "function_call", "message"]
