@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,31 +18,35 @@ from parlay.bench.plan.shapes import shape_of
 from parlay.compiled.library import SWITCH
 from parlay.models import NativeRunner
 from parlay.models.config import UnsupportedModel
+from parlay.models.families import reading
 from parlay.models.families.reading import read_config
+from parlay.models.families.table import CAUSAL
+from parlay.models.families.table import FAMILIES as FAMILY_OF
 from parlay.models.loading import load_weights
 from parlay.models.torch_ops import eager
 from parlay.models.torch_ops.kernels import judge
 from parlay.models.weights.shapes import BadCheckpoint
 from parlay.options import LoadOptions
-from parlay.testing.checkpoints import FAMILIES, VOCAB_SIZE, save_random
+from parlay.testing.checkpoints import FAMILIES, NATIVE, VOCAB_SIZE, random_model, save_random
 from parlay.types import ParlayError, Segment
 from tests.models import family_files
 
 FP32 = LoadOptions(dtype="float32", device="cpu")
-ROWS = [*(name for name in FAMILIES if name not in ("seed-oss", "exaone4")), "gemma2"]
+NO_FILES = ("seed-oss", "exaone4", "glm", "granite4", "granite4-moe")
+ROWS = [*(name for name in FAMILIES if name not in NO_FILES), "gemma2"]
 """Families that files hold, too."""
 TOKENS = torch.randint(VOCAB_SIZE, (64,), generator=torch.Generator().manual_seed(1)).tolist()
 
 
-def logits(model: Path) -> Tensor:
+def logits(model: Path, tokens: Sequence[int] = TOKENS, longest: int | None = None) -> Tensor:
     """``[N, V]``, fed in two chunks so that cached keys matter."""
-    runner = models.load(str(model), FP32, cache_tokens=128)
+    runner = models.load(str(model), FP32, cache_tokens=2 * len(tokens), longest=longest)
     assert isinstance(runner, NativeRunner)
-    runner.open(0, TOKENS)
-    assert runner.reserve(0, len(TOKENS))
-    first = runner.forward([Segment(0, tuple(TOKENS[:40]))]).logits_RV
+    runner.open(0, tokens)
+    assert runner.reserve(0, len(tokens))
+    first = runner.forward([Segment(0, tuple(tokens[:40]))]).logits_RV
     runner.keep(0, ())
-    return torch.cat((first, runner.forward([Segment(0, tuple(TOKENS[40:]))]).logits_RV)).float()
+    return torch.cat((first, runner.forward([Segment(0, tuple(tokens[40:]))]).logits_RV)).float()
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -62,11 +67,59 @@ def test_logits_equal_those_of_transformers_with_every_kernel(
         assert found.argmax(-1).equal(expected.argmax(-1)), kernels
 
 
+def texts_of(model: Path, prompts: Sequence[Sequence[int]], count: int) -> list[list[int]]:
+    """The prompts, each with ``count`` greedy tokens, written side by side."""
+    runner = models.load(str(model), FP32, cache_tokens=8192)
+    texts, fed = [list(prompt) for prompt in prompts], [tuple(prompt) for prompt in prompts]
+    for name, prompt in enumerate(prompts):
+        runner.open(name, prompt)
+        assert runner.reserve(name, len(prompt) + count)
+    for _ in range(count):
+        segments = [Segment(name, new, logits_from=len(new) - 1) for name, new in enumerate(fed)]
+        chosen = runner.forward(segments).logits_RV.argmax(-1).tolist()
+        for name, token in enumerate(chosen):
+            runner.keep(name, ())
+            texts[name].append(token)
+        fed = [(token,) for token in chosen]
+    return texts
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, *NATIVE])
+def test_greedy_texts_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    """20 prompts of 24 tokens, 64 tokens each. transformers reads a whole text at once: then its greedy text is the
+    same if each token is its choice after those before."""
+    model = save_random(name, tmp_path)
+    prompts = torch.randint(VOCAB_SIZE, (20, 24), generator=torch.Generator().manual_seed(2))
+    texts = torch.tensor(texts_of(tmp_path, prompts.tolist(), 64))
+    with torch.no_grad():
+        choices = model(input_ids=texts).logits[:, 23:-1].argmax(-1)
+    assert choices.equal(texts[:, 24:])
+
+
+def test_every_family_that_writes_token_by_token_is_compared_with_transformers() -> None:
+    """Those that read the text part of a model of images have a test of their own."""
+    compared = {type(random_model(name)).__name__ for name in (*FAMILIES, *NATIVE)}
+    images = {family.architecture for family in CAUSAL if family.left_out}
+    assert {family.architecture for family in CAUSAL} == compared | images
+
+
 @pytest.mark.parametrize("name", ROWS)
 def test_a_gguf_file_computes_the_same(name: str, tmp_path: Path) -> None:
     save_random(name, tmp_path)
     written = family_files.write(tmp_path / "model.gguf", tmp_path)
     torch.testing.assert_close(logits(written), logits(tmp_path), rtol=0, atol=5e-6)
+
+
+def test_texts_beyond_the_original_context_are_computed_with_the_factors_for_long_ones(tmp_path: Path) -> None:
+    """As transformers computes a text of that length, from folders and from files. By default texts end before."""
+    model = save_random("phi4-mini", tmp_path)
+    tokens = torch.randint(VOCAB_SIZE, (300,), generator=torch.Generator().manual_seed(3)).tolist()
+    with torch.no_grad():
+        expected = model(input_ids=torch.tensor([tokens])).logits[0]
+    for folder in (tmp_path, family_files.write(tmp_path / "model.gguf", tmp_path)):
+        assert models.load(str(folder), FP32).spec.max_context == 256
+        found = logits(folder, tokens, longest=512)
+        assert (found - expected).abs().max() < 1e-5 * expected.abs().max()
 
 
 def change(directory: Path, **values: object) -> None:
@@ -123,9 +176,17 @@ def test_the_text_part_of_a_model_of_images_is_read_alone(name: str, architectur
         ("llama", {"use_qk_norm": True}, "use_qk_norm True"),
         ("llama", {"rope_parameters": {"llama_4_scaling_beta": 0.1}}, r"rope_parameters\.llama_4_scaling_beta 0\.1"),
         ("llama", {"num_local_experts": 4}, "num_local_experts 4"),
+        ("llama", {"query_pre_attn_scalar": 64}, "query_pre_attn_scalar 64"),
+        ("qwen2", {"query_pre_attn_scalar": 1}, "query_pre_attn_scalar 1 "),
+        ("llama", {"attn_logit_softcapping": 1.0}, r"attn_logit_softcapping 1\.0"),
+        ("llama", {"residual_multiplier": 0}, "residual_multiplier 0"),
+        ("llama", {"is_causal": False}, "bidirectional attention"),
+        ("qwen3", {"kv_lora_rank": 8}, "kv_lora_rank 8"),
+        ("gemma3", {"num_kv_shared_layers": 2}, "num_kv_shared_layers 2"),
         ("qwen3", {"attention_sink_size": 4}, "attention_sink_size 4"),
         ("gemma3", {"layer_types": ["full_attention", "chunked_attention", "full_attention"]}, "chunked_attention"),
         ("granite", {"architectures": ["MambaForCausalLM"]}, "layers are recurrent"),
+        ("granite4", {"layer_types": ["attention", "mamba"]}, "some of its layers are recurrent"),
         ("granite", {"architectures": ["NeverHeardOf"]}, "parlay models --families"),
         ("mixtral", {"quantization_config": {"quant_method": "mxfp4"}}, "quant_method 'mxfp4' can't be read"),
         ("gpt-oss", {"swiglu_limit": 5.0}, "swiglu_limit 5.0 is not supported: 7.0 is"),
@@ -139,6 +200,42 @@ def test_what_would_change_the_arithmetic_unnoticed_is_refused_by_name(
     with pytest.raises(UnsupportedModel, match=reason) as caught:
         read_config(tmp_path)
     assert "\n" not in str(caught.value)
+
+
+IDLE = {
+    *("use_cache", "initializer_range", "attention_dropout", "resid_pdrop", "embd_pdrop", "router_jitter_noise"),
+    *("output_router_logits", "router_aux_loss_coef", "pretraining_tp", "transformers_version", "torch_dtype"),
+    *("return_dict", "output_hidden_states", "chunk_size_feed_forward", "problem_type", "_name_or_path", "id2label"),
+    *("label2id", "is_encoder_decoder", "bos_token_id", "pad_token_id", "model_type", "output_attentions", "dtype"),
+    *("architectures", "residual_dropout", "_sliding_window_pattern", "time_step_limit"),
+}
+"""Keys that change nothing while a model writes text, or not in models without layers of Mamba."""
+
+
+def changed(value: object) -> object:
+    """Another value of the same kind."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int | float):
+        return value * 2 + 1
+    return [*reversed(value)] if isinstance(value, list) else {"other": 3} if isinstance(value, dict) else 3
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, *NATIVE])
+def test_no_key_that_transformers_knows_for_a_family_goes_unnoticed(name: str, tmp_path: Path) -> None:
+    """A change of any of them changes the decoder, is refused, or says nothing beside others that the family reads."""
+    model = random_model(name)
+    model.config.save_pretrained(tmp_path)
+    change(tmp_path, architectures=[type(model).__name__])
+    said = json.loads((tmp_path / "config.json").read_text())
+    usual, unnoticed = read_config(tmp_path), []
+    for key in {**model.config.to_dict(), **said}.keys() - IDLE:
+        change(tmp_path, **{**said, key: changed(said.get(key))})
+        try:
+            unnoticed += [key] if read_config(tmp_path) == usual else []
+        except ParlayError:
+            continue
+    assert {*unnoticed} <= {*FAMILY_OF[usual.architecture].keys, *reading._READ, "intermediate_size"}
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,7 @@ class LLM:
         ranks = override(ranks, tensor_parallel=tensor_parallel_size, pipeline_parallel=pipeline_parallel_size)
         ranks = override(ranks, context_parallel=context_parallel_size)
         with bar(None, "Loading", "matrix", use_tqdm_on_load, delay=0.5) as shown:
-            self.runner = open_target(model, load, ranks, budget, partial(advance, shown))
+            self.runner = open_target(model, load, ranks, budget, partial(advance, shown), longest=max_model_len)
         self.prefix_cache = open_prefix_cache(prefix_cache, prefix_cache_size, model, self.runner, load)
         self.adapters, self.loss = Adapters(self.runner), loss_of(self.runner)
         self.vocabulary = vocabulary_of(model, tokenizer, self.runner.spec, load.end_tokens)

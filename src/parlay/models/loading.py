@@ -30,12 +30,13 @@ _HARMLESS = re.compile(r"rotary_emb\.inv_freq$|attention\.(masked_)?bias$")
 """Tensors that old exporters stored and that are recomputed from the config anyway."""
 
 
-def read_config(model: Path) -> DecoderConfig:
-    """The decoder in a folder or GGUF file.
+def read_config(model: Path, longest: int = 0) -> DecoderConfig:
+    """The decoder in a folder or GGUF file, for texts of up to ``longest`` tokens; 0: the usual ones.
 
+    Texts beyond the original context of a model with longrope need it to be said: their positions have other factors.
     Raises UnsupportedModel for what the native decoder does not run, and ParlayError for files that make no sense.
     """
-    return gguf_file.read_config(model) if model.is_file() else reading.read_config(model)
+    return gguf_file.read_config(model, longest) if model.is_file() else reading.read_config(model, longest)
 
 
 def load_tokenizer(model: Path) -> Tokenizer:

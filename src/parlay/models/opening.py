@@ -62,21 +62,24 @@ def load(
     budget: Budget | None = None,
     packed: Packed = nobody,
     make_forward: MakeForward = choose_forward,
+    longest: int | None = None,
 ) -> Runner:
     """A runner for a built-in name, a local folder or GGUF file, a Hugging Face Hub id, or a loaded transformers model.
 
     ``cache_tokens`` is how many tokens all sequences may cache; by default that follows from the free memory.
     Runners with the same ``budget`` share its memory; the target has precedence. A model that runs through
     transformers has memory of its own. ``packed`` is called with how many of the compiled decoder's matrices are
-    ready, and of how many. Raises ParlayError (UnsupportedModel, BadCheckpoint) for a model that can't be had or run,
-    ValueError for a device that is not there, and for options that a loaded model can't honour.
+    ready, and of how many. ``longest`` is how many tokens texts may have: a model with longrope computes texts beyond
+    its original context, and then all of them, with the factors for long ones. Raises ParlayError (UnsupportedModel,
+    BadCheckpoint) for a model that can't be had or run, ValueError for a device that is not there, and for options that
+    a loaded model can't honour.
     """
     threads.settle(options.threads)
     if not isinstance(model, str):
         return _adapt_loaded(model, options, cache_tokens, budget)
     asked_dtype, device, found = _DTYPES[options.dtype], chosen_device(options.device), resolve(model)
     try:
-        config = read_config(found)
+        config = read_config(found, longest or 0)
     except UnsupportedModel as reason:
         if found.is_file():
             raise

@@ -50,11 +50,20 @@ ALONE = RankOptions()
 
 
 def open_target(
-    model: str | PreTrainedModel, load: LoadOptions, options: RankOptions, budget: Budget | None, packed: Packed
+    model: str | PreTrainedModel,
+    load: LoadOptions,
+    options: RankOptions,
+    budget: Budget | None,
+    packed: Packed,
+    *,
+    longest: int | None = None,
 ) -> Runner:
-    """Load a model in this process, or as rank 0 of several. Raises what `models.load` and `lead` raise."""
+    """Load a model in this process, or as rank 0 of several. Raises what `models.load` and `lead` raise.
+
+    ``longest`` is that of `models.load`; several processes compute all texts as short ones.
+    """
     if options.ranks == 1:
-        return models.load(model, load, budget=budget, packed=packed)
+        return models.load(model, load, budget=budget, packed=packed, longest=longest)
     if not isinstance(model, str):
         raise ValueError("a loaded model runs in one process: name it, or ask for one")
     return lead(model, load, options, budget=budget, packed=packed)

@@ -72,6 +72,8 @@ NATIVE: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
 _FEW = {**_DECODER, "num_hidden_layers": 2}
 _EXPERTS = {"num_local_experts": 6, "num_experts_per_tok": 2}
 _QWEN_EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+_MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_n_groups": 1, "mamba_chunk_size": 8}
+_ALL_ATTENTION = {**_MAMBA, "layer_types": ["full_attention", "full_attention"]}
 _FACTORS = {"short_factor": [1.0, 1.1, 1.3, 1.5, 1.9, 2.5], "long_factor": [2.0] * 6}
 FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
     {
@@ -108,33 +110,77 @@ FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
         "qwen3-moe": ("qwen3_moe", {**_FEW, **_QWEN_EXPERTS, "head_dim": 16, "norm_topk_prob": True}),
         "granite-moe": ("granitemoe", {**_FEW, **_EXPERTS, "residual_multiplier": 0.5, "attention_multiplier": 0.3}),
         "granite-moe-shared": ("granitemoeshared", {**_FEW, **_EXPERTS, "shared_intermediate_size": 40}),
+        "granite4": (
+            "granitemoehybrid",
+            {
+                **_FEW,
+                "num_local_experts": 0,
+                "shared_intermediate_size": 48,
+                "position_embedding_type": "rope",
+                "attention_multiplier": 0.3,
+                **_ALL_ATTENTION,
+            },
+        ),
+        "granite4-moe": (
+            "granitemoehybrid",
+            {**_FEW, **_EXPERTS, "shared_intermediate_size": 40, "attention_multiplier": 0.3, **_ALL_ATTENTION},
+        ),
         "ernie": ("ernie4_5", {**_FEW, "head_dim": 16}),
         "seed-oss": ("seed_oss", {**_FEW, "head_dim": 16}),
         "exaone4": ("exaone4", {**_FEW, "sliding_window": 12, "sliding_window_pattern": 2}),
+        "glm": ("glm", {**_FEW, "head_dim": 16}),
         "glm4": ("glm4", {**_FEW, "head_dim": 16}),
         "gpt-oss": ("gpt_oss", {**_FEW, **_EXPERTS, "head_dim": 16, "sliding_window": 12}),
     }
 )
 """Checkpoints of further families that the native decoder runs, each with all that sets its layers apart."""
 
+_DELTA = {
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+}
 FOREIGN: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
     {
         "gpt2": ("gpt2", {"n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 256}),
         "gpt-neox": ("gpt_neox", {**_DECODER, "num_key_value_heads": None}),
         "bloom": ("bloom", {"hidden_size": 32, "n_layer": 2, "n_head": 4}),
         "gemma2": ("gemma2", _GEMMA2),
+        "gemma4": (
+            "gemma4_text",
+            {
+                **_GEMMA2,
+                "num_hidden_layers": 4,
+                "layer_types": ["sliding_attention", "full_attention"] * 2,
+                "global_head_dim": 32,
+                "num_kv_shared_layers": 2,
+                "hidden_size_per_layer_input": 8,
+                "vocab_size_per_layer_input": VOCAB_SIZE,
+            },
+        ),
         "mamba": ("mamba", {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 4}),
         "lfm2": ("lfm2", {**_DECODER, "layer_types": ["conv", "full_attention", "conv"]}),
+        "qwen3.5": ("qwen3_5_text", {**_DECODER, **_DELTA, "num_hidden_layers": 4, "head_dim": 16}),
+        "granite-hybrid": (
+            "granitemoehybrid",
+            {
+                **_DECODER,
+                **_MAMBA,
+                **_EXPERTS,
+                "shared_intermediate_size": 16,
+                "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            },
+        ),
+        "falcon-h1": ("falcon_h1", {**_FEW, **_MAMBA, "mamba_d_ssm": 64}),
+        "bamba": ("bamba", {**_DECODER, **_MAMBA, "attn_layer_indices": [1]}),
         "qwen3-next": (
             "qwen3_next",
             {
                 **_DECODER,
+                **_DELTA,
                 "num_hidden_layers": 4,
                 "head_dim": 16,
-                "linear_key_head_dim": 8,
-                "linear_value_head_dim": 8,
-                "linear_num_key_heads": 2,
-                "linear_num_value_heads": 4,
                 "num_experts": 4,
                 "num_experts_per_tok": 2,
                 "moe_intermediate_size": 16,

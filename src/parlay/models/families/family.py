@@ -22,6 +22,8 @@ TEXT_PREFIXES = {
     "language_model.lm_head.": "lm_head.",
 }
 """Beginnings of their tensors for text, and what the decoder calls these."""
+REPLAYED = "drafts are chains, replayed from a snapshot where some of one are rejected"
+"""What becomes of drafts for models with a state, which transformers runs."""
 Complete = Callable[[Json, DecoderConfig, LayerForm], DecoderConfig]
 """``(raw, config, usual)``: the config with what config.json says in the family's own words.
 

@@ -1,12 +1,23 @@
-"""Granite 3: Llama's layers with multipliers of embeddings, scores, residuals and logits; and with experts."""
+"""Granite 3: Llama's layers with multipliers of embeddings, scores, residuals and logits; and with experts.
+
+Granite 4 has layers of Mamba in some models. The others run here.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from parlay.models.config import DecoderConfig, Experts, Json, LayerForm
-from parlay.models.families.family import Family, GgufForm, with_layers
+from parlay.models.config import DecoderConfig, Experts, Json, LayerForm, UnsupportedModel
+from parlay.models.families.family import REPLAYED, Family, GgufForm, with_layers
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from parlay.models.weights.shapes import Weight
+
+SOME_MAMBA = f"some of its layers are recurrent (Mamba): {REPLAYED}"
 _OF_FILES = {
     "embedding_scale": "embedding_multiplier",
     "attention.scale": "attention_multiplier",
@@ -36,6 +47,25 @@ def _with_experts(raw: Json, config: DecoderConfig, usual: LayerForm) -> Decoder
         shared=int(raw.get("shared_intermediate_size") or 0),
     )
     return _granite(raw, config, replace(usual, experts=experts))
+
+
+def _granite4(raw: Json, config: DecoderConfig, usual: LayerForm) -> DecoderConfig:
+    """Raises UnsupportedModel where some layers are recurrent. What each row runs besides its experts may be all."""
+    kinds = raw.get("layer_types") or ["linear_attention"]
+    if not {"attention", "full_attention"}.issuperset(kinds):
+        raise UnsupportedModel(f"{config.architecture}: {SOME_MAMBA}")
+    form = usual if raw.get("position_embedding_type") == "rope" else replace(usual, rope=None)
+    if raw.get("num_local_experts", 8):
+        return _with_experts(raw, config, form)
+    return _granite(raw, replace(config, intermediate_size=int(raw.get("shared_intermediate_size", 1024))), form)
+
+
+def _alone(tensors: Mapping[str, Tensor]) -> Mapping[str, Weight]:
+    """Where there are no experts, what all rows share is the feed-forward."""
+    if any(".block_sparse_moe." in name for name in tensors):
+        return tensors
+    inner, outer = ("shared_mlp.input_linear", "mlp.gate_up_proj"), ("shared_mlp.output_linear", "mlp.down_proj")
+    return {name.replace(*inner).replace(*outer): tensor for name, tensor in tensors.items()}
 
 
 GRANITE = Family(
@@ -77,4 +107,18 @@ GRANITE_MOE_SHARED = replace(
     models="Granite with experts, one of them shared",
     gguf=None,
     note="GGUF files as those of Granite with experts",
+)
+GRANITE4 = replace(
+    GRANITE_MOE_SHARED,
+    architecture="GraniteMoeHybridForCausalLM",
+    models="Granite 4",
+    complete=_granite4,
+    keys=(
+        *GRANITE_MOE.keys,
+        "position_embedding_type",
+        *(f"mamba_{name}" for name in ("n_heads", "n_groups", "d_state", "d_head", "d_conv", "expand", "chunk_size")),
+        *("mamba_conv_bias", "mamba_proj_bias"),
+    ),
+    regroup=_alone,
+    note="without Mamba; GGUF files call themselves granite. Others run through transformers, as hybrids do",
 )

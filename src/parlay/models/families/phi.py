@@ -21,5 +21,5 @@ PHI3 = Family(
         keys={"attention.sliding_window": "sliding_window"},
         names={"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
     ),
-    note="with longrope up to the original context, mostly 4,096 tokens",
+    note="longrope: texts of up to 4,096 tokens mostly; --max-model-len above it has all texts computed as long ones",
 )

@@ -17,12 +17,15 @@ from parlay.types import ParlayError
 
 ACTIVATIONS: Mapping[str, Activation] = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 _ARITHMETIC = re.compile(
-    r"scal|multiplier|softcap|_cap$|clip|norm|rope|rotary|window|expert|moe_|router|residual|attention|attn|bias|alibi|"
-    r"parallel|gate|swiglu|sparse|altup|laurel"
+    r"scal|multiplier|soft_?cap|_cap$|clip|norm|rope|rotary|window|expert|moe_|router|residual|attention|attn|bias|alibi|"
+    r"parallel|gate|swiglu|spars|altup|laurel|mup_|temperature|alpha|lora|latent|conv_|mamba|ssm_|chunk|linear_|"
+    r"kv_shared|per_layer|double_wide|global_|dense_replace|position_embedding_type"
 )
 _HARMLESS = re.compile(r"dropout|pdrop|initializer|aux_loss|output_|^_|implementation|jitter|flash|_token|_bos|_eos")
 """Parts of keys that may change what a model computes, and of those that never do while it writes text."""
-_OFF: tuple[object, ...] = (None, False, 0, 1, "", [], {})
+_FACTOR = re.compile(r"multiplier|scal(e|ing)|factor")
+_COUNT = re.compile(r"expert|step|freq|interval|group|layers")
+"""Parts of keys whose number changes nothing if it is 1: it multiplies, or it counts what is there anyway."""
 _READ = (
     *("rms_norm_eps", "num_attention_heads", "num_key_value_heads", "attention_bias", "mlp_bias", "layer_types"),
     *("rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor", "original_max_position_embeddings"),
@@ -50,17 +53,18 @@ _MOST: Mapping[str, int] = {
 meant to take this machine's time and memory."""
 
 
-def read_config(directory: Path) -> DecoderConfig:
-    """The decoder that ``directory/config.json`` describes.
+def read_config(directory: Path, longest: int = 0) -> DecoderConfig:
+    """The decoder that ``directory/config.json`` describes, for texts of up to ``longest`` tokens; 0: the usual ones.
 
-    Raises UnsupportedModel, naming architecture and reason, for what the native decoder can't run, and ParlayError
-    for a folder without a config.json that makes sense.
+    Where long texts have other factors of positions (longrope), texts that may become long have these from the first
+    token on. Raises UnsupportedModel, naming architecture and reason, for what the native decoder can't run, and
+    ParlayError for a folder without a config.json that makes sense.
     """
     raw = read_json(directory / "config.json")
-    return config_of(directory, raw, architecture_of(raw))
+    return config_of(directory, raw, architecture_of(raw), longest)
 
 
-def config_of(directory: Path, raw: Json, architecture: str) -> DecoderConfig:
+def config_of(directory: Path, raw: Json, architecture: str, longest: int = 0) -> DecoderConfig:
     """Read the decoder that ``raw`` describes, a part of that folder's config.json; see `read_config`."""
     _check_counts(directory, raw)
     family = FAMILIES.get(architecture)
@@ -71,7 +75,7 @@ def config_of(directory: Path, raw: Json, architecture: str) -> DecoderConfig:
         why = ELSEWHERE.get(architecture, "no family of Parlay's decoder; parlay models --families lists them")
         raise UnsupportedModel(f"{architecture}: {why}")
     try:
-        config = _decoder(family.said(raw), family, _eos_ids(directory, raw))
+        config = _decoder(family.said(raw), family, _eos_ids(directory, raw), longest)
     except KeyError as missing:
         raise UnsupportedModel(f"{architecture}: config.json has no {missing.args[0]}") from None
     except (TypeError, ValueError, AttributeError, ArithmeticError) as error:
@@ -166,7 +170,7 @@ def architecture_of(raw: Json) -> str:
     return str(name or "unknown architecture")
 
 
-def _decoder(raw: Json, family: Family, eos_ids: tuple[int, ...]) -> DecoderConfig:
+def _decoder(raw: Json, family: Family, eos_ids: tuple[int, ...], longest: int) -> DecoderConfig:
     max_context = int(raw.get("max_position_embeddings") or family.max_context)
     activation = raw.get("hidden_activation") or raw.get("hidden_act", family.activation)
     _refuse_unknown(raw, family, activation)
@@ -184,15 +188,16 @@ def _decoder(raw: Json, family: Family, eos_ids: tuple[int, ...]) -> DecoderConf
         head_dim=head_dim,
         rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
         max_context=max_context,
-        rope=_rope(raw, family, max_context, head_dim),
+        rope=_rope(raw, family, max_context, head_dim, longest),
         tie_embeddings=bool(raw.get("tie_word_embeddings", family.tie_embeddings)),
         qkv_bias=family.qkv_bias or biased,
         qk_norm=family.qk_norm,
         eos_ids=eos_ids,
         dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "float32").removeprefix("torch."),
     )
-    if config.rope.kind == "divided":  # its factors are those of short texts, which this config can't leave
-        config = replace(config, max_context=min(max_context, config.rope.original_max_context))
+    original = config.rope.original_max_context
+    if config.rope.kind == "divided" and longest <= original:  # its factors are those of short texts alone
+        config = replace(config, max_context=min(max_context, original))
     usual = replace(config.llama, activation=ACTIVATIONS[activation], out_bias=biased)
     complete = family.complete(raw, config, usual)
     return with_set_block(raw, complete)
@@ -206,6 +211,7 @@ def _refuse_unknown(raw: Json, family: Family, activation: object) -> None:
         f"activation {activation!r}": activation not in ACTIVATIONS,
         "mlp_bias": bool(raw.get("mlp_bias")),
         "bidirectional attention (use_bidirectional_attention)": bool(raw.get("use_bidirectional_attention")),
+        "bidirectional attention (is_causal false)": family.canvas is None and raw.get("is_causal") is False,
         f"{heads} heads over {kv_heads} key-value heads": bool(kv_heads) and heads % kv_heads != 0,
         f"{unknown}": unknown is not None,
     }
@@ -221,24 +227,31 @@ def _unknown_keys(raw: Json, family: Family) -> Iterator[str]:
     known = {*_READ, *family.keys}
     for name in ("rope_scaling", "rope_parameters"):
         for key, value in (raw.get(name) or {}).items():
-            if key not in _OF_ROPE and (value is True or value not in _OFF):
+            if key not in _OF_ROPE and _is_on(key, value):
                 yield f"{name}.{key} {value!r:.40}"
     for key, value in raw.items():
-        switched_on = value is True or value not in _OFF
-        if switched_on and key not in known and _ARITHMETIC.search(key) and not _HARMLESS.search(key):
+        if key not in known and _ARITHMETIC.search(key) and not _HARMLESS.search(key) and _is_on(key, value):
             yield f"{key} {value!r:.40}"
 
 
-def _rope(raw: Json, family: Family, max_context: int, head_dim: int) -> RopeConfig:
+def _is_on(key: str, value: object) -> bool:
+    """Whether such a value changes what a model computes that has the key."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return value not in (None, False, "", [], {}, "default", "absolute")
+    neutral = (1,) if _FACTOR.search(key) else (0, 1) if _COUNT.search(key) else (0,)
+    return value not in neutral
+
+
+def _rope(raw: Json, family: Family, max_context: int, head_dim: int, longest: int) -> RopeConfig:
     """Reads ``rope_parameters`` (transformers 5) or ``rope_theta`` with ``rope_scaling`` (before)."""
     said: Json = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
     share = said.get("partial_rotary_factor", raw.get("partial_rotary_factor", family.rotated))
     rotated = int(head_dim * float(1.0 if share is None else share))
-    scaled = _scaled(raw, said, family, max_context)
+    scaled = _scaled(raw, said, family, max_context, longest)
     return replace(scaled, rotated=0 if rotated == head_dim else rotated)
 
 
-def _scaled(raw: Json, said: Json, family: Family, max_context: int) -> RopeConfig:
+def _scaled(raw: Json, said: Json, family: Family, max_context: int, longest: int) -> RopeConfig:
     theta = float(said.get("rope_theta") or raw.get("rope_theta") or family.rope_theta)
     kind = said.get("rope_type") or said.get("type") or "default"
     if kind == "default":
@@ -259,12 +272,12 @@ def _scaled(raw: Json, said: Json, family: Family, max_context: int) -> RopeConf
     if kind == "yarn":
         return _yarn(said, theta, original_context, max_context)
     if kind in ("longrope", "su"):
-        return _longrope(said, theta, original_context, max_context)
+        return _longrope(said, theta, original_context, max_context, longest > original_context)
     raise UnsupportedModel(f"{family.architecture}: rope type {kind!r} is not supported by the native decoder")
 
 
-def _longrope(said: Json, theta: float, original_context: int, max_context: int) -> RopeConfig:
-    """Positions of texts that fit the original context: longer ones have other factors for all their tokens."""
+def _longrope(said: Json, theta: float, original_context: int, max_context: int, long: bool) -> RopeConfig:
+    """Positions of texts that fit the original context, or of long ones, whose factors are others for all tokens."""
     factor = float(said.get("factor") or max_context / original_context)
     attention_factor = said.get("attention_factor")
     if attention_factor is None:
@@ -274,7 +287,7 @@ def _longrope(said: Json, theta: float, original_context: int, max_context: int)
         kind="divided",
         original_max_context=original_context,
         attention_factor=float(attention_factor),
-        divisors=tuple(map(float, said["short_factor"])),
+        divisors=tuple(map(float, said["long_factor" if long else "short_factor"])),
     )
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from parlay.models.families.diffusion import DIFFUSION
-from parlay.models.families.family import Family
+from parlay.models.families.family import REPLAYED, Family
 from parlay.models.families.gemma import GEMMA, GEMMA2, GEMMA3, GEMMA3_IMAGES
 from parlay.models.families.glm import GLM, GLM4
 from parlay.models.families.gpt_oss import GPT_OSS
-from parlay.models.families.granite import GRANITE, GRANITE_MOE, GRANITE_MOE_SHARED
+from parlay.models.families.granite import GRANITE, GRANITE4, GRANITE_MOE, GRANITE_MOE_SHARED, SOME_MAMBA
 from parlay.models.families.llama import LLAMA, MISTRAL, MISTRAL_IMAGES, MIXTRAL
 from parlay.models.families.olmo import OLMO2, OLMO3
 from parlay.models.families.others import ERNIE, EXAONE4, SEED
@@ -20,30 +20,30 @@ from parlay.models.families.smollm import SMOLLM3
 CAUSAL = (
     *(LLAMA, MISTRAL, MISTRAL_IMAGES, MIXTRAL, QWEN2, QWEN3, QWEN2_MOE, QWEN3_MOE),
     *(GEMMA, GEMMA2, GEMMA3, GEMMA3_IMAGES, PHI3, OLMO2, OLMO3, SMOLLM3),
-    *(GRANITE, GRANITE_MOE, GRANITE_MOE_SHARED, GPT_OSS, GLM, GLM4, ERNIE, SEED, EXAONE4),
+    *(GRANITE, GRANITE_MOE, GRANITE_MOE_SHARED, GRANITE4, GPT_OSS, GLM, GLM4, ERNIE, SEED, EXAONE4),
 )
 """Families that write token by token."""
 FAMILIES: Mapping[str, Family] = {family.architecture: family for family in (*CAUSAL, *DIFFUSION)}
 """By architecture, as config.json has it."""
-_MAMBA, _SOME_MAMBA = "its layers are recurrent (Mamba)", "some of its layers are recurrent (Mamba)"
-_DELTA = "some of its layers are recurrent (gated delta)"
+_MAMBA = "its layers are recurrent (Mamba): no drafts, as several rows at once come out wrong there"
+_DELTA = f"some of its layers are recurrent (gated delta): {REPLAYED}"
 _OTHER_NORMS = "its norms subtract the mean"
 ELSEWHERE: Mapping[str, str] = {
     **dict.fromkeys(("MambaForCausalLM", "Mamba2ForCausalLM", "FalconMambaForCausalLM"), _MAMBA),
     **dict.fromkeys(
         (
-            *("JambaForCausalLM", "BambaForCausalLM", "GraniteMoeHybridForCausalLM", "NemotronHForCausalLM"),
+            *("JambaForCausalLM", "BambaForCausalLM", "NemotronHForCausalLM"),
             *("FalconH1ForCausalLM", "Zamba2ForCausalLM"),
         ),
-        _SOME_MAMBA,
+        SOME_MAMBA,
     ),
     **dict.fromkeys(("Qwen3NextForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"), _DELTA),
     **dict.fromkeys(("Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration"), _DELTA),
-    "RecurrentGemmaForCausalLM": "some of its layers are recurrent",
-    "Lfm2ForCausalLM": "some of its layers are short convolutions",
+    "RecurrentGemmaForCausalLM": "its state lies in its layers, which can serve no two texts: refused there, too",
+    "Lfm2ForCausalLM": f"some of its layers are short convolutions: {REPLAYED}",
     **dict.fromkeys(
         ("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration", "Gemma3nForCausalLM"),
-        "its layers share keys and have embeddings of their own",
+        "its layers share keys, differ in their heads and have embeddings of their own; drafts are chains",
     ),
     **dict.fromkeys(("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"), "its keys are compressed (latent attention)"),
     "Llama4ForCausalLM": "its attention is in chunks",

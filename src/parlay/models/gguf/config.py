@@ -19,11 +19,15 @@ Tensors = Mapping[str, TensorInfo]
 
 _LARGEST = 1 << 31
 _PATTERN = "attention.sliding_window_pattern"
-ROPE_FACTORS, SHORT_FACTORS = "rope_freqs.weight", "rope_factors_short.weight"
+ROPE_FACTORS = "rope_freqs.weight"
+SHORT_FACTORS, LONG_FACTORS = "rope_factors_short.weight", "rope_factors_long.weight"
 
 
 class RopeFactors(NamedTuple):
-    """Numbers of the tensor ``name``, which divide frequencies; ``short``: of texts that fit the original context."""
+    """Numbers of the tensor ``name``, which divide frequencies; ``short``: of texts that fit the original context.
+
+    ``scaled``: of those or of longer ones (longrope).
+    """
 
     name: str = ROPE_FACTORS
     divisors: tuple[float, ...] = ()
@@ -31,6 +35,10 @@ class RopeFactors(NamedTuple):
     @property
     def short(self) -> bool:
         return self.name == SHORT_FACTORS
+
+    @property
+    def scaled(self) -> bool:
+        return self.name in (SHORT_FACTORS, LONG_FACTORS)
 
 
 _READ = frozenset(
@@ -119,6 +127,12 @@ def family_of(keys: Mapping[str, Value]) -> Family:
             f"architecture {name!r:.40}: of GGUF files the native decoder runs {', '.join(GGUF_FAMILIES)}"
         )
     return GGUF_FAMILIES[name]
+
+
+def original_context(keys: Mapping[str, Value]) -> int:
+    """How long texts were when the model was trained at first; 0 where the file doesn't say."""
+    said = keys.get(f"{keys.get('general.architecture')}.rope.scaling.original_context_length", 0)
+    return said if isinstance(said, int) else 0
 
 
 def decoder_config(keys: Mapping[str, Value], tensors: Tensors, factors: RopeFactors) -> DecoderConfig:
@@ -226,7 +240,7 @@ def _layer_count(architecture: str, mine: _Keys, tensors: Tensors) -> int:
 
 
 def _max_context(architecture: str, mine: _Keys, form: GgufForm, factors: RopeFactors) -> int:
-    """Read the longest text; of factors for short texts and for long ones the decoder knows the former alone."""
+    """Read the longest text; with the factors for short texts alone it is one of those."""
     max_context, key = mine.size("context_length"), "attention.sliding_window"
     window = mine.names().get(key, 0)
     if factors.short:
@@ -287,7 +301,7 @@ def _rope(
 def _divided(mine: _Keys, theta: float, count: int, factors: RopeFactors) -> RopeConfig:
     if len(factors.divisors) != count or not all(0 < factor < math.inf for factor in factors.divisors):
         raise BadGguf(f"{factors.name} holds no {count} factors above 0")
-    attention_factor = mine.number("rope.scaling.attn_factor", 1.0) if factors.short else 1.0
+    attention_factor = mine.number("rope.scaling.attn_factor", 1.0) if factors.scaled else 1.0
     return RopeConfig(theta=theta, kind="divided", divisors=factors.divisors, attention_factor=attention_factor)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from parlay.models.config import DecoderConfig, UnsupportedModel
 from parlay.models.gguf import SUFFIX, weights
-from parlay.models.gguf.config import decoder_config, family_of
+from parlay.models.gguf.config import decoder_config, family_of, original_context
 from parlay.models.gguf.reader import BadGguf, Header, read
 from parlay.models.weights.shapes import Weight
 
@@ -17,15 +17,16 @@ _PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 _MOST_PARTS = 1 << 10
 
 
-def read_config(path: Path) -> DecoderConfig:
-    """The decoder in the GGUF file at ``path``, or in the files that it is one part of.
+def read_config(path: Path, longest: int = 0) -> DecoderConfig:
+    """The decoder in the GGUF file at ``path``, or in the files that it is one part of; see `loading.read_config`.
 
     Raises BadGguf for what is no sound GGUF file, and UnsupportedModel for what the native decoder does not run.
     """
     parts = read_parts(path)
     with _naming(path):
         tensors = {info.name: info for part in parts for info in part.tensors}
-        return decoder_config(parts[0].keys, tensors, weights.rope_factors(parts))
+        long = longest > original_context(parts[0].keys)
+        return decoder_config(parts[0].keys, tensors, weights.rope_factors(parts, long=long))
 
 
 def load_weights(path: Path, config: DecoderConfig) -> dict[str, Weight]:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from parlay.models.config import DecoderConfig
 from parlay.models.families.family import Family, GgufForm
-from parlay.models.gguf.config import ROPE_FACTORS, SHORT_FACTORS, RopeFactors
+from parlay.models.gguf.config import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, RopeFactors
 from parlay.models.gguf.packing_ahead import take
 from parlay.models.gguf.reader import BadGguf, Header, TensorInfo
 from parlay.models.weights.dequantize import dense
@@ -81,11 +81,11 @@ def load(parts: Sequence[Header], family: Family, config: DecoderConfig) -> dict
     return {name: weights[name] for name in expected}
 
 
-def rope_factors(parts: Sequence[Header]) -> RopeFactors:
-    """The numbers of the tensor that divides frequencies; empty where there is none."""
+def rope_factors(parts: Sequence[Header], *, long: bool) -> RopeFactors:
+    """The numbers of the tensor that divides frequencies, of short or of long texts; empty where there is none."""
     for part in parts:
         for info in part.tensors:
-            if info.name in (ROPE_FACTORS, SHORT_FACTORS):
+            if info.name in (ROPE_FACTORS, LONG_FACTORS if long else SHORT_FACTORS):
                 numbers = _vector(next(mapped(replace(part, tensors=(info,))))[1]).flatten()
                 return RopeFactors(info.name, tuple(numbers.tolist()))
     return RopeFactors()
