@@ -20,13 +20,18 @@ MODELS = {
     "gpt-neox": (torch.float64, 1e-10),
     "mamba": (torch.float32, 1e-4),
     "lfm2": (torch.float64, 1e-10),
+    "qwen3.5": (torch.float32, 1e-4),
 }
-"""Tiny models with their dtype and noise bound. Mamba computes its state in float32 whatever its weights are in."""
+"""Tiny models with their dtype and noise bound. Recurrent states are in float32 whatever weights are in."""
 CHECKS = ("greedy", "mixed", "continuing", "endings", "chunks", "forks", "preemption")
-LEFT_OUT = {"gpt2": {"endings"}, "gpt-neox": {"endings", "chunks"}}
+LEFT_OUT = {
+    "gpt2": {"endings"},
+    "gpt-neox": {"endings", "chunks"},
+    "qwen3.5": {"continuing", "endings", "chunks", "forks"},
+}
 """Where a text ends inside a draft is the engine's work, and the toys show it on trees; what is cut back then is here
 in every other check. Recurrent models, which must replay, keep it. Both models have one kind of cache, filled in chunks
-in one way."""
+in one way. Qwen3.5's cache has two kinds of layers that the others have one each of."""
 CASES = [(model, check) for model in MODELS for check in CHECKS if check not in LEFT_OUT.get(model, ())]
 
 
