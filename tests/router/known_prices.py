@@ -94,6 +94,31 @@ LARGE = Prices(
 """Qwen2.5-Coder-1.5B in four bits on two idle cores of a Zen 5: rows beyond eight cost what they compute."""
 
 
+def of_experts(share: float, read: Mapping[int, float]) -> Prices:
+    """A model that reads its weights in 20 ms for one row; ``share`` of them are experts.
+
+    Of these so many rows together ``read`` so many times what one reads. Each row is 0.3 ms of arithmetic. A head costs
+    what it costs beside `LARGE`.
+    """
+    forwards = {rows: 20 * (1 - share + share * times) + 0.3 * rows for rows, times in read.items()}
+    return Prices(forwards, draft=3.0, level=2.0, copy=0.01)
+
+
+def by_chance(count: int, chosen: int) -> dict[int, float]:
+    """What rows read that choose among ``count`` experts as if by chance: n (1 - (1 - k / n)^rows), of k for one."""
+    rows = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 24, 32, 64, 128)
+    return {each: count * (1 - (1 - chosen / count) ** each) / chosen for each in rows}
+
+
+COUNTED = {1: 1.0, 2: 5.7 / 4, 4: 9.2 / 4, 8: 14.7 / 4, 16: 18.4 / 4, 32: 20.3 / 4}
+"""As counted in a synthetic mixture of 32 experts, of which each row runs four; see cpu-performance.md."""
+DENSE = of_experts(0.0, dict.fromkeys((1, 128), 1.0))
+EXPERTS = of_experts(0.66, COUNTED)
+"""gpt-oss-20b has such experts: two thirds of the weights that a row reads."""
+MANY_EXPERTS = of_experts(0.55, by_chance(128, 8))
+"""Qwen3-30B-A3B, at worst."""
+
+
 def chance(*what: int) -> float:
     """A number in [0, 1) that is the same whenever it is asked for."""
     return zlib.crc32(array("q", what).tobytes()) / 2**32
@@ -140,6 +165,7 @@ class _Clocked(ToyRunner):
     def __init__(self, prices: Prices) -> None:
         super().__init__(self._next, VOCAB)
         self.now, self._prices = 0.0, prices
+        self.steps, self.nodes = 0, 0
         self._written: dict[tuple[int, ...], Text] = {}
 
     def write(self, text: Text) -> None:
@@ -157,6 +183,8 @@ class _Clocked(ToyRunner):
 
     def forward(self, segments: Sequence[Segment], taps: Sequence[int] = (), skip: Skip = NO_SKIP) -> Output:
         self.now += self._prices.forward(sum(segment.rows for segment in segments)) / 1000
+        self.steps += len(segments)
+        self.nodes += sum(len(segment.tree) for segment in segments)
         return super().forward(segments, taps, skip)
 
 
@@ -227,6 +255,11 @@ class World:
             {rows: prices.forward(rows) / 1000 for rows in (1, 2, 4, 8, 9, 16, 17, 32, 33, 64, 128)}
         )
         self._engine = self._open()
+
+    @property
+    def drafted(self) -> float:
+        """Nodes that steps verified, in the mean."""
+        return self._runner.nodes / self._runner.steps
 
     def _open(self) -> Engine:
         return Engine(self._runner, self.cost, clock=lambda: self._runner.now)

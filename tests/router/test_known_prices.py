@@ -9,7 +9,20 @@ from statistics import geometric_mean
 import pytest
 
 from parlay.types import Strategy
-from tests.router.known_prices import BUSY, COPY, IDLE, LARGE, PROSE, Prices, Text, World, texts
+from tests.router.known_prices import (
+    BUSY,
+    COPY,
+    DENSE,
+    EXPERTS,
+    IDLE,
+    LARGE,
+    MANY_EXPERTS,
+    PROSE,
+    Prices,
+    Text,
+    World,
+    texts,
+)
 
 SEEDS = 2
 STATIC = [("head", 2), ("head", 3), ("copy", 4)]
@@ -56,3 +69,14 @@ def test_auto_is_not_slower_than_plain_decoding_with_many_texts_at_once(count: i
         together = [Text.of(first + number, (kind,)) for number in range(count)]
         plain, auto = (world.seconds_at_once(together, each) for world, each in zip(worlds, strategies, strict=True))
     assert plain / auto > 0.99
+
+
+def test_budgets_follow_what_the_rows_of_a_draft_read_of_experts() -> None:
+    """Drafts are shorter where their rows load more experts, and `auto` is no slower than plain decoding there."""
+    drafted = []
+    for prices in (DENSE, EXPERTS, MANY_EXPERTS):
+        world, [text] = World(prices), texts(0, 1)
+        taken = world.seconds(text, world.auto())
+        drafted.append(world.drafted)
+        assert len(taken) * prices.forward(1) / 1000 / sum(taken) > 0.98
+    assert drafted[0] > 2 * drafted[1] > 2 * drafted[2]
