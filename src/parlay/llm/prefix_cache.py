@@ -122,6 +122,7 @@ def _key(model: str, runner: NativeRunner, load: LoadOptions) -> Key:
         "model": digest.hexdigest(),
         "adapter": "".join(hash_of(folder / name) for name in (CONFIG, WEIGHTS)) if folder is not None else "",
         "type of weights or cache": f"{runner.spec.dtype} {load.quantize} {load.kv_cache_dtype}",
+        "longest text": str(runner.spec.max_context),
         "decoder or processor": runner.spec.kernels,
         "version of Parlay": build_fingerprint(),
     }
