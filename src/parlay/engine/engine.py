@@ -161,7 +161,7 @@ class Engine:
 
     def _step_in_groups(self) -> list[Event]:
         """Begin a forward for each group of sequences that may be in flight, then end the step of the first."""
-        while len(self._in_flight) < self._groups and (group := self._begin_group()) is not None:
+        while len(self._in_flight) < self.scheduler.groups and (group := self._begin_group()) is not None:
             self._in_flight.append(group)
         events = self._end_group(self._in_flight.popleft()) if self._in_flight else []
         self._drain()
@@ -189,6 +189,8 @@ class Engine:
         seconds.verify += max(0.0, since(began, self._clock) - tapping)
         seconds.draft += tapping
         seconds.count(due, _without_fault(due), self.runner.spec)
+        if seconds.spent.rows and not any(step.prefill for step in steps):
+            self.scheduler.learn_group(seconds.spent.rows / len(steps), seconds.draft + seconds.overhead)
         seconds.whole &= group.alone and not self._in_flight and len(steps) == len(group.steps)
         return self._end(steps, seconds, group.asked)
 

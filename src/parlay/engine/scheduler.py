@@ -39,6 +39,8 @@ class Limits:
             raise ValueError(f"patience must be at least 1, got {self.patience}")
 
 
+_NEWEST = 0.1
+"""Weight of the newest step in means."""
 _HEADROOM = 16
 """Tokens per running sequence that must be free before another one starts. Else it would soon be preempted."""
 
@@ -55,7 +57,8 @@ class Scheduler:
     it are.
 
     For a runner with several forwards in flight, `next` takes one group of sequences at a time, all groups equally
-    large, of those that are in no other. A sequence in flight that is preempted or removed leaves its group.
+    large, of those that are in no other. A sequence in flight that is preempted or removed leaves its group. There is
+    one group alone where several would lose: each has drafts and the engine's work of its own.
     """
 
     def __init__(
@@ -74,9 +77,11 @@ class Scheduler:
         self._refused: tuple[Sequence, int] | None = None
         self._places = 0
         """How many rows of canvases the step has."""
-        self._groups = runner.spec.in_flight
+        self._cost, self._most_groups = cost, runner.spec.in_flight
+        self._rows = self._apart = 0.0
+        """Of a step in a group: rows of each sequence, and seconds besides the forward. Means of the last steps."""
         self._in_flight: dict[Sequence, SequenceStep] = {}
-        self._shares = shares.Shares(cost, limits.max_rows, timed=self._groups == 1)
+        self._shares = shares.Shares(cost, limits.max_rows, timed=self._most_groups == 1)
 
     def add(self, sequence: Sequence) -> None:
         self.waiting.add(sequence)
@@ -129,6 +134,23 @@ class Scheduler:
             del self._in_flight[step.sequence]
         return there
 
+    def learn_group(self, rows: float, seconds: float) -> None:
+        """Learn from a step how many rows each of its sequences had, and what it took besides the forward."""
+        share = _NEWEST if self._rows else 1.0
+        self._rows += share * (rows - self._rows)
+        self._apart += share * (seconds - self._apart)
+
+    @property
+    def groups(self) -> int:
+        """How many groups shall be in flight: with n of them a step takes as long as a forward of an n-th of the rows,
+        but n times what it takes besides."""
+        most, running = self._most_groups, self.running
+        if most == 1 or not running or not self._rows:
+            return most
+        rows, context = self._rows * len(running), sum(len(each.tokens) for each in running) // len(running)
+        saved = self._cost.forward(round(rows), context) - self._cost.forward(-(-round(rows) // most), context)
+        return most if saved >= (most - 1) * self._apart else 1
+
     def draft_rows(self, limit: int) -> int:
         """How many rows of drafts the step may have, at most ``limit``; canvases have taken theirs."""
         return self._shares.draft_rows(limit - self._places)
@@ -173,12 +195,12 @@ class Scheduler:
 
     def _most(self) -> int:
         """How many sequences the step may have: an even part of those that can run, if several groups share them."""
-        if self._groups == 1:
+        if self._most_groups == 1:
             return self._limits.max_sequences
         waiting = len(self.waiting)
         if waiting and self._is_refused(shares.first_waiting(self.waiting, self.running)):
             waiting = 0
-        return -(-min(self._limits.max_sequences, len(self.running) + waiting) // self._groups)
+        return -(-min(self._limits.max_sequences, len(self.running) + waiting) // self.groups)
 
     def _start_new_owners(self, failed: list[SequenceStep]) -> None:
         """Start owners that have nothing running before others take rows; if every place is taken, free one."""
