@@ -54,6 +54,8 @@ class Line:
         self.hangs = self.dead = self.silent = False
         self.pause = 0.0
         self.posts = 0
+        self.posting = 0
+        """Connections that carried a POST."""
         self.on_cut: Callable[[], None] = lambda: None
 
     async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -87,6 +89,7 @@ class Line:
             if self.silent:
                 await asyncio.Event().wait()
             if data.startswith(b"POST"):
+                self.posting += not posting
                 posting.append(True)
                 self.posts += 1
             back.write(data)

@@ -144,6 +144,20 @@ def test_other_apis_pages_and_unknown_paths_are_the_replicas(behind: Behind, ser
     behind([Line(server)], test)
 
 
+def test_requests_share_a_connection_to_their_replica(behind: Behind, server: int) -> None:
+    line = Line(server)
+
+    async def test(client: httpx.AsyncClient, gateway: Gateway) -> None:
+        for stream in (False, True, True, False):
+            body = {"model": "parlay-mini", "prompt": "The sea is", "max_tokens": 2, "stream": stream}
+            assert (await client.post("/v1/completions", json=body)).status_code == 200
+            await asyncio.sleep(0.05)  # a stream's last byte may come after the client has all
+        assert line.posts == 4
+        assert line.posting < 3
+
+    behind([line], test)
+
+
 def test_metrics_name_replicas_by_number(behind: Behind) -> None:
     async def test(client: httpx.AsyncClient, gateway: Gateway) -> None:
         await client.post("/v1/completions", json={"prompt": "a"})

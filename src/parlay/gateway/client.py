@@ -71,7 +71,7 @@ class Connection(asyncio.Protocol):
         self._parser = HttpResponseParser(self)
         self._head = Head(0)
         self._head_bytes = self._buffered = 0
-        self._head_complete = self._complete = self._heard = self._sized = False
+        self._head_complete = self._complete = self._heard = self._sized = self._stays = False
 
     # ------------------------------------------------------------------------------------------------ the caller's
 
@@ -107,7 +107,7 @@ class Connection(asyncio.Protocol):
     def reusable(self) -> bool:
         """Whether another request may be sent."""
         open = self._error is None and self._transport is not None and not self._transport.is_closing()
-        return open and self._complete and not self._pieces and bool(self._parser.should_keep_alive())
+        return open and self._complete and not self._pieces and self._stays
 
     @property
     def closed(self) -> bool:
@@ -185,7 +185,7 @@ class Connection(asyncio.Protocol):
         if self._head.status < 200:
             self._head = Head(0)  # an interim reply: the real one follows
         elif self._sized or self._head.status in (204, 304):
-            self._complete = True
+            self._complete, self._stays = True, bool(self._parser.should_keep_alive())  # it knows that only now
             if self.on_end is not None:
                 asyncio.get_running_loop().call_soon(self.on_end, self)  # it may be used again: not within the parser
 
