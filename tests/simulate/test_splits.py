@@ -50,10 +50,11 @@ def test_a_pipeline_gains_with_groups_of_sequences_and_not_for_one() -> None:
     assert two(*large) < one(*large) * 1.1
 
 
-def test_context_parallelism_divides_the_keys_of_long_texts() -> None:
+def test_context_parallelism_divides_prompts_and_the_keys_of_long_texts() -> None:
     one, two = steps(Split()), steps(Split(context=2))
     long = (1, 1, 1, 100_000.0, 100_000.0)
     assert two(*long) < 0.9 * one(*long)
+    assert two(*PREFILL) < 0.75 * one(*PREFILL)
     assert two(*DECODE) > 0.9 * one(*DECODE)
 
 

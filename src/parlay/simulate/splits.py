@@ -2,7 +2,7 @@
 
 Devices are alike. Tensor parallelism divides matrices and heads among ranks, which exchange rows twice in a layer and
 add them in rank order; pipeline parallelism divides layers, and as many groups of sequences as there are stages are
-under way; context parallelism divides cached keys, with all weights on each rank; replicas
+under way; context parallelism divides cached keys and prompts' rows, with all weights on each rank; replicas
 divide requests. A drafter on a device of its own drafts for one half of the sequences while the other half is verified.
 """
 
@@ -21,6 +21,8 @@ _ROW_BYTES = 4
 """Of a number that ranks exchange: sums are in float32."""
 _SPAN = 1024
 """Keys that lie together where ranks share texts, as in `parlay.cache`: their sums are exchanged."""
+_DIVIDED = 32
+"""Rows for each of these ranks, from which on each computes a share of them, as the compiled decoder does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,12 +184,18 @@ class SplitSteps:
         return seconds
 
     def _by_context(self, sequences: int, rows: float, head_rows: float, keys: float, pairs: float) -> StepParts:
-        """Cached keys are divided; each rank computes all rows, and gives the others each row's sums over its spans."""
+        """Cached keys are divided, and each rank gives the others each row's sums over its spans of keys.
+
+        Many rows are divided, too, and their queries, keys and values given; few are computed by all ranks.
+        """
         ranks, shape, link = self._split.context, self._shape, self._link
-        compute = self._part(sequences, rows, head_rows, keys / ranks, pairs / ranks)
+        divides = rows >= _DIVIDED * ranks
+        own = math.ceil(rows / ranks) if divides else rows
+        compute = self._part(sequences, own, min(head_rows, own), keys / ranks, pairs / ranks)
         spans = math.ceil(pairs / max(rows, 1) / _SPAN)  # that a row sees
-        given = rows * math.ceil(spans / ranks) * shape.num_heads * (shape.head_dim + 2) * _ROW_BYTES
-        return StepParts(compute, shape.num_layers * link.seconds(given * (ranks - 1)))
+        given = rows * math.ceil(spans / ranks) * shape.num_heads * (shape.head_dim + 2)
+        given += own * (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim if divides else 0
+        return StepParts(compute, shape.num_layers * link.seconds(given * _ROW_BYTES * (ranks - 1)))
 
 
 def beside(draft: DraftSeconds, verify: StepCost, link: Link) -> DraftSeconds:
