@@ -60,7 +60,7 @@ class Ranks:
 def test_each_rank_has_the_rows_of_its_spans(count: int) -> None:
     """Prefixes are found, texts forked and cut, and accepted nodes moved over the ends of spans."""
     ranks, draw, live = Ranks(640, count), random.Random(count), list[int]()
-    for step in range(150):
+    for step in range(70):
         name = draw.choice(live) if live else -1
         if not live or (len(live) < 6 and draw.random() < 0.2):
             live.append(step)
