@@ -190,7 +190,7 @@ def test_every_family_is_written_from_a_folder(name: str, tmp_path: Path) -> Non
 
 _FAMILIES = [
     *("gemma", "gemma2", "gemma3", "phi3", "phi4-mini", "olmo3", "smollm3", "granite", "ernie", "glm4"),
-    *("mixtral", "qwen2-moe", "qwen3-moe", "granite-moe"),
+    *("mixtral", "qwen2-moe", "qwen3-moe", "granite-moe", "gpt-oss"),
 ]
 
 

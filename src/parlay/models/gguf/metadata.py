@@ -23,7 +23,7 @@ from parlay.models.weights.shapes import some
 _DIVIDED = ("llama3", "divided")
 """Kinds of positions that files describe by a tensor, `ROPE_FACTORS`, in place of keys."""
 LONG_FACTORS = "rope_factors_long.weight"
-_FRACTIONS = ("_scale", ".scale", "softcapping")
+_FRACTIONS = ("_scale", ".scale", "softcapping", "freq_base_swa")
 """Ends of keys whose values are fractions."""
 _COMPARED = (
     *("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads", "head_dim"),
@@ -42,8 +42,9 @@ def gguf_form(config: DecoderConfig) -> GgufForm:
         form = LLAMA.gguf  # without windows they are one
     if form is None:
         raise UnsupportedModel(f"{config.architecture}: Parlay writes no GGUF files of this family")
-    if config.rope.kind == "yarn" and not config.rope.truncate:
-        raise UnsupportedModel(f"{config.architecture}: no key of GGUF says truncate=false of yarn positions")
+    if config.rope.kind == "yarn" and config.rope.truncate != form.truncate:
+        said = str(config.rope.truncate).lower()
+        raise UnsupportedModel(f"{config.architecture}: no key of GGUF says truncate={said} of yarn positions")
     return form
 
 
