@@ -327,7 +327,10 @@ def test_texts_have_the_form_that_is_asked_for(name: str, selector: str, tmp_pat
         ("sdar", {"block_size": -4}, "block_size -4"),
         ("llada", {"alibi": True}, "LLaDAModelLM: alibi True is not supported"),
         ("dream", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 0}, "sliding windows"),
-        ("sdar", {"architectures": ["SDARMoeForCausalLM"]}, "SDARMoeForCausalLM: mixtures of experts"),
+        ("sdar", {"model_type": "wedlm"}, "places that are moved before the rest of the text"),
+        ("llada-moe", {"moe_router_score_function": "sigmoid"}, "experts are chosen by softmax alone"),
+        ("llada2", {"topk_group": 4}, "says groups of experts 3: expected equal groups of 6, and 1 or more open"),
+        ("llada2", {"num_experts_per_tok": 5}, "says experts per token 5: expected no more than the open groups have"),
         ("nemotron", {"model_type": "nemotron_labs_diffusion_vlm"}, "images are not supported"),
     ],
 )

@@ -32,7 +32,7 @@ from parlay.types import ParlayError, Segment
 from tests.models import family_files
 
 FP32 = LoadOptions(dtype="float32", device="cpu")
-NO_FILES = ("seed-oss", "exaone4", "glm", "granite4", "granite4-moe")
+NO_FILES = ("seed-oss", "exaone4", "glm", "glm4-moe", "granite4", "granite4-moe")
 ROWS = [*(name for name in FAMILIES if name not in NO_FILES), "gemma2"]
 """Families that files hold, too."""
 TOKENS = torch.randint(VOCAB_SIZE, (64,), generator=torch.Generator().manual_seed(1)).tolist()
@@ -272,3 +272,13 @@ def test_a_plan_for_a_mixture_of_experts_is_refused_in_one_line(tmp_path: Path) 
     save_random("mixtral", tmp_path)
     with pytest.raises(UnsupportedModel, match="no plan for mixtures of experts"):
         shape_of(read_config(tmp_path), weight_bytes=2, kv_bytes=2)
+
+
+def test_the_layer_for_tokens_to_come_is_left_out(tmp_path: Path) -> None:
+    save_random("glm4-moe", tmp_path)
+    expected = logits(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["model.layers.2.eh_proj.weight"] = torch.ones(4, 4)
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    change(tmp_path, num_nextn_predict_layers=1)
+    assert logits(tmp_path).equal(expected)

@@ -32,7 +32,9 @@ class LayerStruct(Structure):
         ("wide_norms", c_int64),
         ("router", Linear),
         ("expert", POINTER(Expert)),
-        *((name, c_int64) for name in ("experts", "chosen", "shared", "normalized")),
+        *((name, c_int64) for name in ("experts", "chosen", "shared", "normalized", "groups", "top_groups")),
+        ("expert_scale", c_double),
+        ("choice_bias", c_void_p),
     ]
 
 

@@ -68,9 +68,13 @@ class HeadForm:
 class Experts:
     """A mixture of ``count`` gated feed-forwards of ``size`` inner numbers; each row runs the ``chosen`` best.
 
-    A row's router logits become weights by softmax, over the chosen experts if ``normalized``, else over all. The
-    ``shared`` expert of so many inner numbers (0: none) runs for every row; with ``shared_gate`` it is multiplied by
-    the sigmoid of a logit of its own. With ``bias`` the router and the experts' products have biases.
+    A row's router logits become weights by softmax, over the chosen experts if ``normalized``, else over all; or by
+    ``sigmoid``, divided by their sum if ``normalized``. Weights are multiplied by ``scale``. The ``shared`` expert of
+    so many inner numbers (0: none) runs for every row; with ``shared_gate`` it is multiplied by the sigmoid of a logit
+    of its own. With ``bias`` the router and the experts' products have biases.
+
+    Only with ``sigmoid``: what is chosen by is each weight and a number of its expert beside it, and of ``groups``
+    equal groups only the ``top_groups`` whose two best experts have the largest sums are open (DeepSeek-V3).
     """
 
     count: int
@@ -80,6 +84,10 @@ class Experts:
     bias: bool = False
     shared: int = 0
     shared_gate: bool = False
+    scale: float = 1.0
+    sigmoid: bool = False
+    groups: int = 1
+    top_groups: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -83,7 +83,8 @@ def _load_folder(directory: Path, config: DecoderConfig) -> dict[str, Weight]:
         raise BadCheckpoint(f"{directory}: {config.architecture} can't be read from {scheme.method}")
     grouped = stored if family.regroup is None else family.regroup(stored)
     plain = grouped if scheme is None else restored(scheme, stored, config.dtype)
-    renamed = {family.renamed(name): each for name, each in plain.items() if not name.startswith(family.left_out)}
+    left_out = tuple(each.format(layers=config.num_layers) for each in family.left_out)
+    renamed = {family.renamed(name): each for name, each in plain.items() if not name.startswith(left_out)}
     weights = unfused(renamed, config)
     if family.interleaved:
         weights = in_halves(weights, config)

@@ -130,6 +130,22 @@ FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
         "exaone4": ("exaone4", {**_FEW, "sliding_window": 12, "sliding_window_pattern": 2}),
         "glm": ("glm", {**_FEW, "head_dim": 16}),
         "glm4": ("glm4", {**_FEW, "head_dim": 16}),
+        "glm4-moe": (
+            "glm4_moe",
+            {
+                **_FEW,
+                "head_dim": 16,
+                "use_qk_norm": True,
+                "attention_bias": True,
+                "moe_intermediate_size": 24,
+                "n_routed_experts": 8,
+                "num_experts_per_tok": 3,
+                "n_group": 4,
+                "topk_group": 2,
+                "routed_scaling_factor": 2.5,
+                "num_nextn_predict_layers": 0,
+            },
+        ),
         "gpt-oss": ("gpt_oss", {**_FEW, **_EXPERTS, "head_dim": 16, "sliding_window": 12}),
     }
 )

@@ -55,6 +55,9 @@ typedef struct {
     const Expert *expert; /* [experts], then the shared one */
     int64_t experts, chosen, shared; /* experts: 0 where there are none; those that a row chooses */
     int64_t normalized;   /* 1: the weights of a row's experts add up to one */
+    int64_t groups, top_groups; /* of experts; those that a row may choose from, where there is a choice_bias */
+    double expert_scale;  /* the weights of a row's experts are multiplied by it */
+    const float *choice_bias; /* [experts] or null: weights are sigmoids, and with these beside them chosen by */
 } Layer;
 
 /* Processes that run the layers of a model together. `memory` is shared: a line that holds 1 + the number of a rank that is

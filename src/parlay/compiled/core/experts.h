@@ -31,24 +31,67 @@ static void best_experts(const float *logits, int64_t experts, int64_t chosen, i
     }
 }
 
-/* The experts of a row in rising order, the shared one last, and the weight of each. */
-static void choose_row(const Layer *layer, const float *logits, int32_t *expert, float *weight)
+static void rise(int32_t *numbers, int64_t count)
+{
+    for (int64_t i = 1; i < count; i++) {
+        int32_t own = numbers[i];
+        int64_t at = i;
+        for (; at > 0 && numbers[at - 1] > own; at--) numbers[at] = numbers[at - 1];
+        numbers[at] = own;
+    }
+}
+
+static void choose_by_softmax(const Layer *layer, const float *logits, int32_t *expert, float *weight)
 {
     const int64_t chosen = layer->chosen;
     best_experts(logits, layer->experts, chosen, expert);
     float most = logits[expert[0]], total = 0;
     for (int64_t i = 0; i < (layer->normalized ? chosen : layer->experts); i++)
         total += __builtin_expf(logits[layer->normalized ? expert[i] : i] - most);
-    for (int64_t i = 1; i < chosen; i++) {
-        int32_t own = expert[i];
-        int64_t at = i;
-        for (; at > 0 && expert[at - 1] > own; at--) expert[at] = expert[at - 1];
-        expert[at] = own;
-    }
+    rise(expert, chosen);
     for (int64_t i = 0; i < chosen; i++) weight[i] = __builtin_expf(logits[expert[i]] - most) / total;
+}
+
+INLINE float sigmoid(float logit) { return 1.0f / (1.0f + __builtin_expf(-logit)); }
+
+/* What is chosen by becomes minus infinity in all groups of experts but the best, by the sum of a group's best two. */
+static void close_groups(const Layer *layer, float *choice)
+{
+    const int64_t each = layer->experts / layer->groups;
+    float sums[MOST_EXPERTS];
+    int32_t best[MOST_EXPERTS];
+    for (int64_t group = 0; group < layer->groups; group++) {
+        int64_t two = each < 2 ? each : 2;
+        best_experts(choice + group * each, each, two, best);
+        sums[group] = choice[group * each + best[0]] + (two > 1 ? choice[group * each + best[1]] : 0);
+    }
+    best_experts(sums, layer->groups, layer->top_groups, best);
+    for (int64_t i = 0; i < layer->top_groups; i++) sums[best[i]] = __builtin_inff();
+    for (int64_t e = 0; e < layer->experts; e++)
+        if (sums[e / each] < __builtin_inff()) choice[e] = -__builtin_inff();
+}
+
+static void choose_by_sigmoid(const Layer *layer, const float *logits, int32_t *expert, float *weight)
+{
+    const int64_t chosen = layer->chosen;
+    float choice[MOST_EXPERTS], total = 0;
+    for (int64_t e = 0; e < layer->experts; e++) choice[e] = sigmoid(logits[e]) + layer->choice_bias[e];
+    if (layer->top_groups < layer->groups) close_groups(layer, choice);
+    best_experts(choice, layer->experts, chosen, expert);
+    rise(expert, chosen);
+    for (int64_t i = 0; i < chosen; i++) total += weight[i] = sigmoid(logits[expert[i]]);
+    for (int64_t i = 0; layer->normalized && i < chosen; i++) weight[i] /= total + 1e-20f;
+}
+
+/* The experts of a row in rising order, the shared one last, and the weight of each. */
+static void choose_row(const Layer *layer, const float *logits, int32_t *expert, float *weight)
+{
+    const int64_t chosen = layer->chosen;
+    (layer->choice_bias ? choose_by_sigmoid : choose_by_softmax)(layer, logits, expert, weight);
+    for (int64_t i = 0; i < chosen; i++) weight[i] *= (float)layer->expert_scale;
     if (!layer->shared) return;
     expert[chosen] = (int32_t)layer->experts;
-    weight[chosen] = layer->shared == GATED ? 1.0f / (1.0f + __builtin_expf(-logits[layer->experts])) : 1.0f;
+    weight[chosen] = layer->shared == GATED ? sigmoid(logits[layer->experts]) : 1.0f;
 }
 
 /* Where each row of each expert goes among the gathered ones: expert by expert, an expert's in their own order. */

@@ -182,6 +182,10 @@ class Weights:
             "chosen": form.experts.chosen,
             "shared": 0 if weights.shared is None else 2 if form.experts.shared_gate else 1,
             "normalized": int(form.experts.normalized),
+            "groups": form.experts.groups,
+            "top_groups": form.experts.top_groups,
+            "expert_scale": form.experts.scale,
+            "choice_bias": self._hold_any(weights.choice_bias),
         }
 
     def _gated(self, weights: GatedWeights, form: LayerForm) -> dict[str, structs.Linear]:

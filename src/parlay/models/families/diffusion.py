@@ -9,9 +9,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from parlay.models.config import DecoderConfig, Json, LayerForm, UnsupportedModel
-from parlay.models.families.family import Family, GgufForm
-from parlay.models.families.qwen import QWEN2, QWEN3
+from parlay.models.config import DecoderConfig, Experts, Json, LayerForm, UnsupportedModel
+from parlay.models.families.family import Family, GgufForm, with_forms
+from parlay.models.families.glm import GROUPED, grouped_experts
+from parlay.models.families.qwen import QWEN2, QWEN3, QWEN3_MOE
 from parlay.types import CanvasSpec, Ends
 
 
@@ -139,6 +140,81 @@ SDAR = _fills(
     replace(QWEN3, architecture="SDARForCausalLM", models="SDAR", gguf=None), CanvasSpec(151_669, block=4, text="block")
 )
 """Qwen3 in blocks, mostly of 4."""
+SDAR_MOE = _fills(
+    replace(QWEN3_MOE, architecture="SDARMoeForCausalLM", models="SDAR with experts", gguf=None),
+    CanvasSpec(151_669, block=4, text="block"),
+)
+"""Qwen3 with experts in blocks, mostly of 4."""
+
+
+def _llada_moe(raw: Json, config: DecoderConfig, usual: LayerForm) -> DecoderConfig:
+    """Read LLaDA-MoE's experts. Raises UnsupportedModel for what no published model of the family has."""
+    if raw.get("moe_router_score_function", "softmax") != "softmax" or raw.get("moe_router_enable_expert_bias"):
+        raise UnsupportedModel("LLaDAMoEModelLM: experts are chosen by softmax alone")
+    experts = Experts(
+        count=int(raw["num_experts"]),
+        chosen=int(raw["num_experts_per_tok"]),
+        size=int(raw["expert_intermediate_size"]),
+        normalized=bool(raw.get("norm_topk_prob") or False),
+        shared=int(raw.get("shared_expert_intermediate_size") or 0),
+        scale=float(raw.get("routed_scaling_factor") or 1),
+    )
+    usual = replace(usual, qk_norm=bool(raw.get("qk_layernorm", True)))
+    which = raw.get("moe_layer_freq") or [1]
+    forms = [replace(usual, experts=experts) if which[i % len(which)] else usual for i in range(config.num_layers)]
+    return with_forms(config, forms)
+
+
+def _dense_size(raw: Json) -> Json:
+    return {"intermediate_size": raw.get("dense_intermediate_size", raw.get("expert_intermediate_size")), **raw}
+
+
+LLADA_MOE = _fills(
+    Family(
+        architecture="LLaDAMoEModelLM",
+        models="LLaDA-MoE",
+        max_context=8192,
+        said=_dense_size,
+        complete=_llada_moe,
+        keys=(
+            *("dense_intermediate_size", "expert_intermediate_size", "shared_expert_intermediate_size"),
+            *("num_experts", "num_experts_per_tok", "moe_layer_freq", "moe_router_score_function", "qk_layernorm"),
+            *("moe_router_enable_expert_bias", "norm_topk_prob", "routed_scaling_factor"),
+        ),
+    ),
+    CanvasSpec(156_895, text="full"),
+)
+"""LLaDA-MoE: Qwen3's layers with experts whose weights don't add up to one; all rows see each other."""
+
+
+def _llada2(raw: Json, config: DecoderConfig, usual: LayerForm) -> DecoderConfig:
+    if not raw.get("use_qk_norm", True) or raw.get("use_bias") or raw.get("use_qkv_bias"):
+        raise UnsupportedModel("LLaDA2MoeModelLM: queries and keys have norms, and no product has a bias")
+    forms = grouped_experts(raw, replace(usual, qk_norm=True), config.num_layers, "num_experts", normalized=True)
+    return with_forms(config, forms)
+
+
+LLADA2 = _fills(
+    Family(
+        architecture="LLaDA2MoeModelLM",
+        models="LLaDA 2",
+        max_context=8192,
+        rotated=0.5,
+        complete=_llada2,
+        keys=(*GROUPED, "num_experts", "num_shared_experts", "use_bias", "use_qkv_bias", "score_function"),
+        names={
+            "model.word_embeddings": "model.embed_tokens",
+            ".attention.query_key_value": ".self_attn.qkv_proj",
+            ".attention.query_layernorm": ".self_attn.q_norm",
+            ".attention.key_layernorm": ".self_attn.k_norm",
+            ".attention.dense": ".self_attn.o_proj",
+            ".mlp.shared_experts.": ".mlp.shared_expert.",
+            ".mlp.gate.expert_bias": ".mlp.gate.e_score_correction_bias",
+        },
+    ),
+    CanvasSpec(156_895, block=32, text="block"),
+)
+"""LLaDA 2: experts that sigmoids choose in groups, in blocks of 32. Decided places are not edited again."""
 A2D_QWEN3 = _fills(
     replace(QWEN3, architecture="A2DQwen3LMHeadModel", models="dLLM's Qwen3", gguf=None),
     CanvasSpec(151_669, text="full"),
@@ -210,13 +286,9 @@ ANSWERS = replace(
     canvas=CanvasSpec(0),
 )
 """Qwen3's layers with a causal text, and one canvas that is the answer: translators of `parlay train`."""
-DIFFUSION = (LLADA, DREAM, FAST_DLLM, SDAR, A2D_QWEN3, NEMOTRON, ANSWERS)
+DIFFUSION = (LLADA, DREAM, FAST_DLLM, SDAR, SDAR_MOE, LLADA_MOE, LLADA2, A2D_QWEN3, NEMOTRON, ANSWERS)
 
 REFUSED: Mapping[str, str] = {
-    "llada2_moe": "mixtures of experts are not supported",
-    "LLaDA2MoeModelLM": "mixtures of experts are not supported",
-    "LLaDAMoEModelLM": "mixtures of experts are not supported",
-    "SDARMoeForCausalLM": "mixtures of experts are not supported",
     "nemotron_labs_diffusion_vlm": "images are not supported",
     "wedlm": "places that are moved before the rest of the text are not supported",
     "DiffusionGemmaForBlockDiffusion": "canvases that begin with random tokens are not supported",

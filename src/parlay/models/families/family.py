@@ -57,9 +57,9 @@ class Family:
 
     ``names`` has those that differ from Llama's, which the decoder uses, as parts of names, after ``prefixes`` were
     replaced. ``norm_offset`` is added to the weights of norms in checkpoints. ``said`` puts config.json in Llama's
-    words. ``keys`` are the family's own keys of config.json that bear on the arithmetic, ``left_out`` the beginnings
-    of tensors that text needs not. ``rotated`` is the share of a head that turns with positions. ``interleaved``: rows
-    of queries and keys that turn together are neighbours.
+    words. ``keys`` are the family's own keys of config.json that bear on the arithmetic, ``left_out`` the beginnings of
+    tensors that text needs not, where ``{layers}`` stands for the number of layers. ``rotated`` is the share of a head
+    that turns with positions. ``interleaved``: rows of queries and keys that turn together are neighbours.
     """
 
     architecture: str

@@ -1,11 +1,20 @@
-"""GLM-4: positions turn neighbours in the first half of each head; the newer models norm what each half gives, too."""
+"""GLM-4: positions turn neighbours in the first half of each head; the newer models norm what each half gives, too.
+
+GLM-4.5's positions turn halves of that half, and its experts are chosen by sigmoids.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from parlay.models.config import DecoderConfig, Json, LayerForm
-from parlay.models.families.family import Family, GgufForm, with_layers
+from parlay.models.config import DecoderConfig, Experts, Json, LayerForm
+from parlay.models.families.family import Family, GgufForm, with_forms, with_layers
+
+GROUPED = (
+    *("moe_intermediate_size", "num_experts_per_tok", "n_shared_experts", "n_routed_experts", "routed_scaling_factor"),
+    *("n_group", "topk_group", "first_k_dense_replace", "norm_topk_prob", "use_qk_norm"),
+)
+"""Keys of config.json that say how sigmoids choose experts."""
 
 
 def _glm(raw: Json, config: DecoderConfig, usual: LayerForm) -> DecoderConfig:
@@ -15,6 +24,32 @@ def _glm(raw: Json, config: DecoderConfig, usual: LayerForm) -> DecoderConfig:
 
 def _glm4(raw: Json, config: DecoderConfig, usual: LayerForm) -> DecoderConfig:
     return _glm(raw, config, replace(usual, post_norms=True))
+
+
+def grouped_experts(raw: Json, usual: LayerForm, layers: int, count: str, *, normalized: bool) -> list[LayerForm]:
+    """Forms of layers whose experts sigmoids choose, in DeepSeek-V3's words; the first are dense.
+
+    ``count`` is the key of the number of experts.
+    """
+    size = int(raw["moe_intermediate_size"])
+    experts = Experts(
+        count=int(raw[count]),
+        chosen=int(raw["num_experts_per_tok"]),
+        size=size,
+        normalized=bool(raw.get("norm_topk_prob", normalized)),
+        shared=size * int(raw.get("n_shared_experts", raw.get("num_shared_experts", 1)) or 0),
+        scale=float(raw.get("routed_scaling_factor", 1.0)),
+        sigmoid=True,
+        groups=int(raw.get("n_group") or 1),
+        top_groups=int(raw.get("topk_group") or 1),
+    )
+    dense = int(raw.get("first_k_dense_replace", 1))
+    return [usual if layer < dense else replace(usual, experts=experts) for layer in range(layers)]
+
+
+def _glm4_moe(raw: Json, config: DecoderConfig, usual: LayerForm) -> DecoderConfig:
+    usual = replace(usual, out_bias=False, qk_norm=bool(raw.get("use_qk_norm", False)))
+    return with_forms(config, grouped_experts(raw, usual, config.num_layers, "n_routed_experts", normalized=True))
 
 
 GLM = Family(
@@ -37,4 +72,15 @@ GLM4 = replace(
         "post_mlp_layernorm": "mlp_out_layernorm",
     },
     gguf=GgufForm("glm4", interleaved=True, names={"ffn_up": "mlp.gate_up_proj"}),
+)
+GLM4_MOE = Family(
+    architecture="Glm4MoeForCausalLM",
+    models="GLM-4.5, 4.6 and Air",
+    max_context=131_072,
+    rotated=0.5,
+    complete=_glm4_moe,
+    keys=(*GROUPED, "num_nextn_predict_layers"),
+    left_out=("model.layers.{layers}.",),
+    names={"mlp.shared_experts.": "mlp.shared_expert."},
+    note="the layer for tokens to come (MTP) is left out",
 )

@@ -155,6 +155,14 @@ def _check_experts(source: str, experts: Experts, layers: int) -> None:
         raise _wrong(source, "experts", experts.count, f"at most {_MOST_EXPERTS} in all {layers} layers together")
     if not 1 <= experts.chosen <= experts.count <= _MOST_LAYERS:
         raise _wrong(source, "experts per token", experts.chosen, f"at least 1 and at most {experts.count} of them")
+    if experts.count % max(experts.groups, 1) or not 1 <= experts.top_groups <= experts.groups:
+        raise _wrong(
+            source, "groups of experts", experts.groups, f"equal groups of {experts.count}, and 1 or more open"
+        )
+    if experts.chosen > experts.count // experts.groups * experts.top_groups:
+        raise _wrong(source, "experts per token", experts.chosen, "no more than the open groups have")
+    if not 0 < experts.scale < math.inf:
+        raise _wrong(source, "a multiplier (experts)", experts.scale, "a number above 0")
     for name, size in (("experts", experts.size), ("a shared expert", experts.shared or 1)):
         if not 1 <= size <= _MOST["intermediate_size"]:
             raise _wrong(source, f"a size of {name}", size, f"at least 1 and at most {_MOST['intermediate_size']}")

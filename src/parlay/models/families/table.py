@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from parlay.models.families.diffusion import DIFFUSION
 from parlay.models.families.family import REPLAYED, Family
 from parlay.models.families.gemma import GEMMA, GEMMA2, GEMMA3, GEMMA3_IMAGES
-from parlay.models.families.glm import GLM, GLM4
+from parlay.models.families.glm import GLM, GLM4, GLM4_MOE
 from parlay.models.families.gpt_oss import GPT_OSS
 from parlay.models.families.granite import GRANITE, GRANITE4, GRANITE_MOE, GRANITE_MOE_SHARED, SOME_MAMBA
 from parlay.models.families.llama import LLAMA, MISTRAL, MISTRAL_IMAGES, MIXTRAL
@@ -20,7 +20,7 @@ from parlay.models.families.smollm import SMOLLM3
 CAUSAL = (
     *(LLAMA, MISTRAL, MISTRAL_IMAGES, MIXTRAL, QWEN2, QWEN3, QWEN2_MOE, QWEN3_MOE),
     *(GEMMA, GEMMA2, GEMMA3, GEMMA3_IMAGES, PHI3, OLMO2, OLMO3, SMOLLM3),
-    *(GRANITE, GRANITE_MOE, GRANITE_MOE_SHARED, GRANITE4, GPT_OSS, GLM, GLM4, ERNIE, SEED, EXAONE4),
+    *(GRANITE, GRANITE_MOE, GRANITE_MOE_SHARED, GRANITE4, GPT_OSS, GLM, GLM4, GLM4_MOE, ERNIE, SEED, EXAONE4),
 )
 """Families that write token by token."""
 FAMILIES: Mapping[str, Family] = {family.architecture: family for family in (*CAUSAL, *DIFFUSION)}

@@ -249,6 +249,7 @@ class _Packer:
             router=pack(router, bias),
             experts=tuple(self._gated(expert, form.activation) for expert in weights.experts),
             shared=None if weights.shared is None else self._gated(weights.shared, form.activation),
+            choice_bias=None if weights.choice_bias is None else weights.choice_bias.to(self.device),
         )
 
     def _bias(self, bias_O: Tensor | None) -> Tensor | None:

@@ -57,6 +57,7 @@ class MixtureMlp:
     router: Linear
     experts: tuple[GatedMlp, ...]
     shared: GatedMlp | None
+    choice_bias: Tensor | None = None
     group: Group | None = None
 
     @property
@@ -84,11 +85,28 @@ class MixtureMlp:
 
     def _choose(self, logits_NE: Tensor) -> tuple[Tensor, Tensor]:
         """Weights and numbers of the experts of each row, ``[N, K]`` each."""
+        if self.choice_bias is not None:
+            return self._choose_by_sigmoid(logits_NE, self.choice_bias)
         if self.form.normalized:
             best_NK, chosen_NK = logits_NE.topk(self.form.chosen, -1)
-            return best_NK.softmax(-1), chosen_NK
+            return best_NK.softmax(-1) * self.form.scale, chosen_NK
         best_NK, chosen_NK = logits_NE.softmax(-1).topk(self.form.chosen, -1)
-        return best_NK, chosen_NK
+        return best_NK * self.form.scale, chosen_NK
+
+    def _choose_by_sigmoid(self, logits_NE: Tensor, bias_E: Tensor) -> tuple[Tensor, Tensor]:
+        scores_NE = torch.stack([row.sigmoid() for row in logits_NE.unbind()])  # alike whatever rows are beside it
+        choice_NE = scores_NE + bias_E
+        if self.form.top_groups < self.form.groups:
+            choice_NGE = choice_NE.view(len(choice_NE), self.form.groups, -1)
+            sums_NG = choice_NGE.topk(min(2, choice_NGE.shape[-1]), -1).values.sum(-1)
+            closed_NG = torch.ones_like(sums_NG, dtype=torch.bool)
+            closed_NG.scatter_(-1, sums_NG.topk(self.form.top_groups, -1).indices, value=False)
+            choice_NE = choice_NGE.masked_fill(closed_NG[..., None], -torch.inf).flatten(-2)
+        chosen_NK = choice_NE.topk(self.form.chosen, -1).indices
+        weights_NK = scores_NE.gather(-1, chosen_NK)
+        if self.form.normalized:
+            weights_NK = weights_NK / (weights_NK.sum(-1, keepdim=True) + 1e-20)
+        return weights_NK * self.form.scale, chosen_NK
 
 
 def _run(expert: GatedMlp, x_RH: Tensor) -> Tensor:

@@ -36,10 +36,14 @@ class GatedWeights:
 
 @dataclass(frozen=True, slots=True)
 class ExpertWeights:
-    """A mixture of experts. ``router`` ``[E, H]`` has a row more for the gate of a ``shared`` expert that has one."""
+    """A mixture of experts. ``router`` ``[E, H]`` has a row more for the gate of a ``shared`` expert that has one.
+
+    ``choice_bias`` ``[E]`` is added, float32, to the sigmoids that experts are chosen by.
+    """
 
     router: StoredTensor
     router_bias: Tensor | None
+    choice_bias: Tensor | None
     experts: tuple[GatedWeights, ...]
     shared: GatedWeights | None
 
@@ -147,6 +151,9 @@ class FusedWeights:
         return ExpertWeights(
             router=StoredTensor(Format.F32, tuple(router.shape), router.contiguous().view(torch.uint8)),
             router_bias=self._vector(at + "gate.bias") if experts.bias else None,
+            choice_bias=as_tensor(self._weights[at + "gate.e_score_correction_bias"], torch.float32)
+            if experts.sigmoid
+            else None,
             experts=tuple(self._gated(f"{at}experts.{index}.", experts.bias) for index in range(experts.count)),
             shared=self._gated(at + "shared_expert.") if experts.shared else None,
         )

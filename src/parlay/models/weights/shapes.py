@@ -74,6 +74,8 @@ def _expert_shapes(hidden: int, experts: Experts) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {"mlp.gate.weight": (experts.count, hidden)}
     if experts.bias:
         shapes["mlp.gate.bias"] = (experts.count,)
+    if experts.sigmoid:
+        shapes["mlp.gate.e_score_correction_bias"] = (experts.count,)
     for index in range(experts.count):
         shapes |= _gated_shapes(f"mlp.experts.{index}.", hidden, experts.size, experts.bias)
     if experts.shared:
