@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import logging
+import os
 import random
 from pathlib import Path
 
 import pytest
+import torch
 
 from parlay import LLM, LoRARequest, SamplingParams
 from parlay.cache import Store
 from parlay.cache.prefix_file import BadPrefixFile, read_prefixes
 from parlay.compiled.library import SWITCH
 from parlay.llm.prefix_cache import PrefixCacheFile, open_prefix_cache
+from parlay.models.compiled.forward import runs_here
 from parlay.models.config import DecoderConfig
 from parlay.models.loading import read_config
 from parlay.models.random_decoder import save_decoder
@@ -59,13 +62,15 @@ def written(model: Path, file: Path, **options: str) -> list[int]:
         return answer(llm, PROMPT)[0]
 
 
-@pytest.mark.parametrize(("kernels", "cached"), [("", "auto"), ("", "bfloat16"), ("", "q8_0"), ("0", "auto")])
+@pytest.mark.parametrize(("kernels", "cached"), [("", "auto"), ("", "q8_0"), ("0", "auto")])
 def test_the_first_request_after_a_restart_finds_its_prefix(
     toy: Path, file: Path, kernels: str, cached: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And what was read is written again. Nobody else may read the file."""
     if kernels:
         monkeypatch.setenv(SWITCH, kernels)
+    if cached == "q8_0" and not runs_here(CONFIG, torch.float32):
+        pytest.skip("only the compiled decoder caches in eight bits")
     expected = written(toy / "base", file, kv_cache_dtype=cached)
     for _ in range(2):
         with open_llm(toy / "base", file, kv_cache_dtype=cached) as llm:
@@ -160,16 +165,12 @@ def test_a_damaged_file_costs_a_line_and_is_replaced(toy: Path, file: Path, capl
         assert answer(llm, PROMPT)[1] > 0
 
 
-@pytest.mark.parametrize("what", ["model", "type", "adapter"])
+@pytest.mark.parametrize("what", ["model", "adapter"])
 def test_a_file_of_another_model_is_not_used(
     toy: Path, file: Path, what: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     written(toy / "base", file)
-    load = LoadOptions(
-        dtype="float32",
-        kv_cache_dtype="bfloat16" if what == "type" else "auto",
-        lora=str(toy / "one") if what == "adapter" else None,
-    )
+    load = LoadOptions(dtype="float32", lora=str(toy / "one") if what == "adapter" else None)
     model = toy / ("other" if what == "model" else "base")
     with (
         caplog.at_level(logging.WARNING),
@@ -209,6 +210,9 @@ def test_a_crash_while_it_is_written_leaves_the_old_file(
 def test_what_can_keep_no_file_says_so_before_a_request(toy: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="in a folder that can be written to"):
         open_llm(toy / "base", tmp_path / "missing" / "prefixes.kv")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ValueError, match="it must be a file"):
+        open_llm(toy / "base", tmp_path / "pipe")
     with pytest.raises(ParlayError, match="runs in one process"):
         open_prefix_cache(tmp_path / "prefixes.kv", "1GiB", "toy", ToyRunner(RandomLogits(7), 7), LoadOptions())
     with pytest.raises(ValueError, match="prefix_cache_size 1000: prefixes of this model take at least"):

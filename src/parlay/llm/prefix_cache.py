@@ -98,7 +98,7 @@ def open_prefix_cache(
     if path is None:
         return None
     place = Path(path).expanduser()
-    if place.is_dir() or not os.access(place.parent, os.W_OK):
+    if (place.exists() and not place.is_file()) or not os.access(place.parent, os.W_OK):
         raise ValueError(f"prefix_cache {place}: it must be a file, in a folder that can be written to")
     if not isinstance(model, str) or not isinstance(runner, NativeRunner) or not runner.shares_prefixes:
         raise UnsupportedModel(
