@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from contextlib import ExitStack
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,10 +13,15 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from parlay.cache import BLOCK, CacheShape, Store
+from parlay.cache import BLOCK, Budget, CacheShape, RecentShape, Rows, Store
 from parlay.types import NO_TREE, OutOfRoom, Segment, Skip, Tree, trees
 
 SHAPE = CacheShape(num_layers=2, num_kv_heads=1, head_dim=2, dtype=torch.int64, device=torch.device("cpu"))
+NONE, ONE = replace(SHAPE, num_layers=0), replace(SHAPE, num_layers=1)
+RECENT = RecentShape(shape=SHAPE, layers=(0, 1), window=10, longest=320, margin=BLOCK, ahead=2 * BLOCK)
+"""Layers that see ten keys."""
+SOME = replace(RECENT, shape=ONE, layers=(1,), window=21)
+"""A second layer that sees 21 keys, where the first sees all."""
 
 
 def code(tokens: list[int]) -> torch.Tensor:
@@ -34,16 +40,29 @@ def run(store: Store, name: int, pending: tuple[int, ...], tree: Tree = NO_TREE,
     paths = [[tree.tokens[step] for step in trees.path_to(tree, node)] for node in range(len(tree))]
     numbers = torch.cat([code(text)[rows.start :], *(code([*text, *path])[-1:] for path in paths)])
     for row, number in enumerate(numbers):
-        if row < rows.base:
-            assert bool((rows.table.row(rows.start + row)[0] == number).all())
-        else:
-            rows.table.row(rows.start + row)[0][:] = number
+        for cell in cells(rows, rows.start + row):
+            if row < rows.base:
+                assert bool((cell == number).all())
+            else:
+                cell[:] = number
+
+
+def cells(rows: Rows, slot: int) -> tuple[torch.Tensor, ...]:
+    """What is cached of one token."""
+    return rows.table.row(slot) + (() if rows.recent is None else rows.recent.row(slot))
 
 
 def read(store: Store, name: int) -> torch.Tensor:
     """All numbers in the rows of a sequence, ``[tokens, n]``. Reads the store's own table: staging may copy a page."""
     entry = store._live[name]
     rows = [entry.table.row(slot)[0].flatten() for slot in range(len(entry.tokens))]
+    return torch.stack(rows) if rows else torch.zeros(0, 1, dtype=torch.int64)
+
+
+def read_recent(store: Store, name: int, window: int) -> torch.Tensor:
+    """The numbers in the recent pages of the tokens that the next row sees, ``[tokens, n]``."""
+    entry = store._live[name]
+    rows = [entry.recent.row(s)[0].flatten() for s in range(max(0, len(entry.tokens) - window), len(entry.tokens))]
     return torch.stack(rows) if rows else torch.zeros(0, 1, dtype=torch.int64)
 
 
@@ -54,9 +73,12 @@ def random_tree(draw: random.Random, size: int) -> Tree:
 class StoreMachine(RuleBasedStateMachine):
     """Few tokens and a small budget, so that prefixes collide and room runs out."""
 
+    shape: CacheShape = SHAPE
+    recent: RecentShape | None = None
+
     @initialize(tokens=st.sampled_from([64, 160, 400]))
     def start(self, tokens: int) -> None:
-        self.store = Store(SHAPE, tokens)
+        self.store = Store(self.shape, tokens, recent=self.recent)
         self.texts: dict[int, list[int]] = {}
         self.draw = random.Random(tokens)
         self.names = 0
@@ -104,8 +126,9 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(data=st.data(), length=st.integers(0, 60))
     def truncate(self, data: st.DataObject, length: int) -> None:
         name = data.draw(st.sampled_from(sorted(self.texts)))
-        del self.texts[name][length:]
-        assert self.store.truncate(name, length) == len(self.texts[name])
+        left = self.store.truncate(name, length)
+        assert left == min(length, len(self.texts[name])) or (self.recent and left < length)
+        del self.texts[name][left:]
 
     @precondition(lambda self: self.texts)
     @rule(data=st.data())
@@ -135,7 +158,8 @@ class StoreMachine(RuleBasedStateMachine):
                     rows = self.store.stage(segment, frozenset({("mlp", 0)}))
                     lent.enter_context(self.store.putting_back(segment))
                     for slot in range(rows.start, rows.start + rows.end):
-                        rows.table.row(slot)[0][:] = -name
+                        for cell in cells(rows, slot):
+                            cell[:] = -name
 
     @precondition(lambda self: self.texts)
     @rule(data=st.data())
@@ -145,7 +169,8 @@ class StoreMachine(RuleBasedStateMachine):
         entry = self.store._live[name]
         copies = BLOCK if entry.tail is not None and entry.tail.users > 1 else 0
         room = self.store.free_tokens()
-        assert room < copies or self.store.reserve(name, len(entry.table) * BLOCK + room - copies)
+        enough = self.recent is not None or self.store.reserve(name, len(entry.table) * BLOCK + max(0, room - copies))
+        assert room < copies or enough
         self.store.release(name)
         del self.texts[name]
 
@@ -154,11 +179,76 @@ class StoreMachine(RuleBasedStateMachine):
         self.store.check()
         for name, text in self.texts.items():
             assert self.store.length(name) == len(text)
-            assert bool((read(self.store, name) == code(text)[:, None]).all())
+            if self.shape.num_layers:
+                assert bool((read(self.store, name) == code(text)[:, None]).all())
+            if self.recent is not None:
+                seen = code(text)[max(0, len(text) - self.recent.window) :, None]
+                assert bool((read_recent(self.store, name, self.recent.window) == seen).all())
+
+
+class SomeRecentMachine(StoreMachine):
+    shape, recent = ONE, SOME
+
+
+class AllRecentMachine(StoreMachine):
+    shape, recent = NONE, RECENT
 
 
 TestStore = StoreMachine.TestCase
+TestSomeRecent = SomeRecentMachine.TestCase
+TestAllRecent = AllRecentMachine.TestCase
 TestStore.settings = settings(max_examples=80, stateful_step_count=30, deadline=None)
+TestSomeRecent.settings = TestAllRecent.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)
+
+
+@pytest.mark.parametrize(("shape", "recent", "pages"), [(ONE, SOME, 40 + 3), (NONE, RECENT, 2)])
+def test_keys_that_no_layer_sees_any_more_take_no_memory(shape: CacheShape, recent: RecentShape, pages: int) -> None:
+    """Of 640 tokens those that have windows keep the last ones; what lies behind is reusable until it is needed."""
+    store, text = Store(shape, 2000, recent=recent), list(range(640))
+    store.open(0, text)
+    for first in range(0, 640, 32):
+        assert store.reserve(0, first + 32)
+        run(store, 0, tuple(text[first : first + 32]))
+        assert store.keep(0, ()) == first + 32
+        store.check()
+    page = SHAPE.page_bytes // (2 if shape.num_layers else 1)
+    assert store.held - store.spare == pages * page
+    assert store.match_prefix([*text[:100], -1]) == 100
+    while store.drop_spare():
+        store.check()
+    assert store.match_prefix([*text[:100], -1]) == 0
+    assert store.match_prefix([*text, -1]) == 640
+    assert store.truncate(0, 630) == 630
+    assert store.truncate(0, 100) == 0
+    store.check()
+
+
+def test_recent_keys_are_counted_once_for_each_text() -> None:
+    """A budget of two texts of 320 tokens takes two, or many short ones whose pages are as many."""
+    store = Store(ONE, 1, Budget(2 * (20 + SOME.most) * ONE.page_bytes), recent=SOME)
+    assert store.capacity() == store.free_tokens() == 640
+    for name in (0, 1):
+        store.open(name, ())
+        assert store.reserve(name, 320)
+    store.open(2, ())
+    assert not store.reserve(2, BLOCK)
+    with pytest.raises(OutOfRoom):
+        store.reserve(0, 1000)
+
+
+def test_rows_whose_window_was_given_up_can_not_run_again() -> None:
+    store, text = Store(ONE, 640, recent=SOME), list(range(200))
+    filled(store, 0, text)
+    assert store.reserve(0, 201)
+    store.stage(Segment(0, (1,), base=-BLOCK))
+    store.stage(Segment(0, (1,), base=-120))
+    store.check()
+    run(store, 0, (1,))
+    store.keep(0, ())
+    while store.drop_spare():
+        store.check()
+    with pytest.raises(ValueError, match="100 cached tokens can't run again"):
+        store.stage(Segment(0, (1,), base=-100))
 
 
 def filled(store: Store, name: int, tokens: list[int], salt: str = "") -> None:

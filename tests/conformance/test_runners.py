@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
+from parlay.cache import BLOCK, RecentShape
+from parlay.models import forward
 from parlay.models.loading import load_weights, read_config
 from parlay.models.native import NativeRunner
 from parlay.testing.checkpoints import save_random
-from parlay.testing.conformance import check_runner, default_stages, toy_stage
+from parlay.testing.conformance import (
+    KitLength,
+    check_runner,
+    default_stages,
+    run_check,
+    runner_stage,
+    subject_of,
+    toy_stage,
+)
 from parlay.testing.conformance.stage import Stage
 from parlay.testing.conformance.stages import recomputed
 from parlay.testing.toys import ToyRunner
@@ -46,6 +57,28 @@ def test_windows_and_experts_keep_the_protocol(name: str, tmp_path: Path) -> Non
 
     report = check_runner(open_runner, recomputed(open_runner(1024)), steps=25)
     assert report.passed, str(report)
+
+
+def test_layers_that_forget_early_keep_the_protocol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And write the text of plain decoding, with drafts, under preemption: keys stay for one page before the window."""
+    save_random("gemma3", tmp_path)
+    config = read_config(tmp_path)
+    weights = load_weights(tmp_path, config)
+
+    def open_runner(capacity: int) -> NativeRunner:
+        cpu = torch.device("cpu")
+        return NativeRunner(config, weights, dtype=torch.float32, device=cpu, max_tokens_cached=capacity)
+
+    judge = recomputed(open_runner(1024))
+    monkeypatch.setattr(forward, "most_pages", lambda window: 1)
+    monkeypatch.setattr(forward, "RecentShape", partial(RecentShape, margin=BLOCK, ahead=0))
+    assert open_runner(1024).store._recent is not None
+    report = check_runner(open_runner, judge, steps=40)
+    assert report.passed, str(report)
+    stage = runner_stage("forgetting", open_runner, lambda: open_runner(1024))
+    for check in ("mixed", "preemption"):
+        finding = run_check(check, subject_of("union"), stage, KitLength(tokens=32, draws=0))
+        assert finding.passed, str(finding)
 
 
 class Forgetful(ToyRunner):

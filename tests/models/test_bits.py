@@ -127,7 +127,8 @@ def scatter(runner: NativeRunner) -> None:
         runner.release(name)
     runner.open(0, (0,))
     runner.reserve(0, 160)
-    addresses = [page.address for page in runner.store._live[0].table]
+    text = runner.store._live[0]
+    addresses = [page.address for page in text.recent or text.table]
     runner.release(0)
     steps = {after - before for before, after in itertools.pairwise(addresses)}
     assert len(steps) > 5

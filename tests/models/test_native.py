@@ -15,6 +15,7 @@ from parlay.cache import BLOCK, Rows
 from parlay.cache.pages import Page, PageTable
 from parlay.models.config import DecoderConfig, LayerForm
 from parlay.models.families.reading import read_config
+from parlay.models.forward import LayerPages
 from parlay.models.native import NativeRunner
 from parlay.models.torch_ops.attention import ExactAttention
 from parlay.models.torch_ops.attention_form import Form, Heads, LayerRopes
@@ -174,7 +175,7 @@ def test_masked_and_exact_attention_agree_on_chains_trees_and_canvases(form: Lay
         outs, pages = [], []
         for attention in attentions:
             out = torch.zeros(place.end - base, 96)
-            attention.plan(step_rows(place, CPU), place, 0, out)(0, qkv)
+            attention.plan(step_rows(place, CPU, LayerPages.alike(1)), place, 0, out)(0, qkv)
             outs.append(out)
             pages.append(torch.cat([page.rows.clone() for page in table], 3))
         torch.testing.assert_close(*outs, atol=1e-5, rtol=1e-5)

@@ -2,6 +2,8 @@
 
 from parlay.cache.budget import Budget, parse_bytes
 from parlay.cache.pages import BLOCK, CacheShape, Spread
-from parlay.cache.store import Rows, Store
+from parlay.cache.prefixes import Rows
+from parlay.cache.recent import RecentShape, Room
+from parlay.cache.store import Store
 
-__all__ = ["BLOCK", "Budget", "CacheShape", "Rows", "Spread", "Store", "parse_bytes"]
+__all__ = ["BLOCK", "Budget", "CacheShape", "RecentShape", "Room", "Rows", "Spread", "Store", "parse_bytes"]

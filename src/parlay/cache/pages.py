@@ -164,10 +164,11 @@ class Page:
 
     ``users`` counts the tables that have the page. The rows of one head are contiguous, ``pitch`` bytes from those of
     the next head. They are page ``number`` of ``memory`` ``[layers, 2, kv_heads, pages, ...]``. ``rank`` has the rows;
-    of another rank's page there are none here: they are on torch's device "meta", at address 0.
+    of another rank's page there are none here: they are on torch's device "meta", at address 0. ``recent`` has the same
+    tokens in the layers that have pages of their own, see `parlay.cache.recent`: set while others can find both.
     """
 
-    __slots__ = ("address", "lanes", "memory", "number", "pitch", "rank", "rows", "users")
+    __slots__ = ("address", "lanes", "memory", "number", "pitch", "rank", "recent", "rows", "users")
 
     def __init__(self, memory: Tensor, number: int = 0, lanes: int = 0) -> None:
         """``memory`` ``[layers, 2, kv_heads, pages, ...]``; ``lanes`` as in `CacheShape`."""
@@ -175,10 +176,13 @@ class Page:
         self.rows, self.users, self.memory, self.number, self.lanes = rows, 0, memory, number, lanes
         self.address, self.pitch = 0 if memory.is_meta else rows.data_ptr(), rows.stride(2) * rows.itemsize
         self.rank = 0
+        self.recent: Page | None = None
 
     def row(self, slot: int) -> tuple[Tensor, ...]:
         """Views of what is cached of one token: ``[layers, 2, kv_heads, D]``, or as `row_in_strips` and `row_in_blocks`
-        say."""
+        say. Pages of no layers have no such views."""
+        if not len(self.rows):
+            return ()
         if not self.lanes:
             return (self.rows[:, :, :, slot],)
         return (row_in_blocks if self.rows.dtype == torch.uint8 else row_in_strips)(self.rows, self.lanes, slot)
@@ -273,28 +277,41 @@ class _Slab:
 
 
 class SparePages:
-    """Pages that nobody uses but that can be found, least recently used first; ``counts`` has each rank's number."""
+    """Pages that nobody uses but that can be found, least recently used first; ``counts`` has each rank's number.
+
+    Recent ones have an owner, which names them; there are ``recent`` of these.
+    """
 
     def __init__(self, ranks: int) -> None:
-        self._pages: dict[Page, None] = {}
-        self.counts = [0] * ranks
+        self._pages: dict[Page, Page | None] = {}
+        self.counts, self.recent = [0] * ranks, 0
 
     def __contains__(self, page: Page) -> bool:
         return page in self._pages
 
     def __iter__(self) -> Iterator[Page]:
-        return iter(self._pages)
+        return (page for page, owner in self._pages.items() if owner is None)
 
-    def add(self, page: Page) -> None:
+    def owners(self) -> dict[Page, Page]:
+        """The recent pages, with their owners."""
+        return {page: owner for page, owner in self._pages.items() if owner is not None}
+
+    def oldest(self) -> tuple[Page, Page | None] | None:
+        """The page that has been unused for longest, and its owner."""
+        return next(iter(self._pages.items()), None)
+
+    def add(self, page: Page, owner: Page | None = None) -> None:
         """Add a page that is not there, as the most recently used one."""
-        self._pages[page] = None
-        self.counts[page.rank] += 1
+        self._pages[page] = owner
+        self.counts[page.rank] += owner is None
+        self.recent += owner is not None
 
     def discard(self, page: Page) -> None:
         """Take a page out, if it is there."""
         if page in self._pages:
-            del self._pages[page]
-            self.counts[page.rank] -= 1
+            owner = self._pages.pop(page)
+            self.counts[page.rank] -= owner is None
+            self.recent -= owner is not None
 
 
 class Pool:
@@ -307,7 +324,7 @@ class Pool:
 
     def __init__(self, shape: CacheShape) -> None:
         self._shape = shape
-        pages = max(1, min(_SLAB_PAGES, -(-_SLAB_BYTES // shape.page_bytes)))
+        pages = max(1, min(_SLAB_PAGES, -(-_SLAB_BYTES // max(1, shape.page_bytes))))
         self.slab_size = (*shape.size[:3], pages, *shape.size[3:])
         self._open: dict[_Slab, None] = {}  # those with free pages
         self._taken: dict[Page, _Slab | None] = {}  # None: another rank has it

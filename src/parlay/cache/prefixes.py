@@ -8,14 +8,42 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple
 
+from torch import Tensor
+
 from parlay.cache.pages import BLOCK, Page, PageTable, pages_for
-from parlay.types import Segment, Skip
+from parlay.types import NO_TREE, Segment, Skip, Tree
 
 _NEAREST = 64
 """How many pages, the newest first, are compared if none holds exactly the tokens that come next."""
 
 Level = dict[tuple[int, ...], Page]
 """Pages that may follow one beginning of a text, by their tokens."""
+
+
+class Rows(NamedTuple):
+    """Where a forward writes and reads one sequence: slot i of ``table``, in its page i // BLOCK, belongs to token i.
+
+    Layers that see the last keys alone have their pages in ``recent``, where the model has such pages.
+
+    Row 0 of the forward has slot ``start``: ``pending`` rows at successive positions, then the nodes of ``tree``, whose
+    root is the last pending row. Rows before ``base`` are there already, the others run and are written. The last
+    ``together`` rows are chains whose rows see each other. With a ``block``, each row sees all of its own block, which
+    begins at a multiple of it.
+    """
+
+    table: PageTable
+    start: int
+    pending: int
+    tree: Tree = NO_TREE
+    base: int = 0
+    together: int = 0
+    block: int = 0
+    recent: PageTable | None = None
+
+    @property
+    def end(self) -> int:
+        """One more than the number of the last row."""
+        return self.pending + len(self.tree.tokens)
 
 
 class Staged(NamedTuple):
@@ -37,7 +65,8 @@ class Staged(NamedTuple):
 class CachedText:
     """Token i has slot i of ``table``. The first ``indexed`` pages are full, and other texts can find them.
 
-    In the place of ``lent`` pages, by their numbers, the table has borrowed ones until the next commit.
+    In the place of ``lent`` pages, by their numbers, the table has borrowed ones until the next commit. Layers that see
+    the last keys alone have pages in ``recent``, of which the first ``forgotten`` are blank.
     """
 
     salt: str
@@ -46,6 +75,12 @@ class CachedText:
     indexed: int = 0
     staged: Staged | None = None
     lent: dict[int, Page] = field(default_factory=dict)
+    recent: PageTable = field(default_factory=PageTable)
+    forgotten: int = 0
+
+    def row(self, slot: int) -> tuple[Tensor, ...]:
+        """Views of what is cached of one token, in all layers."""
+        return self.table.row(slot) + (self.recent.row(slot) if len(self.recent) else ())
 
     def pages(self) -> Iterator[Page]:
         """The entry's own pages in order."""
@@ -64,8 +99,8 @@ class CachedText:
         self.tokens.extend(segment.pending)
         first = len(self.tokens)
         for index, node in enumerate(path):  # nodes rise along a path, so no row is overwritten before it was moved
-            if node != index and self.table[(first + index) // BLOCK].address:
-                for cell, moved in zip(self.table.row(first + index), self.table.row(first + node), strict=True):
+            if node != index and (len(self.recent) or self.table[(first + index) // BLOCK].address):
+                for cell, moved in zip(self.row(first + index), self.row(first + node), strict=True):
                     cell.copy_(moved)
         self.tokens.extend(segment.tree.tokens[node] for node in path)
 
@@ -78,16 +113,17 @@ class CachedText:
         """
         length = len(self.tokens)
         start = length - count
-        full = range(start // BLOCK, length // BLOCK)
-        before = [self.table.lend(number, self.table[number].copy()) for number in full]
-        tail = self.tail if start < length else None
-        cells = [cell for slot in range(length % BLOCK) for cell in tail.row(slot)] if tail else []
+        tables = [table for table in (self.table, self.recent) if len(table)]
+        full = [(table, number) for table in tables for number in range(start // BLOCK, length // BLOCK)]
+        before = [table.lend(number, table[number].copy()) for table, number in full]
+        last = range(length - length % BLOCK, length) if start < length else ()
+        cells = [cell for slot in last for cell in self.row(slot)]
         kept = [cell.clone() for cell in cells]
         try:
             yield
         finally:
-            for number, page in zip(full, before, strict=True):
-                self.table.lend(number, page)
+            for (table, number), page in zip(full, before, strict=True):
+                table.lend(number, page)
             for cell, put_back in zip(cells, kept, strict=True):
                 cell.copy_(put_back)
 

@@ -6,41 +6,19 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from itertools import islice
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from parlay.cache.budget import Budget, format_bytes
-from parlay.cache.pages import BLOCK, CacheShape, Page, PageTable, Pool, SparePages, pages_for
-from parlay.cache.prefixes import CachedText, PrefixIndex, Staged
-from parlay.types import NO_SKIP, NO_TREE, OutOfRoom, Segment, Skip, Tree
+from parlay.cache.holdings import Holdings
+from parlay.cache.pages import BLOCK, CacheShape, Page, pages_for
+from parlay.cache.prefixes import CachedText, PrefixIndex, Rows, Staged
+from parlay.cache.recent import RecentShape
+from parlay.types import NO_SKIP, OutOfRoom, Segment, Skip
 
 
-class Rows(NamedTuple):
-    """Where a forward writes and reads one sequence: slot i of ``table``, in its page i // BLOCK, belongs to token i.
-
-    Row 0 of the forward has slot ``start``: ``pending`` rows at successive positions, then the nodes of ``tree``, whose
-    root is the last pending row. Rows before ``base`` are there already, the others run and are written. The last
-    ``together`` rows are chains whose rows see each other. With a ``block``, each row sees all of its own block, which
-    begins at a multiple of it.
-    """
-
-    table: PageTable
-    start: int
-    pending: int
-    tree: Tree = NO_TREE
-    base: int = 0
-    together: int = 0
-    block: int = 0
-
-    @property
-    def end(self) -> int:
-        """One more than the number of the last row."""
-        return self.pending + len(self.tree.tokens)
-
-
-class Store:
+class Store(Holdings):
     """Cached rows of many sequences, in pages that a budget grants.
 
     A page may be in several tables; then it is copied before anything is written to it. Committed rows change only in
@@ -49,33 +27,27 @@ class Store:
     drafter's store gives up even these if the target needs memory. Every page counts once, however many share it.
 
     Where several ranks have each text's pages, all have the same tables, and count the pages of the rank that has most:
-    so all decide alike. Each has the rows of its own pages alone.
+    so all decide alike. Each has the rows of its own pages alone. One rank alone may have layers with ``recent`` pages:
+    of these, what lies behind their window is reusable, too, as soon as the text has moved on.
     """
 
-    def __init__(self, shape: CacheShape, max_tokens: int, budget: Budget | None = None) -> None:
+    def __init__(
+        self, shape: CacheShape, max_tokens: int, budget: Budget | None = None, recent: RecentShape | None = None
+    ) -> None:
         """``max_tokens`` is the share that the store adds to the budget, or without a budget all that it may hold."""
-        if max_tokens < 1:
-            raise ValueError(f"a cache of {max_tokens} tokens is too small: it must hold at least one")
-        self.shape, self._spread = shape, shape.spread
+        super().__init__(shape, max_tokens, budget, recent)
         self._live: dict[int, CachedText] = {}
-        self.spare_pages = SparePages(shape.spread.ranks)
         self.index = PrefixIndex()
-        self.pool = Pool(shape)
-        self._growing = [0] * shape.spread.ranks  # pages of each rank for which room is made
-        self._budget = budget or Budget()
-        share = self._spread.most(pages_for(max_tokens))
-        self._budget.join(self, share * shape.page_bytes, shape.page_bytes)
-
-    # ------------------------------------------------------------------------------------------------- sequences
 
     def match_prefix(self, tokens: Sequence[int], salt: str = "") -> int:
         """How many of ``tokens``, fewer than all, `open` would find cached."""
-        return self.index.find(tokens, salt)[1]
+        return self._find(tokens, salt)[1]
 
     def open(self, sequence: int, tokens: Sequence[int], salt: str = "") -> int:
         """Begin a sequence with the longest cached beginning of ``tokens``; returns its length, fewer than all."""
-        pages, length = self.index.find(tokens, salt)
-        self._begin(sequence, salt, pages, tokens[:length])
+        pages, length = self._find(tokens, salt)
+        recent = [page.recent for page in pages] if self._recent is not None else ()
+        self._begin(sequence, salt, pages, tokens[:length], recent)
         return length
 
     def fork(self, sequence: int, copy: int) -> None:
@@ -85,7 +57,10 @@ class Store:
         """
         source = self._entry(sequence)
         length = len(source.tokens) if source.staged is None else source.indexed * BLOCK
-        self._begin(copy, source.salt, source.table, source.tokens[:length])
+        recent = self._recent.found(source) if self._recent is not None else ()
+        if self._recent is not None:
+            length = self._recent.reach(length, recent)
+        self._begin(copy, source.salt, source.table, source.tokens[:length], recent)
 
     def release(self, sequence: int) -> None:
         """End a sequence; its committed rows stay reusable. Unknown names are ignored."""
@@ -93,14 +68,14 @@ class Store:
         if entry is None:
             return
         if entry.tail is not None and entry.tail not in self.index:
-            self.index.add(entry, entry.indexed)
+            known = self.index.add(entry, entry.indexed)
+            if self._recent is not None and known is entry.tail:
+                self._recent.share(entry, entry.indexed)
         self._cut(entry, 0)
 
     def length(self, sequence: int) -> int:
         """How many tokens of the sequence are cached."""
         return len(self._entry(sequence).tokens)
-
-    # ------------------------------------------------------------------------------------------------------ rows
 
     def reserve(self, sequence: int, tokens: int) -> bool:
         """Make room for ``tokens`` in all, scratch included; False while others hold it.
@@ -110,7 +85,7 @@ class Store:
         so many.
         """
         entry = self._entry(sequence)
-        if tokens > self.capacity():
+        if tokens > self.capacity() or (self._recent and self._room.bytes_for(tokens) > self._budget.total):
             raise OutOfRoom(
                 f"a sequence of {tokens} tokens does not fit a cache of {self.capacity()}, which is "
                 f"{format_bytes(self._budget.total)}: allow more memory"
@@ -139,11 +114,13 @@ class Store:
             raise ValueError(
                 f"sequence {sequence}: the first {base} rows are not those of its last forward: run them again"
             )
-        self._make_writable(entry, sequence, len(entry.tokens) + segment.end)
-        entry.staged = Staged(segment, skip)
-        self._borrow(entry, range(len(entry.tokens) + len(segment.pending), len(entry.tokens) + segment.end))
         start, pending = len(entry.tokens) - again, len(segment.pending) + again
-        return Rows(entry.table, start, pending, segment.tree, max(0, base), segment.together)
+        if again and self._recent is not None and not self._recent.can_run_again(entry, start):
+            raise ValueError(f"sequence {sequence}: {again} cached tokens can't run again: what they see was given up")
+        self._make_writable(entry, sequence, len(entry.tokens) + segment.end)
+        entry.staged, recent = Staged(segment, skip), None if self._recent is None else entry.recent
+        self._borrow(entry, range(len(entry.tokens) + len(segment.pending), len(entry.tokens) + segment.end))
+        return Rows(entry.table, start, pending, segment.tree, max(0, base), segment.together, recent=recent)
 
     def putting_back(self, segment: Segment) -> AbstractContextManager[None]:
         """The block in which the staged segment runs. Committed rows that run again are then put back, bit for bit."""
@@ -177,15 +154,21 @@ class Store:
         return len(entry.tokens)
 
     def truncate(self, sequence: int, length: int) -> int:
-        """Forget cached tokens from ``length`` on, and the scratch; returns how many are cached now."""
+        """Forget cached tokens from ``length`` on, and the scratch; returns how many are cached now.
+
+        These may be fewer than ``length`` where keys that the next row would see were given up.
+        """
         entry = self._entry(sequence)
         entry.staged = None
         self._give_borrowed(entry)
         if length < len(entry.tokens):
+            if self._recent is not None:
+                length = self._recent.recall(entry, length)
             self._cut(entry, max(length, 0), forget=True)
             tail = entry.tail
             if tail is not None and tail.users == 1 and tail in self.index and not self.index.has_more(tail):
                 self.index.remove(tail)
+                tail.recent = None
         return len(entry.tokens)
 
     def rows_of(self, sequence: int, text: Sequence[int], first: int, count: int) -> Tensor | None:
@@ -196,7 +179,11 @@ class Store:
         pages, length = self.index.find(text[: first + count + 1], self._entry(sequence).salt)
         if length < first + count or self.shape.dtype == torch.uint8 or self._spread.ranks > 1:
             return None
-        return torch.stack([pages[slot // BLOCK].states(slot % BLOCK) for slot in range(first, first + count)])
+        slots, recent = range(first, first + count), self._recent
+        if recent is None:
+            return torch.stack([pages[slot // BLOCK].states(slot % BLOCK) for slot in slots])
+        forgotten = any(pages[slot // BLOCK].recent is None for slot in slots)
+        return None if forgotten else torch.stack([recent.states(pages[s // BLOCK], s % BLOCK) for s in slots])
 
     def append(self, sequence: int, tokens: Sequence[int], rows_NLSKD: Tensor) -> int:
         """Commit tokens whose keys and values are known; their rows are reserved. Returns how many are cached now."""
@@ -204,46 +191,21 @@ class Store:
         entry.staged, start = None, len(entry.tokens)
         self._make_writable(entry, sequence, start + len(tokens))
         for slot, states_LSKD in enumerate(rows_NLSKD, start):
-            entry.table[slot // BLOCK].write(slot % BLOCK, states_LSKD)
+            page, place = divmod(slot, BLOCK)
+            if self._recent is None:
+                entry.table[page].write(place, states_LSKD)
+            else:
+                self._recent.write(entry.table[page], entry.recent[page], place, states_LSKD)
         entry.tokens.extend(tokens)
         self._index_full(entry)
         return len(entry.tokens)
 
-    # ---------------------------------------------------------------------------------------------------- budget
-
-    def free_tokens(self) -> int:
-        """How many tokens could be reserved now, reusable prefixes given up."""
-        used = self._in_use()
-        free = self._budget.free_bytes(self) // self.shape.page_bytes
-        return min(self.capacity(), sum(free + max(used) - each for each in used) * BLOCK)
-
-    def capacity(self) -> int:
-        """How many tokens all sequences together could ever hold."""
-        return self._spread.pages(self._budget.total // self.shape.page_bytes) * BLOCK
-
-    @property
-    def held(self) -> int:
-        """Bytes of all pages in use or reusable, each counted once."""
-        return self._most(self.pool.taken, self._growing) * self.shape.page_bytes
-
-    @property
-    def spare(self) -> int:
-        """Bytes of reusable pages that nobody uses."""
-        return self.held - self._most(self._in_use(), self._growing) * self.shape.page_bytes
-
-    def _in_use(self) -> list[int]:
-        """How many pages of each rank are in use."""
-        return [taken - spare for taken, spare in zip(self.pool.taken, self.spare_pages.counts, strict=True)]
-
-    @staticmethod
-    def _most(pages: Sequence[int], more: Sequence[int]) -> int:
-        """The most that any rank has, of these pages of each and more of them."""
-        return max([one + other for one, other in zip(pages, more, strict=True)])
-
     def drop_spare(self) -> bool:
         """Give up the reusable page that has been unused for longest. False if there is none."""
-        oldest = next(iter(self.spare_pages), None)
-        if oldest is not None:
+        oldest, owner = self.spare_pages.oldest() or (None, None)
+        if owner is not None and self._recent is not None:
+            self._recent.drop(owner)
+        elif oldest is not None:
             self._drop(oldest)
         return oldest is not None
 
@@ -268,6 +230,8 @@ class Store:
             exposed = entry.staged is not None and entry.tail is not None and entry.tail in self.index
             assert not exposed, "rows that are not committed lie in a page that others may find"
         self.index.check(entries, list(self.spare_pages))
+        if self._recent is not None:
+            self._recent.check(entries)
 
     # ----------------------------------------------------------------------------------------------------- pages
 
@@ -277,23 +241,38 @@ class Store:
         except KeyError:
             raise ValueError(f"sequence {sequence} is not open") from None
 
-    def _begin(self, sequence: int, salt: str, pages: Iterable[Page], tokens: Sequence[int]) -> None:
-        """Open an entry with ``tokens``. The first of these pages hold their rows."""
-        if sequence in self._live:
-            raise ValueError(f"sequence {sequence} is open already: release it first")
-        entry = self._live[sequence] = CachedText(salt, tokens=list(tokens), indexed=len(tokens) // BLOCK)
+    def _find(self, tokens: Sequence[int], salt: str) -> tuple[list[Page], int]:
+        """The pages of the longest cached beginning, and its length: the keys that its last row sees are there, too."""
+        pages, length = self.index.find(tokens, salt)
+        if self._recent is not None:
+            length = self._recent.reach(length, [page.recent for page in pages])
+        return pages, length
+
+    def _begin(
+        self, name: int, salt: str, pages: Iterable[Page], tokens: Sequence[int], recent: Sequence[Page | None]
+    ) -> None:
+        """Open an entry with ``tokens``. The first of these pages hold their rows, the last ones also of ``recent``."""
+        if name in self._live:
+            raise ValueError(f"sequence {name} is open already: release it first")
+        entry = self._live[name] = CachedText(salt, tokens=list(tokens), indexed=len(tokens) // BLOCK)
         for page in islice(pages, pages_for(len(tokens))):
             self.spare_pages.discard(page)
             entry.table.append(page)
+        if self._recent is not None:
+            self._recent.fill(entry, recent)
 
     def _index_full(self, entry: CachedText) -> None:
-        """Let other texts find the pages that the entry's tokens fill now."""
+        """Let other texts find the pages that the entry's tokens fill now, and forget what no layer sees any more."""
         for number in range(entry.indexed, len(entry.tokens) // BLOCK):
             known = self.index.add(entry, number)
             if known is not entry.table[number]:  # the same text has one page: that of who computed it first
                 self.spare_pages.discard(known)
                 self._let_go(entry.table.replace(number, known))
+            if self._recent is not None:
+                self._recent.share(entry, number)
             entry.indexed += 1
+        if self._recent is not None:
+            self._recent.forget(entry)
 
     def _make_writable(self, entry: CachedText, sequence: int, rows: int) -> None:
         """See that rows after the committed ones are in pages that only this entry has and nobody can find.
@@ -306,16 +285,23 @@ class Store:
                 f"sequence {sequence} has room for {reserved * BLOCK} tokens and needs {rows}: reserve them first"
             )
         tail, rows = entry.tail, max(rows, len(entry.tokens))
+        if self._recent is not None:
+            self._take_recent(entry, pages_for(rows) - len(entry.recent))
         if tail is None:
             return
         if tail.users > 1 or (self._is_wanted(entry) and len(entry.table) > pages_for(rows)):
             copy = self._page_for_copy(entry, rows)
             copy.rows.copy_(tail.rows)
-            self._let_go(entry.table.replace(len(entry.tokens) // BLOCK, copy))
+            before = entry.table.replace(len(entry.tokens) // BLOCK, copy)
+            if self._recent is not None:
+                self._budget.make_room(self._recent.page_bytes, self)
+                self._recent.copy_last(entry, before)
+            self._let_go(before)
         elif tail in self.index:
-            for follower in self.index.remove(tail):
-                self.spare_pages.discard(follower)
-                self.pool.give(follower)
+            followers = self.index.remove(tail)
+            tail.recent = None
+            for follower in followers:
+                self._give(follower)
 
     def _is_wanted(self, entry: CachedText) -> bool:
         """Whether the entry's last page is known for tokens that the entry does not have."""
@@ -323,23 +309,24 @@ class Store:
 
     def _grow(self, entry: CachedText, pages: int) -> bool:
         """Let the entry have so many pages; all or nothing."""
-        more = range(len(entry.table), pages)
-        if more and not self._make_room(more):
+        more, recent = range(len(entry.table), pages), 0
+        if self._recent is not None:
+            recent = self._recent.lacking(entry, pages)
+            size = recent * self._recent.page_bytes + len(more) * self.shape.page_bytes
+            if size and not self._budget.make_room(size, self):
+                return False
+        elif more and not self._make_room(more):
             return False
         for number in more:
             entry.table.append(self.pool.take(number))
+        self._take_recent(entry, recent)
         return True
 
-    def _make_room(self, numbers: range) -> bool:
-        """Make memory free for these pages of a text. False if that is impossible, and then nothing is given up."""
-        used, new = self._in_use(), self._spread.count(numbers)
-        more = self._most(used, new) - max(used)
-        if more * self.shape.page_bytes > self._budget.free_bytes(self):
-            return False
-        self._growing = new
-        self._budget.reclaim(0, self)
-        self._growing = [0] * self._spread.ranks
-        return True
+    def _take_recent(self, entry: CachedText, count: int) -> None:
+        """Let the entry have so many recent pages more, which may exceed the budget where they were not reserved."""
+        if self._recent is not None and count > 0:
+            self._budget.make_room(count * self._recent.page_bytes, self)
+            self._recent.extend(entry, count)
 
     def _borrow(self, entry: CachedText, nodes: range) -> None:
         """Have the pages of these slots here, of spans that begin behind the first, though they may be another rank's.
@@ -380,6 +367,8 @@ class Store:
         entry.indexed = min(entry.indexed, length // BLOCK)
         while len(entry.table) > pages_for(length):
             page = entry.table.pop()
+            if self._recent is not None:
+                self._recent.cut(entry, page)
             self._let_go(page, keep=not forget or self.index.has_more(page))
 
     def _let_go(self, page: Page, *, keep: bool = True) -> None:
@@ -393,7 +382,13 @@ class Store:
 
     def _drop(self, page: Page) -> None:
         """Give a page back that nobody uses."""
-        self.spare_pages.discard(page)
         if page in self.index:
             self.index.remove(page)
+        self._give(page)
+
+    def _give(self, page: Page) -> None:
+        """Give a page back that nobody uses and nobody can find any more, with the recent one that it names."""
+        self.spare_pages.discard(page)
+        if self._recent is not None and page.recent is not None:
+            self._recent.drop(page)
         self.pool.give(page)

@@ -19,8 +19,9 @@ from parlay.cli.flags import options_from
 from parlay.cli.plan_machine import Ground, say
 from parlay.cost.devices import find_device, power
 from parlay.cost.measured import MeasuredCost
-from parlay.cost.roofline import ForwardShape, Machine
+from parlay.cost.roofline import ForwardShape, Machine, ModelShape
 from parlay.cost.speed import DraftPlan
+from parlay.models.config import DecoderConfig
 from parlay.options import UsageError, nearest, override
 from parlay.simulate.costs import LearnedSteps, RooflineSteps, StepCost
 from parlay.simulate.drafting import PLAIN, Drafting, DraftSeconds
@@ -62,15 +63,25 @@ def server_of(options: argparse.Namespace, ground: Ground, models: Models) -> Se
         room = parse_bytes(options.memory)
     elif ground.memory is not None:
         room = round(USABLE * ground.memory - shape.stored_bytes)
-    tokens = _UNLIMITED if room is None else int(room // shape.token_bytes)
+    config = read_model(options.model)
+    tokens = _UNLIMITED if room is None else _tokens_in(room, config, shape)
     if tokens < 2:
         raise ValueError(
             f"the weights of {options.model} take {shape.stored_bytes / 1e9:,.1f} GB and leave no memory for a cache: "
             "take a smaller type with --quantize, a larger --device, or say --memory"
         )
     limits = override(options_from(ReplicaLimits, options), cache_tokens=min(tokens, _UNLIMITED))
-    context = options.max_model_len or read_model(options.model).max_context
+    context = options.max_model_len or config.max_context
     return Server(cost, ground.machine, source, limits, context)
+
+
+def _tokens_in(room: int, config: DecoderConfig, shape: ModelShape) -> int:
+    """How many tokens so many bytes of cache hold; of layers with windows they hold the last tokens alone."""
+    if not any(form.window for form in config.layers):
+        return int(room // shape.token_bytes)
+    from parlay.models.forward import cache_room  # here, because it loads torch
+
+    return cache_room(config, shape.kv_bytes).tokens_in(room)
 
 
 def _learned(model: str) -> LearnedSteps:

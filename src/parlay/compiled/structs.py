@@ -35,6 +35,7 @@ class LayerStruct(Structure):
         *((name, c_int64) for name in ("experts", "chosen", "shared", "normalized", "groups", "top_groups")),
         ("expert_scale", c_double),
         ("choice_bias", c_void_p),
+        *((name, c_int64) for name in ("place", "recent")),
     ]
 
 
@@ -79,6 +80,8 @@ class SegmentStruct(Structure):
         ("parents", c_void_p),
         ("prefix", POINTER(PrefixStruct)),
         *((name, c_int64) for name in ("seers", "together", "block")),
+        ("recent", c_void_p),
+        ("recent_pitch", c_int64),
     ]
 
 

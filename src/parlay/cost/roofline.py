@@ -20,7 +20,8 @@ Kind = Literal["linear", "attention", "vector"]
 class ModelShape:
     """The sizes of a decoder, in elements, and the bytes of one weight and of one number of a key or value.
 
-    Weights in blocks of few bits have the mean of all matrices, their scales included.
+    Weights in blocks of few bits have the mean of all matrices, their scales included. Of a text ``recent_layers`` keep
+    the keys and values of ``recent_tokens`` at most.
     """
 
     vocab_size: int
@@ -33,6 +34,13 @@ class ModelShape:
     weight_bytes: float = 2
     kv_bytes: float = 2
     tie_embeddings: bool = False
+    recent_layers: int = 0
+    recent_tokens: int = 0
+
+    def text_bytes(self, tokens: int) -> int:
+        """Cached keys and values of a text."""
+        recent = self.token_bytes * self.recent_layers // self.num_layers
+        return (self.token_bytes - recent) * tokens + recent * min(tokens, self.recent_tokens)
 
     @property
     def qkv_size(self) -> int:

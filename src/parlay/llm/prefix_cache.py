@@ -105,6 +105,8 @@ def open_prefix_cache(
             "prefix_cache needs a model that Parlay's decoder runs in one process, and that reads text from left to "
             "right: leave it out"
         )
+    if runner.store.forgets:
+        raise UnsupportedModel("prefix_cache: layers of this model have windows and forget keys: leave it out")
     if most_bytes < (least := least_bytes(runner.store)):
         raise ValueError(f"prefix_cache_size {size}: prefixes of this model take at least {format_bytes(least)}")
     kept = PrefixCacheFile(place, runner, _key(model, runner, load), most_bytes)

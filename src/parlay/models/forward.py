@@ -5,14 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from parlay.cache import Rows, Spread
-from parlay.cache.pages import ALONE
+from parlay.cache import BLOCK, CacheShape, RecentShape, Room, Rows, Spread
+from parlay.cache.pages import ALONE, pages_for
+from parlay.cache.recent import most_pages
 from parlay.compiled import structs
 from parlay.compiled.structs import Linear
 from parlay.models.config import DecoderConfig
@@ -21,20 +22,73 @@ from parlay.types import NO_SKIP, Exactness, Features, Output, Skip, Tree
 
 
 @dataclass(frozen=True, slots=True)
+class LayerPages:
+    """Which layers have ``recent`` pages, as none of them sees more than ``window`` keys, and each layer's ``place``
+    among those that share its pages."""
+
+    recent: tuple[bool, ...]
+    place: tuple[int, ...]
+    window: int = 0
+
+    @staticmethod
+    def of(config: DecoderConfig) -> LayerPages:
+        """Layers with windows have recent pages where texts may become so long that this saves some."""
+        sizes = [form.window or 0 for form in config.forms]
+        window = max(sizes)
+        if not window or config.canvas or config.head or most_pages(window) >= pages_for(config.max_context):
+            return LayerPages.alike(config.num_layers)
+        recent = tuple(size > 0 for size in sizes)
+        places = tuple(recent[:layer].count(own) for layer, own in enumerate(recent))
+        return LayerPages(recent, places, window)
+
+    @staticmethod
+    def alike(layers: int) -> LayerPages:
+        """All layers share their pages."""
+        return LayerPages((False,) * layers, tuple(range(layers)))
+
+
+def cache_room(config: DecoderConfig, number_bytes: float) -> Room:
+    """The memory that texts take in the cache, with so many bytes for each number of a key or value."""
+    pages, page = LayerPages.of(config), 2 * config.num_kv_heads * config.head_dim * BLOCK * number_bytes
+    recent, longest = sum(pages.recent), pages_for(config.max_context)
+    if not recent:
+        return Room(config.num_layers * page)
+    return Room((config.num_layers - recent) * page, recent * page, most_pages(pages.window), longest)
+
+
+@dataclass(frozen=True, slots=True)
 class Kernels:
     """``reason``: which kernels run, and why, in one line.
 
-    ``cache_lanes`` and ``spread`` are those of their cache's `CacheShape`. ``part``: sizes of the part of the model
-    that runs here; None: all of it does. ``in_flight``: how many forwards may be under way at once.
+    ``pages``: which layers share pages. ``cache_lanes`` and ``spread`` are those of their cache's `CacheShape`.
+    ``part``: sizes of the part of the model that runs here; None: all of it does. ``in_flight``: how many forwards may
+    be under way at once.
     """
 
     exactness: Exactness
     reason: str
     cache_dtype: torch.dtype
+    pages: LayerPages
     cache_lanes: int = 0
     spread: Spread = ALONE
     part: DecoderConfig | None = None
     in_flight: int = 1
+
+    def cache_shapes(self, config: DecoderConfig, device: torch.device) -> tuple[CacheShape, RecentShape | None]:
+        """The pages of layers that see all keys, and of the others, where these have pages of their own."""
+        layers = tuple(layer for layer, recent in enumerate(self.pages.recent) if recent)
+        shape = CacheShape(
+            num_layers=config.num_layers - len(layers),
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            dtype=self.cache_dtype,
+            device=device,
+            lanes=self.cache_lanes,
+            spread=self.spread,
+        )
+        own = replace(shape, num_layers=len(layers))
+        recent = RecentShape(shape=own, layers=layers, window=self.pages.window, longest=config.max_context)
+        return shape, recent if layers else None
 
 
 class SegmentFeatures(NamedTuple):

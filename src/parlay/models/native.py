@@ -12,7 +12,7 @@ from typing import Literal, Protocol
 
 import torch
 
-from parlay.cache import BLOCK, Budget, CacheShape, Rows, Store
+from parlay.cache import BLOCK, Budget, Rows, Store
 from parlay.compiled.library import NotBuilt, NotLoaded
 from parlay.models.compiled.forward import CompiledForward
 from parlay.models.compiled.weights import Packed, nobody
@@ -24,7 +24,6 @@ from parlay.models.forward import (
     ForwardOutput,
     GrownTree,
     Growth,
-    Kernels,
     Part,
     SegmentFeatures,
     TreeRequest,
@@ -123,7 +122,8 @@ class NativeRunner(Runner):
         self._forward, reason = make_forward(config, wanted, dtype, device, packed=packed, cached=kv_cache_dtype)
         kernels = self._forward.kernels
         _log.info("%s: %s", name, reason)
-        self.store = Store(_cache_shape(kernels.part or config, kernels, device), max_tokens_cached, budget)
+        whole, recent = kernels.cache_shapes(kernels.part or config, device)
+        self.store = Store(whole, max_tokens_cached, budget, recent)
         self._config, self._max_context, self._num_layers = config, config.max_context, config.num_layers
         self._block = _block_of(config.canvas)
         self.shares_prefixes = not self._block or BLOCK % self._block == 0
@@ -350,18 +350,6 @@ def _check_together(segment: Segment) -> None:
             f"sequence {segment.sequence}: {segment.together} rows can't see each other: they must be the last nodes, "
             "in chains below other rows, all run, and not join at a later layer"
         )
-
-
-def _cache_shape(config: DecoderConfig, kernels: Kernels, device: torch.device) -> CacheShape:
-    return CacheShape(
-        num_layers=config.num_layers,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        dtype=kernels.cache_dtype,
-        device=device,
-        lanes=kernels.cache_lanes,
-        spread=kernels.spread,
-    )
 
 
 class CacheRefused(UnsupportedModel):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -17,6 +18,7 @@ from parlay.models.compiled.forward import runs_here
 from parlay.models.compiled.weights import Packed, nobody
 from parlay.models.config import DecoderConfig, UnsupportedModel, read_json
 from parlay.models.fetch.resolving import resolve
+from parlay.models.forward import cache_room
 from parlay.models.loading import load_weights, read_config
 from parlay.models.lora import merged, read_adapter
 from parlay.models.native import CacheRefused, MakeForward, NativeRunner, choose_forward
@@ -205,9 +207,10 @@ def _default_cache_tokens(config: DecoderConfig, dtype: torch.dtype, device: tor
     )  # exact attention works in float32
     if cached == "q8_0":
         cell_bytes = CODED / CODES
-    token_bytes = 2 * config.num_layers * config.num_kv_heads * config.head_dim * cell_bytes
-    affordable = int(free_bytes(device) * _CACHE_SHARE // token_bytes)
-    return max(config.max_context, min(affordable, _MOST_CONTEXTS * config.max_context))
+    room, token_bytes = cache_room(config, cell_bytes), 2 * config.num_layers * config.num_kv_heads * config.head_dim
+    least, most = room.bytes_for(config.max_context), room.bytes_for(_MOST_CONTEXTS * config.max_context)
+    affordable = max(least, min(free_bytes(device) * _CACHE_SHARE, most))
+    return math.ceil(affordable / (token_bytes * cell_bytes))
 
 
 def cache_bytes_for(processes: int) -> int:

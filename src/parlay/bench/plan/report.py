@@ -97,7 +97,7 @@ Plans = Mapping[str, Sequence[DraftPlan]]
 def case(setting: Setting, rows: Sequence[int], memory: int | None) -> PlanCase:
     """Memory, prefill of the context and verifies of so many rows. ``memory`` is the device's, in bytes."""
     machine, shape, batch, context = setting.machine, setting.shape, setting.batch, setting.context
-    need = Memory(shape.parameters, round(shape.stored_bytes), shape.token_bytes * context * batch, memory)
+    need = Memory(shape.parameters, round(shape.stored_bytes), shape.text_bytes(context) * batch, memory)
     works = [ForwardShape(batch=batch, rows=count, context=context) for count in rows]
     return PlanCase(
         context=context,

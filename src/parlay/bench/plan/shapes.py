@@ -104,6 +104,7 @@ def shape_of(config: DecoderConfig, *, weight_bytes: float, kv_bytes: float) -> 
             f"{config.architecture}: no plan for mixtures of experts, which read what rows choose; "
             "measure with parlay bench --forwards"
         )
+    recent_layers, recent_tokens = _recent(config)
     return ModelShape(
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
@@ -115,7 +116,21 @@ def shape_of(config: DecoderConfig, *, weight_bytes: float, kv_bytes: float) -> 
         weight_bytes=weight_bytes,
         kv_bytes=kv_bytes,
         tie_embeddings=config.tie_embeddings,
+        recent_layers=recent_layers,
+        recent_tokens=recent_tokens,
     )
+
+
+def _recent(config: DecoderConfig) -> tuple[int, int]:
+    """How many layers forget what lies behind their window, and the tokens that they keep of a text."""
+    if not any(form.window for form in config.layers):
+        return 0, 0
+    from parlay.cache.pages import BLOCK  # here, because these load torch
+    from parlay.cache.recent import most_pages
+    from parlay.models.forward import LayerPages
+
+    pages = LayerPages.of(config)
+    return (sum(pages.recent), most_pages(pages.window) * BLOCK) if pages.window else (0, 0)
 
 
 def config_of(shape: ModelShape, max_context: int) -> DecoderConfig:

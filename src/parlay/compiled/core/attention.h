@@ -125,8 +125,8 @@ static Work work_on_prefix(const Work *work, Segment *pages)
     Work own = *work;
     *pages = (Segment){.pages = prefix->pages, .pitch = prefix->pitch};
     own.segment = pages;
-    own.keys = work->keys / work->segment->pitch * prefix->pitch;
-    own.values = work->values / work->segment->pitch * prefix->pitch;
+    own.keys = work->prefix_keys;
+    own.values = work->prefix_values;
     return own;
 }
 

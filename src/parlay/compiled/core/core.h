@@ -58,6 +58,7 @@ typedef struct {
     int64_t groups, top_groups; /* of experts; those that a row may choose from, where there is a choice_bias */
     double expert_scale;  /* the weights of a row's experts are multiplied by it */
     const float *choice_bias; /* [experts] or null: weights are sigmoids, and with these beside them chosen by */
+    int64_t place, recent; /* its number among the layers that share pages; 1: its keys are in a segment's recent pages */
 } Layer;
 
 /* Processes that run the layers of a model together. `memory` is shared: a line that holds 1 + the number of a rank that is
@@ -108,6 +109,8 @@ typedef struct {
     const int32_t *parents; /* per node; -1: the last pending row */
     const Prefix *prefix;
     int64_t seers, together, block;
+    char *const *recent; /* pages of the layers that see the last keys alone, or null. Keys behind all windows may be zeros. */
+    int64_t recent_pitch;
 } Segment;
 
 /* A row that begins within the model: what the batch's inputs say of it, and x + up(down(x)) of the anchor's state x. */

@@ -17,6 +17,14 @@ typedef struct {
     int32_t segment, head, from, to;
 } Tile;
 
+/* The segment with the pages that a layer's keys are in. */
+INLINE Segment in_pages_of(const Layer *layer, const Segment *segment)
+{
+    Segment own = *segment;
+    if (layer->recent) own.pages = segment->recent, own.pitch = segment->recent_pitch;
+    return own;
+}
+
 /* A slot's row among those that begin at `part` of each page. */
 INLINE char *row_at(const Segment *segment, int64_t part, int64_t slot, int64_t bytes)
 {

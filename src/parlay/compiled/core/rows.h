@@ -109,17 +109,17 @@ INLINE void rotate(const float *x, const float *rotations, int64_t half, float s
     }
 }
 
-/* Where the keys (0) or values (1) of one head begin in a page. */
-INLINE int64_t part_of(const Model *model, const Segment *segment, int64_t layer, int64_t which, int64_t head)
+/* Where the keys (0) or values (1) of one head begin in a page; `place` is the layer's among those in the same pages. */
+INLINE int64_t part_of(const Model *model, int64_t pitch, int64_t place, int64_t which, int64_t head)
 {
-    return ((layer * 2 + which) * model->kv_heads + head) * segment->pitch;
+    return ((place * 2 + which) * model->kv_heads + head) * pitch;
 }
 
 /* A row's new key (0) or value (1) of one head, which is rotated already, into its slot. */
-static void store_row(const Model *model, const Heads *heads, const Segment *segment, int64_t layer, int64_t which,
+static void store_row(const Model *model, const Heads *heads, const Segment *segment, int64_t place, int64_t which,
                       int64_t head, int64_t slot, const float *x)
 {
-    const int64_t dim = model->head_dim, part = part_of(model, segment, layer, which, head);
+    const int64_t dim = model->head_dim, part = part_of(model, segment->pitch, place, which, head);
     const int form = (int)model->cached;
     if (!segment->pages[(uint64_t)slot / PAGE]) return;
     if (form == CACHE_Q8_0) {
@@ -159,21 +159,21 @@ static void prepare_row(const Model *model, const Segment *segment, const Space 
                is_query && !blocks ? form_of((int)model->cached) : FLOAT32, is_query && !blocks ? (void *)query : turned);
         if (blocks) spread(turned, dim);
         if (!is_query)
-            store_row(model, &space->heads, segment, layer, 0, head - heads, slot, turned);
+            store_row(model, &space->heads, segment, own->place, 0, head - heads, slot, turned);
         else if (blocks)
             QUANTISE(turned, dim, (InputBlock *)query, 1);
     }
     for (int64_t head = 0; head < model->kv_heads; head++, x += dim)
-        store_row(model, &space->heads, segment, layer, 1, head, slot, x);
+        store_row(model, &space->heads, segment, own->place, 1, head, slot, x);
 }
 
 static void prepare(const Model *model, const Batch *batch, const Space *space, int64_t layer, int64_t from, int64_t to)
 {
     for (int64_t s = 0; s < batch->segments; s++) {
-        const Segment *segment = &batch->segment[s];
-        int64_t first = segment->begin + segment->base, end = segment->begin + segment->pending + segment->nodes;
+        const Segment segment = in_pages_of(&model->layer[layer], &batch->segment[s]);
+        int64_t first = segment.begin + segment.base, end = segment.begin + segment.pending + segment.nodes;
         for (int64_t row = from > first ? from : first; row < (to < end ? to : end); row++)
-            prepare_row(model, segment, space, layer, row - segment->begin);
+            prepare_row(model, &segment, space, layer, row - segment.begin);
     }
 }
 

@@ -55,6 +55,7 @@ typedef struct {
     const Segment *segment;
     Heads heads;
     int64_t keys, values;           /* where those of its head begin in each page */
+    int64_t prefix_keys, prefix_values; /* and in each page of a prefix, which has all layers */
     const uint32_t *const *queries; /* by query: its words */
     InputBlock *blocks;             /* [blocks_of(heads)][count]: the same; some are read behind the last */
     int64_t count;                  /* queries: rows * group */

@@ -20,13 +20,20 @@ static InputBlock *lay_blocks(const Heads *heads, const uint32_t *const *queries
     return blocks;
 }
 
-/* A tile at work, in the thread's own part of the space. */
-static Work work_of(const Pass *pass, const Tile *tile, int64_t thread, const uint32_t **queries, int64_t **slots)
+/* The segment of a tile, with the pages of the layer that runs. */
+INLINE Segment segment_of(const Pass *pass, const Tile *tile)
+{
+    return in_pages_of(&pass->model->layer[pass->here / 2], &pass->batch->segment[tile->segment]);
+}
+
+/* A tile of a segment at work, in the thread's own part of the space. */
+static Work work_of(const Pass *pass, const Tile *tile, const Segment *segment, int64_t thread, const uint32_t **queries,
+                    int64_t **slots)
 {
     const Model *model = pass->model;
     const Space *space = pass->space;
     const Layer *layer = &model->layer[pass->here / 2];
-    const Segment *segment = &pass->batch->segment[tile->segment];
+    const int64_t prefix = segment->prefix ? segment->prefix->pitch : 0;
     int64_t group = group_of(model), most = space->queries_each;
     const int64_t words = words_of_query(&space->heads);
     char *own = space->threads + thread * space->thread_bytes;
@@ -38,8 +45,10 @@ static Work work_of(const Pass *pass, const Tile *tile, int64_t thread, const ui
     *slots = (int64_t *)(blocks + tile_blocks_bytes(space));
     return (Work){.segment = segment,
                   .heads = space->heads,
-                  .keys = part_of(model, segment, pass->here / 2, 0, tile->head),
-                  .values = part_of(model, segment, pass->here / 2, 1, tile->head),
+                  .keys = part_of(model, segment->pitch, layer->place, 0, tile->head),
+                  .values = part_of(model, segment->pitch, layer->place, 1, tile->head),
+                  .prefix_keys = part_of(model, prefix, pass->here / 2, 0, tile->head),
+                  .prefix_values = part_of(model, prefix, pass->here / 2, 1, tile->head),
                   .queries = queries,
                   .blocks = lay_blocks(&space->heads, queries, (tile->to - tile->from) * group, blocks),
                   .count = (tile->to - tile->from) * group,
@@ -89,7 +98,8 @@ static void compute_tile(const Pass *pass, int64_t piece, int64_t thread)
     const Tile *tile = &pass->space->tiles[piece];
     const uint32_t *queries[MOST_QUERIES];
     int64_t *slots;
-    Work work = work_of(pass, tile, thread, queries, &slots);
+    const Segment segment = segment_of(pass, tile);
+    Work work = work_of(pass, tile, &segment, thread, queries, &slots);
     attend_tile(&work, tile, slots);
 }
 
@@ -144,7 +154,8 @@ static void compute_part(const Pass *pass, int64_t piece, int64_t thread)
     const Tile *tile = &pass->space->tiles[piece % pass->tiles];
     int64_t span = (pass->round + piece / pass->tiles) * context->count + context->rank, *slots;
     const uint32_t *queries[MOST_QUERIES];
-    Work work = work_of(pass, tile, thread, queries, &slots);
+    const Segment segment = segment_of(pass, tile);
+    Work work = work_of(pass, tile, &segment, thread, queries, &slots);
     Seen seen = seen_by(&work, tile, slots);
     attend_span(&work, &seen, span * pass->model->span);
 }

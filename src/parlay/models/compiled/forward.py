@@ -26,6 +26,7 @@ from parlay.models.forward import (
     GrownTree,
     Growth,
     Kernels,
+    LayerPages,
     Part,
     Taps,
     TreeRequest,
@@ -120,8 +121,11 @@ class CompiledForward(Forward):
         if reason:
             raise NotLoaded(reason)
         self._core = load()
+        pages = LayerPages.of(config) if part == WHOLE else LayerPages.alike(config.num_layers)
         self._weights = Weights(self._core, config, weights, dtype, packed, logits=part.logits)
         self._model = self._weights.model
+        for layer, place, recent in zip(self._model.layer[: len(pages.place)], pages.place, pages.recent, strict=True):
+            layer.place, layer.recent = place, int(recent)
         self._config, self._dtype, self._part = config, dtype, part
         self._model.cached, cache_dtype = _CACHED[str(dtype).removeprefix("torch.") if cached == "auto" else cached]
         cache_lanes = int(self._core.panel) // 2
@@ -143,6 +147,7 @@ class CompiledForward(Forward):
             reason=f"compiled decoder ({lanes}), {width}"
             f"{'' if cached == 'auto' else f', keys and values in {cached}'}: rows do not depend on each other",
             cache_dtype=cache_dtype,
+            pages=pages,
             cache_lanes=cache_lanes,
             spread=part.spread,
             part=None if part == WHOLE else config,

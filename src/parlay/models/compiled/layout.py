@@ -137,10 +137,18 @@ def lay_out(work: ForwardBatch, prefixes: Prefixes) -> BatchLayout:
 def lay_out_texts(places: Sequence[Rows]) -> ctypes.Array[structs.SegmentStruct]:
     """Segments of pending tokens alone, which all run and read nothing besides."""
     laid, begin = (structs.SegmentStruct * len(places))(), 0
-    for at, (table, start, pending, *_) in zip(laid, places, strict=True):
-        at.pages, at.pitch, at.start, at.pending, at.begin = table.address, table.pitch, start, pending, begin
-        begin += pending
+    for at, place in zip(laid, places, strict=True):
+        _point(at, place)
+        at.start, at.pending, at.begin = place.start, place.pending, begin
+        begin += place.pending
     return laid
+
+
+def _point(at: structs.SegmentStruct, place: Rows) -> None:
+    """Point a segment at its pages."""
+    at.pages, at.pitch = place.table.address, place.table.pitch
+    if place.recent is not None:
+        at.recent, at.recent_pitch = place.recent.address, place.recent.pitch
 
 
 def _spans(places: Sequence[Rows], late: dict[int, int]) -> list[_Span]:
@@ -159,7 +167,8 @@ def _fill(at: structs.SegmentStruct, place: Rows, span: _Span, pointed: list[obj
     """Fill in one segment. Memory that its structure points to joins ``pointed``."""
     as_text = span.first == place.base and span.end == place.end and trees.is_chain(place.tree)
     nodes = 0 if as_text else max(0, span.end - place.pending)
-    at.pages, at.pitch, at.start = place.table.address, place.table.pitch, place.start
+    _point(at, place)
+    at.start = place.start
     at.pending, at.nodes = span.end - nodes, nodes  # a chain is more of the text
     at.base, at.begin = span.first, span.begin - span.first
     at.together, at.block = place.together, place.block

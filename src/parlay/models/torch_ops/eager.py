@@ -10,7 +10,17 @@ import torch
 from torch import Tensor
 
 from parlay.models.config import DecoderConfig, UnsupportedModel
-from parlay.models.forward import WHOLE, Forward, ForwardBatch, ForwardOutput, Kernels, Part, Taps, with_features
+from parlay.models.forward import (
+    WHOLE,
+    Forward,
+    ForwardBatch,
+    ForwardOutput,
+    Kernels,
+    LayerPages,
+    Part,
+    Taps,
+    with_features,
+)
 from parlay.models.lora import LowRankAdapter
 from parlay.models.torch_ops.adapters import TorchAdapters
 from parlay.models.torch_ops.attention import Attend, ExactAttention
@@ -55,11 +65,13 @@ class EagerForward(Forward):
         )
         self._device = device
         self._adapters = TorchAdapters(config, dtype, device)
+        pages = LayerPages.of(config) if part == WHOLE else LayerPages.alike(config.num_layers)
         self._prefixes: WeakKeyDictionary[Prefix, tuple[Tensor, Tensor]] = WeakKeyDictionary()
         self._kernels = Kernels(
             exactness=judged.exactness,
             reason=f"{judged.reason}; {stored} weights as they are in that dtype" if stored else judged.reason,
             cache_dtype=compute if form is not None else dtype,
+            pages=pages,
             part=None if part == WHOLE else config,
         )
 
@@ -107,7 +119,7 @@ class EagerForward(Forward):
         begin = 0
         seen = {given.place: self._seen(given.features) for given in work.features}
         for number, place in enumerate(work.places):
-            rows = step_rows(place, self._device)
+            rows = step_rows(place, self._device, self._kernels.pages)
             count = place.end - place.base
             attends.append(self._attention.plan(rows, place, begin, out[begin : begin + count], seen.get(number)))
             begin += count

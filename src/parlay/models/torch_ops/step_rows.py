@@ -12,11 +12,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from parlay.cache import BLOCK, Rows
+from parlay.cache.pages import PageTable, pages_for
+from parlay.models.forward import LayerPages
 from parlay.types import trees
 
 
@@ -32,6 +35,13 @@ class _Part:
         return self.memory[layer].flatten(2, 3)
 
 
+class _Table(NamedTuple):
+    """The ``pages`` of known slots, and the slots that rows are written to."""
+
+    pages: tuple[_Part, ...]
+    targets: tuple[_Part, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class StepRows:
     """The rows of one sequence: ``positions`` int64 ``[T]``, up to ``last``, and the ``known`` slots before them."""
@@ -39,45 +49,50 @@ class StepRows:
     positions: Tensor
     last: int
     known: int
-    _pages: tuple[_Part, ...]
-    _targets: tuple[_Part, ...]
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The type in which keys and values are cached."""
-        return self._targets[0].memory.dtype
+    dtype: torch.dtype
+    """The type in which keys and values are cached."""
+    _layers: LayerPages
+    _tables: tuple[_Table, ...]
+    """Of layers that see all keys, and of those that see the last ones alone, where these have pages of their own."""
 
     def read(self, layer: int) -> Tensor | None:
         """Keys and values of the known slots ``[2, kv_heads, known, D]``; None where there are none."""
         if not self.known:
             return None
-        parts = [part.memory[layer].index_select(2, part.numbers) for part in self._pages]
+        table, place = self._tables[self._layers.recent[layer]], self._layers.place[layer]
+        parts = [part.memory[place].index_select(2, part.numbers) for part in table.pages]
         pages = parts[0] if len(parts) == 1 else torch.cat(parts, 2)
         return pages.flatten(2, 3)[:, :, : self.known]
 
     def write(self, layer: int, new: Tensor) -> None:
         """Write keys and values ``new`` ``[2, kv_heads, T, D]`` of the rows to their slots."""
-        done = 0
-        for part in self._targets:
+        table, place, done = self._tables[self._layers.recent[layer]], self._layers.place[layer], 0
+        for part in table.targets:
             count = len(part.numbers)
-            part.slots(layer).index_copy_(2, part.numbers, new[:, :, done : done + count])
+            part.slots(place).index_copy_(2, part.numbers, new[:, :, done : done + count])
             done += count
 
 
-def step_rows(place: Rows, device: torch.device) -> StepRows:
+def step_rows(place: Rows, device: torch.device, layers: LayerPages) -> StepRows:
     """The tensors of one sequence's rows."""
-    known, table = place.start + place.base, place.table
     numbers = positions(place)
-    slots = range(known, place.start + place.end)
-    pages = [(table[number].memory, table[number].number) for number in range(-(-known // BLOCK))]
-    targets = [(table[slot // BLOCK].memory, table[slot // BLOCK].number * BLOCK + slot % BLOCK) for slot in slots]
+    tables = [place.table, *([] if place.recent is None else [place.recent])]
     return StepRows(
         positions=torch.tensor(numbers, device=device),
         last=max(numbers),
-        known=known,
-        _pages=_parts(pages, device),
-        _targets=_parts(targets, device),
+        known=place.start + place.base,
+        dtype=place.table[0].memory.dtype,
+        _layers=layers,
+        _tables=tuple(_table(place, table, device) for table in tables),
     )
+
+
+def _table(place: Rows, table: PageTable, device: torch.device) -> _Table:
+    known = place.start + place.base
+    slots = range(known, place.start + place.end)
+    pages = [(table[number].memory, table[number].number) for number in range(pages_for(known))]
+    targets = [(table[slot // BLOCK].memory, table[slot // BLOCK].number * BLOCK + slot % BLOCK) for slot in slots]
+    return _Table(_parts(pages, device), _parts(targets, device))
 
 
 def _parts(numbers: Sequence[tuple[Tensor, int]], device: torch.device) -> tuple[_Part, ...]:

@@ -237,7 +237,7 @@ def limits(open_runner: Callable[[int], Runner], judge: Judge, steps: int, seed:
     )
     runner.open(-1, text)
     try:
-        runner.reserve(-1, max(CAPACITY, runner.spec.max_context) + CAPACITY)
+        runner.reserve(-1, max(runner.capacity(), runner.spec.max_context) + CAPACITY)
     except OutOfRoom:
         pass
     else:

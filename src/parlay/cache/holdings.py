@@ -1,0 +1,86 @@
+"""The pages and bytes that a store holds, and the tokens that there is room for."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+from parlay.cache.budget import Budget
+from parlay.cache.pages import BLOCK, CacheShape, Pool, SparePages, pages_for
+from parlay.cache.recent import RecentPages, RecentShape, Room
+
+
+class Holdings(ABC):
+    """The base of `Store`: its pools, the pages in them that nobody uses, and its part in a budget."""
+
+    def __init__(self, shape: CacheShape, max_tokens: int, budget: Budget | None, recent: RecentShape | None) -> None:
+        """See `Store`."""
+        if max_tokens < 1:
+            raise ValueError(f"a cache of {max_tokens} tokens is too small: it must hold at least one")
+        self.shape, self._spread = shape, shape.spread
+        self.spare_pages = SparePages(shape.spread.ranks)
+        self.pool = Pool(shape)
+        self._growing = [0] * shape.spread.ranks  # pages of each rank for which room is made
+        self._recent = None if recent is None else RecentPages(recent, self.spare_pages)
+        self._room = Room(shape.page_bytes) if recent is None else recent.room(shape.page_bytes)
+        self._budget, page = budget or Budget(), int(self._room.bytes_for(1))
+        self._budget.join(self, self._spread.most(pages_for(max_tokens)) * page, page)
+
+    @abstractmethod
+    def drop_spare(self) -> bool:
+        """See `parlay.cache.budget.Holder`."""
+
+    @abstractmethod
+    def drop_used(self) -> bool:
+        """See `parlay.cache.budget.Holder`."""
+
+    @property
+    def forgets(self) -> bool:
+        """Whether some layers keep the last tokens of a text alone."""
+        return self._recent is not None
+
+    def free_tokens(self) -> int:
+        """How many tokens could be reserved now, reusable prefixes given up."""
+        if self._recent is not None:
+            return self._room.tokens_in(self._budget.free_bytes(self))
+        used = self._in_use()
+        free = self._budget.free_bytes(self) // self.shape.page_bytes
+        return min(self.capacity(), sum(free + max(used) - each for each in used) * BLOCK)
+
+    def capacity(self) -> int:
+        """How many tokens all sequences together could ever hold."""
+        if self._recent is not None:
+            return self._room.tokens_in(self._budget.total)
+        return self._spread.pages(self._budget.total // self.shape.page_bytes) * BLOCK
+
+    @property
+    def held(self) -> int:
+        """Bytes of all pages in use or reusable, each counted once."""
+        recent = self._recent.held if self._recent is not None else 0
+        return self._most(self.pool.taken, self._growing) * self.shape.page_bytes + recent
+
+    @property
+    def spare(self) -> int:
+        """Bytes of reusable pages that nobody uses."""
+        recent = (self.spare_pages.recent - self._recent.taken) * self._recent.page_bytes if self._recent else 0
+        return self.held - self._most(self._in_use(), self._growing) * self.shape.page_bytes + recent
+
+    def _in_use(self) -> list[int]:
+        """How many pages of each rank are in use."""
+        return [taken - spare for taken, spare in zip(self.pool.taken, self.spare_pages.counts, strict=True)]
+
+    @staticmethod
+    def _most(pages: Sequence[int], more: Sequence[int]) -> int:
+        """The most that any rank has, of these pages of each and more of them."""
+        return max([one + other for one, other in zip(pages, more, strict=True)])
+
+    def _make_room(self, numbers: range) -> bool:
+        """Make memory free for these pages of a text. False if that is impossible, and then nothing is given up."""
+        used, new = self._in_use(), self._spread.count(numbers)
+        more = self._most(used, new) - max(used)
+        if more * self.shape.page_bytes > self._budget.free_bytes(self):
+            return False
+        self._growing = new
+        self._budget.reclaim(0, self)
+        self._growing = [0] * self._spread.ranks
+        return True
