@@ -34,7 +34,7 @@ def test_forwards_and_engine_steps_of_random_decoders_make_a_machine() -> None:
     assert made.machine.forward(TINY, ForwardShape(context=16)) > 0
     assert {"device", "processor", "dtype", "threads", "kernels", "torch", "date"} <= made.provenance.keys()
     assert (made.provenance["device"], made.provenance["dtype"]) == ("cpu", "float32")
-    assert lines[-1] == "timing steps of the engine"
+    assert "timing steps of the engine" in lines
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0"])

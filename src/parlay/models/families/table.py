@@ -29,14 +29,11 @@ _MAMBA = "its layers are recurrent (Mamba): no drafts, as several rows at once c
 _DELTA = f"some of its layers are recurrent (gated delta): {REPLAYED}"
 _OTHER_NORMS = "its norms subtract the mean"
 ELSEWHERE: Mapping[str, str] = {
-    **dict.fromkeys(("MambaForCausalLM", "Mamba2ForCausalLM", "FalconMambaForCausalLM"), _MAMBA),
-    **dict.fromkeys(
-        (
-            *("JambaForCausalLM", "BambaForCausalLM", "NemotronHForCausalLM"),
-            *("FalconH1ForCausalLM", "Zamba2ForCausalLM"),
-        ),
-        SOME_MAMBA,
-    ),
+    **dict.fromkeys(("MambaForCausalLM", "FalconMambaForCausalLM"), _MAMBA),
+    "JambaForCausalLM": f"some of {_MAMBA}",
+    "Mamba2ForCausalLM": f"its layers are recurrent (Mamba): {REPLAYED}",
+    "Zamba2ForCausalLM": "some of its layers are recurrent (Mamba); its forward with a cache failed when it was tried",
+    **dict.fromkeys(("BambaForCausalLM", "NemotronHForCausalLM", "FalconH1ForCausalLM"), SOME_MAMBA),
     **dict.fromkeys(("Qwen3NextForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"), _DELTA),
     **dict.fromkeys(("Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration"), _DELTA),
     "RecurrentGemmaForCausalLM": "its state lies in its layers, which can serve no two texts: refused there, too",
