@@ -9,7 +9,8 @@ from transformers import PreTrainedTokenizerBase
 from parlay.structured.after_reasoning import AfterReasoning
 from parlay.structured.grammars import Grammars
 from parlay.testing.toy_tokenizers import byte_level
-from parlay.text.reasoning import BEGIN, END, Marks, expected_thoughts, marks
+from parlay.text.reasoning import THINK as TAGS
+from parlay.text.reasoning import Marks, expected_thoughts, marks
 from parlay.types import StructuredOutputsParams
 
 STOP = 4
@@ -80,13 +81,13 @@ def test_the_first_token_decides_where_the_prompt_does_not(
 @pytest.fixture(scope="module")
 def thinker() -> PreTrainedTokenizerBase:
     """A tokenizer that has the marks of reasoning."""
-    return byte_level(["say"], 300, (BEGIN, END))
+    return byte_level(["say"], 300, (TAGS.begin, TAGS.end))
 
 
 def test_marks_are_tokens_or_there_is_nothing_to_wait_for(
     thinker: PreTrainedTokenizerBase, tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    begin, end = thinker.convert_tokens_to_ids([BEGIN, END])
+    begin, end = thinker.convert_tokens_to_ids([TAGS.begin, TAGS.end])
     assert marks(thinker, "maybe") == Marks(begin, end)
     assert marks(thinker, "begun") == Marks(None, end)
     assert marks(thinker, "none") is None
