@@ -123,6 +123,9 @@ def test_a_folder_that_says_nothing_of_masks_drafts_nothing(toy: Path, llm: LLM)
         tokens(llm, f"set-block:adapter={toy / 'two'}")
     (toy / "two" / MASKS).write_text('{"mask_token_id": 0, "set_block_size": 4}')
     assert tokens(llm, f"set-block:adapter={toy / 'two'},policy=fixed") == tokens(llm)
+    with pytest.raises(BadAdapter, match="is for rows of masks: name it by --strategy set-block:adapter="):
+        tokens(llm, lora_request=LoRARequest("masks", 7, str(toy / "two")))
+    (toy / "two" / MASKS).unlink()
 
 
 @pytest.fixture(scope="module")

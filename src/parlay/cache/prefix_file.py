@@ -175,6 +175,8 @@ def _table(file: BinaryIO, store: Store, key: Key) -> tuple[Texts, list[int], _P
     """Read and check what a file says of its pages and slabs."""
     size = os.fstat(file.fileno()).st_size
     head = file.read(_HEAD.size)
+    if not size:
+        raise BadPrefixFile("it is empty")
     if not head.startswith(_MAGIC):
         raise ForeignFile("it holds no prefixes: name another file, which will be made")
     _, version, check, described, pages, slabs = _HEAD.unpack(head)

@@ -55,13 +55,17 @@ def _choice(options: argparse.Namespace, model: str) -> tuple[Split, str]:
     count = options.threads or threads.usual()
     if count < 2:
         return Split(), "one process, for there is one thread"
-    told = parser_of("plan").parse(["--model", model, "--threads", str(count)])
+    words = ["--model", model, "--threads", str(count)]
+    told = parser_of("plan").parse(words)
     check_flags(told)
     ground = ground_of(told)
-    models: Models = models_of(told, ground)
+    if measured_link(ground) is None:  # an older calibration has no links
+        told = parser_of("plan").parse([*words, "--calibrate"])
+        ground = ground_of(told)
     link = measured_link(ground)
     if link is None:
-        raise UsageError("the links of this machine are not measured: parlay plan --calibrate does it")
+        raise UsageError("no link between two processes of this machine can be measured: name the split yourself")
+    models: Models = models_of(told, ground)
     ways = compare(models.target, ground.machine, ground.memory, link, count)
     return chosen(ways)
 

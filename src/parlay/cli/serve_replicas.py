@@ -231,9 +231,13 @@ class Processes:
                     return self._fail(place)
         print(self._welcome, flush=True)
         while not self._stopping.is_set():
-            self._listen()
-            self._mend()
-            self._start_anew()
+            try:
+                self._listen()
+                self._mend()
+                self._start_anew()
+            except (OSError, EOFError) as error:  # the system refuses a process now: who has ended is found again
+                logger.warning("no process can be started: %r", error)
+                self._stopping.wait(_RESTART_SECONDS[1])
 
     def _begin(self, place: int) -> _Process:
         news, says = Pipe(duplex=False)

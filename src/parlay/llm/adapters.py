@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from parlay.models import NativeRunner, UnsupportedModel
+from parlay.models.lora import refuse_masks
 from parlay.types import Adapter, Runner
 
 
@@ -60,6 +61,7 @@ class Adapters:
                 raise UnsupportedModel(
                     "adapters need the native decoder in one process: merge them into their base with PEFT"
                 )
+            refuse_masks(path)
             adapter = self._runner.read_adapter(path, name)
             self._named[name] = adapter, path
             return adapter

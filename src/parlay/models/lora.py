@@ -125,6 +125,12 @@ def merged(weights: Mapping[str, Weight], adapter: LowRankAdapter) -> dict[str, 
     return found
 
 
+def refuse_masks(folder: Path) -> None:
+    """Raises BadAdapter for an adapter that only mask rows are meant to run with: a text would be another one."""
+    if (folder / MASKS).is_file():
+        raise BadAdapter(f"{folder} is for rows of masks: name it by --strategy set-block:adapter={folder}")
+
+
 def mask_of(folder: Path, vocab_size: int) -> CanvasSpec:
     """Read which token mask rows read that run with an adapter. Raises BadAdapter where its folder does not say."""
     if not (folder / MASKS).is_file():

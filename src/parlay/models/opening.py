@@ -20,7 +20,7 @@ from parlay.models.config import DecoderConfig, UnsupportedModel, read_json
 from parlay.models.fetch.resolving import resolve
 from parlay.models.forward import cache_room
 from parlay.models.loading import load_weights, read_config
-from parlay.models.lora import merged, read_adapter
+from parlay.models.lora import merged, read_adapter, refuse_masks
 from parlay.models.native import CacheRefused, MakeForward, NativeRunner, choose_forward
 from parlay.models.torch_ops.kernels import choose_dtype
 from parlay.models.weights.fused import stored_as
@@ -90,7 +90,9 @@ def load(
         return _adapt(loaded, cache_tokens, budget, options, model)
     weights = load_weights(found, config)
     if options.lora is not None:
-        weights = merged(weights, read_adapter(Path(options.lora).expanduser(), config, options.lora, merging=True))
+        folder = Path(options.lora).expanduser()
+        refuse_masks(folder)
+        weights = merged(weights, read_adapter(folder, config, options.lora, merging=True))
     dtype = asked_dtype or _fastest(model, config, weights, device)
     return NativeRunner(
         config,

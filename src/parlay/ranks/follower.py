@@ -149,4 +149,4 @@ def _reason(connection: Connection, error: RunnerLost) -> str:
             kind, content = connection.receive()
             if kind is Kind.STOP and content:
                 return content.decode(errors="replace")
-    return line
+    return "rank 0 has ended" if connection.has_ended(0) else line

@@ -83,7 +83,7 @@ def router(registry: Registry, settings: Settings, limiter: Limiter) -> APIRoute
     @routes.get("/v1/health", include_in_schema=False)
     @routes.get("/health", summary="Is the server alive?", responses=responses(503))
     async def health() -> Status:
-        dead = [model.name for model in registry if model.dead]
+        dead = [model.name for model in registry if model.dead and not model.loss]  # what is lost is loaded again
         if dead and not limiter.shut:
             raise ApiError(503, f"the engine of {', '.join(dead)} has stopped: start the server again", code="dead")
         return Status()
@@ -91,10 +91,12 @@ def router(registry: Registry, settings: Settings, limiter: Limiter) -> APIRoute
     @routes.head("/ready", include_in_schema=False)
     @routes.get("/ready", summary="Does the server take requests?", responses=responses(503))
     async def ready() -> Status:
-        if limiter.shut or any(model.dead for model in registry):
+        if limiter.shut:
             raise unavailable(settings.retry_after)
         if lost := next((model for model in registry if model.loss), None):
             raise unavailable(settings.retry_after, f"model {lost.name} is loaded again: {lost.loss}")
+        if any(model.dead for model in registry):
+            raise unavailable(settings.retry_after)
         return Status()
 
     @routes.head("/version", include_in_schema=False)
