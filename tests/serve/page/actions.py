@@ -21,6 +21,7 @@ def until_over(page: Page) -> None:
 
 
 def begin(page: Page, text: str) -> None:
+    expect(page.locator("#send")).to_be_enabled()
     page.get_by_label("Message", exact=True).fill(text)
     page.get_by_label("Message", exact=True).press("Enter")
 

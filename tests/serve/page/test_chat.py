@@ -60,6 +60,29 @@ def test_conversations_are_renamed_and_deleted(page: Page) -> None:
     expect(page.locator("#list li")).to_have_count(0)
 
 
+def test_what_is_said_before_the_page_is_ready_is_answered_where_it_is_seen(fake: Fake, page: Page) -> None:
+    """The browser's store opens late; an Enter before that waits, and one more says nothing twice."""
+    page.add_init_script(
+        """const early = indexedDB.open.bind(indexedDB);
+        indexedDB.open = (...named) => {
+          const request = early(...named), late = {};
+          request.onupgradeneeded = () => late.onupgradeneeded?.();
+          request.onsuccess = () => setTimeout(() => late.onsuccess(), 400);
+          return Object.defineProperty(late, "result", { get: () => request.result });
+        };"""
+    )
+    page.reload()
+    message = page.get_by_label("Message", exact=True)
+    message.fill("Where?")
+    message.press("Enter")
+    message.press("Enter")
+    page.wait_for_timeout(900)  # what is shown first may be replaced when the store opens
+    expect(answers(page)).to_have_count(1)
+    until_over(page)
+    expect(page.locator("#list li")).to_have_count(1)
+    assert len(fake.bodies) == 1
+
+
 def test_the_system_prompt_is_sent_and_stays(page: Page, fake: Fake) -> None:
     set_field(page, "System prompt, of this chat and of new ones", "Be brief.")
     send(page, "first")

@@ -12,6 +12,10 @@ import { begin } from "./tree.js";
 
 const VIEWS = ["chat", "race", "live"];
 const chat = new Chat(save, unlock);
+/** @type {() => void} */
+let ready;
+/** @type {Promise<void>} the first conversation is shown */
+const started = new Promise((done) => (ready = done));
 
 /** @param {import("./tree.js").Conversation} conversation */
 async function save(conversation) {
@@ -96,7 +100,9 @@ function showSide(open) {
   byId("menu").ariaExpanded = String(open);
 }
 
-function send() {
+/** What is said before the first conversation is shown waits for it. */
+async function send() {
+  await started;
   const text = byId("prompt").value.trim();
   if (!text || chat.running) return;
   byId("prompt").value = "";
@@ -131,6 +137,8 @@ async function start() {
   addEventListener("focus", refresh); // another tab may have changed the list
   byId("unkept").hidden = await store.open();
   await open();
+  byId("send").disabled = false;
+  ready();
   await load();
   chat.show(chat.conversation); // now with what is known of the model
 }
