@@ -143,12 +143,8 @@ def _add(chunk: dict[str, Any], texts: dict[str, str]) -> None:
         own, delta = choice["index"], choice.get("delta", {})
         said = choice.get("text", "") + (delta.get("content") or "")
         rows = (choice["logprobs"] or {}).get("tokens", [])
-        for name, text in (
-            ("text", said),
-            ("role", delta.get("role", "")),
-            ("end", choice["finish_reason"] or ""),
-            ("logprobs", "".join(rows)),
-        ):
+        role, end = delta.get("role", ""), choice["finish_reason"] or ""
+        for name, text in (("text", said), ("role", role), ("end", end), ("logprobs", "".join(rows))):
             texts[f"{own} {name}"] = texts.get(f"{own} {name}", "") + text
 
 

@@ -164,14 +164,20 @@ def test_mixtures_are_llama_cpps() -> None:
     assert weighed.format_of("token_embd.weight", (8, 96)) is Format.Q8_0
 
 
+def written_of(name: str, folder: Path, kind: str) -> Path:
+    """The GGUF file of a random model of this layout, which stays in the folder."""
+    save_random(name, folder)
+    byte_tokenizer(VOCAB_SIZE, alphabet=list("abcdefghijklmnopqrstuvwxyzĠ.,'123")).save_pretrained(folder)
+    out = folder / "model.gguf"
+    written(folder, kind, out)
+    return out
+
+
 @pytest.mark.parametrize(
     "name", ["llama", "llama-tied", "llama-llama3", "llama-yarn", "llama-linear", "mistral", "qwen2", "qwen3"]
 )
 def test_every_family_is_written_from_a_folder(name: str, tmp_path: Path) -> None:
-    save_random(name, tmp_path)
-    byte_tokenizer(VOCAB_SIZE, alphabet=list("abcdefghijklmnopqrstuvwxyzĠ.,'123")).save_pretrained(tmp_path)
-    out = tmp_path / "model.gguf"
-    written(tmp_path, "F16", out)
+    out = written_of(name, tmp_path, "F16")
     config, expected = read_config(out), read_config(tmp_path)
     assert (config.qkv_bias, config.qk_norm, config.tie_embeddings) == (
         expected.qkv_bias,
@@ -197,10 +203,7 @@ _FAMILIES = [
 @pytest.mark.parametrize("name", _FAMILIES)
 def test_every_family_that_gguf_can_name_is_written_from_a_folder(name: str, tmp_path: Path) -> None:
     """What is read back is the same decoder, with the numbers of the folder."""
-    save_random(name, tmp_path)
-    byte_tokenizer(VOCAB_SIZE, alphabet=list("abcdefghijklmnopqrstuvwxyzĠ.,'123")).save_pretrained(tmp_path)
-    out = tmp_path / "model.gguf"
-    written(tmp_path, "BF16", out)
+    out = written_of(name, tmp_path, "BF16")
     config, expected = read_config(out), read_config(tmp_path)
     assert lost_facts(config, expected) == []
     stored = load_tensors(tmp_path, expected)

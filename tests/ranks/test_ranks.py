@@ -41,13 +41,8 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def uneven(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Four layers of five key heads."""
-    folder = tmp_path_factory.mktemp("uneven")
     sizes = {"hidden_size": 48, "intermediate_size": 112, "num_layers": 4, "num_heads": 10, "num_kv_heads": 5}
-    config = DecoderConfig(
-        architecture="LlamaForCausalLM", vocab_size=64, head_dim=16, rms_norm_eps=1e-6, max_context=256, **sizes
-    )
-    save_decoder(config, folder)
-    return folder
+    return saved_llama(tmp_path_factory.mktemp("uneven"), head_dim=16, **sizes)
 
 
 @pytest.fixture(scope="session")
@@ -61,11 +56,12 @@ def sinks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Heads of one block of eight-bit codes."""
-    folder = tmp_path_factory.mktemp("wide")
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2}
-    config = DecoderConfig(
-        architecture="LlamaForCausalLM", vocab_size=64, head_dim=32, rms_norm_eps=1e-6, max_context=256, **sizes
-    )
+    return saved_llama(tmp_path_factory.mktemp("wide"), head_dim=32, **sizes)
+
+
+def saved_llama(folder: Path, **sizes: int) -> Path:
+    config = DecoderConfig(architecture="LlamaForCausalLM", vocab_size=64, rms_norm_eps=1e-6, max_context=256, **sizes)
     save_decoder(config, folder)
     return folder
 

@@ -14,7 +14,6 @@ from parlay.certificates.gate import CertificateGate, open_gate
 from parlay.certificates.requirement import AUDIT_SHARE, Allowed
 from parlay.energy.power_model import PowerOf
 from parlay.engine import Engine, Limits
-from parlay.heads.opening import heads_of
 from parlay.llm import embedding, vllm_arguments
 from parlay.llm.adapters import Adapted, Adapters, PerPromptAdapted
 from parlay.llm.beam_search import BeamSearchOutput, BeamSearchParams, search_beams
@@ -118,13 +117,11 @@ class LLM:
         router_file = memory_of(model, self.runner.spec, load.quantize or "", router_memory)
         moving = self.runner if isinstance(self.runner, NativeRunner) else None
         self.engine = Engine(self.runner, cost := cost_of(self.runner, router_file), limits, moving=moving)
-        draft_load = replace(load, quantize=None, lora=None)
-        self._drafts = RunnerCache(partial(open_draft, self.runner.spec, self.tokenizer, draft_load, budget))
-        heads, power = heads_of(model, self.runner.spec, budget, self.runner), PowerOf(self.runner, cost)
+        self._drafts = RunnerCache(partial(open_draft, self.runner.spec, self.tokenizer, load, budget))
         self._resources = resources_of(
-            self.runner, heads, self._drafts, draft_model=draft_model, tokenizer=self.tokenizer, budget=budget
+            model, self.runner, self._drafts, draft_model=draft_model, tokenizer=self.tokenizer, budget=budget
         )
-        in_use = self.engine.requests.strategies
+        in_use, power = self.engine.requests.strategies, PowerOf(self.runner, cost)
         self._strategies = StrategyCache(self._resources, cost, in_use=in_use, memory=router_file, power=power)
         strategy = for_target(parse(strategy) if isinstance(strategy, str) else strategy, self.runner.spec)
         self._strategies.get(strategy)  # a wrong name is an error now, not at the first request

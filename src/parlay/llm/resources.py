@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from parlay.cache import Budget
 from parlay.drafters.resources import Resources
 from parlay.drafters.state_room import StateRoom
-from parlay.heads.opening import TargetHeads
+from parlay.heads.opening import heads_of
 from parlay.models.fetch.resolving import resolve
 from parlay.models.loading import load_tokenizer
 from parlay.models.native import NativeRunner
 from parlay.strategies.built import RunnerCache
 from parlay.types import Runner, Tokenizer
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 
 def resources_of(
+    model: str | PreTrainedModel,
     runner: Runner,
-    heads: TargetHeads,
     drafts: RunnerCache,
     *,
     draft_model: str | None,
     tokenizer: Tokenizer | None,
     budget: Budget,
 ) -> Resources:
-    """List them, for a target with these heads; ``draft_model`` is the default of strategies that take one."""
-    target = runner.spec
+    """List them, for the target that ``runner`` runs; ``draft_model`` is the default of strategies that take one."""
+    target, heads = runner.spec, heads_of(model, runner.spec, budget, runner)
     return Resources(
         vocab_size=target.vocab_size,
         open_runner=drafts,
