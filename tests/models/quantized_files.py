@@ -91,8 +91,8 @@ def gptq(*, bits: int = 4, version: int = 1, symmetric: bool = False, act_order:
         if symmetric:
             zeros = torch.full_like(zeros, 1 << bits - 1)
         group = _in_order(inputs)
-        if act_order:
-            group = group[torch.randperm(inputs, generator=draw)]
+        if act_order:  # inputs by the size of their squares: alike for all matrices that read the same rows
+            group = group[torch.randperm(inputs, generator=torch.Generator().manual_seed(inputs))]
         parts = {
             "qweight": packed(codes.t().contiguous().t(), bits).t().contiguous(),
             "qzeros": packed(zeros.t() - int(version == 1), bits),

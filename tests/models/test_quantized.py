@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +15,20 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from parlay import models
-from parlay.models.config import UnsupportedModel
+from parlay.models.config import DecoderConfig, Experts, LayerForm, UnsupportedModel
 from parlay.models.loading import load_weights, read_config
+from parlay.models.native import NativeRunner
 from parlay.models.quantized.affine import Affine
 from parlay.models.quantized.layouts import Grouping, compressed_tensors
 from parlay.models.random_decoder import save_decoder
 from parlay.models.weights.dequantize import dense
 from parlay.models.weights.formats import Format
 from parlay.models.weights.regrouped import mxfp4
+from parlay.models.weights.shapes import Weight, weight_shapes
 from parlay.models.weights.stored import StoredTensor
 from parlay.options import LoadOptions
-from parlay.types import ParlayError, Segment
+from parlay.testing.adapters import save_adapter
+from parlay.types import Adapter, ParlayError, Segment
 from tests.models import quantized_files as files
 
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": files.GROUP, "zero_point": True, "version": "gemm"}
@@ -41,7 +46,8 @@ CASES: Mapping[str, tuple[Mapping[str, Any], files.Writer, Format | None]] = {
     "gptq-v2": ({**GPTQ, "checkpoint_format": "gptq_v2"}, files.gptq(version=2), Format.Q4_Z),
     "gptq-symmetric": (GPTQ, files.gptq(symmetric=True), Format.Q4_0),
     "gptq-8": ({**GPTQ, "bits": 8}, files.gptq(bits=8, symmetric=True), Format.Q8_0),
-    "gptq-desc-act": ({**GPTQ, "desc_act": True}, files.gptq(act_order=True), None),
+    "gptq-desc-act": ({**GPTQ, "desc_act": True}, files.gptq(act_order=True), Format.Q4_Z),
+    "gptq-8-desc-act": ({**GPTQ, "bits": 8}, files.gptq(bits=8, symmetric=True, act_order=True), Format.Q8_0),
     "w4a16": (PACKED, files.compressed_tensors(), Format.Q4_0),
     "w4a16-zeros": (PACKED, files.compressed_tensors(symmetric=False), Format.Q4_Z),
     "w4a16-channel": (PACKED, files.compressed_tensors(channel=True), Format.Q4_0),
@@ -101,6 +107,83 @@ def test_groups_of_128_inputs_share_a_scale_and_a_zero(size: int) -> None:
     blocks = matrix.in_blocks()
     assert (blocks.format, blocks.format.bits) == (Format.Q4_Z128, 4.25)
     assert dense(blocks).equal(matrix.dense(torch.float32))
+
+
+def _by_group(
+    config: DecoderConfig, *, together: bool = True, dtype: torch.dtype = torch.float32
+) -> tuple[dict[str, Weight], dict[str, Weight]]:
+    """Matrices of codes whose inputs are grouped out of order, and their numbers; ``together`` as GPTQ orders them."""
+    draw, blocks, numbers = torch.Generator().manual_seed(0), dict[str, Weight](), dict[str, Weight]()
+    for name, shape in weight_shapes(config).items():
+        blocks[name] = numbers[name] = torch.ones(shape) + torch.randn(shape, generator=draw) * 0.3
+        if len(shape) > 1:
+            blocks[name] = numbers[name] = torch.randn(shape, generator=draw) * shape[-1] ** -0.5
+        if "_proj" in name:
+            reads = name.replace("k_proj", "q_proj").replace("v_proj", "q_proj").replace("up_proj", "gate_proj")
+            own = torch.Generator().manual_seed(zlib.crc32((reads if together else name).encode()))
+            matrix = Affine(
+                codes_OI=torch.randint(0, 16, shape, generator=draw).to(torch.uint8),
+                scales_OG=((torch.rand(shape[0], shape[1] // 32, generator=draw) + 0.5) * shape[1] ** -0.5 / 4).half(),
+                zeros_OG=torch.randint(6, 10, (shape[0], shape[1] // 32), generator=draw),
+                group_I=torch.arange(shape[1])[torch.randperm(shape[1], generator=own)] // 32,
+            )
+            blocks[name], numbers[name] = matrix.in_blocks(), matrix.dense(torch.float32)
+            assert dense(matrix.in_blocks(), dtype).equal(matrix.dense(dtype))
+    return blocks, numbers
+
+
+_MIXTURE = replace(
+    files.TOY, layers=(LayerForm(experts=Experts(count=4, chosen=2, size=64, shared=96, shared_gate=True)),) * 2
+)
+IDS = (5, 6, 7, 8, 9, 10)
+
+
+def _runner(config: DecoderConfig, weights: Mapping[str, Weight]) -> NativeRunner:
+    return NativeRunner(
+        config, weights, dtype=torch.float32, device=torch.device("cpu"), max_tokens_cached=512, name="toy"
+    )
+
+
+def _logits(runner: NativeRunner, *parts: Sequence[int], adapter: Adapter | None = None) -> torch.Tensor:
+    """Of all rows of a text that is fed in these parts."""
+    runner.open(0, ())
+    assert runner.reserve(0, sum(len(part) for part in parts))
+    found = []
+    for part in parts:
+        found.append(runner.forward([Segment(0, part, adapter=adapter)]).logits_RV)
+        runner.keep(0, ())
+    runner.release(0)
+    return torch.cat(found)
+
+
+@pytest.mark.parametrize(
+    ("config", "together"),
+    [
+        (files.TOY, True),
+        (replace(files.TOY, num_heads=2, num_kv_heads=1, head_dim=32), True),
+        (_MIXTURE, True),
+        (files.TOY, False),
+    ],
+    ids=["half-blocks", "whole-blocks", "experts", "orders-of-their-own"],
+)
+def test_inputs_in_the_order_of_their_groups_stay_in_blocks(config: DecoderConfig, together: bool) -> None:
+    """GPTQ's desc_act: logits are those of the numbers, rows don't depend on each other, and adapters fit."""
+    blocks, numbers = (_runner(config, weights) for weights in _by_group(config, together=together))
+    found, expected = _logits(blocks, IDS), _logits(numbers, IDS)
+    assert (found - expected).square().mean() < 1e-3 * expected.square().mean()  # inputs have eight bits beside blocks
+    assert found.equal(_logits(blocks, *((token,) for token in IDS)))
+
+
+@pytest.mark.parametrize("config", [files.TOY, _MIXTURE], ids=["dense", "experts"])
+def test_adapters_fit_matrices_whose_inputs_are_in_another_order(config: DecoderConfig, tmp_path: Path) -> None:
+    """What leads out of the feed-forward has its units moved, and so have the adapter's matrices."""
+    folder = save_adapter(tmp_path, config)
+    logits = []
+    for weights in _by_group(config):
+        runner = _runner(config, weights)
+        logits.append(_logits(runner, IDS, adapter=runner.read_adapter(folder, "one")))
+    found, expected = logits
+    assert (found - expected).square().mean() < 1e-3 * expected.square().mean()
 
 
 @pytest.mark.parametrize("codes", [(0, 255), (3, 40)])

@@ -13,6 +13,7 @@ class Linear(Structure):
         ("inputs", c_int64),
         ("outputs", c_int64),
         ("kind", c_int64),
+        ("order", c_void_p),
     ]
     # In core.h: `in`, `out`, which are words of Python's or too short for it.
 

@@ -16,6 +16,7 @@ typedef struct {
     const float *scale; /* per output, for int8 weights; else null */
     const float *bias;  /* per output, or null */
     int64_t in, out, kind; /* the number of their format: ggml's, as in GGUF files */
+    const int32_t *order; /* [in] or null: input k is number order[k] of a row. Of formats of blocks alone */
 } Linear;
 
 /* How keys and values are cached: as plain numbers, or in blocks of 32 codes of eight bits with one scale, as ggml's

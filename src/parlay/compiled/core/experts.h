@@ -110,12 +110,19 @@ static void group_rows(const Pass *pass, int64_t part, int64_t parts)
     routed->first[0] = 0;
 }
 
-static void gather_row(const Inputs *from, int64_t row, const Inputs *to, int64_t place, int64_t numbers, int wanted)
+/* Codes are made anew where an expert reads them in an `order` of its own. */
+static void gather_row(const Inputs *from, int64_t row, const Inputs *to, int64_t place, int64_t numbers, int wanted,
+                       const int32_t *order)
 {
     if (wanted & FLOATS)
         memcpy(to->floats + place * to->stride, from->floats + row * from->stride, (size_t)numbers * 4);
     if (wanted & BRAINS)
         memcpy(to->brains + place * to->stride, from->brains + row * from->stride, (size_t)numbers * 2);
+    if (order) {
+        memcpy(to->floats + place * to->stride, from->floats + row * from->stride, (size_t)numbers * 4);
+        put_codes_of_row(to, wanted, place, numbers, order);
+        return;
+    }
     for (int64_t b = 0; wanted & CODES && b < (numbers + BLOCK - 1) / BLOCK; b++)
         to->blocks[b * to->rows + place] = from->blocks[b * from->rows + row];
 }
@@ -127,8 +134,11 @@ static void gather_rows(const Pass *pass, int64_t part, int64_t parts)
     int64_t each = runs_of(layer);
     int wanted = expert_forms(layer);
     for (int64_t row = pass->rows * part / parts; row < pass->rows * (part + 1) / parts; row++)
-        for (int64_t i = row * each; i < (row + 1) * each; i++)
-            gather_row(&space->normed, row, &space->routed.gathered, space->routed.place[i], pass->model->hidden, wanted);
+        for (int64_t i = row * each; i < (row + 1) * each; i++) {
+            const Expert *expert = &layer->expert[space->routed.expert[i]];
+            gather_row(&space->normed, row, &space->routed.gathered, space->routed.place[i], pass->model->hidden, wanted,
+                       order_of((const Linear *const[3]){&expert->gate, &expert->up}));
+        }
 }
 
 /* From the router's logits on; one thread does the rest, too, where there are few rows. */

@@ -59,7 +59,8 @@ static void norm_last(const Pass *pass, int64_t part, int64_t parts)
                  tap + row * model->hidden);
     int wanted = format_of(&model->head)->input;
     for (int64_t i = batch->wanted * part / parts; i < batch->wanted * (part + 1) / parts; i++)
-        norm_input(model, space, model->final_norm, wanted, batch->wanted_rows[i], i);
+        norm_input(model, space, model->final_norm, wanted, batch->wanted_rows[i], i,
+                   model->head.order);
 }
 
 /* Rows normed for the sub-layer that runs next. */
@@ -68,12 +69,13 @@ static void norm_next(const Pass *pass, int64_t from, int64_t to)
     const Layer *own = &pass->model->layer[pass->next / 2];
     Product product = pass->next % 2 ? gates(pass, pass->next / 2) : attention_inputs(pass, pass->next / 2);
     const float *weight = pass->next % 2 ? own->feed_forward_norm : own->attention_norm;
-    int wanted = pass->next % 2 && own->experts ? expert_forms(own) : forms(product.linear);
+    int experts = pass->next % 2 && own->experts, wanted = experts ? expert_forms(own) : forms(product.linear);
+    const int32_t *order = experts ? 0 : order_of(product.linear);
     for (int64_t row = from; row < to; row++)
         if (pass->next == 0 && pass->model->beside_norm)
             norm_beside(pass->model, pass->batch, pass->space, wanted, row);
         else
-            norm_input(pass->model, pass->space, weight, wanted, row, row);
+            norm_input(pass->model, pass->space, weight, wanted, row, row, order);
     if (product.adapters) lower_rows(&product, pass->batch->lowered, from, to);
 }
 

@@ -364,7 +364,7 @@ static void put_features(const Growth *growth, const Inputs *inputs, int64_t row
         const float *features = growth->features + row * in;
         for (int64_t i = 0; i < whole; i += LANES) put_input(inputs, wanted, row, i, load(features + i));
         for (int64_t i = whole; i < in; i++) put_one_input(inputs, wanted, row, i, features[i]);
-        put_codes(inputs, wanted, row, 0, in);
+        put_codes_of_row(inputs, wanted, row, in, growth->first->order);
     }
 }
 

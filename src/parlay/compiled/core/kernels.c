@@ -43,7 +43,7 @@ static void multiply_alone(const Linear *linear, const float *x, int64_t rows, f
     memset(space, 0, (size_t)bytes);
     for (int64_t row = 0; row < rows; row++) {
         for (int64_t i = 0; i < linear->in; i++) put_one_input(&inputs, wanted, row, i, x[row * linear->in + i]);
-        put_codes(&inputs, wanted, row, 0, linear->in);
+        put_codes_of_row(&inputs, wanted, row, linear->in, linear->order);
     }
     Product product = {{linear}, inputs, KEEP, y, linear->out};
     multiply_panels(&product, rows, 0, all, (float *)at);

@@ -194,6 +194,30 @@ INLINE void put_codes(const Inputs *inputs, int wanted, int64_t row, int64_t fro
                  inputs->rows);
 }
 
+/* The order in which side by side products read the numbers of a row: one for all. */
+INLINE const int32_t *order_of(const Linear *const linear[3])
+{
+    const int32_t *order = 0;
+    for (int i = 0; i < 3 && linear[i] && !order; i++) order = linear[i]->order;
+    return order;
+}
+
+/* The codes of all numbers that a row has put, in the order in which products read them; null: as they are. */
+INLINE void put_codes_of_row(const Inputs *inputs, int wanted, int64_t row, int64_t count, const int32_t *order)
+{
+    if (!order) {
+        put_codes(inputs, wanted, row, 0, count);
+        return;
+    }
+    const float *x = inputs->floats + row * inputs->stride;
+    for (int64_t from = 0; from < count; from += BLOCK) {
+        float some[BLOCK];
+        int64_t left = count - from < BLOCK ? count - from : BLOCK;
+        for (int64_t i = 0; i < left; i++) some[i] = x[order[from + i]];
+        QUANTISE(some, left, inputs->blocks + from / BLOCK * inputs->rows + row, inputs->rows);
+    }
+}
+
 /* silu: x / (1 + exp(-x)). The approximation of gelu has 2 sqrt(2 / pi) (x + 0.044715 x^3) in the place of that x. */
 INLINE vf activate(int64_t activation, vf x)
 {

@@ -34,11 +34,12 @@ INLINE void put_normed(const Model *model, const Inputs *inputs, const float *x,
         norm_row(x, model->hidden, floor, weight, 0, inputs->floats + to * inputs->stride + at);
 }
 
-/* A row of the hidden states, normed. */
-INLINE void norm_input(const Model *model, const Space *space, const float *weight, int wanted, int64_t row, int64_t to)
+/* A row of the hidden states, normed; its codes in the `order` of the products that read them. */
+INLINE void norm_input(const Model *model, const Space *space, const float *weight, int wanted, int64_t row, int64_t to,
+                       const int32_t *order)
 {
     put_normed(model, &space->normed, space->hidden + row * model->hidden, weight, wanted, to, 0);
-    put_codes(&space->normed, wanted, to, 0, model->hidden);
+    put_codes_of_row(&space->normed, wanted, to, model->hidden, order);
 }
 
 /* What the first layer's attention reads: the embedding of the row's id, then the hidden state, each normed. */

@@ -106,6 +106,12 @@ static void compute_tile(const Pass *pass, int64_t piece, int64_t thread)
 /* In which form the product wants it that reads what all heads give. */
 INLINE int wanted_of_heads(const Pass *pass) { return format_of(&pass->model->layer[pass->here / 2].out)->input; }
 
+/* Whether that product's codes are made when all heads are there: of heads that end within a block, or in another order. */
+INLINE int codes_come_last(const Pass *pass)
+{
+    return pass->model->head_dim % BLOCK || pass->model->layer[pass->here / 2].out.order;
+}
+
 /* What a head gives, into the inputs of that product. */
 static void put_mixed(const Pass *pass, int wanted, int64_t row, int64_t head, const float *mixed)
 {
@@ -113,7 +119,7 @@ static void put_mixed(const Pass *pass, int wanted, int64_t row, int64_t head, c
     int64_t dim = pass->model->head_dim, at = head * dim, i = 0;
     for (; i + LANES <= dim; i += LANES) put_input(inputs, wanted, row, at + i, load(mixed + i));
     for (; i < dim; i++) put_one_input(inputs, wanted, row, at + i, mixed[i]);
-    if (dim % BLOCK == 0) put_codes(inputs, wanted, row, at, dim);
+    if (!codes_come_last(pass)) put_codes(inputs, wanted, row, at, dim);
 }
 
 /* The batch's row, and the head, of a tile's query. */
@@ -217,19 +223,19 @@ static int attend_with_ranks(Pass pass)
     return 1;
 }
 
-/* Heads that end within a block: what they make together gets its codes when all are there. */
 static void put_mixed_codes(const Pass *pass, int64_t part, int64_t parts)
 {
     int64_t rows = pass->rows;
     for (int64_t row = rows * part / parts; row < rows * (part + 1) / parts; row++)
-        put_codes(&pass->space->normed, CODES, row, 0, pass->model->heads * pass->model->head_dim);
+        put_codes_of_row(&pass->space->normed, CODES, row, pass->model->heads * pass->model->head_dim,
+                         pass->model->layer[pass->here / 2].out.order);
 }
 
 /* All rows attend to what they see. */
 static int attend(const Pass *pass)
 {
     TilesTask task = {pass, pass->tiles, compute_tile, store_tile};
-    int apart = wanted_of_heads(pass) == CODES && pass->model->head_dim % BLOCK;
+    int apart = wanted_of_heads(pass) == CODES && codes_come_last(pass);
     return (pass->model->context ? attend_with_ranks(*pass) : run_tiles(&task)) && (!apart || run_rows(pass, put_mixed_codes));
 }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
@@ -28,7 +28,11 @@ class _Packed:
 class PackedAdapters:
     """Packs adapters for ``core`` in ``dtype``, float32 or bfloat16. An adapter that nobody has any more is dropped."""
 
-    def __init__(self, core: structs.Core, config: DecoderConfig, dtype: torch.dtype) -> None:
+    def __init__(
+        self, core: structs.Core, config: DecoderConfig, dtype: torch.dtype, units: Mapping[str, Tensor]
+    ) -> None:
+        """``units``: the order of the inputs of each product of a layer that leads out of units, where it has one."""
+        self._units = units
         self._panel, self._config, self._dtype = int(core.panel), config, dtype
         self._held: WeakKeyDictionary[LowRankAdapter, _Packed] = WeakKeyDictionary()
 

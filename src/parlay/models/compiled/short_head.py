@@ -109,4 +109,4 @@ class ShortHead:
 def _rows_of_head(weights: Weights) -> structs.Linear | None:
     """Where single rows of the LM head can be read, if they can: packed plain numbers can't."""
     head: structs.Linear = weights.model.embedding if weights.tied else weights.model.head
-    return None if not weights.tied and (head.kind in _PLAIN or head.scale) else head
+    return None if not weights.tied and (head.kind in _PLAIN or head.scale or head.order) else head

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -25,12 +27,15 @@ from parlay.models.weights.fused import (
     LayerWeights,
     Operand,
     as_tensor,
+    order_of_columns,
+    ordered,
 )
 from parlay.models.weights.grids import indexed
 from parlay.models.weights.quantize import Int8Weight, fits_blocks, in_q8_0
 from parlay.models.weights.stored import StoredTensor
 from parlay.system import threads
 
+_log = logging.getLogger(__name__)
 _INT8 = 24
 """The number of `Int8Weight` among the formats of stored weights: ggml's for int8."""
 _PLAIN = {torch.float32: Format.F32.number, torch.bfloat16: Format.BF16.number}
@@ -89,9 +94,12 @@ class Weights:
         self._memory = WeightArena()
         self._held: list[Tensor] = []
         self._ahead: PackingAhead | None = None
+        self._alone = 0  # matrices that become numbers, for their order is not that of those beside them
         fused = FusedWeights(config, weights, torch.float32)
         self._jobs: list[Callable[[], object]] = []
         self.model = self._lay_out(fused)
+        if self._alone:
+            _log.warning("%d matrices are multiplied as numbers, for each has an order of inputs of its own", self._alone)
         if self._ahead is not None:
             self._jobs = [*self._ahead.jobs(), *self._jobs]
         with ThreadPoolExecutor(threads.count()) as pool:  # begun now, because Python runs one thread at a time
@@ -147,7 +155,7 @@ class Weights:
         out_norms = layer.out_norms or (None, None)
         query, key, value = (
             self._linear(weight, None if layer.qkv_bias is None else layer.qkv_bias[part])
-            for part, weight in enumerate(layer.qkv)
+            for part, weight in enumerate(self._side_by_side(layer.qkv))
         )
         return structs.LayerStruct(
             query=query,
@@ -189,12 +197,32 @@ class Weights:
         }
 
     def _gated(self, weights: GatedWeights, form: LayerForm) -> dict[str, structs.Linear]:
-        gate, up, down = weights.biases
+        """Its units lie in the order in which blocks of ``down`` have them: rows of gate and up move at no cost."""
+        down, order = weights.down, order_of_columns([weights.down])
+        if isinstance(down, StoredTensor):
+            down = replace(down, columns=None)
+        gate, up = (ordered(weight, order) for weight in self._side_by_side((weights.gate, weights.up)))
+        gate_bias, up_bias = (
+            bias if bias is None or order is None else bias[order] for bias in (weights.biases[0], weights.biases[1])
+        )
         return {
-            "gate": self._linear(weights.gate, gate),
-            "up": self._linear(weights.up, up),
-            "down": self._linear(weights.down, down, form.residual_scale),
+            "gate": self._linear(gate, gate_bias),
+            "up": self._linear(up, up_bias),
+            "down": self._linear(down, weights.biases[2], form.residual_scale),
         }
+
+    def _side_by_side(self, weights: Sequence[Operand]) -> Sequence[Operand]:
+        """Weights that read the same rows: as numbers those in blocks whose columns lie in orders of their own."""
+        if order_of_columns(weights) is not None:
+            return weights
+        return [self._in_columns(weight) for weight in weights]
+
+    def _in_columns(self, weight: Operand) -> Operand:
+        """A weight as numbers where the columns of its blocks lie in another order."""
+        if order_of_columns([weight]) is None:
+            return weight
+        self._alone += 1
+        return as_tensor(weight, self._dtype)
 
     def _by_head(self, query: Tensor, key: Tensor) -> Tensor:
         """The norms ``query`` and ``key``, each ``[D]`` or ``[heads * D]``, as ``[query and key heads, D]``."""
@@ -206,7 +234,7 @@ class Weights:
 
         The rows are copied: a process that reads a mapped file ends when somebody cuts the file short.
         """
-        embedding = fused.embedding
+        embedding = self._in_columns(fused.embedding)
         if isinstance(embedding, StoredTensor) and embedding.format.plain is None:
             return head if fused.head is embedding and self._logits else self._linear(embedding)
         kind = self._kind(embedding)
@@ -218,7 +246,7 @@ class Weights:
         """``weight`` is ``[O, I]``; outputs are multiplied by ``scale``. A job packs it before the model is ready."""
         out, inputs = weight.shape
         kind = self._kind(weight)
-        linear = structs.Linear(inputs=inputs, outputs=out, kind=kind)
+        linear = structs.Linear(inputs=inputs, outputs=out, kind=kind, order=self._hold_order(weight))
         if bias_O is not None:
             linear.bias = self._padded(bias_O * scale).data_ptr()
         if scale != 1:
@@ -298,6 +326,11 @@ class Weights:
         self._held.append(tensor.contiguous())
         return self._held[-1].data_ptr()
 
+    def _hold_order(self, weight: Operand) -> int | None:
+        """The address of the order of its columns, int32, if they have one of their own."""
+        order = order_of_columns([weight])
+        return None if order is None else self._hold(order.int())
+
     def _hold_any(self, tensor: Tensor | None) -> int | None:
         """The address of ``tensor``, of any shape, if there is one; see `_hold`."""
         return None if tensor is None else self._hold(tensor)
@@ -345,6 +378,10 @@ class Product:
         panels = self._memory.take(-(-out // int(self._core.panel)) * int(self._core.panel_bytes(kind, inputs)))
         self._core.pack(kind, rows.data_ptr(), out, inputs, panels.data_ptr())
         self._linear = structs.Linear(panels=panels.data_ptr(), inputs=inputs, outputs=out, kind=kind)
+        columns = order_of_columns([weight])
+        if columns is not None:
+            self._order = columns.int()
+            self._linear.order = self._order.data_ptr()
 
     @property
     def linear(self) -> structs.Linear:

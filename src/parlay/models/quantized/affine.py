@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ class Affine:
     """``scale * (code - zero)``, or ``scale * code + minimum`` where there are minimums.
 
     ``codes_OI`` uint8; scales, whole ``zeros_OG`` and ``minimums_OG`` are of G groups of inputs. ``group_I`` says which
-    group an input is in, where neighbouring ones are not together.
+    group an input is in, where neighbouring ones are not together: blocks have the inputs in the order of their groups.
     """
 
     codes_OI: Tensor
@@ -32,8 +32,8 @@ class Affine:
     def obstacle(self) -> str | None:
         """Why no kind of block holds these numbers exactly, if none does."""
         inputs, groups = self.codes_OI.shape[1], self.scales_OG.shape[1]
-        if self.group_I is not None:
-            return "neighbouring inputs have different scales (desc_act)"
+        if self.group_I is not None and len(set(self.group_I.bincount(minlength=groups).tolist())) > 1:
+            return "groups have different numbers of inputs"
         if inputs % groups or inputs // groups % _BLOCK:
             return f"groups of {inputs / groups:g} inputs are no whole blocks of {_BLOCK}"
         if not all(_is_half(numbers) for numbers in (self.scales_OG, self.minimums_OG) if numbers is not None):
@@ -50,6 +50,9 @@ class Affine:
 
     def in_blocks(self) -> StoredTensor:
         """The matrix in the smallest blocks that hold its numbers; only where there is no `obstacle`."""
+        if self.group_I is not None:
+            order = self.group_I.argsort(stable=True)
+            return replace(replace(self, codes_OI=self.codes_OI[:, order], group_I=None).in_blocks(), columns=order)
         outputs, inputs = self.codes_OI.shape
         scales_OK2 = self._by_block(self.scales_OG.half()).contiguous().view(torch.uint8).view(outputs, -1, 2)
         codes_OKB = self.codes_OI.reshape(outputs, -1, _BLOCK)

@@ -47,7 +47,11 @@ def dense(stored: StoredTensor, dtype: torch.dtype = torch.float32) -> Tensor:
     for start in range(0, len(rows), step):
         blocks_NB = rows[start : start + step].reshape(-1, stored.format.block_bytes)
         out[start : start + step] = _numbers(stored.format, blocks_NB).view(-1, length)
-    return out.view(stored.shape)
+    if stored.columns is None:
+        return out.view(stored.shape)
+    placed = torch.empty_like(out)
+    placed[:, stored.columns] = out
+    return placed.view(stored.shape)
 
 
 def groups(format: Format, blocks_NB: Tensor) -> Groups:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -190,6 +190,17 @@ def ordered(weight: Operand, order: Tensor | None) -> Operand:
     if isinstance(weight, StoredTensor):
         return replace(weight, order=rows if weight.order is None else weight.order[rows])
     return weight[rows] if isinstance(weight, Tensor) else Int8Weight(weight.source[rows])
+
+
+def order_of_columns(weights: Sequence[Operand]) -> Tensor | None:
+    """The order in which those of the weights that are in blocks have their columns, if they have one in common."""
+    blocks = [
+        None if isinstance(weight, Int8Weight) else weight.columns
+        for weight in weights
+        if isinstance(weight, Int8Weight) or (isinstance(weight, StoredTensor) and weight.format.plain is None)
+    ]
+    first = blocks[0] if blocks else None
+    return None if first is None or any(order is None or not order.equal(first) for order in blocks) else first
 
 
 def chosen_rows(weight: Operand, ids_N: Tensor) -> Operand:

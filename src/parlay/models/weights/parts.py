@@ -167,13 +167,13 @@ def _rows(weight: Operand, span: range) -> Operand:
 
 
 def _columns(weight: Operand, span: range) -> Operand:
-    """Inputs of a matrix. Where they end within blocks of a file, as numbers."""
+    """Inputs of a matrix. Where they end within blocks of a file, or lie in another order there, as numbers."""
     if isinstance(weight, Int8Weight):
         return Int8Weight(weight.source[:, span.start : span.stop])
     if isinstance(weight, Tensor):
         return weight[:, span.start : span.stop]
     format = weight.format
-    if span.start % format.block or span.stop % format.block:
+    if span.start % format.block or span.stop % format.block or weight.columns is not None:
         return dense(weight, torch.float32)[:, span.start : span.stop]
     begin, end = (at // format.block * format.block_bytes for at in (span.start, span.stop))
     return replace(weight, shape=(weight.shape[0], len(span)), data=weight.data[:, begin:end], ahead=None)

@@ -28,7 +28,8 @@ class StoredTensor:
 
     ``data`` holds the blocks, uint8 ``[*shape[:-1], row_bytes]``. Rows can be reordered without touching a value, for
     blocks never cross from one into the next: row i of the tensor is row ``order[i]`` of ``data``, or row i where order
-    is None. ``file`` is the mapping of a whole file that ``data`` lies in, if it does; nobody may write to it then.
+    is None. Column k of the blocks is column ``columns[k]`` of the tensor, where inputs that share a scale are no
+    neighbours. ``file`` is the mapping of a whole file that ``data`` lies in, if it does; nobody may write to it then.
     ``origin`` is what messages call the tensor. ``ahead`` packs the file's matrices meanwhile, if somebody
     does.
     """
@@ -39,6 +40,7 @@ class StoredTensor:
     file: mmap.mmap | None = None
     origin: str = "a tensor"
     order: Tensor | None = None
+    columns: Tensor | None = None
     ahead: PackingAhead | None = None
 
     def __post_init__(self) -> None:
