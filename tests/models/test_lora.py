@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -14,7 +16,8 @@ from parlay import LLM, LoRARequest, SamplingParams
 from parlay.compiled.library import SWITCH
 from parlay.models.config import DecoderConfig
 from parlay.models.loading import load_weights, read_config
-from parlay.models.lora import CONFIG, MASKS, WEIGHTS, BadAdapter, merged, read_adapter
+from parlay.models.lora import MASKS, merged, read_adapter
+from parlay.models.lora_layout import CONFIG, EXPERT_PRODUCTS, PRODUCTS, WEIGHTS, BadAdapter
 from parlay.models.native import NativeRunner
 from parlay.models.random_decoder import save_decoder
 from parlay.options import LoadOptions
@@ -207,6 +210,9 @@ def test_scales_are_those_of_peft(tmp_path: Path) -> None:
         "rslora": ({"use_rslora": True}, 4.0),
         "pattern": ({"alpha_pattern": {"q_proj": 2.0}}, 0.5),
         "layer": ({"alpha_pattern": {"layers.1.self_attn.q_proj": 2.0}}, 2.0),
+        "whole": ({"alpha_pattern": {"^model.layers.0.self_attn.q_proj": 2.0}}, 0.5),
+        "no whole name": ({"alpha_pattern": {"^q_proj": 2.0}}, 2.0),
+        "excluded": ({"exclude_modules": ["lm_head"]}, 2.0),
     }
     for name, (changes, scale) in cases.items():
         folder = save_adapter(tmp_path / name, config, changes=changes)
@@ -240,6 +246,13 @@ def _config(folder: Path) -> DecoderConfig:
         ({"a_later_form": {"of": "arithmetic"}}, "a_later_form is not supported"),
         ({"init_lora_weights": "loftq"}, "'loftq' changed the base"),
         ({"target_modules": ["q_proj"]}, "matrices of .* target_modules don't name"),
+        ({"exclude_modules": ["layers.0.self_attn.q_proj"]}, "matrices of .*layers.0.self_attn.q_proj, which exclude"),
+        ({"exclude_modules": ".*q_proj"}, "exclude_modules '.*q_proj' is an expression, which is not run"),
+        ({"r": "4"}, "no description of an adapter: rank '4' of .* is no number"),
+        ({"r": 4.0}, "rank 4.0 of .* is no whole number"),
+        ({"lora_alpha": "8"}, "no description of an adapter: alpha '8' of .* is no number"),
+        ({"alpha_pattern": {"q_proj": True}}, "alpha True of .* is no number"),
+        ({"target_parameters": ["experts.gate_up_proj"]}, "target_parameters name experts.gate_up_proj, of which"),
     ],
 )
 def test_forms_that_cannot_be_honoured_are_refused_in_one_line(
@@ -322,15 +335,154 @@ def test_adapters_of_each_layout_change_what_they_were_trained_on(family: str, t
     torch.testing.assert_close(merged_in, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_experts_take_adapters_that_are_merged_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", ["qwen2-moe", "qwen3-moe", "granite-moe", "granite", "mixtral"])
+def test_experts_take_adapters_of_single_rows(family: str, tmp_path: Path, forward: str) -> None:
+    """Beside the base they compute what merged ones do, shared experts too; a row has its bits in any company."""
+    save_random(family, tmp_path / "base")
+    config = read_config(tmp_path / "base")
+    folder = save_adapter(tmp_path / "one", config, rank=3, products=(*PRODUCTS, *EXPERT_PRODUCTS))
+    other = save_adapter(tmp_path / "two", config, rank=18, seed=1, products=EXPERT_PRODUCTS)
+    base = runner_of(tmp_path / "base")
+    one, two = base.read_adapter(folder, "one"), base.read_adapter(other, "two")
+    found = logits_of(base, None, one, two, one)
+    assert found[0].equal(logits_of(base, None)[0])
+    for place, adapter in ((1, folder), (2, other)):
+        (expected,) = logits_of(runner_of(tmp_path / "base", adapter), None)
+        torch.testing.assert_close(found[place], expected, rtol=1e-4, atol=1e-4)
+        assert (found[place] - found[0]).abs().max() > 0.01
+    assert found[3].equal(found[1])
+    assert logits_of(base, one)[0].equal(found[1])
+    base.open(0, (), salt="single")
+    base.reserve(0, len(IDS))
+    for row, token in enumerate(IDS):
+        assert base.forward([Segment(0, (token,), adapter=one)]).logits_RV[0].equal(found[1][row])
+        base.keep(0, ())
+
+
+class _Stack(NamedTuple):
+    """A parameter of stacked experts: PEFT's name of the module, the parameter's own, and ``[E, ...]`` sizes."""
+
+    module: str
+    parameter: str
+    shape: tuple[int, int, int]
+
+
+def _save_stacked(
+    folder: Path, config: DecoderConfig, stacks: Sequence[_Stack], *, inputs_at: int = 2, changes: Mapping[str, object]
+) -> dict[str, torch.Tensor]:
+    """Write matrices of whole parameters by PEFT's formula; what each adds to its parameter, by that one's name.
+
+    ``inputs_at``: which dimension of a parameter PEFT took for inputs.
+    """
+    rank, alpha, draw, tensors, added = 3, 6, torch.Generator().manual_seed(0), {}, {}
+    for module, parameter, shape in stacks:
+        inputs, outputs = shape[inputs_at], shape[3 - inputs_at]
+        down, up = (
+            torch.randn(size, generator=draw) * 0.1 for size in ((shape[0] * rank, inputs), (outputs, shape[0] * rank))
+        )
+        tensors |= {f"base_model.model.{module}.lora_A.weight": down, f"base_model.model.{module}.lora_B.weight": up}
+        product = torch.einsum("ore,eri->eoi", up.view(outputs, rank, -1), down.view(-1, rank, inputs)) * alpha / rank
+        key = f"{module.replace('.base_layer', '')}.{parameter}"
+        added[key] = product if inputs_at == 2 else product.transpose(1, 2)
+    targets = sorted(
+        {f"{stack.module.replace('.base_layer', '').rpartition('.')[2]}.{stack.parameter}" for stack in stacks}
+    )
+    said = {"target_modules": [], "target_parameters": targets, **changes}
+    save_adapter(folder, config, rank=rank, alpha=alpha, products=(), changes=said)
+    save_file(tensors, folder / WEIGHTS)
+    return added
+
+
+def _experts_of(layer: int, hidden: int, inner: int, *, swap: bool = False) -> list[_Stack]:
+    """Both parameters of a layer of six experts, the first one wrapped by the second one's wrapper."""
+    at, sizes = f"model.layers.{layer}.mlp.experts", ((2 * inner, hidden), (hidden, inner))
+    first, second = ((each[1], each[0]) for each in sizes) if swap else sizes
+    return [_Stack(f"{at}.base_layer", "gate_up_proj", (6, *first)), _Stack(at, "down_proj", (6, *second))]
+
+
+@pytest.mark.parametrize("inputs_at", [2, 1])
+def test_stacked_experts_are_read_as_peft_writes_them(inputs_at: int, tmp_path: Path) -> None:
+    """``target_parameters``: by PEFT's own formula, in the order of its first versions and of later ones."""
     save_random("qwen3-moe", tmp_path / "base")
     config = read_config(tmp_path / "base")
-    folder = save_adapter(tmp_path / "one", config, products=("mlp.experts.0.gate_proj",))
-    with pytest.raises(BadAdapter, match=r"no linear layers model.layers.0.mlp.experts.0.gate_proj"):
-        read_adapter(folder, config, "one")
-    with LLM(str(tmp_path / "base"), dtype="float32", load=LoadOptions(lora=str(folder))) as llm:
-        changed = tokens(llm)
-    assert changed
+    stacks = [stack for layer in range(2) for stack in _experts_of(layer, 32, 24)]
+    added = _save_stacked(tmp_path / "one", config, stacks, inputs_at=inputs_at, changes={})
+    adapter = read_adapter(tmp_path / "one", config, "one")
+    assert len(adapter.matrices) == 2 * 6 * 3
+    for layer in range(2):
+        at = f"model.layers.{layer}.mlp.experts"
+        gates, downs = added[f"{at}.gate_up_proj"], added[f"{at}.down_proj"]
+        for expert in range(6):
+            whole = {"gate": gates[expert, :24], "up": gates[expert, 24:], "down": downs[expert]}
+            for part, expected in whole.items():
+                found = adapter.matrices[f"{at}.{expert}.{part}_proj.weight"]
+                torch.testing.assert_close(found.up_OR @ found.down_RI, expected)
+    base = runner_of(tmp_path / "base")
+    plain, changed = logits_of(base, None, base.read_adapter(tmp_path / "one", "one"))
+    assert (plain - changed).abs().max() > 0.01
+
+
+def test_stacked_experts_of_gpt_oss_have_gates_and_ups_in_turn(tmp_path: Path) -> None:
+    """Its parameters have inputs first, in every version of PEFT."""
+    save_random("gpt-oss", tmp_path / "base")
+    config = read_config(tmp_path / "base")
+    form = config.forms[0].experts
+    assert form is not None
+    stacks = _experts_of(0, config.hidden_size, form.size, swap=True)
+    stacks = [stack._replace(shape=(form.count, *stack.shape[1:])) for stack in stacks]
+    added = _save_stacked(tmp_path / "one", config, stacks, inputs_at=1, changes={})
+    adapter = read_adapter(tmp_path / "one", config, "one")
+    at = "model.layers.0.mlp.experts"
+    for expert in range(form.count):
+        gate_up, down = added[f"{at}.gate_up_proj"][expert].t(), added[f"{at}.down_proj"][expert].t()
+        for part, expected in {"gate": gate_up[::2], "up": gate_up[1::2], "down": down}.items():
+            found = adapter.matrices[f"{at}.{expert}.{part}_proj.weight"]
+            torch.testing.assert_close(found.up_OR @ found.down_RI, expected)
+
+
+@pytest.mark.parametrize(
+    ("changes", "keep", "message"),
+    [
+        (
+            {"target_parameters": ["experts.down_proj"]},
+            4,
+            "2 pairs of matrices of .*experts, and target_parameters name 1",
+        ),
+        ({"target_parameters": []}, 4, "2 pairs of matrices of .*experts, and target_parameters name 0"),
+        ({"target_parameters": "experts"}, 4, "target_parameters is no list of names"),
+        ({"r": 4}, 4, r"lora_A \[18, 32\] and lora_B \[48, 18\], and rank 4 .* asks for \[24, 32\] and \[48, 24\]"),
+    ],
+)
+def test_stacks_that_are_not_what_the_config_says_are_named(
+    changes: Mapping[str, object], keep: int, message: str, tmp_path: Path
+) -> None:
+    save_random("qwen3-moe", tmp_path / "base")
+    config = read_config(tmp_path / "base")
+    _save_stacked(tmp_path / "one", config, _experts_of(0, 32, 24), changes=changes)
+    with pytest.raises(BadAdapter, match=message) as failure:
+        read_adapter(tmp_path / "one", config, "one")
+    assert "\n" not in str(failure.value)
+
+
+def test_square_stacks_need_the_version_that_wrote_them(tmp_path: Path) -> None:
+    """With as many inputs as outputs shapes don't tell which of PEFT's two layouts they have."""
+    save_random("qwen3-moe", tmp_path / "base")
+    config = read_config(tmp_path / "base")
+    square = replace(
+        config,
+        layers=tuple(replace(form, experts=replace(form.experts, size=32)) for form in config.forms if form.experts),
+    )
+    stacks = _experts_of(0, 32, 32)[1:]
+    name = "model.layers.0.mlp.experts.4.down_proj.weight"
+    for version, inputs_at in (("0.18.1", 1), ("0.19.1", 2)):
+        added = _save_stacked(
+            tmp_path / version, config, stacks, inputs_at=inputs_at, changes={"peft_version": version}
+        )
+        found = read_adapter(tmp_path / version, square, "one").matrices[name]
+        torch.testing.assert_close(found.up_OR @ found.down_RI, added["model.layers.0.mlp.experts.down_proj"][4])
+    _save_stacked(tmp_path / "unsaid", config, stacks, changes={})
+    with pytest.raises(BadAdapter, match="no peft_version says which way round"):
+        read_adapter(tmp_path / "unsaid", square, "one")
 
 
 def test_pickles_are_never_opened(tmp_path: Path) -> None:

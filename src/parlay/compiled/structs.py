@@ -36,7 +36,7 @@ class LayerStruct(Structure):
         *((name, c_int64) for name in ("experts", "chosen", "shared", "normalized", "groups", "top_groups")),
         ("expert_scale", c_double),
         ("choice_bias", c_void_p),
-        *((name, c_int64) for name in ("place", "recent")),
+        *((name, c_int64) for name in ("adapted", "place", "recent")),
     ]
 
 
@@ -94,7 +94,7 @@ class LowRank(Structure):
     _fields_ = [("rank", c_int64), ("bf16", c_int64), ("down", c_void_p), ("up", c_void_p)]
 
 
-LAYER_PRODUCTS = 7  # of a layer, as `LayerStruct` has them
+LAYER_PRODUCTS, EXPERT_PRODUCTS = 7, 3  # of a layer as `LayerStruct` has them, and of an expert
 
 
 class Batch(Structure):

@@ -22,7 +22,7 @@ from parlay.models.config import UnsupportedModel
 from parlay.models.fetch.hub import hash_of
 from parlay.models.fetch.origin import build_fingerprint, weights_fingerprint
 from parlay.models.fetch.resolving import resolve
-from parlay.models.lora import CONFIG, WEIGHTS
+from parlay.models.lora_layout import CONFIG, WEIGHTS
 from parlay.models.native import NativeRunner
 from parlay.options import LoadOptions
 from parlay.system.user_cache import written_whole

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from parlay.models.config import DecoderConfig
-from parlay.models.lora import CONFIG, PRODUCTS, WEIGHTS
+from parlay.models.lora_layout import CONFIG, PRODUCTS, WEIGHTS
 from parlay.models.weights.shapes import weight_shapes
 
 

@@ -59,6 +59,7 @@ typedef struct {
     int64_t groups, top_groups; /* of experts; those that a row may choose from, where there is a choice_bias */
     double expert_scale;  /* the weights of a row's experts are multiplied by it */
     const float *choice_bias; /* [experts] or null: weights are sigmoids, and with these beside them chosen by */
+    int64_t adapted; /* of an adapter's products: the first of its experts, EXPERT_PRODUCTS of each */
     int64_t place, recent; /* its number among the layers that share pages; 1: its keys are in a segment's recent pages */
 } Layer;
 
@@ -128,6 +129,7 @@ typedef struct {
 } LowRank;
 
 #define LAYER_PRODUCTS 7 /* of a layer, in the order in which Layer has them */
+#define EXPERT_PRODUCTS 3 /* of an expert, in the order in which Expert has them */
 
 typedef struct {
     int64_t rows, segments, wanted, threads;
@@ -141,8 +143,8 @@ typedef struct {
     char *space;         /* `space_bytes` of them or more, 64-byte aligned */
     int64_t late, late_segments, join; /* so many last rows, those of the last segments, run from layer `join` on */
     const Joining *joining;            /* per such row */
-    const LowRank *const *adapters; /* [rows] or null: each row's, [layers][LAYER_PRODUCTS], or null */
-    float *lowered;                 /* [rows][3][most_rank]: room for what their first halves make */
+    const LowRank *const *adapters; /* [rows] or null: each row's, or null: [layers][LAYER_PRODUCTS], then its experts' */
+    float *lowered;                 /* [rows, times experts of a row][3][most_rank]: room for what their first halves make */
     int64_t most_rank;              /* in whole vectors */
     int64_t all_rows, own; /* 0: all rows run here. Else segments say where the rows of all ranks that share texts lie, and
                             * each runs as many, in turn, `rows` of them here; `own` is the first of these */

@@ -132,10 +132,13 @@ static void gather_rows(const Pass *pass, int64_t part, int64_t parts)
     const Layer *layer = &pass->model->layer[pass->here / 2];
     const Space *space = pass->space;
     int64_t each = runs_of(layer);
+    const LowRank *const *adapters = pass->batch->adapters;
     int wanted = expert_forms(layer);
+    if (adapters && wanted & CODES) wanted |= FLOATS; /* which adapters read */
     for (int64_t row = pass->rows * part / parts; row < pass->rows * (part + 1) / parts; row++)
         for (int64_t i = row * each; i < (row + 1) * each; i++) {
             const Expert *expert = &layer->expert[space->routed.expert[i]];
+            if (adapters) space->routed.adapters[space->routed.place[i]] = adapters[row];
             gather_row(&space->normed, row, &space->routed.gathered, space->routed.place[i], pass->model->hidden, wanted,
                        order_of((const Linear *const[3]){&expert->gate, &expert->up}));
         }
@@ -162,6 +165,9 @@ typedef struct {
     const Layer *layer;
     Inputs x, gated;
     float *given;
+    const LowRank *const *adapters; /* of the gathered rows, or null */
+    float *lowered;
+    int64_t most_rank;
     int64_t hidden, leads_out, active;
     int64_t each, pieces; /* panels of a piece, and pieces of an expert */
     int32_t expert[MOST_EXPERTS], first[MOST_EXPERTS + 1];
@@ -177,20 +183,30 @@ INLINE int64_t rows_of_expert(const ExpertsTask *task, int64_t active)
     return task->first[task->expert[active] + 1] - task->first[task->expert[active]];
 }
 
+/* An expert's product with what adapters add to its rows, which begin at `first`. */
+static Product with_adapters_of(const ExpertsTask *task, Product product, int64_t expert, int64_t first)
+{
+    if (!task->adapters) return product;
+    product.adapters = task->adapters + first;
+    product.lowered = task->lowered + first * 3 * task->most_rank, product.most_rank = task->most_rank;
+    product.first = task->layer->adapted + expert * EXPERT_PRODUCTS + (task->leads_out ? 2 : 0);
+    return product;
+}
+
 /* `gated` is where the product's view of what it gates is put. */
 static Product product_of(const ExpertsTask *task, int64_t active, Inputs *gated)
 {
-    const Expert *own = &task->layer->expert[task->expert[active]];
-    int64_t first = task->first[task->expert[active]];
-    if (task->leads_out)
-        return (Product){{&own->down}, inputs_from(&task->gated, first), KEEP, task->given + first * task->hidden, task->hidden};
+    const int64_t expert = task->expert[active], first = task->first[expert];
+    const Expert *own = &task->layer->expert[expert];
     *gated = inputs_from(&task->gated, first);
-    return (Product){.linear = {&own->gate, &own->up},
-                     .x = inputs_from(&task->x, first),
-                     .ending = GATE,
-                     .gated = gated,
-                     .wanted = format_of(&own->down)->input,
-                     .activation = task->layer->activation};
+    Product leads_out = {{&own->down}, *gated, KEEP, task->given + first * task->hidden, task->hidden};
+    Product leads_in = {.linear = {&own->gate, &own->up},
+                        .x = inputs_from(&task->x, first),
+                        .ending = GATE,
+                        .gated = gated,
+                        .wanted = format_of(&own->down)->input,
+                        .activation = task->layer->activation};
+    return with_adapters_of(task, task->leads_out ? leads_out : leads_in, expert, first);
 }
 
 /* Panels of a piece: from the first one on, none where the expert has fewer. */
@@ -219,6 +235,16 @@ static void commit_expert(const void *own, int64_t piece, Member *me)
     if (count > 0) finish_panels(&product, rows, first, count, (const float *)me->private);
 }
 
+/* The first halves of what adapters add to the rows of one expert. */
+static void commit_lowered_of_expert(const void *own, int64_t piece, Member *me)
+{
+    const ExpertsTask *task = own;
+    Inputs gated;
+    Product product = product_of(task, piece, &gated);
+    (void)me;
+    lower_rows(&product, (float *)product.lowered, 0, rows_of_expert(task, piece));
+}
+
 /* Cuts the products into pieces, as `panels_of_piece` does for one. */
 static void cut_experts(ExpertsTask *task, int64_t threads)
 {
@@ -245,11 +271,14 @@ static int run_products_of_experts(const Pass *pass, int64_t leads_out)
     const Layer *layer = &pass->model->layer[pass->here / 2];
     const Routed *routed = &pass->space->routed;
     ExpertsTask task = {.layer = layer, .x = routed->gathered, .gated = routed->gated, .given = routed->given,
-                        .hidden = pass->model->hidden, .leads_out = leads_out};
+                        .adapters = pass->batch->adapters ? routed->adapters : 0, .lowered = pass->batch->lowered,
+                        .most_rank = pass->batch->most_rank, .hidden = pass->model->hidden, .leads_out = leads_out};
     memcpy(task.first, routed->first, (size_t)(experts_of(layer) + 1) * sizeof *task.first);
     for (int64_t e = 0; e < experts_of(layer); e++)
         if (task.first[e + 1] > task.first[e]) task.expert[task.active++] = (int32_t)e;
     cut_experts(&task, pass->me->count);
+    Phase lower = {.pieces = task.active, .commit = commit_lowered_of_expert, .task = &task};
+    if (task.adapters && !parlay_pool_phase(pass->me, &lower)) return 0;
     Phase phase = {.pieces = task.active * task.pieces,
                    .compute = compute_expert,
                    .commit = commit_expert,

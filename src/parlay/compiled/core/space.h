@@ -15,6 +15,7 @@ typedef struct {
     int32_t *first;         /* [experts + 1]: the first gathered row of each */
     Inputs gathered, gated; /* of rows * runs */
     float *given;           /* [rows * runs][hidden] */
+    const LowRank **adapters; /* [rows * runs]: as a batch has them */
 } Routed;
 
 /* The parts of a forward's memory. Strides count 32-bit words. */
@@ -90,6 +91,7 @@ static Routed lay_out_routed(const Model *model, int64_t rows, char **at)
     routed.gathered = lay_out_inputs(rows * runs, model->hidden, at);
     routed.gated = lay_out_inputs(rows * runs, inner, at);
     routed.given = (float *)*at, *at += line(rows * runs * model->hidden * 4);
+    routed.adapters = (const LowRank **)*at, *at += line(rows * runs * (int64_t)sizeof(LowRank *));
     return routed;
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from weakref import WeakKeyDictionary
 
 import torch
@@ -13,16 +14,37 @@ from torch import Tensor
 
 from parlay.compiled import structs
 from parlay.models.config import DecoderConfig
-from parlay.models.lora import PRODUCTS, LowRankAdapter, in_order
+from parlay.models.lora import LowRankAdapter, in_order
+from parlay.models.lora_layout import Place, place_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Packed:
-    """``table`` ``[layers * LAYER_PRODUCTS]`` points into ``memory``; ``rank`` is the most of all, in whole vectors."""
+    """``table`` has all products of layers, then of experts, and points into ``memory``.
+
+    ``rank`` is the most of all, in whole vectors.
+    """
 
     table: ctypes.Array[structs.LowRank]
     memory: list[Tensor]
     rank: int
+
+
+_OUT = "down_proj"
+_ADDED = ("self_attn.o_proj", _OUT)
+"""Ends of the names of products whose outputs are added to the hidden state."""
+
+
+def firsts_of_experts(config: DecoderConfig) -> list[int]:
+    """Where the experts of each layer begin in an adapter's table, behind the products of all layers, and its end."""
+    counts = [0 if form.experts is None else form.experts.count + (form.experts.shared > 0) for form in config.forms]
+    counts = [config.num_layers * structs.LAYER_PRODUCTS, *(count * structs.EXPERT_PRODUCTS for count in counts)]
+    return list(accumulate(counts))
+
+
+def _leading_out(name: str) -> str:
+    """The name of the matrix that leads out of the feed-forward of which a matrix is part."""
+    return f"{name.removesuffix('.weight').rpartition('.')[0]}.{_OUT}.weight"
 
 
 class PackedAdapters:
@@ -33,6 +55,9 @@ class PackedAdapters:
     ) -> None:
         """``units``: the order of the inputs of each product of a layer that leads out of units, where it has one."""
         self._units = units
+        self._firsts = firsts_of_experts(config)
+        runs = [form.experts.chosen + (form.experts.shared > 0) for form in config.forms if form.experts]
+        self._runs = max(runs, default=1)
         self._panel, self._config, self._dtype = int(core.panel), config, dtype
         self._held: WeakKeyDictionary[LowRankAdapter, _Packed] = WeakKeyDictionary()
 
@@ -54,24 +79,36 @@ class PackedAdapters:
         batch.adapters = ctypes.addressof(table)
         batch.most_rank = max(each.rank for each in packed.values())
         pointed += [table, packed]
-        return len(rows) * 3 * int(batch.most_rank) * 4
+        return len(rows) * self._runs * 3 * int(batch.most_rank) * 4
 
     def _packed(self, adapter: LowRankAdapter) -> _Packed:
-        layers, memory = self._config.num_layers, list[Tensor]()
-        table = (structs.LowRank * (layers * structs.LAYER_PRODUCTS))()
-        for layer in range(layers):
-            for place, product in enumerate(PRODUCTS):
-                pair = adapter.matrices.get(f"model.layers.{layer}.{product}.weight")
-                if pair is not None:
-                    rope = self._config.forms[layer].rope
-                    up_OR = in_order(pair.up_OR, product, rope, self._config.head_dim)
-                    down, up = self._down(pair.down_RI), self._up(up_OR)
-                    memory += [down, up]
-                    table[layer * structs.LAYER_PRODUCTS + place] = structs.LowRank(
-                        len(pair.down_RI), int(self._dtype == torch.bfloat16), down.data_ptr(), up.data_ptr()
-                    )
+        memory: list[Tensor] = []
+        table = (structs.LowRank * self._firsts[-1])()
+        for name, pair in adapter.matrices.items():
+            place = place_of(name, self._config)
+            assert place is not None, "it was read for rows"
+            layer, product = place.layer, place.product
+            form, order = self._config.forms[layer], self._units.get(_leading_out(name))
+            down_RI, up_OR = pair.down_RI, in_order(pair.up_OR, product, form.rope, self._config.head_dim)
+            if order is not None and product.endswith(_OUT):
+                down_RI = down_RI[:, order]
+            elif order is not None:
+                up_OR = up_OR[order]
+            if product.endswith(_ADDED):
+                up_OR = up_OR * form.residual_scale
+            down, up = self._down(down_RI), self._up(up_OR)
+            memory += [down, up]
+            table[self._number(place)] = structs.LowRank(
+                len(pair.down_RI), int(self._dtype == torch.bfloat16), down.data_ptr(), up.data_ptr()
+            )
         most = max((len(pair.down_RI) for pair in adapter.matrices.values()), default=1)
         return _Packed(table, memory, most + -most % (self._panel // 2))
+
+    def _number(self, place: Place) -> int:
+        """Where a product is in the tables of adapters."""
+        if place.expert is None:
+            return place.layer * structs.LAYER_PRODUCTS + place.index
+        return self._firsts[place.layer] + place.expert * structs.EXPERT_PRODUCTS + place.index
 
     def _down(self, down_RI: Tensor) -> Tensor:
         """By vectors of ranks, then inputs: ``[ranks / LANES, I, LANES]``."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from parlay.cache.pages import CODES
 from parlay.compiled import structs
 from parlay.compiled.library import NotLoaded, load
-from parlay.models.compiled.adapters import PackedAdapters
+from parlay.models.compiled.adapters import PackedAdapters, firsts_of_experts
 from parlay.models.compiled.growing import GrownTrees, TreeRequests
 from parlay.models.compiled.layout import BatchLayout, Prefixes, lay_out, lay_out_texts
 from parlay.models.compiled.short_head import ShortHead
@@ -124,15 +124,19 @@ class CompiledForward(Forward):
         pages = LayerPages.of(config) if part == WHOLE else LayerPages.alike(config.num_layers)
         self._weights = Weights(self._core, config, weights, dtype, packed, logits=part.logits)
         self._model = self._weights.model
-        for layer, place, recent in zip(self._model.layer[: len(pages.place)], pages.place, pages.recent, strict=True):
-            layer.place, layer.recent = place, int(recent)
+        firsts = firsts_of_experts(config)
+        for index, (place, recent) in enumerate(zip(pages.place, pages.recent, strict=True)):
+            layer = self._model.layer[index]
+            layer.place, layer.recent, layer.adapted = place, int(recent), firsts[index]
         self._config, self._dtype, self._part = config, dtype, part
         self._model.cached, cache_dtype = _CACHED[str(dtype).removeprefix("torch.") if cached == "auto" else cached]
         cache_lanes = int(self._core.panel) // 2
         self._prefixes = Prefixes(cache_dtype, cache_lanes)
         self._take_part(part)
         self._space, self._growing = Workspace(self._core), Workspace(self._core)
-        units = {name: order_of_columns([weight]) for name, weight in weights.items() if name.endswith(".down_proj.weight")}
+        units = {
+            name: order_of_columns([weight]) for name, weight in weights.items() if name.endswith(".down_proj.weight")
+        }
         orders = {name: order for name, order in units.items() if order is not None}
         self._adapters, self._lowered = PackedAdapters(self._core, config, dtype, orders), Workspace(self._core)
         self._short: dict[int, ShortHead] = {}

@@ -99,7 +99,9 @@ class Weights:
         self._jobs: list[Callable[[], object]] = []
         self.model = self._lay_out(fused)
         if self._alone:
-            _log.warning("%d matrices are multiplied as numbers, for each has an order of inputs of its own", self._alone)
+            _log.warning(
+                "%d matrices are multiplied as numbers, for each has an order of inputs of its own", self._alone
+            )
         if self._ahead is not None:
             self._jobs = [*self._ahead.jobs(), *self._jobs]
         with ThreadPoolExecutor(threads.count()) as pool:  # begun now, because Python runs one thread at a time

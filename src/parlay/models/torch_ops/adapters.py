@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
@@ -12,26 +12,25 @@ from torch import Tensor
 
 from parlay.models.config import DecoderConfig
 from parlay.models.lora import TURNED, LowRankAdapter, in_order
+from parlay.models.lora_layout import LowRank, Place, place_of
 from parlay.models.rope import interleave
 from parlay.models.torch_ops.linear import MIN_ROWS, Linear, pack, padded, rows_independent
 
 QKV, OUT, GATE_UP, DOWN = range(4)
-"""The decoder's products of a layer."""
-_PARTS = (
-    ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    ("self_attn.o_proj",),
-    ("mlp.gate_proj", "mlp.up_proj"),
-    ("mlp.down_proj",),
-)
+"""The decoder's products of a layer; the last two are of experts, too."""
+_PRODUCT = {
+    "q_proj": (QKV, 0),
+    "k_proj": (QKV, 1),
+    "v_proj": (QKV, 2),
+    "o_proj": (OUT, 0),
+    "gate_proj": (GATE_UP, 0),
+    "up_proj": (GATE_UP, 1),
+    "down_proj": (DOWN, 0),
+}
+"""By the ends of their names: the product that matrices add to, and which of its parts."""
 
-Adapt = Callable[[int, int, Tensor, Tensor], None]
-"""``(layer, product, x_NI, y_NO)``: add to a product's outputs what adapters add."""
-AdaptLayer = Callable[[int, Tensor, Tensor], None]
-"""The same for one layer."""
-
-
-def adapt_nothing(layer: int, product: int, x_NI: Tensor, y_NO: Tensor) -> None:
-    """For rows without adapters."""
+ProductOf = tuple[int, int | None, int]
+"""Layer, expert if it is one of an expert, and product."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +54,50 @@ class _Pair:
             out_O += self.up(self.down(row_I.expand(MIN_ROWS, -1)))[0]
 
 
+Pairs = Mapping[ProductOf, Sequence[_Pair]]
+"""An adapter's matrices by the products that they add to."""
+
+
 class _Run(NamedTuple):
+    """Rows ``first`` to ``end``, which have the same adapter."""
+
     first: int
     end: int
-    pairs: dict[tuple[int, int], list[_Pair]]
+    pairs: Pairs
+
+
+@dataclass(frozen=True, slots=True)
+class RowAdapters:
+    """What adapters add to the products of some rows, of which the last ones may have none."""
+
+    rows: Sequence[Pairs | None] = ()
+    runs: Sequence[_Run] = ()
+
+    @classmethod
+    def of(cls, rows: Sequence[Pairs | None]) -> RowAdapters:
+        """With the adapter of each row, or None."""
+        runs, first = list[_Run](), 0
+        for end in range(1, len(rows) + 1):
+            if end == len(rows) or rows[end] is not rows[first]:
+                pairs = rows[first]
+                runs += [] if pairs is None else [_Run(first, end, pairs)]
+                first = end
+        return cls(rows, runs) if runs else NO_ADAPTERS
+
+    def add(self, product: ProductOf, x_NI: Tensor, y_NO: Tensor) -> None:
+        """Add to a product's outputs what adapters add, run by run."""
+        for first, end, pairs in self.runs:
+            for pair in pairs.get(product, ()):
+                pair.add(x_NI[first:end], y_NO[first:end])
+
+    def chosen(self, rows_R: Tensor) -> RowAdapters:
+        """Those of the rows with these numbers, in this order."""
+        if not self.runs:
+            return self
+        return RowAdapters.of([self.rows[row] if row < len(self.rows) else None for row in rows_R.tolist()])
+
+
+NO_ADAPTERS = RowAdapters()
 
 
 class TorchAdapters:
@@ -66,48 +105,43 @@ class TorchAdapters:
 
     def __init__(self, config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> None:
         self._config, self._dtype, self._device = config, dtype, device
-        self._held: WeakKeyDictionary[LowRankAdapter, dict[tuple[int, int], list[_Pair]]] = WeakKeyDictionary()
+        self._held: WeakKeyDictionary[LowRankAdapter, Pairs] = WeakKeyDictionary()
         self._independent: dict[tuple[int, int], bool] = {}
-        sizes = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
-        self._sizes = ([heads * config.head_dim for heads in sizes], [0], [config.intermediate_size] * 2, [0])
 
-    def pack(self, adapter: LowRankAdapter) -> dict[tuple[int, int], list[_Pair]]:
-        """Pack an adapter, unless it is: its pairs by layer and product. Any thread may call this."""
+    def pack(self, adapter: LowRankAdapter) -> Pairs:
+        """Pack an adapter, unless it is: its pairs by product. Any thread may call this."""
         pairs = self._held.get(adapter)
         if pairs is None:
-            places = [(layer, product) for layer in range(self._config.num_layers) for product in range(len(_PARTS))]
-            pairs = self._held[adapter] = {place: self._pairs(adapter, *place) for place in places}
+            found: dict[ProductOf, list[_Pair]] = {}
+            for name, matrices in adapter.matrices.items():
+                place = place_of(name, self._config)
+                assert place is not None, "it was read for rows"
+                product, part = _PRODUCT[place.product.rpartition(".")[2]]
+                pair = self._pair(place, matrices, self._first(place, part))
+                found.setdefault((place.layer, place.expert, product), []).append(pair)
+            pairs = self._held[adapter] = found
         return pairs
 
-    def adapt(self, rows: Sequence[LowRankAdapter | None]) -> Adapt:
+    def adapt(self, rows: Sequence[LowRankAdapter | None]) -> RowAdapters:
         """Find what the adapters of these rows add; a row's is the same whatever rows are beside it."""
-        if not any(rows):
-            return adapt_nothing
-        runs, first = list[_Run](), 0
-        for end in range(1, len(rows) + 1):
-            if end == len(rows) or rows[end] is not rows[first]:
-                adapter = rows[first]
-                runs += [_Run(first, end, self.pack(adapter))] if adapter is not None else []
-                first = end
+        return RowAdapters.of([None if row is None else self.pack(row) for row in rows])
 
-        def add(layer: int, product: int, x_NI: Tensor, y_NO: Tensor) -> None:
-            for run in runs:
-                for pair in run.pairs[layer, product]:
-                    pair.add(x_NI[run.first : run.end], y_NO[run.first : run.end])
+    def _first(self, place: Place, part: int) -> int:
+        """The outputs of a product before those of its number ``part``."""
+        config = self._config
+        if place.product.startswith("self_attn."):
+            return (0, config.num_heads, config.num_heads + config.num_kv_heads)[part] * config.head_dim
+        experts = config.forms[place.layer].experts
+        if place.expert is None or experts is None:
+            return part * config.intermediate_size
+        return part * (experts.size if place.expert < experts.count else experts.shared)
 
-        return add
-
-    def _pairs(self, adapter: LowRankAdapter, layer: int, product: int) -> list[_Pair]:
-        found, first, rope, head_dim = [], 0, self._config.forms[layer].rope, self._config.head_dim
-        for part, size in zip(_PARTS[product], self._sizes[product], strict=True):
-            matrices = adapter.matrices.get(f"model.layers.{layer}.{part}.weight")
-            if matrices is not None:
-                up_OR = in_order(matrices.up_OR, part, rope, head_dim)
-                up_OR = interleave(up_OR, head_dim) if part in TURNED else up_OR
-                down, up = self._packed(matrices.down_RI), self._packed(up_OR)
-                found.append(_Pair(down, up, first, self._is_independent(down) and self._is_independent(up)))
-            first += size
-        return found
+    def _pair(self, place: Place, matrices: LowRank, first: int) -> _Pair:
+        rope, head_dim = self._config.forms[place.layer].rope, self._config.head_dim
+        up_OR = in_order(matrices.up_OR, place.product, rope, head_dim)
+        up_OR = interleave(up_OR, head_dim) if place.product in TURNED else up_OR
+        down, up = self._packed(matrices.down_RI), self._packed(up_OR)
+        return _Pair(down, up, first, self._is_independent(down) and self._is_independent(up))
 
     def _packed(self, matrix: Tensor) -> Linear:
         """``matrix`` ``[out, in]`` as a linear layer here."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +15,7 @@ from torch import Tensor
 from parlay.models.config import Activation, DecoderConfig, LayerForm
 from parlay.models.forward import Group, SegmentFeatures, Taps
 from parlay.models.rope import interleave
-from parlay.models.torch_ops.adapters import OUT, QKV, Adapt, AdaptLayer, adapt_nothing
+from parlay.models.torch_ops.adapters import NO_ADAPTERS, OUT, QKV, RowAdapters
 from parlay.models.torch_ops.attention import Attend
 from parlay.models.torch_ops.attention_form import Heads, capped
 from parlay.models.torch_ops.linear import Linear, SummedLinear, pack
@@ -69,10 +68,9 @@ class DecoderLayer:
             given_NH = given_NH.mul(self.residual_scale)
         hidden_NH.add_(given_NH if self.out_norms is None else self.out_norms[half](given_NH))
 
-    def feed_forward(self, hidden_NH: Tensor, adapt: AdaptLayer) -> Tensor:
-        """Run the layer's second half, up to what it gives: ``[N, H]``. No adapter changes experts."""
-        x_NH = hidden_NH if self.mlp_norm is None else self.mlp_norm(hidden_NH)
-        return self.mlp(x_NH, adapt) if isinstance(self.mlp, GatedMlp) else self.mlp(x_NH)
+    def feed_forward(self, hidden_NH: Tensor, adapters: RowAdapters, layer: int) -> Tensor:
+        """Run the second half of layer number ``layer``, up to what it gives: ``[N, H]``."""
+        return self.mlp(hidden_NH if self.mlp_norm is None else self.mlp_norm(hidden_NH), adapters, layer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,14 +113,14 @@ class EagerDecoder:
         *,
         embedded_NH: Tensor | None = None,
         joining: Sequence[SegmentFeatures] = (),
-        adapt: Adapt = adapt_nothing,
+        adapters: RowAdapters = NO_ADAPTERS,
     ) -> Tensor:
         """Hidden states after the last layer ``[N, H]``. Those that enter the tapped layers go to ``taps``.
 
         ``hidden_NH`` are the rows' inputs, which are overwritten. ``plan`` gets the matrix ``[N, heads * D]`` that
         attention writes to, and returns how each sequence attends. The sub-layers of ``skip`` do not run.
         ``embedded_NH`` is for decoders with a ``beside_norm``. Rows of ``joining`` run in all layers; what they are
-        before their own is never seen. ``adapt`` adds to products what adapters add.
+        before their own is never seen. ``adapters`` are those of the rows.
         """
         mixed = hidden_NH.new_zeros(hidden_NH.shape[0], self.heads.num_heads * self.heads.head_dim)
         attends = plan(mixed)
@@ -130,14 +128,14 @@ class EagerDecoder:
             _join(hidden_NH, [given for given in joining if given.features.join and given.features.join.layer == index])
             taps.take(index, hidden_NH)
             if ("attention", index) not in skip:
-                qkv = self._qkv(index, hidden_NH, embedded_NH if index == 0 else None, adapt)
+                qkv = self._qkv(index, hidden_NH, embedded_NH if index == 0 else None, adapters)
                 for attend in attends:
                     attend(index, qkv)
                 given = layer.attention_out(mixed)
-                adapt(index, OUT, mixed, given)
+                adapters.add((index, None, OUT), mixed, given)
                 layer.add(hidden_NH, given, 0)
             if ("mlp", index) not in skip:
-                layer.add(hidden_NH, layer.feed_forward(hidden_NH, partial(adapt, index)), 1)
+                layer.add(hidden_NH, layer.feed_forward(hidden_NH, adapters, index), 1)
         return hidden_NH
 
     def summed(self, group: Group) -> EagerDecoder:
@@ -156,14 +154,14 @@ class EagerDecoder:
         """Norm the rows for the head, unless the model has no such norm."""
         return hidden_NH if self.norm is None else self.norm(hidden_NH)
 
-    def _qkv(self, index: int, hidden_NH: Tensor, embedded_NH: Tensor | None, adapt: Adapt) -> Tensor:
+    def _qkv(self, index: int, hidden_NH: Tensor, embedded_NH: Tensor | None, adapters: RowAdapters) -> Tensor:
         """``[N, qkv_heads, D/2]`` complex: query, key and value heads as pairs, normed where the model does so."""
         heads, layer = self.heads, self.layers[index]
         normed = hidden_NH if layer.attention_norm is None else layer.attention_norm(hidden_NH)
         if self.beside_norm is not None and embedded_NH is not None:
             normed = torch.cat((self.beside_norm(embedded_NH), normed), -1)
         flat = layer.qkv(normed)
-        adapt(index, QKV, normed, flat)
+        adapters.add((index, None, QKV), normed, flat)
         if flat.dtype != self.compute:
             flat = flat.to(self.compute)
         if len(layer.qk_norm) == 1:

@@ -93,9 +93,9 @@ class EagerForward(Forward):
             beside = embedded.clone() if self._decoder.beside_norm is not None else None
             inputs = with_features(embedded, work.features)
             taps = Taps(work.taps)
-            adapt = self._adapters.adapt(work.adapters)
+            adapters = self._adapters.adapt(work.adapters)
             hidden = self._decoder.run(
-                inputs, plan, taps, work.skip, embedded_NH=beside, joining=work.features, adapt=adapt
+                inputs, plan, taps, work.skip, embedded_NH=beside, joining=work.features, adapters=adapters
             )
             normed = last in work.taps and not self._decoder.raw_tap
             if last in work.taps:

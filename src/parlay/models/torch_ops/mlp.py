@@ -12,7 +12,7 @@ from torch import Tensor
 
 from parlay.models.config import Activation, Experts
 from parlay.models.forward import Group
-from parlay.models.torch_ops.adapters import DOWN, GATE_UP, AdaptLayer
+from parlay.models.torch_ops.adapters import DOWN, GATE_UP, RowAdapters
 from parlay.models.torch_ops.attention_form import SERIAL
 from parlay.models.torch_ops.linear import Linear, padded, summed
 
@@ -33,15 +33,13 @@ class GatedMlp:
         """All products of the feed-forward."""
         return (self.gate_up, self.down)
 
-    def __call__(self, x_NH: Tensor, adapt: AdaptLayer | None = None) -> Tensor:
-        """``[N, H]``, of two rows or more. ``adapt`` adds to both products what adapters add."""
+    def __call__(self, x_NH: Tensor, adapters: RowAdapters, layer: int, expert: int | None = None) -> Tensor:
+        """``[N, H]``, of two rows or more; to both products is added what adapters of the layer or expert add."""
         gate_up_NI = self.gate_up(x_NH)
-        if adapt is not None:
-            adapt(GATE_UP, x_NH, gate_up_NI)
+        adapters.add((layer, expert, GATE_UP), x_NH, gate_up_NI)
         gated_NI = gated_product(gate_up_NI, self.activation)
         given_NH = self.down(gated_NI)
-        if adapt is not None:
-            adapt(DOWN, gated_NI, given_NH)
+        adapters.add((layer, expert, DOWN), gated_NI, given_NH)
         return given_NH
 
 
@@ -66,22 +64,28 @@ class MixtureMlp:
         shared = () if self.shared is None else self.shared.linears
         return (self.router, *self.experts[0].linears, *shared)
 
-    def __call__(self, x_NH: Tensor) -> Tensor:
-        """``[N, H]``, of two rows or more."""
+    def __call__(self, x_NH: Tensor, adapters: RowAdapters, layer: int) -> Tensor:
+        """``[N, H]``, of two rows or more; with what adapters add to experts."""
         logits_NE = self.router(x_NH.to(self.router.dtype))
         weights_NK, chosen_NK = self._choose(logits_NE[:, : self.form.count])
         result_NH = torch.zeros_like(x_NH)
         for expert in sorted(set(chosen_NK.flatten().tolist())):
             rows, places = torch.where(chosen_NK == expert)
-            given_RH = _run(self.experts[expert], x_NH[rows])
+            given_RH = self._run(expert, x_NH[rows], adapters.chosen(rows), layer)
             result_NH[rows] += given_RH.mul_(weights_NK[rows, places, None].to(given_RH.dtype))
         if self.shared is not None:
-            given_NH = self.shared(x_NH)
+            given_NH = self.shared(x_NH, adapters, layer, self.form.count)
             if self.form.shared_gate:
                 gates_N1 = torch.stack([logit.sigmoid() for logit in logits_NE[:, self.form.count :].unbind()])
                 given_NH = given_NH.mul_(gates_N1.to(given_NH.dtype))
             result_NH += given_NH
         return result_NH if self.group is None else summed(result_NH, self.group)
+
+    def _run(self, expert: int, x_RH: Tensor, adapters: RowAdapters, layer: int) -> Tensor:
+        """Run an expert for so many rows ``x_RH``, one or more: products take a padded number of them."""
+        count = len(x_RH)
+        filled = F.pad(x_RH, (0, 0, 0, padded(count) - count))
+        return self.experts[expert](filled, adapters, layer, expert)[:count]
 
     def _choose(self, logits_NE: Tensor) -> tuple[Tensor, Tensor]:
         """Weights and numbers of the experts of each row, ``[N, K]`` each."""
@@ -107,13 +111,6 @@ class MixtureMlp:
         if self.form.normalized:
             weights_NK = weights_NK / (weights_NK.sum(-1, keepdim=True) + 1e-20)
         return weights_NK * self.form.scale, chosen_NK
-
-
-def _run(expert: GatedMlp, x_RH: Tensor) -> Tensor:
-    """Run an expert for so many rows ``x_RH``, one or more: products take a padded number of them."""
-    count = len(x_RH)
-    filled = F.pad(x_RH, (0, 0, 0, padded(count) - count))
-    return expert(filled)[:count]
 
 
 def gated_product(gate_up: Tensor, activation: Activation) -> Tensor:

@@ -23,14 +23,15 @@ _JOINS = {
 }
 _OF_LAYER = re.compile(r"(?P<at>model\.layers\.\d+\.)(?P<module>.+)\.(?P<kind>\w+)")
 _EXPERT = re.compile(r"(?P<at>.*\.mlp\.experts\.)\d+\.(?P<part>.+)")
-_STACKED = re.compile(r"(?P<at>.*\.mlp\.experts\.)(?P<part>gate_up_proj|gate_proj|up_proj|down_proj)\.(?P<kind>\w+)")
+STACKED = re.compile(r"(?P<at>.*\.mlp\.experts\.)(?P<part>gate_up_proj|gate_proj|up_proj|down_proj)\.(?P<kind>\w+)")
+"""The decoder's names of weights that hold those of all experts of a layer."""
 
 
 def unfused(weights: Mapping[str, Weight], config: DecoderConfig) -> dict[str, Weight]:
     """The decoder's weights, each by itself; of stacked experts, and of projections that form one matrix."""
     found: dict[str, Weight] = {}
     for name, weight in weights.items():
-        stacked = _STACKED.fullmatch(name)
+        stacked = STACKED.fullmatch(name)
         if stacked:
             for expert in range(weight.shape[0]):
                 own = f"{stacked['at']}{expert}.{stacked['part']}.{stacked['kind']}"

@@ -16,7 +16,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast
 
-from parlay.models.lora import CONFIG, MASKS, PRODUCTS, WEIGHTS
+from parlay.models.lora import MASKS
+from parlay.models.lora_layout import CONFIG, PRODUCTS, WEIGHTS
 from parlay.system.user_cache import saved_whole
 from parlay.train.canvases import masks
 from parlay.train.canvases.decoders import Decoder

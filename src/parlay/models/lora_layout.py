@@ -1,0 +1,340 @@
+"""Adapters in PEFT's layout: from the words of a config and the names in a file to matrices of the decoder."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from parlay.models.config import DecoderConfig
+from parlay.models.families.llama import LLAMA
+from parlay.models.families.table import FAMILIES
+from parlay.models.weights.regrouped import STACKED, in_halves, unfused
+from parlay.models.weights.shapes import some, weight_shapes
+from parlay.types import ParlayError
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+PRODUCTS = (
+    "self_attn.q_proj",
+    "self_attn.k_proj",
+    "self_attn.v_proj",
+    "self_attn.o_proj",
+    "mlp.gate_proj",
+    "mlp.up_proj",
+    "mlp.down_proj",
+)
+"""A layer's products that an adapter can change, in the order of the compiled decoder's layers."""
+EXPERT_PRODUCTS = ("gate_proj", "up_proj", "down_proj")
+"""Those of an expert, in the same order."""
+_OF_LAYER = re.compile(r"model\.layers\.(?P<layer>\d+)\.(?P<product>.+)\.weight")
+_OF_EXPERT = re.compile(r"mlp\.(?:experts\.(?P<number>\d+)|shared_expert)\.(?P<product>\w+)")
+_MOST_RANK = 512
+_KNOWN = frozenset(
+    {
+        *("alpha_pattern", "auto_mapping", "base_model_name_or_path", "bias", "corda_config"),
+        *("ensure_weight_tying", "eva_config", "exclude_modules", "fan_in_fan_out", "inference_mode"),
+        *("init_lora_weights", "lora_alpha", "lora_bias", "lora_dropout", "loftq_config", "megatron_config"),
+        *("megatron_core", "modules_to_save", "peft_type", "peft_version", "qalora_group_size", "r"),
+        *("rank_pattern", "revision", "runtime_config", "target_modules", "target_parameters", "task_type", "use_dora"),
+        *("use_qalora", "use_rslora"),
+    }
+)
+"""Keys that are honoured, or bear on training alone. Of others only those that say nothing are accepted."""
+_PREFIX = "base_model.model."
+_PARTS = {".lora_A.weight": 0, ".lora_B.weight": 1}
+_PLAIN = re.compile(r"\^?[\w.]+")
+_WRAPPED = ("gate_up_proj", "down_proj", "weight")
+"""Parameters of modules of experts, in the order in which these have them."""
+_INPUTS_FIRST = ("GptOssForCausalLM",)
+"""Architectures whose stacked experts are ``[E, I, O]`` in transformers."""
+_OUTPUTS_FIRST = (0, 19)
+"""From this version on PEFT takes the inputs of ``[E, O, I]`` for inputs."""
+
+
+class BadAdapter(ParlayError):
+    """An adapter's files that can't be read, or that are for another model; the message is one line."""
+
+
+class LowRank(NamedTuple):
+    """Matrices that add ``up_OR (down_RI x)`` to a product of the model. The scale is in ``up_OR`` already."""
+
+    down_RI: Tensor
+    up_OR: Tensor
+
+
+class Place(NamedTuple):
+    """A product of a layer: number ``index`` of `PRODUCTS`, or of an expert's. The shared expert is the last one."""
+
+    layer: int
+    product: str
+    expert: int | None
+    index: int
+
+
+def place_of(name: str, config: DecoderConfig) -> Place | None:
+    """Find the product that the weight of this name belongs to; None where rows can't have adapters of their own."""
+    match = _OF_LAYER.fullmatch(name)
+    if match is None or int(match["layer"]) >= config.num_layers:
+        return None
+    layer, product = int(match["layer"]), match["product"]
+    if product in PRODUCTS:
+        return Place(layer, product, None, PRODUCTS.index(product))
+    expert, form = _OF_EXPERT.fullmatch(product), config.forms[layer].experts
+    if expert is None or form is None or expert["product"] not in EXPERT_PRODUCTS:
+        return None
+    number = form.count if expert["number"] is None else int(expert["number"])
+    return Place(layer, product, number, EXPERT_PRODUCTS.index(expert["product"]))
+
+
+def refusal(said: Mapping[str, Any]) -> str | None:
+    """Why an adapter of this config can't be run, if it can't."""
+    start, excluded = str(said.get("init_lora_weights", "")), said.get("exclude_modules")
+    reasons = {
+        f"peft_type {said.get('peft_type')!r:.30} is not supported: LORA is": said.get("peft_type") != "LORA",
+        "use_dora is not supported: merge the adapter into its base with PEFT": bool(said.get("use_dora")),
+        f"modules_to_save {said.get('modules_to_save')!r:.60} are whole weights, not supported: merge the adapter into "
+        "its base with PEFT": bool(said.get("modules_to_save")),
+        "bias is not supported: train the adapter with bias 'none'": said.get("bias", "none") != "none"
+        or bool(said.get("lora_bias")),
+        "fan_in_fan_out is not supported": bool(said.get("fan_in_fan_out")),
+        "use_qalora is not supported: its inputs are averaged in groups": bool(said.get("use_qalora")),
+        f"init_lora_weights {start!r:.20} changed the base: convert the adapter with PEFT": start.startswith(
+            ("pissa", "olora", "corda", "loftq")
+        ),
+        f"exclude_modules {excluded!r:.40} is an expression, which is not run: list names, or leave the key out, for "
+        "PEFT saves no matrices of what it excludes": isinstance(excluded, str) and bool(excluded),
+    }
+    reasons |= {f"{name!s:.60} is not supported": bool(value) for name, value in said.items() if name not in _KNOWN}
+    return next((reason for reason, applies in reasons.items() if applies), None)
+
+
+def read_matrices(
+    folder: Path, said: Mapping[str, Any], config: DecoderConfig, tensors: Mapping[str, Tensor], *, merging: bool
+) -> dict[str, LowRank]:
+    """Take the tensors of an adapter's file for the weights that they add to; ``merging``: it may be any matrix.
+
+    Raises BadAdapter for what does not fit, and what reading odd words of the config raises.
+    """
+    pairs, unknown = _pairs(tensors)
+    parameters = _parameters(folder, said, pairs)
+    reader = _Reader(folder, said, config, weight_shapes(config))
+    stacked = {module: key for module, key in parameters.items() if reader.stacked(key) is not None}
+    weights = {module: reader.weights_of(module, pair) for module, pair in pairs.items() if module not in stacked}
+    able = {module: all(reader.can_change(name, merging=merging) for name in ups) for module, ups in weights.items()}
+    unknown += [module for module, changed in able.items() if not changed]
+    if unknown:
+        raise BadAdapter(f"{folder}: the decoder has no linear layers {some(dict.fromkeys(unknown))} to adapt")
+    if not pairs:
+        raise BadAdapter(f"{folder}: {WEIGHTS} holds no matrices")
+    _check_targets(folder, said, pairs.keys() - parameters.keys())
+    found: dict[str, LowRank] = {}
+    for module, pair in pairs.items():
+        if set(pair) != {0, 1}:
+            raise BadAdapter(f"{folder}: {module} has lora_{'BA'[min(pair)]} missing")
+        if module in stacked:
+            found |= reader.of_experts(stacked[module], pair[0], pair[1])
+        for name, up_OR in weights.get(module, {}).items():
+            found[name] = reader.scaled(parameters.get(module, module), pair[0], up_OR, reader.shapes[name])
+    return found
+
+
+def _pairs(tensors: Mapping[str, Tensor]) -> tuple[dict[str, dict[int, Tensor]], list[str]]:
+    """The matrices of each module, what leads in as number 0 and what leads out as 1; and names that are of neither."""
+    pairs, unknown = dict[str, dict[int, Tensor]](), list[str]()
+    for name, tensor in tensors.items():
+        part = next((part for part in _PARTS if name.endswith(part)), "")
+        if not part:
+            unknown.append(name)
+        pairs.setdefault(name.removesuffix(part).removeprefix(_PREFIX), {})[_PARTS.get(part, 0)] = tensor
+    return pairs, unknown
+
+
+class _Reader(NamedTuple):
+    """What the matrices of one file are read by."""
+
+    folder: Path
+    said: Mapping[str, Any]
+    config: DecoderConfig
+    shapes: Mapping[str, tuple[int, ...]]
+
+    def weights_of(self, module: str, pair: Mapping[int, Tensor]) -> dict[str, Tensor]:
+        """Lay out what leads out, by the decoder's names of the weights in the module: several where it is fused.
+
+        Rows lie as the decoder has those of the weights. Where what leads out is missing, there is nothing to be laid
+        out.
+        """
+        family = FAMILIES.get(self.config.architecture, LLAMA)
+        weights = unfused({family.renamed(f"{module}.weight"): pair.get(1, pair[min(pair)])}, self.config)
+        if family.interleaved and 1 in pair:
+            weights = in_halves(weights, self.config)
+        return {name: weight for name, weight in weights.items() if isinstance(weight, Tensor)}
+
+    def can_change(self, name: str, *, merging: bool) -> bool:
+        """Whether the decoder has a matrix of this name that adapters can change."""
+        able = merging or place_of(name, self.config) is not None
+        return able and name.endswith(".weight") and len(self.shapes.get(name, ())) == 2
+
+    def scaled(self, module: str, down_RI: Tensor, up_OR: Tensor, shape: tuple[int, ...]) -> LowRank:
+        """The matrices of one weight of this ``shape``, in float32. Raises BadAdapter for those of another one."""
+        rank, scale = self._rank_and_scale(module)
+        if len(down_RI) == up_OR.shape[-1] != rank:
+            raise BadAdapter(
+                f"{self.folder}: {CONFIG} says rank {rank}, and the matrices of {module} have {len(down_RI)}"
+            )
+        if (tuple(down_RI.shape), tuple(up_OR.shape)) != ((rank, shape[1]), (shape[0], rank)):
+            raise self._of_another_base(module, (down_RI, up_OR), rank, ([rank, shape[1]], [shape[0], rank]))
+        return self._finite(module, down_RI.float(), up_OR.float(), scale)
+
+    def stacked(self, key: str) -> tuple[int, str] | None:
+        """The layer whose experts a parameter holds the matrices of, and which; None for other parameters."""
+        family = FAMILIES.get(self.config.architecture, LLAMA)
+        match = STACKED.fullmatch(family.renamed(f"{key.removesuffix('.weight')}.weight"))
+        layer = re.match(r"model\.layers\.(\d+)\.mlp\.", match["at"]) if match else None
+        return (int(layer[1]), match["part"]) if match and layer else None
+
+    def of_experts(self, key: str, down: Tensor, up: Tensor) -> dict[str, LowRank]:
+        """The matrices of each expert, of those of a stacked parameter: ``down`` ``[E * R, I]``, ``up`` ``[O, R * E]``.
+
+        Raises BadAdapter for other shapes, and where PEFT may have taken outputs for inputs or not.
+        """
+        rank, scale = self._rank_and_scale(key)
+        layer, part = self.stacked(key) or (0, "")
+        form = self.config.forms[layer].experts if layer < self.config.num_layers else None
+        if form is None:
+            raise BadAdapter(f"{self.folder}: the decoder has no experts {key:.80} to adapt")
+        inner, hidden = form.size, self.config.hidden_size
+        sizes = (inner, hidden) if part == "down_proj" else (hidden, 2 * inner)
+        expected = (form.count * rank, sizes[0]), (sizes[1], form.count * rank)
+        swapped = (form.count * rank, sizes[1]), (sizes[0], form.count * rank)
+        shapes = (tuple(down.shape), tuple(up.shape))
+        if shapes not in (expected, swapped):
+            raise self._of_another_base(key, (down, up), rank, ([*expected[0]], [*expected[1]]))
+        down_ERI, up_EOR = down.view(form.count, rank, -1), up.view(-1, rank, form.count).permute(2, 0, 1)
+        if self._is_swapped(key, shapes == expected, shapes == swapped):
+            down_ERI, up_EOR = up_EOR.transpose(1, 2), down_ERI.transpose(1, 2)
+        whole = self._finite(key, down_ERI.float(), up_EOR.float(), scale)
+        found: dict[str, LowRank] = {}
+        for name, up_OR in self._of_each(key, whole.up_OR).items():
+            place = place_of(name, self.config)
+            if place is not None and place.expert is not None:  # as all of them are
+                found[name] = LowRank(whole.down_RI[place.expert], up_OR)
+        return found
+
+    def _is_swapped(self, key: str, expected: bool, swapped: bool) -> bool:
+        """Whether ``down`` is of the outputs, as PEFT had it in its first versions. Raises BadAdapter in doubt."""
+        if not (expected and swapped) or self.config.architecture in _INPUTS_FIRST:
+            return not expected
+        version = re.match(r"(\d+)\.(\d+)\.", str(self.said.get("peft_version", "")))
+        if version is None:
+            raise BadAdapter(
+                f"{self.folder}: {key} has as many inputs as outputs, and no peft_version says which way round its "
+                "matrices lie: save the adapter with a newer PEFT"
+            )
+        return (int(version[1]), int(version[2])) < _OUTPUTS_FIRST
+
+    def _of_each(self, key: str, up_EOR: Tensor) -> dict[str, Tensor]:
+        """What leads out of each expert, by the decoder's names of its weights."""
+        family = FAMILIES.get(self.config.architecture, LLAMA)
+        if self.config.architecture in _INPUTS_FIRST:
+            assert family.regroup is not None, "they have a way of their own"
+            laid: Mapping[str, object] = family.regroup({key: up_EOR.transpose(1, 2)})
+        else:
+            laid = {f"{key.removesuffix('.weight')}.weight": up_EOR}
+        renamed = {family.renamed(name): each for name, each in laid.items() if isinstance(each, Tensor)}
+        return {name: each for name, each in unfused(renamed, self.config).items() if isinstance(each, Tensor)}
+
+    def _rank_and_scale(self, module: str) -> tuple[int, float]:
+        rank = self._of_pattern("rank_pattern", module, self.said["r"])
+        if not isinstance(rank, int):
+            raise ValueError(f"rank {rank!r:.20} of {module} is no whole number")
+        if not 0 < rank <= _MOST_RANK:
+            raise BadAdapter(
+                f"{self.folder}: rank {rank} of {module} is not supported: at least 1 and at most {_MOST_RANK}"
+            )
+        alpha = self._of_pattern("alpha_pattern", module, self.said.get("lora_alpha", 8))
+        return rank, alpha / (math.sqrt(rank) if self.said.get("use_rslora") else rank)
+
+    def _of_pattern(self, key: str, module: str, usual: object) -> int | float:
+        """The number of a module: that of the first name in the pattern that the module ends in, or the usual one.
+
+        Raises ValueError for a number in other words, which PEFT does not read either.
+        """
+        found = usual
+        for pattern, number in (self.said.get(key) or {}).items():
+            if not _PLAIN.fullmatch(pattern):
+                raise BadAdapter(
+                    f"{self.folder}: {key} has the expression {pattern!r:.40}: only names of modules are supported"
+                )
+            whole = pattern.startswith("^")
+            if module == pattern[1:] if whole else f".{module}".endswith(f".{pattern}"):
+                found = number
+                break
+        if isinstance(found, bool) or not isinstance(found, int | float):
+            raise ValueError(f"{key.replace('_pattern', '')} {found!r:.20} of {module} is no number")
+        return found
+
+    def _finite(self, module: str, down: Tensor, up: Tensor, scale: float) -> LowRank:
+        """Matrices of any shape, scaled. Raises BadAdapter for what is not finite."""
+        if not (torch.isfinite(down).all() and torch.isfinite(up).all()):
+            raise BadAdapter(f"{self.folder}: some numbers of {module} are not finite: download or copy it again")
+        if not torch.isfinite(up * scale).all():
+            raise BadAdapter(f"{self.folder}: lora_alpha of {module} is too large, or no number")
+        return LowRank(down, up * scale)
+
+    def _of_another_base(
+        self, module: str, pair: tuple[Tensor, Tensor], rank: int, expected: tuple[list[int], list[int]]
+    ) -> BadAdapter:
+        down, up = (list(each.shape) for each in pair)
+        return BadAdapter(
+            f"{self.folder}: {module} has lora_A {down} and lora_B {up}, and rank {rank} of this model asks "
+            f"for {expected[0]} and {expected[1]}: it is for another base "
+            f"({self.said.get('base_model_name_or_path')!s:.60})"
+        )
+
+
+def _parameters(folder: Path, said: Mapping[str, Any], modules: Collection[str]) -> dict[str, str]:
+    """The parameter that matrices are of, by the module that has them, where PEFT has wrapped parameters.
+
+    It wraps those of one module in the module's order, each around those before: the first is the innermost one.
+    """
+    targets = said.get("target_parameters") or []
+    if not isinstance(targets, list) or not all(isinstance(target, str) for target in targets):
+        raise ValueError("target_parameters is no list of names")
+    nested: dict[str, list[str]] = {}
+    for module in modules:
+        nested.setdefault(module.replace(".base_layer", ""), []).append(module)
+    found: dict[str, str] = {}
+    for base, names in nested.items():
+        keys = [f"{base}.{parameter}" for parameter in _WRAPPED]
+        wrapped = [key for key in keys if f".{key}".endswith(tuple(f".{target}" for target in targets))]
+        if len(wrapped) != len(names) and (wrapped or len(names) > 1):
+            raise BadAdapter(
+                f"{folder}: {WEIGHTS} has {len(names)} pairs of matrices of {base}, and target_parameters name "
+                f"{len(wrapped)} of its parameters"
+            )
+        found |= dict(zip(sorted(names, key=len, reverse=True), wrapped, strict=False))
+    named = tuple(f".{key}" for key in found.values())
+    if absent := [target for target in targets if not any(key.endswith(f".{target}") for key in named)]:
+        raise BadAdapter(f"{folder}: target_parameters name {some(absent)}, of which {WEIGHTS} has no matrices")
+    return found
+
+
+def _check_targets(folder: Path, said: Mapping[str, Any], modules: Collection[str]) -> None:
+    """Raises BadAdapter unless the names that the config lists are those of the matrices; expressions are not run."""
+    for excluded in said.get("exclude_modules") or []:
+        if stray := [module for module in modules if f".{module}".endswith(f".{excluded}")]:
+            raise BadAdapter(f"{folder}: {WEIGHTS} has matrices of {some(stray)}, which exclude_modules name")
+    targets = said.get("target_modules")
+    if not isinstance(targets, list):
+        return
+    named = tuple(f".{target}" for target in targets)
+    if stray := [module for module in modules if not f".{module}".endswith(named)]:
+        raise BadAdapter(f"{folder}: {WEIGHTS} has matrices of {some(stray)}, which target_modules don't name")
+    own = {product.rpartition(".")[2] for product in PRODUCTS} | {"qkv_proj", "gate_up_proj"}
+    if absent := [name for name in targets if name in own and not any(each.endswith(f".{name}") for each in modules)]:
+        raise BadAdapter(f"{folder}: target_modules name {some(absent)}, of which {WEIGHTS} has no matrices")
