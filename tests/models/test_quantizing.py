@@ -18,19 +18,22 @@ from transformers import PreTrainedTokenizerFast
 from parlay.cli import main
 from parlay.models.config import DecoderConfig
 from parlay.models.gguf.blocks import WRITERS, encoded
-from parlay.models.gguf.importance import importance
+from parlay.models.gguf.importance import importance, run_layer
 from parlay.models.gguf.metadata import lost_facts
 from parlay.models.gguf.mixtures import FILE_TYPES, Mixed
-from parlay.models.gguf.quantizing import Written, quantize, source_of
+from parlay.models.gguf.quantizing import Source, Written, gguf_tensors, quantize, source_of
 from parlay.models.gguf.reader import read
+from parlay.models.gguf.weights import mapped
 from parlay.models.loading import load_tensors, load_tokenizer, load_weights, read_config
+from parlay.models.native import NativeRunner
 from parlay.models.random_decoder import save_decoder
 from parlay.models.rope import cosines_and_sines
+from parlay.models.torch_ops.decoder import build_layer
 from parlay.models.weights.formats import Format
 from parlay.models.weights.fused import as_tensor
 from parlay.models.weights.stored import StoredTensor
 from parlay.testing.checkpoints import VOCAB_SIZE, save_random
-from parlay.types import ParlayError
+from parlay.types import ParlayError, Segment
 from tests.models import gguf_files
 
 _QWEN2 = (
@@ -295,6 +298,45 @@ def test_importance_is_the_mean_square_of_what_a_matrix_reads(folder: Path) -> N
     assert len(found) == 14
     with pytest.raises(ParlayError, match="the text has 3 tokens"):
         importance(config, weights, ids[:3])
+
+
+@pytest.mark.parametrize("name", ["llama-yarn", "qwen3", *_FAMILIES])
+def test_importance_is_computed_as_each_family_computes(name: str, tmp_path: Path) -> None:
+    """What leaves a layer is what the decoder has there, and every matrix of a layer has its numbers."""
+    save_random(name, tmp_path)
+    config, ids = read_config(tmp_path), [7 * place % 50 + 5 for place in range(40)]
+    weights = load_weights(tmp_path, config)
+    runner = NativeRunner(
+        config, weights, dtype=torch.float32, device=torch.device("cpu"), max_tokens_cached=64, name=name
+    )
+    runner.open(0, ids)
+    assert runner.reserve(0, len(ids))
+    states = runner.forward([Segment(0, ids)], taps=range(config.num_layers)).taps
+    for layer in range(config.num_layers - 1):
+        found = run_layer(config, build_layer(config, weights, layer), layer, states[layer])
+        torch.testing.assert_close(found, states[layer + 1], rtol=1e-4, atol=1e-4)
+    tensors = gguf_tensors(config, load_tensors(tmp_path, config), json.loads((tmp_path / "config.json").read_text()))
+    known = importance(config, weights, ids)
+    assert {key: counts.shape[-1] for key, counts in known.items()} == {
+        key: weight.shape[-1]
+        for key, weight in tensors.items()
+        if key.startswith("blk.") and key.endswith(".weight") and len(weight.shape) > 1 and "_gate_inp" not in key
+    }
+
+
+def test_each_expert_is_weighed_by_the_tokens_that_chose_it(tmp_path: Path) -> None:
+    """Their sums are what all tokens give, as often as they choose; rows of one expert are rounded with its own."""
+    save_random("qwen2-moe", tmp_path)
+    config = read_config(tmp_path)
+    found = importance(config, load_weights(tmp_path, config), [7 * place % 50 + 5 for place in range(64)])
+    experts, shared = found["blk.0.ffn_up_exps.weight"], found["blk.0.ffn_up_shexp.weight"]
+    torch.testing.assert_close(experts.sum(0), 2 * shared, rtol=0.02, atol=1e-3)
+    numbers = torch.randn(6, 4, 256, generator=torch.Generator().manual_seed(0))
+    known = torch.rand(6, 256, generator=torch.Generator().manual_seed(1)) ** 4
+    source = Source(config, [], {"blk.0.ffn_up_exps.weight": numbers})
+    quantize(source, FILE_TYPES["Q4_0"], tmp_path / "out.gguf", importance={"blk.0.ffn_up_exps.weight": known})
+    (stored,) = [stored for _, stored in mapped(read(tmp_path / "out.gguf"))]
+    assert stored.data[3].equal(encoded(Format.Q4_0, numbers[3], known[3]))
 
 
 def test_nothing_is_left_where_a_file_can_not_be_finished(folder: Path, tmp_path: Path) -> None:

@@ -4,21 +4,30 @@ The output of a matrix is a sum of inputs times weights. So an error e in a weig
 square to the expected squared error, as far as errors are independent of each other. llama.cpp calls these numbers an
 importance matrix. Layers are computed one by one, so that one alone is in memory as float32.
 
-Shapes: C chunks of T tokens, H hidden, I inputs of a matrix, D head size.
+Shapes: T tokens of a chunk, H hidden, I inputs of a matrix, E experts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from parlay.models.config import DecoderConfig, LayerForm, UnsupportedModel
+from parlay.cache import Rows
+from parlay.cache.pages import PageTable
+from parlay.models.config import DecoderConfig
+from parlay.models.forward import Taps
+from parlay.models.gguf.metadata import gguf_form
 from parlay.models.gguf.weights import gguf_name
-from parlay.models.rope import cosines_and_sines
-from parlay.models.weights.fused import as_tensor, rows_of
+from parlay.models.torch_ops.attention_form import Heads, LayerRopes
+from parlay.models.torch_ops.attention_masked import MaskedAttention
+from parlay.models.torch_ops.decoder import DecoderLayer, EagerDecoder, build_layer
+from parlay.models.torch_ops.linear import MIN_ROWS, Linear, RecordedLinear
+from parlay.models.torch_ops.mlp import GatedMlp
+from parlay.models.torch_ops.step_rows import uncached
+from parlay.models.weights.fused import rows_of
 from parlay.models.weights.shapes import Weight
 from parlay.system.threads import torch_on_all
 from parlay.types import ParlayError
@@ -26,82 +35,107 @@ from parlay.types import ParlayError
 CHUNK, MOST_TOKENS = 512, 8192
 """Tokens that see each other, and tokens that are read of a text."""
 _LEAST_TOKENS = 16
-
-
-class _Layer:
-    """One layer with Llama's names, and the sums of squares of what its matrices read."""
-
-    def __init__(self, config: DecoderConfig, form: LayerForm, weights: Mapping[str, Weight], start: str) -> None:
-        self._config, self._form = config, form
-        self._weights = {
-            name.removeprefix(start): as_tensor(weight, torch.float32)
-            for name, weight in weights.items()
-            if name.startswith(start)
-        }
-        self.sums: dict[str, Tensor] = {}
-
-    def __call__(self, x_TH: Tensor) -> Tensor:
-        """The rows of one chunk, after the layer."""
-        normed = self._normed(x_TH, "input_layernorm")
-        x_TH = x_TH + self._product("self_attn.o_proj", self._mixed(normed))
-        normed = self._normed(x_TH, "post_attention_layernorm")
-        gated = F.silu(self._product("mlp.gate_proj", normed)) * self._product("mlp.up_proj", normed)
-        return x_TH + self._product("mlp.down_proj", gated)
-
-    def _mixed(self, normed_TH: Tensor) -> Tensor:
-        """Attend, ``[T, heads * D]``."""
-        heads = {part: self._heads(normed_TH, part) for part in "qkv"}
-        group = self._config.num_heads // self._config.num_kv_heads
-        key, value = (heads[part].repeat_interleave(group, 0) for part in "kv")
-        mixed = F.scaled_dot_product_attention(heads["q"], key, value, is_causal=True)
-        return mixed.transpose(0, 1).flatten(1)
-
-    def _heads(self, normed_TH: Tensor, part: str) -> Tensor:
-        """Queries, keys or values ``[heads, T, D]``, turned by position."""
-        flat = self._product(f"self_attn.{part}_proj", normed_TH)
-        split = flat.view(len(flat), -1, self._config.head_dim).transpose(0, 1)
-        if part == "v":
-            return split
-        if self._form.qk_norm:
-            split = self._normed(split, f"self_attn.{part}_norm")
-        cosines, sines = cosines_and_sines(self._form.rope, self._config.head_dim, len(flat)).unbind(1)
-        first, second = split.chunk(2, -1)
-        return torch.cat((first * cosines - second * sines, second * cosines + first * sines), -1)
-
-    def _product(self, name: str, x_TI: Tensor) -> Tensor:
-        weight = f"{name}.weight"
-        self.sums[weight] = self.sums.get(weight, 0) + x_TI.square().sum(0)
-        return F.linear(x_TI, self._weights[weight], self._weights.get(f"{name}.bias"))
-
-    def _normed(self, x: Tensor, name: str) -> Tensor:
-        """Norm ``x`` of any shape over its last dimension."""
-        weight = self._weights[f"{name}.weight"]
-        return F.rms_norm(x, weight.shape, weight, self._config.rms_norm_eps)
+_CPU = torch.device("cpu")
+_PARTS = {
+    "self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
+    "mlp.experts.gate_up_proj": ("mlp.experts.gate_proj", "mlp.experts.up_proj"),
+    "mlp.shared_expert.gate_up_proj": ("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj"),
+}
+"""Products of the decoder that files have as several matrices, unless their family joins them."""
+Sums = dict[str, Tensor]
+"""Sums of squares ``[I]`` of what each product of a layer reads, of experts ``[E, I]``."""
 
 
 @torch_on_all()
 @torch.inference_mode()
 def importance(config: DecoderConfig, weights: Mapping[str, Weight], ids: Sequence[int]) -> dict[str, Tensor]:
-    """Mean squares ``[I]`` of the inputs of all layers' matrices, by GGUF's names of these.
+    """Mean squares ``[I]`` of the inputs of all layers' matrices, of experts ``[E, I]``, by GGUF's names of these.
 
-    ``weights`` bear the decoder's names. Of ``ids`` the first `MOST_TOKENS` are read. Raises ParlayError for too few,
-    and UnsupportedModel for diffusion models, whose rows see what they write later.
+    ``weights`` bear the decoder's names. Of ``ids`` the first `MOST_TOKENS` are read. A model that fills places reads
+    every second token as an open one. Raises ParlayError for too few, UnsupportedModel for families without GGUF files.
     """
-    if config.canvas is not None or any(form != config.llama for form in config.forms):
-        raise UnsupportedModel(f"{config.architecture}: an importance matrix needs a causal model without windows")
+    form = gguf_form(config)
     if len(ids) < _LEAST_TOKENS:
         raise ParlayError(f"the text has {len(ids)} tokens: give at least {_LEAST_TOKENS}, better {MOST_TOKENS}")
-    tokens = torch.tensor(ids[:MOST_TOKENS])
-    chunks = [rows_of(weights["model.embed_tokens.weight"], part) for part in torch.split(tokens, CHUNK)]
-    found: dict[str, Tensor] = {}
-    for index, form in enumerate(config.forms):
-        start = f"model.layers.{index}."
-        layer = _Layer(config, form, weights, start)
-        chunks = [layer(chunk_TH) for chunk_TH in chunks]
-        found |= {gguf_name(start + name): total_I / len(tokens) for name, total_I in layer.sums.items()}
+    chunks = list(_embedded(config, weights, ids[:MOST_TOKENS]))
+    tokens, found = sum(len(chunk_TH) for chunk_TH in chunks), dict[str, Tensor]()
+    for index in range(config.num_layers):
+        sums: Sums = {}
+        layer = recorded(build_layer(config, weights, index), sums)
+        chunks = [run_layer(config, layer, index, chunk_TH) for chunk_TH in chunks]
+        for product, sum_I in sums.items():
+            joined = product in form.names.values()
+            for name in (product,) if joined else _PARTS.get(product, (product,)):
+                found[gguf_name(f"model.layers.{index}.{name}.weight", form)] = sum_I / tokens
     return {name: _floored(mean_I) for name, mean_I in found.items()}
 
 
-def _floored(mean_I: Tensor) -> Tensor:
-    """With some weight for inputs that the text left at zero: another text may not."""
-    return mean_I.clamp(min=1e-3 * float(mean_I.mean()) + torch.finfo(torch.float32).tiny)
+def _embedded(config: DecoderConfig, weights: Mapping[str, Weight], ids: Sequence[int]) -> Iterator[Tensor]:
+    """What the first layer reads, in chunks ``[T, H]``."""
+    tokens = torch.tensor(ids)
+    if _block(config):
+        assert config.canvas is not None, "others have no blocks"
+        tokens[::2] = config.canvas.mask_id
+    for part in torch.split(tokens, CHUNK):
+        if len(part) >= MIN_ROWS:
+            yield rows_of(weights["model.embed_tokens.weight"], part) * config.embedding_scale
+
+
+def _block(config: DecoderConfig) -> int:
+    """How many tokens see each other; 0: each sees those before it."""
+    canvas = config.canvas
+    return 0 if canvas is None or canvas.text == "causal" else canvas.block if canvas.text == "block" else CHUNK
+
+
+def recorded(layer: DecoderLayer, sums: Sums) -> DecoderLayer:
+    """The layer, whose products add up in ``sums`` the squares of what they read."""
+
+    def one(linear: Linear, name: str) -> Linear:
+        sums[name] = torch.zeros(linear.in_features)
+        return RecordedLinear(linear, sums[name])
+
+    def gated(mlp: GatedMlp, at: str) -> GatedMlp:
+        return replace(mlp, gate_up=one(mlp.gate_up, f"{at}.gate_up_proj"), down=one(mlp.down, f"{at}.down_proj"))
+
+    mlp = layer.mlp
+    if isinstance(mlp, GatedMlp):
+        layer = replace(layer, mlp=gated(mlp, "mlp"))
+    else:
+        shared = None if mlp.shared is None else gated(mlp.shared, "mlp.shared_expert")
+        layer = replace(layer, mlp=replace(mlp, experts=_recorded_experts(mlp.experts, sums), shared=shared))
+    return replace(
+        layer,
+        qkv=one(layer.qkv, "self_attn.qkv_proj"),
+        attention_out=one(layer.attention_out, "self_attn.o_proj"),
+    )
+
+
+def _recorded_experts(experts: Sequence[GatedMlp], sums: Sums) -> tuple[GatedMlp, ...]:
+    gate_ups = sums["mlp.experts.gate_up_proj"] = torch.zeros(len(experts), experts[0].gate_up.in_features)
+    downs = sums["mlp.experts.down_proj"] = torch.zeros(len(experts), experts[0].down.in_features)
+    return tuple(
+        replace(expert, gate_up=RecordedLinear(expert.gate_up, into_H), down=RecordedLinear(expert.down, own_I))
+        for expert, into_H, own_I in zip(experts, gate_ups, downs, strict=True)
+    )
+
+
+def run_layer(config: DecoderConfig, layer: DecoderLayer, index: int, chunk_TH: Tensor) -> Tensor:
+    """The rows of one chunk, after the layer with this number, which is alone in a decoder here."""
+    heads, form = Heads(config.num_heads, config.num_kv_heads, config.head_dim), config.forms[index]
+    ropes = LayerRopes([form], config.head_dim, torch.float32, _CPU)
+    attention = MaskedAttention(heads, [form], ropes, [layer.sinks])
+    rows, place = uncached(len(chunk_TH), _CPU), Rows(PageTable(), 0, len(chunk_TH), block=_block(config))
+    alone = EagerDecoder(
+        heads=heads, compute=torch.float32, embedding=chunk_TH, layers=(layer,), norm=None, head=layer.attention_out
+    )
+    return alone.run(chunk_TH.clone(), lambda mixed: [attention.plan(rows, place, 0, mixed)], Taps(()))
+
+
+def _floored(mean: Tensor) -> Tensor:
+    """With some weight for inputs that the text left at zero, ``mean`` ``[..., I]``: another text may not.
+
+    Experts that no token chose weigh all inputs alike.
+    """
+    typical = mean.mean(-1, keepdim=True)
+    return torch.where(typical > 0, torch.maximum(mean, 1e-3 * typical), torch.ones_like(mean))

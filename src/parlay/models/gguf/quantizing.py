@@ -44,7 +44,7 @@ _VERSION_OF_BLOCKS = 2
 """ggml's, of the layouts of its formats."""
 
 Importance = Mapping[str, Tensor]
-"""By GGUF's name of a matrix: the mean square of each of its inputs, ``[I]``."""
+"""By GGUF's name of a matrix: the mean square of each of its inputs, ``[I]``; of stacked experts ``[E, I]``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,20 +165,27 @@ def _is_kept(plan: TensorPlan, weight: Weight) -> bool:
     return isinstance(weight, StoredTensor) and weight.format is plan.format
 
 
-def _rounded(
-    pool: ThreadPoolExecutor, plan: TensorPlan, weight: Weight, importance_I: Tensor | None
-) -> Iterator[Tensor]:
-    """The tensor's rows in blocks, in parts that threads round at the same time."""
-    columns = plan.shape[-1]
+def _rounded(pool: ThreadPoolExecutor, plan: TensorPlan, weight: Weight, known: Tensor | None) -> Iterator[Tensor]:
+    """The tensor's rows in blocks, in parts that threads round at the same time; ``known`` is their importance."""
+    return pool.map(partial(_encoded, plan), _in_parts(weight, known))
+
+
+def _in_parts(weight: Weight, known: Tensor | None) -> Iterator[tuple[Weight, Tensor | None]]:
+    """Some rows at a time, and the importance of their inputs: of stacked experts each one's own."""
+    columns = weight.shape[-1]
     step = max(1, _PART // columns)
-    if isinstance(weight, StoredTensor):
-        parts: Iterator[Weight] = iter(weight.parts(step) if len(plan.shape) > 1 else [weight])
+    if known is not None and known.dim() > 1:
+        for number, own_I in enumerate(known):
+            expert = weight.item(number) if isinstance(weight, StoredTensor) else weight[number]
+            yield from _in_parts(expert, own_I)
+    elif isinstance(weight, StoredTensor):
+        yield from ((part, known) for part in (weight.parts(step) if len(weight.shape) > 1 else [weight]))
     else:
-        parts = iter(torch.split(weight.reshape(-1, columns), step))
-    return pool.map(partial(_encoded, plan, importance_I=importance_I), parts)
+        yield from ((part, known) for part in torch.split(weight.reshape(-1, columns), step))
 
 
-def _encoded(plan: TensorPlan, part: Weight, importance_I: Tensor | None) -> Tensor:
+def _encoded(plan: TensorPlan, of: tuple[Weight, Tensor | None]) -> Tensor:
+    part, importance_I = of
     if isinstance(part, StoredTensor):
         with part.reading():
             if part.format is plan.format:

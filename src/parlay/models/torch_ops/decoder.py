@@ -205,6 +205,13 @@ def build(
     )
 
 
+def build_layer(config: DecoderConfig, weights: Mapping[str, Operand], index: int) -> DecoderLayer:
+    """Pack one layer alone, in float32."""
+    fused = FusedWeights(config, weights, torch.float32)
+    packer = _Packer(config, torch.float32, torch.float32, torch.device("cpu"))
+    return packer.layer(fused.layer(index), config.forms[index])
+
+
 @dataclass(frozen=True, slots=True)
 class _Packer:
     """Puts weights into the dtype, the device and the order in which `EagerDecoder` reads them."""

@@ -80,6 +80,22 @@ class SummedLinear:
         return summed(self._linear(x_NI), self._group)
 
 
+class RecordedLinear:
+    """``linear``, which adds up the squares of its inputs in ``sums_I``."""
+
+    __slots__ = ("_linear", "dtype", "in_features", "out_features", "sums_I")
+
+    def __init__(self, linear: Linear, sums_I: Tensor) -> None:
+        self.out_features: int = linear.out_features
+        self.in_features: int = linear.in_features
+        self.dtype: torch.dtype = linear.dtype
+        self._linear, self.sums_I = linear, sums_I
+
+    def __call__(self, x_NI: Tensor) -> Tensor:
+        self.sums_I += x_NI.square().sum(0)
+        return self._linear(x_NI)
+
+
 def summed(own_NO: Tensor, group: Group) -> Tensor:
     """The sums over what all processes of a group give, added in float32."""
     sums_NO = own_NO.to("cpu", torch.float32).contiguous()
@@ -87,7 +103,7 @@ def summed(own_NO: Tensor, group: Group) -> Tensor:
     return sums_NO.to(own_NO.device, own_NO.dtype)
 
 
-Linear = PackedLinear | PlainLinear | SummedLinear
+Linear = PackedLinear | PlainLinear | SummedLinear | RecordedLinear
 """``[N, I] -> [N, O]``: N rows, I inputs, O outputs. Callers give at least `MIN_ROWS` rows."""
 
 

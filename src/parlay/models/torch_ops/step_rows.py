@@ -73,6 +73,12 @@ class StepRows:
             done += count
 
 
+def uncached(count: int, device: torch.device) -> StepRows:
+    """So many rows at the beginning of a text that nobody goes on with: their keys and values are not written."""
+    positions = torch.arange(count, device=device)
+    return StepRows(positions, count - 1, 0, torch.float32, LayerPages.alike(1), (_Table((), ()),))
+
+
 def step_rows(place: Rows, device: torch.device, layers: LayerPages) -> StepRows:
     """The tensors of one sequence's rows."""
     numbers = positions(place)
