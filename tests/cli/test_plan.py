@@ -260,6 +260,15 @@ MISTAKES = {
 }
 
 
+def test_the_model_is_named_as_in_other_commands(cli: Cli, config_only: Path) -> None:
+    words = ("--device", "h200", "--rows", "1", "--json")
+    (by_place, by_flag) = (cli("plan", *named, *words) for named in ([str(config_only)], ["--model", str(config_only)]))
+    assert by_place.out == by_flag.out
+    assert by_place.code == 0
+    both = cli("plan", "one-model", "--model", "another", *words)
+    assert (both.code, "one-model and --model another name two models" in both.err) == (2, True)
+
+
 @pytest.mark.parametrize("case", MISTAKES)
 def test_mistakes_are_one_line_and_exit_code_2(cli: Cli, case: str) -> None:
     words, named = MISTAKES[case]

@@ -16,10 +16,10 @@ from parlay.cache.prefix_file import BadPrefixFile, read_prefixes
 from parlay.compiled.library import SWITCH
 from parlay.llm.prefix_cache import PrefixCacheFile, open_prefix_cache
 from parlay.models.compiled.forward import runs_here
-from parlay.models.config import DecoderConfig
+from parlay.models.config import DecoderConfig, UnsupportedModel
 from parlay.models.loading import read_config
 from parlay.models.random_decoder import save_decoder
-from parlay.options import LoadOptions
+from parlay.options import LoadOptions, RankOptions
 from parlay.testing.adapters import save_adapter
 from parlay.testing.toys import RandomLogits, ToyRunner
 from parlay.types import ParlayError
@@ -79,6 +79,23 @@ def test_the_first_request_after_a_restart_finds_its_prefix(
             assert answer(llm, PROMPT)[0] == expected
             llm.runner.check()  # type: ignore[attr-defined]
     assert file.stat().st_mode & 0o077 == 0
+
+
+def test_a_link_stays_and_what_it_names_is_written(toy: Path, file: Path, tmp_path: Path) -> None:
+    place = tmp_path / "elsewhere" / "kept.kv"
+    place.parent.mkdir()
+    file.symlink_to(place)
+    expected = written(toy / "base", file)
+    assert file.is_symlink()
+    assert place.is_file()
+    with open_llm(toy / "base", file) as llm:
+        assert answer(llm, PROMPT) == (expected, len(PROMPT) - 1)
+
+
+def test_several_processes_keep_no_prefixes_and_say_so_before_they_load(file: Path) -> None:
+    ranks = RankOptions(context_parallel=2)
+    with pytest.raises(UnsupportedModel, match="prefixes are kept by one process: leave out context_parallel=2"):
+        LLM("parlay-mini", prefix_cache=file, ranks=ranks)
 
 
 def test_adapters_and_tenants_keep_their_own_prefixes(toy: Path, file: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from parlay import models
+from parlay import LLM, models
 from parlay.options import LoadOptions, RankOptions, UsageError
 from parlay.ranks.leader import Leader
 from parlay.ranks.starting import lead
@@ -132,8 +132,10 @@ def test_ranks_of_other_versions_are_refused(crew: Crew, llama: Path, monkeypatc
     assert "run the same version" in crew.said()[1]
 
 
-def test_ranks_that_do_not_know_the_secret_are_sent_away(crew: Crew, llama: Path) -> None:
-    """So is what speaks another protocol. Neither gets a byte of a plan."""
+def test_ranks_that_do_not_know_the_secret_are_sent_away(
+    crew: Crew, llama: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """So is what speaks another protocol. Neither gets a byte of a plan, and rank 0 logs a line of each."""
 
     def start(leader: tuple[str, int], count: int, secret: bytes) -> list[object]:
         with socket.create_connection(leader) as stranger:
@@ -145,6 +147,13 @@ def test_ranks_that_do_not_know_the_secret_are_sent_away(crew: Crew, llama: Path
         lead(str(llama), LOAD, RankOptions(tensor_parallel=2, rank_timeout=5), start=start)  # type: ignore[arg-type]
     crew.said()
     assert f"is {SECRET} the same on both?" in crew.said()[1]
+    lines = [record.getMessage() for record in caplog.records if "was ended" in record.getMessage()]
+    assert lines == ["the connection of 127.0.0.1 was ended: it does not know the secret"] * 2
+
+
+def test_one_process_waits_for_none(llama: Path) -> None:
+    with pytest.raises(ValueError, match=r"rank_listen=127\.0\.0\.1:0: the model runs in one process"):
+        LLM(str(llama), ranks=RankOptions(rank_listen="127.0.0.1:0"))
 
 
 def test_nobody_joins(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:

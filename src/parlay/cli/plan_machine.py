@@ -13,7 +13,7 @@ from parlay.cli.flags import add_option_flags
 from parlay.cost.devices import BANDWIDTH_SHARE, DEVICES, RATE_SHARE, find_device
 from parlay.cost.devices import machine as known_machine
 from parlay.models.fetch.pulled import DEFAULT_MODEL, default_model
-from parlay.options import LoadOptions
+from parlay.options import LoadOptions, UsageError
 
 if TYPE_CHECKING:
     from parlay.bench.plan.strategies import Models
@@ -27,11 +27,14 @@ _BUSY = 0.5
 def add_machine_flags(parser: argparse.ArgumentParser) -> None:
     """Which model, how it is stored, and on which machine."""
     parser.add_argument(
-        "--model",
+        "named",
+        nargs="?",
+        metavar="MODEL",
         help="name that parlay models lists, name of a common model such as llama-3.1-8b or qwen2.5-7b, Hugging Face "
         "Hub id, GGUF file, or local folder; config.json is enough "
         f"(default: {DEFAULT_MODEL}, fetched at the first use)",
     )
+    parser.add_argument("--model", help="the same as MODEL")
     parser.add_argument("--draft-model", metavar="MODEL", help="small model for strategies that draft with one")
     parser.add_argument(
         "--dtype", default="auto", help="number type of the weights: auto, float32, bfloat16, float16 or int8"
@@ -89,7 +92,9 @@ def check_flags(options: argparse.Namespace) -> None:
         raise ValueError("--device names a machine that is not measured here: leave out --calibrate and --calibration")
     if options.device:
         find_device(options.device)
-    options.model = options.model or default_model()
+    if options.named and options.model:
+        raise UsageError(f"{options.named} and --model {options.model} name two models: give one")
+    options.model = options.named or options.model or default_model()
     for model in (options.model, options.draft_model):
         if model is not None and not known_name(model):
             resolve_config(model)

@@ -21,7 +21,7 @@ from parlay.llm.input_processor import ChatOptions, InputProcessor, PerPrompt, R
 from parlay.llm.jobs import CallLock, Job, Stream, audit, decoded, follow
 from parlay.llm.judging import INSTRUCTION, judge
 from parlay.llm.outputs import RequestFailed, RequestOutputs, StreamEvent
-from parlay.llm.prefix_cache import DEFAULT_SIZE, close_prefix_cache, open_prefix_cache
+from parlay.llm.prefix_cache import DEFAULT_SIZE, check_prefix_cache, close_prefix_cache, open_prefix_cache
 from parlay.llm.resources import resources_of
 from parlay.llm.router_file import RememberedBy, cost_of, memory_of
 from parlay.llm.vocabulary import Vocabulary, open_draft, vocabulary_of
@@ -107,6 +107,7 @@ class LLM:
         load = override(load, threads=threads)
         ranks = override(ranks, tensor_parallel=tensor_parallel_size, pipeline_parallel=pipeline_parallel_size)
         ranks = override(ranks, context_parallel=context_parallel_size)
+        check_prefix_cache(prefix_cache, ranks)
         with bar(None, "Loading", "matrix", use_tqdm_on_load, delay=0.5) as shown:
             self.runner = open_target(model, load, ranks, budget, partial(advance, shown), longest=max_model_len)
         self.prefix_cache = open_prefix_cache(prefix_cache, prefix_cache_size, model, self.runner, load)

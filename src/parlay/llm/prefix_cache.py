@@ -24,7 +24,7 @@ from parlay.models.fetch.origin import build_fingerprint, weights_fingerprint
 from parlay.models.fetch.resolving import resolve
 from parlay.models.lora_layout import CONFIG, WEIGHTS
 from parlay.models.native import NativeRunner
-from parlay.options import LoadOptions
+from parlay.options import LoadOptions, RankOptions
 from parlay.system.user_cache import written_whole
 from parlay.types import Runner
 
@@ -56,14 +56,14 @@ class PrefixCacheFile:
     def save(self) -> SavedPrefixes:
         """Replace the file by what is cached now, unless nothing is.
 
-        Nobody else may read it, and a crash leaves the old one. Raises OSError, and BadPrefixFile for a file that is
-        something else.
+        Nobody else may read it, and a crash leaves the old one. A link stays, and what it names is replaced. Raises
+        OSError, and BadPrefixFile for a file that is something else.
         """
         if self._foreign:
             raise BadPrefixFile(f"{self.path} holds something else than prefixes: name another file")
         if not self._runner.store.held:
             return SavedPrefixes(0, 0)
-        with written_whole(self.path, mode=0o600) as part, part.open("wb") as file:
+        with written_whole(self.path.resolve(), mode=0o600) as part, part.open("wb") as file:
             saved = write_prefixes(self._runner.store, file, self._key, self._most_bytes)
             file.flush()
             os.fsync(file.fileno())
@@ -87,6 +87,12 @@ def close_prefix_cache(file: PrefixCacheFile | None) -> None:
         _log.info("prefixes of %d tokens were written to %s, %d bytes", saved.tokens, file.path, saved.bytes)
 
 
+def check_prefix_cache(path: str | Path | None, ranks: RankOptions) -> None:
+    """Raises UnsupportedModel, before a model is loaded, where none has prefixes that can be kept."""
+    if path is not None and ranks.ranks > 1:
+        raise UnsupportedModel(f"prefix_cache {path}: prefixes are kept by one process: leave out {ranks.asked}")
+
+
 def open_prefix_cache(
     path: str | Path | None, size: int | str, model: object, runner: Runner, load: LoadOptions
 ) -> PrefixCacheFile | None:
@@ -98,7 +104,7 @@ def open_prefix_cache(
     if path is None:
         return None
     place = Path(path).expanduser()
-    if (place.exists() and not place.is_file()) or not os.access(place.parent, os.W_OK):
+    if (place.exists() and not place.is_file()) or not os.access(place.resolve().parent, os.W_OK):
         raise ValueError(f"prefix_cache {place}: it must be a file, in a folder that can be written to")
     if not isinstance(model, str) or not isinstance(runner, NativeRunner) or not runner.shares_prefixes:
         raise UnsupportedModel(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 import time
 from collections.abc import Callable, Mapping
@@ -22,6 +23,8 @@ from parlay.ranks.layout import Layout, Plan
 from parlay.ranks.stages import Stage, StageForward
 from parlay.ranks.wire import Connection, Kind, WrongSecret, admit, connect
 from parlay.types import RunnerLost
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -135,16 +138,17 @@ def join_group(
 
 
 def admit_rank(listener: socket.socket, secret: bytes, seconds: float, until: float) -> Connection | None:
-    """Wait until then for one that knows the secret; others are sent away."""
+    """Wait until then for one that knows the secret; others are sent away, with a line in the log."""
     while (left := until - time.monotonic()) > 0:
         listener.settimeout(left)
         try:
-            opened, _ = listener.accept()
+            opened, peer = listener.accept()
         except TimeoutError:
             break
         try:
             admit(opened, secret)
-        except WrongSecret:
+        except WrongSecret as reason:
+            _log.warning("the connection of %s was ended: %s", peer[0], reason)
             opened.close()
             continue
         return Connection(opened, -1, seconds)

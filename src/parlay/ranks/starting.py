@@ -62,6 +62,11 @@ def open_target(
 
     ``longest`` is that of `models.load`; several processes compute all texts as short ones.
     """
+    if options.ranks == 1 and options.rank_listen is not None:
+        raise ValueError(
+            f"rank_listen={options.rank_listen}: the model runs in one process, which waits for none: leave it out, "
+            "or say how many there are (tensor_parallel, pipeline_parallel or context_parallel)"
+        )
     if options.ranks == 1:
         return models.load(model, load, budget=budget, packed=packed, longest=longest)
     if not isinstance(model, str):

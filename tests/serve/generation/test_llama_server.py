@@ -225,7 +225,7 @@ def test_a_bound_on_reuse_that_nobody_allowed_is_named(filler: Shared) -> None:
 
 
 def test_prefixes_are_written_to_the_servers_own_file(client: TestClient, tmp_path: Path) -> None:
-    """Whatever the slot: prefixes are everybody's. A server without a file says how to get one."""
+    """Whatever the slot is, of those that there are: prefixes are everybody's. One line says how to get a file."""
     reply = client.post("/slots/0?action=save", json={"filename": "mine"})
     assert (reply.status_code, "--prefix-cache" in reply.json()["error"]["message"]) == (400, True)
     engine = Shared(LLM("parlay-mini", prefix_cache=tmp_path / "prefixes.kv"))
@@ -240,8 +240,10 @@ def test_prefixes_are_written_to_the_servers_own_file(client: TestClient, tmp_pa
             own.post("/slots/0?action=save", json={"filename": "../other"}),
             own.post("/slots/0?action=restore"),
             own.post("/slots/x?action=save"),
+            *(own.post(f"/slots/{slot}?action=save") for slot in (-1, 100_000)),
         ):
             assert wrong.status_code == 400
+        assert "Invalid slot ID 100000: this server has slots 0 to" in wrong.json()["error"]["message"]
     finally:
         asyncio.run(engine.end())
 

@@ -100,7 +100,9 @@ def _add_slots(routes: APIRouter, registry: Registry) -> None:
 
 async def _saved(served: Served, slot: int, body: SlotBody) -> dict[str, Any]:
     """Write what is cached of all requests: prefixes belong to no slot. Others wait meanwhile."""
-    file = served.llm.llm.prefix_cache
+    file, slots = served.llm.llm.prefix_cache, served.llm.capacity
+    if not 0 <= slot < slots:
+        raise ApiError(400, f"Invalid slot ID {slot}: this server has slots 0 to {slots - 1}", "slot")
     if file is None:
         raise ApiError(400, "this server keeps no prefixes: start it with --prefix-cache FILE", "action")
     if body.filename not in (None, file.path.name):
