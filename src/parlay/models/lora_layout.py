@@ -68,12 +68,12 @@ class LowRank(NamedTuple):
 
 
 class Place(NamedTuple):
-    """A product of a layer: number ``index`` of `PRODUCTS`, or of an expert's. The shared expert is the last one."""
+    """A product of a layer or expert, and its ``number`` among these. The shared expert is behind all others."""
 
     layer: int
     product: str
     expert: int | None
-    index: int
+    number: int
 
 
 def place_of(name: str, config: DecoderConfig) -> Place | None:
@@ -155,7 +155,7 @@ def _pairs(tensors: Mapping[str, Tensor]) -> tuple[dict[str, dict[int, Tensor]],
 
 
 class _Reader(NamedTuple):
-    """What the matrices of one file are read by."""
+    """Reads the matrices of one file by what its config and the decoder's say."""
 
     folder: Path
     said: Mapping[str, Any]
@@ -238,7 +238,7 @@ class _Reader(NamedTuple):
         return (int(version[1]), int(version[2])) < _OUTPUTS_FIRST
 
     def _of_each(self, key: str, up_EOR: Tensor) -> dict[str, Tensor]:
-        """What leads out of each expert, by the decoder's names of its weights."""
+        """Take ``up_EOR`` ``[E, O, R]`` apart, by the decoder's names of the weights of each expert."""
         family = FAMILIES.get(self.config.architecture, LLAMA)
         if self.config.architecture in _INPUTS_FIRST:
             assert family.regroup is not None, "they have a way of their own"
@@ -279,7 +279,7 @@ class _Reader(NamedTuple):
         return found
 
     def _finite(self, module: str, down: Tensor, up: Tensor, scale: float) -> LowRank:
-        """Matrices of any shape, scaled. Raises BadAdapter for what is not finite."""
+        """Scale ``down`` and ``up`` of any shape. Raises BadAdapter for what is not finite."""
         if not (torch.isfinite(down).all() and torch.isfinite(up).all()):
             raise BadAdapter(f"{self.folder}: some numbers of {module} are not finite: download or copy it again")
         if not torch.isfinite(up * scale).all():

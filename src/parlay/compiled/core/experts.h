@@ -133,8 +133,7 @@ static void gather_rows(const Pass *pass, int64_t part, int64_t parts)
     const Space *space = pass->space;
     int64_t each = runs_of(layer);
     const LowRank *const *adapters = pass->batch->adapters;
-    int wanted = expert_forms(layer);
-    if (adapters && wanted & CODES) wanted |= FLOATS; /* which adapters read */
+    int wanted = expert_forms(layer) | forms_of_adapters(pass->batch);
     for (int64_t row = pass->rows * part / parts; row < pass->rows * (part + 1) / parts; row++)
         for (int64_t i = row * each; i < (row + 1) * each; i++) {
             const Expert *expert = &layer->expert[space->routed.expert[i]];
@@ -167,7 +166,7 @@ typedef struct {
     float *given;
     const LowRank *const *adapters; /* of the gathered rows, or null */
     float *lowered;
-    int64_t most_rank;
+    int64_t most_rank, brains;
     int64_t hidden, leads_out, active;
     int64_t each, pieces; /* panels of a piece, and pieces of an expert */
     int32_t expert[MOST_EXPERTS], first[MOST_EXPERTS + 1];
@@ -189,6 +188,7 @@ static Product with_adapters_of(const ExpertsTask *task, Product product, int64_
     if (!task->adapters) return product;
     product.adapters = task->adapters + first;
     product.lowered = task->lowered + first * 3 * task->most_rank, product.most_rank = task->most_rank;
+    product.brains = (int)task->brains;
     product.first = task->layer->adapted + expert * EXPERT_PRODUCTS + (task->leads_out ? 2 : 0);
     return product;
 }
@@ -204,7 +204,7 @@ static Product product_of(const ExpertsTask *task, int64_t active, Inputs *gated
                         .x = inputs_from(&task->x, first),
                         .ending = GATE,
                         .gated = gated,
-                        .wanted = format_of(&own->down)->input,
+                        .wanted = format_of(&own->down)->input | (!task->adapters ? 0 : task->brains ? BRAINS : FLOATS),
                         .activation = task->layer->activation};
     return with_adapters_of(task, task->leads_out ? leads_out : leads_in, expert, first);
 }
@@ -272,7 +272,7 @@ static int run_products_of_experts(const Pass *pass, int64_t leads_out)
     const Routed *routed = &pass->space->routed;
     ExpertsTask task = {.layer = layer, .x = routed->gathered, .gated = routed->gated, .given = routed->given,
                         .adapters = pass->batch->adapters ? routed->adapters : 0, .lowered = pass->batch->lowered,
-                        .most_rank = pass->batch->most_rank, .hidden = pass->model->hidden, .leads_out = leads_out};
+                        .most_rank = pass->batch->most_rank, .brains = pass->batch->brains, .hidden = pass->model->hidden, .leads_out = leads_out};
     memcpy(task.first, routed->first, (size_t)(experts_of(layer) + 1) * sizeof *task.first);
     for (int64_t e = 0; e < experts_of(layer); e++)
         if (task.first[e + 1] > task.first[e]) task.expert[task.active++] = (int32_t)e;

@@ -31,7 +31,7 @@ static Product gates(const Pass *pass, int64_t layer)
                        .x = pass->space->normed,
                        .ending = GATE,
                        .gated = &pass->space->gated,
-                       .wanted = format_of(&own->down)->input,
+                       .wanted = format_of(&own->down)->input | forms_of_adapters(pass->batch),
                        .activation = own->activation};
     return with_adapters(pass, product, layer, 4);
 }
@@ -70,6 +70,7 @@ static void norm_next(const Pass *pass, int64_t from, int64_t to)
     Product product = pass->next % 2 ? gates(pass, pass->next / 2) : attention_inputs(pass, pass->next / 2);
     const float *weight = pass->next % 2 ? own->feed_forward_norm : own->attention_norm;
     int experts = pass->next % 2 && own->experts, wanted = experts ? expert_forms(own) : forms(product.linear);
+    wanted |= forms_of_adapters(pass->batch);
     const int32_t *order = experts ? 0 : order_of(product.linear);
     for (int64_t row = from; row < to; row++)
         if (pass->next == 0 && pass->model->beside_norm)

@@ -31,6 +31,7 @@ typedef struct {
     const LowRank *const *adapters; /* as a batch has them, or null; and `lowered` as that has it */
     const float *lowered;
     int64_t most_rank, first; /* which of an adapter's products is the first of these */
+    int brains;               /* whether adapters are in bfloat16 */
     int lowers;               /* whether it makes `lowered` itself; else it is there with the inputs */
 } Product;
 
@@ -123,10 +124,15 @@ static void multiply_panels(const Product *product, int64_t rows, int64_t first,
     }
 }
 
-/* A vector of an adapter's numbers. */
-INLINE vf load_low_rank(int bf16, const void *from, int64_t index)
+INLINE void add_words(const int bf16, const char *up, const uint32_t *lowered, int64_t words, vf outputs[BLOCKS])
 {
-    return bf16 ? widen_all(load_halfwords((const uint16_t *)from + index)) : load((const float *)from + index);
+    for (int64_t r = 0; r < words; r++) {
+        const char *at = up + r * PANEL * 4;
+        const vu low = splat_word(lowered[r]);
+        for (int64_t b = 0; b < PANEL * 4; b += 64) __builtin_prefetch(at + words * PANEL * 4 + b); /* of the next panel */
+        UNROLL for (int b = 0; b < BLOCKS; b++)
+            outputs[b] = dot(bf16, outputs[b], load_words(at + b * LANES * 4), low);
+    }
 }
 
 /* The second half of what a row's adapter adds, in order of its ranks. */
@@ -137,15 +143,13 @@ INLINE void add_adapter(const Product *to, const Panel *panel, int64_t row, vf o
     int64_t which = 0;
     while (to->linear[which] != panel->linear) which++;
     own += to->first + which;
-    const float *lowered = to->lowered + (row * 3 + which) * to->most_rank;
-    const int bf16 = (int)own->bf16;
-    for (int64_t r = 0; r < own->rank; r++) {
-        vf low = splat(lowered[r]);
-        __builtin_prefetch((const char *)own->up + ((panel->index + 1) * own->rank + r) * PANEL * (bf16 ? 2 : 4));
-        UNROLL for (int b = 0; b < BLOCKS; b++)
-            outputs[b] = multiply_add(
-                low, load_low_rank(bf16, own->up, (panel->index * own->rank + r) * PANEL + b * LANES), outputs[b]);
-    }
+    const uint32_t *lowered = (const uint32_t *)(to->lowered + (row * 3 + which) * to->most_rank);
+    const int64_t words = to->brains ? (own->rank + 1) / 2 : own->rank;
+    const char *up = (const char *)own->up + panel->index * words * PANEL * 4;
+    if (to->brains)
+        add_words(1, up, lowered, words, outputs);
+    else
+        add_words(0, up, lowered, words, outputs);
 }
 
 INLINE void load_outputs(const Product *to, const Panel *panel, int64_t row, const float *sums, vf outputs[BLOCKS])

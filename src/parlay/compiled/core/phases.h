@@ -95,11 +95,15 @@ static int run_lower(const Pass *pass, const Product *product, int64_t rows)
     return parlay_pool_phase(pass->me, &phase);
 }
 
+/* In which form adapters want the inputs of products, if any row has one. */
+INLINE int forms_of_adapters(const Batch *batch) { return !batch->adapters ? 0 : batch->brains ? BRAINS : FLOATS; }
+
 /* A layer's product with what the rows' adapters add to it; its first matrix is number `first` of LAYER_PRODUCTS. */
 static Product with_adapters(const Pass *pass, Product product, int64_t layer, int64_t first)
 {
     product.adapters = pass->batch->adapters;
     product.lowered = pass->batch->lowered, product.most_rank = pass->batch->most_rank;
+    product.brains = (int)pass->batch->brains;
     product.first = layer * LAYER_PRODUCTS + first;
     return product;
 }

@@ -103,8 +103,11 @@ static void compute_tile(const Pass *pass, int64_t piece, int64_t thread)
     attend_tile(&work, tile, slots);
 }
 
-/* In which form the product wants it that reads what all heads give. */
-INLINE int wanted_of_heads(const Pass *pass) { return format_of(&pass->model->layer[pass->here / 2].out)->input; }
+/* In which forms the product wants it that reads what all heads give, and adapters. */
+INLINE int wanted_of_heads(const Pass *pass)
+{
+    return format_of(&pass->model->layer[pass->here / 2].out)->input | forms_of_adapters(pass->batch);
+}
 
 /* Whether that product's codes are made when all heads are there: of heads that end within a block, or in another order. */
 INLINE int codes_come_last(const Pass *pass)
@@ -235,7 +238,7 @@ static void put_mixed_codes(const Pass *pass, int64_t part, int64_t parts)
 static int attend(const Pass *pass)
 {
     TilesTask task = {pass, pass->tiles, compute_tile, store_tile};
-    int apart = wanted_of_heads(pass) == CODES && codes_come_last(pass);
+    int apart = wanted_of_heads(pass) & CODES && codes_come_last(pass);
     return (pass->model->context ? attend_with_ranks(*pass) : run_tiles(&task)) && (!apart || run_rows(pass, put_mixed_codes));
 }
 

@@ -51,14 +51,15 @@ class PackedAdapters:
     """Packs adapters for ``core`` in ``dtype``, float32 or bfloat16. An adapter that nobody has any more is dropped."""
 
     def __init__(
-        self, core: structs.Core, config: DecoderConfig, dtype: torch.dtype, units: Mapping[str, Tensor]
+        self, core: structs.Core, config: DecoderConfig, dtype: torch.dtype, orders: Mapping[str, Tensor]
     ) -> None:
-        """``units``: the order of the inputs of each product of a layer that leads out of units, where it has one."""
-        self._units = units
+        """``orders`` are those of the inputs of matrices that have one of their own."""
+        self._orders = orders
         self._firsts = firsts_of_experts(config)
         runs = [form.experts.chosen + (form.experts.shared > 0) for form in config.forms if form.experts]
         self._runs = max(runs, default=1)
         self._panel, self._config, self._dtype = int(core.panel), config, dtype
+        self._each = 2 if dtype == torch.bfloat16 else 1  # numbers of a word
         self._held: WeakKeyDictionary[LowRankAdapter, _Packed] = WeakKeyDictionary()
 
     def pack(self, adapter: LowRankAdapter) -> _Packed:
@@ -77,7 +78,7 @@ class PackedAdapters:
         addresses = {adapter: ctypes.addressof(each.table) for adapter, each in packed.items()}
         table = (ctypes.c_void_p * len(rows))(*(addresses[row] if row is not None else None for row in rows))
         batch.adapters = ctypes.addressof(table)
-        batch.most_rank = max(each.rank for each in packed.values())
+        batch.most_rank, batch.brains = max(each.rank for each in packed.values()), int(self._each > 1)
         pointed += [table, packed]
         return len(rows) * self._runs * 3 * int(batch.most_rank) * 4
 
@@ -88,7 +89,7 @@ class PackedAdapters:
             place = place_of(name, self._config)
             assert place is not None, "it was read for rows"
             layer, product = place.layer, place.product
-            form, order = self._config.forms[layer], self._units.get(_leading_out(name))
+            form, order = self._config.forms[layer], self._orders.get(_leading_out(name))
             down_RI, up_OR = pair.down_RI, in_order(pair.up_OR, product, form.rope, self._config.head_dim)
             if order is not None and product.endswith(_OUT):
                 down_RI = down_RI[:, order]
@@ -98,25 +99,24 @@ class PackedAdapters:
                 up_OR = up_OR * form.residual_scale
             down, up = self._down(down_RI), self._up(up_OR)
             memory += [down, up]
-            table[self._number(place)] = structs.LowRank(
-                len(pair.down_RI), int(self._dtype == torch.bfloat16), down.data_ptr(), up.data_ptr()
-            )
+            table[self._number(place)] = structs.LowRank(len(pair.down_RI), down.data_ptr(), up.data_ptr())
         most = max((len(pair.down_RI) for pair in adapter.matrices.values()), default=1)
         return _Packed(table, memory, most + -most % (self._panel // 2))
 
     def _number(self, place: Place) -> int:
         """Where a product is in the tables of adapters."""
         if place.expert is None:
-            return place.layer * structs.LAYER_PRODUCTS + place.index
-        return self._firsts[place.layer] + place.expert * structs.EXPERT_PRODUCTS + place.index
+            return place.layer * structs.LAYER_PRODUCTS + place.number
+        return self._firsts[place.layer] + place.expert * structs.EXPERT_PRODUCTS + place.number
 
     def _down(self, down_RI: Tensor) -> Tensor:
-        """By vectors of ranks, then inputs: ``[ranks / LANES, I, LANES]``."""
+        """By vectors of ranks, then words of inputs: ``[ranks / LANES, words, LANES]``."""
         lanes = self._panel // 2
         padded = F.pad(down_RI.to(self._dtype), (0, 0, 0, -len(down_RI) % lanes))
-        return padded.view(-1, lanes, down_RI.shape[1]).transpose(1, 2).contiguous()
+        return padded.view(-1, lanes, down_RI.shape[1] // self._each, self._each).transpose(1, 2).contiguous()
 
     def _up(self, up_OR: Tensor) -> Tensor:
-        """By panels of outputs, then ranks: ``[O / panel, R, panel]``."""
-        padded = F.pad(up_OR.to(self._dtype), (0, 0, 0, -len(up_OR) % self._panel))
-        return padded.view(-1, self._panel, up_OR.shape[1]).transpose(1, 2).contiguous()
+        """By panels of outputs, then words of ranks: ``[O / panel, words, panel]``."""
+        outputs, rank = up_OR.shape
+        padded = F.pad(up_OR.to(self._dtype), (0, -rank % self._each, 0, -outputs % self._panel))
+        return padded.view(-1, self._panel, -(-rank // self._each), self._each).transpose(1, 2).contiguous()

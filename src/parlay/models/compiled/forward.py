@@ -34,7 +34,7 @@ from parlay.models.forward import (
 )
 from parlay.models.lora import LowRankAdapter
 from parlay.models.rope import cosines_and_sines
-from parlay.models.weights.fused import Operand, order_of_columns, stored_as
+from parlay.models.weights.fused import Operand, orders_of_columns, stored_as
 from parlay.system import threads
 from parlay.types import Exactness, Skip
 
@@ -134,11 +134,8 @@ class CompiledForward(Forward):
         self._prefixes = Prefixes(cache_dtype, cache_lanes)
         self._take_part(part)
         self._space, self._growing = Workspace(self._core), Workspace(self._core)
-        units = {
-            name: order_of_columns([weight]) for name, weight in weights.items() if name.endswith(".down_proj.weight")
-        }
-        orders = {name: order for name, order in units.items() if order is not None}
-        self._adapters, self._lowered = PackedAdapters(self._core, config, dtype, orders), Workspace(self._core)
+        self._adapters = PackedAdapters(self._core, config, dtype, orders_of_columns(weights))
+        self._lowered = Workspace(self._core)
         self._short: dict[int, ShortHead] = {}
         self._start = 0  # of the space
         self._roomy: set[tuple[int, ...]] = set()

@@ -199,7 +199,7 @@ class Weights:
         }
 
     def _gated(self, weights: GatedWeights, form: LayerForm) -> dict[str, structs.Linear]:
-        """Its units lie in the order in which blocks of ``down`` have them: rows of gate and up move at no cost."""
+        """Lay the units out in the order in which blocks of ``down`` have them: rows of gate and up move at no cost."""
         down, order = weights.down, order_of_columns([weights.down])
         if isinstance(down, StoredTensor):
             down = replace(down, columns=None)

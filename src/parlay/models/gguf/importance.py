@@ -72,7 +72,7 @@ def importance(config: DecoderConfig, weights: Mapping[str, Weight], ids: Sequen
 
 
 def _embedded(config: DecoderConfig, weights: Mapping[str, Weight], ids: Sequence[int]) -> Iterator[Tensor]:
-    """What the first layer reads, in chunks ``[T, H]``."""
+    """Yield what the first layer reads, in chunks ``[T, H]``."""
     tokens = torch.tensor(ids)
     if _block(config):
         assert config.canvas is not None, "others have no blocks"

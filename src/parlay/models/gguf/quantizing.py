@@ -166,12 +166,12 @@ def _is_kept(plan: TensorPlan, weight: Weight) -> bool:
 
 
 def _rounded(pool: ThreadPoolExecutor, plan: TensorPlan, weight: Weight, known: Tensor | None) -> Iterator[Tensor]:
-    """The tensor's rows in blocks, in parts that threads round at the same time; ``known`` is their importance."""
+    """Round rows in parts, several at once; ``known`` ``[I]``, or ``[E, I]`` of experts, is the inputs' importance."""
     return pool.map(partial(_encoded, plan), _in_parts(weight, known))
 
 
 def _in_parts(weight: Weight, known: Tensor | None) -> Iterator[tuple[Weight, Tensor | None]]:
-    """Some rows at a time, and the importance of their inputs: of stacked experts each one's own."""
+    """Some rows at a time, with ``known`` ``[I]``, their importance, or ``[E, I]``, of stacked experts each one's."""
     columns = weight.shape[-1]
     step = max(1, _PART // columns)
     if known is not None and known.dim() > 1:

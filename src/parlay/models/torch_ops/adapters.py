@@ -68,7 +68,7 @@ class _Run(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RowAdapters:
-    """What adapters add to the products of some rows, of which the last ones may have none."""
+    """Adapters of some rows, of which the last ones may have none."""
 
     rows: Sequence[Pairs | None] = ()
     runs: Sequence[_Run] = ()
@@ -91,7 +91,7 @@ class RowAdapters:
                 pair.add(x_NI[first:end], y_NO[first:end])
 
     def chosen(self, rows_R: Tensor) -> RowAdapters:
-        """Those of the rows with these numbers, in this order."""
+        """Pick the rows with these numbers, int64 ``[R]``, in this order."""
         if not self.runs:
             return self
         return RowAdapters.of([self.rows[row] if row < len(self.rows) else None for row in rows_R.tolist()])

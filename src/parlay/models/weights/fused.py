@@ -203,6 +203,12 @@ def order_of_columns(weights: Sequence[Operand]) -> Tensor | None:
     return None if first is None or any(order is None or not order.equal(first) for order in blocks) else first
 
 
+def orders_of_columns(weights: Mapping[str, Operand]) -> dict[str, Tensor]:
+    """The order in which each weight has its columns, of those that have one of their own."""
+    orders = {name: order_of_columns([weight]) for name, weight in weights.items()}
+    return {name: order for name, order in orders.items() if order is not None}
+
+
 def chosen_rows(weight: Operand, ids_N: Tensor) -> Operand:
     """The rows of these ids, int64 ``[n]``, as a weight of their own: blocks of a file stay blocks."""
     if isinstance(weight, StoredTensor):
