@@ -12,7 +12,7 @@ from parlay.router.policies import Fixed
 from parlay.sampling.rules import SharedNoise
 from parlay.sampling.rules.lossy import Threshold, Typical
 from parlay.sampling.rules.rejection import Rejection
-from parlay.strategies.accept_rules import DRAWN, GUESSED, RULES, UNVERIFIED
+from parlay.strategies.accept_rules import DRAWN, GUESSED, RULES, STEP, UNVERIFIED
 from parlay.strategies.building import build_rule
 from parlay.strategies.built import StrategyCache
 from parlay.strategies.catalogue import catalogue
@@ -39,7 +39,7 @@ def test_every_strategy_that_drafts_takes_the_rules_for_fixed_guesses_or_says_wh
             assert choices[0] == entry.parameters["rule"].default
             assert set(choices) >= set(GUESSED) or set(choices) <= set(DRAWN), name
     assert GUESSED[0] == "shared-noise"
-    assert {*DRAWN, *GUESSED, UNVERIFIED.name} == set(RULES)
+    assert {*DRAWN, *GUESSED, STEP.name, UNVERIFIED.name} == set(RULES)
 
 
 def test_every_rule_has_a_toy() -> None:

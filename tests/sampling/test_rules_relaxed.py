@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from parlay.sampling.rules.lossy import Threshold, Typical, entropy
+from parlay.sampling.rules.lossy import Step, Threshold, Typical, entropy
 from parlay.testing.reference import ReferenceText
 from parlay.types import Draft, Fault, SamplingParams, Tree, Verdict, trees
 
@@ -94,3 +94,32 @@ def test_the_best_token_of_ties_is_the_lowest(view: MakeView) -> None:
     for token in range(4):
         (verdict,) = Threshold(beta=1).accept([greedy], [trees.chain([token], "x")], logits_RV, [0])
         assert (path(verdict) == (0,)) == (token == 0)
+
+
+@pytest.mark.parametrize(
+    ("chances", "nats", "whole"),
+    [
+        ([0.4, 0.4, 0.4], 0.92, True),  # .916 a token
+        ([0.4, 0.4, 0.4], 0.91, False),
+        ([0.9, 0.01, 0.9], 1.61, True),  # 1.605: a step is judged in the mean
+        ([0.9, 0.01, 0.9], 1.60, False),
+        ([0.9, 0.0, 0.9], 99.0, False),  # ruled out by the request
+    ],
+)
+def test_a_step_is_accepted_whole_by_its_mean_or_rewritten(
+    chances: list[float], nats: float, whole: bool, view: MakeView
+) -> None:
+    """Token 0 is the drafted one; where it is not the best one, the target's own is token 1."""
+    laws = [[chance, 1 - chance] for chance in chances]
+    draft = trees.chain([0, 0, 0], "x")
+    (verdict,) = Step(nats=nats).accept([view(SamplingParams(temperature=0))], [draft], rows(*laws, [0.2, 0.8]), [0])
+    exact = next((place for place, chance in enumerate(chances) if chance < 0.5), 3)
+    assert verdict == (Verdict((0, 1, 2), (0, 0, 0, 1)) if whole else Verdict((0, 1, 2)[:exact], (0,) * exact + (1,)))
+
+
+def test_a_step_of_no_surprise_allowed_is_exact_match(view: MakeView) -> None:
+    sure = [1.0, 0.0]
+    (verdict,) = Step(nats=0).accept(
+        [view(SamplingParams(temperature=0))], [trees.chain([0, 1], "x")], rows(sure, sure, sure), [0]
+    )
+    assert verdict == Verdict((0,), (0, 0))

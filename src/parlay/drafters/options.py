@@ -50,6 +50,16 @@ class SequoiaOptions(ModelOptions):
     level_cost: float = option(0.1, "what drafting a level costs, in forwards of the target", low=0, high=10)
 
 
+SPEC_REASON = "spec-reason"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpecReasonOptions(ModelOptions):
+    """Which model writes the steps, and where they end."""
+
+    until: str = option("sentence", "what a step is", choices=("sentence", "line"))
+
+
 CANVAS_DRAFT = "canvas-draft"
 
 

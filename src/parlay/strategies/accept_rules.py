@@ -51,6 +51,13 @@ class ThresholdOptions(LossyOptions):
     tau: float = option(3.0, "how far below the best one a logit may lie", low=0)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepOptions(LossyOptions):
+    """When a step is good enough to be accepted."""
+
+    nats: float = option(0.4, "most surprise per token of the step, in the mean, as -log p; 0: exact match", low=0)
+
+
 _RULES = (
     RuleEntry(
         name="shared-noise",
@@ -129,7 +136,17 @@ UNVERIFIED = RuleEntry(
     options=LossyOptions,
 )
 """No drafter takes it that does not say so itself."""
-RULES: Mapping[str, RuleEntry] = MappingProxyType({entry.name: entry for entry in (*_RULES, UNVERIFIED)})
+STEP = RuleEntry(
+    name="step",
+    kind="point",
+    exactness=Exactness.LOSSY,
+    summary="Accepts a chain as a whole if its tokens' mean log-probability is high enough; else exact match.",
+    reference="Pan et al. 2025 (SpecReason), arXiv:2504.07891",
+    factory="lossy:Step",
+    options=StepOptions,
+)
+"""For drafts that are whole steps of reasoning."""
+RULES: Mapping[str, RuleEntry] = MappingProxyType({entry.name: entry for entry in (*_RULES, UNVERIFIED, STEP)})
 
 GUESSED = tuple(entry.name for entry in _RULES if entry.kind == "point")
 """The rules that judge fixed guesses, and so go with every drafter; plain decoding's own comes first."""

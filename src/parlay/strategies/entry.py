@@ -61,10 +61,11 @@ class StrategyEntry:
     """One strategy of the catalogue.
 
     ``factory`` is ``module:Class``, imported on first use; empty: nothing drafts. It is called with `Resources` and, if
-    the strategy has ``options`` of its own, an instance of that class. ``k`` is its default budget, ``rules`` are the
-    accept rules that can judge its drafts, its default first. ``exactness`` is what that rule promises on a runner that
-    can give it. ``when`` ends the sentence "use it where". ``toys`` are settings, written as in a spec, under which the
-    conformance kit runs the entry with toy resources. ``vllm``: what vLLM's ``speculative_config`` calls it.
+    the strategy has ``options`` of its own, an instance of that class. ``k`` is its default budget, ``policy`` its
+    default policy, and ``rules`` are the accept rules that can judge its drafts, its default first. ``exactness`` is
+    what that rule promises on a runner that can give it. ``when`` ends the sentence "use it where". ``toys`` are
+    settings, written as in a spec, under which the conformance kit runs the entry with toy resources. ``vllm``: what
+    vLLM's ``speculative_config`` calls it.
 
     ``replayable``: what it proposes follows from the committed text alone and costs little, as `Arm` says. ``arm``: of
     each family the strategy of the highest number that works for a target is one that ``auto`` chooses from; 0: only
@@ -83,6 +84,7 @@ class StrategyEntry:
     factory: str = ""
     options: type[Options] = Options
     k: int = 16
+    policy: str = "adaptive"
     rules: tuple[str, ...] = accept_rules.GUESSED
     toys: tuple[str, ...] = ("",)
     vllm: tuple[str, ...] = ()
@@ -101,4 +103,5 @@ class StrategyEntry:
             return options_of(self.options)
         budget = dict(options_of(BudgetOptions))
         budget[K] = dataclasses.replace(budget[K], default=self.k, required=False)
+        budget[POLICY] = dataclasses.replace(budget[POLICY], default=self.policy)
         return {**options_of(self.options), **budget, **accept_rules.parameters(self.rules)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from parlay.drafters.draft_models.draft_sequences import DraftJob, DraftSequences
 from parlay.drafters.draft_models.guesses import Guess, best_guesses
@@ -11,9 +11,17 @@ from parlay.types import NO_DRAFT, Draft, Runner, Tree, trees
 
 
 class BestChains:
-    """One continuation of each sequence, token by token."""
+    """One continuation of each sequence, token by token, up to a token of ``ends``."""
 
-    def __init__(self, runner: Runner, sequences: DraftSequences, source: str, min_p: float) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        sequences: DraftSequences,
+        source: str,
+        min_p: float,
+        ends: Container[int] = frozenset(),
+    ) -> None:
+        self._ends = ends
         self._runner = runner
         self._sequences = sequences
         self._source = source
@@ -31,8 +39,11 @@ class BestChains:
                 self._sequences.keep(plan.sequence)
                 plan.offer(len(plan.tokens) - 1, guess)
                 plan.sequence.pending = tuple(plan.grow(1))
-            active = [plan for plan in active if plan.sequence.pending and len(plan.tokens) < plan.budget]
+            active = [plan for plan in active if plan.sequence.pending and not self._whole(plan)]
         return [plan.draft(self._source) for plan in plans]
+
+    def _whole(self, plan: TreeDraft) -> bool:
+        return len(plan.tokens) >= plan.budget or plan.tokens[-1] in self._ends
 
 
 class BestTrees:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -106,6 +106,67 @@ def entropy(probs_V: Vector) -> float:
 
 
 @dataclass(frozen=True, slots=True)
+class Step(DistributionRule):
+    """Acceptance of whole steps of reasoning (SpecReason, Pan et al. 2025, arXiv:2504.07891).
+
+    The target's score of a step is the mean log-probability of its tokens, which the forward that verifies them gives.
+    (The paper has the target grade a step from 0 to 9, for which it reads one prompt more.) A step of at least
+    -``nats`` is accepted as a whole. Of any other one the target keeps what it would have written itself, and goes on
+    from there. So nats=0 is exact match, for greedy requests the text of plain decoding.
+    """
+
+    exactness: ClassVar[Exactness] = Exactness.LOSSY
+    kinds: ClassVar[frozenset[DraftKind]] = frozenset({"point"})
+    matches_greedy: ClassVar[bool] = False
+    nats: float = 0.4
+
+    def verdict(self, inputs: RuleInput) -> Verdict:
+        path, laws = _first_path(inputs)
+        tokens = [inputs.draft.tree.tokens[node] for node in path]
+        surprise = [-math.log(probs_V[token]) for probs_V, token in zip(laws, tokens, strict=False)]
+        real = len(inputs.draft) - inputs.draft.probes
+        if path and self.nats > 0 and len(path) == real and sum(surprise) <= self.nats * len(path):
+            return _whole(inputs, path, laws)
+        for level, probs_V in enumerate(laws):
+            token = _next(inputs, probs_V, level)
+            if level == len(tokens) or token != tokens[level] or level + 1 == len(laws):
+                return Verdict(tuple(path[:level]), (*tokens[:level], token))
+        raise AssertionError("the root has a distribution")
+
+
+def _first_path(inputs: RuleInput) -> tuple[list[int], list[Vector]]:
+    """The path of first children up to a token that the request rules out, and the distributions before its tokens.
+
+    One more follows, that after the path, if anything may follow.
+    """
+    tree, real = inputs.draft.tree, len(inputs.draft) - inputs.draft.probes
+    path: list[int] = []
+    node, laws = -1, [inputs.target(-1)]
+    while (child := next((n for n in range(node + 1, real) if tree.parents[n] == node), None)) is not None:
+        if not laws[-1][tree.tokens[child]]:
+            break
+        path.append(child)
+        try:
+            laws.append(inputs.target(child))
+        except ParlayError:
+            break
+        node = child
+    return path, laws
+
+
+def _whole(inputs: RuleInput, path: Sequence[int], laws: Sequence[Vector]) -> Verdict:
+    """All tokens of the path and one after it; where nothing may follow, the last token of the path ends the text."""
+    tokens = tuple(inputs.draft.tree.tokens[node] for node in path)
+    if len(laws) == len(path):
+        return Verdict(tuple(path[:-1]), tokens)
+    return Verdict(tuple(path), (*tokens, _next(inputs, laws[-1], len(path))))
+
+
+def _next(inputs: RuleInput, probs_V: Vector, level: int) -> int:
+    return int(probs_V.argmax()) if inputs.greedy else inputs.rng.draw(probs_V, level)
+
+
+@dataclass(frozen=True, slots=True)
 class Unverified(DistributionRule):
     """The drafter's own text (DynaMo, Tuli et al. 2024, arXiv:2405.00888): the target draws only the token after it.
 
@@ -118,19 +179,5 @@ class Unverified(DistributionRule):
     matches_greedy: ClassVar[bool] = False
 
     def verdict(self, inputs: RuleInput) -> Verdict:
-        tree = inputs.draft.tree
-        path: list[int] = []
-        node, real = -1, len(inputs.draft) - inputs.draft.probes
-        probs_V = inputs.target(node)
-        while (child := next((n for n in range(node + 1, real) if tree.parents[n] == node), None)) is not None:
-            token = tree.tokens[child]
-            if not probs_V[token]:
-                break
-            try:
-                probs_V = inputs.target(child)
-            except ParlayError:  # nothing may follow: the text ends with this token
-                return Verdict(tuple(path), (*(tree.tokens[step] for step in path), token))
-            path.append(child)
-            node = child
-        last = int(probs_V.argmax()) if inputs.greedy else inputs.rng.draw(probs_V, len(path))
-        return Verdict(tuple(path), (*(tree.tokens[step] for step in path), last))
+        path, laws = _first_path(inputs)
+        return _whole(inputs, path, laws)
