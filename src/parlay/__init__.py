@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from parlay.llm.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
     from parlay.llm.llm import LLM
     from parlay.llm.outputs import CompletionOutput, Logprob, RequestFailed, RequestOutput, StreamEvent
+    from parlay.llm.voting import VoteOutput, VoteParams
     from parlay.text.prompts import TextPrompt, TokensPrompt
     from parlay.types import ParlayError, SamplingParams, StructuredOutputsParams
 
@@ -32,6 +33,8 @@ __all__ = [
     "StructuredOutputsParams",
     "TextPrompt",
     "TokensPrompt",
+    "VoteOutput",
+    "VoteParams",
 ]
 
 _HOMES = {
@@ -40,6 +43,7 @@ _HOMES = {
     "parlay.llm.beam_search": ("BeamSearchOutput", "BeamSearchParams", "BeamSearchSequence"),
     "parlay.llm.llm": ("LLM",),
     "parlay.llm.outputs": ("CompletionOutput", "Logprob", "RequestFailed", "RequestOutput", "StreamEvent"),
+    "parlay.llm.voting": ("VoteOutput", "VoteParams"),
     "parlay.text.prompts": ("TextPrompt", "TokensPrompt"),
     "parlay.types": ("ParlayError", "SamplingParams", "StructuredOutputsParams"),
 }

@@ -312,3 +312,24 @@ def test_long_loading_is_said_where_no_bar_shows_it(cli: Cli, monkeypatch: pytes
     monkeypatch.setattr("parlay.cli.opening.SILENT_SECONDS", 0.0)
     result = cli("generate", PROMPT, *MINI, "--max-tokens", "1")
     assert result.err.startswith("parlay: loading parlay-mini ...\n")
+
+
+VOTE = ("--vote", "8", "--answer", "[aeiou](?!.*[aeiou])", "--max-tokens", "6", "--seed", "11")
+
+
+def test_a_vote_prints_the_winner_and_the_outcome(cli: Cli) -> None:
+    result = cli("generate", PROMPT, *MINI, *VOTE)
+    assert result.code == 0, result.err
+    report = result_of(cli, *VOTE)
+    vote = report["vote"]
+    assert isinstance(vote, dict)
+    assert result.out.removesuffix("\n") == str(report["text"]).removesuffix("\n")
+    assert f"vote: {vote['answer']} ({vote['answer']} has {vote['votes'][vote['answer']]}" in result.err
+    assert list(report) == ["vote", *JSON_FIELDS]
+
+
+def test_a_vote_of_nobody_says_so(cli: Cli) -> None:
+    result = cli("generate", PROMPT, *MINI, "--vote", "3", "--answer", "boxed", "--max-tokens", "4")
+    assert result.code == 0
+    assert "no vote: none of the 3 chains that ended has an answer" in result.err
+    assert result.out.strip()

@@ -26,6 +26,11 @@ generate x --top-p 1.5
 generate x --min-p 2
 generate x --top-k -2
 generate x --max-tokens -3
+generate x --vote 1
+generate x --vote 8 --answer '('
+generate x --vote 8 --temperature 0
+generate x --vote 8 --vote-confidence 2
+generate x --answer number
 generate x --max-tokens 99999999999999999999999
 generate x --strategy prompt-lookup:k=99999999999999999999999
 generate x --min-tokens 9 --max-tokens 4

@@ -22,7 +22,7 @@ from parlay.llm.jobs import Sample
 from parlay.llm.llm import LLM
 from parlay.llm.outputs import StreamEvent
 from parlay.system import threads
-from parlay.types import EngineStats, Event, Exactness, FinishReason, Metrics, ParlayError, RunnerLost
+from parlay.types import EngineStats, Event, FinishReason, ParlayError, RunnerLost
 
 logger = logging.getLogger(__name__)
 
@@ -95,6 +95,8 @@ class Worker:
         self._owners: dict[str, tuple[PendingJob, Sample]] = {}
         self._deadlines: dict[PendingJob, float] = {}
         self._queues: dict[asyncio.AbstractEventLoop, OutputQueue] = {}
+        self._voting: set[PendingJob] = set()
+        """Jobs with a vote of which samples have ended since it was last looked at."""
         self._until: float | None = None
         self._stats_due = 0.0
         thread.last(self._run)
@@ -152,6 +154,7 @@ class Worker:
                 self._expire()
                 if self._owners:
                     self._step()
+                self._vote()
                 self._count()
                 self._deliver()
         except RunnerLost as error:
@@ -227,6 +230,21 @@ class Worker:
         for event in events:
             self._send(event)
 
+    def _vote(self) -> None:
+        """Begin the samples that votes still need, and end those that they do not."""
+        while self._voting:
+            pending = self._voting.pop()
+            vote = pending.job.vote
+            if vote is None or not any(sample.request.id in self._owners for sample in pending.job.samples):
+                continue
+            if vote.over:
+                self._abort(pending)
+                continue
+            try:
+                self._llm.add(pending.job)
+            except Exception as error:
+                self._break(pending, error)
+
     def _give_up(self, failure: str) -> None:
         """End what was running. When nothing was, what waits is to blame: it would fail the next step as well."""
         running = [sequence.request.id for sequence in self._engine.scheduler.running]
@@ -239,10 +257,7 @@ class Worker:
             return
         reason: FinishReason = "abort" if failure is None else "error"
         event = self._withdraw(name, reason, failure)
-        if event is None:
-            unknown = Metrics(str(self._owners[name][1].strategy), Exactness.LOSSY)
-            event = Event(name, finish_reason=reason, error=failure, metrics=unknown)
-        self._send(event)
+        self._send(event or self._owners[name][1].unknown(reason, failure))
 
     def _withdraw(self, name: str, reason: FinishReason, failure: str | None) -> Event | None:
         try:
@@ -260,6 +275,8 @@ class Worker:
             del self._owners[event.request]
             self._leave(1)
             self._stats_due = 0.0
+            if pending.job.vote is not None:
+                self._voting.add(pending)
         try:
             news = pending.job.event(sample, event)
         except Exception as error:

@@ -122,9 +122,8 @@ class AsyncLLM:
         """
         job = await self._job(prompt, sampling_params, options)
         output = await (await self.submit(job, timeout=timeout, whole=True)).wait()
-        failed = [sample.error for sample in output.outputs if sample.error]
-        if failed:
-            raise RequestFailed(f"{len(failed)} of the samples failed; the first: {failed[0]}", [output])
+        if output.errors:
+            raise RequestFailed(f"{len(output.errors)} of the samples failed; the first: {output.errors[0]}", [output])
         return output
 
     async def chat(

@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from parlay.cli import FAILURE, INTERRUPTED
@@ -26,6 +26,15 @@ from parlay.cli.flags import (
     sampling_params,
 )
 from parlay.cli.opening import open_llm, read_text
+from parlay.cli.reasoning import (
+    add_outline_flags,
+    add_vote_flags,
+    check_outline,
+    defaults,
+    told,
+    vote_params,
+    write_by_outline,
+)
 from parlay.cli.structured import add_structured_flags, naming_the_schema, structured_outputs
 from parlay.system.terminal import Interrupt, Tint, wants_colour
 from parlay.types import Metrics, SamplingParams
@@ -34,6 +43,7 @@ if TYPE_CHECKING:
     from parlay.llm.jobs import Stream
     from parlay.llm.llm import LLM
     from parlay.llm.outputs import CompletionOutput, RequestOutput
+    from parlay.llm.voting import VoteOutput
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,6 +69,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_certificate_flag(parser)
     _add_text_flags(parser)
     add_sampling_flags(parser)
+    add_vote_flags(parser)
+    add_outline_flags(parser)
     add_structured_flags(parser)
 
 
@@ -85,8 +97,9 @@ def _add_text_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    params = replace(sampling_params(options), structured_outputs=structured_outputs(options))
-    prompt = _prompt(options)
+    params = replace(sampling_params(options, defaults(options)), structured_outputs=structured_outputs(options))
+    prompt, vote = _prompt(options), vote_params(options, params)
+    check_outline(options)
     given: dict[str, Any] = {
         "documents": [read_text(name, "document") for name in options.document],
         "exactness": options.exactness,
@@ -95,21 +108,25 @@ def run(options: argparse.Namespace) -> int:
     tint = Tint(sys.stdout)
     with open_llm(options, strategy := chosen_strategy(options)) as llm, Interrupt() as interrupt:
         _check_template(options, llm, prompt)
+        if options.outline:
+            return write_by_outline(options, llm, prompt, params)
         with naming_the_schema(options):
-            stream = llm.stream(prompt, params, strategy=strategy, store=options.store, **given)
+            stream = llm.stream(prompt, params, strategy=strategy, store=options.store, vote=vote, **given)
         _write(stream, interrupt, None if options.json else tint)
-        sample = stream.output.outputs[0]
+        output, sample = stream.output, stream.output.chosen
         room = llm.engine.longest - sample.metrics.prompt_tokens
         wants_chat = bool(isinstance(prompt, str) and llm.tokenizer and llm.tokenizer.chat_template)
-        explanation = explained(sample.metrics, _overlaps(llm, stream.output, given)) if options.explain else None
+        explanation = explained(sample.metrics, _overlaps(llm, output, given)) if options.explain else None
     if options.json:
-        print(json.dumps(_report(sample, whole=options.explain)))
+        print(json.dumps(_report(sample, output.vote, whole=options.explain)))
     _summarise(sample, params, tint)
+    if output.vote is not None:
+        print(told(output.vote, sum(len(one.token_ids) for one in output.outputs)), file=sys.stderr)
     _note(explanation, params, room)
     if wants_chat and len(sample.token_ids) < 2 and sample.finish_reason == "stop" and not params.stop:
         print("parlay: note: the model ended at once: for an answer in its chat format add --chat", file=sys.stderr)
     cut = params.structured_outputs is not None and sample.finish_reason == "length"
-    error = sample.error or (_CUT if cut else None)
+    error = sample.error or (output.vote and output.vote.error) or (_CUT if cut else None)
     if error is not None:
         print(f"parlay: error: {error}", file=sys.stderr)
         return FAILURE
@@ -123,7 +140,7 @@ def _overlaps(llm: LLM, output: RequestOutput, given: Mapping[str, Any]) -> list
     """Say of each token whether it goes on with a document, a prediction, the prompt, or the text so far."""
     texts = filter(None, [given["prediction"], *given["documents"]])
     references = [llm.get_tokenizer().encode(text, add_special_tokens=False) for text in texts]
-    return going_on(output.outputs[0].token_ids, output.prompt_token_ids, references)
+    return going_on(output.chosen.token_ids, output.prompt_token_ids, references)
 
 
 def _check_template(options: argparse.Namespace, llm: LLM, prompt: object) -> None:
@@ -193,23 +210,27 @@ def _check_unicode(name: str, text: str) -> None:
 
 
 def _write(stream: Stream, interrupt: Interrupt, tint: Tint | None) -> None:
-    """Decode to the end, or to Ctrl-C; with a tint, show the text as it is committed."""
+    """Decode to the end, or to Ctrl-C; with a tint, show the text as it is committed, or the one that a vote chose."""
     last = "\n"
     with closing(stream):
         for event in stream:
-            if tint is not None and event.text:
-                sys.stdout.write("".join(tint(piece.text, piece.source) for piece in event.pieces))
+            pieces = event.pieces
+            if stream.votes:
+                pieces = event.output.chosen.pieces if event.output is not None else ()
+            if tint is not None and pieces:
+                sys.stdout.write("".join(tint(piece.text, piece.source) for piece in pieces))
                 sys.stdout.flush()
-                last = event.text[-1]
+                last = pieces[-1].text[-1:] or last
             if interrupt.noted:
                 break
     if last != "\n":
         print(flush=True)
 
 
-def _report(sample: CompletionOutput, *, whole: bool) -> dict[str, object]:
+def _report(sample: CompletionOutput, vote: VoteOutput | None, *, whole: bool) -> dict[str, object]:
     """``whole``: with an entry for each stretch of steps, of which there may be as many as tokens."""
     return {
+        **({} if vote is None else {"vote": asdict(vote)}),
         "text": sample.text,
         "token_ids": list(sample.token_ids),
         "finish_reason": sample.finish_reason,

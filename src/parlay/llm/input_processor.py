@@ -15,6 +15,7 @@ from parlay.certificates.requirement import Allowed
 from parlay.certificates.requirement import parse as allowed_by
 from parlay.llm.jobs import Audit, Job, Sample
 from parlay.llm.vocabulary import Vocabulary
+from parlay.llm.voting import Ballot, VoteParams
 from parlay.sampling.processors import BadWords
 from parlay.strategies.catalogue import catalogue
 from parlay.strategies.spelling import StrategySpec, name_of
@@ -80,7 +81,7 @@ class RequestOptions:
     Lower ``priority`` is more urgent. ``adapter`` is what the model runs with. ``cache_reuse``: runs of at least so
     many tokens that an earlier request has at another place are not computed again, which is lossy.
     ``default_max_tokens`` ends outputs whose parameters have no ``max_tokens``; None: what the model holds does.
-    ``written``: the tokens of each sample that another engine has written already; they go on as if written here.
+    ``written``: each sample's tokens that another engine has written; it goes on from them. ``vote``: how they decide.
     """
 
     strategy: str | StrategySpec | None = None
@@ -95,6 +96,7 @@ class RequestOptions:
     default_max_tokens: int | None = None
     written: Sequence[Ids] = ()
     adapter: Adapter | None = None
+    vote: VoteParams | None = None
 
 
 class InputProcessor:
@@ -135,8 +137,7 @@ class InputProcessor:
         strategy: Strategies,
         options: RequestOptions,
         *,
-        documents: Documents | None,
-        prediction: Predictions | None,
+        texts: tuple[Documents | None, Predictions | None],
         adapters: Adapter | Sequence[Adapter | None] | None = None,
     ) -> list[Job]:
         """Make a job of each prompt. What is no list holds for all prompts, in place of what ``options`` say."""
@@ -146,8 +147,8 @@ class InputProcessor:
             each_prompt,
             one_each(params, SamplingParams(), len(each_prompt), "sampling_params"),
             each_strategy,
-            references(documents, len(each_prompt), self._tokenizer, self._vocab_size),
-            predictions(prediction, len(each_prompt), self._tokenizer, self._vocab_size),
+            references(texts[0], len(each_prompt), self._tokenizer, self._vocab_size),
+            predictions(texts[1], len(each_prompt), self._tokenizer, self._vocab_size),
             one_each(adapters, None, len(each_prompt), "lora_request"),
             strict=True,
         )
@@ -156,10 +157,10 @@ class InputProcessor:
                 prompt,
                 own,
                 replace(options, strategy=name or None, adapter=adapter),
-                references=texts,
+                references=documents,
                 prediction=ids,
             )
-            for prompt, own, name, texts, ids, adapter in each
+            for prompt, own, name, documents, ids, adapter in each
         ]
 
     def single(self, prompt: Prompt, params: SamplingParams, options: RequestOptions) -> Job:
@@ -182,8 +183,9 @@ class InputProcessor:
         Raises ValueError for a prompt or a parameter that can't be used.
         """
         text, ids, thoughts = self._encode(prompt, params)
-        if params.stops and self._tokenizer is None:
-            raise ValueError("stop strings need a tokenizer, and this model came without one: use stop_token_ids")
+        params = params if options.vote is None else options.vote.sampling(params)
+        if (params.stops or options.vote) and self._tokenizer is None:
+            raise ValueError("stop strings and votes need a tokenizer, and this model came without one: name one")
         if params.max_tokens is None and options.default_max_tokens is not None:
             params = replace(params, max_tokens=max(1, min(options.default_max_tokens, self._max_context - len(ids))))
         params = self._settled(params, len(ids))
@@ -198,17 +200,17 @@ class InputProcessor:
         ]
         if options.written:
             _resume(samples, options.written)
-        if choice.held is None or not choice.held.due():  # drawn before anything is decoded
-            return Job(first.id, text, samples, thoughts)
-        again = partial(self.job, references=references, prediction=prediction)
-        audit = _audit(choice, choice.held, first, self._compared(options), again)
-        return Job(first.id, text, samples, thoughts, audit)
+        job = Job(first.id, text, samples, thoughts, vote=Ballot(options.vote) if options.vote is not None else None)
+        if choice.held is not None and choice.held.due():  # drawn before anything is decoded
+            again = partial(self.job, references=references, prediction=prediction)
+            job.audit = _audit(choice, choice.held, first, self._compared(options), again)
+        return job
 
     def _compared(self, options: RequestOptions) -> RequestOptions:
         """Options of the job that a lossy one is compared with: exact, or by the reference of a model without that."""
         exactness = None if self.gate.reference else Allowed(Exactness.SEED)
         own = replace(options, strategy=self.gate.reference, exactness=exactness)
-        return replace(own, store=False, priority=options.priority + 1)
+        return replace(own, store=False, priority=options.priority + 1, vote=None)
 
     def _choice(self, options: RequestOptions, params: SamplingParams, *, predicts: bool) -> ExactnessChoice:
         """Choose the strategy. Raises ValueError for one that the request's exactness forbids."""
@@ -350,9 +352,7 @@ class InputProcessor:
 def _resume(samples: Sequence[Sample], written: Sequence[Ids]) -> None:
     """Let samples go on after tokens that another engine wrote. Raises ValueError for tokens that are not such."""
     if len(written) != len(samples):
-        raise ValueError(
-            f"tokens of {len(written)} samples are written, but n is {len(samples)}: give one list for each"
-        )
+        raise ValueError(f"tokens of {len(written)} samples are written, and n is {len(samples)}: give one for each")
     for sample, tokens in zip(samples, written, strict=True):
         sample.resume(tokens)
 

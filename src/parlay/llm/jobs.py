@@ -20,10 +20,20 @@ from parlay.llm.outputs import (
     RequestOutput,
     StreamEvent,
 )
+from parlay.llm.voting import Ballot
 from parlay.strategies.spelling import StrategySpec
 from parlay.text.detokenizer import TextStream
 from parlay.text.reasoning import Thoughts
-from parlay.types import TARGET, Event, ParlayError, Request, TokenLogprobs
+from parlay.types import (
+    TARGET,
+    Event,
+    Exactness,
+    FinishReason,
+    Metrics,
+    ParlayError,
+    Request,
+    TokenLogprobs,
+)
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -85,6 +95,21 @@ class Sample:
         known = len(self.tokens)  # a step that failed may have read tokens that it never reported
         return tuple(Piece(text, self.sources[index]) for index, text in released if index < known)
 
+    @property
+    def whole_text(self) -> str:
+        """All that it has written."""
+        return self.text.text if self.text else ""
+
+    @property
+    def mean_logprob(self) -> float:
+        """The mean log-probability of its tokens, where these are wanted; else 0."""
+        return sum(one.logprob for one in self.logprobs) / max(1, len(self.logprobs))
+
+    def unknown(self, reason: FinishReason, error: str | None = None) -> Event:
+        """The end of a sample that the engine does not know, as of one that never began, of which any level holds."""
+        metrics = Metrics(str(self.strategy), Exactness.LOSSY if self.tokens else Exactness.BITS)
+        return Event(self.request.id, finish_reason=reason, error=error, metrics=metrics)
+
     def output(self) -> CompletionOutput:
         event = self.last
         assert event is not None
@@ -93,7 +118,7 @@ class Sample:
         wanted = self.request.params.logprobs is not None
         return CompletionOutput(
             index=self.request.key.sample_index,
-            text=self.text.text if self.text else "",
+            text=self.whole_text,
             token_ids=tuple(self.tokens),
             cumulative_logprob=sum(p.logprob for p in self.logprobs) if wanted else None,
             logprobs=Logprobs(tuple(self.logprobs), self.decode_token) if wanted else None,
@@ -126,6 +151,12 @@ class Job:
     thoughts: Thoughts = "none"
     audit: Audit | None = None
     """There if its first sample is lossy by a certificate, and is to be compared with exact decoding."""
+    vote: Ballot | None = None
+    """There if the samples are chains of thought that vote; it says when each begins and when they may be stopped."""
+
+    def due(self) -> Sequence[Sample]:
+        """Samples to put into the engine now, all of them but those of a vote: it begins some later, or never."""
+        return self.samples if self.vote is None else [self.samples[chain] for chain in self.vote.due()]
 
     @property
     def finished(self) -> bool:
@@ -142,11 +173,15 @@ class Job:
             if not known
             else PromptLogprobs(Logprobs(tuple(filter(None, known)), first.decode_token)),
             outputs=tuple(sample.output() for sample in self.samples),
+            vote=None if self.vote is None else self.vote.output(),
         )
 
     def event(self, sample: Sample, event: Event) -> StreamEvent:
         pieces = sample.take(event)
         ids = event.committed.tokens
+        if self.vote is not None and event.finish_reason is not None:
+            chain, score = sample.request.key.sample_index, sample.mean_logprob
+            self.vote.count(chain, sample.whole_text, event.finish_reason, score)
         done = self.output() if self.finished else None
         return StreamEvent(sample.request.key.sample_index, pieces, ids, event.finish_reason, done)
 
@@ -201,16 +236,30 @@ def decoded(add: Callable[[Job], None], engine: Engine, lock: CallLock, jobs: Se
             for job in jobs:
                 add(job)
             while live:
+                ended: list[Job] = []
                 for event in engine.step():
+                    job, sample = owners[event.request]
                     if event.finish_reason is not None:
                         del live[event.request]
-                    job, sample = owners[event.request]
+                        ended.append(job)
                     yield job.event(sample, event)
+                for job in ended:
+                    for event in _go_on(job, add, engine):
+                        del live[event.request]
+                        yield job.event(owners[event.request][1], event)
         finally:
             for name in live:
-                aborted = engine.abort(name)
-                if aborted is not None:
-                    owners[name][1].take(aborted)
+                sample = owners[name][1]
+                sample.take(engine.abort(name) or sample.unknown("abort"))
+
+
+def _go_on(job: Job, add: Callable[[Job], None], engine: Engine) -> Iterator[Event]:
+    """After samples have ended: begin those that a vote still needs, or end those that it does not."""
+    if job.vote is not None and not job.vote.over:
+        add(job)
+    for sample in job.samples if job.vote is not None and job.vote.over else ():
+        if sample.last is None:
+            yield engine.abort(sample.request.id) or sample.unknown("abort")
 
 
 class Stream(Iterator[StreamEvent]):
@@ -225,6 +274,11 @@ class Stream(Iterator[StreamEvent]):
 
     def close(self) -> None:
         self._events.close()
+
+    @property
+    def votes(self) -> bool:
+        """Whether its samples vote, so that the last event tells which of their texts is wanted."""
+        return self._job.vote is not None
 
     @property
     def output(self) -> RequestOutput:

@@ -25,6 +25,7 @@ from parlay.llm.prefix_cache import DEFAULT_SIZE, check_prefix_cache, close_pref
 from parlay.llm.resources import resources_of
 from parlay.llm.router_file import RememberedBy, cost_of, memory_of
 from parlay.llm.vocabulary import Vocabulary, open_draft, vocabulary_of
+from parlay.llm.voting import VoteParams
 from parlay.models.fetch.pulled import default_model
 from parlay.models.fetch.resolving import resolve
 from parlay.models.native import NativeRunner
@@ -38,7 +39,7 @@ from parlay.strategies.spelling import StrategySpec, parse
 from parlay.system.progress import Progress, advance, bar
 from parlay.text.chat_template import Messages, Tools
 from parlay.text.prompts import Document, Documents, Predictions, Prompt, Prompts, conversations, is_prompt, listed
-from parlay.types import Adapter, ParlayError, SamplingParams, ScoreBy, Tokenizer
+from parlay.types import ParlayError, SamplingParams, ScoreBy, Tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -154,6 +155,7 @@ class LLM:
         store: bool = True,
         exactness: str | Allowed | None = None,
         lora_request: PerPromptAdapted = None,
+        vote: VoteParams | None = None,
     ) -> RequestOutputs:
         """Decode all prompts together and return one output per prompt, in order.
 
@@ -163,21 +165,24 @@ class LLM:
         A ``prediction`` is what the output will mostly be, say a file before an edit. Where no strategy is named, it
         takes the one that follows predictions. ``store=False``: no strategy learns from these requests.
         ``exactness`` None allows what the strategy loses (`parlay.certificates.requirement`). ``lora_request`` names
-        adapters (`parlay.LoRARequest`), one for all prompts or one per prompt.
+        adapters (`parlay.LoRARequest`), one for all prompts or one per prompt. ``vote``: several chains of thought of
+        each prompt decide on its answer, which is then in ``vote`` of its output.
         The list that it returns has the rate of the whole call too, ``tokens_per_second``.
 
         Raises ValueError for a prompt, parameter, document or prediction that can't be used, before anything runs, and
         RequestFailed (which holds all outputs) when a sample failed while the others went on.
         """
-        options = RequestOptions(store=store, exactness=exactness)
+        self._check_open()
+        options = RequestOptions(store=store, exactness=exactness, vote=vote)
+        params = self.get_default_sampling_params() if sampling_params is None else sampling_params
         texts, adapters = (documents, prediction), self.adapters.of_all(lora_request)
-        jobs = self._jobs(prompts, sampling_params, strategy, options, texts=texts, adapters=adapters)
+        jobs = self._factory.jobs(prompts, params, strategy, options, texts=texts, adapters=adapters)
         with bar(len(jobs), "Prompts", "prompt", False if use_tqdm is None and len(jobs) < 2 else use_tqdm) as shown:
             seconds = follow(self._run(jobs), shown)
         outputs = RequestOutputs([job.output() for job in jobs], seconds)
-        failed = [sample for output in outputs for sample in output.outputs if sample.error]
+        failed = [error for output in outputs for error in output.errors]
         if failed:
-            raise RequestFailed(f"{len(failed)} of the samples failed; the first: {failed[0].error}", outputs)
+            raise RequestFailed(f"{len(failed)} of the samples failed; the first: {failed[0]}", outputs)
         return outputs
 
     def chat(
@@ -198,6 +203,7 @@ class LLM:
         store: bool = True,
         exactness: str | Allowed | None = None,
         lora_request: PerPromptAdapted = None,
+        vote: VoteParams | None = None,
     ) -> RequestOutputs:
         """`generate` for one conversation or several, each a list of {"role": ..., "content": ...}.
 
@@ -224,6 +230,7 @@ class LLM:
             store=store,
             exactness=exactness,
             lora_request=lora_request,
+            vote=vote,
         )
 
     def token_ids(self, prompt: Prompt) -> tuple[int, ...]:
@@ -285,10 +292,16 @@ class LLM:
         prediction: Document | None = None,
         store: bool = True,
         exactness: str | Allowed | None = None,
+        vote: VoteParams | None = None,
     ) -> Stream:
         """Decode one prompt (or conversation) and iterate over what each step adds, as it is committed."""
         options = RequestOptions(
-            strategy=strategy, exactness=exactness, documents=documents or (), prediction=prediction, store=store
+            strategy=strategy,
+            exactness=exactness,
+            documents=documents or (),
+            prediction=prediction,
+            store=store,
+            vote=vote,
         )
         job = self.job(prompt, sampling_params, options)
         return Stream(self._run([job]), job)
@@ -316,10 +329,10 @@ class LLM:
         self.vocabulary.prepare()
 
     def add(self, job: Job) -> None:
-        """Put a job's samples into the engine. Raises ValueError for what can't run; then none of them is in it."""
+        """Put a job's due samples into the engine. Raises ValueError for what can't run; then none of them is in it."""
         added: list[str] = []
         try:
-            for sample in job.samples:
+            for sample in job.due():
                 self.engine.add(sample.request, self._strategies.get(sample.strategy, sample.request.owner))
                 added.append(sample.request.id)
         except Exception:
@@ -373,22 +386,6 @@ class LLM:
     def _check_open(self) -> None:
         if self._closed:
             raise ParlayError("this LLM is closed: make another one")
-
-    def _jobs(
-        self,
-        prompts: Prompts,
-        params: PerPrompt,
-        strategy: Strategies,
-        options: RequestOptions,
-        *,
-        texts: tuple[Documents | None, Predictions | None] = (None, None),
-        adapters: Adapter | Sequence[Adapter | None] | None = None,
-    ) -> list[Job]:
-        self._check_open()
-        params = self.get_default_sampling_params() if params is None else params
-        return self._factory.jobs(
-            prompts, params, strategy, options, documents=texts[0], prediction=texts[1], adapters=adapters
-        )
 
     def _run(self, jobs: Sequence[Job]) -> Generator[StreamEvent]:
         """Decode the jobs, and then run the audits that are due of what was decoded."""

@@ -18,11 +18,11 @@ _BAR, _CELL, _HEIGHT = 5, 5, 80
 def shown(text: str, ends: Sequence[int], sources: Sequence[str], heading: str, facts: str) -> str:
     """One sample as HTML. ``ends`` is how long the text is with each token, ``sources`` are the tokens' own."""
     colours = _colours(sources)
-    runs = "".join(_run(part, source, colours) for part, source in _runs(text, ends, sources))
+    body = "".join(_run(part, source, colours) for part, source in runs(text, ends, sources))
     return (
         '<div style="max-width:60em;margin:.5em 0">'
         f'<div style="opacity:.7;white-space:pre-wrap">{html.escape(heading)}</div>'
-        f'<div style="white-space:pre-wrap;margin:.4em 0">{runs}</div>'
+        f'<div style="white-space:pre-wrap;margin:.4em 0">{body}</div>'
         f"{_picture(sources, colours)}"
         f'<div style="opacity:.7;font-size:90%">{_legend(sources, colours)}{html.escape(facts)}</div></div>'
     )
@@ -43,7 +43,7 @@ def _colours(sources: Sequence[str]) -> dict[str, str]:
     return {source: _COLOURS[place % len(_COLOURS)] for place, source in enumerate(drafters)}
 
 
-def _runs(text: str, ends: Sequence[int], sources: Sequence[str]) -> Iterator[tuple[str, str]]:
+def runs(text: str, ends: Sequence[int], sources: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Parts of the text whose tokens have one source. A token that ends inside a character adds nothing yet."""
     begin = 0
     for source, run in groupby(zip(ends, sources, strict=False), key=lambda pair: pair[1]):

@@ -6,7 +6,8 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import overload
 
-from parlay.llm.notebook_html import shown
+from parlay.llm.notebook_html import runs, shown
+from parlay.llm.voting import VoteOutput
 from parlay.types import Exactness, FinishReason, Metrics, ParlayError, TokenLogprobs
 
 DecodeToken = Callable[[int], str | None]
@@ -128,6 +129,11 @@ class CompletionOutput:
         """True: outputs are made when they are over. As in vLLM."""
         return True
 
+    @property
+    def pieces(self) -> tuple[Piece, ...]:
+        """The text as runs of one source each."""
+        return tuple(Piece(text, source) for text, source in runs(self.text, self.text_ends, self.sources))
+
     def __repr__(self) -> str:
         return f"CompletionOutput({_short(self.text)}, {self._facts()})"
 
@@ -151,11 +157,24 @@ class RequestOutput:
     prompt_logprobs: PromptLogprobs | None
     outputs: tuple[CompletionOutput, ...]
     finished: bool = True
+    vote: VoteOutput | None = None
+    """The outcome, where the samples are chains of thought that voted."""
 
     @property
     def metrics(self) -> Metrics:
         """The numbers that the engine counted for the first sample, under vLLM's name."""
         return self.outputs[0].metrics
+
+    @property
+    def errors(self) -> list[str]:
+        """Why samples failed, or their vote."""
+        found = [*(sample.error for sample in self.outputs), None if self.vote is None else self.vote.error]
+        return [error for error in found if error]
+
+    @property
+    def chosen(self) -> CompletionOutput:
+        """The sample that won the vote; without one the first."""
+        return self.outputs[0 if self.vote is None else self.vote.index]
 
     @property
     def num_cached_tokens(self) -> int:

@@ -223,7 +223,8 @@ class ChatQuestion:
 
     @property
     def plain(self) -> bool:
-        return not (self.chat.functions or self.chat.options.written) and self.chat.answer_schema is None
+        options = self.chat.options
+        return not (self.chat.functions or options.written or options.vote) and self.chat.answer_schema is None
 
     def but(self, params: SamplingParams, options: RequestOptions) -> Self:
         return replace(self, chat=replace(self.chat, params=params, options=options))

@@ -11,7 +11,11 @@ from parlay.llm.outputs import RequestOutput, StreamEvent
 from parlay.serve.errors import ApiError
 from parlay.serve.protocol.answering import Chunk, DataFrames
 from parlay.serve.protocol.usage import RunningUsage, StreamUsage, last_chunks
+from parlay.serve.protocol.voting import vote_reply
 from parlay.types import FinishReason, TokenLogprobs
+
+WHOLE_VOTE = "a vote sends its text when it is over"
+"""Why its stream can't be resumed."""
 
 
 class ReplyShape(Protocol):
@@ -40,6 +44,7 @@ class OpenAIChunks(ABC):
         ended: Collection[int] = (),
     ) -> None:
         self._jobs = jobs
+        self._votes = jobs[0].vote is not None
         self._ended = ended
         self._wants_usage = usage.last
         self._running = RunningUsage(jobs) if usage.running else None
@@ -63,10 +68,10 @@ class OpenAIChunks(ABC):
         return [{"choices": [choice], **more} for choice in self._first_choices()]
 
     def add(self, place: int, event: StreamEvent) -> Sequence[Chunk]:
-        choice = self._choice(place, event)
+        more = self._running.after(event) if self._running is not None else {}
+        choice = self._voted(place, event.output) if self._votes else self._choice(place, event)
         if self._index(place, event.index) in self._ended:
             choice = None
-        more = self._running.after(event) if self._running is not None else {}
         if event.output is not None:
             self._outputs[place] = event.output
             if len(self._outputs) == len(self._jobs):
@@ -74,6 +79,15 @@ class OpenAIChunks(ABC):
                 reasoned = self._reasoning_tokens(outputs)
                 return last_chunks(choice, outputs, wants_usage=self._wants_usage, more=more, reasoning_tokens=reasoned)
         return [{"choices": [choice], **more}] if choice is not None else []
+
+    def _voted(self, place: int, output: RequestOutput | None) -> Mapping[str, object] | None:
+        """The whole text of the chain that a vote has chosen; None until the vote is over."""
+        if output is None or output.vote is None:
+            return None
+        one = output.chosen
+        choice = self._choice(place, StreamEvent(one.index, one.pieces, one.token_ids, one.finish_reason, output))
+        assert choice is not None, "it has ended"
+        return {**choice, "index": self._index(place, 0), "vote": vote_reply(output.vote)}
 
     def _choice(self, place: int, event: StreamEvent) -> Mapping[str, object] | None:
         """None for a step that adds nothing yet."""

@@ -166,7 +166,10 @@ class Run:
             raise ApiError(400, last.error, code="every_token_masked")
         if last.finish_reason == "error":
             raise ApiError(500, last.error or "the engine failed", code="generation_failed")
-        if last.finish_reason == "abort":
+        vote = self.jobs[place].vote
+        if vote is not None and vote.error is not None:
+            raise ApiError(400, vote.error, "vote.answer", "vote_failed")
+        if last.finish_reason == "abort" and not (vote is not None and vote.over):
             raise self._too_late() if stream.timed_out else unavailable(_RETRY_SECONDS)
 
     def _too_late(self) -> ApiError:

@@ -15,6 +15,7 @@ from parlay.certificates.requirement import Allowed
 from parlay.certificates.requirement import parse as allowed_by
 from parlay.llm.input_processor import ChatOptions, RequestOptions
 from parlay.llm.jobs import Job
+from parlay.llm.voting import VoteParams
 from parlay.options import Option, UsageError, Value
 from parlay.serve.errors import ApiError, unavailable
 from parlay.serve.guard.auth import tenant
@@ -163,10 +164,10 @@ def limited(params: SamplingParams, settings: Settings, names: FieldNames) -> Sa
         raise error.as_sent(names.others) from None
 
 
-def body_options(body: GenerationBody, request: Request) -> RequestOptions:
+def body_options(body: GenerationBody, request: Request, vote: VoteParams | None = None) -> RequestOptions:
     """Raises ApiError, as `request_options`."""
     prediction = text_of(body.prediction.content) if body.prediction is not None else ""
-    return request_options(
+    options = request_options(
         request,
         strategy=body.strategy,
         exactness=body.exactness,
@@ -176,6 +177,7 @@ def body_options(body: GenerationBody, request: Request) -> RequestOptions:
         priority=body.priority or 0,
         prediction=prediction,
     )
+    return replace(options, vote=vote)
 
 
 def request_options(

@@ -194,6 +194,7 @@ def last_chunks(
 
 
 def summary(samples: Sequence[CompletionOutput]) -> Summary:
+    samples = [sample for sample in samples if sample.metrics.steps] or samples  # chains of a vote may never begin
     steps = sum(sample.metrics.steps for sample in samples)
     seeds = {sample.seed for sample in samples}
     accepted: Counter[str] = Counter()

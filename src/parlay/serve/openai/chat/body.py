@@ -10,6 +10,7 @@ from pydantic import Discriminator, Field, Tag
 from parlay.serve.protocol.body import Body, Content, Count, GenerationBody, JsonObject, conflict, tool_choice_shape
 from parlay.serve.protocol.json_values import WHOLE
 from parlay.serve.protocol.resuming import Resume
+from parlay.serve.protocol.voting import Vote, check_vote
 
 Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 
@@ -182,10 +183,12 @@ class ChatBody(GenerationBody):
     chat_template_kwargs: JsonObject | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    vote: Vote | None = None
     resume: Resume | None = None
 
     def check(self) -> None:
         super().check()
+        check_vote(self.vote, self.n)
         self._check_messages()
         self._check_tools()
         limits = {self.max_tokens, self.max_completion_tokens} - {None}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, NotRequired
 
 from typing_extensions import TypedDict
@@ -23,6 +23,7 @@ from parlay.serve.protocol.usage import (
     extras,
     usage,
 )
+from parlay.serve.protocol.voting import VoteReply, vote_reply
 from parlay.types import FinishReason, TokenLogprobs
 
 Finish = Literal["stop", "length", "tool_calls", "function_call"]
@@ -53,6 +54,7 @@ class ChatChoice(TypedDict):
     message: AnswerMessage
     logprobs: ChatLogprobs | None
     finish_reason: Finish
+    vote: NotRequired[VoteReply]
 
 
 class ChatReply(TypedDict):
@@ -91,11 +93,19 @@ def chat_reply(output: RequestOutput, shape: ChatShape) -> ChatReply:
         "object": "chat.completion",
         "created": shape.created,
         "model": shape.model,
-        "choices": [_choice(sample, shape) for sample in output.outputs],
+        "choices": _choices(output, shape),
         "usage": usage([output], sum(reasoning_tokens(sample, shape) for sample in output.outputs)),
         "system_fingerprint": None,
         **extras([output]),
     }
+
+
+def _choices(output: RequestOutput, shape: ChatShape) -> list[ChatChoice]:
+    if output.vote is None:
+        return [_choice(sample, shape) for sample in output.outputs]
+    choice = _choice(replace(output.chosen, index=0), shape)
+    choice["vote"] = vote_reply(output.vote)
+    return [choice]
 
 
 def _choice(sample: CompletionOutput, shape: ChatShape) -> ChatChoice:
@@ -160,7 +170,7 @@ class ChatChunks(OpenAIChunks):
 
     def _first_choices(self) -> Sequence[Mapping[str, object]]:
         begun = {"delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
-        return [{"index": index, **begun} for index in range(len(self._readers))]
+        return [{"index": index, **begun} for index in range(1 if self._votes else len(self._readers))]
 
     def _index(self, place: int, sample: int) -> int:
         return sample

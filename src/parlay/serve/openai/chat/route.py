@@ -11,6 +11,7 @@ from parlay.serve.guard.reading import BodyRoute
 from parlay.serve.openai.chat.body import ChatBody
 from parlay.serve.openai.chat.reply import ChatChunks, ChatReply, ChatShape, chat_reply
 from parlay.serve.openai.chat.to_request import NAMES, chat_request
+from parlay.serve.openai.chunks import WHOLE_VOTE
 from parlay.serve.protocol.answering import answer_whole, described, in_thread, read
 from parlay.serve.protocol.body import note_ignored
 from parlay.serve.protocol.logprobs import Speller
@@ -48,7 +49,8 @@ def router(registry: Registry, settings: Settings) -> APIRouter:
         if body.stream:
             usage = StreamUsage(body.wants_usage, body.running_usage)
             chunks = ChatChunks(chat.job, shape, usage, (body.resume or Resume()).ended or ())
-            return await answer_resumable(request, run, chunks, body.resume, (shape.id, shape.created))
+            never = WHOLE_VOTE if body.vote is not None else ""
+            return await answer_resumable(request, run, chunks, body.resume, (shape.id, shape.created), never=never)
         return await answer_whole(request, run, lambda outputs: JSONResponse(chat_reply(outputs[0], shape)))
 
     return routes

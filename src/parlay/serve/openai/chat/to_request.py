@@ -24,6 +24,7 @@ from parlay.serve.protocol.body import check_extras, text_of
 from parlay.serve.protocol.json_values import read_value
 from parlay.serve.protocol.resuming import going_on
 from parlay.serve.protocol.sampling_from_body import FieldNames, body_options, sampling_params
+from parlay.serve.protocol.voting import vote_params
 from parlay.serve.settings import Settings
 
 NAMES = FieldNames.of(ChatBody, "messages")
@@ -36,10 +37,11 @@ def chat_request(body: ChatBody, request: Request, settings: Settings) -> ChatRe
     check_extras(body, request, settings)
     body.check()
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    options = body_options(body, request, vote=vote_params(body.vote, settings))
     return ChatRequest(
         messages=read_messages(body),
         params=sampling_params(body, settings, NAMES, max_tokens=body.tokens, logprobs=logprobs),
-        options=going_on(body_options(body, request), body.resume, stream=bool(body.stream), choices=body.n or 1),
+        options=going_on(options, body.resume, stream=bool(body.stream), choices=body.n or 1),
         functions=read_functions(body),
         must_call=body.must_call,
         single_call=body.parallel_tool_calls is False or body.legacy,

@@ -11,6 +11,7 @@ from parlay.serve.openai.chat.body import ResponseFormat
 from parlay.serve.protocol.body import INT_LIMIT, Count, GenerationBody, TokenIds, conflict
 from parlay.serve.protocol.json_values import WHOLE
 from parlay.serve.protocol.resuming import Resume
+from parlay.serve.protocol.voting import Vote, check_vote
 
 PROMPTS_LIMIT = 1024
 
@@ -60,10 +61,14 @@ class CompletionBody(GenerationBody):
     logprobs: Annotated[int, Field(ge=0, le=20), WHOLE] | None = None
     best_of: Annotated[int, Field(ge=1, le=INT_LIMIT), WHOLE] | None = None
     response_format: ResponseFormat | None = None
+    vote: Vote | None = None
     resume: Resume | None = None
 
     def check(self) -> None:
         super().check()
+        check_vote(self.vote, self.n)
+        if self.vote is not None and self.best_of is not None:
+            raise conflict("best_of and vote are two ways to choose: leave one of them out", "best_of")
         if self.structured_outputs is not None and self.response_format is not None:
             message = "structured_outputs can't be used with response_format: leave one of them out"
             raise conflict(message, "structured_outputs")

@@ -6,7 +6,7 @@ import secrets
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, NotRequired
 
 from typing_extensions import TypedDict
 
@@ -23,6 +23,7 @@ from parlay.serve.protocol.usage import (
     extras,
     usage,
 )
+from parlay.serve.protocol.voting import VoteReply, vote_reply
 from parlay.types import FinishReason, Tokenizer
 
 
@@ -31,6 +32,7 @@ class CompletionChoice(TypedDict):
     index: int
     logprobs: CompletionLogprobs | None
     finish_reason: Literal["stop", "length"]
+    vote: NotRequired[VoteReply]
 
 
 class CompletionReply(TypedDict):
@@ -78,7 +80,7 @@ def completion_reply(outputs: Sequence[RequestOutput], shape: CompletionShape) -
         "choices": [
             _choice(place, output, replace(sample, index=index), shape)
             for place, output in enumerate(outputs)
-            for index, sample in enumerate(_best(output.outputs, shape.n))
+            for index, sample in enumerate(_chosen(output, shape.n))
         ],
         "usage": usage(outputs),
         "system_fingerprint": None,
@@ -86,8 +88,9 @@ def completion_reply(outputs: Sequence[RequestOutput], shape: CompletionShape) -
     }
 
 
-def _best(samples: Sequence[CompletionOutput], n: int) -> Sequence[CompletionOutput]:
-    """The ``n`` samples with the highest mean log-probability."""
+def _chosen(output: RequestOutput, n: int) -> Sequence[CompletionOutput]:
+    """The sample that a vote has chosen, or the ``n`` samples with the highest mean log-probability."""
+    samples = output.outputs if output.vote is None else (output.chosen,)
     if len(samples) == n:
         return samples
     return sorted(samples, key=lambda one: (one.cumulative_logprob or 0.0) / max(len(one.token_ids), 1), reverse=True)[
@@ -98,12 +101,15 @@ def _best(samples: Sequence[CompletionOutput], n: int) -> Sequence[CompletionOut
 def _choice(place: int, output: RequestOutput, sample: CompletionOutput, shape: CompletionShape) -> CompletionChoice:
     reason = finish_word(sample.finish_reason)
     assert reason in ("stop", "length")
-    return {
+    choice: CompletionChoice = {
         "text": shape.echo(place) + sample.text,
         "index": shape.index(place, sample.index),
         "logprobs": _logprobs(place, output, sample, shape) if shape.logprobs else None,
         "finish_reason": reason,
     }
+    if output.vote is not None:
+        choice["vote"] = vote_reply(output.vote)
+    return choice
 
 
 def _logprobs(

@@ -15,6 +15,7 @@ from parlay.serve.cascades import cascades_of
 from parlay.serve.guard.reading import BodyRoute
 from parlay.serve.hosted import Served
 from parlay.serve.openai.chat.to_request import read_schema, schema_field
+from parlay.serve.openai.chunks import WHOLE_VOTE
 from parlay.serve.openai.completions.body import DEFAULT_TOKENS, CompletionBody
 from parlay.serve.openai.completions.reply import CompletionChunks, CompletionReply, CompletionShape, completion_reply
 from parlay.serve.protocol.answering import answer_whole, described, in_thread, read
@@ -33,6 +34,7 @@ from parlay.serve.protocol.sampling_from_body import (
     sampling_params,
 )
 from parlay.serve.protocol.usage import StreamUsage
+from parlay.serve.protocol.voting import vote_params
 from parlay.serve.registry import Registry
 from parlay.serve.settings import Settings
 from parlay.text.prompts import Prompt, TokensPrompt
@@ -59,7 +61,8 @@ def router(registry: Registry, settings: Settings) -> APIRouter:
         if body.stream:
             usage = StreamUsage(body.wants_usage, body.running_usage)
             chunks = CompletionChunks(jobs, shape, usage, (body.resume or Resume()).ended or ())
-            return await answer_resumable(request, run, chunks, body.resume, (shape.id, shape.created))
+            never = WHOLE_VOTE if body.vote is not None else ""
+            return await answer_resumable(request, run, chunks, body.resume, (shape.id, shape.created), never=never)
         return await answer_whole(request, run, lambda outputs: JSONResponse(completion_reply(outputs, shape)))
 
     return routes
@@ -78,16 +81,17 @@ class CompletionQuestion:
     def plain(self) -> bool:
         """Ids are those of one model's vocabulary, and so are the marks around a gap and the tokens of a stream."""
         body, texts = self.body, self.body.prompts
-        more = (body.suffix, body.best_of, body.response_format, body.resume and body.resume.token_ids)
-        return len(texts) == 1 and isinstance(texts[0], str) and not body.echo and more == (None,) * 4
+        more = (body.suffix, body.best_of, body.vote, body.response_format, body.resume and body.resume.token_ids)
+        return len(texts) == 1 and isinstance(texts[0], str) and not body.echo and more == (None,) * 5
 
     def but(self, params: SamplingParams, options: RequestOptions) -> Self:
         return replace(self, params=params, options=options)
 
     def jobs(self, served: Served) -> list[Job]:
         """One for each prompt. Raises ApiError for what the model can't take."""
-        check_count(len(self.body.prompts), self.params.n, served)
-        resume, n = self.body.resume or Resume(), self.params.n
+        n = self.options.vote.n if self.options.vote is not None else self.params.n
+        check_count(len(self.body.prompts), n, served)
+        resume = self.body.resume or Resume()
         return [
             prepare(
                 served,
@@ -109,7 +113,7 @@ def _read(body: CompletionBody, request: Request, settings: Settings) -> Complet
     """Raises ApiError for a body that can't be used."""
     check_extras(body, request, settings)
     body.check()
-    options = body_options(body, request)
+    options = body_options(body, request, vote=vote_params(body.vote, settings))
     if body.suffix is not None:
         options = filling(options, settings)
     return CompletionQuestion(body, _params(body, settings), options, settings)

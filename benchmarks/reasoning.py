@@ -1,0 +1,148 @@
+"""School maths by one chain of thought, by the full vote of several, and by votes that stop early: accuracy and time.
+
+All votes draw the same chains, so the exact ones have one answer, which is checked. Problems come in the drawn order of
+`reasoning_ids.json`, so that the first of them are a sample of all; a later run goes on where this one ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean, stdev
+
+from benchmarks.commands import begin, one_line_errors, open_results, write_page
+from benchmarks.options import add_run_flags
+from parlay import LLM, SamplingParams, VoteParams
+from parlay.bench.records import Cell, Results, Row
+from parlay.bench.summary import Interval
+from parlay.llm.outputs import RequestOutput
+from parlay.text.answers import NUMBER, find_answer
+
+IDS = Path(__file__).with_name("reasoning_ids.json")
+"""Lines of gsm8k's train.jsonl, from 0: kept out of all training."""
+CHAINS = 8
+ASK = "{question}\nThink step by step. The last line shall be: The answer is NUMBER."
+FULL = "full"
+VOTES: Mapping[str, VoteParams | None] = {
+    "one": None,
+    FULL: VoteParams(n=CHAINS, early=False),
+    "decided": VoteParams(n=CHAINS),
+    "decided, 8 at once": VoteParams(n=CHAINS, at_once=CHAINS),
+    "confidence 0.95": VoteParams(n=CHAINS, confidence=0.95),
+}
+"""Ways to answer, by name; None: greedily."""
+EXACT = ("decided", "decided, 8 at once")
+
+
+def read_problems(data: Path) -> list[tuple[int, str, str]]:
+    """Number, question and right answer of each problem, in the drawn order."""
+    import zstandard
+
+    with (data / "gsm8k" / "train.jsonl.zst").open("rb") as file, zstandard.open(file, "rt", encoding="utf-8") as lines:
+        every = [json.loads(line) for line in lines]
+    drawn: list[int] = json.loads(IDS.read_text(encoding="utf-8"))
+    return [(place, every[place]["question"], find_answer(NUMBER, every[place]["answer"]) or "") for place in drawn]
+
+
+def ask(llm: LLM, question: str, vote: VoteParams | None, tokens: int, seed: int) -> tuple[RequestOutput, float]:
+    """The output, and the seconds that it took."""
+    params = SamplingParams(temperature=0.7 if vote else 0.0, top_p=0.95, max_tokens=tokens, seed=seed)
+    messages = [{"role": "user", "content": ASK.format(question=question)}]
+    llm.reset_prefix_cache()
+    began = time.perf_counter()
+    (output,) = llm.chat(messages, params, False, strategy="none", vote=vote)
+    return output, time.perf_counter() - began
+
+
+def answer_of(output: RequestOutput) -> str | None:
+    if output.vote is not None:
+        return output.vote.answer
+    return find_answer(NUMBER, output.chosen.text) if output.chosen.finish_reason == "stop" else None
+
+
+def row(cell: Cell, place: int, output: RequestOutput, seconds: float, right: str) -> Row:
+    begun = [one for one in output.outputs if one.token_ids]
+    values = {"right": float(answer_of(output) == right), "begun": float(len(begun))}
+    tokens = sum(len(one.token_ids) for one in output.outputs)
+    return Row(cell=cell, round=place, requests=1, tokens=tokens, seconds=seconds, values=values)
+
+
+def measure(llm: LLM, options: argparse.Namespace, results: Results, model: str) -> None:
+    """Answer problem after problem, in every way, which change places, until the time is over."""
+    until = time.monotonic() + 60 * options.minutes
+    cells = {name: Cell(part="vote", model=model, strategy=name, workload="gsm8k", temperature=0.7) for name in VOTES}
+    done = {each.round for each in results.of(cells[FULL])}
+    for turn, (place, question, right) in enumerate(read_problems(options.data)[: options.problems]):
+        if time.monotonic() > until:
+            return
+        if place in done:
+            continue
+        names = list(VOTES)
+        order = names[turn % len(names) :] + names[: turn % len(names)]
+        found = {name: ask(llm, question, VOTES[name], options.max_tokens, place) for name in order}
+        if len({answer_of(found[name][0]) for name in (FULL, *EXACT)}) > 1:
+            raise ValueError(f"problem {place}: a vote that stopped early has another answer than the full one")
+        results.add([row(cells[name], place, *found[name], right) for name in names])
+
+
+def difference(pairs: Sequence[tuple[float, float]]) -> str:
+    """The mean of paired differences with its 95 % interval, in points."""
+    apart = [100 * (one - other) for one, other in pairs]
+    if len(apart) < 2:
+        return "-"
+    away = 1.96 * stdev(apart) / math.sqrt(len(apart))
+    return f"{fmean(apart):+.1f} ({fmean(apart) - away:+.1f} to {fmean(apart) + away:+.1f})"
+
+
+def page(results: Results) -> str:
+    """A line for each way to answer, against the full vote on the same problems."""
+    rows = {cell.strategy: {each.round: each for each in results.of(cell)} for cell in results.cells}
+    full = rows[FULL]
+    lines = [
+        "| answer by | problems | accuracy | against the full vote, points | seconds a problem | "
+        "time of the full vote | tokens a problem | chains begun |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for name, own in rows.items():
+        ratio = sum(each.seconds for each in own.values()) / sum(full[place].seconds for place in own)
+        spread = Interval.of(own[place].seconds / full[place].seconds for place in own)
+        between = f" ({spread.low:.2f} to {spread.high:.2f} per problem)" if spread and name != FULL else ""
+        right = [own[place].values["right"] for place in own]
+        pairs = [(own[place].values["right"], full[place].values["right"]) for place in own]
+        lines.append(
+            f"| {name} | {len(own)} | {100 * fmean(right):.1f} % | {difference(pairs) if name != FULL else ''} | "
+            f"{fmean(each.seconds for each in own.values()):.1f} | {ratio:.2f}{between} | "
+            f"{fmean(each.tokens for each in own.values()):.0f} | "
+            f"{fmean(each.values['begun'] for each in own.values()):.1f} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    add_run_flags(parser, quick="two problems, short answers: to see that it works")
+    parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="folder that holds gsm8k")
+    parser.add_argument("--model", required=True, help="the model")
+    parser.add_argument("--minutes", type=float, default=60.0, metavar="N", help="stop after so long (default: 60)")
+    parser.add_argument("--problems", type=int, default=500, metavar="N", help="of the list (default: all 500)")
+    parser.add_argument("--max-tokens", type=int, default=320, metavar="N", help="of a chain (default: 320)")
+    parser.add_argument("--page", action="store_true", help="only write the page of the rows that are there")
+    options = parser.parse_args()
+    if options.quick:
+        options.problems, options.max_tokens = min(options.problems, 2), 24
+    with one_line_errors("reasoning"):
+        begin(options)
+        command = "python -m benchmarks.reasoning --data DIR --model FILE"
+        results = open_results(options, "reasoning", command, {"chains": CHAINS, "max_tokens": options.max_tokens})
+        if not options.page:
+            with LLM(options.model, router_memory="off", threads=options.threads) as llm:
+                measure(llm, options, results, Path(options.model).stem)
+        write_page(results.path, page(results))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,151 @@
+"""`parlay generate --vote` and `--outline`: their flags, and what is said of the outcome."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+from parlay.cli.flags import DEFAULTS, options_from, whole
+from parlay.options import LoadOptions, UsageError
+
+if TYPE_CHECKING:
+    from parlay.llm.llm import LLM
+    from parlay.llm.outlining import OutlinedOutput
+    from parlay.llm.voting import VoteOutput, VoteParams
+    from parlay.types import SamplingParams
+
+TEMPERATURE = 0.7
+"""Of a vote where none is given: chains of temperature 0 would all be one."""
+
+
+def add_vote_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("vote", "several chains of thought decide on one answer (self-consistency)")
+    group.add_argument(
+        "--vote",
+        type=whole,
+        metavar="N",
+        help=f"decode up to N chains; the default of --temperature is then {TEMPERATURE:g}",
+    )
+    group.add_argument(
+        "--answer",
+        metavar="RULE",
+        help="where a chain's answer is: number (the last one), boxed (the last \\boxed{}), or a regular expression, "
+        "whose first group is the answer (default: number)",
+    )
+    group.add_argument(
+        "--vote-by", choices=("votes", "score"), help="most votes win, or the likeliest chain does (default: votes)"
+    )
+    group.add_argument(
+        "--vote-confidence",
+        type=float,
+        metavar="P",
+        help="stop once the answer would keep its lead with this probability; the full vote may then differ "
+        "(default: once the other chains can't change the answer)",
+    )
+    group.add_argument(
+        "--vote-at-once",
+        type=whole,
+        metavar="N",
+        help="chains that decode together (default: as few as can decide the vote)",
+    )
+
+
+def vote_params(options: argparse.Namespace, params: SamplingParams) -> VoteParams | None:
+    """Read the flags. Raises UsageError for flags of a vote without --vote, ValueError for what is no vote."""
+    from parlay.llm.voting import VoteParams  # here, because help needs none of it
+
+    given = {
+        "answer": options.answer,
+        "by": options.vote_by,
+        "confidence": options.vote_confidence,
+        "at_once": options.vote_at_once,
+    }
+    given = {name: value for name, value in given.items() if value is not None}
+    if options.vote is not None:
+        vote = VoteParams(n=options.vote, **given)
+        vote.sampling(params)  # a mistake is an error now, not when the model is there
+        return vote
+    if given:
+        raise UsageError("--answer and the flags of a vote need --vote N, the number of chains")
+    return None
+
+
+def defaults(options: argparse.Namespace) -> Mapping[str, object]:
+    """The defaults of the sampling flags."""
+    return DEFAULTS if options.vote is None else {**DEFAULTS, "temperature": TEMPERATURE}
+
+
+def told(vote: VoteOutput, tokens: int) -> str:
+    """The outcome in a line; ``tokens`` are those of all chains."""
+    ended, chains = len(vote.answers) - len(vote.stopped), len(vote.answers)
+    if vote.answer is None:
+        return f"no vote: none of the {ended} chains that ended has an answer; this is the text of the first"
+    reason = {
+        "all": "all chains ended",
+        "decided": f"{chains - ended} of {chains} chains were stopped, and could not have changed it",
+        "confidence": f"{chains - ended} of {chains} chains were stopped, and would hardly have changed it",
+        "interrupted": "interrupted",
+    }[vote.ended]
+    agreed = ", ".join(f"{answer} has {votes}" for answer, votes in list(vote.votes.items())[:5])
+    return f"vote: {vote.answer} ({agreed} of {ended} votes), {tokens} tokens in all; {reason}"
+
+
+# --------------------------------------------------------------------------------------------------------- outlines
+
+
+def add_outline_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("outline", "plan the answer, and write all its sections at once (lossy)")
+    group.add_argument(
+        "--outline",
+        action="store_true",
+        help="the prompt is a question whose answer has points; where order matters, it is answered plainly",
+    )
+    group.add_argument(
+        "--outline-model", metavar="MODEL", help="smaller model that writes the outline, of any tokenizer"
+    )
+
+
+def check_outline(options: argparse.Namespace) -> None:
+    """Raises UsageError for flags that do not go with an outline."""
+    if options.outline_model is not None and not options.outline:
+        raise UsageError("--outline-model writes an outline: add --outline")
+    beside = ("vote", "system", "prediction", "document", "explain", "exactness")
+    if options.outline and (given := [name for name in beside if vars(options)[name]]):
+        raise UsageError(f"--outline can't be used with --{given[0]}: leave one of them out")
+
+
+def write_by_outline(
+    options: argparse.Namespace, llm: LLM, prompt: str | list[dict[str, str]], params: SamplingParams
+) -> int:
+    """Print the answer, and on standard error what was planned."""
+    from parlay.llm.llm import LLM
+    from parlay.llm.outlining import write_outlined
+
+    question = prompt if isinstance(prompt, str) else prompt[-1]["content"]
+    with ExitStack() as opened:
+        small = None
+        if options.outline_model is not None:
+            load = options_from(LoadOptions, options)
+            small = opened.enter_context(LLM(options.outline_model, load=load, router_memory="off"))
+        output = write_outlined(llm, question, params, outliner=small)
+    print(json.dumps(_report(output)) if options.json else output.text)
+    tokens = sum(len(each.chosen.token_ids) for each in output.outputs)
+    planned = f"{len(output.points)} sections at once" if output.points else "no sections"
+    print(f"{planned}, {tokens} tokens [{output.exactness}]", file=sys.stderr)
+    if output.note:
+        print(f"parlay: note: {output.note}", file=sys.stderr)
+    return 0
+
+
+def _report(output: OutlinedOutput) -> dict[str, object]:
+    return {
+        "text": output.text,
+        "points": list(output.points),
+        "note": output.note,
+        "exactness": output.exactness,
+        "sections": [each.chosen.text for each in output.outputs],
+    }

@@ -1,0 +1,150 @@
+"""Skeleton-of-Thought (Ning et al. 2023, arXiv:2307.15337): an outline first, then all its sections at once.
+
+A router asks the model whether the points of an answer stand on their own. Where they do not, as in a proof or a
+program, the answer is written plainly.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from parlay.llm.judging import words_of
+from parlay.llm.outputs import RequestOutput
+from parlay.types import Exactness, SamplingParams
+
+if TYPE_CHECKING:
+    from parlay.llm.llm import LLM
+
+_POINT = re.compile(r"^\s*(?:\*\*)?\d{1,3}[.)]\s*(\S[^\n]*)", re.MULTILINE)
+_LONGEST_POINT = 200
+"""Characters of a heading."""
+_ROUTE = (
+    "Question: {question}\n\nCould this be answered by a numbered list of points, each of which can be written without "
+    "having read the others? Calculations, proofs, programs, stories and short answers can't. Answer yes or no."
+)
+_OUTLINE = (
+    "{question}\n\nDo not answer yet. Write only the outline of your answer: a numbered list of 3 to {points} points, "
+    "each of 3 to 6 words, one a line, and nothing else."
+)
+_SECTION = (
+    "{question}\n\nThis is the outline of the answer:\n{outline}\n\nWrite point {number}, {point!r}, in one or two "
+    "sentences. Write no other point, no heading and no number."
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutlineParams:
+    """How an answer is planned. ``points`` is how many sections it has at most.
+
+    An outline longer than ``outline_tokens`` is cut after its last whole line. ``route=False`` takes an outline for
+    every question. Raises ValueError for values out of range.
+    """
+
+    points: int = 8
+    outline_tokens: int = 160
+    route: bool = True
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.points <= 32:
+            raise ValueError(f"points must be from 2 to 32, got {self.points}: one point is no outline")
+        if not 8 <= self.outline_tokens <= 4096:
+            raise ValueError(f"outline_tokens must be from 8 to 4096, got {self.outline_tokens}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutlinedOutput:
+    """An answer by sections. ``points`` are their headings; none where the answer was written plainly.
+
+    ``note`` says why that was so, or where an outline was cut; empty otherwise. ``outputs`` are the sections, or the
+    plain answer, and ``outline`` what the outline was taken from. ``exactness`` is lossy where there are sections:
+    nobody else would have written this text.
+    """
+
+    text: str
+    points: tuple[str, ...]
+    note: str
+    outline: RequestOutput | None
+    outputs: tuple[RequestOutput, ...]
+
+    @property
+    def exactness(self) -> Exactness:
+        """How weak the promise about the text is."""
+        return Exactness.LOSSY if self.points else self.outputs[0].chosen.exactness
+
+
+def write_outlined(
+    llm: LLM,
+    question: str,
+    sampling_params: SamplingParams | None = None,
+    params: OutlineParams | None = None,
+    *,
+    outliner: LLM | None = None,
+) -> OutlinedOutput:
+    """Answer a question by an outline whose sections are decoded together, or plainly where order matters.
+
+    ``sampling_params`` hold for each section. ``outliner`` writes the outline: a smaller model, with any tokenizer, or
+    by default the same. Raises what `LLM.chat` raises, and ValueError for a router that can't ask yes or no.
+    """
+    params = params or OutlineParams()
+    sampling_params = sampling_params or llm.get_default_sampling_params()
+    if params.route and not stands_apart(llm, question):
+        return _plain(llm, question, sampling_params, None, "written plainly: the points would depend on each other")
+    asked = _OUTLINE.format(question=question, points=params.points)
+    sampling = replace(sampling_params, n=1, max_tokens=params.outline_tokens, min_tokens=0)
+    (outline,) = (outliner or llm).chat(_message(asked), sampling, False)
+    points, note = read_outline(outline, params)
+    if len(points) < 2:
+        return _plain(llm, question, sampling_params, outline, "written plainly: the outline has no list of points")
+    listed = "\n".join(f"{number}. {point}" for number, point in enumerate(points, 1))
+    wanted = [
+        _message(_SECTION.format(question=question, outline=listed, number=number, point=point))
+        for number, point in enumerate(points, 1)
+    ]
+    sections = llm.chat(wanted, sampling_params, False)
+    text = "\n\n".join(
+        f"{number}. {point}\n{section.chosen.text.strip()}"
+        for number, (point, section) in enumerate(zip(points, sections, strict=True), 1)
+    )
+    return OutlinedOutput(text=text, points=points, note=note, outline=outline, outputs=tuple(sections))
+
+
+def read_outline(outline: RequestOutput, params: OutlineParams) -> tuple[tuple[str, ...], str]:
+    """The points of an outline, each once, and what was cut of it."""
+    text, cut = outline.chosen.text, outline.chosen.finish_reason == "length"
+    if cut:
+        text = text[: text.rfind("\n") + 1]
+    found = [point.strip().rstrip(".:").replace("**", "")[:_LONGEST_POINT] for point in _POINT.findall(text)]
+    every = tuple(dict.fromkeys(point for point in found if point))
+    kept = every[: params.points]
+    if cut:
+        return kept, f"the outline did not end within {params.outline_tokens} tokens: {len(kept)} points of it are kept"
+    return kept, f"the outline has {len(every)} points: the first {len(kept)} are kept" if every != kept else ""
+
+
+def stands_apart(llm: LLM, question: str) -> bool:
+    """Ask the model whether each point of an answer can be written without the others.
+
+    Raises ValueError for a model to which yes and no are not one token each, ParlayError for one without a chat
+    template.
+    """
+    try:
+        words = words_of(llm)
+    except ValueError:
+        raise ValueError(
+            "the router can't ask this model yes or no, not one token each to it: use route=False"
+        ) from None
+    params = SamplingParams(max_tokens=1, temperature=0, allowed_token_ids=list(words))
+    asked = _message(_ROUTE.format(question=question))
+    (output,) = llm.chat(asked, params, False, chat_template_kwargs={"enable_thinking": False})
+    return output.chosen.token_ids == (words.yes,)
+
+
+def _plain(llm: LLM, question: str, params: SamplingParams, outline: RequestOutput | None, note: str) -> OutlinedOutput:
+    outputs = llm.chat(_message(question), params, False)
+    return OutlinedOutput(text=outputs[0].chosen.text, points=(), note=note, outline=outline, outputs=tuple(outputs))
+
+
+def _message(text: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text}]

@@ -1,0 +1,214 @@
+"""Self-consistency: several chains of thought of one prompt vote on the answer (Wang et al. 2022, arXiv:2203.11171).
+
+The chains are the samples of one job. They share the prompt's cache and decode together. Whenever chains have ended,
+the ballot says whether the rest can still change the outcome; if not, they are stopped, and nobody waits for them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, NamedTuple
+
+from parlay.text.answers import NUMBER, PatternFailed, check_rule, find_answer
+from parlay.types import FinishReason, SamplingParams
+
+MOST_CHAINS = 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VoteParams:
+    """How ``n`` chains of thought decide on one answer.
+
+    ``answer`` finds a chain's answer: ``number`` takes the last number, ``boxed`` what the last ``\\boxed{}`` holds,
+    and any other text is a regular expression, whose first group (or all of it) is the answer at its last match. A
+    chain without an answer casts no vote, nor does one under ``number`` that ``max_tokens`` cut.
+
+    ``by="votes"``: the answer of most chains wins, and of as many the one of the lowest chain. ``by="score"``: the
+    chain with an answer whose tokens have the highest mean log-probability wins (best of n); all run to their ends.
+
+    ``early`` stops the other chains when they can't change the winner any more: the answer is that of the full vote.
+    ``confidence`` stops them sooner: when the first answer would keep its lead over the second with this probability,
+    by the Beta bound of adaptive consistency (Aggarwal et al. 2023, arXiv:2305.11860). The full vote may then differ.
+    ``at_once`` is how many chains decode at a time. By default it is as few as can decide the vote if they agree, which
+    costs least where forwards take as long as they have rows; ``n`` waits least where they do not.
+
+    Raises ValueError for values that are no vote.
+    """
+
+    n: int = 8
+    answer: str = NUMBER
+    by: Literal["votes", "score"] = "votes"
+    early: bool = True
+    confidence: float | None = None
+    at_once: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.n <= MOST_CHAINS:
+            raise ValueError(f"vote.n must be from 2 to {MOST_CHAINS}, got {self.n}: one chain alone is no vote")
+        if self.by not in ("votes", "score"):
+            raise ValueError(f"vote.by must be votes or score, got {self.by!r}")
+        if self.confidence is not None and not 0.5 < self.confidence < 1:
+            raise ValueError(f"vote.confidence must be between 0.5 and 1, got {self.confidence:g}")
+        if self.confidence is not None and (self.by == "score" or not self.early):
+            raise ValueError("vote.confidence stops a vote early: leave it out with by=score or without early")
+        if self.at_once is not None and not 1 <= self.at_once <= self.n:
+            raise ValueError(f"vote.at_once must be from 1 to n, which is {self.n}, got {self.at_once}")
+
+    def sampling(self, params: SamplingParams) -> SamplingParams:
+        """The parameters of the chains. Raises ValueError for parameters whose chains can't vote."""
+        if params.n != 1:
+            raise ValueError(f"n is {params.n}, and vote.n says how many chains there are: leave n out")
+        if params.greedy:
+            raise ValueError("temperature is 0, so that all chains of a vote would be one: set it above 0, say 0.7")
+        check_rule(self.answer)
+        wanted = 0 if self.by == "score" and params.logprobs is None else params.logprobs
+        return replace(params, n=self.n, logprobs=wanted)
+
+
+Ended = Literal["all", "decided", "confidence", "interrupted"]
+"""Why a vote was over: all chains had ended, the others could not change it, the confidence bound was met, or none of
+these."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VoteOutput:
+    """The outcome of a vote. ``answers`` are the chains' own, in order: None where there is none, or none yet.
+
+    ``answer`` None: no chain has one, so there was no vote. ``index`` is the chain that stands for the outcome: the
+    first with the winning answer, the one of the highest score, or the first of all. ``votes`` counts the answers, most
+    votes first. ``agreement`` is the winner's share of the chains that ended by themselves; ``stopped`` are the others,
+    of which ``outputs`` have what they had written. ``error`` says why a vote failed.
+    """
+
+    answer: str | None
+    index: int
+    votes: Mapping[str, int]
+    agreement: float
+    answers: tuple[str | None, ...]
+    stopped: tuple[int, ...]
+    ended: Ended
+    error: str | None = None
+
+
+class _Count(NamedTuple):
+    """Votes of one answer, and minus the lowest chain that gave it, so that the greatest count wins."""
+
+    votes: int
+    priority: int
+
+
+@dataclass(slots=True)
+class Ballot:
+    """A vote under way: which chains have begun, and what those that have ended say."""
+
+    params: VoteParams
+    begun: int = 0
+    answers: dict[int, str | None] = field(default_factory=dict)
+    """Of the chains that ended by themselves."""
+    scores: dict[int, float] = field(default_factory=dict)
+    failed: bool = False
+    """Whether a chain ended by a fault."""
+    error: str | None = None
+
+    def due(self) -> range:
+        """The chains to begin now; they then count as begun."""
+        first, self.begun = self.begun, self.begun + self._wanted()
+        return range(first, self.begun)
+
+    def count(self, chain: int, text: str, reason: FinishReason, score: float) -> None:
+        """Note how a chain ended. ``score`` is the mean log-probability of its tokens."""
+        self.failed = self.failed or reason == "error"
+        if reason not in ("stop", "length"):
+            return
+        self.scores[chain], self.answers[chain] = score, None
+        cut = reason == "length" and self.params.answer == NUMBER
+        if self.error is None and not cut:
+            try:
+                self.answers[chain] = find_answer(self.params.answer, text)
+            except PatternFailed as error:
+                self.error = f"vote.answer: {error}"
+
+    @property
+    def over(self) -> bool:
+        """Whether the other chains may be stopped."""
+        return self.failed or self.error is not None or self._ended is not None
+
+    def output(self) -> VoteOutput:
+        """The outcome as it stands."""
+        counts = self._counts()
+        votes = {answer: counts[answer].votes for answer in sorted(counts, key=counts.__getitem__, reverse=True)}
+        index = self._winner(counts)
+        answer = self.answers.get(index)
+        return VoteOutput(
+            answer=answer,
+            index=index,
+            votes=votes,
+            agreement=votes[answer] / len(self.answers) if answer is not None else 0.0,
+            answers=tuple(self.answers.get(chain) for chain in range(self.params.n)),
+            stopped=tuple(chain for chain in range(self.params.n) if chain not in self.answers),
+            ended=self._ended or "interrupted",
+            error=self.error,
+        )
+
+    def _winner(self, counts: Mapping[str, _Count]) -> int:
+        if not counts:
+            return min(self.answers, default=0)
+        if self.params.by == "votes":
+            return -max(counts.values()).priority
+        return max((chain for chain, answer in self.answers.items() if answer is not None), key=self.scores.__getitem__)
+
+    def _counts(self, guessed: Collection[int] = ()) -> dict[str, _Count]:
+        """The votes so far, as if the chains ``guessed`` had all given the answer that leads."""
+        given: dict[str, list[int]] = {}
+        for chain, answer in sorted(self.answers.items()):
+            if answer is not None:
+                given.setdefault(answer, []).append(chain)
+        if guessed:
+            leader = max(given, key=lambda answer: (len(given[answer]), -given[answer][0]), default="")
+            given[leader] = sorted([*given.get(leader, ()), *guessed])
+        return {answer: _Count(len(chains), -chains[0]) for answer, chains in given.items()}
+
+    @property
+    def _ended(self) -> Ended | None:
+        return self._end(self._counts(), range(self.params.n), self.answers)
+
+    def _end(self, counts: Mapping[str, _Count], chains: Sequence[int], ended: Collection[int]) -> Ended | None:
+        """Why the vote is over with these counts; None if it is not."""
+        left = [chain for chain in chains if chain not in ended]
+        if not left:
+            return "all"
+        if self.params.by == "score" or not self.params.early or not counts:
+            return None
+        leader, *others = sorted(counts.values(), reverse=True)
+        # At worst all that are left agree on one other answer, which may be a new one.
+        best = [_Count(other.votes + len(left), max(other.priority, -left[0])) for other in others]
+        if leader > max(best, default=_Count(0, 0)) and leader > _Count(len(left), -left[0]):
+            return "decided"
+        second = others[0].votes if others else 0
+        wanted = self.params.confidence
+        return "confidence" if wanted is not None and lead(leader.votes, second) >= wanted else None
+
+    def _wanted(self) -> int:
+        """How many chains to begin now."""
+        params, left = self.params, self.params.n - self.begun
+        running = [chain for chain in range(self.begun) if chain not in self.answers]
+        if self.over:
+            return 0
+        if params.at_once is not None:
+            return min(left, params.at_once - len(running))
+        for more in range(left):
+            guessed = [*running, *range(self.begun, self.begun + more)]
+            if guessed and self._end(self._counts(guessed), range(params.n), {*self.answers, *guessed}) is not None:
+                return more
+        return left
+
+
+def lead(first: int, second: int) -> float:
+    """The probability that the answer with ``first`` votes is likelier than the one with ``second``.
+
+    P(p > 1/2) of p ~ Beta(first + 1, second + 1), by the binomial sum that the incomplete beta function is at 1/2.
+    """
+    tosses = first + second + 1
+    return float(sum(math.comb(tosses, heads) for heads in range(first + 1)) / 2**tosses)

@@ -1,0 +1,73 @@
+"""Votes of several chains of thought, as a body asks for them and as replies tell of them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+from typing_extensions import TypedDict
+
+from parlay.llm.voting import Ended, VoteOutput, VoteParams
+from parlay.serve.errors import ApiError
+from parlay.serve.protocol.body import INT_LIMIT, Body, conflict
+from parlay.serve.protocol.json_values import WHOLE
+from parlay.serve.settings import Settings
+
+Chains = Annotated[int, Field(ge=1, le=INT_LIMIT), WHOLE]
+
+
+class Vote(Body):
+    """How many chains of thought decide on one answer, how it is found in each, and when the rest is stopped."""
+
+    n: Chains | None = None
+    answer: str | None = None
+    by: Literal["votes", "score"] | None = None
+    early: bool | None = None
+    confidence: float | None = None
+    at_once: Chains | None = None
+
+
+def vote_params(vote: Vote | None, settings: Settings) -> VoteParams | None:
+    """Raises ApiError for what is no vote, and for more chains than the server gives one request."""
+    if vote is None:
+        return None
+    try:
+        params = VoteParams(**vote.model_dump(include=set(Vote.model_fields), exclude_none=True))
+    except ValueError as error:
+        raise ApiError(400, str(error), str(error).split()[0]) from None
+    if params.n > settings.max_n:
+        raise ApiError(400, f"vote.n is {params.n}, and this server gives {settings.max_n} at most", "vote.n")
+    return params
+
+
+def check_vote(vote: Vote | None, n: int | None) -> None:
+    """Raises ApiError for a vote beside several choices."""
+    if vote is not None and (n or 1) > 1:
+        raise conflict("vote gives one choice: leave out n, and say in vote.n how many chains there are", "n")
+
+
+class VoteReply(TypedDict):
+    """The outcome. ``answer`` null: no chain has one. ``chain`` is the one whose text the choice has; ``votes`` has the
+    answers with their votes, most first; ``answers`` are the chains' own, and ``stopped`` the chains that were stopped.
+    """
+
+    answer: str | None
+    chain: int
+    votes: dict[str, int]
+    agreement: float
+    answers: list[str | None]
+    stopped: list[int]
+    ended: Ended
+
+
+def vote_reply(vote: VoteOutput) -> VoteReply:
+    """The outcome as JSON has it."""
+    return {
+        "answer": vote.answer,
+        "chain": vote.index,
+        "votes": dict(vote.votes),
+        "agreement": vote.agreement,
+        "answers": list(vote.answers),
+        "stopped": list(vote.stopped),
+        "ended": vote.ended,
+    }

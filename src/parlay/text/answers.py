@@ -1,0 +1,130 @@
+r"""Finds the answer in a text that reasons before it: the last number, the last ``\boxed{}``, or what a pattern finds.
+
+A pattern is a user's, and some take for ever. So it runs in a process of its own, which is ended where it takes too
+much time or memory.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from decimal import Decimal
+from functools import lru_cache
+
+from parlay.system.bounded_process import Answer, BoundedProcess, LimitMet, serve
+
+NUMBER, BOXED = "number", "boxed"
+LONGEST_PATTERN = 1024
+"""Characters."""
+LONGEST_TEXT = 1 << 18
+"""Characters at the end of a text in which a pattern looks."""
+LONGEST_ANSWER = 1024
+"""Characters; what is longer is no answer."""
+CPU_SECONDS = 0.05
+"""Computing time of one search. The engine waits for it."""
+MEMORY = 256 << 20
+STACK = 16 << 20
+
+_NUMBER = re.compile(r"(?<![\w.])[-+]?\$?\s?(\d{1,3}(?:,\d{3})+|\d{1,40})(\.\d{1,40})?(?!\d)", re.ASCII)
+_BOX = "\\boxed{"
+
+
+class PatternFailed(Exception):
+    """A pattern took more than there is for it. The text says so in one line."""
+
+
+def check_rule(rule: str) -> None:
+    """Check how answers are found, and start what finding them would wait for.
+
+    Raises ValueError for a pattern that is too long or not valid, or that takes too long on no text at all.
+    """
+    if rule in (NUMBER, BOXED):
+        return
+    if not rule or len(rule) > LONGEST_PATTERN:
+        raise ValueError(
+            f"vote.answer has {len(rule)} characters: give {NUMBER}, {BOXED}, or a regular expression of at most "
+            f"{LONGEST_PATTERN}"
+        )
+    try:
+        _ask(rule, "")
+    except PatternFailed as error:
+        raise ValueError(f"vote.answer: {error}") from None
+
+
+def find_answer(rule: str, text: str) -> str | None:
+    """Find the answer as texts that agree have it; None where there is none.
+
+    Numbers of one value are one answer: 1,000 and 1000.0. A pattern's answer is its first group, or all that it
+    matches. All rules take the last match. Raises PatternFailed for a pattern that takes too much.
+    """
+    if rule == NUMBER:
+        return _last_number(text)
+    found = _last_box(text) if rule == BOXED else _ask(rule, text[-LONGEST_TEXT:])
+    plain = " ".join((found or "").split())
+    return (_as_number(plain) or plain) if 0 < len(plain) <= LONGEST_ANSWER else None
+
+
+def _last_number(text: str) -> str | None:
+    *_, last = [None, *_NUMBER.finditer(text)]
+    return None if last is None else _value(last)
+
+
+def _as_number(text: str) -> str | None:
+    """The value, where the text is a number and nothing else but marks of money, percent or mathematics."""
+    match = _NUMBER.fullmatch(text.strip("$%.! "))
+    return None if match is None else _value(match)
+
+
+def _value(match: re.Match[str]) -> str:
+    """One spelling of each value, without signs of thousands and zeros that say nothing."""
+    number = Decimal(match[1].replace(",", "") + (match[2] or ""))
+    whole = f"{number:f}"
+    plain = whole.rstrip("0").rstrip(".") if "." in whole else whole
+    return f"-{plain}" if match[0].startswith("-") and number else plain
+
+
+def _last_box(text: str) -> str | None:
+    """The content of the last box, up to its own brace."""
+    begin = text.rfind(_BOX)
+    depth = 1
+    for place in range(begin + len(_BOX), len(text)) if begin >= 0 else ():
+        depth += (text[place] == "{") - (text[place] == "}")
+        if depth == 0:
+            return text[begin + len(_BOX) : place]
+    return None
+
+
+# ------------------------------------------------------------------------------------------------- patterns of users
+
+
+def _ask(pattern: str, text: str) -> str | None:
+    try:
+        answer = json.loads(_process().ask(json.dumps([pattern, text]).encode(), CPU_SECONDS))
+    except LimitMet as error:
+        raise PatternFailed(f"the regular expression took more than {error}: give a simpler one") from None
+    if "error" in answer:
+        raise ValueError(f"vote.answer is no regular expression: {answer['error']}")
+    found: str | None = answer["found"]
+    return found
+
+
+@lru_cache(maxsize=1)
+def _process() -> BoundedProcess:
+    return BoundedProcess("parlay.text.answers", b"", "a regular expression")
+
+
+def _answering(first: bytes) -> Answer:
+    return _answer
+
+
+def _answer(question: bytes) -> bytes:
+    pattern, text = json.loads(question)
+    try:
+        *_, last = [None, *re.finditer(pattern, text)]
+    except (re.error, OverflowError, RecursionError) as error:
+        return json.dumps({"error": str(error)}).encode()
+    return json.dumps({"found": None if last is None else last[1 if last.re.groups else 0]}).encode()
+
+
+if __name__ == "__main__":
+    serve(_answering, memory=MEMORY, stack=STACK)
