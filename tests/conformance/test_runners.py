@@ -44,7 +44,7 @@ def test_logits_stay_those_of_a_fresh_prefill_on_long_walks(stage: Stage, seed: 
     assert report.passed, str(report)
 
 
-@pytest.mark.parametrize("name", ["gemma3", "gpt-oss"])
+@pytest.mark.parametrize("name", ["gemma3", "gemma4-e", "gpt-oss"])
 def test_windows_and_experts_keep_the_protocol(name: str, tmp_path: Path) -> None:
     """Text by text and tree by tree each row has the very bits that it has in a fresh prefill."""
     save_random(name, tmp_path)
@@ -59,9 +59,10 @@ def test_windows_and_experts_keep_the_protocol(name: str, tmp_path: Path) -> Non
     assert report.passed, str(report)
 
 
-def test_layers_that_forget_early_keep_the_protocol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["gemma3", "gemma4-e"])
+def test_layers_that_forget_early_keep_the_protocol(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And write the text of plain decoding, with drafts, under preemption: keys stay for one page before the window."""
-    save_random("gemma3", tmp_path)
+    save_random(name, tmp_path)
     config = read_config(tmp_path)
     weights = load_weights(tmp_path, config)
 

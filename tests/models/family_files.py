@@ -55,6 +55,16 @@ ARCHITECTURES: Mapping[str, tuple[str, Json]] = {
     "Qwen3MoeForCausalLM": ("qwen3moe", _QWEN),
     "Glm4ForCausalLM": ("glm4", {}),
     "Ernie4_5ForCausalLM": ("ernie4_5", {}),
+    "Gemma4ForCausalLM": (
+        "gemma4",
+        {
+            **_WINDOW,
+            "final_logit_softcapping": "final_logit_softcapping",
+            "expert_count": "num_experts",
+            "expert_used_count": "top_k_experts",
+            "expert_feed_forward_length": "moe_intermediate_size",
+        },
+    ),
     "GptOssForCausalLM": ("gpt-oss", {**_WINDOW, **_LOCAL, "expert_feed_forward_length": "intermediate_size"}),
 }
 """Names in files, and keys of theirs with the words of config.json."""
@@ -65,11 +75,24 @@ _STEMS = {
     "mlp_out_layernorm": "post_ffw_norm",
     "self_attn.sinks": "attn_sinks",
     "self_attn.qkv_proj": "attn_qkv",
+    "layer_scalar": "layer_output_scale",
+    "per_layer_input_gate": "inp_gate",
+    "per_layer_projection": "proj",
+    "per_layer_out_layernorm": "post_norm",
+    "model.embed_tokens_per_layer": "per_layer_token_embd",
+    "model.per_layer_model_projection": "per_layer_model_proj",
+    "model.per_layer_projection_norm": "per_layer_proj_norm",
+    "experts_layernorm": "pre_ffw_norm_2",
+    "dense_out_layernorm": "post_ffw_norm_1",
+    "experts_out_layernorm": "post_ffw_norm_2",
     "mlp.gate": "ffn_gate_inp",
     "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
     **{f"mlp.experts.{part}_proj": f"ffn_{part}_exps" for part in ("gate", "up", "down")},
     **{f"mlp.shared_expert.{part}_proj": f"ffn_{part}_shexp" for part in ("gate", "up", "down")},
 }
+
+
+_SCALES = {"router_layernorm": "ffn_gate_inp", "mlp.expert_scale": "ffn_down_exps"}
 
 
 def write(path: Path, checkpoint: Path) -> Path:
@@ -102,6 +125,8 @@ def _keys(raw: Json, config: DecoderConfig) -> dict[str, Any]:
     }
     if raw.get("head_dim"):
         said |= {"attention.key_length": raw["head_dim"], "attention.value_length": raw["head_dim"]}
+    if config.architecture == "Gemma4ForCausalLM":
+        said |= _of_gemma4(config)
     if config.rope.rotated:
         said["rope.dimension_count"] = config.rope.rotated
     if full["rope_type"] == "yarn":
@@ -120,6 +145,25 @@ def _keys(raw: Json, config: DecoderConfig) -> dict[str, Any]:
     return said
 
 
+def _of_gemma4(config: DecoderConfig) -> dict[str, Any]:
+    forms = config.forms
+    full = config.heads_of(forms[-1]).size
+    return {
+        "attention.head_count_kv": [config.heads_of(form).heads for form in forms],
+        "attention.key_length": full,
+        "attention.value_length": full,
+        "attention.key_length_swa": config.head_dim,
+        "attention.value_length_swa": config.head_dim,
+        "attention.shared_kv_layers": sum(form.keys_of is not None for form in forms),
+        "attention.sliding_window_pattern": [form.window is not None for form in forms],
+        "embedding_length_per_layer_input": config.per_layer_size,
+        "feed_forward_length": [config.mlp_size_of(form) for form in forms],
+        "rope.dimension_count": full,
+        "rope.dimension_count_swa": config.head_dim,
+        "rope.freq_base_swa": config.rope.theta,
+    }
+
+
 def _tensors(name: str, raw: Json, config: DecoderConfig, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     if name in _PAIRED:
         rotated = config.rope.rotated or config.head_dim
@@ -129,6 +173,10 @@ def _tensors(name: str, raw: Json, config: DecoderConfig, weights: Mapping[str, 
     if name in ("phi3", "glm4"):
         weights = _fused(weights, "mlp.up_proj", ["mlp.gate_proj", "mlp.up_proj"])
     found = {_name(key, name): tensor for key, tensor in _stacked(weights).items()}
+    if name == "gemma4":
+        rope = config.forms[-1].rope
+        assert rope is not None
+        found["rope_freqs.weight"] = torch.tensor(rope.divisors)
     for kind in ("short", "long"):
         if f"{kind}_factor" in raw["rope_parameters"]:
             found[f"rope_factors_{kind}.weight"] = torch.tensor(raw["rope_parameters"][f"{kind}_factor"])
@@ -171,6 +219,8 @@ def _name(key: str, architecture: str) -> str:
     if base in _STEMS:
         return f"{_STEMS[base]}.{kind}"
     _, _, layer, rest = base.split(".", 3)
+    if rest in _SCALES:
+        return f"blk.{layer}.{_SCALES[rest]}.scale"
     stem = _STEMS[rest]
     if architecture == "gpt-oss" and rest == "post_attention_layernorm":
         stem = "post_attention_norm"

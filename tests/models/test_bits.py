@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -56,6 +57,14 @@ def mixtures(size: int) -> tuple[LayerForm, LayerForm]:
     )
 
 
+UNEVEN = (
+    LayerForm(window=9, value_norm=True, out_scale=True, post_norms=True, qk_norm=True, activation="gelu_tanh"),
+    LayerForm(kv_heads=1, head_dim=40, keys_as_values=True, value_norm=True, post_norms=True, qk_norm=True, scale=1.0),
+    LayerForm(window=9, keys_of=0, mlp_size=100, post_norms=True, qk_norm=True),
+    LayerForm(kv_heads=1, head_dim=40, keys_of=1, post_norms=True, out_scale=True, rope=RopeConfig(theta=99.0)),
+)
+"""Layers that differ in their heads and in whose keys they see."""
+
 MODELS = [
     (shape, dtype, norm, "plain")
     for shape, norm in ((SMALL, False), (ODD, True), (WIDE, True), (LARGE_INPUT, False))
@@ -72,11 +81,13 @@ MODELS = [
     (BLOCKS, torch.bfloat16, True, "formed q8_0"),
     (ODD, torch.float32, True, "experts"),
     (BLOCKS, torch.bfloat16, True, "experts stored"),
+    (ODD, torch.float32, True, "uneven"),
+    (BLOCKS, torch.bfloat16, True, "uneven stored"),
 ]
 """Shape, type, norms of heads, and how weights are held: ``stored`` has all formats of blocks beside each other.
 
-``formed`` are plain weights in layers of `FORMS`, ``experts`` layers of `mixtures`, and with ``q8_0`` keys and values
-are cached in blocks."""
+``formed`` are plain weights in layers of `FORMS`, ``experts`` layers of `mixtures`, ``uneven`` those of `UNEVEN` that
+read numbers of their own, the last with experts besides, and with ``q8_0`` keys and values are cached in blocks."""
 
 
 def random_weights(config: DecoderConfig) -> dict[str, Tensor]:
@@ -139,10 +150,19 @@ class Bench:
     """A runner under test, and the logits of texts computed whole, each in a sequence of its own."""
 
     def __init__(self, shape: dict[str, int], dtype: torch.dtype, qk_norm: bool, held: str) -> None:
-        layers = {"formed": FORMS, "experts": mixtures(256 if "stored" in held else 40)}.get(held.split()[0], ())
+        blocks, inner = "stored" in held, shape["intermediate_size"]
+        uneven = tuple(
+            replace(form, head_dim=form.head_dim and 2 * shape["head_dim"], mlp_size=form.mlp_size and 2 * inner)
+            for form in UNEVEN
+        )
+        beside = Experts(count=3, chosen=2, size=256 if blocks else 40, beside=True)
+        uneven = (*uneven[:3], replace(uneven[3], experts=beside))
+        kinds = {"formed": FORMS, "experts": mixtures(256 if blocks else 40), "uneven": uneven}
+        layers = kinds.get(held.split()[0], ())
         config = DecoderConfig(
-            architecture="test", vocab_size=VOCAB, num_layers=2, rms_norm_eps=1e-6, max_context=4096,
-            qk_norm=qk_norm, layers=layers, logit_cap=5.0 if layers else 0.0, **shape,
+            architecture="test", vocab_size=VOCAB, num_layers=len(layers) or 2, rms_norm_eps=1e-6, max_context=4096,
+            qk_norm=qk_norm, layers=layers, logit_cap=5.0 if layers else 0.0,
+            per_layer_size=(256 if blocks else 10) * held.startswith("uneven"), **shape,
         )  # fmt: skip
         weights = random_weights(config)
         self.runner = NativeRunner(
@@ -209,7 +229,7 @@ def kernels(request: pytest.FixtureRequest) -> Iterator[str]:
 def bench(request: pytest.FixtureRequest, kernels: str) -> Bench:
     if kernels == "0" and request.param[3].endswith("q8_0"):
         pytest.skip("torch's operators have no cache in blocks")
-    if kernels in ("0", "plain") and request.param[3] == "experts stored":
+    if kernels in ("0", "plain") and request.param[3] in ("experts stored", "uneven stored"):
         pytest.skip("blocks and experts are tried apart where each product takes long")
     result = Bench(*request.param)
     assert (kernels == "0") == result.runner.spec.kernels.endswith(f"{SWITCH}=0")

@@ -27,6 +27,7 @@ from parlay.models.torch_ops import eager
 from parlay.models.torch_ops.kernels import judge
 from parlay.models.weights.shapes import BadCheckpoint
 from parlay.options import LoadOptions
+from parlay.ranks.layout import Layout
 from parlay.testing.checkpoints import FAMILIES, NATIVE, VOCAB_SIZE, random_model, save_random
 from parlay.types import ParlayError, Segment
 from tests.models import family_files
@@ -157,7 +158,11 @@ def test_blocks_of_mxfp4_stay_as_they_are_and_stand_for_what_their_maker_says(
 
 @pytest.mark.parametrize(
     ("name", "architecture"),
-    [("gemma3", "Gemma3ForConditionalGeneration"), ("mistral", "Mistral3ForConditionalGeneration")],
+    [
+        ("gemma3", "Gemma3ForConditionalGeneration"),
+        ("gemma4-e", "Gemma4ForConditionalGeneration"),
+        ("mistral", "Mistral3ForConditionalGeneration"),
+    ],
 )
 def test_the_text_part_of_a_model_of_images_is_read_alone(name: str, architecture: str, tmp_path: Path) -> None:
     save_random(name, tmp_path)
@@ -183,6 +188,11 @@ def test_the_text_part_of_a_model_of_images_is_read_alone(name: str, architectur
         ("llama", {"is_causal": False}, "bidirectional attention"),
         ("qwen3", {"kv_lora_rank": 8}, "kv_lora_rank 8"),
         ("gemma3", {"num_kv_shared_layers": 2}, "num_kv_shared_layers 2"),
+        ("gemma4-e", {"vocab_size_per_layer_input": 70}, "vocab_size_per_layer_input 70 beside a vocab_size of 64"),
+        ("gemma4-dense", {"per_layer_config": {"0": {"sliding_window": 2}}}, "per_layer_config with sliding_window"),
+        ("gemma4-dense", {"per_layer_config": {"0": {"head_dim": 8}}}, "layers of one type that differ in their heads"),
+        ("gemma4-dense", {"use_bidirectional_attention": "all"}, "use_bidirectional_attention"),
+        ("gemma4-dense", {"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}, "scaled by 'yarn'"),
         ("qwen3", {"attention_sink_size": 4}, "attention_sink_size 4"),
         ("gemma3", {"layer_types": ["full_attention", "chunked_attention", "full_attention"]}, "chunked_attention"),
         ("granite", {"architectures": ["MambaForCausalLM"]}, "layers are recurrent"),
@@ -249,6 +259,11 @@ def test_no_key_that_transformers_knows_for_a_family_goes_unnoticed(name: str, t
         ("granite", {"logits_scaling": 0.0}),
         ("phi4-mini", {"partial_rotary_factor": 1.75, "rope_parameters": {"rope_type": "default"}}),
         ("smollm3", {"no_rope_layers": [1, 0]}),
+        ("gemma4-e", {"num_kv_shared_layers": 6}),
+        ("gemma4-e", {"num_kv_shared_layers": 5}),
+        ("gemma4-e", {"sliding_window": 0}),
+        ("gemma4-e", {"per_layer_config": {"9": {"head_dim": 8}}}),
+        ("gemma4-e", {"hidden_size_per_layer_input": -2}),
     ],
 )
 def test_numbers_of_layers_without_sense_are_one_line(name: str, changes: dict[str, object], tmp_path: Path) -> None:
@@ -257,6 +272,33 @@ def test_numbers_of_layers_without_sense_are_one_line(name: str, changes: dict[s
     with pytest.raises(ParlayError, match=r"config\.json (is no description of a|says)") as caught:
         read_config(tmp_path)
     assert "\n" not in str(caught.value)
+
+
+def test_the_heads_of_full_layers_are_read_from_each_of_their_two_places(tmp_path: Path) -> None:
+    """As their makers name them, and layer by layer as transformers writes them."""
+    save_random("gemma4-dense", tmp_path)
+    listed, said = read_config(tmp_path), json.loads((tmp_path / "config.json").read_text())
+    del said["per_layer_config"]
+    named = {**said, "global_head_dim": 24, "num_global_key_value_heads": 1}
+    (tmp_path / "config.json").write_text(json.dumps(named))
+    assert read_config(tmp_path) == listed
+    change(tmp_path, attention_k_eq_v=False)
+    assert read_config(tmp_path).forms[-1].kv_heads == 4
+
+
+def test_keys_of_layers_that_see_others_may_lie_in_the_files(tmp_path: Path) -> None:
+    save_random("gemma4-e", tmp_path)
+    expected, tensors = logits(tmp_path), load_file(tmp_path / "model.safetensors")
+    tensors["model.layers.4.self_attn.k_proj.weight"] = torch.ones(32, 32)
+    tensors["model.layers.4.self_attn.k_norm.weight"] = torch.ones(16)
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    assert logits(tmp_path).equal(expected)
+
+
+def test_layers_that_differ_are_not_shared_out_among_ranks(tmp_path: Path) -> None:
+    save_random("gemma4-e", tmp_path)
+    with pytest.raises(ParlayError, match="can't be shared out among ranks; run it on one"):
+        Layout(tensor=2).check("it", read_config(tmp_path))
 
 
 def test_experts_that_are_missing_are_named(tmp_path: Path) -> None:

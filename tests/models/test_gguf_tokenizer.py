@@ -62,6 +62,21 @@ def test_pieces_with_scores_merge_best_first_and_unknown_text_falls_back_to_byte
         assert tokenizer.decode(tokenizer.encode(text).ids) == text
 
 
+def test_pairs_of_characters_merge_in_the_order_of_the_file_and_newlines_stay_together() -> None:
+    tokens = {
+        "tokenizer.ggml.model": "gemma4",
+        "tokenizer.ggml.tokens": strings([*sentence_piece()["tokenizer.ggml.tokens"].read(), "\n", "\n\n\n"]),
+        "tokenizer.ggml.token_type": (*sentence_piece()["tokenizer.ggml.token_type"], 1, 1),
+        "tokenizer.ggml.merges": strings(["a b", "▁ a", "b c", "▁ ab"]),
+    }
+    tokenizer = build(sentence_piece(**tokens))
+    assert tokenizer.encode("ab abc").tokens == ["<s>", "ab", "▁ab", "c"]
+    assert tokenizer.encode("a\n\n\nb\n\n日", add_special_tokens=False).tokens == [
+        *("a", "\n\n\n", "b", "\n", "\n", "<0xE6>", "<0x97>", "<0xA5>"),
+    ]
+    assert tokenizer.decode(tokenizer.encode(" a 日\n\n\n b").ids) == " a 日\n\n\n b"
+
+
 def test_the_file_says_what_stands_around_a_text() -> None:
     plain = {"tokenizer.ggml.add_bos_token": False, "tokenizer.ggml.add_space_prefix": False}
     tokenizer = build(sentence_piece(**plain))

@@ -308,7 +308,7 @@ def test_modules_that_the_config_names_must_be_there(tmp_path: Path) -> None:
     assert read_adapter(save_adapter(tmp_path / "more", config, changes=unsaid), config, "more").matrices
 
 
-@pytest.mark.parametrize("family", ["phi3", "phi4-mini", "glm4", "ernie", "gemma2"])
+@pytest.mark.parametrize("family", ["phi3", "phi4-mini", "glm4", "ernie", "gemma2", "gemma4-dense"])
 def test_adapters_of_each_layout_change_what_they_were_trained_on(family: str, tmp_path: Path) -> None:
     """Fused projections are taken apart, and rows lie as the family's own: as if merged into the checkpoint's files."""
     save_random(family, tmp_path / "base")

@@ -18,7 +18,7 @@ from parlay.models.families.reading import read_config
 from parlay.models.forward import LayerPages
 from parlay.models.native import NativeRunner
 from parlay.models.torch_ops.attention import ExactAttention
-from parlay.models.torch_ops.attention_form import Form, Heads, LayerRopes
+from parlay.models.torch_ops.attention_form import AttentionKind, Form, Heads, LayerRopes
 from parlay.models.torch_ops.attention_masked import MaskedAttention
 from parlay.models.torch_ops.kernels import choose_dtype
 from parlay.models.torch_ops.step_rows import step_rows
@@ -159,10 +159,15 @@ PLACES = [
     ids=["plain", "window", "cap", "no positions"],
 )
 def test_masked_and_exact_attention_agree_on_chains_trees_and_canvases(form: LayerForm) -> None:
-    heads, ropes = Heads(6, 2, 16), LayerRopes([form], 16, torch.float32, CPU)
+    heads = Heads(6, 2, 16)
+    config = DecoderConfig(
+        architecture="test", vocab_size=8, hidden_size=96, intermediate_size=8, num_layers=1, num_heads=6,
+        num_kv_heads=2, head_dim=16, rms_norm_eps=1e-6, max_context=256, layers=(form,),
+    )  # fmt: skip
+    kind, ropes = AttentionKind(heads), LayerRopes(config, torch.float32, CPU)
     attentions = (
-        ExactAttention(heads, [form], ropes, Form(4, 192), dtype=torch.float32, sinks=[None]),
-        MaskedAttention(heads, [form], ropes, [None]),
+        ExactAttention(kind, [form], ropes, Form(4, 192), dtype=torch.float32, sinks=[None]),
+        MaskedAttention(kind, [form], ropes, [None]),
     )
     for start, pending, nodes, base, together in PLACES:
         table = PageTable()

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from parlay.models.compiled.weights import Product
+from parlay.models.compiled.product import Product
 from parlay.models.weights.fused import as_tensor
 from parlay.models.weights.quantize import fits_blocks, in_q4_1, in_q5_0, in_q8_0
 from parlay.models.weights.stored import StoredTensor

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 from torch import Tensor
 
 from parlay.bench.plan.shapes import shape_of
-from parlay.cache import Budget
+from parlay.cache import BLOCK, Budget, RecentShape
 from parlay.compiled.library import SWITCH
+from parlay.models import forward
 from parlay.models.config import DecoderConfig, LayerForm, RopeConfig
-from parlay.models.forward import LayerPages
+from parlay.models.forward import LayerPages, cache_room
 from parlay.models.native import NativeRunner
 from parlay.models.torch_ops import eager
 from parlay.models.torch_ops.kernels import judge
@@ -24,6 +27,12 @@ from parlay.types import NO_TREE, OutOfRoom, Segment, Tree
 VOCAB = 97
 ALL = (LayerForm(window=20), LayerForm(window=4))
 SOME = (LayerForm(window=20), LayerForm(rope=None), LayerForm(window=70, sinks=True, rope=RopeConfig(theta=500.0)))
+UNEVEN = (
+    LayerForm(window=20, value_norm=True),
+    LayerForm(kv_heads=1, head_dim=64, keys_as_values=True, rope=RopeConfig(theta=500.0)),
+    LayerForm(window=20, keys_of=0, mlp_size=96),
+    LayerForm(kv_heads=1, head_dim=64, keys_of=1),
+)
 TREE = Tree((3, 9, 27, 17, 51, 25), (-1, 0, 1, 0, 3, -1))
 
 
@@ -40,6 +49,7 @@ def decoder(forms: tuple[LayerForm, ...]) -> DecoderConfig:
         rms_norm_eps=1e-5,
         max_context=4096,
         layers=forms,
+        per_layer_size=8 if forms is UNEVEN else 0,
     )
 
 
@@ -131,8 +141,7 @@ def masked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(eager, "judge", lambda *asked: replace(judge(*asked), form=None))
 
 
-@pytest.mark.parametrize("forms", [ALL, SOME], ids=["all", "some"])
-@pytest.mark.parametrize(
+KINDS = pytest.mark.parametrize(
     ("kernels", "dtype", "cached"),
     [
         (None, torch.float32, "auto"),
@@ -143,6 +152,31 @@ def masked(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
     ids=["float32", "bfloat16", "q8_0", "torch", "masked"],
 )
+
+
+@KINDS
+def test_layers_that_differ_forget_what_no_row_sees(
+    kernels: Callable[[pytest.MonkeyPatch], None] | None,
+    dtype: torch.dtype,
+    cached: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With heads of their own in pages of their own, and layers that see an earlier one's keys in its pages."""
+    if kernels is not None:
+        kernels(monkeypatch)
+    runner = made(UNEVEN, dtype, cached)
+    found, held = lived(runner), runner.store.held - runner.store.spare
+    monkeypatch.setattr(forward, "RecentShape", partial(RecentShape, margin=4096))
+    keeps = made(UNEVEN, dtype, cached)
+    assert all(torch.equal(one, other) for one, other in zip(found, lived(keeps), strict=True))
+    assert held < 0.6 * (keeps.store.held - keeps.store.spare)
+    number = {torch.float32: 4, torch.bfloat16: 2}[dtype] if cached == "auto" else 34 / 32
+    assert runner.store.shape.page_bytes == 2 * 64 * BLOCK * number
+    assert cache_room(decoder(UNEVEN), number).bytes_for(2000) == runner.store._room.bytes_for(2000)
+
+
+@pytest.mark.parametrize("forms", [ALL, SOME], ids=["all", "some"])
+@KINDS
 def test_logits_are_those_of_a_cache_that_keeps_all(
     forms: tuple[LayerForm, ...],
     kernels: Callable[[pytest.MonkeyPatch], None] | None,
@@ -176,6 +210,14 @@ def test_admission_counts_what_a_text_takes(monkeypatch: pytest.MonkeyPatch) -> 
     keeps.open(0, ())
     with pytest.raises(OutOfRoom, match="4096 tokens does not fit a cache of 992"):
         keeps.reserve(0, 4096)
+
+
+def test_a_plan_counts_the_keys_and_weights_of_layers_that_differ() -> None:
+    config = decoder(UNEVEN)
+    shape, sizes = shape_of(config, weight_bytes=4, kv_bytes=4), weight_shapes(config)
+    assert shape.parameters == sum(math.prod(size) for size in sizes.values() if len(size) == 2)
+    assert shape.text_bytes(100) == 100 * (2 * 64 + 2 * 2 * 32) * 4
+    assert shape.text_bytes(4000) == 4000 * 2 * 64 * 4 + shape.recent_tokens * 2 * 2 * 32 * 4
 
 
 def test_a_plan_counts_the_keys_that_windows_keep() -> None:

@@ -26,7 +26,8 @@ class LayerStruct(Structure):
     _fields_ = [
         *((name, Linear) for name in ("query", "key", "value", "out", "gate", "up", "down")),
         *((name, c_void_p) for name in ("attention_norm", "feed_forward_norm")),
-        *((name, c_void_p) for name in ("attention_out_norm", "feed_forward_out_norm", "qk_norm", "rotations")),
+        *((name, c_void_p) for name in ("attention_out_norm", "feed_forward_out_norm")),
+        *((name, c_void_p) for name in ("qk_norm", "value_norm", "rotations")),
         *((name, c_double) for name in ("scale", "score_cap")),
         *((name, c_int64) for name in ("window", "activation")),
         ("sinks", c_void_p),
@@ -36,8 +37,18 @@ class LayerStruct(Structure):
         *((name, c_int64) for name in ("experts", "chosen", "shared", "normalized", "groups", "top_groups")),
         ("expert_scale", c_double),
         ("choice_bias", c_void_p),
-        *((name, c_int64) for name in ("adapted", "place", "recent")),
+        ("adapted", c_int64),
+        *((name, c_void_p) for name in ("expert_scales", "router_norm", "experts_norm")),
+        *((name, c_void_p) for name in ("dense_out_norm", "experts_out_norm")),
+        *((name, c_int64) for name in ("place", "recent", "reads_others")),
+        ("out_scale", c_double),
+        *((name, Linear) for name in ("per_layer_gate", "per_layer_out")),
+        ("per_layer_norm", c_void_p),
     ]
+
+
+class KeyHeads(Structure):
+    _fields_ = [("count", c_int64), ("size", c_int64)]
 
 
 EXCHANGE = CFUNCTYPE(c_int64, POINTER(c_float), c_int64)
@@ -56,7 +67,9 @@ class RanksStruct(Structure):
 
 class ModelStruct(Structure):
     _fields_ = [
-        *((name, c_int64) for name in ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "cached")),
+        *((name, c_int64) for name in ("layers", "hidden", "heads", "ffn", "vocab")),
+        ("keys", KeyHeads * 2),
+        ("cached", c_int64),
         ("eps", c_double),
         ("embedding", Linear),
         ("layer", POINTER(LayerStruct)),
@@ -66,7 +79,10 @@ class ModelStruct(Structure):
         ("head", Linear),
         *((name, c_double) for name in ("embedding_scale", "logit_cap")),
         *((name, POINTER(RanksStruct)) for name in ("ranks", "context")),
-        ("span", c_int64),
+        *((name, c_int64) for name in ("span", "per_layer")),
+        *((name, Linear) for name in ("per_layer_embedding", "per_layer_projection")),
+        ("per_layer_norm", c_void_p),
+        ("per_layer_scale", c_double),
     ]
 
 

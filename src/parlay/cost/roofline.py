@@ -17,11 +17,29 @@ Kind = Literal["linear", "attention", "vector"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LayerSums:
+    """Sizes of a decoder whose layers differ, summed over all layers.
+
+    ``qkv`` outputs of queries, keys and values, ``mixed`` numbers of all query heads, ``mlp`` inner numbers, and
+    numbers of a token's keys and values where all tokens stay (``whole``) and where the last ones do (``recent``).
+    ``more`` weights are multiplied besides, and of ``by_row`` each token reads its own row.
+    """
+
+    qkv: int
+    mixed: int
+    mlp: int
+    whole: int
+    recent: int
+    more: int = 0
+    by_row: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
     """The sizes of a decoder, in elements, and the bytes of one weight and of one number of a key or value.
 
     Weights in blocks of few bits have the mean of all matrices, their scales included. Of a text ``recent_layers`` keep
-    the keys and values of ``recent_tokens`` at most.
+    the keys and values of ``recent_tokens`` at most. Where layers differ, ``sums`` has what they come to together.
     """
 
     vocab_size: int
@@ -36,25 +54,44 @@ class ModelShape:
     tie_embeddings: bool = False
     recent_layers: int = 0
     recent_tokens: int = 0
+    sums: LayerSums | None = None
 
     def text_bytes(self, tokens: int) -> int:
         """Cached keys and values of a text."""
         recent = self.token_bytes * self.recent_layers // self.num_layers
+        if self.sums is not None:
+            recent = round(self.sums.recent * self.kv_bytes)
         return (self.token_bytes - recent) * tokens + recent * min(tokens, self.recent_tokens)
 
     @property
-    def qkv_size(self) -> int:
+    def qkv_size(self) -> float:
+        """Outputs of queries, keys and values of a layer; where layers differ, the mean."""
+        if self.sums is not None:
+            return self.sums.qkv / self.num_layers
         return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+
+    @property
+    def mixed_size(self) -> float:
+        """Numbers of all query heads of a layer; where layers differ, the mean."""
+        return self.num_heads * self.head_dim if self.sums is None else self.sums.mixed / self.num_layers
+
+    @property
+    def mlp_size(self) -> float:
+        """Inner numbers of a layer's feed-forward; where layers differ, the mean."""
+        return self.intermediate_size if self.sums is None else self.sums.mlp / self.num_layers
 
     @property
     def token_bytes(self) -> int:
         """Cached keys and values of one token."""
+        if self.sums is not None:
+            return round((self.sums.whole + self.sums.recent) * self.kv_bytes)
         return round(2 * self.num_layers * self.num_kv_heads * self.head_dim * self.kv_bytes)
 
     @property
     def parameters(self) -> int:
         """Weights of all matrices. Norms and biases, a thousandth of them or less, are left out."""
-        return self.multiplied + (0 if self.tie_embeddings else self.vocab_size * self.hidden_size)
+        by_row = 0 if self.sums is None else self.sums.by_row
+        return self.multiplied + by_row + (0 if self.tie_embeddings else self.vocab_size * self.hidden_size)
 
     @property
     def stored_bytes(self) -> float:
@@ -69,9 +106,9 @@ class ModelShape:
     @property
     def multiplied(self) -> int:
         """Weights that a forward reads as a whole: all but an embedding that is not the LM head too."""
-        heads = self.num_heads * self.head_dim
-        layer = self.hidden_size * (self.qkv_size + heads + 3 * self.intermediate_size)
-        return self.num_layers * layer + self.vocab_size * self.hidden_size
+        layer = self.hidden_size * (self.qkv_size + self.mixed_size + 3 * self.mlp_size)
+        more = 0 if self.sums is None else self.sums.more
+        return round(self.num_layers * layer) + more + self.vocab_size * self.hidden_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +174,7 @@ def operators(shape: ModelShape, work: ForwardShape) -> Iterator[Operator]:
 
 def step_operators(shape: ModelShape, step: StepShape) -> Iterator[Operator]:
     """The same of a forward that is known by its sums."""
-    layers, rows, heads = shape.num_layers, step.rows, shape.num_heads * shape.head_dim
+    layers, rows, heads, mlp = shape.num_layers, step.rows, shape.mixed_size, shape.mlp_size
     yield _linear("qkv", shape.weight_bytes, rows, (shape.hidden_size, shape.qkv_size), layers)
     yield Operator(
         "attention",
@@ -146,21 +183,24 @@ def step_operators(shape: ModelShape, step: StepShape) -> Iterator[Operator]:
         round(shape.token_bytes * (step.keys + rows)),  # read, and the new ones written
     )
     yield _linear("attention out", shape.weight_bytes, rows, (heads, shape.hidden_size), layers)
-    yield _linear("gate, up", shape.weight_bytes, rows, (shape.hidden_size, 2 * shape.intermediate_size), layers)
-    yield _linear("down", shape.weight_bytes, rows, (shape.intermediate_size, shape.hidden_size), layers)
+    yield _linear("gate, up", shape.weight_bytes, rows, (shape.hidden_size, 2 * mlp), layers)
+    yield _linear("down", shape.weight_bytes, rows, (mlp, shape.hidden_size), layers)
+    if shape.sums is not None and shape.sums.more:
+        more = shape.sums.more / shape.hidden_size
+        yield _linear("numbers of each layer", shape.weight_bytes, rows, (shape.hidden_size, more))
     yield _linear("head", shape.weight_bytes, step.head_rows, (shape.hidden_size, shape.vocab_size))
     # Two norms and two additions per layer, rotations of heads, gate times up; four bytes each, read and written.
-    passed = 4 * shape.hidden_size + shape.qkv_size + 2 * shape.intermediate_size
-    yield Operator("norms, rotations, gates", "vector", 0, 8 * layers * rows * passed)
+    passed = 4 * shape.hidden_size + shape.qkv_size + 2 * mlp
+    yield Operator("norms, rotations, gates", "vector", 0, round(8 * layers * rows * passed))
     # Scores are masked and normed in four bytes: about three times read and written.
     yield Operator("softmax", "vector", 0, round(24 * layers * shape.num_heads * step.pairs))
 
 
-def _linear(name: str, weight_bytes: float, rows: int, sizes: tuple[int, int], count: int = 1) -> Operator:
+def _linear(name: str, weight_bytes: float, rows: int, sizes: tuple[float, float], count: int = 1) -> Operator:
     """``count`` products of ``rows`` rows with a matrix of ``sizes`` (inputs, outputs), as one operator."""
     inputs, outputs = sizes
     moved = inputs * outputs + rows * (inputs + outputs)
-    return Operator(name, "linear", 2 * count * rows * inputs * outputs, round(count * moved * weight_bytes))
+    return Operator(name, "linear", round(2 * count * rows * inputs * outputs), round(count * moved * weight_bytes))
 
 
 def flops(shape: ModelShape, work: ForwardShape) -> int:

@@ -32,7 +32,7 @@ from parlay.heads.layouts.files import fetched, is_artefact, read
 from parlay.heads.layouts.layout import EMBEDDING, LAYOUT, LM_HEAD, NEED_LM_HEAD, TargetShape
 from parlay.heads.proof import target_states
 from parlay.heads.store import StoredDrafter
-from parlay.models.compiled.weights import Product
+from parlay.models.compiled.product import Product
 from parlay.models.config import DecoderConfig
 from parlay.models.fetch.hub import without_address
 from parlay.models.fetch.resolving import BUILT_IN, BUILT_IN_DRAFTS, resolve

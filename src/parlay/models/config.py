@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from parlay.types import CanvasSpec, ParlayError
 
@@ -75,6 +75,10 @@ class Experts:
 
     Only with ``sigmoid``: what is chosen by is each weight and a number of its expert beside it, and of ``groups``
     equal groups only the ``top_groups`` whose two best experts have the largest sums are open (DeepSeek-V3).
+
+    With ``beside`` a feed-forward of the layer runs for every row, too, and reads what the layer's norm makes. Router
+    and experts read the hidden state through norms of their own, what each of the two gives is normed, and each expert
+    has a factor of its weights (Gemma 4).
     """
 
     count: int
@@ -88,6 +92,7 @@ class Experts:
     sigmoid: bool = False
     groups: int = 1
     top_groups: int = 1
+    beside: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +105,11 @@ class LayerForm:
     keys are of each head, or with ``wide_qk_norm`` of all heads together. Without ``pre_norms`` attention and
     feed-forward read the hidden state as it is; with ``post_norms`` what they give is normed before it is added. What
     is added is multiplied by ``residual_scale``. ``experts`` take the place of the feed-forward.
+
+    Layers may differ in ``kv_heads``, in the size ``head_dim`` of all heads, and in the inner size ``mlp_size``; None:
+    the config's. With ``value_norm`` values are normed, too, without a weight. With ``keys_as_values`` they are the
+    keys before these are normed and turned. A layer with ``keys_of`` has no keys and values, but sees those of that
+    earlier layer, whose window is its own. With ``out_scale`` what leaves the layer is multiplied by a weight.
     """
 
     window: int | None = None
@@ -116,6 +126,20 @@ class LayerForm:
     sinks: bool = False
     residual_scale: float = 1.0
     experts: Experts | None = None
+    kv_heads: int | None = None
+    head_dim: int | None = None
+    mlp_size: int | None = None
+    value_norm: bool = False
+    keys_as_values: bool = False
+    keys_of: int | None = None
+    out_scale: bool = False
+
+
+class KeyHeads(NamedTuple):
+    """How many ``heads`` of keys a layer has, each of ``size`` numbers, as its value and query heads."""
+
+    heads: int
+    size: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +149,10 @@ class DecoderConfig:
     ``layers`` has the form of each layer. Where it is empty, all are Llama's layers with ``rope``, ``qkv_bias`` and
     ``qk_norm``, as those of draft heads always are. Embeddings are multiplied by ``embedding_scale``, logits by
     ``logit_scale``. A logit x becomes ``logit_cap`` * tanh(x / ``logit_cap``); 0: it stays.
+
+    With ``per_layer_size`` each layer reads so many numbers of each row besides the hidden state: the token's own, and
+    some that a product makes of what enters the first layer. The layer's gate of the hidden state multiplies them, and
+    what a product makes of that is normed and added at the end of the layer (Gemma 3n and 4).
     """
 
     architecture: str
@@ -150,6 +178,7 @@ class DecoderConfig:
     embedding_scale: float = 1.0
     logit_scale: float = 1.0
     logit_cap: float = 0.0
+    per_layer_size: int = 0
     canvas: CanvasSpec | None = None
     """How a diffusion model fills canvases; None for models that write token by token."""
 
@@ -170,7 +199,24 @@ class DecoderConfig:
     @property
     def plain(self) -> DecoderConfig:
         """The same sizes with Llama's layers."""
-        return replace(self, layers=(), embedding_scale=1.0, logit_scale=1.0, logit_cap=0.0, canvas=None)
+        return replace(
+            self, layers=(), embedding_scale=1.0, logit_scale=1.0, logit_cap=0.0, per_layer_size=0, canvas=None
+        )
+
+    def heads_of(self, form: LayerForm) -> KeyHeads:
+        """The heads of such a layer."""
+        return KeyHeads(form.kv_heads or self.num_kv_heads, form.head_dim or self.head_dim)
+
+    def mlp_size_of(self, form: LayerForm) -> int:
+        """Inner numbers of such a layer's feed-forward."""
+        return form.mlp_size or self.intermediate_size
+
+    @property
+    def is_uneven(self) -> bool:
+        """Whether layers differ in their heads or inner sizes, see other layers' keys, or read numbers of their own."""
+        shapes = {(self.heads_of(form), self.mlp_size_of(form)) for form in self.forms}
+        sharing = any(form.keys_of is not None or (form.experts and form.experts.beside) for form in self.forms)
+        return len(shapes) > 1 or sharing or self.per_layer_size > 0
 
     @property
     def output_size(self) -> int:

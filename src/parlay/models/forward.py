@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ from parlay.cache.pages import ALONE, pages_for
 from parlay.cache.recent import most_pages
 from parlay.compiled import structs
 from parlay.compiled.structs import Linear
-from parlay.models.config import DecoderConfig
+from parlay.models.config import DecoderConfig, KeyHeads
 from parlay.models.lora import LowRankAdapter
 from parlay.types import NO_SKIP, Exactness, Features, Output, Skip, Tree
 
@@ -24,7 +25,7 @@ from parlay.types import NO_SKIP, Exactness, Features, Output, Skip, Tree
 @dataclass(frozen=True, slots=True)
 class LayerPages:
     """Which layers have ``recent`` pages, as none of them sees more than ``window`` keys, and each layer's ``place``
-    among those that share its pages."""
+    among those that share its pages. Layers that see an earlier one's keys have its place."""
 
     recent: tuple[bool, ...]
     place: tuple[int, ...]
@@ -32,28 +33,45 @@ class LayerPages:
 
     @staticmethod
     def of(config: DecoderConfig) -> LayerPages:
-        """Layers with windows have recent pages where texts may become so long that this saves some."""
+        """Layers with windows have recent pages where texts may become so long that this saves some, or have other
+        heads than the others."""
         sizes = [form.window or 0 for form in config.forms]
-        window = max(sizes)
-        if not window or config.canvas or config.head or most_pages(window) >= pages_for(config.max_context):
-            return LayerPages.alike(config.num_layers)
-        recent = tuple(size > 0 for size in sizes)
-        places = tuple(recent[:layer].count(own) for layer, own in enumerate(recent))
-        return LayerPages(recent, places, window)
+        differ = len({config.heads_of(form) for form in config.forms}) > 1
+        saves = differ or most_pages(max(sizes)) < pages_for(config.max_context)
+        window = max(sizes) if saves and not config.canvas and not config.head else 0
+        recent, places, counts = tuple(window > 0 and size > 0 for size in sizes), list[int](), [0, 0]
+        for form, own in zip(config.forms, recent, strict=True):
+            places.append(counts[own] if form.keys_of is None else places[form.keys_of])
+            counts[own] += form.keys_of is None
+        return LayerPages(recent, tuple(places), window)
 
     @staticmethod
     def alike(layers: int) -> LayerPages:
         """All layers share their pages."""
         return LayerPages((False,) * layers, tuple(range(layers)))
 
+    def layers(self, recent: bool) -> list[int]:
+        """The layers that have keys of their own in pages of one kind, in the order of their places."""
+        found = {place: layer for layer, place in reversed(list(enumerate(self.place))) if self.recent[layer] == recent}
+        return [found[place] for place in sorted(found)]
+
+    def key_heads(self, config: DecoderConfig, recent: bool) -> KeyHeads:
+        """The heads of layers whose pages are of one kind; of no layer those of the others."""
+        own = self.layers(recent) or self.layers(not recent)
+        return config.heads_of(config.forms[own[0]]) if config.layers else config.heads_of(config.llama)
+
 
 def cache_room(config: DecoderConfig, number_bytes: float) -> Room:
     """The memory that texts take in the cache, with so many bytes for each number of a key or value."""
-    pages, page = LayerPages.of(config), 2 * config.num_kv_heads * config.head_dim * BLOCK * number_bytes
-    recent, longest = sum(pages.recent), pages_for(config.max_context)
+    pages = LayerPages.of(config)
+    whole, recent = (
+        2 * len(pages.layers(kind)) * math.prod(pages.key_heads(config, kind)) * BLOCK * number_bytes
+        for kind in (False, True)
+    )
     if not recent:
-        return Room(config.num_layers * page)
-    return Room((config.num_layers - recent) * page, recent * page, most_pages(pages.window), longest)
+        return Room(whole)
+    longest = pages_for(config.max_context)
+    return Room(whole, recent, min(most_pages(pages.window), longest), longest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,17 +94,18 @@ class Kernels:
 
     def cache_shapes(self, config: DecoderConfig, device: torch.device) -> tuple[CacheShape, RecentShape | None]:
         """The pages of layers that see all keys, and of the others, where these have pages of their own."""
-        layers = tuple(layer for layer, recent in enumerate(self.pages.recent) if recent)
+        layers = tuple(self.pages.layers(True))
+        heads, recent_heads = (self.pages.key_heads(config, kind) for kind in (False, True))
         shape = CacheShape(
-            num_layers=config.num_layers - len(layers),
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
+            num_layers=len(self.pages.layers(False)),
+            num_kv_heads=heads.heads,
+            head_dim=heads.size,
             dtype=self.cache_dtype,
             device=device,
             lanes=self.cache_lanes,
             spread=self.spread,
         )
-        own = replace(shape, num_layers=len(layers))
+        own = replace(shape, num_layers=len(layers), num_kv_heads=recent_heads.heads, head_dim=recent_heads.size)
         recent = RecentShape(shape=own, layers=layers, window=self.pages.window, longest=config.max_context)
         return shape, recent if layers else None
 

@@ -22,7 +22,7 @@ from parlay.models.tokenizers.folder import load_template as folder_template
 from parlay.models.tokenizers.folder import load_tokenizer as load_folder_tokenizer
 from parlay.models.weights.dequantize import dense
 from parlay.models.weights.regrouped import in_halves, unfused
-from parlay.models.weights.shapes import BadCheckpoint, Weight, check_weights, some, weight_shapes
+from parlay.models.weights.shapes import BadCheckpoint, Weight, check_weights, some, unread, weight_shapes
 from parlay.models.weights.stored import StoredTensor
 from parlay.types import Tokenizer
 
@@ -88,7 +88,10 @@ def _load_folder(directory: Path, config: DecoderConfig) -> dict[str, Weight]:
     weights = unfused(renamed, config)
     if family.interleaved:
         weights = in_halves(weights, config)
-    weights = {name: weights[name] for name in weights if name in expected or not _harmless(name, weights)}
+    spare = unread(config)
+    weights = {
+        name: weights[name] for name in weights if name in expected or not (name in spare or _harmless(name, weights))
+    }
     check_weights(directory, expected, weights)
     return {name: _offset(weights[name], family.norm_offset) for name in expected}
 

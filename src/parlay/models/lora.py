@@ -59,6 +59,10 @@ def read_adapter(folder: Path, config: DecoderConfig, name: str, *, merging: boo
         matrices = read_matrices(folder, said, config, _read(folder / WEIGHTS), merging=merging)
     except (TypeError, ValueError, AttributeError, KeyError, IndexError, OverflowError) as error:
         raise BadAdapter(f"{folder}: {CONFIG} is no description of an adapter: {error!s:.80}") from None
+    for layer, form in enumerate(config.forms):
+        key = matrices.get(f"model.layers.{layer}.self_attn.k_proj.weight")
+        if form.keys_as_values and key is not None:
+            matrices[f"model.layers.{layer}.self_attn.v_proj.weight"] = key
     digest = hashlib.sha256((folder / CONFIG).read_bytes())
     with (folder / WEIGHTS).open("rb") as file:
         digest.update(hashlib.file_digest(file, "sha256").digest())
@@ -72,6 +76,8 @@ def merged(weights: Mapping[str, Weight], adapter: LowRankAdapter) -> dict[str, 
     """
     found = dict(weights)
     for name, (down_RI, up_OR) in adapter.matrices.items():
+        if name not in weights:  # values that are keys
+            continue
         weight = weights[name]
         if isinstance(weight, StoredTensor) and weight.format.plain is None:
             raise BadAdapter(

@@ -139,11 +139,11 @@ class NativeRunner(Runner):
             dtype=str(dtype).removeprefix("torch."),
             kernels=reason,
             eos_ids=config.eos_ids,
-            layer_skip=True,
+            layer_skip=all(form.keys_of is None for form in config.forms),
             features=kernels.part is None,
             together=True,
             canvas=config.canvas,
-            kv_heads=0 if kernels.part else config.num_kv_heads,
+            kv_heads=0 if kernels.part or config.is_uneven else config.num_kv_heads,
             head_dim=config.head_dim,
             in_flight=kernels.in_flight,
         )
@@ -179,8 +179,9 @@ class NativeRunner(Runner):
         return self.store.truncate(sequence, length)
 
     def move(self, sequence: int, text: Sequence[int], move: Move) -> int:
-        """See `MovingRunner.move`. With keys and values in blocks nothing is moved."""
-        rows_NLSKD = self.store.rows_of(sequence, text, move.first, move.length) if self.shares_prefixes else None
+        """See `MovingRunner.move`. With keys and values in blocks, or of layers that differ, nothing is moved."""
+        movable = self.shares_prefixes and not self._config.is_uneven
+        rows_NLSKD = self.store.rows_of(sequence, text, move.first, move.length) if movable else None
         if rows_NLSKD is None:
             return self.store.length(sequence)
         halves = bool(self._forward.kernels.cache_lanes)  # the compiled decoder pairs a head's halves, torch neighbours
@@ -309,6 +310,8 @@ class NativeRunner(Runner):
             raise ValueError(f"a prefix of {tuple(features.prefix.states.shape)} numbers is another model's")
         if features.join is None:
             return
+        if self._config.is_uneven:
+            raise ValueError(f"{self._spec.name}: its layers see other layers' keys, so no row can join at one")
         if not 0 <= features.join.layer < self._num_layers:
             raise ValueError(f"no row can join at layer {features.join.layer}: layers are 0 to {self._num_layers - 1}")
         if rows > len(segment.tree) or segment.base > len(segment.pending) - 1:

@@ -67,6 +67,11 @@ class Layout:
 
     def check(self, name: str, config: DecoderConfig) -> None:
         """Raises ParlayError for more ranks than the model has key heads or layers, and layers that can't be shared."""
+        if config.is_uneven:
+            raise ParlayError(
+                f"{name}: layers of {config.architecture} differ in their heads or see other layers' keys, so they "
+                "can't be shared out among ranks; run it on one"
+            )
         if self.tensor > config.num_kv_heads:
             raise ParlayError(
                 f"tensor_parallel={self.tensor}: {name} has {config.num_kv_heads} key heads to share out; give a "

@@ -74,6 +74,8 @@ def splits(devices: int, shape: ModelShape, *, drafter: bool = False) -> Iterato
             continue
         if context > 1 and (tensor > 1 or pipeline > 1):
             continue  # ranks that share texts have whole models
+        if shape.sums is not None and tensor * pipeline * context > 1:
+            continue  # layers that differ are not shared out
         yield Split(replicas=devices // ranks, tensor=tensor, pipeline=pipeline, context=context, drafter=own)
 
 

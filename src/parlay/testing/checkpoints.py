@@ -50,6 +50,16 @@ _YARN_ROPE = {
 }
 _GEMMA2 = {**_DECODER, "head_dim": 16, "sliding_window": 6, "query_pre_attn_scalar": 16}
 
+_GEMMA4 = {
+    **_DECODER,
+    "head_dim": 16,
+    "global_head_dim": 24,
+    "sliding_window": 6,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+    "vocab_size_per_layer_input": VOCAB_SIZE,
+    "final_logit_softcapping": 20.0,
+}
+
 NATIVE: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
     {
         "llama": ("llama", _DECODER),
@@ -79,6 +89,38 @@ FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
     {
         "gemma": ("gemma", {**_FEW, "head_dim": 16}),
         "gemma3": ("gemma3_text", {**_GEMMA2, "num_hidden_layers": 3, "sliding_window_pattern": 3}),
+        "gemma4-dense": (
+            "gemma4_text",
+            {
+                **_GEMMA4,
+                "num_key_value_heads": 4,
+                "num_global_key_value_heads": 1,
+                "attention_k_eq_v": True,
+                "hidden_size_per_layer_input": 0,
+            },
+        ),
+        "gemma4-moe": (
+            "gemma4_text",
+            {
+                **_GEMMA4,
+                "hidden_size_per_layer_input": 0,
+                "enable_moe_block": True,
+                "num_experts": 6,
+                "top_k_experts": 2,
+                "moe_intermediate_size": 24,
+            },
+        ),
+        "gemma4-e": (
+            "gemma4_text",
+            {
+                **_GEMMA4,
+                "num_hidden_layers": 6,
+                "layer_types": ["sliding_attention", "full_attention"] * 3,
+                "num_kv_shared_layers": 3,
+                "use_double_wide_mlp": True,
+                "hidden_size_per_layer_input": 10,
+            },
+        ),
         "phi3": ("phi3", {**_FEW, "sliding_window": 12}),
         "phi4-mini": (
             "phi3",
@@ -270,6 +312,9 @@ def random_model(name: str, *, seed: int = 0, dtype: torch.dtype = torch.float32
                 parameter.copy_(torch.randn(parameter.shape) * parameter.shape[-1] ** -0.5)
             else:
                 parameter.add_(torch.randn(parameter.shape) * 0.1)
+        for place, buffer in model.named_buffers():
+            if place.endswith("layer_scalar"):
+                buffer.add_(torch.randn(buffer.shape) * 0.2)
     return model.to(dtype)
 
 

@@ -77,7 +77,7 @@ def _eagle3(target: ModelShape) -> HeadCost:
 
 def _fused(target: ModelShape) -> int:
     """Weights that EAGLE-3's layer has more than one of the target's."""
-    return target.hidden_size * (target.qkv_size + 3 * target.hidden_size)
+    return round(target.hidden_size * (target.qkv_size + 3 * target.hidden_size))
 
 
 def _medusa(target: ModelShape) -> HeadCost:

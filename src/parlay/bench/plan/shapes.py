@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import replace
 
-from parlay.cost.roofline import ModelShape
+from parlay.cost.roofline import LayerSums, ModelShape
 from parlay.models.config import DecoderConfig, UnsupportedModel
 from parlay.models.fetch.resolving import is_local, resolve_config
 from parlay.models.weights.formats import Format
@@ -118,6 +119,31 @@ def shape_of(config: DecoderConfig, *, weight_bytes: float, kv_bytes: float) -> 
         tie_embeddings=config.tie_embeddings,
         recent_layers=recent_layers,
         recent_tokens=recent_tokens,
+        sums=_sums(config) if config.is_uneven else None,
+    )
+
+
+def _sums(config: DecoderConfig) -> LayerSums:
+    """Sum up the sizes of layers that differ."""
+    from parlay.models.forward import LayerPages  # here, because it loads torch
+    from parlay.models.weights.shapes import weight_shapes
+
+    pages, matrices = LayerPages.of(config), dict[str, tuple[int, int, int]]()
+    for name, shape in weight_shapes(config).items():
+        if len(shape) == 2:
+            kind = name.split(".")[-2]
+            rows, inputs, numbers = matrices.get(kind, (0, 0, 0))
+            matrices[kind] = rows + shape[0], inputs + shape[1], numbers + shape[0] * shape[1]
+    cached = [2 * len(pages.layers(kind)) * math.prod(pages.key_heads(config, kind)) for kind in (False, True)]
+    own = ("per_layer_input_gate", "per_layer_projection", "per_layer_model_projection")
+    return LayerSums(
+        qkv=sum(matrices.get(f"{part}_proj", (0, 0, 0))[0] for part in "qkv"),
+        mixed=matrices["o_proj"][1],
+        mlp=matrices["down_proj"][1],
+        whole=cached[0],
+        recent=cached[1],
+        more=sum(matrices.get(name, (0, 0, 0))[2] for name in own),
+        by_row=matrices.get("embed_tokens_per_layer", (0, 0, 0))[2],
     )
 
 

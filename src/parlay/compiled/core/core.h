@@ -44,8 +44,9 @@ typedef struct {
     Linear query, key, value, out, gate, up, down;
     const float *attention_norm, *feed_forward_norm;         /* [hidden] or null: of what sub-layers read */
     const float *attention_out_norm, *feed_forward_out_norm; /* [hidden] or null: of what they give, before it is added */
-    const float *qk_norm;                                    /* [heads + kv_heads][head_dim], or null */
-    const float *rotations;                                  /* [positions][2][head_dim / 2]: cosines, sines */
+    const float *qk_norm;    /* [heads + key heads][their size], or null */
+    const float *value_norm; /* [their size], or null */
+    const float *rotations;  /* [positions][2][their size / 2]: cosines, sines */
     double scale;       /* queries are multiplied by it */
     double score_cap;   /* a score s becomes cap * tanh(s / cap); 0: stays as it is */
     int64_t window;     /* a row sees the last so many keys of its path; 0: all */
@@ -60,8 +61,21 @@ typedef struct {
     double expert_scale;  /* the weights of a row's experts are multiplied by it */
     const float *choice_bias; /* [experts] or null: weights are sigmoids, and with these beside them chosen by */
     int64_t adapted; /* of an adapter's products: the first of its experts, EXPERT_PRODUCTS of each */
+    const float *expert_scales; /* [experts] or null: of the weight of each */
+    const float *router_norm, *experts_norm; /* [hidden]: of what router and experts read where gate, up and down run
+                                              * besides; else null, and they read what feed_forward_norm makes */
+    const float *dense_out_norm, *experts_out_norm; /* [hidden]: of what these give before it is added up, and null */
     int64_t place, recent; /* its number among the layers that share pages; 1: its keys are in a segment's recent pages */
+    int64_t reads_others;  /* 1: its keys and values are those that an earlier layer has put at `place` */
+    double out_scale;      /* the hidden state that leaves it is multiplied by it */
+    Linear per_layer_gate, per_layer_out; /* of what it adds last, see Model: from the hidden state, and to it */
+    const float *per_layer_norm;          /* [hidden]: of that before it is added; null: it adds nothing */
 } Layer;
+
+/* Key heads of layers whose keys share pages: how many, and the numbers of one, which query heads have, too. */
+typedef struct {
+    int64_t count, size;
+} KeyHeads;
 
 /* Processes that run the layers of a model together. `memory` is shared: a line that holds 1 + the number of a rank that is
  * lost, or 0; a line for each rank with the last round that it has written; parts [2][count][part]. Or, where it is null,
@@ -76,7 +90,8 @@ typedef struct {
 } Ranks;
 
 typedef struct {
-    int64_t layers, hidden, heads, kv_heads, head_dim, ffn, vocab;
+    int64_t layers, hidden, heads, ffn, vocab; /* ffn: inner numbers of the layer that has most */
+    KeyHeads keys[2]; /* of the layers that see all keys, and of those whose keys are in recent pages */
     int64_t cached; /* CACHE_F32, CACHE_BF16, or CACHE_Q8_0, for heads of whole blocks */
     double eps;
     Linear embedding; /* of its panels only single rows are read; plain numbers lie in rows instead, [vocab][hidden] */
@@ -91,6 +106,12 @@ typedef struct {
     Ranks *ranks;   /* that have some heads and units of each layer each: what a sub-layer gives is their sum. Or null */
     Ranks *context; /* that have some spans of each text's keys and values each: see tiles.h. Or null */
     int64_t span;   /* keys, a multiple of STRIP (strips.h): attention sums up each span of a path by itself */
+    int64_t per_layer; /* numbers of a row that each layer reads besides the hidden state, 0: none. They are the sum of the
+                        * embedding [layers][per_layer] of its id, times a scale, and of a product with what enters the
+                        * first layer, normed. A layer multiplies them by the activation of its gate. */
+    Linear per_layer_embedding, per_layer_projection; /* the first as `embedding` */
+    const float *per_layer_norm; /* [per_layer] */
+    double per_layer_scale;
 } Model;
 
 /* Keys and values that have no position, in pages as a sequence's. */
@@ -106,7 +127,7 @@ typedef struct {
 typedef struct {
     char *const *pages; /* of PAGE tokens each; row i of the segment is token start + i of its sequence. Null: a page that
                          * another rank has */
-    int64_t pitch;      /* bytes from one head's PAGE rows to the next in a page, which is [layers][2][kv_heads] of them */
+    int64_t pitch;      /* bytes from one head's PAGE rows to the next in a page: [layers][2][key heads] of them */
     int64_t start, pending, nodes, base, begin;
     const int32_t *parents; /* per node; -1: the last pending row */
     const Prefix *prefix;

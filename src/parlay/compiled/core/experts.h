@@ -89,6 +89,7 @@ static void choose_row(const Layer *layer, const float *logits, int32_t *expert,
     const int64_t chosen = layer->chosen;
     (layer->choice_bias ? choose_by_sigmoid : choose_by_softmax)(layer, logits, expert, weight);
     for (int64_t i = 0; i < chosen; i++) weight[i] *= (float)layer->expert_scale;
+    for (int64_t i = 0; layer->expert_scales && i < chosen; i++) weight[i] *= layer->expert_scales[expert[i]];
     if (!layer->shared) return;
     expert[chosen] = (int32_t)layer->experts;
     weight[chosen] = layer->shared == GATED ? sigmoid(logits[layer->experts]) : 1.0f;
@@ -143,6 +144,34 @@ static void gather_rows(const Pass *pass, int64_t part, int64_t parts)
         }
 }
 
+/* Hidden states, normed for what comes next in a layer with a feed-forward beside experts. */
+static void norm_for_experts(const Pass *pass, const float *norm, int wanted, int64_t part, int64_t parts)
+{
+    for (int64_t row = pass->rows * part / parts; row < pass->rows * (part + 1) / parts; row++)
+        norm_input(pass->model, pass->space, norm, wanted, row, row, 0);
+}
+
+/* What a feed-forward beside experts gives is normed and put aside, and its rows are normed for the router. */
+static void put_aside(const Pass *pass, int64_t part, int64_t parts)
+{
+    const Layer *layer = &pass->model->layer[pass->here / 2];
+    const Space *space = pass->space;
+    int64_t hidden = pass->model->hidden;
+    for (int64_t row = pass->rows * part / parts; row < pass->rows * (part + 1) / parts; row++)
+        norm_row(space->given + row * hidden, hidden, (float)(hidden * pass->model->eps), layer->dense_out_norm, 0,
+                 space->aside + row * hidden);
+    norm_for_experts(pass, layer->router_norm, format_of(&layer->router)->input, part, parts);
+}
+
+/* What experts give is normed, and what was put aside joins it. */
+static void join_aside(const Pass *pass, const float *norm, int64_t row)
+{
+    int64_t hidden = pass->model->hidden;
+    float *given = pass->space->given + row * hidden, *aside = pass->space->aside + row * hidden;
+    norm_row(given, hidden, (float)(hidden * pass->model->eps), norm, 0, given);
+    for (int64_t i = 0; i < hidden; i++) given[i] += aside[i];
+}
+
 /* From the router's logits on; one thread does the rest, too, where there are few rows. */
 static void route_rows(const Pass *pass, int64_t part, int64_t parts)
 {
@@ -151,6 +180,8 @@ static void route_rows(const Pass *pass, int64_t part, int64_t parts)
     int64_t each = runs_of(layer);
     for (int64_t row = pass->rows * part / parts; row < pass->rows * (part + 1) / parts; row++)
         choose_row(layer, routed->logits + row * layer->router.out, routed->expert + row * each, routed->weights + row * each);
+    int wanted = expert_forms(layer) | forms_of_adapters(pass->batch);
+    if (layer->experts_norm) norm_for_experts(pass, layer->experts_norm, wanted, part, parts);
     if (!has_few_rows(pass)) return;
     group_rows(pass, 0, 1);
     gather_rows(pass, 0, 1);
@@ -305,7 +336,10 @@ static void add_experts(const Pass *pass, int64_t part, int64_t parts)
             for (int64_t c = 0; c < each; c++) sum += weights[c] * routed->given[places[c] * hidden + i];
             out[i] = apart ? sum : out[i] + sum;
         }
-        if (norm && !pass->model->ranks) add_normed(pass->model, pass->space, norm, row);
+        if (!norm || pass->model->ranks) continue;
+        if (layer->experts_norm) join_aside(pass, layer->experts_out_norm, row);
+        add_normed(pass->model, pass->space, norm, row);
+        if (!layer->per_layer_norm) scale_hidden(pass->model, pass->space, layer->out_scale, row);
     }
 }
 

@@ -6,6 +6,7 @@
 #define PARLAY_FORWARD_H
 
 #include "experts.h"
+#include "per_layer.h"
 #include "tiles.h"
 
 /* In which forms products want the rows that they share. */
@@ -21,6 +22,7 @@ static Product attention_inputs(const Pass *pass, int64_t layer)
     const Layer *own = &pass->model->layer[layer];
     float *qkv = pass->space->qkv + pass->batch->own * pass->space->qkv_stride;
     Product product = {{&own->query, &own->key, &own->value}, pass->space->normed, KEEP, qkv, pass->space->qkv_stride};
+    if (own->reads_others) product.linear[1] = product.linear[2] = 0;
     return with_adapters(pass, product, layer, 0);
 }
 
@@ -69,8 +71,8 @@ static void norm_next(const Pass *pass, int64_t from, int64_t to)
     const Layer *own = &pass->model->layer[pass->next / 2];
     Product product = pass->next % 2 ? gates(pass, pass->next / 2) : attention_inputs(pass, pass->next / 2);
     const float *weight = pass->next % 2 ? own->feed_forward_norm : own->attention_norm;
-    int experts = pass->next % 2 && own->experts, wanted = experts ? expert_forms(own) : forms(product.linear);
-    wanted |= forms_of_adapters(pass->batch);
+    int experts = pass->next % 2 && own->experts && !own->experts_norm;
+    int wanted = (experts ? expert_forms(own) : forms(product.linear)) | forms_of_adapters(pass->batch);
     const int32_t *order = experts ? 0 : order_of(product.linear);
     for (int64_t row = from; row < to; row++)
         if (pass->next == 0 && pass->model->beside_norm)
@@ -115,6 +117,8 @@ static void add_outputs(const Pass *pass, int64_t part, int64_t parts)
     const float *weight = pass->here % 2 ? layer->feed_forward_out_norm : layer->attention_out_norm;
     for (int64_t row = pass->rows * part / parts; row < pass->rows * (part + 1) / parts; row++)
         add_normed(pass->model, pass->space, weight, row);
+    for (int64_t row = pass->rows * part / parts; pass->here % 2 && row < pass->rows * (part + 1) / parts; row++)
+        if (!layer->per_layer_norm) scale_hidden(pass->model, pass->space, layer->out_scale, row);
 }
 
 static void sum_outputs(const Pass *pass, int64_t part, int64_t parts)
@@ -147,16 +151,19 @@ static void prepare_attention(const Pass *pass, int64_t part, int64_t parts)
 
 /* ---------------------------------------------------------------------------------------------------- the sub-layers */
 
-/* Of the last layer only keys and values, if nobody reads what comes after: of a text that is fed in pieces, or of what
- * a draft head's one layer reads before it drafts. */
+/* Of the last layer that has keys only keys and values, if nobody reads what comes after: of a text that is fed in pieces,
+ * or of what a draft head's one layer reads before it drafts. */
 static int leaves_keys_alone(const Pass *pass)
 {
-    return pass->here == sublayers(pass) - 2 && !pass->batch->wanted && !pass->batch->taps;
+    int64_t last = pass->model->layers - 1;
+    if (pass->batch->wanted || pass->batch->taps) return 0;
+    while (pass->model->layer[last].reads_others) last--;
+    return pass->here == 2 * last;
 }
 
 /* The last product of a sub-layer, whose outputs join the hidden state: summed over ranks before, where there are some,
- * and normed, where there is a norm for that. */
-static int run_last(const Pass *pass, const Linear *last, Inputs x, const float *norm)
+ * and normed, where there is a norm for that. Then a step of what comes next. */
+static int run_last(const Pass *pass, const Linear *last, Inputs x, const float *norm, Step *next)
 {
     int apart = norm || pass->model->ranks;
     Product product = {{last}, x, apart ? KEEP : ADD, apart ? pass->space->given : pass->space->hidden, pass->model->hidden};
@@ -166,8 +173,8 @@ static int run_last(const Pass *pass, const Linear *last, Inputs x, const float 
     if (pass->model->ranks)
         return run_product(pass, product, pass->rows, 0) && run_once(pass, sum_outputs) && run_rows(pass, add_outputs) &&
                run_rows(pass, enter_next);
-    return norm ? run_product(pass, product, pass->rows, add_outputs) && run_rows(pass, enter_next)
-                : run_product(pass, product, pass->rows, enter_next);
+    return norm ? run_product(pass, product, pass->rows, add_outputs) && run_rows(pass, next)
+                : run_product(pass, product, pass->rows, next);
 }
 
 /* Queries, and new keys and values of the cache. */
@@ -182,18 +189,33 @@ static int run_attention(const Pass *pass)
 {
     const Layer *layer = &pass->model->layer[pass->here / 2];
     return run_inputs(pass, pass->rows) && attend(pass) &&
-           run_last(pass, &layer->out, pass->space->normed, layer->attention_out_norm);
+           run_last(pass, &layer->out, pass->space->normed, layer->attention_out_norm, enter_next);
+}
+
+/* A feed-forward beside experts, up to the inputs of the router. */
+static int run_beside(const Pass *pass)
+{
+    const Linear *down = &pass->model->layer[pass->here / 2].down;
+    Product product = {{down}, pass->space->gated, KEEP, pass->space->given, pass->model->hidden};
+    product = with_adapters(pass, product, pass->here / 2, 6);
+    product.lowers = 1;
+    return run_product(pass, gates(pass, pass->here / 2), pass->rows, 0) &&
+           run_product(pass, product, pass->rows, put_aside);
 }
 
 static int run_feed_forward(const Pass *pass)
 {
     const Layer *layer = &pass->model->layer[pass->here / 2];
+    Step *next = layer->per_layer_norm ? enter_gate : enter_next;
+    int goes_on;
     if (layer->experts)
-        return run_experts(pass) &&
-               (!pass->model->ranks || (run_once(pass, sum_outputs) && run_rows(pass, add_outputs))) &&
-               run_rows(pass, enter_next);
-    return run_product(pass, gates(pass, pass->here / 2), pass->rows, 0) &&
-           run_last(pass, &layer->down, pass->space->gated, layer->feed_forward_out_norm);
+        goes_on = (!layer->experts_norm || run_beside(pass)) && run_experts(pass) &&
+                  (!pass->model->ranks || (run_once(pass, sum_outputs) && run_rows(pass, add_outputs))) &&
+                  run_rows(pass, next);
+    else
+        goes_on = run_product(pass, gates(pass, pass->here / 2), pass->rows, 0) &&
+                  run_last(pass, &layer->down, pass->space->gated, layer->feed_forward_out_norm, next);
+    return goes_on && (!layer->per_layer_norm || (run_per_layer(pass) && run_rows(pass, enter_next)));
 }
 
 /* All of a forward, as one thread walks through it. 0: the job has ended meanwhile. */
@@ -201,9 +223,12 @@ static int run_forward(Pass pass)
 {
     pass.here = -1;
     pass.next = next_sublayer(&pass, 0);
-    int goes_on = run_rows(&pass, begin) && run_rows(&pass, enter_next);
+    int goes_on = run_rows(&pass, begin) && (!pass.model->per_layer || run_per_layer_inputs(&pass)) && run_rows(&pass, enter_next);
     while (goes_on && pass.next < sublayers(&pass)) {
-        if (join_next(&pass)) pass.rows = pass.batch->rows, pass.tiles = pass.all_tiles;
+        if (join_next(&pass)) {
+            pass.rows = pass.batch->rows;
+            memcpy(pass.tiles, pass.all_tiles, sizeof pass.tiles);
+        }
         pass.here = pass.next;
         pass.next = next_sublayer(&pass, pass.here + 1);
         if (leaves_keys_alone(&pass)) return run_inputs(&pass, pass.batch->rows);
@@ -240,8 +265,11 @@ static Pass pass_of(const Model *model, const Batch *batch, const Space *space)
     Batch early = *batch;
     early.segments -= batch->late_segments;
     Pass pass = {.model = model, .batch = batch, .space = space, .rows = batch->rows - batch->late};
-    pass.tiles = cut_tiles(model, &early, space);
-    pass.all_tiles = cut_tiles(model, batch, space);
+    for (int i = 0; i < 2; i++) {
+        int apart = !i || differ(model);
+        pass.tiles[i] = apart ? cut_tiles(&early, &space->alike[i]) : pass.tiles[0];
+        pass.all_tiles[i] = apart ? cut_tiles(batch, &space->alike[i]) : pass.all_tiles[0];
+    }
     pass.all_rounds = rounds_of(model, longest_of(batch));
     return pass;
 }

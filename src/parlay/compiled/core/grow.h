@@ -316,14 +316,14 @@ static void lay_out_tree(Grown *tree, const Growth *growth, char **at)
     if (tree) *tree = (Grown){.all = all, .ran = ran, .parents = parents, .places = places};
 }
 
-static void lay_out_level(Level *level, const Space *space, int64_t tiles, int64_t segments, char **at)
+static void lay_out_level(const Model *model, Level *level, const Space *space, int64_t rows, int64_t segments, char **at)
 {
-    Tile *own = (Tile *)take(at, tiles * (int64_t)sizeof(Tile));
+    Tile *own = (Tile *)take(at, tiles_of(model, rows, segments) * (int64_t)sizeof(Tile));
     Grown **growing = (Grown **)take(at, segments * 8);
     Segment *segment = (Segment *)take(at, segments * (int64_t)sizeof(Segment));
     if (!level) return;
     *level = (Level){.space = *space, .growing = growing, .segment = segment};
-    level->space.tiles = own;
+    lay_tiles(model, rows, segments, &level->space, own);
 }
 
 /* From `start` on, or for its size alone where that is null. */
@@ -343,7 +343,7 @@ static Levels lay_out_levels(const Model *model, const Batch *first, const Growt
     levels.taps = (float **)take(at, (model->layers + 1) * 8);
     if (growth->first) levels.features = lay_out_inputs(first->rows, growth->first->in, at);
     for (int64_t i = 0; i < growth->levels; i++)
-        lay_out_level(start ? &levels.level[i] : 0, &space, (rows + segments) * model->kv_heads, segments, at);
+        lay_out_level(model, start ? &levels.level[i] : 0, &space, rows, segments, at);
     for (int64_t s = 0; s < segments; s++) lay_out_tree(start ? &levels.trees[s] : 0, growth, at);
     return levels;
 }

@@ -95,6 +95,13 @@ INLINE void add_normed(const Model *model, const Space *space, const float *weig
     for (int64_t i = 0; i < model->hidden; i++) out[i] += given[i];
 }
 
+/* The hidden state that leaves a layer. */
+INLINE void scale_hidden(const Model *model, const Space *space, double scale, int64_t row)
+{
+    float *out = space->hidden + row * model->hidden;
+    for (int64_t i = 0; scale != 1 && i < model->hidden; i++) out[i] *= (float)scale;
+}
+
 /* Pairs (i, i + D/2) of a head turn by the row's position (Su et al. 2021). */
 INLINE void rotate(const float *x, const float *rotations, int64_t half, float scale, int form, void *out)
 {
@@ -111,17 +118,18 @@ INLINE void rotate(const float *x, const float *rotations, int64_t half, float s
 }
 
 /* Where the keys (0) or values (1) of one head begin in a page; `place` is the layer's among those in the same pages. */
-INLINE int64_t part_of(const Model *model, int64_t pitch, int64_t place, int64_t which, int64_t head)
+INLINE int64_t part_of(int64_t kv_heads, int64_t pitch, int64_t place, int64_t which, int64_t head)
 {
-    return ((place * 2 + which) * model->kv_heads + head) * pitch;
+    return ((place * 2 + which) * kv_heads + head) * pitch;
 }
 
 /* A row's new key (0) or value (1) of one head, which is rotated already, into its slot. */
-static void store_row(const Model *model, const Heads *heads, const Segment *segment, int64_t place, int64_t which,
-                      int64_t head, int64_t slot, const float *x)
+static void store_row(const Alike *alike, const Segment *segment, int64_t place, int64_t which, int64_t head, int64_t slot,
+                      const float *x)
 {
-    const int64_t dim = model->head_dim, part = part_of(model, segment->pitch, place, which, head);
-    const int form = (int)model->cached;
+    const Heads *heads = &alike->heads;
+    const int64_t dim = heads->head_dim, part = part_of(alike->kv_heads, segment->pitch, place, which, head);
+    const int form = heads->cached;
     if (!segment->pages[(uint64_t)slot / PAGE]) return;
     if (form == CACHE_Q8_0) {
         InputBlock blocks[LONGEST_HEAD / BLOCK];
@@ -137,22 +145,22 @@ static void store_row(const Model *model, const Heads *heads, const Segment *seg
     for (int64_t k = 0; !which && k < heads->words; k++) strip[k * LANES] = words[k];
 }
 
-/* Norms and rotations of a row's queries and keys; keys and values go to the cache. */
+/* Norms and rotations of a row's queries and keys, and norms of its values; keys and values go to the cache. */
 static void prepare_row(const Model *model, const Segment *segment, const Space *space, int64_t layer, int64_t row)
 {
-    const int64_t dim = model->head_dim, heads = model->heads, words = words_of_query(&space->heads);
-    const int64_t slot = segment->start + row, flat = segment->begin + row;
     const Layer *own = &model->layer[layer];
+    const Alike *alike = &space->alike[own->recent];
+    const int64_t dim = alike->heads.head_dim, heads = model->heads, words = words_of_query(&alike->heads);
+    const int64_t slot = segment->start + row, flat = segment->begin + row, keys = own->reads_others ? 0 : alike->kv_heads;
     const float *norms = own->qk_norm, *rotations = own->rotations + position_of(segment, row) * dim;
     const float floor = (float)(dim * model->eps);
     float *x = space->qkv + flat * space->qkv_stride, turned[LONGEST_HEAD];
     if (norms && own->wide_norms) {
         norm_row(x, heads * dim, (float)(heads * dim * model->eps), norms, 0, x);
-        norm_row(x + heads * dim, model->kv_heads * dim, (float)(model->kv_heads * dim * model->eps), norms + heads * dim, 0,
-                 x + heads * dim);
+        norm_row(x + heads * dim, keys * dim, (float)(keys * dim * model->eps), norms + heads * dim, 0, x + heads * dim);
         norms = 0;
     }
-    for (int64_t head = 0; head < heads + model->kv_heads; head++, x += dim) {
+    for (int64_t head = 0; head < heads + keys; head++, x += dim) {
         uint32_t *query = space->queries + (flat * heads + head) * words;
         const int blocks = model->cached == CACHE_Q8_0, is_query = head < heads;
         if (norms) norm_row(x, dim, floor, norms + head * dim, 0, x);
@@ -160,12 +168,14 @@ static void prepare_row(const Model *model, const Segment *segment, const Space 
                is_query && !blocks ? form_of((int)model->cached) : FLOAT32, is_query && !blocks ? (void *)query : turned);
         if (blocks) spread(turned, dim);
         if (!is_query)
-            store_row(model, &space->heads, segment, own->place, 0, head - heads, slot, turned);
+            store_row(alike, segment, own->place, 0, head - heads, slot, turned);
         else if (blocks)
             QUANTISE(turned, dim, (InputBlock *)query, 1);
     }
-    for (int64_t head = 0; head < model->kv_heads; head++, x += dim)
-        store_row(model, &space->heads, segment, own->place, 1, head, slot, x);
+    for (int64_t head = 0; head < keys; head++, x += dim) {
+        if (own->value_norm) norm_row(x, dim, floor, own->value_norm, 0, x);
+        store_row(alike, segment, own->place, 1, head, slot, x);
+    }
 }
 
 static void prepare(const Model *model, const Batch *batch, const Space *space, int64_t layer, int64_t from, int64_t to)

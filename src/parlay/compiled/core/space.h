@@ -18,6 +18,13 @@ typedef struct {
     const LowRank **adapters; /* [rows * runs]: as a batch has them */
 } Routed;
 
+/* What layers have in common whose keys share pages. */
+typedef struct {
+    Heads heads;
+    int64_t kv_heads, queries_each; /* queries of a tile, at most */
+    Tile *tiles;
+} Alike;
+
 /* The parts of a forward's memory. Strides count 32-bit words. */
 typedef struct {
     float *hidden;    /* [rows][hidden] */
@@ -26,32 +33,48 @@ typedef struct {
     float *qkv;       /* [all rows][qkv_stride] */
     Routed routed;    /* of models with experts */
     float *given;     /* [rows][hidden]: what a sub-layer gives, where it is summed or normed before it is added */
+    float *aside;     /* [rows][hidden]: what a feed-forward gives beside experts */
     uint32_t *queries; /* [all rows][heads * query words] */
-    Tile *tiles;
+    Alike alike[2];    /* layers that see all keys, and those whose keys are in recent pages */
+    float *per_layer, *gates; /* [rows][2][layers][per_layer]: what layers read besides, and what is projected for it; a
+                               * layer's gates [rows][per_layer]. Vectors are read past the last row. */
     float *parts, *joined; /* of models whose keys several ranks have, see tiles.h */
     char *threads;    /* per thread: what Work has of a tile, slots of a path */
-    Heads heads;
-    int64_t qkv_stride, queries_each, thread_bytes, bytes;
+    int64_t qkv_stride, thread_bytes, bytes;
     int64_t rounds; /* for which parts have room */
 } Space;
 
 #define MOST_PARTS (1 << 20) /* numbers that a rank gives at once, if one round has no more */
 
 INLINE int64_t line(int64_t bytes) { return (bytes + 63) / 64 * 64; }
-INLINE int64_t group_of(const Model *model) { return model->heads / model->kv_heads; }
 
-static int64_t queries_of_tile(const Model *model)
+static Alike alike_of(const Model *model, int recent)
 {
-    int64_t rows = MOST_QUERIES / group_of(model);
-    return (rows < 1 ? 1 : rows) * group_of(model);
+    int64_t each = model->cached == CACHE_Q8_0 ? 4 : model->cached == CACHE_BF16 ? 2 : 1, dim = model->keys[recent].size;
+    int64_t kv_heads = model->keys[recent].count, group = model->heads / kv_heads, rows = MOST_QUERIES / group;
+    return (Alike){{(int)model->cached, group, dim, (dim + each - 1) / each}, kv_heads, (rows < 1 ? 1 : rows) * group, 0};
+}
+
+/* Whether layers with recent pages have other heads than those with all keys. */
+INLINE int differ(const Model *model)
+{
+    return model->keys[0].count != model->keys[1].count || model->keys[0].size != model->keys[1].size;
 }
 
 /* Whether what a sub-layer gives is changed before it is added. */
 INLINE int sets_outputs_apart(const Model *model)
 {
-    if (model->ranks) return 1;
+    if (model->ranks || model->per_layer) return 1;
     for (int64_t i = 0; i < model->layers; i++)
         if (model->layer[i].attention_out_norm || model->layer[i].feed_forward_out_norm) return 1;
+    return 0;
+}
+
+/* Whether a feed-forward runs beside experts. */
+INLINE int runs_beside(const Model *model)
+{
+    for (int64_t i = 0; i < model->layers; i++)
+        if (model->layer[i].experts_norm) return 1;
     return 0;
 }
 
@@ -96,7 +119,7 @@ static Routed lay_out_routed(const Model *model, int64_t rows, char **at)
 }
 
 /* Numbers of one query's sums over a span as ranks exchange them: the mixed values, the largest score, and the total. */
-INLINE int64_t part_numbers(const Model *model) { return up_to(model->head_dim, LANES) + 2; }
+INLINE int64_t part_numbers(const Model *model) { return up_to(model->keys[0].size, LANES) + 2; }
 
 /* A round takes one span of each rank. */
 INLINE int64_t rounds_of(const Model *model, int64_t keys)
@@ -115,48 +138,74 @@ static void lay_out_parts(const Model *model, int64_t rows, int64_t longest, Spa
 }
 
 /* Of a tile's sums: over a span, and over all. */
-INLINE int64_t sums_bytes(const Space *space)
+INLINE int64_t sums_bytes(const Alike *alike)
 {
-    return line(space->queries_each * width_of(&space->heads) * 4) + 2 * line(space->queries_each * 4);
+    return line(alike->queries_each * width_of(&alike->heads) * 4) + 2 * line(alike->queries_each * 4);
 }
 
 /* A thread's sums: the first ones or the second. */
-INLINE Sums sums_of_thread(const Space *space, int64_t thread, int which)
+INLINE Sums sums_of_thread(const Space *space, const Alike *alike, int64_t thread, int which)
 {
-    char *at = space->threads + thread * space->thread_bytes + line(space->queries_each * COLUMNS * 4);
-    float *mixed = (float *)(at + which * sums_bytes(space)), *most = mixed + line(space->queries_each * width_of(&space->heads) * 4) / 4;
-    return (Sums){mixed, most, most + line(space->queries_each * 4) / 4};
+    char *at = space->threads + thread * space->thread_bytes + line(alike->queries_each * COLUMNS * 4);
+    float *mixed = (float *)(at + which * sums_bytes(alike)), *most = mixed + line(alike->queries_each * width_of(&alike->heads) * 4) / 4;
+    return (Sums){mixed, most, most + line(alike->queries_each * 4) / 4};
 }
 
 /* Of a tile's queries in blocks. */
-INLINE int64_t tile_blocks_bytes(const Space *space)
+INLINE int64_t tile_blocks_bytes(const Alike *alike)
 {
-    if (!in_blocks(&space->heads)) return 0;
-    return line((space->queries_each * blocks_of(&space->heads) + STRIP_ROWS) * (int64_t)sizeof(InputBlock));
+    if (!in_blocks(&alike->heads)) return 0;
+    return line((alike->queries_each * blocks_of(&alike->heads) + STRIP_ROWS) * (int64_t)sizeof(InputBlock));
+}
+
+/* What a thread needs for a tile, but for the slots of a path. */
+INLINE int64_t tile_bytes(const Alike *alike)
+{
+    return line(alike->queries_each * COLUMNS * 4) + 2 * sums_bytes(alike) + tile_blocks_bytes(alike);
+}
+
+/* Tiles of so many rows and segments, at most. */
+INLINE int64_t tiles_of(const Model *model, int64_t rows, int64_t segments)
+{
+    return (rows + segments) * (model->keys[0].count + (differ(model) ? model->keys[1].count : 0));
+}
+
+/* Where the tiles lie. */
+static void lay_tiles(const Model *model, int64_t rows, int64_t segments, Space *space, Tile *tiles)
+{
+    space->alike[0].tiles = tiles;
+    space->alike[1].tiles = tiles + (differ(model) ? (rows + segments) * model->keys[0].count : 0);
 }
 
 /* `longest`: keys of the sequence that has most, with its new rows. */
 static Space lay_out(const Model *model, int64_t rows, int64_t all_rows, int64_t wanted, int64_t longest,
                      int64_t segments, int64_t threads, char *at)
 {
-    int64_t each = model->cached == CACHE_Q8_0 ? 4 : model->cached == CACHE_BF16 ? 2 : 1, dim = model->head_dim;
     int64_t read = model->hidden * (model->beside_norm ? 2 : 1); /* by the products of attention, at most */
-    int64_t mixed = model->heads * dim > read ? model->heads * dim : read;
     Space s;
     char *start = at;
-    s.qkv_stride = (model->heads + 2 * model->kv_heads) * dim;
-    s.heads = (Heads){(int)model->cached, group_of(model), dim, (dim + each - 1) / each};
-    s.queries_each = queries_of_tile(model);
-    s.thread_bytes = line(s.queries_each * COLUMNS * 4) + 2 * sums_bytes(&s) + tile_blocks_bytes(&s) + line(longest * 8);
+    int64_t words = 0, dim = 0;
+    s.qkv_stride = s.thread_bytes = 0;
+    for (int i = 0; i < 2; i++) {
+        s.alike[i] = alike_of(model, i);
+        const KeyHeads *keys = &model->keys[i];
+        s.qkv_stride = most_of(s.qkv_stride, (model->heads + 2 * keys->count) * keys->size);
+        s.thread_bytes = most_of(s.thread_bytes, tile_bytes(&s.alike[i]) + line(longest * 8));
+        words = most_of(words, words_of_query(&s.alike[i].heads)), dim = most_of(dim, keys->size);
+    }
     s.hidden = (float *)at, at += line(rows * model->hidden * 4);
-    s.normed = lay_out_inputs(rows > wanted ? rows : wanted, mixed, &at);
-    s.gated = lay_out_inputs(rows, model->ffn, &at);
+    s.normed = lay_out_inputs(rows > wanted ? rows : wanted, most_of(model->heads * dim, read), &at);
+    s.gated = lay_out_inputs(rows, most_of(model->ffn, model->per_layer), &at);
     s.routed = lay_out_routed(model, rows, &at);
     s.qkv = (float *)at, at += line(up_to(all_rows, model->context ? model->context->count : 1) * s.qkv_stride * 4);
     s.given = (float *)at, at += sets_outputs_apart(model) ? line(rows * model->hidden * 4) : 0;
-    s.queries = (uint32_t *)at, at += line(all_rows * model->heads * words_of_query(&s.heads) * 4);
+    s.aside = (float *)at, at += runs_beside(model) ? line(rows * model->hidden * 4) : 0;
+    s.queries = (uint32_t *)at, at += line(all_rows * model->heads * words * 4);
+    s.per_layer = (float *)at, at += line((rows * 2 * model->layers * model->per_layer + LANES) * 4);
+    s.gates = (float *)at, at += line((rows * model->per_layer + LANES) * 4);
     lay_out_parts(model, all_rows, longest, &s, &at);
-    s.tiles = (Tile *)at, at += line((all_rows + segments) * model->kv_heads * (int64_t)sizeof(Tile));
+    lay_tiles(model, all_rows, segments, &s, (Tile *)at);
+    at += line(tiles_of(model, all_rows, segments) * (int64_t)sizeof(Tile));
     s.threads = at, at += threads * s.thread_bytes;
     s.bytes = at - start;
     return s;
@@ -172,17 +221,17 @@ static int64_t space_bytes(const Model *model, int64_t rows, int64_t all_rows, i
 INLINE int64_t all_rows_of(const Batch *batch) { return batch->all_rows ? batch->all_rows : batch->rows; }
 
 /* Whole segments by head, in tiles of rows that share keys; the rows of a tree apart from those before it. */
-static int64_t cut_tiles(const Model *model, const Batch *batch, const Space *space)
+static int64_t cut_tiles(const Batch *batch, const Alike *alike)
 {
-    int64_t count = 0, most = space->queries_each / group_of(model);
+    int64_t count = 0, most = alike->queries_each / alike->heads.group;
     for (int64_t s = 0; s < batch->segments; s++) {
         const Segment *segment = &batch->segment[s];
         int64_t rows = segment->pending + segment->nodes;
-        for (int64_t head = 0; head < model->kv_heads; head++)
+        for (int64_t head = 0; head < alike->kv_heads; head++)
             for (int64_t from = segment->base, to; from < rows; from = to) {
                 int64_t until = from < segment->pending ? segment->pending : rows;
                 to = from + most < until ? from + most : until;
-                space->tiles[count++] = (Tile){(int32_t)s, (int32_t)head, (int32_t)from, (int32_t)to};
+                alike->tiles[count++] = (Tile){(int32_t)s, (int32_t)head, (int32_t)from, (int32_t)to};
             }
     }
     return count;

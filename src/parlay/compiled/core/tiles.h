@@ -20,10 +20,15 @@ static InputBlock *lay_blocks(const Heads *heads, const uint32_t *const *queries
     return blocks;
 }
 
+/* The layer whose attention runs, and what it has in common with others. */
+INLINE const Layer *layer_here(const Pass *pass) { return &pass->model->layer[pass->here / 2]; }
+INLINE const Alike *alike_here(const Pass *pass) { return &pass->space->alike[layer_here(pass)->recent]; }
+INLINE int64_t tiles_here(const Pass *pass) { return pass->tiles[layer_here(pass)->recent]; }
+
 /* The segment of a tile, with the pages of the layer that runs. */
 INLINE Segment segment_of(const Pass *pass, const Tile *tile)
 {
-    return in_pages_of(&pass->model->layer[pass->here / 2], &pass->batch->segment[tile->segment]);
+    return in_pages_of(layer_here(pass), &pass->batch->segment[tile->segment]);
 }
 
 /* A tile of a segment at work, in the thread's own part of the space. */
@@ -32,29 +37,30 @@ static Work work_of(const Pass *pass, const Tile *tile, const Segment *segment, 
 {
     const Model *model = pass->model;
     const Space *space = pass->space;
-    const Layer *layer = &model->layer[pass->here / 2];
-    const int64_t prefix = segment->prefix ? segment->prefix->pitch : 0;
-    int64_t group = group_of(model), most = space->queries_each;
-    const int64_t words = words_of_query(&space->heads);
+    const Layer *layer = layer_here(pass);
+    const Alike *alike = alike_here(pass);
+    const int64_t prefix = segment->prefix ? segment->prefix->pitch : 0, kv_heads = alike->kv_heads;
+    int64_t group = alike->heads.group, most = alike->queries_each;
+    const int64_t words = words_of_query(&alike->heads);
     char *own = space->threads + thread * space->thread_bytes;
-    char *blocks = own + line(most * COLUMNS * 4) + 2 * sums_bytes(space);
+    char *blocks = own + line(most * COLUMNS * 4) + 2 * sums_bytes(alike);
     for (int64_t row = tile->from; row < tile->to; row++)
         for (int64_t i = 0; i < group; i++)
             queries[(row - tile->from) * group + i] =
                 space->queries + ((segment->begin + row) * model->heads + tile->head * group + i) * words;
-    *slots = (int64_t *)(blocks + tile_blocks_bytes(space));
+    *slots = (int64_t *)(blocks + tile_blocks_bytes(alike));
     return (Work){.segment = segment,
-                  .heads = space->heads,
-                  .keys = part_of(model, segment->pitch, layer->place, 0, tile->head),
-                  .values = part_of(model, segment->pitch, layer->place, 1, tile->head),
-                  .prefix_keys = part_of(model, prefix, pass->here / 2, 0, tile->head),
-                  .prefix_values = part_of(model, prefix, pass->here / 2, 1, tile->head),
+                  .heads = alike->heads,
+                  .keys = part_of(kv_heads, segment->pitch, layer->place, 0, tile->head),
+                  .values = part_of(kv_heads, segment->pitch, layer->place, 1, tile->head),
+                  .prefix_keys = part_of(kv_heads, prefix, pass->here / 2, 0, tile->head),
+                  .prefix_values = part_of(kv_heads, prefix, pass->here / 2, 1, tile->head),
                   .queries = queries,
-                  .blocks = lay_blocks(&space->heads, queries, (tile->to - tile->from) * group, blocks),
+                  .blocks = lay_blocks(&alike->heads, queries, (tile->to - tile->from) * group, blocks),
                   .count = (tile->to - tile->from) * group,
                   .scores = (float *)own,
-                  .span = sums_of_thread(space, thread, 0),
-                  .whole = sums_of_thread(space, thread, 1),
+                  .span = sums_of_thread(space, alike, thread, 0),
+                  .whole = sums_of_thread(space, alike, thread, 1),
                   .window = layer->window,
                   .span_keys = model->span,
                   .cap = (float)layer->score_cap,
@@ -95,7 +101,7 @@ static int run_tiles(const TilesTask *task)
 
 static void compute_tile(const Pass *pass, int64_t piece, int64_t thread)
 {
-    const Tile *tile = &pass->space->tiles[piece];
+    const Tile *tile = &alike_here(pass)->tiles[piece];
     const uint32_t *queries[MOST_QUERIES];
     int64_t *slots;
     const Segment segment = segment_of(pass, tile);
@@ -106,20 +112,20 @@ static void compute_tile(const Pass *pass, int64_t piece, int64_t thread)
 /* In which forms the product wants it that reads what all heads give, and adapters. */
 INLINE int wanted_of_heads(const Pass *pass)
 {
-    return format_of(&pass->model->layer[pass->here / 2].out)->input | forms_of_adapters(pass->batch);
+    return format_of(&layer_here(pass)->out)->input | forms_of_adapters(pass->batch);
 }
 
 /* Whether that product's codes are made when all heads are there: of heads that end within a block, or in another order. */
 INLINE int codes_come_last(const Pass *pass)
 {
-    return pass->model->head_dim % BLOCK || pass->model->layer[pass->here / 2].out.order;
+    return alike_here(pass)->heads.head_dim % BLOCK || layer_here(pass)->out.order;
 }
 
 /* What a head gives, into the inputs of that product. */
 static void put_mixed(const Pass *pass, int wanted, int64_t row, int64_t head, const float *mixed)
 {
     const Inputs *inputs = &pass->space->normed;
-    int64_t dim = pass->model->head_dim, at = head * dim, i = 0;
+    int64_t dim = alike_here(pass)->heads.head_dim, at = head * dim, i = 0;
     for (; i + LANES <= dim; i += LANES) put_input(inputs, wanted, row, at + i, load(mixed + i));
     for (; i < dim; i++) put_one_input(inputs, wanted, row, at + i, mixed[i]);
     if (!codes_come_last(pass)) put_codes(inputs, wanted, row, at, dim);
@@ -128,22 +134,26 @@ static void put_mixed(const Pass *pass, int wanted, int64_t row, int64_t head, c
 /* The batch's row, and the head, of a tile's query. */
 INLINE int64_t row_of_query(const Pass *pass, const Tile *tile, int64_t q)
 {
-    return pass->batch->segment[tile->segment].begin + tile->from + q / group_of(pass->model);
+    return pass->batch->segment[tile->segment].begin + tile->from + q / alike_here(pass)->heads.group;
 }
 INLINE int64_t head_of_query(const Pass *pass, const Tile *tile, int64_t q)
 {
-    return tile->head * group_of(pass->model) + q % group_of(pass->model);
+    return tile->head * alike_here(pass)->heads.group + q % alike_here(pass)->heads.group;
 }
-INLINE int64_t queries_of(const Pass *pass, const Tile *tile) { return (tile->to - tile->from) * group_of(pass->model); }
+INLINE int64_t queries_of(const Pass *pass, const Tile *tile)
+{
+    return (tile->to - tile->from) * alike_here(pass)->heads.group;
+}
 
 static void store_tile(const Pass *pass, int64_t piece, int64_t thread)
 {
-    const Tile *tile = &pass->space->tiles[piece];
-    const float *mixed = sums_of_thread(pass->space, thread, 1).mixed;
+    const Alike *alike = alike_here(pass);
+    const Tile *tile = &alike->tiles[piece];
+    const float *mixed = sums_of_thread(pass->space, alike, thread, 1).mixed;
     const int wanted = wanted_of_heads(pass);
     for (int64_t q = 0; q < queries_of(pass, tile); q++)
         put_mixed(pass, wanted, row_of_query(pass, tile, q), head_of_query(pass, tile, q),
-                  mixed + q * width_of(&pass->space->heads));
+                  mixed + q * width_of(&alike->heads));
 }
 
 /* ------------------------------------------------------------------------------------------ keys of several ranks */
@@ -160,8 +170,9 @@ INLINE Sums sums_of_part(const Pass *pass, float *parts, int64_t round, int64_t 
 static void compute_part(const Pass *pass, int64_t piece, int64_t thread)
 {
     const Ranks *context = pass->model->context;
-    const Tile *tile = &pass->space->tiles[piece % pass->tiles];
-    int64_t span = (pass->round + piece / pass->tiles) * context->count + context->rank, *slots;
+    const int64_t tiles = tiles_here(pass);
+    const Tile *tile = &alike_here(pass)->tiles[piece % tiles];
+    int64_t span = (pass->round + piece / tiles) * context->count + context->rank, *slots;
     const uint32_t *queries[MOST_QUERIES];
     const Segment segment = segment_of(pass, tile);
     Work work = work_of(pass, tile, &segment, thread, queries, &slots);
@@ -171,11 +182,12 @@ static void compute_part(const Pass *pass, int64_t piece, int64_t thread)
 
 static void store_part(const Pass *pass, int64_t piece, int64_t thread)
 {
-    const Tile *tile = &pass->space->tiles[piece % pass->tiles];
-    const int64_t dim = pass->model->head_dim, round = pass->model->context->rank * pass->rounds + piece / pass->tiles;
-    Sums sums = sums_of_thread(pass->space, thread, 0);
+    const Alike *alike = alike_here(pass);
+    const Tile *tile = &alike->tiles[piece % tiles_here(pass)];
+    const int64_t dim = alike->heads.head_dim, round = pass->model->context->rank * pass->rounds + piece / tiles_here(pass);
+    Sums sums = sums_of_thread(pass->space, alike, thread, 0);
     for (int64_t q = 0; q < queries_of(pass, tile); q++) {
-        Sums own = sums_of_query(&sums, q, width_of(&pass->space->heads));
+        Sums own = sums_of_query(&sums, q, width_of(&alike->heads));
         Sums to = sums_of_part(pass, pass->space->parts, round, row_of_query(pass, tile, q), head_of_query(pass, tile, q));
         for (int64_t i = 0; i < dim; i += LANES) store(to.mixed + i, load(own.mixed + i));
         *to.most = *own.most, *to.total = *own.total;
@@ -193,8 +205,8 @@ static void gather_parts(const Pass *pass, int64_t part, int64_t parts)
 static void join_rounds(const Pass *pass, int64_t row, int64_t head)
 {
     const Model *model = pass->model;
-    const float *sinks = model->layer[pass->here / 2].sinks;
-    int64_t all = pass->batch->own + row;
+    const float *sinks = layer_here(pass)->sinks;
+    int64_t all = pass->batch->own + row, dim = alike_here(pass)->heads.head_dim;
     Sums whole = sums_of_part(pass, pass->space->joined, 0, row, head);
     if (!pass->round) {
         memset(whole.mixed, 0, (size_t)part_numbers(model) * 4), *whole.most = -__builtin_inff();
@@ -202,9 +214,9 @@ static void join_rounds(const Pass *pass, int64_t row, int64_t head)
     }
     for (int64_t round = 0; round < pass->rounds; round++)
         for (int64_t rank = 0; rank < model->context->count; rank++)
-            join_sums(whole, sums_of_part(pass, pass->space->parts, rank * pass->rounds + round, all, head), model->head_dim);
+            join_sums(whole, sums_of_part(pass, pass->space->parts, rank * pass->rounds + round, all, head), dim);
     if (pass->round + pass->rounds < pass->all_rounds) return;
-    divide(whole, model->head_dim);
+    divide(whole, dim);
     put_mixed(pass, wanted_of_heads(pass), row, head, whole.mixed);
 }
 
@@ -220,7 +232,7 @@ static int attend_with_ranks(Pass pass)
 {
     for (pass.round = 0; pass.round < pass.all_rounds; pass.round += pass.rounds) {
         pass.rounds = least_of(pass.space->rounds, pass.all_rounds - pass.round);
-        TilesTask task = {&pass, pass.tiles * pass.rounds, compute_part, store_part};
+        TilesTask task = {&pass, tiles_here(&pass) * pass.rounds, compute_part, store_part};
         if (!run_tiles(&task) || !run_once(&pass, gather_parts) || !run_rows(&pass, join_parts)) return 0;
     }
     return 1;
@@ -230,14 +242,14 @@ static void put_mixed_codes(const Pass *pass, int64_t part, int64_t parts)
 {
     int64_t rows = pass->rows;
     for (int64_t row = rows * part / parts; row < rows * (part + 1) / parts; row++)
-        put_codes_of_row(&pass->space->normed, CODES, row, pass->model->heads * pass->model->head_dim,
-                         pass->model->layer[pass->here / 2].out.order);
+        put_codes_of_row(&pass->space->normed, CODES, row, pass->model->heads * alike_here(pass)->heads.head_dim,
+                         layer_here(pass)->out.order);
 }
 
 /* All rows attend to what they see. */
 static int attend(const Pass *pass)
 {
-    TilesTask task = {pass, pass->tiles, compute_tile, store_tile};
+    TilesTask task = {pass, tiles_here(pass), compute_tile, store_tile};
     int apart = wanted_of_heads(pass) & CODES && codes_come_last(pass);
     return (pass->model->context ? attend_with_ranks(*pass) : run_tiles(&task)) && (!apart || run_rows(pass, put_mixed_codes));
 }

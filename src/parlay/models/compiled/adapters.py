@@ -90,7 +90,7 @@ class PackedAdapters:
             assert place is not None, "it was read for rows"
             layer, product = place.layer, place.product
             form, order = self._config.forms[layer], self._orders.get(_leading_out(name))
-            down_RI, up_OR = pair.down_RI, in_order(pair.up_OR, product, form.rope, self._config.head_dim)
+            down_RI, up_OR = pair.down_RI, in_order(pair.up_OR, product, form.rope, self._config.heads_of(form).size)
             if order is not None and product.endswith(_OUT):
                 down_RI = down_RI[:, order]
             elif order is not None:

@@ -50,15 +50,17 @@ _CACHED = {"float32": (0, torch.float32), "bfloat16": (1, torch.bfloat16), "q8_0
 
 def refusal(config: DecoderConfig, dtype: torch.dtype, cached: str = "auto") -> str | None:
     """Why the library can't run this model, or not with keys and values cached so; or None."""
-    if cached == "q8_0" and config.head_dim % CODES:
-        return f"it rounds keys and values in blocks of {CODES} numbers, and heads have {config.head_dim}"
+    heads = {config.heads_of(form) for form in config.forms}
+    sizes, odd = sorted({size for _, size in heads}), [size for _, size in heads if size % CODES]
+    if cached == "q8_0" and odd:
+        return f"it rounds keys and values in blocks of {CODES} numbers, and heads have {odd[0]}"
     if dtype not in (torch.float32, torch.bfloat16):
         return f"it computes in float32 and bfloat16, not {str(dtype).removeprefix('torch.')}"
-    if config.head_dim % 2 or config.head_dim > _MOST_HEAD:
-        return f"it takes heads of an even size up to {_MOST_HEAD}, not {config.head_dim}"
-    if config.hidden_size % 2 or config.intermediate_size % 2:
+    if any(size % 2 for size in sizes) or sizes[-1] > _MOST_HEAD:
+        return f"it takes heads of an even size up to {_MOST_HEAD}, not {sizes[-1]}"
+    if any(size % 2 for size in (config.hidden_size, config.per_layer_size, *map(config.mlp_size_of, config.forms))):
         return "it takes hidden and feed-forward sizes that are even"
-    if config.num_heads // config.num_kv_heads > _MOST_GROUP:
+    if config.num_heads // min(count for count, _ in heads) > _MOST_GROUP:
         return f"it takes up to {_MOST_GROUP} query heads per key head"
     return next((reason for form in config.layers if (reason := _refusal_of_experts(form.experts))), None)
 
@@ -128,18 +130,20 @@ class CompiledForward(Forward):
         for index, (place, recent) in enumerate(zip(pages.place, pages.recent, strict=True)):
             layer = self._model.layer[index]
             layer.place, layer.recent, layer.adapted = place, int(recent), firsts[index]
+        for kind in (False, True):
+            self._model.keys[kind] = structs.KeyHeads(*pages.key_heads(config, kind))
         self._config, self._dtype, self._part = config, dtype, part
         self._model.cached, cache_dtype = _CACHED[str(dtype).removeprefix("torch.") if cached == "auto" else cached]
         cache_lanes = int(self._core.panel) // 2
         self._prefixes = Prefixes(cache_dtype, cache_lanes)
         self._take_part(part)
         self._space, self._growing = Workspace(self._core), Workspace(self._core)
-        self._adapters = PackedAdapters(self._core, config, dtype, orders_of_columns(weights))
         self._lowered = Workspace(self._core)
+        self._adapters = PackedAdapters(self._core, config, dtype, orders_of_columns(weights))
         self._short: dict[int, ShortHead] = {}
         self._start = 0  # of the space
         self._roomy: set[tuple[int, ...]] = set()
-        self._rotations: dict[RopeConfig | None, Tensor] = {}
+        self._rotations: dict[tuple[RopeConfig | None, int], Tensor] = {}
         self._reached = 0  # positions that have rotations
         self._reach(256)
         lanes = self._core.name.decode().replace("_", " ")
@@ -383,10 +387,7 @@ class CompiledForward(Forward):
         if positions <= self._reached:
             return
         self._reached = max(positions, 2 * self._reached)
-        forms = self._config.forms
-        self._rotations = {
-            rope: cosines_and_sines(rope, self._config.head_dim, self._reached)
-            for rope in {form.rope for form in forms}
-        }
-        for layer, form in zip(self._model.layer[: len(forms)], forms, strict=True):
-            layer.rotations = self._rotations[form.rope].data_ptr()
+        kinds = [(form.rope, self._config.heads_of(form).size) for form in self._config.forms]
+        self._rotations = {kind: cosines_and_sines(*kind, self._reached) for kind in set(kinds)}
+        for layer, kind in zip(self._model.layer[: len(kinds)], kinds, strict=True):
+            layer.rotations = self._rotations[kind].data_ptr()

@@ -16,22 +16,23 @@ from torch import Tensor
 
 from parlay.cache.pages import SPAN, zeros
 from parlay.compiled import structs
-from parlay.compiled.library import NotLoaded, load
-from parlay.models.config import Activation, DecoderConfig, LayerForm
+from parlay.models.config import Activation, DecoderConfig, KeyHeads, LayerForm
 from parlay.models.gguf.packing_ahead import PackingAhead
 from parlay.models.weights.formats import INDEXED, DamagedWeights, Format
 from parlay.models.weights.fused import (
+    BesideWeights,
     ExpertWeights,
     FusedWeights,
     GatedWeights,
     LayerWeights,
     Operand,
+    PerLayerWeights,
     as_tensor,
     order_of_columns,
     ordered,
 )
 from parlay.models.weights.grids import indexed
-from parlay.models.weights.quantize import Int8Weight, fits_blocks, in_q8_0
+from parlay.models.weights.quantize import Int8Weight
 from parlay.models.weights.stored import StoredTensor
 from parlay.system import threads
 
@@ -136,9 +137,7 @@ class Weights:
             layers=config.num_layers,
             hidden=config.hidden_size,
             heads=config.num_heads,
-            kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            ffn=config.intermediate_size,
+            ffn=max(config.mlp_size_of(form) for form in config.forms),
             vocab=config.output_size,
             cached=int(self._dtype == torch.bfloat16),
             eps=config.rms_norm_eps,
@@ -151,32 +150,59 @@ class Weights:
             embedding_scale=config.embedding_scale,
             logit_cap=config.logit_cap,
             span=SPAN,
+            **self._per_layer(fused),
         )
 
+    def _per_layer(self, fused: FusedWeights) -> dict[str, Any]:
+        """Fields of a model whose layers read numbers of their own."""
+        inputs = fused.per_layer
+        if inputs is None:
+            return {}
+        return {
+            "per_layer": self._config.per_layer_size,
+            "per_layer_embedding": self._rows_of(inputs.embedding),
+            "per_layer_projection": self._linear(inputs.projection),
+            "per_layer_norm": self._hold(inputs.norm),
+            "per_layer_scale": inputs.scale,
+        }
+
     def _layer(self, layer: LayerWeights, form: LayerForm) -> structs.LayerStruct:
-        out_norms = layer.out_norms or (None, None)
-        query, key, value = (
+        out_norms, heads = layer.out_norms or (None, None), self._config.heads_of(form)
+        products = [
             self._linear(weight, None if layer.qkv_bias is None else layer.qkv_bias[part])
-            for part, weight in enumerate(self._side_by_side(layer.qkv))
-        )
+            for part, weight in enumerate(self._side_by_side(layer.qkv[:2] if form.keys_as_values else layer.qkv))
+        ]
         return structs.LayerStruct(
-            query=query,
-            key=key,
-            value=value,
+            **dict(zip(("query", "key", "value"), products, strict=False)),
+            **({"value": products[1]} if form.keys_as_values else {}),
             out=self._linear(layer.attention_out, layer.attention_out_bias, form.residual_scale),
             attention_norm=self._hold_any(layer.attention_norm),
             feed_forward_norm=self._hold_any(layer.mlp_norm),
             attention_out_norm=self._hold_any(out_norms[0]),
             feed_forward_out_norm=self._hold_any(out_norms[1]),
-            qk_norm=self._hold_any(None if layer.qk_norm is None else self._by_head(*layer.qk_norm)),
-            scale=float(1 / torch.tensor(float(self._config.head_dim)).sqrt()) if form.scale is None else form.scale,
+            qk_norm=self._hold_any(None if layer.qk_norm is None else self._by_head(layer.qk_norm, heads)),
+            value_norm=self._hold(torch.full((heads.size,), heads.size**0.5)) if form.value_norm else None,
+            scale=float(1 / torch.tensor(float(heads.size)).sqrt()) if form.scale is None else form.scale,
             score_cap=form.score_cap,
             window=form.window or 0,
             activation=_ACTIVATIONS[form.activation],
             sinks=self._hold_any(layer.sinks),
             wide_norms=int(form.wide_qk_norm),
+            reads_others=int(form.keys_of is not None),
+            out_scale=layer.out_scale,
             **self._mlp(layer.mlp, form),
+            **self._last(layer.per_layer),
         )
+
+    def _last(self, weights: PerLayerWeights | None) -> dict[str, Any]:
+        """Fields of a layer that reads numbers of its own."""
+        if weights is None:
+            return {}
+        return {
+            "per_layer_gate": self._linear(weights.gate),
+            "per_layer_out": self._linear(weights.out),
+            "per_layer_norm": self._hold(weights.norm),
+        }
 
     def _mlp(self, weights: GatedWeights | ExpertWeights, form: LayerForm) -> dict[str, Any]:
         """Fields of a layer: its three matrices, or its experts."""
@@ -196,6 +222,18 @@ class Weights:
             "top_groups": form.experts.top_groups,
             "expert_scale": form.experts.scale,
             "choice_bias": self._hold_any(weights.choice_bias),
+            **({} if weights.beside is None else self._beside(weights.beside, form)),
+        }
+
+    def _beside(self, weights: BesideWeights, form: LayerForm) -> dict[str, Any]:
+        """Fields of a layer with a feed-forward beside its experts."""
+        return {
+            **self._gated(weights.dense, form),
+            "expert_scales": self._hold(weights.scales),
+            "router_norm": self._hold(weights.router_norm),
+            "experts_norm": self._hold(weights.experts_norm),
+            "dense_out_norm": self._hold(weights.dense_out_norm),
+            "experts_out_norm": self._hold(weights.experts_out_norm),
         }
 
     def _gated(self, weights: GatedWeights, form: LayerForm) -> dict[str, structs.Linear]:
@@ -226,19 +264,28 @@ class Weights:
         self._alone += 1
         return as_tensor(weight, self._dtype)
 
-    def _by_head(self, query: Tensor, key: Tensor) -> Tensor:
-        """The norms ``query`` and ``key``, each ``[D]`` or ``[heads * D]``, as ``[query and key heads, D]``."""
-        query, key = (norm.view(-1, self._config.head_dim) for norm in (query, key))
-        return torch.cat((query.expand(self._config.num_heads, -1), key.expand(self._config.num_kv_heads, -1)))
+    def _by_head(self, norms: Sequence[Tensor], heads: KeyHeads) -> Tensor:
+        """The norms of queries and keys, each ``[D]`` or ``[heads * D]``, as ``[query and key heads, D]``."""
+        counts = (self._config.num_heads, heads.heads)
+        return torch.cat(
+            [norm.view(-1, heads.size).expand(count, -1) for norm, count in zip(norms, counts, strict=False)]
+        )
 
     def _embedding(self, fused: FusedWeights, head: structs.Linear) -> structs.Linear:
         """Plain numbers lie in rows; of blocks, single rows are read where the head, or another packed copy, is.
 
         The rows are copied: a process that reads a mapped file ends when somebody cuts the file short.
         """
-        embedding = self._in_columns(fused.embedding)
+        embedding = fused.embedding
+        blocks = isinstance(embedding, StoredTensor) and embedding.format.plain is None
+        if blocks and fused.head is embedding and self._logits:
+            return head
+        return self._rows_of(embedding)
+
+    def _rows_of(self, weight: Operand) -> structs.Linear:
+        embedding = self._in_columns(weight)
         if isinstance(embedding, StoredTensor) and embedding.format.plain is None:
-            return head if fused.head is embedding and self._logits else self._linear(embedding)
+            return self._linear(embedding)
         kind = self._kind(embedding)
         out, inputs = embedding.shape
         rows = self._rows(embedding, kind).clone()
@@ -349,52 +396,3 @@ def _rounded(weight: Int8Weight, steps_O: Tensor, scale: float) -> Tensor:
     numbers, found = weight.quantized()
     steps_O[: len(found)] = found * scale
     return numbers
-
-
-def _in_blocks(weight: Operand) -> tuple[int, Tensor]:
-    """The number of a weight's format, and its rows: blocks stay, numbers get eight bits, or bfloat16 if none fit."""
-    if isinstance(weight, StoredTensor):
-        return weight.format.number, weight.rows.contiguous()
-    weight_OI = as_tensor(weight, torch.float32)
-    if fits_blocks(weight_OI):
-        return Format.Q8_0.number, in_q8_0(weight_OI).data.contiguous()
-    return Format.BF16.number, weight_OI.to(torch.bfloat16).contiguous()
-
-
-class Product:
-    """``x W^T`` on the caller's thread; ``W`` in a file's blocks, in eight bits, or in bfloat16 where blocks don't fit.
-
-    Without the compiled kernels in float32, by torch.
-    """
-
-    def __init__(self, weight: Operand) -> None:
-        self._weight_OI: Tensor | None = None
-        try:
-            self._core = load()
-        except NotLoaded:
-            self._weight_OI = as_tensor(weight, torch.float32)
-            return
-        out, inputs = weight.shape
-        kind, rows = _in_blocks(weight)
-        self._memory = WeightArena()
-        panels = self._memory.take(-(-out // int(self._core.panel)) * int(self._core.panel_bytes(kind, inputs)))
-        self._core.pack(kind, rows.data_ptr(), out, inputs, panels.data_ptr())
-        self._linear = structs.Linear(panels=panels.data_ptr(), inputs=inputs, outputs=out, kind=kind)
-        columns = order_of_columns([weight])
-        if columns is not None:
-            self._order = columns.int()
-            self._linear.order = self._order.data_ptr()
-
-    @property
-    def linear(self) -> structs.Linear:
-        """The matrix as the library reads it, for calls that multiply with it; only where that is there."""
-        return self._linear
-
-    def __call__(self, x_NI: Tensor) -> Tensor:
-        """``[N, O]`` float32."""
-        x_NI = x_NI.float().contiguous()
-        if self._weight_OI is not None:
-            return F.linear(x_NI, self._weight_OI)
-        found_NO = torch.empty(len(x_NI), self._linear.outputs)
-        self._core.multiply(ctypes.byref(self._linear), x_NI.data_ptr(), len(x_NI), found_NO.data_ptr())
-        return found_NO

@@ -21,7 +21,7 @@ from parlay.models.families.family import (
     with_layers,
 )
 
-_POST_NORMS = {
+POST_NORMS = {
     "post_attention_layernorm": "attention_out_layernorm",
     "pre_feedforward_layernorm": "post_attention_layernorm",
     "post_feedforward_layernorm": "mlp_out_layernorm",
@@ -107,7 +107,7 @@ GEMMA2 = replace(
     models="Gemma 2",
     complete=_gemma2,
     keys=("query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping", "sliding_window_size"),
-    names=_POST_NORMS,
+    names=POST_NORMS,
     gguf=GgufForm("gemma2", keys=_OF_FILES, said=_scale_of_files),
 )
 GEMMA3 = replace(

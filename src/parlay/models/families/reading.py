@@ -111,9 +111,11 @@ def _check_sizes(directory: Path, config: DecoderConfig) -> None:
 
 def check_forms(source: str, config: DecoderConfig) -> None:
     """Raises ParlayError for numbers of layers that make no sense; ``source`` is what says them."""
-    for rope in dict.fromkeys(form.rope for form in config.forms if form.rope is not None):
-        _check_rope(source, rope, config.head_dim)
+    for rope, size in dict.fromkeys((form.rope, config.heads_of(form).size) for form in config.forms):
+        if rope is not None:
+            _check_rope(source, rope, size)
     _check_layers(source, config)
+    _check_layer_sizes(source, config)
 
 
 def _check_rope(source: str, rope: RopeConfig, head_dim: int) -> None:
@@ -148,6 +150,17 @@ def _check_layers(source: str, config: DecoderConfig) -> None:
                 raise _wrong(source, f"a multiplier ({name})", scale, "a number above 0")
         if form.experts is not None:
             _check_experts(source, form.experts, config.num_layers)
+
+
+def _check_layer_sizes(source: str, config: DecoderConfig) -> None:
+    for form in set(config.layers):
+        heads, mlp_size = config.heads_of(form), config.mlp_size_of(form)
+        sizes = {"num_kv_heads": heads.heads, "head_dim": heads.size, "intermediate_size": mlp_size}
+        for name, size in sizes.items():
+            if not 1 <= size <= _MOST[name]:
+                raise _wrong(source, f"{name} of a layer", size, f"at least 1 and at most {_MOST[name]}")
+    if not 0 <= config.per_layer_size <= _MOST["head_dim"]:
+        raise _wrong(source, "numbers of a layer's own", config.per_layer_size, f"at most {_MOST['head_dim']}")
 
 
 def _check_experts(source: str, experts: Experts, layers: int) -> None:

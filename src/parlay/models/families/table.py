@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from parlay.models.families.diffusion import DIFFUSION
 from parlay.models.families.family import REPLAYED, Family
 from parlay.models.families.gemma import GEMMA, GEMMA2, GEMMA3, GEMMA3_IMAGES
+from parlay.models.families.gemma4 import GEMMA4, GEMMA4_IMAGES
 from parlay.models.families.glm import GLM, GLM4, GLM4_MOE
 from parlay.models.families.gpt_oss import GPT_OSS
 from parlay.models.families.granite import GRANITE, GRANITE4, GRANITE_MOE, GRANITE_MOE_SHARED, SOME_MAMBA
@@ -19,7 +20,7 @@ from parlay.models.families.smollm import SMOLLM3
 
 CAUSAL = (
     *(LLAMA, MISTRAL, MISTRAL_IMAGES, MIXTRAL, QWEN2, QWEN3, QWEN2_MOE, QWEN3_MOE),
-    *(GEMMA, GEMMA2, GEMMA3, GEMMA3_IMAGES, PHI3, OLMO2, OLMO3, SMOLLM3),
+    *(GEMMA, GEMMA2, GEMMA3, GEMMA3_IMAGES, GEMMA4, GEMMA4_IMAGES, PHI3, OLMO2, OLMO3, SMOLLM3),
     *(GRANITE, GRANITE_MOE, GRANITE_MOE_SHARED, GRANITE4, GPT_OSS, GLM, GLM4, GLM4_MOE, ERNIE, SEED, EXAONE4),
 )
 """Families that write token by token."""
@@ -38,10 +39,7 @@ ELSEWHERE: Mapping[str, str] = {
     **dict.fromkeys(("Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration"), _DELTA),
     "RecurrentGemmaForCausalLM": "its state lies in its layers, which can serve no two texts: refused there, too",
     "Lfm2ForCausalLM": f"some of its layers are short convolutions: {REPLAYED}",
-    **dict.fromkeys(
-        ("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration", "Gemma3nForCausalLM"),
-        "its layers share keys, differ in their heads and have embeddings of their own; drafts are chains",
-    ),
+    "Gemma3nForCausalLM": "its hidden states are several at once (AltUp); drafts are chains",
     **dict.fromkeys(("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"), "its keys are compressed (latent attention)"),
     "Llama4ForCausalLM": "its attention is in chunks",
     **dict.fromkeys(("CohereForCausalLM", "Cohere2ForCausalLM", "StableLmForCausalLM"), _OTHER_NORMS),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -85,8 +85,9 @@ _NEUTRAL: Mapping[str, object] = {
 class _Keys:
     """The keys of one architecture: typed, and missing ones named."""
 
-    def __init__(self, keys: Mapping[str, Value], architecture: str) -> None:
-        self._keys, self._prefix = keys, f"{architecture}."
+    def __init__(self, keys: Mapping[str, Value], architecture: str, lists: Collection[str] = ()) -> None:
+        """Keys in ``lists`` may have a number for each layer, which the family reads itself."""
+        self._keys, self._prefix, self._lists = keys, f"{architecture}.", lists
 
     def names(self) -> dict[str, Value]:
         """Keys of the architecture, without its name."""
@@ -98,6 +99,8 @@ class _Keys:
         value = self._keys.get(self._prefix + name, default)
         if value is None:
             raise BadGguf(f"the key {self._prefix}{name} is missing")
+        if isinstance(value, tuple) and value and name in self._lists:
+            value = value[0]
         if isinstance(value, tuple):
             raise UnsupportedModel(f"{self._prefix}{name} is a list: layers that differ are not supported")
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _LARGEST:
@@ -142,9 +145,9 @@ def decoder_config(keys: Mapping[str, Value], tensors: Tensors, factors: RopeFac
     """
     family = family_of(keys)
     name = str(keys["general.architecture"])
-    mine = _Keys(keys, name)
     form = family.gguf
     assert form is not None, "families of files have one"
+    mine = _Keys(keys, name, form.lists)
     _refuse_unknown(name, mine.names(), family)
     heads, kv_heads = _head_counts(name, mine)
     hidden = mine.size("embedding_length")
@@ -178,6 +181,7 @@ def _completed(name: str, mine: _Keys, tensors: Tensors, family: Family, config:
     assert form is not None, "families of files have one"
     said = mine.names()
     own: dict[str, object] = {ours: said[key] for key, ours in form.keys.items() if key in said}
+    own["tensors"] = tensors.keys()
     if _PATTERN in said:
         own["layer_types"] = _layer_types(said[_PATTERN], config.num_layers)
     try:

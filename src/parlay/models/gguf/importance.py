@@ -17,15 +17,15 @@ from torch import Tensor
 
 from parlay.cache import Rows
 from parlay.cache.pages import PageTable
-from parlay.models.config import DecoderConfig
+from parlay.models.config import DecoderConfig, UnsupportedModel
 from parlay.models.forward import Taps
 from parlay.models.gguf.metadata import gguf_form
 from parlay.models.gguf.weights import gguf_name
-from parlay.models.torch_ops.attention_form import Heads, LayerRopes
+from parlay.models.torch_ops.attention_form import AttentionKind, LayerRopes
 from parlay.models.torch_ops.attention_masked import MaskedAttention
 from parlay.models.torch_ops.decoder import DecoderLayer, EagerDecoder, build_layer
 from parlay.models.torch_ops.linear import MIN_ROWS, Linear, RecordedLinear
-from parlay.models.torch_ops.mlp import GatedMlp
+from parlay.models.torch_ops.mlp import GatedMlp, MixtureMlp
 from parlay.models.torch_ops.step_rows import uncached
 from parlay.models.weights.fused import rows_of
 from parlay.models.weights.shapes import Weight
@@ -56,6 +56,8 @@ def importance(config: DecoderConfig, weights: Mapping[str, Weight], ids: Sequen
     every second token as an open one. Raises ParlayError for too few, UnsupportedModel for families without GGUF files.
     """
     form = gguf_form(config)
+    if config.is_uneven:
+        raise UnsupportedModel(f"{config.architecture}: no importance of layers that differ or see others' keys")
     if len(ids) < _LEAST_TOKENS:
         raise ParlayError(f"the text has {len(ids)} tokens: give at least {_LEAST_TOKENS}, better {MOST_TOKENS}")
     chunks = list(_embedded(config, weights, ids[:MOST_TOKENS]))
@@ -101,7 +103,7 @@ def recorded(layer: DecoderLayer, sums: Sums) -> DecoderLayer:
     mlp = layer.mlp
     if isinstance(mlp, GatedMlp):
         layer = replace(layer, mlp=gated(mlp, "mlp"))
-    else:
+    elif isinstance(mlp, MixtureMlp):
         shared = None if mlp.shared is None else gated(mlp.shared, "mlp.shared_expert")
         layer = replace(layer, mlp=replace(mlp, experts=_recorded_experts(mlp.experts, sums), shared=shared))
     return replace(
@@ -122,14 +124,14 @@ def _recorded_experts(experts: Sequence[GatedMlp], sums: Sums) -> tuple[GatedMlp
 
 def run_layer(config: DecoderConfig, layer: DecoderLayer, index: int, chunk_TH: Tensor) -> Tensor:
     """The rows of one chunk, after the layer with this number, which is alone in a decoder here."""
-    heads, form = Heads(config.num_heads, config.num_kv_heads, config.head_dim), config.forms[index]
-    ropes = LayerRopes([form], config.head_dim, torch.float32, _CPU)
-    attention = MaskedAttention(heads, [form], ropes, [layer.sinks])
+    one = replace(config, num_layers=1, layers=config.forms[index : index + 1])
+    ropes = LayerRopes(one, torch.float32, _CPU)
+    attention = MaskedAttention(AttentionKind(layer.heads), one.forms, ropes, [layer.sinks])
     rows, place = uncached(len(chunk_TH), _CPU), Rows(PageTable(), 0, len(chunk_TH), block=_block(config))
     alone = EagerDecoder(
-        heads=heads, compute=torch.float32, embedding=chunk_TH, layers=(layer,), norm=None, head=layer.attention_out
+        compute=torch.float32, embedding=chunk_TH, layers=(layer,), norm=None, head=layer.attention_out
     )
-    return alone.run(chunk_TH.clone(), lambda mixed: [attention.plan(rows, place, 0, mixed)], Taps(()))
+    return alone.run(chunk_TH.clone(), lambda mixed: [attention.plan(rows, place, 0, mixed[layer.heads])], Taps(()))
 
 
 def _floored(mean: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ _FRACTIONS = ("_scale", ".scale", "softcapping", "freq_base_swa")
 """Ends of keys whose values are fractions."""
 _COMPARED = (
     *("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads", "head_dim"),
-    *("rms_norm_eps", "tie_embeddings", "embedding_scale", "logit_scale", "logit_cap"),
+    *("rms_norm_eps", "tie_embeddings", "embedding_scale", "logit_scale", "logit_cap", "per_layer_size"),
 )
 """Fields of a decoder that are not its layers'."""
 _POSITIONS = 64
@@ -84,7 +84,8 @@ def lost_facts(found: DecoderConfig, wanted: DecoderConfig) -> list[str]:
     for one, other in zip(wanted.forms, found.forms, strict=True):
         mine, its = asdict(one), asdict(other)
         lost += [name for name in mine if name != "rope" and not _near(mine[name], its[name])]
-        turn, its_turn = (cosines_and_sines(form.rope, wanted.head_dim, _POSITIONS) for form in (one, other))
+        size = wanted.heads_of(one).size
+        turn, its_turn = (cosines_and_sines(form.rope, size, _POSITIONS) for form in (one, other))
         if turn.shape != its_turn.shape or not torch.allclose(turn, its_turn, rtol=1e-3, atol=1e-4):
             lost.append("positions")
     return list(dict.fromkeys(lost))

@@ -1,7 +1,8 @@
 """The tokenizer and the chat template that a GGUF file carries, made once and kept on disk.
 
-Two kinds occur in the families that Parlay runs: byte-level pairs (``gpt2``), and SentencePiece's pairs with scores
-(``llama``). A ``tokenizer.json`` beside the file wins over what is in it.
+Three kinds occur in the families that Parlay runs: byte-level pairs (``gpt2``), SentencePiece's pairs with scores
+(``llama``), and pairs of characters with merges (``gemma4``). A ``tokenizer.json`` beside the file wins over what is in
+it.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ _FORM = 2
 """Raised whenever the same keys make another tokenizer than before, so that older ones in the cache are left alone."""
 _WORD = "▁"
 """SentencePiece's sign for a space."""
+_TO_TEXT = [decoders.Replace(_WORD, " "), decoders.ByteFallback(), decoders.Fuse()]
 _INSTEAD = "name the model's own tokenizer (--tokenizer FOLDER_OR_HUB_ID)"
 
 
@@ -154,25 +156,35 @@ def _sentence_piece(keys: Mapping[str, Value], tokens: list[str], types: list[in
     scores = _numbers(keys, "scores", len(tokens))
     if scores is None:
         raise ValueError(f"the key {_KEY}scores is missing: {_INSTEAD}")
-    unknown = _token_id(keys, "unknown")
-    tokenizer = _pairs(
-        tokens,
-        _merges(tokens, types, scores),
-        byte_fallback=True,
-        fuse_unk=True,
-        unk_token=tokens[0 if unknown is None else unknown],
-    )
+    tokenizer = _with_bytes(keys, tokens, _merges(tokens, types, scores))
     prefix = keys.get(_KEY + "add_space_prefix", True)
     spaces = normalizers.Replace(" ", _WORD)
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(_WORD), spaces]) if prefix else spaces
-    steps = [decoders.Replace(_WORD, " "), decoders.ByteFallback(), decoders.Fuse()]
-    tokenizer.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if prefix else steps)
+    tokenizer.decoder = decoders.Sequence([*_TO_TEXT, decoders.Strip(" ", 1, 0)] if prefix else _TO_TEXT)
     return tokenizer, True
+
+
+def _merged(keys: Mapping[str, Value], tokens: list[str], types: list[int]) -> tuple[Tokenizer, bool]:
+    """Pairs of characters merged in the order of the file. Runs of newlines that are tokens are found as a whole."""
+    tokenizer = _with_bytes(keys, tokens, [_pair(merge) for merge in _strings(keys, "merges")])
+    tokenizer.normalizer = normalizers.Replace(" ", _WORD)
+    tokenizer.decoder = decoders.Sequence(_TO_TEXT)
+    tokenizer.add_tokens([_added(token) for token in tokens if len(token) > 1 and not token.strip("\n")])
+    return tokenizer, True
+
+
+def _with_bytes(keys: Mapping[str, Value], tokens: list[str], merges: list[tuple[str, str]]) -> Tokenizer:
+    """Pairs of characters; what is in no token becomes tokens of single bytes."""
+    unknown = _token_id(keys, "unknown")
+    return _pairs(
+        tokens, merges, byte_fallback=True, fuse_unk=True, unk_token=tokens[0 if unknown is None else unknown]
+    )
 
 
 _BUILDERS: Mapping[object, Callable[[Mapping[str, Value], list[str], list[int]], tuple[Tokenizer, bool]]] = {
     "gpt2": _byte_level,
     "llama": _sentence_piece,
+    "gemma4": _merged,
 }
 
 

@@ -17,11 +17,18 @@ from parlay.models.gguf.packing_ahead import take
 from parlay.models.gguf.reader import BadGguf, Header, TensorInfo
 from parlay.models.weights.dequantize import dense
 from parlay.models.weights.regrouped import in_halves, unfused
-from parlay.models.weights.shapes import Weight, check_weights, weight_shapes
+from parlay.models.weights.shapes import Weight, check_weights, unread, weight_shapes
 from parlay.models.weights.stored import StoredTensor
 
 LM_HEAD = "output.weight"
-_WHOLE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+_WHOLE = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+    "per_layer_token_embd": "model.embed_tokens_per_layer",
+    "per_layer_model_proj": "model.per_layer_model_projection",
+    "per_layer_proj_norm": "model.per_layer_projection_norm",
+}
 _OF_A_LAYER = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
@@ -37,15 +44,25 @@ _OF_A_LAYER = {
     "post_attention_norm": "attention_out_layernorm",
     "post_ffw_norm": "mlp_out_layernorm",
     "attn_sinks": "self_attn.sinks",
+    "layer_output_scale": "layer_scalar",
+    "inp_gate": "per_layer_input_gate",
+    "proj": "per_layer_projection",
+    "post_norm": "per_layer_out_layernorm",
     "ffn_gate_inp": "mlp.gate",
     "ffn_gate_exps": "mlp.experts.gate_proj",
     "ffn_up_exps": "mlp.experts.up_proj",
     "ffn_down_exps": "mlp.experts.down_proj",
+    "ffn_gate_up_exps": "mlp.experts.gate_up_proj",
+    "pre_ffw_norm_2": "experts_layernorm",
+    "post_ffw_norm_1": "dense_out_layernorm",
+    "post_ffw_norm_2": "experts_out_layernorm",
     "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
     "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
     "ffn_up_shexp": "mlp.shared_expert.up_proj",
     "ffn_down_shexp": "mlp.shared_expert.down_proj",
 }
+_SCALES = {"ffn_gate_inp": "router_layernorm", "ffn_down_exps": "mlp.expert_scale"}
+"""Tensors of a layer whose kind is ``scale``."""
 _NAMES = {theirs: ours for ours, theirs in (_WHOLE | _OF_A_LAYER).items()}
 _LAYER = re.compile(r"blk\.(\d+)\.(\w+)")
 _RECOMPUTED = re.compile(r"rope_(freqs|factors_short|factors_long)\.weight|blk\.\d+\.attn_rot_embd\.weight")
@@ -76,8 +93,8 @@ def load(parts: Sequence[Header], family: Family, config: DecoderConfig) -> dict
     weights = unfused(weights, config)
     if form.interleaved:
         weights = in_halves(weights, config)
-    expected = weight_shapes(config)
-    check_weights(parts[0].path, expected, weights)
+    expected, spare = weight_shapes(config), unread(config)
+    check_weights(parts[0].path, expected, {name: weight for name, weight in weights.items() if name not in spare})
     return {name: weights[name] for name in expected}
 
 
@@ -144,5 +161,7 @@ def _name(name: str, form: GgufForm) -> str:
     if base in _WHOLE:
         return f"{_WHOLE[base]}.{kind}"
     match = _LAYER.fullmatch(base)
+    if match and kind == "scale" and match[2] in _SCALES:
+        return f"model.layers.{int(match[1])}.{_SCALES[match[2]]}.weight"
     ours = {**_OF_A_LAYER, **form.names}.get(match[2]) if match else None
     return name if match is None or ours is None else f"model.layers.{int(match[1])}.{ours}.{kind}"

@@ -128,16 +128,18 @@ class TorchAdapters:
 
     def _first(self, place: Place, part: int) -> int:
         """The outputs of a product before those of its number ``part``."""
-        config = self._config
+        config, form = self._config, self._config.forms[place.layer]
         if place.product.startswith("self_attn."):
-            return (0, config.num_heads, config.num_heads + config.num_kv_heads)[part] * config.head_dim
-        experts = config.forms[place.layer].experts
+            heads = config.heads_of(form)
+            return (0, config.num_heads, config.num_heads + heads.heads)[part] * heads.size
+        experts = form.experts
         if place.expert is None or experts is None:
-            return part * config.intermediate_size
+            return part * config.mlp_size_of(form)
         return part * (experts.size if place.expert < experts.count else experts.shared)
 
     def _pair(self, place: Place, matrices: LowRank, first: int) -> _Pair:
-        rope, head_dim = self._config.forms[place.layer].rope, self._config.head_dim
+        form = self._config.forms[place.layer]
+        rope, head_dim = form.rope, self._config.heads_of(form).size
         up_OR = in_order(matrices.up_OR, place.product, rope, head_dim)
         up_OR = interleave(up_OR, head_dim) if place.product in TURNED else up_OR
         down, up = self._packed(matrices.down_RI), self._packed(up_OR)

@@ -20,7 +20,16 @@ from torch import Tensor
 from parlay.cache import Rows
 from parlay.models.config import LayerForm
 from parlay.models.rope import Rotations
-from parlay.models.torch_ops.attention_form import SERIAL, Form, Heads, LayerRopes, SeenPrefix, capped, softmax_with
+from parlay.models.torch_ops.attention_form import (
+    SERIAL,
+    AttentionKind,
+    Form,
+    Heads,
+    LayerRopes,
+    SeenPrefix,
+    capped,
+    softmax_with,
+)
 from parlay.models.torch_ops.runs import Run, runs
 from parlay.models.torch_ops.step_rows import StepRows
 from parlay.types import trees
@@ -44,7 +53,7 @@ class ExactAttention:
 
     def __init__(
         self,
-        heads: Heads,
+        kind: AttentionKind,
         forms: Sequence[LayerForm],
         ropes: LayerRopes,
         padding: Form,
@@ -52,8 +61,10 @@ class ExactAttention:
         dtype: torch.dtype,
         sinks: Sequence[Tensor | None],
     ) -> None:
-        """Each layer has its ``sinks`` ``[heads]`` or none."""
+        """Each layer of the model has its form, and its ``sinks`` ``[heads]`` or none; those of one kind run here."""
+        heads = kind.heads
         self._heads, self._forms, self._ropes, self._form, self._dtype = heads, forms, ropes, padding, dtype
+        self._readers = kind.readers
         self._sinks = [None if layer is None else layer.view(-1, heads.group) for layer in sinks]
         rows = _round_up(_TILE_ROWS * heads.group, padding.rows)
         ahead = torch.arange(padding.keys + rows // heads.group)
@@ -77,7 +88,7 @@ class ExactAttention:
             for part in run.apart(seers)
             for tile in part.cut(_TILE_ROWS)
         ]
-        return _Plan(keys, parts, tiles)
+        return _Plan(keys, parts, tiles, self._readers)
 
     def _tile(self, keys: Keys, queries_KQD: Tensor, out_TKW: Tensor, run: Run, prefix: SeenPrefix | None) -> _Tile:
         """The product of one run's rows. ``out_TKW`` is what all rows' attention goes to, W = G * D."""
@@ -256,40 +267,44 @@ class _Tile:
 class _Part:
     """Some rows turned by their positions: queries into their product's layout, keys and values into the buffer.
 
-    ``offset`` is where the rows' queries begin in a contiguous ``qkv_NAP``, keys and values follow at ``kv_offset``.
+    ``first`` is the first of these rows in a contiguous ``qkv_NAP``, which has queries, then keys and values if any.
     Each layer has its ``rotations``. ``query_target`` ``[T, K, G, P]`` and ``kv_target`` ``[T, 2, K, P]`` are where the
     products go.
     """
 
-    offset: int
-    kv_offset: int
-    row_stride: int
+    first: int
     rotations: list[Rotations]
     query_target: Tensor
     kv_target: Tensor
 
     def __call__(self, layer: int, qkv_NAP: Tensor) -> None:
-        _, _, group, pairs = size = self.query_target.shape
-        target, rotations = self.kv_target, self.rotations[layer]
-        queries = qkv_NAP.as_strided(size, (self.row_stride, group * pairs, pairs, 1), self.offset)
+        _, kv_heads, group, pairs = size = self.query_target.shape
+        target, rotations, (_, heads, _) = self.kv_target, self.rotations[layer], qkv_NAP.shape
+        row_stride, queries_end = heads * pairs, kv_heads * group * pairs
+        offset = self.first * row_stride
+        queries = qkv_NAP.as_strided(size, (row_stride, group * pairs, pairs, 1), offset)
         torch.mul(queries, rotations.queries, out=self.query_target)
-        stride = (self.row_stride, target.shape[2] * pairs, pairs, 1)
-        torch.mul(qkv_NAP.as_strided(target.shape, stride, self.kv_offset), rotations.keys_values, out=target)
+        if row_stride > queries_end:
+            stride = (row_stride, kv_heads * pairs, pairs, 1)
+            keys_values = qkv_NAP.as_strided(target.shape, stride, offset + queries_end)
+            torch.mul(keys_values, rotations.keys_values, out=target)
 
 
 class _Plan:
-    """One segment's attention, ready for every layer."""
+    """One segment's attention, ready for every layer of a kind. ``readers`` find keys of the layer before in place."""
 
-    def __init__(self, keys: Keys, parts: list[_Part], tiles: list[_Tile]) -> None:
-        self._keys, self._parts, self._tiles = keys, parts, tiles
+    def __init__(self, keys: Keys, parts: list[_Part], tiles: list[_Tile], readers: frozenset[int]) -> None:
+        self._keys, self._parts, self._tiles, self._readers = keys, parts, tiles, readers
 
     def __call__(self, layer: int, qkv_NAP: Tensor) -> None:
-        self._keys.fill(layer)
+        if layer not in self._readers:
+            self._keys.fill(layer)
         for part in self._parts:
             part(layer, qkv_NAP)
         for tile in self._tiles:
             tile(layer)
-        self._keys.store(layer)
+        if layer not in self._readers:
+            self._keys.store(layer)
 
 
 def _parts(heads: Heads, keys: Keys, *, begin: int, queries_KQD: Tensor, rotations: Sequence[Rotations]) -> list[_Part]:
@@ -298,18 +313,15 @@ def _parts(heads: Heads, keys: Keys, *, begin: int, queries_KQD: Tensor, rotatio
     buffer = torch.view_as_complex(keys.buffer.view(*keys.buffer.shape[:-1], pairs, 2))
     used = queries_KQD[:, : count * heads.group].view(heads.num_kv_heads, count, heads.group, pairs, 2)
     targets = torch.view_as_complex(used).transpose(0, 1)
-    row_stride = heads.qkv_heads * pairs
     return [
         _Part(
-            offset=(begin + first) * row_stride,
-            kv_offset=(begin + first) * row_stride + heads.num_heads * pairs,
-            row_stride=row_stride,
+            first=begin + first,
             rotations=[Rotations(*(factors[first:last] for factors in each)) for each in rotations],
             query_target=targets[first:last],
             kv_target=buffer[:, :, slot : slot + last - first].permute(2, 0, 1, 3),
         )
         for span in keys.spans()
-        for first, last, slot in _blocks(*span, row_stride)
+        for first, last, slot in _blocks(*span, heads.qkv_heads * pairs)
     ]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -11,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from parlay.models.config import LayerForm
+from parlay.models.config import DecoderConfig
 from parlay.models.rope import Rope, Rotations
 from parlay.types import Prefix
 
@@ -39,14 +38,40 @@ class Heads:
 class LayerRopes:
     """The rotations of each layer; layers of one form share them."""
 
-    def __init__(self, forms: Sequence[LayerForm], head_dim: int, dtype: torch.dtype, device: torch.device) -> None:
-        self._kinds = [(form.rope, form.scale) for form in forms]
-        self._ropes = {kind: Rope(kind[0], head_dim, dtype, device, kind[1]) for kind in self._kinds}
+    def __init__(self, config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> None:
+        self._kinds = [(form.rope, config.heads_of(form).size, form.scale) for form in config.forms]
+        self._ropes = {kind: Rope(*kind[:2], dtype, device, kind[2]) for kind in self._kinds}
 
     def at(self, positions_T: Tensor, last: int) -> list[Rotations]:
         """For each layer those of these positions, int64, of which ``last`` is the largest."""
         found = {kind: rope.at(positions_T, last) for kind, rope in self._ropes.items()}
         return [found[kind] for kind in self._kinds]
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionKind:
+    """Layers that attend with the same heads: all of them alone, or ``source`` and its ``readers``.
+
+    These see its keys and store none.
+    """
+
+    heads: Heads
+    source: int | None = None
+    readers: frozenset[int] = frozenset()
+
+
+def attention_kinds(config: DecoderConfig) -> list[AttentionKind]:
+    """The kind of each layer."""
+    readers: dict[int, list[int]] = {}
+    for layer, form in enumerate(config.forms):
+        readers.setdefault(layer if form.keys_of is None else form.keys_of, []).append(layer)
+    kinds = {}
+    for source, layers in readers.items():
+        heads = Heads(config.num_heads, *config.heads_of(config.forms[source]))
+        alone = len(layers) == 1
+        kind = AttentionKind(heads) if alone else AttentionKind(heads, source, frozenset(layers) - {source})
+        kinds.update(dict.fromkeys(layers, kind))
+    return [kinds[layer] for layer in range(config.num_layers)]
 
 
 def capped(scores: Tensor, cap: float) -> Tensor:
@@ -97,14 +122,17 @@ _FORMS = (Form(4, 192), Form(8, 192), Form(16, 192), Form(8, 256), Form(16, 256)
 """Tried in order, cheapest first. (4, 192) holds in MKL on AMD Zen 4, with AVX-512 and AVX2, one and two threads."""
 
 
-def choose_form(heads: Heads, dtype: torch.dtype) -> Form | None:
-    """The first form whose products do not depend on how many rows and masked keys they hold; None if none does."""
+def choose_form(heads: frozenset[Heads], dtype: torch.dtype) -> Form | None:
+    """The first form whose products do not depend on how many rows and masked keys they hold; None if none does.
+
+    ``heads`` are those of all layers.
+    """
     return _choose_form(heads, dtype, torch.get_num_threads())
 
 
 @lru_cache
-def _choose_form(heads: Heads, dtype: torch.dtype, threads: int) -> Form | None:
-    return next((form for form in _FORMS if _holds(heads, dtype, form)), None)
+def _choose_form(heads: frozenset[Heads], dtype: torch.dtype, threads: int) -> Form | None:
+    return next((form for form in _FORMS if all(_holds(each, dtype, form) for each in heads)), None)
 
 
 def _holds(heads: Heads, dtype: torch.dtype, form: Form) -> bool:

@@ -12,7 +12,7 @@ from parlay.cache import Rows
 from parlay.models.config import LayerForm
 from parlay.models.rope import Rotations
 from parlay.models.torch_ops.attention import Attend
-from parlay.models.torch_ops.attention_form import Heads, LayerRopes, SeenPrefix, capped, softmax_with
+from parlay.models.torch_ops.attention_form import AttentionKind, LayerRopes, SeenPrefix, capped, softmax_with
 from parlay.models.torch_ops.step_rows import StepRows
 from parlay.types import trees
 
@@ -21,10 +21,10 @@ class MaskedAttention:
     """torch's scaled dot product attention; a tree is a mask. The last bits of a row may depend on the other rows."""
 
     def __init__(
-        self, heads: Heads, forms: Sequence[LayerForm], ropes: LayerRopes, sinks: Sequence[Tensor | None]
+        self, kind: AttentionKind, forms: Sequence[LayerForm], ropes: LayerRopes, sinks: Sequence[Tensor | None]
     ) -> None:
-        """Each layer has its ``sinks`` ``[heads]`` or none."""
-        self._heads, self._forms, self._ropes, self._sinks = heads, forms, ropes, sinks
+        """Each layer of the model has its form, and its ``sinks`` ``[heads]`` or none; those of one kind run here."""
+        self._kind, self._forms, self._ropes, self._sinks = kind, forms, ropes, sinks
 
     def plan(self, rows: StepRows, place: Rows, begin: int, out: Tensor, prefix: SeenPrefix | None = None) -> Attend:
         """How one segment attends, the same in every layer: rows from ``begin`` on, into ``out`` ``[T, K * G * D]``."""
@@ -38,7 +38,7 @@ class MaskedAttention:
             for window in windows
         }
         return _MaskedPlan(
-            self._heads,
+            self._kind,
             rows,
             rotations=self._ropes.at(rows.positions, rows.last),
             masks=[masks[form.window] for form in self._forms],
@@ -58,7 +58,7 @@ class _MaskedPlan:
 
     def __init__(
         self,
-        heads: Heads,
+        kind: AttentionKind,
         rows: StepRows,
         *,
         rotations: Sequence[Rotations],
@@ -70,15 +70,31 @@ class _MaskedPlan:
         prefix: SeenPrefix | None,
     ) -> None:
         """Each layer has its mask ``[T, S]``, with a prefix of P rows ``[T, P + S]``; ``out`` is ``[T, K * G * D]``."""
-        self._heads, self._step, self._prefix = heads, rows, prefix
+        heads = kind.heads
+        self._kind, self._heads, self._step, self._prefix = kind, heads, rows, prefix
         self._rotations, self._masks, self._caps, self._sinks = rotations, masks, caps, sinks
         self._rows = slice(begin, begin + len(out))
         self._out = out.view(len(out), heads.num_heads, heads.head_dim)
+        self._shared: tuple[Tensor, Tensor] | None = None  # keys and values of the layer that others read
 
     def __call__(self, layer: int, qkv_NAP: Tensor) -> None:
         heads, rotations = self._heads, self._rotations[layer]
-        qkv_TAP, past = qkv_NAP[self._rows], self._step.read(layer)
+        qkv_TAP = qkv_NAP[self._rows]
         turned = torch.view_as_real(qkv_TAP[:, : heads.num_heads] * rotations.queries[:, 0])
+        if self._shared is not None and layer in self._kind.readers:
+            keys, values = self._shared
+        else:
+            keys, values = self._keys_values(layer, qkv_TAP, rotations)
+        if layer == self._kind.source:
+            self._shared = keys, values
+        queries = turned.flatten(-2).to(keys.dtype).transpose(0, 1)
+        mask, cap, sinks = self._masks[layer], self._caps[layer], self._sinks[layer]
+        result = _attend(queries, keys, values, mask=mask, cap=cap, sinks_A=sinks)
+        self._out.copy_(result.transpose(0, 1))
+
+    def _keys_values(self, layer: int, qkv_TAP: Tensor, rotations: Rotations) -> tuple[Tensor, Tensor]:
+        """Collect the keys and values that the rows of a layer see; new ones go to their places."""
+        heads, past = self._heads, self._step.read(layer)
         keys_values = qkv_TAP[:, heads.num_heads :].view(len(qkv_TAP), 2, heads.num_kv_heads, -1)
         new = torch.view_as_real(keys_values * rotations.keys_values).flatten(-2).permute(1, 2, 0, 3)
         new = new.to(self._step.dtype)
@@ -87,10 +103,7 @@ class _MaskedPlan:
         if self._prefix is not None:
             keys = torch.cat((self._prefix.keys[layer], keys), 1)
             values = torch.cat((self._prefix.values[layer], values), 1)
-        queries = turned.flatten(-2).to(keys.dtype).transpose(0, 1)
-        mask, cap, sinks = self._masks[layer], self._caps[layer], self._sinks[layer]
-        result = _attend(queries, keys, values, mask=mask, cap=cap, sinks_A=sinks)
-        self._out.copy_(result.transpose(0, 1))
+        return keys, values
 
 
 def _attend(

@@ -19,8 +19,16 @@ from parlay.models.torch_ops.adapters import NO_ADAPTERS, OUT, QKV, RowAdapters
 from parlay.models.torch_ops.attention import Attend
 from parlay.models.torch_ops.attention_form import Heads, capped
 from parlay.models.torch_ops.linear import Linear, SummedLinear, pack
-from parlay.models.torch_ops.mlp import GatedMlp, MixtureMlp
-from parlay.models.weights.fused import ExpertWeights, FusedWeights, GatedWeights, LayerWeights, Operand, as_tensor
+from parlay.models.torch_ops.mlp import GatedMlp, MixtureMlp, MlpBesideExperts, gated_product
+from parlay.models.weights.fused import (
+    ExpertWeights,
+    FusedWeights,
+    GatedWeights,
+    LayerWeights,
+    Operand,
+    PerLayerInputs,
+    as_tensor,
+)
 from parlay.types import Skip
 
 
@@ -45,22 +53,56 @@ class PrescaledRmsNorm:
 
 
 @dataclass(frozen=True, slots=True)
+class PerLayerProducts:
+    """Gate, product and norm of the numbers that a layer reads besides the hidden state."""
+
+    gate: Linear
+    out: Linear
+    norm: PrescaledRmsNorm
+    activation: Activation
+
+    def __call__(self, hidden_NH: Tensor, numbers_NP: Tensor) -> Tensor:
+        """``[N, H]``, which is added at the layer's end."""
+        gated_NP = gated_product(torch.cat((self.gate(hidden_NH), numbers_NP), 1), self.activation)
+        return self.norm(self.out(gated_NP))
+
+
+@dataclass(frozen=True, slots=True)
+class PerLayerEmbedding:
+    """Makes these numbers; see `PerLayerInputs`."""
+
+    embedding: Tensor
+    projection: Linear
+    norm: PrescaledRmsNorm
+    scale: float
+
+    def __call__(self, ids_N: Tensor, inputs_NH: Tensor) -> Tensor:
+        """``[N, layers, P]`` of rows whose ``inputs_NH`` enter the first layer."""
+        projected_NLP = self.projection(inputs_NH).view(len(ids_N), -1, len(self.norm.weight))
+        return F.embedding(ids_N, self.embedding).view_as(projected_NLP) * self.scale + self.norm(projected_NLP)
+
+
+@dataclass(frozen=True, slots=True)
 class DecoderLayer:
     """One layer; query, key and value weights form one product.
 
-    ``qk_norm`` norms each head of queries and keys; with two norms, all heads of each together. ``sinks`` are
-    ``[heads]``.
+    ``qk_norm`` norms each head of queries and keys, and of values where the model does so; with two norms, all heads of
+    each together. ``sinks`` are ``[heads]``. ``out_scale`` multiplies what leaves the layer.
     """
+
+    heads: Heads
 
     attention_norm: PrescaledRmsNorm | None
     qkv: Linear
     qk_norm: tuple[PrescaledRmsNorm, ...]
     attention_out: Linear
     mlp_norm: PrescaledRmsNorm | None
-    mlp: GatedMlp | MixtureMlp
+    mlp: GatedMlp | MixtureMlp | MlpBesideExperts
     out_norms: tuple[PrescaledRmsNorm, PrescaledRmsNorm] | None
     residual_scale: float = 1.0
     sinks: Tensor | None = None
+    per_layer: PerLayerProducts | None = None
+    out_scale: float = 1.0
 
     def add(self, hidden_NH: Tensor, given_NH: Tensor, half: int) -> None:
         """Add what attention (0) or feed-forward (1) gives, normed and scaled where the layer does so."""
@@ -70,7 +112,17 @@ class DecoderLayer:
 
     def feed_forward(self, hidden_NH: Tensor, adapters: RowAdapters, layer: int) -> Tensor:
         """Run the second half of layer number ``layer``, up to what it gives: ``[N, H]``."""
-        return self.mlp(hidden_NH if self.mlp_norm is None else self.mlp_norm(hidden_NH), adapters, layer)
+        x_NH = hidden_NH if self.mlp_norm is None else self.mlp_norm(hidden_NH)
+        if isinstance(self.mlp, MlpBesideExperts):
+            return self.mlp(hidden_NH, x_NH, adapters, layer)
+        return self.mlp(x_NH, adapters, layer)
+
+    def end(self, hidden_NH: Tensor, numbers_NP: Tensor | None) -> None:
+        """Do what comes behind the feed-forward, with the layer's own numbers of the rows if it reads such."""
+        if self.per_layer is not None and numbers_NP is not None:
+            hidden_NH.add_(self.per_layer(hidden_NH, numbers_NP))
+        if self.out_scale != 1:
+            hidden_NH.mul_(self.out_scale)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +132,6 @@ class EagerDecoder:
     ``embedding`` is ``[V, H]``.
     """
 
-    heads: Heads
     compute: torch.dtype
     embedding: Tensor
     layers: tuple[DecoderLayer, ...]
@@ -91,6 +142,7 @@ class EagerDecoder:
     raw_tap: bool = False
     embedding_scale: float = 1.0
     logit_cap: float = 0.0
+    per_layer: PerLayerEmbedding | None = None
 
     def embed(self, ids_N: Tensor) -> Tensor:
         """The rows' embeddings ``[N, H]``, in memory of their own."""
@@ -107,22 +159,25 @@ class EagerDecoder:
     def run(
         self,
         hidden_NH: Tensor,
-        plan: Callable[[Tensor], Sequence[Attend]],
+        plan: Callable[[Mapping[Heads, Tensor]], Sequence[Attend]],
         taps: Taps,
         skip: Skip = frozenset(),
         *,
         embedded_NH: Tensor | None = None,
+        numbers_NLP: Tensor | None = None,
         joining: Sequence[SegmentFeatures] = (),
         adapters: RowAdapters = NO_ADAPTERS,
     ) -> Tensor:
         """Hidden states after the last layer ``[N, H]``. Those that enter the tapped layers go to ``taps``.
 
         ``hidden_NH`` are the rows' inputs, which are overwritten. ``plan`` gets the matrix ``[N, heads * D]`` that
-        attention writes to, and returns how each sequence attends. The sub-layers of ``skip`` do not run.
-        ``embedded_NH`` is for decoders with a ``beside_norm``. Rows of ``joining`` run in all layers; what they are
-        before their own is never seen. ``adapters`` are those of the rows.
+        attention with such heads writes to, and returns how each sequence attends. The sub-layers of ``skip`` do not
+        run. ``embedded_NH`` is for decoders with a ``beside_norm``, ``numbers_NLP`` for those with ``per_layer``. Rows
+        of ``joining`` run in all layers; what they are before their own is never seen. ``adapters`` are those of the
+        rows.
         """
-        mixed = hidden_NH.new_zeros(hidden_NH.shape[0], self.heads.num_heads * self.heads.head_dim)
+        kinds = {layer.heads for layer in self.layers}
+        mixed = {heads: hidden_NH.new_zeros(len(hidden_NH), heads.num_heads * heads.head_dim) for heads in kinds}
         attends = plan(mixed)
         for index, layer in enumerate(self.layers):
             _join(hidden_NH, [given for given in joining if given.features.join and given.features.join.layer == index])
@@ -131,11 +186,13 @@ class EagerDecoder:
                 qkv = self._qkv(index, hidden_NH, embedded_NH if index == 0 else None, adapters)
                 for attend in attends:
                     attend(index, qkv)
-                given = layer.attention_out(mixed)
-                adapters.add((index, None, OUT), mixed, given)
+                own = mixed[layer.heads]
+                given = layer.attention_out(own)
+                adapters.add((index, None, OUT), own, given)
                 layer.add(hidden_NH, given, 0)
             if ("mlp", index) not in skip:
                 layer.add(hidden_NH, layer.feed_forward(hidden_NH, adapters, index), 1)
+                layer.end(hidden_NH, None if numbers_NLP is None else numbers_NLP[:, index])
         return hidden_NH
 
     def summed(self, group: Group) -> EagerDecoder:
@@ -145,7 +202,7 @@ class EagerDecoder:
             mlp = layer.mlp
             if isinstance(mlp, GatedMlp):
                 mlp = replace(mlp, down=SummedLinear(mlp.down, group))
-            else:
+            elif isinstance(mlp, MixtureMlp):
                 mlp = replace(mlp, group=group)
             layers.append(replace(layer, attention_out=SummedLinear(layer.attention_out, group), mlp=mlp))
         return replace(self, layers=tuple(layers))
@@ -156,7 +213,8 @@ class EagerDecoder:
 
     def _qkv(self, index: int, hidden_NH: Tensor, embedded_NH: Tensor | None, adapters: RowAdapters) -> Tensor:
         """``[N, qkv_heads, D/2]`` complex: query, key and value heads as pairs, normed where the model does so."""
-        heads, layer = self.heads, self.layers[index]
+        layer = self.layers[index]
+        heads = layer.heads
         normed = hidden_NH if layer.attention_norm is None else layer.attention_norm(hidden_NH)
         if self.beside_norm is not None and embedded_NH is not None:
             normed = torch.cat((self.beside_norm(embedded_NH), normed), -1)
@@ -165,13 +223,13 @@ class EagerDecoder:
         if flat.dtype != self.compute:
             flat = flat.to(self.compute)
         if len(layer.qk_norm) == 1:
-            rows = flat.view(-1, heads.qkv_heads, heads.head_dim)
-            layer.qk_norm[0].inplace(rows.narrow(1, 0, heads.num_heads + heads.num_kv_heads))
+            rows = flat.view(len(flat), -1, heads.head_dim)
+            layer.qk_norm[0].inplace(rows.narrow(1, 0, len(layer.qk_norm[0].weight)))
         elif layer.qk_norm:
             query, key = heads.num_heads * heads.head_dim, heads.num_kv_heads * heads.head_dim
             layer.qk_norm[0].inplace(flat.narrow(1, 0, query))
             layer.qk_norm[1].inplace(flat.narrow(1, query, key))
-        return torch.view_as_complex(flat.view(-1, heads.qkv_heads, heads.head_dim // 2, 2))
+        return torch.view_as_complex(flat.view(len(flat), -1, heads.head_dim // 2, 2))
 
 
 def _join(hidden_NH: Tensor, joining: Sequence[SegmentFeatures]) -> None:
@@ -192,7 +250,6 @@ def build(
     fused = FusedWeights(config, weights, compute)
     packer = _Packer(config, dtype, compute, device)
     return EagerDecoder(
-        heads=Heads(config.num_heads, config.num_kv_heads, config.head_dim),
         compute=compute,
         embedding=packer.tensor(fused.embedding).clone(),  # no mapped file, which somebody may cut short
         layers=tuple(packer.layer(fused.layer(index), form) for index, form in enumerate(config.forms)),
@@ -202,6 +259,7 @@ def build(
         raw_tap=config.head is not None,
         embedding_scale=config.embedding_scale,
         logit_cap=config.logit_cap,
+        per_layer=packer.per_layer(fused.per_layer),
     )
 
 
@@ -222,18 +280,42 @@ class _Packer:
     device: torch.device
 
     def layer(self, weights: LayerWeights, form: LayerForm) -> DecoderLayer:
-        out_norms, mlp = weights.out_norms, weights.mlp
-        bias = None if weights.qkv_bias is None else self._paired(weights.qkv_bias).to(self.device, self.dtype)
+        out_norms, mlp, last = weights.out_norms, weights.mlp, weights.per_layer
+        heads = Heads(self.config.num_heads, *self.config.heads_of(form))
+        biases = weights.qkv_bias
+        bias = None if biases is None else self._paired(biases, heads).to(self.device, self.dtype)
         return DecoderLayer(
+            heads=heads,
             attention_norm=self.any_norm(weights.attention_norm),
-            qkv=pack(self._paired([self.tensor(part) for part in weights.qkv]), bias),
-            qk_norm=self._qk_norms(weights, form),
+            qkv=pack(self._paired([self.tensor(part) for part in weights.qkv], heads), bias),
+            qk_norm=self._qk_norms(weights, form, heads),
             attention_out=pack(self.tensor(weights.attention_out), self._bias(weights.attention_out_bias)),
             mlp_norm=self.any_norm(weights.mlp_norm),
             mlp=self._gated(mlp, form.activation) if isinstance(mlp, GatedWeights) else self._mixture(mlp, form),
             out_norms=None if out_norms is None else (self._norm(out_norms[0]), self._norm(out_norms[1])),
             residual_scale=form.residual_scale,
             sinks=None if weights.sinks is None else weights.sinks.to(self.device),
+            out_scale=weights.out_scale,
+            per_layer=None
+            if last is None
+            else PerLayerProducts(
+                gate=pack(self.tensor(last.gate), None),
+                out=pack(self.tensor(last.out), None),
+                norm=self._norm(last.norm),
+                activation=form.activation,
+            ),
+        )
+
+    def per_layer(self, inputs: PerLayerInputs | None) -> PerLayerEmbedding | None:
+        """Make what gives each layer numbers of its own, if they read such."""
+        if inputs is None:
+            return None
+        floor = torch.tensor(inputs.floor**0.5, dtype=self.compute, device=self.device)
+        return PerLayerEmbedding(
+            embedding=self.tensor(inputs.embedding).clone(),  # no mapped file, as above
+            projection=pack(self.tensor(inputs.projection), None),
+            norm=PrescaledRmsNorm(floor, inputs.norm.to(self.device)),
+            scale=inputs.scale,
         )
 
     def _gated(self, weights: GatedWeights, activation: Activation) -> GatedMlp:
@@ -245,7 +327,20 @@ class _Packer:
             activation=activation,
         )
 
-    def _mixture(self, weights: ExpertWeights, form: LayerForm) -> MixtureMlp:
+    def _mixture(self, weights: ExpertWeights, form: LayerForm) -> MixtureMlp | MlpBesideExperts:
+        mixture, beside = self._experts(weights, form), weights.beside
+        if beside is None:
+            return mixture
+        return MlpBesideExperts(
+            self._gated(beside.dense, form.activation),
+            replace(mixture, scales=beside.scales.to(self.device)),
+            self._norm(beside.router_norm),
+            self._norm(beside.experts_norm),
+            self._norm(beside.dense_out_norm),
+            self._norm(beside.experts_out_norm),
+        )
+
+    def _experts(self, weights: ExpertWeights, form: LayerForm) -> MixtureMlp:
         assert form.experts is not None, "its weights are experts"
         router = as_tensor(weights.router, self.compute).to(self.device)
         bias = None if weights.router_bias is None else weights.router_bias.to(self.device, self.compute)
@@ -272,17 +367,19 @@ class _Packer:
         floor = (weight.shape[-1] * self.config.rms_norm_eps) ** 0.5
         return PrescaledRmsNorm(torch.tensor(floor, dtype=self.compute, device=self.device), weight.to(self.device))
 
-    def _paired(self, parts: Sequence[Tensor]) -> Tensor:
+    def _paired(self, parts: Sequence[Tensor], heads: Heads) -> Tensor:
         """Query, key and value rows ``[heads * D, ...]`` as one; the first two are put in the order of rotations."""
-        turned = [interleave(part, self.config.head_dim) for part in parts[:2]]
-        return torch.cat([*turned, parts[2]])
+        turned = [interleave(part, heads.head_dim) for part in parts[:2]]
+        return torch.cat([*turned, *parts[2:]])
 
-    def _qk_norms(self, weights: LayerWeights, form: LayerForm) -> tuple[PrescaledRmsNorm, ...]:
+    def _qk_norms(self, weights: LayerWeights, form: LayerForm, heads: Heads) -> tuple[PrescaledRmsNorm, ...]:
         if weights.qk_norm is None:
             return ()
-        parts = [interleave(part, self.config.head_dim) for part in weights.qk_norm]
+        parts = [interleave(part, heads.head_dim) for part in weights.qk_norm]
         if form.wide_qk_norm:
             return tuple(self._norm(part) for part in parts)
-        counts = (self.config.num_heads, self.config.num_kv_heads)
-        heads = [part.expand(count, -1) for part, count in zip(parts, counts, strict=True)]
-        return (self._norm(torch.cat(heads)),)
+        counts = (heads.num_heads, heads.num_kv_heads)
+        each = [part.expand(count, -1) for part, count in zip(parts, counts, strict=False)]
+        if form.value_norm and form.keys_of is None:
+            each.append(torch.full_like(parts[0], heads.head_dim**0.5).expand(heads.num_kv_heads, -1))
+        return (self._norm(torch.cat(each)),)

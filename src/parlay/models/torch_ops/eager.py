@@ -24,7 +24,7 @@ from parlay.models.forward import (
 from parlay.models.lora import LowRankAdapter
 from parlay.models.torch_ops.adapters import TorchAdapters
 from parlay.models.torch_ops.attention import Attend, ExactAttention
-from parlay.models.torch_ops.attention_form import LayerRopes, SeenPrefix, prefix_of
+from parlay.models.torch_ops.attention_form import Heads, LayerRopes, SeenPrefix, attention_kinds, prefix_of
 from parlay.models.torch_ops.attention_masked import MaskedAttention
 from parlay.models.torch_ops.decoder import build
 from parlay.models.torch_ops.kernels import judge
@@ -55,14 +55,16 @@ class EagerForward(Forward):
         judged = judge(decoder, device)
         self._decoder = decoder if part.group is None else decoder.summed(part.group)
         self._part = part
-        compute, heads, form = self._decoder.compute, self._decoder.heads, judged.form
-        forms, ropes = config.forms, LayerRopes(config.forms, config.head_dim, compute, device)
+        compute, form = self._decoder.compute, judged.form
+        forms, ropes = config.forms, LayerRopes(config, compute, device)
         sinks = [layer.sinks for layer in self._decoder.layers]
-        self._attention = (
-            MaskedAttention(heads, forms, ropes, sinks)
+        self._kinds = attention_kinds(config)
+        self._attention = {
+            kind: MaskedAttention(kind, forms, ropes, sinks)
             if form is None
-            else ExactAttention(heads, forms, ropes, form, dtype=compute, sinks=sinks)
-        )
+            else ExactAttention(kind, forms, ropes, form, dtype=compute, sinks=sinks)
+            for kind in dict.fromkeys(self._kinds)
+        }
         self._device = device
         self._adapters = TorchAdapters(config, dtype, device)
         pages = LayerPages.of(config) if part == WHOLE else LayerPages.alike(config.num_layers)
@@ -92,10 +94,19 @@ class EagerForward(Forward):
             embedded = self._decoder.embed(torch.tensor(rows, device=self._device))
             beside = embedded.clone() if self._decoder.beside_norm is not None else None
             inputs = with_features(embedded, work.features)
+            numbers_of = self._decoder.per_layer
+            numbers = None if numbers_of is None else numbers_of(torch.tensor(rows, device=self._device), inputs)
             taps = Taps(work.taps)
             adapters = self._adapters.adapt(work.adapters)
             hidden = self._decoder.run(
-                inputs, plan, taps, work.skip, embedded_NH=beside, joining=work.features, adapters=adapters
+                inputs,
+                plan,
+                taps,
+                work.skip,
+                embedded_NH=beside,
+                numbers_NLP=numbers,
+                joining=work.features,
+                adapters=adapters,
             )
             normed = last in work.taps and not self._decoder.raw_tap
             if last in work.taps:
@@ -113,16 +124,20 @@ class EagerForward(Forward):
         taps.states = {layer: states_NH[: len(ids)] for layer, states_NH in taps.states.items()}
         return ForwardOutput(logits, taps)
 
-    def _plan(self, work: ForwardBatch, out: Tensor) -> Sequence[Attend]:
-        """How each segment attends, into its rows of ``out`` ``[N, heads * D]``."""
+    def _plan(self, work: ForwardBatch, out: Mapping[Heads, Tensor]) -> Sequence[Attend]:
+        """How each segment attends, into its rows of ``out`` ``[N, heads * D]`` of the layer's heads."""
         attends: list[Attend] = []
         begin = 0
         seen = {given.place: self._seen(given.features) for given in work.features}
         for number, place in enumerate(work.places):
             rows = step_rows(place, self._device, self._kernels.pages)
-            count = place.end - place.base
-            attends.append(self._attention.plan(rows, place, begin, out[begin : begin + count], seen.get(number)))
-            begin += count
+            end = begin + place.end - place.base
+            plans = {
+                kind: attention.plan(rows, place, begin, out[kind.heads][begin:end], seen.get(number))
+                for kind, attention in self._attention.items()
+            }
+            attends.append(partial(_attend, [plans[kind] for kind in self._kinds]))
+            begin = end
         return attends
 
     def _seen(self, features: Features) -> SeenPrefix | None:
@@ -140,3 +155,8 @@ class EagerForward(Forward):
             return hidden_NH
         rows = wanted + (wanted[:1] or [0]) * (count - len(wanted))
         return hidden_NH[torch.tensor(rows, device=self._device)]
+
+
+def _attend(plans: Sequence[Attend], layer: int, qkv_NAP: Tensor) -> None:
+    """Attend as the layer's own plan says."""
+    plans[layer](layer, qkv_NAP)

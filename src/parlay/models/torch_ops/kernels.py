@@ -31,7 +31,7 @@ def judge(decoder: EagerDecoder, device: torch.device) -> Judgement:
     if device.type != "cpu":
         return Judgement(None, Exactness.SEED, f"{kind} linears, masked attention: no exact form on {device.type}")
     with torch.no_grad():
-        form = choose_form(decoder.heads, decoder.compute)
+        form = choose_form(frozenset(layer.heads for layer in decoder.layers), decoder.compute)
         dependent = [linear for linear in linears if not rows_independent(linear)]
     if form is None:
         return Judgement(None, Exactness.SEED, f"{kind} linears, masked attention: no exact form of products here")
@@ -44,9 +44,11 @@ def judge(decoder: EagerDecoder, device: torch.device) -> Judgement:
 
 def _distinct_linears(decoder: EagerDecoder) -> list[Linear]:
     """One linear layer per shape: their kernels depend on nothing else."""
-    linears = [decoder.head]
+    linears = [decoder.head, *([] if decoder.per_layer is None else [decoder.per_layer.projection])]
     for layer in decoder.layers:
         linears += [layer.qkv, layer.attention_out, *layer.mlp.linears]
+        if layer.per_layer is not None:
+            linears += [layer.per_layer.gate, layer.per_layer.out]
     return list({(linear.in_features, linear.out_features, linear.dtype): linear for linear in linears}.values())
 
 

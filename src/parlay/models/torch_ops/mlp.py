@@ -56,6 +56,7 @@ class MixtureMlp:
     experts: tuple[GatedMlp, ...]
     shared: GatedMlp | None
     choice_bias: Tensor | None = None
+    scales: Tensor | None = None
     group: Group | None = None
 
     @property
@@ -64,10 +65,12 @@ class MixtureMlp:
         shared = () if self.shared is None else self.shared.linears
         return (self.router, *self.experts[0].linears, *shared)
 
-    def __call__(self, x_NH: Tensor, adapters: RowAdapters, layer: int) -> Tensor:
-        """``[N, H]``, of two rows or more; with what adapters add to experts."""
-        logits_NE = self.router(x_NH.to(self.router.dtype))
+    def __call__(self, x_NH: Tensor, adapters: RowAdapters, layer: int, routed_NH: Tensor | None = None) -> Tensor:
+        """``[N, H]``, of two rows or more; with what adapters add to experts. The router may read other numbers."""
+        logits_NE = self.router((x_NH if routed_NH is None else routed_NH).to(self.router.dtype))
         weights_NK, chosen_NK = self._choose(logits_NE[:, : self.form.count])
+        if self.scales is not None:
+            weights_NK = weights_NK * self.scales[chosen_NK]
         result_NH = torch.zeros_like(x_NH)
         for expert in sorted(set(chosen_NK.flatten().tolist())):
             rows, places = torch.where(chosen_NK == expert)
@@ -111,6 +114,28 @@ class MixtureMlp:
         if self.form.normalized:
             weights_NK = weights_NK / (weights_NK.sum(-1, keepdim=True) + 1e-20)
         return weights_NK * self.form.scale, chosen_NK
+
+
+@dataclass(frozen=True, slots=True)
+class MlpBesideExperts:
+    """A feed-forward for every row and experts, each with norms of its own; see `Experts.beside`."""
+
+    dense: GatedMlp
+    mixture: MixtureMlp
+    router_norm: Callable[[Tensor], Tensor]
+    experts_norm: Callable[[Tensor], Tensor]
+    dense_out_norm: Callable[[Tensor], Tensor]
+    experts_out_norm: Callable[[Tensor], Tensor]
+
+    @property
+    def linears(self) -> Sequence[Linear]:
+        """All products of both, those of one expert for all."""
+        return (*self.dense.linears, *self.mixture.linears)
+
+    def __call__(self, hidden_NH: Tensor, x_NH: Tensor, adapters: RowAdapters, layer: int) -> Tensor:
+        """``[N, H]`` of hidden states, which are normed in ``x_NH`` for the feed-forward."""
+        given_NH = self.mixture(self.experts_norm(hidden_NH), adapters, layer, self.router_norm(hidden_NH))
+        return self.dense_out_norm(self.dense(x_NH, adapters, layer)) + self.experts_out_norm(given_NH)
 
 
 def gated_product(gate_up: Tensor, activation: Activation) -> Tensor:

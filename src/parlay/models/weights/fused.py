@@ -35,6 +35,18 @@ class GatedWeights:
 
 
 @dataclass(frozen=True, slots=True)
+class BesideWeights:
+    """A feed-forward ``dense`` beside experts, with the norms of a layer that has both, and ``scales`` of experts."""
+
+    dense: GatedWeights
+    router_norm: Tensor
+    experts_norm: Tensor
+    dense_out_norm: Tensor
+    experts_out_norm: Tensor
+    scales: Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class ExpertWeights:
     """A mixture of experts. ``router`` ``[E, H]`` has a row more for the gate of a ``shared`` expert that has one.
 
@@ -46,27 +58,55 @@ class ExpertWeights:
     choice_bias: Tensor | None
     experts: tuple[GatedWeights, ...]
     shared: GatedWeights | None
+    beside: BesideWeights | None
+
+
+@dataclass(frozen=True, slots=True)
+class PerLayerWeights:
+    """Gate, product and norm of the numbers that a layer reads besides the hidden state."""
+
+    gate: Operand
+    out: Operand
+    norm: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class PerLayerInputs:
+    """Where these numbers come from: ``embedding`` ``[V, L * P]`` times ``scale``, plus a normed product.
+
+    ``norm`` ``[P]`` is that of each layer's outputs of ``projection`` ``[L * P, H]``, whose floor is ``floor``. The
+    sum's factor, one over the root of two, is in the norm and in ``scale``.
+    """
+
+    embedding: Operand
+    projection: Operand
+    norm: Tensor
+    floor: float
+    scale: float
 
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
     """One layer. Norms over n numbers carry sqrt(n) times the checkpoint's weight.
 
-    ``qkv`` are the weights of queries, keys and values, ``qkv_bias`` what is added to them, ``qk_norm`` the norms of
-    query and key heads, ``out_norms`` those of what attention and feed-forward give, and ``sinks`` ``[heads]`` the
-    scores of keys without a value.
+    ``qkv`` are the weights of queries, keys and values, of queries alone in layers that see others' keys. ``qkv_bias``
+    is what is added to them, ``qk_norm`` the norms of query and key heads, ``out_norms`` those of what attention and
+    feed-forward give, and ``sinks`` ``[heads]`` the scores of keys without a value. ``out_scale`` multiplies what
+    leaves the layer.
     """
 
     attention_norm: Tensor | None
-    qkv: tuple[Operand, Operand, Operand]
-    qkv_bias: tuple[Tensor, Tensor, Tensor] | None
-    qk_norm: tuple[Tensor, Tensor] | None
+    qkv: tuple[Operand, ...]
+    qkv_bias: tuple[Tensor, ...] | None
+    qk_norm: tuple[Tensor, ...] | None
     attention_out: Operand
     attention_out_bias: Tensor | None
     sinks: Tensor | None
     mlp_norm: Tensor | None
     mlp: GatedWeights | ExpertWeights
     out_norms: tuple[Tensor, Tensor] | None
+    out_scale: float
+    per_layer: PerLayerWeights | None
 
 
 class FusedWeights:
@@ -110,29 +150,46 @@ class FusedWeights:
         """The weights of one layer."""
         of, at = self._weights, f"model.layers.{index}."
         form = self._config.forms[index]
-        order = row_order(form.rope, self._config.head_dim)
-        query, key, value = (f"{at}self_attn.{part}_proj" for part in "qkv")
-        norms = (at + "self_attn.q_norm.weight", at + "self_attn.k_norm.weight") if form.qk_norm else None
+        order = row_order(form.rope, self._config.heads_of(form).size)
+        parts = "q" if form.keys_of is not None else "qkk" if form.keys_as_values else "qkv"
+        names, orders = [f"{at}self_attn.{part}_proj" for part in parts], (order, order, None)
+        norms = [f"{at}self_attn.{part}_norm.weight" for part in parts[:2]]
         out_norms = at + "attention_out_layernorm.weight", at + "mlp_out_layernorm.weight"
         bare = not form.pre_norms or (index == 0 and self._as_they_are)
         return LayerWeights(
             attention_norm=None if bare else self._norm(at + "input_layernorm.weight"),
-            qkv=(ordered(of[f"{query}.weight"], order), ordered(of[f"{key}.weight"], order), of[f"{value}.weight"]),
-            qkv_bias=(
-                self._in_order(f"{query}.bias", order),
-                self._in_order(f"{key}.bias", order),
-                self._vector(f"{value}.bias"),
-            )
+            qkv=tuple(ordered(of[f"{name}.weight"], own) for name, own in zip(names, orders, strict=False)),
+            qkv_bias=tuple(self._in_order(f"{name}.bias", own) for name, own in zip(names, orders, strict=False))
             if form.qkv_bias
             else None,
-            qk_norm=norms and (self._norm(norms[0], order), self._norm(norms[1], order)),
+            qk_norm=tuple(self._norm(name, order) for name in norms) if form.qk_norm else None,
             attention_out=of[at + "self_attn.o_proj.weight"],
             attention_out_bias=self._vector(at + "self_attn.o_proj.bias") if form.out_bias else None,
             sinks=self._vector(at + "self_attn.sinks.weight") if form.sinks else None,
             mlp_norm=self._norm(at + "post_attention_layernorm.weight") if form.pre_norms else None,
-            mlp=self._gated(at + "mlp.") if form.experts is None else self._experts(at + "mlp.", form.experts),
+            mlp=self._gated(at + "mlp.") if form.experts is None else self._experts(at, form.experts),
             out_norms=(self._norm(out_norms[0]), self._norm(out_norms[1])) if form.post_norms else None,
+            out_scale=float(self._vector(at + "layer_scalar.weight")) if form.out_scale else 1.0,
+            per_layer=self._per_layer(at) if self._config.per_layer_size else None,
         )
+
+    @property
+    def per_layer(self) -> PerLayerInputs | None:
+        """Where the numbers come from that each layer reads besides the hidden state, if there are such."""
+        config, of = self._config, self._weights
+        if not config.per_layer_size:
+            return None
+        return PerLayerInputs(
+            embedding=of["model.embed_tokens_per_layer.weight"],
+            projection=of["model.per_layer_model_projection.weight"],
+            norm=self._norm("model.per_layer_projection_norm.weight") / math.sqrt(2),
+            floor=config.per_layer_size * config.rms_norm_eps * config.hidden_size,
+            scale=math.sqrt(config.per_layer_size / 2),
+        )
+
+    def _per_layer(self, at: str) -> PerLayerWeights:
+        gate, out = (self._weights[f"{at}per_layer_{part}.weight"] for part in ("input_gate", "projection"))
+        return PerLayerWeights(gate, out, self._norm(at + "per_layer_out_layernorm.weight"))
 
     def _gated(self, at: str, bias: bool = False) -> GatedWeights:
         parts = [f"{at}{part}_proj" for part in ("gate", "up", "down")]
@@ -142,8 +199,20 @@ class FusedWeights:
         gate_bias, up_bias, down_bias = (self._vector(f"{part}.bias") for part in parts)
         return GatedWeights(gate, up, down, (gate_bias, up_bias, down_bias))
 
-    def _experts(self, at: str, experts: Experts) -> ExpertWeights:
+    def _beside(self, at: str) -> BesideWeights:
+        """The router's norm carries no root of its size, by which what it makes would be divided again."""
+        return BesideWeights(
+            dense=self._gated(at + "mlp."),
+            router_norm=self._vector(at + "router_layernorm.weight"),
+            experts_norm=self._norm(at + "experts_layernorm.weight"),
+            dense_out_norm=self._norm(at + "dense_out_layernorm.weight"),
+            experts_out_norm=self._norm(at + "experts_out_layernorm.weight"),
+            scales=self._vector(at + "mlp.expert_scale.weight"),
+        )
+
+    def _experts(self, layer: str, experts: Experts) -> ExpertWeights:
         """The router stays in float32, whatever the model computes in: a row's experts hang on its last bits."""
+        at = layer + "mlp."
         router = as_tensor(self._weights[at + "gate.weight"], torch.float32)
         if experts.shared_gate:
             shared_gate = as_tensor(self._weights[at + "shared_expert_gate.weight"], torch.float32)
@@ -156,6 +225,7 @@ class FusedWeights:
             else None,
             experts=tuple(self._gated(f"{at}experts.{index}.", experts.bias) for index in range(experts.count)),
             shared=self._gated(at + "shared_expert.") if experts.shared else None,
+            beside=self._beside(layer) if experts.beside else None,
         )
 
     def _norm(self, name: str, order: Tensor | None = None) -> Tensor:
@@ -234,10 +304,11 @@ def in_eight_bits(weights: Mapping[str, Operand]) -> dict[str, Operand]:
     if found:
         raise ValueError(f"quantize='int8' can't be honoured: the weights are in {found} already; leave it out")
     embedding = weights["model.embed_tokens.weight"]
+    read_by_row = (embedding, weights.get("model.embed_tokens_per_layer.weight"))
     matrices = {
         name: weight
         for name, weight in weights.items()
-        if len(weight.shape) == 2 and weight is not embedding and not name.endswith(ROUTERS)
+        if len(weight.shape) == 2 and not any(weight is each for each in read_by_row) and not name.endswith(ROUTERS)
     }
     rounded = {"lm_head.weight": embedding} | matrices
     numbers = {

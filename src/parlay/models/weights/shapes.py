@@ -27,36 +27,64 @@ def weight_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
     }
     if not config.tie_embeddings:
         shapes["lm_head.weight"] = (config.vocab_size, config.hidden_size)
+    if config.per_layer_size:
+        every = config.num_layers * config.per_layer_size
+        shapes["model.embed_tokens_per_layer.weight"] = (config.vocab_size, every)
+        shapes["model.per_layer_model_projection.weight"] = (every, config.hidden_size)
+        shapes["model.per_layer_projection_norm.weight"] = (config.per_layer_size,)
     for layer, form in enumerate(config.forms):
         shapes.update({f"model.layers.{layer}.{name}": shape for name, shape in _layer_shapes(config, form).items()})
     return shapes
 
 
-def _layer_shapes(config: DecoderConfig, form: LayerForm) -> dict[str, tuple[int, ...]]:
-    hidden, query, key = config.hidden_size, config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    shapes: dict[str, tuple[int, ...]] = {
-        "self_attn.q_proj.weight": (query, hidden),
-        "self_attn.k_proj.weight": (key, hidden),
-        "self_attn.v_proj.weight": (key, hidden),
-        "self_attn.o_proj.weight": (hidden, query),
+def unread(config: DecoderConfig) -> set[str]:
+    """Weights that a checkpoint may have and nobody reads: those of keys and values of layers that see others'."""
+    return {
+        f"model.layers.{layer}.self_attn.{part}.weight"
+        for layer, form in enumerate(config.forms)
+        for part in ("k_proj", "v_proj", "k_norm")
+        if form.keys_of is not None
     }
+
+
+def _layer_shapes(config: DecoderConfig, form: LayerForm) -> dict[str, tuple[int, ...]]:
+    hidden = config.hidden_size
+    shapes = _attention_shapes(config, form)
     if form.pre_norms:
         shapes |= {"input_layernorm.weight": (hidden,), "post_attention_layernorm.weight": (hidden,)}
     if form.post_norms:
         shapes |= {"attention_out_layernorm.weight": (hidden,), "mlp_out_layernorm.weight": (hidden,)}
+    if form.out_scale:
+        shapes["layer_scalar.weight"] = (1,)
+    if config.per_layer_size:
+        shapes["per_layer_input_gate.weight"] = (config.per_layer_size, hidden)
+        shapes["per_layer_projection.weight"] = (hidden, config.per_layer_size)
+        shapes["per_layer_out_layernorm.weight"] = (hidden,)
+    if form.experts is None or form.experts.beside:
+        shapes |= _gated_shapes("mlp.", hidden, config.mlp_size_of(form))
+    return shapes if form.experts is None else shapes | _expert_shapes(hidden, form.experts)
+
+
+def _attention_shapes(config: DecoderConfig, form: LayerForm) -> dict[str, tuple[int, ...]]:
+    hidden, (kv_heads, head_dim) = config.hidden_size, config.heads_of(form)
+    query, key = config.num_heads * head_dim, kv_heads * head_dim
+    rows = {"q_proj": query, "k_proj": key, "v_proj": key}
+    if form.keys_as_values or form.keys_of is not None:
+        del rows["v_proj"]
+    if form.keys_of is not None:
+        del rows["k_proj"]
+    shapes: dict[str, tuple[int, ...]] = {f"self_attn.{part}.weight": (count, hidden) for part, count in rows.items()}
+    shapes["self_attn.o_proj.weight"] = (hidden, query)
     if form.qkv_bias:
-        shapes |= {"self_attn.q_proj.bias": (query,), "self_attn.k_proj.bias": (key,), "self_attn.v_proj.bias": (key,)}
+        shapes |= {f"self_attn.{part}.bias": (count,) for part, count in rows.items()}
     if form.out_bias:
         shapes["self_attn.o_proj.bias"] = (hidden,)
-    if form.qk_norm:
-        wide = form.wide_qk_norm
-        shapes["self_attn.q_norm.weight"] = (query if wide else config.head_dim,)
-        shapes["self_attn.k_norm.weight"] = (key if wide else config.head_dim,)
+    for part in ("q", "k") if form.qk_norm else ():
+        if f"{part}_proj" in rows:
+            shapes[f"self_attn.{part}_norm.weight"] = (rows[f"{part}_proj"] if form.wide_qk_norm else head_dim,)
     if form.sinks:
         shapes["self_attn.sinks.weight"] = (config.num_heads,)
-    if form.experts is None:
-        return shapes | _gated_shapes("mlp.", hidden, config.intermediate_size)
-    return shapes | _expert_shapes(hidden, form.experts)
+    return shapes
 
 
 def _gated_shapes(at: str, hidden: int, inner: int, bias: bool = False) -> dict[str, tuple[int, ...]]:
@@ -82,6 +110,10 @@ def _expert_shapes(hidden: int, experts: Experts) -> dict[str, tuple[int, ...]]:
         shapes |= _gated_shapes("mlp.shared_expert.", hidden, experts.shared)
     if experts.shared_gate:
         shapes["mlp.shared_expert_gate.weight"] = (1, hidden)
+    if experts.beside:
+        norms = ("router_layernorm", "experts_layernorm", "dense_out_layernorm", "experts_out_layernorm")
+        shapes |= {f"{name}.weight": (hidden,) for name in norms}
+        shapes["mlp.expert_scale.weight"] = (experts.count,)
     return shapes
 
 

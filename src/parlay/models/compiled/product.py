@@ -1,0 +1,66 @@
+"""One matrix alone as the compiled kernels multiply with it: what leads into a draft head, or out of it."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from parlay.compiled import structs
+from parlay.compiled.library import NotLoaded, load
+from parlay.models.compiled.weights import WeightArena
+from parlay.models.weights.formats import Format
+from parlay.models.weights.fused import Operand, as_tensor, order_of_columns
+from parlay.models.weights.quantize import fits_blocks, in_q8_0
+from parlay.models.weights.stored import StoredTensor
+
+
+def _in_blocks(weight: Operand) -> tuple[int, Tensor]:
+    """The number of a weight's format, and its rows: blocks stay, numbers get eight bits, or bfloat16 if none fit."""
+    if isinstance(weight, StoredTensor):
+        return weight.format.number, weight.rows.contiguous()
+    weight_OI = as_tensor(weight, torch.float32)
+    if fits_blocks(weight_OI):
+        return Format.Q8_0.number, in_q8_0(weight_OI).data.contiguous()
+    return Format.BF16.number, weight_OI.to(torch.bfloat16).contiguous()
+
+
+class Product:
+    """``x W^T`` on the caller's thread; ``W`` in a file's blocks, in eight bits, or in bfloat16 where blocks don't fit.
+
+    Without the compiled kernels in float32, by torch.
+    """
+
+    def __init__(self, weight: Operand) -> None:
+        self._weight_OI: Tensor | None = None
+        try:
+            self._core = load()
+        except NotLoaded:
+            self._weight_OI = as_tensor(weight, torch.float32)
+            return
+        out, inputs = weight.shape
+        kind, rows = _in_blocks(weight)
+        self._memory = WeightArena()
+        panels = self._memory.take(-(-out // int(self._core.panel)) * int(self._core.panel_bytes(kind, inputs)))
+        self._core.pack(kind, rows.data_ptr(), out, inputs, panels.data_ptr())
+        self._linear = structs.Linear(panels=panels.data_ptr(), inputs=inputs, outputs=out, kind=kind)
+        columns = order_of_columns([weight])
+        if columns is not None:
+            self._order = columns.int()
+            self._linear.order = self._order.data_ptr()
+
+    @property
+    def linear(self) -> structs.Linear:
+        """The matrix as the library reads it, for calls that multiply with it; only where that is there."""
+        return self._linear
+
+    def __call__(self, x_NI: Tensor) -> Tensor:
+        """``[N, O]`` float32."""
+        x_NI = x_NI.float().contiguous()
+        if self._weight_OI is not None:
+            return F.linear(x_NI, self._weight_OI)
+        found_NO = torch.empty(len(x_NI), self._linear.outputs)
+        self._core.multiply(ctypes.byref(self._linear), x_NI.data_ptr(), len(x_NI), found_NO.data_ptr())
+        return found_NO
