@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from parlay.sampling.rules.lossy import Step, Threshold, Typical, entropy
+from parlay.sampling.rules.lossy import Rollback, Step, Threshold, Typical, entropy
 from parlay.testing.reference import ReferenceText
 from parlay.types import Draft, Fault, SamplingParams, Tree, Verdict, trees
 
@@ -123,3 +123,19 @@ def test_a_step_of_no_surprise_allowed_is_exact_match(view: MakeView) -> None:
         [view(SamplingParams(temperature=0))], [trees.chain([0, 1], "x")], rows(sure, sure, sure), [0]
     )
     assert verdict == Verdict((0,), (0, 0))
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+@pytest.mark.parametrize(("nats", "accepted"), [(0, {0}), (1, {0, 1}), (2.4, {0, 1, 2}), (math.inf, {0, 1, 2, 3})])
+def test_rollback_is_by_the_targets_surprise(
+    nats: float, accepted: set[int], temperature: float, view: MakeView
+) -> None:
+    """Of .69, .92, 2.35 and 5.30 nats. The best token always stays, and takes the place of one that does not."""
+    distribution = [0.4999, 0.4, 0.0951, 0.005]
+    logits_RV = rows(distribution, distribution)
+    for token in range(4):
+        text = view(SamplingParams(temperature=temperature))
+        (verdict,) = Rollback(nats).accept([text], [trees.chain([token], "x")], logits_RV, [0])
+        assert (path(verdict) == (0,)) == (token in accepted)
+        assert isinstance(verdict, Verdict)
+        assert temperature or verdict.sampled[-1] == 0

@@ -33,6 +33,16 @@ class DraftModelOptions(ModelOptions):
     tokens: int = option(28672, "frequent tokens to choose among, with the text's own; 0: the whole vocabulary", low=0)
 
 
+BIG_LITTLE = "big-little"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BigLittleOptions(ModelOptions):
+    """When the small model hands over to the target."""
+
+    fallback: float = option(0.6, "stop before a token of which the small model is less sure than this", low=0, high=1)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergedDraftsOptions(Options):
     """Which models draft, and where their chains end."""

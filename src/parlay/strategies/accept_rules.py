@@ -58,6 +58,13 @@ class StepOptions(LossyOptions):
     nats: float = option(0.4, "most surprise per token of the step, in the mean, as -log p; 0: exact match", low=0)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RollbackOptions(LossyOptions):
+    """When the target takes a token back."""
+
+    nats: float = option(2.0, "most surprise -log p(x) of a token that stays; the best one always does", low=0)
+
+
 _RULES = (
     RuleEntry(
         name="shared-noise",
@@ -124,6 +131,15 @@ _RULES = (
         reference="Xia et al. 2022 (GAD++), arXiv:2203.16487; Stern et al. 2018, arXiv:1811.03115",
         factory="lossy:Threshold",
         options=ThresholdOptions,
+    ),
+    RuleEntry(
+        name="rollback",
+        kind="point",
+        exactness=Exactness.LOSSY,
+        summary="Accepts tokens that surprise the target by so many nats at most, and its best token.",
+        reference="Kim et al. 2023 (BiLD), arXiv:2302.07863",
+        factory="lossy:Rollback",
+        options=RollbackOptions,
     ),
 )
 UNVERIFIED = RuleEntry(

@@ -11,7 +11,10 @@ from parlay.types import NO_DRAFT, Draft, Runner, Tree, trees
 
 
 class BestChains:
-    """One continuation of each sequence, token by token, up to a token of ``ends``."""
+    """One continuation of each sequence, token by token, up to a token of ``ends``.
+
+    It ends before a token where the path's probability falls below ``min_p``, or the token's below ``least``.
+    """
 
     def __init__(
         self,
@@ -20,8 +23,10 @@ class BestChains:
         source: str,
         min_p: float,
         ends: Container[int] = frozenset(),
+        *,
+        least: float = 0.0,
     ) -> None:
-        self._ends = ends
+        self._ends, self._least = ends, least
         self._runner = runner
         self._sequences = sequences
         self._source = source
@@ -37,7 +42,7 @@ class BestChains:
             guesses = best_guesses(out.logits_RV, [plan.view for plan in active], paths, 1)
             for plan, guess in zip(active, guesses, strict=True):
                 self._sequences.keep(plan.sequence)
-                plan.offer(len(plan.tokens) - 1, guess)
+                plan.offer(len(plan.tokens) - 1, [each for each in guess if each[1] >= self._least])
                 plan.sequence.pending = tuple(plan.grow(1))
             active = [plan for plan in active if plan.sequence.pending and not self._whole(plan)]
         return [plan.draft(self._source) for plan in plans]

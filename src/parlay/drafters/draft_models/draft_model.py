@@ -10,8 +10,8 @@ from parlay.drafters.draft_models.drawn_chains import DrawnChains
 from parlay.drafters.draft_models.drawn_trees import Beam, Distinct, DrawnTrees, Independent, LevelDrawer
 from parlay.drafters.draft_models.grown import GrownDrafts
 from parlay.drafters.draft_models.opening import DraftWriter, draft_name, open_draft
+from parlay.drafters.options import BIG_LITTLE, BigLittleOptions, DraftModelOptions
 from parlay.drafters.options import DRAFT_MODEL as SOURCE
-from parlay.drafters.options import DraftModelOptions
 from parlay.drafters.resources import Resources
 from parlay.models.forward import Growth
 from parlay.models.native import NativeRunner
@@ -89,6 +89,20 @@ class DraftModel:
 
     def release(self, sequence: int) -> None:
         self._sequences.release(sequence)
+
+
+class BigLittle(DraftModel):
+    """Big-little decoding (BiLD, Kim et al. 2023, arXiv:2302.07863): the target reads over what a small model writes.
+
+    The small model writes until it is less sure of a token than ``fallback``, whose token is dropped, or until ``k``
+    tokens are written. Then the target reads all of them in one forward. Its rule ``rollback`` takes back what comes
+    from the first token on that surprises it too much, and the target writes the next token.
+    """
+
+    def __init__(self, resources: Resources, options: BigLittleOptions) -> None:
+        runner = open_draft(BIG_LITTLE, resources, draft_name(BIG_LITTLE, resources, options.model))
+        self._sequences = DraftSequences(runner)
+        self._writer = BestChains(runner, self._sequences, BIG_LITTLE, 0.0, least=options.fallback)
 
 
 def _shape(rule: str, shape: str) -> str:

@@ -78,6 +78,31 @@ class Threshold(DistributionRule):
 
 
 @dataclass(frozen=True, slots=True)
+class Rollback(DistributionRule):
+    """The rollback of big-little decoding (BiLD, Kim et al. 2023, arXiv:2302.07863).
+
+    A token passes if its cross-entropy under the target, -log p(x), is at most ``nats``, or if it is the target's best
+    one: with ``nats=0`` a greedy request gets exact match, and an infinite number never rolls back. After the path
+    comes a draw from p, or the best token for a greedy request.
+    """
+
+    exactness: ClassVar[Exactness] = Exactness.LOSSY
+    kinds: ClassVar[frozenset[DraftKind]] = frozenset({"point"})
+    matches_greedy: ClassVar[bool] = False
+    nats: float = 2.0
+
+    def verdict(self, inputs: RuleInput) -> Verdict:
+        def last_token(probs_V: Vector, level: int) -> int:
+            return int(probs_V.argmax()) if inputs.greedy else inputs.rng.draw(probs_V, level)
+
+        def good_enough(probs_V: Vector) -> Callable[[int], bool]:
+            least, best = math.exp(-self.nats), int(probs_V.argmax())
+            return lambda token: bool(probs_V[token] >= least or token == best)
+
+        return longest(inputs, good_enough, last_token)
+
+
+@dataclass(frozen=True, slots=True)
 class Typical(DistributionRule):
     """Typical acceptance (Medusa, Cai et al. 2024, arXiv:2401.10774).
 

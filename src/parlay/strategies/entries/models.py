@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from parlay.drafters.options import (
+    BIG_LITTLE,
     CANVAS_DRAFT,
     DRAFT_MODEL,
     INTERSECTION_DRAFT,
@@ -10,6 +11,7 @@ from parlay.drafters.options import (
     SEQUOIA,
     SPEC_REASON,
     UNIVERSAL_DRAFT,
+    BigLittleOptions,
     CanvasDraftOptions,
     DraftModelOptions,
     IntersectionDraftOptions,
@@ -23,6 +25,7 @@ from parlay.strategies import accept_rules
 from parlay.strategies.entry import StrategyEntry
 from parlay.types import Exactness
 
+_ROLLBACK = "rollback"
 ENTRIES: tuple[StrategyEntry, ...] = (
     StrategyEntry(
         name=DRAFT_MODEL,
@@ -46,9 +49,26 @@ ENTRIES: tuple[StrategyEntry, ...] = (
             "rule=without-replacement,min_p=0,shape=beam,width=2",
             "rule=typical,min_p=0",
             "rule=threshold,min_p=0",
+            "rule=rollback,min_p=0",
         ),
         vllm=("draft_model",),
         arm=1,
+    ),
+    StrategyEntry(
+        name=BIG_LITTLE,
+        family="model",
+        exactness=Exactness.LOSSY,
+        training="a small model; better one trained on the target's texts",
+        needs="a model with the target's vocabulary",
+        summary="A small model writes while it is sure; the target reads what it wrote, and rolls back surprises.",
+        when="a small model's words are mostly good enough, and speed counts more than the target's own text",
+        reference="Kim et al. 2023 (BiLD), arXiv:2302.07863",
+        options=BigLittleOptions,
+        k=10,
+        policy="fixed",
+        rules=(_ROLLBACK, *(rule for rule in accept_rules.GUESSED if rule != _ROLLBACK)),
+        factory="parlay.drafters.draft_models.draft_model:BigLittle",
+        toys=("fallback=0.1",),
     ),
     StrategyEntry(
         name=MERGED_DRAFTS,
