@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from parlay.llm.llm import LLM
     from parlay.llm.outputs import CompletionOutput, Logprob, RequestFailed, RequestOutput, StreamEvent
     from parlay.llm.voting import VoteOutput, VoteParams
+    from parlay.options import Ensemble
     from parlay.text.prompts import TextPrompt, TokensPrompt
     from parlay.types import ParlayError, SamplingParams, StructuredOutputsParams
 
@@ -23,6 +24,7 @@ __all__ = [
     "BeamSearchParams",
     "BeamSearchSequence",
     "CompletionOutput",
+    "Ensemble",
     "LoRARequest",
     "Logprob",
     "ParlayError",
@@ -44,6 +46,7 @@ _HOMES = {
     "parlay.llm.llm": ("LLM",),
     "parlay.llm.outputs": ("CompletionOutput", "Logprob", "RequestFailed", "RequestOutput", "StreamEvent"),
     "parlay.llm.voting": ("VoteOutput", "VoteParams"),
+    "parlay.options": ("Ensemble",),
     "parlay.text.prompts": ("TextPrompt", "TokensPrompt"),
     "parlay.types": ("ParlayError", "SamplingParams", "StructuredOutputsParams"),
 }

@@ -108,6 +108,22 @@ def test_no_more_is_held_than_was_allowed_whatever_happens() -> None:
         assert budget.total - budget.free == sum(store.held for store in stores)
 
 
+def test_of_several_targets_none_takes_a_running_text_of_another() -> None:
+    """Unused texts of each may go, and so may what drafters hold."""
+    budget = Budget(4 * PAGE, targets=2)
+    one, two, drafter = (Store(SHAPE, 1, budget) for _ in range(3))
+    filled(one, 0, 9)
+    spare(one, 1)
+    filled(drafter, 0, 2)
+    filled(two, 0, 9, length=48)
+    assert not known(one, 1)
+    assert (one.length(0), two.length(0), drafter.truncate(0, 16)) == (16, 48, 0)
+    one.open(1, [5])
+    two.open(1, [5])
+    assert not one.reserve(1, 1)
+    assert not two.reserve(1, 1)
+
+
 def test_stores_bring_their_shares_unless_the_total_is_fixed() -> None:
     shared, fixed = Budget(), Budget(3 * PAGE)
     for budget in (shared, fixed):

@@ -40,6 +40,7 @@ METRICS = [
     "verify_seconds",
     "overhead_seconds",
     "escaped_at",
+    "lost_members",
     "router",
     "seed",
 ]
@@ -103,6 +104,17 @@ def test_the_default_strategy_writes_what_plain_decoding_writes(cli: Cli) -> Non
     assert len(fast.out) > 20
     assert fast.out == plain.out
     assert "48 tokens in 48 steps (1.00 a step)" in plain.err
+
+
+def test_a_model_with_itself_as_ensemble_writes_its_own_text_and_guidance_another(cli: Cli) -> None:
+    words = ("--max-tokens", "24", "--ensemble", "parlay-mini", "--ensemble-rule", "product")
+    alone, both = result_of(cli, "--max-tokens", "24"), result_of(cli, *words, "--ensemble-weights", "2,1")
+    assert both["token_ids"] == alone["token_ids"]
+    guided = result_of(cli, "--max-tokens", "24", "--guidance-scale", "4", "--negative-prompt", "The cat")
+    assert guided["token_ids"] != alone["token_ids"]
+    wrong = cli("generate", PROMPT, *MINI, "--ensemble", "parlay-mini", "--ensemble-weights", "1,x")
+    assert wrong.code == 2
+    assert wrong.err == "parlay: error: ensemble weights '1,x': expected numbers with commas, such as 2,1\n"
 
 
 def test_an_answer_that_the_context_has_no_room_for_is_said(cli: Cli) -> None:

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from parlay import LLM, LoRARequest, SamplingParams
 from parlay.compiled.library import SWITCH
+from parlay.llm.input_processor import RequestOptions
 from parlay.models.config import DecoderConfig
 from parlay.models.loading import load_weights, read_config
 from parlay.models.lora import MASKS, merged, read_adapter
@@ -160,7 +161,8 @@ def test_each_request_chooses_its_adapter_and_shares_no_prefix(llm: LLM, toy: Pa
 def test_an_adapter_unloaded_in_use_stays_with_its_requests(llm: LLM, toy: Path) -> None:
     """A request that decodes goes on with it to its end; the next one is told in one line."""
     expected = tokens(llm, lora_request=LoRARequest("gone", lora_path=toy / "one"))
-    jobs = llm._jobs([{"prompt_token_ids": list(IDS)}], GREEDY, "none", _plain(), adapters=llm.adapters.of("gone"))
+    options = RequestOptions(strategy="none", adapter=llm.adapters.of("gone"))
+    jobs = [llm.job({"prompt_token_ids": list(IDS)}, GREEDY, options)]
     events = llm._run(jobs)
     next(events)
     llm.adapters.unload("gone")
@@ -171,12 +173,6 @@ def test_an_adapter_unloaded_in_use_stays_with_its_requests(llm: LLM, toy: Path)
         tokens(llm, lora_request="gone")
     with pytest.raises(ValueError, match="there is no adapter 'gone'"):
         llm.adapters.unload("gone")
-
-
-def _plain():  # type: ignore[no-untyped-def]
-    from parlay.llm.input_processor import RequestOptions
-
-    return RequestOptions()
 
 
 def test_names_belong_to_folders(llm: LLM, toy: Path) -> None:

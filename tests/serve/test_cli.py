@@ -69,6 +69,8 @@ MISTAKES = {
     "no certificate": (["--certificate", "/nowhere"], "can't read the certificate /nowhere"),
     "no cascade": (["--cascade", "/nowhere"], "can't read the cascade /nowhere"),
     "one tokenizer for two models": (["a=parlay-mini", "--tokenizer", "x"], "--tokenizer goes with one model"),
+    "an ensemble for two models": (["a=parlay-mini", "--ensemble", "x"], "--ensemble goes with one model"),
+    "an ensemble of weight 0": (["--ensemble", "x", "--ensemble-weights", "1,0"], "weights must be above 0"),
     "no model at once": (["--max-loaded", "0"], "max_loaded"),
 }
 

@@ -139,8 +139,10 @@ def _check_request(floor: Floor, params: SamplingParams, prompts: int) -> None:
             f"a floor of {floor.floor:g} with confidence {floor.confidence:g} takes at least {fewest(floor)} different "
             f"prompts, all with good answers, and here are {prompts}: give more, or ask for less"
         )
-    if params.logit_bias or params.allowed_token_ids or params.logits_processors or params.bad_words or params.form:
-        raise ValueError("a certificate covers no requests that edit logits or ask for a form: leave that out")
+    if params.edits_logits or params.form:
+        raise ValueError(
+            "a certificate covers no requests that edit logits, guide them or ask for a form: leave it out"
+        )
     if not params.max_tokens:
         raise ValueError("max_tokens must be a number: a certificate covers requests up to that length")
 

@@ -29,25 +29,27 @@ class Holder(Protocol):
 class Budget:
     """Bytes for the target's store, which joins first, and for the drafters' stores.
 
+    An ensemble has several ``targets``, whose stores join first. None takes a running text of another.
+
     A store that needs memory gets it from unused texts: those of drafters first, then the target's, in each store the
     least recently used first. The target may also take what drafters cached for texts in use, because that only costs
     them time. Drafters take nothing from a running text of the target. ``total`` None: each store that joins adds its
     own share.
     """
 
-    def __init__(self, total: int | None = None) -> None:
-        self._fixed = total is not None
+    def __init__(self, total: int | None = None, targets: int = 1) -> None:
+        self._fixed, self._targets = total is not None, targets
         self.total = total or 0
         self._holders: list[Holder] = []
 
     def join(self, holder: Holder, share: int, least: int) -> None:
         """Take part, and add ``share`` bytes if the total is not fixed.
 
-        Raises ValueError if the target joins and the total is below ``least``, too little to hold anything.
+        Raises ValueError if a target joins and the total is below ``least``, too little to hold anything.
         """
         if not self._fixed:
             self.total += share
-        if not self._holders and self.total < least:
+        if len(self._holders) < self._targets and self.total < least:
             raise ValueError(
                 f"memory of {format_bytes(self.total)} is too small for this model: give it more than "
                 f"{format_bytes(least)}, which is what it takes in one step for the shortest text"
@@ -70,7 +72,8 @@ class Budget:
 
     def free_bytes(self, taker: Holder) -> int:
         """Bytes that ``taker`` can have in addition to what it has in use."""
-        in_the_way = [taker] if taker is self._holders[0] else self._holders
+        targets = self._holders[: self._targets]
+        in_the_way = targets if taker in targets else self._holders
         return max(0, self.total - sum(holder.held - holder.spare for holder in in_the_way))
 
     def make_room(self, size: int, taker: Holder) -> bool:
@@ -88,11 +91,11 @@ class Budget:
 
     def reclaim(self, size: int, taker: Holder) -> None:
         """Free ``size`` bytes, or as many as ``taker`` may ask others to give up."""
-        target, *drafters = self._holders
-        for holder in (*drafters, target):
+        targets, drafters = self._holders[: self._targets], self._holders[self._targets :]
+        for holder in (*drafters, *targets):
             while self.free < size and holder.drop_spare():
                 pass
-        for holder in drafters if taker is target else ():
+        for holder in drafters if taker in targets else ():
             while self.free < size and holder.drop_used():
                 pass
 

@@ -92,9 +92,8 @@ class Claim(Options):
 
     def covers(self, sampling: Sampling, params: SamplingParams) -> bool:
         """Whether a request samples as the calibration did, writes no more, and edits no logits in ways of its own."""
-        edited = params.logit_bias or params.allowed_token_ids or params.logits_processors or params.bad_words
         short = params.max_tokens is not None and params.max_tokens <= self.max_tokens
-        return short and not edited and params.form is None and Sampling.of(params) == sampling
+        return short and not params.edits_logits and params.form is None and Sampling.of(params) == sampling
 
     def implies(self, floor: Floor) -> bool:
         """Whether what was shown is at least what a request asks for."""

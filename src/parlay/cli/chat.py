@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from parlay.cli.flags import (
     add_context_flag,
+    add_ensemble_flags,
     add_model_flags,
     add_rank_flags,
     add_router_memory_flag,
@@ -41,6 +42,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--system", default="", metavar="TEXT", help="system message")
     parser.add_argument("--load", type=Path, metavar="FILE", help="continue a conversation that /save wrote")
     add_rank_flags(parser)
+    add_ensemble_flags(parser)
     add_context_flag(parser)
     add_tokenizer_flag(parser)
     add_strategy_flags(parser, "decoding strategy; parlay strategies lists them (default: auto)")

@@ -15,6 +15,7 @@ from parlay.cli.explaining import as_data, explained, going_on
 from parlay.cli.flags import (
     add_certificate_flag,
     add_context_flag,
+    add_ensemble_flags,
     add_exactness_flag,
     add_model_flags,
     add_rank_flags,
@@ -61,6 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_model_flags(parser)
     add_rank_flags(parser)
+    add_ensemble_flags(parser)
     add_context_flag(parser)
     add_tokenizer_flag(parser)
     add_strategy_flags(parser, "decoding strategy; parlay strategies lists them (default: auto)")
@@ -256,6 +258,7 @@ def _metrics(metrics: Metrics) -> dict[str, object]:
         "verify_seconds": metrics.verify_seconds,
         "overhead_seconds": metrics.overhead_seconds,
         "escaped_at": metrics.escaped_at,
+        "lost_members": metrics.lost_members,
     }
 
 

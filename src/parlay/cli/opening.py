@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from parlay.cli.flags import options_from
+from parlay.cli.flags import chosen_ensemble, options_from
 from parlay.options import LoadOptions, RankOptions
 from parlay.system.progress import watched
 
@@ -67,8 +67,9 @@ def open_llm(options: argparse.Namespace, strategy: StrategySpec | None) -> LLM:
     from parlay.models.fetch.resolving import resolve
 
     load, ranks = options_from(LoadOptions, options), options_from(RankOptions, options)
+    ensemble = chosen_ensemble(options)
     options.model = options.model or default_model()
-    for name in filter(None, (options.model, options.draft_model)):
+    for name in filter(None, (options.model, options.draft_model, *(ensemble.models if ensemble else ()))):
         resolve(name)  # says that a model is not there before torch is loaded, which takes seconds
     with _announced(options.model), ExitStack() as stack:
         with uncollected():
@@ -89,6 +90,7 @@ def open_llm(options: argparse.Namespace, strategy: StrategySpec | None) -> LLM:
             prefix_cache_size=options.prefix_cache_size,
             router_memory=options.router_memory,
             certificates=options.certificates,
+            ensemble=ensemble,
         )
     if options.draft_model is not None:
         _check_draft(llm, options.draft_model, strategy)

@@ -31,7 +31,6 @@ from parlay.cli.serve_devices import add_devices_flag, choose_processes
 from parlay.cli.serve_models import (
     IDLE_SECONDS,
     KEPT,
-    add_infill_arguments,
     add_model_arguments,
     cascades,
     check_flags,
@@ -43,7 +42,7 @@ from parlay.cli.serve_models import (
 )
 from parlay.cli.serve_record import add_record_arguments, recording
 from parlay.cli.serve_replicas import add_replica_arguments, check_replicas, serve_replicas
-from parlay.serve.settings import PROMPT_LOG, KeyLimits, Settings
+from parlay.serve.settings import PROMPT_LOG, InfillOrder, KeyLimits, Settings
 from parlay.types import ScoreBy
 
 if TYPE_CHECKING:
@@ -75,13 +74,40 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="read control tokens that messages spell as such, so that clients can write system messages; otherwise "
         "they are text",
     )
-    add_infill_arguments(parser)
+    _add_infill_flags(parser)
     parser.add_argument(
         "--score-by",
         choices=get_args(ScoreBy),
         default="cosine",
         help="how /v1/score and /v1/rerank compare texts: by embeddings, or by the answer yes or no of a chat model "
         "such as Qwen3-Reranker (default: cosine)",
+    )
+
+
+def _add_infill_flags(parser: argparse.ArgumentParser) -> None:
+    """Add what decides how fill-in-the-middle lays out a file, and what it reads anew."""
+    parser.add_argument(
+        "--infill-order",
+        choices=get_args(InfillOrder),
+        default="psm",
+        help="where fill-in-the-middle cuts the text before the cursor; what is behind the cut follows the suffix, so "
+        "that typing on leaves the suffix cached; within a word that suits /infill alone. psm: nowhere; line: at the "
+        "start of the line; spm: at the start of the text, for models trained on it (default: psm)",
+    )
+    parser.add_argument(
+        "--infill-suffix",
+        type=whole,
+        metavar="TOKENS",
+        help="how many tokens of the text behind the cursor fill-in-the-middle reads at most; with psm they are read "
+        "again at each keystroke (default: all)",
+    )
+    parser.add_argument(
+        "--cache-reuse",
+        type=whole,
+        default=0,
+        metavar="TOKENS",
+        help="let fill-in-the-middle reuse the cache of runs of at least so many tokens that an earlier request had at "
+        "another place, as llama-server does; faster, and lossy: suggestions may differ (default: 0, off)",
     )
 
 

@@ -8,17 +8,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
 from parlay.certificates.requirement import AUDIT_SHARE
 from parlay.cli.flags import (
     add_certificate_flag,
+    add_ensemble_flags,
     add_option_flags,
     add_prefix_cache_flags,
     add_rank_flags,
     add_router_memory_flag,
     add_strategy_flags,
     add_tokenizer_flag,
+    chosen_ensemble,
     chosen_strategy,
     options_from,
     whole,
@@ -26,7 +28,7 @@ from parlay.cli.flags import (
 from parlay.cli.opening import read_text
 from parlay.models.fetch.pulled import DEFAULT_MODEL, default_model
 from parlay.options import LoadOptions, RankOptions
-from parlay.serve.settings import InfillOrder, Settings
+from parlay.serve.settings import Settings
 from parlay.types import ParlayError
 
 if TYPE_CHECKING:
@@ -73,6 +75,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     add_prefix_cache_flags(group)
     add_option_flags(group, LoadOptions)
     add_rank_flags(group)
+    add_ensemble_flags(group)
     _add_adapter_flags(group)
 
 
@@ -255,16 +258,14 @@ def check_flags(options: argparse.Namespace, models: int) -> None:
         if vars(options)[flag] is not None and (models > 1 or options.allow_pull):
             name = flag.replace("_", "-")
             raise ValueError(f"--{name} goes with one model: serve it by itself, and without --allow-pull")
-    for flag, least in (("max_model_len", 2), ("max_num_seqs", 1), ("max_waiting", 0)):
-        value = vars(options)[flag]
-        if value is not None and value < least:
-            raise ValueError(f"--{flag.replace('_', '-')} {value}: give at least {least}")
+    _check_least(options)
     if not 0 <= options.audit_share <= 1:
         raise ValueError(f"--audit-share {options.audit_share:g}: give a number from 0 to 1")
     options_from(LoadOptions, options)
-    ranks = options_from(RankOptions, options)
-    if ranks.rank_listen is not None and (models > 1 or options.allow_pull):
-        raise ValueError("--rank-listen goes with one model: serve it by itself, and without --allow-pull")
+    ranks, ensemble = options_from(RankOptions, options), chosen_ensemble(options)
+    for flag, asked in (("rank-listen", ranks.rank_listen), ("ensemble", ensemble)):
+        if asked is not None and (models > 1 or options.allow_pull):
+            raise ValueError(f"--{flag} goes with one model: serve it by itself, and without --allow-pull")
     chosen_strategy(options)
     for flag in ("certificates", "cascade"):
         for name in vars(options)[flag]:
@@ -273,6 +274,14 @@ def check_flags(options: argparse.Namespace, models: int) -> None:
         from parlay.cache import parse_bytes  # here, because it loads torch
 
         parse_bytes(options.memory)
+
+
+def _check_least(options: argparse.Namespace) -> None:
+    """Raises ValueError for a number that is too small."""
+    for flag, least in (("max_model_len", 2), ("max_num_seqs", 1), ("max_waiting", 0)):
+        value = vars(options)[flag]
+        if value is not None and value < least:
+            raise ValueError(f"--{flag.replace('_', '-')} {value}: give at least {least}")
 
 
 def loading(options: argparse.Namespace, vocabularies: Vocabularies) -> Callable[[str], Callable[[], AsyncLLM]]:
@@ -368,33 +377,7 @@ def _load(model: str, options: argparse.Namespace, vocabularies: Vocabularies) -
         prefix_cache_size=options.prefix_cache_size,
         max_num_seqs=options.max_num_seqs,
         router_memory=options.router_memory,
+        ensemble=chosen_ensemble(options),
     )
     vocabularies.put(files, llm.vocabulary)
     return llm
-
-
-def add_infill_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what decides how fill-in-the-middle lays out a file, and what it reads anew."""
-    parser.add_argument(
-        "--infill-order",
-        choices=get_args(InfillOrder),
-        default="psm",
-        help="where fill-in-the-middle cuts the text before the cursor; what is behind the cut follows the suffix, so "
-        "that typing on leaves the suffix cached; within a word that suits /infill alone. psm: nowhere; line: at the "
-        "start of the line; spm: at the start of the text, for models trained on it (default: psm)",
-    )
-    parser.add_argument(
-        "--infill-suffix",
-        type=whole,
-        metavar="TOKENS",
-        help="how many tokens of the text behind the cursor fill-in-the-middle reads at most; with psm they are read "
-        "again at each keystroke (default: all)",
-    )
-    parser.add_argument(
-        "--cache-reuse",
-        type=whole,
-        default=0,
-        metavar="TOKENS",
-        help="let fill-in-the-middle reuse the cache of runs of at least so many tokens that an earlier request had at "
-        "another place, as llama-server does; faster, and lossy: suggestions may differ (default: 0, off)",
-    )

@@ -24,6 +24,7 @@ from parlay.types import (
     EngineStats,
     Event,
     FinishReason,
+    GuidingRunner,
     MovingRunner,
     Request,
     Runner,
@@ -86,7 +87,8 @@ class Engine:
     """Decodes requests together, each under its own strategy. Not thread-safe: one thread adds and steps.
 
     ``requests`` holds those under way; `step` is the loop over them. ``clock`` times everything that costs are learned
-    from; a simulation gives one of known prices. ``moving`` is the runner, if it can move cached keys.
+    from; a simulation gives one of known prices. ``moving`` is the runner, if it can move cached keys, and ``guiding``
+    if it can guide.
     """
 
     def __init__(
@@ -97,12 +99,13 @@ class Engine:
         *,
         clock: Clock = time.perf_counter,
         moving: MovingRunner | None = None,
+        guiding: GuidingRunner | None = None,
     ) -> None:
         self.runner = runner
         self.cost = cost
         self.limits = limits or Limits()
         self.max_context = min(runner.spec.max_context, self.limits.max_context or runner.spec.max_context)
-        self.scheduler = Scheduler(runner, self.limits, cost, clock, moving)
+        self.scheduler = Scheduler(runner, self.limits, cost, clock, moving=moving, guiding=guiding)
         layers = TargetLayers(runner, self.limits.max_rows, clock)
         most = self.limits.max_draft_rows
         self.requests = RequestTable(runner, self.scheduler, layers, max_context=self.max_context, max_canvas=most)

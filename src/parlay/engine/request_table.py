@@ -70,6 +70,7 @@ class RequestTable:
     def add(self, request: Request, strategy: Strategy) -> None:
         """Queue a request. Raises ValueError for one that could never run, naming what is wrong with it."""
         self._check(request, strategy)
+        self._check_guidance(request)
         request = self._within_decoder(request)
         needs = tuple([drafter.needs for drafter in strategy.drafters])
         for each in needs:
@@ -272,6 +273,30 @@ class RequestTable:
             )
         validate(request.params, spec.vocab_size)
         self._check_written(request, strategy, most)
+
+    def _check_guidance(self, request: Request) -> None:
+        """Raises ValueError for a negative prompt that can't run, or that leaves no room for the output."""
+        spec, guidance, most = self._runner.spec, request.guidance, request.params.max_tokens
+        if guidance is None:
+            return
+        if spec.fills_only or spec.encoder is not None or not self._scheduler.guides:
+            raise ValueError(f"guidance_scale needs a model that writes token by token, not {spec.name}: leave it out")
+        assert most is not None
+        negative = guidance.negative
+        if not negative or min(negative) < 0 or max(negative) >= spec.vocab_size:
+            raise ValueError(f"negative_prompt must have ids from 0 to {spec.vocab_size - 1}")
+        longest = len(negative) + min(most, self._max_context - len(request.prompt))
+        if longest > self._max_context:
+            raise ValueError(
+                f"negative_prompt of {len(negative)} tokens and the output make {longest} tokens, but the context of "
+                f"{spec.name} is {self._max_context}: shorten it, or lower max_tokens"
+            )
+        both = longest + len(request.prompt) + longest - len(negative)
+        if both > self._runner.capacity() + 2:
+            raise ValueError(
+                f"negative_prompt and prompt, each with the output, make {both} tokens, but the cache of {spec.name} "
+                f"holds {self._runner.capacity()}: shorten them, lower max_tokens, or allow more memory"
+            )
 
     def _check_written(self, request: Request, strategy: Strategy, most: int) -> None:
         """Raises ValueError for output of another engine that this one can't go on with."""

@@ -11,7 +11,7 @@ from parlay.engine.moving import Moves
 from parlay.engine.sequence import Sequence
 from parlay.engine.sequence_step import SequenceStep
 from parlay.engine.tally import Clock
-from parlay.types import Cost, MovingRunner, OutOfRoom, Runner
+from parlay.types import Cost, GuidingRunner, MovingRunner, OutOfRoom, Runner
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,9 +62,16 @@ class Scheduler:
     """
 
     def __init__(
-        self, runner: Runner, limits: Limits, cost: Cost, clock: Clock, moving: MovingRunner | None = None
+        self,
+        runner: Runner,
+        limits: Limits,
+        cost: Cost,
+        clock: Clock,
+        *,
+        moving: MovingRunner | None = None,
+        guiding: GuidingRunner | None = None,
     ) -> None:
-        self._runner = runner
+        self._runner, self._guiding = runner, guiding
         self._moves = Moves(moving)
         self._limits = limits
         self._clock = clock
@@ -82,6 +89,11 @@ class Scheduler:
         """Of a step in a group: rows of each sequence, and seconds besides the forward. Means of the last steps."""
         self._in_flight: dict[Sequence, SequenceStep] = {}
         self._shares = shares.Shares(cost, limits.max_rows, timed=self._most_groups == 1)
+
+    @property
+    def guides(self) -> bool:
+        """Whether requests may be guided."""
+        return self._guiding is not None
 
     def add(self, sequence: Sequence) -> None:
         self.waiting.add(sequence)
@@ -267,6 +279,8 @@ class Scheduler:
         else:
             sequence.cached = self._runner.open(name, _reusable(sequence), request.salt)
             self._moves.plan(sequence)
+        if request.guidance is not None and self._guiding is not None:
+            self._guiding.guide(name, request, sequence.tokens, sequence.cached)
         sequence.is_open = True
 
     def _count_prefix(self, sequence: Sequence) -> None:

@@ -59,6 +59,7 @@ class Sequence:
     confidence: float = 0.0
     """Sum over the output of p(token) / max p, while the strategy has an escape and it was not taken."""
     escaped_at: int | None = None
+    lost_members: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         self.rule = self.strategy.rule
@@ -67,6 +68,10 @@ class Sequence:
         """Go on under the rule that the strategy names for this."""
         assert self.strategy.escape is not None
         self.rule, self.escaped_at = self.strategy.escape.rule, self.output_length
+
+    def lose_members(self, names: tuple[str, ...]) -> None:
+        """Note the models of an ensemble without which its text goes on: nothing is promised of it any more."""
+        self.lost_members, self.exactness = names, Exactness.LOSSY
 
     def drop_drafter(self, number: int) -> None:
         """Go on without this drafter of the strategy; without any, plainly."""
@@ -135,6 +140,7 @@ class Sequence:
             draft_seconds=tally.draft_seconds,
             verify_seconds=tally.verify_seconds,
             overhead_seconds=tally.overhead_seconds,
+            lost_members=self.lost_members,
         )
 
 

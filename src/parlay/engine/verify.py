@@ -91,6 +91,8 @@ def _take(steps: list[SequenceStep], segments: list[Segment], out: Output) -> fl
         step.out, step.first_row, step.first_logits = out, row, start
         step.root = end - len(segment.tree.tokens) - 1  # the draft's rows are the segment's last
         row += segment.rows
+        if lost := out.lost.get(segment.sequence):
+            step.sequence.lose_members(lost)
     return out.tap_seconds
 
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import itertools
 import random
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Any
 
-from parlay.certificates.gate import CertificateGate, ExactnessChoice, HeldCertificate
+from parlay.certificates.gate import CertificateGate, ExactnessChoice
 from parlay.certificates.requirement import Allowed
 from parlay.certificates.requirement import parse as allowed_by
-from parlay.llm.jobs import Audit, Job, Sample
+from parlay.llm.jobs import Job, Sample, audit_of, resume
 from parlay.llm.vocabulary import Vocabulary
 from parlay.llm.voting import Ballot, VoteParams
 from parlay.sampling.processors import BadWords
@@ -21,7 +21,16 @@ from parlay.strategies.catalogue import catalogue
 from parlay.strategies.spelling import StrategySpec, name_of
 from parlay.structured.after_reasoning import AfterReasoning
 from parlay.structured.grammars import Grammar
-from parlay.text.chat_template import SET_HERE, Messages, Tools, render, render_pieces, told_of_tools
+from parlay.text.chat_template import (
+    Messages,
+    Tools,
+    check_variables,
+    plain_messages,
+    render,
+    render_pieces,
+    told_of_tools,
+    with_system,
+)
 from parlay.text.detokenizer import TextStream
 from parlay.text.prompt_kind import PromptClassifier
 from parlay.text.prompts import (
@@ -40,8 +49,18 @@ from parlay.text.prompts import (
     text_or_ids,
 )
 from parlay.text.reasoning import Thoughts, expected_thoughts, marks
-from parlay.text.tokenize import check_unicode
-from parlay.types import Adapter, Constraint, Exactness, MachineBusy, NoiseKey, ParlayError, Request, SamplingParams
+from parlay.text.tokenize import PromptTooLong, check_unicode
+from parlay.types import (
+    Adapter,
+    Constraint,
+    Exactness,
+    Guidance,
+    MachineBusy,
+    NoiseKey,
+    ParlayError,
+    Request,
+    SamplingParams,
+)
 
 PerPrompt = SamplingParams | Sequence[SamplingParams] | None
 Strategies = str | StrategySpec | Sequence[str | StrategySpec] | None
@@ -154,13 +173,9 @@ class InputProcessor:
         )
         return [
             self.job(
-                prompt,
-                own,
-                replace(options, strategy=name or None, adapter=adapter),
-                references=documents,
-                prediction=ids,
+                prompt, own, replace(options, strategy=name or None, adapter=adapter), references=said, prediction=ids
             )
-            for prompt, own, name, documents, ids, adapter in each
+            for prompt, own, name, said, ids, adapter in each
         ]
 
     def single(self, prompt: Prompt, params: SamplingParams, options: RequestOptions) -> Job:
@@ -186,11 +201,14 @@ class InputProcessor:
         params = params if options.vote is None else options.vote.sampling(params)
         if (params.stops or options.vote) and self._tokenizer is None:
             raise ValueError("stop strings and votes need a tokenizer, and this model came without one: name one")
+        guidance = self._guidance(params, ids)
+        room = self._max_context - max(len(ids), len(guidance.negative) if guidance is not None else 0)
         if params.max_tokens is None and options.default_max_tokens is not None:
-            params = replace(params, max_tokens=max(1, min(options.default_max_tokens, self._max_context - len(ids))))
-        params = self._settled(params, len(ids))
+            params = replace(params, max_tokens=max(1, min(options.default_max_tokens, room)))
+        params = self._settled(params, len(ids), room)
         grammar = self._grammars.compile(params.form, options.salt) if params.form is not None else None
-        first = self._request(ids, params, options, (prediction, *references) if prediction else references)
+        texts = (prediction, *references) if prediction else references
+        first = replace(self._request(ids, params, options, texts), guidance=guidance)
         choice = self._choice(options, params, predicts=bool(prediction))
         if _chooses(choice.strategy):
             first = replace(first, kind=self._kinds.of(ids, params))
@@ -199,11 +217,11 @@ class InputProcessor:
             for n in range(params.n)
         ]
         if options.written:
-            _resume(samples, options.written)
+            resume(samples, options.written)
         job = Job(first.id, text, samples, thoughts, vote=Ballot(options.vote) if options.vote is not None else None)
         if choice.held is not None and choice.held.due():  # drawn before anything is decoded
-            again = partial(self.job, references=references, prediction=prediction)
-            job.audit = _audit(choice, choice.held, first, self._compared(options), again)
+            again = partial(self.job, options=self._compared(options), references=references, prediction=prediction)
+            job.audit = audit_of(choice, choice.held, first, again)
         return job
 
     def _compared(self, options: RequestOptions) -> RequestOptions:
@@ -239,7 +257,7 @@ class InputProcessor:
             references=references,
             salt=options.salt + own + (" moved" if options.cache_reuse else ""),
             adapter=options.adapter,
-            reuse=options.cache_reuse,
+            reuse=options.cache_reuse if params.guidance_scale == 1 else 0,
             owner=options.owner,
             store=options.store,
             group=name if params.n > 1 else "",
@@ -267,9 +285,34 @@ class InputProcessor:
         found = marks(self._tokenizer, thoughts)
         return constraint if found is None else AfterReasoning(constraint, found)
 
-    def _settled(self, params: SamplingParams, prompt_length: int) -> SamplingParams:
+    def _guidance(self, params: SamplingParams, ids: Ids) -> Guidance | None:
+        """How the text is guided, if it is. Raises ValueError for a negative prompt that can't be read."""
+        if params.guidance_scale == 1:
+            return None
+        given = ids[-1:] if params.negative_prompt is None else params.negative_prompt
+        try:
+            negative = self._ids(given, cut=False) if isinstance(given, str) else tuple(map(int, given))
+        except PromptTooLong as error:
+            raise ValueError(f"negative_prompt: {error}") from None
+        return Guidance(negative, params.guidance_scale)
+
+    def guided_chat(self, messages: Messages, options: ChatOptions, params: SamplingParams) -> SamplingParams:
+        """Read a negative prompt that is a text as the system message of the same conversation."""
+        if params.guidance_scale == 1 or not isinstance(params.negative_prompt, str):
+            return params
+        negative = self.chat(with_system(messages, params.negative_prompt), options)
+        return replace(params, negative_prompt=negative["prompt_token_ids"])
+
+    def guided_chats(self, chats: Sequence[Messages], options: ChatOptions, params: PerPrompt) -> PerPrompt:
+        """`guided_chat` for each conversation; the parameters as they are where they guide none."""
+        if params is None or (isinstance(params, SamplingParams) and params.guidance_scale == 1):
+            return params
+        each = zip(chats, one_each(params, SamplingParams(), len(chats), "sampling_params"), strict=True)
+        return [self.guided_chat(messages, options, own) for messages, own in each]
+
+    def _settled(self, params: SamplingParams, prompt_length: int, room: int) -> SamplingParams:
         """With a limit on the output's tokens, numbers of log-probabilities, and bad words as a processor of logits."""
-        limit = max(self._max_context - prompt_length, 1)  # a prompt that is too long is refused by the engine
+        limit = max(room, 1)  # a prompt that is too long is refused by the engine
         params = replace(
             params,
             max_tokens=limit if params.max_tokens is None else params.max_tokens,
@@ -317,7 +360,7 @@ class InputProcessor:
             raise ValueError("the prompt is empty: give some text, or token ids")
         return self._encoder.encode(text, self._max_context, cut=cut)
 
-    def chat(self, messages: Messages, options: ChatOptions, *, cut: bool = False) -> Prompt:
+    def chat(self, messages: Messages, options: ChatOptions, *, cut: bool = False) -> TokensPrompt:
         """The conversation in the model's own chat format. Its ids may be ``cut`` afterwards.
 
         Raises ParlayError for a conversation that the template refuses, ValueError for what is no conversation, for
@@ -347,49 +390,6 @@ class InputProcessor:
             raise ParlayError(f"this model's chat template refuses the conversation: {reason}") from error
         ids = self._encoder.encode(parts, self._max_context, special=False, cut=cut)
         return TokensPrompt(prompt_token_ids=ids, thoughts=expected_thoughts(self._tokenizer, ids))
-
-
-def _resume(samples: Sequence[Sample], written: Sequence[Ids]) -> None:
-    """Let samples go on after tokens that another engine wrote. Raises ValueError for tokens that are not such."""
-    if len(written) != len(samples):
-        raise ValueError(f"tokens of {len(written)} samples are written, and n is {len(samples)}: give one for each")
-    for sample, tokens in zip(samples, written, strict=True):
-        sample.resume(tokens)
-
-
-def _audit(
-    choice: ExactnessChoice,
-    certificate: HeldCertificate,
-    first: Request,
-    options: RequestOptions,
-    job: Callable[..., Job],
-) -> Audit:
-    """Compare a lossy job with one of these options, for the certificate that the choice stands on."""
-    assert isinstance(choice.strategy, StrategySpec)
-    params = replace(first.params, n=1, seed=first.key.seed, truncate_prompt_tokens=None)
-    prompt = TokensPrompt(prompt_token_ids=first.prompt)
-    return Audit(partial(job, prompt, params, options), certificate, choice.strategy)
-
-
-def check_variables(variables: Mapping[str, Any]) -> None:
-    """Raises ValueError for a variable that a template can't be given."""
-    for name in variables:
-        if name in SET_HERE:
-            raise ValueError(f"chat_template_kwargs can't hold {name}, which has a value already: leave it out")
-
-
-def plain_messages(messages: Messages) -> list[dict[str, Any]]:
-    """The messages with the parts of each content joined to one text. Raises ValueError for a part that is no text."""
-    return [{**message, "content": _joined(message.get("content"), place)} for place, message in enumerate(messages)]
-
-
-def _joined(content: object, place: int) -> object:
-    if not isinstance(content, list | tuple):
-        return content
-    for number, part in enumerate(content):
-        if not isinstance(part, Mapping) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-            raise ValueError(f"messages[{place}].content[{number}] is no text: give {{'type': 'text', 'text': ...}}")
-    return "".join(part["text"] for part in content)
 
 
 @lru_cache(maxsize=256)

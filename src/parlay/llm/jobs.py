@@ -7,9 +7,10 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from parlay.certificates.gate import HeldCertificate
+from parlay.certificates.gate import ExactnessChoice, HeldCertificate
 from parlay.llm.outputs import (
     CompletionOutput,
     DecodeToken,
@@ -23,6 +24,7 @@ from parlay.llm.outputs import (
 from parlay.llm.voting import Ballot
 from parlay.strategies.spelling import StrategySpec
 from parlay.text.detokenizer import TextStream
+from parlay.text.prompts import Ids, TokensPrompt
 from parlay.text.reasoning import Thoughts
 from parlay.types import (
     TARGET,
@@ -141,6 +143,16 @@ class Sample:
         return PredictionUse(accepted, max(0, self.predicted - accepted))
 
 
+def resume(samples: Sequence[Sample], written: Sequence[Ids]) -> None:
+    """Let samples go on after tokens that another engine wrote. Raises ValueError for tokens that are not such."""
+    if len(written) != len(samples):
+        raise ValueError(
+            f"tokens of {len(written)} samples are written, but n is {len(samples)}: give one list for each"
+        )
+    for sample, tokens in zip(samples, written, strict=True):
+        sample.resume(tokens)
+
+
 @dataclass(slots=True)
 class Job:
     """One prompt under way: its samples, in order."""
@@ -200,6 +212,19 @@ class Audit:
         ends = [sample.last.finish_reason if sample.last is not None else None for sample in (first, second)]
         if all(end in ("stop", "length") for end in ends):
             self.certificate.audit(self.spec, first.tokens, second.tokens)
+
+
+def audit_of(
+    choice: ExactnessChoice,
+    certificate: HeldCertificate,
+    first: Request,
+    job: Callable[..., Job],
+) -> Audit:
+    """Compare a lossy job with what ``job`` makes of its prompt and sampling, for the certificate that it stands on."""
+    assert isinstance(choice.strategy, StrategySpec)
+    params = replace(first.params, n=1, seed=first.key.seed, truncate_prompt_tokens=None)
+    prompt = TokensPrompt(prompt_token_ids=first.prompt)
+    return Audit(partial(job, prompt, params), certificate, choice.strategy)
 
 
 def audit(jobs: Iterable[Job], decode: Callable[[list[Job]], Iterable[object]]) -> None:

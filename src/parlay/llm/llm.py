@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from parlay import models
-from parlay.cache import Budget, parse_bytes
 from parlay.certificates.gate import CertificateGate, open_gate
 from parlay.certificates.requirement import AUDIT_SHARE, Allowed
 from parlay.energy.power_model import PowerOf
@@ -17,6 +16,7 @@ from parlay.engine import Engine, Limits
 from parlay.llm import embedding, vllm_arguments
 from parlay.llm.adapters import Adapted, Adapters, PerPromptAdapted
 from parlay.llm.beam_search import BeamSearchOutput, BeamSearchParams, search_beams
+from parlay.llm.ensemble import Members, ensemble_of, open_budget, open_runner
 from parlay.llm.input_processor import ChatOptions, InputProcessor, PerPrompt, RequestOptions, Strategies
 from parlay.llm.jobs import CallLock, Job, Stream, audit, decoded, follow
 from parlay.llm.judging import INSTRUCTION, judge
@@ -26,12 +26,13 @@ from parlay.llm.resources import resources_of
 from parlay.llm.router_file import RememberedBy, cost_of, memory_of
 from parlay.llm.vocabulary import Vocabulary, open_draft, vocabulary_of
 from parlay.llm.voting import VoteParams
+from parlay.models.ensembles.guided import GuidedRunner
 from parlay.models.fetch.pulled import default_model
 from parlay.models.fetch.resolving import resolve
 from parlay.models.native import NativeRunner
 from parlay.models.sampling_defaults import usual_params
 from parlay.options import LoadOptions, RankOptions, override
-from parlay.ranks.starting import ALONE, end_ranks, loss_of, open_target
+from parlay.ranks.starting import ALONE, end_ranks, loss_of
 from parlay.strategies.building import offered
 from parlay.strategies.built import RunnerCache, StrategyCache, for_target
 from parlay.strategies.entry import DEFAULT_STRATEGY
@@ -60,7 +61,8 @@ class LLM:
     ``speculative_config`` is vLLM's and stands for a ``strategy``. ``router_memory``: what strategies and costs learn
     is kept on this machine: of all requests (``"shared"``), of each owner's apart (``"per-key"``), or not (``"off"``).
     ``certificates`` are files of `parlay.calibration`: they open lossy strategies to requests whose ``exactness`` has a
-    floor; a share ``audit_share`` of those is decoded exactly too. Other arguments of vLLM may ask for what is so.
+    floor; a share ``audit_share`` of those is decoded exactly too. ``ensemble`` names models that write with this one
+    (`parlay.Ensemble`). Other arguments of vLLM may ask for what is so.
 
     Raises ParlayError for a model that can't be run, ValueError for a wrong argument, TypeError for an unknown one.
     """
@@ -95,12 +97,14 @@ class LLM:
         router_memory: RememberedBy = "shared",
         certificates: Sequence[str | Path] = (),
         audit_share: float = AUDIT_SHARE,
+        ensemble: Members = None,
         **of_vllm: object,
     ) -> None:
         vllm_arguments.accept(of_vllm, LLM.__init__.__annotations__)
         strategy = vllm_arguments.one_strategy(strategy, speculative_config) or DEFAULT_STRATEGY
         self._closed, self._strategy, self._call_lock = False, str(strategy), CallLock()
-        budget = self._budget = Budget(parse_bytes(memory) if memory is not None else None)
+        ensemble = ensemble_of(ensemble, {"certificates": certificates, "prefix_cache": prefix_cache})
+        budget = self._budget = open_budget(memory, ensemble)
         model = default_model() if model is None else model
         if draft_model is not None:
             resolve(draft_model)  # one that is not there is an error now, not at its first use
@@ -110,15 +114,16 @@ class LLM:
         ranks = override(ranks, context_parallel=context_parallel_size)
         check_prefix_cache(prefix_cache, ranks)
         with bar(None, "Loading", "matrix", use_tqdm_on_load, delay=0.5) as shown:
-            self.runner = open_target(model, load, ranks, budget, partial(advance, shown), longest=max_model_len)
+            packed = partial(advance, shown)
+            self.runner = open_runner(model, load, ranks, budget, packed, longest=max_model_len, ensemble=ensemble)
         self.prefix_cache = open_prefix_cache(prefix_cache, prefix_cache_size, model, self.runner, load)
         self.adapters, self.loss = Adapters(self.runner), loss_of(self.runner)
         self.vocabulary = vocabulary_of(model, tokenizer, self.runner.spec, load.end_tokens)
         self.tokenizer, self._usual_params = self.vocabulary.tokenizer, usual_params(model, generation_config)
         limits = Limits(max_sequences=max_num_seqs, max_rows=max_num_batched_tokens, max_context=max_model_len)
-        router_file = memory_of(model, self.runner.spec, load.quantize or "", router_memory)
-        moving = self.runner if isinstance(self.runner, NativeRunner) else None
-        self.engine = Engine(self.runner, cost := cost_of(self.runner, router_file), limits, moving=moving)
+        router_file = memory_of(model, self.runner.spec, f"{load.quantize or ''}{ensemble or ''}", router_memory)
+        moving, guided = self.runner if isinstance(self.runner, NativeRunner) else None, GuidedRunner(self.runner)
+        self.engine = Engine(guided, cost := cost_of(self.runner, router_file), limits, moving=moving, guiding=guided)
         self._drafts = RunnerCache(partial(open_draft, self.runner.spec, self.tokenizer, load, budget))
         self._resources = resources_of(
             model, self.runner, self._drafts, draft_model=draft_model, tokenizer=self.tokenizer, budget=budget
@@ -222,7 +227,7 @@ class LLM:
         )
         return self.generate(
             [self._factory.chat(conversation, options) for conversation in conversations(messages)],
-            sampling_params,
+            self._factory.guided_chats(conversations(messages), options, sampling_params),
             use_tqdm,
             strategy=strategy,
             documents=documents,
@@ -295,15 +300,8 @@ class LLM:
         vote: VoteParams | None = None,
     ) -> Stream:
         """Decode one prompt (or conversation) and iterate over what each step adds, as it is committed."""
-        options = RequestOptions(
-            strategy=strategy,
-            exactness=exactness,
-            documents=documents or (),
-            prediction=prediction,
-            store=store,
-            vote=vote,
-        )
-        job = self.job(prompt, sampling_params, options)
+        options = RequestOptions(strategy=strategy, exactness=exactness, prediction=prediction, store=store, vote=vote)
+        job = self.job(prompt, sampling_params, replace(options, documents=documents or ()))
         return Stream(self._run([job]), job)
 
     def job(
@@ -320,9 +318,11 @@ class LLM:
         self._check_open()
         options = options or RequestOptions()
         params = sampling_params or self.get_default_sampling_params()
-        cut = params.truncate_prompt_tokens is not None
-        rendered = prompt if is_prompt(prompt) else self._factory.chat(prompt, chat or ChatOptions(), cut=cut)
-        return self._factory.single(rendered, params, options)
+        if not is_prompt(prompt):
+            chat, cut = chat or ChatOptions(), params.truncate_prompt_tokens is not None
+            params = self._factory.guided_chat(prompt, chat, params)
+            prompt = self._factory.chat(prompt, chat, cut=cut)
+        return self._factory.single(prompt, params, options)
 
     def prepare(self) -> None:
         """Read what the first request would wait for otherwise. For servers, where others would wait with it."""

@@ -18,11 +18,16 @@ from parlay.options.declare import (
     split,
     whole,
 )
+from parlay.options.ensemble import ALPHA, BETA, ENSEMBLE_RULES, Ensemble, read_ensemble
 from parlay.options.from_file import read_config
 from parlay.options.load import LoadOptions
 from parlay.options.ranks import RankOptions
 
 __all__ = [
+    "ALPHA",
+    "BETA",
+    "ENSEMBLE_RULES",
+    "Ensemble",
     "LoadOptions",
     "Option",
     "Options",
@@ -35,6 +40,7 @@ __all__ = [
     "options_of",
     "override",
     "read_config",
+    "read_ensemble",
     "split",
     "whole",
 ]

@@ -182,3 +182,31 @@ def _cut(text: str, content: str) -> str:
     if not mark or content.strip() not in text:
         raise ValueError("the chat template changes the last message, so that it can't be continued")
     return (before if after.startswith(" ") else before.rstrip()).replace(_MARK, "")
+
+
+def check_variables(variables: Mapping[str, Any]) -> None:
+    """Raises ValueError for a variable that a template can't be given."""
+    for name in variables:
+        if name in SET_HERE:
+            raise ValueError(f"chat_template_kwargs can't hold {name}, which has a value already: leave it out")
+
+
+def with_system(messages: Messages, text: str) -> Messages:
+    """The conversation with this system message in place of its own."""
+    own = ("system", "developer")
+    others = [each for each in messages if not isinstance(each, Mapping) or each.get("role") not in own]
+    return [{"role": "system", "content": text}, *others]
+
+
+def plain_messages(messages: Messages) -> list[dict[str, Any]]:
+    """The messages with the parts of each content joined to one text. Raises ValueError for a part that is no text."""
+    return [{**message, "content": _joined(message.get("content"), place)} for place, message in enumerate(messages)]
+
+
+def _joined(content: object, place: int) -> object:
+    if not isinstance(content, list | tuple):
+        return content
+    for number, part in enumerate(content):
+        if not isinstance(part, Mapping) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+            raise ValueError(f"messages[{place}].content[{number}] is no text: give {{'type': 'text', 'text': ...}}")
+    return "".join(part["text"] for part in content)

@@ -23,7 +23,7 @@ from parlay.types.base import (
 from parlay.types.canvas import ONE_CANVAS, Canvas, CanvasLayout, Decided, Fill, Guesses, Selector
 from parlay.types.drafts import NO_DRAFT, NO_TREE, Draft, Fault, Features, Join, Prefix, Tree, Verdict
 from parlay.types.params import SamplingParams, ScoreBy, StructuredOutputsParams
-from parlay.types.requests import Constraint, Layers, Request, SequenceView, StopChecker
+from parlay.types.requests import Constraint, Guidance, Layers, Request, SequenceView, StopChecker
 from parlay.types.results import (
     NOTHING_COMMITTED,
     TARGET,
@@ -45,6 +45,7 @@ from parlay.types.runners import (
     EncoderSpec,
     Ends,
     Finish,
+    GuidingRunner,
     Move,
     MovingRunner,
     Output,
@@ -109,6 +110,8 @@ __all__ = [
     "Finish",
     "FinishReason",
     "Guesses",
+    "Guidance",
+    "GuidingRunner",
     "Join",
     "KeptCost",
     "Layers",

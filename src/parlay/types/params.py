@@ -87,7 +87,10 @@ class SamplingParams:
     ``seed=None`` draws one seed per request and reports it. ``top_k`` 0 or -1 keeps the whole vocabulary.
     ``temperature=0`` is greedy. ``truncate_prompt_tokens`` keeps the last ones of a longer prompt; -1 keeps as many
     as leave room for one token of output. ``logprobs`` and ``prompt_logprobs`` are how many of the likeliest tokens
-    are listed for each token; -1: all. ``structured_outputs`` may also be a dict of its fields. Fields may be set
+    are listed for each token; -1: all. ``guidance_scale`` and ``negative_prompt`` are those of transformers: a scale
+    above 1 moves the text away from what the model writes after the negative prompt, a text or token ids. In a chat a
+    text stands for the system message. None: the prompt's last token.
+    ``structured_outputs`` may also be a dict of its fields. Fields may be set
     later: a request uses what they are when it is made. Raises ValueError for a value out of range, here or when the
     request is made.
     """
@@ -118,6 +121,8 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     logprobs_mode: Literal["raw", "processed"] = "raw"
     structured_outputs: StructuredOutputsParams | Mapping[str, Any] | None = None
+    guidance_scale: float = 1.0
+    negative_prompt: str | Sequence[int] | None = None
 
     def __post_init__(self) -> None:
         self._check_numbers()
@@ -125,6 +130,8 @@ class SamplingParams:
             raise ValueError("bad_words must be a list of non-empty strings")
         if "" in self.stops:
             raise ValueError("stop holds an empty string, which would stop before the first token")
+        if self.negative_prompt is not None and not len(self.negative_prompt):
+            raise ValueError("negative_prompt is empty: give some text or token ids, or leave it out")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ValueError(f"min_tokens {self.min_tokens} is more than max_tokens {self.max_tokens}")
         _ = self.form
@@ -140,6 +147,7 @@ class SamplingParams:
         _check_range("min_tokens", self.min_tokens, 0, _MOST)
         _check_range("logprobs", self.logprobs, -1, _MOST)
         _check_range("prompt_logprobs", self.prompt_logprobs, -1, _MOST)
+        _check_range("guidance_scale", self.guidance_scale, 0, _MOST_GUIDANCE)
         _check_number("top_p", self.top_p)
         _check_number("typical_p", self.typical_p)
         _check_number("repetition_penalty", self.repetition_penalty)
@@ -174,6 +182,12 @@ class SamplingParams:
         return self.temperature == 0
 
     @property
+    def edits_logits(self) -> bool:
+        """Whether logits are changed in ways of its own, by guidance, biases, masks or processors."""
+        own = (self.logit_bias, self.allowed_token_ids, self.logits_processors, self.bad_words)
+        return self.guidance_scale != 1 or any(own)
+
+    @property
     def stops(self) -> tuple[str, ...]:
         """The stop strings as a tuple, whatever shape they were given in."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
@@ -181,6 +195,7 @@ class SamplingParams:
 
 _MOST = 2**63 - 1
 """Of whole numbers."""
+_MOST_GUIDANCE = 100.0
 
 
 def _is_text(value: object) -> bool:

@@ -55,6 +55,18 @@ class Constraint(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Guidance:
+    """Classifier-free guidance: log-probabilities are moved away from those after the ``negative`` prompt.
+
+    log p = log n + scale (log c - log n) for each token after the text, where c is the law after the request's own
+    prompt and n the one after the negative prompt, both with the output so far. A scale of 1 changes nothing.
+    """
+
+    negative: tuple[int, ...]
+    scale: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """One sample to decode: ids in, ids out.
@@ -84,6 +96,8 @@ class Request:
     """Lower is more urgent."""
     adapter: Adapter | None = None
     """What the target's products are changed by; the salt then tells its cached prefixes from others."""
+    guidance: Guidance | None = None
+    """How its text is moved away from what the target writes after another prompt."""
     reuse: int = 0
     """Runs of at least so many tokens may be moved from other cached texts, which is lossy; 0: none."""
     kind: str = ""

@@ -89,7 +89,8 @@ class Metrics:
     without a draft as (0, 0). ``drafter_faults`` counts drafters that raised and were dropped.
     ``layer_rows`` are rows that drafting ran through the target's own layers, and ``layer_seconds`` the part of
     ``draft_seconds`` that this took. ``escaped_at``: after so many tokens of output a lossy text went on exactly.
-    ``router`` is there for strategies that choose among drafters.
+    ``router`` is there for strategies that choose among drafters. ``lost_members`` are the models of an ensemble that
+    failed and were left out, so that the text is lossy.
     """
 
     strategy: str
@@ -116,6 +117,7 @@ class Metrics:
     overhead_seconds: float = 0.0
     escaped_at: int | None = None
     router: RouterRecord | None = None
+    lost_members: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         """The few numbers that are read most; all are attributes."""

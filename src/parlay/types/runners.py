@@ -12,6 +12,8 @@ from parlay.types.drafts import NO_TREE, Features, Prefix, Tree
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from parlay.types.requests import Request
+
 
 Sublayer = tuple[Literal["attention", "mlp"], int]
 """Half of a layer, and the layer's number from 0."""
@@ -212,6 +214,8 @@ class Output:
     taps: Mapping[int, Tensor] = field(default_factory=dict)
     tap_seconds: float = 0.0
     """What the forward took longer because of the taps. It is charged to the drafters that read them."""
+    lost: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    """By sequence, the models of an ensemble that failed for it and take no part in its logits any more."""
 
 
 Finish = Callable[[], Output]
@@ -294,6 +298,17 @@ class Runner(Protocol):
 
     def check(self) -> None:
         """Prove the cache's own invariants; AssertionError names the broken one."""
+        ...
+
+
+class GuidingRunner(Runner, Protocol):
+    """A runner that can guide sequences, each by its request's `Guidance`."""
+
+    def guide(self, sequence: int, request: Request, tokens: Sequence[int], cached: int) -> None:
+        """Guide a sequence that has just begun, whose text is ``tokens`` and of which ``cached`` are cached.
+
+        Room that is reserved for it from now on is room for its negative prompt, too. A copy by `fork` is not guided.
+        """
         ...
 
 

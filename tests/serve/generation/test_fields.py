@@ -120,6 +120,23 @@ def test_forms_in_other_spellings(client: TestClient, fields: dict[str, Any], al
     assert text(client, COMPLETIONS, **fields) in allowed
 
 
+def test_guidance_is_honoured_and_a_negative_prompt_alone_is_named_as_idle(client: TestClient) -> None:
+    """Completions read the negative prompt as it is, chats as the system message: at scale 0 it writes the text."""
+    negative = "Sing a song of the sea."
+    system = [{"role": "system", "content": negative}, *ASKED["messages"]]  # type: ignore[misc]
+    for path, own in ((COMPLETIONS, {"prompt": negative}), (CHAT, {"messages": system})):
+        asked = {"negative_prompt": negative}
+        assert text(client, path, **asked, guidance_scale=0) == text(client, path, **own)
+        guided = text(client, path, **asked, guidance_scale=3)
+        assert text(client, path, **asked, guidance_scale=3, strategy="none") == guided
+        idle = client.post(path, json={**(ASKED if path == CHAT else GO_ON), **asked})
+        assert idle.headers["parlay-ignored"] == "negative_prompt"
+        assert refused(client, path, guidance_scale=101) == "guidance_scale"
+        assert refused(client, path, guidance_scale=2, negative_prompt="") == "negative_prompt"
+    assert text(client, COMPLETIONS, **asked, guidance_scale=3) != text(client, COMPLETIONS)
+    assert refused(client, COMPLETIONS, guidance_scale=2, negative_prompt="word " * 9000) == "negative_prompt"
+
+
 def test_bad_words_do_not_come(client: TestClient) -> None:
     (first, *_) = re.findall("[a-z]{3,}", text(client, COMPLETIONS))
     for strategy in ("none", "prompt-lookup"):

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from parlay.llm.input_processor import ChatOptions, RequestOptions, check_variables
+from parlay.llm.input_processor import ChatOptions, RequestOptions
 from parlay.llm.jobs import Job
 from parlay.serve.chat.answers import AnswerShape
 from parlay.serve.chat.calls import HARMONY, PLAIN, CallFormat, format_of
@@ -17,7 +17,7 @@ from parlay.serve.errors import ApiError
 from parlay.serve.hosted import Served
 from parlay.serve.protocol.sampling_from_body import FieldNames, prepare, refused
 from parlay.serve.settings import Settings
-from parlay.text.chat_template import Tools
+from parlay.text.chat_template import Tools, check_variables
 from parlay.text.reasoning import THINK, tags_of, template_text
 from parlay.types import SamplingParams, StructuredOutputsParams
 

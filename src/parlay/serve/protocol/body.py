@@ -243,6 +243,8 @@ class GenerationBody(Body):
     priority: Annotated[int, Field(ge=-PRIORITY_LIMIT, le=PRIORITY_LIMIT), WHOLE] | None = None
     structured_outputs: StructuredOutputs | None = None
     store: bool | None = None
+    guidance_scale: Annotated[float, Field(ge=0, le=100)] | None = None
+    negative_prompt: Annotated[str, Field(min_length=1)] | None = None
 
     _spelled: Paths = PrivateAttr(default_factory=Paths)
 
@@ -272,7 +274,9 @@ class GenerationBody(Body):
             self.structured_outputs.check()
 
     def idle(self) -> list[str]:
-        return ["stream_options"] if self.stream_options is not None and not self.stream else []
+        unstreamed = ["stream_options"] if self.stream_options is not None and not self.stream else []
+        unguided = self.negative_prompt is not None and self.guidance_scale in (None, 1)
+        return [*unstreamed, *(["negative_prompt"] if unguided else [])]
 
     def refuses(self, name: str, value: object) -> bool:
         """How far back a penalty looks can't matter where there is none."""

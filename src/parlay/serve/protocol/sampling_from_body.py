@@ -102,6 +102,8 @@ _AS_THEY_ARE = {
     "skip_special_tokens",
     "min_tokens",
     "ignore_eos",
+    "guidance_scale",
+    "negative_prompt",
 }
 """Fields that `SamplingParams` has under the same name, with the same default."""
 
@@ -254,7 +256,10 @@ def prepare(
         raise unavailable(settings.retry_after, refused(error, names, served).message) from None
     except (ValueError, ParlayError) as error:
         raise refused(error, names, served) from None
-    check_length(len(job.samples[0].request.prompt), served, settings, names.prompt)
+    first = job.samples[0].request
+    check_length(len(first.prompt), served, settings, names.prompt)
+    if first.guidance is not None:
+        check_length(len(first.guidance.negative), served, settings, "negative_prompt")
     return job
 
 

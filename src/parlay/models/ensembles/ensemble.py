@@ -1,0 +1,235 @@
+"""Several models that write one text: at each place, one law is made of their logits."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from parlay.models.ensembles.combining import combine, rule_of
+from parlay.models.ensembles.parts import Part
+from parlay.options import Ensemble, UsageError
+from parlay.types import (
+    NO_SKIP,
+    Exactness,
+    OutOfRoom,
+    Output,
+    ParlayError,
+    Runner,
+    RunnerLost,
+    RunnerSpec,
+    Segment,
+    Skip,
+)
+
+_TREES = ("tree", "chain", "none")
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Sequence:
+    """A sequence: the tokens that every member has cached, its part in each member by number, and the last segment."""
+
+    tokens: list[int]
+    parts: dict[int, Part]
+    last: Segment | None = None
+    lost: tuple[str, ...] = field(default=())
+    """The members that failed for it, and have no part any more."""
+
+    def settle(self) -> int:
+        """Keep no more tokens than every member has; returns how many these are."""
+        del self.tokens[min(len(part.tokens) for part in self.parts.values()) :]
+        return len(self.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """One member's output, and its logits of each segment."""
+
+    out: Output
+    logits: list[Tensor]
+
+
+class EnsembleRunner(Runner):
+    """Combines its members' logits by the ensemble's rule; see `parlay.types.Runner`.
+
+    Each member has its own cache, and reads every token. What only some of them find cached does not run again there.
+    Members may differ in size and family, not in the tokens that ids stand for: the ids that all have are the
+    vocabulary. Taps, and drafts that skip layers, are the first member's. With ``one_budget``, caches share their
+    memory, so room is counted for all members together.
+    """
+
+    def __init__(self, members: Sequence[Runner], ensemble: Ensemble, *, one_budget: bool = True) -> None:
+        """Raises UsageError for members that don't fit together."""
+        self._members, self._drops, self._one_budget = tuple(members), ensemble.drop_failed, one_budget
+        self._spec = _spec_of([member.spec for member in members], ensemble.describe(members[0].spec.name))
+        self._rule = lru_cache(partial(rule_of, ensemble))
+        self._open: dict[int, _Sequence] = {}
+
+    @property
+    def spec(self) -> RunnerSpec:
+        return self._spec
+
+    def open(self, sequence: int, tokens: Sequence[int], salt: str = "") -> int:
+        if sequence in self._open:
+            raise ValueError(f"sequence {sequence} is open already: release it first")
+        parts = {number: Part(member, sequence) for number, member in enumerate(self._members)}
+        opened = self._open[sequence] = _Sequence(list(tokens), parts)
+        for part in parts.values():
+            part.open(tokens, salt)
+        return opened.settle()
+
+    def reserve(self, sequence: int, tokens: int) -> bool:
+        if tokens > self.capacity():
+            raise OutOfRoom(
+                f"a text of {tokens} tokens does not fit the caches of all models of the ensemble, which hold "
+                f"{self.capacity()}: allow more memory"
+            )
+        return all(part.reserve(tokens) for part in self._get(sequence).parts.values())
+
+    def forward(self, segments: Sequence[Segment], taps: Sequence[int] = (), skip: Skip = NO_SKIP) -> Output:
+        """Run the rows in every member, one after another. With ``skip`` in the first alone, whose logits these are.
+
+        Raises ParlayError where a member's logits are NaN, and what a member raises. But if failed members are to be
+        dropped, a sequence that runs alone and without a tree goes on without its member.
+        """
+        if any(segment.features is not None or segment.together for segment in segments):
+            raise ValueError(f"{self._spec.name}: an ensemble takes no features, and no rows that see each other")
+        first = self._run(0, segments, taps, skip)
+        rows = {0: first}
+        for number in range(1, 1 if skip else len(self._members)):
+            try:
+                rows[number] = self._run(number, segments)
+            except RunnerLost:
+                raise
+            except Exception as error:
+                if not self._drops or len(segments) > 1 or segments[0].tree.tokens:
+                    raise
+                self._drop(number, segments[0].sequence, error)
+        for segment in segments:
+            self._get(segment.sequence).last = segment
+        starts = tuple(accumulate((segment.end - segment.logits_from for segment in segments), initial=0))
+        logits_RV = self._combined(segments, rows) if len(rows) > 1 else torch.cat(first.logits)
+        lost = {segment.sequence: self._open[segment.sequence].lost for segment in segments}
+        lost = {name: members for name, members in lost.items() if members}
+        return Output(logits_RV, starts, first.out.taps, first.out.tap_seconds, lost)
+
+    def keep(self, sequence: int, path: Sequence[int]) -> int:
+        opened = self._get(sequence)
+        segment, opened.last = opened.last, None
+        assert segment is not None, "keep without a forward"
+        opened.tokens += [*segment.pending, *(segment.tree.tokens[node] for node in path)]
+        for part in opened.parts.values():
+            part.keep(path, segment.tree)
+        return opened.settle()
+
+    def truncate(self, sequence: int, length: int) -> int:
+        opened = self._get(sequence)
+        opened.last = None
+        for part in opened.parts.values():
+            part.truncate(length)
+        return opened.settle()
+
+    def fork(self, sequence: int, copy: int) -> None:
+        opened = self._get(sequence)
+        parts = {number: part.fork(copy) for number, part in opened.parts.items()}
+        self._open[copy] = _Sequence(list(opened.tokens), parts, lost=opened.lost)
+        self._open[copy].settle()
+
+    def release(self, sequence: int) -> None:
+        self._open.pop(sequence, None)
+        for member in self._members:
+            member.release(sequence)
+
+    def free_tokens(self) -> int:
+        return self._together(member.free_tokens() for member in self._members)
+
+    def capacity(self) -> int:
+        return self._together(member.capacity() for member in self._members)
+
+    def check(self) -> None:
+        for member in self._members:
+            member.check()
+        for name, opened in self._open.items():
+            for part in opened.parts.values():
+                agreed = part.tokens[: len(opened.tokens)] == opened.tokens[: len(part.tokens)]
+                assert agreed, f"sequence {name}: a member has cached another text"
+
+    def _get(self, sequence: int) -> _Sequence:
+        try:
+            return self._open[sequence]
+        except KeyError:
+            raise ValueError(f"sequence {sequence} is not open") from None
+
+    def _together(self, tokens: Iterable[int]) -> int:
+        """How many tokens all members can have, where each alone could have so many."""
+        counts = list(tokens)
+        if not self._one_budget or min(counts) <= 0:
+            return max(0, min(counts))
+        return int(1 / sum(1 / count for count in counts))
+
+    def _run(self, number: int, segments: Sequence[Segment], taps: Sequence[int] = (), skip: Skip = NO_SKIP) -> _Rows:
+        """One member's forward. Taps have a row for each row of the segments, so with them exactly these run."""
+        fed: list[Segment] = []
+        places: list[int | None] = []
+        for segment in segments:
+            opened = self._get(segment.sequence)
+            own = None
+            if (part := opened.parts.get(number)) is not None:
+                if taps or skip:
+                    part.align(opened.tokens, segment)
+                own = part.feed(opened.tokens, segment, segment.end - segment.logits_from)
+            places.append(None if own is None else len(fed))
+            fed += [] if own is None else [own]
+        nothing_0V = torch.empty(0, self._spec.vocab_size, device=self._spec.device)
+        out = self._members[number].forward(fed, taps, skip) if fed else Output(nothing_0V, (0,))
+        logits_RV = out.logits_RV[:, : self._spec.vocab_size]
+        if bool(torch.isnan(logits_RV).any()):
+            name = self._members[number].spec.name
+            raise ParlayError(f"logits of {name} are NaN for this text: its weights or dtype are broken, leave it out")
+        starts = out.starts
+        return _Rows(out, [nothing_0V if at is None else logits_RV[starts[at] : starts[at + 1]] for at in places])
+
+    def _drop(self, number: int, sequence: int, error: Exception) -> None:
+        """Go on with a sequence without this member."""
+        name, opened = self._members[number].spec.name, self._get(sequence)
+        _log.warning("a text goes on without %s of its ensemble, which failed: %s", name, error)
+        del opened.parts[number]
+        opened.lost += (name,)
+        self._members[number].release(sequence)
+
+    def _combined(self, segments: Sequence[Segment], rows: dict[int, _Rows]) -> Tensor:
+        """The logits of all segments, each made of those of the members that it has."""
+        made: list[Tensor] = []
+        for place, segment in enumerate(segments):
+            members = tuple(self._get(segment.sequence).parts)
+            made.append(combine(self._rule(members), [rows[member].logits[place] for member in members]))
+        return torch.cat(made)
+
+
+def _spec_of(specs: Sequence[RunnerSpec], summary: str) -> RunnerSpec:
+    """Describe all members: what every one of them can do. Raises UsageError for a member that can't take part."""
+    first = specs[0]
+    for spec in specs:
+        if spec.fills_only or spec.encoder is not None:
+            kind = "an encoder-decoder" if spec.encoder is not None else "a diffusion model"
+            raise UsageError(f"ensemble: {spec.name} is {kind}, and members write token by token: leave it out")
+    return replace(
+        first,
+        vocab_size=min(spec.vocab_size for spec in specs),
+        max_context=min(spec.max_context for spec in specs),
+        tree=max((spec.tree for spec in specs), key=_TREES.index),
+        exactness=Exactness.weakest(*(spec.exactness for spec in specs)),
+        kernels=f"{summary}; {first.kernels}",
+        features=False,
+        together=False,
+        canvas=None,
+        kv_heads=0,
+        head_dim=0,
+        in_flight=1,
+    )

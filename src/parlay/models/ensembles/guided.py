@@ -1,0 +1,117 @@
+"""Classifier-free guidance: a request's text is moved away from what the model writes after another prompt."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+from torch import Tensor
+
+from parlay.models.ensembles.combining import combine, contrast
+from parlay.models.ensembles.parts import Part
+from parlay.models.wrapped_runner import WrappedRunner
+from parlay.types import NO_SKIP, Finish, Output, Request, Runner, Segment, Skip
+
+
+@dataclass(slots=True)
+class _Guided:
+    """A guided sequence: its cached tokens, and the same output after the negative prompt."""
+
+    scale: float
+    tokens: list[int]
+    negative: Part
+    last: Segment | None = None
+
+
+class _Pair(NamedTuple):
+    """A guided segment of a forward, by place, the place of its negative one, and how many last rows are combined."""
+
+    segment: int
+    negative: int
+    rows: int
+    scale: float
+
+
+class GuidedRunner(WrappedRunner):
+    """Lets sequences of ``inner`` be guided, each at its own scale; the others run as they would without it.
+
+    A guided sequence runs twice in each forward: after its prompt, and after its negative prompt. Both are rows of one
+    batch, so a text is as exact as ``inner`` is. Logits of the prompt's own rows, and drafts by the model's layers, are
+    not guided.
+    """
+
+    def __init__(self, inner: Runner) -> None:
+        super().__init__(inner)
+        self._guided: dict[int, _Guided] = {}
+        self._names = itertools.count(1 << 60)  # the engine counts sequences from 0
+
+    def guide(self, sequence: int, request: Request, tokens: Sequence[int], cached: int) -> None:
+        """See `GuidingRunner.guide`."""
+        assert request.guidance is not None, "the request names no guidance"
+        head, cut = request.guidance.negative, len(request.prompt)
+        part = Part(self._inner, next(self._names), head, cut)
+        part.open((*head, *tokens[cut:]), request.salt)
+        self._guided[sequence] = _Guided(request.guidance.scale, list(tokens[:cached]), part)
+
+    def reserve(self, sequence: int, tokens: int) -> bool:
+        guided = self._guided.get(sequence)
+        return self._inner.reserve(sequence, tokens) and (guided is None or guided.negative.reserve(tokens))
+
+    def forward(self, segments: Sequence[Segment], taps: Sequence[int] = (), skip: Skip = NO_SKIP) -> Output:
+        return self.begin(segments, taps, skip)()
+
+    def begin(self, segments: Sequence[Segment], taps: Sequence[int] = (), skip: Skip = NO_SKIP) -> Finish:
+        """Begin a forward, with the negative segments after the others."""
+        if skip or self._guided.keys().isdisjoint([segment.sequence for segment in segments]):
+            return self._inner.begin(segments, taps, skip)
+        negatives: list[Segment] = []
+        pairs: list[_Pair] = []
+        for place, segment in enumerate(segments):
+            if (guided := self._guided.get(segment.sequence)) is not None:
+                wanted = min(segment.end - segment.logits_from, 1 + len(segment.tree))
+                guided.last, fed = segment, guided.negative.feed(guided.tokens, segment, wanted)
+                if fed is not None:
+                    pairs.append(_Pair(place, len(segments) + len(negatives), wanted, guided.scale))
+                    negatives.append(fed)
+        finish = self._inner.begin([*segments, *negatives], taps)
+        ran = sum(segment.rows for segment in segments)
+        return lambda: _guide(finish(), pairs, len(segments), ran)
+
+    def keep(self, sequence: int, path: Sequence[int]) -> int:
+        cached = self._inner.keep(sequence, path)
+        if (guided := self._guided.get(sequence)) is not None:
+            assert guided.last is not None, "keep without a forward"
+            tree = guided.last.tree
+            guided.tokens += [*guided.last.pending, *(tree.tokens[node] for node in path)]
+            guided.negative.keep(path, tree)
+            del guided.tokens[cached:]
+        return cached
+
+    def truncate(self, sequence: int, length: int) -> int:
+        cached = self._inner.truncate(sequence, length)
+        if (guided := self._guided.get(sequence)) is not None:
+            guided.negative.truncate(guided.negative.place(cached))
+            del guided.tokens[cached:]
+        return cached
+
+    def release(self, sequence: int) -> None:
+        self._inner.release(sequence)
+        if (guided := self._guided.pop(sequence, None)) is not None:
+            self._inner.release(guided.negative.name)
+
+
+def _guide(out: Output, pairs: Sequence[_Pair], segments: int, ran: int) -> Output:
+    """The output of the first segments, of which the pairs are guided; ``ran`` rows of theirs ran."""
+    starts = out.starts
+    logits_RV = out.logits_RV[: starts[segments]].clone()
+    for pair in pairs:
+        end, negative_end = starts[pair.segment + 1], starts[pair.negative + 1]
+        own_RV: Tensor = out.logits_RV[end - pair.rows : end]
+        negative_RV = out.logits_RV[negative_end - pair.rows : negative_end]
+        rule = partial(contrast, beta=pair.scale - 1)
+        logits_RV[end - pair.rows : end] = combine(rule, [own_RV, negative_RV])
+    taps = {layer: states_NH[:ran] for layer, states_NH in out.taps.items()}
+    return Output(logits_RV, starts[: segments + 1], taps, out.tap_seconds, out.lost)

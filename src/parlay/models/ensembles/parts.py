@@ -1,0 +1,125 @@
+"""Follow a composite's segments in one of its models: what is cached there of a sequence, and what is fed to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from parlay.types import OutOfRoom, Runner, Segment, Tree
+
+_CHUNK = 512
+"""Most tokens that a model which lags behind reads in one forward."""
+
+
+@dataclass(slots=True)
+class Part:
+    """A sequence in one model's runner. ``tokens`` are those that it has cached, which may be more or fewer than the
+    composite has.
+
+    Its text is ``head``, and then the composite's text from the place ``cut`` on. With neither, both texts are one.
+    """
+
+    runner: Runner
+    name: int
+    head: tuple[int, ...] = ()
+    cut: int = 0
+    tokens: list[int] = field(default_factory=list)
+    reserved: int = 0
+    fed: tuple[int, ...] = ()
+    """The pending tokens of its last forward; none where it had nothing to run."""
+
+    def open(self, text: Sequence[int], salt: str) -> None:
+        """Begin the sequence with what is cached of its text."""
+        self.tokens = list(text[: self.runner.open(self.name, text, salt)])
+
+    def place(self, length: int) -> int:
+        """How long its text is where the composite's has ``length`` tokens."""
+        return len(self.head) + max(0, length - self.cut)
+
+    def reserve(self, tokens: int) -> bool:
+        """Make room for what it caches while the composite has so many tokens. Raises OutOfRoom."""
+        self.reserved = self.place(tokens)
+        return self.runner.reserve(self.name, self.reserved)
+
+    def feed(self, cached: Sequence[int], segment: Segment, rows: int) -> Segment | None:
+        """The segment that runs what the composite's segment runs, after the ``cached`` tokens of the composite.
+
+        Logits are wanted of its last ``rows`` rows. Tokens that only this part has cached do not run again, those that
+        only it lacks run as well. None where there is nothing to run.
+        """
+        pending, tree = segment.pending, segment.tree
+        self.fed = pending
+        if not self.head and not self.cut and len(self.tokens) == len(cached):
+            return segment._replace(sequence=self.name)
+        end = self.place(len(cached) + len(pending))
+        self._agree(self.place(len(cached)), end, cached, pending)
+        if rows or tree.tokens:
+            self._cut_back(min(end - 1, end + len(tree) - rows))
+            own = self._catch_up(self._after(len(self.tokens), cached, pending), segment)
+        else:
+            own = self._after(len(self.tokens), cached, pending)[: max(1, len(pending))]
+        self.fed = own
+        if not own:
+            return None
+        return segment._replace(sequence=self.name, pending=own, logits_from=len(own) + len(tree) - rows, base=0)
+
+    def keep(self, path: Sequence[int], tree: Tree) -> None:
+        """Cache the rows that it was fed last, and the nodes of ``path``."""
+        if self.fed:
+            self.tokens += [*self.fed, *(tree.tokens[node] for node in path)]
+            del self.tokens[self.runner.keep(self.name, path) :]
+        self.fed = ()
+
+    def truncate(self, length: int) -> None:
+        """Forget what is cached from ``length`` on."""
+        del self.tokens[self.runner.truncate(self.name, length) :]
+        self.fed = ()
+
+    def fork(self, copy: int) -> Part:
+        """Begin ``copy`` with what is cached."""
+        self.runner.fork(self.name, copy)
+        forked = replace(self, name=copy, tokens=list(self.tokens), fed=())
+        forked.truncate(len(self.tokens))  # says how many tokens the copy has: while a forward is under way, fewer
+        return forked
+
+    def align(self, cached: Sequence[int], segment: Segment) -> None:
+        """Cache exactly the tokens that the composite has cached, so that the same rows run."""
+        self._cut_back(len(cached))
+        if len(self.tokens) < len(cached):
+            self._run(tuple(cached[len(self.tokens) :]), segment)
+
+    def _after(self, start: int, cached: Sequence[int], pending: Sequence[int]) -> tuple[int, ...]:
+        """The text from ``start`` on."""
+        first = self.cut + max(0, start - len(self.head))
+        return (*self.head[start:], *cached[first:], *pending[max(0, first - len(cached)) :])
+
+    def _agree(self, known: int, end: int, cached: Sequence[int], pending: Sequence[int]) -> None:
+        """Forget tokens after the ``known`` ones that are not those of the text, which has ``end``."""
+        own, text = self.tokens[known:end], self._after(known, cached, pending)
+        wrong = next((place for place, (a, b) in enumerate(zip(own, text, strict=False)) if a != b), None)
+        if wrong is not None:
+            self._cut_back(known + wrong)
+
+    def _cut_back(self, length: int) -> None:
+        """Truncate where more is cached, and take the room again that this gives up."""
+        if len(self.tokens) > length:
+            self.truncate(length)
+            self._take_room()
+
+    def _take_room(self) -> None:
+        if not self.runner.reserve(self.name, self.reserved):
+            raise OutOfRoom(f"{self.runner.spec.name} has no room for {self.reserved} tokens: allow more memory")
+
+    def _catch_up(self, own: tuple[int, ...], segment: Segment) -> tuple[int, ...]:
+        """Read what it lacks but for the last chunk, which is returned."""
+        while len(own) > _CHUNK:
+            before = len(self.tokens)
+            self._run(own[:_CHUNK], segment)
+            own = own[len(self.tokens) - before :]
+        return own
+
+    def _run(self, tokens: tuple[int, ...], segment: Segment) -> None:
+        """Cache tokens of its text; their logits are not wanted."""
+        self.runner.forward([Segment(self.name, tokens, logits_from=len(tokens), adapter=segment.adapter)])
+        self.tokens += tokens
+        del self.tokens[self.runner.keep(self.name, ()) :]
