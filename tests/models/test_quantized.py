@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from parlay import models
 from parlay.models.config import DecoderConfig, Experts, LayerForm, UnsupportedModel
 from parlay.models.loading import load_weights, read_config
-from parlay.models.lora_layout import EXPERT_PRODUCTS, PRODUCTS
+from parlay.models.lora_layout import EXPERT_PRODUCTS, PRODUCTS, WEIGHTS
 from parlay.models.native import NativeRunner
 from parlay.models.quantized.affine import Affine
 from parlay.models.quantized.layouts import Grouping, compressed_tensors
@@ -139,10 +139,8 @@ _MIXTURE = replace(
 IDS = (5, 6, 7, 8, 9, 10)
 
 
-def _runner(config: DecoderConfig, weights: Mapping[str, Weight]) -> NativeRunner:
-    return NativeRunner(
-        config, weights, dtype=torch.float32, device=torch.device("cpu"), max_tokens_cached=512, name="toy"
-    )
+def _runner(config: DecoderConfig, weights: Mapping[str, Weight], dtype: torch.dtype = torch.float32) -> NativeRunner:
+    return NativeRunner(config, weights, dtype=dtype, device=torch.device("cpu"), max_tokens_cached=512, name="toy")
 
 
 def _logits(runner: NativeRunner, *parts: Sequence[int], adapter: Adapter | None = None) -> torch.Tensor:
@@ -185,6 +183,29 @@ def test_adapters_fit_matrices_whose_inputs_are_in_another_order(config: Decoder
         logits.append(_logits(runner, IDS, adapter=runner.read_adapter(folder, "one")))
     found, expected = logits
     assert (found - expected).square().mean() < 1e-3 * expected.square().mean()
+
+
+@pytest.mark.parametrize("config", [files.TOY, _MIXTURE], ids=["dense", "experts"])
+@pytest.mark.parametrize("rank", [5, 20, 40])
+def test_adapters_beside_blocks_have_eight_bits_and_rows_of_their_own(
+    config: DecoderConfig, rank: int, tmp_path: Path
+) -> None:
+    """In bfloat16: what they add is near that of the numbers, for matrices of tiny numbers too, whatever is beside.
+
+    A row may choose another expert where two are nearly equal, so the median of rows is compared.
+    """
+    folder = save_adapter(tmp_path, config, products=EXPERT_PRODUCTS + PRODUCTS[:4], rank=rank, alpha=2 * rank)
+    tensors = load_file(folder / WEIGHTS)
+    tensors = {name: tensor * (1e-4 if "lora_B" in name else 1e4) for name, tensor in tensors.items()}
+    save_file(tensors, folder / WEIGHTS)
+    blocks, numbers = _by_group(config)
+    found, exact = _runner(config, blocks, torch.bfloat16), _runner(config, numbers)
+    adapter, plain = found.read_adapter(folder, "one"), exact.read_adapter(folder, "one")
+    changed, expected = _logits(found, IDS, adapter=adapter), _logits(exact, IDS, adapter=plain)
+    assert ((changed - expected).square().mean(1) / expected.square().mean(1)).median() < 3e-3
+    assert (expected - _logits(exact, IDS)).square().mean() > 0.1 * expected.square().mean()
+    assert changed.equal(_logits(found, *((token,) for token in IDS), adapter=adapter))
+    assert changed.equal(_logits(found, IDS[:3], IDS[3:5], IDS[5:], adapter=adapter))
 
 
 @pytest.mark.parametrize("codes", [(0, 255), (3, 40)])

@@ -82,7 +82,7 @@ def _knows(compiler: str, flags: tuple[str, ...]) -> bool:
 
 def _objects(compiler: str, folder: Path, name: str, flags: tuple[str, ...]) -> list[list[str]]:
     """Compile what one instruction set needs; products of blocks round where their source says so, and nowhere else."""
-    shared = {"BLOCK_FORMATS": "formats", "QUANTISE": "quantise", "SCORE": "score"}
+    shared = {"BLOCK_FORMATS": "formats", "QUANTISE": "quantise", "SCORE": "score", "LOWER": "lower", "RAISE": "raise"}
     names = (*(f"-D{macro}=parlay_{name}_{suffix}" for macro, suffix in shared.items()), *flags)
     core = (f"-DCORE=parlay_{name}", f"-DLABEL={name}", *names)
     return [

@@ -107,7 +107,7 @@ class Joining(Structure):
 
 
 class LowRank(Structure):
-    _fields_ = [("rank", c_int64), ("down", c_void_p), ("up", c_void_p)]
+    _fields_ = [("rank", c_int64), ("codes", c_int64), ("down", c_void_p), ("up", c_void_p)]
 
 
 LAYER_PRODUCTS, EXPERT_PRODUCTS = 7, 3  # of a layer as `LayerStruct` has them, and of an expert
@@ -128,7 +128,7 @@ class Batch(Structure):
         ("joining", POINTER(Joining)),
         ("adapters", c_void_p),
         ("lowered", c_void_p),
-        *((name, c_int64) for name in ("most_rank", "brains", "all_rows", "own")),
+        *((name, c_int64) for name in ("most_rank", "brains", "codes", "all_rows", "own")),
     ]
 
 

@@ -5,6 +5,7 @@
 #include "linear.h"
 
 #define LOWERED_TOGETHER 4 /* rows of one adapter that share what is loaded of it */
+#define MOST_RANK 512
 #define CHAINS 4           /* sums of a row that run side by side, each over every fourth word */
 
 /* `count` rows from `x` on, to out [rows][apart]. What is left of the words joins the first chain, then all are added. */
@@ -30,7 +31,7 @@ INLINE void lower_some(const int count, const int bf16, const LowRank *own, cons
     }
 }
 
-#define LOWER(COUNT)                                                                                                 \
+#define EACH_COUNT(COUNT)                                                                                            \
     case COUNT:                                                                                                      \
         if (brains) lower_some(COUNT, 1, own, x, stride, words, out, apart);                                         \
         else lower_some(COUNT, 0, own, x, stride, words, out, apart);                                                \
@@ -39,7 +40,22 @@ INLINE void lower_some(const int count, const int bf16, const LowRank *own, cons
 static void lower(int64_t count, int brains, const LowRank *own, const uint32_t *x, int64_t stride, int64_t words, float *out,
                   int64_t apart)
 {
-    switch (count) { LOWER(1) LOWER(2) LOWER(3) LOWER(4) }
+    switch (count) { EACH_COUNT(1) EACH_COUNT(2) EACH_COUNT(3) EACH_COUNT(4) }
+}
+
+/* The same for matrices in eight bits, of rows in blocks. What they make is in blocks, too. */
+static void lower_codes(int64_t count, const LowRank *own, const InputBlock *x, int64_t stride, int64_t in, float *out,
+                        int64_t apart)
+{
+    float lowered[LOWERED_TOGETHER][MOST_RANK];
+    const int64_t blocks = (in + BLOCK - 1) / BLOCK;
+    const char *strip = own->down;
+    for (int64_t first = 0; first < own->rank; first += LANES, strip += blocks * KEY_BYTES) {
+        vf sums[LOWERED_TOGETHER][BLOCKS];
+        LOWER(strip, x, stride, blocks, count, sums);
+        for (int64_t i = 0; i < count; i++) store(lowered[i] + first, sums[i][0]);
+    }
+    for (int64_t i = 0; i < count; i++) QUANTISE(lowered[i], own->rank, (InputBlock *)(out + i * apart), 1);
 }
 
 /* Rows from..to of a product's inputs, whose number is even. Which rows are together changes no bit. */
@@ -50,9 +66,13 @@ static void lower_rows(const Product *product, float *lowered, int64_t from, int
     for (int64_t row = from, count; row < to; row += count) {
         const LowRank *own = product->adapters[row];
         for (count = 1; count < LOWERED_TOGETHER && row + count < to && product->adapters[row + count] == own;) count++;
-        for (int i = 0; own && i < 3 && product->linear[i]; i++)
-            lower(count, product->brains, own + product->first + i, x + row * stride, stride, product->linear[i]->in / pair,
-                  lowered + (row * 3 + i) * product->most_rank, 3 * product->most_rank);
+        for (int i = 0; own && i < 3 && product->linear[i]; i++) {
+            const LowRank *one = own + product->first + i;
+            const int64_t in = product->linear[i]->in, apart = 3 * product->most_rank;
+            float *out = lowered + (row * 3 + i) * product->most_rank;
+            if (one->codes) lower_codes(count, one, product->x.blocks + row, product->x.rows, in, out, apart);
+            else lower(count, product->brains, one, x + row * stride, stride, in / pair, out, apart);
+        }
     }
 }
 

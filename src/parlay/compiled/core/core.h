@@ -144,7 +144,7 @@ typedef struct {
 
 /* What an adapter adds to a product of a layer: up(down(x)) (Hu et al. 2021). Rank 0: nothing. */
 typedef struct {
-    int64_t rank;
+    int64_t rank, codes; /* 1: in eight bits, for inputs in blocks: strips as of Q8_0, and what RAISE reads (formats.h) */
     const void *down; /* [rank / LANES, rounded up][words of in][LANES]: words of 32 bits as of inputs, see lanes.h */
     const void *up;   /* [panels of outputs][words of rank][panel] */
 } LowRank;
@@ -166,7 +166,8 @@ typedef struct {
     const Joining *joining;            /* per such row */
     const LowRank *const *adapters; /* [rows] or null: each row's, or null: [layers][LAYER_PRODUCTS], then its experts' */
     float *lowered;                 /* [rows, times experts of a row][3][most_rank]: room for what their first halves make */
-    int64_t most_rank, brains;      /* in whole vectors; 1: adapters are in bfloat16, two neighbours to a word */
+    int64_t most_rank, brains, codes; /* in whole vectors and RANKS; 1: numbers of adapters are in bfloat16, two neighbours to
+                                       * a word; 1: all are in eight bits */
     int64_t all_rows, own; /* 0: all rows run here. Else segments say where the rows of all ranks that share texts lie, and
                             * each runs as many, in turn, `rows` of them here; `own` is the first of these */
 } Batch;

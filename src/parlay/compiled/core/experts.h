@@ -197,7 +197,7 @@ typedef struct {
     float *given;
     const LowRank *const *adapters; /* of the gathered rows, or null */
     float *lowered;
-    int64_t most_rank, brains;
+    int64_t most_rank, brains, forms;
     int64_t hidden, leads_out, active;
     int64_t each, pieces; /* panels of a piece, and pieces of an expert */
     int32_t expert[MOST_EXPERTS], first[MOST_EXPERTS + 1];
@@ -235,7 +235,7 @@ static Product product_of(const ExpertsTask *task, int64_t active, Inputs *gated
                         .x = inputs_from(&task->x, first),
                         .ending = GATE,
                         .gated = gated,
-                        .wanted = format_of(&own->down)->input | (!task->adapters ? 0 : task->brains ? BRAINS : FLOATS),
+                        .wanted = format_of(&own->down)->input | (int)task->forms,
                         .activation = task->layer->activation};
     return with_adapters_of(task, task->leads_out ? leads_out : leads_in, expert, first);
 }
@@ -303,7 +303,8 @@ static int run_products_of_experts(const Pass *pass, int64_t leads_out)
     const Routed *routed = &pass->space->routed;
     ExpertsTask task = {.layer = layer, .x = routed->gathered, .gated = routed->gated, .given = routed->given,
                         .adapters = pass->batch->adapters ? routed->adapters : 0, .lowered = pass->batch->lowered,
-                        .most_rank = pass->batch->most_rank, .brains = pass->batch->brains, .hidden = pass->model->hidden, .leads_out = leads_out};
+                        .most_rank = pass->batch->most_rank, .brains = pass->batch->brains,
+                        .forms = forms_of_adapters(pass->batch), .hidden = pass->model->hidden, .leads_out = leads_out};
     memcpy(task.first, routed->first, (size_t)(experts_of(layer) + 1) * sizeof *task.first);
     for (int64_t e = 0; e < experts_of(layer); e++)
         if (task.first[e + 1] > task.first[e]) task.expert[task.active++] = (int32_t)e;

@@ -68,6 +68,38 @@ void SCORE(const char *keys, int64_t apart, const InputBlock *x, int64_t stride,
     EACH_ROWS(form)
 }
 
+void LOWER(const char *strip, const InputBlock *x, int64_t stride, int64_t blocks, int64_t rows, vf (*sums)[BLOCKS])
+{
+    const Form form = {8, 128, 0, HALF};
+    if (rows == 1) multiply_strips(form, 1, 1, strip, 0, x, stride, blocks, sums);
+    else if (rows == 2) multiply_strips(form, 1, 2, strip, 0, x, stride, blocks, sums);
+    else multiply_strips(form, 1, 4, strip, 0, x, stride, blocks, sums);
+}
+
+/* Half of a block of lowered numbers, from group `from` on, times one strip. */
+INLINE vf raise_half(const Form form, const char *at, const InputBlock *lowered, const int from)
+{
+    Codes codes;
+    vf dots[ROWS_AT_ONCE][BLOCKS];
+    UNROLL for (int g = 0; g < GROUPS / 2; g++) codes.of[from + g] = load_bits(at + g * LANES * 4);
+    dot_codes(form, 1, 1, &codes, lowered, from, from + GROUPS / 2, dots);
+    return dots[0][0];
+}
+
+void RAISE(const char *up, const InputBlock *lowered, int64_t count, vf outputs[BLOCKS])
+{
+    const Form form = {8, 128, 0, HALF};
+    for (int64_t half = 0; half < count; half++, up += RAISE_BYTES) {
+        const InputBlock *x = lowered + half / 2;
+        for (int64_t b = 0; b < RAISE_BYTES; b += 64) __builtin_prefetch(up + count * RAISE_BYTES + b); /* of the next panel */
+        UNROLL for (int s = 0; s < BLOCKS; s++) {
+            const char *at = up + s * RANKS * LANES;
+            vf sum = half % 2 ? raise_half(form, at, x, GROUPS / 2) : raise_half(form, at, x, 0);
+            outputs[s] = multiply_add(sum * load(up + RANKS * PANEL + s * LANES * 4), splat(x->scale), outputs[s]);
+        }
+    }
+}
+
 const Format *const BLOCK_FORMATS[MOST_FORMATS] = {
     [Q4_0] = &q4_0, [Q4_1] = &q4_1, [Q5_0] = &q5_0, [Q5_1] = &q5_1,     [Q8_0] = &q8_0,     [Q4_K] = &q4_k,
     [Q5_K] = &q5_k, [Q6_K] = &q6_k, [I8] = &i8,     [IQ4_NL] = &iq4_nl, [IQ4_XS] = &iq4_xs, [MXFP4] = &mxfp4,

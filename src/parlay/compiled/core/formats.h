@@ -43,5 +43,12 @@ extern const Format *const BLOCK_FORMATS[MOST_FORMATS] __attribute__((visibility
 void SCORE(const char *keys, int64_t apart, const InputBlock *x, int64_t stride, int64_t blocks, int64_t rows,
            vf (*sums)[BLOCKS]) __attribute__((visibility("hidden")));
 void QUANTISE(const float *x, int64_t count, InputBlock *blocks, int64_t stride) __attribute__((visibility("hidden")));
+/* Up to four rows x [blocks][stride] times one strip as of Q8_0 weights; more are written, as by MultiplyBlocks. */
+void LOWER(const char *strip, const InputBlock *x, int64_t stride, int64_t blocks, int64_t rows, vf (*sums)[BLOCKS])
+    __attribute__((visibility("hidden")));
+#define RANKS 16                       /* that share a scale in each output */
+#define RAISE_BYTES (PANEL * (RANKS + 4)) /* [strips][RANKS / 4][LANES] words of codes, above their values by 128, then scales */
+/* Adds to a panel's outputs what `count` times so many ranks make, whose codes are in `lowered`. */
+void RAISE(const char *up, const InputBlock *lowered, int64_t count, vf outputs[BLOCKS]) __attribute__((visibility("hidden")));
 
 #endif

@@ -144,6 +144,11 @@ INLINE void add_adapter(const Product *to, const Panel *panel, int64_t row, vf o
     while (to->linear[which] != panel->linear) which++;
     own += to->first + which;
     const uint32_t *lowered = (const uint32_t *)(to->lowered + (row * 3 + which) * to->most_rank);
+    if (own->codes) {
+        const int64_t count = (own->rank + RANKS - 1) / RANKS;
+        RAISE((const char *)own->up + panel->index * count * RAISE_BYTES, (const InputBlock *)lowered, count, outputs);
+        return;
+    }
     const int64_t words = to->brains ? (own->rank + 1) / 2 : own->rank;
     const char *up = (const char *)own->up + panel->index * words * PANEL * 4;
     if (to->brains)

@@ -96,7 +96,10 @@ static int run_lower(const Pass *pass, const Product *product, int64_t rows)
 }
 
 /* In which form adapters want the inputs of products, if any row has one. */
-INLINE int forms_of_adapters(const Batch *batch) { return !batch->adapters ? 0 : batch->brains ? BRAINS : FLOATS; }
+INLINE int forms_of_adapters(const Batch *batch)
+{
+    return !batch->adapters || batch->codes ? 0 : batch->brains ? BRAINS : FLOATS;
+}
 
 /* A layer's product with what the rows' adapters add to it; its first matrix is number `first` of LAYER_PRODUCTS. */
 static Product with_adapters(const Pass *pass, Product product, int64_t layer, int64_t first)

@@ -6,31 +6,54 @@ import ctypes
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from parlay.cache.pages import zeros
 from parlay.compiled import structs
 from parlay.models.config import DecoderConfig
 from parlay.models.lora import LowRankAdapter, in_order
-from parlay.models.lora_layout import Place, place_of
+from parlay.models.lora_layout import LowRank, Place, place_of
+from parlay.models.weights.formats import Format
+from parlay.models.weights.quantize import fits_blocks, in_q8_0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Packed:
     """``table`` has all products of layers, then of experts, and points into ``memory``.
 
-    ``rank`` is the most of all, in whole vectors.
+    ``rank`` is the most of all, in whole vectors. ``codes``: all are in eight bits.
     """
 
     table: ctypes.Array[structs.LowRank]
-    memory: list[Tensor]
+    memory: Tensor
     rank: int
+    codes: bool
 
 
+class _Pair(NamedTuple):
+    """The matrices of one product, what leads in and what leads out, as they are read; ``coded``: in eight bits."""
+
+    place: Place
+    rank: int
+    coded: bool
+    halves: tuple[Tensor, Tensor]
+
+
+_LINE = 64
+"""Bytes of a cache line."""
 _OUT = "down_proj"
+_LAYER = ("query", "key", "value", "out", "gate", "up", "down")
+"""Fields of a layer's products, and from the fifth on of an expert's."""
+_PLAIN = (Format.F32.number, Format.F16.number, Format.BF16.number)
+_RANKS = 16
+"""Ranks that share a scale in what leads out, in eight bits."""
+_LARGEST, _ROOM = 127, 10
+"""The largest code, and the power of two to which what leads in is scaled: half precision holds its steps well."""
 _ADDED = ("self_attn.o_proj", _OUT)
 """Ends of the names of products whose outputs are added to the hidden state."""
 
@@ -42,6 +65,12 @@ def firsts_of_experts(config: DecoderConfig) -> list[int]:
     return list(accumulate(counts))
 
 
+def _read(place: Place) -> tuple[int, int, int]:
+    """Which product of a forward reads it: layer, expert, and the first of its matrices."""
+    group = place.number // 2 if place.expert is not None else (0, 0, 0, 1, 2, 2, 3)[place.number]
+    return place.layer, -1 if place.expert is None else place.expert, group
+
+
 def _leading_out(name: str) -> str:
     """The name of the matrix that leads out of the feed-forward of which a matrix is part."""
     return f"{name.removesuffix('.weight').rpartition('.')[0]}.{_OUT}.weight"
@@ -51,10 +80,15 @@ class PackedAdapters:
     """Packs adapters for ``core`` in ``dtype``, float32 or bfloat16. An adapter that nobody has any more is dropped."""
 
     def __init__(
-        self, core: structs.Core, config: DecoderConfig, dtype: torch.dtype, orders: Mapping[str, Tensor]
+        self,
+        core: structs.Core,
+        config: DecoderConfig,
+        dtype: torch.dtype,
+        model: structs.ModelStruct,
+        orders: Mapping[str, Tensor],
     ) -> None:
-        """``orders`` are those of the inputs of matrices that have one of their own."""
-        self._orders = orders
+        """``orders`` are those of the inputs of matrices of ``model`` that have one of their own."""
+        self._core, self._model, self._orders = core, model, orders
         self._firsts = firsts_of_experts(config)
         runs = [form.experts.chosen + (form.experts.shared > 0) for form in config.forms if form.experts]
         self._runs = max(runs, default=1)
@@ -79,29 +113,56 @@ class PackedAdapters:
         table = (ctypes.c_void_p * len(rows))(*(addresses[row] if row is not None else None for row in rows))
         batch.adapters = ctypes.addressof(table)
         batch.most_rank, batch.brains = max(each.rank for each in packed.values()), int(self._each > 1)
+        batch.codes = int(all(each.codes for each in packed.values()))
         pointed += [table, packed]
         return len(rows) * self._runs * 3 * int(batch.most_rank) * 4
 
     def _packed(self, adapter: LowRankAdapter) -> _Packed:
-        memory: list[Tensor] = []
-        table = (structs.LowRank * self._firsts[-1])()
-        for name, pair in adapter.matrices.items():
+        """Lay the matrices one behind the other, as a forward reads them: what is fetched ahead is what comes next."""
+        table, pairs = (structs.LowRank * self._firsts[-1])(), list[_Pair]()
+        for name, matrices in adapter.matrices.items():
             place = place_of(name, self._config)
             assert place is not None, "it was read for rows"
-            layer, product = place.layer, place.product
-            form, order = self._config.forms[layer], self._orders.get(_leading_out(name))
-            down_RI, up_OR = pair.down_RI, in_order(pair.up_OR, product, form.rope, self._config.heads_of(form).size)
-            if order is not None and product.endswith(_OUT):
-                down_RI = down_RI[:, order]
-            elif order is not None:
-                up_OR = up_OR[order]
-            if product.endswith(_ADDED):
-                up_OR = up_OR * form.residual_scale
-            down, up = self._down(down_RI), self._up(up_OR)
-            memory += [down, up]
-            table[self._number(place)] = structs.LowRank(len(pair.down_RI), down.data_ptr(), up.data_ptr())
-        most = max((len(pair.down_RI) for pair in adapter.matrices.values()), default=1)
-        return _Packed(table, memory, most + -most % (self._panel // 2))
+            pairs.append(self._pair(name, place, matrices))
+        ordered = sorted(
+            (*_read(pair.place), half, pair.place.number, number)
+            for number, pair in enumerate(pairs)
+            for half in (0, 1)
+        )
+        sizes = [_LINE * -(-pairs[number].halves[half].nbytes // _LINE) for *_, half, _, number in ordered]
+        memory, begin = zeros((sum(sizes),), torch.uint8, torch.device("cpu")), 0
+        for (*_, half, _, number), size in zip(ordered, sizes, strict=True):
+            part, pair = pairs[number].halves[half].flatten().view(torch.uint8), pairs[number]
+            memory[begin : begin + len(part)] = part
+            at = table[self._number(pair.place)]
+            at.rank, at.codes = pair.rank, int(pair.coded)
+            setattr(at, ("down", "up")[half], memory.data_ptr() + begin)
+            begin += size
+        most = max((pair.rank for pair in pairs), default=1)
+        return _Packed(table, memory, most + -most % _RANKS, all(pair.coded for pair in pairs))
+
+    def _pair(self, name: str, place: Place, matrices: LowRank) -> _Pair:
+        form, order = self._config.forms[place.layer], self._orders.get(_leading_out(name))
+        head_dim = self._config.heads_of(form).size
+        down_RI, up_OR = matrices.down_RI, in_order(matrices.up_OR, place.product, form.rope, head_dim)
+        if order is not None and place.product.endswith(_OUT):
+            down_RI = down_RI[:, order]
+        elif order is not None:
+            up_OR = up_OR[order]
+        if place.product.endswith(_ADDED):
+            up_OR = up_OR * form.residual_scale
+        linear = self._linear(place)
+        coded = self._each > 1 and linear.kind not in _PLAIN and fits_blocks(down_RI)
+        if coded and linear.order:
+            down_RI = down_RI[:, self._orders[name]]
+        halves = self._in_codes(down_RI, up_OR) if coded else (self._down(down_RI), self._up(up_OR))
+        return _Pair(place, len(down_RI), coded, halves)
+
+    def _linear(self, place: Place) -> structs.Linear:
+        """The matrix that an adapter adds to, as it is packed."""
+        layer = self._model.layer[place.layer]
+        owner, names = (layer, _LAYER) if place.expert is None else (layer.expert[place.expert], _LAYER[4:])
+        return getattr(owner, names[place.number])  # type: ignore[no-any-return]
 
     def _number(self, place: Place) -> int:
         """Where a product is in the tables of adapters."""
@@ -120,3 +181,23 @@ class PackedAdapters:
         outputs, rank = up_OR.shape
         padded = F.pad(up_OR.to(self._dtype), (0, -rank % self._each, 0, -outputs % self._panel))
         return padded.view(-1, self._panel, -(-rank // self._each), self._each).transpose(1, 2).contiguous()
+
+    def _in_codes(self, down_RI: Tensor, up_OR: Tensor) -> tuple[Tensor, Tensor]:
+        """Both in eight bits: strips as of Q8_0, ``[ranks / LANES, bytes]``, and panels of 16 ranks with their scales.
+
+        Codes of panels are ``[O / panel, ranks / 16, strips, 4, LANES, 4]``, and behind each 16 ranks' are scales.
+        """
+        power = _ROOM - int(torch.frexp(down_RI.abs().max()).exponent)
+        down_RI, up_OR = torch.ldexp(down_RI, torch.tensor(power)), torch.ldexp(up_OR, torch.tensor(-power))
+        rank, inputs = down_RI.shape
+        rows, lanes = in_q8_0(down_RI).data.contiguous(), self._panel // 2
+        bytes_of_panel = int(self._core.panel_bytes(Format.Q8_0.number, inputs))
+        strips = torch.empty(-(-rank // self._panel) * bytes_of_panel, dtype=torch.uint8)
+        self._core.pack(Format.Q8_0.number, rows.data_ptr(), rank, inputs, strips.data_ptr())
+        padded = F.pad(up_OR, (0, -rank % _RANKS, 0, -len(up_OR) % self._panel))
+        groups = padded.view(-1, 2, lanes, padded.shape[1] // _RANKS, _RANKS)
+        steps = groups.abs().amax(-1, keepdim=True) / _LARGEST
+        codes = (groups / torch.where(steps > 0, steps, 1)).round().to(torch.int16) + 128
+        words = codes.to(torch.uint8).view(*codes.shape[:-1], 4, 4).permute(0, 3, 1, 4, 2, 5).flatten(2)
+        scales = steps.squeeze(-1).permute(0, 3, 1, 2).contiguous().view(torch.uint8).flatten(2)
+        return strips[: -(-rank // lanes) * bytes_of_panel // 2].clone(), torch.cat((words, scales), -1).contiguous()

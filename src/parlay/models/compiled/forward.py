@@ -139,7 +139,7 @@ class CompiledForward(Forward):
         self._take_part(part)
         self._space, self._growing = Workspace(self._core), Workspace(self._core)
         self._lowered = Workspace(self._core)
-        self._adapters = PackedAdapters(self._core, config, dtype, orders_of_columns(weights))
+        self._adapters = PackedAdapters(self._core, config, dtype, self._model, orders_of_columns(weights))
         self._short: dict[int, ShortHead] = {}
         self._start = 0  # of the space
         self._roomy: set[tuple[int, ...]] = set()
