@@ -70,6 +70,15 @@ def test_a_folder_without_an_adapter_and_a_models_name_are_refused(client: TestC
     assert client.post("/v1/completions", json=PROMPT).status_code == 200
 
 
+def test_messages_name_folders_as_clients_do(client: TestClient, folder: Path) -> None:
+    """Where the server keeps them is nobody's business."""
+    (folder / "empty" / "inner").mkdir(parents=True, exist_ok=True)
+    reply = client.post("/v1/load_lora_adapter", json={"lora_name": "x", "lora_path": "empty/inner"})
+    message = reply.json()["error"]["message"]
+    assert (reply.status_code, message.startswith("no adapter_config.json in empty/inner")) == (400, True)
+    assert str(folder) not in message
+
+
 def test_without_a_folder_nothing_can_be_loaded(make_app: Callable[..., FastAPI]) -> None:
     """The addresses are not there unless the operator names a folder."""
     client = TestClient(make_app())

@@ -17,19 +17,21 @@ MOST_ADAPTERS = 256
 
 @dataclass(frozen=True, slots=True)
 class NamedAdapter:
-    """An adapter in a folder, for the model called ``base``."""
+    """An adapter in a folder, for the model called ``base``. Clients may know the folder as ``shown``."""
 
     name: str
     base: str
     folder: Path
     created: int = field(default_factory=lambda: int(time.time()))
+    shown: str = ""
 
     def on(self, served: Served) -> Served:
         """The model with the adapter, loaded if it is not. Raises ApiError for one that can't be. Blocks."""
         try:
             adapter = served.llm.llm.adapters.load(self.name, self.folder)
         except (ParlayError, ValueError) as error:
-            raise ApiError(400, str(error), "lora_path") from None
+            message = str(error).replace(str(self.folder), self.shown or str(self.folder))
+            raise ApiError(400, message, "lora_path") from None
         return replace(served, name=self.name, adapter=adapter)
 
 
