@@ -281,6 +281,27 @@ def test_parts_that_do_not_fit_are_named_in_one_line(
 
 
 @pytest.mark.parametrize(
+    "groups", [torch.full((64,), 0.5), torch.full((64,), torch.nan), torch.full((64,), 2), torch.zeros(63).int()]
+)
+def test_groups_of_inputs_that_are_none_are_named(groups: torch.Tensor, tmp_path: Path) -> None:
+    files.save(tmp_path, {"quantization_config": {**GPTQ, "desc_act": True}}, files.gptq(act_order=True))
+    _change(tmp_path, {f"{_QUERY}.g_idx": groups})
+    with pytest.raises(ParlayError, match=r"q_proj.*(whole numbers from 0 to 1|bits hold)") as failure:
+        load_weights(tmp_path, read_config(tmp_path))
+    assert "\n" not in str(failure.value)
+
+
+def test_groups_of_uneven_numbers_become_numbers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """No block has inputs of two groups; one line says so, and the decoder runs."""
+    files.save(tmp_path, {"quantization_config": {**GPTQ, "desc_act": True}}, files.gptq(act_order=True))
+    _change(tmp_path, {f"{_QUERY}.g_idx": torch.tensor([0] * 20 + [1] * 44).int()})
+    with caplog.at_level(logging.WARNING):
+        weights = load_weights(tmp_path, read_config(tmp_path))
+    assert isinstance(weights[f"{_QUERY}.weight"], torch.Tensor)
+    assert "groups have different numbers of inputs" in caplog.text
+
+
+@pytest.mark.parametrize(
     ("said", "message"),
     [
         ({**AWQ, "version": "gemv"}, "layout 'gemv'"),

@@ -95,6 +95,7 @@ def test_a_chat_model_says_whether_a_document_answers(
     body = {"query": "gorge", "documents": documents, "score_by": "yes-no", "instruction": "Explain"}
     refused = client.post("/v1/rerank", json=body)
     assert (refused.status_code, "one token each" in refused.json()["error"]["message"]) == (400, True)
+    assert refused.json()["error"]["param"] == "score_by"
     monkeypatch.setattr(judging, "ANSWERS", ("is", "not"))
     reply = client.post("/v1/rerank", json=body).json()
     found = {each["index"]: each["relevance_score"] for each in reply["results"]}

@@ -254,7 +254,7 @@ class _Reader(NamedTuple):
             raise ValueError(f"rank {rank!r:.20} of {module} is no whole number")
         if not 0 < rank <= _MOST_RANK:
             raise BadAdapter(
-                f"{self.folder}: rank {rank} of {module} is not supported: at least 1 and at most {_MOST_RANK}"
+                f"{self.folder}: rank {rank!s:.20} of {module} is not supported: at least 1 and at most {_MOST_RANK}"
             )
         alpha = self._of_pattern("alpha_pattern", module, self.said.get("lora_alpha", 8))
         return rank, alpha / (math.sqrt(rank) if self.said.get("use_rslora") else rank)

@@ -138,10 +138,13 @@ def _order(name: str, group_I: Tensor | None, inputs: int, groups: int) -> Tenso
     """The group of each input; None where groups are of neighbouring inputs, in order."""
     if group_I is None or group_I.numel() == 0:
         return None
-    if tuple(group_I.shape) != (inputs,) or group_I.min() < 0 or group_I.max() >= groups:
-        raise BadCheckpoint(f"{name}: the groups of {inputs} inputs must be {inputs} numbers from 0 to {groups - 1}")
+    whole = not group_I.dtype.is_floating_point
+    if tuple(group_I.shape) != (inputs,) or not whole or group_I.min() < 0 or group_I.max() >= groups:
+        raise BadCheckpoint(
+            f"{name}: the groups of {inputs} inputs must be {inputs} whole numbers from 0 to {groups - 1}"
+        )
     in_order = torch.arange(inputs, device=group_I.device) // -(-inputs // groups)
-    return None if group_I.long().equal(in_order) else group_I
+    return None if group_I.long().equal(in_order) else group_I.long()
 
 
 def _part(name: str, parts: Parts, kind: str) -> Tensor:

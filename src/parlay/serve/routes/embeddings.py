@@ -220,7 +220,8 @@ def _told(settings: Settings) -> Iterator[None]:
     except MachineBusy as error:
         raise unavailable(settings.retry_after, str(error)) from None
     except ValueError as error:
-        raise ApiError(400, str(error), "input") from None
+        field = "score_by" if str(error).startswith("score_by") else "input"
+        raise ApiError(400, str(error), field) from None
 
 
 def _charge(ids: Sequence[Sequence[int]], request: Request, settings: Settings) -> None:
