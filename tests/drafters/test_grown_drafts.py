@@ -18,7 +18,7 @@ from parlay.strategies.building import build
 from parlay.strategies.spelling import parse
 from parlay.types import SamplingParams
 from tests.drafters.sight import GREEDY, Sight, propose
-from tests.models.test_bits import random_weights
+from tests.models.test_bits import UNEVEN, random_weights
 
 VOCAB = 97
 CONFIG = DecoderConfig(
@@ -33,11 +33,14 @@ SAMPLINGS = [
 ]
 
 
-def tiny(dtype: torch.dtype = torch.float32) -> NativeRunner:
-    weights = {name: tensor.to(dtype) for name, tensor in random_weights(CONFIG).items()}
+DIFFERING = replace(CONFIG, num_layers=4, layers=UNEVEN, per_layer_size=8)
+
+
+def tiny(dtype: torch.dtype = torch.float32, config: DecoderConfig = CONFIG) -> NativeRunner:
+    weights = {name: tensor.to(dtype) for name, tensor in random_weights(config).items()}
     weights["model.embed_tokens.weight"] *= 0.5
     weights.pop("lm_head.weight", None)
-    runner = NativeRunner(CONFIG, weights, dtype=dtype, device=torch.device("cpu"), max_tokens_cached=4096)
+    runner = NativeRunner(config, weights, dtype=dtype, device=torch.device("cpu"), max_tokens_cached=4096)
     if not runner.grows:
         pytest.skip("no compiled decoder")
     return runner
@@ -48,8 +51,8 @@ def drafter_on(runner: NativeRunner, settings: str) -> DraftModel:
     return cast(DraftModel, build(parse(f"draft-model:{settings}"), resources))
 
 
-def by_the_loop(settings: str) -> DraftModel:
-    drafter = drafter_on(tiny(), settings)
+def by_the_loop(settings: str, config: DecoderConfig = CONFIG) -> DraftModel:
+    drafter = drafter_on(tiny(config=config), settings)
     drafter._writer = cast(GrownDrafts, drafter._writer)._slow
     return drafter
 
@@ -65,6 +68,19 @@ def test_a_chain_has_the_tokens_of_the_loop_over_forwards(params: SamplingParams
         assert [draft.tree for draft in drafts] == [draft.tree for draft in loop.propose(views, [5, 3, 5])]
         for view, draft in zip(views, drafts, strict=True):
             view.tokens += [*draft.tree.tokens[:accepted], 11]
+
+
+def test_a_model_whose_layers_differ_drafts_as_the_loop_over_forwards() -> None:
+    """Its layers see others' keys, and read numbers of each token that is drafted; what stays changes nothing."""
+    one, loop = drafter_on(tiny(config=DIFFERING), "min_p=0,tokens=0"), by_the_loop("min_p=0", DIFFERING)
+    tree, view = "min_p=0,tokens=0,shape=tree", Sight(0, [7, 5, 9])
+    grown = drafter_on(tiny(config=DIFFERING), tree)
+    for accepted in (5, 0, 2):
+        chain = propose(one, view, 6)
+        assert chain.tree == propose(loop, view, 6).tree
+        fresh = drafter_on(tiny(config=DIFFERING), tree)
+        assert propose(grown, view, 6) == propose(fresh, replace(view, tokens=list(view.tokens)), 6)
+        view.tokens += [*chain.tree.tokens[:accepted], 11]
 
 
 def test_scores_are_the_models_probabilities_of_greedy_requests() -> None:
