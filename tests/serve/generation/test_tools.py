@@ -27,12 +27,14 @@ from parlay.serve.protocol.logprobs import Speller
 from parlay.serve.protocol.usage import StreamUsage
 from parlay.text.prompts import TokensPrompt
 
-MARKED, CODER, NAMED, MISTRAL, GRANITE, LLAMA, SEED, GLM45, GEMMA, FUNCTION_GEMMA, OLMO, LFM, PHI, GLM = (
+(
+    MARKED, CODER, NAMED, MISTRAL, GRANITE, LLAMA, TAGGED, SEED, GLM45, GEMMA, FUNCTION_GEMMA, OLMO, LFM, PHI, GLM
+) = (
     next(known for known in FORMATS if known.mark == mark)
     for mark in (
-        "<tool_call>", "<function=", "[ARGS]", "[TOOL_CALLS]", "<|tool_call|>", '"parameters"', "<seed:tool_call>",
-        "<arg_key>", "<|tool_call>", "<start_function_call>", "<function_calls>", "<|tool_call_start|>", "<|/tool|>",
-        "<|observation|>",
+        "<tool_call>", "<function=", "[ARGS]", "[TOOL_CALLS]", "<|tool_call|>", '"parameters"', "<|python_tag|>",
+        "<seed:tool_call>", "<arg_key>", "<|tool_call>", "<start_function_call>", "<function_calls>",
+        "<|tool_call_start|>", "<|/tool|>", "<|observation|>",
     )
 )  # fmt: skip
 NAMES = {"weather", "time"}
@@ -105,6 +107,20 @@ CASES: list[tuple[CallFormat, str, str, list[tuple[str, str]]]] = [
     (PLAIN, CALL[:40], "", [("weather", CALL[33:40])]),
     (PLAIN, "Look: " + CALL, "Look: " + CALL, []),
     (LLAMA, '{"name": "time", "parameters": {"zone": 1}}', "", [("time", '{"zone": 1}')]),
+    (TAGGED, '{"name": "time", "parameters": {"zone": 1}}', "", [("time", '{"zone": 1}')]),
+    (TAGGED, '<|python_tag|>{"name": "time", "parameters": {"zone": 1}}', "", [("time", '{"zone": 1}')]),
+    (
+        TAGGED,
+        '<|python_tag|>{"name": "time", "parameters": {}}; {"name": "weather", "parameters": {"city": "a;b"}}',
+        "",
+        [("time", "{}"), ("weather", '{"city": "a;b"}')],
+    ),
+    (TAGGED, '\n<|python_tag|>weather.call(city="Oslo", days=3)', "", [("weather", '{"city": "Oslo", "days": 3}')]),
+    (TAGGED, "<|python_tag|>time.call()", "", [("time", "{}")]),
+    (TAGGED, '<|python_tag|>other.call(query="x")', 'other.call(query="x")', []),
+    (TAGGED, "<|python_tag|>import math\nmath.sqrt(2)", "import math\nmath.sqrt(2)", []),
+    (TAGGED, "<|pyth is no tag", "<|pyth is no tag", []),
+    (TAGGED, "Hello there.", "Hello there.", []),
     (MARKED, f"<tool_call>\n{CALL}\n</tool_call>", "", [("weather", ARGUMENTS)]),
     (
         MARKED,

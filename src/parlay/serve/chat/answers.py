@@ -9,7 +9,7 @@ from typing import Any
 from parlay.serve.chat.calls import AnswerScanner, Arguments, Begin, CallFormat, Delta, Text, Thought, overlap
 from parlay.serve.chat.harmony import HarmonyReader
 from parlay.serve.chat.json_calls import call_reader
-from parlay.serve.chat.literal_calls import KeyedCallReader, PythonCallReader
+from parlay.serve.chat.literal_calls import KeyedCallReader, PythonCallReader, TaggedCallReader
 from parlay.serve.chat.xml_calls import XmlCallReader
 from parlay.text.reasoning import THINK, Tags, Thoughts
 
@@ -177,4 +177,6 @@ def _scanner(written: CallFormat, shape: AnswerShape) -> AnswerScanner:
         return KeyedCallReader(written, shape.functions, single=shape.single)
     if written.style == "python":
         return PythonCallReader(written, shape.functions, single=shape.single)
+    if written.tag:
+        return TaggedCallReader(written, shape.functions, single=shape.single, certain=shape.certain)
     return call_reader(written, shape.functions, single=shape.single, certain=shape.certain)

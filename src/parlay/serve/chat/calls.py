@@ -22,7 +22,8 @@ class CallFormat:
     the answer's first line, and the arguments in the next; ``xml``, tags; ``keyed``, ``call:name{key:value}`` with
     texts between two ``quote``; ``python``, calls of Python. Calls of style ``object`` are read in the variants too
     that small models write: see `ObjectCallReader`. In ``harmony`` the whole answer is messages in channels, calls or
-    not.
+    not. A ``tag`` may stand before calls that are the whole answer, and calls of Python behind it: see
+    `TaggedCallReader`.
     """
 
     mark: str
@@ -33,6 +34,7 @@ class CallFormat:
     """The key under which the arguments stand."""
     style: Style = "object"
     quote: str = ""
+    tag: str = ""
 
     @property
     def bare(self) -> bool:
@@ -59,6 +61,7 @@ FORMATS = (
     CallFormat("<|/tool|>", "<|tool_call|>", "<|/tool_call|>", style="list"),  # Phi-4-mini
     CallFormat("<|tool_call|>", "<|tool_call|>", "", style="list"),  # Granite 3
     CallFormat("<|observation|>", "", "", style="line"),  # GLM-4
+    CallFormat("<|python_tag|>", "", "", "parameters", tag="<|python_tag|>"),  # Llama 3.1 and later
     CallFormat('"parameters"', "", "", "parameters"),  # Llama 3
 )
 

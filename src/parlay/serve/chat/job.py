@@ -254,7 +254,7 @@ def chat_job(served: Served, chat: ChatRequest, settings: Settings, names: Field
     params = replace(chat.params, structured_outputs=form.form)
     calls = HARMONY if HARMONY.mark in template and form.form is None else form.calls
     tags = tags_of(template)
-    begins = [*([calls.begin] if calls is not None else []), *([tags.end] if tags is not None else [])]
+    begins = [*([calls.begin, calls.tag] if calls is not None else []), *([tags.end] if tags is not None else [])]
     if any(_is_special(served, mark) for mark in begins):
         params = replace(params, skip_special_tokens=False)  # or the mark would not be seen
     job = prepare(served, messages, params, chat.options, settings=settings, names=names, chat=options)

@@ -176,14 +176,14 @@ class ObjectCallReader(JsonCallReader):
 
 
 class ListedCallReader(JsonCallReader):
-    """Reads a list of call objects after the format's mark, or one object alone. Phi-4 writes ``functools`` too."""
+    """Reads call objects after the format's mark, in a list or with semicolons. Phi-4 writes ``functools`` too."""
 
     def __init__(self, written: CallFormat, names: Collection[str], *, single: bool) -> None:
         marks = (written.begin, _PHI) if written.end else (written.begin,)
         super().__init__(marks, names, single=single, end=written.end)
         call = [*NAMED_OBJECT, *_arguments_key(written.arguments)]
         self._first = {mark: _shape(*_letters(mark), _SPACE, r"\[?", _SPACE, *call) for mark in marks}
-        self._next = _shape(",", _SPACE, *call)
+        self._next = _shape("[,;]", _SPACE, *call)
         self._follows = False  # whether the head is of a further call in the list
 
     def _read_head(self) -> Iterator[Delta]:
@@ -212,7 +212,7 @@ class ListedCallReader(JsonCallReader):
     def _between(self) -> Iterator[Delta]:
         """Read on in the list: the next call, or the list's end. Anything else is text again."""
         self._drop_space()
-        if self._buffer.startswith(","):
+        if self._buffer.startswith((",", ";")):
             self._follows, self._state = True, self._read_head
         elif self._buffer:
             self._take(self._buffer.startswith("]"))

@@ -7,9 +7,11 @@ import json
 import re
 from abc import abstractmethod
 from collections.abc import Collection, Iterator
+from dataclasses import replace
 from typing import Any
 
-from parlay.serve.chat.calls import CallFormat, Delta, FieldCallReader, State
+from parlay.serve.chat.calls import AnswerScanner, CallFormat, Delta, FieldCallReader, State
+from parlay.serve.chat.json_calls import ListedCallReader, ObjectCallReader
 from parlay.serve.protocol.json_values import read_value
 
 _DEEPEST, _LONGEST = 64, 1 << 16
@@ -188,6 +190,54 @@ class PythonCallReader(LiteralCallReader):
 
     def _value(self, text: str) -> Any:
         return _of_python(ast.parse(text, mode="eval").body)
+
+
+class MethodCallReader(PythonCallReader):
+    """Reads ``name.call(key=value)``, as Llama 3 calls the functions that it was trained with."""
+
+    head = re.compile(r"[\s;,]*([\w-]{1,64})\.call\(")
+    beginning = re.compile(r"[\s;,]*([\w-]{0,64}|[\w-]{1,64}\.(c(a(l(l)?)?)?)?)")
+
+
+class TaggedCallReader(AnswerScanner):
+    """Reads calls of Llama 3: an object alone; or behind a tag objects, or ``name.call(key=value)``.
+
+    A tag before anything else, such as code for an interpreter, is left out.
+    """
+
+    def __init__(self, written: CallFormat, names: Collection[str], *, single: bool, certain: bool) -> None:
+        super().__init__(names, self._decide, single=single)
+        self._written, self._tagged = written, replace(written, begin=written.tag)
+        self._plain = ObjectCallReader(written, names, single=single, certain=certain)
+        self._reader: AnswerScanner = self._plain
+
+    @property
+    def found(self) -> bool:
+        """Whether any call has begun."""
+        return self._reader.found
+
+    def finish(self) -> list[Delta]:
+        rest = self._take(len(self._buffer))
+        return [*self._reader.feed(rest), *self._reader.finish()]
+
+    def _decide(self) -> Iterator[Delta]:
+        """Choose the reader by what the answer begins with; until that is certain nothing is read."""
+        start, tag = self._buffer.lstrip(), self._written.tag
+        rest = start.removeprefix(tag).lstrip()
+        if tag.startswith(start) or (start.startswith(tag) and MethodCallReader.beginning.fullmatch(rest)):
+            return
+        call = MethodCallReader.head.match(rest)
+        if start.startswith(tag) and rest[0] in "{[":
+            self._buffer, self._reader = start, ListedCallReader(self._tagged, self._names, single=self._single)
+        elif start.startswith(tag) and call is not None and self._callable(call[1]):
+            self._buffer, self._reader = start, MethodCallReader(self._tagged, self._names, single=self._single)
+        elif start.startswith(tag):
+            self._buffer = rest
+        self._state = self._go_on
+        yield from ()
+
+    def _go_on(self) -> Iterator[Delta]:
+        yield from self._reader.feed(self._take(len(self._buffer)))
 
 
 _NAMES = {"true": True, "false": False, "null": None}
