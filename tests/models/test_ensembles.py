@@ -388,6 +388,19 @@ def test_long_negative_prompts_samples_and_preemption_change_no_guided_text(fold
         llm.runner.check()
 
 
+def test_a_form_may_ask_for_tokens_that_contrast_excludes(folders: list[str]) -> None:
+    """Where nothing else is left, they come in the first model's order; but no law moves away from excluded tokens."""
+    prompt = {"prompt_token_ids": PROMPTS[0]}
+    only = SamplingParams(temperature=0, max_tokens=6, allowed_token_ids=[7, 8, 9], ignore_eos=True, logprobs=0)
+    with LLM(folders[0], dtype="float32", ensemble=Ensemble(folders[1:2], "contrast", alpha=1)) as llm:
+        (output,) = llm.generate([prompt], only)[0].outputs
+        assert set(output.token_ids) <= {7, 8, 9}
+        assert output.cumulative_logprob is not None
+        assert math.isfinite(output.cumulative_logprob)
+        with pytest.raises(ValueError, match="guidance_scale can't be honoured by"):
+            llm.generate([prompt], SamplingParams(guidance_scale=2))
+
+
 def test_an_ensemble_can_be_guided(folders: list[str]) -> None:
     params = [SamplingParams(temperature=0, max_tokens=8, guidance_scale=2, negative_prompt=[5, 6, 7], ignore_eos=True)]
     law = by_hand("product", [alone(folder) for folder in folders[:2]])
@@ -405,7 +418,9 @@ def test_what_can_not_guide_is_one_clear_line(guided: LLM) -> None:
 
     refuse("guidance_scale must be between 0 and 100", guidance_scale=-1)
     refuse("guidance_scale must be between 0 and 100", guidance_scale=math.nan)
-    refuse("negative_prompt is empty", guidance_scale=2, negative_prompt=[])
+    refuse("negative_prompt must be a text or a list", guidance_scale=2, negative_prompt=[])
+    refuse("negative_prompt must be a text or a list", guidance_scale=2, negative_prompt=5)
+    refuse("negative_prompt: a prompt is a text, a list", guidance_scale=2, negative_prompt=["a"])
     refuse("negative_prompt must have ids from 0 to 63", guidance_scale=2, negative_prompt=[64])
     refuse("negative_prompt of 254 tokens and the output", guidance_scale=2, negative_prompt=[5] * 254)
 

@@ -280,7 +280,10 @@ class RequestTable:
         if guidance is None:
             return
         if spec.fills_only or spec.encoder is not None or not self._scheduler.guides:
-            raise ValueError(f"guidance_scale needs a model that writes token by token, not {spec.name}: leave it out")
+            raise ValueError(
+                f"guidance_scale can't be honoured by {spec.name}, which fills canvases, has an encoder, or is "
+                "contrasted with another model: leave it out"
+            )
         assert most is not None
         negative = guidance.negative
         if not negative or min(negative) < 0 or max(negative) >= spec.vocab_size:

@@ -49,7 +49,7 @@ from parlay.text.prompts import (
     text_or_ids,
 )
 from parlay.text.reasoning import Thoughts, expected_thoughts, marks
-from parlay.text.tokenize import PromptTooLong, check_unicode
+from parlay.text.tokenize import check_unicode
 from parlay.types import (
     Adapter,
     Constraint,
@@ -291,8 +291,9 @@ class InputProcessor:
             return None
         given = ids[-1:] if params.negative_prompt is None else params.negative_prompt
         try:
-            negative = self._ids(given, cut=False) if isinstance(given, str) else tuple(map(int, given))
-        except PromptTooLong as error:
+            said, _ = text_or_ids(given)
+            negative = self._ids(said, cut=False) if isinstance(said, str) else said
+        except ValueError as error:
             raise ValueError(f"negative_prompt: {error}") from None
         return Guidance(negative, params.guidance_scale)
 

@@ -123,7 +123,8 @@ class LLM:
         limits = Limits(max_sequences=max_num_seqs, max_rows=max_num_batched_tokens, max_context=max_model_len)
         router_file = memory_of(model, self.runner.spec, f"{load.quantize or ''}{ensemble or ''}", router_memory)
         moving, guided = self.runner if isinstance(self.runner, NativeRunner) else None, GuidedRunner(self.runner)
-        self.engine = Engine(guided, cost := cost_of(self.runner, router_file), limits, moving=moving, guiding=guided)
+        cost, guiding = cost_of(self.runner, router_file), guided if ensemble is None or ensemble.guides else None
+        self.engine = Engine(guided, cost, limits, moving=moving, guiding=guiding)
         self._drafts = RunnerCache(partial(open_draft, self.runner.spec, self.tokenizer, load, budget))
         self._resources = resources_of(
             model, self.runner, self._drafts, draft_model=draft_model, tokenizer=self.tokenizer, budget=budget

@@ -57,6 +57,11 @@ class Ensemble:
         if not 0 <= self.beta < math.inf:
             raise UsageError(f"contrast beta {self.beta:g}: must be at least 0")
 
+    @property
+    def guides(self) -> bool:
+        """Whether requests may be guided: not where a bound excludes tokens, from which no law moves away."""
+        return self.rule != "contrast" or self.alpha == 0
+
     def describe(self, first: str) -> str:
         """Write it in a few words, the LLM's own model first."""
         own = f"alpha={self.alpha:g}, beta={self.beta:g}" if self.rule == "contrast" else self._weighted()

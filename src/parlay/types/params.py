@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from functools import wraps
@@ -130,8 +130,9 @@ class SamplingParams:
             raise ValueError("bad_words must be a list of non-empty strings")
         if "" in self.stops:
             raise ValueError("stop holds an empty string, which would stop before the first token")
-        if self.negative_prompt is not None and not len(self.negative_prompt):
-            raise ValueError("negative_prompt is empty: give some text or token ids, or leave it out")
+        negative = self.negative_prompt
+        if negative is not None and (not isinstance(negative, Sized) or not len(negative)):
+            raise ValueError("negative_prompt must be a text or a list of token ids, and not be empty")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ValueError(f"min_tokens {self.min_tokens} is more than max_tokens {self.max_tokens}")
         _ = self.form

@@ -17,6 +17,8 @@ from torch import Tensor
 
 from parlay.options import Ensemble
 
+_FAR = 1000.0
+"""Nats below which a probability is 0 in float64, while logits in float32 still keep their order."""
 CombineRow = Callable[[Sequence[Tensor]], Tensor]
 """From one row ``[V]`` of each model, in float64, to the row of all."""
 
@@ -70,7 +72,8 @@ def certainty(rows: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
 def contrast(rows: Sequence[Tensor], beta: float, alpha: float = 0.0) -> Tensor:
     """The first model's law, moved away from the second's: log p + beta (log p - log q).
 
-    Only tokens stay whose p is at least ``alpha`` times the highest: contrastive decoding (Li et al. 2023,
+    Tokens whose p is less than ``alpha`` times the highest lie far below all others, so that they come only where a
+    mask or a form leaves no other: contrastive decoding (Li et al. 2023,
     arXiv:2210.15097) in the form of O'Brien and Lewis 2023, arXiv:2309.09117. With ``alpha`` 0 it is classifier-free
     guidance of scale 1 + beta (Sanchez et al. 2023, arXiv:2306.17806).
     """
@@ -79,7 +82,8 @@ def contrast(rows: Sequence[Tensor], beta: float, alpha: float = 0.0) -> Tensor:
     moved_V = _moved(first_V, beta * (logprobs_V - log_softmax(second_V)))
     if alpha <= 0:
         return moved_V
-    return moved_V.masked_fill(logprobs_V < logprobs_V.max() + math.log(alpha), -math.inf)
+    bound = logprobs_V.max() + math.log(alpha)
+    return torch.where(logprobs_V < bound, first_V - _FAR, moved_V)
 
 
 def log_softmax(row_V: Tensor) -> Tensor:
