@@ -262,6 +262,7 @@ def test_no_key_that_transformers_knows_for_a_family_goes_unnoticed(name: str, t
         ("gemma4-e", {"num_kv_shared_layers": 6}),
         ("gemma4-e", {"num_kv_shared_layers": 5}),
         ("gemma4-e", {"sliding_window": 0}),
+        ("gemma4-e", {"per_layer_config": {"1": {"head_dim": 1 << 40}}}),
         ("gemma4-e", {"per_layer_config": {"9": {"head_dim": 8}}}),
         ("gemma4-e", {"hidden_size_per_layer_input": -2}),
     ],

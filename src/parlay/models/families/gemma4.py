@@ -29,7 +29,7 @@ _USUAL = {
 _FULL_ROPE = {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0}
 _NEVER = 1e30
 """What the frequencies of pairs that do not turn are divided by, as in GGUF files."""
-_PATTERN = 6
+_PATTERN, _LONGEST_HEAD = 6, 1 << 14
 _OF_LAYERS = ("head_dim", "num_key_value_heads")
 """What ``per_layer_config`` may say of a layer."""
 
@@ -103,7 +103,7 @@ def _gemma4(raw: Json, config: DecoderConfig, usual: LayerForm) -> DecoderConfig
             f"{config.architecture}: vocab_size_per_layer_input {vocabulary} beside a vocab_size of {config.vocab_size}"
         )
     slides = all_but_every(_PATTERN, layers)
-    windows = windows_by_type(raw, config, int(raw["sliding_window"]), slides)
+    windows = windows_by_type(raw, config, min(int(raw["sliding_window"]), config.max_context), slides)
     if len(windows) != layers or any(window is not None and window < 1 for window in windows):
         raise ValueError(f"layer_types and sliding_window {raw['sliding_window']} describe no {layers} layers")
     windows[-1] = None  # whatever its type
@@ -136,7 +136,7 @@ def _form(raw: Json, config: DecoderConfig, layer: int, form: LayerForm) -> Laye
     """The form of a layer whose window and source of keys are known."""
     full, alone = raw["full_rope"], form.keys_of is None
     kv_heads, head_dim = _heads_of(raw, layer, form.window is not None)
-    if head_dim % 2 or kv_heads < 1 or config.num_heads % kv_heads:
+    if not 0 < head_dim <= _LONGEST_HEAD or head_dim % 2 or kv_heads < 1 or config.num_heads % kv_heads:
         raise ValueError(f"layer {layer} has {config.num_heads} heads over {kv_heads} of {head_dim} numbers")
     rope = config.rope if form.window else full if isinstance(full, RopeConfig) else _proportional(full, head_dim)
     return replace(
