@@ -158,6 +158,7 @@ def test_a_file_that_lies_is_told_from_a_sound_one(toy: Path, file: Path) -> Non
         (flipped(whole, 8), "it has format 0"),
         (whole[:16] + b"\xff" * 8 + whole[24:], "it was cut short"),
         (whole[:10], "it is damaged"),
+        (b"", "it is damaged"),
     ]
     for content, why in cases:
         file.write_bytes(content)
@@ -203,8 +204,10 @@ def test_a_file_that_is_something_else_stays_as_it_is(toy: Path, file: Path, cap
         answer(llm, PROMPT)
         with pytest.raises(ParlayError, match="something else"):
             llm.prefix_cache.save()  # type: ignore[union-attr]
+        assert file.read_text() == "once upon a time"
+        file.unlink()
+        assert llm.prefix_cache.save().tokens > 0, "what stands there now counts"  # type: ignore[union-attr]
     assert "holds no prefixes" in caplog.text
-    assert file.read_text() == "once upon a time"
 
 
 def test_a_crash_while_it_is_written_leaves_the_old_file(

@@ -14,6 +14,7 @@ from gguf import GGMLQuantizationType as Kind
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from parlay import LLM, SamplingParams
 from parlay.models.families.reading import read_config
 from parlay.models.families.table import FAMILIES
 from parlay.models.fetch.resolving import resolve
@@ -150,6 +151,18 @@ def test_the_built_in_tokenizer_loads_and_an_absent_one_is_one_line(llama: Path)
     with pytest.raises(ParlayError, match="can't load a tokenizer") as caught:
         load_tokenizer(llama)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2"])
+def test_a_folder_without_a_tokenizer_takes_token_ids_and_no_text(name: str, tmp_path: Path) -> None:
+    """transformers makes up an empty tokenizer for some families, and none for others."""
+    save_random(name, tmp_path)
+    with LLM(str(tmp_path), dtype="float32") as llm:
+        assert (
+            len(llm.generate([[5, 9, 11]], SamplingParams(max_tokens=4, ignore_eos=True))[0].outputs[0].token_ids) == 4
+        )
+        with pytest.raises((ParlayError, ValueError), match="tokenizer"):
+            llm.generate(["The cat"], SamplingParams(max_tokens=4))
 
 
 def test_weights_are_mapped_rather_than_copied(llama: Path) -> None:

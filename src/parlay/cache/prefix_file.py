@@ -16,6 +16,7 @@ import struct
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
@@ -43,8 +44,12 @@ class BadPrefixFile(ParlayError):
     """Why the prefixes of a file can't be used."""
 
 
-class ForeignFile(BadPrefixFile):
-    """A file that is something else, and that nobody may overwrite."""
+def check_own(path: Path) -> None:
+    """Raises BadPrefixFile for a file that is something else, and that nobody may overwrite."""
+    if path.exists():
+        with path.open("rb") as file:
+            if not _MAGIC.startswith(file.read(len(_MAGIC))):
+                raise BadPrefixFile(f"{path} holds something else than prefixes: name another file")
 
 
 class SavedPrefixes(NamedTuple):
@@ -175,10 +180,8 @@ def _table(file: BinaryIO, store: Store, key: Key) -> tuple[Texts, list[int], _P
     """Read and check what a file says of its pages and slabs."""
     size = os.fstat(file.fileno()).st_size
     head = file.read(_HEAD.size)
-    if not size:
-        raise BadPrefixFile("it is empty")
-    if not head.startswith(_MAGIC):
-        raise ForeignFile("it holds no prefixes: name another file, which will be made")
+    if not _MAGIC.startswith(head[: len(_MAGIC)]):
+        raise BadPrefixFile("it holds no prefixes: name another file, which will be made")
     _, version, check, described, pages, slabs = _HEAD.unpack(head)
     if version != _VERSION:
         raise BadPrefixFile(f"it has format {version}, and this version reads {_VERSION}")

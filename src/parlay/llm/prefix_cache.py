@@ -11,9 +11,9 @@ from parlay.cache import parse_bytes
 from parlay.cache.budget import format_bytes
 from parlay.cache.prefix_file import (
     BadPrefixFile,
-    ForeignFile,
     Key,
     SavedPrefixes,
+    check_own,
     least_bytes,
     read_prefixes,
     write_prefixes,
@@ -38,7 +38,6 @@ class PrefixCacheFile:
     def __init__(self, path: Path, runner: NativeRunner, key: Key, most_bytes: int) -> None:
         self.path = path
         self._runner, self._key, self._most_bytes = runner, key, most_bytes
-        self._foreign = False
 
     def read(self) -> None:
         """Let requests find what the file holds. One that can't be used costs a line in the log."""
@@ -49,7 +48,6 @@ class PrefixCacheFile:
         except FileNotFoundError:
             pass
         except (BadPrefixFile, OSError) as error:
-            self._foreign = isinstance(error, ForeignFile)
             reason = error.strerror if isinstance(error, OSError) else error
             _log.warning("the prefix cache %s is not used: %s", self.path, reason)
 
@@ -59,8 +57,7 @@ class PrefixCacheFile:
         Nobody else may read it, and a crash leaves the old one. A link stays, and what it names is replaced. Raises
         OSError, and BadPrefixFile for a file that is something else.
         """
-        if self._foreign:
-            raise BadPrefixFile(f"{self.path} holds something else than prefixes: name another file")
+        check_own(self.path)
         if not self._runner.store.held:
             return SavedPrefixes(0, 0)
         with written_whole(self.path.resolve(), mode=0o600) as part, part.open("wb") as file:
@@ -69,20 +66,15 @@ class PrefixCacheFile:
             os.fsync(file.fileno())
         return saved
 
-    @property
-    def writable(self) -> bool:
-        """Whether the file is no other program's."""
-        return not self._foreign
-
 
 def close_prefix_cache(file: PrefixCacheFile | None) -> None:
     """Save for the last time, if there is a file. What goes wrong costs a line in the log."""
-    if file is None or not file.writable:
+    if file is None:
         return
     try:
         saved = file.save()
-    except OSError as error:
-        _log.warning("the prefix cache %s can't be written: %s", file.path, error.strerror)
+    except (OSError, BadPrefixFile) as error:
+        _log.warning("the prefix cache is not written: %s", error)
     else:
         _log.info("prefixes of %d tokens were written to %s, %d bytes", saved.tokens, file.path, saved.bytes)
 

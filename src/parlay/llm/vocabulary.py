@@ -14,6 +14,7 @@ from parlay.cache import Budget
 from parlay.models.fetch.resolving import BUILT_IN_DRAFTS, resolve, resolve_tokenizer
 from parlay.models.loading import load_tokenizer, read_config
 from parlay.models.native import CacheRefused
+from parlay.models.tokenizers.folder import has_tokenizer
 from parlay.options import LoadOptions
 from parlay.structured.grammars import Grammars
 from parlay.text.end_tokens import end_tokens, read_end_tokens
@@ -99,7 +100,8 @@ def _tokenizer(model: str | PreTrainedModel, tokenizer: str | Tokenizer | None) 
         return tokenizer
     if tokenizer is not None:
         return load_tokenizer(resolve_tokenizer(tokenizer))
-    return load_tokenizer(resolve(model)) if isinstance(model, str) else None
+    found = resolve(model) if isinstance(model, str) else None
+    return None if found is None or (found.is_dir() and not has_tokenizer(found)) else load_tokenizer(found)
 
 
 def open_draft(

@@ -24,13 +24,22 @@ _UNDERSTOOD = frozenset(
     }
 )
 """Keys of tokenizer_config.json that change nothing, or that are looked at here."""
+_FILES = ("tokenizer*", "vocab*", "*.model", "*.spm", "*.tiktoken")
+"""Files of which a folder with a tokenizer has at least one."""
 _MORE_TEMPLATES = "additional_chat_templates"
 _OTHERS = ("added_tokens.json", "special_tokens_map.json", _MORE_TEMPLATES)
 """What else may say something of a tokenizer."""
 
 
+def has_tokenizer(directory: Path) -> bool:
+    """Whether a file of a tokenizer is there. Without one transformers makes some up that knows no text."""
+    return any(path for pattern in _FILES for path in directory.glob(pattern))
+
+
 def load_tokenizer(directory: Path) -> Tokenizer:
-    """Raises ParlayError for one that can't be read."""
+    """Raises ParlayError for one that can't be read, or that is not there."""
+    if not has_tokenizer(directory):
+        raise _unreadable(directory, ValueError("there is none; copy tokenizer.json there, or name another"))
     try:
         with panics_as_errors():
             plain = _plain(directory)
@@ -64,7 +73,7 @@ def _of_transformers(directory: Path) -> Tokenizer:
 
 
 def _unreadable(directory: Path, error: Exception) -> ParlayError:
-    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    reason = " ".join(str(error).split())[:300] or type(error).__name__
     return ParlayError(f"can't load a tokenizer from {directory}: {reason}")
 
 
