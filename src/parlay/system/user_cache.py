@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import os
 import tempfile
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from glob import escape
 from pathlib import Path
 
 from parlay.types import ParlayError
+
+_ABANDONED_SECONDS = 3600.0
+"""After so long without a write, nobody finishes a file any more."""
 
 
 def user_cache() -> Path:
@@ -20,9 +25,13 @@ def user_cache() -> Path:
 def written_whole(path: Path, mode: int = 0o644) -> Iterator[Path]:
     """A file to write to, which becomes ``path`` when all went well and goes away otherwise.
 
-    ``mode``: who may read it. Raises OSError.
+    ``mode``: who may read it. What a process left here that was killed while it wrote goes too. Raises OSError.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    for left in path.parent.glob(f"{escape(path.name)}*.part"):
+        with suppress(FileNotFoundError):
+            if left.stat().st_mtime < time.time() - _ABANDONED_SECONDS:
+                left.unlink()
     handle, name = tempfile.mkstemp(prefix=path.name, suffix=".part", dir=path.parent)
     os.close(handle)
     part = Path(name)
