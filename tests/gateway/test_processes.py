@@ -92,6 +92,14 @@ def test_replicas_killed_and_stopped_lose_nothing_and_come_back() -> None:
         ready(4)
         assert texts(url, 6, lambda: process.send_signal(signal.SIGHUP)) == expected
         ready(6)
+
+        def twice() -> None:  # the second comes while the first is under way
+            process.send_signal(signal.SIGHUP)
+            time.sleep(0.5)
+            process.send_signal(signal.SIGHUP)
+
+        assert texts(url, 6, twice) == expected
+        ready(9)
         assert texts(url, 6, process.terminate) == expected  # it drains
         assert process.wait(DEADLINE) == 0
         for number in numbers():
@@ -114,6 +122,7 @@ def test_a_replica_that_can_not_start_ends_everything_with_one_line(capfd: pytes
         (["--replicas", "2", "--allow-pull"], "leave it out, or --replicas"),
         (["--replicas", "2", "--drafter-only"], "leave it out, or --replicas"),
         (["--replicas", "2", "--record", "folder"], "leave it out, or --replicas"),
+        (["--replicas", "2", "--lora-folder", "folder"], "--lora-folder is for one process"),
     ],
 )
 def test_flags_that_several_processes_can_not_honour(words: list[str], message: str) -> None:

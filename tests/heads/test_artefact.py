@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,7 +19,7 @@ from parlay.drafters.options import EAGLE3, MEDUSA
 from parlay.heads import artefact
 from parlay.heads.artefact import CONFIG, WEIGHTS, BadHead, HeadArtefact, Origin
 from parlay.heads.hub import front_matter, read_card
-from parlay.heads.proof import LENGTH, Proof
+from parlay.heads.proof import LENGTH, Proof, agreement
 from parlay.llm import LLM
 from parlay.models.fetch.hub import hash_of
 from parlay.models.weights.quantize import in_q8_0
@@ -124,6 +125,34 @@ def test_what_computes_otherwise_than_in_training_is_named_and_drafts_all_the_sa
     assert head.proof is not None
     artefact.save(tmp_path, edit(head, head.proof), "")
     assert told in use(tmp_path)
+
+
+def test_a_proof_that_held_is_not_repeated_until_files_change(
+    use: Use, head: HeadArtefact, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes half a second of the start with a real model. One that did not hold is told each time."""
+    calls: list[Proof] = []
+
+    def counted(proof: Proof, states_TF: torch.Tensor) -> float:
+        calls.append(proof)
+        return agreement(proof, states_TF)
+
+    monkeypatch.setattr("parlay.drafters.heads.proving.agreement", counted)
+    artefact.save(tmp_path, head, "")
+    for _ in range(2):
+        use(tmp_path)
+        assert len(calls) == 1
+    os.utime(tmp_path / WEIGHTS, ns=(0, 0))
+    use(tmp_path)
+    assert len(calls) == 2
+    os.utime(next(model.glob("*.safetensors")), ns=(0, 0))
+    use(tmp_path)
+    assert len(calls) == 3
+    assert head.proof is not None
+    artefact.save(tmp_path, other_guesses(head, head.proof), "")
+    for _ in range(2):
+        assert "guesses 0 of 16" in use(tmp_path)
+    assert len(calls) == 5
 
 
 def test_weights_that_were_changed_or_poisoned_are_refused(head: HeadArtefact, tmp_path: Path) -> None:

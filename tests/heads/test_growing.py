@@ -44,7 +44,7 @@ def drafts_of(
 
     def recorded(self: Eagle3, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
         drafts = propose(self, views, budgets)
-        found.extend(drafts)
+        found.extend(draft for view, draft in zip(views, drafts, strict=True) if view.request.id != "proof")
         return drafts
 
     with (

@@ -70,5 +70,7 @@ def test_scores_are_of_pairs_or_of_one_query_with_each(llm: LLM) -> None:
     assert scores[1] < 1
     with pytest.raises(ValueError, match="2 queries and 3 documents"):
         llm.score(["a", "b"], ["a", "b", "c"])
+    with pytest.raises(ValueError, match="score_by must be cosine or yes-no, got 'words'"):
+        llm.score("a", "b", score_by="words")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="pooling 'max' is unknown"):
         llm.embed("a", pooling="max")  # type: ignore[arg-type]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
 import threading
 import time
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 from parlay import LLM, models
 from parlay.options import LoadOptions, RankOptions, UsageError
 from parlay.ranks.leader import Leader
-from parlay.ranks.starting import lead
+from parlay.ranks.starting import lead, ranks_ended_on_error
 from parlay.ranks.wire import SECRET
 from parlay.testing.checkpoints import save_random
 from parlay.types import ParlayError, RunnerLost, Segment
@@ -122,6 +123,23 @@ def test_rank_0_that_waits_refuses_a_rank_that_differs_and_takes_the_next(
     (record,) = [each for each in caplog.records if "was refused" in each.message]
     assert "has other weights" in record.message
     runner.close()
+
+
+def test_a_rank_too_many_harms_nobody(crew: Crew, llama: Path) -> None:
+    """It ends with one line, and the group works without it; an error in making an LLM ends the group."""
+
+    def start(leader: tuple[str, int], count: int, secret: bytes) -> list[subprocess.Popen[bytes]]:
+        return crew.start(leader, count + 1, secret)
+
+    runner = lead(str(llama), LOAD, RankOptions(tensor_parallel=2), cache_tokens=512, start=start)
+    lines = [crew.said()[1] for _ in range(3)]
+    assert lines.count("joins") == 2
+    runner.open(1, range(1, 40))
+    runner.reserve(1, 64)
+    runner.forward([Segment(1, tuple(range(1, 40)))])
+    with pytest.raises(ZeroDivisionError), ranks_ended_on_error(runner):
+        raise ZeroDivisionError
+    assert crew.said()[1] == "is done"
 
 
 def test_ranks_of_other_versions_are_refused(crew: Crew, llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:

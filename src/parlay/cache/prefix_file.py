@@ -115,11 +115,11 @@ def read_prefixes(store: Store, file: BinaryIO, key: Key) -> int:
     """
     try:
         texts, checks, places = _table(file, store, key)
-        slabs = list(_slabs(file, store, checks, places))
+        texts = texts[: store.free_tokens() // BLOCK]
+        slabs = list(_slabs(file, store, checks[: -(-len(texts) // store.pool.slab_size[3])], places))
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError, struct.error):
         raise BadPrefixFile("it is damaged") from None
-    texts = texts[: store.free_tokens() // BLOCK]
-    _restore(store, texts, slabs[: -(-len(texts) // store.pool.slab_size[3])])
+    _restore(store, texts, slabs)
     return sum(len(tokens) for _, _, tokens in texts)
 
 
@@ -226,8 +226,8 @@ def _texts(numbers: Sequence[Sequence[int]], salts: Sequence[str]) -> Texts:
 
 
 def _slabs(file: BinaryIO, store: Store, checks: Sequence[int], places: _Places) -> Iterator[Tensor]:
-    """The slabs of a file, mapped: what is written to them stays in this process. On other devices they are copies."""
-    for place, check in zip(places.each(), checks, strict=True):
+    """The first slabs of a file, mapped: writes to them stay in this process. On other devices they are copies."""
+    for place, check in zip(places.each(), checks, strict=False):
         mapped = mmap.mmap(file.fileno(), places.size, access=mmap.ACCESS_COPY, offset=place)
         if zlib.crc32(mapped) != check:
             raise BadPrefixFile("it is damaged")

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from parlay.cli.serve_replicas import of_one_process
 from parlay.cost.roofline import Machine, ModelShape
 from parlay.options import UsageError
 from parlay.simulate.costs import RooflineSteps, StepCost
@@ -34,6 +35,8 @@ def choose_processes(options: argparse.Namespace, models: Sequence[str]) -> None
     ranks = options.tensor_parallel * options.pipeline_parallel * options.context_parallel
     if options.replicas > 1 or ranks > 1 or options.drafter_only:
         raise UsageError("--devices auto chooses replicas and ranks itself: leave out the flags that name them")
+    if flags := of_one_process(options):
+        raise UsageError(f"--devices auto may choose several processes, and {flags[0]} is for one: leave one out")
     if len(models) > 1:
         raise UsageError(f"--devices auto chooses for one model, and there are {len(models)}: name one")
     import torch
@@ -47,6 +50,7 @@ def choose_processes(options: argparse.Namespace, models: Sequence[str]) -> None
 
 def _choice(options: argparse.Namespace, model: str) -> tuple[Split, str]:
     from parlay.bench.plan.strategies import Models
+    from parlay.cache import parse_bytes
     from parlay.cli import parser_of
     from parlay.cli.plan_devices import measured_link
     from parlay.cli.plan_machine import check_flags, ground_of, models_of
@@ -55,7 +59,9 @@ def _choice(options: argparse.Namespace, model: str) -> tuple[Split, str]:
     count = options.threads or threads.usual()
     if count < 2:
         return Split(), "one process, for there is one thread"
-    words = ["--model", model, "--threads", str(count)]
+    words = ["--model", model, "--threads", str(count), "--dtype", options.dtype]
+    words += ["--kv-cache-dtype", options.kv_cache_dtype]
+    words += ["--quantize", options.quantize] if options.quantize else []
     told = parser_of("plan").parse(words)
     check_flags(told)
     ground = ground_of(told)
@@ -66,7 +72,8 @@ def _choice(options: argparse.Namespace, model: str) -> tuple[Split, str]:
     if link is None:
         raise UsageError("no link between two processes of this machine can be measured: name the split yourself")
     models: Models = models_of(told, ground)
-    ways = compare(models.target, ground.machine, ground.memory, link, count)
+    memory = float(parse_bytes(options.memory)) if options.memory else ground.memory
+    ways = compare(models.target, ground.machine, memory, link, count)
     return chosen(ways)
 
 

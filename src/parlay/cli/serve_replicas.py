@@ -60,14 +60,15 @@ def check_replicas(options: argparse.Namespace) -> None:
     """Raises ValueError for what several processes can't do."""
     if not 1 <= options.replicas <= MOST_REPLICAS:
         raise ValueError(f"--replicas {options.replicas}: give 1 to {MOST_REPLICAS}")
-    if options.replicas > 1 and options.record is not None:
-        raise ValueError("--record keeps one process's files: leave it out, or --replicas")
-    if options.replicas > 1 and options.prefix_cache is not None:
-        raise ValueError("--prefix-cache keeps one process's prefixes: leave it out, or --replicas")
-    if options.replicas > 1 and options.drafter_only:
-        raise ValueError("--drafter-only is one process: leave it out, or --replicas")
-    if options.replicas > 1 and options.allow_pull:
-        raise ValueError("--allow-pull adds a model to one process: leave it out, or --replicas")
+    if options.replicas > 1 and (flags := of_one_process(options)):
+        raise ValueError(f"{flags[0]} is for one process: leave it out, or --replicas")
+
+
+def of_one_process(options: argparse.Namespace) -> list[str]:
+    """The flags that are given and that several processes can't honour."""
+    flags = {"--record": options.record, "--prefix-cache": options.prefix_cache, "--lora-folder": options.lora_folder}
+    flags |= {"--drafter-only": options.drafter_only, "--allow-pull": options.allow_pull}
+    return [flag for flag, given in flags.items() if given]
 
 
 def serve_replicas(options: argparse.Namespace, allowed: Settings, listener: socket.socket, welcome: str) -> int:
@@ -78,7 +79,7 @@ def serve_replicas(options: argparse.Namespace, allowed: Settings, listener: soc
 
     with tempfile.TemporaryDirectory(prefix="parlay-") as folder:
         sockets = [str(Path(folder) / str(number)) for number in range(1, options.replicas + 1)]
-        # Keys and host names are the gateway's to check where the replicas have none; with keys they check them.
+        # The gateway checks keys and host names where the replicas have none; with keys they check them.
         settings = GatewaySettings(
             hosts=allowed.hosts,
             max_body_bytes=allowed.max_body_bytes,
@@ -293,15 +294,14 @@ class Processes:
         self._falls[place] = 0 if one.was_ready else self._falls[place] + 1
         seconds = _RESTART_SECONDS[min(self._falls[place], len(_RESTART_SECONDS) - 1)] if self._falls[place] else 0.0
         self._due[place] = time.monotonic() + seconds
-        logger.warning(
-            "replica %d has ended: it is started again%s", place + 1, f" in {seconds:g} s" if seconds else ""
-        )
+        wait = f" in {seconds:g} s" if seconds else ""
+        logger.warning("replica %d has ended: it is started again%s", place + 1, wait)
 
     # ----------------------------------------------------------------------------------------------- the rolling update
 
     def _start_anew(self) -> None:
         """Take the next step of the rolling update, if there is one to take."""
-        if self._renew:
+        if self._renew and self._next is None:
             self._renew = False
             self._to_renew = deque(self._running)
             print(f"starting {len(self._running)} replicas anew, one after another", flush=True)
@@ -330,6 +330,7 @@ class Processes:
             self._to_renew.popleft()
             left = f"{len(self._to_renew)} to go" if self._to_renew else "all are new"
             print(f"replica {place + 1} is new, after {time.monotonic() - new.began:.1f} seconds: {left}", flush=True)
+            self._start_anew()
         elif not new.alive and not self._stopping.wait(_RESTART_SECONDS[0]):
             self._next, old.kill_at = None, None
             self._to_renew.clear()

@@ -71,7 +71,10 @@ class Question:
         return to_json({**self.fields, **more}) if more.keys() & self.fields.keys() else _appended(self.body, more)
 
 
-_CHANGING = ("/api/pull", "/api/delete", "/api/copy", "/api/create", "/api/push")
+_CHANGING = (
+    *("/api/pull", "/api/delete", "/api/copy", "/api/create", "/api/push"),
+    *("/v1/load_lora_adapter", "/v1/unload_lora_adapter"),
+)
 
 
 async def read_question(scope: Scope, body: bytes) -> Question:

@@ -23,6 +23,8 @@ State = Literal["starting", "ready", "draining", "lost", "refused"]
 _OPEN = (
     "it asks for no key, and other machines can reach this gateway: give the replicas keys, or the gateway --no-auth"
 )
+_HASHING_SECONDS = 600.0
+"""For a server to hash its weights, when it is asked who it is."""
 _BODY_BYTES = 64 * 1024
 """How much of a body is read when it is asked how it is."""
 Tried = set[tuple[int, int]]
@@ -185,9 +187,9 @@ class Replica:
         try:
             async with asyncio.timeout(self._settings.health_seconds):
                 ready, _ = await self._get("/ready")
-                unknown = ready.status == 200 and self.state != "ready" and not self.address.socket
-                found = await self._get("/identity") if unknown else None
                 closed = self._settings.open_replicas or (await self._get("/v1/models"))[0].status == 401
+            unknown = ready.status == 200 and self.state != "ready" and not self.address.socket
+            found = await self._identify() if unknown else None
         except ReplicaLost as error:
             self._change("starting" if self.state == "starting" else "lost", str(error))
         except TimeoutError:
@@ -201,6 +203,17 @@ class Replica:
                 self._change("ready", "it takes requests")
             else:
                 self._change("draining", "it takes no new requests")
+
+    async def _identify(self) -> tuple[Head, bytes]:
+        """Ask which server it is; it may hash its weights first, about a second per gigabyte. Raises ReplicaLost."""
+        try:
+            async with asyncio.timeout(_HASHING_SECONDS):
+                answer, body = await self._get("/identity")
+        except TimeoutError:
+            raise ReplicaLost(f"it did not say within {_HASHING_SECONDS:g} seconds which weights it has") from None
+        if answer.status == 503:
+            raise ReplicaLost("its first model is not loaded")
+        return answer, body
 
     def _refusal(self, ready: Head, found: tuple[Head, bytes] | None) -> str:
         """Why it is not to be used, in one line; empty where it is what it should be."""

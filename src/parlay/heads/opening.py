@@ -30,11 +30,12 @@ from parlay.heads.artefact import (
 from parlay.heads.base import draft_ids
 from parlay.heads.layouts.files import fetched, is_artefact, read
 from parlay.heads.layouts.layout import EMBEDDING, LAYOUT, LM_HEAD, NEED_LM_HEAD, TargetShape
-from parlay.heads.proof import target_states
+from parlay.heads.proof import ProofMemory, target_states
 from parlay.heads.store import StoredDrafter
 from parlay.models.compiled.product import Product
 from parlay.models.config import DecoderConfig
 from parlay.models.fetch.hub import without_address
+from parlay.models.fetch.origin import build_fingerprint, weight_files
 from parlay.models.fetch.resolving import BUILT_IN, BUILT_IN_DRAFTS, resolve
 from parlay.models.loading import load_weights, read_config
 from parlay.models.native import NativeRunner
@@ -69,7 +70,7 @@ class OpenHead:
 
     Strategies with other settings share all of it, weights that are packed for their kernels too. ``states`` runs the
     target itself, so that nothing else may run it meanwhile. ``proved_in`` are the drafters, by class, in which it was
-    proved: once each is enough.
+    proved: once each is enough. ``memory`` has those of earlier processes.
     """
 
     artefact: HeadArtefact
@@ -77,6 +78,7 @@ class OpenHead:
     make_runner: MakeRunner
     dtype: torch.dtype
     states: StatesOf | None = None
+    memory: ProofMemory | None = None
     proved_in: set[str] = field(default_factory=set)
     _runners: dict[str, NativeRunner] = field(default_factory=dict)
 
@@ -119,18 +121,34 @@ def opened(source: str, find: FindHead | None, name: str, *, method: str = "") -
 
 
 def heads_of(
-    model: str | PreTrainedModel, target: RunnerSpec, budget: Budget | None, runner: Runner | None = None
+    model: str | PreTrainedModel,
+    target: RunnerSpec,
+    budget: Budget | None,
+    runner: Runner | None = None,
+    *,
+    lora: str | None = None,
 ) -> TargetHeads:
     """Finds heads for a target that was loaded as ``model``; their caches join ``budget``.
 
-    With its ``runner`` heads can be proved in it. Heads run on the target's device. On CPU weights have eight bits and
-    four, because reading them is the cost there.
+    With its ``runner``, which may have the adapter ``lora``, heads can be proved in it. Heads run on the target's
+    device. On CPU weights have eight bits and four, because reading them is the cost there.
     """
     dtype = _DTYPES[target.dtype]
 
     make_runner = partial(_head_runner, dtype=dtype, device=torch.device(target.device), budget=budget)
     matrices = cache(partial(matrices_of, model))
-    return TargetHeads(target, matrices, make_runner, dtype, partial(target_states, runner) if runner else None)
+    states = partial(target_states, runner) if runner else None
+    named = partial(_named, model, target, lora)
+    return TargetHeads(target, matrices, make_runner, dtype, states=states, named=named)
+
+
+def _named(model: str | PreTrainedModel, target: RunnerSpec, lora: str | None) -> tuple[object, ...] | None:
+    """All that a target's states depend on; None where that is not in files."""
+    if not isinstance(model, str):
+        return None
+    folder = [] if lora is None else sorted(Path(lora).expanduser().iterdir())
+    files = [(str(path), path.stat().st_mtime_ns, path.stat().st_size) for path in [*weight_files(model), *folder]]
+    return target.name, target.kernels, target.dtype, build_fingerprint(), files
 
 
 def converted(folder: Path, target: TargetShape, matrices: Matrices) -> tuple[HeadArtefact, bool]:
@@ -221,8 +239,12 @@ class TargetHeads:
         matrices: Callable[[], Matrices],
         make_runner: MakeRunner,
         dtype: torch.dtype,
-        states: StatesOf | None = None,
+        *,
+        states: StatesOf | None,
+        named: Callable[[], tuple[object, ...] | None],
     ) -> None:
+        """``named`` says all that the target's states depend on, for a memory of proofs; None: there is none."""
+        self._named = cache(named)
         self._target, self._matrices = target, (read := cache(matrices))
         self._make_runner, self._dtype, self._states = make_runner, dtype, states
         self._told: set[Path] = set()
@@ -291,7 +313,9 @@ class TargetHeads:
         if known is None or known[0] != files:
             while len(self._opened) >= _MOST_OPEN:
                 del self._opened[next(iter(self._opened))]
-            known = self._opened[folder] = files, self._read(folder)
+            named = self._named()
+            memory = None if named is None else ProofMemory.of(named, str(folder), files)
+            known = self._opened[folder] = files, replace(self._read(folder), memory=memory)
         return known[1]
 
     def _read(self, folder: Path) -> OpenHead:

@@ -5,20 +5,25 @@ A proof holds a short text, the target's states of it, and the head's best guess
 
 from __future__ import annotations
 
+import hashlib
 import uuid
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from parlay.system.user_cache import user_cache, written_whole
 from parlay.types import OutOfRoom, Runner, Segment
 
 LENGTH = 32
 """Tokens of a proof's text."""
 GUESSES = 16
 """Of so many beginnings the head's guess is kept: the text without its last token, and shorter ones."""
+_MOST_REMEMBERED = 1000
 _IDS, _LAYERS, _STATES, _GUESSES = "proof.ids", "proof.layers", "proof.states", "proof.guesses"
 
 
@@ -88,3 +93,38 @@ def agreement(proof: Proof, states_TF: Tensor) -> float:
 def _varied(states_TH: Tensor) -> Tensor:
     rest_TH = states_TH[1:]
     return rest_TH - rest_TH.mean(0)
+
+
+@dataclass(frozen=True, slots=True)
+class ProofMemory:
+    """The proofs of one head on one target that have held on this machine, kept for later processes.
+
+    ``subject`` names all that they depend on: files of head and target, settings, versions. Each line of the file is a
+    hash of that and of a drafter's class, the latest last.
+    """
+
+    subject: str
+    file: Path
+
+    @classmethod
+    def of(cls, *parts: object) -> ProofMemory:
+        """The memory for what ``parts`` name, in the user's cache."""
+        return cls(repr(parts), user_cache() / "proofs.txt")
+
+    def has(self, drafter: str) -> bool:
+        """Whether the proof has held in this class of drafter."""
+        return self._line(drafter) in self._lines()
+
+    def add(self, drafter: str) -> None:
+        """Remember that it has. Where nothing can be written, the next process proves it again."""
+        lines = [*self._lines(), self._line(drafter)][-_MOST_REMEMBERED:]
+        with suppress(OSError), written_whole(self.file) as part:
+            part.write_text("\n".join(lines) + "\n", encoding="ascii")
+
+    def _lines(self) -> list[str]:
+        with suppress(OSError, UnicodeDecodeError):
+            return self.file.read_text(encoding="ascii").split()
+        return []
+
+    def _line(self, drafter: str) -> str:
+        return hashlib.sha256(f"{drafter} {self.subject}".encode()).hexdigest()

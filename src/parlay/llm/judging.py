@@ -6,13 +6,13 @@ The score is the share of "yes" in the chances of the two words.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, get_args
 
 import torch
 
 from parlay.llm.embedding import Reading, ScoringOutput, ScoringRequestOutput, check_embeds, groups
 from parlay.llm.input_processor import ChatOptions
-from parlay.types import Adapter, Runner, SamplingParams
+from parlay.types import Adapter, Runner, ScoreBy
 
 if TYPE_CHECKING:
     from parlay.llm.llm import LLM
@@ -55,6 +55,13 @@ class Judged(Reading):
             self.scores[place] = chance
 
 
+def by_answer(score_by: ScoreBy) -> bool:
+    """Whether scores are answers of the model, not alike embeddings. Raises ValueError for another word."""
+    if score_by not in get_args(ScoreBy):
+        raise ValueError(f"score_by must be {' or '.join(get_args(ScoreBy))}, got {score_by!r}")
+    return score_by == "yes-no"
+
+
 def judge_prompts(llm: LLM, pairs: Sequence[tuple[object, object]], instruction: str) -> list[tuple[int, ...]]:
     """The prompts of pairs of a query and a document, in the model's own chat format. Any thread may call this.
 
@@ -69,8 +76,7 @@ def judge_prompts(llm: LLM, pairs: Sequence[tuple[object, object]], instruction:
             raise ValueError("score_by yes-no takes texts, no token ids")
         text = f"<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {document}"
         messages = [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": text}]
-        job = llm.job(messages, SamplingParams(max_tokens=1), None, ChatOptions(variables={"enable_thinking": False}))
-        prompts.append(job.samples[0].request.prompt)
+        prompts.append(llm.token_ids(messages, ChatOptions(variables={"enable_thinking": False})))
     return prompts
 
 

@@ -19,7 +19,7 @@ from parlay.llm.beam_search import BeamSearchOutput, BeamSearchParams, search_be
 from parlay.llm.ensemble import Members, ensemble_of, open_budget, open_runner
 from parlay.llm.input_processor import ChatOptions, InputProcessor, PerPrompt, RequestOptions, Strategies
 from parlay.llm.jobs import CallLock, Job, Stream, audit, decoded, follow
-from parlay.llm.judging import INSTRUCTION, judge
+from parlay.llm.judging import INSTRUCTION, by_answer, judge
 from parlay.llm.outputs import RequestFailed, RequestOutputs, StreamEvent
 from parlay.llm.prefix_cache import DEFAULT_SIZE, check_prefix_cache, close_prefix_cache, open_prefix_cache
 from parlay.llm.resources import resources_of
@@ -32,7 +32,7 @@ from parlay.models.fetch.resolving import resolve
 from parlay.models.native import NativeRunner
 from parlay.models.sampling_defaults import usual_params
 from parlay.options import LoadOptions, RankOptions, override
-from parlay.ranks.starting import ALONE, end_ranks, loss_of
+from parlay.ranks.starting import ALONE, end_ranks, loss_of, ranks_ended_on_error
 from parlay.strategies.building import offered
 from parlay.strategies.built import RunnerCache, StrategyCache, for_target
 from parlay.strategies.entry import DEFAULT_STRATEGY
@@ -116,28 +116,29 @@ class LLM:
         with bar(None, "Loading", "matrix", use_tqdm_on_load, delay=0.5) as shown:
             packed = partial(advance, shown)
             self.runner = open_runner(model, load, ranks, budget, packed, longest=max_model_len, ensemble=ensemble)
-        self.prefix_cache = open_prefix_cache(prefix_cache, prefix_cache_size, model, self.runner, load)
-        self.adapters, self.loss = Adapters(self.runner), loss_of(self.runner)
-        self.vocabulary = vocabulary_of(model, tokenizer, self.runner.spec, load.end_tokens)
-        self.tokenizer, self._usual_params = self.vocabulary.tokenizer, usual_params(model, generation_config)
-        limits = Limits(max_sequences=max_num_seqs, max_rows=max_num_batched_tokens, max_context=max_model_len)
-        router_file = memory_of(model, self.runner.spec, f"{load.quantize or ''}{ensemble or ''}", router_memory)
-        moving, guided = self.runner if isinstance(self.runner, NativeRunner) else None, GuidedRunner(self.runner)
-        cost, guiding = cost_of(self.runner, router_file), guided if ensemble is None or ensemble.guides else None
-        self.engine = Engine(guided, cost, limits, moving=moving, guiding=guiding)
-        self._drafts = RunnerCache(partial(open_draft, self.runner.spec, self.tokenizer, load, budget))
-        self._resources = resources_of(
-            model, self.runner, self._drafts, draft_model=draft_model, tokenizer=self.tokenizer, budget=budget
-        )
-        in_use, power = self.engine.requests.strategies, PowerOf(self.runner, cost)
-        self._strategies = StrategyCache(self._resources, cost, in_use=in_use, memory=router_file, power=power)
-        strategy = for_target(parse(strategy) if isinstance(strategy, str) else strategy, self.runner.spec)
-        self._strategies.get(strategy)  # a wrong name is an error now, not at the first request
-        gate, encoder = open_gate(certificates, model, self._resources, share=audit_share), self.runner.spec.encoder
-        start = encoder.start if encoder is not None else None
-        self._factory = InputProcessor(
-            self.vocabulary, self.engine.longest, strategy=strategy, seed=seed, gate=gate, start=start
-        )
+        with ranks_ended_on_error(self.runner):
+            self.prefix_cache = open_prefix_cache(prefix_cache, prefix_cache_size, model, self.runner, load)
+            self.adapters, self.loss = Adapters(self.runner), loss_of(self.runner)
+            self.vocabulary = vocabulary_of(model, tokenizer, self.runner.spec, load.end_tokens)
+            self.tokenizer, self._usual_params = self.vocabulary.tokenizer, usual_params(model, generation_config)
+            limits = Limits(max_sequences=max_num_seqs, max_rows=max_num_batched_tokens, max_context=max_model_len)
+            router_file = memory_of(model, self.runner.spec, f"{load.quantize or ''}{ensemble or ''}", router_memory)
+            moving, guided = self.runner if isinstance(self.runner, NativeRunner) else None, GuidedRunner(self.runner)
+            cost, guiding = cost_of(self.runner, router_file), guided if ensemble is None or ensemble.guides else None
+            self.engine = Engine(guided, cost, limits, moving=moving, guiding=guiding)
+            self._drafts = RunnerCache(partial(open_draft, self.runner.spec, self.tokenizer, load, budget))
+            self._resources = resources_of(
+                model, self.runner, self._drafts, load, draft_model=draft_model, tokenizer=self.tokenizer, budget=budget
+            )
+            in_use, power = self.engine.requests.strategies, PowerOf(self.runner, cost)
+            self._strategies = StrategyCache(self._resources, cost, in_use=in_use, memory=router_file, power=power)
+            strategy = for_target(parse(strategy) if isinstance(strategy, str) else strategy, self.runner.spec)
+            self._strategies.get(strategy)  # a wrong name is an error now, not at the first request
+            gate, encoder = open_gate(certificates, model, self._resources, share=audit_share), self.runner.spec.encoder
+            start = encoder.start if encoder is not None else None
+            self._factory = InputProcessor(
+                self.vocabulary, self.engine.longest, strategy=strategy, seed=seed, gate=gate, start=start
+            )
 
     def get_tokenizer(self) -> Tokenizer:
         """The tokenizer, with the methods that those of transformers have. Raises ParlayError if there is none."""
@@ -239,9 +240,12 @@ class LLM:
             vote=vote,
         )
 
-    def token_ids(self, prompt: Prompt) -> tuple[int, ...]:
-        """Tokenize a prompt that is only read. Any thread may call this. Raises ValueError for one that is too long."""
-        return self._factory.ids(prompt)
+    def token_ids(self, prompt: Prompt | Messages, chat: ChatOptions | None = None) -> tuple[int, ...]:
+        """Tokenize a prompt or conversation that is only read. Any thread may call this.
+
+        Raises ValueError for one that is too long.
+        """
+        return self._factory.ids(prompt if is_prompt(prompt) else self._factory.chat(prompt, chat or ChatOptions()))
 
     def embed(
         self,
@@ -273,7 +277,8 @@ class LLM:
         """How alike query and document are, by embeddings or by a chat model's yes: each pair, or one and each."""
         one, many = listed(queries), listed(documents)
         pairs = embedding.paired(len(one), len(many))
-        if score_by == "yes-no":
+        self._check_open()
+        if by_answer(score_by):
             with self._call_lock.entered():
                 return judge(self, [(one[i], many[j]) for i, j in pairs], instruction, self.adapters.of(lora_request))
         outputs = self.embed([*one, *many], pooling=pooling, lora_request=lora_request)

@@ -58,7 +58,7 @@ class PrefixCacheFile:
         OSError, and BadPrefixFile for a file that is something else.
         """
         check_own(self.path)
-        if not self._runner.store.held:
+        if not any(self._runner.store.index.pages()):
             return SavedPrefixes(0, 0)
         with written_whole(self.path.resolve(), mode=0o600) as part, part.open("wb") as file:
             saved = write_prefixes(self._runner.store, file, self._key, self._most_bytes)
@@ -76,7 +76,8 @@ def close_prefix_cache(file: PrefixCacheFile | None) -> None:
     except (OSError, BadPrefixFile) as error:
         _log.warning("the prefix cache is not written: %s", error)
     else:
-        _log.info("prefixes of %d tokens were written to %s, %d bytes", saved.tokens, file.path, saved.bytes)
+        if saved.bytes:
+            _log.info("prefixes of %d tokens were written to %s, %d bytes", saved.tokens, file.path, saved.bytes)
 
 
 def check_prefix_cache(path: str | Path | None, ranks: RankOptions) -> None:

@@ -11,6 +11,7 @@ from parlay.heads.opening import heads_of
 from parlay.models.fetch.resolving import resolve
 from parlay.models.loading import load_tokenizer
 from parlay.models.native import NativeRunner
+from parlay.options import LoadOptions
 from parlay.strategies.built import RunnerCache
 from parlay.types import Runner, Tokenizer
 
@@ -22,13 +23,14 @@ def resources_of(
     model: str | PreTrainedModel,
     runner: Runner,
     drafts: RunnerCache,
+    load: LoadOptions,
     *,
     draft_model: str | None,
     tokenizer: Tokenizer | None,
     budget: Budget,
 ) -> Resources:
-    """List them, for the target that ``runner`` runs; ``draft_model`` is the default of strategies that take one."""
-    target, heads = runner.spec, heads_of(model, runner.spec, budget, runner)
+    """List them, for the target that ``runner`` runs as ``load`` says; ``draft_model`` is the usual one."""
+    target, heads = runner.spec, heads_of(model, runner.spec, budget, runner, lora=load.lora)
     return Resources(
         vocab_size=target.vocab_size,
         open_runner=drafts,

@@ -39,7 +39,8 @@ _KNOWN = frozenset(
         *("alpha_pattern", "auto_mapping", "base_model_name_or_path", "bias", "corda_config"),
         *("ensure_weight_tying", "eva_config", "exclude_modules", "fan_in_fan_out", "inference_mode"),
         *("init_lora_weights", "lora_alpha", "lora_bias", "lora_dropout", "loftq_config", "megatron_config"),
-        *("megatron_core", "modules_to_save", "peft_type", "peft_version", "qalora_group_size", "r"),
+        *("layers_pattern", "layers_to_transform", "megatron_core", "modules_to_save", "peft_type", "peft_version"),
+        *("qalora_group_size", "r"),
         *("rank_pattern", "revision", "runtime_config", "target_modules", "target_parameters", "task_type", "use_dora"),
         *("use_qalora", "use_rslora"),
     }

@@ -42,6 +42,7 @@ def shared_folder() -> Path:
 
 def make_shared_file(count: int) -> Path:
     """Make the memory of a group of so many ranks, which its owner alone can open. Raises ParlayError."""
+    name = ""
     try:
         handle, name = tempfile.mkstemp(prefix="parlay-ranks-", dir=shared_folder())
         with open(handle, "wb") as file:
@@ -49,6 +50,8 @@ def make_shared_file(count: int) -> Path:
             if sys.platform == "linux":  # to write to memory that is not there would end the process
                 os.posix_fallocate(file.fileno(), 0, _bytes(count))
     except OSError as error:
+        if name:
+            os.unlink(name)
         raise ParlayError(
             f"no shared memory for {count} ranks ({error.strerror}): make room in {shared_folder()}"
         ) from None

@@ -95,12 +95,18 @@ class Layout:
             )
 
 
+def core_name() -> str | None:
+    """Names the instruction set of the compiled decoder; None without one."""
+    try:
+        name: bytes = load().name
+    except NotLoaded:
+        return None
+    return name.decode()
+
+
 def build_name() -> str:
     """Names all that may change a number: versions, and the instruction set of the compiled decoder."""
-    try:
-        core = load().name.decode()
-    except NotLoaded:
-        core = "no compiled decoder"
+    core = core_name() or "no compiled decoder"
     return f"parlay {__version__}, sources {digest()}, {core}, torch {torch.__version__}"
 
 

@@ -14,6 +14,7 @@ from statistics import median
 
 import torch
 
+from parlay.compiled.library import NotLoaded, load
 from parlay.ranks.groups import SharedGroup, SocketGroup, make_shared_file
 from parlay.ranks.wire import Connection
 from parlay.types import ParlayError
@@ -36,8 +37,12 @@ class MeasuredLink:
 def measure_links() -> dict[str, MeasuredLink]:
     """Time sums with a second process, which this starts and ends, over ``shared memory`` and ``sockets``.
 
-    Raises ParlayError where no process can be started, or it does not answer.
+    Raises ParlayError where no process can be started, or it does not answer, or there is no compiled library.
     """
+    try:
+        load()
+    except NotLoaded as error:
+        raise ParlayError(f"links can't be measured without the compiled library: {error}") from None
     file = make_shared_file(2)
     try:
         with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -47,10 +52,10 @@ def measure_links() -> dict[str, MeasuredLink]:
                 try:
                     opened, _ = listener.accept()
                     return _timed(file, opened, 0)
-                except OSError as error:
-                    raise ParlayError(f"links can't be measured: no second process answers ({error})") from None
                 finally:
                     other.kill()
+    except OSError as error:
+        raise ParlayError(f"links can't be measured: no second process answers ({error})") from None
     finally:
         file.unlink()
 

@@ -29,7 +29,7 @@ from parlay.models.opening import settled
 from parlay.options import LoadOptions, RankOptions
 from parlay.ranks.follower import machine_name
 from parlay.ranks.groups import make_shared_file
-from parlay.ranks.layout import Hello, Layout, Plan, Wanted, build_name, decode_hello, encode
+from parlay.ranks.layout import Hello, Layout, Plan, Wanted, build_name, core_name, decode_hello, encode
 from parlay.ranks.leader import Followers, Leader
 from parlay.ranks.part import admit_rank, join_group
 from parlay.ranks.wire import SECRET, Connection, Kind, listen, one_line, read_address, read_secret
@@ -78,6 +78,16 @@ def end_ranks(runner: Runner) -> None:
     """End the other ranks of a runner that leads some."""
     if isinstance(runner, Leader):
         runner.close()
+
+
+@contextmanager
+def ranks_ended_on_error(runner: Runner) -> Iterator[None]:
+    """End the other ranks if the block raises."""
+    try:
+        yield
+    except BaseException:
+        end_ranks(runner)
+        raise
 
 
 def loss_of(runner: Runner) -> Callable[[], str]:
@@ -232,9 +242,12 @@ class _Gathering:
             for connection in [*self._joined, *self._asked]:
                 _send_away(connection, one_line(error))
             raise
-        for rank, connection in enumerate(self._joined, start=1):
+        chosen = list(self._joined.items())[:count]
+        for connection in {*self._joined, *self._asked} - {connection for connection, _ in chosen}:
+            _send_away(connection, f"rank 0 needs {count} other ranks, and they have joined")
+        for rank, (connection, _) in enumerate(chosen, start=1):
             connection.rank = rank
-        return list(self._joined.items())
+        return chosen
 
     def _hear(self, seconds: float) -> None:
         """Take who comes, or hear what those say that have come. Raises ParlayError for a child that has ended."""
@@ -327,7 +340,7 @@ def _shared_memory(layout: Layout, others: Sequence[Hello]) -> Iterator[list[str
     try:
         for stage in range(layout.stages):
             group = layout.group(stage * layout.together)
-            together = len({machines[rank] for rank in group}) == 1 and "no compiled decoder" not in build_name()
+            together = len({machines[rank] for rank in group}) == 1 and core_name() is not None
             if together and len(group) > 1:
                 made.append(make_shared_file(len(group)))
             files.append(str(made[-1]) if together and len(group) > 1 else "")

@@ -66,7 +66,7 @@ class VllmConfig(Protocol):
 class StepDrafter:
     """Drafts for the texts of another engine's steps with one strategy, by the measured seconds of these steps.
 
-    ``longest``: most tokens of a text; ``most``: of a draft. No error leaves `step`: it is then decoded plainly, and
+    ``most``: tokens of a draft. No error leaves `step`: it is then decoded plainly, and
     after some of them in a row so is everything. Raises UsageError for a strategy that can't work.
     """
 
@@ -200,6 +200,6 @@ def _tokenizer(name: str | None) -> Tokenizer | None:
 
 def _refuse_model(name: str) -> NoReturn:
     raise UsageError(
-        f"draft model {name}: Parlay's proposer loads no models inside vLLM; use vLLM's own method draft_model, or "
+        f"draft model {name}: inside another engine Parlay loads no models; use its own (vLLM: method draft_model), or "
         "parlay serve --drafter-only and the strategy remote"
     )

@@ -204,6 +204,14 @@ CASES: list[tuple[CallFormat, str, str, list[tuple[str, str]]]] = [
     ),
     (GLM45, "<tool_call>other\n<arg_key>", "<tool_call>other\n<arg_key>", []),
     (GLM45, "a <tool_call> b c", "a <tool_call> b c", []),
+    (
+        GLM45,
+        "<tool_call>time<arg_key>zone</arg_key><arg_value>1</arg_value></tool_call>",
+        "",
+        [("time", '{"zone": 1}')],
+    ),
+    (GLM45, "hello <tool_call>wea", "hello ", []),
+    (CODER, "hello <tool_call>\n<func", "hello ", []),
     (GLM45, "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_val", "", [("weather", "")]),
     (
         GEMMA,
@@ -241,6 +249,12 @@ CASES: list[tuple[CallFormat, str, str, list[tuple[str, str]]]] = [
     (OLMO, "<function_calls>other()</function_calls>", "<function_calls>other()</function_calls>", []),
     (OLMO, "<function_calls>time(zone='+1", "", [("time", "")]),
     (OLMO, "<function_calls>ti", "", []),
+    (
+        OLMO,
+        "<function_calls>weather('a=b', 3, 'more')</function_calls>",
+        "",
+        [("weather", '{"city": "a=b", "like": 3, "2": "more"}')],
+    ),
     (OLMO, "<function_calls>time() and so on", " and so on", [("time", "{}")]),
     (
         LFM,
@@ -256,6 +270,7 @@ CASES: list[tuple[CallFormat, str, str, list[tuple[str, str]]]] = [
     (GLM, f"\nweather\n{ARGUMENTS}", "", [("weather", ARGUMENTS)]),
     (GLM, "time is\n{money}", "time is\n{money}", []),
     (GLM, "The weather\n{}", "The weather\n{}", []),
+    (GLM, "weather\n", "", []),
     (GLM, 'weather\n{"city": "Os', "", [("weather", '{"city": "Os')]),
 ]
 

@@ -47,10 +47,15 @@ class ProvedHeads:
         """
         for head in self._found:
             proof, own = head.artefact.proof, type(drafter).__name__
-            if proof is not None and own not in head.proved_in:
-                head.proved_in.add(own)
-                _prove_target(strategy, proof, head)
-                _prove_guesses(strategy, proof, drafter)
+            if proof is None or own in head.proved_in:
+                continue
+            head.proved_in.add(own)
+            memory = head.memory
+            if memory is not None and memory.has(own):
+                continue
+            holds = [_prove_target(strategy, proof, head), _prove_guesses(strategy, proof, drafter)]
+            if memory is not None and all(holds):
+                memory.add(own)
 
 
 def prove(drafter: Drafter, ids: Sequence[int], states: Mapping[int, Tensor]) -> Proof:
@@ -81,9 +86,12 @@ def first_guesses(drafter: Drafter, proof: Proof) -> list[int]:
     return [draft.tree.tokens[0] if len(draft) else -1 for draft in drafts]
 
 
-def _prove_target(strategy: str, proof: Proof, head: OpenHead) -> None:
+def _prove_target(strategy: str, proof: Proof, head: OpenHead) -> bool:
+    """Whether the target was seen to be the one that the head was trained on; a warning where it is not."""
     states_TF = head.states(proof.ids_T.tolist(), proof.layers) if head.states else None
-    reached = 1.0 if states_TF is None else agreement(proof, states_TF)
+    if states_TF is None:
+        return False
+    reached = agreement(proof, states_TF)
     if not reached >= LEAST_AGREEMENT:
         _log.warning(
             "strategy %s: this target's hidden states agree to %.2f with those that the head was trained on, and %.2f "
@@ -93,14 +101,17 @@ def _prove_target(strategy: str, proof: Proof, head: OpenHead) -> None:
             reached,
             LEAST_AGREEMENT,
         )
+    return reached >= LEAST_AGREEMENT
 
 
-def _prove_guesses(strategy: str, proof: Proof, drafter: Drafter) -> None:
+def _prove_guesses(strategy: str, proof: Proof, drafter: Drafter) -> bool:
+    """Whether the head guesses as where it was trained; a warning where it does not."""
     if not len(proof.guesses_P):
-        return
+        return True
     pairs = zip(first_guesses(drafter, proof), proof.guesses_P.tolist(), strict=True)
     judged = [here == there for here, there in pairs if here >= 0]  # where its cache has no room, it can't be judged
-    if sum(judged) < LEAST_RIGHT * len(judged):
+    right = sum(judged) >= LEAST_RIGHT * len(judged)
+    if not right:
         _log.warning(
             "strategy %s: the head guesses %d of %d tokens as it did where it was trained. Most likely its weights or "
             "settings were changed, or the kernels of this machine compute it wrongly. The output is not affected, "
@@ -109,6 +120,7 @@ def _prove_guesses(strategy: str, proof: Proof, drafter: Drafter) -> None:
             sum(judged),
             len(judged),
         )
+    return right and bool(judged)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from parlay.types import CanvasSpec, ParlayError
 Tensors = Mapping[str, TensorInfo]
 
 _LARGEST = 1 << 31
-_PATTERN = "attention.sliding_window_pattern"
+PATTERN = "attention.sliding_window_pattern"
 ROPE_FACTORS = "rope_freqs.weight"
 SHORT_FACTORS, LONG_FACTORS = "rope_factors_short.weight", "rope_factors_long.weight"
 
@@ -54,7 +54,7 @@ _READ = frozenset(
         "attention.value_length",
         "attention.layer_norm_rms_epsilon",
         "attention.sliding_window",
-        "attention.sliding_window_pattern",
+        PATTERN,
         "rope.dimension_count",
         "rope.freq_base",
         "rope.scale_linear",
@@ -182,8 +182,8 @@ def _completed(name: str, mine: _Keys, tensors: Tensors, family: Family, config:
     said = mine.names()
     own: dict[str, object] = {ours: said[key] for key, ours in form.keys.items() if key in said}
     own["tensors"] = tensors.keys()
-    if _PATTERN in said:
-        own["layer_types"] = _layer_types(said[_PATTERN], config.num_layers)
+    if PATTERN in said:
+        own["layer_types"] = _layer_types(said[PATTERN], config.num_layers)
     try:
         usual = replace(
             config.llama,
@@ -205,7 +205,7 @@ def _layer_types(pattern: Value, layers: int) -> list[str]:
     slide = all_but_every(int(pattern), layers) if whole and isinstance(pattern, int) else pattern
     if not isinstance(slide, list | tuple) or len(slide) != layers:
         raise BadGguf(
-            f"the key {_PATTERN} is {pattern!r:.40}; expected a period, or one word for each of {layers} layers"
+            f"the key {PATTERN} is {pattern!r:.40}; expected a period, or one word for each of {layers} layers"
         )
     return ["sliding_attention" if slides else "full_attention" for slides in slide]
 

@@ -25,7 +25,7 @@ def read_config(path: Path, longest: int = 0) -> DecoderConfig:
     parts = read_parts(path)
     with _naming(path):
         tensors = {info.name: info for part in parts for info in part.tensors}
-        long = longest > original_context(parts[0].keys)
+        long = 0 < original_context(parts[0].keys) < longest
         return decoder_config(parts[0].keys, tensors, weights.rope_factors(parts, long=long))
 
 

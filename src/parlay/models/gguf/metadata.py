@@ -13,7 +13,14 @@ from parlay.models.families.family import GgufForm
 from parlay.models.families.llama import LLAMA, MISTRAL, MIXTRAL
 from parlay.models.families.reading import yarn_attention_factor
 from parlay.models.families.table import FAMILIES
-from parlay.models.gguf.config import ROPE_FACTORS, SHORT_FACTORS, RopeFactors, decoder_config
+from parlay.models.gguf.config import (
+    LONG_FACTORS,
+    PATTERN,
+    ROPE_FACTORS,
+    SHORT_FACTORS,
+    RopeFactors,
+    decoder_config,
+)
 from parlay.models.gguf.reader import Strings, TensorInfo, Value
 from parlay.models.gguf.writing import KeyValue, packed_strings
 from parlay.models.rope import cosines_and_sines, inverse_frequencies
@@ -22,7 +29,6 @@ from parlay.models.weights.shapes import some
 
 _DIVIDED = ("llama3", "divided")
 """Kinds of positions that files describe by a tensor, `ROPE_FACTORS`, in place of keys."""
-LONG_FACTORS = "rope_factors_long.weight"
 _FRACTIONS = ("_scale", ".scale", "softcapping", "freq_base_swa")
 """Ends of keys whose values are fractions."""
 _COMPARED = (
@@ -130,7 +136,7 @@ def shape_keys(config: DecoderConfig, raw: Json | None = None, *, patterned: boo
     if experts is not None:
         said |= {"expert_count": experts.count, "expert_used_count": experts.chosen}
     if patterned:
-        said["attention.sliding_window_pattern"] = [layer.window is not None for layer in config.forms]
+        said[PATTERN] = [layer.window is not None for layer in config.forms]
     if config.canvas is not None:
         said["attention.causal"] = False
     general: dict[str, KeyValue] = {"general.architecture": name, "general.type": "model"}

@@ -207,9 +207,9 @@ class CallScanner(AnswerScanner):
         self._state = self._search
         yield from ()
 
-    @abstractmethod
     def _cut_off(self, rest: str) -> bool:
         """Whether the ``rest`` of an answer is of a call that was cut off, so that it is no text."""
+        return self._state == self._read_head and len(rest) > len(self._mark)
 
     def _no_call(self) -> Text:
         """The mark was text after all."""

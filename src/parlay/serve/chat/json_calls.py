@@ -240,9 +240,6 @@ class NamedCallReader(JsonCallReader):
         elif match is not None or not any(head.beginning.fullmatch(self._buffer) for head in self._heads):
             yield self._no_call()
 
-    def _cut_off(self, rest: str) -> bool:
-        return self._state == self._read_head and len(rest) > len(self._mark)
-
 
 class LineCallReader(JsonCallReader):
     """Reads a call that is the whole answer: the bare name in its first line, the arguments in the next."""
@@ -261,4 +258,4 @@ class LineCallReader(JsonCallReader):
             self._state = self._search
 
     def _cut_off(self, rest: str) -> bool:
-        return False
+        return self._state == self._read_head and "\n" in rest.lstrip()

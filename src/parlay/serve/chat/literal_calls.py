@@ -6,11 +6,11 @@ import ast
 import json
 import re
 from abc import abstractmethod
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from parlay.serve.chat.calls import AnswerScanner, CallFormat, Delta, FieldCallReader, State
+from parlay.serve.chat.calls import AnswerScanner, Begin, CallFormat, Delta, FieldCallReader, State
 from parlay.serve.chat.json_calls import ListedCallReader, ObjectCallReader
 from parlay.serve.protocol.json_values import read_value
 
@@ -37,9 +37,7 @@ class LiteralCallReader(FieldCallReader):
         self._rest: State = self._read_end
 
     def _cut_off(self, rest: str) -> bool:
-        if self._state == self._read_head:
-            return len(rest) > len(self._mark)
-        return self._state != self._search
+        return super()._cut_off(rest) or self._state not in (self._search, self._read_head)
 
     def _read_head(self) -> Iterator[Delta]:
         head = self.head.match(self._buffer, len(self._mark))
@@ -54,9 +52,8 @@ class LiteralCallReader(FieldCallReader):
         if end is None:
             return
         field, closes = self._take(end), self._take(1) != ","
-        key, equals, value = field.partition(self.equals)
-        if equals:
-            yield self._tell(self._key(key.strip()), self._json(value.strip()))
+        if (pair := self._pair(field)) is not None:
+            yield self._tell(pair[0], self._json(pair[1]))
         if closes:
             yield self._told_all(self._rest)
 
@@ -83,6 +80,11 @@ class LiteralCallReader(FieldCallReader):
             return json.dumps(self._value(text) if len(text) <= _LONGEST else text, ensure_ascii=False, allow_nan=False)
         except _NO_VALUE:
             return json.dumps(text, ensure_ascii=False)
+
+    def _pair(self, field: str) -> tuple[str, str] | None:
+        """An argument's name and its value as it is written; None for what is no argument."""
+        key, equals, value = field.partition(self.equals)
+        return (self._key(key.strip()), value.strip()) if equals else None
 
     def _key(self, text: str) -> str:
         return text
@@ -166,9 +168,25 @@ class PythonCallReader(LiteralCallReader):
     head = re.compile(r"[\s\[,]*([\w.-]{1,64})\(")
     beginning = re.compile(r"[\s\[,]*[\w.-]{0,64}")
 
-    def __init__(self, written: CallFormat, names: Collection[str], *, single: bool = False) -> None:
-        super().__init__(written, names, re.compile(r"[\"'(){}\[\],]"), single=single)
+    def __init__(
+        self, written: CallFormat, functions: Mapping[str, Mapping[str, Any]], *, single: bool = False
+    ) -> None:
+        super().__init__(written, functions, re.compile(r"[\"'(){}\[\],]"), single=single)
         self._rest = self._read_next
+        self._functions, self._names_in_order = functions, list[str]()
+
+    def _head_read(self, name: str) -> Begin:
+        properties = self._functions[name].get("properties")
+        self._names_in_order = [*properties] if isinstance(properties, Mapping) else []
+        return super()._head_read(name)
+
+    def _pair(self, field: str) -> tuple[str, str] | None:
+        """An argument without a name is the function's next one; beyond the last, its number is its name."""
+        key, equals, _ = field.partition(self.equals)
+        if not field.strip() or (equals and key.strip().isidentifier()):
+            return super()._pair(field)
+        names = self._names_in_order
+        return names[self._told] if self._told < len(names) else str(self._told), field.strip()
 
     def _read_next(self) -> Iterator[Delta]:
         """Read the next call of the block, or its end. Anything else is text again."""
@@ -205,10 +223,12 @@ class TaggedCallReader(AnswerScanner):
     A tag before anything else, such as code for an interpreter, is left out.
     """
 
-    def __init__(self, written: CallFormat, names: Collection[str], *, single: bool, certain: bool) -> None:
-        super().__init__(names, self._decide, single=single)
-        self._written, self._tagged = written, replace(written, begin=written.tag)
-        self._plain = ObjectCallReader(written, names, single=single, certain=certain)
+    def __init__(
+        self, written: CallFormat, functions: Mapping[str, Mapping[str, Any]], *, single: bool, certain: bool
+    ) -> None:
+        super().__init__(functions, self._decide, single=single)
+        self._written, self._tagged, self._functions = written, replace(written, begin=written.tag), functions
+        self._plain = ObjectCallReader(written, functions, single=single, certain=certain)
         self._reader: AnswerScanner = self._plain
 
     @property
@@ -230,7 +250,7 @@ class TaggedCallReader(AnswerScanner):
         if start.startswith(tag) and rest[0] in "{[":
             self._buffer, self._reader = start, ListedCallReader(self._tagged, self._names, single=self._single)
         elif start.startswith(tag) and call is not None and self._callable(call[1]):
-            self._buffer, self._reader = start, MethodCallReader(self._tagged, self._names, single=self._single)
+            self._buffer, self._reader = start, MethodCallReader(self._tagged, self._functions, single=self._single)
         elif start.startswith(tag):
             self._buffer = rest
         self._state = self._go_on

@@ -50,7 +50,7 @@ class XmlCallReader(FieldCallReader):
         self._schema: Mapping[str, Any] = {}
 
     def _cut_off(self, rest: str) -> bool:
-        return self._state in (self._read_fields, self._read_end)
+        return super()._cut_off(rest) or self._state in (self._read_fields, self._read_end)
 
     def _read_head(self) -> Iterator[Delta]:
         head = self._tags.head.match(self._buffer, len(self._mark))
@@ -64,7 +64,7 @@ class XmlCallReader(FieldCallReader):
     def _may_be_head(self) -> bool:
         rest, mark = self._buffer[len(self._mark) :].lstrip(), self._tags.mark
         if not mark:
-            return re.fullmatch(r"[\w.-]{0,64}\s*<?(arg_?\w*)?", rest) is not None
+            return re.fullmatch(r"[\w.-]{0,64}\s*(<(a(r(g(_\w*)?)?)?)?)?", rest) is not None
         return len(rest) < _LONGEST_HEAD and (mark.startswith(rest) or rest.startswith(mark)) and ">" not in rest
 
     def _read_fields(self) -> Iterator[Delta]:

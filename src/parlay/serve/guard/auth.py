@@ -14,7 +14,10 @@ from parlay.serve.errors import ApiError
 from parlay.serve.settings import Settings
 
 OPEN = frozenset({"/", "/health", "/v1/health", "/ping", "/ready", "/identity", "/version", "/openapi.json"})
-"""Paths that need no key, like the files of the page: they reveal nothing of requests and run nothing."""
+"""Paths that need no key, like the files of the page: they reveal nothing of requests and run no model.
+
+`/identity` reads the first model's weights, once in the life of the process.
+"""
 _PAGE = "/page/"
 _HOST = re.compile(r"(?P<name>\[[^\]]*\]|[^:]*)(:[0-9]+)?")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, Field
 
 from parlay.serve.openai.completions.body import PromptField, prompts_of
 from parlay.serve.protocol.body import Body, Count, GenerationBody, LogitBias
@@ -106,10 +106,8 @@ class InfillBody(LlamaBody):
     n_cache_reuse: Count | None = None
 
 
-class SlotBody(BaseModel):
+class SlotBody(Body):
     """``filename`` is that of the server's file, or left out."""
-
-    model_config = ConfigDict(extra="ignore", strict=True)
 
     filename: Annotated[str, Field(max_length=256)] | None = None
     model: Annotated[str, Field(max_length=1024)] | None = None

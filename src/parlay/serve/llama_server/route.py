@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -36,6 +37,8 @@ from parlay.serve.registry import Registry
 from parlay.serve.settings import Settings
 from parlay.text.prompts import Prompt, TokensPrompt
 from parlay.types import ParlayError, StructuredOutputsParams
+
+logger = logging.getLogger(__name__)
 
 _NAMES = FieldNames.of(LlamaBody, "prompt", max_tokens="n_predict")
 _FIELDS = GapFields("input_prefix", "input_suffix", "prompt", "input_extra")
@@ -83,11 +86,11 @@ def router(registry: Registry, settings: Settings) -> APIRouter:
         served = await registry.use(model, request)
         return _props(served)
 
-    _add_slots(routes, registry)
+    _add_slots(routes, registry, settings)
     return routes
 
 
-def _add_slots(routes: APIRouter, registry: Registry) -> None:
+def _add_slots(routes: APIRouter, registry: Registry, settings: Settings) -> None:
     failures = responses(400, 404, 408, 413, 429, 503)
 
     @routes.post("/slots/{slot}", summary="Write cached prefixes to a file", responses=failures)
@@ -95,6 +98,7 @@ def _add_slots(routes: APIRouter, registry: Registry) -> None:
         slot: int, action: Literal["save"], request: Request, body: SlotBody | None = None
     ) -> dict[str, Any]:
         body = body or SlotBody()
+        check_extras(body, request, settings)
         return await _saved(await registry.use(body.model, request), slot, body)
 
 
@@ -110,8 +114,12 @@ async def _saved(served: Served, slot: int, body: SlotBody) -> dict[str, Any]:
     began = time.monotonic()
     try:
         saved = await served.llm.between_steps(lambda llm: file.save())
-    except (OSError, ParlayError) as error:
-        raise ApiError(400, f"the prefixes can't be written: {error}", "action") from None
+    except OSError as error:
+        logger.warning("the prefixes can't be written: %s", error)
+        raise ApiError(500, f"the prefixes can't be written: {error.strerror}") from None
+    except ParlayError as error:
+        logger.warning("the prefixes can't be written: %s", error)
+        raise ApiError(400, f"{file.path.name} is no file of prefixes: it is left as it is", "action") from None
     return {
         "id_slot": slot,
         "filename": file.path.name,

@@ -185,6 +185,14 @@ async def _scored(
         outputs = await _embedded(served, [*one, *other], body, request, settings)
         return scored(outputs, [(first, len(one) + second) for first, second in pairs]), _usage(outputs)
     asked = [(one[query], other[document]) for query, document in pairs]
+    letters = sum(len(query) + len(document) + len(body.instruction) for query, document in asked)
+    if letters > settings.max_body_bytes:
+        raise ApiError(
+            400,
+            f"query and instruction are read again with each document, {letters} letters in all, and "
+            f"{settings.max_body_bytes} are taken: send fewer documents",
+            "documents",
+        )
     with _told(settings):
         ids = await request.app.state.workers.call(
             request, lambda: judge_prompts(served.llm.llm, asked, body.instruction)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any, Literal
 
@@ -15,6 +15,7 @@ from parlay import __version__
 from parlay.models.fetch.origin import build_fingerprint
 from parlay.serve.errors import ApiError, responses, unavailable
 from parlay.serve.guard.limits import Limiter
+from parlay.serve.hosted import Served
 from parlay.serve.observe.metrics import CONTENT_TYPE, Recorder
 from parlay.serve.registry import Registry
 from parlay.serve.settings import Settings
@@ -104,30 +105,31 @@ def router(registry: Registry, settings: Settings, limiter: Limiter) -> APIRoute
     async def version() -> Version:
         return Version(version=__version__)
 
-    _add_identity(routes, registry)
+    _add_identity(routes, registry, settings)
     return routes
 
 
-def _add_identity(routes: APIRouter, registry: Registry) -> None:
+def _add_identity(routes: APIRouter, registry: Registry, settings: Settings) -> None:
     known: asyncio.Task[Identity] | None = None
 
     @routes.get("/identity", summary="What its texts depend on, for a gateway that compares servers")
     async def identity() -> Identity:
         nonlocal known
-        if known is None:  # the weights are read once, whoever asks
-            known = asyncio.create_task(asyncio.to_thread(_identity, registry))
+        if known is None or (known.done() and known.exception() is not None):
+            if (first := next(iter(registry)).served) is None:
+                raise unavailable(settings.retry_after)
+            names = [model.name for model in registry]
+            known = asyncio.create_task(asyncio.to_thread(_identity, names, first))  # once, whoever asks
         return await asyncio.shield(known)
 
 
-def _identity(registry: Registry) -> Identity:
-    """Read the weights of the first model, which is there from the start."""
-    names, weights, kernels = [model.name for model in registry], "", ""
-    if registry.loaded:
-        first = registry.loaded[0]
-        kernels = f"{first.spec.kernels} {first.spec.dtype}"
-        with suppress(ParlayError):  # it has no files
-            weights = first.gate.binding().weights
-    return Identity(build=_hash(build_fingerprint()), models=_hash("\n".join([*names, weights])), kernels=kernels)
+def _identity(names: Sequence[str], first: Served) -> Identity:
+    """Read the weights of the first of the models. Raises OSError."""
+    weights = ""
+    with suppress(ParlayError):  # it has no files
+        weights = first.gate.binding().weights
+    models, kernels = _hash("\n".join([*names, weights])), f"{first.spec.kernels} {first.spec.dtype}"
+    return Identity(build=_hash(build_fingerprint()), models=models, kernels=kernels)
 
 
 def _hash(text: str) -> str:

@@ -59,7 +59,7 @@ class CanvasRecipe(ABC):
         return {"loss": sum(float(self.loss(batch)) for batch in batches) / len(batches)}
 
     def masked_loss(self, hidden_BTH: Tensor, batch: RowBatch, masked_BT: Tensor, rate_BT: Tensor) -> Tensor:
-        """See `losses.masked_loss`; the states are those of the places themselves."""
+        """See the function `masked_loss`; the states are those of the places themselves."""
         logits_MV = self.decoder.head(hidden_BTH[masked_BT])
         return masked_loss(logits_MV, batch.ids_BT[masked_BT], rate_BT[masked_BT], int(batch.learned_BT.sum()))
 

@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerFast
 from parlay.drafters.options import SET_BLOCK
 from parlay.models.fetch.origin import licence, public_name
 from parlay.models.fetch.resolving import resolve
+from parlay.options import UsageError
 from parlay.system import threads
 from parlay.train.canvases import cdlm, cllm
 from parlay.train.canvases.decoders import Decoder, load_decoder, mask_of, new_decoder
@@ -91,6 +92,8 @@ def begin_set_block(options: SetBlockTrainOptions) -> Begun:
     """A causal model that gets a mask, or an adapter for rows that read one."""
     inner, tokenizer, rows, held = _tuned(options.model, options)
     mask_id = choose_mask(tokenizer, inner.config.vocab_size, options.mask_token)
+    if options.lora and (options.layers or not (options.keep or options.text_weight)):
+        raise UsageError("--lora trains an adapter of all layers, which learns from --keep or --text-weight")
     if options.lora:
         return Begun(MaskAdapterRecipe(options, Decoder(inner, mask_id)), tokenizer, rows, held, options.model)
     original = Decoder(load_decoder(options.model)).requires_grad_(False).eval() if options.keep else None
