@@ -50,7 +50,7 @@ def add_vote_flags(parser: argparse.ArgumentParser) -> None:
         "--vote-at-once",
         type=whole,
         metavar="N",
-        help="chains that decode together (default: as few as can decide the vote)",
+        help="chains that decode together; fewer cost fewer tokens, and may take longer (default: all)",
     )
 
 

@@ -31,8 +31,8 @@ class VoteParams:
     ``early`` stops the other chains when they can't change the winner any more: the answer is that of the full vote.
     ``confidence`` stops them sooner: when the first answer would keep its lead over the second with this probability,
     by the Beta bound of adaptive consistency (Aggarwal et al. 2023, arXiv:2305.11860). The full vote may then differ.
-    ``at_once`` is how many chains decode at a time. By default it is as few as can decide the vote if they agree, which
-    costs least where forwards take as long as they have rows; ``n`` waits least where they do not.
+    ``at_once`` is how many chains decode at a time, by default all: then no vote takes longer than the full one. With
+    fewer, no more begin than can decide the vote if they agree: that costs fewer tokens, and may take longer.
 
     Raises ValueError for values that are no vote.
     """
@@ -196,8 +196,9 @@ class Ballot:
         running = [chain for chain in range(self.begun) if chain not in self.answers]
         if self.over:
             return 0
-        if params.at_once is not None:
-            return min(left, params.at_once - len(running))
+        if params.at_once is None:
+            return left
+        left = min(left, params.at_once - len(running))
         for more in range(left):
             guessed = [*running, *range(self.begun, self.begun + more)]
             if guessed and self._end(self._counts(guessed), range(params.n), {*self.answers, *guessed}) is not None:
