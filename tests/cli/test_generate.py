@@ -343,5 +343,5 @@ def test_a_vote_prints_the_winner_and_the_outcome(cli: Cli) -> None:
 def test_a_vote_of_nobody_says_so(cli: Cli) -> None:
     result = cli("generate", PROMPT, *MINI, "--vote", "3", "--answer", "boxed", "--max-tokens", "4")
     assert result.code == 0
-    assert "no vote: none of the 3 chains that ended has an answer" in result.err
+    assert "no vote: none of the 3 chains that ended has an answer (--max-tokens cut 3 of them)" in result.err
     assert result.out.strip()

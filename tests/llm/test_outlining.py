@@ -93,6 +93,16 @@ def test_the_router_asks_whether_order_matters(
     assert ("depend on each other" in output.note) != planned
 
 
+@pytest.mark.parametrize(
+    "question",
+    ["Prove that it holds.", "How many apples are left?", "Write a Python function.", "What is 3*4?"],
+)
+def test_questions_whose_answers_build_up_are_answered_plainly(llm: LLM, question: str) -> None:
+    output = write_outlined(llm, question, PARAMS)
+    assert (output.points, output.outline) == ((), None)
+    assert output.note == "written plainly: the points would depend on each other"
+
+
 @pytest.mark.parametrize("params", [{"points": 1}, {"points": 99}, {"outline_tokens": 1}])
 def test_what_is_no_plan_is_refused(params: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="must be from"):

@@ -123,7 +123,7 @@ def run(options: argparse.Namespace) -> int:
         print(json.dumps(_report(sample, output.vote, whole=options.explain)))
     _summarise(sample, params, tint)
     if output.vote is not None:
-        print(told(output.vote, sum(len(one.token_ids) for one in output.outputs)), file=sys.stderr)
+        print(told(output, output.vote), file=sys.stderr)
     _note(explanation, params, room)
     if wants_chat and len(sample.token_ids) < 2 and sample.finish_reason == "stop" and not params.stop:
         print("parlay: note: the model ended at once: for an answer in its chat format add --chat", file=sys.stderr)

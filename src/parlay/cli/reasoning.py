@@ -15,6 +15,7 @@ from parlay.options import LoadOptions, UsageError
 if TYPE_CHECKING:
     from parlay.llm.llm import LLM
     from parlay.llm.outlining import OutlinedOutput
+    from parlay.llm.outputs import RequestOutput
     from parlay.llm.voting import VoteOutput, VoteParams
     from parlay.types import SamplingParams
 
@@ -79,11 +80,14 @@ def defaults(options: argparse.Namespace) -> Mapping[str, object]:
     return DEFAULTS if options.vote is None else {**DEFAULTS, "temperature": TEMPERATURE}
 
 
-def told(vote: VoteOutput, tokens: int) -> str:
-    """The outcome in a line; ``tokens`` are those of all chains."""
+def told(output: RequestOutput, vote: VoteOutput) -> str:
+    """The outcome in a line."""
+    tokens = sum(len(one.token_ids) for one in output.outputs)
+    cut = sum(one.finish_reason == "length" for one in output.outputs)
     ended, chains = len(vote.answers) - len(vote.stopped), len(vote.answers)
     if vote.answer is None:
-        return f"no vote: none of the {ended} chains that ended has an answer; this is the text of the first"
+        hint = f" (--max-tokens cut {cut} of them)" if cut else ""
+        return f"no vote: none of the {ended} chains that ended has an answer{hint}; this is the text of the first"
     reason = {
         "all": "all chains ended",
         "decided": f"{chains - ended} of {chains} chains were stopped, and could not have changed it",

@@ -1,7 +1,7 @@
 """Skeleton-of-Thought (Ning et al. 2023, arXiv:2307.15337): an outline first, then all its sections at once.
 
-A router asks the model whether the points of an answer stand on their own. Where they do not, as in a proof or a
-program, the answer is written plainly.
+A router says whether the points of an answer stand on their own: not where the question asks for a proof, a program or
+a calculation in so many words, and else as the model itself says. Where they do not, the answer is written plainly.
 """
 
 from __future__ import annotations
@@ -18,6 +18,12 @@ if TYPE_CHECKING:
     from parlay.llm.llm import LLM
 
 _POINT = re.compile(r"^\s*(?:\*\*)?\d{1,3}[.)]\s*(\S[^\n]*)", re.MULTILINE)
+_ORDERED = re.compile(
+    r"\b(prove|proof|derive|solve|calculat\w*|comput(?:e|ing)|how (?:many|much)|step by step|program|function|script|"
+    r"code|story|poem|translat\w+|rewrit\w+|summar\w+)\b|\d\s*[-+*/=^]\s*\d",
+    re.IGNORECASE,
+)
+"""Words of questions whose answers build on what was said before."""
 _LONGEST_POINT = 200
 """Characters of a heading."""
 _ROUTE = (
@@ -124,11 +130,13 @@ def read_outline(outline: RequestOutput, params: OutlineParams) -> tuple[tuple[s
 
 
 def stands_apart(llm: LLM, question: str) -> bool:
-    """Ask the model whether each point of an answer can be written without the others.
+    """Whether each point of an answer can be written without the others: by words of the question, then by the model.
 
     Raises ValueError for a model to which yes and no are not one token each, ParlayError for one without a chat
     template.
     """
+    if _ORDERED.search(question):
+        return False
     try:
         words = words_of(llm)
     except ValueError:
