@@ -61,11 +61,13 @@ class GuidedRunner(WrappedRunner):
         return self._inner.reserve(sequence, tokens) and (guided is None or guided.negative.reserve(tokens))
 
     def forward(self, segments: Sequence[Segment], taps: Sequence[int] = (), skip: Skip = NO_SKIP) -> Output:
+        if skip or self._unguided(segments):
+            return self._inner.forward(segments, taps, skip)
         return self.begin(segments, taps, skip)()
 
     def begin(self, segments: Sequence[Segment], taps: Sequence[int] = (), skip: Skip = NO_SKIP) -> Finish:
         """Begin a forward, with the negative segments after the others."""
-        if skip or self._guided.keys().isdisjoint([segment.sequence for segment in segments]):
+        if skip or self._unguided(segments):
             return self._inner.begin(segments, taps, skip)
         negatives: list[Segment] = []
         pairs: list[_Pair] = []
@@ -79,6 +81,9 @@ class GuidedRunner(WrappedRunner):
         finish = self._inner.begin([*segments, *negatives], taps)
         ran = sum(segment.rows for segment in segments)
         return lambda: _guide(finish(), pairs, len(segments), ran)
+
+    def _unguided(self, segments: Sequence[Segment]) -> bool:
+        return self._guided.keys().isdisjoint([segment.sequence for segment in segments])
 
     def keep(self, sequence: int, path: Sequence[int]) -> int:
         cached = self._inner.keep(sequence, path)
