@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
+from parlay.llm.input_processor import RequestOptions
 from parlay.llm.outputs import Logprob, RequestOutput
 from parlay.system.progress import Progress, bar
 from parlay.text.prompts import Prompt
@@ -76,7 +77,8 @@ def search_beams(
     llm: LLM, prompts: Sequence[Prompt], params: BeamSearchParams, use_tqdm: Progress
 ) -> list[BeamSearchOutput]:
     """`LLM.beam_search`."""
-    tokenizer, starts = llm.get_tokenizer(), [llm.token_ids(prompt) for prompt in prompts]
+    tokenizer, options = llm.get_tokenizer(), RequestOptions(strategy="none")
+    starts = [llm.job(prompt, SamplingParams(max_tokens=1), options).samples[0].request.prompt for prompt in prompts]
     decode, ends = partial(llm.generate, use_tqdm=False, strategy="none"), frozenset(llm.vocabulary.end_ids)
     with bar(params.max_tokens, "Beam search", "token", use_tqdm) as shown:
         return beam_search(starts, params, decode, tokenizer, ends, after_token=shown.update)
