@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,6 @@ from torch import Tensor
 from parlay import LLM, Ensemble, ParlayError, SamplingParams
 from parlay.cache import Budget
 from parlay.engine import Engine
-from parlay.models.config import DecoderConfig
 from parlay.models.ensembles.ensemble import EnsembleRunner
 from parlay.models.ensembles.guided import GuidedRunner
 from parlay.models.loading import load_weights, read_config
@@ -26,7 +26,7 @@ from parlay.testing import toy_drafters
 from parlay.testing.checkpoints import VOCAB_SIZE, random_model, save_random
 from parlay.testing.conformance import check_runner
 from parlay.testing.conformance.stage import Steady
-from parlay.testing.conformance.stages import recomputed
+from parlay.testing.conformance.stages import recomputed, tiny_llama
 from parlay.testing.reference import LogitsOf, decode
 from parlay.testing.toy_tokenizers import toy_tokenizer
 from parlay.testing.toys import RandomLogits, ToyRunner, nan_after
@@ -97,18 +97,7 @@ def test_every_row_is_that_of_a_fresh_prefill_in_each_member(rule: str, cut: int
 
 def tiny(seed: int, budget: Budget | None = None, capacity: int = 2048) -> NativeRunner:
     torch.manual_seed(seed)
-    config = DecoderConfig(
-        architecture="LlamaForCausalLM",
-        vocab_size=VOCAB_SIZE,
-        hidden_size=32,
-        intermediate_size=64,
-        num_layers=3,
-        num_heads=4,
-        num_kv_heads=2,
-        head_dim=8,
-        rms_norm_eps=1e-6,
-        max_context=256,
-    )
+    config = replace(tiny_llama(256), canvas=None)
     weights = dict(random_model("llama", seed=seed).state_dict())
     cpu = torch.device("cpu")
     return NativeRunner(

@@ -154,6 +154,21 @@ KINDS = pytest.mark.parametrize(
 )
 
 
+def forgets(
+    forms: tuple[LayerForm, ...], dtype: torch.dtype, cached: str, keep_all: Callable[[], None]
+) -> NativeRunner:
+    """A runner that has decoded texts; its logits are those of one that ``keep_all`` has keep all, in less memory."""
+    runner = made(forms, dtype, cached)
+    found, held = lived(runner), runner.store.held - runner.store.spare
+    keep_all()
+    keeps = made(forms, dtype, cached)
+    expected = lived(keeps)
+    assert len(found) == len(expected)
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+    assert held < 0.6 * (keeps.store.held - keeps.store.spare)
+    return runner
+
+
 @KINDS
 def test_layers_that_differ_forget_what_no_row_sees(
     kernels: Callable[[pytest.MonkeyPatch], None] | None,
@@ -164,12 +179,8 @@ def test_layers_that_differ_forget_what_no_row_sees(
     """With heads of their own in pages of their own, and layers that see an earlier one's keys in its pages."""
     if kernels is not None:
         kernels(monkeypatch)
-    runner = made(UNEVEN, dtype, cached)
-    found, held = lived(runner), runner.store.held - runner.store.spare
-    monkeypatch.setattr(forward, "RecentShape", partial(RecentShape, margin=4096))
-    keeps = made(UNEVEN, dtype, cached)
-    assert all(torch.equal(one, other) for one, other in zip(found, lived(keeps), strict=True))
-    assert held < 0.6 * (keeps.store.held - keeps.store.spare)
+    widened = partial(RecentShape, margin=4096)
+    runner = forgets(UNEVEN, dtype, cached, lambda: monkeypatch.setattr(forward, "RecentShape", widened))
     number = {torch.float32: 4, torch.bfloat16: 2}[dtype] if cached == "auto" else 34 / 32
     assert runner.store.shape.page_bytes == 2 * 64 * BLOCK * number
     assert cache_room(decoder(UNEVEN), number).bytes_for(2000) == runner.store._room.bytes_for(2000)
@@ -186,14 +197,8 @@ def test_logits_are_those_of_a_cache_that_keeps_all(
 ) -> None:
     if kernels is not None:
         kernels(monkeypatch)
-    runner = made(forms, dtype, cached)
-    found, held = lived(runner), runner.store.held - runner.store.spare
-    monkeypatch.setattr(LayerPages, "of", staticmethod(lambda config: LayerPages.alike(config.num_layers)))
-    keeps = made(forms, dtype, cached)
-    expected = lived(keeps)
-    assert len(found) == len(expected)
-    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
-    assert held < 0.6 * (keeps.store.held - keeps.store.spare)
+    alike = staticmethod(lambda config: LayerPages.alike(config.num_layers))
+    forgets(forms, dtype, cached, lambda: monkeypatch.setattr(LayerPages, "of", alike))
 
 
 def test_admission_counts_what_a_text_takes(monkeypatch: pytest.MonkeyPatch) -> None:

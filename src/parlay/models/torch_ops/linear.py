@@ -65,31 +65,39 @@ class PlainLinear:
         return F.linear(x_NI, self._weight, self._bias)
 
 
-class SummedLinear:
-    """The sums of what ``linear`` gives in each process of a group, added in float32."""
+class _WrappedLinear:
+    """A linear of the shape and dtype of another, which it calls."""
 
-    __slots__ = ("_group", "_linear", "dtype", "in_features", "out_features")
+    __slots__ = ("_linear", "dtype", "in_features", "out_features")
 
-    def __init__(self, linear: Linear, group: Group) -> None:
+    def __init__(self, linear: Linear) -> None:
         self.out_features: int = linear.out_features
         self.in_features: int = linear.in_features
         self.dtype: torch.dtype = linear.dtype
-        self._linear, self._group = linear, group
+        self._linear = linear
+
+
+class SummedLinear(_WrappedLinear):
+    """The sums of what ``linear`` gives in each process of a group, added in float32."""
+
+    __slots__ = ("_group",)
+
+    def __init__(self, linear: Linear, group: Group) -> None:
+        super().__init__(linear)
+        self._group = group
 
     def __call__(self, x_NI: Tensor) -> Tensor:
         return summed(self._linear(x_NI), self._group)
 
 
-class RecordedLinear:
+class RecordedLinear(_WrappedLinear):
     """``linear``, which adds up the squares of its inputs in ``sums_I``."""
 
-    __slots__ = ("_linear", "dtype", "in_features", "out_features", "sums_I")
+    __slots__ = ("sums_I",)
 
     def __init__(self, linear: Linear, sums_I: Tensor) -> None:
-        self.out_features: int = linear.out_features
-        self.in_features: int = linear.in_features
-        self.dtype: torch.dtype = linear.dtype
-        self._linear, self.sums_I = linear, sums_I
+        super().__init__(linear)
+        self.sums_I = sums_I
 
     def __call__(self, x_NI: Tensor) -> Tensor:
         self.sums_I += x_NI.square().sum(0)

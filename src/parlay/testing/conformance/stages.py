@@ -120,7 +120,7 @@ def recomputed(runner: Runner) -> LogitsOf:
     return lambda ids: compute(tuple(ids))
 
 
-def _tiny_llama(context: int) -> DecoderConfig:
+def tiny_llama(context: int) -> DecoderConfig:
     """The config of `random_model`'s Llama."""
     return DecoderConfig(
         architecture="LlamaForCausalLM",
@@ -139,7 +139,7 @@ def _tiny_llama(context: int) -> DecoderConfig:
 
 def native_stage(dtype: torch.dtype, context: int = 4096) -> Stage:
     """A tiny Llama with random weights in the native decoder; its draft model is itself with disturbed weights."""
-    config = _tiny_llama(context)
+    config = tiny_llama(context)
     weights = {name: tensor.to(dtype) for name, tensor in random_model("llama").state_dict().items()}
     disturbed = {name: tensor + 0.1 * tensor.std() * torch.randn_like(tensor) for name, tensor in weights.items()}
 
