@@ -113,7 +113,7 @@ class Followers:
     def _watch(self) -> None:
         """Hear the others and tell them that rank 0 is alive, until they end."""
         pause = self._seconds / BEATS
-        with selectors.DefaultSelector() as selector:
+        with suppress(OSError, ValueError), selectors.DefaultSelector() as selector:  # they may be closed meanwhile
             for connection in self._connections:
                 selector.register(connection, selectors.EVENT_READ, connection)
             due = time.monotonic()
@@ -126,8 +126,6 @@ class Followers:
                         due = time.monotonic() + pause
                 except RunnerLost as error:
                     self.lose(one_line(error))
-                except (OSError, ValueError):  # closed meanwhile
-                    return
 
     def _hear(self, connection: Connection) -> None:
         kind, content = connection.receive()
