@@ -54,7 +54,7 @@ class OutlineParams:
 
     def __post_init__(self) -> None:
         if not 2 <= self.points <= 32:
-            raise ValueError(f"points must be from 2 to 32, got {self.points}: one point is no outline")
+            raise ValueError(f"points must be from 2 to 32, got {self.points}")
         if not 8 <= self.outline_tokens <= 4096:
             raise ValueError(f"outline_tokens must be from 8 to 4096, got {self.outline_tokens}")
 

@@ -46,7 +46,7 @@ class VoteParams:
 
     def __post_init__(self) -> None:
         if not 2 <= self.n <= MOST_CHAINS:
-            raise ValueError(f"vote.n must be from 2 to {MOST_CHAINS}, got {self.n}: one chain alone is no vote")
+            raise ValueError(f"vote.n must be from 2 to {MOST_CHAINS}, got {self.n}: it is the number of chains")
         if self.by not in ("votes", "score"):
             raise ValueError(f"vote.by must be votes or score, got {self.by!r}")
         if self.confidence is not None and not 0.5 < self.confidence < 1:

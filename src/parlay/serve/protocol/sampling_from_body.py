@@ -278,7 +278,7 @@ def check_length(tokens: int, served: Served, settings: Settings, field: str) ->
     check_prompt(tokens, settings, field)
     if tokens >= served.max_model_len:
         message = (
-            f"the prompt has {tokens} tokens, but the context of {served.name} is {served.max_model_len} and must "
+            f"{field} has {tokens} tokens, but the context of {served.name} is {served.max_model_len} and must "
             "hold at least one more: shorten it"
         )
         raise ApiError(400, message, field, "context_length_exceeded")
