@@ -114,18 +114,25 @@ class Line:
 
 
 class Fake:
-    """A replica that is ready, and answers every POST with the same bytes."""
+    """A replica that is ready, and answers every POST with the same bytes. It says who it is once it is ``hashed``."""
 
     def __init__(self, answer: bytes, ready: bytes = READY) -> None:
         self._answer = answer
         self._ready = ready
         self.posts: list[bytes] = []
+        self.looks = 0
+        """How often it was asked whether it is ready."""
+        self.hashed = asyncio.Event()
+        self.hashed.set()
 
     async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(ConnectionError):
             if data := await reader.read(65536):
                 if data.startswith(b"POST"):
                     self.posts.append(data)
+                self.looks += data.startswith(b"GET /ready")
+                if data.startswith(b"GET /identity"):
+                    await self.hashed.wait()
                 writer.write(self._answer if data.startswith(b"POST") else self._ready)
                 await writer.drain()
         writer.close()

@@ -228,6 +228,24 @@ def test_a_server_that_is_no_equal_replica_is_refused(
     assert words in caplog.text
 
 
+def test_a_server_that_hashes_its_weights_for_long_is_looked_after_meanwhile(behind: Behind) -> None:
+    """It is no lost one, gets no requests, and is taken as soon as it has said who it is."""
+    fakes = [Fake(READY), Fake(READY)]
+    fakes[1].hashed.clear()
+
+    async def test(client: httpx.AsyncClient, gateway: Gateway) -> None:
+        while fakes[1].looks < 3:
+            await asyncio.sleep(0.01)
+        assert gateway.fleet.replicas[1].state == "starting"
+        assert (await client.post("/v1/completions", json={"prompt": "a"})).status_code == 200
+        assert not fakes[1].posts
+        fakes[1].hashed.set()
+        while gateway.fleet.replicas[1].state != "ready":
+            await asyncio.sleep(0.01)
+
+    behind(fakes, test, ready=1, health_seconds=0.1, probe_seconds=0.05)
+
+
 def test_other_builds_may_be_mixed_and_other_weights_may_not(behind: Behind) -> None:
     fakes = [Fake(READY), Fake(READY, ready_as(IDENTITY.replace(b'"b"', b'"c"')))]
 

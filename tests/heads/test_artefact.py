@@ -148,11 +148,14 @@ def test_a_proof_that_held_is_not_repeated_until_files_change(
     os.utime(next(model.glob("*.safetensors")), ns=(0, 0))
     use(tmp_path)
     assert len(calls) == 3
+    os.utime(model / CONFIG, ns=(0, 0))
+    use(tmp_path)
+    assert len(calls) == 4
     assert head.proof is not None
     artefact.save(tmp_path, other_guesses(head, head.proof), "")
     for _ in range(2):
         assert "guesses 0 of 16" in use(tmp_path)
-    assert len(calls) == 5
+    assert len(calls) == 6
 
 
 def test_weights_that_were_changed_or_poisoned_are_refused(head: HeadArtefact, tmp_path: Path) -> None:

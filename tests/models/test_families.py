@@ -193,6 +193,7 @@ def test_the_text_part_of_a_model_of_images_is_read_alone(name: str, architectur
         ("gemma4-dense", {"per_layer_config": {"0": {"head_dim": 8}}}, "layers of one type that differ in their heads"),
         ("gemma4-dense", {"use_bidirectional_attention": "all"}, "use_bidirectional_attention"),
         ("gemma4-dense", {"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}, "scaled by 'yarn'"),
+        ("gemma4-dense", {"rope_parameters": {"full_attention": {"partial_rotary_factor": 0.5}}}, "'proportional'"),
         ("qwen3", {"attention_sink_size": 4}, "attention_sink_size 4"),
         ("gemma3", {"layer_types": ["full_attention", "chunked_attention", "full_attention"]}, "chunked_attention"),
         ("granite", {"architectures": ["MambaForCausalLM"]}, "layers are recurrent"),
@@ -300,6 +301,15 @@ def test_layers_that_differ_are_not_shared_out_among_ranks(tmp_path: Path) -> No
     save_random("gemma4-e", tmp_path)
     with pytest.raises(ParlayError, match="can't be shared out among ranks; run it on one"):
         Layout(tensor=2).check("it", read_config(tmp_path))
+
+
+def test_layers_alike_that_differ_from_the_model_are_uneven_too(tmp_path: Path) -> None:
+    """So no rank takes the model's sizes for theirs."""
+    save_random("llama", tmp_path)
+    config = read_config(tmp_path)
+    own = replace(config.llama, kv_heads=1, head_dim=2 * config.head_dim)
+    assert not config.is_uneven
+    assert replace(config, layers=(own,) * config.num_layers).is_uneven
 
 
 def test_experts_that_are_missing_are_named(tmp_path: Path) -> None:

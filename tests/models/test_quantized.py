@@ -136,7 +136,18 @@ def _by_group(
 _MIXTURE = replace(
     files.TOY, layers=(LayerForm(experts=Experts(count=4, chosen=2, size=64, shared=96, shared_gate=True)),) * 2
 )
+_ALL_CHOSEN = replace(
+    files.TOY, layers=(LayerForm(experts=Experts(count=4, chosen=4, size=64, shared=96, shared_gate=True)),) * 2
+)
+"""No row can choose other experts where logits are nearly equal."""
+_KEYS_AS_VALUES = replace(files.TOY, layers=(LayerForm(keys_as_values=True),) * 2)
 IDS = (5, 6, 7, 8, 9, 10)
+
+
+def _products(config: DecoderConfig) -> tuple[str, ...]:
+    """The products of attention that have matrices, and those of feed-forwards."""
+    known = weight_shapes(config)
+    return (*EXPERT_PRODUCTS, *(each for each in PRODUCTS[:4] if f"model.layers.0.{each}.weight" in known))
 
 
 def _runner(config: DecoderConfig, weights: Mapping[str, Weight], dtype: torch.dtype = torch.float32) -> NativeRunner:
@@ -161,9 +172,10 @@ def _logits(runner: NativeRunner, *parts: Sequence[int], adapter: Adapter | None
         (files.TOY, True),
         (replace(files.TOY, num_heads=2, num_kv_heads=1, head_dim=32), True),
         (_MIXTURE, True),
+        (_KEYS_AS_VALUES, True),
         (files.TOY, False),
     ],
-    ids=["half-blocks", "whole-blocks", "experts", "orders-of-their-own"],
+    ids=["half-blocks", "whole-blocks", "experts", "keys-as-values", "orders-of-their-own"],
 )
 def test_inputs_in_the_order_of_their_groups_stay_in_blocks(config: DecoderConfig, together: bool) -> None:
     """GPTQ's desc_act: logits are those of the numbers, rows don't depend on each other, and adapters fit."""
@@ -173,10 +185,10 @@ def test_inputs_in_the_order_of_their_groups_stay_in_blocks(config: DecoderConfi
     assert found.equal(_logits(blocks, *((token,) for token in IDS)))
 
 
-@pytest.mark.parametrize("config", [files.TOY, _MIXTURE], ids=["dense", "experts"])
+@pytest.mark.parametrize("config", [files.TOY, _MIXTURE, _KEYS_AS_VALUES], ids=["dense", "experts", "keys-as-values"])
 def test_adapters_fit_matrices_whose_inputs_are_in_another_order(config: DecoderConfig, tmp_path: Path) -> None:
     """What leads out of the feed-forward has its units moved, and so have the adapter's matrices."""
-    folder = save_adapter(tmp_path, config, products=EXPERT_PRODUCTS + PRODUCTS[:4])
+    folder = save_adapter(tmp_path, config, products=_products(config))
     logits = []
     for weights in _by_group(config):
         runner = _runner(config, weights)
@@ -185,16 +197,15 @@ def test_adapters_fit_matrices_whose_inputs_are_in_another_order(config: Decoder
     assert (found - expected).square().mean() < 1e-3 * expected.square().mean()
 
 
-@pytest.mark.parametrize("config", [files.TOY, _MIXTURE], ids=["dense", "experts"])
+@pytest.mark.parametrize(
+    "config", [files.TOY, _ALL_CHOSEN, _KEYS_AS_VALUES], ids=["dense", "experts", "keys-as-values"]
+)
 @pytest.mark.parametrize("rank", [5, 20, 40])
 def test_adapters_beside_blocks_have_eight_bits_and_rows_of_their_own(
     config: DecoderConfig, rank: int, tmp_path: Path
 ) -> None:
-    """In bfloat16: what they add is near that of the numbers, for matrices of tiny numbers too, whatever is beside.
-
-    A row may choose another expert where two are nearly equal, so the median of rows is compared.
-    """
-    folder = save_adapter(tmp_path, config, products=EXPERT_PRODUCTS + PRODUCTS[:4], rank=rank, alpha=2 * rank)
+    """In bfloat16: what they add is near that of the numbers, for matrices of tiny numbers too, whatever is beside."""
+    folder = save_adapter(tmp_path, config, products=_products(config), rank=rank, alpha=2 * rank)
     tensors = load_file(folder / WEIGHTS)
     tensors = {name: tensor * (1e-4 if "lora_B" in name else 1e4) for name, tensor in tensors.items()}
     save_file(tensors, folder / WEIGHTS)
@@ -202,7 +213,9 @@ def test_adapters_beside_blocks_have_eight_bits_and_rows_of_their_own(
     found, exact = _runner(config, blocks, torch.bfloat16), _runner(config, numbers)
     adapter, plain = found.read_adapter(folder, "one"), exact.read_adapter(folder, "one")
     changed, expected = _logits(found, IDS, adapter=adapter), _logits(exact, IDS, adapter=plain)
-    assert ((changed - expected).square().mean(1) / expected.square().mean(1)).median() < 3e-3
+    errors_N = (changed - expected).square().mean(1) / expected.square().mean(1)
+    assert errors_N.median() < 3e-3
+    assert errors_N.max() < 1e-2  # codes of eight bits; what adapters change is ten times that, as the next line shows
     assert (expected - _logits(exact, IDS)).square().mean() > 0.1 * expected.square().mean()
     assert changed.equal(_logits(found, *((token,) for token in IDS), adapter=adapter))
     assert changed.equal(_logits(found, IDS[:3], IDS[3:5], IDS[5:], adapter=adapter))

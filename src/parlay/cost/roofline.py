@@ -21,7 +21,8 @@ class LayerSums:
     """Sizes of a decoder whose layers differ, summed over all layers.
 
     ``qkv`` outputs of queries, keys and values, ``mixed`` numbers of all query heads, ``mlp`` inner numbers, and
-    numbers of a token's keys and values where all tokens stay (``whole``) and where the last ones do (``recent``).
+    numbers of a token's keys and values where all tokens stay (``whole``) and where the last ones do (``recent``), and
+    those that all layers read (``attended``), some of them in two layers.
     ``more`` weights are multiplied besides, and of ``by_row`` each token reads its own row.
     """
 
@@ -30,6 +31,7 @@ class LayerSums:
     mlp: int
     whole: int
     recent: int
+    attended: int
     more: int = 0
     by_row: int = 0
 
@@ -86,6 +88,11 @@ class ModelShape:
         if self.sums is not None:
             return round((self.sums.whole + self.sums.recent) * self.kv_bytes)
         return round(2 * self.num_layers * self.num_kv_heads * self.head_dim * self.kv_bytes)
+
+    @property
+    def attended_bytes(self) -> int:
+        """Keys and values of one token that all layers read: of a layer that sees another's keys, those again."""
+        return self.token_bytes if self.sums is None else round(self.sums.attended * self.kv_bytes)
 
     @property
     def parameters(self) -> int:
@@ -180,7 +187,7 @@ def step_operators(shape: ModelShape, step: StepShape) -> Iterator[Operator]:
         "attention",
         "attention",
         round(4 * layers * heads * step.pairs),  # scores, then values
-        round(shape.token_bytes * (step.keys + rows)),  # read, and the new ones written
+        round(shape.attended_bytes * step.keys + shape.token_bytes * rows),  # read, and the new ones written
     )
     yield _linear("attention out", shape.weight_bytes, rows, (heads, shape.hidden_size), layers)
     yield _linear("gate, up", shape.weight_bytes, rows, (shape.hidden_size, 2 * mlp), layers)

@@ -147,6 +147,8 @@ class Replica:
         self._others = others
         self._settings = settings
         self._look_again = asyncio.Event()
+        self._asked: asyncio.Task[tuple[Head, bytes]] | None = None
+        """Asks who it is, as long as it takes."""
 
     def note_loss(self, reason: str) -> None:
         """Send it nothing until it answers again: that is looked at now."""
@@ -168,20 +170,23 @@ class Replica:
 
     async def watch(self, changed: asyncio.Event) -> None:
         """Look after its health until cancelled. ``changed`` is set whenever it becomes ready."""
-        while True:
-            await self._look()
-            if self.state == "ready":
-                changed.set()
-            seconds = self._settings.silence_seconds
-            self.abandon(silent_for=seconds, reason=f"no byte came for {seconds:g} seconds")
-            self.pool.close(unused=self._settings.health_seconds)
-            self._look_again.clear()
-            try:
-                async with asyncio.timeout(self._settings.probe_seconds):
-                    await self._look_again.wait()
-                await asyncio.sleep(self._settings.probe_seconds / 10)  # a dead one is not asked all the time
-            except TimeoutError:
-                pass
+        try:
+            while True:
+                await self._look()
+                if self.state == "ready":
+                    changed.set()
+                seconds = self._settings.silence_seconds
+                self.abandon(silent_for=seconds, reason=f"no byte came for {seconds:g} seconds")
+                self.pool.close(unused=self._settings.health_seconds)
+                self._look_again.clear()
+                try:
+                    async with asyncio.timeout(self._settings.probe_seconds):
+                        await self._look_again.wait()
+                    await asyncio.sleep(self._settings.probe_seconds / 10)  # a dead one is not asked all the time
+                except TimeoutError:
+                    pass
+        finally:
+            self._ask_no_more()
 
     async def _look(self) -> None:
         try:
@@ -189,10 +194,15 @@ class Replica:
                 ready, _ = await self._get("/ready")
                 closed = self._settings.open_replicas or (await self._get("/v1/models"))[0].status == 401
             unknown = ready.status == 200 and self.state != "ready" and not self.address.socket
-            found = await self._identify() if unknown else None
+            if unknown and not await self._has_identified():
+                return  # it hashes its weights: until then it stays what it was
+            found = self._asked.result() if unknown and self._asked is not None else None
+            self._asked = None
         except ReplicaLost as error:
+            self._ask_no_more()
             self._change("starting" if self.state == "starting" else "lost", str(error))
         except TimeoutError:
+            self._ask_no_more()
             self._change("lost", f"it did not answer within {self._settings.health_seconds:g} seconds")
             self.abandon()
         else:
@@ -203,6 +213,17 @@ class Replica:
                 self._change("ready", "it takes requests")
             else:
                 self._change("draining", "it takes no new requests")
+
+    async def _has_identified(self) -> bool:
+        """Whether it has said who it is, since it was asked. That goes on while its health is looked after."""
+        self._asked = self._asked or asyncio.create_task(self._identify())
+        done, _ = await asyncio.wait([self._asked], timeout=self._settings.health_seconds)
+        return bool(done)
+
+    def _ask_no_more(self) -> None:
+        if self._asked is not None:
+            self._asked.cancel()
+        self._asked = None
 
     async def _identify(self) -> tuple[Head, bytes]:
         """Ask which server it is; it may hash its weights first, about a second per gigabyte. Raises ReplicaLost."""

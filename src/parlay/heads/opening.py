@@ -146,8 +146,10 @@ def _named(model: str | PreTrainedModel, target: RunnerSpec, lora: str | None) -
     """All that a target's states depend on; None where that is not in files."""
     if not isinstance(model, str):
         return None
-    folder = [] if lora is None else sorted(Path(lora).expanduser().iterdir())
-    files = [(str(path), path.stat().st_mtime_ns, path.stat().st_size) for path in [*weight_files(model), *folder]]
+    found, paths = resolve(model), weight_files(model)
+    paths += [found / CONFIG] if found.is_dir() else []
+    paths += [] if lora is None else sorted(Path(lora).expanduser().iterdir())
+    files = [(str(path), path.stat().st_mtime_ns, path.stat().st_size) for path in paths]
     return target.name, target.kernels, target.dtype, build_fingerprint(), files
 
 

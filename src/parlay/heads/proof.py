@@ -99,8 +99,9 @@ def _varied(states_TH: Tensor) -> Tensor:
 class ProofMemory:
     """The proofs of one head on one target that have held on this machine, kept for later processes.
 
-    ``subject`` names all that they depend on: files of head and target, settings, versions. Each line of the file is a
-    hash of that and of a drafter's class, the latest last.
+    ``subject`` names the files of head and target as they are now, the target's kernels and number type, and the
+    versions of Parlay and its libraries. Each line of the file is a hash of that and of a drafter's class, the latest
+    last.
     """
 
     subject: str

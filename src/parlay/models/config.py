@@ -213,10 +213,11 @@ class DecoderConfig:
 
     @property
     def is_uneven(self) -> bool:
-        """Whether layers differ in their heads or inner sizes, see other layers' keys, or read numbers of their own."""
-        shapes = {(self.heads_of(form), self.mlp_size_of(form)) for form in self.forms}
+        """Whether layers have heads or inner sizes of their own, see others' keys, or read numbers of each layer."""
+        usual = KeyHeads(self.num_kv_heads, self.head_dim), self.intermediate_size
+        own = any((self.heads_of(form), self.mlp_size_of(form)) != usual for form in self.forms)
         sharing = any(form.keys_of is not None or (form.experts and form.experts.beside) for form in self.forms)
-        return len(shapes) > 1 or sharing or self.per_layer_size > 0
+        return own or sharing or self.per_layer_size > 0
 
     @property
     def output_size(self) -> int:

@@ -34,6 +34,7 @@ EXPERT_PRODUCTS = ("gate_proj", "up_proj", "down_proj")
 _OF_LAYER = re.compile(r"model\.layers\.(?P<layer>\d+)\.(?P<product>.+)\.weight")
 _OF_EXPERT = re.compile(r"mlp\.(?:experts\.(?P<number>\d+)|shared_expert)\.(?P<product>\w+)")
 _MOST_RANK = 512
+"""The compiled decoder has room for so many: `MOST_RANK` in its adapters.h."""
 _KNOWN = frozenset(
     {
         *("alpha_pattern", "auto_mapping", "base_model_name_or_path", "bias", "corda_config"),

@@ -125,7 +125,7 @@ class NativeRunner(Runner):
         whole, recent = kernels.cache_shapes(kernels.part or config, device)
         self.store = Store(whole, max_tokens_cached, budget, recent)
         self._config, self._max_context, self._num_layers = config, config.max_context, config.num_layers
-        self._block = _block_of(config.canvas)
+        self._block, self._uneven = _block_of(config.canvas), config.is_uneven
         self.shares_prefixes = not self._block or BLOCK % self._block == 0
         self._spec = RunnerSpec(
             name=name,
@@ -143,7 +143,7 @@ class NativeRunner(Runner):
             features=kernels.part is None,
             together=True,
             canvas=config.canvas,
-            kv_heads=0 if kernels.part or config.is_uneven else config.num_kv_heads,
+            kv_heads=0 if kernels.part or self._uneven else config.num_kv_heads,
             head_dim=config.head_dim,
             in_flight=kernels.in_flight,
         )
@@ -180,7 +180,7 @@ class NativeRunner(Runner):
 
     def move(self, sequence: int, text: Sequence[int], move: Move) -> int:
         """See `MovingRunner.move`. With keys and values in blocks, or of layers that differ, nothing is moved."""
-        movable = self.shares_prefixes and not self._config.is_uneven
+        movable = self.shares_prefixes and not self._uneven
         rows_NLSKD = self.store.rows_of(sequence, text, move.first, move.length) if movable else None
         if rows_NLSKD is None:
             return self.store.length(sequence)
@@ -310,8 +310,10 @@ class NativeRunner(Runner):
             raise ValueError(f"a prefix of {tuple(features.prefix.states.shape)} numbers is another model's")
         if features.join is None:
             return
-        if self._config.is_uneven:
-            raise ValueError(f"{self._spec.name}: its layers see other layers' keys, so no row can join at one")
+        if self._uneven:
+            raise ValueError(
+                f"{self._spec.name}: its layers differ or see other layers' keys, so no row can join at one"
+            )
         if not 0 <= features.join.layer < self._num_layers:
             raise ValueError(f"no row can join at layer {features.join.layer}: layers are 0 to {self._num_layers - 1}")
         if rows > len(segment.tree) or segment.base > len(segment.pending) - 1:

@@ -112,8 +112,15 @@ class Followers:
 
     def _watch(self) -> None:
         """Hear the others and tell them that rank 0 is alive, until they end."""
+        try:
+            self._hear_all()
+        except (OSError, ValueError) as error:  # a connection is closed
+            if not self._over:
+                self.lose(one_line(error))
+
+    def _hear_all(self) -> None:
         pause = self._seconds / BEATS
-        with suppress(OSError, ValueError), selectors.DefaultSelector() as selector:  # they may be closed meanwhile
+        with selectors.DefaultSelector() as selector:
             for connection in self._connections:
                 selector.register(connection, selectors.EVENT_READ, connection)
             due = time.monotonic()

@@ -28,7 +28,7 @@ class RooflineSteps:
         self._linear: dict[tuple[int, int], float] = {}
         units = {each.name: each for each in step_operators(shape, StepShape(1, 1, 1, 0, 1))}
         attention, softmax = units["attention"], units["softmax"]
-        self._key = shape.token_bytes / machine.keys_bandwidth(shape)
+        self._key = shape.attended_bytes / machine.keys_bandwidth(shape)
         self._pair = attention.flops / machine.attention_rate
         self._scores = softmax.bytes / machine.vector_bandwidth
         self._path = shape.num_layers * machine.attend_seconds

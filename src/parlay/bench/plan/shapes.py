@@ -142,6 +142,7 @@ def _sums(config: DecoderConfig) -> LayerSums:
         mlp=matrices["down_proj"][1],
         whole=cached[0],
         recent=cached[1],
+        attended=sum(2 * math.prod(config.heads_of(form)) for form in config.forms),
         more=sum(matrices.get(name, (0, 0, 0))[2] for name in own),
         by_row=matrices.get("embed_tokens_per_layer", (0, 0, 0))[2],
     )

@@ -5,7 +5,7 @@
 #include "linear.h"
 
 #define LOWERED_TOGETHER 4 /* rows of one adapter that share what is loaded of it */
-#define MOST_RANK 512
+#define MOST_RANK 512      /* readers of adapters refuse more */
 #define CHAINS 4           /* sums of a row that run side by side, each over every fourth word */
 
 /* `count` rows from `x` on, to out [rows][apart]. What is left of the words joins the first chain, then all are added. */

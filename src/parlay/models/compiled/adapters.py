@@ -154,7 +154,8 @@ class PackedAdapters:
         linear = self._linear(place)
         coded = self._each > 1 and linear.kind not in _PLAIN and fits_blocks(down_RI)
         if coded and linear.order:
-            down_RI = down_RI[:, self._orders[name]]
+            own = name.replace("v_proj", "k_proj") if form.keys_as_values else name  # they are one matrix
+            down_RI = down_RI[:, self._orders[own]]
         halves = self._in_codes(down_RI, up_OR) if coded else (self._down(down_RI), self._up(up_OR))
         return _Pair(place, len(down_RI), coded, halves)
 

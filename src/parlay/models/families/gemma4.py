@@ -54,6 +54,8 @@ def _proportional(said: Mapping[str, Any], head_dim: int) -> RopeConfig:
     if kind not in ("default", "proportional"):
         raise UnsupportedModel(f"Gemma 4: positions of full layers scaled by {kind!r:.40} are not supported")
     if kind == "default":
+        if (said.get("partial_rotary_factor") or 1.0, said.get("factor") or 1.0) != (1.0, 1.0):
+            raise UnsupportedModel("Gemma 4: positions of full layers that turn heads in part must be 'proportional'")
         return RopeConfig(theta=theta)
     turning = int(float(said.get("partial_rotary_factor", 1.0)) * head_dim // 2)
     divisors = [float(said.get("factor", 1.0))] * turning + [_NEVER] * (head_dim // 2 - turning)
