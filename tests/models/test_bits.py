@@ -231,8 +231,6 @@ def bench(request: pytest.FixtureRequest, kernels: str) -> Bench:
         pytest.skip("torch's operators have no cache in blocks")
     if kernels in ("0", "plain") and request.param[3] in ("experts stored", "uneven stored"):
         pytest.skip("blocks and experts are tried apart where each product takes long")
-    if kernels == "plain" and request.param[3] == "uneven":
-        pytest.skip("the sizes of layers are those of other instruction sets")
     result = Bench(*request.param)
     assert (kernels == "0") == result.runner.spec.kernels.endswith(f"{SWITCH}=0")
     if result.runner.spec.exactness is not Exactness.BITS:

@@ -13,12 +13,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from parlay import LLM, LoRARequest, SamplingParams
+from parlay.compiled.build import SOURCES
 from parlay.compiled.library import SWITCH
 from parlay.llm.input_processor import RequestOptions
 from parlay.models.config import DecoderConfig
 from parlay.models.loading import load_weights, read_config
 from parlay.models.lora import MASKS, merged, read_adapter
-from parlay.models.lora_layout import CONFIG, EXPERT_PRODUCTS, PRODUCTS, WEIGHTS, BadAdapter
+from parlay.models.lora_layout import CONFIG, EXPERT_PRODUCTS, MOST_RANK, PRODUCTS, WEIGHTS, BadAdapter
 from parlay.models.native import NativeRunner
 from parlay.models.random_decoder import save_decoder
 from parlay.options import LoadOptions
@@ -493,3 +494,8 @@ def test_pickles_are_never_opened(tmp_path: Path) -> None:
         read_adapter(folder, config, "pickled")
     with pytest.raises(BadAdapter, match=f"no {CONFIG}"):
         read_adapter(tmp_path, config, "none")
+
+
+def test_readers_refuse_ranks_for_which_the_compiled_decoder_has_no_room() -> None:
+    header = (SOURCES / "adapters.h").read_text(encoding="utf-8")
+    assert f"#define MOST_RANK {MOST_RANK} " in header

@@ -33,8 +33,8 @@ EXPERT_PRODUCTS = ("gate_proj", "up_proj", "down_proj")
 """Those of an expert, in the same order."""
 _OF_LAYER = re.compile(r"model\.layers\.(?P<layer>\d+)\.(?P<product>.+)\.weight")
 _OF_EXPERT = re.compile(r"mlp\.(?:experts\.(?P<number>\d+)|shared_expert)\.(?P<product>\w+)")
-_MOST_RANK = 512
-"""The compiled decoder has room for so many: `MOST_RANK` in its adapters.h."""
+MOST_RANK = 512
+"""The compiled decoder has room for so many: the same name in its adapters.h."""
 _KNOWN = frozenset(
     {
         *("alpha_pattern", "auto_mapping", "base_model_name_or_path", "bias", "corda_config"),
@@ -254,9 +254,9 @@ class _Reader(NamedTuple):
         rank = self._of_pattern("rank_pattern", module, self.said["r"])
         if not isinstance(rank, int):
             raise ValueError(f"rank {rank!r:.20} of {module} is no whole number")
-        if not 0 < rank <= _MOST_RANK:
+        if not 0 < rank <= MOST_RANK:
             raise BadAdapter(
-                f"{self.folder}: rank {rank!s:.20} of {module} is not supported: at least 1 and at most {_MOST_RANK}"
+                f"{self.folder}: rank {rank!s:.20} of {module} is not supported: at least 1 and at most {MOST_RANK}"
             )
         alpha = self._of_pattern("alpha_pattern", module, self.said.get("lora_alpha", 8))
         return rank, alpha / (math.sqrt(rank) if self.said.get("use_rslora") else rank)

@@ -60,7 +60,7 @@ typedef struct {
     int64_t groups, top_groups; /* of experts; those that a row may choose from, where there is a choice_bias */
     double expert_scale;  /* the weights of a row's experts are multiplied by it */
     const float *choice_bias; /* [experts] or null: weights are sigmoids, and with these beside them chosen by */
-    int64_t adapted; /* of an adapter's products: the first of its experts, EXPERT_PRODUCTS of each */
+    int64_t adapted; /* where the layer's experts begin in an adapter's table, each with EXPERT_PRODUCTS places */
     const float *expert_scales; /* [experts] or null: of the weight of each */
     const float *router_norm, *experts_norm; /* [hidden]: of what router and experts read where gate, up and down run
                                               * besides; else null, and they read what feed_forward_norm makes */
@@ -166,8 +166,9 @@ typedef struct {
     const Joining *joining;            /* per such row */
     const LowRank *const *adapters; /* [rows] or null: each row's, or null: [layers][LAYER_PRODUCTS], then its experts' */
     float *lowered;                 /* [rows, times experts of a row][3][most_rank]: room for what their first halves make */
-    int64_t most_rank, brains, codes; /* in whole vectors and RANKS; 1: numbers of adapters are in bfloat16, two neighbours to
-                                       * a word; 1: all are in eight bits */
+    int64_t most_rank; /* of the rows' adapters, rounded up to whole vectors and to RANKS */
+    int64_t brains;    /* 1: adapters have numbers in bfloat16, two neighbours to a word; 0: in float32 */
+    int64_t codes;     /* 1: the matrices of all these adapters have eight bits */
     int64_t all_rows, own; /* 0: all rows run here. Else segments say where the rows of all ranks that share texts lie, and
                             * each runs as many, in turn, `rows` of them here; `own` is the first of these */
 } Batch;

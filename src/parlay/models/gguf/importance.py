@@ -28,6 +28,7 @@ from parlay.models.torch_ops.linear import MIN_ROWS, Linear, RecordedLinear
 from parlay.models.torch_ops.mlp import GatedMlp, MixtureMlp
 from parlay.models.torch_ops.step_rows import uncached
 from parlay.models.weights.fused import rows_of
+from parlay.models.weights.regrouped import matrices_in
 from parlay.models.weights.shapes import Weight
 from parlay.system.threads import torch_on_all
 from parlay.types import ParlayError
@@ -36,13 +37,6 @@ CHUNK, MOST_TOKENS = 512, 8192
 """Tokens that see each other, and tokens that are read of a text."""
 _LEAST_TOKENS = 16
 _CPU = torch.device("cpu")
-_PARTS = {
-    "self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
-    "mlp.experts.gate_up_proj": ("mlp.experts.gate_proj", "mlp.experts.up_proj"),
-    "mlp.shared_expert.gate_up_proj": ("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj"),
-}
-"""Products of the decoder that files have as several matrices, unless their family joins them."""
 Sums = dict[str, Tensor]
 """Sums of squares ``[I]`` of what each product of a layer reads, of experts ``[E, I]``."""
 
@@ -68,7 +62,7 @@ def importance(config: DecoderConfig, weights: Mapping[str, Weight], ids: Sequen
         chunks = [run_layer(config, layer, index, chunk_TH) for chunk_TH in chunks]
         for product, sum_I in sums.items():
             joined = product in form.names.values()
-            for name in (product,) if joined else _PARTS.get(product, (product,)):
+            for name in (product,) if joined else matrices_in(product):
                 found[gguf_name(f"model.layers.{index}.{name}.weight", form)] = sum_I / tokens
     return {name: _floored(mean_I) for name, mean_I in found.items()}
 

@@ -200,7 +200,7 @@ class FusedWeights:
         return GatedWeights(gate, up, down, (gate_bias, up_bias, down_bias))
 
     def _beside(self, at: str) -> BesideWeights:
-        """The router's norm carries no root of its size, by which what it makes would be divided again."""
+        """The router reads x / |x| times its norm, the experts sqrt(H) x / |x| times theirs; H numbers are in x."""
         return BesideWeights(
             dense=self._gated(at + "mlp."),
             router_norm=self._vector(at + "router_layernorm.weight"),

@@ -27,6 +27,13 @@ STACKED = re.compile(r"(?P<at>.*\.mlp\.experts\.)(?P<part>gate_up_proj|gate_proj
 """The decoder's names of weights that hold those of all experts of a layer."""
 
 
+def matrices_in(product: str) -> tuple[str, ...]:
+    """The matrices that are side by side in a product of the decoder, also of experts; itself where there is one."""
+    at, _, last = product.rpartition(".")
+    parts = next((parts for joined, parts in _JOINS.items() if joined.endswith(f".{last}")), (last,))
+    return tuple(f"{at}.{part.rpartition('.')[2]}" for part in parts)
+
+
 def unfused(weights: Mapping[str, Weight], config: DecoderConfig) -> dict[str, Weight]:
     """The decoder's weights, each by itself; of stacked experts, and of projections that form one matrix."""
     found: dict[str, Weight] = {}
