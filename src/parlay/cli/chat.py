@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from parlay.cli.ensemble_flags import add_ensemble_flags
 from parlay.cli.flags import (
     add_context_flag,
-    add_ensemble_flags,
     add_model_flags,
     add_rank_flags,
     add_router_memory_flag,

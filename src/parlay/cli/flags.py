@@ -13,10 +13,6 @@ from parlay.certificates.requirement import Allowed
 from parlay.certificates.requirement import parse as allowed_by
 from parlay.models.fetch.pulled import DEFAULT_MODEL
 from parlay.options import (
-    ALPHA,
-    BETA,
-    ENSEMBLE_RULES,
-    Ensemble,
     LoadOptions,
     Option,
     Options,
@@ -24,7 +20,6 @@ from parlay.options import (
     UsageError,
     options_of,
     read_config,
-    read_ensemble,
 )
 from parlay.options import whole as read_whole
 from parlay.types import SamplingParams
@@ -167,63 +162,6 @@ def chosen_strategy(options: argparse.Namespace) -> StrategySpec | None:
     from parlay.strategies.spelling import parse, with_effort
 
     return with_effort(named or parse(DEFAULT_STRATEGY), options.effort)
-
-
-def add_ensemble_flags(parser: argparse._ActionsContainer) -> None:
-    """Which other models write with the model, for `chosen_ensemble`."""
-    parser.add_argument(
-        "--ensemble",
-        action="append",
-        default=[],
-        metavar="MODEL",
-        help="model of the same tokenizer that writes with the model; may be given several times (default: none)",
-    )
-    parser.add_argument(
-        "--ensemble-rule",
-        choices=ENSEMBLE_RULES,
-        default=ENSEMBLE_RULES[0],
-        help="how one law is made of all: mean or product of the laws, the majority of their likeliest tokens, the "
-        f"surest model, or the contrast to a weaker one (default: {ENSEMBLE_RULES[0]})",
-    )
-    parser.add_argument(
-        "--ensemble-weights",
-        default="",
-        metavar="W,W",
-        help="a weight for each model, --model's own first (default: equal)",
-    )
-    parser.add_argument(
-        "--contrast-alpha",
-        type=float,
-        default=ALPHA,
-        metavar="X",
-        help="contrast drops tokens below this share of the highest probability (default: 0.1)",
-    )
-    parser.add_argument(
-        "--contrast-beta",
-        type=float,
-        default=BETA,
-        metavar="X",
-        help="how far contrast moves away from the weaker model (default: 0.5)",
-    )
-    parser.add_argument(
-        "--ensemble-drop-failed",
-        action="store_true",
-        help="where a model of the ensemble fails, go on without it; the result says so (default: end the request)",
-    )
-
-
-def chosen_ensemble(options: argparse.Namespace) -> Ensemble | None:
-    """Read what `add_ensemble_flags` added; None where no model is named, or a command has no such flags."""
-    if not vars(options).get("ensemble"):
-        return None
-    return read_ensemble(
-        options.ensemble,
-        options.ensemble_rule,
-        options.ensemble_weights,
-        alpha=options.contrast_alpha,
-        beta=options.contrast_beta,
-        drop_failed=options.ensemble_drop_failed,
-    )
 
 
 def add_router_memory_flag(parser: argparse._ActionsContainer, *, keys: bool = False) -> None:

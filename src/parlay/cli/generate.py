@@ -11,11 +11,11 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from parlay.cli import FAILURE, INTERRUPTED
+from parlay.cli.ensemble_flags import add_ensemble_flags
 from parlay.cli.explaining import as_data, explained, going_on
 from parlay.cli.flags import (
     add_certificate_flag,
     add_context_flag,
-    add_ensemble_flags,
     add_exactness_flag,
     add_model_flags,
     add_rank_flags,

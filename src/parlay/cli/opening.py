@@ -11,7 +11,8 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from parlay.cli.flags import chosen_ensemble, options_from
+from parlay.cli.ensemble_flags import chosen_ensemble
+from parlay.cli.flags import options_from
 from parlay.options import LoadOptions, RankOptions
 from parlay.system.progress import watched
 

@@ -11,16 +11,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from parlay.certificates.requirement import AUDIT_SHARE
+from parlay.cli.ensemble_flags import add_ensemble_flags, chosen_ensemble
 from parlay.cli.flags import (
     add_certificate_flag,
-    add_ensemble_flags,
     add_option_flags,
     add_prefix_cache_flags,
     add_rank_flags,
     add_router_memory_flag,
     add_strategy_flags,
     add_tokenizer_flag,
-    chosen_ensemble,
     chosen_strategy,
     options_from,
     whole,

@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 
 from parlay.cli.flags import add_config_flags, options_or_config
+from parlay.heads.deferral import DEFER
 from parlay.options import Options
 from parlay.types import ParlayError
 
 try:
-    from parlay.train import heads, lm
+    from parlay.train import defer, heads, lm
     from parlay.train.canvases import run as canvases
     from parlay.train.translation import training as translation
 except ModuleNotFoundError as error:
@@ -21,7 +22,8 @@ except ModuleNotFoundError as error:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     recipes = parser.add_subparsers(dest="kind", metavar="RECIPE", required=True)
     declared: dict[str, tuple[str, type[Options]]] = {
-        "lm": ("train a language model on a folder of texts", lm.TrainOptions)
+        "lm": ("train a language model on a folder of texts", lm.TrainOptions),
+        DEFER: ("train a head that says which of two models writes the next token", defer.DeferTrainOptions),
     }
     declared |= {name: (method.summary, method.options) for name, method in heads.METHODS.items()}
     declared |= {name: (method.summary, method.options) for name, method in canvases.METHODS.items()}
@@ -34,6 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     if options.kind == "lm":
         print(lm.train(options_or_config(lm.TrainOptions, options)))
+    elif options.kind == DEFER:
+        print(defer.train(options_or_config(defer.DeferTrainOptions, options)))
     elif options.kind in canvases.METHODS:
         print(canvases.train(options.kind, options_or_config(canvases.METHODS[options.kind].options, options)))
     elif options.kind in translation.METHODS:

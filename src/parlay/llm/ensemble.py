@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from parlay import models
 from parlay.cache import Budget, parse_bytes
+from parlay.heads.deferral import facts_of_deferral, open_deferral
 from parlay.models.compiled.weights import Packed
 from parlay.models.ensembles.ensemble import EnsembleRunner
 from parlay.models.fetch.resolving import resolve, resolve_tokenizer
@@ -36,6 +37,8 @@ def ensemble_of(members: Members, alone: Mapping[str, object]) -> Ensemble | Non
         raise UsageError(f"ensemble: {named} is for one model: leave out one of the two")
     for name in ensemble.models if ensemble is not None else ():
         resolve(name)  # one that is not there is an error now, not when the first has been loaded
+    if ensemble is not None and ensemble.head:
+        facts_of_deferral(ensemble.head)
     return ensemble
 
 
@@ -69,7 +72,11 @@ def open_runner(
     others = [models.load(name, replace(load, lora=None), budget=budget, longest=longest) for name in ensemble.models]
     runners = [first, *others]
     one_budget = all(isinstance(runner, NativeRunner) for runner in runners)  # others have memory of their own
-    return EnsembleRunner(runners, ensemble, one_budget=one_budget)
+    deferral = None
+    if ensemble.head:
+        sizes = first.spec.vocab_size, others[0].spec.vocab_size
+        deferral = open_deferral(ensemble.head, model, ensemble.models[0], sizes, ensemble.threshold)
+    return EnsembleRunner(runners, ensemble, one_budget=one_budget, deferral=deferral)
 
 
 def check_vocabulary(model: str | PreTrainedModel, other: str) -> None:

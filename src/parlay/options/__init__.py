@@ -18,7 +18,7 @@ from parlay.options.declare import (
     split,
     whole,
 )
-from parlay.options.ensemble import ALPHA, BETA, ENSEMBLE_RULES, Ensemble, read_ensemble
+from parlay.options.ensemble import ALPHA, BETA, ENSEMBLE_RULES, Ensemble, read_weights
 from parlay.options.from_file import read_config
 from parlay.options.load import LoadOptions
 from parlay.options.ranks import RankOptions
@@ -40,7 +40,7 @@ __all__ = [
     "options_of",
     "override",
     "read_config",
-    "read_ensemble",
+    "read_weights",
     "split",
     "whole",
 ]

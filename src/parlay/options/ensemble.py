@@ -10,7 +10,9 @@ from parlay.options.declare import UsageError, nearest
 
 ALPHA, BETA = 0.1, 0.5
 """Contrast's bound and strength (O'Brien and Lewis 2023, arXiv:2309.09117)."""
-ENSEMBLE_RULES = ("mean", "product", "majority", "certainty", "contrast")
+ENSEMBLE_RULES = ("mean", "product", "majority", "certainty", "contrast", "defer")
+_CHOOSING = ("majority", "certainty", "defer")
+_OTHERS = {"contrast": "the weaker one", "defer": "the assistant"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +23,9 @@ class Ensemble:
     the first model whose likeliest token has most votes, ``certainty`` that of the model that is surest of its
     likeliest token. Their ``weights`` are one for each model, the LLM's own first; by default all are equal.
     ``contrast`` moves the LLM's law away from that of one other, weaker model: log p + beta (log p - log q), among the
-    tokens whose p is at least ``alpha`` times the highest.
+    tokens whose p is at least ``alpha`` times the highest. ``defer`` (Co-LLM) lets the LLM write, or the one other
+    model where a head gives deferring to it a probability above ``threshold``. ``head`` is a folder of
+    `parlay train defer`; None takes the threshold that the folder names.
 
     A request that fails in one of the models ends with an error. With ``drop_failed`` it goes on without that model,
     unless it is the LLM's own; its result then names the model and is ``lossy``.
@@ -35,6 +39,8 @@ class Ensemble:
     alpha: float = ALPHA
     beta: float = BETA
     drop_failed: bool = False
+    head: str = ""
+    threshold: float | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "models", (self.models,) if isinstance(self.models, str) else tuple(self.models))
@@ -43,8 +49,8 @@ class Ensemble:
             raise UsageError("ensemble names no model: name one or more that write with the LLM's own")
         if self.rule not in ENSEMBLE_RULES:
             raise UsageError(f"ensemble rule {self.rule!r:.60}: {nearest(self.rule, ENSEMBLE_RULES)}")
-        if self.rule == "contrast" and (members != 2 or self.weights):
-            raise UsageError("ensemble rule contrast takes one other model, the weaker one, and no weights")
+        if self.rule in _OTHERS and (members != 2 or self.weights):
+            raise UsageError(f"ensemble rule {self.rule} takes one other model, {_OTHERS[self.rule]}, and no weights")
         if self.rule == "contrast" and self.drop_failed:
             raise UsageError("ensemble rule contrast needs both of its models: leave out drop_failed")
         object.__setattr__(self, "weights", tuple(self.weights) or (1.0,) * members)
@@ -56,6 +62,21 @@ class Ensemble:
             raise UsageError(f"contrast alpha {self.alpha:g}: must be from 0 to 1")
         if not 0 <= self.beta < math.inf:
             raise UsageError(f"contrast beta {self.beta:g}: must be at least 0")
+        self._check_deferral()
+
+    def _check_deferral(self) -> None:
+        """Raises UsageError."""
+        if self.rule == "defer" and not self.head:
+            raise UsageError("ensemble rule defer needs a head: train one with parlay train defer, and name its folder")
+        if self.rule != "defer" and (self.head or self.threshold is not None):
+            raise UsageError(f"ensemble head and threshold are for rule defer, not {self.rule}: leave them out")
+        if self.threshold is not None and not 0 <= self.threshold <= 1:
+            raise UsageError(f"ensemble threshold {self.threshold:g}: must be from 0 to 1")
+
+    @property
+    def chooses(self) -> bool:
+        """Whether one of the models decides at each place, so that it can be said who wrote a token."""
+        return self.rule in _CHOOSING
 
     @property
     def guides(self) -> bool:
@@ -64,19 +85,17 @@ class Ensemble:
 
     def describe(self, first: str) -> str:
         """Write it in a few words, the LLM's own model first."""
-        own = f"alpha={self.alpha:g}, beta={self.beta:g}" if self.rule == "contrast" else self._weighted()
+        said = {
+            "contrast": f"alpha={self.alpha:g}, beta={self.beta:g}",
+            "defer": f"head {self.head}" + ("" if self.threshold is None else f", threshold {self.threshold:g}"),
+        }
+        own = said.get(self.rule, f"weights {', '.join(f'{weight:g}' for weight in self.weights)}")
         return f"{self.rule} of {', '.join((first, *self.models))} ({own})"
 
-    def _weighted(self) -> str:
-        return f"weights {', '.join(f'{weight:g}' for weight in self.weights)}"
 
-
-def read_ensemble(
-    models: Sequence[str], rule: str, weights: str, *, alpha: float, beta: float, drop_failed: bool
-) -> Ensemble:
-    """Read what flags say. Raises UsageError."""
+def read_weights(text: str) -> list[float]:
+    """Read the weights that a flag names. Raises UsageError."""
     try:
-        numbers = [float(word) for word in weights.split(",")] if weights else []
+        return [float(word) for word in text.split(",")] if text else []
     except ValueError:
-        raise UsageError(f"ensemble weights {weights!r:.60}: expected numbers with commas, such as 2,1") from None
-    return Ensemble(models, rule, numbers, alpha, beta, drop_failed)
+        raise UsageError(f"ensemble weights {text!r:.60}: expected numbers with commas, such as 2,1") from None

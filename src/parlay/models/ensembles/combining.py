@@ -1,14 +1,16 @@
 """Rules that make one law of several models' logits, row by row.
 
-Each rule writes its row as the first model's logits and a difference from them. So models that agree bit for bit give
-the very logits of one of them, whatever the rule, and penalties that look at the sign of a logit still work. A row is
-computed alone and in float64, so that it does not depend on the rows of other requests.
+Some rules let one of the models decide, and the row is that model's. The others write their row as the first model's
+logits and a difference from them. So models that agree bit for bit give the very logits of one of them, whatever the
+rule, and penalties that look at the sign of a logit still work. A row is computed alone and in float64, so that it does
+not depend on the rows of other requests.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 
@@ -21,6 +23,32 @@ _FAR = 1000.0
 """Nats below which a probability is 0 in float64, while logits in float32 still keep their order."""
 CombineRow = Callable[[Sequence[Tensor]], Tensor]
 """From one row ``[V]`` of each model, in float64, to the row of all."""
+ChooseModel = Callable[[Sequence[Tensor], Tensor | None], int]
+"""From one row ``[V]`` of each model, in float64, to the place of the model that decides.
+
+The second argument is the first model's final hidden state ``[H]`` there, for rules that read it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deferral:
+    """Co-LLM's head: how likely it is that the assistant should write the next token (Shen et al. 2024,
+    arXiv:2403.03870).
+
+    ``weight_H`` and ``bias`` are float64, and the probability is sigmoid(weight_H . h + bias) for the base model's last
+    hidden state h. The assistant writes where it is above ``threshold``.
+    """
+
+    weight_H: Tensor
+    bias: float
+    threshold: float
+
+    def choose(self, rows: Sequence[Tensor], state_H: Tensor | None) -> int:
+        """0 where the base model writes, 1 where the assistant does; 0 if there is no assistant any more."""
+        assert state_H is not None, "the base model's state is read"
+        return int(len(rows) > 1 and self.probability(state_H) > self.threshold)
+
+    def probability(self, state_H: Tensor) -> float:
+        return float(torch.sigmoid(torch.dot(self.weight_H.to(state_H.device), state_H.double()) + self.bias))
 
 
 def combine(rule: CombineRow, logits: Sequence[Tensor]) -> Tensor:
@@ -29,6 +57,20 @@ def combine(rule: CombineRow, logits: Sequence[Tensor]) -> Tensor:
     for row in range(len(combined_RV)):
         combined_RV[row] = rule([each_RV[row].double() for each_RV in logits])
     return combined_RV
+
+
+def choose(
+    rule: ChooseModel, logits: Sequence[Tensor], states_RH: Tensor | None = None
+) -> tuple[Tensor, tuple[int, ...]]:
+    """Take each row from the model that decides there; the second result are the places of these models."""
+    chosen = tuple(
+        rule([each_RV[row].double() for each_RV in logits], None if states_RH is None else states_RH[row])
+        for row in range(len(logits[0]))
+    )
+    chosen_RV = torch.empty_like(logits[0])
+    for row, model in enumerate(chosen):
+        chosen_RV[row] = logits[model][row]
+    return chosen_RV, chosen
 
 
 def mean(rows: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
@@ -54,19 +96,19 @@ def product(rows: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
     return _moved(first_V, shift_V)
 
 
-def majority(rows: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
-    """The row of the first model among those whose likeliest token has most votes; of equal votes the earliest wins."""
+def majority(rows: Sequence[Tensor], weights: Sequence[float]) -> int:
+    """The first model among those whose likeliest token has most votes; of equal votes the earliest wins."""
     choices = [_likeliest(row_V) for row_V in rows]
     votes = [
         sum(weight for weight, other in zip(weights, choices, strict=True) if other == choice) for choice in choices
     ]
-    return rows[votes.index(max(votes))]
+    return votes.index(max(votes))
 
 
-def certainty(rows: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
-    """The row of the model that is surest: the one whose likeliest token has the highest weighted probability."""
+def certainty(rows: Sequence[Tensor], weights: Sequence[float]) -> int:
+    """The model that is surest: the one whose likeliest token has the highest weighted probability."""
     sure = [weight * float(log_softmax(row_V).max().exp()) for weight, row_V in zip(weights, rows, strict=True)]
-    return rows[sure.index(max(sure))]
+    return sure.index(max(sure))
 
 
 def contrast(rows: Sequence[Tensor], beta: float, alpha: float = 0.0) -> Tensor:
@@ -91,17 +133,27 @@ def log_softmax(row_V: Tensor) -> Tensor:
     return row_V - row_V.logsumexp(0)
 
 
-_WEIGHTED: Mapping[str, Callable[[Sequence[Tensor], Sequence[float]], Tensor]] = MappingProxyType(
-    {"mean": mean, "product": product, "majority": majority, "certainty": certainty}
+_Weighted = Callable[[Sequence[Tensor], Sequence[float]], Tensor]
+_WEIGHTED: Mapping[str, _Weighted] = MappingProxyType({"mean": mean, "product": product})
+_CHOOSING: Mapping[str, Callable[[Sequence[Tensor], Sequence[float]], int]] = MappingProxyType(
+    {"majority": majority, "certainty": certainty}
 )
 
 
 def rule_of(ensemble: Ensemble, members: Sequence[int]) -> CombineRow:
-    """The rule that an ensemble's options name, for the rows of these of its members."""
+    """The rule that an ensemble's options name, for the rows of these of its members, where it makes one law of all."""
     if ensemble.rule == "contrast":
         return partial(contrast, beta=ensemble.beta, alpha=ensemble.alpha)
     rule, weights = _WEIGHTED[ensemble.rule], [ensemble.weights[member] for member in members]
     return lambda rows: rule(rows, weights)
+
+
+def choice_of(ensemble: Ensemble, deferral: Deferral | None, members: Sequence[int]) -> ChooseModel:
+    """The same where it lets one of them decide; ``deferral`` is the head of the rule that has one."""
+    if deferral is not None:
+        return deferral.choose
+    rule, weights = _CHOOSING[ensemble.rule], [ensemble.weights[member] for member in members]
+    return lambda rows, _: rule(rows, weights)
 
 
 def _moved(first_V: Tensor, shift_V: Tensor) -> Tensor:

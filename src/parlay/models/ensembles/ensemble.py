@@ -11,7 +11,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from parlay.models.ensembles.combining import combine, rule_of
+from parlay.models.ensembles.combining import Deferral, choice_of, choose, combine, rule_of
 from parlay.models.ensembles.parts import Part
 from parlay.options import Ensemble, UsageError
 from parlay.types import (
@@ -54,6 +54,12 @@ class _Rows:
     out: Output
     logits: list[Tensor]
 
+    def states(self, layer: int, segments: Sequence[Segment]) -> list[Tensor]:
+        """The tapped states of the rows that the logits are of, where exactly the segments ran."""
+        ends = accumulate(segment.rows for segment in segments)
+        tap_NH = self.out.taps[layer]
+        return [tap_NH[end - len(rows) : end] for end, rows in zip(ends, self.logits, strict=True)]
+
 
 class EnsembleRunner(Runner):
     """Combines its members' logits by the ensemble's rule; see `parlay.types.Runner`.
@@ -61,14 +67,23 @@ class EnsembleRunner(Runner):
     Each member has its own cache, and reads every token. What only some of them find cached does not run again there.
     Members may differ in size and family, not in the tokens that ids stand for: the ids that all have are the
     vocabulary. Taps, and drafts that skip layers, are the first member's. With ``one_budget``, caches share their
-    memory, so room is counted for all members together.
+    memory, so room is counted for all members together. ``deferral`` is the head of rule defer.
     """
 
-    def __init__(self, members: Sequence[Runner], ensemble: Ensemble, *, one_budget: bool = True) -> None:
+    def __init__(
+        self,
+        members: Sequence[Runner],
+        ensemble: Ensemble,
+        *,
+        one_budget: bool = True,
+        deferral: Deferral | None = None,
+    ) -> None:
         """Raises UsageError for members that don't fit together."""
         self._members, self._drops, self._one_budget = tuple(members), ensemble.drop_failed, one_budget
         self._spec = _spec_of([member.spec for member in members], ensemble.describe(members[0].spec.name))
+        self._chooses, self._reads = ensemble.chooses, (self._spec.num_layers,) if deferral is not None else ()
         self._rule = lru_cache(partial(rule_of, ensemble))
+        self._choice = lru_cache(partial(choice_of, ensemble, deferral))
         self._open: dict[int, _Sequence] = {}
 
     @property
@@ -100,7 +115,7 @@ class EnsembleRunner(Runner):
         """
         if any(segment.features is not None or segment.together for segment in segments):
             raise ValueError(f"{self._spec.name}: an ensemble takes no features, and no rows that see each other")
-        first = self._run(0, segments, taps, skip)
+        first = self._run(0, segments, taps if skip else sorted({*taps, *self._reads}), skip)
         rows = {0: first}
         for number in range(1, 1 if skip else len(self._members)):
             try:
@@ -117,7 +132,8 @@ class EnsembleRunner(Runner):
         logits_RV = self._combined(segments, rows) if len(rows) > 1 else torch.cat(first.logits)
         lost = {segment.sequence: self._open[segment.sequence].lost for segment in segments}
         lost = {name: members for name, members in lost.items() if members}
-        return Output(logits_RV, starts, first.out.taps, first.out.tap_seconds, lost)
+        tapped = {layer: first.out.taps[layer] for layer in taps}
+        return Output(logits_RV, starts, tapped, first.out.tap_seconds if taps else 0.0, lost)
 
     def keep(self, sequence: int, path: Sequence[int]) -> int:
         opened = self._get(sequence)
@@ -206,9 +222,15 @@ class EnsembleRunner(Runner):
     def _combined(self, segments: Sequence[Segment], rows: dict[int, _Rows]) -> Tensor:
         """The logits of all segments, each made of those of the members that it has."""
         made: list[Tensor] = []
+        states = [rows[0].states(layer, segments) for layer in self._reads]
         for place, segment in enumerate(segments):
             members = tuple(self._get(segment.sequence).parts)
-            made.append(combine(self._rule(members), [rows[member].logits[place] for member in members]))
+            logits = [rows[member].logits[place] for member in members]
+            if self._chooses:
+                read_RH = states[0][place] if states else None
+                made.append(choose(self._choice(members), logits, read_RH)[0])
+            else:
+                made.append(combine(self._rule(members), logits))
         return torch.cat(made)
 
 

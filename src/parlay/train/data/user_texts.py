@@ -81,22 +81,29 @@ def encode_user_texts(given: UserTexts, tokenizer: Tokenizer, cut: Cut) -> list[
     """Turn texts into ids: conversations in the model's frame, documents in rows, without short rests.
 
     Of recorded conversations the end, as much as fits into a row. Of more rows than are wanted, some are taken all
-    over. Raises ParlayError where no row is long enough.
+    over. The target wrote none of them. Raises ParlayError where no row is long enough.
     """
+    return [TrainingText(text.ids, len(text.ids)) for text in encode_answers(given, tokenizer, cut)]
+
+
+def encode_answers(given: UserTexts, tokenizer: Tokenizer, cut: Cut) -> list[TrainingText]:
+    """The same, where ``answer`` is the place at which a conversation's answer begins, and 1 in documents."""
     asked = _conversations(given.conversations, tokenizer, cut)
     rows = _spread(list(_rows(given.documents, tokenizer, cut.row)), cut.documents)
     if not asked and not rows:
         raise ParlayError(f"the texts given are too short: no document has {_SHORTEST} tokens")
-    return [TrainingText(ids, len(ids)) for ids in (*asked, *rows)]
+    return [*asked, *(TrainingText(ids, 1) for ids in rows)]
 
 
-def _conversations(found: Sequence[PromptAndAnswer], tokenizer: Tokenizer, cut: Cut) -> list[tuple[int, ...]]:
+def _conversations(found: Sequence[PromptAndAnswer], tokenizer: Tokenizer, cut: Cut) -> list[TrainingText]:
     frame = ChatFrame.of(tokenizer) if not all(each.framed for each in found) else ChatFrame((), ())
-    texts: list[tuple[int, ...]] = []
+    texts: list[TrainingText] = []
     for each in found:
         words = encode(tokenizer, each.prompt, special=False)
         prompt = words if each.framed else frame.around(words[: cut.prompt])
-        texts.append((*prompt, *encode(tokenizer, each.answer, special=False)[: cut.answer])[-cut.row :])
+        answer = encode(tokenizer, each.answer, special=False)[: cut.answer]
+        ids = (*prompt, *answer)[-cut.row :]
+        texts.append(TrainingText(ids, max(1, len(ids) - len(answer))))
     return texts
 
 

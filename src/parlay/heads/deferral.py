@@ -1,0 +1,87 @@
+"""Deferral heads on disk: folders of `parlay train defer`, for a base model and an assistant."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from parlay.heads.artefact import (
+    CONFIG,
+    BadHead,
+    HeadArtefact,
+    HeadFacts,
+    Origin,
+    check_target,
+    load,
+    read_facts,
+    same_rows,
+    save,
+)
+from parlay.heads.opening import matrices_of
+from parlay.models.config import DecoderConfig
+from parlay.models.ensembles.combining import Deferral
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+DEFER = "defer"
+_ASSISTANT = "assistant.witness"
+
+
+def witnesses(model: str | PreTrainedModel, vocab_size: int) -> Tensor:
+    """Rows of a model's embedding by which it is known again."""
+    return matrices_of(model).witnesses(vocab_size)
+
+
+def save_deferral(
+    folder: Path,
+    head: Deferral,
+    base: tuple[DecoderConfig, Origin, Tensor],
+    assistant: tuple[str, Tensor],
+    card: str,
+) -> None:
+    """Write the folder. Of the base model there are shape, origin and `witnesses`, of the assistant name and these."""
+    (layer, origin, base_WH), (name, assistant_WH) = base, assistant
+    tensors = {"weight": head.weight_H, "bias": torch.tensor([head.bias]), _ASSISTANT: assistant_WH.flatten()}
+    settings = {"assistant": name, "threshold": head.threshold}
+    save(folder, HeadArtefact(DEFER, layer, settings, tensors, base_WH, origin), card)
+
+
+def facts_of_deferral(folder: str) -> HeadFacts:
+    """Read what a folder says of its head. Raises BadHead where it holds none, or one that drafts."""
+    path = Path(folder).expanduser()
+    if not (path / CONFIG).is_file():
+        raise BadHead(f"ensemble head {folder}: no folder of a head; train one with parlay train {DEFER}")
+    facts = read_facts(path)
+    threshold = facts.settings.get("threshold")
+    if facts.method != DEFER or not isinstance(threshold, int | float) or not 0 <= threshold <= 1:
+        raise BadHead(f"ensemble head {folder}: a head for strategy {facts.method}, not one of parlay train {DEFER}")
+    return facts
+
+
+def open_deferral(
+    folder: str, base: str | PreTrainedModel, assistant: str, vocab_sizes: tuple[int, int], threshold: float | None
+) -> Deferral:
+    """Read a head for these two models, of so many tokens. Raises BadHead for one that was trained for others."""
+    found = facts_of_deferral(folder)
+    head = load(Path(folder).expanduser())
+    check_target(folder, head.layer, head.witness_WH, witnesses(base, vocab_sizes[0]), vocab_sizes[0])
+    try:
+        weight_H, bias, assistant_N = (head.tensors[name] for name in ("weight", "bias", _ASSISTANT))
+    except KeyError as error:
+        raise BadHead(f"ensemble head {folder} lacks {error}: train it again") from None
+    if weight_H.shape != (head.layer.hidden_size,) or bias.shape != (1,):
+        raise BadHead(
+            f"ensemble head {folder}: its weight has another size than its base model's states: train it again"
+        )
+    rows_WH = witnesses(assistant, vocab_sizes[1])
+    if assistant_N.numel() != rows_WH.numel() or not same_rows(assistant_N.view_as(rows_WH), rows_WH):
+        trained_for = found.settings.get("assistant", "another assistant")
+        raise BadHead(
+            f"ensemble head {folder} was trained for {trained_for!r:.80}, not {assistant}: train one for this pair"
+        )
+    said = float(found.settings["threshold"])
+    return Deferral(weight_H.double(), float(bias), said if threshold is None else threshold)

@@ -1,0 +1,281 @@
+"""`parlay train defer`: Co-LLM's deferral head, trained by marginal likelihood (Shen et al. 2024, arXiv:2403.03870).
+
+The head reads the base model's final hidden state h and gives s = sigmoid(w . h + b), the probability that the
+assistant writes the next token x. It learns to minimise -log[(1 - s) p_base(x) + s p_assistant(x)] over texts, so
+nobody has to say which model should write what. Both models stay as they are; in the paper the base model learns too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from parlay import models
+from parlay.heads.artefact import Origin
+from parlay.heads.deferral import save_deferral, witnesses
+from parlay.llm.ensemble import check_vocabulary
+from parlay.models.ensembles.combining import Deferral
+from parlay.models.fetch.origin import licence, public_name, weights_sha256
+from parlay.models.fetch.resolving import resolve, resolve_tokenizer
+from parlay.models.loading import load_tokenizer, read_config
+from parlay.options import LoadOptions, Options, option
+from parlay.system import threads
+from parlay.train.data.user_texts import Cut, TrainingText, encode_answers, read_user_texts
+from parlay.train.saving import make_folder
+from parlay.train.watching import counted
+from parlay.types import ParlayError, Runner, Segment, Tokenizer
+
+_CHUNK, _LOGIT_ROWS = 512, 128
+"""Rows of a forward without logits, and with them, which for large vocabularies take much memory."""
+_ONE_IN = 10
+"""One text in so many chooses the threshold, and one in so many measures it."""
+_LEAST_TEXTS = 6
+_ROUNDS, _DECAY = 40, 1e-3
+_SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeferTrainOptions(Options):
+    """Which two models write together, and on what texts the head learns who is to write."""
+
+    model: str = option("smollm2-135m", "the base model, by name, folder or GGUF file; the head reads its states")
+    assistant: str = option(help="the model to which it defers, of the same tokenizer")
+    texts: Path = option(
+        help='what to learn from: a folder of text files (.txt, .md, ...), or JSON lines {"prompt": TEXT, "answer": '
+        "TEXT} in a file or folder, of which answers count"
+    )
+    out: Path = option(Path("deferral"), "folder of the finished head")
+    share: float | None = option(
+        None,
+        "share of tokens that the assistant is to write, which sets the threshold (default: the threshold under which "
+        "texts that were set aside are likeliest)",
+        low=0,
+        high=1,
+    )
+    document_tokens: int = option(20_000, "most tokens of text files that are read, from all over them", low=8)
+    most: int = option(500, "most texts that are read; each takes a forward of both models", low=_LEAST_TEXTS)
+    longest: int = option(640, "of longer texts the last so many tokens are used", low=8)
+    skip_broken: bool = option(False, "leave broken lines of these files out")
+    threads: int | None = option(None, "number of threads (default: one per usable core)", low=1)
+    device: str = option("auto", "where both models run: auto, cpu, cuda or mps")
+    domain: str = option("general", "kind of texts it is trained on")
+    licence: str = option("", "licence of what is trained, as SPDX names it; empty: the base model's")
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Facts of N tokens of texts. ``states_NH`` are the base model's before each, float32.
+
+    ``logprobs_N2`` is each token's log-probability by base and assistant, ``right_N2`` whether it is their likeliest.
+    """
+
+    states_NH: Tensor
+    logprobs_N2: Tensor
+    right_N2: Tensor
+
+    @classmethod
+    def joined(cls, parts: Sequence[Rows]) -> Rows:
+        """All rows of several texts."""
+        return cls(
+            torch.cat([part.states_NH for part in parts]),
+            torch.cat([part.logprobs_N2 for part in parts]),
+            torch.cat([part.right_N2 for part in parts]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Quality:
+    """How good a text is where the assistant writes a ``share`` of it: nats per token, and how many are likeliest."""
+
+    share: float
+    nats: float
+    right: float
+
+    @classmethod
+    def of(cls, rows: Rows, deferred_N: Tensor) -> Quality:
+        """Where the assistant writes the tokens of a mask."""
+        choice_N1 = deferred_N.long()[:, None]
+        nats, right = -rows.logprobs_N2.gather(1, choice_N1).mean(), rows.right_N2.gather(1, choice_N1).double().mean()
+        return cls(float(deferred_N.double().mean()), float(nats), float(right))
+
+    def __str__(self) -> str:
+        return f"{self.nats:.3f} nats, {100 * self.right:.1f} % right"
+
+
+def train(options: DeferTrainOptions) -> str:
+    """Read the texts with both models, train the head, choose its threshold and save it; returns what was reached."""
+    threads.settle(options.threads)
+    make_folder(options.out)
+    check_vocabulary(options.model, options.assistant)
+    config = read_config(resolve(options.model))
+    texts = _texts(options, load_tokenizer(resolve_tokenizer(options.model)))
+    base, assistant = (
+        models.load(each, LoadOptions(device=options.device)) for each in (options.model, options.assistant)
+    )
+    read = []
+    with counted("texts", len(texts)) as done:
+        for number, text in enumerate(texts):
+            read.append(rows_of((base, assistant), text))
+            done(number)
+    chosen, measured = Rows.joined(read[::_ONE_IN]), Rows.joined(read[_ONE_IN // 2 :: _ONE_IN])
+    learned = Rows.joined([rows for place, rows in enumerate(read) if place % (_ONE_IN // 2)])
+    weight_H, bias = fit(learned, chosen)
+    head = Deferral(weight_H, bias, threshold_of(deferring(chosen, weight_H, bias), chosen.logprobs_N2, options.share))
+    name, said = public_name(options.model), options.licence or licence(options.model)
+    origin = Origin(name, weights_sha256(options.model), options.domain, said)
+    deferring_N = deferring(measured, weight_H, bias)
+    thresholds = [threshold_of(deferring_N, measured.logprobs_N2, share) for share in _SHARES]
+    own, *table = [Quality.of(measured, deferring_N > each) for each in (head.threshold, *thresholds)]
+    save_deferral(
+        options.out,
+        head,
+        (config, origin, witnesses(options.model, base.spec.vocab_size)),
+        (public_name(options.assistant), witnesses(options.assistant, assistant.spec.vocab_size)),
+        _card(options, origin, head, learned, table),
+    )
+    return (
+        f"{options.out}: threshold {head.threshold:.4f}, at which the assistant writes {100 * own.share:.0f} % of "
+        f"{len(deferring_N):,} tokens set aside: {own}; base alone {table[0]}; half of them deferred {table[2]}; "
+        f"assistant alone {table[-1]}"
+    )
+
+
+def rows_of(pair: tuple[Runner, Runner], text: TrainingText) -> Rows:
+    """Read one text with base and assistant."""
+    size = min(runner.spec.vocab_size for runner in pair)
+    targets_N1 = torch.tensor(text.ids[text.answer :])[:, None]
+    states: list[Tensor] = []
+    logprobs: list[list[Tensor]] = [[], []]
+    right: list[list[Tensor]] = [[], []]
+    for place, runner in enumerate(pair):
+        row = 0
+        layers = (runner.spec.num_layers,) if place == 0 else ()
+        for logits_RV, states_RH in _read(runner, text, layers):
+            wanted_R1 = targets_N1[row : row + len(logits_RV)]
+            logits_RV = logits_RV[:, :size].float().cpu()
+            logprobs[place].append(logits_RV.log_softmax(-1).gather(1, wanted_R1)[:, 0].double())
+            right[place].append(logits_RV.argmax(-1) == wanted_R1[:, 0])
+            states += [] if states_RH is None else [states_RH.float().cpu()]
+            row += len(logits_RV)
+    return Rows(
+        torch.cat(states),
+        torch.stack([torch.cat(each) for each in logprobs], 1),
+        torch.stack([torch.cat(each) for each in right], 1),
+    )
+
+
+def fit(rows: Rows, chosen: Rows) -> tuple[Tensor, float]:
+    """The weight ``[H]``, float64, and the bias of the head that is best on ``chosen``, rounded as they are saved.
+
+    It begins as a classifier of the tokens that the assistant has right and the base model wrong, as in the paper.
+    """
+    mean_H, scale_H = rows.states_NH.mean(0), rows.states_NH.std(0).clamp(min=1e-6)
+    normed_NH = (rows.states_NH - mean_H) / scale_H
+    weight_H, bias = torch.zeros(normed_NH.shape[1], requires_grad=True), torch.zeros(1, requires_grad=True)
+    wanted_N = (rows.right_N2[:, 1] & ~rows.right_N2[:, 0]).float()
+    rarity = (len(wanted_N) - wanted_N.sum()) / wanted_N.sum().clamp(min=1)
+    losses: tuple[tuple[Callable[[Tensor], Tensor], int], ...] = (
+        (lambda score_N: F.binary_cross_entropy_with_logits(score_N, wanted_N, pos_weight=rarity), 1),
+        (lambda score_N: -marginal(score_N, rows.logprobs_N2.float()).mean(), _ROUNDS),
+    )
+    best, found = -math.inf, (torch.zeros(len(scale_H), dtype=torch.float64), 0.0)
+    for loss, rounds in losses:
+        optimizer = torch.optim.LBFGS([weight_H, bias], max_iter=5, line_search_fn="strong_wolfe")
+
+        def closure(loss: Callable[[Tensor], Tensor] = loss, optimizer: torch.optim.LBFGS = optimizer) -> Tensor:
+            optimizer.zero_grad()
+            value = loss(normed_NH @ weight_H + bias) + _DECAY * weight_H.square().sum()
+            value.backward()  # type: ignore[no-untyped-call]
+            return value
+
+        for _ in range(rounds):
+            optimizer.step(closure)  # type: ignore[no-untyped-call]
+            raw_H = (weight_H.detach() / scale_H).to(torch.bfloat16).double()
+            shift = float((bias.detach() - (weight_H.detach() / scale_H) @ mean_H).to(torch.bfloat16))
+            reached = float(marginal(chosen.states_NH.double() @ raw_H + shift, chosen.logprobs_N2).mean())
+            if reached > best:
+                best, found = reached, (raw_H, shift)
+    return found
+
+
+def marginal(score_N: Tensor, logprobs_N2: Tensor) -> Tensor:
+    """log[(1 - s) p_base(x) + s p_assistant(x)] for s = sigmoid(score)."""
+    return torch.logaddexp(F.logsigmoid(-score_N) + logprobs_N2[:, 0], F.logsigmoid(score_N) + logprobs_N2[:, 1])
+
+
+def deferring(rows: Rows, weight_H: Tensor, bias: float) -> Tensor:
+    """The head's probability ``[N]`` of deferring, float64."""
+    return torch.sigmoid(rows.states_NH.double() @ weight_H + bias)
+
+
+def threshold_of(deferring_N: Tensor, logprobs_N2: Tensor, share: float | None) -> float:
+    """The threshold above which this share of the probabilities lies; None: under which the tokens are likeliest."""
+    order_N = deferring_N.argsort(descending=True)
+    sorted_N = deferring_N[order_N]
+    if share is None:
+        gains_N = (logprobs_N2[:, 1] - logprobs_N2[:, 0])[order_N].cumsum(0)
+        count = int(torch.cat([torch.zeros(1, dtype=gains_N.dtype), gains_N]).argmax())
+    else:
+        count = round(share * len(sorted_N))
+    if count == len(sorted_N):
+        return 0.0
+    return float(sorted_N[count]) if count else 1.0
+
+
+def _texts(options: DeferTrainOptions, tokenizer: Tokenizer) -> list[TrainingText]:
+    """Raises ParlayError where there are too few."""
+    cut = Cut(options.longest // 2, options.longest, options.longest, options.document_tokens)
+    found = encode_answers(read_user_texts(options.texts, skip_broken=options.skip_broken), tokenizer, cut)
+    end = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
+    texts = [TrainingText((*text.ids, *end), text.answer) if text.answer > 1 else text for text in found]
+    texts = [text for text in texts if len(text.ids) > text.answer]
+    if len(texts) < _LEAST_TEXTS:
+        raise ParlayError(f"{len(texts)} texts in {options.texts} are too few: give {_LEAST_TEXTS} or more")
+    return (
+        [texts[place * len(texts) // options.most] for place in range(options.most)]
+        if len(texts) > options.most
+        else texts
+    )
+
+
+def _read(runner: Runner, text: TrainingText, layers: tuple[int, ...]) -> Iterator[tuple[Tensor, Tensor | None]]:
+    """Logits ``[R, V]`` and tapped states ``[R, H]`` of the rows that predict the answer, a few at a time."""
+    first, ids = text.answer - 1, text.ids[:-1]
+    runner.open(0, (), salt="defer")
+    try:
+        if not runner.reserve(0, len(ids)):
+            raise ParlayError(f"the cache of {runner.spec.name} has no room for one text")
+        starts = [*range(0, first, _CHUNK), *range(first, len(ids), _LOGIT_ROWS)]
+        for start, end in zip(starts, [*starts[1:], len(ids)], strict=True):
+            wanted = start >= first
+            pending = ids[start:end]
+            out = runner.forward([Segment(0, pending, logits_from=0 if wanted else len(pending))], layers)
+            if wanted:
+                yield out.logits_RV, out.taps[layers[0]] if layers else None
+            runner.keep(0, ())
+    finally:
+        runner.truncate(0, 0)
+        runner.release(0)
+
+
+def _card(options: DeferTrainOptions, origin: Origin, head: Deferral, rows: Rows, table: Sequence[Quality]) -> str:
+    """Write the folder's README."""
+    lines = "\n".join(f"| {100 * each.share:.0f} % | {each.nats:.3f} | {100 * each.right:.1f} % |" for each in table)
+    assistant = public_name(options.assistant)
+    return (
+        f"# Deferral head for {origin.target} and {assistant}\n\n"
+        f"- Base model: {origin.target}. Assistant: {assistant}. The text of both depends on this head.\n"
+        f"- Licence: {origin.licence or 'not known: that of the base model holds for this too'}.\n"
+        f"- Learned from {len(rows.right_N2):,} tokens of {options.texts.name} ({origin.domain}), by marginal "
+        "likelihood; neither model learned.\n"
+        f"- Threshold: {head.threshold:.4f}.\n\n"
+        "On texts that this training set aside, where the assistant writes a share of the tokens:\n\n"
+        "| share | nats per token | tokens that are the likeliest |\n|---|---|---|\n"
+        f"{lines}\n"
+    )
