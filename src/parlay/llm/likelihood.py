@@ -52,20 +52,21 @@ def perplexity(llm: LLM, text: str, window: int = WINDOW) -> Perplexity:
     tokenizer = llm.get_tokenizer()
     ids, begin_ids = tuple(tokenizer.encode(text)), tuple(tokenizer.encode(""))
     begin_ids = begin_ids if ids[: len(begin_ids)] == begin_ids else ()
-    window = min(window, llm.engine.longest - 1 - len(begin_ids))
     if len(ids) < 2:
         raise ValueError(f"the text has {len(ids)} tokens, and at least 2 are needed")
-    windows = list(_windows(len(ids), window))
+    found = in_windows(llm, ids, window, begin_ids)
+    return Perplexity(len(found), -sum(found) / len(found))
+
+
+def in_windows(llm: LLM, ids: tuple[int, ...], window: int = WINDOW, begin_ids: tuple[int, ...] = ()) -> list[float]:
+    """Log-probability of each token but the first, read as `perplexity` does; ``begin_ids`` begin the later windows."""
+    windows = list(_windows(len(ids), min(window, llm.engine.longest - 1 - len(begin_ids))))
     heads = [begin_ids if begin else () for begin, _, _ in windows]
-    found = log_likelihoods(
-        llm,
-        [
-            (head + ids[begin:end], len(head) + first - begin)
-            for head, (begin, first, end) in zip(heads, windows, strict=True)
-        ],
-    )
-    tokens = sum(end - first for _, first, end in windows)
-    return Perplexity(tokens, -sum(found) / tokens)
+    texts = [
+        (head + ids[begin:end], len(head) + first - begin)
+        for head, (begin, first, end) in zip(heads, windows, strict=True)
+    ]
+    return [value for values in token_log_likelihoods(llm, texts) for value in values]
 
 
 def _windows(tokens: int, window: int) -> Iterator[tuple[int, int, int]]:
@@ -90,6 +91,11 @@ def choose(llm: LLM, question: Question) -> Choice:
 
 def log_likelihoods(llm: LLM, texts: Sequence[tuple[tuple[int, ...], int]]) -> list[float]:
     """Sum the log-probabilities of each text's tokens from a place on; that of its first token is never included."""
+    return [sum(values) for values in token_log_likelihoods(llm, texts)]
+
+
+def token_log_likelihoods(llm: LLM, texts: Sequence[tuple[tuple[int, ...], int]]) -> list[list[float]]:
+    """The log-probability of each text's tokens from a place on; that of its first token is never included."""
     params = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0)
     prompts = [TokensPrompt(prompt_token_ids=ids) for ids, _ in texts]
     outputs = llm.generate(prompts, params, False, strategy="none", store=False)
@@ -98,5 +104,5 @@ def log_likelihoods(llm: LLM, texts: Sequence[tuple[tuple[int, ...], int]]) -> l
         entries = output.prompt_logprobs
         assert entries is not None, "they were asked for"
         places = range(max(first, 1), len(ids))
-        found.append(sum(entry[ids[place]].logprob for place in places if (entry := entries[place]) is not None))
+        found.append([entry[ids[place]].logprob for place in places if (entry := entries[place]) is not None])
     return found

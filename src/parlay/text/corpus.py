@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ STDIN = Path("-")
 
 _PIECE = 100_000  # characters that are tokenised at once; a longer document is parted at line ends
 _BATCH = 1_000_000  # bytes that are tokenised together
+_LONGEST_LINE = 64 * _BATCH  # of a text that is read in pieces
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,56 @@ def documents(source: CorpusSource) -> Iterator[Document] | None:
     if source.path.suffix != ".jsonl":
         return iter([(text, len(text.encode()))])
     return ((text_of(line, f"{source.path}, line {at}"), len(line.encode()) + 1) for at, line in _numbered(text))
+
+
+def streams(source: CorpusSource, skipped: list[CorpusSource] | None = None) -> Iterator[Iterator[str]]:
+    """The same documents, each in pieces of about a million characters that end at a line's end, or between words.
+
+    However large the file is, little of it is in memory. Each document must be read to its end before the next.
+    Raises ValueError as `documents` does, and for JSON lines above 64 MB. A file of a folder
+    whose first megabyte is not UTF-8 holds no text, and joins ``skipped``.
+    """
+    pieces = _whole_lines(source, [] if skipped is None else skipped)
+    if source.path.suffix != ".jsonl":
+        yield pieces
+        return
+    number = 0
+    for piece in pieces:
+        if len(piece) > _LONGEST_LINE and "\n" not in piece:
+            raise ValueError(f"{source.path}, line {number + 1}: longer than {_LONGEST_LINE:,} characters")
+        for line in piece.removesuffix("\n").split("\n"):
+            number += 1
+            if line.strip():
+                yield iter([text_of(line, f"{source.path}, line {number}")])
+
+
+def _whole_lines(source: CorpusSource, skipped: list[CorpusSource]) -> Iterator[str]:
+    decoder, kept, place = codecs.getincrementaldecoder("utf-8-sig")(), "", 0
+    try:
+        with nullcontext(sys.stdin.buffer) if source.path == STDIN else source.path.open("rb") as file:
+            while block := file.read(_BATCH):
+                before = len(decoder.getstate()[0])
+                kept += decoder.decode(block)
+                place += len(block)
+                parted = kept.rfind("\n") + 1
+                if not parted and len(kept) > _LONGEST_LINE:
+                    parted = kept.rfind(" ") + 1 or len(kept)
+                if parted:
+                    yield kept[:parted]
+                    kept = kept[parted:]
+            block, before = b"", len(decoder.getstate()[0])
+            kept += decoder.decode(b"", final=True)
+    except UnicodeDecodeError as error:
+        if not place and not source.named:
+            skipped.append(source)
+            return
+        where = "standard input" if source.path == STDIN else source.path
+        at = place - before + error.start
+        raise ValueError(f"{where} is not UTF-8 (byte {at}): convert it first, say with iconv") from None
+    except OSError as error:
+        raise ValueError(f"can't read {source.path}: {error.strerror}") from None
+    if kept:
+        yield kept
 
 
 def lines(source: CorpusSource) -> Iterator[tuple[int, str]]:
@@ -128,14 +181,15 @@ def encode(
 
 def _encode(texts: Sequence[Document], tokenizer: Tokenizer) -> Iterator[NDArray[np.uint32]]:
     """Pieces of all the texts at once, put together again."""
-    pieces = [list(_pieces(text)) for text, _ in texts]
+    pieces = [list(cut(text)) for text, _ in texts]
     flat = [piece for parts in pieces for piece in parts]
     encoded = iter(encode_all(tokenizer, flat, special=False))
     for parts in pieces:
         yield np.array([token for _ in parts for token in next(encoded)], np.uint32)
 
 
-def _pieces(text: str) -> Iterator[str]:
+def cut(text: str) -> Iterator[str]:
+    """Part a text for the tokenizer, at line ends where that can be."""
     start = 0
     while start < len(text):
         end = text.rfind("\n", start, start + _PIECE) + 1 or start + _PIECE
