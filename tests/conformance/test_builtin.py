@@ -23,7 +23,7 @@ from parlay.strategies.built import RunnerCache
 from parlay.testing.conformance import Stage, catalogue_specs, subject_of
 from parlay.testing.conformance.compare import comparable
 from parlay.testing.conformance.stage import PLAIN, StageRequest, decode
-from parlay.testing.conformance.stages import copying_link
+from parlay.testing.conformance.stages import copying_link, ngram_model
 from parlay.testing.random_heads import random_heads
 from parlay.types import Exactness, SamplingParams
 
@@ -74,6 +74,7 @@ def stage(dtype: str) -> Stage:
         target=runner.spec,
         find_head=random_heads(runner.spec),
         open_drafter=lambda _: copying_link(runner.spec.vocab_size),
+        open_ngrams=lambda _: ngram_model([ask.prompt for ask in asks()], runner.spec.vocab_size),
         open_datastore=lambda _: Datastore.build([np.array(ask.prompt) for ask in asks()], runner.spec.vocab_size),
     )
     return Stage(dtype, lambda _: runner, lambda _: pytest.fail("not recomputed"), runner.spec.vocab_size, resources)

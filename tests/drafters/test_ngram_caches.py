@@ -11,17 +11,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parlay.drafters.counting import bigram_file
 from parlay.drafters.counting.ngram_caches import LAX, LONGEST, STRICT, Bars, NgramCaches
 from parlay.drafters.counting.ngram_caches import NgramCachesOptions as Options
 from parlay.drafters.resources import Resources
 from parlay.options import UsageError
 from parlay.strategies.spelling import parse
+from parlay.testing.conformance.stages import ngram_model
 from parlay.types import NO_DRAFT, Observation, Request, Verdict
 from tests.drafters.sight import GREEDY, Sight, drafted, no_runner
 
 VOCAB = 500
 RESOURCES = Resources(VOCAB, no_runner)
+
+
+def knowing(corpus: Sequence[Sequence[int]]) -> Resources:
+    """With an n-gram model of these texts, whatever file is named."""
+    return replace(RESOURCES, open_ngrams=lambda _: ngram_model(corpus, VOCAB))
 
 
 def finish(drafter: NgramCaches, tokens: Sequence[int], request: Request = GREEDY) -> None:
@@ -76,10 +81,9 @@ def test_each_threshold_holds_to_the_count(size: int, followers: tuple[int, ...]
     assert (drafted(drafter, [400, *gram], 1).tree.tokens == (1,)) == strict
 
 
-def test_the_context_is_believed_before_past_requests_and_these_before_the_corpus(tmp_path: Path) -> None:
-    path = tmp_path / "bigrams"
-    bigram_file.write(path, bigram_file.build([[10, 11, 3], [10, 11, 3]], VOCAB))
-    drafter = NgramCaches(RESOURCES, Options(static=str(path)))
+def test_the_context_is_believed_before_past_requests_and_these_before_the_corpus() -> None:
+    corpus = [[10, 11, 3], [10, 11, 3]]
+    drafter = NgramCaches(knowing(corpus), Options(static="corpus"))
     now, gram = sightings(3, 1)
     before, _ = sightings(3, 2, 2)
     assert drafted(drafter, [5, 10, 11], 1).tree.tokens == (3,)
@@ -91,11 +95,10 @@ def test_the_context_is_believed_before_past_requests_and_these_before_the_corpu
     assert gram == [10, 11, 12]
 
 
-def test_the_corpus_decides_between_equals_and_cannot_save_a_small_share(tmp_path: Path) -> None:
+def test_the_corpus_decides_between_equals_and_cannot_save_a_small_share() -> None:
     """Counts are multiplied by 100 times the corpus's, but a winner's share is that of its own count."""
-    path = tmp_path / "bigrams"
-    bigram_file.write(path, bigram_file.build([[10, 11, 2]], VOCAB))
-    drafter = NgramCaches(RESOURCES, Options(static=str(path)))
+    corpus = [[10, 11, 2]]
+    drafter = NgramCaches(knowing(corpus), Options(static="corpus"))
     halves, gram = sightings(2, 2, 2, 1, 1)
     assert drafted(NgramCaches(RESOURCES, Options()), [*halves, 400, *gram], 1).tree.tokens == (1,)
     assert drafted(drafter, [*halves, 400, *gram], 1).tree.tokens == (2,)
@@ -105,17 +108,15 @@ def test_the_corpus_decides_between_equals_and_cannot_save_a_small_share(tmp_pat
 
 @pytest.mark.parametrize(("followers", "expected"), [((3,), ()), ((3, 3), (3,)), ((3, 4), (3,)), ((3, 4, 5), ())])
 def test_the_corpus_alone_must_pass_the_lax_bars_of_a_pair(
-    tmp_path: Path, followers: tuple[int, ...], expected: tuple[int, ...]
+    followers: tuple[int, ...], expected: tuple[int, ...]
 ) -> None:
-    path = tmp_path / "bigrams"
-    bigram_file.write(path, bigram_file.build([[10, 11, token] for token in followers], VOCAB))
-    assert drafted(NgramCaches(RESOURCES, Options(static=str(path))), [10, 11], 1).tree.tokens == expected
+    corpus = [[10, 11, token] for token in followers]
+    assert drafted(NgramCaches(knowing(corpus), Options(static="corpus")), [10, 11], 1).tree.tokens == expected
 
 
-def test_the_corpus_is_asked_after_a_text_of_one_token_as_soon_as_one_is_drafted(tmp_path: Path) -> None:
-    path = tmp_path / "bigrams"
-    bigram_file.write(path, bigram_file.build([[10, 11, 3], [10, 11, 3]], VOCAB))
-    drafter = NgramCaches(RESOURCES, Options(static=str(path)))
+def test_the_corpus_is_asked_after_a_text_of_one_token_as_soon_as_one_is_drafted() -> None:
+    corpus = [[10, 11, 3], [10, 11, 3]]
+    drafter = NgramCaches(knowing(corpus), Options(static="corpus"))
     for _ in range(8):
         finish(drafter, [10, 11])
     assert drafted(drafter, [10], 2).tree.tokens == (11, 3)
@@ -169,16 +170,12 @@ letters = st.lists(st.integers(0, 2), max_size=25)
 
 @given(text=letters, past=st.lists(letters, max_size=2), corpus=st.lists(letters, max_size=1), cut=st.integers(0, 9))
 def test_it_drafts_what_the_rule_says_when_said_slowly(
-    tmp_path_factory: pytest.TempPathFactory,
     text: list[int],
     past: list[list[int]],
     corpus: list[list[int]],
     cut: int,
 ) -> None:
-    path = tmp_path_factory.mktemp("corpus") / "bigrams"
-    bigrams = bigram_file.build(corpus, VOCAB)
-    bigram_file.write(path, bigrams)
-    drafter = NgramCaches(RESOURCES, Options(static=str(path)))
+    drafter = NgramCaches(knowing(corpus), Options(static="corpus" if any(corpus) else ""))
     for one in past:
         finish(drafter, one)
     live = [*text, *[2] * cut]
@@ -187,7 +184,8 @@ def test_it_drafts_what_the_rule_says_when_said_slowly(
     draft = drafted(drafter, live, 6)
     context, dynamic, query = Told([live], LAX), Told(past, STRICT), list(live)
     for token in (*draft.tree.tokens, None):
-        total, followers = bigrams.followers(query[-2], query[-1]) if len(query) > 1 else (0, {})
+        followers = Told(corpus, LAX).parts.get(tuple(query[-2:]), Counter()) if len(query) > 1 else Counter()
+        total = followers.total()
         alone = {one for one, count in followers.items() if total >= 2 and 2 * count >= total}
         allowed = context.allowed(query, followers) or dynamic.allowed(query, followers) or alone
         assert token in allowed if token is not None else len(draft) == 6 or not allowed

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parlay.drafters.counting.ngram_counts import CountedText, NgramCounts
+from parlay.drafters.counting.counted_texts import CountedText
+from parlay.ngrams.in_context import NgramCounts
 
 LONGEST = 3
 VOCAB = 3

@@ -49,14 +49,17 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "text": frozenset({"types", "system", "models"}),
     "structured": frozenset({"types", "system", "text"}),
     "heads": frozenset({"types", "options", "system", "cache", "models"}),
-    "drafters": frozenset({"types", "options", "sampling", "models", "heads"}),
+    "ngrams": frozenset({"types", "options", "system", "text"}),
+    "drafters": frozenset({"types", "options", "sampling", "models", "heads", "ngrams"}),
     "strategies": frozenset({"types", "options", "text", "router", "drafters"}),
     "certificates": frozenset({"types", "options", "system", "models", "drafters", "strategies"}),
     "llm": RUN
     | {"cache", "cost", "energy", "router", "sampling", "engine", "models", "ranks", "structured", "heads", "drafters"},
     "transformers": frozenset({"types", "cost", "engine", "models", "drafters", "strategies"}),
     "aio": frozenset({"types", "system", "text", "engine", "llm"}),
-    "testing": frozenset({"types", "sampling", "router", "engine", "models", "heads", "drafters", "strategies"}),
+    "testing": frozenset(
+        {"types", "sampling", "router", "engine", "models", "heads", "ngrams", "drafters", "strategies"}
+    ),
     "train": RUN | {"llm", "models", "heads", "drafters", "sampling", "bench"},
     "bench": RUN | {"llm", "cache", "cost", "energy", "router", "sampling", "engine", "models", "ranks", "drafters"},
     "serve": RUN | {"llm", "sampling", "models", "structured", "drafters", "aio"},

@@ -42,6 +42,7 @@ COMMANDS = {
     "strategies": "list the decoding strategies and their parameters",
     "router": "show or reset what was learned on this machine of drafters, and of what steps cost",
     "datastore": "make and inspect datastores: files of texts that a strategy drafts from",
+    "ngram": "build n-gram language models, score texts with them, write by them",
     "train": "train a language model or a draft head",
     "completion": "print a script that completes commands and flags in a shell",
 }

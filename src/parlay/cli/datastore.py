@@ -54,7 +54,7 @@ def _build(options: argparse.Namespace) -> int:
     from parlay.text import corpus
 
     output: Path = options.output
-    _check_output(output)
+    check_output(output)
     sources = corpus.sources(options.corpus)
     name = options.tokenizer or options.model or default_model()
     store = _make(sources, load_tokenizer(resolve_tokenizer(name)), name)
@@ -70,7 +70,7 @@ def _build(options: argparse.Namespace) -> int:
     return 0
 
 
-def _check_output(path: Path) -> None:
+def check_output(path: Path) -> None:
     """Raises ValueError now for what would otherwise fail after a long time."""
     if path.is_dir():
         raise ValueError(f"{path} is a folder: name a file to write")
@@ -83,12 +83,10 @@ def _make(sources: list[CorpusSource], tokenizer: Tokenizer, name: str) -> Datas
     from parlay.text import corpus
 
     skipped: list[CorpusSource] = []
-    with _bar("tokenising", "B", sum(source.size for source in sources)) as bar:
+    with progress_bar("tokenising", "B", sum(source.size for source in sources)) as bar:
         ids = list(corpus.encode(_texts(sources, skipped), tokenizer, bar.update))
-    if skipped:
-        which = f"{len(skipped)} of {len(sources)} files ({skipped[0].path} the first)"
-        print(f"left out {which}: not UTF-8 text", file=sys.stderr)
-    with _bar("sorting", " tokens", sum(map(len, ids)) + len(ids)) as bar:
+    say_left_out(skipped, len(sources))
+    with progress_bar("sorting", " tokens", sum(map(len, ids)) + len(ids)) as bar:
         return Datastore.build(
             ids,
             vocabulary(tokenizer),
@@ -110,7 +108,14 @@ def _texts(sources: list[CorpusSource], skipped: list[CorpusSource]) -> Iterator
             yield from found
 
 
-def _bar(what: str, unit: str, total: int) -> tqdm[Any]:
+def say_left_out(skipped: list[CorpusSource], files: int) -> None:
+    """Name the files of folders that hold no text, on standard error."""
+    if skipped:
+        which = f"{len(skipped)} of {files} files ({skipped[0].path} the first)"
+        print(f"left out {which}: not UTF-8 text", file=sys.stderr)
+
+
+def progress_bar(what: str, unit: str, total: int = 0) -> tqdm[Any]:
     """Progress with rate and time left on standard error, if that is a terminal."""
     from tqdm import tqdm
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from parlay.drafters.remote.link import Link
     from parlay.drafters.stores.datastore_file import Datastore
     from parlay.heads.opening import FindHead
+    from parlay.ngrams.model import NgramModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,8 @@ class Resources:
     """Everything a drafter gets when it is built; ``target`` says what the target is and can do.
 
     ``open_runner`` loads a model by name or path, once, and shares it; ``open_tokenizer`` gives the tokenizer that goes
-    with such a model. ``open_datastore`` takes the place of opening a file, and ``open_drafter`` that of connecting to
+    with such a model. ``open_datastore`` and ``open_ngrams`` take the place of opening
+    a file, and ``open_drafter`` that of connecting to
     a service, for toys. ``find_head`` finds trained heads for the target; ``domains`` are the kinds of texts, beside
     texts in general, for which there are some. ``read_adapter`` reads an adapter of the target from a folder, under a
     name; None where the target runs none.
@@ -54,6 +56,7 @@ class Resources:
     open_tokenizer: Callable[[str], Tokenizer] | None = None
     target: RunnerSpec | None = None
     open_datastore: Callable[[str], Datastore] | None = None
+    open_ngrams: Callable[[str], NgramModel] | None = None
     open_drafter: Callable[[str], Link] | None = None
     find_head: FindHead | None = None
     domains: Callable[[], Collection[str]] = tuple

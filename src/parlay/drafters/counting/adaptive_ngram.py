@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from parlay.drafters.counting.ngram_counts import CountedTexts
+from parlay.drafters.counting.counted_texts import CountedTexts
 from parlay.drafters.per_sequence import OneByOne
 from parlay.drafters.resources import Resources
 from parlay.options import Options, option

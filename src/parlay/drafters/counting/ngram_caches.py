@@ -6,16 +6,16 @@ from array import array
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from parlay.drafters.counting import bigram_file
-from parlay.drafters.counting.bigram_file import Bigrams
-from parlay.drafters.counting.ngram_counts import CountedTexts, Favourite, NgramCounts
+from parlay.drafters.counting.counted_texts import CountedTexts
+from parlay.drafters.counting.ngram_lm import open_ngrams
 from parlay.drafters.per_sequence import OneByOne
 from parlay.drafters.resources import Resources
 from parlay.drafters.state_room import most_tenants
 from parlay.drafters.step_budget import STEP_TOKENS
-from parlay.options import Options, option
+from parlay.ngrams.in_context import Favourite, NgramCounts
+from parlay.ngrams.model import NgramModel
+from parlay.options import Options, UsageError, option
 from parlay.types import Draft, Needs, Observation, SequenceView, trees
 
 SOURCE = "lookup-decoding"
@@ -28,6 +28,8 @@ Bars = tuple[tuple[int, int], ...]
 LAX: Bars = ((2, 66), (2, 50), (1, 50), (1, 50))
 STRICT: Bars = ((4, 75), (3, 66), (2, 66), (2, 66))
 
+_PAIR = 2  # tokens after which the corpus is asked
+_WIDEST = 32  # followers that are looked at there, the most frequent ones
 _CORPUS_WEIGHT = 100  # of a token's count in the corpus, where it has one
 
 
@@ -35,7 +37,9 @@ _CORPUS_WEIGHT = 100  # of a token's count in the corpus, where it has one
 class NgramCachesOptions(Options):
     """Options of the n-gram caches: which texts are counted besides the request itself."""
 
-    static: str = option("", "a corpus's bigrams (parlay.drafters.counting.bigram_file); empty: none", opens=True)
+    static: str = option(
+        "", "n-gram model with counts, whose pairs are looked up (parlay ngram build --counts); empty: none", opens=True
+    )
     remember: int = option(
         200_000,
         "tokens of past requests to keep; who has most loses the oldest first",
@@ -55,15 +59,15 @@ class NgramCaches(OneByOne):
     cache; failing that, the lax ones of a pair in the static cache. If the static cache has followers of the last pair,
     the candidates of the other caches are weighted by 100 times their count in it. If nothing passes, the draft ends.
 
-    ``static`` names a file written by `bigram_file.write`; it keeps the 32 most frequent followers of each pair. The
-    dynamic cache learns the text of a request when it ends, unless the request says ``store=False``, and holds
-    ``remember`` tokens in all, of which the tenant that has most loses its oldest text first.
+    ``static`` names a model of `parlay ngram build` that kept its counts; of each pair the 32 most frequent followers
+    are looked at. The dynamic cache learns the text of a request when it ends, unless the request says ``store=False``,
+    and holds ``remember`` tokens in all, of which the tenant that has most loses its oldest text first.
     """
 
     needs = Needs()
 
     def __init__(self, resources: Resources, options: NgramCachesOptions) -> None:
-        self._static = bigram_file.read(Path(options.static), resources.vocab_size) if options.static else None
+        self._static = _corpus(options.static, resources) if options.static else None
         self._past = PastTexts(options.remember, resources.vocab_size)
         self._contexts = CountedTexts(LONGEST, resources.vocab_size, resources.room)
         self._views: dict[int, SequenceView] = {}
@@ -167,14 +171,27 @@ class PastTexts:
             del self._tenants[salt]
 
 
-def _write(latest: list[int], caches: Sequence[tuple[NgramCounts, Bars]], static: Bigrams | None, budget: int) -> Draft:
+def _corpus(file: str, resources: Resources) -> NgramModel:
+    """The static cache. Raises UsageError for a model that has no counts of what follows pairs."""
+    model = open_ngrams(SOURCE, file, resources)
+    if not model.counts or model.order <= _PAIR:
+        raise UsageError(
+            f"strategy {SOURCE}: static={file} has no counts of {_PAIR + 1} tokens: build it with --counts and "
+            f"--order {_PAIR + 1} or more"
+        )
+    return model
+
+
+def _write(
+    latest: list[int], caches: Sequence[tuple[NgramCounts, Bars]], static: NgramModel | None, budget: int
+) -> Draft:
     """The draft after ``latest``, the last tokens of the text."""
     tokens: list[int] = []
     scores: list[float] = []
     own = caches[0][0]
     window = own.window(latest)
     while len(tokens) < budget:
-        total, corpus = static.followers(latest[-2], latest[-1]) if static and len(latest) > 1 else (0, {})
+        total, corpus = static.counted(latest[-_PAIR:], _WIDEST) if static and len(latest) >= _PAIR else (0, {})
         size = min(LONGEST, len(latest))
         guess = _guess(caches, window, size, corpus) or _corpus_guess(total, corpus)
         if guess is None:

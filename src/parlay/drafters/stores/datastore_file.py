@@ -26,7 +26,7 @@ from parlay.drafters.stores.suffix_array import Integers, suffix_array
 from parlay.types import ParlayError, Tokenizer
 
 VERSION = 1
-_MAGIC = b"PARLAYDS"
+MAGIC = b"PARLAYDS"
 _PREAMBLE = struct.Struct("<8sIIQQ")
 _CHECKED_FROM = 16  # what follows the checksum
 _ALIGNMENT = 8
@@ -129,7 +129,7 @@ class Datastore:
             checksum = zlib.crc32(piece, checksum)
         try:
             with part.open("xb") as file:
-                file.write(_PREAMBLE.pack(_MAGIC, VERSION, checksum, 0, 0)[:_CHECKED_FROM])
+                file.write(_PREAMBLE.pack(MAGIC, VERSION, checksum, 0, 0)[:_CHECKED_FROM])
                 for piece in pieces:
                     file.write(piece)
                 file.flush()
@@ -143,7 +143,7 @@ class Datastore:
         header = json.dumps(asdict(self.header)).encode()
         header = header.ljust(_aligned(_PREAMBLE.size + len(header)) - _PREAMBLE.size)
         tokens_at, suffixes_at, size = self.header.offsets(len(header))
-        preamble = _PREAMBLE.pack(_MAGIC, VERSION, 0, len(header), size)[_CHECKED_FROM:]
+        preamble = _PREAMBLE.pack(MAGIC, VERSION, 0, len(header), size)[_CHECKED_FROM:]
         padding = bytes(suffixes_at - tokens_at - self.tokens.nbytes)
         return [preamble, header, self.tokens.data.cast("B"), padding, self.suffixes.data.cast("B")]
 
@@ -194,7 +194,7 @@ def vocabulary(tokenizer: Tokenizer) -> int:
 
 def _read_header(path: Path, content: mmap.mmap | bytes) -> tuple[DatastoreHeader, int]:
     """The header and its length, after all checks that a file must pass before anything else in it is believed."""
-    if len(content) < _PREAMBLE.size or content[: len(_MAGIC)] != _MAGIC:
+    if len(content) < _PREAMBLE.size or content[: len(MAGIC)] != MAGIC:
         raise BadDatastore(f"{path} is no datastore: make one with `parlay datastore build`")
     _, version, checksum, header_bytes, size = _PREAMBLE.unpack_from(content)
     if version != VERSION:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from parlay.drafters.counting import ngram_lm
 from parlay.drafters.stores import datastore, suffix_automaton, suffix_decoding, token_recycling, trie_lookahead
 from parlay.strategies.entry import StrategyEntry
 
@@ -74,5 +75,19 @@ ENTRIES: tuple[StrategyEntry, ...] = (
         k=64,
         factory="parlay.drafters.stores.datastore:Retrieval",
         toys=("file=toy",),
+    ),
+    StrategyEntry(
+        name=ngram_lm.SOURCE,
+        family="retrieval",
+        replayable=True,
+        training="counts: `parlay ngram build`, minutes",
+        needs="an n-gram model of the target's tokens, made by `parlay ngram build`",
+        summary="Drafts the likeliest continuations by an n-gram language model of a corpus, as one tree.",
+        when="answers are of the corpus's kind but do not repeat it, and there is no trained drafter",
+        reference="Kneser and Ney 1995; Chen and Goodman 1998; Stern et al. 2018, arXiv:1811.03115",
+        options=ngram_lm.NgramLmOptions,
+        k=16,
+        factory="parlay.drafters.counting.ngram_lm:NgramLm",
+        toys=("file=toy,min_prob=0",),
     ),
 )

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, lru_cache, partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Literal, NoReturn
 
 import numpy as np
@@ -19,6 +21,7 @@ from parlay.drafters.resources import Resources
 from parlay.drafters.stores.datastore_file import Datastore
 from parlay.models.config import DecoderConfig
 from parlay.models.native import NativeRunner
+from parlay.ngrams import NgramModel, NgramOptions, Vocabulary, build_from_ids
 from parlay.strategies.built import RunnerCache
 from parlay.testing.checkpoints import VOCAB_SIZE, random_model
 from parlay.testing.conformance.stage import Stage
@@ -90,17 +93,33 @@ def _no_model(name: str) -> NoReturn:
 
 
 def _with_datastore(resources: Resources, logits_of: LogitsOf) -> Resources:
-    """With a datastore of a few texts that the target itself would write, whatever file is asked for."""
+    """With a datastore and an n-gram model of texts that the target would write, whatever file is named."""
+
+    @cache
+    def texts() -> list[list[int]]:
+        found = [[start % resources.vocab_size] for start in range(3)]
+        for text in found:
+            while len(text) < 80:
+                text.append(int(logits_of(text).argmax()))
+        return found
 
     @cache
     def open_datastore(file: str) -> Datastore:
-        texts = [[start % resources.vocab_size] for start in range(3)]
-        for text in texts:
-            while len(text) < 80:
-                text.append(int(logits_of(text).argmax()))
-        return Datastore.build([np.array(text) for text in texts], resources.vocab_size)
+        return Datastore.build([np.array(text) for text in texts()], resources.vocab_size)
 
-    return replace(resources, open_datastore=open_datastore)
+    @cache
+    def open_ngrams(file: str) -> NgramModel:
+        return ngram_model(texts(), resources.vocab_size)
+
+    return replace(resources, open_datastore=open_datastore, open_ngrams=open_ngrams)
+
+
+def ngram_model(texts: Iterable[Sequence[int]], vocab_size: int) -> NgramModel:
+    """An n-gram model with counts, of trigrams; its file is gone when it returns."""
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "model"
+        build_from_ids(file, texts, Vocabulary(vocab_size), NgramOptions(order=3, counts=True, memory=16))
+        return NgramModel.open(file)
 
 
 def recomputed(runner: Runner) -> LogitsOf:

@@ -1,20 +1,17 @@
-"""How often each token followed each n-gram: exact counts; adding or removing a token takes O(1)."""
+"""Counts of the n-grams of a text that grows and shrinks, and which lengths of n-grams a text rewards.
+
+Adding or removing a token takes O(1), and the counts are exact.
+"""
 
 from __future__ import annotations
 
 import math
 from array import array
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from parlay.drafters.per_sequence import History
-from parlay.drafters.state_room import StateBytes, StateRoom
-from parlay.drafters.step_budget import StepBudget
-from parlay.types import SequenceView
-
 LIMIT = 16  # tokens of the longest n-grams that can be counted
-GRAM_BYTES = 200
-"""Of each size of n-gram and token: 90 to 210 were measured on code and on random ids."""
 # How many sightings are worth one half, after n-grams of each length.
 _DOUBT = [0.0, *(2.5 / (size * math.sqrt(size)) for size in range(1, LIMIT + 1))]
 
@@ -121,55 +118,45 @@ class NgramCounts:
                     del heads[gram]
 
 
-class CountedText:
-    """The counts of one sequence's tokens, updated as the sequence changes."""
+@dataclass(frozen=True, slots=True)
+class Reward:
+    """How well the last ``size`` tokens foretell the next one, in shares of a text's tokens.
 
-    def __init__(self, longest: int, vocab_size: int) -> None:
-        self.counts = NgramCounts(longest, vocab_size)
-        self._history = History()
-        self._log = array("i")
+    ``known``: they had occurred before. ``right``: of these, the token that had followed them most often is the next.
+    ``guessed``: of all tokens, those that the longest known n-gram of at most ``size`` tokens guesses; ``gain``: how
+    many more these are than without n-grams of ``size``.
+    """
 
-    def __len__(self) -> int:
-        """How many tokens are counted."""
-        return len(self._history.tokens)
-
-    def follow(self, tokens: Sequence[int], step: StepBudget | None = None) -> None:
-        """Count what is new in the sequence, as far as this step allows; uncount what was taken back."""
-        history = self._history
-        agreed = history.agree(tokens)
-        if agreed < len(history.tokens):
-            self.counts.remove(history.tokens, agreed, self._log)
-            history.cut(agreed)
-        new = len(tokens) - agreed
-        most = new if step is None else step.take(new)
-        if most:
-            history.tokens += tokens[agreed : agreed + most]
-            self.counts.add(history.tokens, agreed, self._log)
+    size: int
+    known: float
+    right: float
+    guessed: float
+    gain: float
 
 
-class CountedTexts:
-    """The `CountedText` of each sequence, made when it is first asked for. Steps count what `StepBudget` grants."""
-
-    def __init__(self, longest: int, vocab_size: int, room: StateRoom) -> None:
-        self._longest = longest
-        self._vocab_size = vocab_size
-        self._texts: dict[int, CountedText] = {}
-        self._bytes = StateBytes(room, self._texts)
-        self._step = StepBudget(room, longest * GRAM_BYTES)
-
-    def begin(self, budgets: Sequence[int]) -> None:
-        """A step begins, in which sequences with a budget draft."""
-        self._step.begin(sum([budget > 0 for budget in budgets]))
-
-    def of(self, view: SequenceView) -> NgramCounts:
-        """The counts of a sequence, as far as it is counted by now."""
-        text = self._texts.get(view.sequence)
-        if text is None:
-            text = self._texts[view.sequence] = CountedText(self._longest, self._vocab_size)
-        text.follow(view.tokens, self._step)
-        self._bytes.set(view.sequence, len(text) * self._longest * GRAM_BYTES)
-        return text.counts
-
-    def release(self, sequence: int) -> None:
-        self._texts.pop(sequence, None)
-        self._bytes.release(sequence)
+def rewards(tokens: Sequence[int], vocab_size: int, longest: int) -> list[Reward]:
+    """Tell how well a text's own n-grams of 1 to ``longest`` tokens foretell each token, by the text before it."""
+    counts, log, seen = NgramCounts(longest, vocab_size), array("i"), list[int]()
+    known, right, guessed = ([0] * longest for _ in range(3))
+    window = 0
+    for token in tokens:
+        hit = False
+        for place in range(min(longest, len(seen))):
+            found = counts.favourite(window, place + 1)
+            if found is not None:
+                hit = found.token == token
+                known[place] += 1
+                right[place] += hit
+            guessed[place] += hit
+        for place in range(len(seen), longest):
+            guessed[place] += hit
+        seen.append(token)
+        counts.add(seen, len(seen) - 1, log)
+        del log[:]
+        window = counts.shift(window, token)
+    every = max(1, len(tokens))
+    columns = zip(known, right, guessed, [0, *guessed[:-1]], strict=True)
+    return [
+        Reward(size, k / every, r / max(1, k), g / every, (g - before) / every)
+        for size, (k, r, g, before) in enumerate(columns, 1)
+    ]

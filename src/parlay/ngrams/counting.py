@@ -1,0 +1,208 @@
+"""Counts the n-grams of texts of any size: runs that memory holds are sorted, and merged on disk into one trie.
+
+An n-gram is packed into words of 64 bits, the first id highest, so that sorting numbers sorts n-grams. At the end of a
+text it is shorter, and `PAD` fills it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+
+from parlay.ngrams.trie import BEGIN, END, PAD, Integers, Scratch, Trie
+
+LONGEST = 10
+"""Ids of the longest n-grams that can be counted."""
+
+_RANK_BITS = 24  # of a word that is not an n-gram's first, for the rank of the words before it
+_MOST_ROWS = 1 << _RANK_BITS
+_LEAST_ROWS = 1 << 10
+_ROW_BYTES = 112  # of memory for each row of a run while it is sorted or merged
+_COUNT = np.dtype("<i8")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Counted:
+    """The n-grams of some texts. ``counts[n - 1]`` says how often each n-gram of n ids occurred."""
+
+    trie: Trie
+    counts: tuple[Integers, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Packing:
+    """``parts``: how many ids, of ``bits`` each, stand in each word of an n-gram."""
+
+    bits: int
+    parts: tuple[int, ...]
+
+    @classmethod
+    def of(cls, size: int, order: int) -> Self:
+        bits = max(1, (size - 1).bit_length())
+        parts = [min(order, 64 // bits)]
+        while sum(parts) < order:
+            parts.append(min(order - sum(parts), (64 - _RANK_BITS) // bits))
+        return cls(bits, tuple(parts))
+
+    def pack(self, ids: Integers) -> list[Integers]:
+        """The n-grams that begin at each id but the last order - 1 ones; behind `END` they have `PAD`."""
+        rows = len(ids) - sum(self.parts) + 1
+        ids, inside = ids.astype(np.uint64), np.ones(rows, np.uint64)
+        words, ahead = [], 0
+        for part in self.parts:
+            word = np.zeros(rows, np.uint64)
+            for _ in range(part):
+                column = ids[ahead : ahead + rows] * inside
+                word <<= np.uint64(self.bits)
+                word |= column
+                inside &= column != END
+                ahead += 1
+            words.append(word)
+        return words
+
+    def unpack(self, words: Sequence[Integers]) -> Iterator[Integers]:
+        """The columns of ids."""
+        mask = np.uint64((1 << self.bits) - 1)
+        for word, part in zip(words, self.parts, strict=True):
+            for place in reversed(range(part)):
+                yield ((word >> np.uint64(place * self.bits)) & mask).astype(np.int64)
+
+    def first(self, word: Integers) -> Integers:
+        """The first id of n-grams, of their first words."""
+        return (word >> np.uint64((self.parts[0] - 1) * self.bits)).astype(np.int64)
+
+    def group(self, words: Sequence[Integers]) -> tuple[Integers, Integers]:
+        """The order that sorts n-grams, and where in it each different one begins."""
+        order = np.argsort(words[0])
+        changed = _changes(words[0][order])
+        for word, part in zip(words[1:], self.parts[1:], strict=True):
+            ranks, keys = np.cumsum(changed).astype(np.uint64), word[order]
+            if int(ranks[-1]) < _MOST_ROWS:
+                keys |= ranks << np.uint64(part * self.bits)
+                within = np.argsort(keys)
+                changed = _changes(keys[within])
+            else:  # more rows than a key has room for: one id has more than its share of all n-grams
+                within = np.lexsort((keys, ranks))
+                changed = _changes(keys[within]) | _changes(ranks[within])
+            order = order[within]
+        return order, np.flatnonzero(changed)
+
+
+def count(
+    ids: Integers, size: int, order: int, scratch: Scratch, *, memory: int, counted: Callable[[int], object] = bool
+) -> Counted:
+    """Count the n-grams of 1 to ``order`` ids in about ``memory`` bytes; ``counted`` gets how many more ids are done.
+
+    ``ids``, below ``size``, may be mapped; every text in them begins with `BEGIN` and ends with `END`.
+    """
+    packing = _Packing.of(size, order)
+    most = max(_LEAST_ROWS, min(memory // _ROW_BYTES, _MOST_ROWS))
+    runs = 0
+    for start in range(0, len(ids), most):
+        block = ids[start : start + most + order - 1]
+        rows = min(most, len(ids) - start)
+        _save_run(packing, np.pad(block, (0, rows + order - 1 - len(block))), f"run{runs}.", scratch)
+        runs += 1
+        counted(rows)
+    return _merge(packing, size, [f"run{run}." for run in range(runs)], scratch, most)
+
+
+def _save_run(packing: _Packing, ids: Integers, name: str, scratch: Scratch) -> None:
+    words = packing.pack(ids)
+    order, heads = packing.group(words)
+    for part, word in enumerate(words):
+        scratch.append(f"{name}{part}", word[order[heads]])
+    scratch.append(f"{name}counts", np.diff(heads, append=len(order)).astype(_COUNT))
+
+
+def _merge(packing: _Packing, size: int, names: Sequence[str], scratch: Scratch, most: int) -> Counted:
+    """Sort what all runs have of some first ids at a time, so that no n-gram is in two parts."""
+    parts = range(len(packing.parts))
+    runs = [[scratch.read(f"{name}{part}", np.uint64) for part in parts] for name in names]
+    counts = [scratch.read(f"{name}counts", _COUNT) for name in names]
+    levels = _Levels(sum(packing.parts), size, scratch)
+    for begins, ends in _partitions(packing, size, [run[0] for run in runs], most):
+        cuts = list(map(slice, begins, ends))
+        words = [np.concatenate([run[part][cut] for run, cut in zip(runs, cuts, strict=True)]) for part in parts]
+        times = np.concatenate([each[cut] for each, cut in zip(counts, cuts, strict=True)])
+        if len(runs) > 1:
+            order, heads = packing.group(words)
+            times = np.add.reduceat(times[order], heads)
+            words = [word[order[heads]] for word in words]
+        levels.add(packing.unpack(words), times)
+    del runs, counts
+    scratch.remove("run")
+    return levels.counted()
+
+
+def _partitions(
+    packing: _Packing, size: int, firsts: Sequence[Integers], most: int
+) -> Iterator[tuple[list[int], list[int]]]:
+    """Where parts of at most ``most`` rows, or of one first id, begin and end in each run."""
+    sizes = np.zeros(size, np.int64)
+    for word in firsts:
+        for start in range(0, len(word), most):
+            sizes += np.bincount(packing.first(word[start : start + most]), minlength=size)
+    sums, begins, first = np.cumsum(sizes), [0] * len(firsts), 0
+    while first < size:
+        done = int(sums[first - 1]) if first else 0
+        first = max(first + 1, int(np.searchsorted(sums, done + most, "right")))
+        bound = first << (packing.parts[0] - 1) * packing.bits
+        ends = [int(np.searchsorted(word, np.uint64(bound))) if first < size else len(word) for word in firsts]
+        if ends != begins:
+            yield begins, ends
+        begins = ends
+
+
+class _Levels:
+    """Writes the columns of a trie as sorted n-grams of all lengths come in, whole first ids at a time."""
+
+    def __init__(self, order: int, size: int, scratch: Scratch) -> None:
+        self._order, self._size, self._scratch = order, size, scratch
+        self._written = [0] * (order + 1)
+
+    def add(self, columns: Iterator[Integers], counts: Integers) -> None:
+        """``columns`` are the ids of different n-grams, sorted."""
+        changed, rows_before = np.zeros(len(counts), bool), np.zeros(0, np.int64)
+        for n, column in enumerate(columns, 1):
+            changed |= _changes(column)
+            rows = np.flatnonzero(changed)
+            real = column[rows] != PAD
+            sums, rows = np.add.reduceat(counts, rows)[real], rows[real]
+            if n > 1:
+                self._scratch.append(f"starts{n - 1}", self._written[n] + np.searchsorted(rows, rows_before))
+            self._scratch.append(f"tokens{n}", column[rows].astype(np.uint32))
+            self._scratch.append(f"counts{n}", sums)
+            self._written[n] += len(rows)
+            rows_before = rows
+
+    def counted(self) -> Counted:
+        read, orders = self._scratch.read, range(1, self._order + 1)
+        for n in orders[:-1]:
+            self._scratch.append(f"starts{n}", np.array([self._written[n + 1]]))
+        tokens = [read(f"tokens{n}", np.uint32) for n in orders]
+        counts = [read(f"counts{n}", _COUNT) for n in orders]
+        starts = [read(f"starts{n}", np.int64) for n in orders[:-1]]
+        seen, tokens[0] = tokens[0], np.empty(0, np.uint32)
+        of_ids = np.zeros(self._size, _COUNT)
+        of_ids[seen] = counts[0]
+        if starts:
+            families = np.zeros(self._size + 1, np.int64)
+            families[1 + seen.astype(np.int64)] = np.diff(starts[0])
+            starts[0] = np.cumsum(families)
+        return Counted(Trie(self._size, tuple(tokens), tuple(starts)), (of_ids, *counts[1:]))
+
+
+def _changes(values: Integers) -> Integers:
+    """Where a value is another than the one before; the first one is."""
+    changed = np.ones(len(values), bool)
+    np.not_equal(values[1:], values[:-1], out=changed[1:])
+    return changed
+
+
+def text_count(counted: Counted) -> int:
+    """How many texts were counted."""
+    return int(counted.counts[0][BEGIN])

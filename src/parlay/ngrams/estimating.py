@@ -1,0 +1,172 @@
+"""From counts to probabilities: modified Kneser-Ney (Chen and Goodman 1998) and stupid back-off (Brants et al. 2007).
+
+Both give each n-gram a probability and, as a context, the weight of what the shorter context says of unseen ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from parlay.ngrams.counting import Counted
+from parlay.ngrams.trie import BEGIN, Integers, Scratch, Trie, blocks
+
+STUPID_WEIGHT = 0.4
+"""Brants et al.'s weight of a shorter context."""
+
+FALLBACK = (0.5, 1.0, 1.5)
+"""Discounts where a length has too few n-grams to estimate them: those of KenLM's ``--discount_fallback``."""
+
+Discounts = tuple[float, float, float]
+"""Taken off the count of an n-gram that occurred once, twice, and more often."""
+
+Numbers = npt.NDArray[np.floating]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Estimated:
+    """A language model's numbers, none of them a logarithm.
+
+    ``probs[n - 1]`` is each n-gram's probability of its last id after the others, ``weights[n - 1]`` the weight of the
+    shorter context after it (lengths below the order), ``counts`` as in `Counted`. ``discounts`` are those of each
+    length; ``guessed`` names the lengths for which they are `FALLBACK`. Both are empty without Kneser-Ney.
+    """
+
+    trie: Trie
+    counts: tuple[Integers, ...]
+    probs: tuple[Numbers, ...]
+    weights: tuple[Numbers, ...]
+    discounts: tuple[Discounts, ...] = ()
+    guessed: tuple[int, ...] = ()
+
+
+def stupid_backoff(counted: Counted, scratch: Scratch) -> Estimated:
+    """Relative frequencies, and `STUPID_WEIGHT` after every context: scores whose sum is above 1, cheap and robust."""
+    trie, counts = counted.trie, counted.counts
+    unigrams = counts[0].astype(np.float64)
+    unigrams[BEGIN] = 0
+    probs: list[Numbers] = [(unigrams / unigrams.sum()).astype(np.float32)]
+    weights: list[Numbers] = []
+    for n in range(1, trie.order):
+        found = scratch.zeros(f"probs{n + 1}", np.float32, trie.count(n + 1))
+        weight = scratch.zeros(f"weights{n}", np.float32, trie.count(n))
+        for first, last in trie.families(n):
+            rows = slice(*trie.starts[n - 1][[first, last]].tolist())
+            found[rows] = counts[n][rows] / counts[n - 1][trie.parents(n, first, last)]
+            weight[first:last] = STUPID_WEIGHT
+        probs.append(found)
+        weights.append(weight)
+    return Estimated(trie, counts, tuple(probs), tuple(weights))
+
+
+def kneser_ney(counted: Counted, thresholds: Sequence[int], scratch: Scratch) -> Estimated:
+    """Interpolated modified Kneser-Ney, as KenLM's lmplz estimates it, down to one id and from there to all alike.
+
+    Lengths below the order count the different ids before an n-gram (*adjusted counts*), or its occurrences where it
+    begins a text. What occurred no oftener than ``thresholds[n - 1]`` will be pruned: its share goes to the shorter
+    context.
+    """
+    trie, (suffixes, adjusted) = counted.trie, _adjusted(counted, scratch)
+    found = [_discounts(each) for each in adjusted]
+    discounts = [each or FALLBACK for each in found]
+    probs: list[Numbers] = [_unigrams(trie.size, adjusted[0], discounts[0])]
+    weights: list[Numbers] = []
+    for n in range(1, trie.order):
+        above = scratch.zeros(f"probs{n + 1}", np.float32, trie.count(n + 1))
+        weight = scratch.zeros(f"weights{n}", np.float32, trie.count(n))
+        table = np.array([0.0, *discounts[n]])
+        for first, last in trie.families(n):
+            parents = trie.parents(n, first, last) - first
+            rows = slice(*trie.starts[n - 1][[first, last]].tolist())
+            times = adjusted[n][rows].astype(np.float64)
+            kept = np.where(counted.counts[n][rows] > thresholds[n], times, 0.0)
+            total = np.bincount(parents, times, last - first)
+            saved = np.bincount(parents, table[np.minimum(kept, 3).astype(np.int64)] + times - kept, last - first)
+            gamma = np.divide(saved, total, out=np.ones(last - first), where=total > 0)  # 1: nothing follows it
+            share = (times - table[np.minimum(times, 3).astype(np.int64)]) / total[parents]
+            above[rows] = share + gamma[parents] * probs[n - 1][suffixes[n][rows]]
+            weight[first:last] = gamma
+        probs.append(above)
+        weights.append(weight)
+    guessed = tuple(n for n, each in enumerate(found, 1) if each is None)
+    return Estimated(trie, counted.counts, tuple(probs), tuple(weights), tuple(discounts), guessed)
+
+
+def _unigrams(size: int, adjusted: Integers, discounts: Discounts) -> Numbers:
+    """The probability of each id; all that can follow something share alike in what the discounts leave."""
+    times = adjusted.astype(np.float64)
+    taken = np.array([0.0, *discounts])[np.minimum(adjusted, 3)]
+    alike = taken.sum() / (size - 2)  # neither `PAD` nor `BEGIN` follows anything
+    probs: Numbers = (times - taken + alike) / times.sum()
+    return probs.astype(np.float32)
+
+
+def _adjusted(counted: Counted, scratch: Scratch) -> tuple[list[Integers], list[Integers]]:
+    """For each length: where the n-gram without its first id stands, and how many different ids stood before it."""
+    trie, counts = counted.trie, counted.counts
+    suffixes, adjusted = [np.empty(0, np.int64)], [counts[-1]]
+    begin = slice(BEGIN, BEGIN + 1)
+    for n in range(1, trie.order):
+        suffix = scratch.zeros(f"suffixes{n + 1}", np.int64, trie.count(n + 1))
+        before = scratch.zeros(f"adjusted{n}", np.int64, trie.count(n))
+        for first, last in trie.families(n):
+            rows = slice(*trie.starts[n - 1][[first, last]].tolist())
+            ids = trie.tokens[n][rows].astype(np.int64)
+            suffix[rows] = found = (
+                ids if n == 1 else trie.continued(n, suffixes[n - 1][trie.parents(n, first, last)], ids)
+            )
+            np.add.at(before, found, 1)
+        before[begin] = counts[n - 1][begin] if n > 1 else 0  # nothing stands before the beginning
+        begin = slice(*trie.starts[n - 1][[begin.start, begin.stop]].tolist())
+        suffixes.append(suffix)
+        adjusted.insert(n - 1, before)
+    if trie.order == 1:
+        adjusted = [counts[0].copy()]
+        adjusted[0][BEGIN] = 0
+    return suffixes, adjusted
+
+
+def _discounts(adjusted: Integers) -> Discounts | None:
+    """Chen and Goodman's equation 26, of how many n-grams have the counts 1 to 4; None where they make no sense."""
+    found = np.zeros(6, np.int64)
+    for rows in blocks(len(adjusted)):
+        found += np.bincount(np.minimum(adjusted[rows], 5), minlength=6)
+    _, one, two, three, four, _ = found.tolist()
+    if not (one and two and three):
+        return None
+    share = one / (one + 2 * two)
+    result = 1 - 2 * share * two / one, 2 - 3 * share * three / two, 3 - 4 * share * four / three
+    return result if all(0 <= each <= most for most, each in enumerate(result, 1)) else None
+
+
+def prune(model: Estimated, thresholds: Sequence[int], scratch: Scratch) -> Estimated:
+    """Leave out n-grams that occurred no oftener than the threshold of their length; single ids all stay.
+
+    ``thresholds`` never fall, so what an n-gram continues stays with it.
+    """
+    trie = model.trie
+    names = ("tokens", "counts", "probs", "weights")
+    columns = dict(zip(names, (trie.tokens, model.counts, model.probs, model.weights), strict=True))
+    for n in range(1, trie.order):
+        done = 0
+        for first, last in trie.families(n):
+            rows = slice(*trie.starts[n - 1][[first, last]].tolist())
+            kept = model.counts[n][rows] > thresholds[n]
+            sums = np.append(0, np.cumsum(kept))
+            begins = done + sums[trie.starts[n - 1][first:last] - rows.start]
+            stays = slice(None) if n == 1 else model.counts[n - 1][first:last] > thresholds[n - 1]
+            scratch.append(f"kept_starts{n}", begins[stays])
+            for name, of_lengths in columns.items():
+                if n < len(of_lengths):
+                    scratch.append(f"kept_{name}{n + 1}", of_lengths[n][rows][kept])
+            done += int(sums[-1])
+        scratch.append(f"kept_starts{n}", np.array([done]))
+    starts = tuple(scratch.read(f"kept_starts{n}", np.int64) for n in range(1, trie.order))
+    tokens, counts, probs, weights = (
+        (*of_lengths[:1], *(scratch.read(f"kept_{name}{n + 1}", each.dtype) for n, each in enumerate(of_lengths) if n))
+        for name, of_lengths in columns.items()
+    )
+    return Estimated(Trie(trie.size, tokens, starts), counts, probs, weights, model.discounts, model.guessed)

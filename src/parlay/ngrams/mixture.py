@@ -1,0 +1,66 @@
+"""An n-gram language model mixed into a model's own distribution, at the weight that a text likes best."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from parlay.ngrams.model import NgramModel
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_ROUNDS = 50
+
+Numbers = npt.NDArray[np.floating]
+
+
+class Mixed:
+    """A logits processor: ``weight`` of an n-gram model's probabilities, the rest of the target's own.
+
+    Give it as one of ``SamplingParams.logits_processors``. Every exact strategy decodes the text of plain decoding with
+    the same processor. The n-gram model must be of the target's tokenizer. The chance that a text ends is the target's
+    alone: what the n-gram model gives to the end, and to unknown words, is shared out in proportion.
+    """
+
+    def __init__(self, model: NgramModel, weight: float) -> None:
+        if not 0 <= weight < 1:
+            raise ValueError(f"weight={weight}: give at least 0 and less than 1, the n-gram model's share")
+        if model.header.words:
+            raise ValueError(
+                "an n-gram model of words can't be mixed with a model: build one with the model's tokenizer"
+            )
+        self._model, self._weight = model, weight
+
+    def __call__(self, ids: list[int], logits_V: Tensor) -> Tensor:
+        import torch  # here, because a model of n-grams alone does not need it
+
+        own_V = logits_V.double().softmax(-1)
+        probs, _ = self._model.distribution(self._model.state(ids[-self._model.order :]))
+        if len(probs) > len(own_V):
+            raise ValueError(
+                f"the n-gram model has {len(probs)} tokens and the target {len(own_V)}: build it with its tokenizer"
+            )
+        other_V = torch.zeros_like(own_V)
+        other_V[: len(probs)] = torch.from_numpy(probs / probs.sum())
+        mixed_V = ((1 - self._weight) * own_V + self._weight * other_V).log().to(logits_V.dtype)
+        return mixed_V.masked_fill(logits_V == -torch.inf, -torch.inf)  # what another processor forbids stays forbidden
+
+
+def best_weight(ngram: Numbers, target: Numbers) -> float:
+    """The n-gram model's share under which a text is likeliest, by expectation maximisation (Jelinek and Mercer 1980).
+
+    ``ngram`` and ``target`` are the probabilities of the text's tokens, from 0 to 1, by either model.
+    """
+    weight = 0.5
+    for _ in range(_ROUNDS):
+        mixed = weight * ngram + (1 - weight) * target
+        weight = float(np.mean(weight * ngram / np.maximum(mixed, 1e-300)))
+    return weight
+
+
+def mixed_perplexity(ngram: Numbers, target: Numbers, weight: float) -> float:
+    """Perplexity of the mixture on the same tokens."""
+    return float(np.exp(-np.mean(np.log(np.maximum(weight * ngram + (1 - weight) * target, 1e-300)))))

@@ -1,0 +1,283 @@
+"""An n-gram language model: scores of texts, what is likely to follow, and the whole distribution after a context."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+
+from parlay.ngrams import model_file
+from parlay.ngrams.trie import BEGIN, END, FIRST, UNKNOWN, Integers
+
+State = tuple[int, ...]
+"""A context: the place in the trie of its last id, its last two, and so on, up to the order less one; -1: unseen."""
+
+NO_CONTEXT: State = ()
+
+_REMEMBERED = 1 << 14  # contexts whose likeliest followers are kept
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scores:
+    """How likely each token of a text is after those before it.
+
+    ``log10[i]`` is token i's log-probability to the base 10, ``lengths[i]`` how many tokens the longest known n-gram
+    that ends with it has, ``unknown[i]`` whether it is a word outside the vocabulary. The end of the text is the last
+    token, if it was asked for.
+    """
+
+    log10: npt.NDArray[np.float64]
+    lengths: Integers
+    unknown: npt.NDArray[np.bool_]
+
+    @property
+    def total(self) -> float:
+        return float(self.log10.sum())
+
+    @property
+    def perplexity(self) -> float:
+        """The number of tokens that are as likely as the true one, unknown words included."""
+        return float(10 ** -self.log10.mean())
+
+    @property
+    def perplexity_known(self) -> float:
+        """The same without unknown words; not a number where no other is there."""
+        known = self.log10[~self.unknown]
+        return float(10 ** -known.mean()) if len(known) else float("nan")
+
+    @classmethod
+    def joined(cls, parts: Sequence[Self]) -> Self:
+        return cls(
+            np.concatenate([part.log10 for part in parts]),
+            np.concatenate([part.lengths for part in parts]),
+            np.concatenate([part.unknown for part in parts]),
+        )
+
+
+class NgramModel:
+    """Reads a model that is mapped from a file; several threads may use it at once.
+
+    A text is words that whitespace parts, for a model of words, or ids of the tokenizer that the model was built with.
+    """
+
+    def __init__(self, stored: model_file.Stored) -> None:
+        self.header = stored.header
+        self.order = stored.header.order
+        self.words = stored.words
+        self.counts = stored.counts
+        self.trie = trie = stored.trie
+        self._probs, self._prob_tables = stored.probs, stored.prob_tables
+        self._backoffs, self._backoff_tables = stored.backoffs, stored.backoff_tables
+        self._token_views = [each.data for each in trie.tokens]
+        self._start_views = [each.data for each in trie.starts]
+        self._word_ids = {word: place for place, word in enumerate(stored.words, FIRST)}
+        self._best = lru_cache(_REMEMBERED)(self._find_best)
+
+    @classmethod
+    def open(cls, path: str | Path) -> Self:
+        """Map a model that `parlay ngram build` made. Raises BadNgramFile with one line for anything else."""
+        return cls(model_file.read(Path(path).expanduser()))
+
+    # ----------------------------------------------------------------------------------------------------- whole texts
+
+    def encode(self, text: str | Sequence[int]) -> Integers:
+        """Ids in the trie. Raises ValueError for words where the model has ids of a tokenizer, and the reverse."""
+        if isinstance(text, str) != self.header.words:
+            wants = "words" if self.header.words else "token ids of its tokenizer"
+            raise ValueError(f"this n-gram model scores {wants}: give it a {'text' if self.header.words else 'list'}")
+        if isinstance(text, str):
+            return np.array([self._word_ids.get(word, UNKNOWN) for word in text.split()], np.int64)
+        ids = np.asarray(text, np.int64)
+        return np.where((ids >= 0) & (ids < self.header.vocab_size), ids + FIRST, UNKNOWN)
+
+    def scores(self, text: str | Sequence[int], *, begin: bool = True, end: bool = True) -> Scores:
+        """Score a whole text; ``begin``: it stands at the beginning of a text, ``end``: and ends there."""
+        ids = np.concatenate([[BEGIN], self.encode(text), [END] if end else []]).astype(np.int64)
+        if not begin:
+            ids = ids[1:]
+        found = self.trie.endings(ids)
+        logs, lengths = self._numbers(1, ids).astype(np.float64), np.ones(len(ids), np.int64)
+        for n in range(2, self.order + 1):
+            context = np.append(-1, found[n - 2][:-1])
+            seen, hits = np.flatnonzero(context >= 0), np.flatnonzero(found[n - 1] >= 0)
+            logs[seen] += self._weights(n - 1, context[seen])
+            logs[hits] = self._numbers(n, found[n - 1][hits])
+            lengths[hits] = n
+        first = int(begin)
+        return Scores(logs[first:], lengths[first:], ids[first:] == UNKNOWN)
+
+    def score(self, text: str | Sequence[int], *, begin: bool = True, end: bool = True) -> float:
+        """log10 of the probability of a whole text: what rescoring adds to a model's own."""
+        return self.scores(text, begin=begin, end=end).total
+
+    def perplexity(self, text: str | Sequence[int]) -> float:
+        """Perplexity of a text, its end included."""
+        return self.scores(text).perplexity
+
+    def numbers(self, n: int, places: Integers) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+        """log10 of probability and back-off weight of n-grams of n ids, by their places in the trie."""
+        backoffs = self._weights(n, places) if n < self.order else np.zeros(len(places), np.float32)
+        return self._numbers(n, places), backoffs
+
+    def _numbers(self, n: int, places: Integers) -> npt.NDArray[np.float32]:
+        """log10 of the probabilities of n-grams of n ids."""
+        values, table = self._probs[n - 1][places], self._prob_tables[n - 1]
+        return values if table is None else table[values]
+
+    def _weights(self, n: int, places: Integers) -> npt.NDArray[np.float32]:
+        values, table = self._backoffs[n - 1][places], self._backoff_tables[n - 1]
+        return values if table is None else table[values]
+
+    def _number(self, n: int, place: int) -> float:
+        value, table = self._probs[n - 1][place], self._prob_tables[n - 1]
+        return float(value if table is None else table[value])
+
+    def _weight(self, n: int, place: int) -> float:
+        value, table = self._backoffs[n - 1][place], self._backoff_tables[n - 1]
+        return float(value if table is None else table[value])
+
+    # -------------------------------------------------------------------------------------------------- token by token
+
+    def state(self, text: str | Sequence[int], *, begin: bool = False) -> State:
+        """The context that a text leaves."""
+        ids = self.encode(text)[-self.order :].tolist()
+        state = (BEGIN,) if begin and self.order > 1 else NO_CONTEXT
+        for each in ids:
+            state = self._after(state, each)
+        return state
+
+    def next(self, state: State, token: int) -> State:
+        """The context one token later; in a model of words, a token is a place in ``words``."""
+        return self._after(state, self._id(token))
+
+    def _after(self, state: State, id: int) -> State:
+        if self.order == 1:
+            return NO_CONTEXT
+        longer = [self._child(n, place, id) for n, place in enumerate(state[: self.order - 2], 2)]
+        return (id, *longer)
+
+    def _child(self, n: int, parent: int, id: int) -> int:
+        """The n-gram of n ids that continues another one; -1 where there is none."""
+        if parent < 0:
+            return -1
+        tokens, starts = self._token_views[n - 1], self._start_views[n - 2]
+        end = starts[parent + 1]
+        place = bisect_left(tokens, id, starts[parent], end)
+        return place if place < end and tokens[place] == id else -1
+
+    def log10(self, state: State, token: int) -> float:
+        """log10 of the probability of a token after a context."""
+        return self._log10(state, self._id(token))
+
+    def _id(self, token: int) -> int:
+        return token + FIRST if 0 <= token < self.header.vocab_size else UNKNOWN
+
+    def _log10(self, state: State, id: int) -> float:
+        weight = 0.0
+        for n in range(len(state), 0, -1):
+            place = state[n - 1]
+            child = self._child(n + 1, place, id)
+            if child >= 0:
+                return weight + self._number(n + 1, child)
+            weight += self._weight(n, place) if place >= 0 else 0.0
+        return weight + self._number(1, id)
+
+    def followers(self, state: State, most: int) -> list[tuple[int, float]]:
+        """The likeliest next tokens and their probabilities, likeliest first; the end of the text is not among them."""
+        found: dict[int, float] = {}
+        weight, contexts = 0.0, [(n, place) for n, place in enumerate(state, 1) if place >= 0]
+        for n, place in [*reversed(contexts), (0, 0)]:
+            if len(found) >= most and sorted(found.values())[-most] >= weight:
+                break  # no shorter context says more than its weight of any token
+            for id, log in self._best(n, place, most):
+                longer = contexts[contexts.index((n, place)) + 1 :] if n else contexts
+                if id not in found and all(self._child(m + 1, other, id) < 0 for m, other in longer):
+                    found[id] = weight + log
+            if n:
+                weight += self._weight(n, place)
+        likeliest = sorted(found.items(), key=lambda each: -each[1])[:most]
+        return [(id - FIRST, 10**log) for id, log in likeliest]
+
+    def _find_best(self, n: int, place: int, most: int) -> list[tuple[int, float]]:
+        """The likeliest continuations of one context of n ids, with log10 of their probabilities."""
+        if n:
+            rows = np.arange(*self.trie.starts[n - 1][place : place + 2].tolist())
+            ids = self.trie.tokens[n][rows]
+        else:
+            rows = ids = np.arange(FIRST, self.trie.size)
+        logs = self._numbers(n + 1, rows)
+        real = np.flatnonzero(ids >= FIRST)
+        if len(real) > most:
+            real = real[np.argpartition(-logs[real], most - 1)[:most]]
+        real = real[np.argsort(-logs[real], kind="stable")]
+        return list(zip(ids[real].tolist(), logs[real].tolist(), strict=True))
+
+    def distribution(self, state: State) -> tuple[npt.NDArray[np.float64], float]:
+        """Probabilities ``[V]`` of all tokens after a context, and that of the end of the text; they need not sum to 1.
+
+        What is left belongs to unknown words. Scores of stupid back-off sum to more.
+        """
+        logs = self._numbers(1, np.arange(self.trie.size)).astype(np.float64)
+        for n, place in enumerate(state, 1):
+            if place >= 0:
+                rows = np.arange(*self.trie.starts[n - 1][place : place + 2].tolist())
+                logs += self._weight(n, place)
+                logs[self.trie.tokens[n][rows]] = self._numbers(n + 1, rows)
+        probs = 10**logs
+        return probs[FIRST:], float(probs[END])
+
+    def continuation(
+        self, text: str | Sequence[int], most: int, temperature: float = 1.0, seed: int | None = None
+    ) -> list[int]:
+        """Write at most ``most`` tokens after a text, by this model alone; the end of the text may come before."""
+        chance, state = np.random.default_rng(seed), self.state(text, begin=True)
+        written: list[int] = []
+        while len(written) < most:
+            probs, end = self.distribution(state)
+            laws = np.append(probs, end)
+            if temperature:
+                laws = np.exp((np.log(laws) - np.log(laws.max())) / temperature)
+                token = int(chance.choice(len(laws), p=laws / laws.sum()))
+            else:
+                token = int(laws.argmax())
+            if token == len(probs):
+                break
+            written.append(token)
+            state = self.next(state, token)
+        return written
+
+    def count(self, text: str | Sequence[int]) -> int:
+        """How often an n-gram occurred in the texts. Raises ValueError where the model keeps no counts."""
+        n, place = self._place(text, self.order)
+        return int(self.counts[n - 1][place]) if place >= 0 else 0
+
+    def counted(self, text: str | Sequence[int], most: int) -> tuple[int, dict[int, int]]:
+        """How often any token followed an n-gram, and the most frequent ones with their counts, most frequent first.
+
+        Raises ValueError where the model keeps no counts.
+        """
+        n, place = self._place(text, self.order - 1)
+        if place < 0:
+            return 0, {}
+        begin, end = self._start_views[n - 1][place], self._start_views[n - 1][place + 1]
+        ids, counts = self.trie.tokens[n][begin:end].tolist(), self.counts[n][begin:end].tolist()
+        found = sorted((-times, id - FIRST) for id, times in zip(ids, counts, strict=True) if id >= FIRST)
+        return -sum(times for times, _ in found), {token: -times for times, token in found[:most]}
+
+    def _place(self, text: str | Sequence[int], most: int) -> tuple[int, int]:
+        """Length and place of an n-gram of a model with counts."""
+        if not self.counts:
+            raise ValueError("this n-gram model keeps no counts: build it with --counts, or with stupid back-off")
+        ids = self.encode(text).tolist()
+        if not 0 < len(ids) <= most:
+            raise ValueError(f"an n-gram of {len(ids)} tokens: this model has 1 to {most}")
+        place = ids[0]
+        for n, each in enumerate(ids[1:], 2):
+            place = self._child(n, place, each)
+        return len(ids), place

@@ -1,0 +1,307 @@
+"""The file of an n-gram language model: a safetensors file of sorted columns, mapped and never loaded.
+
+Of each length n: ``tokens.n``, the last ids; ``probs.n``, log10 of their probabilities; ``backoffs.n``, log10 of the
+back-off weights, and ``starts.n``, as in `Trie`; ``counts.n``, if kept. Quantised probabilities are places in
+``prob_table.n`` and ``backoff_table.n``. ``words`` are the words of a model of words, one a line in UTF-8. The entry
+``parlay`` of the metadata is the `Header`; ``checksum`` is the CRC-32 of all columns.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from parlay.ngrams.counting import LONGEST
+from parlay.ngrams.estimating import Estimated, Numbers
+from parlay.ngrams.trie import BEGIN, BLOCK, FIRST, PAD, Integers, Trie, blocks
+from parlay.system.user_cache import saved_whole
+from parlay.types import ParlayError
+
+FORMAT = "parlay-ngrams-1"
+NEVER = -99.0
+"""log10 of what never happens, as SRILM and KenLM write it."""
+
+MOST = 30.0
+"""log10 of the largest weight: products of one for each length stay finite."""
+
+KNESER_NEY, STUPID_BACKOFF, ARPA = "kneser-ney", "stupid-backoff", "arpa"
+
+_TYPES = {"U8": "<u1", "U16": "<u2", "U32": "<u4", "I64": "<i8", "F32": "<f4"}
+_NAMES = {np.dtype(dtype): name for name, dtype in _TYPES.items()}
+_LEAST = -100.5
+_MOST_HEADER = 1 << 20
+_CODES = 256
+_SAMPLE = 1 << 22
+"""Numbers of a column from which its table of codes is made."""
+
+
+class BadNgramFile(ParlayError):
+    """A file that is no n-gram language model, or a damaged one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """Describes a model. ``vocab_size`` counts the tokens of a tokenizer, or the words.
+
+    ``tokenizer`` and ``fingerprint`` say whose ids the tokens are, as in a datastore; both are empty for words.
+    ``tokens`` and ``texts`` were counted, 0 where that is unknown. ``smoothing`` is KNESER_NEY, STUPID_BACKOFF or, of
+    one that came as an ARPA file, ARPA.
+    """
+
+    order: int
+    vocab_size: int
+    smoothing: str
+    words: bool
+    tokenizer: str = ""
+    fingerprint: str = ""
+    tokens: int = 0
+    texts: int = 0
+    pruned: str = ""
+    bits: int = 32
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stored:
+    """A model as its file holds it: ``probs`` and ``backoffs`` are log10, or codes where there are tables for them."""
+
+    header: Header
+    trie: Trie
+    probs: tuple[Numbers | Integers, ...]
+    backoffs: tuple[Numbers | Integers, ...]
+    prob_tables: tuple[Numbers | None, ...]
+    backoff_tables: tuple[Numbers | None, ...]
+    counts: tuple[Integers, ...] = ()
+    words: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Column:
+    """A column to be written, from ``values`` a block at a time; ``table``: as the place of the nearest number there.
+
+    ``log``: as log10.
+    """
+
+    name: str
+    values: Any
+    dtype: str
+    log: bool = False
+    table: Numbers | None = None
+
+    def blocks(self) -> Iterator[bytes]:
+        for rows in blocks(len(self.values)):
+            found = self.values[rows]
+            if self.log:
+                found = np.log10(np.maximum(found, 10**NEVER, dtype=np.float64)).astype(np.float32)
+            if self.table is not None:
+                found = _codes(found, self.table)
+            yield found.astype(self.dtype).tobytes()
+
+
+def write(path: Path, header: Header, model: Estimated, *, words: Sequence[str] = (), counts: bool = False) -> None:
+    """Save a model, all of it or nothing. ``header.bits`` is 8 or 32. Raises ParlayError where that can't be done."""
+    small, trie = header.bits == 8, model.trie
+    first = model.probs[0].copy()
+    first[[PAD, BEGIN]] = 0
+    columns: list[_Column] = []
+    for n in range(1, trie.order + 1):
+        if n > 1:
+            columns.append(_Column(f"tokens.{n}", trie.tokens[n - 1], "<u2" if trie.size <= 1 << 16 else "<u4"))
+        numbers = [("prob", first if n == 1 else model.probs[n - 1])]
+        numbers += [("backoff", model.weights[n - 1])] if n < trie.order else []
+        for name, values in numbers:
+            table = _table(values) if small and n > 1 else None
+            if table is not None:
+                columns.append(_Column(f"{name}_table.{n}", table, "<f4"))
+            columns.append(_Column(f"{name}s.{n}", values, "<f4" if table is None else "<u1", True, table))
+        if n < trie.order:
+            columns.append(_Column(f"starts.{n}", trie.starts[n - 1], "<u4" if trie.count(n + 1) < 1 << 32 else "<i8"))
+        if counts:
+            columns.append(_Column(f"counts.{n}", model.counts[n - 1], "<i8"))
+    if words:
+        columns.append(_Column("words", np.frombuffer("\n".join(words).encode(), np.uint8), "<u1"))
+    columns.sort(key=lambda column: -np.dtype(column.dtype).itemsize)  # so that all are aligned
+    with saved_whole(path) as part, part.open("wb") as file:
+        _write(file, header, columns)
+
+
+def _write(file: IO[bytes], header: Header, columns: Sequence[_Column]) -> None:
+    entries: dict[str, Any] = {}
+    place = 0
+    for column in columns:
+        size = len(column.values) * np.dtype(column.dtype).itemsize
+        kind = _NAMES[np.dtype(column.dtype)]
+        entries[column.name] = {"dtype": kind, "shape": [len(column.values)], "data_offsets": [place, place + size]}
+        place += size
+
+    def head(checksum: int) -> bytes:
+        about = {"format": FORMAT, "parlay": json.dumps(asdict(header)), "checksum": f"{checksum:08x}"}
+        text = json.dumps({"__metadata__": about, **entries}).encode()
+        text += b" " * (-len(text) % 8)
+        return len(text).to_bytes(8, "little") + text
+
+    file.write(head(0))
+    checksum = 0
+    for column in columns:
+        for block in column.blocks():
+            checksum = zlib.crc32(block, checksum)
+            file.write(block)
+    file.seek(0)
+    file.write(head(checksum))
+
+
+def _table(values: Numbers) -> Numbers:
+    """Up to 256 numbers that stand for the logarithms of all: means of bins with as many in each, and 0 itself."""
+    sample = values[:: max(1, len(values) // _SAMPLE)]
+    logs = np.sort(np.log10(np.maximum(sample, 10**NEVER, dtype=np.float64)))
+    different = np.unique(logs.astype(np.float32))
+    if len(different) >= _CODES:
+        logs = logs[logs != 0]
+        different = np.unique([0.0, *(part.mean() for part in np.array_split(logs, _CODES - 1) if len(part))])
+    return different.astype(np.float32)
+
+
+def _codes(values: Numbers, table: Numbers) -> Integers:
+    """The place of the nearest number of a sorted table."""
+    return np.searchsorted((table[1:] + table[:-1]) / 2, values)
+
+
+def is_ngram_file(path: Path) -> bool:
+    """Whether a file begins like one of these; its format may still be another one."""
+    try:
+        with path.open("rb") as file:
+            return f'"format": "{FORMAT}"'.encode() in file.read(256)
+    except OSError:
+        return False
+
+
+def read(path: Path) -> Stored:
+    """Map a file that `write` made, after a check of every byte. Raises BadNgramFile with one line otherwise."""
+    try:
+        with path.open("rb") as file:
+            content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except ValueError:
+        raise BadNgramFile(f"{path} is empty: make a model with `parlay ngram build`") from None
+    except OSError as error:
+        raise BadNgramFile(f"can't read the n-gram model {path}: {error.strerror}") from None
+    return _Reader(path, content).stored()
+
+
+class _Reader:
+    """Takes nothing in the file for granted."""
+
+    def __init__(self, path: Path, content: mmap.mmap) -> None:
+        self._path = path
+        length = int.from_bytes(content[:8], "little")
+        if not 0 < length <= min(_MOST_HEADER, len(content) - 8):
+            raise self._bad("is no n-gram model: make one with `parlay ngram build`")
+        try:
+            entries: dict[str, Any] = json.loads(content[8 : 8 + length])
+            about = entries.pop("__metadata__", {})
+            if about.get("format") != FORMAT:
+                raise self._bad(f"is no n-gram model of format {FORMAT}: make one with `parlay ngram build`")
+            self.header = _header(json.loads(about["parlay"]))
+            self._columns = {name: _column(content, 8 + length, entry) for name, entry in entries.items()}
+            checksum = int(about["checksum"], 16)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            raise self._bad("has a header that makes no sense, or is cut short: build it again") from None
+        with memoryview(content) as view:
+            if zlib.crc32(view[8 + length :]) != checksum:
+                raise self._bad("is damaged (its checksum does not match): copy or build it again")
+
+    def stored(self) -> Stored:
+        header, orders = self.header, range(1, self.header.order + 1)
+        size = header.vocab_size + FIRST
+        tokens = (np.empty(0, np.uint16), *(self._take(f"tokens.{n}") for n in orders[1:]))
+        starts = tuple(self._take(f"starts.{n}") for n in orders[:-1])
+        trie = Trie(size, tokens, starts)
+        try:
+            words = tuple(bytes(self._take("words")).decode().split("\n")) if header.words else ()
+        except UnicodeDecodeError:
+            raise self._bad("has words that are not UTF-8: build it again") from None
+        probs = tuple(self._take(f"probs.{n}") for n in orders)
+        backoffs = tuple(self._take(f"backoffs.{n}") for n in orders[:-1])
+        tables = [tuple(self._columns.get(f"{name}_table.{n}") for n in orders) for name in ("prob", "backoff")]
+        counts = tuple(self._columns[f"counts.{n}"] for n in orders if f"counts.{n}" in self._columns)
+        stored = Stored(header, trie, probs, backoffs, tables[0], tables[1], counts, words)
+        if not _fits(stored):
+            raise self._bad("has parts that do not fit together: build it again")
+        return stored
+
+    def _take(self, name: str) -> Any:
+        if name not in self._columns:
+            raise self._bad(f"lacks the column {name}: build it again")
+        return self._columns[name]
+
+    def _bad(self, what: str) -> BadNgramFile:
+        return BadNgramFile(f"{self._path} {what}")
+
+
+def _header(values: Mapping[str, Any]) -> Header:
+    """Raises ValueError or TypeError for one that makes no sense."""
+    kinds = {field.name: field.type for field in fields(Header)}
+    if any(type(value).__name__ != kinds.get(name) for name, value in values.items()):
+        raise ValueError
+    header = Header(**values)
+    if not 1 <= header.order <= LONGEST or not 0 < header.vocab_size < 2**32 - FIRST:
+        raise ValueError
+    return header
+
+
+def _column(content: mmap.mmap, data: int, entry: Mapping[str, Any]) -> Any:
+    """Raises ValueError for one that lies outside the file."""
+    dtype, (length,), (begin, end) = np.dtype(_TYPES[entry["dtype"]]), entry["shape"], entry["data_offsets"]
+    if not (0 <= begin <= end <= len(content) - data and end - begin == length * dtype.itemsize):
+        raise ValueError
+    if (data + begin) % dtype.itemsize:  # views of numbers that are not aligned can't be searched
+        raise ValueError
+    return np.frombuffer(content, dtype, length, data + begin)
+
+
+def _fits(stored: Stored) -> bool:
+    """Whether no place that a column names lies outside another, whoever wrote the file."""
+    trie = stored.trie
+    if any(each.dtype.kind not in "iu" for each in (*trie.tokens, *trie.starts, *stored.counts)):
+        return False
+    lengths = [trie.count(n) for n in range(1, trie.order + 1)]
+    if [len(each) for each in stored.probs] != lengths or [len(each) for each in stored.backoffs] != lengths[:-1]:
+        return False
+    if stored.counts and [len(each) for each in stored.counts] != lengths:
+        return False
+    if stored.header.words and len(stored.words) != stored.header.vocab_size:
+        return False
+    numbers = [*zip(stored.probs, stored.prob_tables, strict=True)]
+    numbers += [*zip(stored.backoffs, stored.backoff_tables, strict=False)]
+    return all(map(_sound_numbers, *zip(*numbers, strict=True))) and all(
+        len(starts) == below + 1
+        and int(starts[0]) == 0
+        and int(starts[-1]) == above == len(trie.tokens[n])
+        and all(bool((starts[rows][1:] >= starts[rows][:-1]).all()) for rows in _overlapping(len(starts)))
+        and all(int(trie.tokens[n][rows].max()) < trie.size for rows in blocks(above))
+        for n, (starts, below, above) in enumerate(zip(trie.starts, lengths, lengths[1:], strict=False), 1)
+    )
+
+
+def _sound_numbers(values: Numbers | Integers, table: Numbers | None) -> bool:
+    """Whether these are codes of the table, or logarithms."""
+    if not len(values):
+        return True
+    if table is None:
+        return values.dtype.kind == "f" and all(map(_within, (values[rows] for rows in blocks(len(values)))))
+    most = max(int(values[rows].max()) for rows in blocks(len(values)))
+    return values.dtype == np.uint8 and table.dtype.kind == "f" and most < len(table) and _within(table)
+
+
+def _within(logs: Numbers) -> bool:
+    return bool(((logs >= _LEAST) & (logs <= MOST)).all())
+
+
+def _overlapping(length: int) -> Iterator[slice]:
+    """`blocks` that share a row with the next."""
+    return (slice(start, start + BLOCK + 1) for start in range(0, length, BLOCK))

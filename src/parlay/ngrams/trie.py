@@ -1,0 +1,144 @@
+"""N-grams as a trie of sorted columns: whose continuations stand where, and finding them, one or millions at a time."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+Integers = NDArray[Any]
+"""Whole numbers of any width, signed or not."""
+
+PAD, UNKNOWN, BEGIN, END, FIRST = range(5)
+"""Ids in a trie: nothing, a word outside the vocabulary, begin and end of a text, and the vocabulary's id 0."""
+
+BLOCK = 1 << 21
+"""Rows that are worked on at once."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trie:
+    """All n-grams of 1 to `order` ids, sorted. An n-gram is known by its place among those of its length.
+
+    ``tokens[n - 1]`` has the last id of each n-gram of n ids; of single ids it is empty, because an id is its own
+    place, and there are ``size``. Those that continue n-gram i by one id, sorted by it, stand at
+    ``starts[n - 1][i]:starts[n - 1][i + 1]`` among those of n + 1 ids.
+    """
+
+    size: int
+    tokens: tuple[Integers, ...]
+    starts: tuple[Integers, ...]
+
+    @property
+    def order(self) -> int:
+        return len(self.tokens)
+
+    def count(self, n: int) -> int:
+        """How many n-grams of n ids there are."""
+        return self.size if n == 1 else len(self.tokens[n - 1])
+
+    def continued(self, n: int, parents: Integers, ids: Integers) -> Integers:
+        """The places of n-grams of n ids (two at least): those at ``parents`` with one id more. -1: there is none.
+
+        A parent of -1 has no continuations. Both arrays have one dimension and the same length.
+        """
+        tokens, starts = self.tokens[n - 1], self.starts[n - 2]
+        low, ends = np.zeros(len(parents), np.int64), np.zeros(len(parents), np.int64)
+        known = np.flatnonzero(parents >= 0)
+        low[known], ends[known] = starts[parents[known]], starts[parents[known] + 1]
+        high, searching = ends.copy(), np.flatnonzero(low < ends)
+        while len(searching):
+            first, last = low[searching], high[searching]
+            middle = (first + last) >> 1
+            less = tokens[middle] < ids[searching]
+            low[searching] = first = np.where(less, middle + 1, first)
+            high[searching] = last = np.where(less, last, middle)
+            searching = searching[first < last]
+        inside = np.flatnonzero(low < ends)
+        found = np.full(len(parents), -1, np.int64)
+        hits = inside[tokens[low[inside]] == ids[inside]]
+        found[hits] = low[hits]
+        return found
+
+    def endings(self, ids: Integers) -> list[Integers]:
+        """For n = 1 up to the order: the place of the n-gram that ends at each of the ids; -1 where there is none."""
+        found = [ids.astype(np.int64)]
+        for n in range(2, self.order + 1):
+            found.append(self.continued(n, np.append(-1, found[-1][:-1]), ids))
+        return found
+
+    def families(self, n: int) -> Iterator[tuple[int, int]]:
+        """Ranges of n-grams of n ids that have `BLOCK` continuations at most, or that are one n-gram with more."""
+        starts, parent, count = self.starts[n - 1], 0, self.count(n)
+        while parent < count:
+            last = int(np.searchsorted(starts, int(starts[parent]) + BLOCK, "right")) - 1
+            last = min(max(last, parent + 1), parent + BLOCK, count)
+            yield parent, last
+            parent = last
+
+    def parents(self, n: int, first: int, last: int) -> Integers:
+        """The place of the n-gram that each continuation of a range of those of n ids continues."""
+        sizes: Integers = np.diff(self.starts[n - 1][first : last + 1].astype(np.int64))
+        return np.repeat(np.arange(first, last), sizes)
+
+    def rows(self, n: int, first: int, last: int) -> list[Integers]:
+        """The ids of a range of n-grams of n ids, a column for each position."""
+        places = np.arange(first, last)
+        columns: list[Integers] = []
+        for length in range(n, 1, -1):
+            columns.append(self.tokens[length - 1][places])
+            places = np.searchsorted(self.starts[length - 2], places, "right") - 1
+        return [places, *reversed(columns)]
+
+
+class Scratch:
+    """Columns of numbers in files of one folder, for what is longer than memory."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._files: dict[str, IO[bytes]] = {}
+
+    def append(self, name: str, values: Integers) -> None:
+        if name not in self._files:
+            self._files[name] = (self.folder / name).open("wb")
+        values.tofile(self._files[name])
+
+    def read(self, name: str, dtype: DTypeLike) -> Integers:
+        """Map a column that is complete; empty where nothing was appended."""
+        if name not in self._files:
+            return np.empty(0, dtype)
+        self._files.pop(name).close()
+        path = self.folder / name
+        return np.memmap(path, dtype, "r") if path.stat().st_size else np.empty(0, dtype)
+
+    def zeros(self, name: str, dtype: DTypeLike, length: int) -> Integers:
+        """Make a column to write to at any place. Raises OSError where the disk has no room for it."""
+        if not length:
+            return np.empty(0, dtype)
+        path = self.folder / name
+        if sys.platform == "linux":  # a mapped file without its blocks would kill the process on a full disk
+            with path.open("wb") as file:
+                os.posix_fallocate(file.fileno(), 0, length * np.dtype(dtype).itemsize)
+            return np.memmap(path, dtype, "r+")
+        return np.memmap(path, dtype, "w+", shape=(length,))
+
+    def remove(self, prefix: str) -> None:
+        """Delete the columns whose names begin so; what is mapped of them stays until it is let go."""
+        for path in self.folder.glob(f"{prefix}*"):
+            path.unlink()
+
+    def close(self) -> None:
+        for file in self._files.values():
+            file.close()
+        self._files.clear()
+
+
+def blocks(length: int) -> Iterator[slice]:
+    """Part a column into slices of `BLOCK` rows."""
+    return (slice(start, min(start + BLOCK, length)) for start in range(0, length, BLOCK))

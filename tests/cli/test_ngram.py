@@ -1,0 +1,83 @@
+"""`parlay ngram`, as a user calls it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import MINI, SNAPSHOTS, Cli
+
+TEXT = "the cat sat on the mat\nthe cat ran to the mat\n" * 3
+
+
+def test_words_are_counted_scored_and_written(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "t.txt").write_text(TEXT)
+    text, file = str(tmp_path / "t.txt"), str(tmp_path / "m.ngrams")
+    built = cli("ngram", "build", text, "--words", "--order", "3", "-o", file)
+    assert (built.code, "36 tokens of 6 texts" in built.out) == (0, True), built.err
+    found = json.loads(cli("ngram", "prob", file, text, "--json").out)
+    assert found["tokens"] == 42
+    assert 1 < found["perplexity"] < 4
+    assert len(cli("ngram", "prob", file, text, "--per-token").out.splitlines()) == 43
+    written = cli("ngram", "generate", file, "the", "--seed", "1", "--max-tokens", "5").out.split()
+    assert written == cli("ngram", "generate", file, "the", "--seed", "1", "--max-tokens", "5").out.split()
+    assert set(written) <= set(TEXT.split())
+    facts = json.loads(cli("ngram", "info", file, "--json").out)
+    assert (facts["order"], facts["words"], facts["checksum"]) == (3, True, "ok")
+    assert cli("ngram", "build", text, "--words", "--order", "3", "-o", file + ".arpa").code == 0
+    assert cli("ngram", "build", file + ".arpa", "--words", "-o", file).code == 0
+    assert json.loads(cli("ngram", "prob", file, text, "--json").out)["perplexity"] == pytest.approx(
+        found["perplexity"]
+    )
+    assert "rewards n-grams of up to" in cli("ngram", "info", text, "--words").out
+
+
+def test_a_model_of_tokens_drafts_and_the_text_is_that_of_plain_decoding(cli: Cli, tmp_path: Path) -> None:
+    asked = ("generate", "Once upon a time there was a", *MINI, "--max-tokens", "30", "--ignore-eos")
+    plain = cli(*asked, "--strategy", "none").out
+    text, file = tmp_path / "t.txt", str(tmp_path / "m")
+    text.write_text(f"Once upon a time there was a{plain}" * 2)
+    assert cli("ngram", "build", str(text), *MINI, "-o", file).code == 0
+    fast = cli(*asked, "--strategy", f"ngram-lm:file={file},policy=fixed")
+    assert fast.out == plain
+    assert "from ngram-lm" in fast.err
+    mixed = cli("ngram", "prob", file, str(text), "--target", "parlay-mini", "--json")
+    found = json.loads(mixed.out)
+    assert found["perplexity"] <= min(found["target_alone"], found["n-grams_alone"]) * 1.01
+    store = str(tmp_path / "s.ds")
+    assert cli("datastore", "build", str(text), *MINI, "-o", store).code == 0
+    assert json.loads(cli("ngram", "prob", store, str(text), "--json").out)["seen_so"] > 0.9
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["build", "-", "--words", "-o", "m"], "no text"),
+        (["build", "nowhere", "--words", "-o", "m"], "nowhere"),
+        (["build", "-", "--words", "-o", "m", "--order", "0"], "order=0"),
+        (["build", "-", "--words", "-o", "m", "--prune", "2"], "prune=2"),
+        (["build", "a.arpa", "-o", "m"], "a.arpa"),
+        (["prob", "nowhere", "-"], "nowhere"),
+        (["generate", "nowhere"], "nowhere"),
+        (["info", "-", "--words"], "no text"),
+    ],
+)
+def test_mistakes_are_one_line(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], named: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = cli("ngram", *words)
+    assert result.code in (1, 2)
+    assert named in result.err
+    assert result.err.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 13), reason="argparse lays out its help in another way from 3.13 on")
+@pytest.mark.parametrize("action", ["build", "prob", "generate", "info"])
+def test_help_is_as_it_was(cli: Cli, monkeypatch: pytest.MonkeyPatch, action: str) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert cli("ngram", action, "--help").out == (SNAPSHOTS / f"ngram-{action}.txt").read_text()
