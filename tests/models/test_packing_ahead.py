@@ -8,6 +8,8 @@ import sys
 import weakref
 from pathlib import Path
 
+import gguf
+import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
@@ -15,7 +17,7 @@ from torch import Tensor
 
 from parlay import models
 from parlay.compiled.library import NotLoaded, load
-from parlay.models.gguf.packing_ahead import packing_ahead, take
+from parlay.models.gguf.packing_ahead import PackingAhead, packing_ahead, take
 from parlay.models.gguf.reader import read
 from parlay.options import LoadOptions
 from parlay.testing.checkpoints import VOCAB_SIZE, save_random
@@ -51,6 +53,22 @@ def test_logits_are_the_same_bits(name: str, tmp_path: Path) -> None:
         assert torch.equal(logits(written), expected)
         assert take(written) is None  # the model has taken it
     assert torch.equal(logits(written), expected)
+
+
+def test_keys_that_nobody_reads_are_not_packed(tmp_path: Path) -> None:
+    """The last layers of Gemma 4 may see earlier ones' keys. A file may have matrices of their own, too."""
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "gemma4")
+    writer.add_block_count(3)
+    writer.add_uint32("gemma4.attention.shared_kv_layers", 1)
+    rows = gguf.quantize(np.ones((32, 64), np.float32), Kind.Q8_0)
+    for name in ("blk.1.attn_k", "blk.2.attn_k", "blk.2.attn_v", "blk.2.attn_q"):
+        writer.add_tensor(f"{name}.weight", rows, raw_dtype=Kind.Q8_0)
+    gguf_files.finish(writer)
+    header = read(tmp_path / "model.gguf")
+    ahead = PackingAhead(header, load())
+    packed = [info.name for info in header.tensors if ahead.panels(info.offset) is not None]
+    assert packed == ["blk.1.attn_k.weight", "blk.2.attn_q.weight"]
+    ahead.cancel()
 
 
 def test_what_was_taken_is_freed_though_packing_goes_on_for_others(tmp_path: Path) -> None:

@@ -12,13 +12,16 @@ import torch
 from parlay import models
 from parlay.cache import Spread
 from parlay.cache.pages import STRIP
+from parlay.llm.adapters import Adapters
 from parlay.models.config import DecoderConfig
 from parlay.models.forward import Part
+from parlay.models.loading import read_config
 from parlay.models.native import choose_forward
 from parlay.models.random_decoder import save_decoder
 from parlay.options import LoadOptions, RankOptions
 from parlay.ranks.leader import Leader
 from parlay.ranks.starting import lead
+from parlay.testing.adapters import save_adapter
 from parlay.testing.checkpoints import save_random
 from parlay.testing.conformance import check_runner, check_strategy, runner_stage
 from parlay.testing.conformance.stages import recomputed
@@ -76,14 +79,15 @@ def lead_ranks(
     context: int = 1,
     dtype: str = "float32",
     cached: str = "auto",
+    lora: str | None = None,
 ) -> Leader:
     options = RankOptions(tensor_parallel=tensor, pipeline_parallel=stages, context_parallel=context)
-    load = LoadOptions(dtype=dtype, device="cpu", threads=1, kv_cache_dtype=cached)
+    load = LoadOptions(dtype=dtype, device="cpu", threads=1, kv_cache_dtype=cached, lora=lora)
     return lead(str(model), load, options, cache_tokens=capacity, start=crew.start, span=STRIP)
 
 
-def alone(model: Path, dtype: str = "float32", cached: str = "auto") -> Runner:
-    load = LoadOptions(dtype=dtype, device="cpu", threads=1, kv_cache_dtype=cached)
+def alone(model: Path, dtype: str = "float32", cached: str = "auto", lora: str | None = None) -> Runner:
+    load = LoadOptions(dtype=dtype, device="cpu", threads=1, kv_cache_dtype=cached, lora=lora)
     make = partial(choose_forward, part=Part(spread=Spread(span=STRIP)))
     return models.load(str(model), load, cache_tokens=2048, make_forward=make)
 
@@ -139,6 +143,17 @@ def test_stages_give_the_bits_of_one_process(
         assert torch.equal(found.logits_RV, wanted.logits_RV)
         assert found.taps.keys() == wanted.taps.keys()
         assert all(torch.equal(found.taps[tap], wanted.taps[tap]) for tap in wanted.taps)
+
+
+def test_every_rank_merges_an_adapter_into_its_part(crew: Crew, llama: Path, tmp_path: Path) -> None:
+    """Stages give the bits of one process. One adapter for each request is refused in one line."""
+    lora = str(save_adapter(tmp_path, read_config(llama)))
+    leader = lead_ranks(crew, llama, stages=2, lora=lora)
+    for found, wanted, plain in zip(run(leader), run(alone(llama, lora=lora)), run(alone(llama)), strict=True):
+        assert torch.equal(found.logits_RV, wanted.logits_RV)
+        assert not len(plain.logits_RV) or not torch.equal(found.logits_RV, plain.logits_RV)
+    with pytest.raises(models.UnsupportedModel, match="merge one at load"):
+        Adapters(leader).load("one", lora)
 
 
 @pytest.mark.parametrize(

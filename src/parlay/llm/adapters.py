@@ -59,7 +59,7 @@ class Adapters:
                 return held
             if not isinstance(self._runner, NativeRunner):
                 raise UnsupportedModel(
-                    "adapters need the native decoder in one process: merge them into their base with PEFT"
+                    "an adapter for each request needs the native decoder in one process: merge one at load (--lora)"
                 )
             refuse_masks(path)
             adapter = self._runner.read_adapter(path, name)

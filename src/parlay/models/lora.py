@@ -47,12 +47,7 @@ def read_adapter(folder: Path, config: DecoderConfig, name: str, *, merging: boo
 
     Raises BadAdapter for one that can't be honoured.
     """
-    if not (folder / CONFIG).is_file():
-        raise BadAdapter(f"no {CONFIG} in {folder}: name the folder of an adapter in PEFT's layout")
-    if not (folder / WEIGHTS).is_file():
-        pickled = " (adapter_model.bin is pickled, and never opened)" if (folder / "adapter_model.bin").exists() else ""
-        raise BadAdapter(f"no {WEIGHTS} in {folder}{pickled}: save the adapter as safetensors")
-    said = read_json(folder / CONFIG)
+    digest, said = digest_of(folder), read_json(folder / CONFIG)
     if reason := refusal(said):
         raise BadAdapter(f"{folder}: {reason}")
     try:
@@ -63,10 +58,20 @@ def read_adapter(folder: Path, config: DecoderConfig, name: str, *, merging: boo
         key = matrices.get(f"model.layers.{layer}.self_attn.k_proj.weight")
         if form.keys_as_values and key is not None:
             matrices[f"model.layers.{layer}.self_attn.v_proj.weight"] = key
+    return LowRankAdapter(name=name, salt=f"lora {digest}", matrices=matrices, path=folder)
+
+
+def digest_of(folder: Path) -> str:
+    """The SHA-256 of an adapter's two files. Raises BadAdapter for a folder that has none."""
+    if not (folder / CONFIG).is_file():
+        raise BadAdapter(f"no {CONFIG} in {folder}: name the folder of an adapter in PEFT's layout")
+    if not (folder / WEIGHTS).is_file():
+        pickled = " (adapter_model.bin is pickled, and never opened)" if (folder / "adapter_model.bin").exists() else ""
+        raise BadAdapter(f"no {WEIGHTS} in {folder}{pickled}: save the adapter as safetensors")
     digest = hashlib.sha256((folder / CONFIG).read_bytes())
     with (folder / WEIGHTS).open("rb") as file:
         digest.update(hashlib.file_digest(file, "sha256").digest())
-    return LowRankAdapter(name=name, salt=f"lora {digest.hexdigest()}", matrices=matrices, path=folder)
+    return digest.hexdigest()
 
 
 def merged(weights: Mapping[str, Weight], adapter: LowRankAdapter) -> dict[str, Weight]:

@@ -15,6 +15,7 @@ from parlay import models
 from parlay.cache import BLOCK, Budget
 from parlay.models.facts import read_facts
 from parlay.models.fetch.resolving import resolve
+from parlay.models.lora import digest_of
 from parlay.ranks.calls import Replay
 from parlay.ranks.groups import shared_folder
 from parlay.ranks.layout import Hello, Plan, build_name, decode_plan, decode_wanted, encode
@@ -74,6 +75,8 @@ def _run(connection: Connection, plan: Plan, model: str, join: Callable[[], Rank
     with _Beats(connection, plan.seconds) as beats:
         part = beats.part = join()
         budget = Budget()  # of one page, until rank 0 says how many it has
+        if plan.lora is not None and digest_of(Path(plan.lora)) != plan.adapter:
+            raise ParlayError(f"{plan.lora} has another adapter here than on rank 0: copy the files of rank 0")
         runner = models.load(model, plan.load, cache_tokens=BLOCK, budget=budget, make_forward=part)
         connection.send(Kind.READY, runner.spec.exactness.encode())
         pages = int(connection.expect(Kind.START)) // BLOCK

@@ -137,7 +137,8 @@ class Plan:
     """Orders of rank 0 to another ``rank``: which model to load, how, and whom it works with.
 
     ``hosts`` and ``ports`` say where each rank listens; rank 0 is where the others have joined. ``memory`` is the file
-    that the rank's group shares; empty: it adds up over sockets. Fields other than these three are LoadOptions'.
+    that the rank's group shares; empty: it adds up over sockets. ``adapter`` is the SHA-256 of the adapter in the
+    folder ``lora``, which every rank merges into its part; empty: there is none. Other fields are LoadOptions'.
     """
 
     rank: int
@@ -156,6 +157,8 @@ class Plan:
     quantize: str | None
     kv_cache_dtype: str
     threads: int | None
+    lora: str | None
+    adapter: str
 
     @property
     def layout(self) -> Layout:
@@ -170,6 +173,7 @@ class Plan:
             quantize=self.quantize,
             kv_cache_dtype=self.kv_cache_dtype,
             threads=self.threads,
+            lora=self.lora,
         )
 
     def with_threads(self, threads: int | None) -> Plan:

@@ -25,6 +25,7 @@ from parlay.models.config import UnsupportedModel
 from parlay.models.facts import read_facts
 from parlay.models.fetch.resolving import resolve
 from parlay.models.loading import read_config
+from parlay.models.lora import digest_of
 from parlay.models.opening import settled
 from parlay.options import LoadOptions, RankOptions
 from parlay.ranks.follower import machine_name
@@ -118,8 +119,6 @@ def lead(
         layout.check(model, read_config(resolve(model)))
     except UnsupportedModel as reason:
         raise UnsupportedModel(f"{reason}; such a model runs in one process: leave out {options.asked}") from None
-    if load.lora is not None:
-        raise ParlayError(f"lora={load.lora}: adapters run in one process: leave out {options.asked}")
     here = options.rank_listen is None
     start = start or (start_here if here else start_nobody)
     secret = _secret(options)
@@ -307,7 +306,7 @@ def _hello(connection: Connection) -> Hello:
 
 def _plan(model: str, load: LoadOptions, layout: Layout, seconds: float) -> Plan:
     """Make the plan for all ranks, but for who they are and where they find each other."""
-    found = resolve(model)
+    found, lora = resolve(model), None if load.lora is None else Path(load.lora).expanduser().resolve()
     return Plan(
         rank=0,
         tensor=layout.tensor,
@@ -325,6 +324,8 @@ def _plan(model: str, load: LoadOptions, layout: Layout, seconds: float) -> Plan
         quantize=load.quantize,
         kv_cache_dtype=load.kv_cache_dtype,
         threads=load.threads,
+        lora=None if lora is None else str(lora),
+        adapter="" if lora is None else digest_of(lora),
     )
 
 

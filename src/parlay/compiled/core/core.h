@@ -149,8 +149,8 @@ typedef struct {
     const void *up;   /* [panels of outputs][words of rank][panel] */
 } LowRank;
 
-#define LAYER_PRODUCTS 7 /* of a layer, in the order in which Layer has them */
-#define EXPERT_PRODUCTS 3 /* of an expert, in the order in which Expert has them */
+enum { OF_QUERY, OF_OUT = 3, OF_GATE, OF_DOWN = 6, LAYER_PRODUCTS }; /* of a layer, in the order in which Layer has them */
+#define EXPERT_PRODUCTS (LAYER_PRODUCTS - OF_GATE) /* of an expert, in the order in which Expert has them */
 
 typedef struct {
     int64_t rows, segments, wanted, threads;

@@ -115,12 +115,11 @@ static void group_rows(const Pass *pass, int64_t part, int64_t parts)
 static void gather_row(const Inputs *from, int64_t row, const Inputs *to, int64_t place, int64_t numbers, int wanted,
                        const int32_t *order)
 {
-    if (wanted & FLOATS)
+    if (wanted & FLOATS || order)
         memcpy(to->floats + place * to->stride, from->floats + row * from->stride, (size_t)numbers * 4);
     if (wanted & BRAINS)
         memcpy(to->brains + place * to->stride, from->brains + row * from->stride, (size_t)numbers * 2);
     if (order) {
-        memcpy(to->floats + place * to->stride, from->floats + row * from->stride, (size_t)numbers * 4);
         put_codes_of_row(to, wanted, place, numbers, order);
         return;
     }
@@ -200,6 +199,7 @@ typedef struct {
     int64_t most_rank, brains, forms;
     int64_t hidden, leads_out, active;
     int64_t each, pieces; /* panels of a piece, and pieces of an expert */
+    int64_t shares;       /* of an expert's rows, for what adapters add to them */
     int32_t expert[MOST_EXPERTS], first[MOST_EXPERTS + 1];
 } ExpertsTask;
 
@@ -220,7 +220,7 @@ static Product with_adapters_of(const ExpertsTask *task, Product product, int64_
     product.adapters = task->adapters + first;
     product.lowered = task->lowered + first * 3 * task->most_rank, product.most_rank = task->most_rank;
     product.brains = (int)task->brains;
-    product.first = task->layer->adapted + expert * EXPERT_PRODUCTS + (task->leads_out ? 2 : 0);
+    product.first = task->layer->adapted + expert * EXPERT_PRODUCTS + (task->leads_out ? OF_DOWN - OF_GATE : 0);
     return product;
 }
 
@@ -266,14 +266,15 @@ static void commit_expert(const void *own, int64_t piece, Member *me)
     if (count > 0) finish_panels(&product, rows, first, count, (const float *)me->private);
 }
 
-/* The first halves of what adapters add to the rows of one expert. */
+/* The first halves of what adapters add to some rows of one expert. */
 static void commit_lowered_of_expert(const void *own, int64_t piece, Member *me)
 {
     const ExpertsTask *task = own;
     Inputs gated;
-    Product product = product_of(task, piece, &gated);
+    const int64_t active = piece / task->shares, share = piece % task->shares, rows = rows_of_expert(task, active);
+    Product product = product_of(task, active, &gated);
     (void)me;
-    lower_rows(&product, (float *)product.lowered, 0, rows_of_expert(task, piece));
+    lower_rows(&product, (float *)product.lowered, rows * share / task->shares, rows * (share + 1) / task->shares);
 }
 
 /* Cuts the products into pieces, as `panels_of_piece` does for one. */
@@ -295,6 +296,7 @@ static void cut_experts(ExpertsTask *task, int64_t threads)
     if (each < least) each = least;
     task->each = (each + unit - 1) / unit * unit;
     task->pieces = (panels + task->each - 1) / task->each;
+    task->shares = least_of(most_of(rows / LOWERED_TOGETHER, 1), most_of(4 * threads / most_of(task->active, 1), 1));
 }
 
 static int run_products_of_experts(const Pass *pass, int64_t leads_out)
@@ -309,7 +311,7 @@ static int run_products_of_experts(const Pass *pass, int64_t leads_out)
     for (int64_t e = 0; e < experts_of(layer); e++)
         if (task.first[e + 1] > task.first[e]) task.expert[task.active++] = (int32_t)e;
     cut_experts(&task, pass->me->count);
-    Phase lower = {.pieces = task.active, .commit = commit_lowered_of_expert, .task = &task};
+    Phase lower = {.pieces = task.active * task.shares, .commit = commit_lowered_of_expert, .task = &task};
     if (task.adapters && !parlay_pool_phase(pass->me, &lower)) return 0;
     Phase phase = {.pieces = task.active * task.pieces,
                    .compute = compute_expert,
@@ -326,8 +328,7 @@ static void add_experts(const Pass *pass, int64_t part, int64_t parts)
     const Layer *layer = &pass->model->layer[pass->here / 2];
     const Routed *routed = &pass->space->routed;
     int64_t each = runs_of(layer), hidden = pass->model->hidden;
-    const float *norm = layer->feed_forward_out_norm;
-    int apart = norm || pass->model->ranks;
+    int apart = layer->feed_forward_out_norm || layer->experts_norm || is_scaled(layer) || pass->model->ranks;
     for (int64_t row = pass->rows * part / parts; row < pass->rows * (part + 1) / parts; row++) {
         const int32_t *places = routed->place + row * each;
         const float *weights = routed->weights + row * each;
@@ -337,10 +338,10 @@ static void add_experts(const Pass *pass, int64_t part, int64_t parts)
             for (int64_t c = 0; c < each; c++) sum += weights[c] * routed->given[places[c] * hidden + i];
             out[i] = apart ? sum : out[i] + sum;
         }
-        if (!norm || pass->model->ranks) continue;
+        if (!apart || pass->model->ranks) continue;
         if (layer->experts_norm) join_aside(pass, layer->experts_out_norm, row);
-        add_normed(pass->model, pass->space, norm, row);
-        if (!layer->per_layer_norm) scale_hidden(pass->model, pass->space, layer->out_scale, row);
+        add_normed(pass->model, pass->space, layer->feed_forward_out_norm, row);
+        end_layer(pass->model, pass->space, layer, row);
     }
 }
 

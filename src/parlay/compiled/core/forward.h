@@ -23,7 +23,7 @@ static Product attention_inputs(const Pass *pass, int64_t layer)
     float *qkv = pass->space->qkv + pass->batch->own * pass->space->qkv_stride;
     Product product = {{&own->query, &own->key, &own->value}, pass->space->normed, KEEP, qkv, pass->space->qkv_stride};
     if (own->reads_others) product.linear[1] = product.linear[2] = 0;
-    return with_adapters(pass, product, layer, 0);
+    return with_adapters(pass, product, layer, OF_QUERY);
 }
 
 static Product gates(const Pass *pass, int64_t layer)
@@ -35,7 +35,7 @@ static Product gates(const Pass *pass, int64_t layer)
                        .gated = &pass->space->gated,
                        .wanted = format_of(&own->down)->input | forms_of_adapters(pass->batch),
                        .activation = own->activation};
-    return with_adapters(pass, product, layer, 4);
+    return with_adapters(pass, product, layer, OF_GATE);
 }
 
 static int64_t sublayers(const Pass *pass) { return 2 * pass->model->layers; }
@@ -115,10 +115,10 @@ static void add_outputs(const Pass *pass, int64_t part, int64_t parts)
 {
     const Layer *layer = &pass->model->layer[pass->here / 2];
     const float *weight = pass->here % 2 ? layer->feed_forward_out_norm : layer->attention_out_norm;
-    for (int64_t row = pass->rows * part / parts; row < pass->rows * (part + 1) / parts; row++)
+    for (int64_t row = pass->rows * part / parts; row < pass->rows * (part + 1) / parts; row++) {
         add_normed(pass->model, pass->space, weight, row);
-    for (int64_t row = pass->rows * part / parts; pass->here % 2 && row < pass->rows * (part + 1) / parts; row++)
-        if (!layer->per_layer_norm) scale_hidden(pass->model, pass->space, layer->out_scale, row);
+        if (pass->here % 2) end_layer(pass->model, pass->space, layer, row);
+    }
 }
 
 static void sum_outputs(const Pass *pass, int64_t part, int64_t parts)
@@ -162,19 +162,20 @@ static int leaves_keys_alone(const Pass *pass)
 }
 
 /* The last product of a sub-layer, whose outputs join the hidden state: summed over ranks before, where there are some,
- * and normed, where there is a norm for that. Then a step of what comes next. */
+ * and normed, where there is a norm for that. What leaves a layer may be multiplied then. Then a step of what comes next. */
 static int run_last(const Pass *pass, const Linear *last, Inputs x, const float *norm, Step *next)
 {
-    int apart = norm || pass->model->ranks;
+    const Layer *layer = &pass->model->layer[pass->here / 2];
+    int apart = norm || pass->model->ranks || (pass->here % 2 && is_scaled(layer));
     Product product = {{last}, x, apart ? KEEP : ADD, apart ? pass->space->given : pass->space->hidden, pass->model->hidden};
-    product = with_adapters(pass, product, pass->here / 2, pass->here % 2 ? 6 : 3);
+    product = with_adapters(pass, product, pass->here / 2, pass->here % 2 ? OF_DOWN : OF_OUT);
     product.lowers = 1;
-    if (pass->model->ranks && has_few_rows(pass)) return run_product(pass, product, pass->rows, sum_and_enter_next);
+    if (pass->model->ranks && has_few_rows(pass) && next == enter_next) return run_product(pass, product, pass->rows, sum_and_enter_next);
     if (pass->model->ranks)
         return run_product(pass, product, pass->rows, 0) && run_once(pass, sum_outputs) && run_rows(pass, add_outputs) &&
-               run_rows(pass, enter_next);
-    return norm ? run_product(pass, product, pass->rows, add_outputs) && run_rows(pass, next)
-                : run_product(pass, product, pass->rows, next);
+               run_rows(pass, next);
+    return apart ? run_product(pass, product, pass->rows, add_outputs) && run_rows(pass, next)
+                 : run_product(pass, product, pass->rows, next);
 }
 
 /* Queries, and new keys and values of the cache. */
@@ -197,7 +198,7 @@ static int run_beside(const Pass *pass)
 {
     const Linear *down = &pass->model->layer[pass->here / 2].down;
     Product product = {{down}, pass->space->gated, KEEP, pass->space->given, pass->model->hidden};
-    product = with_adapters(pass, product, pass->here / 2, 6);
+    product = with_adapters(pass, product, pass->here / 2, OF_DOWN);
     product.lowers = 1;
     return run_product(pass, gates(pass, pass->here / 2), pass->rows, 0) &&
            run_product(pass, product, pass->rows, put_aside);
@@ -265,10 +266,9 @@ static Pass pass_of(const Model *model, const Batch *batch, const Space *space)
     Batch early = *batch;
     early.segments -= batch->late_segments;
     Pass pass = {.model = model, .batch = batch, .space = space, .rows = batch->rows - batch->late};
-    for (int i = 0; i < 2; i++) {
-        int apart = !i || differ(model);
-        pass.tiles[i] = apart ? cut_tiles(&early, &space->alike[i]) : pass.tiles[0];
-        pass.all_tiles[i] = apart ? cut_tiles(batch, &space->alike[i]) : pass.all_tiles[0];
+    for (int i = 0; i < 2; i++) { /* where both kinds of layers are alike, their tiles are the same ones */
+        pass.tiles[i] = i && !differ(model) ? pass.tiles[0] : cut_tiles(&early, &space->alike[i]);
+        pass.all_tiles[i] = i && !differ(model) ? pass.all_tiles[0] : cut_tiles(batch, &space->alike[i]);
     }
     pass.all_rounds = rounds_of(model, longest_of(batch));
     return pass;

@@ -102,6 +102,12 @@ INLINE void scale_hidden(const Model *model, const Space *space, double scale, i
     for (int64_t i = 0; scale != 1 && i < model->hidden; i++) out[i] *= (float)scale;
 }
 
+/* Behind the feed-forward, unless the layer adds something more. */
+INLINE void end_layer(const Model *model, const Space *space, const Layer *layer, int64_t row)
+{
+    if (is_scaled(layer)) scale_hidden(model, space, layer->out_scale, row);
+}
+
 /* Pairs (i, i + D/2) of a head turn by the row's position (Su et al. 2021). */
 INLINE void rotate(const float *x, const float *rotations, int64_t half, float scale, int form, void *out)
 {

@@ -61,12 +61,17 @@ INLINE int differ(const Model *model)
     return model->keys[0].count != model->keys[1].count || model->keys[0].size != model->keys[1].size;
 }
 
-/* Whether what a sub-layer gives is changed before it is added. */
+/* Whether the hidden state is multiplied right behind the layer's feed-forward. */
+INLINE int is_scaled(const Layer *layer) { return layer->out_scale != 1 && !layer->per_layer_norm; }
+
+/* Whether what some sub-layer gives is set apart before it is added. */
 INLINE int sets_outputs_apart(const Model *model)
 {
     if (model->ranks || model->per_layer) return 1;
-    for (int64_t i = 0; i < model->layers; i++)
-        if (model->layer[i].attention_out_norm || model->layer[i].feed_forward_out_norm) return 1;
+    for (int64_t i = 0; i < model->layers; i++) {
+        const Layer *layer = &model->layer[i];
+        if (layer->attention_out_norm || layer->feed_forward_out_norm || layer->experts_norm || is_scaled(layer)) return 1;
+    }
     return 0;
 }
 

@@ -98,6 +98,7 @@ class Weights:
         self._alone = 0  # matrices that become numbers, for their order is not that of those beside them
         fused = FusedWeights(config, weights, torch.float32)
         self._jobs: list[Callable[[], object]] = []
+        self._linears: dict[int, tuple[Operand, structs.Linear]] = {}
         self.model = self._lay_out(fused)
         if self._alone:
             _log.warning(
@@ -109,7 +110,7 @@ class Weights:
             for done, job in enumerate([pool.submit(job) for job in self._jobs], start=1):
                 job.result()
                 packed(done, len(self._jobs))
-        del self._jobs
+        del self._jobs, self._linears
 
     @property
     def tied(self) -> bool:
@@ -141,7 +142,7 @@ class Weights:
             vocab=config.output_size,
             cached=int(self._dtype == torch.bfloat16),
             eps=config.rms_norm_eps,
-            embedding=self._embedding(fused, head),
+            embedding=self._rows_of(fused.embedding),
             layer=layers,
             final_norm=self._hold_any(fused.final_norm),
             beside_norm=self._hold_any(fused.beside_norm),
@@ -170,11 +171,10 @@ class Weights:
         out_norms, heads = layer.out_norms or (None, None), self._config.heads_of(form)
         products = [
             self._linear(weight, None if layer.qkv_bias is None else layer.qkv_bias[part])
-            for part, weight in enumerate(self._side_by_side(layer.qkv[:2] if form.keys_as_values else layer.qkv))
+            for part, weight in enumerate(self._side_by_side(layer.qkv))
         ]
         return structs.LayerStruct(
             **dict(zip(("query", "key", "value"), products, strict=False)),
-            **({"value": products[1]} if form.keys_as_values else {}),
             out=self._linear(layer.attention_out, layer.attention_out_bias, form.residual_scale),
             attention_norm=self._hold_any(layer.attention_norm),
             feed_forward_norm=self._hold_any(layer.mlp_norm),
@@ -271,18 +271,11 @@ class Weights:
             [norm.view(-1, heads.size).expand(count, -1) for norm, count in zip(norms, counts, strict=False)]
         )
 
-    def _embedding(self, fused: FusedWeights, head: structs.Linear) -> structs.Linear:
-        """Plain numbers lie in rows; of blocks, single rows are read where the head, or another packed copy, is.
+    def _rows_of(self, weight: Operand) -> structs.Linear:
+        """Lay out an embedding. Plain numbers lie in rows; of blocks, single rows are read where they are packed.
 
         The rows are copied: a process that reads a mapped file ends when somebody cuts the file short.
         """
-        embedding = fused.embedding
-        blocks = isinstance(embedding, StoredTensor) and embedding.format.plain is None
-        if blocks and fused.head is embedding and self._logits:
-            return head
-        return self._rows_of(embedding)
-
-    def _rows_of(self, weight: Operand) -> structs.Linear:
         embedding = self._in_columns(weight)
         if isinstance(embedding, StoredTensor) and embedding.format.plain is None:
             return self._linear(embedding)
@@ -292,7 +285,19 @@ class Weights:
         return structs.Linear(panels=self._hold(rows), inputs=inputs, outputs=out, kind=kind)
 
     def _linear(self, weight: Operand, bias_O: Tensor | None = None, scale: float = 1.0) -> structs.Linear:
-        """``weight`` is ``[O, I]``; outputs are multiplied by ``scale``. A job packs it before the model is ready."""
+        """``weight`` is ``[O, I]``; outputs are multiplied by ``scale``. A job packs it before the model is ready.
+
+        A weight that has two uses, as keys that are values or an embedding that is the head, is packed once.
+        """
+        bare = bias_O is None and scale == 1
+        if bare and id(weight) in self._linears:
+            return self._linears[id(weight)][1]
+        linear = self._packed_linear(weight, bias_O, scale)
+        if bare:
+            self._linears[id(weight)] = weight, linear  # which keeps the id
+        return linear
+
+    def _packed_linear(self, weight: Operand, bias_O: Tensor | None, scale: float) -> structs.Linear:
         out, inputs = weight.shape
         kind = self._kind(weight)
         linear = structs.Linear(inputs=inputs, outputs=out, kind=kind, order=self._hold_order(weight))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -39,15 +39,15 @@ class GgufForm:
 
     Rows of a pair turn together. Where they don't lie in pairs they lie in halves, as on the Hub. ``keys`` has the
     architecture's own keys with their names in config.json, ``names`` the tensors of a layer that are not Llama's, with
-    the decoder's names. ``said`` completes config.json's words with what files of the family leave unsaid; ``tensors``
-    among these words are the names of the file's tensors. Keys of ``lists`` may have a number for each layer.
+    the decoder's names. ``said`` completes config.json's words with what files of the family leave unsaid, by the names
+    of the file's tensors. Keys of ``lists`` may have a number for each layer.
     """
 
     name: str
     interleaved: bool = False
     keys: Mapping[str, str] = field(default_factory=dict)
     names: Mapping[str, str] = field(default_factory=dict)
-    said: Callable[[Json, DecoderConfig], Json] = lambda raw, config: raw
+    said: Callable[[Json, DecoderConfig, Collection[str]], Json] = lambda raw, config, tensors: raw
     lists: tuple[str, ...] = ()
     truncate: bool = True
     """Whether the ends of yarn's ramp are rounded, which no key says."""

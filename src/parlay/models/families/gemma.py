@@ -6,6 +6,7 @@ have a window, and these have positions of their own.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 from parlay.models.config import DecoderConfig, Json, LayerForm, RopeConfig
@@ -77,7 +78,7 @@ def _gemma3(raw: Json, config: DecoderConfig, usual: LayerForm) -> DecoderConfig
     return replace(layered, embedding_scale=config.hidden_size**0.5, logit_cap=logit_cap)
 
 
-def _scale_of_files(raw: Json, config: DecoderConfig) -> Json:
+def _scale_of_files(raw: Json, config: DecoderConfig, tensors: Collection[str]) -> Json:
     """The scale of scores, which files leave to the number of layers; without a window no layer slides."""
     largest = config.num_layers in _LARGEST
     divided = config.hidden_size // config.num_heads if largest else config.head_dim

@@ -6,7 +6,7 @@ of its own for each token (the E models).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -158,7 +158,7 @@ def _check_types(forms: Sequence[LayerForm]) -> None:
             raise UnsupportedModel("Gemma 4: layers of one type that differ in their heads are not supported")
 
 
-def _of_files(raw: Json, config: DecoderConfig) -> Json:
+def _of_files(raw: Json, config: DecoderConfig, tensors: Collection[str]) -> Json:
     """A file's keys in config.json's words. Its positions and sizes of heads are those of full layers."""
     layers, size = config.num_layers, int(raw.get("local_head_dim", config.head_dim))
     kinds = list(raw.get("layer_types") or ["full_attention"] * layers)
@@ -189,7 +189,7 @@ def _of_files(raw: Json, config: DecoderConfig) -> Json:
         "per_layer_config": {
             layer: {"num_key_value_heads": counts[layer], "head_dim": config.head_dim} for layer in full
         },
-        "attention_k_eq_v": any(f"blk.{layer}.attn_v.weight" not in raw["tensors"] for layer in full if layer < own),
+        "attention_k_eq_v": any(f"blk.{layer}.attn_v.weight" not in tensors for layer in full if layer < own),
         "full_rope": config.rope,
         "local_rope": RopeConfig(theta=float(raw.get("local_theta", 10_000.0))),
         "enable_moe_block": bool(raw.get("num_experts")),

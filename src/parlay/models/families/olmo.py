@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 from parlay.models.config import DecoderConfig, Json, LayerForm, RopeConfig
@@ -32,7 +33,7 @@ def _olmo3(raw: Json, config: DecoderConfig, usual: LayerForm) -> DecoderConfig:
     return with_forms(config, [full if window is None else replace(local, window=window) for window in windows])
 
 
-def _of_files(raw: Json, config: DecoderConfig) -> Json:
+def _of_files(raw: Json, config: DecoderConfig, tensors: Collection[str]) -> Json:
     """Files of both call themselves olmo2; those without a window are OLMo 2's."""
     if not raw.get("sliding_window"):
         return {**raw, "sliding_window": None, "layer_types": ["full_attention"] * config.num_layers}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 from parlay.models.config import DecoderConfig, Experts, Json, LayerForm
@@ -59,7 +60,7 @@ def _qwen3_moe(raw: Json, config: DecoderConfig, usual: LayerForm) -> DecoderCon
     return with_forms(config, _sparse(raw, config, replace(usual, window=window), experts))
 
 
-def _normalized(raw: Json, config: DecoderConfig) -> Json:
+def _normalized(raw: Json, config: DecoderConfig, tensors: Collection[str]) -> Json:
     """Files of Qwen3-MoE leave unsaid that weights of chosen experts add up to one, as in every such model."""
     return {**raw, "norm_topk_prob": True}
 

@@ -181,7 +181,6 @@ def _completed(name: str, mine: _Keys, tensors: Tensors, family: Family, config:
     assert form is not None, "families of files have one"
     said = mine.names()
     own: dict[str, object] = {ours: said[key] for key, ours in form.keys.items() if key in said}
-    own["tensors"] = tensors.keys()
     if PATTERN in said:
         own["layer_types"] = _layer_types(said[PATTERN], config.num_layers)
     try:
@@ -190,7 +189,7 @@ def _completed(name: str, mine: _Keys, tensors: Tensors, family: Family, config:
             activation=ACTIVATIONS[family.activation],
             out_bias="blk.0.attn_output.bias" in tensors,
         )
-        complete = family.complete(form.said(own, config), config, usual)
+        complete = family.complete(form.said(own, config, tensors.keys()), config, usual)
         check_forms(f"the keys of {name}", complete)
     except UnsupportedModel:
         raise

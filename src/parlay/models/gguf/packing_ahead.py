@@ -6,7 +6,9 @@ Imports keep one core busy for a second, in which another one packs what the com
 from __future__ import annotations
 
 import ctypes
+import math
 import mmap
+import re
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -27,6 +29,7 @@ _GROUP, _PART = 1 << 26, 1 << 25
 """Bytes of the file that one call packs, and of one matrix in it. Its pages stay in memory until the call ends."""
 _PERMUTED = ("attn_q.weight", "attn_k.weight")
 """Matrices whose rows change places in families that rotate neighbours."""
+_OF_KEYS = re.compile(r"blk\.(\d+)\.attn_[kv]\.weight")
 _begun: dict[Path, PackingAhead] = {}
 
 
@@ -136,17 +139,26 @@ def _places(header: Header, core: structs.Core) -> tuple[dict[int, int], int]:
     family = GGUF_FAMILIES.get(str(header.keys.get("general.architecture")))
     if family is None or family.gguf is None:
         return {}, 0
-    places, size = {}, 0
+    places, size, own = {}, 0, _layers_with_keys(header)
     for info in header.tensors:
         permuted = family.gguf.interleaved and info.name.endswith(_PERMUTED)
         fused = any(f".{name}." in info.name for name in family.gguf.names)
-        if len(info.shape) != 2 or info.format.block == 1 or info.format in INDEXED or permuted or fused:
+        of_keys = _OF_KEYS.fullmatch(info.name)
+        unread = of_keys is not None and int(of_keys[1]) >= own
+        if len(info.shape) != 2 or info.format.block == 1 or info.format in INDEXED or permuted or fused or unread:
             continue
         outputs, inputs = info.shape
         places[info.offset] = size
         size += -(-outputs // core.panel) * core.panel_bytes(info.format.number, inputs)
         size += -size % _LINE
     return places, size
+
+
+def _layers_with_keys(header: Header) -> float:
+    """Count the first layers, which have keys: the last ones may see those of others."""
+    name = header.keys.get("general.architecture")
+    layers, sharing = (header.keys.get(f"{name}.{key}") for key in ("block_count", "attention.shared_kv_layers"))
+    return layers - sharing if isinstance(layers, int) and isinstance(sharing, int) else math.inf
 
 
 def _parts(header: Header, places: dict[int, int], core: structs.Core) -> Iterator[_Part]:

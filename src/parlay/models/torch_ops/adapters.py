@@ -90,11 +90,11 @@ class RowAdapters:
             for pair in pairs.get(product, ()):
                 pair.add(x_NI[first:end], y_NO[first:end])
 
-    def chosen(self, rows_R: Tensor) -> RowAdapters:
-        """Pick the rows with these numbers, int64 ``[R]``, in this order."""
+    def chosen(self, rows: Sequence[int]) -> RowAdapters:
+        """Pick the rows with these numbers, in this order."""
         if not self.runs:
             return self
-        return RowAdapters.of([self.rows[row] if row < len(self.rows) else None for row in rows_R.tolist()])
+        return RowAdapters.of([self.rows[row] if row < len(self.rows) else None for row in rows])
 
 
 NO_ADAPTERS = RowAdapters()

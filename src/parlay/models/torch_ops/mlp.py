@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
+from operator import itemgetter
 
 import torch
 import torch.nn.functional as F
@@ -72,10 +74,9 @@ class MixtureMlp:
         if self.scales is not None:
             weights_NK = weights_NK * self.scales[chosen_NK]
         result_NH = torch.zeros_like(x_NH)
-        for expert in sorted(set(chosen_NK.flatten().tolist())):
-            rows, places = torch.where(chosen_NK == expert)
-            given_RH = self._run(expert, x_NH[rows], adapters.chosen(rows), layer)
-            result_NH[rows] += given_RH.mul_(weights_NK[rows, places, None].to(given_RH.dtype))
+        for expert, rows, (rows_R, places_R) in _by_expert(chosen_NK):
+            given_RH = self._run(expert, x_NH[rows_R], adapters.chosen(rows), layer)
+            result_NH[rows_R] += given_RH.mul_(weights_NK[rows_R, places_R, None].to(given_RH.dtype))
         if self.shared is not None:
             given_NH = self.shared(x_NH, adapters, layer, self.form.count)
             if self.form.shared_gate:
@@ -114,6 +115,21 @@ class MixtureMlp:
         if self.form.normalized:
             weights_NK = weights_NK / (weights_NK.sum(-1, keepdim=True) + 1e-20)
         return weights_NK * self.form.scale, chosen_NK
+
+
+def _by_expert(chosen_NK: Tensor) -> Iterator[tuple[int, Sequence[int], Tensor]]:
+    """Yield the experts that rows chose, in rising order, with their rows: as numbers, and ``[2, R]`` with places.
+
+    The device is waited for once, not for each expert.
+    """
+    runs = sorted(
+        (expert, row, place) for row, chosen in enumerate(chosen_NK.tolist()) for place, expert in enumerate(chosen)
+    )
+    at_2R, first = torch.tensor([run[1:] for run in runs], device=chosen_NK.device).t(), 0
+    for expert, group in groupby(runs, key=itemgetter(0)):
+        rows = [row for _, row, _ in group]
+        yield expert, rows, at_2R[:, first : first + len(rows)]
+        first += len(rows)
 
 
 @dataclass(frozen=True, slots=True)

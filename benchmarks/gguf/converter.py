@@ -1,0 +1,32 @@
+"""llama.cpp's converter of folders, for random checkpoints: their tokenizer of single letters is none that it knows.
+
+Runs in a process of its own: the folder of llama.cpp's sources, then the converter's own arguments.
+"""
+
+from __future__ import annotations
+
+import importlib
+import runpy
+import sys
+from typing import Any
+
+
+def main() -> None:
+    """Give every class the vocabulary of byte-level BPE, and begin the converter."""
+    sources = sys.argv.pop(1)
+    sys.path[:0] = [sources, f"{sources}/gguf-py"]
+    conversion, text = importlib.import_module("conversion"), importlib.import_module("conversion.base").TextModel
+    text.get_vocab_base_pre = lambda self, tokenizer: "qwen2"
+    find = conversion.get_model_class
+
+    def found(name: str, mmproj: bool = False) -> Any:
+        model = find(name, mmproj)
+        model.set_vocab = text._set_vocab_gpt2
+        return model
+
+    conversion.get_model_class = found
+    runpy.run_path(f"{sources}/convert_hf_to_gguf.py", run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,179 @@
+"""Every family beside llama.cpp: chances of tiny random checkpoints that llama.cpp's converter made files of.
+
+    python -m benchmarks.gguf.families --sources LLAMA_CPP --server LLAMA_SERVER
+
+transformers computes each checkpoint in float32, llama.cpp and Parlay the converter's file of it, and llama.cpp the
+file that `parlay quantize --to F16` writes. Divergences are in nats. They do not depend on the machine's load.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers
+from tokenizers import models as kinds
+from torch import Tensor
+from transformers import PreTrainedTokenizerFast
+
+from benchmarks.commands import RESULTS
+from benchmarks.pages import about, table
+from benchmarks.serving.beside_llama import llama_served
+from parlay import models
+from parlay.bench.provenance import ROOT, provenance
+from parlay.models.gguf.mixtures import FILE_TYPES
+from parlay.models.gguf.quantizing import quantize, source_of
+from parlay.options import LoadOptions
+from parlay.testing.checkpoints import FAMILIES, NATIVE, VOCAB_SIZE, save_random
+from parlay.types import ParlayError, Segment
+
+LENGTH = 40
+"""Tokens of the text."""
+_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+"""Qwen2's, which llama.cpp knows by name."""
+ABOUT = f"""A text of {LENGTH} tokens, longer than the windows of those that have some. *transformers to*: the mean
+divergence of what computes the converter's file from transformers' float32. *Parlay to llama.cpp*: of llama.cpp from
+Parlay on that file; *same*: how often both have one likeliest token. *Parlay's file*: of llama.cpp on the file that
+`parlay quantize --to F16` writes, from transformers. Goal: 0.005."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Mean divergences of one checkpoint. ``reason``: why there are none."""
+
+    family: str
+    architecture: str
+    llama: float | None = None
+    parlay: float | None = None
+    between: float | None = None
+    same: float | None = None
+    ours: float | None = None
+    reason: str = ""
+
+
+def save_tokenizer(folder: Path) -> None:
+    """Write one of single letters, of as many tokens as the checkpoints have."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())[: VOCAB_SIZE - 2]
+    vocabulary = {token: place for place, token in enumerate([*letters, letters[0] + letters[1], "<|end|>"])}
+    made = Tokenizer(kinds.BPE(vocabulary, [(letters[0], letters[1])]))
+    split = pre_tokenizers.Split(Regex(_SPLIT), behavior="isolated")
+    byte_level = pre_tokenizers.ByteLevel(use_regex=False, add_prefix_space=False)
+    made.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
+    made.decoder = decoders.ByteLevel()
+    PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<|end|>").save_pretrained(folder)
+
+
+def convert(sources: Path, folder: Path, out: Path) -> None:
+    """Make a file of plain numbers by llama.cpp's converter. Raises ParlayError with its last line."""
+    words = [sys.executable, "-m", "benchmarks.gguf.converter", sources, folder, "--outfile", out, "--outtype", "f32"]
+    done = subprocess.run([str(word) for word in words], capture_output=True, text=True, cwd=ROOT, check=False)
+    if done.returncode:
+        raise ParlayError(f"llama.cpp's converter: {done.stderr.strip().splitlines()[-1]:.160}")
+
+
+def by_llama(server: Path, file: Path, ids: Sequence[int]) -> Tensor:
+    """Log-probabilities ``[N, V]`` behind each of the tokens."""
+    found = torch.full((len(ids), VOCAB_SIZE), -torch.inf)
+    with llama_served(server, file, 1, ("-c", "512", "-ctk", "f32", "-ctv", "f32", "-fa", "off")) as address:
+        for row in range(len(ids)):
+            asked = {"prompt": list(ids[: row + 1]), "n_predict": 1, "n_probs": VOCAB_SIZE, "cache_prompt": False}
+            request = urllib.request.Request(f"http://{address}/completion", json.dumps(asked).encode())
+            with urllib.request.urlopen(request, timeout=60) as reply:
+                (token,) = json.load(reply)["completion_probabilities"]
+            for each in token["top_logprobs"]:
+                found[row, each["id"]] = each["logprob"]
+    return found.double()
+
+
+def by_parlay(file: Path, ids: Sequence[int]) -> Tensor:
+    """Log-probabilities ``[N, V]`` behind each of the tokens."""
+    runner = models.load(str(file), LoadOptions(dtype="float32", device="cpu"), cache_tokens=2 * LENGTH)
+    runner.open(0, ids)
+    runner.reserve(0, len(ids))
+    return runner.forward([Segment(0, tuple(ids))]).logits_RV.double().log_softmax(-1)
+
+
+def divergence(one: Tensor, other: Tensor) -> float:
+    """The mean of KL(one || other) over rows."""
+    return float((one.exp() * (one - other)).sum(-1).mean())
+
+
+def compare(name: str, options: argparse.Namespace, folder: Path) -> Found:
+    """Measure one checkpoint."""
+    model = save_random(name, folder)
+    save_tokenizer(folder)
+    ids = torch.randint(VOCAB_SIZE - 2, (LENGTH,), generator=torch.Generator().manual_seed(1)).tolist()
+    with torch.no_grad():
+        expected = model(input_ids=torch.tensor([ids])).logits[0].double().log_softmax(-1)
+    theirs, ours = folder / "theirs.gguf", folder / "ours.gguf"
+    architecture = type(model).__name__
+    try:
+        convert(options.sources, folder, theirs)
+        parlay, llama = by_parlay(theirs, ids), by_llama(options.server, theirs, ids)
+        quantize(source_of(folder), FILE_TYPES["F16"], ours)
+        written = by_llama(options.server, ours, ids)
+    except (ParlayError, ValueError, urllib.error.URLError) as error:
+        return Found(name, architecture, reason=str(error).replace(str(folder), "FOLDER"))
+    return Found(
+        family=name,
+        architecture=architecture,
+        llama=divergence(expected, llama),
+        parlay=divergence(expected, parlay),
+        between=divergence(parlay, llama),
+        same=float((parlay.argmax(-1) == llama.argmax(-1)).double().mean()),
+        ours=divergence(expected, written),
+    )
+
+
+def page(found: Sequence[Found], title: Sequence[str]) -> str:
+    """A table of what was measured, and one of what was not."""
+
+    def nats(value: float | None) -> str:
+        return "-" if value is None else f"{value:.1e}"
+
+    measured = [
+        (one.family, nats(one.llama), nats(one.parlay), nats(one.between), f"{one.same:.0%}", nats(one.ours))
+        for one in found
+        if one.same is not None
+    ]
+    head = ("checkpoint", "transformers to llama.cpp", "to Parlay", "Parlay to llama.cpp", "same", "Parlay's file")
+    lines = [*title, *table(head, measured)]
+    left = [(one.family, one.reason) for one in found if one.reason]
+    return "\n".join([*lines, *(["Not compared:", "", *table(("checkpoint", "why"), left)] if left else [])])
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gguf.families", description=__doc__)
+    parser.add_argument("--sources", type=Path, required=True, metavar="DIR", help="llama.cpp's, with its converter")
+    parser.add_argument("--server", type=Path, required=True, metavar="FILE", help="its llama-server")
+    parser.add_argument("--families", nargs="+", default=(*NATIVE, *FAMILIES), metavar="NAME")
+    parser.add_argument("--out", type=Path, default=RESULTS / "families.json", metavar="FILE")
+    options = parser.parse_args()
+    options.sources = options.sources.resolve()
+    found: list[Found] = []
+    for name in options.families:
+        with tempfile.TemporaryDirectory() as folder:
+            found.append(compare(name, options, Path(folder)))
+        print(found[-1], flush=True)
+    origin = provenance("python -m benchmarks.gguf.families --sources LLAMA_CPP --server LLAMA_SERVER")
+    options.out.write_text(json.dumps({"origin": origin, "rows": [asdict(one) for one in found]}, indent=1) + "\n")
+    text = page(
+        found, ["# Families beside llama.cpp", "", f"{about(origin)} Beside it: llama.cpp b11434.", "", ABOUT, ""]
+    )
+    options.out.with_suffix(".md").write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
