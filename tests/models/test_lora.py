@@ -482,6 +482,24 @@ def test_square_stacks_need_the_version_that_wrote_them(tmp_path: Path) -> None:
         read_adapter(tmp_path / "unsaid", square, "one")
 
 
+def test_names_of_experts_may_be_listed_in_vain(tmp_path: Path) -> None:
+    """PEFT lists what it was told to adapt, and experts whose matrices lie together are no modules."""
+    save_random("qwen3-moe", tmp_path / "base")
+    config, said = read_config(tmp_path / "base"), {"target_modules": ["q_proj", "gate_proj", "down_proj"]}
+    adapter = read_adapter(
+        save_adapter(tmp_path / "one", config, products=("self_attn.q_proj",), changes=said), config, "one"
+    )
+    assert len(adapter.matrices) == config.num_layers
+
+
+def test_matrices_of_whole_numbers_are_refused(tmp_path: Path) -> None:
+    config = _config(tmp_path)
+    folder = save_adapter(tmp_path / "bad", config)
+    save_file({name: each.to(torch.int8) for name, each in load_file(folder / WEIGHTS).items()}, folder / WEIGHTS)
+    with pytest.raises(BadAdapter, match=r"numbers of torch.int8 and torch.int8: expected fractions"):
+        read_adapter(folder, config, "bad")
+
+
 def test_pickles_are_never_opened(tmp_path: Path) -> None:
     """A folder with adapter_model.bin alone is refused by name, and so is one without a config."""
     config = _config(tmp_path)

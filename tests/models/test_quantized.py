@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -278,7 +278,7 @@ _QUERY = "model.layers.0.self_attn.q_proj"
     [
         ({f"{_QUERY}.scales": torch.ones(3, 64).half()}, r"q_proj.scales has the shape \[3, 64\].*asks for \[2, 64\]"),
         ({f"{_QUERY}.qzeros": None}, "q_proj.qzeros is missing"),
-        ({f"{_QUERY}.qweight": torch.ones(4, 4)}, "qzeros has the shape"),
+        ({f"{_QUERY}.qweight": torch.ones(4, 4).int()}, "qzeros has the shape"),
         ({f"{_QUERY}.qweight": torch.ones(64)}, "no matrix of 32-bit words"),
     ],
 )
@@ -289,6 +289,31 @@ def test_parts_that_do_not_fit_are_named_in_one_line(
     files.save(tmp_path, {"quantization_config": AWQ}, files.awq)
     _change(tmp_path, change)
     with pytest.raises(ParlayError, match=message) as failure:
+        load_weights(tmp_path, read_config(tmp_path))
+    assert "\n" not in str(failure.value)
+
+
+@pytest.mark.parametrize(
+    ("case", "part", "change", "message"),
+    [
+        ("mxfp4", "weight_scale", lambda scales: scales[:-1].contiguous(), "parts don't fit each other"),
+        ("nf4", "weight", torch.Tensor.double, "parts don't fit each other"),
+        ("gptq", "qzeros", lambda zeros: zeros.to(torch.int8), "parts don't fit each other"),
+        ("w4a16", "weight_shape", lambda shape: shape[0].clone(), "parts don't fit each other"),
+        ("gptq", "qweight", torch.Tensor.float, "no matrix of 32-bit words"),
+        ("awq", "scales", lambda scales: scales * torch.nan, "some scales are not finite"),
+        ("nf4", "weight.absmax", lambda sizes: sizes / 0, "some sizes of blocks are not finite"),
+    ],
+)
+def test_parts_of_any_layout_that_do_not_fit_are_one_line(
+    case: str, part: str, change: Callable[[torch.Tensor], torch.Tensor], message: str, tmp_path: Path
+) -> None:
+    said, write, _ = CASES[case]
+    files.save(tmp_path, {"quantization_config": said}, write)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors[f"{_QUERY}.{part}"] = change(tensors[f"{_QUERY}.{part}"])
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ParlayError, match=f"q_proj.*{message}") as failure:
         load_weights(tmp_path, read_config(tmp_path))
     assert "\n" not in str(failure.value)
 

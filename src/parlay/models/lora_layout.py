@@ -31,6 +31,12 @@ PRODUCTS = (
 """A layer's products that an adapter can change, in the order of the compiled decoder's layers."""
 EXPERT_PRODUCTS = ("gate_proj", "up_proj", "down_proj")
 """Those of an expert, in the same order."""
+_PART_OF = {
+    **{name: name for name in (product.rpartition(".")[2] for product in PRODUCTS)},
+    "qkv_proj": "q_proj",
+    "gate_up_proj": "gate_proj",
+}
+"""A product that is one of each module's, by the module's name."""
 _OF_LAYER = re.compile(r"model\.layers\.(?P<layer>\d+)\.(?P<product>.+)\.weight")
 _OF_EXPERT = re.compile(r"mlp\.(?:experts\.(?P<number>\d+)|shared_expert)\.(?P<product>\w+)")
 MOST_RANK = 512
@@ -133,7 +139,7 @@ def read_matrices(
         raise BadAdapter(f"{folder}: the decoder has no linear layers {some(dict.fromkeys(unknown))} to adapt")
     if not pairs:
         raise BadAdapter(f"{folder}: {WEIGHTS} holds no matrices")
-    _check_targets(folder, said, pairs.keys() - parameters.keys())
+    _check_targets(folder, said, pairs.keys() - parameters.keys(), reader.shapes)
     found: dict[str, LowRank] = {}
     for module, pair in pairs.items():
         if set(pair) != {0, 1}:
@@ -190,7 +196,7 @@ class _Reader(NamedTuple):
             )
         if (tuple(down_RI.shape), tuple(up_OR.shape)) != ((rank, shape[1]), (shape[0], rank)):
             raise self._of_another_base(module, (down_RI, up_OR), rank, ([rank, shape[1]], [shape[0], rank]))
-        return self._finite(module, down_RI.float(), up_OR.float(), scale)
+        return self._finite(module, down_RI, up_OR, scale)
 
     def stacked(self, key: str) -> tuple[int, str] | None:
         """The layer whose experts a parameter holds the matrices of, and which; None for other parameters."""
@@ -219,7 +225,7 @@ class _Reader(NamedTuple):
         down_ERI, up_EOR = down.view(form.count, rank, -1), up.view(-1, rank, form.count).permute(2, 0, 1)
         if self._is_swapped(key, shapes == expected, shapes == swapped):
             down_ERI, up_EOR = up_EOR.transpose(1, 2), down_ERI.transpose(1, 2)
-        whole = self._finite(key, down_ERI.float(), up_EOR.float(), scale)
+        whole = self._finite(key, down_ERI, up_EOR, scale)
         found: dict[str, LowRank] = {}
         for name, up_OR in self._of_each(key, whole.up_OR).items():
             place = place_of(name, self.config)
@@ -281,7 +287,10 @@ class _Reader(NamedTuple):
         return found
 
     def _finite(self, module: str, down: Tensor, up: Tensor, scale: float) -> LowRank:
-        """Scale ``down`` and ``up`` of any shape. Raises BadAdapter for what is not finite."""
+        """Scale ``down`` and ``up`` of any shape, in float32. Raises BadAdapter for what is whole or not finite."""
+        if not (down.is_floating_point() and up.is_floating_point()):
+            raise BadAdapter(f"{self.folder}: {module} has numbers of {down.dtype} and {up.dtype}: expected fractions")
+        down, up = down.float(), up.float()
         if not (torch.isfinite(down).all() and torch.isfinite(up).all()):
             raise BadAdapter(f"{self.folder}: some numbers of {module} are not finite: download or copy it again")
         if not torch.isfinite(up * scale).all():
@@ -326,8 +335,11 @@ def _parameters(folder: Path, said: Mapping[str, Any], modules: Collection[str])
     return found
 
 
-def _check_targets(folder: Path, said: Mapping[str, Any], modules: Collection[str]) -> None:
-    """Raises BadAdapter unless the names that the config lists are those of the matrices; expressions are not run."""
+def _check_targets(folder: Path, said: Mapping[str, Any], modules: Collection[str], weights: Collection[str]) -> None:
+    """Raises BadAdapter unless the names that the config lists are those of the matrices; expressions are not run.
+
+    Experts whose matrices lie together are no modules: their names may be listed in vain, as PEFT does.
+    """
     for excluded in said.get("exclude_modules") or []:
         if stray := [module for module in modules if f".{module}".endswith(f".{excluded}")]:
             raise BadAdapter(f"{folder}: {WEIGHTS} has matrices of {some(stray)}, which exclude_modules name")
@@ -337,6 +349,7 @@ def _check_targets(folder: Path, said: Mapping[str, Any], modules: Collection[st
     named = tuple(f".{target}" for target in targets)
     if stray := [module for module in modules if not f".{module}".endswith(named)]:
         raise BadAdapter(f"{folder}: {WEIGHTS} has matrices of {some(stray)}, which target_modules don't name")
-    own = {product.rpartition(".")[2] for product in PRODUCTS} | {"qkv_proj", "gate_up_proj"}
+    apart = "".join(name for name in weights if ".experts." not in name)
+    own = {name for name, part in _PART_OF.items() if f".{part}." in apart}
     if absent := [name for name in targets if name in own and not any(each.endswith(f".{name}") for each in modules)]:
         raise BadAdapter(f"{folder}: target_modules name {some(absent)}, of which {WEIGHTS} has no matrices")

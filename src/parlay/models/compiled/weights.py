@@ -285,10 +285,7 @@ class Weights:
         return structs.Linear(panels=self._hold(rows), inputs=inputs, outputs=out, kind=kind)
 
     def _linear(self, weight: Operand, bias_O: Tensor | None = None, scale: float = 1.0) -> structs.Linear:
-        """``weight`` is ``[O, I]``; outputs are multiplied by ``scale``. A job packs it before the model is ready.
-
-        A weight that has two uses, as keys that are values or an embedding that is the head, is packed once.
-        """
+        """``weight`` is ``[O, I]``; outputs are multiplied by ``scale``. A job packs it, once if it has two uses."""
         bare = bias_O is None and scale == 1
         if bare and id(weight) in self._linears:
             return self._linears[id(weight)][1]
@@ -298,8 +295,7 @@ class Weights:
         return linear
 
     def _packed_linear(self, weight: Operand, bias_O: Tensor | None, scale: float) -> structs.Linear:
-        out, inputs = weight.shape
-        kind = self._kind(weight)
+        (out, inputs), kind = weight.shape, self._kind(weight)
         linear = structs.Linear(inputs=inputs, outputs=out, kind=kind, order=self._hold_order(weight))
         if bias_O is not None:
             linear.bias = self._padded(bias_O * scale).data_ptr()

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from parlay.models.weights.formats import Format
+from parlay.models.weights.shapes import BadCheckpoint
 from parlay.models.weights.stored import StoredTensor
 
 _BLOCK, _GROUP = 32, 128  # inputs
@@ -28,6 +29,11 @@ class Affine:
     zeros_OG: Tensor | None = None
     minimums_OG: Tensor | None = None
     group_I: Tensor | None = None
+
+    def check_scales(self, name: str) -> None:
+        """Raises BadCheckpoint for scales or minimums that are not finite; ``name`` is the matrix's."""
+        if not all(numbers.isfinite().all() for numbers in (self.scales_OG, self.minimums_OG) if numbers is not None):
+            raise BadCheckpoint(f"{name}: some scales are not finite: download or copy the checkpoint again")
 
     def obstacle(self) -> str | None:
         """Why no kind of block holds these numbers exactly, if none does."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -160,20 +161,34 @@ def restored(scheme: Scheme, tensors: Mapping[str, Tensor], dtype: str) -> dict[
     weights.update({name: tensor for name, tensor in tensors.items() if name not in taken})
     for name in sorted(rounded):
         parts = {kind: tensors[f"{name}.{kind}"] for kind in kinds if f"{name}.{kind}" in tensors}
-        matrix = layout.read(name, parts, scheme.own.get(name, scheme.grouping))
-        reason = matrix.obstacle()
+        with _fitting(name):
+            matrix = layout.read(name, parts, scheme.own.get(name, scheme.grouping))
+            matrix.check_scales(name)
+            reason, number = matrix.obstacle(), _DTYPES.get(dtype, torch.float32)
+            weights[f"{name}.weight"] = matrix.dense(number) if reason else matrix.in_blocks()
         reasons.update([reason] if reason else [])
-        weights[f"{name}.weight"] = matrix.dense(_DTYPES.get(dtype, torch.float32)) if reason else matrix.in_blocks()
     for reason, count in reasons.items():
         _log.warning("%d of %d matrices are multiplied in %s, for %s", count, len(rounded), dtype, reason)
     return weights
+
+
+@contextmanager
+def _fitting(name: str) -> Iterator[None]:
+    """Raises BadCheckpoint for parts of the matrix ``name`` that have other types or shapes than its layout."""
+    try:
+        yield
+    except ParlayError:
+        raise
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        raise BadCheckpoint(f"{name}: its parts don't fit each other: {' '.join(str(error).split()):.100}") from None
 
 
 def _restored_nf4(tensors: Mapping[str, Tensor]) -> dict[str, Weight]:
     rounded = {name.removesuffix(f".{NF4_STATE}") for name in tensors if name.endswith(f".{NF4_STATE}")}
     weights: dict[str, Weight] = {}
     for name, parts in _by_matrix(rounded, tensors):
-        weights[name] = nf4(name, parts) if name in rounded else parts[""]
+        with _fitting(name):
+            weights[name] = nf4(name, parts) if name in rounded else parts[""]
     if rounded:
         _log.warning("%d matrices in nf4 are multiplied as plain numbers, for no block has its table", len(rounded))
     return weights
@@ -200,7 +215,8 @@ def _restored_mxfp4(tensors: Mapping[str, Tensor]) -> dict[str, Weight]:
             exponents = tensors.get(f"{base}.weight_scale")
             if exponents is None:
                 raise BadCheckpoint(f"{base}.weight_scale is missing")
-            weights[f"{base}.weight"] = mxfp4(base, tensor.reshape(*exponents.shape, -1), exponents)
+            with _fitting(base):
+                weights[f"{base}.weight"] = mxfp4(base, tensor.reshape(*exponents.shape, -1), exponents)
         elif f"{name.removesuffix('.weight_scale')}.weight_packed" not in tensors:
             weights[name] = tensor
     return weights

@@ -30,6 +30,8 @@ def nf4(name: str, parts: Mapping[str, Tensor]) -> Tensor:
     codes = torch.stack((packed >> 4, packed & 15), -1).view(-1)[:count]
     numbers = _counted(name, parts, "quant_map", 16).float()[codes.int()]
     sizes = _largest_sizes(name, parts, state, -(-count // block))
+    if not (sizes.isfinite().all() and numbers.isfinite().all()):
+        raise BadCheckpoint(f"{name}: some sizes of blocks are not finite: download or copy the checkpoint again")
     return (numbers * sizes.repeat_interleave(block)[:count]).to(dtype).view(shape)
 
 
