@@ -15,7 +15,8 @@ def main() -> None:
     """Give every class the vocabulary of byte-level BPE, and begin the converter."""
     sources = sys.argv.pop(1)
     sys.path[:0] = [sources, f"{sources}/gguf-py"]
-    conversion, text = importlib.import_module("conversion"), importlib.import_module("conversion.base").TextModel
+    conversion: Any = importlib.import_module("conversion")
+    text = importlib.import_module("conversion.base").TextModel
     text.get_vocab_base_pre = lambda self, tokenizer: "qwen2"
     find = conversion.get_model_class
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -81,7 +82,8 @@ def with_experts(folder: Path, out: Path) -> None:
     out.mkdir()
     save_file(tensors, out / "model.safetensors", {"format": "pt"})
     (out / "config.json").write_text(json.dumps({**said, **more, "architectures": ["Qwen3MoeForCausalLM"]}))
-    load_tokenizer(folder).save_pretrained(out)
+    for file in folder.glob("tokenizer*"):
+        shutil.copy(file, out)
 
 
 def text_of(folder: str) -> str:

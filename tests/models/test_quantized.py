@@ -20,7 +20,6 @@ from parlay.models.loading import load_weights, read_config
 from parlay.models.lora_layout import EXPERT_PRODUCTS, PRODUCTS, WEIGHTS
 from parlay.models.native import NativeRunner
 from parlay.models.quantized.affine import Affine
-from parlay.models.quantized.layouts import Grouping, compressed_tensors
 from parlay.models.random_decoder import save_decoder
 from parlay.models.weights.dequantize import dense
 from parlay.models.weights.formats import Format
@@ -372,25 +371,3 @@ def test_an_unknown_method_is_left_to_transformers(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({**raw, "quantization_config": {"quant_method": "quip"}}))
     with pytest.raises(UnsupportedModel, match="quant_method 'quip' can't be read: awq, gptq"):
         read_config(tmp_path)
-
-
-@pytest.mark.parametrize(("bits", "symmetric", "group"), [(4, True, 128), (4, False, 32), (8, True, None)])
-def test_values_equal_those_of_the_package_compressed_tensors(bits: int, symmetric: bool, group: int | None) -> None:
-    """Its own compressor writes the parts, and its decompressor says what they stand for, rounded to bfloat16."""
-    packing = pytest.importorskip("compressed_tensors.compressors.pack_quantized.base")
-    quantization = pytest.importorskip("compressed_tensors.quantization")
-    args = quantization.QuantizationArgs(
-        num_bits=bits, symmetric=symmetric, group_size=group, strategy="channel" if group is None else "group"
-    )
-    scheme, draw = quantization.QuantizationScheme(targets=["Linear"], weights=args), torch.Generator().manual_seed(0)
-    weight, groups = torch.randn(48, 256, generator=draw).bfloat16(), 1 if group is None else 256 // group
-    parts = {"weight": weight, "weight_scale": torch.rand(48, groups, generator=draw).bfloat16() + 0.1}
-    parts["weight_zero_point"] = (
-        torch.zeros(48, groups, dtype=torch.int8)
-        if symmetric
-        else (torch.randint(-8, 8, (48, groups), generator=draw).to(torch.int8))
-    )
-    written = packing.PackedQuantizationCompressor.compress(parts, scheme)
-    expected = packing.PackedQuantizationCompressor.decompress(dict(written), scheme)["weight"]
-    found = dense(compressed_tensors("matrix", written, Grouping()).in_blocks())
-    assert found.to(expected.dtype).equal(expected)
