@@ -1,4 +1,4 @@
-"""Big-little decoding: the small model writes while it is sure, the target takes back surprises, `sources` say who."""
+"""Big-little decoding: the small model writes while it is sure, the target takes back surprises, `writers` say who."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_never_rolled_back_the_small_model_writes_ten_tokens_and_the_target_one(
     with LLM("parlay-mini-draft", dtype="float32") as small:
         for output in written(llm, "fallback=0,rollback.nats=10000"):
             assert output.metrics.accepted_tokens == output.metrics.draft_tokens > 0
-            assert output.sources[:11] == ("big-little",) * 10 + ("target",)
+            assert output.writers[:11] == output.sources[:11] == ("big-little",) * 10 + ("target",)
         first = written(llm, "fallback=0,rollback.nats=10000")[0]
         alone = small.generate(PROMPTS[0], SamplingParams(temperature=0, max_tokens=10, ignore_eos=True))[0]
         assert first.token_ids[:10] == alone.outputs[0].token_ids

@@ -14,6 +14,7 @@ from torch import Tensor
 from parlay import LLM, Ensemble, ParlayError, SamplingParams
 from parlay.heads.artefact import Origin
 from parlay.heads.deferral import save_deferral, witnesses
+from parlay.llm.outputs import CompletionOutput
 from parlay.models.ensembles.combining import Deferral
 from parlay.models.loading import load_weights, read_config
 from parlay.models.native import NativeRunner
@@ -96,14 +97,15 @@ def by_hand(folders: Sequence[str], head: Deferral) -> LogitsOf:
     return logits
 
 
-def texts(llm: LLM, params: Sequence[SamplingParams], strategy: str = "none") -> list[tuple[int, ...]]:
+def written(llm: LLM, params: Sequence[SamplingParams], strategy: str) -> list[CompletionOutput]:
     prompts = [{"prompt_token_ids": prompt} for prompt in PROMPTS[: len(params)]]
-    return [output.outputs[0].token_ids for output in llm.generate(prompts, params, strategy=strategy)]
+    return [output.outputs[0] for output in llm.generate(prompts, params, strategy=strategy)]
 
 
 def test_texts_are_those_of_the_rule_applied_by_hand(folders: list[str], head: Deferral, saved: str) -> None:
-    """20 prompts, greedy and sampled, in batches of 8, under plain decoding and five drafters."""
+    """20 prompts, greedy and sampled, in batches of 8, under plain decoding and five drafters; and who wrote what."""
     logits_of, defer = by_hand(folders, head), Ensemble(folders[1], "defer", head=saved)
+    state_of, names = states_of(folders[0]), [Path(folder).name for folder in folders[:2]]
     with LLM(folders[0], ensemble=defer, dtype="float32", draft_model=folders[0], max_num_seqs=8) as llm:
         for temperature in (0.0, 0.9):
             params = [
@@ -115,8 +117,18 @@ def test_texts_are_those_of_the_rule_applied_by_hand(folders: list[str], head: D
                 for prompt, own in zip(PROMPTS, params, strict=True)
             ]
             wanted = [tuple(decode(logits_of, request).output) for request in requests]
+            writers = [
+                tuple(
+                    names[head.choose([torch.empty(0)] * 2, state_of((*request.prompt, *text[:length])))]
+                    for length in range(len(text))
+                )
+                for request, text in zip(requests, wanted, strict=True)
+            ]
+            assert {name for row in writers for name in row} == {*names}
             for strategy in STRATEGIES:
-                assert texts(llm, params, strategy) == wanted, strategy
+                outputs = written(llm, params, strategy)
+                assert [output.token_ids for output in outputs] == wanted, strategy
+                assert [output.writers for output in outputs] == writers, strategy
         llm.runner.check()
 
 

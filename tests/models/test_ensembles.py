@@ -30,7 +30,7 @@ from parlay.testing.conformance.stages import recomputed, tiny_llama
 from parlay.testing.reference import LogitsOf, decode
 from parlay.testing.toy_tokenizers import toy_tokenizer
 from parlay.testing.toys import RandomLogits, ToyRunner, nan_after
-from parlay.types import Drafter, Event, NoiseKey, Request, Runner, Strategy
+from parlay.types import Drafter, Event, NoiseKey, Request, Runner, Segment, Strategy
 
 RULES = ("mean", "product", "majority", "certainty", "contrast")
 STRATEGIES = ("none", "prompt-lookup", "draft-model", "jacobi", "token-recycling", "union")
@@ -202,6 +202,27 @@ def test_identical_members_are_the_single_model_bit_for_bit(rule: str, folders: 
         assert [output.logprobs for output in together] == [output.logprobs for output in plain]
 
 
+@pytest.mark.parametrize("rule", ["majority", "mean"])
+def test_it_is_said_who_wrote_what_where_one_model_decides(rule: str, folders: list[str]) -> None:
+    """Whatever proposed the tokens. Members of one name are told apart by their places."""
+    params = [SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)] * 2
+    members = [alone(folder) for folder in folders]
+    with LLM(folders[0], ensemble=Ensemble(folders[1:], rule), dtype="float32") as llm:
+        prompts = [{"prompt_token_ids": prompt} for prompt in PROMPTS[:2]]
+        outputs = [output.outputs[0] for output in llm.generate(prompts, params, strategy="jacobi")]
+    for prompt, output in zip(PROMPTS, outputs, strict=False):
+        decided = []
+        for length in range(len(output.token_ids)):
+            choices = [int(member([*prompt, *output.token_ids[:length]]).argmax()) for member in members]
+            decided.append(Path(folders[[choices.count(choice) for choice in choices].index(
+                max(choices.count(choice) for choice in choices))]).name)  # fmt: skip
+        assert output.writers == (tuple(decided) if rule == "majority" else ())
+    both = EnsembleRunner([tiny(1), tiny(1)], Ensemble("other", "certainty"), one_budget=False)
+    both.open(0, [])
+    both.reserve(0, 8)
+    assert both.forward([Segment(0, (1, 2))]).writers == ("tiny 1 (1)",) * 2
+
+
 def test_preemption_changes_no_text_of_an_ensemble(folders: list[str]) -> None:
     """In memory for a few texts of two members; the engine counts both."""
     params = [SamplingParams(temperature=0.8, seed=place, max_tokens=40, ignore_eos=True) for place in range(6)]
@@ -264,7 +285,11 @@ def test_a_failed_member_is_dropped_where_the_ensemble_says_so_and_the_result_te
     ensemble = Ensemble("other", weights=(2, 1), drop_failed=True)
     texts, done = ended(engine_of(ensemble, first, nan_after(second, 12)), drafters)
     metrics = {name: event.metrics for name, event in done.items() if event.metrics is not None}
-    assert {name: own.lost_members for name, own in metrics.items()} == {"short": (), "long": ("toy",), "spared": ()}
+    assert {name: own.lost_members for name, own in metrics.items()} == {
+        "short": (),
+        "long": ("toy (2)",),
+        "spared": (),
+    }
     assert [metrics[name].exactness for name in ("spared", "long")] == ["bits", "lossy"]
     both = by_hand("mean", [first, second])
     for name, prompt in PROMPTED.items():

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from parlay.engine.sequence import Sequence
 from parlay.engine.sequence_step import Commit, SequenceStep
 from parlay.sampling.distributions import prompt_token_logprobs, row_logprobs
-from parlay.types import TARGET, CommittedTokens, ParlayError, TokenLogprobs, trees
+from parlay.types import TARGET, CommittedTokens, Exactness, ParlayError, TokenLogprobs, trees
 
 
 def commit(step: SequenceStep, max_context: int) -> Commit:
@@ -23,7 +23,8 @@ def commit(step: SequenceStep, max_context: int) -> Commit:
     tokens = sampled[: end.kept]
     sequence.tokens.extend(tokens)
     sources = trees.along(step.draft.sources, path) + (TARGET,) * (len(sampled) - len(path))
-    joined = CommittedTokens(tokens, sources[: end.kept], logprobs[: end.kept])
+    writers = _writers(step, sources)
+    joined = CommittedTokens(tokens, sources[: end.kept], logprobs[: end.kept], writers[: end.kept])
     accepted = min(end.kept, len(path))
     if end.error is not None:
         return Commit(joined, accepted, "error", error=end.error)
@@ -32,6 +33,18 @@ def commit(step: SequenceStep, max_context: int) -> Commit:
         reason = tokens[-1] if tokens[-1] in (sequence.request.params.stop_token_ids or ()) else None
         return Commit(joined, accepted, "stop", reason)
     return Commit(joined, accepted, "length" if end.kept == room else None)
+
+
+def _writers(step: SequenceStep, sources: tuple[str, ...]) -> tuple[str, ...]:
+    """Whose choice each token is, where not all are the target's own: a lossy rule keeps what a drafter chose."""
+    sequence, path, by_row = step.sequence, step.verdict.path, step.out.writers
+    if sequence.canvas is not None:
+        return ()
+    lossy = bool(path) and sequence.rule.exactness is Exactness.LOSSY
+    if not by_row:
+        return sources if lossy else ()
+    own = tuple([by_row[row] for row in (step.root, *(step.root + 1 + node for node in path))])
+    return (*sources[: len(path)], *own[len(path) :]) if lossy else own
 
 
 class _End(NamedTuple):

@@ -57,6 +57,8 @@ class Sample:
     """The source of tokens that were drafted from the prediction."""
     tokens: list[int] = field(default_factory=list)
     sources: list[str] = field(default_factory=list)
+    writers: list[str] = field(default_factory=list)
+    """Of the first tokens; the rest, if any, are the target's own."""
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     """One for each token that was decoded here, or none at all."""
     last: Event | None = None
@@ -86,6 +88,8 @@ class Sample:
             self.released = "".join(piece for _, piece in self.text.release(final=False))
 
     def take(self, event: Event) -> tuple[Piece, ...]:
+        if event.committed.writers:
+            self.writers += [*[TARGET] * (len(self.tokens) - len(self.writers)), *event.committed.writers]
         self.tokens += event.committed.tokens
         self.sources += event.committed.sources
         self.logprobs += event.committed.logprobs
@@ -95,7 +99,11 @@ class Sample:
             return ()
         released = self.text.release(final=event.finish_reason is not None)
         known = len(self.tokens)  # a step that failed may have read tokens that it never reported
-        return tuple(Piece(text, self.sources[index]) for index, text in released if index < known)
+        return tuple(
+            Piece(text, self.sources[index], self.writers[index] if index < len(self.writers) else "")
+            for index, text in released
+            if index < known
+        )
 
     @property
     def whole_text(self) -> str:
@@ -130,6 +138,7 @@ class Sample:
             exactness=event.metrics.exactness,
             seed=self.request.key.seed,
             sources=tuple(self.sources),
+            writers=(*self.writers, *[TARGET] * (len(self.tokens) - len(self.writers))) if self.writers else (),
             text_ends=tuple(self.text.ends) if self.text else (),
             metrics=event.metrics,
             error=event.error,

@@ -5,9 +5,11 @@ from __future__ import annotations
 import html
 from collections.abc import Iterator, Sequence
 from itertools import groupby
+from typing import TypeVar
 
 from parlay.types import TARGET
 
+S = TypeVar("S")
 _COLOURS = ("#2a9d8f", "#c77dff", "#e9a23b", "#4c8dff", "#e76f51", "#7cb518")
 """Colours of drafters, in the order in which they appear; readable on light and dark ground."""
 _OWN = "#8a8f98"
@@ -15,16 +17,22 @@ _MOST_STEPS = 160
 _BAR, _CELL, _HEIGHT = 5, 5, 80
 
 
-def shown(text: str, ends: Sequence[int], sources: Sequence[str], heading: str, facts: str) -> str:
-    """One sample as HTML. ``ends`` is how long the text is with each token, ``sources`` are the tokens' own."""
-    colours = _colours(sources)
-    body = "".join(_run(part, source, colours) for part, source in runs(text, ends, sources))
+def shown(
+    text: str, ends: Sequence[int], sources: Sequence[str], heading: str, facts: str, *, writers: Sequence[str] = ()
+) -> str:
+    """One sample as HTML. ``ends`` is how long the text is with each token, ``sources`` are the tokens' own.
+
+    Where there are ``writers``, the text is coloured by them, and the bars of its steps are not.
+    """
+    named = writers or sources
+    colours = _colours(named)
+    body = "".join(_run(part, name, colours) for part, name in runs(text, ends, named))
     return (
         '<div style="max-width:60em;margin:.5em 0">'
         f'<div style="opacity:.7;white-space:pre-wrap">{html.escape(heading)}</div>'
         f'<div style="white-space:pre-wrap;margin:.4em 0">{body}</div>'
-        f"{_picture(sources, colours)}"
-        f'<div style="opacity:.7;font-size:90%">{_legend(sources, colours)}{html.escape(facts)}</div></div>'
+        f"{_picture(sources, {} if writers else colours)}"
+        f'<div style="opacity:.7;font-size:90%">{_legend(named, colours)}{html.escape(facts)}</div></div>'
     )
 
 
@@ -43,7 +51,7 @@ def _colours(sources: Sequence[str]) -> dict[str, str]:
     return {source: _COLOURS[place % len(_COLOURS)] for place, source in enumerate(drafters)}
 
 
-def runs(text: str, ends: Sequence[int], sources: Sequence[str]) -> Iterator[tuple[str, str]]:
+def runs(text: str, ends: Sequence[int], sources: Sequence[S]) -> Iterator[tuple[str, S]]:
     """Parts of the text whose tokens have one source. A token that ends inside a character adds nothing yet."""
     begin = 0
     for source, run in groupby(zip(ends, sources, strict=False), key=lambda pair: pair[1]):
@@ -85,6 +93,6 @@ def _picture(sources: Sequence[str], colours: dict[str, str]) -> str:
 def _legend(sources: Sequence[str], colours: dict[str, str]) -> str:
     parts = [
         f'<span style="color:{colours.get(source, _OWN)}">&#9632;</span> {html.escape(source)} {sources.count(source)}'
-        for source in (*colours, TARGET)
+        for source in (*colours, *([TARGET] if TARGET in sources or not colours else []))
     ]
     return " &nbsp; ".join(parts) + "<br>" if sources else ""

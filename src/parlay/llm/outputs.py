@@ -118,6 +118,9 @@ class CompletionOutput:
     seed: int
     sources: tuple[str, ...]
     """Per token: the drafter that proposed it, or ``target``."""
+    writers: tuple[str, ...] = ()
+    """Per token: whose choice it is. That is a model of an ensemble, a drafter whose tokens a lossy rule took, or
+    ``target``. Empty where all tokens are the target's own choice."""
     text_ends: tuple[int, ...] = ()
     """Per token: how long the text is with it. Where a stop string is cut off, the last ones are longer than it."""
     metrics: Metrics
@@ -131,15 +134,16 @@ class CompletionOutput:
 
     @property
     def pieces(self) -> tuple[Piece, ...]:
-        """The text as runs of one source each."""
-        return tuple(Piece(text, source) for text, source in runs(self.text, self.text_ends, self.sources))
+        """The text as runs of one source and one writer each."""
+        both = list(zip(self.sources, self.writers or [""] * len(self.sources), strict=True))
+        return tuple(Piece(text, source, writer) for text, (source, writer) in runs(self.text, self.text_ends, both))
 
     def __repr__(self) -> str:
         return f"CompletionOutput({_short(self.text)}, {self._facts()})"
 
     def _repr_html_(self) -> str:
         """Return the HTML that notebooks show."""
-        return shown(self.text, self.text_ends, self.sources, "", self._facts())
+        return shown(self.text, self.text_ends, self.sources, "", self._facts(), writers=self.writers)
 
     def _facts(self) -> str:
         rate = f"{self.metrics.steps} steps, {self.metrics.tokens_per_step:.2f} tokens per step"
@@ -189,7 +193,9 @@ class RequestOutput:
         """Return the HTML that notebooks show."""
         heading = f"{len(self.prompt_token_ids)} token ids" if self.prompt is None else _cut(self.prompt, 300)
         return "".join(
-            shown(each.text, each.text_ends, each.sources, "" if place else heading, each._facts())
+            shown(
+                each.text, each.text_ends, each.sources, "" if place else heading, each._facts(), writers=each.writers
+            )
             for place, each in enumerate(self.outputs)
         )
 
@@ -230,10 +236,11 @@ class RequestFailed(ParlayError):
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A run of text and the source of the token it came with."""
+    """A run of text, and of the token it came with the source and the writer; that is empty where nothing tells."""
 
     text: str
     source: str
+    writer: str = ""
 
 
 @dataclass(frozen=True, slots=True, repr=False)

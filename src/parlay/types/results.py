@@ -176,29 +176,36 @@ class EngineStats:
 
 
 class Committed(NamedTuple):
-    """A token that joined a sequence, and where it came from: a drafter's name, or `TARGET`."""
+    """A token that joined a sequence, and where it came from: a drafter's name, or `TARGET`.
+
+    ``writer`` is whose choice it is, as in `CommittedTokens`; empty where there are no writers.
+    """
 
     token: int
     source: str
     logprobs: TokenLogprobs | None = None
+    writer: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class CommittedTokens(Sequence[Committed]):
     """The tokens that joined a sequence in one step, in columns: a `Committed` is made when one is looked at.
 
-    ``logprobs`` are as many as tokens, or none where the request wants none.
+    ``logprobs`` are as many as tokens, or none where the request wants none. ``sources`` say what proposed a token, and
+    ``writers`` whose choice it is: a model of an ensemble, a drafter whose tokens a lossy rule took, or `TARGET`. There
+    are none where all are the target's own.
     """
 
     tokens: tuple[int, ...] = ()
     sources: tuple[str, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
+    writers: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     def __iter__(self) -> Iterator[Committed]:
-        return map(Committed, self.tokens, self.sources, self.logprobs or repeat(None))
+        return map(Committed, self.tokens, self.sources, self.logprobs or repeat(None), self.writers or repeat(""))
 
     @overload
     def __getitem__(self, place: int) -> Committed: ...

@@ -216,6 +216,8 @@ class Output:
     """What the forward took longer because of the taps. It is charged to the drafters that read them."""
     lost: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     """By sequence, the models of an ensemble that failed for it and take no part in its logits any more."""
+    writers: tuple[str, ...] = ()
+    """By row of logits, the model of an ensemble that decides there; empty where none does alone."""
 
 
 Finish = Callable[[], Output]

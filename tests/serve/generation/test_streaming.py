@@ -45,6 +45,24 @@ def pieces(chunks: list[Any], index: int) -> str:
     return "".join(text for choice in choices for text, _ in choice.get("parlay", {}).get("pieces", []))
 
 
+def test_chunks_say_who_wrote_what_where_a_lossy_rule_keeps_the_words_of_another(post: Post, stream: Post) -> None:
+    wanted = {
+        "prompt": PROMPT,
+        "max_tokens": 24,
+        "temperature": 0,
+        "strategy": "prompt-lookup:k=4,policy=fixed,rule=typical",
+    }
+    whole, chunks = post("completions", **wanted), stream("completions", **wanted)
+    counts = whole["parlay"]["writers"]
+    assert counts == {name: counts[name] for name in ("prompt-lookup", "target") if name in counts}
+    assert sum(counts.values()) == 24
+    told = [choice["parlay"] for chunk in chunks for choice in chunk["choices"]]
+    named = [list(zip(each["pieces"], each["writers"], strict=True)) for each in told if "writers" in each]
+    assert named
+    assert all(source == writer for pairs in named for (_, source), writer in pairs)
+    assert "writers" not in stream("completions", **{**wanted, "strategy": "none"})[0]["choices"][0]["parlay"]
+
+
 @pytest.mark.parametrize("strategy", ["none", "prompt-lookup", "draft-model"])
 def test_chunks_of_a_chat_add_up_to_the_whole_answer(post: Post, stream: Post, strategy: str) -> None:
     wanted = {"messages": MESSAGES, "max_tokens": 20, "seed": 2, "n": 2, "stop": "dog", "strategy": strategy}

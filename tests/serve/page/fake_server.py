@@ -21,6 +21,8 @@ from parlay.serve.routes import page
 Step = list[tuple[str, str]]
 
 PLAIN: list[Step] = [[(word, "target")] for word in ("The ", "cat ", "<b>sat</b> ", "on ", "the ", "mat.")]
+DUET: Step = [("The ", "target"), ("cat ", "copycat"), ("sits.", "target")]
+WRITERS = ["large", "large", "small"]
 ANSWERS: dict[str, list[Step]] = {
     "none": PLAIN,
     "copycat": [
@@ -155,13 +157,15 @@ class Closing(StreamingResponse):
 
 
 async def stream(fake: Fake, body: dict[str, Any]) -> AsyncIterator[str]:
-    """An answer that the strategy decides. A prompt says that it takes for ever, fails, is thought about, has the
-    server choose, or repeats what stands after ``say``."""
+    """An answer that the strategy decides. A prompt says that it takes for ever, fails, is thought about, is written by
+    two models together, has the server choose, or repeats what stands after ``say``."""
     prompt = body["prompt"] if "prompt" in body else body["messages"][-1]["content"]
     name = body.get("strategy", "")
     steps = ANSWERS[name]
     if prompt.startswith("say "):
         steps = [[(word + " ", "target")] for word in prompt.removeprefix("say ").split(" ")]
+    if prompt == "together":
+        steps = [DUET]
     if prompt == "for ever":
         try:
             while True:
@@ -187,7 +191,8 @@ async def stream(fake: Fake, body: dict[str, Any]) -> AsyncIterator[str]:
 def choice(step: Step, finish_reason: str | None = None) -> dict[str, Any]:
     text = "".join(piece for piece, _ in step)
     told = {"delta": {"content": text}, "text": text}  # as a chat, and as a completion
-    return {"index": 0, **told, "parlay": {"pieces": step}, "finish_reason": finish_reason}
+    parlay = {"pieces": step, **({"writers": WRITERS} if step is DUET else {})}
+    return {"index": 0, **told, "parlay": parlay, "finish_reason": finish_reason}
 
 
 def closing(name: str, steps: list[Step], body: dict[str, Any]) -> dict[str, Any]:

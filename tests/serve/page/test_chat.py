@@ -290,6 +290,15 @@ def test_sources_colour_what_was_accepted(page: Page) -> None:
     expect(runs.first).to_be_visible()
 
 
+def test_sources_colour_who_wrote_what_where_several_models_do(page: Page) -> None:
+    send(page, "together")
+    press(page, "Sources")
+    runs = page.locator(".run")
+    assert runs.all_inner_texts() == ["The cat ", "sits."]
+    assert [run.get_attribute("title") for run in runs.all()] == ["large: 2 written", "small: 1 written"]
+    expect(page.locator(".legend")).to_contain_text("written by small")
+
+
 def test_a_conversation_that_is_deleted_while_it_is_answered_stays_deleted(page: Page, fake: Fake) -> None:
     begin(page, "for ever")
     expect(answers(page).locator(".body")).to_contain_text("on and on and")

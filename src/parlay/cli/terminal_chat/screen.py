@@ -39,7 +39,7 @@ class Screen:
         text = "".join(piece.text for piece in pieces)
         if text:
             self._erase()
-            self._out.write("".join(self._tint(piece.text, piece.source) for piece in pieces))
+            self._out.write("".join(self._tint(piece.text, piece.writer or piece.source) for piece in pieces))
             self._advance(text)
         if self._live and self._tokens and now - self._updated > _EVERY:
             self._updated = now

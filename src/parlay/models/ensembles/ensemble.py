@@ -13,6 +13,7 @@ from torch import Tensor
 
 from parlay.models.ensembles.combining import Deferral, choice_of, choose, combine, rule_of
 from parlay.models.ensembles.parts import Part
+from parlay.models.fetch.origin import public_name
 from parlay.options import Ensemble, UsageError
 from parlay.types import (
     NO_SKIP,
@@ -81,6 +82,7 @@ class EnsembleRunner(Runner):
         """Raises UsageError for members that don't fit together."""
         self._members, self._drops, self._one_budget = tuple(members), ensemble.drop_failed, one_budget
         self._spec = _spec_of([member.spec for member in members], ensemble.describe(members[0].spec.name))
+        self._names = _names([member.spec for member in members])
         self._chooses, self._reads = ensemble.chooses, (self._spec.num_layers,) if deferral is not None else ()
         self._rule = lru_cache(partial(rule_of, ensemble))
         self._choice = lru_cache(partial(choice_of, ensemble, deferral))
@@ -129,11 +131,11 @@ class EnsembleRunner(Runner):
         for segment in segments:
             self._get(segment.sequence).last = segment
         starts = tuple(accumulate((segment.end - segment.logits_from for segment in segments), initial=0))
-        logits_RV = self._combined(segments, rows) if len(rows) > 1 else torch.cat(first.logits)
+        logits_RV, writers = (torch.cat(first.logits), ()) if skip else self._combined(segments, rows)
         lost = {segment.sequence: self._open[segment.sequence].lost for segment in segments}
         lost = {name: members for name, members in lost.items() if members}
         tapped = {layer: first.out.taps[layer] for layer in taps}
-        return Output(logits_RV, starts, tapped, first.out.tap_seconds if taps else 0.0, lost)
+        return Output(logits_RV, starts, tapped, first.out.tap_seconds if taps else 0.0, lost, writers)
 
     def keep(self, sequence: int, path: Sequence[int]) -> int:
         opened = self._get(sequence)
@@ -213,25 +215,34 @@ class EnsembleRunner(Runner):
 
     def _drop(self, number: int, sequence: int, error: Exception) -> None:
         """Go on with a sequence without this member."""
-        name, opened = self._members[number].spec.name, self._get(sequence)
+        name, opened = self._names[number], self._get(sequence)
         _log.warning("a text goes on without %s of its ensemble, which failed: %s", name, error)
         del opened.parts[number]
         opened.lost += (name,)
         self._members[number].release(sequence)
 
-    def _combined(self, segments: Sequence[Segment], rows: dict[int, _Rows]) -> Tensor:
-        """The logits of all segments, each made of those of the members that it has."""
+    def _combined(self, segments: Sequence[Segment], rows: dict[int, _Rows]) -> tuple[Tensor, tuple[str, ...]]:
+        """The logits of all segments, each made of those of the members that it has, and who decides by row."""
         made: list[Tensor] = []
+        writers: list[str] = []
         states = [rows[0].states(layer, segments) for layer in self._reads]
         for place, segment in enumerate(segments):
             members = tuple(self._get(segment.sequence).parts)
             logits = [rows[member].logits[place] for member in members]
             if self._chooses:
                 read_RH = states[0][place] if states else None
-                made.append(choose(self._choice(members), logits, read_RH)[0])
+                chosen_RV, chosen = choose(self._choice(members), logits, read_RH)
+                made.append(chosen_RV)
+                writers += [self._names[members[model]] for model in chosen]
             else:
-                made.append(combine(self._rule(members), logits))
-        return torch.cat(made)
+                made.append(combine(self._rule(members), logits) if len(logits) > 1 else logits[0])
+        return torch.cat(made), tuple(writers)
+
+
+def _names(specs: Sequence[RunnerSpec]) -> tuple[str, ...]:
+    """The members' names without folders of this machine, with their places where several have one name."""
+    names = [public_name(spec.name) for spec in specs]
+    return tuple(f"{name} ({place})" if names.count(name) > 1 else name for place, name in enumerate(names, 1))
 
 
 def _spec_of(specs: Sequence[RunnerSpec], summary: str) -> RunnerSpec:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
@@ -119,4 +119,4 @@ def _guide(out: Output, pairs: Sequence[_Pair], segments: int, ran: int) -> Outp
         rule = partial(contrast, beta=pair.scale - 1)
         logits_RV[end - pair.rows : end] = combine(rule, [own_RV, negative_RV])
     taps = {layer: states_NH[:ran] for layer, states_NH in out.taps.items()}
-    return Output(logits_RV, starts[: segments + 1], taps, out.tap_seconds, out.lost)
+    return replace(out, logits_RV=logits_RV, starts=starts[: segments + 1], taps=taps)

@@ -7,12 +7,12 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 from parlay.llm.jobs import Job
-from parlay.llm.outputs import RequestOutput, StreamEvent
+from parlay.llm.outputs import Piece, RequestOutput, StreamEvent
 from parlay.serve.errors import ApiError
 from parlay.serve.protocol.answering import Chunk, DataFrames
 from parlay.serve.protocol.usage import RunningUsage, StreamUsage, last_chunks
 from parlay.serve.protocol.voting import vote_reply
-from parlay.types import FinishReason, TokenLogprobs
+from parlay.types import TARGET, FinishReason, TokenLogprobs
 
 WHOLE_VOTE = "a vote sends its text when it is over"
 """Why its stream can't be resumed."""
@@ -99,7 +99,7 @@ class OpenAIChunks(ABC):
             **text,
             "logprobs": logprobs,
             "finish_reason": self._finish(event.index, event.finish_reason) if event.finish_reason else None,
-            "parlay": {"pieces": [[piece.text, piece.source] for piece in event.pieces]},
+            "parlay": _pieces(event.pieces),
         }
 
     def _entries(self, place: int, event: StreamEvent) -> list[TokenLogprobs]:
@@ -128,3 +128,11 @@ class OpenAIChunks(ABC):
 
     def _reasoning_tokens(self, outputs: Sequence[RequestOutput]) -> int:
         return 0
+
+
+def _pieces(pieces: Sequence[Piece]) -> dict[str, object]:
+    """Texts with their sources, and the writers where there are some."""
+    found: dict[str, object] = {"pieces": [[piece.text, piece.source] for piece in pieces]}
+    if any(piece.writer for piece in pieces):
+        found["writers"] = [piece.writer or TARGET for piece in pieces]
+    return found

@@ -42,7 +42,7 @@ export class AnswerView {
     this.choices = el("div", {});
     this.toggle = button("Sources", () => this.#toggle(), {
       ariaPressed: "false",
-      title: "Colour the tokens by what proposed them",
+      title: "Colour the tokens by who wrote or proposed them",
     });
     const copy = copyButton(() => this.message.content, "Copy the answer");
     this.actions = el("div", { className: "actions" }, copy, ...actions, this.toggle);

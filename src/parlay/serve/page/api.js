@@ -20,7 +20,7 @@ export const keepKey = (key) => sessionStorage.setItem(KEY, key);
  * @typedef {object} Delta what a chunk of an answer adds
  * @property {string} text
  * @property {string} thought
- * @property {[string, string][]} pieces tokens with their sources
+ * @property {import("./tokens.js").Piece[]} pieces tokens with their sources
  * @property {string | null | undefined} finish
  * @property {Summary | undefined} summary with the last chunk
  * @property {import("./choices.js").Routing | undefined} routing with the last chunk, where there was a choice
@@ -83,7 +83,7 @@ export async function* answer({ path, body }, signal) {
     yield {
       text: choice?.delta?.content ?? choice?.text ?? "",
       thought: choice?.delta?.reasoning_content ?? "",
-      pieces: choice?.parlay?.pieces ?? [],
+      pieces: pieces(choice?.parlay),
       finish: choice?.finish_reason,
       summary: chunk.parlay,
       routing: chunk.metrics?.router ?? undefined,
@@ -91,6 +91,14 @@ export async function* answer({ path, body }, signal) {
     };
   }
 }
+
+/**
+ * A chunk's tokens with their sources, and their writers where there are some.
+ * @param {{pieces: [string, string][], writers?: string[]} | undefined} told
+ * @returns {import("./tokens.js").Piece[]}
+ */
+const pieces = (told) =>
+  (told?.pieces ?? []).map(([text, source], place) => [text, source, told?.writers?.[place] || undefined]);
 
 /**
  * The JSON chunks of a stream. Throws ApiError for an error in mid-stream, and for a stream that breaks off.

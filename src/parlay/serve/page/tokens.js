@@ -1,11 +1,15 @@
-// Where tokens came from: each tinted by the drafter that proposed it, and the steps as a row of bars.
+// Where tokens came from: each tinted by who wrote it, or by the drafter that proposed it, and the steps as a row of bars.
 
 import { el, svg } from "./dom.js";
 
 const TARGET = "target";
 const TINTS = 6; // as many as style.css has
 
-/** @typedef {[text: string, source: string]} Piece a token and the drafter that proposed it, or the model itself */
+/**
+ * A token and the drafter that proposed it, or the model itself. Where several models write, or a drafter's tokens are
+ * kept that are not the model's own, the writer is the one whose choice the token is.
+ * @typedef {[text: string, source: string, writer?: string]} Piece
+ */
 
 /**
  * The steps of an answer. Each ends with a token of the model's own, after what was accepted of a draft.
@@ -33,13 +37,13 @@ export class Legend {
     this.#enter("plain", "the model’s own");
   }
 
-  /** The class of a drafter's tint. @param {string} source */
-  tint(source) {
-    if (!this.tints.has(source)) {
-      this.tints.set(source, `tint-${this.tints.size % TINTS}`);
-      this.#enter(this.tints.get(source) ?? "", `proposed by ${source}, accepted`);
+  /** The class of the tint of a drafter or writer. @param {string} from @param {string} meaning */
+  tint(from, meaning) {
+    if (!this.tints.has(from)) {
+      this.tints.set(from, `tint-${this.tints.size % TINTS}`);
+      this.#enter(this.tints.get(from) ?? "", meaning);
     }
-    return this.tints.get(source) ?? "";
+    return this.tints.get(from) ?? "";
   }
 
   /** @param {string} tint @param {string} meaning */
@@ -48,31 +52,35 @@ export class Legend {
   }
 }
 
-/** An answer as its tokens. What was accepted of one draft stands in one run. */
+/** An answer as its tokens. What one model wrote, or was accepted of one draft, stands in one run. */
 export class TokenView {
   /** @param {Legend} legend */
   constructor(legend) {
     this.legend = legend;
     this.view = el("div", { className: "tokens" });
     this.shown = 0;
-    this.source = TARGET;
+    this.from = TARGET;
   }
 
   /** Add what is new. @param {Piece[]} pieces all of them, so far */
   update(pieces) {
-    for (const [text, source] of pieces.slice(this.shown)) {
-      if (source === TARGET) this.view.append(el("span", { className: "plain" }, text));
-      else this.#run(source).append(el("span", {}, text));
-      this.source = source;
+    for (const [text, source, writer] of pieces.slice(this.shown)) {
+      const from = writer ?? source;
+      if (from === TARGET) this.view.append(el("span", { className: "plain" }, text));
+      else this.#run(from, writer === undefined).append(el("span", {}, text));
+      this.from = from;
     }
     this.shown = pieces.length;
   }
 
-  /** The run that a drafter's token joins. @param {string} source */
-  #run(source) {
-    if (source !== this.source) this.view.append(el("span", { className: `run ${this.legend.tint(source)}` }));
+  /** The run that a token joins. @param {string} from who wrote it @param {boolean} drafted or who only proposed it */
+  #run(from, drafted) {
+    if (from !== this.from) {
+      const meaning = drafted ? `proposed by ${from}, accepted` : `written by ${from}`;
+      this.view.append(el("span", { className: `run ${this.legend.tint(from, meaning)}` }));
+    }
     const run = /** @type {HTMLElement} */ (this.view.lastChild);
-    run.title = `${source}: ${run.childElementCount + 1} accepted`;
+    run.title = `${from}: ${run.childElementCount + 1} ${drafted ? "accepted" : "written"}`;
     return run;
   }
 

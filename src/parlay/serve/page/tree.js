@@ -8,7 +8,7 @@
  * @property {"user" | "assistant"} role
  * @property {string} content
  * @property {string} [thought] the reasoning before an answer
- * @property {[string, string][]} [pieces] an answer's tokens with their sources
+ * @property {import("./tokens.js").Piece[]} [pieces] an answer's tokens with their sources
  * @property {import("./answer.js").Figures} [figures]
  * @property {import("./choices.js").Routing} [routing] what was chosen for an answer, where there was a choice
  * @property {string} [note] how an answer ended, if not by itself

@@ -104,6 +104,7 @@ class Summary(TypedDict):
     exactness: str
     seed: int | None
     accepted_by_source: dict[str, int]
+    writers: dict[str, int]
     tokens_per_step: float
     tokens_per_second: float
 
@@ -205,6 +206,7 @@ def summary(samples: Sequence[CompletionOutput]) -> Summary:
         "exactness": str(Exactness.weakest(*(sample.exactness for sample in samples))),
         "seed": seeds.pop() if len(seeds) == 1 else None,
         "accepted_by_source": dict(accepted),
+        "writers": dict(Counter(writer for sample in samples for writer in sample.writers)),
         "tokens_per_step": tokens_per_step(sum(sample.metrics.completion_tokens for sample in samples), steps),
         "tokens_per_second": sum(sample.metrics.tokens_per_second for sample in samples) / len(samples),
     }
