@@ -16,7 +16,7 @@ import tempfile
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -45,7 +45,7 @@ _SPLIT = (
 ABOUT = f"""A text of {LENGTH} tokens, longer than the windows of those that have some. *transformers to*: the mean
 divergence of what computes the converter's file from transformers' float32. *Parlay to llama.cpp*: of llama.cpp from
 Parlay on that file; *same*: how often both have one likeliest token. *Parlay's file*: of llama.cpp on the file that
-`parlay quantize --to F16` writes, from transformers. Goal: 0.005."""
+`parlay quantize --to F16` writes, from transformers. *Uniform*: of equal chances, for scale. Goal: 0.005."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +59,13 @@ class Found:
     between: float | None = None
     same: float | None = None
     ours: float | None = None
+    uniform: float | None = None
     reason: str = ""
 
 
 def save_tokenizer(folder: Path) -> None:
-    """Write one of single letters, of as many tokens as the checkpoints have."""
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())[: VOCAB_SIZE - 2]
+    """Write one of single letters, with some tokens less than checkpoints have: some families add their own."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())[: VOCAB_SIZE - 8]
     vocabulary = {token: place for place, token in enumerate([*letters, letters[0] + letters[1], "<|end|>"])}
     made = Tokenizer(kinds.BPE(vocabulary, [(letters[0], letters[1])]))
     split = pre_tokenizers.Split(Regex(_SPLIT), behavior="isolated")
@@ -113,44 +114,60 @@ def compare(name: str, options: argparse.Namespace, folder: Path) -> Found:
     """Measure one checkpoint."""
     model = save_random(name, folder)
     save_tokenizer(folder)
-    ids = torch.randint(VOCAB_SIZE - 2, (LENGTH,), generator=torch.Generator().manual_seed(1)).tolist()
+    ids = torch.randint(VOCAB_SIZE - 8, (LENGTH,), generator=torch.Generator().manual_seed(1)).tolist()
     with torch.no_grad():
         expected = model(input_ids=torch.tensor([ids])).logits[0].double().log_softmax(-1)
     theirs, ours = folder / "theirs.gguf", folder / "ours.gguf"
-    architecture = type(model).__name__
+    found = Found(name, type(model).__name__, uniform=divergence(expected, torch.zeros_like(expected).log_softmax(-1)))
     try:
         convert(options.sources, folder, theirs)
         parlay, llama = by_parlay(theirs, ids), by_llama(options.server, theirs, ids)
+        found = replace(
+            found,
+            llama=divergence(expected, llama),
+            parlay=divergence(expected, parlay),
+            between=divergence(parlay, llama),
+            same=float((parlay.argmax(-1) == llama.argmax(-1)).double().mean()),
+        )
         quantize(source_of(folder), FILE_TYPES["F16"], ours)
-        written = by_llama(options.server, ours, ids)
+        return replace(found, ours=divergence(expected, by_llama(options.server, ours, ids)))
     except (ParlayError, ValueError, urllib.error.URLError) as error:
-        return Found(name, architecture, reason=str(error).replace(str(folder), "FOLDER"))
-    return Found(
-        family=name,
-        architecture=architecture,
-        llama=divergence(expected, llama),
-        parlay=divergence(expected, parlay),
-        between=divergence(parlay, llama),
-        same=float((parlay.argmax(-1) == llama.argmax(-1)).double().mean()),
-        ours=divergence(expected, written),
-    )
+        return replace(found, reason=str(error).replace(str(folder), "FOLDER"))
 
 
 def page(found: Sequence[Found], title: Sequence[str]) -> str:
     """A table of what was measured, and one of what was not."""
 
     def nats(value: float | None) -> str:
-        return "-" if value is None else f"{value:.1e}"
+        return "-" if value is None else f"{value:.1e}" if value > 1e-7 else "below 1e-7"
 
     measured = [
-        (one.family, nats(one.llama), nats(one.parlay), nats(one.between), f"{one.same:.0%}", nats(one.ours))
+        (
+            one.family,
+            nats(one.llama),
+            nats(one.parlay),
+            nats(one.between),
+            f"{one.same:.0%}",
+            nats(one.ours),
+            f"{one.uniform or 0:.2f}",
+        )
         for one in found
         if one.same is not None
     ]
-    head = ("checkpoint", "transformers to llama.cpp", "to Parlay", "Parlay to llama.cpp", "same", "Parlay's file")
+    head = (
+        "checkpoint",
+        "transformers to llama.cpp",
+        "to Parlay",
+        "Parlay to llama.cpp",
+        "same",
+        "Parlay's file",
+        "uniform",
+    )
     lines = [*title, *table(head, measured)]
     left = [(one.family, one.reason) for one in found if one.reason]
-    return "\n".join([*lines, *(["Not compared:", "", *table(("checkpoint", "why"), left)] if left else [])])
+    return "\n".join(
+        [*lines, *(["Not compared, or not written:", "", *table(("checkpoint", "why"), left)] if left else [])]
+    )
 
 
 def main() -> None:

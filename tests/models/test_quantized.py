@@ -23,6 +23,7 @@ from parlay.models.quantized.affine import Affine
 from parlay.models.random_decoder import save_decoder
 from parlay.models.weights.dequantize import dense
 from parlay.models.weights.formats import Format
+from parlay.models.weights.fused import in_eight_bits
 from parlay.models.weights.regrouped import mxfp4
 from parlay.models.weights.shapes import Weight, weight_shapes
 from parlay.models.weights.stored import StoredTensor
@@ -371,3 +372,22 @@ def test_an_unknown_method_is_left_to_transformers(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({**raw, "quantization_config": {"quant_method": "quip"}}))
     with pytest.raises(UnsupportedModel, match="quant_method 'quip' can't be read: awq, gptq"):
         read_config(tmp_path)
+
+
+def test_what_such_files_leave_in_sixteen_bits_can_be_rounded_to_eight(tmp_path: Path) -> None:
+    """As AWQ's LM heads are. Matrices in blocks stay."""
+    files.save(tmp_path, {"quantization_config": AWQ}, files.awq)
+    found = []
+    for quantize in (None, "int8"):
+        options = LoadOptions(dtype="float32", device="cpu", quantize=quantize)
+        runner = models.load(str(tmp_path), options, cache_tokens=64)
+        assert isinstance(runner, NativeRunner)
+        assert ("int8" in runner.spec.kernels, "Q4_Z" in runner.spec.kernels) == (quantize is not None, True)
+        found.append(_logits(runner, IDS))
+    plain, rounded = found
+    assert 0 < (rounded - plain).square().mean() < 1e-3 * plain.square().mean()
+    blocks = [
+        weight for weight in load_weights(tmp_path, read_config(tmp_path)).values() if isinstance(weight, StoredTensor)
+    ]
+    with pytest.raises(ValueError, match="the weights are in Q4_Z already; leave it out"):
+        in_eight_bits({"model.embed_tokens.weight": blocks[0], "lm_head.weight": blocks[1]})

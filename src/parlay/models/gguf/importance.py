@@ -17,7 +17,7 @@ from torch import Tensor
 
 from parlay.cache import Rows
 from parlay.cache.pages import PageTable
-from parlay.models.config import DecoderConfig, UnsupportedModel
+from parlay.models.config import DecoderConfig
 from parlay.models.forward import Taps
 from parlay.models.gguf.metadata import gguf_form
 from parlay.models.gguf.weights import gguf_name
@@ -50,8 +50,6 @@ def importance(config: DecoderConfig, weights: Mapping[str, Weight], ids: Sequen
     every second token as an open one. Raises ParlayError for too few, UnsupportedModel for families without GGUF files.
     """
     form = gguf_form(config)
-    if config.is_uneven:
-        raise UnsupportedModel(f"{config.architecture}: no importance of layers that differ or see others' keys")
     if len(ids) < _LEAST_TOKENS:
         raise ParlayError(f"the text has {len(ids)} tokens: give at least {_LEAST_TOKENS}, better {MOST_TOKENS}")
     chunks = list(_embedded(config, weights, ids[:MOST_TOKENS]))

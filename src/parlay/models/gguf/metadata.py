@@ -48,6 +48,8 @@ def gguf_form(config: DecoderConfig) -> GgufForm:
         form = LLAMA.gguf  # without windows they are one
     if form is None:
         raise UnsupportedModel(f"{config.architecture}: Parlay writes no GGUF files of this family")
+    if config.is_uneven:
+        raise UnsupportedModel(f"{config.architecture}: no GGUF file is written of layers that differ")
     if config.rope.kind == "yarn" and config.rope.truncate != form.truncate:
         said = str(config.rope.truncate).lower()
         raise UnsupportedModel(f"{config.architecture}: no key of GGUF says truncate={said} of yarn positions")

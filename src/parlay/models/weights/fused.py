@@ -296,13 +296,10 @@ def rows_of(weight: Operand, ids_N: Tensor) -> Tensor:
 
 
 def in_eight_bits(weights: Mapping[str, Operand]) -> dict[str, Operand]:
-    """The checkpoint with every matrix that enters products rounded, the embedding as it was.
+    """The checkpoint with every matrix of numbers that enters products rounded, the embedding as it was.
 
-    Raises ValueError for weights that a file holds in blocks: they are in few bits already.
+    Matrices in blocks are in few bits already, and stay. Raises ValueError where all are.
     """
-    found = stored_as(weights)
-    if found:
-        raise ValueError(f"quantize='int8' can't be honoured: the weights are in {found} already; leave it out")
     embedding = weights["model.embed_tokens.weight"]
     read_by_row = (embedding, weights.get("model.embed_tokens_per_layer.weight"))
     matrices = {
@@ -310,11 +307,14 @@ def in_eight_bits(weights: Mapping[str, Operand]) -> dict[str, Operand]:
         for name, weight in weights.items()
         if len(weight.shape) == 2 and not any(weight is each for each in read_by_row) and not name.endswith(ROUTERS)
     }
-    rounded = {"lm_head.weight": embedding} | matrices
     numbers = {
         name: weight if isinstance(weight, Tensor) else as_tensor(weight, torch.float32)
-        for name, weight in rounded.items()
+        for name, weight in ({"lm_head.weight": embedding} | matrices).items()
+        if isinstance(weight, Tensor) or (isinstance(weight, StoredTensor) and weight.format.plain is not None)
     }
+    if not numbers:
+        found = stored_as(weights)
+        raise ValueError(f"quantize='int8' can't be honoured: the weights are in {found} already; leave it out")
     return {**weights, **{name: Int8Weight(tensor) for name, tensor in numbers.items()}}
 
 
