@@ -345,3 +345,15 @@ def test_a_vote_of_nobody_says_so(cli: Cli) -> None:
     assert result.code == 0
     assert "no vote: none of the 3 chains that ended has an answer (--max-tokens cut 3 of them)" in result.err
     assert result.out.strip()
+
+
+def test_suggest_prints_drafts_by_number(cli: Cli) -> None:
+    """And tells their number and cost apart; a wrong count is one line."""
+    result = cli("suggest", "Once upon a time", *MINI, "-n", "2", "--max-tokens", "4")
+    assert (result.code, [line[:2] for line in result.out.splitlines()]) == (0, ["1:", "2:"])
+    assert "2 drafts in 4 steps" in result.err
+    as_data = cli("suggest", "Once upon a time", *MINI, "-n", "2", "--max-tokens", "4", "--json").out
+    drafts = json.loads(as_data)["drafts"]
+    assert [each["text"] for each in drafts] == [line[3:] for line in result.out.splitlines()]
+    wrong = cli("suggest", "x", *MINI, "-n", "99")
+    assert (wrong.code, wrong.err.count("\n")) == (2, 1)

@@ -54,15 +54,16 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "strategies": frozenset({"types", "options", "text", "router", "drafters"}),
     "certificates": frozenset({"types", "options", "system", "models", "drafters", "strategies"}),
     "llm": RUN
-    | {"cache", "cost", "energy", "router", "sampling", "engine", "models", "ranks", "structured", "heads", "drafters"},
+    | {"cache", "cost", "energy", "router", "sampling", "engine", "models", "ranks", "structured", "heads", "drafters"}
+    | {"ngrams"},
     "transformers": frozenset({"types", "cost", "engine", "models", "drafters", "strategies"}),
-    "aio": frozenset({"types", "system", "text", "engine", "llm"}),
+    "aio": frozenset({"types", "system", "text", "engine", "ngrams", "llm"}),
     "testing": frozenset(
         {"types", "sampling", "router", "engine", "models", "heads", "ngrams", "drafters", "strategies"}
     ),
     "train": RUN | {"llm", "models", "heads", "drafters", "sampling", "bench"},
     "bench": RUN | {"llm", "cache", "cost", "energy", "router", "sampling", "engine", "models", "ranks", "drafters"},
-    "serve": RUN | {"llm", "sampling", "models", "structured", "drafters", "aio"},
+    "serve": RUN | {"llm", "sampling", "models", "structured", "ngrams", "drafters", "aio"},
     "vllm": frozenset({"types", "options", "cost", "models", "drafters", "strategies"}),
     "sglang": frozenset({"types", "options", "drafters", "vllm"}),
     "gateway": frozenset({"types", "serve"}),

@@ -1,4 +1,4 @@
-"""Embeddings and judgements beside requests that decode: the engine takes its steps between the texts' forwards."""
+"""Embeddings, judgements and suggestions beside requests that decode: the engine's steps go between their forwards."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ from parlay.llm.embedding import (
     check_embeds,
     groups,
 )
+from parlay.llm.jobs import Job
 from parlay.llm.judging import Judged, told, words_of
+from parlay.llm.outputs import RequestOutput
+from parlay.llm.suggesting import Suggestion, SuggestParams, fitting
+from parlay.ngrams.model import NgramModel
 from parlay.types import Adapter
 
 
@@ -48,7 +52,19 @@ async def judge(
     return told(prompts, scores)
 
 
-async def _run(llm: AsyncLLM, reading: Reading) -> None:
+async def suggest(
+    llm: AsyncLLM, jobs: Sequence[Job], params: SuggestParams, ngrams: NgramModel | None
+) -> list[RequestOutput]:
+    """`LLM.suggest` of jobs. Raises what that raises, and Closed."""
+    model = fitting(llm.llm, ngrams)
+    for job in jobs:
+        suggestion = Suggestion(llm.llm.runner, job, llm.llm.tokenizer, params, model)
+        await _run(llm, suggestion)
+        suggestion.finish()
+    return [job.output() for job in jobs]
+
+
+async def _run(llm: AsyncLLM, reading: Reading | Suggestion) -> None:
     try:
         await llm.between_steps(lambda _: reading.open())
         while not reading.over:

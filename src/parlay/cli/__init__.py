@@ -22,6 +22,7 @@ FAILURE, USAGE, INTERRUPTED = 1, 2, 130
 
 COMMANDS = {
     "generate": "continue a prompt, and print the text as it is decoded",
+    "suggest": "write several drafts of what comes next, to pick from, in the time of one",
     "chat": "chat with a model in the terminal",
     "run": "the same as chat --model MODEL",
     "serve": "serve models over HTTP, with OpenAI's, Anthropic's and Ollama's APIs",

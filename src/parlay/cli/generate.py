@@ -165,8 +165,8 @@ def _note(told: str | None, params: SamplingParams, room: int) -> None:
 # ----------------------------------------------------------------------------------------------------------- prompt
 
 
-def _prompt(options: argparse.Namespace) -> str | list[dict[str, str]]:
-    """The text, or the conversation. Raises ValueError when there is none, or when it is not text."""
+def prompt_text(options: argparse.Namespace) -> str:
+    """The argument, the file or standard input. Raises ValueError when there is no text."""
     if options.file is not None and options.prompt is not None:
         raise ValueError("the prompt comes as an argument and from --file: leave out one of them")
     text = options.prompt
@@ -174,11 +174,19 @@ def _prompt(options: argparse.Namespace) -> str | list[dict[str, str]]:
         text = _without_end(read_text(options.file, "prompt")) if options.file is not None else _read_stdin()
     if not text:
         raise ValueError("the prompt is empty: give some text as an argument, with --file, or on standard input")
+    for name, value in [("prompt", text), *(("stop", stop) for stop in vars(options).get("stop", []))]:
+        _check_unicode(name, value)
+    return str(text)
+
+
+def _prompt(options: argparse.Namespace) -> str | list[dict[str, str]]:
+    """The text, or the conversation. Raises ValueError when there is none, or when it is not text."""
+    text = prompt_text(options)
     system = [("system", options.system)] if options.system is not None else []
-    for name, value in [("prompt", text), *system, *(("stop", stop) for stop in vars(options).get("stop", []))]:
+    for name, value in system:
         _check_unicode(name, value)
     if not options.chat and not system:
-        return str(text)
+        return text
     return [{"role": role, "content": content} for role, content in [*system, ("user", text)]]
 
 

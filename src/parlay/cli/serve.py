@@ -83,6 +83,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "such as Qwen3-Reranker (default: cosine)",
     )
 
+    parser.add_argument(
+        "--ngrams",
+        type=Path,
+        metavar="FILE",
+        help="n-gram model by which superposed drafts are scored (parlay suggest)",
+    )
+
 
 def _add_infill_flags(parser: argparse.ArgumentParser) -> None:
     """Add what decides how fill-in-the-middle lays out a file, and what it reads anew."""
@@ -356,6 +363,7 @@ def settings(options: argparse.Namespace) -> Settings:
         responses_kept=options.responses_kept,
         lora_folder=options.lora_folder,
         score_by=options.score_by,
+        ngrams=options.ngrams,
     )
 
 

@@ -276,6 +276,10 @@ class Forward(Protocol):
         """Pack an adapter now that rows will run with. Any thread may call this."""
         ...
 
+    def embed(self, ids: Sequence[int]) -> Tensor:
+        """Read the rows ``[N, H]`` of these tokens as the first layer does."""
+        ...
+
 
 class Group(Protocol):
     """Processes that run the same layers together; this one among them."""

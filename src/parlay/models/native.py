@@ -162,6 +162,10 @@ class NativeRunner(Runner):
         self._forward.add_adapter(adapter)
         return adapter
 
+    def embed(self, ids: Sequence[int]) -> torch.Tensor:
+        """Read the rows ``[N, H]`` of these tokens as the first layer does, for `Features` made of them."""
+        return self._forward.embed(ids)
+
     def open(self, sequence: int, tokens: Sequence[int], salt: str = "") -> int:
         """Begin a sequence with the longest cached prefix of ``tokens``; ValueError for a name in use."""
         return self.store.open(sequence, tokens, salt if self.shares_prefixes else f"{salt}/{sequence}")

@@ -60,6 +60,10 @@ class StageForward(Forward):
         """Raises UnsupportedModel: adapters run in one process alone."""
         raise UnsupportedModel(f"the adapter {adapter.name} can't run here: several processes run the model")
 
+    def embed(self, ids: Sequence[int]) -> Tensor:
+        """Raises UnsupportedModel: no process has the whole model."""
+        raise UnsupportedModel("embeddings can't be read here: several processes run the model")
+
     def run(self, work: ForwardBatch) -> ForwardOutput:
         return self.begin(work)()
 

@@ -65,7 +65,8 @@ class Settings:
     ``cache_reuse``: from how many tokens on a run that an earlier request to fill in the middle has at another place is
     not computed again; 0: never. ``responses_kept``: how many earlier responses of a key can be gone on with.
     ``lora_folder``: adapters below it may be loaded by requests; None: none may. ``score_by``: how texts are compared
-    where a request does not say. Raises ValueError for a value that can't be used.
+    where a request does not say. ``ngrams``: a file by which superposed drafts are scored.
+    Raises ValueError for a value that can't be used.
     """
 
     keys: tuple[str, ...] = field(default=(), repr=False)
@@ -94,6 +95,7 @@ class Settings:
     responses_kept: int = 256
     lora_folder: Path | None = None
     score_by: ScoreBy = "cosine"
+    ngrams: Path | None = None
 
     def __post_init__(self) -> None:
         if not all(_is_key(key) for key in self.keys):

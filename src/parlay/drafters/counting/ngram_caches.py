@@ -173,7 +173,7 @@ class PastTexts:
 
 def _corpus(file: str, resources: Resources) -> NgramModel:
     """The static cache. Raises UsageError for a model that has no counts of what follows pairs."""
-    model = open_ngrams(SOURCE, file, resources)
+    model = open_ngrams(f"strategy {SOURCE}", file, resources)
     if not model.counts or model.order <= _PAIR:
         raise UsageError(
             f"strategy {SOURCE}: static={file} has no counts of {_PAIR + 1} tokens: build it with --counts and "

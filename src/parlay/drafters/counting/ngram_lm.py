@@ -39,7 +39,7 @@ class NgramLm(OneByOne):
             raise UsageError(
                 f"strategy {SOURCE} needs file=PATH, an n-gram model: make one with `parlay ngram build CORPUS -o PATH`"
             )
-        self._model = open_ngrams(SOURCE, options.file, resources)
+        self._model = open_ngrams(f"strategy {SOURCE}", options.file, resources)
         self._width, self._min_prob = options.width, options.min_prob
 
     def _propose(self, view: SequenceView, budget: int) -> Draft:
@@ -79,23 +79,28 @@ class NgramLm(OneByOne):
         """Has no state per sequence."""
 
 
-def open_ngrams(strategy: str, file: str, resources: Resources) -> NgramModel:
-    """Open an n-gram model. Raises UsageError if it is of another tokenizer or vocabulary than the target's."""
+def open_ngrams(reader: str, file: str, resources: Resources) -> NgramModel:
+    """Open an n-gram model for ``reader``. Raises UsageError if it is of other tokens than the target's."""
     try:
         model = resources.open_ngrams(file) if resources.open_ngrams else NgramModel.open(Path(file))
     except ParlayError as error:
-        raise UsageError(f"strategy {strategy}: {error}") from None
+        raise UsageError(f"{reader}: {error}") from None
+    check_fits(reader, file, model, resources)
+    return model
+
+
+def check_fits(reader: str, name: str, model: NgramModel, resources: Resources) -> None:
+    """Raises UsageError for a model of words, or of another tokenizer or vocabulary than the target's."""
     header, tokenizer = model.header, resources.tokenizer
     if header.words:
-        raise UsageError(f"strategy {strategy}: {file} is a model of words: build it with --model and the target")
+        raise UsageError(f"{reader}: {name} is a model of words: build it with --model and the target")
     if header.vocab_size > resources.vocab_size:
         raise UsageError(
-            f"strategy {strategy}: {file} has a vocabulary of {header.vocab_size} tokens and the target one of "
+            f"{reader}: {name} has a vocabulary of {header.vocab_size} tokens and the target one of "
             f"{resources.vocab_size}: build it again with the target's tokenizer"
         )
     if tokenizer is not None and header.fingerprint not in ("", fingerprint(tokenizer)):
         raise UsageError(
-            f"strategy {strategy}: {file} was built with another tokenizer ({header.tokenizer or 'unknown'}) than the "
+            f"{reader}: {name} was built with another tokenizer ({header.tokenizer or 'unknown'}) than the "
             "target's: build it again with the target's"
         )
-    return model

@@ -284,6 +284,9 @@ class CompiledForward(Forward):
         """Pack an adapter now that rows will run with. Any thread may call this."""
         self._adapters.pack(adapter)
 
+    def embed(self, ids: Sequence[int]) -> Tensor:
+        return self._weights.embed(ids)
+
     def short_head(self, tokens: int) -> ShortHead:
         """The model with an LM head over so many frequent tokens and the newest; over all with 0."""
         if tokens not in self._short:

@@ -85,6 +85,10 @@ class EagerForward(Forward):
         """Pack an adapter now that rows will run with. Any thread may call this."""
         self._adapters.pack(adapter)
 
+    def embed(self, ids: Sequence[int]) -> Tensor:
+        with torch.inference_mode():
+            return self._decoder.embed(torch.tensor(ids, device=self._device))
+
     @torch_on_all()
     def run(self, work: ForwardBatch) -> ForwardOutput:
         ids, last = work.ids, len(self._decoder.layers)

@@ -62,6 +62,7 @@ class CompletionBody(GenerationBody):
     best_of: Annotated[int, Field(ge=1, le=INT_LIMIT), WHOLE] | None = None
     response_format: ResponseFormat | None = None
     vote: Vote | None = None
+    superposed: bool | None = None
     resume: Resume | None = None
 
     def check(self) -> None:
@@ -69,6 +70,8 @@ class CompletionBody(GenerationBody):
         check_vote(self.vote, self.n)
         if self.vote is not None and self.best_of is not None:
             raise conflict("best_of and vote are two ways to choose: leave one of them out", "best_of")
+        if self.superposed:
+            self._check_superposed()
         if self.structured_outputs is not None and self.response_format is not None:
             message = "structured_outputs can't be used with response_format: leave one of them out"
             raise conflict(message, "structured_outputs")
@@ -84,6 +87,15 @@ class CompletionBody(GenerationBody):
             raise conflict("echo with logprobs can't be streamed: leave out stream", "stream")
         if self.resume is not None:
             self.resume.check(choices=len(self.prompts) * (self.n or 1), stream=bool(self.stream))
+
+    def _check_superposed(self) -> None:
+        """Raises ApiError for fields that superposed drafts can't honour."""
+        if self.exactness not in (None, "lossy"):
+            raise conflict("superposed drafts are lossy: leave out exactness or superposed", "exactness")
+        others = ("stream", "strategy", "vote", "best_of", "resume", "echo", "logprobs")
+        for name in (*others, "response_format", "structured_outputs"):
+            if vars(self)[name] not in (None, False):
+                raise conflict(f"superposed can't be used with {name}: leave one of them out", name)
 
     @property
     def structured(self) -> bool:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Self
 
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
+from parlay.aio.embedding import suggest
 from parlay.llm.input_processor import RequestOptions
 from parlay.llm.jobs import Job
+from parlay.llm.suggesting import PAPER, USED
+from parlay.ngrams.model import NgramModel
 from parlay.serve.cascades import cascades_of
+from parlay.serve.errors import ApiError, unavailable
+from parlay.serve.guard.auth import tenant
 from parlay.serve.guard.reading import BodyRoute
 from parlay.serve.hosted import Served
 from parlay.serve.openai.chat.to_request import read_schema, schema_field
@@ -38,13 +43,14 @@ from parlay.serve.protocol.voting import vote_params
 from parlay.serve.registry import Registry
 from parlay.serve.settings import Settings
 from parlay.text.prompts import Prompt, TokensPrompt
-from parlay.types import SamplingParams, StructuredOutputsParams
+from parlay.types import MachineBusy, SamplingParams, StructuredOutputsParams
 
 NAMES = FieldNames.of(CompletionBody, "prompt")
 
 
 def router(registry: Registry, settings: Settings) -> APIRouter:
     routes = APIRouter(route_class=BodyRoute, tags=["generation"])
+    ngrams = None if settings.ngrams is None else NgramModel.open(settings.ngrams)
 
     @routes.post(
         "/v1/completions",
@@ -55,6 +61,8 @@ def router(registry: Registry, settings: Settings) -> APIRouter:
     async def create_completion(body: CompletionBody, request: Request) -> Response:
         served = await registry.use(body.model, request)
         prepared = await read(request, lambda: _read(body, request, settings))
+        if body.superposed:
+            return await _superposed(served, prepared, request, ngrams)
         served, question = await cascades_of(request).choose(served, prepared, request)
         jobs, shape = await in_thread(request, lambda: _prepare(served, question), heavy=body.structured)
         run = make_run(served, jobs, _names(body, "prompt"), request, settings)
@@ -107,6 +115,26 @@ class CompletionQuestion:
     def job(self, served: Served) -> Job:
         """Return the job of the first prompt."""
         return self.jobs(served)[0]
+
+
+async def _superposed(
+    served: Served, asked: CompletionQuestion, request: Request, ngrams: NgramModel | None
+) -> Response:
+    """Drafts for people to pick from, the forwards of one for each prompt. Raises ApiError for what can't run."""
+    settings, params, named = asked.settings, asked.params, USED | asked.body.model_fields_set
+    named_params = {each.name: getattr(params, each.name) for each in fields(params) if each.name in named}
+    asked = asked.but(SamplingParams(**named_params), replace(asked.options, strategy="none"))
+    jobs, shape = await in_thread(request, lambda: _prepare(served, asked), heavy=False)
+    most = sum(len(job.samples[0].request.prompt) + params.n * (params.max_tokens or 0) for job in jobs)
+    request.app.state.limiter.quotas.charge(tenant(request), most)
+    try:
+        outputs = await suggest(served.llm, jobs, PAPER, ngrams)
+    except MachineBusy as error:
+        raise unavailable(settings.retry_after, str(error)) from None
+    except ValueError as error:
+        field = str(error).split()[0]
+        raise ApiError(400, str(error), field if field in CompletionBody.model_fields else "superposed") from None
+    return JSONResponse(completion_reply(outputs, shape))
 
 
 def _read(body: CompletionBody, request: Request, settings: Settings) -> CompletionQuestion:

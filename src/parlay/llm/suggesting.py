@@ -1,0 +1,321 @@
+"""Superposed decoding: several drafts of a continuation for the forwards of one (Shen et al. 2024, arXiv:2405.18400).
+
+Each step feeds the model one row, the mean of the embeddings of the drafts' last tokens, weighted by the drafts'
+chances. All drafts share the law that follows it, and n-grams say which token goes on with which draft. No draft is a
+sample of the model, and nothing verifies them: people pick one. So they are lossy.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from parlay.drafters.counting.ngram_lm import check_fits, open_ngrams
+from parlay.llm.input_processor import RequestOptions
+from parlay.llm.jobs import Job, Sample
+from parlay.llm.outputs import RequestOutputs
+from parlay.models.native import NativeRunner
+from parlay.ngrams.model import NgramModel
+from parlay.text.detokenizer import TextStream
+from parlay.text.prompts import Prompts, listed
+from parlay.types import (
+    CommittedTokens,
+    Event,
+    Exactness,
+    Features,
+    FinishReason,
+    MachineBusy,
+    Metrics,
+    Runner,
+    SamplingParams,
+    Segment,
+    Tokenizer,
+    Tree,
+)
+
+if TYPE_CHECKING:
+    from parlay.llm.adapters import Adapted
+    from parlay.llm.llm import LLM
+
+SOURCE = "superposed"
+MOST_DRAFTS = 16
+MOST_TOKENS = 128
+ROWS = 512
+"""Of one forward of a prompt: other requests decode between two."""
+
+USED = frozenset(
+    [
+        "n",
+        "max_tokens",
+        "stop",
+        "stop_token_ids",
+        "include_stop_str_in_output",
+        "ignore_eos",
+        "skip_special_tokens",
+        "truncate_prompt_tokens",
+        "temperature",
+        "top_k",
+        "top_p",
+        "min_p",
+        "typical_p",
+        "seed",
+        "logprobs_mode",
+    ]
+)
+"""Fields of `SamplingParams` that count here, or that only say how tokens are drawn: nothing is drawn."""
+_LN10 = math.log(10)
+_names = itertools.count(3 << 60)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SuggestParams:
+    """How superposed drafts are scored. The defaults are the paper's.
+
+    With each token a draft's score grows by the logarithm of p^(1 - alpha) q^alpha: p is the model's law at
+    ``temperature``, of which the ``top_k`` likeliest tokens count, and q that of the n-gram model. Without an n-gram
+    model p alone counts. Raises ValueError for a value out of range.
+    """
+
+    alpha: float = 0.54
+    temperature: float = 0.06
+    top_k: int = 9
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.alpha <= 1:
+            raise ValueError(f"alpha must be from 0 to 1, got {self.alpha:g}")
+        if not 0 < self.temperature < math.inf:
+            raise ValueError(f"temperature must be above 0, got {self.temperature:g}: chances weigh the drafts")
+        if not 1 <= self.top_k <= 64:
+            raise ValueError(f"top_k must be from 1 to 64, got {self.top_k}")
+
+
+PAPER = SuggestParams()
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A draft so far. ``score`` is the sum of its tokens' scores; ``ended``: nothing may follow."""
+
+    tokens: tuple[int, ...] = ()
+    score: float = 0.0
+    ended: bool = False
+
+
+def check_suggests(runner: Runner, params: SamplingParams) -> None:
+    """Raises ValueError for a model that can't read the mean of several tokens, and for what drafts can't honour."""
+    spec = runner.spec
+    if not isinstance(runner, NativeRunner) or not spec.features or spec.canvas is not None:
+        raise ValueError(f"{spec.name} can't read several tokens as one: superposed drafts need Parlay's own decoder")
+    if params.n > MOST_DRAFTS:
+        raise ValueError(f"n is {params.n}, and there are {MOST_DRAFTS} superposed drafts at most")
+    if params.max_tokens is None or not 1 <= params.max_tokens <= MOST_TOKENS:
+        raise ValueError(f"max_tokens is {params.max_tokens}: superposed drafts have 1 to {MOST_TOKENS} tokens")
+    usual = SamplingParams()
+    for name in (field.name for field in fields(params) if field.name not in USED):
+        if (getattr(params, name) or None) != (getattr(usual, name) or None):
+            raise ValueError(f"{name} can't be used with superposed drafts: leave it out")
+
+
+class Suggestion:
+    """The drafts after one prompt: `open`, `step` until they are `over`, and in any case `release`; then `finish`.
+
+    ``job`` has a sample for each draft, and its ``max_tokens``, stops and prompt count. Rows that stand for all drafts
+    are nodes of a chain that is never kept: what is kept of a text is found by others, and these rows are of no text.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        job: Job,
+        tokenizer: Tokenizer | None,
+        params: SuggestParams = PAPER,
+        ngrams: NgramModel | None = None,
+    ) -> None:
+        request = job.samples[0].request
+        check_suggests(runner, request.params)
+        assert isinstance(runner, NativeRunner), "the check says so"
+        self._runner, self._job, self._params, self._ngrams = runner, job, params, ngrams
+        self._request, self._tokenizer = request, tokenizer
+        self._most = min(request.params.max_tokens or 1, runner.spec.max_context - len(request.prompt))
+        self._name, self._known, self._cached = next(_names), 0, 0
+        self._nodes: list[int] = []
+        self._alive, self._ended = [Candidate()], list[Candidate]()
+        self._seconds = [0.0, 0.0]  # of the prompt and its first token, of the others
+
+    def open(self) -> None:
+        """Reserve memory. Raises MachineBusy where the cache has no room now."""
+        prompt = self._request.prompt
+        self._known = self._cached = self._runner.open(self._name, prompt, self._request.salt)
+        if not self._runner.reserve(self._name, len(prompt) + self._most):
+            raise MachineBusy("the cache has no room for the text now: try again later")
+
+    @property
+    def over(self) -> bool:
+        """Whether all drafts are as long as they may be, or have ended."""
+        return not self._alive or len(self._alive[0].tokens) >= self._most
+
+    @property
+    def candidates(self) -> list[Candidate]:
+        """The best drafts so far, by their score per token; the best first."""
+        found = [*self._ended, *self._alive]
+        return sorted(found, key=lambda each: -each.score / max(1, len(each.tokens)))[: len(self._job.samples)]
+
+    def step(self) -> None:
+        """Run the next rows of the prompt, or the one row that stands for all drafts."""
+        began, prompt = time.perf_counter(), self._request.prompt
+        if self._cached < len(prompt) - 1:
+            chunk = prompt[self._cached : -1][:ROWS]
+            self._runner.forward([self._segment(chunk)._replace(logits_from=len(chunk))])
+            self._cached = self._runner.keep(self._name, ())
+        else:
+            logits_V = self._runner.forward([self._next()]).logits_RV[-1]
+            grown = grow(self._alive, logits_V, self._request.prompt, self._params, self._ngrams)
+            self._take(grown[: 2 * len(self._job.samples)])
+        self._seconds[bool(self._nodes)] += time.perf_counter() - began
+
+    def _take(self, grown: Sequence[Candidate]) -> None:
+        """Keep twice as many as are wanted, the paper's number, while some of them end."""
+        found = [Candidate(each.tokens, each.score, self._ends(each.tokens)) for each in grown]
+        self._ended += [each for each in found if each.ended]
+        self._alive = [each for each in found if not each.ended][: len(self._job.samples)]
+
+    def _ends(self, tokens: tuple[int, ...]) -> bool:
+        """Whether the last token ends the text, or completes a stop."""
+        if tokens[-1] in self._request.stop_ids:
+            return True
+        if self._tokenizer is None or not self._request.params.stops:
+            return False
+        text = TextStream(self._tokenizer, self._request.params)
+        return any(text.push(token) for token in tokens)
+
+    def _segment(self, pending: tuple[int, ...]) -> Segment:
+        return Segment(self._name, pending, adapter=self._request.adapter)
+
+    def _next(self) -> Segment:
+        """Make the row that stands for all drafts; it has the best one's token, and rows before it stay as they are."""
+        root = self._segment(self._request.prompt[-1:])
+        if not self._alive[0].tokens:
+            return root
+        last = [each.tokens[-1] for each in self._alive]
+        self._nodes.append(last[0])
+        weights_D = torch.softmax(torch.tensor([each.score for each in self._alive], dtype=torch.float64), 0)
+        rows_DH = self._runner.embed(last)
+        mean_1H = (weights_D[:, None] * rows_DH.double().cpu()).sum(0, keepdim=True).to(rows_DH.dtype)
+        count = len(self._nodes)
+        tree = Tree(tuple(self._nodes), tuple(range(-1, count - 1)))
+        return root._replace(tree=tree, base=count, logits_from=count, features=Features(mean_1H))
+
+    def release(self) -> None:
+        """Forget the drafts' rows. The prompt's stay cached for texts that begin like it."""
+        self._runner.release(self._name)
+
+    def run(self) -> None:
+        """All of it, while nothing else runs."""
+        try:
+            self.open()
+            while not self.over:
+                self.step()
+        finally:
+            self.release()
+        self.finish()
+
+    def finish(self) -> None:
+        """Give each sample of the job a draft, the best to the first."""
+        found = self.candidates
+        for place, sample in enumerate(self._job.samples):
+            self._give(sample, found[min(place, len(found) - 1)])
+
+    def _give(self, sample: Sample, draft: Candidate) -> None:
+        if sample.text is not None:
+            for token in draft.tokens:
+                sample.text.push(token)
+        last = draft.tokens[-1]
+        metrics = Metrics(
+            SOURCE,
+            Exactness.LOSSY,
+            prompt_tokens=len(self._request.prompt),
+            cached_tokens=self._known,
+            completion_tokens=len(draft.tokens),
+            first_step_tokens=1,
+            steps=1 + len(self._nodes),
+            prefill_seconds=self._seconds[0],
+            verify_seconds=self._seconds[1],
+        )
+        named = last if last in (self._request.params.stop_token_ids or ()) else None
+        joined = CommittedTokens(draft.tokens, (SOURCE,) * len(draft.tokens))
+        reason: FinishReason = "stop" if draft.ended else "length"
+        sample.strategy = SOURCE
+        sample.take(Event(sample.request.id, joined, reason, named, metrics=metrics))
+
+
+def grow(
+    candidates: Sequence[Candidate],
+    logits_V: Tensor,
+    text: Sequence[int],
+    params: SuggestParams = PAPER,
+    ngrams: NgramModel | None = None,
+) -> list[Candidate]:
+    """All continuations of the drafts by a token, the best first; ``logits_V`` ``[V]`` follow all drafts.
+
+    ``text`` comes before them.
+    """
+    top = torch.topk(logits_V.double() / params.temperature, min(params.top_k, len(logits_V)))
+    logs: list[float] = torch.log_softmax(top.values, 0).tolist()
+    ids: list[int] = top.indices.tolist()
+    found: list[Candidate] = []
+    for each in candidates:
+        scores = logs if ngrams is None else _mixed(logs, ids, (*text, *each.tokens), params.alpha, ngrams)
+        found += [Candidate((*each.tokens, id), each.score + score) for id, score in zip(ids, scores, strict=True)]
+    return sorted(found, key=lambda each: -each.score)
+
+
+def _mixed(
+    logs: Sequence[float], ids: Sequence[int], text: Sequence[int], alpha: float, ngrams: NgramModel
+) -> list[float]:
+    """log p^(1 - alpha) q^alpha of each token: p the model's law, q that of n-grams."""
+    state = ngrams.state(text[-ngrams.order :])
+    return [(1 - alpha) * log + alpha * _LN10 * ngrams.log10(state, id) for log, id in zip(logs, ids, strict=True)]
+
+
+def suggest(
+    self: LLM,
+    prompts: Prompts,
+    sampling_params: SamplingParams | None = None,
+    params: SuggestParams = PAPER,
+    *,
+    ngrams: NgramModel | str | Path | None = None,
+    lora_request: Adapted = None,
+) -> RequestOutputs:
+    """Write ``n`` drafts after each prompt for the forwards of one, for people to pick from; lossy.
+
+    ``sampling_params`` say how many (3), how long (16 tokens), and where they stop; nothing is drawn, so the same
+    drafts come each time. ``ngrams`` is a model of `parlay ngram build`, or its file: give one that was built with the
+    target's tokenizer from texts like those to be written, because it tells which words go together. The first of a
+    prompt's outputs is the best. Raises ValueError for what can't be used.
+    """
+    asked = sampling_params or SamplingParams(n=3, max_tokens=16)
+    options = RequestOptions(strategy="none", adapter=self.adapters.of(lora_request))
+    model = fitting(self, ngrams)
+    jobs = [self.job(prompt, asked, options) for prompt in listed(prompts)]
+    began = time.perf_counter()
+    with self._call_lock.entered():
+        for job in jobs:
+            Suggestion(self.runner, job, self.tokenizer, params, model).run()
+    return RequestOutputs([job.output() for job in jobs], time.perf_counter() - began)
+
+
+def fitting(llm: LLM, ngrams: NgramModel | str | Path | None) -> NgramModel | None:
+    """An n-gram model of the LLM's tokens. Raises UsageError for another one."""
+    if ngrams is None or isinstance(ngrams, NgramModel):
+        if ngrams is not None:
+            check_fits("superposed drafts", "the n-gram model", ngrams, llm._resources)
+        return ngrams
+    return open_ngrams("superposed drafts", str(ngrams), llm._resources)
