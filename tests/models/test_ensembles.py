@@ -297,10 +297,44 @@ def test_a_failed_member_is_dropped_where_the_ensemble_says_so_and_the_result_te
         assert texts[name] == decode(law, asked(name, prompt)).output
 
 
+def switched(law: LogitsOf, later: LogitsOf, length: int) -> LogitsOf:
+    """One law for shorter texts, and another from a length on."""
+    return lambda ids: law(ids) if len(ids) < length else later(ids)
+
+
+def test_a_late_member_is_dropped_and_the_result_tells() -> None:
+    """On a virtual clock: from a forward on that took too long, but for prompts, and for all texts in that forward."""
+    first, second, now = RandomLogits(12, 1), RandomLogits(12, 2), [0.0]
+
+    def slow(ids: Sequence[int]) -> Tensor:
+        now[0] += 1.0 if len(ids) >= 12 else 0.25
+        return second(ids)
+
+    both = by_hand("mean", [first, second])
+    for together in (("long",), ("short",), ("spared",), ("short", "spared")):
+        ensemble = Ensemble("other", weights=(2, 1), deadline=0.5)
+        members = [ToyRunner(law, 12) for law in (first, slow)]
+        engine = Engine(EnsembleRunner(members, ensemble, one_budget=False, clock=lambda: now[0]), Steady())
+        for name in together:
+            engine.add(asked(name, PROMPTED[name]), Strategy("toy", (), SharedNoise(), Plain()))
+        events = [event for _ in range(12) for event in engine.step()]
+        for name in together:
+            own = [event for event in events if event.request == name]
+            text = [one.token for event in own for one in event.committed]
+            after = {"short": 99, "long": 12, "spared": 14}[name] if len(together) == 1 else len(PROMPTED[name]) + 1
+            assert text == decode(switched(both, first, after), asked(name, PROMPTED[name])).output, together
+            metrics = own[-1].metrics
+            assert metrics is not None
+            late = after < 99
+            assert (metrics.lost_members, metrics.exactness) == ((("toy (2)",), "lossy") if late else ((), "bits"))
+
+
 @pytest.mark.parametrize(
     ("make", "line"),
     [
         (lambda: Ensemble([]), "names no model"),
+        (lambda: Ensemble("a", deadline=0), "deadline 0: must be above 0 seconds"),
+        (lambda: Ensemble("a", "contrast", deadline=1), "needs both of its models: leave out drop_failed and deadline"),
         (lambda: Ensemble("a", "sum"), "ensemble rule 'sum': choose one of"),
         (lambda: Ensemble("a", weights=(1, 0)), "weight 0: weights must be above 0"),
         (lambda: Ensemble("a", weights=(1, -2)), "weight -2: weights must be above 0"),

@@ -35,6 +35,12 @@ def add_ensemble_flags(parser: argparse._ActionsContainer) -> None:
         action="store_true",
         help="where a model of the ensemble fails, go on without it; the result says so (default: end the request)",
     )
+    parser.add_argument(
+        "--ensemble-deadline",
+        type=float,
+        metavar="SECONDS",
+        help="a text goes on without a model whose forward takes longer; the result says so (default: all are awaited)",
+    )
     _add_flags_of_rules(parser)
 
 
@@ -79,6 +85,7 @@ def chosen_ensemble(options: argparse.Namespace) -> Ensemble | None:
         options.contrast_alpha,
         options.contrast_beta,
         drop_failed=options.ensemble_drop_failed,
+        deadline=options.ensemble_deadline,
         head=options.ensemble_head,
         threshold=options.ensemble_threshold,
     )

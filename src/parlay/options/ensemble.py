@@ -28,7 +28,8 @@ class Ensemble:
     `parlay train defer`; None takes the threshold that the folder names.
 
     A request that fails in one of the models ends with an error. With ``drop_failed`` it goes on without that model,
-    unless it is the LLM's own; its result then names the model and is ``lossy``.
+    unless it is the LLM's own; its result then names the model and is ``lossy``. So it is where another model's forward
+    takes longer than ``deadline`` seconds: the texts of that forward go on without it. Prompts are read without one.
 
     All models must have one tokenizer. Raises UsageError for options that do not go together.
     """
@@ -39,6 +40,7 @@ class Ensemble:
     alpha: float = ALPHA
     beta: float = BETA
     drop_failed: bool = False
+    deadline: float | None = None
     head: str = ""
     threshold: float | None = None
 
@@ -51,8 +53,10 @@ class Ensemble:
             raise UsageError(f"ensemble rule {self.rule!r:.60}: {nearest(self.rule, ENSEMBLE_RULES)}")
         if self.rule in _OTHERS and (members != 2 or self.weights):
             raise UsageError(f"ensemble rule {self.rule} takes one other model, {_OTHERS[self.rule]}, and no weights")
-        if self.rule == "contrast" and self.drop_failed:
-            raise UsageError("ensemble rule contrast needs both of its models: leave out drop_failed")
+        if self.rule == "contrast" and (self.drop_failed or self.deadline is not None):
+            raise UsageError("ensemble rule contrast needs both of its models: leave out drop_failed and deadline")
+        if self.deadline is not None and not 0 < self.deadline < math.inf:
+            raise UsageError(f"ensemble deadline {self.deadline:g}: must be above 0 seconds")
         object.__setattr__(self, "weights", tuple(self.weights) or (1.0,) * members)
         if len(self.weights) != members:
             raise UsageError(f"ensemble has {len(self.weights)} weights for {members} models: give one for each")

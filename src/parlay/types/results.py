@@ -90,7 +90,7 @@ class Metrics:
     ``layer_rows`` are rows that drafting ran through the target's own layers, and ``layer_seconds`` the part of
     ``draft_seconds`` that this took. ``escaped_at``: after so many tokens of output a lossy text went on exactly.
     ``router`` is there for strategies that choose among drafters. ``lost_members`` are the models of an ensemble that
-    failed and were left out, so that the text is lossy.
+    failed or were late and were left out, so that the text is lossy.
     """
 
     strategy: str

@@ -215,7 +215,7 @@ class Output:
     tap_seconds: float = 0.0
     """What the forward took longer because of the taps. It is charged to the drafters that read them."""
     lost: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
-    """By sequence, the models of an ensemble that failed for it and take no part in its logits any more."""
+    """By sequence, the models of an ensemble that failed for it or were late: they take no part in its logits now."""
     writers: tuple[str, ...] = ()
     """By row of logits, the model of an ensemble that decides there; empty where none does alone."""
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from itertools import accumulate
@@ -40,7 +41,7 @@ class _Sequence:
     parts: dict[int, Part]
     last: Segment | None = None
     lost: tuple[str, ...] = field(default=())
-    """The members that failed for it, and have no part any more."""
+    """The members that failed for it or were late, and have no part any more."""
 
     def settle(self) -> int:
         """Keep no more tokens than every member has; returns how many these are."""
@@ -68,7 +69,8 @@ class EnsembleRunner(Runner):
     Each member has its own cache, and reads every token. What only some of them find cached does not run again there.
     Members may differ in size and family, not in the tokens that ids stand for: the ids that all have are the
     vocabulary. Taps, and drafts that skip layers, are the first member's. With ``one_budget``, caches share their
-    memory, so room is counted for all members together. ``deferral`` is the head of rule defer.
+    memory, so room is counted for all members together. ``deferral`` is the head of rule defer, and ``clock`` tells the
+    seconds of deadlines.
     """
 
     def __init__(
@@ -78,8 +80,10 @@ class EnsembleRunner(Runner):
         *,
         one_budget: bool = True,
         deferral: Deferral | None = None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """Raises UsageError for members that don't fit together."""
+        self._deadline, self._clock = ensemble.deadline, clock
         self._members, self._drops, self._one_budget = tuple(members), ensemble.drop_failed, one_budget
         self._spec = _spec_of([member.spec for member in members], ensemble.describe(members[0].spec.name))
         self._names = _names([member.spec for member in members])
@@ -113,13 +117,15 @@ class EnsembleRunner(Runner):
         """Run the rows in every member, one after another. With ``skip`` in the first alone, whose logits these are.
 
         Raises ParlayError where a member's logits are NaN, and what a member raises. But if failed members are to be
-        dropped, a sequence that runs alone and without a tree goes on without its member.
+        dropped, a sequence that runs alone and without a tree goes on without its member. All sequences of a forward go
+        on without one that comes after the deadline, unless a prompt is read.
         """
         if any(segment.features is not None or segment.together for segment in segments):
             raise ValueError(f"{self._spec.name}: an ensemble takes no features, and no rows that see each other")
         first = self._run(0, segments, taps if skip else sorted({*taps, *self._reads}), skip)
         rows = {0: first}
         for number in range(1, 1 if skip else len(self._members)):
+            began = self._clock()
             try:
                 rows[number] = self._run(number, segments)
             except RunnerLost:
@@ -127,7 +133,9 @@ class EnsembleRunner(Runner):
             except Exception as error:
                 if not self._drops or len(segments) > 1 or segments[0].tree.tokens:
                     raise
-                self._drop(number, segments[0].sequence, error)
+                self._drop(number, segments[0].sequence, f"failed: {error}")
+            else:
+                self._drop_late(number, segments, self._clock() - began)
         for segment in segments:
             self._get(segment.sequence).last = segment
         starts = tuple(accumulate((segment.end - segment.logits_from for segment in segments), initial=0))
@@ -213,10 +221,18 @@ class EnsembleRunner(Runner):
         starts = out.starts
         return _Rows(out, [nothing_0V if at is None else logits_RV[starts[at] : starts[at + 1]] for at in places])
 
-    def _drop(self, number: int, sequence: int, error: Exception) -> None:
+    def _drop_late(self, number: int, segments: Sequence[Segment], seconds: float) -> None:
+        """Go on without a member whose forward took so long, if that is too long."""
+        if self._deadline is None or seconds <= self._deadline or any(len(each.pending) > 1 for each in segments):
+            return
+        for segment in segments:
+            if number in self._get(segment.sequence).parts:
+                self._drop(number, segment.sequence, f"took {seconds:.3g} s where {self._deadline:g} are allowed")
+
+    def _drop(self, number: int, sequence: int, reason: str) -> None:
         """Go on with a sequence without this member."""
         name, opened = self._names[number], self._get(sequence)
-        _log.warning("a text goes on without %s of its ensemble, which failed: %s", name, error)
+        _log.warning("a text goes on without %s of its ensemble, which %s", name, reason)
         del opened.parts[number]
         opened.lost += (name,)
         self._members[number].release(sequence)
