@@ -44,6 +44,18 @@ def test_tokens_are_counted_by_key_and_fade(make_app: MakeApp, monkeypatch: pyte
     assert client.post("/v1/completions", json=BODY, headers=bearer("one")).status_code == 200
 
 
+def test_a_guided_request_counts_what_runs_after_both_prompts(make_app: MakeApp) -> None:
+    app = make_app(keys=("plain", "guided"), key_limits=KeyLimits(tokens=1000))
+    body = BODY | {"ignore_eos": True, "temperature": 0, "strategy": "none"}
+    used = []
+    with TestClient(app) as client:
+        for key, more in (("plain", {}), ("guided", {"guidance_scale": 2, "negative_prompt": "Hello"})):
+            reply = client.post("/v1/completions", json=body | more, headers=bearer(key))
+            assert reply.status_code == 200, reply.text
+            used.append(round(app.state.limiter.quotas._used[digest(key)][0]))
+    assert used[1] == 2 * used[0]
+
+
 def test_requests_at_once_are_counted_by_key() -> None:
     quotas = Quotas(KeyLimits(requests=2), {"own": KeyLimits(requests=1)}, 1)
     for owner in ("one", "one", "own"):

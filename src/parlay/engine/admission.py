@@ -64,9 +64,11 @@ class DraftAdmission:
         """Steps 7 and 8, for the drafts of the whole step."""
         drafted = [step for step in steps if step.draft.tree.tokens]
         rows = self._scheduler.draft_rows(self._max_draft_rows)
-        self._share = min(rows, max(1, rows // (len(drafted) or 1)))
-        if sum([len(step.draft.tree.tokens) for step in drafted]) > rows:
-            _share_rows(drafted, rows)
+        copies = sum([step.sequence.request.copies for step in drafted])
+        nodes = rows * len(drafted) // copies if drafted else rows
+        self._share = min(nodes, max(1, nodes // (len(drafted) or 1)))
+        if sum([len(step.draft.tree.tokens) for step in drafted]) > nodes:
+            _share_nodes(drafted, nodes)
         for step in drafted:
             if not self._fits(step):
                 step.draft = trees.without_probes(step.draft) if step.draft.probes else NO_DRAFT
@@ -122,16 +124,16 @@ def check(draft: Draft, rule: AcceptRule, spec: RunnerSpec) -> None:
         raise ValueError("drawn draft that does not tell the distribution each node was drawn from")
 
 
-def _share_rows(steps: list[SequenceStep], rows: int) -> None:
+def _share_nodes(steps: list[SequenceStep], nodes: int) -> None:
     """Probes go first, then every draft is cut to the same number of nodes.
 
     If that would be none, the first steps keep one node each.
     """
     for step in steps:
         step.draft = trees.without_probes(step.draft)
-    share = _even_share([len(step.draft) for step in steps], rows)
+    share = _even_share([len(step.draft) for step in steps], nodes)
     for place, step in enumerate(steps):
-        step.draft = trees.first(step.draft, share or int(place < rows))
+        step.draft = trees.first(step.draft, share or int(place < nodes))
 
 
 def _even_share(sizes: list[int], total: int) -> int:

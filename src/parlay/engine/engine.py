@@ -63,7 +63,7 @@ class _StepSeconds:
         out, rows, tokens = steps[0].out, 0, 0
         self.whole = len(verified) == len(steps)
         for step in verified:
-            rows += len(step.pending) + len(step.draft.tree.tokens)
+            rows += step.rows
             tokens += len(step.sequence.tokens)
             if spec.fills_only and not step.stale:
                 rows += spec.again(step.start)

@@ -196,7 +196,7 @@ class Shares:
 
     def _seconds(self, streams: list[Sequence]) -> float:
         """Modelled seconds of a step with these streams alone."""
-        return self._cost.forward(len(streams), _context(streams))
+        return self._cost.forward(sum([sequence.request.copies for sequence in streams]), _context(streams))
 
     def _watch(self, step: _Step) -> None:
         for owner, own in step.owners.items():
@@ -245,4 +245,5 @@ def _owner(sequence: Sequence) -> str:
 
 
 def _pending(sequence: Sequence) -> int:
-    return len(sequence.tokens) - sequence.cached
+    """How many rows its pending tokens take."""
+    return (len(sequence.tokens) - sequence.cached) * sequence.request.copies

@@ -116,20 +116,20 @@ class Scheduler:
         room, preemptions, self._places, most = self._limits.max_rows, self.preemptions, 0, self._most()
         for sequence in self._shares.begin(self._decoding_first(), self._clock()):
             rows = self._shares.rows(sequence, room) if len(steps) < most else 0
-            if rows and sequence.is_open:
+            if rows > 0 and sequence.is_open:
                 step = self._step(sequence, rows)
                 if self._has_room(step, failed):
                     steps.append(step)
-                    self._shares.take(sequence, len(step.pending))
-                    room -= len(step.pending)
+                    self._shares.take(sequence, step.rows)
+                    room = max(0, room - step.rows)
         if self.preemptions > preemptions:  # the preempted stay out of this step, though some had a step already
             return [step for step in steps if step.sequence.is_open] + failed
         while room and len(steps) < most and (admitted := self._admit(failed)) is not None:
             rows = self._shares.rows(admitted, room)
-            if rows:
+            if rows > 0:
                 steps.append(self._step(admitted, rows))
-                self._shares.take(admitted, len(steps[-1].pending))
-                room -= len(steps[-1].pending)
+                self._shares.take(admitted, steps[-1].rows)
+                room = max(0, room - steps[-1].rows)
         if not steps and not failed and self.waiting and not self.running:
             failed.append(_failed(self.waiting[0], "the runner refuses memory although nothing else holds any"))
             self.waiting.leave(self.waiting[0])
@@ -175,12 +175,12 @@ class Scheduler:
             return False
 
     def _step(self, sequence: Sequence, room: int) -> SequenceStep:
-        """The pending tokens that fit in ``room``. A canvas whose rows do not fit as well waits for another step.
+        """The pending tokens that fit in ``room``, at least one. A canvas whose rows do not fit waits for another step.
 
         It is not cut: then its text would depend on what else runs. The first in rank always fits.
         """
         self._moves.make(sequence)
-        room = self._moves.rows(sequence, room)
+        room = self._moves.rows(sequence, max(1, room // sequence.request.copies))
         pending = tuple(sequence.tokens[sequence.cached : sequence.cached + room])
         at_root = sequence.cached + len(pending) == len(sequence.tokens)
         if at_root and sequence.canvas is not None:
@@ -262,7 +262,7 @@ class Scheduler:
     def _fits(self, sequence: Sequence) -> bool:
         if not self._runner.reserve(sequence.sequence, len(sequence.tokens) + sequence.places):
             return False
-        return self._runner.free_tokens() >= _HEADROOM * len(self.running)
+        return self._runner.free_tokens() >= _HEADROOM * sum([one.request.copies for one in self.running])
 
     def _leader(self, sequence: Sequence) -> Sequence | None:
         """A running sample of the very same prompt, whose cache can be shared."""

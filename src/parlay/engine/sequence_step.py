@@ -137,6 +137,11 @@ class SequenceStep:
         return Observation(self.sequence, self.draft, self.verdict, self._states(taps), top_k, self.start)
 
     @property
+    def rows(self) -> int:
+        """How many rows of the forward it takes."""
+        return (len(self.pending) + len(self.draft.tree.tokens)) * self.sequence.request.copies
+
+    @property
     def tapped(self) -> tuple[int, ...]:
         """The drafters for which layers are tapped: those that read them, if they may see the step or text is fed.
 

@@ -202,19 +202,22 @@ class StepPrices:
     those of plain decoding per token. For a goal in joules they are seconds in which the machine draws as many without
     rows. Within the limit of power, ``room`` nodes may be verified in all, and ``most`` are worth asking each sequence
     for. A second is worth ``rate`` tokens. A node whose path probability is below ``floor``, a quarter of what the
-    cheapest row costs, is never verified.
+    cheapest row costs, is never verified. ``rows`` and nodes are those of requests that are not guided; each stands for
+    ``copies`` rows of the forward, in the mean of the batch.
     """
 
     def __init__(
         self,
-        key: tuple[int, ...],
+        key: tuple[float, ...],
         cost: Cost,
         sequences: int,
         rows: int,
         context: int,
         *,
         aim: Aim = USUAL,
+        copies: float = 1.0,
     ) -> None:
+        self._copies = copies
         self.key, self.sequences, self.rows, self.context, self.goal = key, sequences, rows, context, aim.goal
         self._is_limited = aim.power is not None and aim.most_watts > 0
         self._cost, self._aim, self._factor, self._row_seconds = cost, aim, aim.effort.price, aim.row_seconds
@@ -225,8 +228,8 @@ class StepPrices:
         self.known: dict[int, KnownSizes] = {}
         """By arm, at the present rate."""
         self._known: dict[tuple[float, ...], KnownSizes] = {}
-        self._plain_then, self._slower = cost.forward(rows, context), 1.0
-        self.plain = self._plain_then + self._row_seconds * rows
+        self._plain_then, self._slower = self._modelled(rows), 1.0
+        self.plain = self._plain_then + self._row_seconds * rows * copies
         self._of_rows = {rows: self.plain}
         self.token = self.plain / rows
         self.room = self._within_power()
@@ -278,7 +281,10 @@ class StepPrices:
         return not self._allows(self.rows)
 
     def _allows(self, rows: int) -> bool:
-        return not self._aim.most_watts or self._aim.allows(rows, self._cost.forward(rows, self.context))
+        return not self._aim.most_watts or self._aim.allows(round(rows * self._copies), self._modelled(rows))
+
+    def _modelled(self, rows: int) -> float:
+        return self._cost.forward(round(rows * self._copies), self.context)
 
     def _forward(self, rows: int) -> float:
         """Seconds of a forward at the speed that the machine had when these prices were made: what is looked up later
@@ -287,8 +293,8 @@ class StepPrices:
         seconds = self._of_rows.get(rows)
         if seconds is None:
             if not self._slower:
-                self._slower = self._cost.forward(self.rows, self.context) / self._plain_then
-            seconds = self._cost.forward(rows, self.context) / self._slower + self._row_seconds * rows
+                self._slower = self._modelled(self.rows) / self._plain_then
+            seconds = self._modelled(rows) / self._slower + self._row_seconds * rows * self._copies
             self._of_rows[rows] = seconds
         return seconds
 

@@ -65,7 +65,7 @@ class Router(Policy):
         self._trials = Account(aim.effort.trials)
         self._states: dict[int, SequenceState] = {}
         self._answers = AnswerLengths()
-        self._prices = self._priced((), 1, 1, 0)
+        self._prices = StepPrices((), self._cost, 1, 1, 0, aim=self._aim)
         self._own_seconds = 0.0  # of the router before a forward, per sequence
         self._others_seen = (0, 0)  # rows of other strategies in the last two steps
         self._steps = 0
@@ -210,11 +210,11 @@ class Router(Policy):
     def learn(
         self, views: Sequence[SequenceView], drafts: Sequence[Draft], accepted: Sequence[int], spent: Spent
     ) -> None:
-        rows = len(views)
+        rows = 0
         known: list[tuple[SequenceState, int, int]] = []
         for view, draft, right in zip(views, drafts, accepted, strict=True):
             nodes = len(draft.tree.tokens)
-            rows += nodes
+            rows += (1 + nodes) * view.request.copies
             state = self._states.get(view.sequence)
             if state is not None:
                 state.committed = view.tokens[state.length :]
@@ -281,17 +281,16 @@ class Router(Policy):
         """Look up prices anew if the batch or an estimate has changed, and now and then."""
         context = sum([len(view.tokens) for view in views]) // max(1, len(views))
         self._steps += 1
-        key = len(views), others, self._cost.revision, context.bit_length(), self._steps // _LOOK
+        copies = sum([view.request.copies for view in views]) / max(1, len(views))
+        key = len(views), copies, others, self._cost.revision, context.bit_length(), self._steps // _LOOK
         if self._prices.key != key:
-            self._prices = self._priced(key, len(views), len(views) + others, context)
+            rows = len(views) + round(others / copies)
+            self._prices = StepPrices(key, self._cost, len(views), rows, context, aim=self._aim, copies=copies)
             if self._prices.exceeds_power and not self._has_warned:
                 self._has_warned = True
                 _log.warning(_EXCEEDED, self._aim.most_watts, len(views))
         else:
             self._prices.begin()
-
-    def _priced(self, key: tuple[int, ...], sequences: int, rows: int, context: int) -> StepPrices:
-        return StepPrices(key, self._cost, sequences, rows, context, aim=self._aim)
 
     def _opened(self, view: SequenceView) -> SequenceState:
         trials, growth = self._aim.effort.trials, self._aim.effort.growth

@@ -103,6 +103,11 @@ class Request:
     kind: str = ""
     """What it asks for, as far as that is known: requests of one kind are expected to have the same drafters pay."""
 
+    @property
+    def copies(self) -> int:
+        """How many rows each of its tokens takes: a guided request runs after its negative prompt, too."""
+        return 1 if self.guidance is None else 2
+
 
 class Layers(Protocol):
     """The target's own layers and cache, for drafters that ask for them: usable in `propose`, and metered."""

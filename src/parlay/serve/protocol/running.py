@@ -153,7 +153,9 @@ class Run:
                 tokenizer=self.served.tokenizer,
             )
         )
-        self.charge(len(output.prompt_token_ids) + sum(len(sample.token_ids) for sample in output.outputs))
+        written = sum(len(sample.token_ids) for sample in output.outputs)
+        negative = 0 if request.guidance is None else len(request.guidance.negative) + written
+        self.charge(len(output.prompt_token_ids) + written + negative)
 
     def _check(self, place: int, index: int, stream: JobStream) -> None:
         sample = self.jobs[place].samples[index]

@@ -1,0 +1,67 @@
+"""A guided request takes twice the rows of another one, and the engine counts them, in steps and in costs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from parlay.engine import Engine, Limits
+from parlay.models.ensembles.guided import GuidedRunner
+from parlay.models.wrapped_runner import WrappedRunner
+from parlay.router.policies import Fixed, Plain
+from parlay.sampling.rules import SharedNoise
+from parlay.testing import toy_drafters
+from parlay.testing.conformance.stage import Steady
+from parlay.testing.toys import RandomLogits, ToyRunner
+from parlay.types import NO_SKIP, Guidance, NoiseKey, Output, Request, SamplingParams, Segment, Skip, Strategy
+
+LAW = RandomLogits(12, 3)
+
+
+class Counting(WrappedRunner):
+    """Notes how many rows each forward runs."""
+
+    def __init__(self) -> None:
+        super().__init__(ToyRunner(LAW, 12))
+        self.rows: list[int] = []
+
+    def forward(self, segments: Sequence[Segment], taps: Sequence[int] = (), skip: Skip = NO_SKIP) -> Output:
+        self.rows.append(sum(segment.rows for segment in segments))
+        return super().forward(segments, taps, skip)
+
+
+class Recording(Steady):
+    """Notes the rows whose seconds are learned."""
+
+    def __init__(self) -> None:
+        self.rows: list[int] = []
+
+    def record(self, rows: int, context: int, seconds: float) -> None:
+        self.rows.append(rows)
+
+
+def request(name: str, prompt: Sequence[int], guidance: Guidance | None) -> Request:
+    params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+    return Request(id=name, prompt=tuple(prompt), params=params, key=NoiseKey(1), guidance=guidance)
+
+
+@pytest.mark.parametrize("drafting", [False, True])
+def test_no_step_has_more_rows_than_it_may_and_all_are_learned_from(drafting: bool) -> None:
+    """Two guided requests beside another one, with prompts that take several steps, and drafts within their bound.
+
+    Where one row is left, a guided request still gets its two, so that none waits for ever.
+    """
+    counting, cost = Counting(), Recording()
+    guided = GuidedRunner(counting)
+    limits = Limits(max_sequences=4, max_rows=8, max_draft_rows=6)
+    engine = Engine(guided, cost, limits, guiding=guided)
+    drafters = (toy_drafters.oracle(toy_drafters.answer_by(LAW)),) if drafting else ()
+    for number, guidance in enumerate((None, *[Guidance((1, 2, 3, 4, 5, 6, 7, 8, 9, 1), 1.5)] * 2)):
+        policy = Fixed(4) if drafting else Plain()
+        prompt = [1 + (place + number) % 9 for place in range(10)]
+        engine.add(request(str(number), prompt, guidance), Strategy("toy", drafters, SharedNoise(), policy))
+    while not engine.idle:
+        engine.step()
+    assert max(counting.rows) <= 8 + 1 + (6 if drafting else 0)
+    assert cost.rows == [rows for rows in counting.rows if rows]
