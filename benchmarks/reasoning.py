@@ -10,7 +10,7 @@ import argparse
 import json
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean, stdev
 
@@ -24,17 +24,19 @@ from parlay.text.answers import NUMBER, find_answer
 
 IDS = Path(__file__).with_name("reasoning_ids.json")
 """Lines of gsm8k's train.jsonl, from 0: kept out of all training."""
-CHAINS = 8
 ASK = "{question}\nThink step by step. The last line shall be: The answer is NUMBER."
 FULL = "full"
-VOTES: Mapping[str, VoteParams | None] = {
-    "one": None,
-    FULL: VoteParams(n=CHAINS, early=False),
-    "decided": VoteParams(n=CHAINS),
-    "confidence 0.95": VoteParams(n=CHAINS, confidence=0.95),
-}
-"""Ways to answer, by name; None: greedily."""
 EXACT = (FULL, "decided")
+
+
+def ways(chains: int, at_once: int | None) -> dict[str, VoteParams | None]:
+    """Ways to answer, by name; None: greedily. The full vote decodes all chains at once: it is quickest so."""
+    return {
+        "one": None,
+        FULL: VoteParams(n=chains, early=False),
+        "decided": VoteParams(n=chains, at_once=at_once),
+        "confidence 0.95": VoteParams(n=chains, confidence=0.95, at_once=at_once),
+    }
 
 
 def read_problems(data: Path) -> list[tuple[int, str, str]]:
@@ -73,17 +75,18 @@ def row(cell: Cell, place: int, output: RequestOutput, seconds: float, right: st
 def measure(llm: LLM, options: argparse.Namespace, results: Results, model: str) -> None:
     """Answer problem after problem, in every way, which change places, until the time is over."""
     until = time.monotonic() + 60 * options.minutes
-    cells = {name: Cell(part="vote", model=model, strategy=name, workload="gsm8k", temperature=0.7) for name in VOTES}
+    votes = {name: vote for name, vote in ways(options.chains, options.at_once).items() if name in options.ways}
+    cells = {name: Cell(part="vote", model=model, strategy=name, workload="gsm8k", temperature=0.7) for name in votes}
     done = {each.round for each in results.of(cells[FULL])}
     for turn, (place, question, right) in enumerate(read_problems(options.data)[: options.problems]):
         if time.monotonic() > until:
             return
         if place in done:
             continue
-        names = list(VOTES)
+        names = list(votes)
         order = names[turn % len(names) :] + names[: turn % len(names)]
-        found = {name: ask(llm, question, VOTES[name], options.max_tokens, place) for name in order}
-        if len({answer_of(found[name][0]) for name in EXACT}) > 1:
+        found = {name: ask(llm, question, votes[name], options.max_tokens, place) for name in order}
+        if len({answer_of(found[name][0]) for name in EXACT if name in found}) > 1:
             raise ValueError(f"problem {place}: a vote that stopped early has another answer than the full one")
         results.add([row(cells[name], place, *found[name], right) for name in names])
 
@@ -130,6 +133,11 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=60.0, metavar="N", help="stop after so long (default: 60)")
     parser.add_argument("--problems", type=int, default=500, metavar="N", help="of the list (default: all 500)")
     parser.add_argument("--max-tokens", type=int, default=320, metavar="N", help="of a chain (default: 320)")
+    parser.add_argument("--chains", type=int, default=8, metavar="N", help="of a vote (default: 8)")
+    parser.add_argument("--at-once", type=int, metavar="N", help="chains at a time of early votes (default: all)")
+    parser.add_argument(
+        "--ways", nargs="+", choices=list(ways(2, None)), default=list(ways(2, None)), help="of these (default: all)"
+    )
     parser.add_argument("--page", action="store_true", help="only write the page of the rows that are there")
     options = parser.parse_args()
     if options.quick:
@@ -137,7 +145,10 @@ def main() -> None:
     with one_line_errors("reasoning"):
         begin(options)
         command = "python -m benchmarks.reasoning --data DIR --model FILE"
-        results = open_results(options, "reasoning", command, {"chains": CHAINS, "max_tokens": options.max_tokens})
+        if FULL not in options.ways:
+            raise ValueError(f"--ways: name {FULL} too, which the others are compared with")
+        setup = {"chains": options.chains, "at_once": options.at_once or "all", "max_tokens": options.max_tokens}
+        results = open_results(options, "reasoning", command, setup)
         if not options.page:
             with LLM(options.model, router_memory="off", threads=options.threads) as llm:
                 measure(llm, options, results, Path(options.model).stem)
