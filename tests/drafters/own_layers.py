@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from parlay.testing.toys import RandomLogits
-from parlay.types import Exactness, Request, RunnerSpec, SequenceView, Skip
+from parlay.types import WHOLE_FORM, DraftForm, Exactness, Request, RunnerSpec, SequenceView, Skip
 from tests.drafters.sight import GREEDY
 
 VOCAB = 12
@@ -27,8 +27,9 @@ class Layers:
     calls: list[tuple[tuple[int, ...], Skip, int]] = field(default_factory=list)
 
     def forward(
-        self, views: Sequence[SequenceView], paths: Sequence[Sequence[int]], skip: Skip, rows: int = 1
+        self, views: Sequence[SequenceView], paths: Sequence[Sequence[int]], form: DraftForm = WHOLE_FORM, rows: int = 1
     ) -> Tensor:
+        skip = form.skip
         self.calls.append((tuple(view.sequence for view in views), skip, rows))
         texts = [[*view.tokens, *path] for view, path in zip(views, paths, strict=True)]
         ends = [text[:end] for text in texts for end in range(len(text) - rows + 1, len(text) + 1)]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from parlay.drafters.combined.extended_view import ExtendedView, ExtendedViews
-from parlay.types import NoiseKey, Request, SamplingParams, SequenceView, Skip
+from parlay.types import WHOLE_FORM, DraftForm, NoiseKey, Request, SamplingParams, SequenceView
 
 REQUEST = Request(id="r", prompt=(1, 2), params=SamplingParams(), key=NoiseKey(0))
 
@@ -23,7 +23,7 @@ class Layers:
         self,
         views: Sequence[SequenceView],
         paths: Sequence[Sequence[int]],
-        skip: Skip,
+        form: DraftForm = WHOLE_FORM,
         rows: int = 1,
         inputs_KH: Tensor | None = None,
     ) -> Tensor:
@@ -82,8 +82,8 @@ def test_the_targets_layers_know_committed_tokens_only() -> None:
     other = ExtendedView(Sight(4, layers=layers))
     assert outer.layers is not None
     assert inner.layers is not None
-    outer.layers.forward([outer, other], [[9], []], frozenset(), 2)
-    inner.layers.forward([inner], [[9]], frozenset())
+    outer.layers.forward([outer, other], [[9], []], WHOLE_FORM, 2)
+    inner.layers.forward([inner], [[9]])
     assert layers.calls[0][1:] == ([[7, 9], []], 2)
     assert [one.sequence for one in layers.calls[0][0]] == [3, 4]
     assert layers.calls[1] == ([view], [[7, 8, 9]], 1)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from parlay.drafters.self_speculation.layer_search import ParzenSearch, agreement, speedup
-from parlay.types import NoiseKey, Request, SamplingParams, SequenceView, Skip, Sublayer
+from parlay.types import WHOLE_FORM, DraftForm, NoiseKey, Request, SamplingParams, SequenceView, Skip, Sublayer
 
 HALVES: tuple[Sublayer, ...] = tuple((half, layer) for layer in range(12) for half in ("attention", "mlp"))  # type: ignore[misc]
 PLANTED: Skip = frozenset(HALVES[::3] + HALVES[1:6:2])
@@ -72,10 +72,10 @@ class Counting:
     """Says: one more than the last token. Where layers are skipped, after a multiple of three something else."""
 
     def forward(
-        self, views: Sequence[SequenceView], paths: Sequence[Sequence[int]], skip: Skip, rows: int = 1
+        self, views: Sequence[SequenceView], paths: Sequence[Sequence[int]], form: DraftForm = WHOLE_FORM, rows: int = 1
     ) -> Tensor:
         ends = views[0].tokens[-rows:]
-        said = [token + (7 if skip and token % 3 == 0 else 1) for token in ends]
+        said = [token + (7 if form.skip and token % 3 == 0 else 1) for token in ends]
         return torch.nn.functional.one_hot(torch.tensor(said) % 20, 20).float()
 
 

@@ -14,7 +14,7 @@ from parlay.sampling.rules import SharedNoise
 from parlay.testing import reference
 from parlay.testing.conformance.stage import StageRequest, StageSample, Steady, decode
 from parlay.testing.toys import RandomLogits, ToyRunner
-from parlay.types import Draft, Needs, Observation, SamplingParams, SequenceView, Skip, Strategy, trees
+from parlay.types import Draft, DraftForm, Needs, Observation, SamplingParams, SequenceView, Skip, Strategy, trees
 
 LOGITS = RandomLogits(24)
 NONE: Skip = frozenset()
@@ -52,7 +52,7 @@ def writes(skip: Skip, stop: int = 100) -> Guess:
         assert view.layers is not None
         path: list[int] = []
         while len(path) < min(budget, stop):
-            path.append(int(view.layers.forward([view], [path], skip)[0].argmax()))
+            path.append(int(view.layers.forward([view], [path], DraftForm(skip))[0].argmax()))
         return path
 
     return guess
@@ -100,7 +100,7 @@ def test_what_lies_in_scratch_serves_the_same_skip_and_the_same_tokens_only() ->
 
         def check(path: list[int], skip: Skip, rows: int = 1) -> None:
             assert view.layers is not None
-            got = view.layers.forward([view], [path], skip, rows)
+            got = view.layers.forward([view], [path], DraftForm(skip), rows)
             whole = [*text, *path]
             for row, end in zip(got, range(len(whole) - rows + 1, len(whole) + 1), strict=True):
                 known = LOGITS(whole[:end])
@@ -151,16 +151,16 @@ def test_layers_can_be_used_in_propose_only_and_within_the_budget() -> None:
             ([], len(view.tokens) + 1, "rows at the end"),
         ):
             with pytest.raises(ValueError, match=words):
-                view.layers.forward([view], [path], NONE, rows)
+                view.layers.forward([view], [path], rows=rows)
         with pytest.raises(ValueError, match="given twice"):
-            view.layers.forward([view, view], [[], []], NONE)
+            view.layers.forward([view, view], [[], []])
         return []
 
     (sample,) = run(guess)
     assert sample.metrics.drafter_faults == 0
     assert seen[0].layers is not None
     with pytest.raises(ValueError, match="in propose only"):
-        seen[0].layers.forward([seen[0]], [[]], NONE)
+        seen[0].layers.forward([seen[0]], [[]])
 
 
 def test_who_does_not_ask_gets_none() -> None:

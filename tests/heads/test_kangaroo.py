@@ -16,7 +16,7 @@ from parlay.heads.kangaroo import KangarooAdapter
 from parlay.heads.layer import Steps
 from parlay.testing.random_heads import random_heads
 from parlay.testing.toys import RandomLogits, ToyRunner, text_hash
-from parlay.types import NO_DRAFT, Draft, Layers, Observation, SequenceView, Skip, Verdict
+from parlay.types import NO_DRAFT, WHOLE_FORM, Draft, DraftForm, Layers, Observation, SequenceView, Verdict
 from tests.drafters.sight import Sight, no_runner
 
 VOCAB = 24
@@ -36,7 +36,7 @@ class EarlyLayers:
         self,
         views: Sequence[SequenceView],
         paths: Sequence[Sequence[int]],
-        skip: Skip,
+        form: DraftForm = WHOLE_FORM,
         rows: int = 1,
         inputs_KH: Tensor | None = None,
     ) -> Tensor:

@@ -28,7 +28,7 @@ class Rows(NamedTuple):
     Row 0 of the forward has slot ``start``: ``pending`` rows at successive positions, then the nodes of ``tree``, whose
     root is the last pending row. Rows before ``base`` are there already, the others run and are written. The last
     ``together`` rows are chains whose rows see each other. With a ``block``, each row sees all of its own block, which
-    begins at a multiple of it.
+    begins at a multiple of it. No row sees the slots from the first number of ``hidden`` to before the second.
     """
 
     table: PageTable
@@ -39,6 +39,7 @@ class Rows(NamedTuple):
     together: int = 0
     block: int = 0
     recent: PageTable | None = None
+    hidden: tuple[int, int] = (0, 0)
 
     @property
     def end(self) -> int:
@@ -55,10 +56,15 @@ class Staged(NamedTuple):
     def serves(self, segment: Segment, skip: Skip) -> bool:
         """Whether these rows include the segment's rows before its base.
 
-        If the last forward skipped sub-layers and ran committed rows again, its rows depend on rows that were put back.
+        If the last forward was approximate and ran committed rows again, its rows depend on rows that were put back.
         They serve no other forward.
         """
-        return self.skip == skip and not (skip and self.segment.base < 0) and segment.follows(self.segment)
+        return self.skip == skip and not (self.approximate and self.segment.base < 0) and segment.follows(self.segment)
+
+    @property
+    def approximate(self) -> bool:
+        """Whether its rows are not those of the model as it is, so that they can't be kept."""
+        return bool(self.skip) or self.segment.approximate
 
 
 @dataclass(slots=True, eq=False)
@@ -94,7 +100,7 @@ class CachedText:
     def commit(self, path: Sequence[int]) -> None:
         """Append the staged pending tokens and the nodes of ``path``, whose rows are moved to follow them."""
         assert self.staged is not None, "keep without a forward"
-        assert not self.staged.skip, "rows of a forward that skipped sub-layers can't be kept"
+        assert not self.staged.approximate, "rows of an approximate forward can't be kept"
         segment, self.staged = self.staged.segment, None
         self.tokens.extend(segment.pending)
         first = len(self.tokens)

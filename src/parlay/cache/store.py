@@ -120,7 +120,11 @@ class Store(Holdings):
         self._make_writable(entry, sequence, len(entry.tokens) + segment.end)
         entry.staged, recent = Staged(segment, skip), None if self._recent is None else entry.recent
         self._borrow(entry, range(len(entry.tokens) + len(segment.pending), len(entry.tokens) + segment.end))
-        return Rows(entry.table, start, pending, segment.tree, max(0, base), segment.together, recent=recent)
+        return Rows(
+            *(entry.table, start, pending, segment.tree, max(0, base), segment.together),
+            recent=recent,
+            hidden=segment.hidden,
+        )
 
     def putting_back(self, segment: Segment) -> AbstractContextManager[None]:
         """The block in which the staged segment runs. Committed rows that run again are then put back, bit for bit."""

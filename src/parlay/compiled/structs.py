@@ -98,7 +98,7 @@ class SegmentStruct(Structure):
         ("prefix", POINTER(PrefixStruct)),
         *((name, c_int64) for name in ("seers", "together", "block")),
         ("recent", c_void_p),
-        ("recent_pitch", c_int64),
+        *((name, c_int64) for name in ("recent_pitch", "hidden_from", "hidden_to")),
     ]
 
 

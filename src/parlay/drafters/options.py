@@ -215,6 +215,19 @@ class EarlyExitOptions(Options):
     threshold: float = option(0.0, "probability below which a draft ends", low=0, high=1)
 
 
+SELF_DRAFT = "self-draft"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SelfDraftOptions(Options):
+    """What of the target's weights and cached keys its drafts use, and where a draft ends."""
+
+    bits: int = option(0, "weights are rounded to so many bits, 4 or 8, when the strategy is opened; 0: as they are")
+    window: int = option(512, "last cached tokens that drafts see; 0: all", low=0)
+    sinks: int = option(4, "first cached tokens that drafts see besides", low=0)
+    min_p: float = option(MIN_P, MIN_P_HELP, low=0, high=1)
+
+
 SET_BLOCK = "set-block"
 
 

@@ -43,7 +43,8 @@ class Resources:
     a file, and ``open_drafter`` that of connecting to
     a service, for toys. ``find_head`` finds trained heads for the target; ``domains`` are the kinds of texts, beside
     texts in general, for which there are some. ``read_adapter`` reads an adapter of the target from a folder, under a
-    name; None where the target runs none.
+    name; None where the target runs none. ``round_weights`` packs the target's weights in so many bits for drafts; None
+    where it can't.
     ``closing`` runs when the drafter goes: a drafter that writes files registers its last write there. ``rule`` is the
     accept rule that judges the drafts, and ``nested`` are the strategies that the drafter's own options name, in the
     order of their text. ``room`` bounds what drafters keep of requests under way.
@@ -61,6 +62,7 @@ class Resources:
     find_head: FindHead | None = None
     domains: Callable[[], Collection[str]] = tuple
     read_adapter: Callable[[Path, str], Adapter] | None = None
+    round_weights: Callable[[int], None] | None = None
     closing: ExitStack = field(default_factory=ExitStack)
     rule: str = "shared-noise"
     nested: tuple[NestedStrategy, ...] = ()

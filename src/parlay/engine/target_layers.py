@@ -12,19 +12,19 @@ from torch import Tensor
 
 from parlay.engine.sequence import Sequence
 from parlay.engine.tally import Clock, since
-from parlay.types import NO_SKIP, Features, OutOfRoom, Output, Runner, Segment, SequenceView, Skip, trees
+from parlay.types import WHOLE_FORM, DraftForm, Features, OutOfRoom, Output, Runner, Segment, SequenceView, trees
 
 
 @dataclass(slots=True)
 class _Loan:
     """One sequence's scratch: at most ``limit`` rows beyond its tokens.
 
-    ``written`` are the tokens after the cached ones whose rows are there, from a forward that left out ``skip``.
+    ``written`` are the tokens after the cached ones whose rows are there, from a forward in ``form``.
     """
 
     sequence: Sequence
     limit: int
-    skip: Skip = NO_SKIP
+    form: DraftForm = WHOLE_FORM
     written: list[int] = field(default_factory=list)
 
 
@@ -64,48 +64,48 @@ class TargetLayers:
         self,
         views: Seq[SequenceView],
         paths: Seq[Seq[int]],
-        skip: Skip,
+        form: DraftForm = WHOLE_FORM,
         rows: int = 1,
         inputs_KH: Tensor | None = None,
     ) -> Tensor:
         """See `Layers`. Raises ValueError for a sequence that is not lent or given twice, and for rows it lacks."""
-        loans, segments = self._segments(views, paths, skip, rows)
+        loans, segments = self._segments(views, paths, form, rows)
         if inputs_KH is None or not len(inputs_KH):
-            return self._run(loans, segments, skip).logits_RV
-        out = self._run(loans, [segment._replace(features=Features(inputs_KH)) for segment in segments], skip)
+            return self._run(loans, segments, form).logits_RV
+        out = self._run(loans, [segment._replace(features=Features(inputs_KH)) for segment in segments], form)
         for loan in loans:
             loan.written = []  # other tokens may stand there next time
         return out.logits_RV
 
     def early(self, views: Seq[SequenceView], paths: Seq[Seq[int]], layer: int, rows: int = 1) -> Tensor:
         """See `Layers`. Raises ValueError as `forward` does."""
-        skip = frozenset(half for half in self._runner.spec.sublayers if half[1] >= layer)
-        loans, segments = self._segments(views, paths, skip, rows)
+        form = DraftForm(frozenset(half for half in self._runner.spec.sublayers if half[1] >= layer))
+        loans, segments = self._segments(views, paths, form, rows)
         without_head = [segment._replace(logits_from=segment.end) for segment in segments]
-        states_NH, end, wanted = self._run(loans, without_head, skip, (layer,)).taps[layer], 0, []
+        states_NH, end, wanted = self._run(loans, without_head, form, (layer,)).taps[layer], 0, []
         for segment in segments:
             end += segment.rows
             wanted.append(states_NH[end - rows : end])
         return torch.cat(wanted)
 
     def _segments(
-        self, views: Seq[SequenceView], paths: Seq[Seq[int]], skip: Skip, rows: int
+        self, views: Seq[SequenceView], paths: Seq[Seq[int]], form: DraftForm, rows: int
     ) -> tuple[list[_Loan], list[Segment]]:
         loans = self._loans_of(views)
         for loan, path in zip(loans, paths, strict=True):
             _check(loan, path, rows)
-        return loans, [_segment(loan, path, skip, rows) for loan, path in zip(loans, paths, strict=True)]
+        return loans, [_segment(loan, path, form, rows) for loan, path in zip(loans, paths, strict=True)]
 
-    def _run(self, loans: Seq[_Loan], segments: Seq[Segment], skip: Skip, taps: Seq[int] = ()) -> Output:
+    def _run(self, loans: Seq[_Loan], segments: Seq[Segment], form: DraftForm, taps: Seq[int] = ()) -> Output:
         for loan in loans:
             loan.written = []  # they count only if the forward succeeds
         began = self._clock()
-        out = self._runner.forward(segments, taps, skip)
+        out = self._runner.forward(segments, taps, form.skip)
         seconds = since(began, self._clock)
         for loan, segment in zip(loans, segments, strict=True):
             loan.sequence.tally.count_layers(segment.rows, seconds)
-            if segment.base >= 0:  # rows computed without these sub-layers can't be used by another call
-                loan.skip, loan.written = skip, [*segment.pending, *segment.tree.tokens]
+            if segment.base >= 0:  # rows computed in this form can't be used in another
+                loan.form, loan.written = form, [*segment.pending, *segment.tree.tokens]
         return out
 
     def states(
@@ -174,15 +174,21 @@ def _check(loan: _Loan, path: Seq[int], rows: int) -> None:
         )
 
 
-def _segment(loan: _Loan, path: Seq[int], skip: Skip, rows: int) -> Segment:
+def _segment(loan: _Loan, path: Seq[int], form: DraftForm, rows: int) -> Segment:
     """The rows that must run: those neither cached nor left in scratch by the last call, and all wanted rows."""
     sequence = loan.sequence
     pending = tuple(sequence.tokens[sequence.cached :])
     first_wanted = len(pending) + len(path) - rows
-    known = _common(loan.written, [*pending, *path]) if loan.skip == skip else 0
+    known = _common(loan.written, [*pending, *path]) if loan.form == form else 0
     base = min(known, first_wanted)
-    tree, adapter = trees.chain_tree(path), sequence.request.adapter
-    return Segment(sequence.sequence, pending, tree, logits_from=first_wanted, base=base, adapter=adapter)
+    return Segment(
+        *(sequence.sequence, pending, trees.chain_tree(path)),
+        logits_from=first_wanted,
+        base=base,
+        adapter=sequence.request.adapter,
+        hidden=form.hidden(sequence.cached),
+        bits=form.bits,
+    )
 
 
 def _common(written: Seq[int], ahead: Seq[int]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from parlay.cache import Budget
@@ -11,6 +12,7 @@ from parlay.heads.opening import heads_of
 from parlay.models.fetch.resolving import resolve
 from parlay.models.loading import load_tokenizer
 from parlay.models.native import NativeRunner
+from parlay.models.opening import round_weights
 from parlay.options import LoadOptions
 from parlay.strategies.built import RunnerCache
 from parlay.types import Runner, Tokenizer
@@ -41,5 +43,8 @@ def resources_of(
         find_head=heads,
         domains=heads.domains,
         read_adapter=runner.read_adapter if isinstance(runner, NativeRunner) else None,
+        round_weights=partial(round_weights, runner, model, load)
+        if isinstance(runner, NativeRunner) and runner.spec.hides and isinstance(model, str)
+        else None,
         room=StateRoom(budget),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Literal, Protocol
@@ -28,12 +28,26 @@ from parlay.models.forward import (
     SegmentFeatures,
     TreeRequest,
 )
+from parlay.models.gguf.blocks import rounded
 from parlay.models.lora import LowRankAdapter, adapter_rows, read_adapter
 from parlay.models.rope import turn_keys
 from parlay.models.torch_ops.eager import EagerForward
 from parlay.models.torch_ops.kernels import choose_dtype
 from parlay.models.weights.fused import Operand, in_eight_bits
-from parlay.types import NO_SKIP, CanvasSpec, Features, Finish, Move, Output, Runner, RunnerSpec, Segment, Skip, trees
+from parlay.types import (
+    HIDDEN_STEP,
+    NO_SKIP,
+    CanvasSpec,
+    Features,
+    Finish,
+    Move,
+    Output,
+    Runner,
+    RunnerSpec,
+    Segment,
+    Skip,
+    trees,
+)
 
 __all__ = ["NativeRunner", "Quantize", "choose_dtype"]
 
@@ -142,12 +156,24 @@ class NativeRunner(Runner):
             layer_skip=all(form.keys_of is None for form in config.forms),
             features=kernels.part is None,
             together=True,
+            hides=kernels.part is None and not self._block,
             canvas=config.canvas,
             kv_heads=0 if kernels.part or self._uneven else config.num_kv_heads,
             head_dim=config.head_dim,
             in_flight=kernels.in_flight,
         )
         self._sublayers = frozenset(self._spec.sublayers)
+        self._rounded: dict[int, Forward] = {}
+        self._make_rounded = partial(
+            make_forward, config, dtype=dtype, device=device, packed=nobody, cached=kv_cache_dtype
+        )
+
+    def round_weights(self, bits: int, weights: Mapping[str, Operand]) -> None:
+        """Pack the model's ``weights`` in so many bits, for segments that run with these. Any thread may call this."""
+        if bits not in self._rounded:
+            made, _ = self._make_rounded(weights=rounded(weights, bits))
+            assert made.kernels.cache_dtype == self._forward.kernels.cache_dtype, "they share their cache"
+            self._rounded[bits] = made
 
     @property
     def spec(self) -> RunnerSpec:
@@ -230,8 +256,19 @@ class NativeRunner(Runner):
         places = [self._place(segment, skip) for segment in segments]
         work = ForwardBatch(ids, places, wanted, taps, skip, self._features(segments), adapter_rows(segments))
         again = [segment for segment in segments if segment.base < 0 and not self._block]
-        finish = self._begin_again(again, work) if again else self._forward.begin(work)
+        forward = self._forward_of(segments)
+        finish = self._begin_again(again, forward, work) if again else forward.begin(work)
         return lambda: finish().output(starts)
+
+    def _forward_of(self, segments: Sequence[Segment]) -> Forward:
+        """The weights that the segments run with."""
+        bits = {segment.bits for segment in segments}
+        if len(bits) > 1:
+            raise ValueError(f"segments of one forward run with weights of {sorted(bits)} bits: they must be alike")
+        wanted = bits.pop()
+        if wanted and wanted not in self._rounded:
+            raise ValueError(f"{self._spec.name}: there are no weights of {wanted} bits; round_weights makes them")
+        return self._rounded[wanted] if wanted else self._forward
 
     @property
     def grows(self) -> bool:
@@ -262,17 +299,21 @@ class NativeRunner(Runner):
         assert isinstance(self._forward, CompiledForward), "`grows` was asked"
         self._forward.short_head(growth.short)
 
-    def _begin_again(self, again: Sequence[Segment], work: ForwardBatch) -> Callable[[], ForwardOutput]:
+    def _begin_again(
+        self, again: Sequence[Segment], forward: Forward, work: ForwardBatch
+    ) -> Callable[[], ForwardOutput]:
         """Run committed rows of these segments, too, and put them back afterwards."""
         with ExitStack() as running:
             for segment in again:
                 running.enter_context(self.store.putting_back(segment))
-            return self._forward.begin(work)
+            return forward.begin(work)
 
     def _place(self, segment: Segment, skip: Skip) -> Rows:
         """Where the segment's rows lie."""
         if segment.together:
             _check_together(segment)
+        if segment.approximate:
+            self._check_approximate(segment)
         place = self.store.stage(segment, skip)
         place = place._replace(block=self._block) if self._block else place
         if place.start + place.end > self._max_context:  # unless the tree is wider than deep
@@ -280,6 +321,13 @@ class NativeRunner(Runner):
             if deepest > self._max_context:
                 raise ValueError(f"position {deepest} lies beyond the context of {self._max_context}")
         return place
+
+    def _check_approximate(self, segment: Segment) -> None:
+        first, end = segment.hidden
+        if not self._spec.hides or first % HIDDEN_STEP or end % HIDDEN_STEP or not 0 <= first <= end:
+            raise ValueError(f"{self._spec.name}: tokens {first} to {end} can't be hidden; steps are {HIDDEN_STEP}")
+        if end > self.store.length(segment.sequence) + min(0, segment.base):
+            raise ValueError(f"tokens {first} to {end} can't be hidden: only cached ones that do not run can be")
 
     def _with_its_block(self, segment: Segment, taps: Sequence[int]) -> Segment:
         """The segment, and the rows of its first block that are cached: they see what follows, so they run again."""

@@ -88,11 +88,7 @@ def load(
         _log.warning("%s runs through transformers, which is slower than Parlay's decoder: %s", model, reason)
         loaded = _transformers_model(found, asked_dtype, device)
         return _adapt(loaded, cache_tokens, budget, options, model)
-    weights = load_weights(found, config)
-    if options.lora is not None:
-        folder = Path(options.lora).expanduser()
-        refuse_masks(folder)
-        weights = merged(weights, read_adapter(folder, config, options.lora, merging=True))
+    weights = _weights_of(found, config, options)
     dtype = asked_dtype or _fastest(model, config, weights, device)
     return NativeRunner(
         config,
@@ -118,6 +114,25 @@ def settled(model: str, options: LoadOptions) -> LoadOptions:
     dtype, config = _DTYPES[options.dtype], read_config(found)
     dtype = dtype or _fastest(model, config, load_weights(found, config), device)
     return replace(options, dtype=str(dtype).removeprefix("torch."), device=str(device))
+
+
+def _weights_of(found: Path, config: DecoderConfig, options: LoadOptions) -> Mapping[str, Weight]:
+    """The checkpoint's weights, with the adapter that the options merge into them."""
+    weights = load_weights(found, config)
+    if options.lora is None:
+        return weights
+    folder = Path(options.lora).expanduser()
+    refuse_masks(folder)
+    return merged(weights, read_adapter(folder, config, options.lora, merging=True))
+
+
+def round_weights(runner: NativeRunner, model: str, options: LoadOptions, bits: int) -> None:
+    """Read a runner's weights anew, and pack them in so many bits for drafts.
+
+    Raises ValueError where they have no more, BadCheckpoint where they can't be read any more.
+    """
+    found = resolve(model)
+    runner.round_weights(bits, _weights_of(found, read_config(found), options))
 
 
 def _adapt_loaded(

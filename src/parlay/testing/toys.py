@@ -13,7 +13,19 @@ import torch
 from torch import Tensor
 
 from parlay.testing.reference import LogitsOf
-from parlay.types import NO_SKIP, CanvasSpec, Exactness, Finish, OutOfRoom, Output, RunnerSpec, Segment, Skip, trees
+from parlay.types import (
+    HIDDEN_STEP,
+    NO_SKIP,
+    CanvasSpec,
+    Exactness,
+    Finish,
+    OutOfRoom,
+    Output,
+    RunnerSpec,
+    Segment,
+    Skip,
+    trees,
+)
 
 
 class RandomLogits:
@@ -100,6 +112,7 @@ class ToyRunner:
             kv_heads=1,
             head_dim=4,
             together=canvas is not None,
+            hides=canvas is None or canvas.text == "causal",
             canvas=canvas,
             in_flight=in_flight,
         )
@@ -142,7 +155,7 @@ class ToyRunner:
         texts: list[list[int]] = []
         for segment in segments:
             rows = self._texts(segment, skip)
-            logits += [self._degraded(text, skip) for text in rows[segment.logits_from - segment.base :]]
+            logits += [self._degraded(text, skip, segment) for text in rows[segment.logits_from - segment.base :]]
             starts.append(len(logits))
             texts += rows
         logits_RV = torch.stack(logits) if logits else torch.empty(0, self.spec.vocab_size)
@@ -172,10 +185,12 @@ class ToyRunner:
         assert not held.in_flight, f"sequence {sequence} is in a forward that is under way"
         return held
 
-    def _degraded(self, text: Sequence[int], skip: Skip) -> Tensor:
+    def _degraded(self, text: Sequence[int], skip: Skip, segment: Segment) -> Tensor:
         logits_V = self.logits_of(text)
-        for half, layer in sorted(skip):
-            noise = torch.Generator().manual_seed(text_hash(text, 2 * layer + (half == "mlp")))
+        seeds = [2 * layer + (half == "mlp") for half, layer in sorted(skip)]
+        seeds += [100 + segment.bits] * (segment.bits > 0) + [200 + segment.hidden[1]] * (segment.hidden[1] > 0)
+        for seed in seeds:
+            noise = torch.Generator().manual_seed(text_hash(text, seed))
             logits_V = logits_V + 0.3 * torch.randn(self.spec.vocab_size, generator=noise)
         return logits_V
 
@@ -195,6 +210,9 @@ class ToyRunner:
         assert self.spec.tree == "tree" or trees.is_chain(tree), "this runner takes chains only"
         assert base <= 0 or _serves(held, segment, skip), f"the last forward left no {base} rows of this segment"
         assert base + len(held.tokens) >= 0, f"{-base} of {len(held.tokens)} cached tokens can't run again"
+        hidden = all(place % HIDDEN_STEP == 0 for place in segment.hidden)
+        assert hidden, f"{segment.hidden} are no multiples of {HIDDEN_STEP}"
+        assert segment.hidden[1] <= len(held.tokens), f"{segment.hidden} are not all cached"
         held.fed, held.skipped = segment, skip
         return row_texts(held.tokens, segment)
 
@@ -202,6 +220,7 @@ class ToyRunner:
         held = self._landed(sequence)
         assert held.fed is not None, "keep without a forward"
         assert not held.skipped, "rows of a forward that skipped sub-layers can't be kept"
+        assert not held.fed.approximate, "rows of a forward in another form can't be kept"
         tree = held.fed.tree
         assert not path or tuple(path) == trees.path_to(tree, path[-1]), f"{tuple(path)} is no path from the root"
         self._cache(held, [*held.fed.pending, *(tree.tokens[node] for node in path)])
@@ -283,7 +302,7 @@ def row_texts(cached: Sequence[int], segment: Segment) -> list[list[int]]:
 def _serves(held: _Held, segment: Segment, skip: Skip) -> bool:
     """Whether the rows before the segment's base are those that the last forward left."""
     last = held.fed
-    if last is None or held.skipped != skip or (skip and last.base < 0):
+    if last is None or held.skipped != skip or ((skip or last.approximate) and last.base < 0):
         return False
     return segment.follows(last)
 

@@ -39,9 +39,12 @@ from parlay.types.results import (
     tokens_per_step,
 )
 from parlay.types.runners import (
+    HIDDEN_STEP,
     NO_SKIP,
+    WHOLE_FORM,
     Adapter,
     CanvasSpec,
+    DraftForm,
     EncoderSpec,
     Ends,
     Finish,
@@ -75,6 +78,7 @@ from parlay.types.strategy import (
 from parlay.types.tokenizer import Tokenizer
 
 __all__ = [
+    "HIDDEN_STEP",
     "NOTHING_COMMITTED",
     "NOTHING_NEEDED",
     "NOTHING_SPENT",
@@ -84,6 +88,7 @@ __all__ = [
     "NO_TREE",
     "ONE_CANVAS",
     "TARGET",
+    "WHOLE_FORM",
     "AcceptRule",
     "Adapter",
     "Budgets",
@@ -96,6 +101,7 @@ __all__ = [
     "Cost",
     "Decided",
     "Draft",
+    "DraftForm",
     "DraftKind",
     "Drafter",
     "EncoderSpec",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from parlay.types.base import NoiseKey
 from parlay.types.params import SamplingParams
-from parlay.types.runners import Adapter, Skip
+from parlay.types.runners import WHOLE_FORM, Adapter, DraftForm
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -116,7 +116,7 @@ class Layers(Protocol):
         self,
         views: Sequence[SequenceView],
         paths: Sequence[Sequence[int]],
-        skip: Skip,
+        form: DraftForm = WHOLE_FORM,
         rows: int = 1,
         inputs_KH: Tensor | None = None,
     ) -> Tensor:
@@ -124,8 +124,8 @@ class Layers(Protocol):
 
         The last K tokens of every path, at most as many as ``rows``, are read as ``inputs_KH``, if given.
 
-        All sequences run at once. The sub-layers of ``skip`` are left out in these rows and in those that are not
-        cached; what lies before them the target computed in full. A path may be as long as the view's budget. A
+        All sequences run at once. These rows, and those that are not cached, run in ``form``; what lies before them the
+        target computed in full. A path may be as long as the view's budget. A
         path that goes on from the last call's costs only its new rows. No view appears twice.
         """
         ...

@@ -22,6 +22,32 @@ Skip = frozenset[Sublayer]
 
 NO_SKIP: Skip = frozenset()
 
+HIDDEN_STEP = 256
+"""Cached tokens are hidden from drafts by so many at a time: keys of one block of attention."""
+
+
+class DraftForm(NamedTuple):
+    """How a target runs more cheaply than it verifies, to draft for itself.
+
+    It leaves out the sub-layers of ``skip``. With a ``window``, rows see of the cached tokens the first ``sinks`` and
+    the last ``window``, both rounded up to multiples of `HIDDEN_STEP`, and all rows of the draft. With ``bits``, its
+    weights are rounded to so many.
+    """
+
+    skip: Skip = NO_SKIP
+    window: int = 0
+    sinks: int = 0
+    bits: int = 0
+
+    def hidden(self, cached: int) -> tuple[int, int]:
+        """Which of so many cached tokens no row sees: from the first number to before the second."""
+        first = -(-self.sinks // HIDDEN_STEP) * HIDDEN_STEP
+        last = (cached - self.window) // HIDDEN_STEP * HIDDEN_STEP
+        return (first, last) if self.window and first < last else (0, 0)
+
+
+WHOLE_FORM = DraftForm()
+
 
 class Ends(NamedTuple):
     """How long an answer is, where one canvas is the whole of it, after a prompt of a source and a separator.
@@ -101,6 +127,8 @@ class RunnerSpec:
     """Whether a `Segment` may carry `Features`."""
     together: bool = False
     """Whether the last rows of a `Segment` may see each other."""
+    hides: bool = False
+    """Whether a `Segment` may hide cached tokens from its rows."""
     canvas: CanvasSpec | None = None
     """How the model fills canvases, if it was trained to; their rows see each other."""
     encoder: EncoderSpec | None = None
@@ -166,6 +194,10 @@ class Segment(NamedTuple):
 
     All rows of a sequence run with the same ``adapter``, or with none. But where there is a ``mask_adapter``, the
     ``together`` rows run with that one alone.
+
+    Drafts may be approximate. From rows of a ``hidden`` span cached tokens are hidden, from its first number to before
+    its second, which are multiples of `HIDDEN_STEP`. With ``bits`` above 0, which all segments of a forward have alike,
+    the weights are those rounded to so many. Like rows of a forward that skips sub-layers, these can't be kept.
     """
 
     sequence: int
@@ -178,6 +210,13 @@ class Segment(NamedTuple):
     stale: bool = False
     adapter: Adapter | None = None
     mask_adapter: Adapter | None = None
+    hidden: tuple[int, int] = (0, 0)
+    bits: int = 0
+
+    @property
+    def approximate(self) -> bool:
+        """Whether its rows are not those of the model as it is."""
+        return self.bits > 0 or self.hidden != (0, 0)
 
     @property
     def end(self) -> int:
@@ -194,6 +233,7 @@ class Segment(NamedTuple):
         nodes = max(0, self.base - len(self.pending))
         return (
             self.pending == last.pending
+            and (self.hidden, self.bits) == (last.hidden, last.bits)
             and nodes <= len(last.tree) - last.together
             and self.tree.tokens[:nodes] == last.tree.tokens[:nodes]
             and self.tree.parents[:nodes] == last.tree.parents[:nodes]

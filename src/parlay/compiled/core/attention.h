@@ -212,7 +212,8 @@ __attribute__((noinline)) static void attend_span(const Work *work, const Seen *
     own.from = most_of(seen->from, first), own.shared = least_of(seen->shared, own.limit);
     own.end = least_of(seen->end, own.limit);
     clear_sums(work, &work->span);
-    for (int64_t block = own.from / KEYS * KEYS; block < own.end; block += KEYS) attend_block(work, &own, block);
+    for (int64_t block = own.from / KEYS * KEYS; block < own.end; block += KEYS)
+        if (!is_hidden(work->segment, block)) attend_block(work, &own, block);
 }
 
 /* Adds one query's sums over other keys to `to`. In one order of spans they are the same bits wherever that is done. */

@@ -134,6 +134,7 @@ typedef struct {
     int64_t seers, together, block;
     char *const *recent; /* pages of the layers that see the last keys alone, or null. Keys behind all windows may be zeros. */
     int64_t recent_pitch;
+    int64_t hidden_from, hidden_to; /* committed tokens that no row sees; multiples of KEYS (strips.h) */
 } Segment;
 
 /* A row that begins within the model: what the batch's inputs say of it, and x + up(down(x)) of the anchor's state x. */

@@ -69,6 +69,12 @@ INLINE int64_t first_of(const Segment *segment, int64_t window, int64_t row)
     return window && first > 0 ? first : 0;
 }
 
+/* Whether no row sees a block of keys, which are all hidden or none. */
+INLINE int is_hidden(const Segment *segment, int64_t block)
+{
+    return block >= segment->hidden_from && block < segment->hidden_to;
+}
+
 /* Slots of the keys at positions from..limit of the path that a row sees, `from` on. */
 static void path_slots(const Segment *segment, int64_t row, int64_t from, int64_t limit, int64_t *slots)
 {

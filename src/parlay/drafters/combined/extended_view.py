@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from parlay.drafters.per_sequence import History
-from parlay.types import Layers, Request, SequenceView, Skip
+from parlay.types import WHOLE_FORM, DraftForm, Layers, Request, SequenceView
 
 
 class ExtendedView:
@@ -68,11 +68,11 @@ class _ExtendedLayers:
         self,
         views: Sequence[SequenceView],
         paths: Sequence[Sequence[int]],
-        skip: Skip,
+        form: DraftForm = WHOLE_FORM,
         rows: int = 1,
         inputs_KH: Tensor | None = None,
     ) -> Tensor:
-        return self._layers.forward(*_whole(views, paths), skip, rows, inputs_KH)
+        return self._layers.forward(*_whole(views, paths), form, rows, inputs_KH)
 
     def early(self, views: Sequence[SequenceView], paths: Sequence[Sequence[int]], layer: int, rows: int = 1) -> Tensor:
         return self._layers.early(*_whole(views, paths), layer, rows)

@@ -22,7 +22,7 @@ from parlay.options import UsageError
 from parlay.sampling.sampler import ranked
 from parlay.types import (
     NO_DRAFT,
-    NO_SKIP,
+    WHOLE_FORM,
     Draft,
     Features,
     Join,
@@ -161,7 +161,7 @@ class Pass:
     def _drafts(self, views: Sequence[SequenceView], count: int) -> list[Draft]:
         """Chains of ``count`` + 1 tokens, from one forward."""
         paths = [[_TOKEN] * count for _ in views]
-        logits_RV = layers_of(views[0]).forward(views, paths, NO_SKIP, count + 1, self._inputs_MH[:count])
+        logits_RV = layers_of(views[0]).forward(views, paths, WHOLE_FORM, count + 1, self._inputs_MH[:count])
         logits_BCV = logits_RV.view(len(views), count + 1, -1)
         chains: list[list[int]] = [[] for _ in views]
         scores: list[list[float]] = [[] for _ in views]

@@ -15,7 +15,7 @@ from torch import Tensor
 from parlay.drafters.heads.modules import check_tensors
 from parlay.heads.opening import FindHead, OpenHead
 from parlay.heads.proof import GUESSES, LENGTH, Proof, agreement
-from parlay.types import Drafter, NoiseKey, Request, SamplingParams, SequenceView, Skip
+from parlay.types import WHOLE_FORM, Drafter, DraftForm, NoiseKey, Request, SamplingParams, SequenceView
 
 LEAST_AGREEMENT = 0.7
 """Of the target's states. Files of one model in four and in sixteen bits agree to more."""
@@ -152,7 +152,7 @@ class _StoredStates:
         self,
         views: Sequence[SequenceView],
         paths: Sequence[Sequence[int]],
-        skip: Skip,
+        form: DraftForm = WHOLE_FORM,
         rows: int = 1,
         inputs_KH: Tensor | None = None,
     ) -> Tensor:

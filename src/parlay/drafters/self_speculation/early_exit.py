@@ -9,7 +9,7 @@ from parlay.drafters.options import EarlyExitOptions
 from parlay.drafters.resources import Resources
 from parlay.drafters.self_speculation.skipping import ChainDraft, skippable, write_ahead
 from parlay.options import UsageError
-from parlay.types import Draft, Needs, Observation, SequenceView
+from parlay.types import Draft, DraftForm, Needs, Observation, SequenceView
 
 _QUARTER = 4
 
@@ -32,12 +32,12 @@ class EarlyExit:
             raise UsageError(
                 f"strategy {SOURCE}: exit={leave} leaves no layer out: {target.name} has {target.num_layers}"
             )
-        self._skip = frozenset(half for half in target.sublayers if half[1] >= leave)
+        self._form = DraftForm(frozenset(half for half in target.sublayers if half[1] >= leave))
         self._threshold = options.threshold
 
     def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
         plans = [ChainDraft(view, budget, self._threshold) for view, budget in zip(views, budgets, strict=True)]
-        write_ahead(plans, self._skip)
+        write_ahead(plans, self._form)
         return [plan.chain(SOURCE) for plan in plans]
 
     def observe(self, observations: Sequence[Observation]) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from parlay.drafters.self_speculation.skipping import layers_of
 from parlay.sampling.sampler import ranked
-from parlay.types import Request, SequenceView, Skip, Sublayer
+from parlay.types import DraftForm, Request, SequenceView, Skip, Sublayer
 
 _STARTUP = 10  # sets that are tried at random before the estimator is asked
 _GOOD = 0.2  # part of the tried sets that counts as good
@@ -148,7 +148,7 @@ def agreement(view: SequenceView, window: int, skip: Skip) -> float:
 
     One forward: row i sees the true tokens before it, the latest of them through the same few sub-layers.
     """
-    logits_RV = layers_of(view).forward([view], [()], skip, rows=window + 1)[:-1]
+    logits_RV = layers_of(view).forward([view], [()], DraftForm(skip), rows=window + 1)[:-1]
     start = len(view.tokens) - window
     past = _Past(view.sequence, view.request, view.tokens[:start], view.prompt_length)
     truth = list(view.tokens[start:])

@@ -11,7 +11,7 @@ from parlay.drafters.resources import Resources
 from parlay.drafters.self_speculation.layer_search import Halt, OnlineSearch, ParzenSearch, speedup
 from parlay.drafters.self_speculation.skipping import ChainDraft, middle, named, skippable, write_ahead
 from parlay.options import UsageError
-from parlay.types import Draft, Needs, Observation, SequenceView, Skip
+from parlay.types import Draft, DraftForm, Needs, Observation, SequenceView, Skip
 
 _MATCH_DECAY = 0.5  # of the match rate, per step; the paper's beta 1
 _STEP = 0.01  # by which the threshold wants to move
@@ -61,7 +61,7 @@ class LayerSkip:
         plans = [
             ChainDraft(view, budget, stop.threshold) for view, budget, stop in zip(views, budgets, stops, strict=True)
         ]
-        write_ahead(plans, self._search.best)
+        write_ahead(plans, DraftForm(self._search.best))
         for stop, plan in zip(stops, plans, strict=True):
             stop.full = len(plan.tokens) == plan.budget
         return [plan.chain(SOURCE) for plan in plans]

@@ -9,7 +9,7 @@ from parlay.drafters.draft_models.guesses import Guess, paired, probabilities
 from parlay.drafters.resources import Resources
 from parlay.options import UsageError
 from parlay.sampling.sampler import ranked
-from parlay.types import Draft, Layers, RunnerSpec, SequenceView, Skip, Sublayer, trees
+from parlay.types import Draft, DraftForm, Layers, RunnerSpec, SequenceView, Skip, Sublayer, trees
 
 
 def skippable(source: str, resources: Resources) -> RunnerSpec:
@@ -85,12 +85,12 @@ class ChainDraft:
         return trees.chain(self.tokens, source, [level[0][1] for level in self.levels])
 
 
-def write_ahead(plans: Sequence[ChainDraft], skip: Skip, width: int = 1) -> None:
+def write_ahead(plans: Sequence[ChainDraft], form: DraftForm, width: int = 1) -> None:
     """Token by token, all sequences at once, each step with the request's own sampler and noise."""
     plans = [plan for plan in plans if plan.budget > 0]
     while plans:
         views, paths = [plan.view for plan in plans], [plan.tokens for plan in plans]
-        logits_RV = layers_of(views[0]).forward(views, paths, skip)
+        logits_RV = layers_of(views[0]).forward(views, paths, form)
         probs_RV = probabilities(logits_RV, views)
         found = paired(ranked(logits_RV, views, paths, width), probs_RV)
         tops = probs_RV.amax(-1).tolist()

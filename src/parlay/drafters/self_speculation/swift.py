@@ -10,7 +10,7 @@ from parlay.drafters.resources import Resources
 from parlay.drafters.self_speculation.layer_search import Halt, OnlineSearch, ParzenSearch
 from parlay.drafters.self_speculation.skipping import ChainDraft, inner, middle, skippable, write_ahead
 from parlay.options import UsageError
-from parlay.types import NO_DRAFT, Draft, Needs, Observation, SequenceView, Tree
+from parlay.types import NO_DRAFT, Draft, DraftForm, Needs, Observation, SequenceView, Tree
 
 
 class Swift:
@@ -49,7 +49,7 @@ class Swift:
     def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
         self._search.step(views)
         plans = [ChainDraft(view, budget, self._threshold) for view, budget in zip(views, budgets, strict=True)]
-        write_ahead(plans, self._search.best, self._width)
+        write_ahead(plans, DraftForm(self._search.best), self._width)
         return [comb(plan) for plan in plans]
 
     def observe(self, observations: Sequence[Observation]) -> None:

@@ -172,6 +172,7 @@ def _fill(at: structs.SegmentStruct, place: Rows, span: _Span, pointed: list[obj
     at.pending, at.nodes = span.end - nodes, nodes  # a chain is more of the text
     at.base, at.begin = span.first, span.begin - span.first
     at.together, at.block = place.together, place.block
+    at.hidden_from, at.hidden_to = place.hidden
     if nodes:
         parents = (ctypes.c_int32 * nodes)(*place.tree.parents[:nodes])
         at.parents = ctypes.addressof(parents)

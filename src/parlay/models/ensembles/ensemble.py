@@ -277,6 +277,7 @@ def _spec_of(specs: Sequence[RunnerSpec], summary: str) -> RunnerSpec:
         kernels=f"{summary}; {first.kernels}",
         features=False,
         together=False,
+        hides=False,
         canvas=None,
         kv_heads=0,
         head_dim=0,

@@ -61,13 +61,13 @@ class GuidedRunner(WrappedRunner):
         return self._inner.reserve(sequence, tokens) and (guided is None or guided.negative.reserve(tokens))
 
     def forward(self, segments: Sequence[Segment], taps: Sequence[int] = (), skip: Skip = NO_SKIP) -> Output:
-        if skip or self._unguided(segments):
+        if self._is_plain(segments, skip):
             return self._inner.forward(segments, taps, skip)
         return self.begin(segments, taps, skip)()
 
     def begin(self, segments: Sequence[Segment], taps: Sequence[int] = (), skip: Skip = NO_SKIP) -> Finish:
         """Begin a forward, with the negative segments after the others."""
-        if skip or self._unguided(segments):
+        if self._is_plain(segments, skip):
             return self._inner.begin(segments, taps, skip)
         negatives: list[Segment] = []
         pairs: list[_Pair] = []
@@ -82,7 +82,10 @@ class GuidedRunner(WrappedRunner):
         ran = sum(segment.rows for segment in segments)
         return lambda: _guide(finish(), pairs, len(segments), ran)
 
-    def _unguided(self, segments: Sequence[Segment]) -> bool:
+    def _is_plain(self, segments: Sequence[Segment], skip: Skip) -> bool:
+        """Whether nothing is guided: no sequence, or drafts by the model's layers."""
+        if skip or any(segment.approximate for segment in segments):
+            return True
         return self._guided.keys().isdisjoint([segment.sequence for segment in segments])
 
     def keep(self, sequence: int, path: Sequence[int]) -> int:

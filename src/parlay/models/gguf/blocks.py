@@ -7,6 +7,8 @@ for the scales with the least weighted error (`rounding`). N blocks of K weights
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -14,10 +16,16 @@ from torch import Tensor
 from parlay.models.gguf import rounding
 from parlay.models.weights.dequantize import NONLINEAR
 from parlay.models.weights.formats import Format
+from parlay.models.weights.fused import Operand, as_tensor, multiplied
+from parlay.models.weights.quantize import Int8Weight
+from parlay.models.weights.stored import StoredTensor
+from parlay.system import threads
 
 _CHUNK = 1 << 18
 """Weights that are rounded at a time, so that what is made on the way stays in the processor's cache."""
 _Writer = Callable[[Tensor, Tensor | None], Tensor]
+ROUNDED = {4: Format.Q4_0, 8: Format.Q8_0}
+"""The format of weights that are rounded to so many bits when a model is loaded."""
 
 
 def encoded(format: Format, rows_RI: Tensor, importance_I: Tensor | None = None) -> Tensor:
@@ -35,6 +43,30 @@ def encoded(format: Format, rows_RI: Tensor, importance_I: Tensor | None = None)
         weights = None if importance_I is None else importance_I.expand_as(part).reshape(-1, format.block)
         out_RB[start : start + step] = WRITERS[format](part.reshape(-1, format.block), weights).view(-1, row_bytes)
     return out_RB
+
+
+def rounded(weights: Mapping[str, Operand], bits: int) -> dict[str, Operand]:
+    """A checkpoint whose matrices are rounded to blocks of so many bits (`ROUNDED`), where they have more.
+
+    Matrices whose rows are no whole blocks stay as they are. Raises ValueError where none can be rounded.
+    """
+    found, format = multiplied(weights), ROUNDED[bits]
+    wide = {
+        name: weight
+        for name, weight in found.items()
+        if weight.shape[-1] % format.block == 0
+        and not (isinstance(weight, StoredTensor) and weight.format.bits <= format.bits)
+    }
+    if not wide:
+        raise ValueError(f"no matrix has more than {bits} bits and rows of whole blocks of {format.block}")
+
+    def blocks(weight: Operand) -> StoredTensor:
+        numbers = weight.dense(torch.float32) if isinstance(weight, Int8Weight) else as_tensor(weight, torch.float32)
+        return StoredTensor(format, tuple(weight.shape), encoded(format, numbers))
+
+    with ThreadPoolExecutor(threads.count(), initializer=partial(torch.set_num_threads, 1)) as pool:
+        made = pool.map(blocks, wide.values())
+        return {**weights, "lm_head.weight": found["lm_head.weight"], **dict(zip(wide, made, strict=True))}
 
 
 def _usual(x_NK: Tensor) -> Tensor:

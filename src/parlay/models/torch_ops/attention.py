@@ -97,7 +97,8 @@ class ExactAttention:
         seen = _round_up(run.end, self._form.keys)
         _, kv_heads, width = out_TKW.shape
         adjacent = run.rows[-1] - first == length - 1
-        hidden = {window: self._hide(run, padded, seen, window) for window in {form.window for form in self._forms}}
+        windows = {form.window for form in self._forms}
+        hidden = {window: self._hide(run, padded, seen, window, keys.hidden) for window in windows}
         return _Tile(
             queries=queries_KQD[:, first * group : first * group + padded],
             gather=None if adjacent else _Gather(queries_KQD[:, : len(out_TKW) * group], torch.tensor(run.rows), group),
@@ -113,9 +114,9 @@ class ExactAttention:
             prefix=prefix,
         )
 
-    def _hide(self, run: Run, padded: int, seen: int, window: int | None) -> _Hidden:
-        """Minus infinity where one of the run's rows, padded, must not see one of the ``seen`` keys."""
-        if window is None and not run.together:
+    def _hide(self, run: Run, padded: int, seen: int, window: int | None, span: tuple[int, int]) -> _Hidden:
+        """Minus infinity where one of the run's rows, padded, must not see a key; none sees those of ``span``."""
+        if window is None and not run.together and not span[1]:
             first = run.position + 1
             return _Hidden(first, self._hidden[:padded, : seen - first])
         rows, keys = torch.arange(padded)[:, None] // self._heads.group, torch.arange(seen)
@@ -123,6 +124,7 @@ class ExactAttention:
         hidden = keys >= run.end if run.together else keys > own
         if window is not None:
             hidden = hidden | (keys <= own - window)
+        hidden = hidden | ((keys >= span[0]) & (keys < span[1]))
         return _Hidden(0, torch.zeros(padded, seen, dtype=self._dtype).masked_fill_(hidden, -torch.inf))
 
 
@@ -132,7 +134,7 @@ class Keys:
 
     Committed and pending rows have the slots of their positions, nodes those from ``nodes_at`` on. Where the tree
     branches, the slots between are free: paths are laid there. ``there`` nodes have run before. S is a multiple of what
-    products are padded to.
+    products are padded to. No row sees the slots of the ``hidden`` span.
     """
 
     buffer: Tensor
@@ -141,6 +143,7 @@ class Keys:
     root_end: int
     nodes_at: int
     there: int
+    hidden: tuple[int, int]
 
     @staticmethod
     def of(rows: StepRows, place: Rows, heads: Heads, multiple: int, dtype: torch.dtype) -> Keys:
@@ -149,7 +152,7 @@ class Keys:
         slots = _round_up(nodes_at + nodes, multiple)
         buffer = torch.zeros(2, heads.num_kv_heads, slots, heads.head_dim, dtype=dtype)
         first, there = min(rows.known, root_end), max(0, place.base - place.pending)
-        return Keys(buffer, rows, first, root_end, nodes_at, there)
+        return Keys(buffer, rows, first, root_end, nodes_at, there, place.hidden)
 
     def spans(self) -> list[tuple[int, int, int]]:
         """The rows that run, as spans of neighbouring slots: first row, row behind the last, first slot."""

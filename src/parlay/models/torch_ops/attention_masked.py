@@ -33,7 +33,7 @@ class MaskedAttention:
         windows = {form.window for form in self._forms}
         masks = {
             window: None
-            if alone and (window is None or window >= keys)
+            if alone and not place.hidden[1] and (window is None or window >= keys)
             else _mask(place, prefix, window).to(rows.positions.device)
             for window in windows
         }
@@ -144,6 +144,7 @@ def _mask(place: Rows, prefix: SeenPrefix | None, window: int | None) -> Tensor:
         root = start + pending - 1
         slots = torch.tensor([*range(root + 1), *(root + depth for depth in trees.depths(place.tree))])
         seen &= slots > slots[start:, None] - window
+    seen[:, slice(*place.hidden)] = False
     seen = seen[place.base :]
     if prefix is None:
         return seen

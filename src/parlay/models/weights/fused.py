@@ -295,11 +295,8 @@ def rows_of(weight: Operand, ids_N: Tensor) -> Tensor:
     return weight.dense(torch.float32)[ids_N]
 
 
-def in_eight_bits(weights: Mapping[str, Operand]) -> dict[str, Operand]:
-    """The checkpoint with every matrix of numbers that enters products rounded, the embedding as it was.
-
-    Matrices in blocks are in few bits already, and stay. Raises ValueError where all are.
-    """
+def multiplied(weights: Mapping[str, Operand]) -> dict[str, Operand]:
+    """The matrices of a checkpoint that enter products, but routers: those of the layers, and the LM head."""
     embedding = weights["model.embed_tokens.weight"]
     read_by_row = (embedding, weights.get("model.embed_tokens_per_layer.weight"))
     matrices = {
@@ -307,9 +304,17 @@ def in_eight_bits(weights: Mapping[str, Operand]) -> dict[str, Operand]:
         for name, weight in weights.items()
         if len(weight.shape) == 2 and not any(weight is each for each in read_by_row) and not name.endswith(ROUTERS)
     }
+    return {"lm_head.weight": embedding} | matrices
+
+
+def in_eight_bits(weights: Mapping[str, Operand]) -> dict[str, Operand]:
+    """The checkpoint with every matrix of numbers that enters products rounded, the embedding as it was.
+
+    Matrices in blocks are in few bits already, and stay. Raises ValueError where all are.
+    """
     numbers = {
         name: weight if isinstance(weight, Tensor) else as_tensor(weight, torch.float32)
-        for name, weight in ({"lm_head.weight": embedding} | matrices).items()
+        for name, weight in multiplied(weights).items()
         if isinstance(weight, Tensor) or (isinstance(weight, StoredTensor) and weight.format.plain is not None)
     }
     if not numbers:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from parlay.drafters.options import (
     EARLY_EXIT,
     LAYER_SKIP,
+    SELF_DRAFT,
     SET_BLOCK,
     SWIFT,
     EarlyExitOptions,
     LayerSkipOptions,
+    SelfDraftOptions,
     SetBlockOptions,
     SwiftOptions,
 )
@@ -55,6 +57,19 @@ ENTRIES = (
         k=25,
         factory="parlay.drafters.self_speculation.swift:Swift",
         toys=("window=4,every=3,width=3",),
+    ),
+    StrategyEntry(
+        name=SELF_DRAFT,
+        family="self",
+        training="none",
+        needs="Parlay's own decoder, in one process",
+        summary="The target drafts for itself with weights of fewer bits, or with the newest of its cached keys.",
+        when="weights of 16 or 8 bits without a draft model (bits=4), or texts of 8,000 tokens and more (window)",
+        reference="Sadhukhan et al. 2024 (MagicDec), arXiv:2408.11049",
+        options=SelfDraftOptions,
+        k=8,
+        factory="parlay.drafters.self_speculation.self_draft:SelfDraft",
+        toys=("bits=4",),
     ),
     StrategyEntry(
         name=SET_BLOCK,

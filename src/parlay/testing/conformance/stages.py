@@ -69,7 +69,7 @@ def runner_stage(
 
 
 def _resources(shelf: RunnerCache, draft: str, target: RunnerSpec) -> Resources:
-    """With tokenizers of two kinds: the draft model's is another one than the target's."""
+    """With tokenizers of two kinds: the draft model's is another one than the target's. Targets are rounded already."""
     return Resources(
         target.vocab_size,
         shelf,
@@ -79,6 +79,7 @@ def _resources(shelf: RunnerCache, draft: str, target: RunnerSpec) -> Resources:
         target=target,
         find_head=random_heads(target),
         open_drafter=lambda _: copying_link(target.vocab_size),
+        round_weights=lambda bits: None,
     )
 
 
@@ -163,7 +164,7 @@ def native_stage(dtype: torch.dtype, context: int = 4096) -> Stage:
     disturbed = {name: tensor + 0.1 * tensor.std() * torch.randn_like(tensor) for name, tensor in weights.items()}
 
     def open_runner(weights: Mapping[str, Tensor], capacity: int) -> Runner:
-        return NativeRunner(
+        runner = NativeRunner(
             config,
             {name: tensor.clone() for name, tensor in weights.items()},
             dtype=dtype,
@@ -171,6 +172,8 @@ def native_stage(dtype: torch.dtype, context: int = 4096) -> Stage:
             max_tokens_cached=capacity,
             name="tiny",
         )
+        runner.round_weights(4, weights)
+        return runner
 
     name = f"native {str(dtype).removeprefix('torch.')}"
     return runner_stage(name, partial(open_runner, weights), partial(open_runner, disturbed, 8192))

@@ -1,0 +1,187 @@
+"""The target drafts for itself with weights of fewer bits and part of its cached keys; the text stays its own."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import parlay
+from parlay import LLM, SamplingParams
+from parlay.compiled.library import SWITCH
+from parlay.drafters.resources import Resources
+from parlay.drafters.self_speculation.self_draft import SelfDraft
+from parlay.models.config import DecoderConfig
+from parlay.models.gguf.blocks import rounded
+from parlay.models.native import NativeRunner
+from parlay.options import UsageError
+from parlay.strategies.building import build
+from parlay.strategies.spelling import parse
+from parlay.testing.checkpoints import VOCAB_SIZE, random_model
+from parlay.testing.conformance.stages import tiny_llama
+from parlay.types import HIDDEN_STEP, DraftForm, Segment, Tree
+from tests.drafters.own_layers import TARGET, VOCAB
+from tests.drafters.sight import no_runner
+
+TEXT = tuple(11 * place % (VOCAB_SIZE - 1) for place in range(700))
+GREEDY = SamplingParams(temperature=0, max_tokens=24)
+
+
+@pytest.fixture(params=["compiled", "torch"])
+def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "torch":
+        monkeypatch.setenv(SWITCH, "0")
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    return LLM("parlay-mini", strategy="none")
+
+
+def weights(dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+    return {name: tensor.to(dtype).clone() for name, tensor in random_model("llama").state_dict().items()}
+
+
+def opened(config: DecoderConfig, text: tuple[int, ...] = TEXT, **of_weights: Tensor) -> NativeRunner:
+    """A runner in float32 that has a text in its cache, and room for some more."""
+    runner = NativeRunner(
+        config, of_weights, dtype=torch.float32, device=torch.device("cpu"), max_tokens_cached=4096, name="tiny"
+    )
+    runner.open(0, ())
+    assert runner.reserve(0, len(TEXT) + 20)
+    if text:
+        runner.forward([Segment(0, text, logits_from=len(text))])
+        runner.keep(0, ())
+    return runner
+
+
+def masked(hidden: tuple[int, int], more: tuple[int, ...]) -> Tensor:
+    """What transformers says after each of ``more`` tokens, from which a span of the text before is hidden."""
+    model, ids = random_model("llama"), torch.tensor([[*TEXT, *more]])
+    seen = torch.ones(ids.shape[1], ids.shape[1], dtype=torch.bool).tril()
+    seen[len(TEXT) :, slice(*hidden)] = False
+    mask = torch.zeros(seen.shape).masked_fill(~seen, -torch.inf)[None, None]
+    with torch.inference_mode():
+        logits: Tensor = model(ids, attention_mask=mask).logits[0, len(TEXT) :]
+    return logits
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("hidden", [(0, 256), (256, 512), (0, 512)])
+def test_hidden_tokens_are_as_masked_ones(hidden: tuple[int, int]) -> None:
+    """Of a chain, of a branching tree, and of what goes on from a base; the text's own rows stay whole."""
+    runner, known = opened(tiny_llama(1024), **weights()), masked(hidden, (3, 5, 8))
+    chain = Segment(0, (3, 5, 8), hidden=hidden)
+    torch.testing.assert_close(runner.forward([chain]).logits_RV, known, rtol=1e-4, atol=1e-4)
+    runner.forward([chain._replace(pending=(3, 5), logits_from=2)])
+    tree = Segment(0, (3,), Tree((5, 7, 8), (-1, -1, 0)), hidden=hidden)
+    torch.testing.assert_close(runner.forward([tree]).logits_RV[[0, 1, 3]], known, rtol=1e-4, atol=1e-4)
+    deeper = tree._replace(tree=Tree((5, 7, 8, 9), (-1, -1, 0, 1)), base=4, logits_from=4)
+    other = masked(hidden, (3, 7, 9))
+    torch.testing.assert_close(runner.forward([deeper]).logits_RV, other[2:], rtol=1e-4, atol=1e-4)
+    plain = runner.forward([Segment(0, (3, 5, 8))]).logits_RV
+    torch.testing.assert_close(plain, masked((0, 0), (3, 5, 8)), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("bits", [4, 8])
+def test_rounded_weights_are_a_model_of_these_weights(bits: int) -> None:
+    """To the last bit; the model's own weights are as before."""
+    config, own, text = tiny_llama(1024), weights(), TEXT[:40]
+    runner, alone = opened(config, (), **own), opened(config, (), **rounded(own, bits))  # type: ignore[arg-type]
+    runner.round_weights(bits, own)
+    segment = Segment(0, text)
+    drafted = runner.forward([segment._replace(bits=bits)]).logits_RV
+    assert torch.equal(drafted, alone.forward([segment]).logits_RV)
+    assert torch.equal(runner.forward([segment]).logits_RV, opened(config, (), **own).forward([segment]).logits_RV)
+
+
+@pytest.mark.parametrize(
+    ("segment", "words"),
+    [
+        (Segment(0, (1,), hidden=(0, 768)), "only cached ones"),
+        (Segment(0, (1,), hidden=(3, 256)), f"steps are {HIDDEN_STEP}"),
+        (Segment(0, (1,), hidden=(512, 256)), "can't be hidden"),
+        (Segment(0, (1,), hidden=(256, 512), base=-300), "only cached ones"),
+        (Segment(0, (1,), bits=4), "no weights of 4 bits"),
+    ],
+)
+def test_what_can_not_be_hidden_is_said(segment: Segment, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        opened(tiny_llama(1024), **weights()).forward([segment])
+
+
+def test_approximate_rows_serve_no_others() -> None:
+    """They are neither kept nor the base of rows in another form."""
+    runner = opened(tiny_llama(1024), **weights())
+    runner.forward([Segment(0, (3,), hidden=(256, 512))])
+    with pytest.raises(ValueError, match="run them again"):
+        runner.forward([Segment(0, (3,), Tree((5,), (-1,)), logits_from=1, base=1)])
+    runner.forward([Segment(0, (3,), hidden=(256, 512))])
+    with pytest.raises(AssertionError, match="can't be kept"):
+        runner.keep(0, ())
+
+
+def test_a_window_ends_at_whole_steps() -> None:
+    form = DraftForm(window=512, sinks=4)
+    assert [form.hidden(cached) for cached in (100, 768, 1023, 1024, 5000)] == [
+        (0, 0), (0, 0), (0, 0), (256, 512), (256, 4352),
+    ]  # fmt: skip
+    assert DraftForm(window=256, sinks=0).hidden(600) == (0, 256)
+    assert DraftForm(bits=4).hidden(5000) == (0, 0)
+
+
+def test_the_step_is_a_block_of_the_compiled_decoder() -> None:
+    header = (Path(parlay.__file__).parent / "compiled" / "core" / "strips.h").read_text()
+    assert re.search(rf"#define KEYS {HIDDEN_STEP}\b", header)
+
+
+@pytest.mark.parametrize("form", ["window=256,sinks=1", "bits=4,window=256", "bits=8"])
+def test_the_text_is_that_of_plain_decoding(llm: LLM, form: str) -> None:
+    """Behind a text that is longer than the window, greedy and sampled, several at once."""
+    words = " ".join(f"word{number} and {number * 7 % 13}" for number in range(120))
+    prompts, sampled = [words, f"{words} then"], SamplingParams(temperature=0.8, max_tokens=24, seed=3)
+    strategy = f"self-draft:{form},k=4,policy=fixed,min_p=0"
+    for params in (GREEDY, sampled):
+        plain = llm.generate(prompts, params)
+        drafted = llm.generate(prompts, params, strategy=strategy)
+        assert [one.chosen.token_ids for one in drafted] == [one.chosen.token_ids for one in plain]
+        assert sum(one.chosen.sources.count("self-draft") for one in drafted) > 8
+
+
+def test_a_text_within_the_window_is_not_drafted_for(llm: LLM) -> None:
+    (output,) = llm.generate(["Once upon a time"], GREEDY, strategy="self-draft")
+    assert set(output.chosen.sources) == {"target"}
+
+
+def test_what_can_not_draft_for_itself_says_so(llm: LLM) -> None:
+    """Other decoders, forms that are no cheaper, and weights that have no more bits."""
+
+    def made(settings: str, **changes: object) -> SelfDraft:
+        resources = Resources(VOCAB, no_runner, target=replace(TARGET, hides=True, name="it"))
+        drafter = build(parse(f"self-draft:{settings}"), replace(resources, **changes))
+        assert isinstance(drafter, SelfDraft)
+        return drafter
+
+    def no_more(bits: int) -> None:
+        raise ValueError("no matrix has more than 4 bits")
+
+    with pytest.raises(UsageError, match="in a cheaper form"):
+        made("", target=replace(TARGET, hides=False))
+    with pytest.raises(UsageError, match="set one of them"):
+        made("window=0")
+    with pytest.raises(UsageError, match="choose 4 or 8"):
+        made("bits=5")
+    with pytest.raises(UsageError, match="from a file"):
+        made("bits=4")
+    with pytest.raises(UsageError, match="no matrix has more than 4 bits; set window"):
+        made("bits=4", round_weights=no_more)
+    four = rounded(weights(), 4)
+    with pytest.raises(ValueError, match="more than 4 bits"):
+        rounded(
+            {name: weight for name, weight in four.items() if len(weight.shape) < 2 or weight.shape[-1] % 32 == 0}, 4
+        )
