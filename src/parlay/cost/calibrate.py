@@ -104,7 +104,7 @@ def load(path: Path) -> MachineCalibration:
     try:
         content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         if content["format"] != FORMAT:
-            raise ParlayError(f"{path} has format {content['format']} and not {FORMAT}: calibrate anew")
+            raise ParlayError(f"{path} has format {content['format']} and not {FORMAT}: run parlay plan --calibrate")
         machine = _machine(content["machine"])
         links = {name: _link(link) for name, link in content.get("links", {}).items()}
         return MachineCalibration(machine, content["provenance"], tuple(map(_sample, content["samples"])), links)

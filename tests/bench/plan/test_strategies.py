@@ -37,6 +37,14 @@ def test_a_draft_model_writes_with_its_own_shape_and_the_target_with_some_of_its
     assert skipping.num_layers == 12  # two stay, and half of the other twenty
 
 
+def test_a_target_that_drafts_for_itself_has_fewer_bits_and_keys() -> None:
+    large, chances = Models(replace(TINY, weight_bytes=2.0)), Acceptance((0.9,))
+    rounded = plan(parse("self-draft:bits=4,window=0"), large, chances).drafter
+    assert rounded == replace(large.target, weight_bytes=4.5 / 8)
+    recent = plan(parse("self-draft:window=256,sinks=4"), large, chances).drafter
+    assert recent == replace(large.target, recent_layers=TINY.num_layers, recent_tokens=260)
+
+
 def test_a_head_costs_a_layer_for_each_level_and_heads_side_by_side_one_product_for_all() -> None:
     big = Models(replace(TINY, hidden_size=4096, intermediate_size=14336, vocab_size=128_256, num_layers=32))
     eagle3, medusa = plan(parse("eagle3"), big, Acceptance((0.7,))), plan(parse("medusa"), big, Acceptance((0.7,)))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from parlay.bench.plan.heads import HEADS
 from parlay.cost.roofline import ModelShape
 from parlay.cost.speed import DraftPlan
+from parlay.drafters.options import SELF_DRAFT
 from parlay.strategies.catalogue import catalogue, find
 from parlay.strategies.entry import DEFAULT_STRATEGY, StrategyEntry
 from parlay.strategies.spelling import StrategySpec, parse
@@ -151,9 +152,24 @@ def _drafter(spec: StrategySpec, family: str, models: Models) -> ModelShape | No
         if models.draft is None:
             raise ValueError(f"strategy {spec} drafts with a model: name it with --draft-model")
         return models.draft
+    if spec.name == SELF_DRAFT:
+        return _in_cheaper_form(spec, models.target)
     if family == _SELF:
         return replace(models.target, num_layers=_layers_that_draft(spec, models.target.num_layers))
     return None
+
+
+def _in_cheaper_form(spec: StrategySpec, target: ModelShape) -> ModelShape:
+    """The target with weights of fewer bits, of which blocks of 32 share a scale of 16, and only its newest keys."""
+    bits, window, sinks = (spec.settings[name] for name in ("bits", "window", "sinks"))
+    assert isinstance(bits, int)
+    assert isinstance(window, int)
+    assert isinstance(sinks, int)
+    shape = replace(target, weight_bytes=min(target.weight_bytes, (bits + 0.5) / 8)) if bits else target
+    if not window or target.sums is not None:  # layers that differ are taken to see all keys
+        return shape
+    seen = min(window + sinks, target.recent_tokens or window + sinks)
+    return replace(shape, recent_layers=target.num_layers, recent_tokens=seen)
 
 
 def _layers_that_draft(spec: StrategySpec, layers: int) -> int:
