@@ -72,7 +72,8 @@ class CachedText:
     """Token i has slot i of ``table``. The first ``indexed`` pages are full, and other texts can find them.
 
     In the place of ``lent`` pages, by their numbers, the table has borrowed ones until the next commit. Layers that see
-    the last keys alone have pages in ``recent``, of which the first ``forgotten`` are blank.
+    the last keys alone have pages in ``recent``, of which the first ``forgotten`` are blank. The last
+    reservation ``promised`` so many pages; what the table has beyond them is for copies.
     """
 
     salt: str
@@ -83,6 +84,7 @@ class CachedText:
     lent: dict[int, Page] = field(default_factory=dict)
     recent: PageTable = field(default_factory=PageTable)
     forgotten: int = 0
+    promised: int = 0
 
     def row(self, slot: int) -> tuple[Tensor, ...]:
         """Views of what is cached of one token, in all layers."""

@@ -80,9 +80,8 @@ class Store(Holdings):
     def reserve(self, sequence: int, tokens: int) -> bool:
         """Make room for ``tokens`` in all, scratch included; False while others hold it.
 
-        If others use the page of the next row too, that includes memory for a copy of this page. If others may only
-        find it, the copy is reserved if there is memory for it. Raises OutOfRoom if even an empty cache could not hold
-        so many.
+        That includes memory for a copy of the page of the next row, if others use it too; if they may only find it,
+        where there is memory. Raises OutOfRoom if even an empty cache could not hold so many.
         """
         entry = self._entry(sequence)
         if tokens > self.capacity() or (self._recent and self._room.bytes_for(tokens) > self._budget.total):
@@ -90,10 +89,12 @@ class Store(Holdings):
                 f"a sequence of {tokens} tokens does not fit a cache of {self.capacity()}, which is "
                 f"{format_bytes(self._budget.total)}: allow more memory"
             )
-        shared = entry.tail is not None and entry.tail.users > 1
-        if self._grow(entry, pages_for(tokens) + (shared or self._is_wanted(entry))):
+        shared, pages = entry.tail is not None and entry.tail.users > 1, pages_for(tokens)
+        copies = shared or self._is_wanted(entry)
+        if self._grow(entry, pages + copies) or (not shared and self._grow(entry, pages)):
+            entry.promised = pages
             return True
-        return not shared and self._grow(entry, pages_for(tokens))
+        return False
 
     def ids(self, segment: Segment) -> Sequence[int]:
         """The tokens of the segment's rows that run."""
@@ -288,13 +289,14 @@ class Store(Holdings):
             raise ValueError(
                 f"sequence {sequence} has room for {reserved * BLOCK} tokens and needs {rows}: reserve them first"
             )
-        tail, rows = entry.tail, max(rows, len(entry.tokens))
+        tail, pages = entry.tail, pages_for(max(rows, len(entry.tokens)))
         if self._recent is not None:
-            self._take_recent(entry, pages_for(rows) - len(entry.recent))
+            self._take_recent(entry, pages - len(entry.recent))
         if tail is None:
             return
-        if tail.users > 1 or (self._is_wanted(entry) and len(entry.table) > pages_for(rows)):
-            copy = self._page_for_copy(entry, rows)
+        pages = max(pages, entry.promised)  # later rows of this step may need them
+        if tail.users > 1 or (self._is_wanted(entry) and len(entry.table) > pages):
+            copy = self._page_for_copy(entry, pages)
             copy.rows.copy_(tail.rows)
             before = entry.table.replace(len(entry.tokens) // BLOCK, copy)
             if self._recent is not None:
@@ -347,13 +349,13 @@ class Store(Holdings):
             self.pool.give(entry.table.lend(number, page))
         entry.lent.clear()
 
-    def _page_for_copy(self, entry: CachedText, rows: int) -> Page:
-        """A page that `reserve` took beyond these rows, or a new one, which may exceed the budget for a while.
+    def _page_for_copy(self, entry: CachedText, pages: int) -> Page:
+        """A page that `reserve` took beyond so many, or a new one, which may exceed the budget for a while.
 
         There is none from `reserve` if the last page was shared only afterwards.
         """
         number = len(entry.tokens) // BLOCK
-        if len(entry.table) > pages_for(rows):
+        if len(entry.table) > pages:
             page = entry.table.pop()
             if page.rank == self._spread.owner(number):
                 return page
