@@ -15,9 +15,10 @@ from parlay.cache.pages import Page
 from parlay.compiled.build import LIBRARY
 from parlay.compiled.library import SWITCH
 from parlay.llm.vocabulary import open_draft
+from parlay.models.choosing import CacheRefused
 from parlay.models.compiled.layout import write_in_blocks
 from parlay.models.config import DecoderConfig
-from parlay.models.native import CacheRefused, NativeRunner
+from parlay.models.native import NativeRunner
 from parlay.models.random_decoder import save_decoder
 from parlay.options import LoadOptions, UsageError
 from parlay.types import Features, Prefix, Segment, Tree

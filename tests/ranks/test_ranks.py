@@ -13,10 +13,10 @@ from parlay import models
 from parlay.cache import Spread
 from parlay.cache.pages import STRIP
 from parlay.llm.adapters import Adapters
+from parlay.models.choosing import choose_forward
 from parlay.models.config import DecoderConfig
 from parlay.models.forward import Part
 from parlay.models.loading import read_config
-from parlay.models.native import choose_forward
 from parlay.models.random_decoder import save_decoder
 from parlay.options import LoadOptions, RankOptions
 from parlay.ranks.leader import Leader

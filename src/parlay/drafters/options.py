@@ -220,7 +220,7 @@ SELF_DRAFT = "self-draft"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelfDraftOptions(Options):
-    """What of the target's weights and cached keys its drafts use, and where a draft ends."""
+    """Which weights and cached keys of the target its drafts use, and where a draft ends."""
 
     bits: int = option(0, "weights are rounded to so many bits, 4 or 8, when the strategy is opened; 0: as they are")
     window: int = option(512, "last cached tokens that drafts see; 0: all", low=0)

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from parlay import models
 from parlay.cache import Budget
+from parlay.models.choosing import CacheRefused
 from parlay.models.fetch.resolving import BUILT_IN_DRAFTS, resolve, resolve_tokenizer
 from parlay.models.loading import load_tokenizer, read_config
-from parlay.models.native import CacheRefused
 from parlay.models.tokenizers.folder import has_tokenizer
 from parlay.options import LoadOptions
 from parlay.structured.grammars import Grammars

@@ -5,33 +5,30 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from functools import lru_cache, partial
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 
 from parlay.cache import BLOCK, Budget, Rows, Store
-from parlay.compiled.library import NotBuilt, NotLoaded
+from parlay.models.choosing import MakeForward, choose_forward
 from parlay.models.compiled.forward import CompiledForward
 from parlay.models.compiled.weights import Packed, nobody
-from parlay.models.config import DecoderConfig, UnsupportedModel
+from parlay.models.config import DecoderConfig
 from parlay.models.forward import (
-    WHOLE,
     Forward,
     ForwardBatch,
     ForwardOutput,
     GrownTree,
     Growth,
-    Part,
     SegmentFeatures,
     TreeRequest,
 )
 from parlay.models.gguf.blocks import rounded
 from parlay.models.lora import LowRankAdapter, adapter_rows, read_adapter
 from parlay.models.rope import turn_keys
-from parlay.models.torch_ops.eager import EagerForward
 from parlay.models.torch_ops.kernels import choose_dtype
 from parlay.models.weights.fused import Operand, in_eight_bits
 from parlay.types import (
@@ -58,51 +55,6 @@ _WHOLE_TEXT = 1 << 40
 """A block that is longer than any text."""
 
 _log = logging.getLogger(__name__)
-
-
-class MakeForward(Protocol):
-    """Makes the decoder of a runner, and says which it is, and why, in one line; see `choose_forward`."""
-
-    def __call__(
-        self,
-        config: DecoderConfig,
-        weights: Mapping[str, Operand],
-        dtype: torch.dtype,
-        device: torch.device,
-        *,
-        packed: Packed,
-        cached: str,
-    ) -> tuple[Forward, str]: ...
-
-
-def choose_forward(
-    config: DecoderConfig,
-    weights: Mapping[str, Operand],
-    dtype: torch.dtype,
-    device: torch.device,
-    *,
-    packed: Packed,
-    cached: str,
-    part: Part = WHOLE,
-) -> tuple[Forward, str]:
-    """The compiled decoder where it runs, else torch's operators; and which it is, and why, in one line."""
-    if device.type == "cpu":
-        try:
-            compiled = CompiledForward(config, weights, dtype, packed, cached, part=part)
-        except NotLoaded as reason:
-            if cached != "auto":
-                raise CacheRefused(cached, f"only the compiled decoder has it, and {reason}") from None
-            why = f"; no compiled decoder: {reason}"
-            if isinstance(reason, NotBuilt):
-                _warn_once(str(reason))
-        else:
-            return compiled, compiled.kernels.reason
-    elif cached != "auto":
-        raise CacheRefused(cached, f"only the compiled decoder has it, which is for CPUs, not {device.type}")
-    else:
-        why = ""
-    eager = EagerForward(config, weights, dtype, device, part)
-    return eager, f"{eager.kernels.reason}{why}"
 
 
 class NativeRunner(Runner):
@@ -407,18 +359,6 @@ def _check_together(segment: Segment) -> None:
             f"sequence {segment.sequence}: {segment.together} rows can't see each other: they must be the last nodes, "
             "in chains below other rows, all run, and not join at a later layer"
         )
-
-
-class CacheRefused(UnsupportedModel):
-    """Keys and values can't be cached in the type that was named."""
-
-    def __init__(self, kv_cache_dtype: str, why: str) -> None:
-        super().__init__(f"kv_cache_dtype {kv_cache_dtype} can't be had here: {why}; leave it at auto")
-
-
-@lru_cache
-def _warn_once(reason: str) -> None:
-    _log.warning("no compiled decoder: %s; torch's operators decode instead, which takes longer", reason)
 
 
 def _wanted(segments: Sequence[Segment]) -> tuple[list[int], tuple[int, ...]]:

@@ -14,6 +14,7 @@ import torch
 
 from parlay.cache import Budget
 from parlay.cache.pages import CODED, CODES
+from parlay.models.choosing import CacheRefused, MakeForward, choose_forward
 from parlay.models.compiled.forward import runs_here
 from parlay.models.compiled.weights import Packed, nobody
 from parlay.models.config import DecoderConfig, UnsupportedModel, read_json
@@ -21,7 +22,7 @@ from parlay.models.fetch.resolving import resolve
 from parlay.models.forward import cache_room
 from parlay.models.loading import load_weights, read_config
 from parlay.models.lora import merged, read_adapter, refuse_masks
-from parlay.models.native import CacheRefused, MakeForward, NativeRunner, choose_forward
+from parlay.models.native import NativeRunner
 from parlay.models.torch_ops.kernels import choose_dtype
 from parlay.models.weights.fused import stored_as
 from parlay.models.weights.shapes import Weight

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import torch
 
+from parlay.models.choosing import choose_forward
 from parlay.models.compiled.forward import CompiledForward
 from parlay.models.compiled.weights import Packed
 from parlay.models.config import DecoderConfig
 from parlay.models.forward import Forward, Part
-from parlay.models.native import choose_forward
 from parlay.models.weights.fused import Operand
 from parlay.models.weights.parts import divide, share, stage
 from parlay.ranks.groups import SharedGroup, SocketGroup

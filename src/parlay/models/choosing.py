@@ -1,0 +1,77 @@
+"""Chooses which of the decoders runs a model: the compiled one, or torch's operators."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Protocol
+
+import torch
+
+from parlay.compiled.library import NotBuilt, NotLoaded
+from parlay.models.compiled.forward import CompiledForward
+from parlay.models.compiled.weights import Packed
+from parlay.models.config import DecoderConfig, UnsupportedModel
+from parlay.models.forward import WHOLE, Forward, Part
+from parlay.models.torch_ops.eager import EagerForward
+from parlay.models.weights.fused import Operand
+
+_log = logging.getLogger(__name__)
+
+
+class MakeForward(Protocol):
+    """Makes the decoder of a runner, and says which it is, and why, in one line; see `choose_forward`."""
+
+    def __call__(
+        self,
+        config: DecoderConfig,
+        weights: Mapping[str, Operand],
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        packed: Packed,
+        cached: str,
+    ) -> tuple[Forward, str]: ...
+
+
+def choose_forward(
+    config: DecoderConfig,
+    weights: Mapping[str, Operand],
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    packed: Packed,
+    cached: str,
+    part: Part = WHOLE,
+) -> tuple[Forward, str]:
+    """The compiled decoder where it runs, else torch's operators; and which it is, and why, in one line."""
+    if device.type == "cpu":
+        try:
+            compiled = CompiledForward(config, weights, dtype, packed, cached, part=part)
+        except NotLoaded as reason:
+            if cached != "auto":
+                raise CacheRefused(cached, f"only the compiled decoder has it, and {reason}") from None
+            why = f"; no compiled decoder: {reason}"
+            if isinstance(reason, NotBuilt):
+                _warn_once(str(reason))
+        else:
+            return compiled, compiled.kernels.reason
+    elif cached != "auto":
+        raise CacheRefused(cached, f"only the compiled decoder has it, which is for CPUs, not {device.type}")
+    else:
+        why = ""
+    eager = EagerForward(config, weights, dtype, device, part)
+    return eager, f"{eager.kernels.reason}{why}"
+
+
+class CacheRefused(UnsupportedModel):
+    """Keys and values can't be cached in the type that was named."""
+
+    def __init__(self, kv_cache_dtype: str, why: str) -> None:
+        super().__init__(f"kv_cache_dtype {kv_cache_dtype} can't be had here: {why}; leave it at auto")
+
+
+@lru_cache
+def _warn_once(reason: str) -> None:
+    _log.warning("no compiled decoder: %s; torch's operators decode instead, which takes longer", reason)
