@@ -222,7 +222,9 @@ SELF_DRAFT = "self-draft"
 class SelfDraftOptions(Options):
     """Which weights and cached keys of the target its drafts use, and where a draft ends."""
 
-    bits: int = option(0, "weights are rounded to so many bits, 4 or 8, when the strategy is opened; 0: as they are")
+    bits: int = option(
+        0, "weights are rounded to so many bits, 4 or 8, when the strategy is opened; 0: as they are", opens=True
+    )
     window: int = option(512, "last cached tokens that drafts see; 0: all", low=0)
     sinks: int = option(4, "first cached tokens that drafts see besides", low=0)
     min_p: float = option(MIN_P, MIN_P_HELP, low=0, high=1)

@@ -39,8 +39,8 @@ class Option:
     ``metavar`` stands for its value in a command's help. ``required``: it has no default, and ``default`` is None.
     ``optional``: its type allows None besides.
     ``strategies``: the parts of the tuple are strategies themselves, each written ``NAME`` or ``NAME(key=value,...)``.
-    ``opens``: it names a file or a model, so a server takes it from its owner only. ``keeps``: it says how much is kept
-    for later requests, so a request to a server can only lower it.
+    ``opens``: it names a file or a model, or loads weights, so a server takes it from its owner only. ``keeps``: it
+    says how much is kept for later requests, so a request to a server can only lower it.
     """
 
     name: str

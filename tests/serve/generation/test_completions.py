@@ -134,6 +134,7 @@ def test_what_can_not_be_used_is_refused_and_the_field_named(refusal: Post, fiel
         "no-such-strategy",
         "prompt-lookup:k=zero",
         "draft-model:model=parlay-mini-draft",
+        "self-draft:bits=4",
         "suffix-decoding:store=outputs.bin",
         "union:of=lookup-decoding(static=bigrams.bin)",
         "json:JSONDecoder",

@@ -6,6 +6,7 @@ for the scales with the least weighted error (`rounding`). N blocks of K weights
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -23,6 +24,8 @@ from parlay.system import threads
 
 _CHUNK = 1 << 18
 """Weights that are rounded at a time, so that what is made on the way stays in the processor's cache."""
+_WORTH = 0.85
+"""Weights are rounded when they are loaded if they then take at most this share of their bits."""
 _Writer = Callable[[Tensor, Tensor | None], Tensor]
 ROUNDED = {4: Format.Q4_0, 8: Format.Q8_0}
 """The format of weights that are rounded to so many bits when a model is loaded."""
@@ -48,17 +51,20 @@ def encoded(format: Format, rows_RI: Tensor, importance_I: Tensor | None = None)
 def rounded(weights: Mapping[str, Operand], bits: int) -> dict[str, Operand]:
     """A checkpoint whose matrices are rounded to blocks of so many bits (`ROUNDED`), where they have more.
 
-    Matrices whose rows are no whole blocks stay as they are. Raises ValueError where none can be rounded.
+    Matrices whose rows are no whole blocks stay as they are. Raises ValueError where all have hardly fewer bits then.
     """
     found, format = multiplied(weights), ROUNDED[bits]
     wide = {
         name: weight
         for name, weight in found.items()
-        if weight.shape[-1] % format.block == 0
-        and not (isinstance(weight, StoredTensor) and weight.format.bits <= format.bits)
+        if weight.shape[-1] % format.block == 0 and _bits(weight) > format.bits
     }
-    if not wide:
-        raise ValueError(f"no matrix has more than {bits} bits and rows of whole blocks of {format.block}")
+    sizes = [(math.prod(weight.shape), _bits(weight), name in wide) for name, weight in found.items()]
+    whole = sum(size for size, _, _ in sizes)
+    before = sum(size * own for size, own, _ in sizes) / whole
+    after = sum(size * (format.bits if is_wide else own) for size, own, is_wide in sizes) / whole
+    if after > _WORTH * before:
+        raise ValueError(f"weights of {before:.1f} bits would have {after:.1f}, which is hardly less")
 
     def blocks(weight: Operand) -> StoredTensor:
         numbers = weight.dense(torch.float32) if isinstance(weight, Int8Weight) else as_tensor(weight, torch.float32)
@@ -67,6 +73,13 @@ def rounded(weights: Mapping[str, Operand], bits: int) -> dict[str, Operand]:
     with ThreadPoolExecutor(threads.count(), initializer=partial(torch.set_num_threads, 1)) as pool:
         made = pool.map(blocks, wide.values())
         return {**weights, "lm_head.weight": found["lm_head.weight"], **dict(zip(wide, made, strict=True))}
+
+
+def _bits(weight: Operand) -> float:
+    """Bits of each number of a matrix, scales included."""
+    if isinstance(weight, StoredTensor):
+        return weight.format.bits
+    return 8.0 if isinstance(weight, Int8Weight) else 8.0 * weight.element_size()
 
 
 def _usual(x_NK: Tensor) -> Tensor:
