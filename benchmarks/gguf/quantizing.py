@@ -20,10 +20,12 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
 from torch import Tensor
 
 import gguf
 from benchmarks.commands import RESULTS
+from benchmarks.gguf.families import qwen2_splits
 from benchmarks.pages import about, table
 from parlay import models
 from parlay.bench.provenance import ROOT, provenance
@@ -35,7 +37,7 @@ from parlay.models.loading import load_tokenizer, load_weights, read_config
 from parlay.options import LoadOptions
 from parlay.types import Segment
 
-MODEL, TYPES = "parlay-mini", ("Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q4_0", "IQ4_XS", "Q3_K_M")
+MODEL, TYPES = "parlay-mini", ("Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q4_0", "Q3_K_M")
 TOKENS, PIECE = 3000, 500
 EXPERTS, CHOSEN, NOISE = 4, 2, 0.1
 READ, WEIGHED = "docs/explanation", "docs/how-to"
@@ -84,6 +86,18 @@ def with_experts(folder: Path, out: Path) -> None:
     (out / "config.json").write_text(json.dumps({**said, **more, "architectures": ["Qwen3MoeForCausalLM"]}))
     for file in folder.glob("tokenizer*"):
         shutil.copy(file, out)
+
+
+def with_known_tokenizer(folder: Path, out: Path) -> None:
+    """Copy a model, whose tokenizer then cuts text as Qwen2's: GGUF has no name for how it does.
+
+    It puts no token before a text, for llama-imatrix would put it before every chunk.
+    """
+    shutil.copytree(folder, out)
+    path = out / "tokenizer.json"
+    tokenizer = Tokenizer.from_file(str(path))
+    tokenizer.pre_tokenizer = qwen2_splits()
+    path.write_text(json.dumps({**json.loads(tokenizer.to_str()), "post_processor": None}))
 
 
 def text_of(folder: str) -> str:
@@ -190,7 +204,8 @@ def main() -> None:
     rows: list[Rounded] = []
     matrices: list[Weighed] = []
     with tempfile.TemporaryDirectory() as place:
-        work, mini = Path(place), resolve(MODEL)
+        work, mini = Path(place), Path(place) / "dense"
+        with_known_tokenizer(resolve(MODEL), mini)
         with_experts(mini, work / "experts")
         for name, folder in ((MODEL, mini), (f"{MODEL} with experts", work / "experts")):
             rounding = Rounding(name, folder, work, options.llama)

@@ -38,7 +38,7 @@ ARCHITECTURES: Mapping[str, tuple[str, Json]] = {
     "Gemma3ForCausalLM": ("gemma3", {**_WINDOW, "attention.sliding_window_pattern": "_sliding_window_pattern"}),
     "Phi3ForCausalLM": ("phi3", _WINDOW),
     "Olmo2ForCausalLM": ("olmo2", {}),
-    "Olmo3ForCausalLM": ("olmo2", _WINDOW),
+    "Olmo3ForCausalLM": ("olmo2", {**_WINDOW, "rope.freq_base_swa": "rope_local_base_freq"}),
     "SmolLM3ForCausalLM": ("smollm3", {}),
     "GraniteForCausalLM": ("granite", _SCALES),
     "GraniteMoeForCausalLM": ("granitemoe", {**_SCALES, **_LOCAL}),

@@ -198,8 +198,8 @@ def test_every_family_is_written_from_a_folder(name: str, tmp_path: Path) -> Non
 
 
 _FAMILIES = [
-    *("gemma", "gemma2", "gemma3", "phi3", "phi4-mini", "olmo3", "smollm3", "granite", "ernie", "glm4"),
-    *("mixtral", "qwen2-moe", "qwen3-moe", "granite-moe", "gpt-oss"),
+    *("gemma", "gemma2", "gemma3", "phi3", "phi4-mini", "olmo2", "olmo3", "smollm3", "granite", "ernie", "glm4"),
+    *("mixtral", "qwen2-moe", "qwen3-moe", "granite-moe", "granite-moe-shared", "gpt-oss"),
 ]
 
 
@@ -233,6 +233,15 @@ def test_a_tokenizer_keeps_its_tokens_its_ends_and_its_template(folder: Path, tm
     assert found.chat_template == expected.chat_template
     assert found.special_tokens_map == expected.special_tokens_map
     assert read_config(out).eos_ids == (2, 7)
+
+
+def test_a_token_may_be_called_none(folder: Path, tmp_path: Path) -> None:
+    """As in every vocabulary that saw Python; it is no special token that is missing."""
+    tokenizer = byte_tokenizer(319)
+    tokenizer.add_tokens(["None"])
+    tokenizer.save_pretrained(folder)
+    written(folder, "Q8_0", tmp_path / "model.gguf")
+    assert load_tokenizer(tmp_path / "model.gguf").encode("a None") == load_tokenizer(folder).encode("a None")
 
 
 def test_sentence_pieces_are_written_with_scores_in_the_order_of_merges(folder: Path, tmp_path: Path) -> None:

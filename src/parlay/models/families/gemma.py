@@ -121,7 +121,7 @@ GEMMA3 = replace(
     complete=_gemma3,
     said=rope_by_type,
     keys=(*GEMMA2.keys, "rope_local_base_freq", "sliding_window_pattern"),
-    gguf=GgufForm("gemma3", keys=_OF_FILES, said=_scale_of_files),
+    gguf=GgufForm("gemma3", keys={**_OF_FILES, "rope.freq_base_swa": "rope_local_base_freq"}, said=_scale_of_files),
 )
 GEMMA3_IMAGES = replace(
     GEMMA3,

@@ -63,7 +63,7 @@ OLMO3 = replace(
     keys=("rope_local_base_freq",),
     gguf=GgufForm(
         "olmo2",
-        keys={"attention.sliding_window": "sliding_window"},
+        keys={"attention.sliding_window": "sliding_window", "rope.freq_base_swa": "rope_local_base_freq"},
         said=_of_files,
     ),
 )

@@ -10,7 +10,9 @@ import torch
 
 from parlay.models.config import DecoderConfig, Json, RopeConfig, UnsupportedModel
 from parlay.models.families.family import GgufForm
+from parlay.models.families.granite import GRANITE_MOE, GRANITE_MOE_SHARED
 from parlay.models.families.llama import LLAMA, MISTRAL, MIXTRAL
+from parlay.models.families.olmo import OLMO2, OLMO3
 from parlay.models.families.reading import yarn_attention_factor
 from parlay.models.families.table import FAMILIES
 from parlay.models.gguf.config import (
@@ -40,12 +42,19 @@ _POSITIONS = 64
 """So many first ones are compared."""
 
 
+_ALIKE = {
+    MISTRAL.architecture: LLAMA.gguf,  # without windows they are one
+    MIXTRAL.architecture: LLAMA.gguf,
+    OLMO2.architecture: OLMO3.gguf,
+    GRANITE_MOE_SHARED.architecture: GRANITE_MOE.gguf,
+}
+"""Families whose files call themselves as another one's."""
+
+
 def gguf_form(config: DecoderConfig) -> GgufForm:
     """How GGUF files have the decoder's family. Raises UnsupportedModel where they can't have this decoder."""
     family = FAMILIES.get(config.architecture)
-    form = family.gguf if family else None
-    if config.architecture in (MISTRAL.architecture, MIXTRAL.architecture):
-        form = LLAMA.gguf  # without windows they are one
+    form = _ALIKE.get(config.architecture, family.gguf if family else None)
     if form is None:
         raise UnsupportedModel(f"{config.architecture}: Parlay writes no GGUF files of this family")
     if config.is_uneven:

@@ -146,7 +146,8 @@ def _sentence_piece(said: Said, tokens: Sequence[str]) -> dict[str, KeyValue]:
 
 def _special_ids(special: Mapping[str, str], numbers: Mapping[str, int], eos_ids: Sequence[int]) -> dict[str, KeyValue]:
     named = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
-    found = {short: numbers[str(special[name])] for name, short in named.items() if str(special.get(name)) in numbers}
+    said = {short: str(special[name]) for name, short in named.items() if special.get(name)}
+    found = {short: numbers[token] for short, token in said.items() if token in numbers}
     ends = [number for number in eos_ids if number != found.get("eos")]
     if "eos" not in found and ends:
         found["eos"] = ends.pop(0)
