@@ -28,7 +28,7 @@ from parlay.testing.conformance import check_runner
 from parlay.testing.conformance.stage import Steady
 from parlay.testing.conformance.stages import recomputed, tiny_llama
 from parlay.testing.reference import LogitsOf, decode
-from parlay.testing.toy_tokenizers import toy_tokenizer
+from parlay.testing.toy_tokenizers import letters, toy_tokenizer
 from parlay.testing.toys import RandomLogits, ToyRunner, nan_after
 from parlay.types import Drafter, Event, NoiseKey, Request, Runner, Segment, Strategy
 
@@ -354,12 +354,10 @@ def test_what_can_not_be_an_ensemble_is_one_clear_line(make: Callable[[], object
     assert "\n" not in str(refused.value)
 
 
-def test_members_of_another_tokenizer_are_refused_with_the_first_id_that_differs(
-    folders: list[str], tmp_path: Path
-) -> None:
+def test_members_whose_tokenizers_have_little_in_common_are_refused(folders: list[str], tmp_path: Path) -> None:
     save_random("llama", tmp_path)
-    toy_tokenizer(VOCAB_SIZE, seed=1).save_pretrained(tmp_path)
-    with pytest.raises(UsageError, match=r"ensemble: id 0 is .*: models that write together need one tokenizer"):
+    letters("abcdefgh").save_pretrained(tmp_path)
+    with pytest.raises(UsageError, match=r"has 0% of the commonest tokens of .*, and 50% are needed: name a model"):
         LLM(folders[0], ensemble=str(tmp_path))
 
 

@@ -14,7 +14,7 @@ def add_ensemble_flags(parser: argparse._ActionsContainer) -> None:
         action="append",
         default=[],
         metavar="MODEL",
-        help="model of the same tokenizer that writes with the model; may be given several times (default: none)",
+        help="another model that writes with the model; may be given several times (default: none)",
     )
     parser.add_argument(
         "--ensemble-rule",

@@ -9,19 +9,26 @@ from typing import TYPE_CHECKING
 
 from parlay import models
 from parlay.cache import Budget, parse_bytes
+from parlay.drafters.other_vocabularies.letters import TokenLetters
+from parlay.drafters.other_vocabularies.vocabularies import spelled
 from parlay.heads.deferral import facts_of_deferral, open_deferral
 from parlay.models.compiled.weights import Packed
 from parlay.models.ensembles.ensemble import EnsembleRunner
+from parlay.models.ensembles.translated import TranslatedRunner, Translation
 from parlay.models.fetch.resolving import resolve, resolve_tokenizer
 from parlay.models.loading import load_tokenizer
 from parlay.models.native import NativeRunner
 from parlay.options import Ensemble, LoadOptions, RankOptions, UsageError
 from parlay.ranks.starting import open_target
-from parlay.types import ParlayError, Runner
+from parlay.text.tokenize import encode
+from parlay.types import ParlayError, Runner, Tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+_LEAST_COMMON = 0.5
+"""Share of a model's commonest tokens that another one of its ensemble must have."""
+_OFTEN = 20_000
 Members = Ensemble | str | Sequence[str] | None
 """The other models of an ensemble; names alone stand for the mean of all laws."""
 
@@ -67,11 +74,15 @@ def open_runner(
     first = open_target(model, load, ranks, budget, packed, longest=longest)
     if ensemble is None:
         return first
-    for name in ensemble.models:
-        check_vocabulary(model, name)
+    if ensemble.rule == "defer":
+        check_vocabulary(model, ensemble.models[0])
+    translations = [translation_of(model, name, first.spec.vocab_size) for name in ensemble.models]
     others = [models.load(name, replace(load, lora=None), budget=budget, longest=longest) for name in ensemble.models]
-    runners = [first, *others]
-    one_budget = all(isinstance(runner, NativeRunner) for runner in runners)  # others have memory of their own
+    one_budget = all(isinstance(runner, NativeRunner) for runner in (first, *others))  # others have memory of their own
+    runners = [first] + [
+        other if words is None else TranslatedRunner(other, words)
+        for other, words in zip(others, translations, strict=True)
+    ]
     deferral = None
     if ensemble.head:
         sizes = first.spec.vocab_size, others[0].spec.vocab_size
@@ -83,17 +94,65 @@ def check_vocabulary(model: str | PreTrainedModel, other: str) -> None:
     """Raises UsageError where an id stands for another token in the other model. One of them may have more ids."""
     if not isinstance(model, str):
         return
-    first, second = _tokens(model), _tokens(other)
-    for token in sorted(first.keys() & second.keys()):
-        if first[token] != second[token]:
-            raise UsageError(
-                f"ensemble: id {token} is {second[token]!r:.40} in {other} and {first[token]!r:.40} in {model}: models "
-                "that write together need one tokenizer"
-            )
+    first, second = _tokens(_tokenizer(model)), _tokens(_tokenizer(other))
+    if (token := _first_difference(first, second)) is not None:
+        raise UsageError(
+            f"ensemble: id {token} is {second[token]!r:.40} in {other} and {first[token]!r:.40} in {model}: models "
+            "between which a head chooses need one tokenizer"
+        )
 
 
-def _tokens(model: str) -> dict[int, str]:
-    """By id, how the vocabulary writes each token; nothing where there is no tokenizer."""
+def translation_of(model: str | PreTrainedModel, other: str, vocab_size: int) -> Translation | None:
+    """How the model's tokens are written in another's vocabulary; None where ids are the same in both.
+
+    Raises UsageError where the two have too little in common.
+    """
+    ours, theirs = _tokenizer(model) if isinstance(model, str) else None, _tokenizer(other)
+    if ours is None or theirs is None or _first_difference(_tokens(ours), _tokens(theirs)) is None:
+        return None
+    known, speller = spelled(theirs), TokenLetters(ours)
+    texts = {number: speller.spell(token) for number, token in _tokens(ours).items() if number < vocab_size}
+    roles = ((ours.eos_token_id, theirs.eos_token_id), (ours.bos_token_id, theirs.bos_token_id))
+    same = {token: known[text] for token, text in texts.items() if text in known}
+    common = same | {own: there for own, there in roles if own is not None and there is not None}
+    often = [token for token in texts if token < _OFTEN]  # merges are numbered by how often they come
+    shared = sum(token in same for token in often) / max(1, len(often))
+    if shared < _LEAST_COMMON:
+        raise UsageError(
+            f"ensemble: {other} has {shared:.0%} of the commonest tokens of {model}, and {_LEAST_COMMON:.0%} are "
+            "needed: name a model whose tokenizer is closer"
+        )
+    filler = (theirs.eos_token_id or 0,)  # for ids that no text has
+    own = [
+        (common[each],) if each in common else _spelling(texts.get(each, b""), known) or filler
+        for each in range(vocab_size)
+    ]
+    head = () if encode(ours, "", special=True) else tuple(encode(theirs, "", special=True))
+    return Translation(own, common, head, sum(len(own[token]) for token in often) / len(often))
+
+
+def _spelling(text: bytes, known: Mapping[bytes, int]) -> tuple[int, ...]:
+    """Ids of the longest tokens that write a text, from its begin; what no token writes is left out."""
+    ids: list[int] = []
+    place = 0
+    while place < len(text):
+        end = next((end for end in range(len(text), place, -1) if text[place:end] in known), None)
+        ids += [] if end is None else [known[text[place:end]]]
+        place = place + 1 if end is None else end
+    return tuple(ids)
+
+
+def _first_difference(first: Mapping[int, str], second: Mapping[int, str]) -> int | None:
+    """The lowest id that both have, for different tokens."""
+    return min((token for token in first.keys() & second.keys() if first[token] != second[token]), default=None)
+
+
+def _tokenizer(model: str) -> Tokenizer | None:
     with suppress(OSError, ParlayError):
-        return {number: token for token, number in load_tokenizer(resolve_tokenizer(model)).get_vocab().items()}
-    return {}
+        return load_tokenizer(resolve_tokenizer(model))
+    return None
+
+
+def _tokens(tokenizer: Tokenizer | None) -> dict[int, str]:
+    """By id, how the vocabulary writes each token; nothing where there is no tokenizer."""
+    return {} if tokenizer is None else {number: token for token, number in tokenizer.get_vocab().items()}

@@ -31,7 +31,8 @@ class Ensemble:
     unless it is the LLM's own; its result then names the model and is ``lossy``. So it is where another model's forward
     takes longer than ``deadline`` seconds: the texts of that forward go on without it. Prompts are read without one.
 
-    All models must have one tokenizer. Raises UsageError for options that do not go together.
+    The text is in the tokens of the LLM's own model. Models of another tokenizer read the same letters, and count where
+    both have a token; ``defer`` needs one tokenizer. Raises UsageError for options that do not go together.
     """
 
     models: Sequence[str]
