@@ -17,7 +17,7 @@ from parlay.llm.embedding import (
 from parlay.llm.jobs import Job
 from parlay.llm.judging import Judged, told, words_of
 from parlay.llm.outputs import RequestOutput
-from parlay.llm.suggesting import Suggestion, SuggestParams, fitting
+from parlay.llm.suggesting import Suggestion, SuggestParams
 from parlay.ngrams.model import NgramModel
 from parlay.types import Adapter
 
@@ -53,10 +53,9 @@ async def judge(
 
 
 async def suggest(
-    llm: AsyncLLM, jobs: Sequence[Job], params: SuggestParams, ngrams: NgramModel | None
+    llm: AsyncLLM, jobs: Sequence[Job], params: SuggestParams, model: NgramModel | None
 ) -> list[RequestOutput]:
-    """`LLM.suggest` of jobs. Raises what that raises, and Closed."""
-    model = fitting(llm.llm, ngrams)
+    """`LLM.suggest` of jobs, by a model of `fitting`. Raises what that raises, and Closed."""
     for job in jobs:
         suggestion = Suggestion(llm.llm.runner, job, llm.llm.tokenizer, params, model)
         await _run(llm, suggestion)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from parlay.drafters.counting.ngram_lm import check_fits, open_ngrams
+from parlay.drafters.counting.ngram_lm import check_fits
 from parlay.llm.input_processor import RequestOptions
 from parlay.llm.jobs import Job, Sample
 from parlay.llm.outputs import RequestOutputs
@@ -313,9 +313,10 @@ def suggest(
 
 
 def fitting(llm: LLM, ngrams: NgramModel | str | Path | None) -> NgramModel | None:
-    """An n-gram model of the LLM's tokens. Raises UsageError for another one."""
-    if ngrams is None or isinstance(ngrams, NgramModel):
-        if ngrams is not None:
-            check_fits("superposed drafts", "the n-gram model", ngrams, llm._resources)
-        return ngrams
-    return open_ngrams("superposed drafts", str(ngrams), llm._resources)
+    """An n-gram model of the LLM's tokens. Raises UsageError for another one, ParlayError for a file that is none."""
+    if ngrams is None:
+        return None
+    model = ngrams if isinstance(ngrams, NgramModel) else NgramModel.open(ngrams)
+    name = "the n-gram model" if isinstance(ngrams, NgramModel) else str(ngrams)
+    check_fits("superposed drafts", name, model, llm.runner.spec.vocab_size, llm.vocabulary.fingerprint)
+    return model

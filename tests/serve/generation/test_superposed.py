@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+from fastapi import FastAPI
 from starlette.testclient import TestClient
 
 from parlay import SamplingParams
 from parlay.aio import AsyncLLM
+from parlay.ngrams import NgramOptions, Vocabulary, build_from_ids
 
 PROMPT = "Once upon a time there was"
 
@@ -41,3 +45,11 @@ def test_what_it_cannot_be_used_with_is_named(client: TestClient, fields: dict[s
     response = client.post("/v1/completions", json={"prompt": PROMPT, "superposed": True, "max_tokens": 4, **fields})
     assert response.status_code == 400
     assert said in response.json()["error"]["message"]
+
+
+def test_an_ngram_model_of_other_tokens_is_named(make_app: Callable[..., FastAPI], tmp_path: Path) -> None:
+    build_from_ids(tmp_path / "m", [[1, 2]], Vocabulary(5, "other", "abc"), NgramOptions(order=2))
+    client = TestClient(make_app(ngrams=tmp_path / "m"))
+    response = client.post("/v1/completions", json={"prompt": PROMPT, "superposed": True})
+    assert response.status_code == 400
+    assert "another tokenizer (other)" in response.json()["error"]["message"]

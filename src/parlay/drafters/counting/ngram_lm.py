@@ -85,21 +85,22 @@ def open_ngrams(reader: str, file: str, resources: Resources) -> NgramModel:
         model = resources.open_ngrams(file) if resources.open_ngrams else NgramModel.open(Path(file))
     except ParlayError as error:
         raise UsageError(f"{reader}: {error}") from None
-    check_fits(reader, file, model, resources)
+    tokens = "" if resources.tokenizer is None else fingerprint(resources.tokenizer)
+    check_fits(reader, file, model, resources.vocab_size, tokens)
     return model
 
 
-def check_fits(reader: str, name: str, model: NgramModel, resources: Resources) -> None:
-    """Raises UsageError for a model of words, or of another tokenizer or vocabulary than the target's."""
-    header, tokenizer = model.header, resources.tokenizer
+def check_fits(reader: str, name: str, model: NgramModel, vocab_size: int, tokens: str) -> None:
+    """Raises UsageError for a model of words, or of other tokens than the target's, whose fingerprint is ``tokens``."""
+    header = model.header
     if header.words:
         raise UsageError(f"{reader}: {name} is a model of words: build it with --model and the target")
-    if header.vocab_size > resources.vocab_size:
+    if header.vocab_size > vocab_size:
         raise UsageError(
             f"{reader}: {name} has a vocabulary of {header.vocab_size} tokens and the target one of "
-            f"{resources.vocab_size}: build it again with the target's tokenizer"
+            f"{vocab_size}: build it again with the target's tokenizer"
         )
-    if tokenizer is not None and header.fingerprint not in ("", fingerprint(tokenizer)):
+    if tokens and header.fingerprint not in ("", tokens):
         raise UsageError(
             f"{reader}: {name} was built with another tokenizer ({header.tokenizer or 'unknown'}) than the "
             "target's: build it again with the target's"

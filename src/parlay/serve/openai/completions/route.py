@@ -12,8 +12,9 @@ from starlette.responses import JSONResponse, Response
 from parlay.aio.embedding import suggest
 from parlay.llm.input_processor import RequestOptions
 from parlay.llm.jobs import Job
-from parlay.llm.suggesting import PAPER, USED
+from parlay.llm.suggesting import PAPER, USED, fitting
 from parlay.ngrams.model import NgramModel
+from parlay.options import UsageError
 from parlay.serve.cascades import cascades_of
 from parlay.serve.errors import ApiError, unavailable
 from parlay.serve.guard.auth import tenant
@@ -124,17 +125,27 @@ async def _superposed(
     settings, params, named = asked.settings, asked.params, USED | asked.body.model_fields_set
     named_params = {each.name: getattr(params, each.name) for each in fields(params) if each.name in named}
     asked = asked.but(SamplingParams(**named_params), replace(asked.options, strategy="none"))
-    jobs, shape = await in_thread(request, lambda: _prepare(served, asked), heavy=False)
+    (jobs, shape), model = await in_thread(
+        request, lambda: (_prepare(served, asked), _fitting(served, ngrams)), heavy=False
+    )
     most = sum(len(job.samples[0].request.prompt) + params.n * (params.max_tokens or 0) for job in jobs)
     request.app.state.limiter.quotas.charge(tenant(request), most)
     try:
-        outputs = await suggest(served.llm, jobs, PAPER, ngrams)
+        outputs = await suggest(served.llm, jobs, PAPER, model)
     except MachineBusy as error:
         raise unavailable(settings.retry_after, str(error)) from None
     except ValueError as error:
         field = str(error).split()[0]
         raise ApiError(400, str(error), field if field in CompletionBody.model_fields else "superposed") from None
     return JSONResponse(completion_reply(outputs, shape))
+
+
+def _fitting(served: Served, ngrams: NgramModel | None) -> NgramModel | None:
+    """Raises ApiError for an n-gram model of other tokens: a server of several models has one for one of them."""
+    try:
+        return fitting(served.llm.llm, ngrams)
+    except UsageError as error:
+        raise ApiError(400, str(error), "superposed") from None
 
 
 def _read(body: CompletionBody, request: Request, settings: Settings) -> CompletionQuestion:
