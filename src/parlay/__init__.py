@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from parlay.llm.llm import LLM
     from parlay.llm.outputs import CompletionOutput, Logprob, RequestFailed, RequestOutput, StreamEvent
     from parlay.llm.voting import VoteOutput, VoteParams
-    from parlay.options import Ensemble
+    from parlay.options import Ensemble, Nest
     from parlay.text.prompts import TextPrompt, TokensPrompt
     from parlay.types import ParlayError, SamplingParams, StructuredOutputsParams
 
@@ -27,6 +27,7 @@ __all__ = [
     "Ensemble",
     "LoRARequest",
     "Logprob",
+    "Nest",
     "ParlayError",
     "RequestFailed",
     "RequestOutput",
@@ -46,7 +47,7 @@ _HOMES = {
     "parlay.llm.llm": ("LLM",),
     "parlay.llm.outputs": ("CompletionOutput", "Logprob", "RequestFailed", "RequestOutput", "StreamEvent"),
     "parlay.llm.voting": ("VoteOutput", "VoteParams"),
-    "parlay.options": ("Ensemble",),
+    "parlay.options": ("Ensemble", "Nest"),
     "parlay.text.prompts": ("TextPrompt", "TokensPrompt"),
     "parlay.types": ("ParlayError", "SamplingParams", "StructuredOutputsParams"),
 }

@@ -23,7 +23,7 @@ from parlay.strategies.built import RunnerCache
 from parlay.testing.conformance import Stage, catalogue_specs, subject_of
 from parlay.testing.conformance.compare import comparable
 from parlay.testing.conformance.stage import PLAIN, StageRequest, decode
-from parlay.testing.conformance.stages import copying_link, ngram_model
+from parlay.testing.conformance.stages import copying_link, ngram_model, states_in_memory
 from parlay.testing.random_heads import random_heads
 from parlay.types import Exactness, SamplingParams
 
@@ -65,6 +65,7 @@ def stage(dtype: str) -> Stage:
     draft = with_canvas(BUILT_IN_DRAFTS[MODEL])
     shelf = RunnerCache(lambda _: models.load(draft, LoadOptions(dtype=dtype), cache_tokens=2048))
     tokenizer = load_tokenizer(resolve(MODEL))
+    store = Datastore.build([np.array(ask.prompt) for ask in asks()], runner.spec.vocab_size)
     resources = Resources(
         runner.spec.vocab_size,
         shelf,
@@ -75,7 +76,8 @@ def stage(dtype: str) -> Stage:
         find_head=random_heads(runner.spec),
         open_drafter=lambda _: copying_link(runner.spec.vocab_size),
         open_ngrams=lambda _: ngram_model([ask.prompt for ask in asks()], runner.spec.vocab_size),
-        open_datastore=lambda _: Datastore.build([np.array(ask.prompt) for ask in asks()], runner.spec.vocab_size),
+        open_datastore=lambda _: store,
+        open_states=cache(lambda _: states_in_memory(store, runner)),
     )
     return Stage(dtype, lambda _: runner, lambda _: pytest.fail("not recomputed"), runner.spec.vocab_size, resources)
 

@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, Any
 from parlay.models.fetch.pulled import DEFAULT_MODEL, default_model
 from parlay.types import ParlayError, Tokenizer
 
+_CACHED = 4096
+"""Tokens that the model caches while states are written: windows are much shorter."""
+
 if TYPE_CHECKING:
     from tqdm import tqdm
 
@@ -37,6 +40,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--model", help=f"target model, whose tokenizer is used (default: {DEFAULT_MODEL}, fetched at the first use)"
     )
     whose.add_argument("--tokenizer", help="folder or Hub id of the target's tokenizer, if the model does not hold it")
+    build.add_argument(
+        "--states",
+        action="store_true",
+        help="also run the texts through the model and keep its hidden states in the folder FILE.states, for --nest: "
+        "twice the model's hidden size in bytes for each token",
+    )
     info = actions.add_parser(
         "info", help="check a datastore and say what it holds", description="Check a datastore and say what it holds."
     )
@@ -57,17 +66,49 @@ def _build(options: argparse.Namespace) -> int:
     check_output(output)
     sources = corpus.sources(options.corpus)
     name = options.tokenizer or options.model or default_model()
-    store = _make(sources, load_tokenizer(resolve_tokenizer(name)), name)
+    if options.states:
+        _check_states(output, options.tokenizer)
+    tokenizer = load_tokenizer(resolve_tokenizer(name))
+    store, names = _make(sources, tokenizer, name)
     try:
         store.write(output)
+        header = store.header
+        what = f"{header.suffixes:,} tokens of {header.documents:,} documents, {output.stat().st_size:,} bytes"
+        print(f"{output}: {what}\nUse it: parlay generate --strategy datastore:file={output}")
+        if options.states:
+            _write_states(output, names, name, tokenizer)
     except OSError as error:
         raise ParlayError(f"can't write {output}: {error.strerror}") from error
-    header = store.header
-    print(
-        f"{output}: {header.suffixes:,} tokens of {header.documents:,} documents, {output.stat().st_size:,} bytes\n"
-        f"Use it: parlay generate --strategy datastore:file={output}"
-    )
     return 0
+
+
+def _check_states(output: Path, tokenizer: str | None) -> None:
+    """Raises ValueError now for what would otherwise fail after a long time, ParlayError where faiss is missing."""
+    from parlay.drafters.stores.state_building import check_place
+    from parlay.drafters.stores.state_store import need_faiss
+
+    if tokenizer is not None:
+        raise ValueError("--states needs the model itself, not only its tokenizer: name it by --model")
+    check_place(output)
+    need_faiss()
+
+
+def _write_states(output: Path, names: list[str], model: str, tokenizer: Tokenizer) -> None:
+    """Run the texts of a datastore through the model. Raises ParlayError, OSError."""
+    from parlay import models
+    from parlay.drafters.stores.state_building import Built, write_states
+    from parlay.drafters.stores.state_store import folder_of
+    from parlay.models.fetch.origin import public_name, weights_fingerprint
+    from parlay.text.tokenize import encode_pieces
+
+    prefix = tuple(encode_pieces(tokenizer, [""], special=True)[:1])
+    built = Built(models.load(model, cache_tokens=_CACHED), public_name(model), weights_fingerprint(model), prefix)
+    with progress_bar("reading", " tokens") as bar:
+        header = write_states(output, names, built, bar.update)
+    print(
+        f"{folder_of(output)}: {header.states:,} states of {header.hidden_size:,} numbers\n"
+        f"Use them: parlay generate --nest {output}"
+    )
 
 
 def check_output(path: Path) -> None:
@@ -78,34 +119,42 @@ def check_output(path: Path) -> None:
         raise ValueError(f"no folder {path.parent} to write {path.name} to: make it first")
 
 
-def _make(sources: list[CorpusSource], tokenizer: Tokenizer, name: str) -> Datastore:
+def _make(sources: list[CorpusSource], tokenizer: Tokenizer, name: str) -> tuple[Datastore, list[str]]:
+    """The datastore, and the names of its documents."""
     from parlay.drafters.stores.datastore_file import Datastore, fingerprint, vocabulary
     from parlay.text import corpus
 
     skipped: list[CorpusSource] = []
+    names: list[str] = []
     with progress_bar("tokenising", "B", sum(source.size for source in sources)) as bar:
-        ids = list(corpus.encode(_texts(sources, skipped), tokenizer, bar.update))
+        ids = list(corpus.encode(_texts(sources, skipped, names), tokenizer, bar.update))
     say_left_out(skipped, len(sources))
     with progress_bar("sorting", " tokens", sum(map(len, ids)) + len(ids)) as bar:
-        return Datastore.build(
+        store = Datastore.build(
             ids,
             vocabulary(tokenizer),
             tokenizer=name,
             fingerprint=fingerprint(tokenizer),
             sorted_more=bar.update,
         )
+    return store, [name for name, document in zip(names, ids, strict=True) if len(document)]
 
 
-def _texts(sources: list[CorpusSource], skipped: list[CorpusSource]) -> Iterator[Document]:
-    """The documents of all sources. Those that hold no text join ``skipped``."""
+def _texts(sources: list[CorpusSource], skipped: list[CorpusSource], names: list[str]) -> Iterator[Document]:
+    """The documents of all sources, whose names join ``names``. Sources that hold no text join ``skipped``.
+
+    A document is called as its file, in a .jsonl file followed by its number there.
+    """
     from parlay.text import corpus
 
     for source in sources:
         found = corpus.documents(source)
         if found is None:
             skipped.append(source)
-        else:
-            yield from found
+            continue
+        for number, document in enumerate(found, start=1):
+            names.append(f"{source.path}:{number}" if source.path.suffix == ".jsonl" else str(source.path))
+            yield document
 
 
 def say_left_out(skipped: list[CorpusSource], files: int) -> None:
@@ -120,6 +169,17 @@ def progress_bar(what: str, unit: str, total: int = 0) -> tqdm[Any]:
     from tqdm import tqdm
 
     return tqdm(desc=what, total=total or None, unit=unit, unit_scale=True, disable=not sys.stderr.isatty())
+
+
+def _states_facts(file: Path) -> dict[str, str | int]:
+    """Describe the states that a datastore has, after a check of every byte; nothing where it has none."""
+    from parlay.drafters.stores.state_store import folder_of, read_header, verify
+
+    if not folder_of(file).exists():
+        return {}
+    header = read_header(file)
+    verify(folder_of(file), header)
+    return {"states": header.states, "of model": header.model, "layer": header.layer, "numbers": header.hidden_size}
 
 
 def _info(options: argparse.Namespace) -> int:
@@ -137,6 +197,7 @@ def _info(options: argparse.Namespace) -> int:
         "tokenizer": header.tokenizer,
         "fingerprint": header.fingerprint,
         "checksum": "ok",
+        **_states_facts(file),
     }
     if options.json:
         print(json.dumps(facts))

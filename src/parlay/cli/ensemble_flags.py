@@ -1,14 +1,29 @@
-"""The flags that say which models write together, and how."""
+"""The flags that say which models write together, or with which datastore; and what a text quotes of that."""
 
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
-from parlay.options import ALPHA, BETA, ENSEMBLE_RULES, Ensemble, read_weights
+from parlay.options import (
+    ALPHA,
+    BETA,
+    ENSEMBLE_RULES,
+    NEIGHBOURS,
+    NEST_ALPHA,
+    NEST_TAU,
+    Ensemble,
+    Nest,
+    UsageError,
+    read_weights,
+)
+
+if TYPE_CHECKING:
+    from parlay.llm.outputs import CompletionOutput
 
 
 def add_ensemble_flags(parser: argparse._ActionsContainer) -> None:
-    """Which other models write with the model, for `chosen_ensemble`."""
+    """Which other models, or which datastore, write with the model, for `chosen_ensemble`."""
     parser.add_argument(
         "--ensemble",
         action="append",
@@ -42,6 +57,38 @@ def add_ensemble_flags(parser: argparse._ActionsContainer) -> None:
         help="a text goes on without a model whose forward takes longer; the result says so (default: all are awaited)",
     )
     _add_flags_of_rules(parser)
+    _add_nest_flags(parser)
+
+
+def _add_nest_flags(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument(
+        "--nest",
+        metavar="FILE",
+        help="datastore built with --states, whose texts the model quotes: what follows there where the model's state "
+        "was most like it is now is mixed with the model's law, and tokens carry their document (default: none)",
+    )
+    parser.add_argument(
+        "--nest-neighbours",
+        type=int,
+        default=NEIGHBOURS,
+        metavar="N",
+        help=f"states of the datastore that are looked at for each token (default: {NEIGHBOURS})",
+    )
+    parser.add_argument(
+        "--nest-alpha",
+        type=float,
+        default=NEST_ALPHA,
+        metavar="X",
+        help="the model and the datastore weigh the same where the nearest state is so far off, as a share of the "
+        f"farthest one's squared distance; lower trusts the model more (default: {NEST_ALPHA:g})",
+    )
+    parser.add_argument(
+        "--nest-tau",
+        type=float,
+        default=NEST_TAU,
+        metavar="X",
+        help=f"how slowly the weights change around that point (default: {NEST_TAU:g})",
+    )
 
 
 def _add_flags_of_rules(parser: argparse._ActionsContainer) -> None:
@@ -74,9 +121,18 @@ def _add_flags_of_rules(parser: argparse._ActionsContainer) -> None:
     )
 
 
-def chosen_ensemble(options: argparse.Namespace) -> Ensemble | None:
-    """Read what `add_ensemble_flags` added; None where no model is named, or a command has no such flags."""
-    if not vars(options).get("ensemble"):
+def chosen_ensemble(options: argparse.Namespace) -> Ensemble | Nest | None:
+    """Read what `add_ensemble_flags` added; None where nothing is named, or a command has no such flags.
+
+    Raises UsageError for both a datastore and other models.
+    """
+    if "ensemble" not in options:
+        return None
+    if options.nest is not None and options.ensemble:
+        raise UsageError("--nest and --ensemble can't go together: leave one of them out")
+    if options.nest is not None:
+        return Nest(options.nest, options.nest_neighbours, options.nest_alpha, options.nest_tau)
+    if not options.ensemble:
         return None
     return Ensemble(
         options.ensemble,
@@ -89,3 +145,9 @@ def chosen_ensemble(options: argparse.Namespace) -> Ensemble | None:
         head=options.ensemble_head,
         threshold=options.ensemble_threshold,
     )
+
+
+def quoted(sample: CompletionOutput) -> str:
+    """Say which parts of a text are from which documents of the datastore."""
+    parts = [f"{part.tokens} of {part.document} from token {part.position}" for part in sample.attributions]
+    return f"tokens quoted: {'; '.join(parts) or 'none'}"

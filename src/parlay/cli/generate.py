@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from parlay.cli import FAILURE, INTERRUPTED
-from parlay.cli.ensemble_flags import add_ensemble_flags
+from parlay.cli.ensemble_flags import add_ensemble_flags, quoted
 from parlay.cli.explaining import as_data, explained, going_on
 from parlay.cli.flags import (
     add_certificate_flag,
@@ -122,6 +122,8 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(_report(sample, output.vote, whole=options.explain)))
     _summarise(sample, params, tint)
+    if sample.origins:
+        print(quoted(sample), file=sys.stderr)
     if output.vote is not None:
         print(told(output, output.vote), file=sys.stderr)
     _note(explanation, params, room)
@@ -244,6 +246,7 @@ def _report(sample: CompletionOutput, vote: VoteOutput | None, *, whole: bool) -
         "text": sample.text,
         "token_ids": list(sample.token_ids),
         "finish_reason": sample.finish_reason,
+        **({"attributions": [asdict(part) for part in sample.attributions]} if sample.origins else {}),
         "metrics": {**_metrics(sample.metrics), "router": as_data(sample.metrics, whole=whole), "seed": sample.seed},
     }
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from parlay.cli.ensemble_flags import add_ensemble_flags, chosen_ensemble
 from parlay.cli.flags import add_model_flags, options_from, whole
 from parlay.cli.opening import read_text
 from parlay.options import LoadOptions, UsageError
@@ -29,6 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--window", type=whole, default=512, metavar="N", help="tokens read together (default: 512)")
     parser.add_argument("--json", action="store_true", help="print one JSON object for each file")
     add_model_flags(parser)
+    add_ensemble_flags(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -39,7 +41,8 @@ def run(options: argparse.Namespace) -> int:
     from parlay.llm.likelihood import choose, perplexity  # here, because help needs none of it
     from parlay.llm.llm import LLM
 
-    with LLM(options.model, load=options_from(LoadOptions, options), router_memory="off") as llm:
+    load, ensemble = options_from(LoadOptions, options), chosen_ensemble(options)
+    with LLM(options.model, load=load, router_memory="off", ensemble=ensemble) as llm:
         for file in options.files:
             if file in texts:
                 found = perplexity(llm, texts[file], options.window)

@@ -262,7 +262,8 @@ def check_flags(options: argparse.Namespace, models: int) -> None:
         raise ValueError(f"--audit-share {options.audit_share:g}: give a number from 0 to 1")
     options_from(LoadOptions, options)
     ranks, ensemble = options_from(RankOptions, options), chosen_ensemble(options)
-    for flag, asked in (("rank-listen", ranks.rank_listen), ("ensemble", ensemble)):
+    together = type(ensemble).__name__.lower()
+    for flag, asked in (("rank-listen", ranks.rank_listen), (together, ensemble)):
         if asked is not None and (models > 1 or options.allow_pull):
             raise ValueError(f"--{flag} goes with one model: serve it by itself, and without --allow-pull")
     chosen_strategy(options)

@@ -15,6 +15,7 @@ from parlay.types import Adapter, Drafter, Runner, RunnerSpec, Tokenizer
 if TYPE_CHECKING:
     from parlay.drafters.remote.link import Link
     from parlay.drafters.stores.datastore_file import Datastore
+    from parlay.drafters.stores.state_store import MappedStates
     from parlay.heads.opening import FindHead
     from parlay.ngrams.model import NgramModel
 
@@ -39,12 +40,12 @@ class Resources:
     """Everything a drafter gets when it is built; ``target`` says what the target is and can do.
 
     ``open_runner`` loads a model by name or path, once, and shares it; ``open_tokenizer`` gives the tokenizer that goes
-    with such a model. ``open_datastore`` and ``open_ngrams`` take the place of opening
-    a file, and ``open_drafter`` that of connecting to
-    a service, for toys. ``find_head`` finds trained heads for the target; ``domains`` are the kinds of texts, beside
-    texts in general, for which there are some. ``read_adapter`` reads an adapter of the target from a folder, under a
-    name; None where the target runs none. ``round_weights`` packs the target's weights in so many bits for drafts; None
-    where it can't.
+    with such a model. ``open_datastore`` and ``open_ngrams`` take the place of opening a file, and ``open_drafter`` of
+    connecting to a service, for toys. ``open_states`` opens a datastore with states of the target, or, where no file is
+    named, gives the one that the target mixes in; it raises UsageError where there is none. ``find_head`` finds trained
+    heads for the target; ``domains`` are the kinds of texts, beside texts in general, for which there are some.
+    ``read_adapter`` reads an adapter of the target from a folder, under a name; None where the target runs none.
+    ``round_weights`` packs the target's weights in so many bits for drafts; None where it can't.
     ``closing`` runs when the drafter goes: a drafter that writes files registers its last write there. ``rule`` is the
     accept rule that judges the drafts, and ``nested`` are the strategies that the drafter's own options name, in the
     order of their text. ``room`` bounds what drafters keep of requests under way.
@@ -58,6 +59,7 @@ class Resources:
     target: RunnerSpec | None = None
     open_datastore: Callable[[str], Datastore] | None = None
     open_ngrams: Callable[[str], NgramModel] | None = None
+    open_states: Callable[[str], MappedStates] | None = None
     open_drafter: Callable[[str], Link] | None = None
     find_head: FindHead | None = None
     domains: Callable[[], Collection[str]] = tuple

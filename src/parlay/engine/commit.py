@@ -8,7 +8,7 @@ from typing import NamedTuple
 from parlay.engine.sequence import Sequence
 from parlay.engine.sequence_step import Commit, SequenceStep
 from parlay.sampling.distributions import prompt_token_logprobs, row_logprobs
-from parlay.types import TARGET, CommittedTokens, Exactness, ParlayError, TokenLogprobs, trees
+from parlay.types import TARGET, CommittedTokens, Exactness, Origin, ParlayError, TokenLogprobs, trees
 
 
 def commit(step: SequenceStep, max_context: int) -> Commit:
@@ -23,8 +23,8 @@ def commit(step: SequenceStep, max_context: int) -> Commit:
     tokens = sampled[: end.kept]
     sequence.tokens.extend(tokens)
     sources = trees.along(step.draft.sources, path) + (TARGET,) * (len(sampled) - len(path))
-    writers = _writers(step, sources)
-    joined = CommittedTokens(tokens, sources[: end.kept], logprobs[: end.kept], writers[: end.kept])
+    writers = _writers(step, sources)[: end.kept]
+    joined = CommittedTokens(tokens, sources[: end.kept], logprobs[: end.kept], writers, _origins(step, tokens))
     accepted = min(end.kept, len(path))
     if end.error is not None:
         return Commit(joined, accepted, "error", error=end.error)
@@ -45,6 +45,18 @@ def _writers(step: SequenceStep, sources: tuple[str, ...]) -> tuple[str, ...]:
         return sources if lossy else ()
     own = tuple([by_row[row] for row in (step.root, *(step.root + 1 + node for node in path))])
     return (*sources[: len(path)], *own[len(path) :]) if lossy else own
+
+
+def _origins(step: SequenceStep, tokens: Seq[int]) -> tuple[Origin | None, ...]:
+    """Where in a datastore each token may be from; nothing where the target mixes in none."""
+    if (origins := step.out.origins) is None or step.sequence.canvas is not None:
+        return ()
+    found: list[Origin | None] = []
+    for node, token in zip((-1, *step.verdict.path), tokens, strict=False):
+        before = found[-1] if found else step.sequence.origin
+        found.append(origins.of(step.root + 1 + node, token, before))
+    step.sequence.origin = found[-1] if found else None
+    return tuple(found)
 
 
 class _End(NamedTuple):

@@ -281,8 +281,8 @@ class RequestTable:
             return
         if spec.fills_only or spec.encoder is not None or not self._scheduler.guides:
             raise ValueError(
-                f"guidance_scale can't be honoured by {spec.name}, which fills canvases, has an encoder, or is "
-                "contrasted with another model: leave it out"
+                f"guidance_scale can't be honoured by {spec.name}, which fills canvases, has an encoder, is contrasted "
+                "with another model, or writes with a datastore: leave it out"
             )
         assert most is not None
         negative = guidance.negative

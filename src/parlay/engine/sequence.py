@@ -16,6 +16,7 @@ from parlay.types import (
     Metrics,
     Move,
     Needs,
+    Origin,
     Request,
     Strategy,
     TokenLogprobs,
@@ -60,6 +61,8 @@ class Sequence:
     """Sum over the output of p(token) / max p, while the strategy has an escape and it was not taken."""
     escaped_at: int | None = None
     lost_members: tuple[str, ...] = ()
+    origin: Origin | None = None
+    """Of its last token, where the target mixes its law with a datastore's."""
 
     def __post_init__(self) -> None:
         self.rule = self.strategy.rule

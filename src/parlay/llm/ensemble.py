@@ -1,24 +1,27 @@
-"""Load the models that write a text together, as one runner."""
+"""Load the models that write a text together, or a model and its datastore, as one runner."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from parlay import models
 from parlay.cache import Budget, parse_bytes
 from parlay.drafters.other_vocabularies.letters import TokenLetters
 from parlay.drafters.other_vocabularies.vocabularies import spelled
+from parlay.drafters.stores.state_store import MappedStates, need_faiss, read_header
 from parlay.heads.deferral import facts_of_deferral, open_deferral
 from parlay.models.compiled.weights import Packed
 from parlay.models.ensembles.ensemble import EnsembleRunner
+from parlay.models.ensembles.nest import NestRunner
 from parlay.models.ensembles.translated import TranslatedRunner, Translation
 from parlay.models.fetch.resolving import resolve, resolve_tokenizer
 from parlay.models.loading import load_tokenizer
 from parlay.models.native import NativeRunner
-from parlay.options import Ensemble, LoadOptions, RankOptions, UsageError
+from parlay.options import Ensemble, LoadOptions, Nest, RankOptions, UsageError
 from parlay.ranks.starting import open_target
 from parlay.text.tokenize import encode
 from parlay.types import ParlayError, Runner, Tokenizer
@@ -29,27 +32,30 @@ if TYPE_CHECKING:
 _LEAST_COMMON = 0.5
 """Share of a model's commonest tokens that another one of its ensemble must have."""
 _OFTEN = 20_000
-Members = Ensemble | str | Sequence[str] | None
-"""The other models of an ensemble; names alone stand for the mean of all laws."""
+Members = Ensemble | Nest | str | Sequence[str] | None
+"""The other models of an ensemble, or the datastore; names alone stand for the mean of all models' laws."""
 
 
-def ensemble_of(members: Members, alone: Mapping[str, object]) -> Ensemble | None:
+def ensemble_of(members: Members, alone: Mapping[str, object]) -> Ensemble | Nest | None:
     """The ensemble that an argument stands for. ``alone`` are other arguments, by name, which are about one model.
 
     Raises UsageError where any of these is there too, and for members that can't be.
     """
-    ensemble = members if members is None or isinstance(members, Ensemble) else Ensemble(members)
+    ensemble = members if members is None or isinstance(members, Ensemble | Nest) else Ensemble(members)
     if ensemble is not None and any(alone.values()):
         named = next(name for name, value in alone.items() if value)
-        raise UsageError(f"ensemble: {named} is for one model: leave out one of the two")
+        raise UsageError(f"{_kind(ensemble)}: {named} is for one model alone: leave out one of the two")
+    if isinstance(ensemble, Nest):
+        need_faiss()
+        read_header(Path(ensemble.datastore).expanduser())
     for name in ensemble.models if ensemble is not None else ():
         resolve(name)  # one that is not there is an error now, not when the first has been loaded
-    if ensemble is not None and ensemble.head:
+    if isinstance(ensemble, Ensemble) and ensemble.head:
         facts_of_deferral(ensemble.head)
     return ensemble
 
 
-def open_budget(memory: int | str | None, ensemble: Ensemble | None) -> Budget:
+def open_budget(memory: int | str | None, ensemble: Ensemble | Nest | None) -> Budget:
     """Make the budget of all caches, in which no member takes a running text of another. Raises ValueError."""
     targets = 1 if ensemble is None else 1 + len(ensemble.models)
     return Budget(None if memory is None else parse_bytes(memory), targets)
@@ -63,17 +69,20 @@ def open_runner(
     packed: Packed,
     *,
     longest: int | None,
-    ensemble: Ensemble | None,
+    ensemble: Ensemble | Nest | None,
 ) -> Runner:
-    """Load a model, and the others of its ensemble, each with a cache of its own in one budget.
+    """Load a model, and the others of its ensemble, each with a cache of its own in one budget, or its datastore.
 
-    The others are loaded as the first is, without its adapter. Raises UsageError for members of another vocabulary.
+    The others are loaded as the first is, without its adapter. Raises UsageError for members of another vocabulary,
+    BadStates for a datastore of another model.
     """
     if ensemble is not None and ranks.ranks > 1:
-        raise UsageError(f"ensemble: its models run in one process; leave out {ranks.asked}")
+        raise UsageError(f"{_kind(ensemble)}: all must run in one process; leave out {ranks.asked}")
     first = open_target(model, load, ranks, budget, packed, longest=longest)
     if ensemble is None:
         return first
+    if isinstance(ensemble, Nest):
+        return NestRunner(first, MappedStates.open(Path(ensemble.datastore).expanduser(), model, first.spec), ensemble)
     if ensemble.rule == "defer":
         check_vocabulary(model, ensemble.models[0])
     translations = [translation_of(model, name, first.spec.vocab_size) for name in ensemble.models]
@@ -88,6 +97,11 @@ def open_runner(
         sizes = first.spec.vocab_size, others[0].spec.vocab_size
         deferral = open_deferral(ensemble.head, model, ensemble.models[0], sizes, ensemble.threshold)
     return EnsembleRunner(runners, ensemble, one_budget=one_budget, deferral=deferral)
+
+
+def _kind(ensemble: Ensemble | Nest) -> str:
+    """The name of its argument or flag."""
+    return type(ensemble).__name__.lower()
 
 
 def check_vocabulary(model: str | PreTrainedModel, other: str) -> None:

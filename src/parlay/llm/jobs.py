@@ -32,6 +32,7 @@ from parlay.types import (
     Exactness,
     FinishReason,
     Metrics,
+    Origin,
     ParlayError,
     Request,
     TokenLogprobs,
@@ -59,6 +60,8 @@ class Sample:
     sources: list[str] = field(default_factory=list)
     writers: list[str] = field(default_factory=list)
     """Of the first tokens; the rest, if any, are the target's own."""
+    origins: list[Origin | None] = field(default_factory=list)
+    """One for each token, or none at all."""
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     """One for each token that was decoded here, or none at all."""
     last: Event | None = None
@@ -84,6 +87,7 @@ class Sample:
         self.request = replace(request, written=tokens)
         self.tokens += tokens
         self.sources += [TARGET] * len(tokens)
+        self.origins += [None] * len(tokens)
         if self.text is not None:
             self.released = "".join(piece for _, piece in self.text.release(final=False))
 
@@ -92,6 +96,7 @@ class Sample:
             self.writers += [*[TARGET] * (len(self.tokens) - len(self.writers)), *event.committed.writers]
         self.tokens += event.committed.tokens
         self.sources += event.committed.sources
+        self.origins += event.committed.origins
         self.logprobs += event.committed.logprobs
         if event.finish_reason is not None:
             self.last = event
@@ -99,8 +104,9 @@ class Sample:
             return ()
         released = self.text.release(final=event.finish_reason is not None)
         known = len(self.tokens)  # a step that failed may have read tokens that it never reported
+        origins = self.origins if len(self.origins) == known else [None] * known
         return tuple(
-            Piece(text, self.sources[index], self.writers[index] if index < len(self.writers) else "")
+            Piece(text, self.sources[index], self.writers[index] if index < len(self.writers) else "", origins[index])
             for index, text in released
             if index < known
         )
@@ -139,6 +145,7 @@ class Sample:
             seed=self.request.key.seed,
             sources=tuple(self.sources),
             writers=(*self.writers, *[TARGET] * (len(self.tokens) - len(self.writers))) if self.writers else (),
+            origins=tuple(self.origins) if len(self.origins) == len(self.tokens) else (),
             text_ends=tuple(self.text.ends) if self.text else (),
             metrics=event.metrics,
             error=event.error,

@@ -62,7 +62,7 @@ class LLM:
     is kept on this machine: of all requests (``"shared"``), of each owner's apart (``"per-key"``), or not (``"off"``).
     ``certificates`` are files of `parlay.calibration`: they open lossy strategies to requests whose ``exactness`` has a
     floor; a share ``audit_share`` of those is decoded exactly too. ``ensemble`` names models that write with this one
-    (`parlay.Ensemble`). Other arguments of vLLM may ask for what is so.
+    (`parlay.Ensemble`), or a datastore (`parlay.Nest`). Other arguments of vLLM may ask for what is so.
 
     Raises ParlayError for a model that can't be run, ValueError for a wrong argument, TypeError for an unknown one.
     """

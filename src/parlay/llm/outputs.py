@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import overload
 
 from parlay.llm.notebook_html import runs, shown
 from parlay.llm.voting import VoteOutput
-from parlay.types import Exactness, FinishReason, Metrics, ParlayError, TokenLogprobs
+from parlay.types import Exactness, FinishReason, Metrics, Origin, ParlayError, TokenLogprobs
 
 DecodeToken = Callable[[int], str | None]
 """The text of one token; None without a tokenizer."""
@@ -102,6 +103,51 @@ class PredictionUse:
     rejected: int
 
 
+@dataclass(frozen=True, slots=True)
+class Attribution:
+    """A part of the text that is mostly from one place of a datastore: ``tokens`` of a document, from ``position`` on.
+
+    ``share`` is the part of their probability that the datastore gave, in the mean.
+    """
+
+    text: str
+    document: str
+    position: int
+    tokens: int
+    share: float
+
+
+def attributed(text: str, ends: Sequence[int], origins: Sequence[Origin | None]) -> tuple[Attribution, ...]:
+    """The runs of tokens that follow each other in a document, which gave at least half of their probability."""
+    found: list[Attribution] = []
+    for number, run in groupby(enumerate(origins), key=_run_of()):
+        places = [place for place, _ in run]
+        first = origins[places[0]]
+        if number is None or first is None:
+            continue
+        begin, end = ends[places[0] - 1] if places[0] else 0, ends[places[-1]]
+        shares = [origin.share for place in places if (origin := origins[place]) is not None]
+        mean = sum(shares) / len(shares)
+        found.append(Attribution(text[begin:end], first.document, first.position, len(places), mean))
+    return tuple(found)
+
+
+def _run_of() -> Callable[[tuple[int, Origin | None]], int | None]:
+    """Number the runs as their tokens come; None for tokens of no run."""
+    last: Origin | None = None
+    runs = 0
+
+    def number(item: tuple[int, Origin | None]) -> int | None:
+        nonlocal last, runs
+        origin = item[1] if item[1] is not None and item[1].share >= 0.5 else None
+        if origin is not None and (last is None or (last.document, last.position + 1) != origin[:2]):
+            runs += 1
+        last = origin
+        return runs if origin is not None else None
+
+    return number
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class CompletionOutput:
     """One sample. ``seed`` reproduces it (with ``index`` as the sample index), whatever the strategy."""
@@ -121,6 +167,8 @@ class CompletionOutput:
     writers: tuple[str, ...] = ()
     """Per token: whose choice it is. That is a model of an ensemble, a drafter whose tokens a lossy rule took, or
     ``target``. Empty where all tokens are the target's own choice."""
+    origins: tuple[Origin | None, ...] = ()
+    """Per token: the place of the datastore that it may be from, where the target mixes one in."""
     text_ends: tuple[int, ...] = ()
     """Per token: how long the text is with it. Where a stop string is cut off, the last ones are longer than it."""
     metrics: Metrics
@@ -137,6 +185,12 @@ class CompletionOutput:
         """The text as runs of one source and one writer each."""
         both = list(zip(self.sources, self.writers or [""] * len(self.sources), strict=True))
         return tuple(Piece(text, source, writer) for text, (source, writer) in runs(self.text, self.text_ends, both))
+
+    @property
+    def attributions(self) -> tuple[Attribution, ...]:
+        """The parts of the text that are mostly from the datastore, and where they stand there."""
+        ends = self.text_ends or [0] * len(self.token_ids)  # without a tokenizer there is no text
+        return attributed(self.text, ends, self.origins)
 
     def __repr__(self) -> str:
         return f"CompletionOutput({_short(self.text)}, {self._facts()})"
@@ -236,11 +290,12 @@ class RequestFailed(ParlayError):
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A run of text, and of the token it came with the source and the writer; that is empty where nothing tells."""
+    """A run of text, and of the token it came with the source, the writer and the origin, where these are known."""
 
     text: str
     source: str
     writer: str = ""
+    origin: Origin | None = None
 
 
 @dataclass(frozen=True, slots=True, repr=False)

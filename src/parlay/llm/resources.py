@@ -1,19 +1,22 @@
-"""The models, tokenizers and heads that drafters of one LLM may use, opened when a strategy first needs them."""
+"""The models, tokenizers, heads and states that drafters of one LLM may use, opened when one first needs them."""
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cache, partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from parlay.cache import Budget
 from parlay.drafters.resources import Resources
 from parlay.drafters.state_room import StateRoom
+from parlay.drafters.stores.state_store import MappedStates
 from parlay.heads.opening import heads_of
+from parlay.models.ensembles.nest import NestRunner
 from parlay.models.fetch.resolving import resolve
 from parlay.models.loading import load_tokenizer
 from parlay.models.native import NativeRunner
 from parlay.models.opening import round_weights
-from parlay.options import LoadOptions
+from parlay.options import LoadOptions, UsageError
 from parlay.strategies.built import RunnerCache
 from parlay.types import Runner, Tokenizer
 
@@ -32,6 +35,18 @@ def resources_of(
     budget: Budget,
 ) -> Resources:
     """List them, for the target that ``runner`` runs as ``load`` says; ``draft_model`` is the usual one."""
+
+    @cache
+    def open_states(file: str) -> MappedStates:
+        if file:
+            return MappedStates.open(Path(file).expanduser(), model, runner.spec)
+        if isinstance(runner, NestRunner) and isinstance(runner.store, MappedStates):
+            return runner.store
+        raise UsageError(
+            "the target mixes in no datastore: name one with file=PATH that was made by `parlay datastore build "
+            "--states`"
+        )
+
     target, heads = runner.spec, heads_of(model, runner.spec, budget, runner, lora=load.lora)
     return Resources(
         vocab_size=target.vocab_size,
@@ -40,6 +55,7 @@ def resources_of(
         tokenizer=tokenizer,
         open_tokenizer=lambda name: load_tokenizer(resolve(name)),
         target=target,
+        open_states=open_states,
         find_head=heads,
         domains=heads.domains,
         read_adapter=runner.read_adapter if isinstance(runner, NativeRunner) else None,

@@ -18,7 +18,17 @@ from parlay.options.declare import (
     split,
     whole,
 )
-from parlay.options.ensemble import ALPHA, BETA, ENSEMBLE_RULES, Ensemble, read_weights
+from parlay.options.ensemble import (
+    ALPHA,
+    BETA,
+    ENSEMBLE_RULES,
+    NEIGHBOURS,
+    NEST_ALPHA,
+    NEST_TAU,
+    Ensemble,
+    Nest,
+    read_weights,
+)
 from parlay.options.from_file import read_config
 from parlay.options.load import LoadOptions
 from parlay.options.ranks import RankOptions
@@ -27,8 +37,12 @@ __all__ = [
     "ALPHA",
     "BETA",
     "ENSEMBLE_RULES",
+    "NEIGHBOURS",
+    "NEST_ALPHA",
+    "NEST_TAU",
     "Ensemble",
     "LoadOptions",
+    "Nest",
     "Option",
     "Options",
     "RankOptions",

@@ -1,15 +1,18 @@
-"""Which models write a text together, and how one law is made of theirs."""
+"""Which models write a text together, or with which datastore, and how one law is made of all."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from parlay.options.declare import UsageError, nearest
 
 ALPHA, BETA = 0.1, 0.5
 """Contrast's bound and strength (O'Brien and Lewis 2023, arXiv:2309.09117)."""
+NEIGHBOURS, NEST_ALPHA, NEST_TAU = 64, 0.3, 0.1
+MOST_NEIGHBOURS = 4096
 ENSEMBLE_RULES = ("mean", "product", "majority", "certainty", "contrast", "defer")
 _CHOOSING = ("majority", "certainty", "defer")
 _OTHERS = {"contrast": "the weaker one", "defer": "the assistant"}
@@ -104,3 +107,36 @@ def read_weights(text: str) -> list[float]:
         return [float(word) for word in text.split(",")] if text else []
     except ValueError:
         raise UsageError(f"ensemble weights {text!r:.60}: expected numbers with commas, such as 2,1") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Nest:
+    """A ``datastore`` that writes with an LLM's model: one that was built with states of that very model.
+
+    At each place the ``neighbours`` states nearest to the model's own are looked up, and the law of what follows them
+    is mixed with the model's. ``alpha`` and ``tau`` say how sure the lookup must be: the model's weight is
+    sigmoid((r - alpha) / tau), where r is the nearest distance over the farthest, squared. A lower alpha leaves more to
+    the model (NEST, Li et al. 2024, arXiv:2405.19325).
+
+    Raises UsageError for numbers that can't be.
+    """
+
+    datastore: str
+    neighbours: int = NEIGHBOURS
+    alpha: float = NEST_ALPHA
+    tau: float = NEST_TAU
+
+    guides: ClassVar[bool] = False
+    models: ClassVar[tuple[str, ...]] = ()
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.neighbours <= MOST_NEIGHBOURS:
+            raise UsageError(f"nest neighbours {self.neighbours}: must be from 1 to {MOST_NEIGHBOURS}")
+        if not -math.inf < self.alpha < math.inf:
+            raise UsageError(f"nest alpha {self.alpha:g}: must be a number")
+        if not 0 < self.tau < math.inf:
+            raise UsageError(f"nest tau {self.tau:g}: must be above 0")
+
+    def describe(self, first: str) -> str:
+        """Write it in a few words, the LLM's own model first."""
+        return f"{first} with {self.datastore} ({self.neighbours} neighbours, alpha={self.alpha:g}, tau={self.tau:g})"

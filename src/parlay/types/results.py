@@ -175,6 +175,17 @@ class EngineStats:
     cache_bytes: int = 0
 
 
+class Origin(NamedTuple):
+    """The place of a datastore that speaks most for a token: a document's name, and the token's number there, from 0.
+
+    ``share`` is the part of the token's probability that the datastore gave, from 0 to 1; the model gave the rest.
+    """
+
+    document: str
+    position: int
+    share: float
+
+
 class Committed(NamedTuple):
     """A token that joined a sequence, and where it came from: a drafter's name, or `TARGET`.
 
@@ -193,13 +204,15 @@ class CommittedTokens(Sequence[Committed]):
 
     ``logprobs`` are as many as tokens, or none where the request wants none. ``sources`` say what proposed a token, and
     ``writers`` whose choice it is: a model of an ensemble, a drafter whose tokens a lossy rule took, or `TARGET`. There
-    are none where all are the target's own.
+    are none where all are the target's own. ``origins`` are as many as tokens where the target mixes its law with a
+    datastore's, else none.
     """
 
     tokens: tuple[int, ...] = ()
     sources: tuple[str, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
     writers: tuple[str, ...] = ()
+    origins: tuple[Origin | None, ...] = ()
 
     def __len__(self) -> int:
         return len(self.tokens)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from parlay.types.base import Exactness
 from parlay.types.drafts import NO_TREE, Features, Prefix, Tree
+from parlay.types.results import Origin
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -240,6 +241,17 @@ class Segment(NamedTuple):
         )
 
 
+class Origins(Protocol):
+    """Where in a datastore the tokens of a forward may be from."""
+
+    def of(self, row: int, token: int, after: Origin | None = None) -> Origin | None:
+        """Find the origin of a token that follows from a row of the logits; None: the model's alone.
+
+        Of equals the one that goes on ``after`` the origin of the token before it.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Output:
     """Result of a forward over segments.
@@ -258,6 +270,8 @@ class Output:
     """By sequence, the models of an ensemble that failed for it or were late: they take no part in its logits now."""
     writers: tuple[str, ...] = ()
     """By row of logits, the model of an ensemble that decides there; empty where none does alone."""
+    origins: Origins | None = None
+    """Of the rows of the logits, where these are mixed with a datastore's law."""
 
 
 Finish = Callable[[], Output]

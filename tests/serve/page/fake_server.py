@@ -23,6 +23,12 @@ Step = list[tuple[str, str]]
 PLAIN: list[Step] = [[(word, "target")] for word in ("The ", "cat ", "<b>sat</b> ", "on ", "the ", "mat.")]
 DUET: Step = [("The ", "target"), ("cat ", "copycat"), ("sits.", "target")]
 WRITERS = ["large", "large", "small"]
+QUOTE: Step = [("The ", "target"), ("cat ", "target"), ("sat.", "target")]
+ORIGINS = [
+    {"document": "a.txt", "position": 7, "share": 0.9},
+    {"document": "a.txt", "position": 8, "share": 0.9},
+    {"document": "b.txt", "position": 1, "share": 0.2},
+]
 ANSWERS: dict[str, list[Step]] = {
     "none": PLAIN,
     "copycat": [
@@ -166,6 +172,8 @@ async def stream(fake: Fake, body: dict[str, Any]) -> AsyncIterator[str]:
         steps = [[(word + " ", "target")] for word in prompt.removeprefix("say ").split(" ")]
     if prompt == "together":
         steps = [DUET]
+    if prompt == "quote":
+        steps = [QUOTE]
     if prompt == "for ever":
         try:
             while True:
@@ -191,7 +199,8 @@ async def stream(fake: Fake, body: dict[str, Any]) -> AsyncIterator[str]:
 def choice(step: Step, finish_reason: str | None = None) -> dict[str, Any]:
     text = "".join(piece for piece, _ in step)
     told = {"delta": {"content": text}, "text": text}  # as a chat, and as a completion
-    parlay = {"pieces": step, **({"writers": WRITERS} if step is DUET else {})}
+    more: dict[str, object] = {"writers": WRITERS} if step is DUET else {"origins": ORIGINS} if step is QUOTE else {}
+    parlay = {"pieces": step, **more}
     return {"index": 0, **told, "parlay": parlay, "finish_reason": finish_reason}
 
 

@@ -299,6 +299,15 @@ def test_sources_colour_who_wrote_what_where_several_models_do(page: Page) -> No
     expect(page.locator(".legend")).to_contain_text("written by small")
 
 
+def test_what_a_datastore_gave_is_underlined_and_its_documents_are_listed(page: Page) -> None:
+    """Tokens whose probability is mostly the model's own are not."""
+    send(page, "quote")
+    expect(page.locator(".documents li")).to_have_text(["a.txt: 2 of 3 tokens"])
+    press(page, "Sources")
+    expect(page.locator(".quoted")).to_have_text(["The ", "cat "])
+    assert page.locator(".quoted").first.get_attribute("title") == "a.txt, token 7: 90 % from there"
+
+
 def test_a_conversation_that_is_deleted_while_it_is_answered_stays_deleted(page: Page, fake: Fake) -> None:
     begin(page, "for ever")
     expect(answers(page).locator(".body")).to_contain_text("on and on and")

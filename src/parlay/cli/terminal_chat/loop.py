@@ -9,6 +9,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import TextIO
 
+from parlay.cli.ensemble_flags import quoted
 from parlay.cli.terminal_chat.commands import AnswerAgain, Leave, State, run_command
 from parlay.cli.terminal_chat.screen import Screen
 from parlay.llm.jobs import Stream
@@ -98,6 +99,8 @@ class Chat:
         )
         if sample.error is not None:
             self._note(f"error: {sample.error}")
+        if sample.origins:
+            self._note(quoted(sample))
 
     def _decode(self) -> CompletionOutput:
         self._make_room()

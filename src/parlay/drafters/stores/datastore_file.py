@@ -73,8 +73,9 @@ class DatastoreHeader:
 class Datastore:
     """Finds where runs of tokens occur in a corpus. Arrays are read-only and may be mapped from a file."""
 
-    def __init__(self, header: DatastoreHeader, tokens: Integers, suffixes: Integers) -> None:
-        self.header = header
+    def __init__(self, header: DatastoreHeader, tokens: Integers, suffixes: Integers, checksum: int = 0) -> None:
+        """``checksum`` is that of its file, if it has one."""
+        self.header, self.checksum = header, checksum
         self.tokens = tokens
         self.suffixes = suffixes
         self._token_view = tokens.data
@@ -118,7 +119,8 @@ class Datastore:
         header, header_bytes = _read_header(path, content)
         tokens_at, suffixes_at, _ = header.offsets(header_bytes)
         tokens = np.frombuffer(content, header.token_type, header.tokens, tokens_at)
-        return cls(header, tokens, np.frombuffer(content, header.suffix_type, header.suffixes, suffixes_at))
+        suffixes = np.frombuffer(content, header.suffix_type, header.suffixes, suffixes_at)
+        return cls(header, tokens, suffixes, checksum=_PREAMBLE.unpack_from(content)[2])
 
     def write(self, path: Path) -> None:
         """Write it all or, whatever happens, nothing: a file of that name is replaced in the end. Raises OSError."""

@@ -6,8 +6,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
+from typing_extensions import TypedDict
+
 from parlay.llm.jobs import Job
-from parlay.llm.outputs import Piece, RequestOutput, StreamEvent
+from parlay.llm.outputs import CompletionOutput, Piece, RequestOutput, StreamEvent
 from parlay.serve.errors import ApiError
 from parlay.serve.protocol.answering import Chunk, DataFrames
 from parlay.serve.protocol.usage import RunningUsage, StreamUsage, last_chunks
@@ -16,6 +18,32 @@ from parlay.types import TARGET, FinishReason, TokenLogprobs
 
 WHOLE_VOTE = "a vote sends its text when it is over"
 """Why its stream can't be resumed."""
+
+
+class AttributionReply(TypedDict):
+    """A part of the text that is mostly from one place of the datastore: so many tokens of a document, from the token
+    at ``position`` on. ``share`` is the part of their probability that the datastore gave.
+    """
+
+    text: str
+    document: str
+    position: int
+    tokens: int
+    share: float
+
+
+def attributions_reply(sample: CompletionOutput) -> list[AttributionReply]:
+    """The parts of a text that are mostly from the datastore, as JSON has them."""
+    return [
+        {
+            "text": part.text,
+            "document": part.document,
+            "position": part.position,
+            "tokens": part.tokens,
+            "share": part.share,
+        }
+        for part in sample.attributions
+    ]
 
 
 class ReplyShape(Protocol):
@@ -131,8 +159,10 @@ class OpenAIChunks(ABC):
 
 
 def _pieces(pieces: Sequence[Piece]) -> dict[str, object]:
-    """Texts with their sources, and the writers where there are some."""
+    """Texts with their sources, and writers and origins where there are some."""
     found: dict[str, object] = {"pieces": [[piece.text, piece.source] for piece in pieces]}
     if any(piece.writer for piece in pieces):
         found["writers"] = [piece.writer or TARGET for piece in pieces]
+    if any(piece.origin for piece in pieces):
+        found["origins"] = [piece.origin and piece.origin._asdict() for piece in pieces]
     return found

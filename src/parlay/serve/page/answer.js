@@ -3,7 +3,7 @@
 import { choicesView } from "./choices.js";
 import { button, copyButton, el, figure } from "./dom.js";
 import { Markdown } from "./markdown.js";
-import { Legend, TokenView, stepBars, steps } from "./tokens.js";
+import { Legend, TokenView, documents, stepBars, steps } from "./tokens.js";
 
 /**
  * @typedef {object} Figures how an answer was decoded: the engine's own at the end
@@ -40,6 +40,7 @@ export class AnswerView {
     this.sources = el("div", { className: "sources", hidden: true });
     this.note = el("p", { className: "note" });
     this.choices = el("div", {});
+    this.quotes = el("div", {});
     this.toggle = button("Sources", () => this.#toggle(), {
       ariaPressed: "false",
       title: "Colour the tokens by who wrote or proposed them",
@@ -53,6 +54,7 @@ export class AnswerView {
       this.body,
       this.sources,
       this.note,
+      this.quotes,
       this.choices,
       this.actions,
     );
@@ -74,6 +76,7 @@ export class AnswerView {
     this.toggle.hidden = !pieces.length;
     this.note.replaceChildren(this.#facts(figures, note), ...(error ? [el("strong", { role: "alert" }, error)] : []));
     if (!open && routing && !this.choices.firstChild) this.choices.append(choicesView(routing));
+    if (!open) this.quotes.replaceChildren(...[documents(pieces)].filter((list) => list !== undefined));
     if (!this.sources.hidden) this.#showSources(open);
     return complete.map((block) => block.textContent ?? "");
   }

@@ -93,12 +93,17 @@ export async function* answer({ path, body }, signal) {
 }
 
 /**
- * A chunk's tokens with their sources, and their writers where there are some.
- * @param {{pieces: [string, string][], writers?: string[]} | undefined} told
+ * A chunk's tokens with their sources, and their writers and origins where there are some.
+ * @param {{pieces: [string, string][], writers?: string[], origins?: (import("./tokens.js").Origin | null)[]} | undefined} told
  * @returns {import("./tokens.js").Piece[]}
  */
 const pieces = (told) =>
-  (told?.pieces ?? []).map(([text, source], place) => [text, source, told?.writers?.[place] || undefined]);
+  (told?.pieces ?? []).map(([text, source], place) => [
+    text,
+    source,
+    told?.writers?.[place] || undefined,
+    told?.origins?.[place] ?? undefined,
+  ]);
 
 /**
  * The JSON chunks of a stream. Throws ApiError for an error in mid-stream, and for a stream that breaks off.

@@ -7,9 +7,14 @@ const TINTS = 6; // as many as style.css has
 
 /**
  * A token and the drafter that proposed it, or the model itself. Where several models write, or a drafter's tokens are
- * kept that are not the model's own, the writer is the one whose choice the token is.
- * @typedef {[text: string, source: string, writer?: string]} Piece
+ * kept that are not the model's own, the writer is the one whose choice the token is. Where the model writes with a
+ * datastore, the origin is the token's place there.
+ * @typedef {[text: string, source: string, writer?: string, origin?: Origin]} Piece
+ * @typedef {{document: string, position: number, share: number}} Origin
  */
+
+/** Whether a token is mostly from the datastore. @param {Origin | undefined} origin @returns {origin is Origin} */
+const quoted = (origin) => origin !== undefined && origin !== null && origin.share >= 0.5;
 
 /**
  * The steps of an answer. Each ends with a token of the model's own, after what was accepted of a draft.
@@ -64,10 +69,15 @@ export class TokenView {
 
   /** Add what is new. @param {Piece[]} pieces all of them, so far */
   update(pieces) {
-    for (const [text, source, writer] of pieces.slice(this.shown)) {
+    for (const [text, source, writer, origin] of pieces.slice(this.shown)) {
       const from = writer ?? source;
-      if (from === TARGET) this.view.append(el("span", { className: "plain" }, text));
-      else this.#run(from, writer === undefined).append(el("span", {}, text));
+      const token = el("span", { className: from === TARGET ? "plain" : "" }, text);
+      if (quoted(origin)) {
+        token.classList.add("quoted");
+        token.title = `${origin.document}, token ${origin.position}: ${Math.round(100 * origin.share)} % from there`;
+      }
+      if (from === TARGET) this.view.append(token);
+      else this.#run(from, writer === undefined).append(token);
       this.from = from;
     }
     this.shown = pieces.length;
@@ -90,6 +100,21 @@ export class TokenView {
     const tokens = [...this.view.querySelectorAll("span:not(.run)")];
     tokens.find((token) => (end += token.textContent.length) > position)?.classList.add("differs");
   }
+}
+
+/**
+ * The documents that the answer quotes, those with most tokens first; nothing where it quotes none.
+ * @param {Piece[]} pieces
+ */
+export function documents(pieces) {
+  /** @type {Map<string, number>} */
+  const counts = new Map();
+  for (const [, , , origin] of pieces) {
+    if (quoted(origin)) counts.set(origin.document, (counts.get(origin.document) ?? 0) + 1);
+  }
+  const ranked = [...counts].sort(([, one], [, other]) => other - one);
+  const entries = ranked.map(([name, count]) => el("li", {}, `${name}: ${count} of ${pieces.length} tokens`));
+  return entries.length ? el("ul", { className: "documents", ariaLabel: "Documents that the answer quotes" }, ...entries) : undefined;
 }
 
 /**

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from parlay.drafters.counting import ngram_lm
-from parlay.drafters.stores import datastore, suffix_automaton, suffix_decoding, token_recycling, trie_lookahead
+from parlay.drafters.stores import datastore, nest, suffix_automaton, suffix_decoding, token_recycling, trie_lookahead
 from parlay.strategies.entry import StrategyEntry
 
 ENTRIES: tuple[StrategyEntry, ...] = (
@@ -89,5 +89,18 @@ ENTRIES: tuple[StrategyEntry, ...] = (
         k=16,
         factory="parlay.drafters.counting.ngram_lm:NgramLm",
         toys=("file=toy,min_prob=0",),
+    ),
+    StrategyEntry(
+        name=nest.SOURCE,
+        family="retrieval",
+        training="none",
+        needs="a datastore with states of the target, made by `parlay datastore build --states`",
+        summary="Drafts what follows in a corpus where the target's hidden state was most like it is now.",
+        when="the target mixes in a datastore, or answers paraphrase a corpus and then quote it",
+        reference="Li et al. 2024 (NEST), arXiv:2405.19325",
+        options=nest.SpanOptions,
+        k=16,
+        factory="parlay.drafters.stores.nest:Spans",
+        toys=("file=toy",),
     ),
 )

@@ -12,6 +12,7 @@ from typing import Literal, NoReturn
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from parlay.drafters.copying.prompt_lookup import PromptLookup, PromptLookupOptions
@@ -19,6 +20,8 @@ from parlay.drafters.remote.remote import SOURCE as REMOTE
 from parlay.drafters.remote.service import DraftService, LocalLink
 from parlay.drafters.resources import Resources
 from parlay.drafters.stores.datastore_file import Datastore
+from parlay.drafters.stores.state_building import states_of
+from parlay.drafters.stores.state_store import VERSION, MappedStates, StateHeader
 from parlay.models.config import DecoderConfig
 from parlay.models.native import NativeRunner
 from parlay.ngrams import NgramModel, NgramOptions, Vocabulary, build_from_ids
@@ -54,7 +57,8 @@ def toy_stage(
 
     shelf = RunnerCache(lambda _: ToyRunner(draft, vocab_size, canvas=canvas))
     resources = _resources(shelf, "toy", open_runner(1).spec)
-    return Stage(name, open_runner, logits_of, vocab_size, _with_datastore(resources, logits_of), checks=checks)
+    resources = _with_datastore(resources, logits_of, open_runner)
+    return Stage(name, open_runner, logits_of, vocab_size, resources, checks=checks)
 
 
 def runner_stage(
@@ -65,7 +69,8 @@ def runner_stage(
     vocab_size = judge.spec.vocab_size
     resources = _resources(RunnerCache(lambda _: draft()), "draft", judge.spec)
     logits_of = recomputed(judge)
-    return Stage(name, open_runner, logits_of, vocab_size, _with_datastore(resources, logits_of), noise_bound)
+    resources = _with_datastore(resources, logits_of, open_runner)
+    return Stage(name, open_runner, logits_of, vocab_size, resources, noise_bound)
 
 
 def _resources(shelf: RunnerCache, draft: str, target: RunnerSpec) -> Resources:
@@ -93,8 +98,8 @@ def _no_model(name: str) -> NoReturn:
     raise AssertionError(f"no model drafts here, so {name} is not opened")
 
 
-def _with_datastore(resources: Resources, logits_of: LogitsOf) -> Resources:
-    """With a datastore and an n-gram model of texts that the target would write, whatever file is named."""
+def _with_datastore(resources: Resources, logits_of: LogitsOf, open_runner: Callable[[int], Runner]) -> Resources:
+    """With a datastore, its states and an n-gram model of texts that the target would write, whatever file is named."""
 
     @cache
     def texts() -> list[list[int]]:
@@ -112,7 +117,11 @@ def _with_datastore(resources: Resources, logits_of: LogitsOf) -> Resources:
     def open_ngrams(file: str) -> NgramModel:
         return ngram_model(texts(), resources.vocab_size)
 
-    return replace(resources, open_datastore=open_datastore, open_ngrams=open_ngrams)
+    @cache
+    def open_states(file: str) -> MappedStates:
+        return states_in_memory(open_datastore(file), open_runner(4096))
+
+    return replace(resources, open_datastore=open_datastore, open_ngrams=open_ngrams, open_states=open_states)
 
 
 def ngram_model(texts: Iterable[Sequence[int]], vocab_size: int) -> NgramModel:
@@ -121,6 +130,38 @@ def ngram_model(texts: Iterable[Sequence[int]], vocab_size: int) -> NgramModel:
         file = Path(folder) / "model"
         build_from_ids(file, texts, Vocabulary(vocab_size), NgramOptions(order=3, counts=True, memory=16))
         return NgramModel.open(file)
+
+
+class EveryState:
+    """An index that looks at every state; see `parlay.drafters.stores.state_store.Index`."""
+
+    def __init__(self, states_NH: NDArray[np.float16]) -> None:
+        self._states_NH = states_NH.astype(np.float64)
+
+    def search(self, queries_QH: NDArray[np.float32], count: int) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        distances_QN = ((self._states_NH - queries_QH[:, None]) ** 2).sum(2)
+        nearest_QC = distances_QN.argsort(1, kind="stable")[:, :count]
+        return np.take_along_axis(distances_QN, nearest_QC, 1), nearest_QC
+
+
+def states_in_memory(store: Datastore, runner: Runner) -> MappedStates:
+    """A datastore with the states that ``runner`` has at its tokens, in no file."""
+    parts, spec = list(states_of(store, runner)), runner.spec
+    states_NH, places_N = (np.concatenate(each) for each in zip(*parts, strict=True))
+    header = StateHeader(
+        version=VERSION,
+        model=spec.name,
+        weights="",
+        layer=spec.num_layers - 1,
+        num_layers=spec.num_layers,
+        hidden_size=spec.hidden_size,
+        states=len(states_NH),
+        datastore=0,
+        sizes={},
+        checksums={},
+    )
+    names = [f"text {number}" for number in range(store.header.documents)]
+    return MappedStates(store, header, states_NH, places_N, names=names, index=EveryState(states_NH))
 
 
 def recomputed(runner: Runner) -> LogitsOf:

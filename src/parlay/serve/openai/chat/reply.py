@@ -13,7 +13,7 @@ from typing_extensions import TypedDict
 from parlay.llm.jobs import Job
 from parlay.llm.outputs import CompletionOutput, RequestOutput, StreamEvent
 from parlay.serve.chat.answers import AnswerShape, Arguments, Begin, Delta, Text, Thought, thought_length
-from parlay.serve.openai.chunks import OpenAIChunks
+from parlay.serve.openai.chunks import AttributionReply, OpenAIChunks, attributions_reply
 from parlay.serve.protocol.logprobs import ChatLogprobs, Speller, chat_logprobs, entries, tokens_before
 from parlay.serve.protocol.usage import (
     RequestMetrics,
@@ -55,6 +55,7 @@ class ChatChoice(TypedDict):
     logprobs: ChatLogprobs | None
     finish_reason: Finish
     vote: NotRequired[VoteReply]
+    attributions: NotRequired[list[AttributionReply]]
 
 
 class ChatReply(TypedDict):
@@ -122,12 +123,15 @@ def _choice(sample: CompletionOutput, shape: ChatShape) -> ChatChoice:
         message["function_call"] = _call(calls[0], deltas)["function"]
     elif calls:
         message["tool_calls"] = [_call(begin, deltas) for begin in calls]
-    return {
+    choice: ChatChoice = {
         "index": sample.index,
         "message": message,
         "logprobs": shape.logprobs_of(entries(sample)),
         "finish_reason": finish_word(sample.finish_reason, called=_called_word(shape) if calls else None),
     }
+    if sample.origins:
+        choice["attributions"] = attributions_reply(sample)
+    return choice
 
 
 def reasoning_tokens(sample: CompletionOutput, shape: ChatShape) -> int:

@@ -13,7 +13,7 @@ from typing_extensions import TypedDict
 from parlay.llm.jobs import Job
 from parlay.llm.outputs import CompletionOutput, RequestOutput, StreamEvent
 from parlay.serve.openai.chat.reply import finish_word
-from parlay.serve.openai.chunks import OpenAIChunks
+from parlay.serve.openai.chunks import AttributionReply, OpenAIChunks, attributions_reply
 from parlay.serve.protocol.logprobs import CompletionLogprobs, CompletionTable, Offsets, Speller, entries
 from parlay.serve.protocol.usage import (
     RequestMetrics,
@@ -33,6 +33,7 @@ class CompletionChoice(TypedDict):
     logprobs: CompletionLogprobs | None
     finish_reason: Literal["stop", "length"]
     vote: NotRequired[VoteReply]
+    attributions: NotRequired[list[AttributionReply]]
 
 
 class CompletionReply(TypedDict):
@@ -109,6 +110,8 @@ def _choice(place: int, output: RequestOutput, sample: CompletionOutput, shape: 
     }
     if output.vote is not None:
         choice["vote"] = vote_reply(output.vote)
+    if sample.origins:
+        choice["attributions"] = attributions_reply(sample)
     return choice
 
 

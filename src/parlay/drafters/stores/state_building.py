@@ -1,0 +1,232 @@
+"""Runs the texts of a datastore through a model and writes down its states, in blocks, and an index of them."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from parlay.drafters.stores.datastore_file import Datastore
+from parlay.drafters.stores.state_store import (
+    DOCUMENTS,
+    HEADER,
+    INDEX,
+    LISTS,
+    PLACE_TYPE,
+    PLACES,
+    STATE_TYPE,
+    STATES,
+    VERSION,
+    BadStates,
+    StateHeader,
+    dump,
+    folder_of,
+    need_faiss,
+    normalized,
+    sha256_of,
+)
+from parlay.options import UsageError
+from parlay.types import Runner, RunnerSpec, Segment
+
+WINDOW = 1024
+"""Tokens that are read together. Further windows of a long document begin with a quarter of so many that were read."""
+_ROWS = 512
+"""Of one forward."""
+_FLAT = 4096
+"""Up to so many states each is looked at. More are put into lists, learned from a part of them."""
+_POINTS = 40
+"""States that a list is learned from."""
+_PROBES = 16
+"""Lists that are looked into."""
+_ADDED = 1 << 16
+"""States that are read into memory at once."""
+
+
+_names = itertools.count(1 << 62)  # the engine counts sequences from 0
+
+
+class _Window(NamedTuple):
+    """Tokens that are read together. States of the first ``known`` are not kept; the token after the others stand from
+    ``place`` on in the datastore. ``prefix`` tokens before them are no document's.
+    """
+
+    tokens: tuple[int, ...]
+    known: int
+    place: int
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A model whose states are written: its ``name``, the fingerprint of its ``weights``, and the ``prefix`` of texts,
+    as its tokenizer begins them.
+    """
+
+    runner: Runner
+    name: str
+    weights: str
+    prefix: tuple[int, ...] = ()
+
+
+def check_has_states(spec: RunnerSpec) -> None:
+    """Raises UsageError for a model whose states say nothing of the next token."""
+    if spec.fills_only or spec.encoder is not None:
+        raise UsageError(f"{spec.name} does not write token by token from left to right: it has no states to look up")
+
+
+def write_states(path: Path, names: Sequence[str], model: Built, done: Callable[[int], object] = bool) -> StateHeader:
+    """Write the states of the datastore at ``path``, all or nothing; ``done`` gets how many more tokens have been read.
+
+    ``names`` are those of its documents. Memory holds a part of the states at a time. Raises BadStates where
+    no token has a successor, OSError.
+    """
+    check_has_states(model.runner.spec)
+    faiss = need_faiss()
+    store, folder = Datastore.open(path), folder_of(path)
+    part = path.with_name(f".{folder.name}.{os.getpid()}.part")
+    part.mkdir()
+    try:
+        count = _write_rows(part, store, model, done)
+        if not count:
+            raise BadStates("the corpus has no text of two tokens: there is nothing to look up")
+        (part / DOCUMENTS).write_text(json.dumps(list(names)), encoding="utf-8")
+        spec = model.runner.spec
+        states_NH = np.memmap(part / STATES, STATE_TYPE, "r", shape=(count, spec.hidden_size))
+        _index(faiss, states_NH, part)
+        files = sorted(part.iterdir())
+        header = StateHeader(
+            version=VERSION,
+            model=model.name,
+            weights=model.weights,
+            layer=spec.num_layers - 1,
+            num_layers=spec.num_layers,
+            hidden_size=spec.hidden_size,
+            states=count,
+            datastore=store.checksum,
+            sizes={file.name: file.stat().st_size for file in files},
+            checksums={file.name: sha256_of(file) for file in files},
+        )
+        (part / HEADER).write_text(dump(header), encoding="utf-8")
+        _replace(part, folder)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    return header
+
+
+def check_place(path: Path) -> None:
+    """Raises ValueError where something else than states lies in their place."""
+    folder = folder_of(path)
+    if folder.exists() and not (folder / HEADER).is_file():
+        raise ValueError(f"{folder} exists and holds no states: remove it, or name another file")
+
+
+def _replace(part: Path, folder: Path) -> None:
+    """Put a folder in the place of another."""
+    old = part.with_suffix(".old")
+    with suppress(FileNotFoundError):
+        folder.rename(old)
+    part.rename(folder)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _write_rows(folder: Path, store: Datastore, model: Built, done: Callable[[int], object]) -> int:
+    """Write states and places; returns how many."""
+    count = 0
+    with (folder / STATES).open("wb") as states, (folder / PLACES).open("wb") as places:
+        for states_NH, places_N in states_of(store, model.runner, model.prefix):
+            states.write(states_NH.tobytes())
+            places.write(places_N.tobytes())
+            count += len(places_N)
+            done(len(places_N))
+    return count
+
+
+def states_of(
+    store: Datastore, runner: Runner, prefix: tuple[int, ...] = ()
+) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+    """The states of all texts, in parts, and where in the datastore the tokens after them stand."""
+    for batch in _batches(_windows(store, prefix, runner.spec.max_context)):
+        for window, rows_TH in zip(batch, _states(batch, runner), strict=True):
+            wanted_NH = normalized(rows_TH[window.known :]).astype(STATE_TYPE)
+            yield wanted_NH, np.arange(window.place, window.place + len(wanted_NH), dtype=PLACE_TYPE)
+
+
+def _states(batch: Sequence[_Window], runner: Runner) -> list[NDArray[np.float32]]:
+    """The states that enter the last layer, ``[T, H]`` for each window."""
+    layer, read = runner.spec.num_layers - 1, [0] * len(batch)
+    names = [next(_names) for _ in batch]
+    found: list[list[NDArray[np.float32]]] = [[] for _ in batch]
+    try:
+        for name, window in zip(names, batch, strict=True):
+            runner.open(name, (), salt=f"states {name}")
+            if not runner.reserve(name, len(window.tokens)):
+                raise BadStates(f"the cache has no room for {len(window.tokens)} tokens: free some memory")
+        while running := [n for n, window in enumerate(batch) if read[n] < len(window.tokens)]:
+            chunks = [batch[n].tokens[read[n] : read[n] + _ROWS] for n in running]
+            segments = [
+                Segment(names[n], chunk, logits_from=len(chunk)) for n, chunk in zip(running, chunks, strict=True)
+            ]
+            rows = runner.forward(segments, (layer,)).taps[layer].float().cpu().numpy()
+            parts = np.split(rows, np.cumsum([len(chunk) for chunk in chunks])[:-1])
+            for n, chunk, own in zip(running, chunks, parts, strict=True):
+                runner.keep(names[n], ())
+                found[n].append(own.copy())
+                read[n] += len(chunk)
+    finally:
+        for name in names:
+            runner.release(name)
+    return [np.concatenate(parts) for parts in found]
+
+
+def _windows(store: Datastore, prefix: tuple[int, ...], max_context: int) -> Iterator[_Window]:
+    """All documents, the long ones in parts. The last token of a document has no successor and is not read."""
+    ends = (store.tokens == store.header.vocab_size).nonzero()[0]
+    overlap = min(WINDOW, max_context) // 4
+    step = max(1, min(WINDOW, max_context - len(prefix) - overlap))
+    begin = 0
+    for end in ends.tolist():
+        first = begin if prefix else begin + 1  # the first token that something stands before
+        while first < end:
+            stop = min(end, first + step)
+            tokens = (*prefix, *store.tokens[max(begin, first - 1 - overlap) : stop - 1].tolist())
+            yield _Window(tokens, len(tokens) - (stop - first), first)
+            first = stop
+        begin = end + 1
+
+
+def _batches(windows: Iterator[_Window]) -> Iterator[list[_Window]]:
+    """Short ones together."""
+    batch: list[_Window] = []
+    for window in windows:
+        if batch and sum(len(each.tokens) for each in batch) + len(window.tokens) > _ROWS:
+            yield batch
+            batch = []
+        batch.append(window)
+    if batch:
+        yield batch
+
+
+def _index(faiss: Any, states_NH: NDArray[np.float16], folder: Path) -> None:
+    """Write an index of the states, which are read in blocks. The lists of many are written to disk as they grow."""
+    count, size = states_NH.shape
+    index = faiss.IndexFlatL2(size)
+    if count > _FLAT:
+        lists = min(1 << 16, int(4 * math.sqrt(count)), count // _POINTS)
+        index = faiss.index_factory(size, f"IVF{lists},SQ8")
+        index.nprobe = _PROBES
+        sample = np.sort(np.random.default_rng(0).choice(count, min(count, _POINTS * lists), replace=False))
+        index.train(states_NH[sample].astype(np.float32))
+        stored = faiss.OnDiskInvertedLists(index.nlist, index.code_size, str(folder / LISTS))
+        index.replace_invlists(stored)
+    for start in range(0, count, _ADDED):
+        index.add(states_NH[start : start + _ADDED].astype(np.float32))
+    faiss.write_index(index, str(folder / INDEX))
