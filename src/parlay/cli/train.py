@@ -10,7 +10,7 @@ from parlay.options import Options
 from parlay.types import ParlayError
 
 try:
-    from parlay.train import defer, heads, lm
+    from parlay.train import defer, heads, lm, scone
     from parlay.train.canvases import run as canvases
     from parlay.train.translation import training as translation
 except ModuleNotFoundError as error:
@@ -23,6 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     recipes = parser.add_subparsers(dest="kind", metavar="RECIPE", required=True)
     declared: dict[str, tuple[str, type[Options]]] = {
         "lm": ("train a language model on a folder of texts", lm.TrainOptions),
+        "scone": ("train one that adds embeddings of frequent n-grams at its input", scone.SconeOptions),
         DEFER: ("train a head that says which of two models writes the next token", defer.DeferTrainOptions),
     }
     declared |= {name: (method.summary, method.options) for name, method in heads.METHODS.items()}
@@ -38,6 +39,8 @@ def run(options: argparse.Namespace) -> int:
         print(lm.train(options_or_config(lm.TrainOptions, options)))
     elif options.kind == DEFER:
         print(defer.train(options_or_config(defer.DeferTrainOptions, options)))
+    elif options.kind == "scone":
+        print(scone.train(options_or_config(scone.SconeOptions, options)))
     elif options.kind in canvases.METHODS:
         print(canvases.train(options.kind, options_or_config(canvases.METHODS[options.kind].options, options)))
     elif options.kind in translation.METHODS:

@@ -65,6 +65,13 @@ class RanksStruct(Structure):
     ]
 
 
+class NgramsStruct(Structure):
+    _fields_ = [
+        *((name, c_void_p) for name in ("keys", "embeddings")),
+        *((name, c_int64) for name in ("count", "longest", "vocab")),
+    ]
+
+
 class ModelStruct(Structure):
     _fields_ = [
         *((name, c_int64) for name in ("layers", "hidden", "heads", "ffn", "vocab")),
@@ -83,6 +90,7 @@ class ModelStruct(Structure):
         *((name, Linear) for name in ("per_layer_embedding", "per_layer_projection")),
         ("per_layer_norm", c_void_p),
         ("per_layer_scale", c_double),
+        ("ngrams", POINTER(NgramsStruct)),
     ]
 
 
@@ -99,6 +107,7 @@ class SegmentStruct(Structure):
         *((name, c_int64) for name in ("seers", "together", "block")),
         ("recent", c_void_p),
         *((name, c_int64) for name in ("recent_pitch", "hidden_from", "hidden_to")),
+        ("tokens", c_void_p),
     ]
 
 

@@ -142,6 +142,15 @@ class KeyHeads(NamedTuple):
     size: int
 
 
+@dataclass(frozen=True, slots=True)
+class NgramForm:
+    """A table of the embeddings of ``count`` frequent n-grams of 2 to ``longest`` tokens; ``fingerprint`` names it."""
+
+    longest: int
+    count: int
+    fingerprint: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderConfig:
     """Shape of a decoder. Sizes count elements; ``max_context`` counts tokens.
@@ -181,6 +190,8 @@ class DecoderConfig:
     per_layer_size: int = 0
     canvas: CanvasSpec | None = None
     """How a diffusion model fills canvases; None for models that write token by token."""
+    ngrams: NgramForm | None = None
+    """What is added to the embedding of a token: that of the longest frequent n-gram that ends there (SCONE)."""
 
     def __post_init__(self) -> None:
         if self.layers and len(self.layers) != self.num_layers:

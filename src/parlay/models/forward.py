@@ -17,7 +17,8 @@ from parlay.cache.pages import ALONE, pages_for
 from parlay.cache.recent import most_pages
 from parlay.compiled import structs
 from parlay.compiled.structs import Linear
-from parlay.models.config import DecoderConfig, KeyHeads
+from parlay.models.config import DecoderConfig, KeyHeads, UnsupportedModel
+from parlay.models.lookup import NgramTable
 from parlay.models.lora import LowRankAdapter
 from parlay.types import NO_SKIP, Exactness, Features, Output, Skip, Tree
 
@@ -127,7 +128,8 @@ class ForwardBatch(NamedTuple):
 
     ``places`` say where each sequence's rows lie, ``features`` what some of them read besides or instead of their ids,
     and ``inputs`` float32 ``[N, H]`` what all rows read in place of their embeddings. ``adapters`` are those of the
-    rows, or empty where no row has one.
+    rows, or empty where no row has one. ``tokens`` are, for models with n-grams, those of all rows of each place, and
+    before them as many of the text before as n-grams reach back, or -1.
     """
 
     ids: list[int]
@@ -138,6 +140,7 @@ class ForwardBatch(NamedTuple):
     features: Sequence[SegmentFeatures] = ()
     adapters: Sequence[LowRankAdapter | None] = ()
     inputs: Tensor | None = None
+    tokens: Sequence[Sequence[int]] = ()
 
 
 @dataclass(slots=True)
@@ -279,6 +282,13 @@ class Forward(Protocol):
     def embed(self, ids: Sequence[int]) -> Tensor:
         """Read the rows ``[N, H]`` of these tokens as the first layer does."""
         ...
+
+    def add_ngrams(self, table: NgramTable) -> None:
+        """Take the table that rows read besides their embeddings, before the first of them runs.
+
+        Raises UnsupportedModel where several processes run the model.
+        """
+        raise UnsupportedModel("a table of n-grams is read in one process alone")
 
 
 class Group(Protocol):

@@ -16,7 +16,7 @@ from parlay.cache import BLOCK, Budget, Rows, Store
 from parlay.models.choosing import MakeForward, choose_forward
 from parlay.models.compiled.forward import CompiledForward
 from parlay.models.compiled.weights import Packed, nobody
-from parlay.models.config import DecoderConfig
+from parlay.models.config import DecoderConfig, UnsupportedModel
 from parlay.models.forward import (
     Forward,
     ForwardBatch,
@@ -27,6 +27,7 @@ from parlay.models.forward import (
     TreeRequest,
 )
 from parlay.models.gguf.blocks import rounded
+from parlay.models.lookup import NgramTable, path_tokens
 from parlay.models.lora import LowRankAdapter, adapter_rows, read_adapter
 from parlay.models.rope import turn_keys
 from parlay.models.torch_ops.kernels import choose_dtype
@@ -82,13 +83,19 @@ class NativeRunner(Runner):
         packed: Packed = nobody,
         kv_cache_dtype: str = "auto",
         make_forward: MakeForward = choose_forward,
+        ngrams: NgramTable | None = None,
     ) -> None:
-        """Raises CacheRefused for a ``kv_cache_dtype`` that can't be had here."""
+        """Raises CacheRefused for a ``kv_cache_dtype`` that can't be had here. ``ngrams``: of models that read some."""
+        if config.ngrams is not None and ngrams is None:
+            raise UnsupportedModel(f"{name}: {config.architecture} reads a table of n-grams, and there is none here")
         wanted = in_eight_bits(weights) if quantize == "int8" else weights
         self._forward, reason = make_forward(config, wanted, dtype, device, packed=packed, cached=kv_cache_dtype)
         kernels = self._forward.kernels
         _log.info("%s: %s", name, reason)
         whole, recent = kernels.cache_shapes(kernels.part or config, device)
+        self._ngrams = ngrams
+        if ngrams is not None:
+            self._forward.add_ngrams(ngrams)
         self.store = Store(whole, max_tokens_cached, budget, recent)
         self._config, self._max_context, self._num_layers = config, config.max_context, config.num_layers
         self._block, self._uneven = _block_of(config.canvas), config.is_uneven
@@ -125,6 +132,8 @@ class NativeRunner(Runner):
         if bits not in self._rounded:
             made, _ = self._make_rounded(weights=rounded(weights, bits))
             assert made.kernels.cache_dtype == self._forward.kernels.cache_dtype, "they share their cache"
+            if self._ngrams is not None:
+                made.add_ngrams(self._ngrams)
             self._rounded[bits] = made
 
     @property
@@ -207,6 +216,8 @@ class NativeRunner(Runner):
         wanted, starts = _wanted(segments)
         places = [self._place(segment, skip) for segment in segments]
         work = ForwardBatch(ids, places, wanted, taps, skip, self._features(segments), adapter_rows(segments))
+        if self._ngrams is not None:
+            work = work._replace(tokens=path_tokens(self.store, segments, self._ngrams.index.longest))
         again = [segment for segment in segments if segment.base < 0 and not self._block]
         forward = self._forward_of(segments)
         finish = self._begin_again(again, forward, work) if again else forward.begin(work)
@@ -225,7 +236,8 @@ class NativeRunner(Runner):
     @property
     def grows(self) -> bool:
         """Whether `grow` can be called: the compiled decoder runs."""
-        return isinstance(self._forward, CompiledForward) and self._forward.kernels.part is None and not self._block
+        plain = not self._block and self._ngrams is None
+        return isinstance(self._forward, CompiledForward) and self._forward.kernels.part is None and plain
 
     def grow(self, texts: Sequence[Segment], growth: Growth, requests: Sequence[TreeRequest]) -> list[GrownTree]:
         """Run the rows of texts, then level by level a tree below each: its likeliest nodes.

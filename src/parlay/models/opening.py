@@ -21,6 +21,7 @@ from parlay.models.config import DecoderConfig, UnsupportedModel, read_json
 from parlay.models.fetch.resolving import resolve
 from parlay.models.forward import cache_room
 from parlay.models.loading import load_weights, read_config
+from parlay.models.lookup import NgramTable
 from parlay.models.lora import merged, read_adapter, refuse_masks
 from parlay.models.native import NativeRunner
 from parlay.models.torch_ops.kernels import choose_dtype
@@ -91,6 +92,7 @@ def load(
         return _adapt(loaded, cache_tokens, budget, options, model)
     weights = _weights_of(found, config, options)
     dtype = asked_dtype or _fastest(model, config, weights, device)
+    ngrams = None if config.ngrams is None else NgramTable.open(found, config)
     return NativeRunner(
         config,
         weights,
@@ -103,6 +105,7 @@ def load(
         packed=packed,
         kv_cache_dtype=options.kv_cache_dtype,
         make_forward=make_forward,
+        ngrams=ngrams,
     )
 
 

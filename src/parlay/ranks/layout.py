@@ -72,6 +72,8 @@ class Layout:
                 f"{name}: layers of {config.architecture} differ in their heads or see other layers' keys, so they "
                 "can't be shared out among ranks; run it on one"
             )
+        if config.ngrams is not None:
+            raise ParlayError(f"{name}: a model that reads a table of n-grams runs in one process; run it on one rank")
         if self.tensor > config.num_kv_heads:
             raise ParlayError(
                 f"tensor_parallel={self.tensor}: {name} has {config.num_kv_heads} key heads to share out; give a "

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import shutil
 import statistics
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from tokenizers import Tokenizer
-from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from parlay.options import Options, option
 from parlay.system.progress import above_bars
@@ -32,6 +33,7 @@ class TrainOptions(Options):
     out: Path = option(Path("checkpoint"), "where the checkpoint is written")
     work: Path = option(Path("train-work"), "where token files and the state to resume from are kept")
     hours: float = option(1.5, "length of the run; pauses do not count", low=0)
+    tokens: int = option(0, "length of the run in tokens, the same on every machine; 0: by hours", low=0)
     shape: str = option("mini", "size of the model", choices=sorted(SHAPES))
     teacher: Path | None = option(None, "checkpoint to distil from")
     vocab_size: int = option(4096, "tokens in the vocabulary", low=257, high=65_536)
@@ -73,7 +75,7 @@ class Trainer:
         config = SHAPES[options.shape].config(
             len(self.tokenizer), self.tokenizer.eos_token_id, self.tokenizer.bos_token_id
         )
-        self.model = Qwen3ForCausalLM(config)
+        self.model = self.make_model(config)
         self.optimizers = Optimizers(self.model)
         self.batches = Batches(load_stream(options.work, TRAINING, options.context), options.seed)
         self.check_length = min(CHECK_LENGTH, options.context)
@@ -83,6 +85,10 @@ class Trainer:
         elapsed = self.restore() if options.resume and self.state_path.exists() else 0.0
         self.loss = self.compiled(make_loss(self.model, self.load_teacher()))
         self.clock = TrainingClock(elapsed)
+
+    def make_model(self, config: Qwen3Config) -> Qwen3ForCausalLM:
+        """The model with new weights."""
+        return Qwen3ForCausalLM(config)
 
     def load_teacher(self) -> Qwen3ForCausalLM | None:
         """The teacher, frozen, if one is named; its vocabulary must be this run's."""
@@ -115,7 +121,9 @@ class Trainer:
 
     @property
     def share(self) -> float:
-        """Share of the time that is used up."""
+        """Share of the time that is used up, or of the tokens."""
+        if self.options.tokens:
+            return self.progress.tokens / self.options.tokens
         return self.clock.elapsed / (3600 * self.options.hours)
 
     def update(self, length: int) -> float:
@@ -156,23 +164,28 @@ class Trainer:
             "checks": rounded(self.progress.history),
             "data": json.loads((self.options.work / READY).read_text()),
         }
-        export(self.model, self.tokenizer, self.options.out, anonymous(record))
+        self.write(anonymous(record))
         log(f"exported to {self.options.out}")
+
+    def write(self, record: dict[str, Any]) -> None:
+        """Writes the checkpoint's files."""
+        export(self.model, self.tokenizer, self.options.out, record)
 
 
 SAVE_MINUTES = 3.0
 LOG_SECONDS = 20.0
 
 
-def train(options: TrainOptions) -> Path:
+def train(options: TrainOptions, trainer: Callable[[TrainOptions], Trainer] = Trainer) -> Path:
     """Trains a model and returns the directory of its checkpoint.
 
     Raises:
         ValueError: for options or a data directory that can't be used.
     """
     prepare(options.data, options.work, vocab_size=options.vocab_size)
-    run = Trainer(options)
-    log(f"{run.model.num_parameters():,} parameters, {options.hours} hours, step {run.progress.step}")
+    run = trainer(options)
+    length = f"{options.tokens:,} tokens" if options.tokens else f"{options.hours} hours"
+    log(f"{run.model.num_parameters():,} parameters, {length}, step {run.progress.step}")
     try:
         with Watch(f"Training {options.shape}") as watch:
             loop(run, watch)
@@ -214,7 +227,7 @@ def loop(run: Trainer, watch: Watch) -> None:
 def log_progress(run: Trainer) -> None:
     """One line: share of time, tokens, loss, rate, time left."""
     seconds = max(run.clock.elapsed, 1e-9)
-    left = 60 * run.options.hours - seconds / 60
+    left = seconds / 60 * (1 / max(run.share, 1e-9) - 1)
     recent = statistics.fmean(run.progress.losses[-20:])
     rate = run.progress.tokens / seconds
     log(

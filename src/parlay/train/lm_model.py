@@ -99,10 +99,14 @@ def text_loss(model: Qwen3ForCausalLM, ids_BT: Tensor, labels_BT: Tensor) -> flo
 
 
 def export(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path, record: dict[str, Any]) -> None:
-    """Saves model (bfloat16), tokenizer, generation defaults and ``provenance.json`` under ``out``."""
+    """Saves model (bfloat16), tokenizer, generation defaults and ``provenance.json`` under ``out``.
+
+    Of a module that stands in the place of a plain one, what this does not have is left out.
+    """
     out.mkdir(parents=True, exist_ok=True)
     copy = Qwen3ForCausalLM(Qwen3Config.from_dict({**model.config.to_dict(), "use_cache": True}))
-    copy.load_state_dict(model.state_dict())
+    weights = model.state_dict()
+    copy.load_state_dict({name: weights[name] for name in copy.state_dict()})
     copy.generation_config = GenerationConfig(eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
     copy.to(torch.bfloat16).save_pretrained(out)
     tokenizer.save_pretrained(out)

@@ -89,6 +89,14 @@ typedef struct {
     int64_t round, lost;
 } Ranks;
 
+/* Embeddings of frequent n-grams, in bfloat16, [count][hidden]. Keys rise. That of an n-gram is node * vocab + its first
+ * token, where the node stands for its other tokens: below vocab it is a token, else vocab + the place of an n-gram. */
+typedef struct {
+    const int64_t *keys;
+    const uint16_t *embeddings;
+    int64_t count, longest, vocab; /* longest: tokens of an n-gram, at most */
+} Ngrams;
+
 typedef struct {
     int64_t layers, hidden, heads, ffn, vocab; /* ffn: inner numbers of the layer that has most */
     KeyHeads keys[2]; /* of the layers that see all keys, and of those whose keys are in recent pages */
@@ -112,6 +120,7 @@ typedef struct {
     Linear per_layer_embedding, per_layer_projection; /* the first as `embedding` */
     const float *per_layer_norm; /* [per_layer] */
     double per_layer_scale;
+    const Ngrams *ngrams; /* or null. What is added to the embedding of a row's token: that of the longest n-gram there */
 } Model;
 
 /* Keys and values that have no position, in pages as a sequence's. */
@@ -135,6 +144,8 @@ typedef struct {
     char *const *recent; /* pages of the layers that see the last keys alone, or null. Keys behind all windows may be zeros. */
     int64_t recent_pitch;
     int64_t hidden_from, hidden_to; /* committed tokens that no row sees; multiples of KEYS (strips.h) */
+    const int64_t *tokens; /* of its rows, those before `base` too; and before these `longest` - 1 of the text, or -1. Only
+                            * for models with n-grams */
 } Segment;
 
 /* A row that begins within the model: what the batch's inputs say of it, and x + up(down(x)) of the anchor's state x. */

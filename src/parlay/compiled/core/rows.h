@@ -2,6 +2,7 @@
 #ifndef PARLAY_ROWS_H
 #define PARLAY_ROWS_H
 
+#include "ngrams.h"
 #include "space.h"
 
 /* x / sqrt(|x|^2 + floor) * weight, into bfloat16 or float32; x itself without a weight. */
@@ -67,6 +68,7 @@ static void embed(const Model *model, const Batch *batch, const Space *space, in
         if (model->embedding_scale != 1)
             for (int64_t i = 0; i < model->hidden; i++) out[i] *= (float)model->embedding_scale;
     }
+    if (model->ngrams && !batch->inputs) add_ngrams(model->ngrams, batch, space->hidden, model->hidden, from, to);
 }
 
 /* A row that begins here: its input stands in its place already; see Joining. */

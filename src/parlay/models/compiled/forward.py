@@ -32,6 +32,7 @@ from parlay.models.forward import (
     TreeRequest,
     with_features,
 )
+from parlay.models.lookup import NgramTable
 from parlay.models.lora import LowRankAdapter
 from parlay.models.rope import cosines_and_sines
 from parlay.models.weights.fused import Operand, orders_of_columns, stored_as
@@ -137,10 +138,10 @@ class CompiledForward(Forward):
         cache_lanes = int(self._core.panel) // 2
         self._prefixes = Prefixes(cache_dtype, cache_lanes)
         self._take_part(part)
-        self._space, self._growing = Workspace(self._core), Workspace(self._core)
-        self._lowered = Workspace(self._core)
+        self._space, self._growing, self._lowered = (Workspace(self._core) for _ in range(3))
         self._adapters = PackedAdapters(self._core, config, dtype, self._model, orders_of_columns(weights))
         self._short: dict[int, ShortHead] = {}
+        self._ngrams: NgramTable | None = None
         self._start = 0  # of the space
         self._roomy: set[tuple[int, ...]] = set()
         self._rotations: dict[tuple[RopeConfig | None, int], Tensor] = {}
@@ -237,10 +238,8 @@ class CompiledForward(Forward):
         """
         rows, pool, model = len(hidden_NH), threads.count(), self._behind_layers
         logits, taps_NH = torch.empty(len(wanted), self._config.output_size), torch.empty_like(hidden_NH)
-        wanted_rows, pointers = (
-            (ctypes.c_int32 * max(len(wanted), 1))(*wanted),
-            (ctypes.c_void_p * 1)(taps_NH.data_ptr()),
-        )
+        wanted_rows = (ctypes.c_int32 * max(len(wanted), 1))(*wanted)
+        pointers = (ctypes.c_void_p * 1)(taps_NH.data_ptr())
         batch = structs.Batch(rows=rows, wanted=len(wanted), threads=pool, inputs=hidden_NH.data_ptr())
         batch.wanted_rows, batch.logits = ctypes.addressof(wanted_rows), logits.data_ptr()
         batch.space = self._room(rows, rows, len(wanted), 1, 1, pool)
@@ -257,11 +256,8 @@ class CompiledForward(Forward):
         self._reach(max([place.start + place.end for place in work.places]) + growth.levels)
         batch = structs.Batch(rows, segments, segments, threads.count())
         batch.ids, batch.segment, batch.wanted_rows = ctypes.addressof(ids), laid, ctypes.addressof(wanted)
-        grown, call, model = (
-            GrownTrees.of(segments, most),
-            structs.GrowthStruct(growth.levels, growth.width, most),
-            self._model,
-        )
+        grown, call = GrownTrees.of(segments, most), structs.GrowthStruct(growth.levels, growth.width, most)
+        model = self._model
         call.least = growth.least
         if growth.head is not None:
             tokens_D, first, features_NF = growth.head
@@ -286,6 +282,10 @@ class CompiledForward(Forward):
 
     def embed(self, ids: Sequence[int]) -> Tensor:
         return self._weights.embed(ids)
+
+    def add_ngrams(self, table: NgramTable) -> None:
+        """Take the table that rows read besides their embeddings."""
+        self._ngrams, self._model.ngrams = table, ctypes.pointer(table.struct)
 
     def short_head(self, tokens: int) -> ShortHead:
         """The model with an LM head over so many frequent tokens and the newest; over all with 0."""
@@ -354,7 +354,10 @@ class CompiledForward(Forward):
         """Make what the rows of the batch read, float32 ``[N, H]``; None where that is the embeddings of their ids."""
         if work.inputs is not None or not work.features:
             return work.inputs
-        inputs_NH = with_features(self._weights.embed(work.ids), work.features)
+        embedded_NH = self._weights.embed(work.ids)
+        if self._ngrams is not None:
+            embedded_NH += self._ngrams.embeddings(work.places, work.tokens)
+        inputs_NH = with_features(embedded_NH, work.features)
         return inputs_NH.contiguous() if laid.order is None else inputs_NH[laid.arranged(range(len(work.ids)))]
 
     def _pointers(self, layers: Collection[int], states_LNH: Tensor) -> ctypes.Array[ctypes.c_void_p]:

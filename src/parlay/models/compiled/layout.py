@@ -124,6 +124,8 @@ def lay_out(work: ForwardBatch, prefixes: Prefixes) -> BatchLayout:
     last_of = {}
     for number, span in enumerate(spans):
         _fill(laid[number], work.places[span.place], span, pointed)
+        if work.tokens:
+            _name(laid[number], work.places[span.place], work.tokens[span.place], pointed)
         rows[span.place] += range(span.begin, span.begin + span.end - span.first)
         last_of[span.place] = laid[number]
     for given in work.features:
@@ -177,6 +179,13 @@ def _fill(at: structs.SegmentStruct, place: Rows, span: _Span, pointed: list[obj
         parents = (ctypes.c_int32 * nodes)(*place.tree.parents[:nodes])
         at.parents = ctypes.addressof(parents)
         pointed.append(parents)
+
+
+def _name(at: structs.SegmentStruct, place: Rows, tokens: Sequence[int], pointed: list[object]) -> None:
+    """Point a segment at the tokens of its rows, some of the text before them."""
+    named = (ctypes.c_int64 * len(tokens))(*tokens)
+    at.tokens = ctypes.addressof(named) + (len(tokens) - place.end) * ctypes.sizeof(ctypes.c_int64)
+    pointed.append(named)
 
 
 def _layer(joins: Sequence[SegmentFeatures]) -> int:

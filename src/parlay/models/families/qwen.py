@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
-from parlay.models.config import DecoderConfig, Experts, Json, LayerForm
+from parlay.models.config import DecoderConfig, Experts, Json, LayerForm, NgramForm
 from parlay.models.families.family import Family, GgufForm, windows_by_type, with_forms, with_layers
 
 _OF_FILES = {
@@ -65,6 +65,14 @@ def _normalized(raw: Json, config: DecoderConfig, tensors: Collection[str]) -> J
     return {**raw, "norm_topk_prob": True}
 
 
+def _scone(raw: Json, config: DecoderConfig, usual: LayerForm) -> DecoderConfig:
+    said = raw["ngrams"]
+    form = NgramForm(int(said["longest"]), int(said["count"]), str(said["fingerprint"]))
+    if not 2 <= form.longest <= 8 or form.count < 1:
+        raise ValueError(f"ngrams has {form.count} n-grams of up to {form.longest} tokens: 1 or more, of 2 to 8 each")
+    return replace(_qwen(raw, config, usual), ngrams=form)
+
+
 QWEN2 = Family(
     architecture="Qwen2ForCausalLM",
     models="Qwen 1.5 to 2.5, and R1 distilled into them",
@@ -114,4 +122,13 @@ QWEN3_MOE = replace(
         "use_qk_norm",
     ),
     gguf=GgufForm("qwen3moe", keys=_OF_FILES, said=_normalized),
+)
+SCONE = replace(
+    QWEN3,
+    architecture="SconeForCausalLM",
+    models="models of `parlay train scone`: Qwen3 with embeddings of n-grams",
+    complete=_scone,
+    keys=("ngrams",),
+    gguf=None,
+    note="one process; no GGUF file is written from it",
 )

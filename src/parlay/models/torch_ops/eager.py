@@ -21,6 +21,7 @@ from parlay.models.forward import (
     Taps,
     with_features,
 )
+from parlay.models.lookup import NgramTable
 from parlay.models.lora import LowRankAdapter
 from parlay.models.torch_ops.adapters import TorchAdapters
 from parlay.models.torch_ops.attention import Attend, ExactAttention
@@ -67,6 +68,7 @@ class EagerForward(Forward):
         }
         self._device = device
         self._adapters = TorchAdapters(config, dtype, device)
+        self._ngrams: NgramTable | None = None
         pages = LayerPages.of(config) if part == WHOLE else LayerPages.alike(config.num_layers)
         self._prefixes: WeakKeyDictionary[Prefix, tuple[Tensor, Tensor]] = WeakKeyDictionary()
         self._kernels = Kernels(
@@ -89,13 +91,17 @@ class EagerForward(Forward):
         with torch.inference_mode():
             return self._decoder.embed(torch.tensor(ids, device=self._device))
 
+    def add_ngrams(self, table: NgramTable) -> None:
+        """Take the table that rows read besides their embeddings."""
+        self._ngrams = table
+
     @torch_on_all()
     def run(self, work: ForwardBatch) -> ForwardOutput:
         ids, last = work.ids, len(self._decoder.layers)
         with torch.inference_mode():
             rows = ids + ids[:1] * (padded(len(ids)) - len(ids))
             plan = partial(self._plan, work)
-            embedded = self._decoder.embed(torch.tensor(rows, device=self._device))
+            embedded = self._embed(work, rows)
             beside = embedded.clone() if self._decoder.beside_norm is not None else None
             inputs = with_features(embedded, work.features)
             numbers_of = self._decoder.per_layer
@@ -127,6 +133,15 @@ class EagerForward(Forward):
                 logits = torch.empty(len(work.wanted), 0)
         taps.states = {layer: states_NH[: len(ids)] for layer, states_NH in taps.states.items()}
         return ForwardOutput(logits, taps)
+
+    def _embed(self, work: ForwardBatch, rows: list[int]) -> Tensor:
+        """Make the inputs of rows with these ids, of which the first are the work's."""
+        embedded_NH = self._decoder.embed(torch.tensor(rows, device=self._device))
+        if work.inputs is not None:
+            embedded_NH[: len(work.ids)] = work.inputs.to(embedded_NH)
+        elif self._ngrams is not None:
+            embedded_NH[: len(work.ids)] += self._ngrams.embeddings(work.places, work.tokens).to(embedded_NH)
+        return embedded_NH
 
     def _plan(self, work: ForwardBatch, out: Mapping[Heads, Tensor]) -> Sequence[Attend]:
         """How each segment attends, into its rows of ``out`` ``[N, heads * D]`` of the layer's heads."""

@@ -1,0 +1,167 @@
+"""Table of the embeddings of frequent n-grams, which rows look up by their last tokens.
+
+The last tokens of a row are those of its path: nodes above it in its tree, then the text. So a row reads the same in a
+tree as in a chain.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from parlay.cache import Rows, Store
+from parlay.compiled import structs
+from parlay.models.config import DecoderConfig, read_json
+from parlay.models.ngrams import NgramIndex
+from parlay.models.weights.shapes import BadCheckpoint
+from parlay.types import Segment
+
+TABLE = "ngrams.safetensors"
+"""The file of a table, beside a checkpoint."""
+_KEYS, _EMBEDDINGS = "keys", "embeddings"
+_PART = 1 << 20
+"""Keys that are checked together."""
+_MOST_HEADER = 1 << 20
+_KINDS: dict[str, np.dtype[Any]] = {"I64": np.dtype(np.int64), "BF16": np.dtype(np.uint16)}
+
+
+def path_tokens(store: Store, segments: Sequence[Segment], longest: int) -> list[list[int]]:
+    """The tokens of all rows of each segment, and before them ``longest`` - 1 of the text; -1 where there are none."""
+    found: list[list[int]] = []
+    for segment in segments:
+        reach = longest - 1 + max(0, -segment.base)
+        known = min(reach, store.length(segment.sequence))
+        found.append([*[-1] * (reach - known), *store.ids(segment._replace(base=-known))])
+    return found
+
+
+def last_tokens(places: Sequence[Rows], tokens: Sequence[Sequence[int]], longest: int) -> list[list[int]]:
+    """The last tokens of the path of each row that runs, its own first; -1 where there are none."""
+    found: list[list[int]] = []
+    for place, own in zip(places, tokens, strict=True):
+        before = len(own) - place.end
+        for row in range(place.base, place.end):
+            path = [row]
+            while len(path) < longest:
+                above = path[-1] - place.pending
+                path.append(path[-1] - 1 if above < 0 else place.pending + place.tree.parents[above])
+            found.append([own[before + each] for each in path])
+    return found
+
+
+class NgramTable:
+    """A mapped table of the embeddings of frequent n-grams; each row reads that of the longest which ends at it."""
+
+    def __init__(self, index: NgramIndex, embeddings_FH: npt.NDArray[np.uint16]) -> None:
+        """``embeddings_FH`` are the bits of numbers in bfloat16."""
+        self.index, self._embeddings_FH = index, embeddings_FH
+
+    @property
+    def struct(self) -> structs.NgramsStruct:
+        """The table as the library reads it, in this object's memory."""
+        places, index = (self.index.keys.ctypes.data, self._embeddings_FH.ctypes.data), self.index
+        return structs.NgramsStruct(*places, len(index), index.longest, index.vocab_size)
+
+    @staticmethod
+    def open(folder: Path, config: DecoderConfig) -> NgramTable:
+        """Map the table beside a checkpoint; only its keys are read.
+
+        Raises BadCheckpoint for one that is missing, cut short, or of another model or vocabulary.
+        """
+        form, path = config.ngrams, folder / TABLE
+        assert form is not None, "only models with n-grams have a table"
+        header, begin = _read_header(path)
+        if header.get("__metadata__", {}).get("fingerprint") != form.fingerprint:
+            raise BadCheckpoint(f"{path} is the table of another model: copy the one that was written with this one")
+        shapes = {_KEYS: ("I64", [form.count]), _EMBEDDINGS: ("BF16", [form.count, config.hidden_size])}
+        for name, shape in shapes.items():
+            _check(path, header, name, shape)
+        mapped = {name: _map(path, header[name], begin) for name in shapes}
+        keys_F = mapped[_KEYS]
+        if not _rise(keys_F) or not 0 <= keys_F[0] <= keys_F[-1] < config.vocab_size * (config.vocab_size + form.count):
+            raise BadCheckpoint(f"{path} has keys of no vocabulary of {config.vocab_size} tokens: copy it again")
+        return NgramTable(NgramIndex(keys_F, config.vocab_size, form.longest), mapped[_EMBEDDINGS])
+
+    @staticmethod
+    def write(folder: Path, index: NgramIndex, embeddings_FH: Tensor) -> None:
+        """Write a table beside the checkpoint of a Qwen3 in ``folder``, and say in its config.json that it is there."""
+        tensors = {_KEYS: torch.from_numpy(index.keys), _EMBEDDINGS: embeddings_FH.to(torch.bfloat16).contiguous()}
+        digest = hashlib.sha256()
+        for tensor in tensors.values():
+            digest.update(tensor.view(torch.uint8).numpy().data)
+        fingerprint = digest.hexdigest()[:16]
+        save_file(tensors, folder / TABLE, metadata={"format": "pt", "fingerprint": fingerprint})
+        config = read_json(folder / "config.json") | {
+            "architectures": ["SconeForCausalLM"],
+            "model_type": "scone",
+            "ngrams": {"longest": index.longest, "count": len(index), "fingerprint": fingerprint},
+        }
+        (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+    def embeddings(self, places: Sequence[Rows], tokens: Sequence[Sequence[int]]) -> Tensor:
+        """Make what joins the embeddings of the rows that run, float32 ``[N, H]``; ``tokens`` as in `path_tokens`."""
+        found_N = self._found(last_tokens(places, tokens, self.index.longest))
+        made_NH, hits_K = torch.zeros(len(found_N), self._embeddings_FH.shape[1]), np.flatnonzero(found_N >= 0)
+        bits_KH = self._embeddings_FH[found_N[hits_K]].astype(np.uint32) << 16
+        made_NH[torch.from_numpy(hits_K)] = torch.from_numpy(bits_KH.view(np.float32))
+        return made_NH
+
+    def _found(self, last: Sequence[Sequence[int]]) -> npt.NDArray[np.int64]:
+        """The n-gram of each row, or -1."""
+        return self.index.find(np.array(last, np.int64).reshape(-1, self.index.longest))
+
+
+def _read_header(path: Path) -> tuple[dict[str, Any], int]:
+    """The header of a safetensors file, and where its numbers begin. Raises BadCheckpoint."""
+    try:
+        with path.open("rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(size)) if size <= _MOST_HEADER else None
+    except FileNotFoundError:
+        raise BadCheckpoint(f"{path} is not there: the model reads a table of n-grams; copy it, too") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise _damaged(path, str(error)) from None
+    if not isinstance(header, dict) or not isinstance(header.get("__metadata__"), dict):
+        raise _damaged(path, "its header is no table's")
+    return header, 8 + size
+
+
+def _check(path: Path, header: dict[str, Any], name: str, expected: tuple[str, list[int]]) -> None:
+    """Raises BadCheckpoint for a tensor of another type or shape, or without a place in the file."""
+    said = header.get(name)
+    said = said if isinstance(said, dict) else {}
+    found = said.get("dtype"), said.get("shape")
+    if found != expected:
+        raise BadCheckpoint(f"{path} has {name} {found!s:.60} where the model's config.json asks for {expected}")
+    places = said.get("data_offsets")
+    if not isinstance(places, list) or len(places) != 2 or not all(type(place) is int for place in places):
+        raise _damaged(path, f"no place of {name}")
+
+
+def _map(path: Path, said: dict[str, Any], begin: int) -> npt.NDArray[Any]:
+    """One tensor of the file, mapped. Raises BadCheckpoint for a file that is cut short."""
+    kind, (first, end) = _KINDS[said["dtype"]], said["data_offsets"]
+    size = math.prod(said["shape"]) * kind.itemsize
+    if first < 0 or end - first != size or begin + end > path.stat().st_size:
+        raise _damaged(path, f"{size} bytes would be at {first} to {end}, and it has {path.stat().st_size - begin}")
+    return np.memmap(path, kind, "r", begin + first, tuple(said["shape"]))
+
+
+def _damaged(path: Path, why: str) -> BadCheckpoint:
+    return BadCheckpoint(f"{path} is damaged or cut short ({why}): copy it again")
+
+
+def _rise(keys_F: npt.NDArray[np.int64]) -> bool:
+    """Whether each key is larger than the one before."""
+    parts = range(0, len(keys_F), _PART)
+    return all(bool((np.diff(keys_F[begin : begin + _PART + 1]) > 0).all()) for begin in parts)

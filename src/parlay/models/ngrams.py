@@ -1,0 +1,112 @@
+"""Frequent n-grams of tokens with a vector of each: counted, found, and kept in a mapped file (SCONE, Yu et al. 2025).
+
+N-grams lie in a trie that is read from the newest token back. Node v < V is the token v, node V + i the i-th n-gram of
+the table, whose key is (node of its last n - 1 tokens) * V + its first token. Keys rise, so an n-gram's suffix, without
+which it would not be found, stands before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Numbers = npt.NDArray[np.int64]
+LONGEST = 8
+"""Tokens of an n-gram, at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class NgramIndex:
+    """Which n-grams of 2 to ``longest`` tokens a table has: their ``keys`` ``[F]``, in rising order."""
+
+    keys: Numbers
+    vocab_size: int
+    longest: int
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def find(self, grams_NL: Numbers) -> Numbers:
+        """The longest n-gram of each row ``[N]``, or -1. Rows have their newest token first; -1 stands for none."""
+        node_N, found_N = grams_NL[:, 0].copy(), np.full(len(grams_NL), True)
+        for before_N in grams_NL[:, 1 : self.longest].T:
+            key_N = node_N * self.vocab_size + before_N
+            place_N = np.searchsorted(self.keys, key_N)
+            place_N[place_N == len(self.keys)] = 0
+            found_N = found_N & (before_N >= 0) & (self.keys[place_N] == key_N)
+            if not found_N.any():
+                break
+            node_N = np.where(found_N, place_N + self.vocab_size, node_N)
+        return np.maximum(node_N - self.vocab_size, -1)
+
+    def tokens(self) -> tuple[Numbers, Numbers]:
+        """The n-grams in the order of their text ``[F, longest]``, with zeros behind, and their lengths ``[F]``."""
+        rows, lengths = np.zeros((len(self.keys), self.longest), np.int64), np.zeros(len(self.keys), np.int64)
+        above, first = np.divmod(self.keys, self.vocab_size)
+        for gram in range(len(self.keys)):
+            parent = int(above[gram]) - self.vocab_size
+            length = 1 if parent < 0 else int(lengths[parent])
+            rest = [above[gram]] if parent < 0 else rows[parent, :length]
+            rows[gram, 0], rows[gram, 1 : length + 1], lengths[gram] = first[gram], rest, length + 1
+        return rows, lengths
+
+
+def grams_of(ids_BT: Numbers, longest: int) -> Numbers:
+    """The last ``longest`` tokens of each place of these texts ``[B * T, longest]``, newest first; -1: none."""
+    grams = np.full((*ids_BT.shape, longest), -1, np.int64)
+    for back in range(min(longest, ids_BT.shape[1])):
+        grams[:, back:, back] = ids_BT[:, : ids_BT.shape[1] - back]
+    return grams.reshape(-1, longest)
+
+
+@dataclass(slots=True)
+class _Level:
+    """N-grams of one length: each one's suffix (a place in the level before, or a token), first token and count."""
+
+    suffix: Numbers
+    first: Numbers
+    count: Numbers
+
+
+def frequent_ngrams(tokens: npt.NDArray[Any], vocab_size: int, *, longest: int, most: int) -> NgramIndex:
+    """Find the ``most`` frequent n-grams that stand at least twice in a text, of equals the shorter ones.
+
+    An n-gram's suffix is at least as frequent and is shorter, so it is among them.
+    """
+    levels: list[_Level] = []
+    node = tokens.astype(np.int64)
+    for length in range(2, longest + 1):
+        ends = np.flatnonzero(node[length - 1 :] >= 0) + length - 1
+        key = node[ends] * vocab_size + tokens[ends - length + 1]
+        keys, places, counts = np.unique(key, return_inverse=True, return_counts=True)
+        often = counts > 1
+        number = np.where(often, np.cumsum(often) - 1, -1)
+        node = np.full(len(tokens), -1)
+        node[ends] = number[places]
+        levels.append(_Level(*np.divmod(keys[often], vocab_size), counts[often]))
+    lengths = np.concatenate([np.full(len(level.count), place) for place, level in enumerate(levels)])
+    order = np.lexsort((lengths, -np.concatenate([level.count for level in levels])))
+    kept = np.zeros(len(order), bool)
+    kept[order[:most]] = True
+    begins = np.cumsum([0, *(len(level.count) for level in levels)])
+    return _indexed(levels, [kept[begin:end] for begin, end in pairwise(begins)], vocab_size, longest)
+
+
+def _indexed(
+    levels: Sequence[_Level], kept: Sequence[npt.NDArray[np.bool_]], vocab_size: int, longest: int
+) -> NgramIndex:
+    nodes, keys = np.arange(vocab_size), [np.empty(0, np.int64)]
+    begin = vocab_size
+    for level, own in zip(levels, kept, strict=True):
+        key = nodes[level.suffix[own]] * vocab_size + level.first[own]
+        order = np.argsort(key)
+        keys.append(key[order])
+        nodes = np.full(len(own), -1)
+        nodes[np.flatnonzero(own)[order]] = begin + np.arange(len(key))
+        begin += len(key)
+    return NgramIndex(np.concatenate(keys), vocab_size, longest)
