@@ -24,7 +24,7 @@ from parlay.ranks.layout import Layout
 from parlay.testing.checkpoints import VOCAB_SIZE, save_random
 from parlay.testing.conformance import KitLength, check_runner, run_check, runner_stage, subject_of
 from parlay.testing.conformance.stages import recomputed
-from parlay.types import ParlayError, Segment, Tree
+from parlay.types import Features, ParlayError, Segment, Tree
 
 FP32 = LoadOptions(dtype="float32", device="cpu")
 SOME = 6
@@ -114,6 +114,16 @@ def test_a_node_reads_its_path_and_no_sibling(scone: Path) -> None:
         runner.open(number, chain, salt="alone")
         assert runner.reserve(number, 64)
         assert runner.forward([Segment(number, tuple(chain))]).logits_RV[-3:].equal(rows[path])
+
+
+def test_features_are_added_to_the_same_inputs(scone: Path) -> None:
+    """Rows with features that add nothing have the very bits of rows without: both ways look up alike."""
+    runner, tokens = models.load(str(scone), FP32, cache_tokens=256), tuple(text(30, seed=7))
+    runner.open(0, tokens)
+    assert runner.reserve(0, 32)
+    plain = runner.forward([Segment(0, tokens)]).logits_RV
+    nothing = Features(torch.zeros(len(tokens), runner.spec.hidden_size), added=True)
+    assert runner.forward([Segment(0, tokens, features=nothing)]).logits_RV.equal(plain)
 
 
 @pytest.mark.parametrize("compiled", [True, False])

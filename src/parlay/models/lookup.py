@@ -41,7 +41,9 @@ def path_tokens(store: Store, segments: Sequence[Segment], longest: int) -> list
     for segment in segments:
         reach = longest - 1 + max(0, -segment.base)
         known = min(reach, store.length(segment.sequence))
-        found.append([*[-1] * (reach - known), *store.ids(segment._replace(base=-known))])
+        found.append(
+            [*[-1] * (reach - known), *store.ids(Segment(segment.sequence, segment.pending, segment.tree, base=-known))]
+        )
     return found
 
 
