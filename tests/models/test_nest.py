@@ -238,8 +238,13 @@ def test_states_of_long_documents_are_read_in_windows_and_short_ones_together(
     verify(folder_of(made.path), states.header)
 
 
-def test_many_states_are_found_through_lists(shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a state is one of the datastore's own, the index finds it, and the distance is measured exactly."""
+@pytest.mark.parametrize("added", [1000, 1 << 16])
+def test_many_states_are_found_through_lists(
+    shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, added: int
+) -> None:
+    """Also where the lists of parts are merged on disk. Where a state is one of the datastore's own, the index finds
+    it, and the distance is measured exactly."""
+    monkeypatch.setattr("parlay.drafters.stores.state_building._ADDED", added)
     monkeypatch.setattr("parlay.drafters.stores.state_building._FLAT", 200)
     documents = [[(seed * place * place + place) % VOCAB_SIZE for place in range(40)] for seed in range(1, 60)]
     made = built(shelf.model, tmp_path / "many.store", documents)

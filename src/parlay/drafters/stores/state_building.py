@@ -101,7 +101,7 @@ def write_states(path: Path, names: Sequence[str], model: Built, done: Callable[
         (part / DOCUMENTS).write_text(json.dumps(list(names)), encoding="utf-8")
         spec = model.runner.spec
         states_NH = np.memmap(part / STATES, STATE_TYPE, "r", shape=(count, spec.hidden_size))
-        _index(faiss, states_NH, part)
+        _index(faiss, states_NH, part, folder)
         files = sorted(part.iterdir())
         header = StateHeader(
             version=VERSION,
@@ -215,18 +215,35 @@ def _batches(windows: Iterator[_Window]) -> Iterator[list[_Window]]:
         yield batch
 
 
-def _index(faiss: Any, states_NH: NDArray[np.float16], folder: Path) -> None:
-    """Write an index of the states, which are read in blocks. The lists of many are written to disk as they grow."""
+def _index(faiss: Any, states_NH: NDArray[np.float16], folder: Path, place: Path) -> None:
+    """Write an index of the states, which are read in blocks, into a folder that will lie at ``place``.
+
+    Where there are many, parts of it are merged on disk.
+    """
     count, size = states_NH.shape
-    index = faiss.IndexFlatL2(size)
-    if count > _FLAT:
-        lists = min(1 << 16, int(4 * math.sqrt(count)), count // _POINTS)
-        index = faiss.index_factory(size, f"IVF{lists},SQ8")
-        index.nprobe = _PROBES
-        sample = np.sort(np.random.default_rng(0).choice(count, min(count, _POINTS * lists), replace=False))
-        index.train(states_NH[sample].astype(np.float32))
-        stored = faiss.OnDiskInvertedLists(index.nlist, index.code_size, str(folder / LISTS))
-        index.replace_invlists(stored)
+    if count <= _FLAT:
+        index = faiss.IndexFlatL2(size)
+        index.add(states_NH.astype(np.float32))
+        faiss.write_index(index, str(folder / INDEX))
+        return
+    lists = min(1 << 16, int(4 * math.sqrt(count)), count // _POINTS)
+    index = faiss.index_factory(size, f"IVF{lists},SQ8")
+    index.nprobe = _PROBES
+    sample = np.sort(np.random.default_rng(0).choice(count, min(count, _POINTS * lists), replace=False))
+    index.train(states_NH[sample].astype(np.float32))
+    parts: list[Path] = []
     for start in range(0, count, _ADDED):
-        index.add(states_NH[start : start + _ADDED].astype(np.float32))
+        block = states_NH[start : start + _ADDED].astype(np.float32)
+        index.add_with_ids(block, np.arange(start, start + len(block), dtype=np.int64))
+        if count > _ADDED:
+            parts.append(folder / f"part{len(parts)}")
+            faiss.write_index(index, str(parts[-1]))
+            index.reset()
+    if parts:
+        from faiss.contrib.ondisk import merge_ondisk
+
+        merge_ondisk(index, [str(part) for part in parts], str(folder / LISTS))
+        for part in parts:
+            part.unlink()
+        faiss.downcast_InvertedLists(index.invlists).filename = str(place / LISTS)  # where it will be
     faiss.write_index(index, str(folder / INDEX))

@@ -2,8 +2,8 @@
 
 They lie in a folder beside the datastore, called as it is and ``.states``: ``header.json``; ``states``, one row of
 float16 for each token that has a successor; ``places``, u64, where in the datastore that successor stands;
-``documents.json``, their names; and ``index`` in faiss's own format, of many states with ``lists`` beside it, the
-states once more in eight bits. All but names and ``index`` are mapped, never loaded. States are divided by their root
+``documents.json``, their names; and ``index`` in faiss's own format, which has more states once more in eight bits,
+of very many in ``lists``. All but names and ``index`` are mapped, never loaded. States are divided by their root
 mean square.
 """
 
@@ -148,7 +148,8 @@ class MappedStates:
             names = json.loads((folder / DOCUMENTS).read_text(encoding="utf-8"))
             states = np.memmap(folder / STATES, STATE_TYPE, "r", shape=(header.states, header.hidden_size))
             places = np.memmap(folder / PLACES, PLACE_TYPE, "r", shape=(header.states,))
-            index = faiss.read_index(str(folder / INDEX), faiss.IO_FLAG_ONDISK_SAME_DIR)
+            mapped = faiss.IO_FLAG_ONDISK_SAME_DIR if LISTS in header.sizes else faiss.IO_FLAG_MMAP
+            index = faiss.read_index(str(folder / INDEX), mapped)
         except (OSError, ValueError, RuntimeError) as error:
             raise BadStates(f"can't read the states in {folder}: {_reason(error)}: build them again") from None
         if (index.ntotal, index.d, len(names)) != (header.states, header.hidden_size, store.header.documents):
