@@ -60,6 +60,7 @@ def test_a_model_of_tokens_drafts_and_the_text_is_that_of_plain_decoding(cli: Cl
         (["build", "-", "--words", "-o", "m", "--order", "0"], "order=0"),
         (["build", "-", "--words", "-o", "m", "--prune", "2"], "prune=2"),
         (["build", "a.arpa", "-o", "m"], "a.arpa"),
+        (["build", "-", "--words", "-o", "/dev/null"], "/dev/null is no regular file"),
         (["prob", "nowhere", "-"], "nowhere"),
         (["generate", "nowhere"], "nowhere"),
         (["info", "-", "--words"], "no text"),

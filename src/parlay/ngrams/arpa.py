@@ -172,8 +172,10 @@ class _Reader:
         if found is not None:
             raise self._bad(f"{word[:40]!r} is there a second time")
         self._letters -= len(word)
-        if len(word) > LONGEST_WORD or self._letters < 0:
-            raise self._bad(f"a word of {len(word):,} letters: words may have {LONGEST_WORD:,}, and all fit in memory")
+        if len(word) > LONGEST_WORD:
+            raise self._bad(f"a word of {len(word):,} letters: words may have {LONGEST_WORD:,}")
+        if self._letters < 0:
+            raise self._bad(f"the words need more than {self._memory >> 20:,} MiB: allow more by --memory")
         if not self._vocab_size:
             found = FIRST + len(self._ids) - len(SPECIAL)
         elif word.isascii() and word.isdigit() and int(word) < self._vocab_size:
