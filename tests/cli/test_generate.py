@@ -110,6 +110,8 @@ def test_a_model_with_itself_as_ensemble_writes_its_own_text_and_guidance_anothe
     words = ("--max-tokens", "24", "--ensemble", "parlay-mini", "--ensemble-rule", "product")
     alone, both = result_of(cli, "--max-tokens", "24"), result_of(cli, *words, "--ensemble-weights", "2,1")
     assert both["token_ids"] == alone["token_ids"]
+    surest = result_of(cli, *words[:4], "--ensemble-rule", "certainty")
+    assert surest["writers"] == ["parlay-mini (1)"] * len(alone["token_ids"])  # type: ignore[arg-type]
     guided = result_of(cli, "--max-tokens", "24", "--guidance-scale", "4", "--negative-prompt", "The cat")
     assert guided["token_ids"] != alone["token_ids"]
     wrong = cli("generate", PROMPT, *MINI, "--ensemble", "parlay-mini", "--ensemble-weights", "1,x")

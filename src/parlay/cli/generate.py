@@ -245,6 +245,7 @@ def _report(sample: CompletionOutput, vote: VoteOutput | None, *, whole: bool) -
         **({} if vote is None else {"vote": asdict(vote)}),
         "text": sample.text,
         "token_ids": list(sample.token_ids),
+        **({"writers": list(sample.writers)} if sample.writers else {}),
         "finish_reason": sample.finish_reason,
         **({"attributions": [asdict(part) for part in sample.attributions]} if sample.origins else {}),
         "metrics": {**_metrics(sample.metrics), "router": as_data(sample.metrics, whole=whole), "seed": sample.seed},
