@@ -144,6 +144,11 @@ class MappedStates:
         header = read_header(path)
         _check(folder, header, store, path)
         _check_model(folder, header, model, spec)
+        if store.header.vocab_size > spec.vocab_size:
+            raise BadStates(
+                f"{path} has a vocabulary of {store.header.vocab_size:,} tokens, and {spec.name} one of "
+                f"{spec.vocab_size:,}: build it again with --model {spec.name}"
+            )
         try:
             names = json.loads((folder / DOCUMENTS).read_text(encoding="utf-8"))
             states = np.memmap(folder / STATES, STATE_TYPE, "r", shape=(header.states, header.hidden_size))
