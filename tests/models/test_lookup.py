@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -153,6 +154,9 @@ def damaged(folder: Path, how: str) -> None:
     table, config = folder / TABLE, json.loads((folder / "config.json").read_text())
     if how == "missing":
         table.unlink()
+    elif how == "pipe":
+        table.unlink()
+        os.mkfifo(table)
     elif how == "cut":
         table.write_bytes(table.read_bytes()[:-5])
     elif how == "other":
@@ -172,6 +176,7 @@ def damaged(folder: Path, how: str) -> None:
     ("how", "message"),
     [
         ("missing", "is not there"),
+        ("pipe", "it is no file"),
         ("cut", "cut short"),
         ("other", "another model"),
         ("longest 0", "of up to 0 tokens: 1 or more, of 2 to 8"),

@@ -125,6 +125,8 @@ class NgramTable:
 
 def _read_header(path: Path) -> tuple[dict[str, Any], int]:
     """The header of a safetensors file, and where its numbers begin. Raises BadCheckpoint."""
+    if path.exists() and not path.is_file():
+        raise BadCheckpoint(f"can't read {path}: it is no file")  # a pipe would be waited for
     try:
         with path.open("rb") as file:
             size = int.from_bytes(file.read(8), "little")

@@ -81,10 +81,15 @@ class Trainer:
         self.check_length = min(CHECK_LENGTH, options.context)
         self.heldout = Batches(load_stream(options.work, HELDOUT, self.check_length), options.seed)
         self.progress = TrainState()
-        self.state_path = options.work / f"state-{options.shape}.pt"
+        self.state_path = options.work / f"state-{self.kind}.pt"
         elapsed = self.restore() if options.resume and self.state_path.exists() else 0.0
         self.loss = self.compiled(make_loss(self.model, self.load_teacher()))
         self.clock = TrainingClock(elapsed)
+
+    @property
+    def kind(self) -> str:
+        """The models whose states are alike, as a part of a file's name."""
+        return self.options.shape
 
     def make_model(self, config: Qwen3Config) -> Qwen3ForCausalLM:
         """The model with new weights."""

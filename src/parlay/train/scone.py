@@ -76,6 +76,10 @@ class SconeTrainer(lm.Trainer):
 
     options: SconeOptions
 
+    @property
+    def kind(self) -> str:
+        return f"scone-{self.options.encoder_layers}-{self.options.shape}"
+
     def make_model(self, config: Qwen3Config) -> Qwen3ForCausalLM:
         model = super().make_model(config)
         options, stream = self.options, load_stream(self.options.work, TRAINING, self.options.context)
