@@ -7,7 +7,7 @@ import json
 import shutil
 import tempfile
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +18,8 @@ from parlay.drafters.resources import Resources
 from parlay.drafters.stores.datastore_file import Datastore
 from parlay.models.fetch.resolving import BUILT_IN_DRAFTS, resolve
 from parlay.models.loading import load_tokenizer
+from parlay.models.native import NativeRunner
+from parlay.models.opening import round_weights
 from parlay.options import LoadOptions
 from parlay.strategies.built import RunnerCache
 from parlay.testing.conformance import Stage, catalogue_specs, subject_of
@@ -61,7 +63,9 @@ def with_canvas(model: str) -> str:
 @cache
 def stage(dtype: str) -> Stage:
     """The built-in target with its own draft model, both in ``dtype``, whatever name a toy setting gives to one."""
-    runner = models.load(with_canvas(MODEL), LoadOptions(dtype=dtype), cache_tokens=2048)
+    options = LoadOptions(dtype=dtype)
+    runner = models.load(with_canvas(MODEL), options, cache_tokens=2048)
+    assert isinstance(runner, NativeRunner)
     draft = with_canvas(BUILT_IN_DRAFTS[MODEL])
     shelf = RunnerCache(lambda _: models.load(draft, LoadOptions(dtype=dtype), cache_tokens=2048))
     tokenizer = load_tokenizer(resolve(MODEL))
@@ -75,6 +79,7 @@ def stage(dtype: str) -> Stage:
         target=runner.spec,
         find_head=random_heads(runner.spec),
         open_drafter=lambda _: copying_link(runner.spec.vocab_size),
+        round_weights=partial(round_weights, runner, with_canvas(MODEL), options),
         open_ngrams=lambda _: ngram_model([ask.prompt for ask in asks()], runner.spec.vocab_size),
         open_datastore=lambda _: store,
         open_states=cache(lambda _: states_in_memory(store, runner)),

@@ -12,7 +12,7 @@ from torch import Tensor
 from parlay.compiled import library
 from parlay.compiled.build import LIBRARY, NAMES, CannotBuild, build, digest
 from parlay.compiled.library import SWITCH, NotLoaded
-from parlay.models import native
+from parlay.models import choosing
 from parlay.models.config import DecoderConfig
 from parlay.models.families.reading import read_config
 from parlay.models.fetch.resolving import resolve
@@ -125,7 +125,7 @@ def test_without_the_library_torch_runs_the_same_model(
 ) -> None:
     """And a warning says so once, since an installation with a compiler mends it."""
     monkeypatch.setattr(library, "LIBRARY", Path("nowhere.so"))
-    native._warn_once.cache_clear()
+    choosing._warn_once.cache_clear()
     _, runner = make(checkpoint), make(checkpoint)
     assert [record.levelname for record in caplog.records if "no compiled decoder" in record.message] == ["WARNING"]
     assert runner.spec.kernels.endswith("no compiled decoder: it was not built: install with a C compiler at hand")

@@ -68,6 +68,9 @@ TESTS = {
     ),
     "`best_of`": "generation/test_fields.py::test_the_best_of_several_samples",
     "a vote of several chains of thought, stopped early": "generation/test_voting.py::test_a_completion_by_vote",
+    "several drafts for the forwards of one (`superposed`)": (
+        "generation/test_superposed.py::test_a_completion_may_be_superposed"
+    ),
     "`continue_final_message`": "generation/test_fields.py::test_the_last_message_is_gone_on_with",
     "`bad_words`, `allowed_token_ids`": "generation/test_fields.py::test_bad_words_do_not_come",
     "adapters chosen per request, loaded over HTTP": (
