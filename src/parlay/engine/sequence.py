@@ -74,7 +74,8 @@ class Sequence:
 
     def lose_members(self, names: tuple[str, ...]) -> None:
         """Note the models of an ensemble without which its text goes on: nothing is promised of it any more."""
-        self.lost_members, self.exactness = names, Exactness.LOSSY
+        self.lost_members = tuple(dict.fromkeys((*self.lost_members, *names)))  # after a preemption others may be
+        self.exactness = Exactness.LOSSY
 
     def drop_drafter(self, number: int) -> None:
         """Go on without this drafter of the strategy; without any, plainly."""

@@ -105,8 +105,9 @@ class Sample:
         released = self.text.release(final=event.finish_reason is not None)
         known = len(self.tokens)  # a step that failed may have read tokens that it never reported
         origins = self.origins if len(self.origins) == known else [None] * known
+        writers = [*self.writers, *[TARGET] * (known - len(self.writers))] if self.writers else []
         return tuple(
-            Piece(text, self.sources[index], self.writers[index] if index < len(self.writers) else "", origins[index])
+            Piece(text, self.sources[index], writers[index] if writers else "", origins[index])
             for index, text in released
             if index < known
         )

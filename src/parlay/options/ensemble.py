@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
 from parlay.options.declare import UsageError, nearest
@@ -95,10 +96,11 @@ class Ensemble:
         """Write it in a few words, the LLM's own model first."""
         said = {
             "contrast": f"alpha={self.alpha:g}, beta={self.beta:g}",
-            "defer": f"head {self.head}" + ("" if self.threshold is None else f", threshold {self.threshold:g}"),
+            "defer": f"head {Path(self.head).name}"
+            + ("" if self.threshold is None else f", threshold {self.threshold:g}"),
         }
         own = said.get(self.rule, f"weights {', '.join(f'{weight:g}' for weight in self.weights)}")
-        return f"{self.rule} of {', '.join((first, *self.models))} ({own})"
+        return f"{self.rule} of {', '.join((first, *(Path(model).name for model in self.models)))} ({own})"
 
 
 def read_weights(text: str) -> list[float]:
@@ -139,4 +141,5 @@ class Nest:
 
     def describe(self, first: str) -> str:
         """Write it in a few words, the LLM's own model first."""
-        return f"{first} with {self.datastore} ({self.neighbours} neighbours, alpha={self.alpha:g}, tau={self.tau:g})"
+        settings = f"{self.neighbours} neighbours, alpha={self.alpha:g}, tau={self.tau:g}"
+        return f"{first} with {Path(self.datastore).name} ({settings})"

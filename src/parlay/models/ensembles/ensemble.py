@@ -222,8 +222,10 @@ class EnsembleRunner(Runner):
         return _Rows(out, [nothing_0V if at is None else logits_RV[starts[at] : starts[at + 1]] for at in places])
 
     def _drop_late(self, number: int, segments: Sequence[Segment], seconds: float) -> None:
-        """Go on without a member whose forward took so long, if that is too long."""
-        if self._deadline is None or seconds <= self._deadline or any(len(each.pending) > 1 for each in segments):
+        """Go on without a member whose forward took too long, unless its sequence, below 0, is a measurement's."""
+        if self._deadline is None or seconds <= self._deadline:
+            return
+        if any(len(each.pending) > 1 or each.sequence < 0 for each in segments):
             return
         for segment in segments:
             if number in self._get(segment.sequence).parts:

@@ -165,11 +165,18 @@ def restored(scheme: Scheme, tensors: Mapping[str, Tensor], dtype: str) -> dict[
             matrix = layout.read(name, parts, scheme.own.get(name, scheme.grouping))
             matrix.check_scales(name)
             reason, number = matrix.obstacle(), _DTYPES.get(dtype, torch.float32)
-            weights[f"{name}.weight"] = matrix.dense(number) if reason else matrix.in_blocks()
+            weights[f"{name}.weight"] = _finite(name, matrix.dense(number)) if reason else matrix.in_blocks()
         reasons.update([reason] if reason else [])
     for reason, count in reasons.items():
         _log.warning("%d of %d matrices are multiplied in %s, for %s", count, len(rounded), dtype, reason)
     return weights
+
+
+def _finite(name: str, numbers_OI: Tensor) -> Tensor:
+    """The same numbers ``[O, I]``. Raises BadCheckpoint where some are beyond their type."""
+    if not numbers_OI.isfinite().all():
+        raise BadCheckpoint(f"{name}: some of its numbers are beyond {numbers_OI.dtype}: download or copy it again")
+    return numbers_OI
 
 
 @contextmanager
@@ -179,7 +186,7 @@ def _fitting(name: str) -> Iterator[None]:
         yield
     except ParlayError:
         raise
-    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+    except (RuntimeError, TypeError, ValueError, IndexError, OverflowError) as error:
         raise BadCheckpoint(f"{name}: its parts don't fit each other: {' '.join(str(error).split()):.100}") from None
 
 

@@ -32,7 +32,10 @@ def nf4(name: str, parts: Mapping[str, Tensor]) -> Tensor:
     sizes = _largest_sizes(name, parts, state, -(-count // block))
     if not (sizes.isfinite().all() and numbers.isfinite().all()):
         raise BadCheckpoint(f"{name}: some sizes of blocks are not finite: download or copy the checkpoint again")
-    return (numbers * sizes.repeat_interleave(block)[:count]).to(dtype).view(shape)
+    found = (numbers * sizes.repeat_interleave(min(block, count))[:count]).to(dtype)
+    if not found.isfinite().all():
+        raise BadCheckpoint(f"{name}: some of its numbers are beyond {state['dtype']}: download or copy it again")
+    return found.view(shape)
 
 
 def _state(name: str, part: Tensor) -> dict[str, Any]:
@@ -52,9 +55,10 @@ def _largest_sizes(name: str, parts: Mapping[str, Tensor], state: Mapping[str, A
     if sizes.dtype != torch.uint8:
         return sizes.float()
     each = int(state.get("nested_blocksize") or 0)
-    if each < 1:
-        raise BadCheckpoint(f"{name}.{NF4_STATE} says no block size of the sizes in eight bits")
-    coarse = _counted(name, parts, "nested_absmax", -(-blocks // each)).float().repeat_interleave(each)[:blocks]
+    if each < 1 or "nested_offset" not in state:
+        raise BadCheckpoint(f"{name}.{NF4_STATE} says no block size and offset of the sizes in eight bits")
+    coarse = _counted(name, parts, "nested_absmax", -(-blocks // each)).float()
+    coarse = coarse.repeat_interleave(min(each, blocks))[:blocks]
     table = _counted(name, parts, "nested_quant_map", 256).float()
     return table[sizes.int()] * coarse + float(state["nested_offset"])
 
