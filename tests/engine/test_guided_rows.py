@@ -46,8 +46,9 @@ def request(name: str, prompt: Sequence[int], guidance: Guidance | None) -> Requ
     return Request(id=name, prompt=tuple(prompt), params=params, key=NoiseKey(1), guidance=guidance)
 
 
+@pytest.mark.parametrize("negative", [(1, 2, 3, 4, 5, 6, 7, 8, 9, 1), (1,), (1, 2, 3, 4)])
 @pytest.mark.parametrize("drafting", [False, True])
-def test_no_step_has_more_rows_than_it_may_and_all_are_learned_from(drafting: bool) -> None:
+def test_no_step_has_more_rows_than_it_may_and_all_are_learned_from(drafting: bool, negative: tuple[int, ...]) -> None:
     """Two guided requests beside another one, with prompts that take several steps, and drafts within their bound.
 
     Where one row is left, a guided request still gets its two, so that none waits for ever.
@@ -57,7 +58,7 @@ def test_no_step_has_more_rows_than_it_may_and_all_are_learned_from(drafting: bo
     limits = Limits(max_sequences=4, max_rows=8, max_draft_rows=6)
     engine = Engine(guided, cost, limits, guiding=guided)
     drafters = (toy_drafters.oracle(toy_drafters.answer_by(LAW)),) if drafting else ()
-    for number, guidance in enumerate((None, *[Guidance((1, 2, 3, 4, 5, 6, 7, 8, 9, 1), 1.5)] * 2)):
+    for number, guidance in enumerate((None, *[Guidance(negative, 1.5)] * 2)):
         policy = Fixed(4) if drafting else Plain()
         prompt = [1 + (place + number) % 9 for place in range(10)]
         engine.add(request(str(number), prompt, guidance), Strategy("toy", drafters, SharedNoise(), policy))
@@ -65,3 +66,16 @@ def test_no_step_has_more_rows_than_it_may_and_all_are_learned_from(drafting: bo
         engine.step()
     assert max(counting.rows) <= 8 + 1 + (6 if drafting else 0)
     assert cost.rows == [rows for rows in counting.rows if rows]
+
+
+def test_a_prompt_takes_no_second_rows_once_the_negative_prompt_is_read() -> None:
+    """Of one token: 40 tokens at 8 rows a step take six steps, where halves of the steps would take eleven."""
+    counting = Counting()
+    guided = GuidedRunner(counting)
+    engine = Engine(guided, Recording(), Limits(max_sequences=1, max_rows=8), guiding=guided)
+    asked = request("one", [1 + place % 9 for place in range(40)], Guidance((1,), 1.5))
+    engine.add(asked, Strategy("toy", (), SharedNoise(), Plain()))
+    while not engine.idle:
+        engine.step()
+    assert counting.rows[:6] == [8, 7, 7, 7, 7, 6]
+    assert set(counting.rows[6:]) == {2}

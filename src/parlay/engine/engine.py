@@ -60,10 +60,11 @@ class _StepSeconds:
         """Record the end of draft and verify. ``verified``: the steps without a fault. Rows that ran again count."""
         if not verified:
             return
-        out, rows, tokens = steps[0].out, 0, 0
+        out, tokens = steps[0].out, 0
+        rows = sum({id(step.out): step.out.beside for step in verified}.values())
         self.whole = len(verified) == len(steps)
         for step in verified:
-            rows += step.rows
+            rows += len(step.pending) + len(step.draft.tree.tokens)
             tokens += len(step.sequence.tokens)
             if spec.fills_only and not step.stale:
                 rows += spec.again(step.start)

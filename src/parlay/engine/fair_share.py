@@ -246,4 +246,4 @@ def _owner(sequence: Sequence) -> str:
 
 def _pending(sequence: Sequence) -> int:
     """How many rows its pending tokens take."""
-    return (len(sequence.tokens) - sequence.cached) * sequence.request.copies
+    return sequence.request.rows_of(sequence.cached, len(sequence.tokens) - sequence.cached)

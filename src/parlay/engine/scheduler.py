@@ -180,7 +180,7 @@ class Scheduler:
         It is not cut: then its text would depend on what else runs. The first in rank always fits.
         """
         self._moves.make(sequence)
-        room = self._moves.rows(sequence, max(1, room // sequence.request.copies))
+        room = self._moves.rows(sequence, sequence.request.tokens_in(sequence.cached, room))
         pending = tuple(sequence.tokens[sequence.cached : sequence.cached + room])
         at_root = sequence.cached + len(pending) == len(sequence.tokens)
         if at_root and sequence.canvas is not None:

@@ -138,8 +138,8 @@ class SequenceStep:
 
     @property
     def rows(self) -> int:
-        """How many rows of the forward it takes."""
-        return (len(self.pending) + len(self.draft.tree.tokens)) * self.sequence.request.copies
+        """How many rows of the forward its tokens take, without a draft."""
+        return self.sequence.request.rows_of(self.start, len(self.pending))
 
     @property
     def tapped(self) -> tuple[int, ...]:

@@ -105,8 +105,23 @@ class Request:
 
     @property
     def copies(self) -> int:
-        """How many rows each of its tokens takes: a guided request runs after its negative prompt, too."""
+        """How many rows each token of its output takes: a guided request runs after its negative prompt, too."""
         return 1 if self.guidance is None else 2
+
+    def rows_of(self, cached: int, tokens: int) -> int:
+        """Say how many rows so many tokens after the cached ones take, at most.
+
+        Of a guided request's prompt each takes a second one until the negative prompt is read; then the last does.
+        """
+        if self.guidance is None:
+            return tokens
+        return tokens + max(1, min(tokens, len(self.guidance.negative) - cached))
+
+    def tokens_in(self, cached: int, rows: int) -> int:
+        """Say how many tokens after the cached ones fit in so many rows: the inverse of `rows_of`, at least 1."""
+        if self.guidance is None:
+            return max(1, rows)
+        return max(1, rows // 2, rows - max(1, len(self.guidance.negative) - cached))
 
 
 class Layers(Protocol):

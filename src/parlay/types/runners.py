@@ -272,6 +272,8 @@ class Output:
     """By row of logits, the model of an ensemble that decides there; empty where none does alone."""
     origins: Origins | None = None
     """Of the rows of the logits, where these are mixed with a datastore's law."""
+    beside: int = 0
+    """How many rows of negative prompts ran besides those of the segments."""
 
 
 Finish = Callable[[], Output]

@@ -71,16 +71,18 @@ class GuidedRunner(WrappedRunner):
             return self._inner.begin(segments, taps, skip)
         negatives: list[Segment] = []
         pairs: list[_Pair] = []
+        beside = 0
         for place, segment in enumerate(segments):
             if (guided := self._guided.get(segment.sequence)) is not None:
                 wanted = min(segment.end - segment.logits_from, 1 + len(segment.tree))
                 guided.last, fed = segment, guided.negative.feed(guided.tokens, segment, wanted)
+                beside += guided.negative.caught_up + (fed.rows if fed is not None else 0)
                 if fed is not None:
                     pairs.append(_Pair(place, len(segments) + len(negatives), wanted, guided.scale))
                     negatives.append(fed)
         finish = self._inner.begin([*segments, *negatives], taps)
         ran = sum(segment.rows for segment in segments)
-        return lambda: _guide(finish(), pairs, len(segments), ran)
+        return lambda: replace(_guide(finish(), pairs, len(segments), ran), beside=beside)
 
     def _is_plain(self, segments: Sequence[Segment], skip: Skip) -> bool:
         """Whether nothing is guided: no sequence, or drafts by the model's layers."""

@@ -27,6 +27,8 @@ class Part:
     reserved: int = 0
     fed: tuple[int, ...] = ()
     """The pending tokens of its last forward; none where it had nothing to run."""
+    caught_up: int = 0
+    """How many rows ran before that forward, to read what it lacked."""
 
     def open(self, text: Sequence[int], salt: str) -> None:
         """Begin the sequence with what is cached of its text."""
@@ -48,7 +50,7 @@ class Part:
         only it lacks run as well. None where there is nothing to run.
         """
         pending, tree = segment.pending, segment.tree
-        self.fed = pending
+        self.fed, self.caught_up = pending, 0
         if not self.head and not self.cut and len(self.tokens) == len(cached):
             return segment._replace(sequence=self.name)
         end = self.place(len(cached) + len(pending))
@@ -121,5 +123,6 @@ class Part:
     def _run(self, tokens: tuple[int, ...], segment: Segment) -> None:
         """Cache tokens of its text; their logits are not wanted."""
         self.runner.forward([Segment(self.name, tokens, logits_from=len(tokens), adapter=segment.adapter)])
+        self.caught_up += len(tokens)
         self.tokens += tokens
         del self.tokens[self.runner.keep(self.name, ()) :]
