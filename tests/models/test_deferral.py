@@ -18,27 +18,15 @@ from parlay.llm.outputs import CompletionOutput
 from parlay.models.ensembles.combining import Deferral
 from parlay.models.loading import load_weights, read_config
 from parlay.models.native import NativeRunner
-from parlay.testing.checkpoints import VOCAB_SIZE, save_random
+from parlay.testing.checkpoints import VOCAB_SIZE
 from parlay.testing.conformance.stages import recomputed
 from parlay.testing.reference import LogitsOf, decode
-from parlay.testing.toy_tokenizers import toy_tokenizer
 from parlay.types import NoiseKey, Request, Segment
 
 STRATEGIES = ("none", "prompt-lookup", "draft-model", "jacobi", "token-recycling", "union")
 PROMPTS = [
     [1 + (7 * place + step * step) % (VOCAB_SIZE - 4) for step in range(5 + place % 4)] * 2 for place in range(20)
 ]
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """A base model, its assistant, and a third model, of two families and one tokenizer."""
-    made = []
-    for name, seed in (("llama", 1), ("qwen2", 2), ("llama", 3)):
-        made.append(str(tmp_path_factory.mktemp(name)))
-        save_random(name, Path(made[-1]), seed=seed)
-        toy_tokenizer(VOCAB_SIZE).save_pretrained(made[-1])
-    return made
 
 
 def runner_of(folder: str) -> NativeRunner:

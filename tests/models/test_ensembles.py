@@ -28,7 +28,7 @@ from parlay.testing.conformance import check_runner
 from parlay.testing.conformance.stage import Steady
 from parlay.testing.conformance.stages import recomputed, tiny_llama
 from parlay.testing.reference import LogitsOf, decode
-from parlay.testing.toy_tokenizers import letters, toy_tokenizer
+from parlay.testing.toy_tokenizers import letters
 from parlay.testing.toys import RandomLogits, ToyRunner, nan_after
 from parlay.types import Drafter, Event, NoiseKey, Request, Runner, Segment, Strategy
 
@@ -128,17 +128,6 @@ def test_room_is_counted_for_all_members() -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------- the texts
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Three random models of two families with one tokenizer."""
-    made = []
-    for name, seed in (("llama", 1), ("qwen2", 2), ("llama", 3)):
-        made.append(str(tmp_path_factory.mktemp(name)))
-        save_random(name, Path(made[-1]), seed=seed)
-        toy_tokenizer(VOCAB_SIZE).save_pretrained(made[-1])
-    return made
 
 
 def alone(folder: str) -> LogitsOf:
