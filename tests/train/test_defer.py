@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from parlay import LLM, Ensemble, ParlayError, SamplingParams
-from parlay.train.defer import DeferTrainOptions, Rows, deferring, fit, marginal, threshold_of, train
+from parlay.train.data.user_texts import TrainingText
+from parlay.train.defer import DeferTrainOptions, Rows, deferring, fit, known_to_both, marginal, threshold_of, train
 
 
 def test_the_marginal_likelihood_rewards_whom_a_token_is_likelier_with() -> None:
@@ -56,6 +57,13 @@ def test_a_trained_head_opens_for_its_pair_and_writes_with_it(data: Path, tmp_pa
     with LLM(PAIR[0], ensemble=Ensemble(PAIR[1], "defer", head=str(out))) as llm:
         (output,) = llm.generate(["The harbour"], SamplingParams(temperature=0, max_tokens=6, ignore_eos=True))
         assert len(output.outputs[0].token_ids) == 6
+
+
+def test_texts_with_tokens_that_one_model_lacks_are_left_out() -> None:
+    texts = [TrainingText((1, 2, number), 2) for number in range(10)]
+    assert [text.ids[-1] for text in known_to_both(texts, 7)] == list(range(7))
+    with pytest.raises(ParlayError, match="5 of 10 texts have tokens that one of the models lacks"):
+        known_to_both(texts, 5)
 
 
 def test_too_few_texts_are_one_clear_line(tmp_path: Path) -> None:

@@ -175,7 +175,7 @@ def open_gate(paths: Sequence[str | Path], model: object, resources: Resources, 
         return Binding(model=target.name, weights=weights, dtype=target.dtype, draft_model=draft_model or "")
 
     reference = parse(ONE_BY_ONE) if target.fills_only else None
-    return CertificateGate(target.exactness, binding, [Path(path) for path in paths], share=share, reference=reference)
+    return CertificateGate(target.promised, binding, [Path(path) for path in paths], share=share, reference=reference)
 
 
 def rule_level(spec: StrategySpec) -> Exactness:

@@ -118,6 +118,7 @@ def train(options: DeferTrainOptions) -> str:
     base, assistant = (
         models.load(each, LoadOptions(device=options.device)) for each in (options.model, options.assistant)
     )
+    texts = known_to_both(texts, min(base.spec.vocab_size, assistant.spec.vocab_size))
     read = []
     with counted("texts", len(texts)) as done:
         for number, text in enumerate(texts):
@@ -144,6 +145,16 @@ def train(options: DeferTrainOptions) -> str:
         f"{len(deferring_N):,} tokens set aside: {own}; base alone {table[0]}; half of them deferred {table[2]}; "
         f"assistant alone {table[-1]}"
     )
+
+
+def known_to_both(texts: Sequence[TrainingText], tokens: int) -> list[TrainingText]:
+    """The texts whose ids are below ``tokens``, which both models have. Raises ParlayError where there are too few."""
+    known = [text for text in texts if max(text.ids) < tokens]
+    if len(known) < _LEAST_TEXTS:
+        raise ParlayError(
+            f"{len(texts) - len(known)} of {len(texts)} texts have tokens that one of the models lacks: give others"
+        )
+    return known
 
 
 def rows_of(pair: tuple[Runner, Runner], text: TrainingText) -> Rows:

@@ -130,6 +130,8 @@ class RunnerSpec:
     """Whether the last rows of a `Segment` may see each other."""
     hides: bool = False
     """Whether a `Segment` may hide cached tokens from its rows."""
+    drops: bool = False
+    """Whether a text may go on without a model of an ensemble, which loses its exactness."""
     canvas: CanvasSpec | None = None
     """How the model fills canvases, if it was trained to; their rows see each other."""
     encoder: EncoderSpec | None = None
@@ -139,6 +141,11 @@ class RunnerSpec:
     """Heads of each layer's cache and their size, as prefixes have them; 0 where they take none."""
     in_flight: int = 1
     """How many forwards may be under way at once: see `Runner.begin`."""
+
+    @property
+    def promised(self) -> Exactness:
+        """The exactness that a request may count on before it runs."""
+        return Exactness.LOSSY if self.drops else self.exactness
 
     @property
     def fills_only(self) -> bool:

@@ -85,7 +85,8 @@ class EnsembleRunner(Runner):
         """Raises UsageError for members that don't fit together."""
         self._deadline, self._clock = ensemble.deadline, clock
         self._members, self._drops, self._one_budget = tuple(members), ensemble.drop_failed, one_budget
-        self._spec = _spec_of([member.spec for member in members], ensemble.describe(members[0].spec.name))
+        made = _spec_of([member.spec for member in members], ensemble.describe(members[0].spec.name))
+        self._spec = replace(made, drops=ensemble.drop_failed or ensemble.deadline is not None)
         self._names = _names([member.spec for member in members])
         self._chooses, self._reads = ensemble.chooses, (self._spec.num_layers,) if deferral is not None else ()
         self._rule = lru_cache(partial(rule_of, ensemble))

@@ -204,7 +204,7 @@ def _why_not(served: Served, jobs: Sequence[Job]) -> str:
         spec = strategy if isinstance(strategy, StrategySpec) else parse(strategy)
         if find(spec.name).selects:
             return f"strategy {spec.name} fills canvases"
-        level = Exactness.weakest(rule_level(spec), served.spec.exactness)
+        level = Exactness.weakest(rule_level(spec), served.spec.promised)
         if level not in _EXACT:
             return f"strategy {spec.name} is {level} here, and only bits and seed give the same text again"
     try:
