@@ -82,3 +82,13 @@ def test_mistakes_are_one_line(
 def test_help_is_as_it_was(cli: Cli, monkeypatch: pytest.MonkeyPatch, action: str) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     assert cli("ngram", action, "--help").out == (SNAPSHOTS / f"ngram-{action}.txt").read_text()
+
+
+def test_a_folder_without_text_says_which_files_were_left_out(cli: Cli, tmp_path: Path) -> None:
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    (folder / "a.txt").write_bytes(b"\xff\xfe\xfd")
+    result = cli("ngram", "build", str(folder), "--words", "-o", str(tmp_path / "m"))
+    assert result.code == 2
+    assert "left out 1 of 1 files" in result.err
+    assert "the corpus holds no text" in result.err

@@ -123,6 +123,11 @@ def test_drafts_end_before_a_stop_and_differ(llm: LLM, ngrams: NgramModel) -> No
     assert len({each.token_ids for each in output.outputs}) == 3
 
 
+def test_logits_that_are_no_numbers_are_one_clear_line() -> None:
+    with pytest.raises(ParlayError, match="logits are NaN"):
+        grow([Candidate()], torch.tensor([0.0, math.nan, 1.0]), [1])
+
+
 def test_weights_of_the_law_decide_where_there_are_no_ngrams() -> None:
     logits = torch.tensor([0.0, 3.0, 1.0, 2.0])
     grown = grow([Candidate()], logits, [0], SuggestParams(temperature=1, top_k=2))

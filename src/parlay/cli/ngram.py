@@ -103,16 +103,18 @@ def _build(options: argparse.Namespace) -> int:
         tokenizer, vocabulary = _opened(name) if name else (None, None)
         skipped: list[CorpusSource] = []
         documents = (document for source in sources for document in corpus.streams(source, skipped))
-        with progress_bar("reading", " tokens") as reading, progress_bar("counting", " tokens") as counting:
-            built = build(
-                output,
-                documents,
-                declared,
-                tokenizer=tokenizer,
-                vocabulary=vocabulary,
-                progress=lambda what, done: (reading if what == "reading" else counting).update(done),
-            )
-        say_left_out(skipped, len(sources))
+        try:
+            with progress_bar("reading", " tokens") as reading, progress_bar("counting", " tokens") as counting:
+                built = build(
+                    output,
+                    documents,
+                    declared,
+                    tokenizer=tokenizer,
+                    vocabulary=vocabulary,
+                    progress=lambda what, done: (reading if what == "reading" else counting).update(done),
+                )
+        finally:  # an error that no text was found should say why
+            say_left_out(skipped, len(sources))
     for n in built.guessed:
         print(f"{n}-grams are too few to estimate discounts of: they are 0.5, 1 and 1.5", file=sys.stderr)
     counted = f"{built.header.tokens:,} tokens of {built.header.texts:,} texts, " if built.header.tokens else ""

@@ -24,6 +24,7 @@ from parlay.llm.jobs import Job, Sample
 from parlay.llm.outputs import RequestOutputs
 from parlay.models.native import NativeRunner
 from parlay.ngrams.model import NgramModel
+from parlay.sampling.processors import unusable
 from parlay.text.detokenizer import TextStream
 from parlay.text.prompts import Prompts, listed
 from parlay.types import (
@@ -34,6 +35,7 @@ from parlay.types import (
     FinishReason,
     MachineBusy,
     Metrics,
+    ParlayError,
     Runner,
     SamplingParams,
     Segment,
@@ -265,8 +267,10 @@ def grow(
 ) -> list[Candidate]:
     """All continuations of the drafts by a token, the best first; ``logits_V`` ``[V]`` follow all drafts.
 
-    ``text`` comes before them.
+    ``text`` comes before them. Raises ParlayError for logits that are no numbers.
     """
+    if (complaint := unusable(float(logits_V.max()))) is not None:
+        raise ParlayError(complaint)
     top = torch.topk(logits_V.double() / params.temperature, min(params.top_k, len(logits_V)))
     logs: list[float] = torch.log_softmax(top.values, 0).tolist()
     ids: list[int] = top.indices.tolist()

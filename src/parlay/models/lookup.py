@@ -76,7 +76,8 @@ class NgramTable:
 
     @staticmethod
     def open(folder: Path, config: DecoderConfig) -> NgramTable:
-        """Map the table beside a checkpoint; only its keys are read.
+        """Map the table beside a checkpoint; only its keys are read. It may be larger than memory, in which the
+        mapping of the package safetensors has to fit.
 
         Raises BadCheckpoint for one that is missing, cut short, or of another model or vocabulary.
         """
