@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import json
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from parlay import LLM, Ensemble, ParlayError, SamplingParams
@@ -160,3 +163,18 @@ def test_a_head_of_another_pair_is_one_clear_line(folders: list[str], saved: str
 def test_what_can_not_defer_is_one_clear_line(make: Callable[[], object], line: str) -> None:
     with pytest.raises(ParlayError, match=line):
         make()
+
+
+def test_a_head_whose_folder_was_changed_is_one_clear_line(folders: Sequence[str], saved: str, tmp_path: Path) -> None:
+    """A threshold that is no probability, and weights that the folder does not name."""
+    base, assistant, _ = folders
+    wide, narrow = tmp_path / "wide", tmp_path / "narrow"
+    for folder in (wide, narrow):
+        shutil.copytree(saved, folder)
+    said = json.loads((wide / "config.json").read_text())
+    (wide / "config.json").write_text(json.dumps(said | {"settings": said["settings"] | {"threshold": 2}}))
+    tensors = load_file(narrow / "model.safetensors")
+    save_file(tensors | {"weight": tensors["weight"][:7].clone()}, narrow / "model.safetensors")
+    for folder, line in ((wide, "threshold 2 is not from 0 to 1"), (narrow, "damaged or replaced")):
+        with pytest.raises(ParlayError, match=line):
+            LLM(base, ensemble=Ensemble(assistant, "defer", head=str(folder)))

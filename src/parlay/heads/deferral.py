@@ -56,9 +56,11 @@ def facts_of_deferral(folder: str) -> HeadFacts:
     if not (path / CONFIG).is_file():
         raise BadHead(f"ensemble head {folder}: no folder of a head; train one with parlay train {DEFER}")
     facts = read_facts(path)
-    threshold = facts.settings.get("threshold")
-    if facts.method != DEFER or not isinstance(threshold, int | float) or not 0 <= threshold <= 1:
+    if facts.method != DEFER:
         raise BadHead(f"ensemble head {folder}: a head for strategy {facts.method}, not one of parlay train {DEFER}")
+    threshold = facts.settings.get("threshold")
+    if not isinstance(threshold, int | float) or not 0 <= threshold <= 1:
+        raise BadHead(f"ensemble head {folder}: its threshold {threshold!r:.40} is not from 0 to 1: train it again")
     return facts
 
 
@@ -73,7 +75,7 @@ def open_deferral(
         weight_H, bias, assistant_N = (head.tensors[name] for name in ("weight", "bias", _ASSISTANT))
     except KeyError as error:
         raise BadHead(f"ensemble head {folder} lacks {error}: train it again") from None
-    if weight_H.shape != (head.layer.hidden_size,) or bias.shape != (1,):
+    if weight_H.shape != head.witness_WH.shape[-1:] or bias.shape != (1,):  # the base's own width
         raise BadHead(
             f"ensemble head {folder}: its weight has another size than its base model's states: train it again"
         )
