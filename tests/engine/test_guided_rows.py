@@ -17,6 +17,7 @@ from parlay.testing.toys import RandomLogits, ToyRunner
 from parlay.types import NO_SKIP, Guidance, NoiseKey, Output, Request, SamplingParams, Segment, Skip, Strategy
 
 LAW = RandomLogits(12, 3)
+PLAINLY = Strategy("toy", (), SharedNoise(), Plain())
 
 
 class Counting(WrappedRunner):
@@ -74,8 +75,28 @@ def test_a_prompt_takes_no_second_rows_once_the_negative_prompt_is_read() -> Non
     guided = GuidedRunner(counting)
     engine = Engine(guided, Recording(), Limits(max_sequences=1, max_rows=8), guiding=guided)
     asked = request("one", [1 + place % 9 for place in range(40)], Guidance((1,), 1.5))
-    engine.add(asked, Strategy("toy", (), SharedNoise(), Plain()))
+    engine.add(asked, PLAINLY)
     while not engine.idle:
         engine.step()
     assert counting.rows[:6] == [8, 7, 7, 7, 7, 6]
     assert set(counting.rows[6:]) == {2}
+
+
+def test_a_long_negative_prompt_is_read_in_steps_while_others_go_on() -> None:
+    """Behind a prompt that is cached, too: no step has more rows than it may, and who decodes does so in each step."""
+    counting = Counting()
+    guided = GuidedRunner(counting)
+    engine = Engine(guided, Recording(), Limits(max_sequences=4, max_rows=8), guiding=guided)
+    prompt, long = [1, 2, 3, 4, 5, 6, 7, 8], Guidance(tuple(1 + place % 7 for place in range(60)), 1.5)
+    texts: list[dict[str, list[int]]] = []
+    for names in (["first"], ["alone"], ["again", "other"]):  # each finds the prompt of the ones before it cached
+        for name in names:
+            engine.add(request(name, prompt, None if name in {"first", "other"} else long), PLAINLY)
+        texts.append({name: [] for name in names})
+        while not engine.idle:
+            steps = len(texts[-1].get("other", []))
+            for event in engine.step():
+                texts[-1][event.request] += event.committed.tokens
+            assert counting.rows[-1] <= 8 + 1
+            assert len(texts[-1].get("other", [])) in {steps + 1, 6, 0}
+    assert texts[1]["alone"] == texts[2]["again"]

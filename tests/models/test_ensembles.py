@@ -432,6 +432,16 @@ def test_long_negative_prompts_samples_and_preemption_change_no_guided_text(fold
         llm.runner.check()
 
 
+def test_chances_of_the_prompt_are_those_without_guidance(folders: list[str]) -> None:
+    """Wherever its chunks end, and however long the negative prompt is."""
+    prompt = {"prompt_token_ids": PROMPTS[0] * 5}
+    plain = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=2)
+    guided = replace(plain, guidance_scale=3, negative_prompt=PROMPTS[1] * 12)
+    with LLM(folders[0], dtype="float32", max_num_batched_tokens=16, max_num_seqs=2) as llm:
+        one, other = (llm.generate([prompt], params)[0].prompt_logprobs for params in (plain, guided))
+    assert one == other
+
+
 def test_a_form_may_ask_for_tokens_that_contrast_excludes(folders: list[str]) -> None:
     """Where nothing else is left, they come in the first model's order; but no law moves away from excluded tokens."""
     prompt = {"prompt_token_ids": PROMPTS[0]}

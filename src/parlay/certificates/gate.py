@@ -13,6 +13,7 @@ from parlay.certificates.certificate import Audited, Binding, Certificate, Certi
 from parlay.certificates.requirement import Allowed, Floor
 from parlay.drafters.resources import Resources
 from parlay.models.fetch.origin import weights_fingerprint
+from parlay.options import Ensemble, Nest
 from parlay.strategies import accept_rules
 from parlay.strategies.catalogue import find
 from parlay.strategies.entries.canvases import DENOISE
@@ -160,8 +161,13 @@ class CertificateGate:
         return held
 
 
-def open_gate(paths: Sequence[str | Path], model: object, resources: Resources, *, share: float) -> CertificateGate:
-    """Open the gate of a loaded model. Raises ParlayError as `CertificateGate` does, ValueError for a share."""
+def open_gate(
+    paths: Sequence[str | Path], model: object, ensemble: Ensemble | Nest | None, resources: Resources, *, share: float
+) -> CertificateGate:
+    """Open the gate of a loaded model, or of all that write with it.
+
+    Raises ParlayError as `CertificateGate` does, ValueError for a share.
+    """
     target, draft_model = resources.target, resources.default_draft
     assert target is not None
     if not 0 <= share <= 1:
@@ -171,7 +177,8 @@ def open_gate(paths: Sequence[str | Path], model: object, resources: Resources, 
     def binding() -> Binding:
         if not isinstance(model, str):
             raise ParlayError("a certificate names weights by their hash, and this model has no files: load it by name")
-        weights = weights_fingerprint(model)
+        others = (*ensemble.models, *ensemble.files) if ensemble is not None else ()
+        weights = weights_fingerprint(model, *others)
         return Binding(model=target.name, weights=weights, dtype=target.dtype, draft_model=draft_model or "")
 
     reference = parse(ONE_BY_ONE) if target.fills_only else None

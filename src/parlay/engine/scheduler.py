@@ -177,16 +177,22 @@ class Scheduler:
     def _step(self, sequence: Sequence, room: int) -> SequenceStep:
         """The pending tokens that fit in ``room``, at least one. A canvas whose rows do not fit waits for another step.
 
-        It is not cut: then its text would depend on what else runs. The first in rank always fits.
+        It is not cut: then its text would depend on what else runs. The first in rank always fits. Where a negative
+        prompt is far behind, the step reads on in it and decides nothing; the last pending token then runs again.
         """
         self._moves.make(sequence)
-        room = self._moves.rows(sequence, sequence.request.tokens_in(sequence.cached, room))
-        pending = tuple(sequence.tokens[sequence.cached : sequence.cached + room])
-        at_root = sequence.cached + len(pending) == len(sequence.tokens)
+        tokens = self._moves.rows(sequence, sequence.request.tokens_in(sequence.cached, room))
+        pending = tuple(sequence.tokens[sequence.cached : sequence.cached + tokens])
+        at_root, ahead = sequence.cached + len(pending) == len(sequence.tokens), 0
         if at_root and sequence.canvas is not None:
             at_root = self._places + sequence.places <= self._limits.max_draft_rows
             self._places += sequence.places if at_root else 0
-        return SequenceStep(sequence, sequence.cached, pending, prefill=sequence.tally.steps == 0, at_root=at_root)
+        elif at_root and self._guiding is not None and sequence.request.guidance is not None:
+            rest = max(1, room - len(pending))
+            ahead = self._guiding.read_ahead(sequence.sequence, len(sequence.tokens), rest)
+            sequence.reads_ahead = ahead > 0
+        first, decides = sequence.tally.steps == 0, at_root and not ahead
+        return SequenceStep(sequence, sequence.cached, pending, prefill=first, at_root=decides, ahead=ahead)
 
     def _has_room(self, step: SequenceStep, failed: list[SequenceStep]) -> bool:
         """Reserve memory for pending tokens and canvas. While there is none, preempt from the back of the queue."""
@@ -311,7 +317,7 @@ class Scheduler:
     def _decoding_first(self) -> list[Sequence]:
         """Sequences that decode go before prefill, so that a long prompt delays nobody. Those in flight stay out."""
         running = [one for one in self.running if one not in self._in_flight] if self._in_flight else self.running
-        decoding = [one for one in running if len(one.tokens) - one.cached == 1 or one.decodes]  # mostly the first
+        decoding = [one for one in running if one.decodes]
         if len(decoding) < len(running):
             decoding += [sequence for sequence in running if not sequence.decodes]
         return decoding

@@ -60,6 +60,8 @@ class Sequence:
     confidence: float = 0.0
     """Sum over the output of p(token) / max p, while the strategy has an escape and it was not taken."""
     escaped_at: int | None = None
+    reads_ahead: bool = False
+    """Whether its last step read on in its negative prompt and decided nothing."""
     lost_members: tuple[str, ...] = ()
     origin: Origin | None = None
     """Of its last token, where the target mixes its law with a datastore's."""
@@ -111,6 +113,8 @@ class Sequence:
     @property
     def decodes(self) -> bool:
         """Whether its pending tokens are those of the last step, and not a prompt's."""
+        if self.reads_ahead:
+            return False
         return len(self.tokens) - self.cached <= (1 if self.canvas is None else max(1, self.canvas.size))
 
     def room(self, max_context: int) -> int:

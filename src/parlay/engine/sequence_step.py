@@ -50,7 +50,7 @@ _NO_COMMIT = Commit()
 class SequenceStep:
     """One sequence's part in one step. Each stage of the step reads what the stages before it wrote here.
 
-    The scheduler sets the first five fields. A step with a ``fault`` takes no part in the stages that follow, and its
+    The scheduler sets the first six fields. A step with a ``fault`` takes no part in the stages that follow, and its
     request ends with that reason.
     """
 
@@ -62,6 +62,8 @@ class SequenceStep:
     """Whether no step of this sequence has committed yet."""
     at_root: bool
     """Whether the pending tokens reach the root, so that this step decodes. An early prefill chunk does not."""
+    ahead: int = 0
+    """How many tokens of the negative prompt run beside them, where it must be read before the step can decode."""
     fault: Fault | None = None
 
     budget: int = 0
@@ -139,6 +141,8 @@ class SequenceStep:
     @property
     def rows(self) -> int:
         """How many rows of the forward its tokens take, without a draft."""
+        if self.ahead:
+            return len(self.pending) + self.ahead
         return self.sequence.request.rows_of(self.start, len(self.pending))
 
     @property

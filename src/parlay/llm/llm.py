@@ -134,8 +134,8 @@ class LLM:
             self._strategies = StrategyCache(self._resources, cost, in_use=in_use, memory=router_file, power=power)
             strategy = for_target(parse(strategy) if isinstance(strategy, str) else strategy, self.runner.spec)
             self._strategies.get(strategy)  # a wrong name is an error now, not at the first request
-            gate, encoder = open_gate(certificates, model, self._resources, share=audit_share), self.runner.spec.encoder
-            start = encoder.start if encoder is not None else None
+            gate = open_gate(certificates, model, ensemble, self._resources, share=audit_share)
+            start = self.runner.spec.encoder.start if self.runner.spec.encoder is not None else None
             self._factory = InputProcessor(
                 self.vocabulary, self.engine.longest, strategy=strategy, seed=seed, gate=gate, start=start
             )

@@ -83,6 +83,11 @@ class Ensemble:
             raise UsageError(f"ensemble threshold {self.threshold:g}: must be from 0 to 1")
 
     @property
+    def files(self) -> tuple[str, ...]:
+        """What else the text depends on: the head's numbers and settings."""
+        return (f"{self.head}/model.safetensors", f"{self.head}/config.json") if self.head else ()
+
+    @property
     def chooses(self) -> bool:
         """Whether one of the models decides at each place, so that it can be said who wrote a token."""
         return self.rule in _CHOOSING
@@ -130,6 +135,11 @@ class Nest:
 
     guides: ClassVar[bool] = False
     models: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """What else the text depends on: the header of the datastore's states, which has the checksums of all."""
+        return (f"{self.datastore}.states/header.json",)
 
     def __post_init__(self) -> None:
         if not 1 <= self.neighbours <= MOST_NEIGHBOURS:

@@ -24,6 +24,14 @@ class _Guided:
     tokens: list[int]
     negative: Part
     last: Segment | None = None
+    ahead: int = 0
+    """How many tokens of the negative prompt the next forward reads without deciding anything."""
+
+    def wanted(self, segment: Segment) -> int:
+        """How many of the segment's last rows decide something: none of a chunk of the prompt."""
+        if self.ahead or len(self.tokens) + len(segment.pending) < self.negative.cut:
+            return 0
+        return min(segment.end - segment.logits_from, 1 + len(segment.tree))
 
 
 class _Pair(NamedTuple):
@@ -56,6 +64,13 @@ class GuidedRunner(WrappedRunner):
         part.open((*head, *tokens[cut:]), request.salt)
         self._guided[sequence] = _Guided(request.guidance.scale, list(tokens[:cached]), part)
 
+    def read_ahead(self, sequence: int, tokens: int, rows: int) -> int:
+        """See `GuidingRunner.read_ahead`."""
+        guided = self._guided[sequence]
+        lacks = guided.negative.lacks(tokens)
+        guided.ahead = rows if lacks > max(rows, 2) else 0
+        return guided.ahead
+
     def reserve(self, sequence: int, tokens: int) -> bool:
         guided = self._guided.get(sequence)
         return self._inner.reserve(sequence, tokens) and (guided is None or guided.negative.reserve(tokens))
@@ -74,11 +89,12 @@ class GuidedRunner(WrappedRunner):
         beside = 0
         for place, segment in enumerate(segments):
             if (guided := self._guided.get(segment.sequence)) is not None:
-                wanted = min(segment.end - segment.logits_from, 1 + len(segment.tree))
-                guided.last, fed = segment, guided.negative.feed(guided.tokens, segment, wanted)
+                wanted, ahead = guided.wanted(segment), max(1, guided.ahead)
+                guided.last, fed = segment, guided.negative.feed(guided.tokens, segment, wanted, ahead)
                 beside += guided.negative.caught_up + (fed.rows if fed is not None else 0)
                 if fed is not None:
-                    pairs.append(_Pair(place, len(segments) + len(negatives), wanted, guided.scale))
+                    if wanted:
+                        pairs.append(_Pair(place, len(segments) + len(negatives), wanted, guided.scale))
                     negatives.append(fed)
         finish = self._inner.begin([*segments, *negatives], taps)
         ran = sum(segment.rows for segment in segments)

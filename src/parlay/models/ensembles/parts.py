@@ -43,11 +43,16 @@ class Part:
         self.reserved = self.place(tokens)
         return self.runner.reserve(self.name, self.reserved)
 
-    def feed(self, cached: Sequence[int], segment: Segment, rows: int) -> Segment | None:
+    def lacks(self, length: int) -> int:
+        """How many tokens of its text are not cached where the composite's has ``length`` tokens."""
+        return self.place(length) - len(self.tokens)
+
+    def feed(self, cached: Sequence[int], segment: Segment, rows: int, ahead: int = 1) -> Segment | None:
         """The segment that runs what the composite's segment runs, after the ``cached`` tokens of the composite.
 
         Logits are wanted of its last ``rows`` rows. Tokens that only this part has cached do not run again, those that
-        only it lacks run as well. None where there is nothing to run.
+        only it lacks run as well; without logits as many as the segment has, or ``ahead``. None where there is nothing
+        to run.
         """
         pending, tree = segment.pending, segment.tree
         self.fed, self.caught_up = pending, 0
@@ -59,7 +64,7 @@ class Part:
             self._cut_back(min(end - 1, end + len(tree) - rows))
             own = self._catch_up(self._after(len(self.tokens), cached, pending), segment)
         else:
-            own = self._after(len(self.tokens), cached, pending)[: max(1, len(pending))]
+            own = self._after(len(self.tokens), cached, pending)[: max(ahead, len(pending))]
         self.fed = own
         if not own:
             return None

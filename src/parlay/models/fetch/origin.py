@@ -36,9 +36,12 @@ def weights_sha256(model: str) -> str:
     return hub.hash_of(parts[0]) if len(parts) == len(files) == 1 else ""
 
 
-def weights_fingerprint(model: str) -> str:
-    """SHA-256 that stands for all of a model's weights: of their file, or of the hashes of its parts."""
-    hashes = [hub.hash_of(path) for path in weight_files(model)]
+def weights_fingerprint(model: str, *others: str) -> str:
+    """SHA-256 that stands for all of a model's weights: of their file, or of the hashes of its parts.
+
+    ``others`` are models and files on which the texts depend, too.
+    """
+    hashes = [hub.hash_of(path) for name in (model, *others) for path in weight_files(name)]
     return hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()
 
 
