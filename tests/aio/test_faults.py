@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 
 import pytest
 
@@ -105,6 +106,22 @@ def test_what_is_called_between_steps_may_raise(service: AsyncLLM) -> None:
     with pytest.raises(ZeroDivisionError):
         asyncio.run(service.between_steps(lambda llm: 1 / 0))
     assert len(asyncio.run(service.generate(PROMPTS[0], SHORT)).outputs) == 1
+
+
+def test_calls_that_follow_each_other_let_requests_go_on(service: AsyncLLM) -> None:
+    """However many ask for the engine's thread again as soon as they had it."""
+
+    async def run() -> None:
+        text = asyncio.ensure_future(service.generate(PROMPTS[0], SHORT))
+
+        async def ask() -> None:
+            while not text.done():
+                await service.between_steps(lambda llm: time.sleep(0.002))
+
+        await asyncio.wait_for(asyncio.gather(*[ask() for _ in range(4)]), 20)
+        assert (await text).outputs[0].token_ids
+
+    asyncio.run(run())
 
 
 def test_work_put_off_is_done_once_in_the_first_pause_and_may_fail(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -164,11 +164,14 @@ class Worker:
         self._end()
 
     def _obey(self) -> None:
-        """Make the calls that have come in; with nothing else to do, wait for one."""
+        """Make the calls that have come in; with nothing else to do, wait for one.
+
+        Calls that come in meanwhile wait for the next step: callers that ask for one after another would hold it up.
+        """
         if not self._owners and self._until is None:
             self._next_call()()
             self._stats_due = 0.0
-        while not self._inbox.empty():
+        for _ in range(self._inbox.qsize()):
             self._inbox.get()()
             self._stats_due = 0.0
 
