@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -30,6 +31,13 @@ class Counting(WrappedRunner):
     def forward(self, segments: Sequence[Segment], taps: Sequence[int] = (), skip: Skip = NO_SKIP) -> Output:
         self.rows.append(sum(segment.rows for segment in segments))
         return super().forward(segments, taps, skip)
+
+
+class Losing(Counting):
+    """Goes on without one of two models in the text of a forward's last segment."""
+
+    def forward(self, segments: Sequence[Segment], taps: Sequence[int] = (), skip: Skip = NO_SKIP) -> Output:
+        return replace(super().forward(segments, taps, skip), lost={segments[-1].sequence: ("other",)})
 
 
 class Recording(Steady):
@@ -100,3 +108,13 @@ def test_a_long_negative_prompt_is_read_in_steps_while_others_go_on() -> None:
             assert counting.rows[-1] <= 8 + 1
             assert len(texts[-1].get("other", [])) in {steps + 1, 6, 0}
     assert texts[1]["alone"] == texts[2]["again"]
+
+
+def test_a_model_lost_behind_the_negative_prompt_is_lost_for_the_request() -> None:
+    guided = GuidedRunner(Losing())
+    engine = Engine(guided, Recording(), Limits(max_sequences=1, max_rows=8), guiding=guided)
+    engine.add(request("one", (1, 2, 3), Guidance((4, 5), 1.5)), PLAINLY)
+    events = [event for _ in range(12) for event in engine.step()]
+    metrics = events[-1].metrics
+    assert metrics is not None
+    assert (metrics.lost_members, metrics.exactness) == (("other",), "lossy")

@@ -41,6 +41,15 @@ def test_a_head_finds_the_tokens_that_the_assistant_knows() -> None:
         assert float(deferred_N.double().mean()) == pytest.approx(share)
 
 
+def test_equal_chances_of_deferring_are_on_one_side_of_the_threshold() -> None:
+    """Those that round to one, too; the likeliest texts are found among the thresholds that can be."""
+    deferring_N = torch.tensor([1.0, 1.0, 0.5, 0.5, 0.5, 0.0], dtype=torch.float64)
+    gains = torch.tensor([3.0, -1.0, 1.0, -2.0, 0.5, 9.0], dtype=torch.float64)
+    logprobs_N2 = torch.stack([torch.zeros(6, dtype=torch.float64), gains], 1)
+    for share, deferred in ((0.0, 0), (0.2, 2), (0.3, 2), (0.75, 5), (None, 2)):
+        assert int((deferring_N > threshold_of(deferring_N, logprobs_N2, share)).sum()) == deferred, share
+
+
 PAIR = ("parlay-mini", "parlay-mini-draft")
 
 

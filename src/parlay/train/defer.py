@@ -226,17 +226,20 @@ def deferring(rows: Rows, weight_H: Tensor, bias: float) -> Tensor:
 
 
 def threshold_of(deferring_N: Tensor, logprobs_N2: Tensor, share: float | None) -> float:
-    """The threshold above which this share of the probabilities lies; None: under which the tokens are likeliest."""
+    """The threshold above which this share of the probabilities lies; None: under which the tokens are likeliest.
+
+    Equal probabilities are on one side of it, so that a share may only be come near to.
+    """
     order_N = deferring_N.argsort(descending=True)
     sorted_N = deferring_N[order_N]
+    below_C = torch.cat([sorted_N, sorted_N.new_zeros(1)])  # the next probability, if so many are above
+    counts_C = torch.cat([sorted_N.new_full((1,), math.inf), sorted_N]).gt(below_C).nonzero()[:, 0]
     if share is None:
         gains_N = (logprobs_N2[:, 1] - logprobs_N2[:, 0])[order_N].cumsum(0)
-        count = int(torch.cat([torch.zeros(1, dtype=gains_N.dtype), gains_N]).argmax())
+        best = int(torch.cat([torch.zeros(1, dtype=gains_N.dtype), gains_N])[counts_C].argmax())
     else:
-        count = round(share * len(sorted_N))
-    if count == len(sorted_N):
-        return 0.0
-    return float(sorted_N[count]) if count else 1.0
+        best = int((counts_C - share * len(sorted_N)).abs().argmin())
+    return float(below_C[counts_C[best]]) if counts_C[best] else 1.0
 
 
 def _texts(options: DeferTrainOptions, tokenizer: Tokenizer) -> list[TrainingText]:

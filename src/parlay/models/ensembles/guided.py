@@ -98,7 +98,17 @@ class GuidedRunner(WrappedRunner):
                     negatives.append(fed)
         finish = self._inner.begin([*segments, *negatives], taps)
         ran = sum(segment.rows for segment in segments)
-        return lambda: replace(_guide(finish(), pairs, len(segments), ran), beside=beside)
+        return lambda: replace(_guide(out := finish(), pairs, len(segments), ran), beside=beside, lost=self._lost(out))
+
+    def _lost(self, out: Output) -> dict[int, tuple[str, ...]]:
+        """The lost members of an ensemble by sequence, with those that only its negative text has lost."""
+        if not out.lost:
+            return {}
+        negatives = {guided.negative.name: name for name, guided in self._guided.items()}
+        lost = {name: members for name, members in out.lost.items() if name not in negatives}
+        for name in out.lost.keys() & negatives.keys():
+            lost[negatives[name]] = tuple(dict.fromkeys((*lost.get(negatives[name], ()), *out.lost[name])))
+        return lost
 
     def _is_plain(self, segments: Sequence[Segment], skip: Skip) -> bool:
         """Whether nothing is guided: no sequence, or drafts by the model's layers."""
