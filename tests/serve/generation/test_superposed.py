@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +15,7 @@ from starlette.testclient import TestClient
 
 from parlay import SamplingParams
 from parlay.aio import AsyncLLM
+from parlay.llm.suggesting import Suggestion
 from parlay.ngrams import NgramOptions, Vocabulary, build_from_ids
 
 PROMPT = "Once upon a time there was"
@@ -53,3 +57,54 @@ def test_an_ngram_model_of_other_tokens_is_named(make_app: Callable[..., FastAPI
     response = client.post("/v1/completions", json={"prompt": PROMPT, "superposed": True})
     assert response.status_code == 400
     assert "another tokenizer (other)" in response.json()["error"]["message"]
+
+
+def test_drafts_end_when_the_client_leaves(
+    make_app: Callable[..., FastAPI], engine: AsyncLLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It leaves in the third of a thousand steps."""
+    steps: list[int] = []
+    gone, step = threading.Event(), Suggestion.step
+
+    def watched(self: Suggestion) -> None:
+        steps.append(1)
+        if len(steps) == 3:
+            assert gone.wait(60)
+        step(self)
+
+    monkeypatch.setattr(Suggestion, "step", watched)
+    body = json.dumps({"prompt": [PROMPT] * 8, "superposed": True, "max_tokens": 128, "ignore_eos": True}).encode()
+    messages = iter([{"type": "http.request", "body": body, "more_body": False}])
+
+    async def receive() -> Any:
+        if (message := next(messages, None)) is not None:
+            return message
+        while len(steps) < 3:
+            await asyncio.sleep(0.001)
+        gone.set()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        """Nobody reads it."""
+
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": "POST",
+        "scheme": "http",
+        "path": "/v1/completions",
+        "raw_path": b"/v1/completions",
+        "query_string": b"",
+        "root_path": "",
+        "headers": [(b"host", b"localhost"), *headers],
+        "client": ("127.0.0.1", 1),
+        "server": ("127.0.0.1", 80),
+    }
+    asyncio.run(make_app()(scope, receive, send))
+    assert 3 <= len(steps) < 100
+    monkeypatch.undo()
+    asyncio.run(engine.between_steps(lambda llm: llm.runner.check()))
+    (output,) = engine.llm.suggest(PROMPT, SamplingParams(n=2, max_tokens=3))
+    assert len(output.outputs) == 2

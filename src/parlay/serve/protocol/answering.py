@@ -160,15 +160,28 @@ async def answer_whole(
     work: Callable[[], Coroutine[Any, Any, list[RequestOutput]]] | None = None,
 ) -> Response:
     """``work`` starts the run and decodes what is wanted; None: all. Raises ApiError, Busy and Closed."""
+    return await answer_work(request, outputs_of(run, work), reply)
+
+
+async def answer_work(request: Request, work: Coroutine[Any, Any, T], reply: Callable[[T], Response]) -> Response:
+    """Answer with what comes of ``work``, which ends when the client leaves. Raises what it raises."""
     try:
-        answer = reply(await while_client_waits(request, _finish(run, work)))
+        answer = reply(await while_client_waits(request, work))
     except ClientGone:
-        return Response(status_code=_CLIENT_GONE)
+        return nobody_waits()
     answer.headers.update(ignored_header(request))
     return answer
 
 
-async def _finish(run: Run, work: Callable[[], Coroutine[Any, Any, list[RequestOutput]]] | None) -> list[RequestOutput]:
+def nobody_waits() -> Response:
+    """The answer to a client that has gone."""
+    return Response(status_code=_CLIENT_GONE)
+
+
+async def outputs_of(
+    run: Run, work: Callable[[], Coroutine[Any, Any, list[RequestOutput]]] | None = None
+) -> list[RequestOutput]:
+    """Start a run, decode all or do its ``work``, and close it."""
     try:
         if work is not None:
             return await work()

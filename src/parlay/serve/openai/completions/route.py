@@ -24,7 +24,7 @@ from parlay.serve.openai.chat.to_request import read_schema, schema_field
 from parlay.serve.openai.chunks import WHOLE_VOTE
 from parlay.serve.openai.completions.body import DEFAULT_TOKENS, CompletionBody
 from parlay.serve.openai.completions.reply import CompletionChunks, CompletionReply, CompletionShape, completion_reply
-from parlay.serve.protocol.answering import answer_whole, described, in_thread, read
+from parlay.serve.protocol.answering import answer_whole, answer_work, described, in_thread, read
 from parlay.serve.protocol.body import check_extras
 from parlay.serve.protocol.fill_in_the_middle import Gap, infill_prompt
 from parlay.serve.protocol.resuming import Resume, answer_resumable, renamed
@@ -121,7 +121,10 @@ class CompletionQuestion:
 async def _superposed(
     served: Served, asked: CompletionQuestion, request: Request, ngrams: NgramModel | None
 ) -> Response:
-    """Drafts for people to pick from, the forwards of one for each prompt. Raises ApiError for what can't run."""
+    """Drafts for people to pick from, the forwards of one for each prompt, while the client waits.
+
+    Raises ApiError for what can't run.
+    """
     settings, params, named = asked.settings, asked.params, USED | asked.body.model_fields_set
     named_params = {each.name: getattr(params, each.name) for each in fields(params) if each.name in named}
     asked = asked.but(SamplingParams(**named_params), replace(asked.options, strategy="none"))
@@ -131,13 +134,13 @@ async def _superposed(
     most = sum(len(job.samples[0].request.prompt) + params.n * (params.max_tokens or 0) for job in jobs)
     request.app.state.limiter.quotas.charge(tenant(request), most)
     try:
-        outputs = await suggest(served.llm, jobs, PAPER, model)
+        work = suggest(served.llm, jobs, PAPER, model)
+        return await answer_work(request, work, lambda outputs: JSONResponse(completion_reply(outputs, shape)))
     except MachineBusy as error:
         raise unavailable(settings.retry_after, str(error)) from None
     except ValueError as error:
         field = str(error).split()[0]
         raise ApiError(400, str(error), field if field in CompletionBody.model_fields else "superposed") from None
-    return JSONResponse(completion_reply(outputs, shape))
 
 
 def _fitting(served: Served, ngrams: NgramModel | None) -> NgramModel | None:
