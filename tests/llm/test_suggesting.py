@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from parlay import LLM, SamplingParams
-from parlay.llm.suggesting import Candidate, Suggestion, SuggestParams, grow
+from parlay.drafters.draft_models.superposed import Candidate
+from parlay.llm.suggesting import Suggestion, SuggestParams, grow
 from parlay.models.native import NativeRunner
 from parlay.ngrams import NgramModel, NgramOptions, Vocabulary, build_from_ids
 from parlay.options import UsageError

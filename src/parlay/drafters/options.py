@@ -70,6 +70,24 @@ class SpecReasonOptions(ModelOptions):
     until: str = option("sentence", "what a step is", choices=("sentence", "line"))
 
 
+SUPERPOSED_DRAFT = "superposed-draft"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SuperposedDraftOptions(ModelOptions):
+    """How many drafts a row stands for, how they are mixed, and which n-grams join them."""
+
+    drafts: int = option(3, "drafts that a row stands for", low=1, high=16)
+    min_p: float = option(MIN_P, MIN_P_HELP, low=0, high=1)
+    temperature: float = option(
+        0.06, "how evenly they are mixed, by their chances; near 0: the best alone", low=0.001, high=10
+    )
+    ngrams: str = option(
+        "", "n-gram model that says which token goes on with which draft; `parlay ngram build` makes one", opens=True
+    )
+    alpha: float = option(0.54, "weight of the n-gram model beside the draft model", low=0, high=1)
+
+
 CANVAS_DRAFT = "canvas-draft"
 
 

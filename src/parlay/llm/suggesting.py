@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from parlay.drafters.counting.ngram_lm import check_fits
+from parlay.drafters.draft_models.superposed import TOP_K, Candidate, grown, mean_of
 from parlay.llm.input_processor import RequestOptions
 from parlay.llm.jobs import Job, Sample
 from parlay.llm.outputs import RequestOutputs
@@ -73,7 +74,6 @@ USED = frozenset(
     ]
 )
 """Fields of `SamplingParams` that count here, or that only say how tokens are drawn: nothing is drawn."""
-_LN10 = math.log(10)
 _names = itertools.count(3 << 60)
 
 
@@ -88,7 +88,7 @@ class SuggestParams:
 
     alpha: float = 0.54
     temperature: float = 0.06
-    top_k: int = 9
+    top_k: int = TOP_K
 
     def __post_init__(self) -> None:
         if not 0 <= self.alpha <= 1:
@@ -100,15 +100,6 @@ class SuggestParams:
 
 
 PAPER = SuggestParams()
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A draft so far. ``score`` is the sum of its tokens' scores; ``ended``: nothing may follow."""
-
-    tokens: tuple[int, ...] = ()
-    score: float = 0.0
-    ended: bool = False
 
 
 def check_suggests(runner: Runner, params: SamplingParams) -> None:
@@ -179,8 +170,8 @@ class Suggestion:
             self._cached = self._runner.keep(self._name, ())
         else:
             logits_V = self._runner.forward([self._next()]).logits_RV[-1]
-            grown = grow(self._alive, logits_V, self._request.prompt, self._params, self._ngrams)
-            self._take(grown[: 2 * len(self._job.samples)])
+            found = grow(self._alive, logits_V, self._request.prompt, self._params, self._ngrams)
+            self._take(found[: 2 * len(self._job.samples)])
         self._seconds[bool(self._nodes)] += time.perf_counter() - began
 
     def _take(self, grown: Sequence[Candidate]) -> None:
@@ -208,9 +199,7 @@ class Suggestion:
             return root
         last = [each.tokens[-1] for each in self._alive]
         self._nodes.append(last[0])
-        weights_D = torch.softmax(torch.tensor([each.score for each in self._alive], dtype=torch.float64), 0)
-        rows_DH = self._runner.embed(last)
-        mean_1H = (weights_D[:, None] * rows_DH.double().cpu()).sum(0, keepdim=True).to(rows_DH.dtype)
+        mean_1H = mean_of(self._runner.embed(last), self._alive)
         count = len(self._nodes)
         tree = Tree(tuple(self._nodes), tuple(range(-1, count - 1)))
         return root._replace(tree=tree, base=count, logits_from=count, features=Features(mean_1H))
@@ -274,19 +263,7 @@ def grow(
     top = torch.topk(logits_V.double() / params.temperature, min(params.top_k, len(logits_V)))
     logs: list[float] = torch.log_softmax(top.values, 0).tolist()
     ids: list[int] = top.indices.tolist()
-    found: list[Candidate] = []
-    for each in candidates:
-        scores = logs if ngrams is None else _mixed(logs, ids, (*text, *each.tokens), params.alpha, ngrams)
-        found += [Candidate((*each.tokens, id), each.score + score) for id, score in zip(ids, scores, strict=True)]
-    return sorted(found, key=lambda each: -each.score)
-
-
-def _mixed(
-    logs: Sequence[float], ids: Sequence[int], text: Sequence[int], alpha: float, ngrams: NgramModel
-) -> list[float]:
-    """log p^(1 - alpha) q^alpha of each token: p the model's law, q that of n-grams."""
-    state = ngrams.state(text[-ngrams.order :])
-    return [(1 - alpha) * log + alpha * _LN10 * ngrams.log10(state, id) for log, id in zip(logs, ids, strict=True)]
+    return grown(candidates, list(zip(ids, logs, strict=True)), text, params.alpha, ngrams)
 
 
 def suggest(

@@ -126,6 +126,9 @@ class ToyRunner:
         self._holders: Counter[int] = Counter()
         self._unfilled = 0  # tokens reserved beyond those cached
 
+    def embed(self, ids: Sequence[int]) -> Tensor:
+        return torch.tensor([tap_row(0, [token]) for token in ids], dtype=torch.float32)
+
     def open(self, sequence: int, tokens: Sequence[int], salt: str = "") -> int:
         assert sequence not in self._held, f"sequence {sequence} is open already"
         reusable = min(_common_prefix(self._retired.get(salt, []), tokens), len(tokens) - 1, self.free_tokens())

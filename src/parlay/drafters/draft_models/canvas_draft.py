@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from parlay.drafters.draft_models.draft_sequences import DraftJob, DraftSequences
-from parlay.drafters.draft_models.guesses import Guess, best_guesses
+from parlay.drafters.draft_models.guesses import Guess, best_guesses, falling
 from parlay.drafters.draft_models.opening import open_draft
 from parlay.drafters.draft_models.static_trees import FilledTree, best_tree
 from parlay.drafters.options import CANVAS_DRAFT as SOURCE
@@ -82,7 +82,7 @@ class CanvasDraft:
 
     def _draft(self, plan: _Plan) -> Draft:
         """The tree of the likeliest paths."""
-        chances = [_falling([chance for _, chance in guesses]) for guesses in plan.guesses]
+        chances = [falling([chance for _, chance in guesses]) for guesses in plan.guesses]
         shape = best_tree(chances, plan.job.budget, len(chances))
         likely = sum(path >= self._options.min_p for path in shape.path_probs)
         filled = FilledTree(best_tree(chances, likely, len(chances)))
@@ -119,10 +119,3 @@ class _Plan:
         surest = sorted(self.open, key=lambda place: -self.guesses[place][0][1])
         fixed = surest[: -(-len(surest) // steps_left)]
         self.open = [place for place in self.open if place not in fixed]
-
-
-def _falling(chances: list[float]) -> list[float]:
-    """No rank counts for more than the one before it: noise may have put a less likely token first."""
-    for rank in range(1, len(chances)):
-        chances[rank] = min(chances[rank], chances[rank - 1])
-    return chances

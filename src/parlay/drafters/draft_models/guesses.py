@@ -32,3 +32,10 @@ def probabilities(logits_RV: Tensor, views: Sequence[SequenceView]) -> Tensor:
     V]``."""
     temperatures = [view.request.params.temperature or 1.0 for view in views]
     return (logits_RV.float() / torch.tensor(temperatures, device=logits_RV.device)[:, None]).softmax(-1)
+
+
+def falling(chances: list[float]) -> list[float]:
+    """No rank counts for more than the one before it: noise may have put a less likely token first."""
+    for rank in range(1, len(chances)):
+        chances[rank] = min(chances[rank], chances[rank - 1])
+    return chances

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
+
+from torch import Tensor
 
 from parlay.drafters.draft_models.draft_sequences import DraftJob
 from parlay.drafters.resources import Resources
@@ -53,3 +55,12 @@ class DraftWriter(Protocol):
     """Writes all jobs at once, forward by forward."""
 
     def write(self, jobs: Sequence[DraftJob]) -> list[Draft]: ...
+
+
+@runtime_checkable
+class EmbeddingRunner(Runner, Protocol):
+    """A runner that tells what rows it reads of tokens, for `Features` made of them."""
+
+    def embed(self, ids: Sequence[int]) -> Tensor:
+        """Read the rows ``[N, H]`` of these tokens as the first layer does."""
+        ...

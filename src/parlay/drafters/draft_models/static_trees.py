@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from parlay.drafters.draft_models.guesses import Guess
+from parlay.drafters.draft_models.guesses import Guess, falling
 from parlay.types import NO_DRAFT, Draft, Tree, trees
 
 _FIRST, _FALL = 0.6, 0.3  # acceptance of the likeliest token before anything was seen, and what each rank leaves of it
@@ -137,7 +137,7 @@ class RankRecord:
     def acceptance(self) -> list[list[float]]:
         """Never better at a later rank than at an earlier one."""
         overall = self._all.shares([0.0] * len(self._all.right), 0.0)
-        return [_falling(counts.shares(overall, _WEIGHT)) for counts in self._depths]
+        return [falling(counts.shares(overall, _WEIGHT)) for counts in self._depths]
 
 
 class _Counts:
@@ -153,9 +153,3 @@ class _Counts:
 
     def shares(self, lean: Sequence[float], weight: float) -> list[float]:
         return [(count + weight * share) / (self.seen + weight) for count, share in zip(self.right, lean, strict=True)]
-
-
-def _falling(shares: list[float]) -> list[float]:
-    for rank in range(1, len(shares)):
-        shares[rank] = min(shares[rank], shares[rank - 1])
-    return shares

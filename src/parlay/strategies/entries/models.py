@@ -10,6 +10,7 @@ from parlay.drafters.options import (
     MERGED_DRAFTS,
     SEQUOIA,
     SPEC_REASON,
+    SUPERPOSED_DRAFT,
     UNIVERSAL_DRAFT,
     BigLittleOptions,
     CanvasDraftOptions,
@@ -18,6 +19,7 @@ from parlay.drafters.options import (
     MergedDraftsOptions,
     SequoiaOptions,
     SpecReasonOptions,
+    SuperposedDraftOptions,
     UniversalDraftOptions,
 )
 from parlay.drafters.remote import remote
@@ -113,6 +115,19 @@ ENTRIES: tuple[StrategyEntry, ...] = (
         rules=(accept_rules.STEP.name, *accept_rules.GUESSED),
         factory="parlay.drafters.draft_models.reasoning_steps:SpecReason",
         toys=("step.nats=2", "until=line,step.nats=0", "rule=shared-noise"),
+    ),
+    StrategyEntry(
+        name=SUPERPOSED_DRAFT,
+        family="model",
+        training="a small model",
+        needs="a model with the target's vocabulary, in Parlay's own decoder",
+        summary="A smaller model writes several drafts with one row each level, the mean of their last tokens.",
+        when="the small model's first guess is often wrong but its second right, and each of its rows is expensive",
+        reference="Shen et al. 2024, arXiv:2405.18400",
+        options=SuperposedDraftOptions,
+        k=16,
+        factory="parlay.drafters.draft_models.superposed:SuperposedDraft",
+        toys=("min_p=0", "min_p=0,drafts=2,temperature=1,ngrams=toy"),
     ),
     StrategyEntry(
         name=UNIVERSAL_DRAFT,
