@@ -68,6 +68,9 @@ TESTS = {
     ),
     "`best_of`": "generation/test_fields.py::test_the_best_of_several_samples",
     "a vote of several chains of thought, stopped early": "generation/test_voting.py::test_a_completion_by_vote",
+    "the sections of an answer at once, by an outline": (
+        "generation/test_outlined.py::test_an_answer_by_outline_has_its_sections_in_order"
+    ),
     "several drafts for the forwards of one (`superposed`)": (
         "generation/test_superposed.py::test_a_completion_may_be_superposed"
     ),

@@ -7,10 +7,11 @@ a calculation in so many words, and else as the model itself says. Where they do
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from parlay.llm.judging import words_of
+from parlay.llm.judging import Words, words_of
 from parlay.llm.outputs import RequestOutput
 from parlay.types import Exactness, SamplingParams
 
@@ -26,6 +27,12 @@ _ORDERED = re.compile(
 """Words of questions whose answers build on what was said before."""
 _LONGEST_POINT = 200
 """Characters of a heading."""
+IN_ORDER = "written plainly: the points would depend on each other"
+NO_POINTS = "written plainly: the outline has no list of points"
+ROUTE_VARIABLES = {"enable_thinking": False}
+"""For the chat template, where the router asks."""
+GAP = "\n\n"
+"""Between sections."""
 _ROUTE = (
     "Question: {question}\n\nCould this be answered by a numbered list of points, each of which can be written without "
     "having read the others? Calculations, proofs, programs, stories and short answers can't. Answer yes or no."
@@ -96,24 +103,45 @@ def write_outlined(
     params = params or OutlineParams()
     sampling_params = sampling_params or llm.get_default_sampling_params()
     if params.route and not stands_apart(llm, question):
-        return _plain(llm, question, sampling_params, None, "written plainly: the points would depend on each other")
-    asked = _OUTLINE.format(question=question, points=params.points)
-    sampling = replace(sampling_params, n=1, max_tokens=params.outline_tokens, min_tokens=0)
-    (outline,) = (outliner or llm).chat(_message(asked), sampling, False)
+        return _plain(llm, question, sampling_params, None, IN_ORDER)
+    sampling = outline_sampling(sampling_params, params)
+    (outline,) = (outliner or llm).chat(_message(outline_prompt(question, params)), sampling, False)
     points, note = read_outline(outline, params)
     if len(points) < 2:
-        return _plain(llm, question, sampling_params, outline, "written plainly: the outline has no list of points")
-    listed = "\n".join(f"{number}. {point}" for number, point in enumerate(points, 1))
-    wanted = [
-        _message(_SECTION.format(question=question, outline=listed, number=number, point=point))
+        return _plain(llm, question, sampling_params, outline, NO_POINTS)
+    sections = llm.chat([_message(asked) for asked in section_prompts(question, points)], sampling_params, False)
+    text = joined(points, [section.chosen.text for section in sections])
+    return OutlinedOutput(text=text, points=points, note=note, outline=outline, outputs=tuple(sections))
+
+
+def outline_prompt(question: str, params: OutlineParams) -> str:
+    """Ask for the outline of an answer."""
+    return _OUTLINE.format(question=question, points=params.points)
+
+
+def outline_sampling(sampling_params: SamplingParams, params: OutlineParams) -> SamplingParams:
+    """Choose how an outline is sampled whose sections have these parameters."""
+    return replace(sampling_params, n=1, max_tokens=params.outline_tokens, min_tokens=0)
+
+
+def section_prompts(question: str, points: Sequence[str]) -> list[str]:
+    """Ask for each section of an answer."""
+    outline = "\n".join(f"{number}. {point}" for number, point in enumerate(points, 1))
+    return [
+        _SECTION.format(question=question, outline=outline, number=number, point=point)
         for number, point in enumerate(points, 1)
     ]
-    sections = llm.chat(wanted, sampling_params, False)
-    text = "\n\n".join(
-        f"{number}. {point}\n{section.chosen.text.strip()}"
-        for number, (point, section) in enumerate(zip(points, sections, strict=True), 1)
-    )
-    return OutlinedOutput(text=text, points=points, note=note, outline=outline, outputs=tuple(sections))
+
+
+def heading(number: int, point: str) -> str:
+    """Head the section of that number, counted from 1, apart from the one before."""
+    return f"{'' if number == 1 else GAP}{number}. {point}\n"
+
+
+def joined(points: Sequence[str], sections: Sequence[str]) -> str:
+    """The answer: its sections in order, each below its point."""
+    each = enumerate(zip(points, sections, strict=True), 1)
+    return "".join(heading(number, point) + section.strip() for number, (point, section) in each)
 
 
 def read_outline(outline: RequestOutput, params: OutlineParams) -> tuple[tuple[str, ...], str]:
@@ -135,18 +163,37 @@ def stands_apart(llm: LLM, question: str) -> bool:
     Raises ValueError for a model to which yes and no are not one token each, ParlayError for one without a chat
     template.
     """
-    if _ORDERED.search(question):
+    if builds_up(question):
         return False
+    words = route_words(llm)
+    asked = _message(route_prompt(question))
+    (output,) = llm.chat(asked, route_sampling(words), False, chat_template_kwargs=dict(ROUTE_VARIABLES))
+    return output.chosen.token_ids == (words.yes,)
+
+
+def builds_up(question: str) -> bool:
+    """Whether words of a question say that what comes later in its answer builds on what came before."""
+    return _ORDERED.search(question) is not None
+
+
+def route_words(llm: LLM) -> Words:
+    """The two answers of the router. Raises ValueError for a model to which yes and no are not one token each."""
     try:
-        words = words_of(llm)
+        return words_of(llm)
     except ValueError:
         raise ValueError(
             "the router can't ask this model yes or no, not one token each to it: use route=False"
         ) from None
-    params = SamplingParams(max_tokens=1, temperature=0, allowed_token_ids=list(words))
-    asked = _message(_ROUTE.format(question=question))
-    (output,) = llm.chat(asked, params, False, chat_template_kwargs={"enable_thinking": False})
-    return output.chosen.token_ids == (words.yes,)
+
+
+def route_prompt(question: str) -> str:
+    """Ask whether the points of an answer stand on their own."""
+    return _ROUTE.format(question=question)
+
+
+def route_sampling(words: Words) -> SamplingParams:
+    """Choose how that is answered: by one of both words."""
+    return SamplingParams(max_tokens=1, temperature=0, allowed_token_ids=list(words))
 
 
 def _plain(llm: LLM, question: str, params: SamplingParams, outline: RequestOutput | None, note: str) -> OutlinedOutput:

@@ -9,6 +9,7 @@ from pydantic import Discriminator, Field, Tag
 
 from parlay.serve.protocol.body import Body, Content, Count, GenerationBody, JsonObject, conflict, tool_choice_shape
 from parlay.serve.protocol.json_values import WHOLE
+from parlay.serve.protocol.outlining import Outline
 from parlay.serve.protocol.resuming import Resume
 from parlay.serve.protocol.voting import Vote, check_vote
 
@@ -184,11 +185,14 @@ class ChatBody(GenerationBody):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     vote: Vote | None = None
+    outline: Outline | None = None
     resume: Resume | None = None
 
     def check(self) -> None:
         super().check()
         check_vote(self.vote, self.n)
+        if self.outline is not None:
+            self._check_outline()
         self._check_messages()
         self._check_tools()
         limits = {self.max_tokens, self.max_completion_tokens} - {None}
@@ -205,6 +209,19 @@ class ChatBody(GenerationBody):
         if self.structured_outputs is not None and (formatted or self.callable_functions):
             message = "structured_outputs can't be used with response_format or tools: leave one of them out"
             raise conflict(message, "structured_outputs")
+
+    def _check_outline(self) -> None:
+        """Raises ApiError for fields that an answer by outline can't honour."""
+        if (self.n or 1) > 1:
+            raise conflict("outline gives one choice: leave out n", "n")
+        if self.exactness not in (None, "lossy"):
+            raise conflict("an answer by outline is lossy: leave out exactness or outline", "exactness")
+        if not isinstance(self.messages[-1], UserMessage):
+            raise conflict("outline needs a question: the last message must be the user's", "messages")
+        others = ("vote", "tools", "functions", "response_format", "structured_outputs", "logprobs", "prediction")
+        for name in (*others, "continue_final_message", "resume"):
+            if vars(self)[name] not in (None, False, []):
+                raise conflict(f"outline can't be used with {name}: leave one of them out", name)
 
     def _check_messages(self) -> None:
         for place, message in enumerate(self.messages):

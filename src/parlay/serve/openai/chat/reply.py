@@ -15,6 +15,7 @@ from parlay.llm.outputs import CompletionOutput, RequestOutput, StreamEvent
 from parlay.serve.chat.answers import AnswerShape, Arguments, Begin, Delta, Text, Thought, thought_length
 from parlay.serve.openai.chunks import AttributionReply, OpenAIChunks, attributions_reply
 from parlay.serve.protocol.logprobs import ChatLogprobs, Speller, chat_logprobs, entries, tokens_before
+from parlay.serve.protocol.outlining import OutlineReply
 from parlay.serve.protocol.usage import (
     RequestMetrics,
     StreamUsage,
@@ -55,6 +56,7 @@ class ChatChoice(TypedDict):
     logprobs: ChatLogprobs | None
     finish_reason: Finish
     vote: NotRequired[VoteReply]
+    outline: NotRequired[OutlineReply]
     attributions: NotRequired[list[AttributionReply]]
 
 

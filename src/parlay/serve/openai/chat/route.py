@@ -9,12 +9,14 @@ from parlay.serve.cascades import cascades_of
 from parlay.serve.chat.job import ChatQuestion
 from parlay.serve.guard.reading import BodyRoute
 from parlay.serve.openai.chat.body import ChatBody
+from parlay.serve.openai.chat.outlined import Outlined
 from parlay.serve.openai.chat.reply import ChatChunks, ChatReply, ChatShape, chat_reply
 from parlay.serve.openai.chat.to_request import NAMES, chat_request
 from parlay.serve.openai.chunks import WHOLE_VOTE
 from parlay.serve.protocol.answering import answer_whole, described, in_thread, read
 from parlay.serve.protocol.body import note_ignored
 from parlay.serve.protocol.logprobs import Speller
+from parlay.serve.protocol.outlining import outline_params
 from parlay.serve.protocol.resuming import Resume, answer_resumable, renamed
 from parlay.serve.protocol.running import make_run
 from parlay.serve.protocol.usage import StreamUsage
@@ -34,6 +36,9 @@ def router(registry: Registry, settings: Settings) -> APIRouter:
     async def create_chat_completion(body: ChatBody, request: Request) -> Response:
         served = await registry.use(body.model, request)
         prepared = await read(request, lambda: chat_request(body, request, settings))
+        if body.outline is not None:
+            outlined = Outlined(served, prepared, outline_params(body.outline, settings), request, settings)
+            return await outlined.answer(stream=bool(body.stream), wants_usage=bool(body.wants_usage))
         served, question = await cascades_of(request).choose(served, ChatQuestion(prepared, settings, NAMES), request)
         chat = await in_thread(request, lambda: question.ready(served), heavy=body.structured)
         note_ignored(request, settings, chat.unused)

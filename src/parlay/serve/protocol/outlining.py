@@ -1,0 +1,51 @@
+"""Answers by outline, as a body asks for them and as replies tell of them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+from typing_extensions import TypedDict
+
+from parlay.llm.outlining import OutlineParams
+from parlay.serve.errors import ApiError
+from parlay.serve.protocol.body import INT_LIMIT, Body
+from parlay.serve.protocol.json_values import WHOLE
+from parlay.serve.settings import Settings
+
+Number = Annotated[int, Field(ge=1, le=INT_LIMIT), WHOLE]
+
+
+class Outline(Body):
+    """How an answer is planned: how many sections it has at most, how long its outline may be, and whether the model is
+    asked first if its points stand on their own.
+    """
+
+    points: Number | None = None
+    outline_tokens: Number | None = None
+    route: bool | None = None
+
+
+class OutlineReply(TypedDict):
+    """The headings of the sections; none where the answer was written plainly. ``note`` says why, or what was cut."""
+
+    points: list[str]
+    note: str
+
+
+def outline_params(outline: Outline, settings: Settings) -> OutlineParams:
+    """Raises ApiError for what is no plan, and for more sections or tokens than the server gives one request."""
+    given = outline.model_dump(include=set(Outline.model_fields), exclude_none=True)
+    given.setdefault("points", max(2, min(OutlineParams().points, settings.max_n)))
+    try:
+        params = OutlineParams(**given)
+    except ValueError as error:
+        raise ApiError(400, f"outline.{error}", f"outline.{str(error).split()[0]}") from None
+    if params.points > settings.max_n:
+        message = f"outline.points is {params.points}, and this server gives {settings.max_n} sections at most"
+        raise ApiError(400, message, "outline.points")
+    most = settings.max_tokens
+    if most is not None and params.outline_tokens > most:
+        message = f"outline.outline_tokens is {params.outline_tokens}, and this server gives {most} at most"
+        raise ApiError(400, message, "outline.outline_tokens")
+    return params
