@@ -19,7 +19,7 @@ from torch import Tensor
 from parlay import LLM, SamplingParams
 from parlay.engine import Engine
 from parlay.models.fetch.resolving import resolve
-from tests.cli.conftest import MINI, Cli, Result
+from tests.cli.conftest import MINI, NO_MODEL, Cli, Result
 
 PROMPT = "The cat and the dog, the cat and the bird, the cat and the"
 JSON_FIELDS = ["text", "token_ids", "finish_reason", "metrics"]
@@ -359,3 +359,34 @@ def test_suggest_prints_drafts_by_number(cli: Cli) -> None:
     assert [each["text"] for each in drafts] == [line[3:] for line in result.out.splitlines()]
     wrong = cli("suggest", "x", *MINI, "-n", "99")
     assert (wrong.code, wrong.err.count("\n")) == (2, 1)
+
+
+STEPS = ("--steps-model", "parlay-mini-draft", "--steps-until", "sentence", "--temperature", "0", "--max-tokens", "12")
+
+
+def test_steps_ahead_print_the_text_of_plain_decoding(cli: Cli) -> None:
+    """And say what the drafted steps were worth."""
+    plain = cli("generate", PROMPT, *MINI, "--temperature", "0", "--max-tokens", "12", "--strategy", "none")
+    result = cli("generate", PROMPT, *MINI, *STEPS)
+    assert (result.code, result.out) == (0, plain.out), result.err
+    assert "drafted steps stood" in result.err
+    told = json.loads(cli("generate", PROMPT, *MINI, *STEPS, "--steps-ahead", "2", "--json").out)
+    assert told["text"].rstrip() == plain.out.rstrip()
+    assert told["drafted"] >= told["rounds"] > 0
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--steps-ahead", "2"), "need --steps-model"),
+        (("--steps-model", "x", "--vote", "3"), "--steps-model can't be used with --vote"),
+        (("--steps-model", "x", "--steps-ahead", "99"), "steps must be from 1 to 16, got 99"),
+    ],
+)
+def test_flags_of_steps_that_go_nowhere_are_told_before_a_model_is_loaded(
+    cli: Cli, words: tuple[str, ...], said: str
+) -> None:
+    result = cli("generate", "Hi", *NO_MODEL, *words)
+    assert result.code == 2
+    assert said in result.err
+    assert result.err.count("\n") == 1

@@ -28,12 +28,15 @@ from parlay.cli.flags import (
 )
 from parlay.cli.opening import open_llm, read_text
 from parlay.cli.reasoning import (
+    add_ahead_flags,
     add_outline_flags,
     add_vote_flags,
+    ahead_params,
     check_outline,
     defaults,
     told,
     vote_params,
+    write_ahead,
     write_by_outline,
 )
 from parlay.cli.structured import add_structured_flags, naming_the_schema, structured_outputs
@@ -73,6 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_sampling_flags(parser)
     add_vote_flags(parser)
     add_outline_flags(parser)
+    add_ahead_flags(parser)
     add_structured_flags(parser)
 
 
@@ -102,6 +106,7 @@ def run(options: argparse.Namespace) -> int:
     params = replace(sampling_params(options, defaults(options)), structured_outputs=structured_outputs(options))
     prompt, vote = _prompt(options), vote_params(options, params)
     check_outline(options)
+    ahead = ahead_params(options)
     given: dict[str, Any] = {
         "documents": [read_text(name, "document") for name in options.document],
         "exactness": options.exactness,
@@ -112,6 +117,8 @@ def run(options: argparse.Namespace) -> int:
         _check_template(options, llm, prompt)
         if options.outline:
             return write_by_outline(options, llm, prompt, params)
+        if ahead is not None:
+            return write_ahead(options, llm, prompt, params, ahead)
         with naming_the_schema(options):
             stream = llm.stream(prompt, params, strategy=strategy, store=options.store, vote=vote, **given)
         _write(stream, interrupt, None if options.json else tint)

@@ -1,4 +1,4 @@
-"""`parlay generate --vote` and `--outline`: their flags, and what is said of the outcome."""
+"""`parlay generate --vote`, `--outline` and `--steps-model`: their flags, and what is said of the outcome."""
 
 from __future__ import annotations
 
@@ -7,15 +7,18 @@ import json
 import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from parlay.cli.flags import DEFAULTS, options_from, whole
+from parlay.cli import FAILURE
+from parlay.cli.flags import DEFAULTS, chosen_strategy, options_from, whole
 from parlay.options import LoadOptions, UsageError
 
 if TYPE_CHECKING:
     from parlay.llm.llm import LLM
     from parlay.llm.outlining import OutlinedOutput
     from parlay.llm.outputs import RequestOutput
+    from parlay.llm.steps_ahead import AheadOutput, AheadParams
     from parlay.llm.voting import VoteOutput, VoteParams
     from parlay.types import SamplingParams
 
@@ -152,4 +155,81 @@ def _report(output: OutlinedOutput) -> dict[str, object]:
         "note": output.note,
         "exactness": output.exactness,
         "sections": [each.chosen.text for each in output.outputs],
+    }
+
+
+# ------------------------------------------------------------------------------------------------------- steps ahead
+
+
+def add_ahead_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("steps ahead", "a small model drafts steps, and the model writes all at once")
+    group.add_argument(
+        "--steps-model", metavar="MODEL", help="smaller model of the same tokenizer that drafts steps of the answer"
+    )
+    group.add_argument("--steps-ahead", type=whole, metavar="N", help="steps that are drafted at once (default: 3)")
+    group.add_argument(
+        "--steps-until", choices=("line", "sentence"), help="where a step ends (default: at the end of a line)"
+    )
+    group.add_argument(
+        "--steps-judge",
+        choices=("exact", "model"),
+        help="a drafted step stands if the model writes the same tokens, or if it says that both mean the same, which "
+        "is lossy (default: exact)",
+    )
+
+
+def ahead_params(options: argparse.Namespace) -> AheadParams | None:
+    """Read the flags. Raises UsageError for flags that do not go together, ValueError for values out of range."""
+    from parlay.llm.steps_ahead import AheadParams  # here, because help needs none of it
+
+    given = {"steps": options.steps_ahead, "until": options.steps_until, "judge": options.steps_judge}
+    given = {name: value for name, value in given.items() if value is not None}
+    if options.steps_model is None:
+        if given:
+            raise UsageError("--steps-ahead and the flags beside it need --steps-model, the model that drafts steps")
+        return None
+    beside = ("vote", "outline", "prediction", "document", "explain", "exactness")
+    if named := [name for name in beside if vars(options)[name]]:
+        raise UsageError(f"--steps-model can't be used with --{named[0]}: leave one of them out")
+    return AheadParams(**given)
+
+
+def write_ahead(
+    options: argparse.Namespace,
+    llm: LLM,
+    prompt: str | list[dict[str, str]],
+    params: SamplingParams,
+    ahead: AheadParams,
+) -> int:
+    """Print the answer, and on standard error what the drafted steps were worth."""
+    from parlay.llm.llm import LLM
+
+    load = replace(options_from(LoadOptions, options), quantize=None, lora=None)
+    with LLM(options.steps_model, load=load, router_memory="off") as small:
+        output = llm.reason_ahead(prompt, params, ahead, drafter=small, strategy=chosen_strategy(options))
+    print(json.dumps(_told_ahead(output)) if options.json else output.text)
+    count = len(output.token_ids)
+    print(
+        f"{count} tokens in {output.rounds} rounds, {output.accepted} of {output.drafted} drafted steps stood; "
+        f"{output.seconds:.2f} s, {output.draft_seconds:.2f} of them drafting [{output.exactness}]",
+        file=sys.stderr,
+    )
+    if output.error is not None:
+        print(f"parlay: error: {output.error}", file=sys.stderr)
+        return FAILURE
+    return 0
+
+
+def _told_ahead(output: AheadOutput) -> dict[str, object]:
+    return {
+        "text": output.text,
+        "token_ids": list(output.token_ids),
+        "writers": list(output.writers),
+        "finish_reason": output.finish_reason,
+        "exactness": output.exactness,
+        "rounds": output.rounds,
+        "drafted": output.drafted,
+        "accepted": output.accepted,
+        "seconds": output.seconds,
+        "draft_seconds": output.draft_seconds,
     }

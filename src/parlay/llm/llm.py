@@ -13,7 +13,7 @@ from parlay.certificates.gate import CertificateGate, open_gate
 from parlay.certificates.requirement import AUDIT_SHARE, Allowed
 from parlay.energy.power_model import PowerOf
 from parlay.engine import Engine, Limits
-from parlay.llm import embedding, suggesting, vllm_arguments
+from parlay.llm import embedding, steps_ahead, suggesting, vllm_arguments
 from parlay.llm.adapters import Adapted, Adapters, PerPromptAdapted
 from parlay.llm.beam_search import BeamSearchOutput, BeamSearchParams, search_beams
 from parlay.llm.ensemble import Members, ensemble_of, open_budget, open_runner
@@ -284,7 +284,7 @@ class LLM:
         outputs = self.embed([*one, *many], pooling=pooling, lora_request=lora_request)
         return embedding.scored(outputs, [(query, len(one) + document) for query, document in pairs])
 
-    suggest = suggesting.suggest
+    suggest, reason_ahead = suggesting.suggest, steps_ahead.reason_ahead
 
     def beam_search(
         self, prompts: Sequence[Prompt], params: BeamSearchParams, use_tqdm: Progress = False

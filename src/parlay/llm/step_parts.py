@@ -1,0 +1,140 @@
+"""Samples that go on after given output for a step or a few, decoded together until it is known which of them count."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from parlay.drafters.draft_models.reasoning_steps import StepEnds
+from parlay.llm.jobs import Job, Sample
+from parlay.text.detokenizer import TextStream
+from parlay.text.prompts import Ids
+from parlay.types import Exactness, FinishReason, ParlayError
+
+if TYPE_CHECKING:
+    from parlay.llm.llm import LLM
+
+
+class StepWatch:
+    """The stop checker of one sample: it also stops at the end of a step, or of so many ``steps``."""
+
+    def __init__(self, text: TextStream, ends: StepEnds, steps: int, most: int) -> None:
+        self._text, self._ends, self._steps, self._most = text, ends, steps, most
+        self._count = 0
+        self.bounds: list[int] = []
+        """Tokens that were written here up to the end of each step."""
+        self.stopped = False
+
+    def push(self, token: int) -> bool:
+        self._count += 1
+        self.stopped = self._text.push(token)
+        begun = self._count - (self.bounds[-1] if self.bounds else 0)
+        if token in self._ends or begun >= self._most:
+            self.bounds.append(self._count)
+        return self.stopped or len(self.bounds) >= self._steps
+
+
+@dataclass(slots=True)
+class Part:
+    """A sample that goes on after ``base``, output tokens that are there; ``drafted`` is the step it may repeat."""
+
+    job: Job
+    watch: StepWatch
+    base: Ids
+    drafted: Ids = ()
+
+    @property
+    def sample(self) -> Sample:
+        return self.job.samples[0]
+
+    @property
+    def own(self) -> Ids:
+        """Take what it has written here."""
+        return tuple(self.sample.tokens[len(self.base) :])
+
+    @property
+    def differs(self) -> bool:
+        """Whether it writes other tokens than those drafted, as far as is known; the last part repeats none."""
+        own = self.own
+        return own[: len(self.drafted)] != self.drafted[: len(own)] or (self.ended and own != self.drafted)
+
+    @property
+    def ended(self) -> bool:
+        return self.sample.last is not None
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop of the request ended it: an end of text, a stop token or a stop string."""
+        return self.watch.stopped or (bool(self.own) and self.own[-1] in self.sample.request.stop_ids)
+
+    @property
+    def final(self) -> bool:
+        """Whether the text is over, and not only its step."""
+        last = self.sample.last
+        full = len(self.sample.tokens) >= (self.sample.request.params.max_tokens or 0)
+        return last is not None and (last.finish_reason != "stop" or self.stopped or full)
+
+    @property
+    def reason(self) -> FinishReason:
+        """Why the text is over: a step that ends where the text may not be longer is no stop."""
+        last = self.sample.last
+        assert last is not None
+        assert last.finish_reason is not None
+        return "length" if last.finish_reason == "stop" and not self.stopped else last.finish_reason
+
+    @property
+    def level(self) -> Exactness:
+        """The exactness of what it has written."""
+        last = self.sample.last
+        return last.metrics.exactness if last is not None and last.metrics is not None else Exactness.BITS
+
+
+def decode_parts(self: LLM, parts: Sequence[Part], *, exact: bool) -> None:
+    """Decode parts together; the last begins first, because what the others go on from is a part of what it reads.
+
+    ``exact``: parts that go on from a step which an earlier part does not repeat are ended as soon as that is known.
+    """
+    waiting, live = list(parts[:-1]), dict[str, Part]()
+    with self._call_lock.entered():
+        if not self.engine.idle:
+            raise ParlayError("this LLM belongs to an AsyncLLM: ask that one")
+        try:
+            _begin(self, parts[-1:], live)
+            while live:
+                for event in self.engine.step():
+                    part = live[event.request]
+                    part.job.event(part.sample, event)
+                    if event.finish_reason is not None:
+                        del live[event.request]
+                if waiting and (parts[-1].own or parts[-1].ended):
+                    _begin(self, waiting, live)
+                    waiting = []
+                if exact and not waiting:
+                    _end(self, _needless(parts), live)
+        finally:
+            _end(self, parts, live)
+
+
+def _begin(llm: LLM, parts: Sequence[Part], live: dict[str, Part]) -> None:
+    for part in parts:
+        llm.add(part.job)
+        live[part.sample.request.id] = part
+
+
+def _end(llm: LLM, parts: Sequence[Part], live: dict[str, Part]) -> None:
+    """End those of the parts that are under way."""
+    for part in parts:
+        name = part.sample.request.id
+        if live.pop(name, None) is not None:
+            part.sample.take(llm.engine.abort(name) or part.sample.unknown("abort"))
+
+
+def _needless(parts: Sequence[Part]) -> Sequence[Part]:
+    """The parts after the first one that writes something else than was drafted, or that is still under way there."""
+    for place, part in enumerate(parts):
+        if part.drafted and part.differs:
+            return parts[place + 1 :]
+        if not part.ended:
+            break
+    return ()
