@@ -1,0 +1,147 @@
+"""Three superposed drafts against one greedy draft and against three samples: time, and whose begin as greedy goes on.
+
+Cases are places in books that no n-gram model was built from. A case counts for w words if one of the drafts begins
+with the w words that greedy decoding writes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import fmean, median
+
+from benchmarks.commands import begin, one_line_errors, open_results, write_page
+from benchmarks.options import add_run_flags
+from parlay import LLM, SamplingParams
+from parlay.bench.records import Cell, Results, Row
+from parlay.llm.outputs import RequestOutput
+from parlay.llm.suggesting import SuggestParams
+from parlay.ngrams import NgramModel
+from parlay.text.prompts import TokensPrompt
+
+ONE, DRAFTS = "one greedy draft", 3
+WORDS = (1, 2, 3, 4)
+BEFORE = 48
+"""Tokens that a case begins with."""
+Write = Callable[[LLM, tuple[int, ...], int], RequestOutput]
+
+
+def ways(ngrams: NgramModel | None) -> dict[str, Write]:
+    """Ways to write drafts, by name; those with n-grams only where there are some."""
+    found: dict[str, Write] = {ONE: _sampled(1, 0.0), "superposed, the model alone": _superposed(None)}
+    if ngrams is not None:
+        found["superposed, with n-grams"] = _superposed(ngrams)
+    return found | {f"samples, temperature {heat:g}": _sampled(DRAFTS, heat) for heat in (0.7, 1.0)}
+
+
+def _sampled(n: int, temperature: float) -> Write:
+    def write(llm: LLM, prompt: tuple[int, ...], tokens: int) -> RequestOutput:
+        params = SamplingParams(n=n, temperature=temperature, max_tokens=tokens, ignore_eos=True, seed=len(prompt))
+        (output,) = llm.generate([TokensPrompt(prompt_token_ids=prompt)], params, False, strategy="none")
+        return output
+
+    return write
+
+
+def _superposed(ngrams: NgramModel | None) -> Write:
+    scores = SuggestParams() if ngrams is not None else SuggestParams(alpha=0)
+
+    def write(llm: LLM, prompt: tuple[int, ...], tokens: int) -> RequestOutput:
+        params = SamplingParams(n=DRAFTS, max_tokens=tokens, ignore_eos=True)
+        (output,) = llm.suggest([TokensPrompt(prompt_token_ids=prompt)], params, scores, ngrams=ngrams)
+        return output
+
+    return write
+
+
+def read_cases(llm: LLM, data: Path, count: int) -> list[tuple[int, ...]]:
+    """The tokens before each place, drawn from the books that are held out, the same each time."""
+    import zstandard
+
+    file = data / "books-pd" / "heldout.jsonl.zst"
+    with file.open("rb") as stored, zstandard.open(stored, "rt", encoding="utf-8") as lines:
+        texts = [str(json.loads(line)["text"]) for line in lines]
+    draw = random.Random(0)
+    places = [(text, draw.randrange(len(text) // 2)) for text in draw.choices(texts, k=count)]
+    return [llm.token_ids(text[place : place + 12 * BEFORE])[1 : 1 + BEFORE] for text, place in places]
+
+
+def begins(drafts: Sequence[str], greedy: str, words: int) -> bool:
+    """Whether one of the drafts begins with so many words of the greedy one, if that has so many."""
+    wanted = greedy.split()[:words]
+    return len(wanted) == words and any(draft.split()[:words] == wanted for draft in drafts)
+
+
+def measure(llm: LLM, options: argparse.Namespace, results: Results) -> None:
+    """Write after place after place, in every way, which change places, until the time is over."""
+    until, model = time.monotonic() + 60 * options.minutes, Path(options.model).stem
+    found = ways(None if options.ngrams is None else NgramModel.open(options.ngrams))
+    cells = {name: Cell(part="suggest", model=model, strategy=name, workload="books-pd") for name in found}
+    done = {each.round for each in results.of(cells[ONE])}
+    for place, prompt in enumerate(read_cases(llm, options.data, options.cases)):
+        if time.monotonic() > until:
+            return
+        if place in done:
+            continue
+        names = list(found)
+        timed: dict[str, tuple[RequestOutput, float]] = {}
+        for name in names[place % len(names) :] + names[: place % len(names)]:
+            llm.reset_prefix_cache()
+            began = time.process_time()
+            output = found[name](llm, prompt, options.max_tokens)
+            timed[name] = (output, time.process_time() - began)
+        greedy = timed[ONE][0].outputs[0].text
+        results.add([_row(cells[name], place, *timed[name], greedy) for name in names])
+
+
+def _row(cell: Cell, place: int, output: RequestOutput, seconds: float, greedy: str) -> Row:
+    drafts = [each.text for each in output.outputs]
+    values = {f"words_{words}": float(begins(drafts, greedy, words)) for words in WORDS}
+    values["different"] = len(set(drafts)) / len(drafts)
+    tokens = sum(len(each.token_ids) for each in output.outputs)
+    return Row(cell=cell, round=place, requests=1, tokens=tokens, seconds=seconds, values=values)
+
+
+def page(results: Results) -> str:
+    """A line for each way; times are medians over those of one greedy draft, case by case."""
+    rows = {cell.strategy: {each.round: each for each in results.of(cell)} for cell in results.cells}
+    one = rows[ONE]
+    heads = " | ".join(f"{words} word{'s' * (words > 1)}" for words in WORDS)
+    lines = [f"| drafts | cases | time of one draft | {heads} | different |", "|---" * (4 + len(WORDS)) + "|"]
+    for name, own in rows.items():
+        ratio = median(own[place].seconds / one[place].seconds for place in own)
+        shares = [100 * fmean(each.values[f"words_{words}"] for each in own.values()) for words in WORDS]
+        apart = 100 * fmean(each.values["different"] for each in own.values())
+        columns = [f"{share:.0f} %" for share in (*shares, apart)]
+        lines.append(f"| {name} | {len(own)} | {ratio:.2f} | {' | '.join(columns)} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    add_run_flags(parser, quick="three cases, short drafts: to see that it works")
+    parser.set_defaults(threads=1)
+    parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="folder that holds books-pd")
+    parser.add_argument("--model", required=True, help="the model")
+    parser.add_argument("--ngrams", type=Path, metavar="FILE", help="n-gram model of other books")
+    parser.add_argument("--minutes", type=float, default=30.0, metavar="N", help="stop after so long (default: 30)")
+    parser.add_argument("--cases", type=int, default=60, metavar="N", help="places in books (default: 60)")
+    parser.add_argument("--max-tokens", type=int, default=10, metavar="N", help="of a draft (default: 10)")
+    options = parser.parse_args()
+    if options.quick:
+        options.cases, options.max_tokens = min(options.cases, 3), 4
+    with one_line_errors("suggestions"):
+        begin(options)
+        command = "python -m benchmarks.suggestions --data DIR --model FILE --ngrams FILE"
+        results = open_results(options, "suggestions", command, {"max_tokens": options.max_tokens})
+        with LLM(options.model, router_memory="off", threads=options.threads) as llm:
+            measure(llm, options, results)
+        write_page(results.path, page(results))
+
+
+if __name__ == "__main__":
+    main()

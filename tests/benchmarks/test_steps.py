@@ -1,0 +1,39 @@
+"""Pages of steps drafted ahead and of suggestions: what counts as a draft that greedy would have written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from benchmarks import steps, suggestions
+from benchmarks.steps import WAYS, Written
+from parlay.bench.records import Cell, Results, Row
+
+
+def test_a_draft_counts_for_as_many_words_as_it_shares() -> None:
+    drafts = ["the cat sat", "the dog ran far"]
+    assert suggestions.begins(drafts, "the dog ran home", 3)
+    assert not suggestions.begins(drafts, "the dog ran home", 4)
+    assert not suggestions.begins(drafts, "the", 2)
+
+
+def test_a_page_holds_every_way_against_the_first(tmp_path: Path) -> None:
+    results = Results(tmp_path / "rows.jsonl", {})
+    cell = {name: Cell(part="steps", model="m", strategy=name, workload="gsm8k") for name in ("none", "steps ahead")}
+    plain = Written("The answer is 4", (1, 2, 3, 4), True, 4, 0, 0, 2.0)
+    ahead = Written("The answer is 4", (1, 2, 3, 4), True, 2, 3, 2, 1.0)
+    found = {"none": plain, "steps ahead": ahead}
+    results.add([steps.row(cell[name], 7, one, "4", same=True) for name, one in found.items()])
+    first, second = steps.page(results).splitlines()[2:]
+    assert first == "| none | 1 | 1/1 | 100 % | 1.00 | 1.0 | 0 % |"
+    assert second == "| steps ahead | 1 | 1/1 | 100 % | 0.50 | 2.0 | 67 % |"
+    lossy = {"spec-reason", "steps ahead, the model judges"}
+    assert {name for name, way in WAYS.items() if not way.keeps} == lossy
+
+
+def test_a_page_of_suggestions_has_medians_and_shares(tmp_path: Path) -> None:
+    results = Results(tmp_path / "rows.jsonl", {})
+    values = {**{f"words_{words}": 1.0 for words in suggestions.WORDS}, "different": 1.0}
+    for name, seconds in ((suggestions.ONE, 2.0), ("superposed, the model alone", 2.1)):
+        cell = Cell(part="suggest", model="m", strategy=name, workload="books-pd")
+        results.add([Row(cell=cell, round=0, requests=1, tokens=10, seconds=seconds, values=values)])
+    assert suggestions.page(results).splitlines()[3].startswith("| superposed, the model alone | 1 | 1.05 | 100 %")
