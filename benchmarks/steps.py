@@ -33,8 +33,8 @@ class Way(NamedTuple):
 
 WAYS: Mapping[str, Way] = {
     PLAIN: Way(PLAIN),
-    "draft-model": Way("draft-model"),
-    "superposed-draft": Way("superposed-draft"),
+    "draft-model": Way("draft-model:policy=fixed"),
+    "superposed-draft": Way("superposed-draft:policy=fixed"),
     "steps ahead, no tokens drafted": Way(PLAIN, AheadParams()),
     "steps ahead": Way(None, AheadParams()),
     "steps ahead, sentences": Way(None, AheadParams(until="sentence")),
@@ -119,7 +119,7 @@ def page(results: Results) -> str:
     rows = {cell.strategy: {each.round: each for each in results.of(cell)} for cell in results.cells}
     plain = rows[PLAIN]
     lines = [
-        "| way | problems | same text | accuracy | time of plain decoding | tokens a step or round | drafts that stood |",
+        "| way | problems | same text | accuracy | time of plain decoding | tokens a round | drafts that stood |",
         "|---|---|---|---|---|---|---|",
     ]
     for name, own in rows.items():

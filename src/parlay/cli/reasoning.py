@@ -179,9 +179,9 @@ def add_ahead_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def ahead_params(options: argparse.Namespace) -> AheadParams | None:
-    """Read the flags. Raises UsageError for flags that do not go together, ValueError for values out of range."""
-    from parlay.llm.steps_ahead import AheadParams  # here, because help needs none of it
-
+    """Read the flags. Raises UsageError for flags that do not go together, ValueError for values out of range, and
+    ParlayError for a model that is not there.
+    """
     given = {"steps": options.steps_ahead, "until": options.steps_until, "judge": options.steps_judge}
     given = {name: value for name, value in given.items() if value is not None}
     if options.steps_model is None:
@@ -191,7 +191,12 @@ def ahead_params(options: argparse.Namespace) -> AheadParams | None:
     beside = ("vote", "outline", "prediction", "document", "explain", "exactness")
     if named := [name for name in beside if vars(options)[name]]:
         raise UsageError(f"--steps-model can't be used with --{named[0]}: leave one of them out")
-    return AheadParams(**given)
+    from parlay.llm.steps_ahead import AheadParams  # here, because nothing else needs torch before models are found
+    from parlay.models.fetch.resolving import resolve
+
+    params = AheadParams(**given)
+    resolve(options.steps_model)
+    return params
 
 
 def write_ahead(
