@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Protocol
 
 from parlay.cache.budget import Budget
 from parlay.cache.pages import BLOCK, CacheShape, Pool, SparePages, pages_for
 from parlay.cache.recent import RecentPages, RecentShape, Room
+
+
+class Beside(Protocol):
+    """Work on pages of texts in use that goes on while the engine's thread does something else."""
+
+    def end(self, *, stop: bool = False) -> None:
+        """Wait for its end; with ``stop`` it ends as soon as it can."""
+        ...
 
 
 class Holdings(ABC):
@@ -20,6 +29,8 @@ class Holdings(ABC):
         self.shape, self._spread = shape, shape.spread
         self.spare_pages = SparePages(shape.spread.ranks)
         self.pool = Pool(shape)
+        self.beside: Beside | None = None
+        """Work that writes to the pages; `settle` ends it before they are needed elsewhere."""
         self._growing = [0] * shape.spread.ranks  # pages of each rank for which room is made
         self._recent = None if recent is None else RecentPages(recent, self.spare_pages)
         self._room = Room(shape.page_bytes) if recent is None else recent.room(shape.page_bytes)
@@ -30,9 +41,20 @@ class Holdings(ABC):
     def drop_spare(self) -> bool:
         """See `parlay.cache.budget.Holder`."""
 
-    @abstractmethod
     def drop_used(self) -> bool:
         """See `parlay.cache.budget.Holder`."""
+        self.settle()
+        return self._drop_used()
+
+    @abstractmethod
+    def _drop_used(self) -> bool:
+        """Forget what is cached of the live sequence that was opened first. False if none has anything."""
+
+    def settle(self) -> None:
+        """Stop the work on pages that goes on beside the engine's thread, and wait for its end."""
+        if self.beside is not None:
+            beside, self.beside = self.beside, None
+            beside.end(stop=True)
 
     @property
     def forgets(self) -> bool:

@@ -214,8 +214,7 @@ class Store(Holdings):
             self._drop(oldest)
         return oldest is not None
 
-    def drop_used(self) -> bool:
-        """Forget what is cached of the live sequence that was opened first. False if none has anything."""
+    def _drop_used(self) -> bool:
         oldest = next((entry for entry in self._live.values() if len(entry.table)), None)
         if oldest is not None:
             oldest.staged = None

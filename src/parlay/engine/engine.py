@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from parlay.engine.admission import DraftAdmission
 from parlay.engine.commit import collect_prompt_logprobs, commit
@@ -155,6 +155,8 @@ class Engine:
 
     def _end(self, steps: list[SequenceStep], seconds: _StepSeconds, asked: bool) -> list[Event]:
         """End a step whose forward is over. ``asked``: policies were asked before it."""
+        if seconds.spent.rows:
+            self._charge_beside(steps, seconds)
         self._accept(steps, seconds)
         self._commit(steps)
         self._observe(steps, seconds, asked)
@@ -223,6 +225,19 @@ class Engine:
         seconds.verify = max(0.0, since(began, self._clock) - tapping)
         seconds.draft += tapping
         seconds.count(due, _without_fault(due), self.runner.spec)
+
+    def _charge_beside(self, steps: list[SequenceStep], seconds: _StepSeconds) -> None:
+        """Charge what the forward took longer than usual to drafters that went on beside it."""
+        beside = [
+            (step, number) for step in steps for number in step.watching
+            if step.sequence.needs and step.sequence.needs[number].beside
+        ]  # fmt: skip
+        if beside:
+            usual = self.cost.forward(seconds.spent.rows, seconds.spent.context)
+            longer, seconds.whole = max(0.0, seconds.verify - usual), False
+            charge(beside, longer)
+            seconds.draft, seconds.verify = seconds.draft + longer, seconds.verify - longer
+            seconds.spent = replace(seconds.spent, verify_seconds=seconds.verify)
 
     def _accept(self, steps: list[SequenceStep], seconds: _StepSeconds) -> None:
         """Let accept rules decide drafts, and selectors places. Early prefill chunks have nothing to decide."""

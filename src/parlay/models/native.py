@@ -15,6 +15,7 @@ import torch
 from parlay.cache import BLOCK, Budget, Rows, Store
 from parlay.models.choosing import MakeForward, choose_forward
 from parlay.models.compiled.forward import CompiledForward
+from parlay.models.compiled.growing import GrowthCall
 from parlay.models.compiled.weights import Packed, nobody
 from parlay.models.config import DecoderConfig, UnsupportedModel
 from parlay.models.forward import (
@@ -209,6 +210,7 @@ class NativeRunner(Runner):
 
     def begin(self, segments: Sequence[Segment], taps: Sequence[int] = (), skip: Skip = NO_SKIP) -> Finish:
         """Begin a forward; see `Runner.begin`. Raises ValueError now."""
+        self.store.settle()
         if self._block:
             segments = [self._with_its_block(segment, taps) for segment in segments]
         ids = [token for segment in segments for token in self.store.ids(segment)]
@@ -246,17 +248,28 @@ class NativeRunner(Runner):
         texts need room for ``levels`` times ``width`` rows more; those of a draft model for as many as the draft may
         have nodes, and the rows that ran can be kept. Noise has less precision here than where a target samples.
         """
+        grown = self.growing(texts, growth, requests).run()
+        if not growth.head:
+            self.restage(texts, grown)
+        return grown
+
+    def growing(
+        self, texts: Sequence[Segment], growth: Growth, requests: Sequence[TreeRequest], beside: int = 0
+    ) -> GrowthCall:
+        """Stage rows and lay out the call, for who restages afterwards; see `CompiledForward.growing`."""
+        self.store.settle()
         assert isinstance(self._forward, CompiledForward), "`grows` was asked"
         ids = [token for text in texts for token in text.pending]
         self._check(ids, (), NO_SKIP)
         nodes = [0 if growth.head else request.nodes for request in requests]
         places = [self._place(_with_room(text, count), NO_SKIP) for text, count in zip(texts, nodes, strict=True)]
         last = [end - 1 for end in accumulate(place.pending for place in places)]
-        grown = self._forward.grow(ForwardBatch(ids, places, last), growth, requests)
-        if growth.head is None:
-            for text, tree in zip(texts, grown, strict=True):
-                self.store.restage(text._replace(tree=tree.rows))
-        return grown
+        return self._forward.growing(ForwardBatch(ids, places, last), growth, requests, beside)
+
+    def restage(self, texts: Sequence[Segment], grown: Sequence[GrownTree]) -> None:
+        """Let the rows of trees that have grown be kept."""
+        for text, tree in zip(texts, grown, strict=True):
+            self.store.restage(text._replace(tree=tree.rows))
 
     def prepare(self, growth: Growth) -> None:
         """Make now what the first call of `grow` for a draft model would make."""

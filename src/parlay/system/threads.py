@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ContextDecorator, contextmanager
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ SWITCH = "PARLAY_THREADS"
 """Environment variable: the number of threads where nobody says another."""
 
 _chosen: int | None = None
+_lent = 0
+_lending = threading.Lock()
 _forked = False
 
 
@@ -43,8 +46,20 @@ class Processors:
 
 
 def count() -> int:
-    """The number of threads that decode: as chosen by `use`, or else torch's own number."""
-    return _chosen or torch.get_num_threads()
+    """The number of threads that decode: as chosen by `use`, or else torch's own number, without those `lend` lent."""
+    return max(1, (_chosen or torch.get_num_threads()) - _lent)
+
+
+def lend(threads: int) -> None:
+    """Decode with so many threads less, at least one, until `take_back`. Any thread may call both."""
+    global _lent
+    with _lending:
+        _lent += threads
+
+
+def take_back(threads: int) -> None:
+    """Decode with so many threads more."""
+    lend(-threads)
 
 
 def use(threads: int) -> None:
@@ -89,8 +104,8 @@ def _keep_forks_alive() -> None:
 
 
 def _go_on_alone() -> None:
-    global _forked
-    _forked = True
+    global _forked, _lent
+    _forked, _lent = True, 0
     torch.set_num_threads(1)
 
 
@@ -126,7 +141,7 @@ def torch_on_all() -> _TorchThreads:
 @contextmanager
 def using(threads: int | None) -> Iterator[None]:
     """Decode with so many threads inside the block; None changes nothing."""
-    before = count()
+    before = _chosen or torch.get_num_threads()
     try:
         if threads is not None:
             use(threads)

@@ -27,6 +27,7 @@ class Needs:
     own layers, which it then finds as `SequenceView.layers`. ``outcomes`` False: the committed tokens tell it all that
     it wants to know: `Drafter.observe` need not be called. What a drafter sees is charged to it, as its proposals are.
     ``expected``: the share of its first guesses that were right on held-out texts; 0: not known.
+    ``beside``: it goes on drafting during the target's forwards. What these take longer than usual is charged to it.
     """
 
     taps: tuple[int, ...] = ()
@@ -34,6 +35,7 @@ class Needs:
     layers: bool = False
     outcomes: bool = True
     expected: float = 0.0
+    beside: bool = False
 
 
 NOTHING_NEEDED = Needs(outcomes=False)

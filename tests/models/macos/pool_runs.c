@@ -44,7 +44,7 @@ static int runs(void)
     for (int count = 0; count < JOBS; count++) {
         struct timespec pause = {0, count % 50 ? 0 : 3000000};
         nanosleep(&pause, 0);
-        parlay_pool_run(4, job, &one);
+        parlay_pool_run(DECODING, 4, job, &one);
     }
     for (int64_t piece = 0; piece < PIECES; piece++)
         if (done[piece] != JOBS * PHASES * (piece + 1)) return 1;

@@ -214,6 +214,7 @@ typedef struct {
     int64_t *ran;                /* [segments][most]: which of the rows below the text a node was, -1: it did not run */
     int64_t *counts;             /* [segments]: nodes */
     char *memory;                /* `growth_bytes` of them, 64-byte aligned; it lives until no thread reads it, see rest */
+    const int32_t *stop;         /* not null: grow beside forwards, and no further level once this is not 0 */
 } Growth;
 
 /* Stored rows [out][in] that are to be packed. */

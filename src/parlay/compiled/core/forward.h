@@ -279,7 +279,7 @@ static void forward(const Model *model, const Batch *batch)
     Space space = lay_out(model, batch->rows, all_rows_of(batch), batch->wanted, longest_of(batch), batch->segments,
                           batch->threads, batch->space);
     Pass pass = pass_of(model, batch, &space);
-    parlay_pool_run(batch->threads, run, &pass);
+    parlay_pool_run(DECODING, batch->threads, run, &pass);
 }
 
 #endif

@@ -272,7 +272,8 @@ static void end_level(const void *own, int64_t piece, Member *me)
     const Levels *levels = task->levels;
     (void)piece, (void)me;
     offer_all(levels, &levels->level[task->level]);
-    if (task->level + 1 < levels->growth->levels)
+    int stopped = levels->growth->stop && __atomic_load_n(levels->growth->stop, __ATOMIC_RELAXED);
+    if (task->level + 1 < levels->growth->levels && !stopped)
         lay_out_next(levels, &levels->level[task->level], &levels->level[task->level + 1]);
 }
 
@@ -387,7 +388,7 @@ static void grow(const Model *model, const Batch *first, const Growth *growth)
         root->batch.inputs = levels.inputs;
     }
     root->pass = pass_of(model, &root->batch, &root->space);
-    parlay_pool_run(first->threads, run_levels, &levels);
+    parlay_pool_run(growth->stop ? BESIDE : DECODING, first->threads, run_levels, &levels);
     for (int64_t s = 0; s < first->segments; s++) write_draft(growth, &levels.trees[s], s);
 }
 

@@ -1,4 +1,4 @@
-/* The pool of threads; pool.h says what it promises. Every shared word is atomic and sequentially consistent unless an
+/* The pools of threads; pool.h says what it promises. Every shared word is atomic and sequentially consistent unless an
  * order is named: waking sleepers and leaving jobs both rest on "write mine, then read yours".
  */
 #define _GNU_SOURCE
@@ -34,7 +34,7 @@ typedef struct {
     int64_t name;
 } Worker;
 
-static struct {
+typedef struct Pool {
     pthread_mutex_t jobs; /* held by who runs a job */
     int64_t workers;      /* threads there are besides callers */
     void (*job)(const void *, Member *);
@@ -46,7 +46,7 @@ static struct {
     uint64_t closing;                              /* the last stamp whose end somebody has taken in hand */
     uint32_t bell, sleepers; /* rung when a phase ends; who listens */
     uint32_t job_bell __attribute__((aligned(64))), job_sleepers;
-    int64_t gap; /* nanoseconds between jobs, lately */
+    int64_t gap, ended; /* nanoseconds between jobs, lately; when the last one ended */
     int64_t looker;                               /* who looked around last */
     int64_t looked_at, waited, crowded_until;    /* when; how long it and the workers had waited for cores by then */
     int64_t delayed, delay_every, delay; /* for tests */
@@ -54,7 +54,12 @@ static struct {
     /* Per piece: stamp << 16 | thread << 2 | state. A slot of an earlier phase is free. */
     uint64_t slot[MOST_PIECES] __attribute__((aligned(64)));
     Worker worker[MOST_THREADS];
-} pool = {.jobs = PTHREAD_MUTEX_INITIALIZER, .delayed = -1};
+} Pool;
+
+static Pool pools[POOLS] = {
+    {.jobs = PTHREAD_MUTEX_INITIALIZER, .delayed = -1},
+    {.jobs = PTHREAD_MUTEX_INITIALIZER, .delayed = -1},
+};
 
 #define LOAD(WORD) __atomic_load_n(&(WORD), __ATOMIC_SEQ_CST)
 #define STORE(WORD, VALUE) __atomic_store_n(&(WORD), VALUE, __ATOMIC_SEQ_CST)
@@ -75,19 +80,19 @@ static void ring(uint32_t *word, uint32_t *sleepers)
 }
 
 /* Now and then at the beginning of a job: whether threads have to wait for cores. */
-static void look_around(int64_t time)
+static void look_around(Pool *pool, int64_t time)
 {
-    if (time - pool.looked_at < PERIOD) return;
+    if (time - pool->looked_at < PERIOD) return;
     int64_t looker = thread_name();
-    int64_t waited = waited_for_core(looker), most = (time - pool.looked_at) / PERIOD * MUCH;
-    for (int64_t other = 1; other <= pool.workers; other++) waited += waited_for_core(pool.worker[other].name);
-    if (looker == pool.looker && waited - pool.waited > most) STORE(pool.crowded_until, time + CROWDED_FOR);
-    pool.looker = looker, pool.looked_at = time, pool.waited = waited;
+    int64_t waited = waited_for_core(looker), most = (time - pool->looked_at) / PERIOD * MUCH;
+    for (int64_t other = 1; other <= pool->workers; other++) waited += waited_for_core(pool->worker[other].name);
+    if (looker == pool->looker && waited - pool->waited > most) STORE(pool->crowded_until, time + CROWDED_FOR);
+    pool->looker = looker, pool->looked_at = time, pool->waited = waited;
 }
 
-static int crowded(int64_t time)
+static int crowded(const Pool *pool, int64_t time)
 {
-    return time < __atomic_load_n(&pool.crowded_until, __ATOMIC_RELAXED);
+    return time < __atomic_load_n(&pool->crowded_until, __ATOMIC_RELAXED);
 }
 
 /* ------------------------------------------------------------------------------------------------ pieces of a phase */
@@ -99,13 +104,13 @@ static uint64_t tag(const Member *me, uint64_t stamp, int state)
 
 static void set_place(const Member *me, uint32_t place)
 {
-    if (me->index) STORE(pool.worker[me->index].place, place);
+    if (me->index) STORE(me->pool->worker[me->index].place, place);
 }
 
 static void delay_for_tests(const Member *me, int64_t piece)
 {
-    if (pool.delayed != me->index || piece % pool.delay_every) return;
-    struct timespec time = {pool.delay / 1000000, pool.delay % 1000000 * 1000};
+    if (me->pool->delayed != me->index || piece % me->pool->delay_every) return;
+    struct timespec time = {me->pool->delay / 1000000, me->pool->delay % 1000000 * 1000};
     nanosleep(&time, 0);
 }
 
@@ -116,28 +121,28 @@ static int work_on(Member *me, const Phase *phase, int64_t piece, uint64_t stamp
     if (phase->compute) {
         if (phase->detached) set_place(me, DETACHED);
         phase->compute(phase->task, piece, me);
-        if (__builtin_expect(pool.delayed >= 0, 0)) delay_for_tests(me, piece);
-        int kept = SWAP_IF(pool.slot[piece], mine, tag(me, stamp, COMMITTING)); /* then the job waits for this piece */
+        if (__builtin_expect(me->pool->delayed >= 0, 0)) delay_for_tests(me, piece);
+        int kept = SWAP_IF(me->pool->slot[piece], mine, tag(me, stamp, COMMITTING)); /* then the job waits for this piece */
         if (phase->detached) set_place(me, INSIDE);
-        if (!kept) return LOAD(pool.active) == me->job;
+        if (!kept) return LOAD(me->pool->active) == me->job;
     }
     phase->commit(phase->task, piece, me);
-    __atomic_store_n(&pool.slot[piece], tag(me, stamp, DONE), __ATOMIC_RELEASE);
+    __atomic_store_n(&me->pool->slot[piece], tag(me, stamp, DONE), __ATOMIC_RELEASE);
     return 1;
 }
 
 /* Claims a piece that nobody has begun. */
 static int claim(const Member *me, const Phase *phase, int64_t piece, uint64_t stamp)
 {
-    uint64_t seen = __atomic_load_n(&pool.slot[piece], __ATOMIC_RELAXED);
-    return seen >> 16 < stamp && SWAP_IF(pool.slot[piece], seen, tag(me, stamp, phase->compute ? CLAIMED : COMMITTING));
+    uint64_t seen = __atomic_load_n(&me->pool->slot[piece], __ATOMIC_RELAXED);
+    return seen >> 16 < stamp && SWAP_IF(me->pool->slot[piece], seen, tag(me, stamp, phase->compute ? CLAIMED : COMMITTING));
 }
 
 /* Claims one that another thread has begun and not committed. */
 static int take_over(const Member *me, int64_t piece, uint64_t stamp)
 {
-    uint64_t seen = LOAD(pool.slot[piece]);
-    return seen >> 16 == stamp && (seen & 3) == CLAIMED && SWAP_IF(pool.slot[piece], seen, tag(me, stamp, CLAIMED));
+    uint64_t seen = LOAD(me->pool->slot[piece]);
+    return seen >> 16 == stamp && (seen & 3) == CLAIMED && SWAP_IF(me->pool->slot[piece], seen, tag(me, stamp, CLAIMED));
 }
 
 /* The first piece from `next` on that could be taken over, or -1. */
@@ -148,9 +153,9 @@ static int64_t take_any_over(const Member *me, const Phase *phase, int64_t next,
     return -1;
 }
 
-static int is_done(int64_t piece, uint64_t stamp)
+static int is_done(const Pool *pool, int64_t piece, uint64_t stamp)
 {
-    uint64_t seen = __atomic_load_n(&pool.slot[piece], __ATOMIC_ACQUIRE);
+    uint64_t seen = __atomic_load_n(&pool->slot[piece], __ATOMIC_ACQUIRE);
     return seen >> 16 > stamp || (seen >> 16 == stamp && (seen & 3) == DONE);
 }
 
@@ -176,31 +181,31 @@ static int64_t work_through(Member *me, const Phase *phase, uint64_t stamp)
 }
 
 /* Ends a phase whose pieces are all done, if nobody else does. */
-static int close_phase(const Phase *phase, uint64_t stamp)
+static int close_phase(Pool *pool, const Phase *phase, uint64_t stamp)
 {
-    uint64_t seen = LOAD(pool.closing);
-    if (seen >= stamp || !SWAP_IF(pool.closing, seen, stamp)) return 0;
+    uint64_t seen = LOAD(pool->closing);
+    if (seen >= stamp || !SWAP_IF(pool->closing, seen, stamp)) return 0;
     if (phase->close) phase->close(phase->task);
-    STORE(pool.current, stamp + 1);
-    ring(&pool.bell, &pool.sleepers);
+    STORE(pool->current, stamp + 1);
+    ring(&pool->bell, &pool->sleepers);
     return 1;
 }
 
-static void sleep_in_phase(uint64_t stamp)
+static void sleep_in_phase(Pool *pool, uint64_t stamp)
 {
-    __atomic_fetch_add(&pool.sleepers, 1, __ATOMIC_SEQ_CST);
-    uint32_t seen = LOAD(pool.bell);
-    if (LOAD(pool.current) <= stamp) sleep_on(&pool.bell, seen, NAP);
-    __atomic_fetch_sub(&pool.sleepers, 1, __ATOMIC_SEQ_CST);
+    __atomic_fetch_add(&pool->sleepers, 1, __ATOMIC_SEQ_CST);
+    uint32_t seen = LOAD(pool->bell);
+    if (LOAD(pool->current) <= stamp) sleep_on(&pool->bell, seen, NAP);
+    __atomic_fetch_sub(&pool->sleepers, 1, __ATOMIC_SEQ_CST);
 }
 
 /* Waits for the end of a phase in which there is nothing more to claim, and helps where others are late. */
 static int see_to_the_end(Member *me, const Phase *phase, uint64_t stamp, int64_t patience)
 {
     int64_t next = 0, began = 0;
-    for (int64_t looks = 0; LOAD(pool.current) <= stamp; looks++) {
-        while (next < phase->pieces && is_done(next, stamp)) next++;
-        if (next == phase->pieces && close_phase(phase, stamp)) return 1;
+    for (int64_t looks = 0; LOAD(me->pool->current) <= stamp; looks++) {
+        while (next < phase->pieces && is_done(me->pool, next, stamp)) next++;
+        if (next == phase->pieces && close_phase(me->pool, phase, stamp)) return 1;
         if (looks % 16 < 15) {
             PAUSE();
             continue;
@@ -210,10 +215,10 @@ static int see_to_the_end(Member *me, const Phase *phase, uint64_t stamp, int64_
         if (late >= 0) {
             if (!work_on(me, phase, late, stamp)) return 0;
             began = 0;
-        } else if (waited > patience + (crowded(began) ? SPIN_WHERE_CROWDED : SPIN_IN_PHASE))
-            sleep_in_phase(stamp);
+        } else if (waited > patience + (crowded(me->pool, began) ? SPIN_WHERE_CROWDED : SPIN_IN_PHASE))
+            sleep_in_phase(me->pool, stamp);
     }
-    return LOAD(pool.active) == me->job;
+    return LOAD(me->pool->active) == me->job;
 }
 
 static int phase_alone(Member *me, const Phase *phase)
@@ -230,7 +235,7 @@ int parlay_pool_phase(Member *me, const Phase *phase)
 {
     uint64_t stamp = me->stamp++;
     if (me->count == 1) return phase_alone(me, phase);
-    if (LOAD(pool.current) > stamp) return LOAD(pool.active) == me->job;
+    if (LOAD(me->pool->current) > stamp) return LOAD(me->pool->active) == me->job;
     int64_t began = now(), did = work_through(me, phase, stamp);
     if (did < 0) return 0;
     int64_t each = did ? (now() - began) / did : 0;
@@ -251,52 +256,54 @@ char *parlay_pool_private(Member *me, size_t bytes)
 /* ------------------------------------------------------------------------------------------------------------- jobs */
 
 /* Until the number of jobs differs from `seen`: spinning for as long as the next one usually takes to come. */
-static uint32_t next_job(uint32_t seen)
+static uint32_t next_job(Pool *pool, uint32_t seen)
 {
-    int64_t began = now(), gap = __atomic_load_n(&pool.gap, __ATOMIC_RELAXED);
-    int64_t spin = gap < SPIN_BETWEEN_JOBS && !crowded(began) ? 2 * gap + 20000 : 0;
-    for (int64_t looks = 0; LOAD(pool.job_bell) == seen; looks++) {
+    int64_t began = now(), gap = __atomic_load_n(&pool->gap, __ATOMIC_RELAXED);
+    int64_t spin = gap < SPIN_BETWEEN_JOBS && !crowded(pool, began) ? 2 * gap + 20000 : 0;
+    for (int64_t looks = 0; LOAD(pool->job_bell) == seen; looks++) {
         if (looks % 16 < 15 || now() - began < spin) {
             PAUSE();
             continue;
         }
-        __atomic_fetch_add(&pool.job_sleepers, 1, __ATOMIC_SEQ_CST);
-        sleep_on(&pool.job_bell, seen, 0);
-        __atomic_fetch_sub(&pool.job_sleepers, 1, __ATOMIC_SEQ_CST);
+        __atomic_fetch_add(&pool->job_sleepers, 1, __ATOMIC_SEQ_CST);
+        sleep_on(&pool->job_bell, seen, 0);
+        __atomic_fetch_sub(&pool->job_sleepers, 1, __ATOMIC_SEQ_CST);
     }
-    return LOAD(pool.job_bell);
+    return LOAD(pool->job_bell);
 }
 
 static void take_part(Worker *worker)
 {
     Member *me = &worker->member;
+    Pool *pool = me->pool;
     STORE(worker->place, INSIDE); /* before the look at what runs: who ends the job looks the other way round */
-    uint64_t job = LOAD(pool.active);
-    if (job && me->index < pool.count) {
+    uint64_t job = LOAD(pool->active);
+    if (job && me->index < pool->count) {
         me->job = me->stamp = job;
-        me->count = pool.count;
-        pool.job(pool.context, me);
+        me->count = pool->count;
+        pool->job(pool->context, me);
     }
     STORE(worker->place, OUTSIDE);
 }
 
 static void *serve(void *own)
 {
-    ((Worker *)own)->name = thread_name();
+    Worker *worker = own;
+    worker->name = thread_name();
     for (uint32_t seen = 0;;) {
-        seen = next_job(seen);
-        take_part(own);
+        seen = next_job(worker->member.pool, seen);
+        take_part(worker);
     }
     return 0;
 }
 
-static int start_worker(int64_t index)
+static int start_worker(Pool *pool, int64_t index)
 {
-    Worker *worker = &pool.worker[index];
+    Worker *worker = &pool->worker[index];
     pthread_attr_t attributes;
     sigset_t all, before;
     worker->place = OUTSIDE;
-    worker->member = (Member){.index = index};
+    worker->member = (Member){.pool = pool, .index = index};
     sigfillset(&all); /* signals are for the program's own threads */
     pthread_sigmask(SIG_SETMASK, &all, &before);
     pthread_attr_init(&attributes);
@@ -307,76 +314,88 @@ static int start_worker(int64_t index)
     return !failed;
 }
 
-/* Only the thread that forked lives on in the child: its pool is empty, and fills when it is next used. */
+/* Only the thread that forked lives on in the child: its pools are empty, and fill when they are next used. */
 static void start_anew(void)
 {
-    pthread_mutex_init(&pool.jobs, 0);
     forget_sleepers();
-    pool.workers = 0;
-    pool.active = 0;
-    pool.sleepers = pool.job_sleepers = 0;
-    pool.caller.private = 0, pool.caller.private_bytes = 0; /* another thread may have been about to replace it */
+    for (Pool *pool = pools; pool < pools + POOLS; pool++) {
+        pthread_mutex_init(&pool->jobs, 0);
+        pool->workers = 0;
+        pool->active = 0;
+        pool->sleepers = pool->job_sleepers = 0;
+        pool->caller.private = 0, pool->caller.private_bytes = 0; /* another thread may have been about to replace it */
+    }
 }
 
-static int64_t gather(int64_t threads)
+static void prepare_for_forks(void)
 {
-    static int prepared;
-    if (!prepared) prepared = 1, pthread_atfork(0, 0, start_anew);
+    pthread_atfork(0, 0, start_anew);
+}
+
+static int64_t gather(Pool *pool, int64_t threads)
+{
+    static pthread_once_t prepared = PTHREAD_ONCE_INIT;
+    pthread_once(&prepared, prepare_for_forks);
     if (threads > MOST_THREADS) threads = MOST_THREADS;
-    while (pool.workers + 1 < threads && start_worker(pool.workers + 1)) pool.workers++;
-    return pool.workers + 1 < threads ? pool.workers + 1 : threads;
+    while (pool->workers + 1 < threads && start_worker(pool, pool->workers + 1)) pool->workers++;
+    return pool->workers + 1 < threads ? pool->workers + 1 : threads;
 }
 
-static void wait_until(uint32_t place, int detached_too)
+static void wait_until(Pool *pool, uint32_t place, int detached_too)
 {
-    for (int64_t other = 1; other <= pool.workers; other++)
+    for (int64_t other = 1; other <= pool->workers; other++)
         for (int64_t looks = 0;; looks++) {
-            uint32_t seen = LOAD(pool.worker[other].place);
+            uint32_t seen = LOAD(pool->worker[other].place);
             if (seen == place || (seen == DETACHED && !detached_too)) break;
             if (looks < 1000)
                 PAUSE();
             else
-                sleep_on(&pool.worker[other].place, seen, 50000); /* nobody rings for it */
+                sleep_on(&pool->worker[other].place, seen, 50000); /* nobody rings for it */
         }
 }
 
-void parlay_pool_run(int64_t threads, void (*job)(const void *, Member *), const void *context)
+void parlay_pool_run(int which, int64_t threads, void (*job)(const void *, Member *), const void *context)
 {
-    static int64_t ended;
-    pthread_mutex_lock(&pool.jobs);
-    pool.count = gather(threads);
-    pool.caller.count = pool.count;
-    pool.job = job, pool.context = context;
-    if (pool.count > 1) {
-        int64_t began = now(), gap = ended ? began - ended : 0;
-        look_around(began);
-        pool.gap += ((gap < 4 * SPIN_BETWEEN_JOBS ? gap : 4 * SPIN_BETWEEN_JOBS) - pool.gap) / 8;
-        pool.caller.job = pool.caller.stamp = pool.stamps + 1;
-        STORE(pool.current, pool.stamps + 1);
-        STORE(pool.active, pool.stamps + 1);
-        __atomic_fetch_add(&pool.job_bell, 1, __ATOMIC_SEQ_CST);
-        if (LOAD(pool.job_sleepers)) wake(&pool.job_bell);
+    Pool *pool = &pools[which];
+    pthread_mutex_lock(&pool->jobs);
+    pool->count = gather(pool, threads);
+    pool->caller.pool = pool;
+    pool->caller.count = pool->count;
+    pool->job = job, pool->context = context;
+    if (pool->count > 1) {
+        int64_t began = now(), gap = pool->ended ? began - pool->ended : 0;
+        look_around(pool, began);
+        pool->gap += ((gap < 4 * SPIN_BETWEEN_JOBS ? gap : 4 * SPIN_BETWEEN_JOBS) - pool->gap) / 8;
+        pool->caller.job = pool->caller.stamp = pool->stamps + 1;
+        STORE(pool->current, pool->stamps + 1);
+        STORE(pool->active, pool->stamps + 1);
+        __atomic_fetch_add(&pool->job_bell, 1, __ATOMIC_SEQ_CST);
+        if (LOAD(pool->job_sleepers)) wake(&pool->job_bell);
     }
-    job(context, &pool.caller);
-    if (pool.count > 1) {
-        pool.stamps = pool.caller.stamp;
-        STORE(pool.active, 0);
-        wait_until(OUTSIDE, 0);
-        ended = now();
+    job(context, &pool->caller);
+    if (pool->count > 1) {
+        pool->stamps = pool->caller.stamp;
+        STORE(pool->active, 0);
+        wait_until(pool, OUTSIDE, 0);
+        pool->ended = now();
     }
-    pthread_mutex_unlock(&pool.jobs);
+    pthread_mutex_unlock(&pool->jobs);
 }
 
 void parlay_pool_rest(void)
 {
-    pthread_mutex_lock(&pool.jobs);
-    wait_until(OUTSIDE, 1);
-    pthread_mutex_unlock(&pool.jobs);
+    for (Pool *pool = pools; pool < pools + POOLS; pool++) {
+        pthread_mutex_lock(&pool->jobs);
+        wait_until(pool, OUTSIDE, 1);
+        pthread_mutex_unlock(&pool->jobs);
+    }
 }
 
 void parlay_pool_delay(int64_t index, int64_t every, int64_t microseconds)
 {
-    pthread_mutex_lock(&pool.jobs);
-    pool.delayed = index, pool.delay_every = every > 0 ? every : 1, pool.delay = microseconds;
-    pthread_mutex_unlock(&pool.jobs);
+    for (Pool *pool = pools; pool < pools + POOLS; pool++) {
+        pthread_mutex_lock(&pool->jobs);
+        pool->delayed = index, pool->delay_every = every > 0 ? every : 1, pool->delay = microseconds;
+        pthread_mutex_unlock(&pool->jobs);
+    }
 }

@@ -1,4 +1,4 @@
-/* One pool of threads for all forwards of a process.
+/* The threads of all forwards of a process, in two pools: one for what decodes, one for what drafts beside it.
  *
  * A job is a sequence of phases that every thread walks through by itself. A phase is a number of pieces; threads claim
  * them one by one, each its own range first, then what others have not begun. The results of a piece stay private until
@@ -25,10 +25,13 @@
 #endif
 
 #define MOST_PIECES 8192 /* of a phase */
-#define MOST_THREADS 256
+#define MOST_THREADS 256 /* of a pool */
+
+enum { DECODING, BESIDE, POOLS };
 
 /* One thread at work on a job. */
 typedef struct {
+    struct Pool *pool;
     int64_t index, count; /* which of how many */
     uint64_t job, stamp;  /* the job it works on, and the phase that it comes to next */
     char *private;        /* results of a piece until they are committed */
@@ -45,8 +48,9 @@ typedef struct {
     int detached; /* `compute` reads no memory but what lives until `parlay_pool_rest`: a late thread is left behind */
 } Phase;
 
-/* Runs `job` on `threads` threads, the caller among them. Any thread may call it; jobs run one after another. */
-void parlay_pool_run(int64_t threads, void (*job)(const void *context, Member *me), const void *context);
+/* Runs `job` on `threads` threads of a pool, the caller among them. Any thread may call it; the jobs of a pool run one
+ * after another, those of two pools at the same time. */
+void parlay_pool_run(int which, int64_t threads, void (*job)(const void *context, Member *me), const void *context);
 
 /* Walks through the next phase. Returns 0 when the job has ended meanwhile: then the thread must leave it at once. */
 int parlay_pool_phase(Member *me, const Phase *phase);

@@ -10,7 +10,7 @@ from parlay.models.forward import GrownTree, Growth, TreeRequest
 from parlay.models.native import NativeRunner
 from parlay.sampling import noise
 from parlay.sampling.processors import edits
-from parlay.types import NO_DRAFT, Draft, Tree
+from parlay.types import NO_DRAFT, Draft, SequenceView, Tree
 
 
 class GrownDrafts:
@@ -28,15 +28,15 @@ class GrownDrafts:
 
     def write(self, jobs: Sequence[DraftJob]) -> list[Draft]:
         """The likeliest path of each draft that ran joins the draft model's cache as if committed."""
-        plain = [job for job in jobs if _is_plain(job)]
-        edited = [job for job in jobs if not _is_plain(job)]
+        plain = [job for job in jobs if is_plain(job.view)]
+        edited = [job for job in jobs if not is_plain(job.view)]
         drafts = dict(zip(map(id, edited), self._slow.write(edited) if edited else (), strict=True))
         drafts |= zip(map(id, plain), self._grow(plain) if plain else (), strict=True)
         return [drafts[id(job)] for job in jobs]
 
     def _grow(self, jobs: Sequence[DraftJob]) -> list[Draft]:
         growth = self._growth._replace(levels=max([job.budget for job in jobs]))
-        grown = self._runner.grow([job.sequence.segment() for job in jobs], growth, [_request(job) for job in jobs])
+        grown = self._runner.grow([job.sequence.segment() for job in jobs], growth, [tree_request(job) for job in jobs])
         for job, tree in zip(jobs, grown, strict=True):
             self._sequences.keep(job.sequence, tree.likeliest_rows, tree.rows)
         return [self._draft(tree) for tree in grown]
@@ -49,11 +49,13 @@ class GrownDrafts:
         )
 
 
-def _is_plain(job: DraftJob) -> bool:
-    return not edits(job.view, ()) and job.view.request.params.typical_p == 1
+def is_plain(view: SequenceView) -> bool:
+    """Whether the compiled decoder can draft for the request: its logits are not edited before a token is drawn."""
+    return not edits(view, ()) and view.request.params.typical_p == 1
 
 
-def _request(job: DraftJob) -> TreeRequest:
+def tree_request(job: DraftJob) -> TreeRequest:
+    """The draft of a job, as the compiled decoder is asked for it."""
     view, params, sequence = job.view, job.view.request.params, job.sequence
     unread = view.tokens[sequence.listed :]
     sequence.listed = len(view.tokens)

@@ -12,8 +12,8 @@ from parlay.cache.pages import CODES
 from parlay.compiled import structs
 from parlay.compiled.library import NotLoaded, load
 from parlay.models.compiled.adapters import PackedAdapters, firsts_of_experts
-from parlay.models.compiled.growing import GrownTrees, TreeRequests
-from parlay.models.compiled.layout import BatchLayout, Prefixes, lay_out, lay_out_texts
+from parlay.models.compiled.growing import GrowthCall
+from parlay.models.compiled.layout import BatchLayout, Prefixes, lay_out
 from parlay.models.compiled.short_head import ShortHead
 from parlay.models.compiled.weights import Packed, Weights, nobody
 from parlay.models.config import DecoderConfig, Experts, RopeConfig
@@ -23,7 +23,6 @@ from parlay.models.forward import (
     ForwardBatch,
     ForwardOutput,
     Group,
-    GrownTree,
     Growth,
     Kernels,
     LayerPages,
@@ -248,33 +247,30 @@ class CompiledForward(Forward):
         self._core.forward(ctypes.byref(model), ctypes.byref(batch))
         return ForwardOutput(logits, Taps((0,), {0: taps_NH} if normed else {}))
 
-    def grow(self, work: ForwardBatch, growth: Growth, requests: Sequence[TreeRequest]) -> list[GrownTree]:
-        """A draft below the last row of each of the work's segments; see `NativeRunner.grow`."""
-        rows, segments, most = len(work.ids), len(work.places), max([request.nodes for request in requests])
-        laid, ids = lay_out_texts(work.places), (ctypes.c_int64 * rows)(*work.ids)
-        wanted = (ctypes.c_int32 * segments)(*work.wanted)
+    def growing(
+        self, work: ForwardBatch, growth: Growth, requests: Sequence[TreeRequest], beside: int = 0
+    ) -> GrowthCall:
+        """Lay out the growth of a draft below the last row of each of the work's segments; see `NativeRunner.grow`.
+
+        With ``beside`` it runs on so many threads of its own, whatever other models run. One runs at a time.
+        """
         self._reach(max([place.start + place.end for place in work.places]) + growth.levels)
-        batch = structs.Batch(rows, segments, segments, threads.count())
-        batch.ids, batch.segment, batch.wanted_rows = ctypes.addressof(ids), laid, ctypes.addressof(wanted)
-        grown, call = GrownTrees.of(segments, most), structs.GrowthStruct(growth.levels, growth.width, most)
-        model = self._model
-        call.least = growth.least
-        if growth.head is not None:
-            tokens_D, first, features_NF = growth.head
-            call.first, call.features = ctypes.addressof(first), features_NF.data_ptr()
-        else:
-            call.embedded = 1
-            short = self.short_head(growth.short)
+        model, head = self._model, growth.head
+        short = self.short_head(growth.short) if head is None else None
+        if short is not None:
             short.add([token for request in requests for token in request.unread])
-            model, tokens_D = short.model, short.tokens_D
-        call.tokens = tokens_D.data_ptr()
-        laid_requests = TreeRequests.of(requests, growth.levels)
-        laid_requests.fill(call)
-        grown.receive(call)
-        pointers = ctypes.byref(model), ctypes.byref(batch), ctypes.byref(call)
-        call.memory = self._growing.at_least(self._core.growth_bytes(*pointers))
-        self._core.grow(*pointers)
-        return grown.read()
+            model = short.model
+        return GrowthCall.of(
+            model,
+            work,
+            growth,
+            requests,
+            tokens_D=short.tokens_D if head is None else head.tokens_D,
+            core=self._core,
+            space=self._growing,
+            threads=beside or threads.count(),
+            beside=beside > 0,
+        )
 
     def add_adapter(self, adapter: LowRankAdapter) -> None:
         """Pack an adapter now that rows will run with. Any thread may call this."""

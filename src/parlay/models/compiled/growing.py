@@ -6,9 +6,16 @@ import ctypes
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch import Tensor
 
 from parlay.compiled import structs
-from parlay.models.forward import GrownTree, TreeRequest
+from parlay.models.compiled.layout import lay_out_texts
+from parlay.models.forward import ForwardBatch, GrownTree, Growth, TreeRequest
+
+if TYPE_CHECKING:
+    from parlay.models.compiled.forward import Workspace
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,3 +84,61 @@ class GrownTrees:
         return GrownTree(
             tuple(self.tokens[own]), tuple(self.parents[own]), tuple(self.chances[own]), tuple(self.ran[own])
         )
+
+
+@dataclass(frozen=True, slots=True)
+class GrowthCall:
+    """A call of the library that grows trees: all that it reads and writes. Any thread may run it, once.
+
+    Other calls that want memory of the same workspace come after it.
+    """
+
+    core: structs.Core
+    model: structs.ModelStruct
+    batch: structs.Batch
+    growth: structs.GrowthStruct
+    grown: GrownTrees
+    stopped: ctypes.c_int32
+    read: tuple[object, ...]
+    """What the structures point to."""
+
+    @staticmethod
+    def of(
+        model: structs.ModelStruct,
+        work: ForwardBatch,
+        growth: Growth,
+        requests: Sequence[TreeRequest],
+        *,
+        tokens_D: Tensor,
+        core: structs.Core,
+        space: Workspace,
+        threads: int,
+        beside: bool,
+    ) -> GrowthCall:
+        """Lay out the call. ``tokens_D`` are the target's tokens of the outputs of a draft head or a draft model."""
+        rows, segments, most = len(work.ids), len(work.places), max([request.nodes for request in requests])
+        laid, ids = lay_out_texts(work.places), (ctypes.c_int64 * rows)(*work.ids)
+        wanted, asked = (ctypes.c_int32 * segments)(*work.wanted), TreeRequests.of(requests, growth.levels)
+        batch = structs.Batch(rows, segments, segments, threads)
+        batch.ids, batch.segment, batch.wanted_rows = ctypes.addressof(ids), laid, ctypes.addressof(wanted)
+        call, stopped = structs.GrowthStruct(growth.levels, growth.width, most), ctypes.c_int32(0)
+        call.least, call.embedded, call.tokens = growth.least, growth.head is None, tokens_D.data_ptr()
+        if growth.head is not None:
+            call.first, call.features = ctypes.addressof(growth.head.first), growth.head.features_NF.data_ptr()
+        grown = GrownTrees.of(segments, most)
+        asked.fill(call)
+        grown.receive(call)
+        if beside:
+            call.stop = ctypes.addressof(stopped)
+        pointers = ctypes.byref(model), ctypes.byref(batch), ctypes.byref(call)
+        call.memory = space.at_least(core.growth_bytes(*pointers))
+        return GrowthCall(core, model, batch, call, grown, stopped, (laid, ids, wanted, asked, growth.head, tokens_D))
+
+    def run(self) -> list[GrownTree]:
+        """Grow the trees."""
+        self.core.grow(ctypes.byref(self.model), ctypes.byref(self.batch), ctypes.byref(self.growth))
+        return self.grown.read()
+
+    def stop(self) -> None:
+        """Begin no further level, if it runs beside others. Any thread may call this."""
+        self.stopped.value = 1

@@ -1,0 +1,206 @@
+"""What drafts while the target verifies: a draft model on threads of its own here, or a drafter in another process."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from parlay.drafters.draft_models.best_first import BestChains
+from parlay.drafters.draft_models.draft_sequences import DraftJob, DraftSequences
+from parlay.drafters.draft_models.grown import GrownDrafts, is_plain, tree_request
+from parlay.drafters.draft_models.opening import DraftWriter, draft_name, open_draft
+from parlay.drafters.options import PARALLEL_DRAFT as SOURCE
+from parlay.drafters.options import ParallelDraftOptions
+from parlay.drafters.remote.remote import Remote, RemoteOptions
+from parlay.drafters.resources import Resources
+from parlay.models.beside import GrowthBeside, ThreadBeside
+from parlay.models.forward import GrownTree, Growth
+from parlay.models.native import NativeRunner
+from parlay.options import UsageError
+from parlay.system import threads
+from parlay.types import Draft, SequenceView, trees
+
+_log = logging.getLogger(__name__)
+
+Clock = Callable[[], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """Tokens that continue a text, and the drafter's chance of each; none where it gives no chances."""
+
+    tokens: tuple[int, ...] = ()
+    scores: tuple[float, ...] = ()
+
+
+@dataclass(slots=True)
+class Written:
+    """What was drafted beside the target, by sequence, or why nothing was.
+
+    ``seconds`` is what each token took, and ``apart`` how long nobody asked; 0: not known.
+    """
+
+    chains: dict[int, Chain] = field(default_factory=dict)
+    error: Exception | None = None
+    seconds: float = 0.0
+    apart: float = 0.0
+
+
+class DraftResource(Protocol):
+    """Cores, a device or a host that drafts. One thread calls it.
+
+    What was begun is ended before anything else is asked. Sequences that can't be drafted for have no chain.
+    """
+
+    def beside(self, view: SequenceView) -> bool:
+        """Whether it can draft for the request while this thread goes on."""
+        ...
+
+    def write(self, views: Sequence[SequenceView], lengths: Sequence[int]) -> dict[int, Chain]:
+        """Continue texts by so many tokens each, now, while this thread waits."""
+        ...
+
+    def begin(self, views: Sequence[SequenceView], lengths: Sequence[int]) -> None:
+        """Begin to continue texts by so many tokens each. They do not change until `end`."""
+        ...
+
+    def end(self, *, stop: bool) -> Written:
+        """Wait for what was begun; with ``stop`` only for the token that is being written. Never raises for it."""
+        ...
+
+    def release(self, sequence: int) -> None:
+        """Forget a sequence of which nothing is under way."""
+        ...
+
+
+class ModelBeside:
+    """A draft model that the compiled decoder runs, on threads of its own.
+
+    Requests whose logits are edited before a token is drawn are drafted for while nothing else runs, and so are all
+    where another decoder runs the model.
+    """
+
+    def __init__(self, resources: Resources, options: ParallelDraftOptions, clock: Clock = time.perf_counter) -> None:
+        runner = open_draft(SOURCE, resources, draft_name(SOURCE, resources, options.model))
+        if options.threads >= threads.count() > 1:
+            raise UsageError(
+                f"strategy {SOURCE}: threads={options.threads} leaves none of the {threads.count()} to the target: "
+                f"give it {threads.count() - 1} at most"
+            )
+        self._clock = clock
+        self._sequences = DraftSequences(runner)
+        self._writer: DraftWriter = BestChains(runner, self._sequences, SOURCE, 0.0)
+        self._thread = ThreadBeside(options.threads)
+        self._growth = Growth(0, 1, 0.0, short=options.tokens)
+        self._runner = runner if isinstance(runner, NativeRunner) and runner.grows else None
+        if self._runner is not None:
+            self._writer = GrownDrafts(self._runner, self._sequences, SOURCE, self._growth, self._writer)
+        else:
+            _log.warning("%s: %s drafts before each forward, not during it: %s", SOURCE, runner.spec.name, _NOT_HERE)
+        self._growing: GrowthBeside | None = None
+        self._written, self._began = Written(), 0.0
+        resources.closing.callback(self._close)
+
+    def beside(self, view: SequenceView) -> bool:
+        return self._runner is not None and is_plain(view)
+
+    def write(self, views: Sequence[SequenceView], lengths: Sequence[int]) -> dict[int, Chain]:
+        jobs = list(self._sequences.jobs(views, lengths).values())
+        drafts = self._writer.write(jobs) if jobs else []
+        return {job.view.sequence: _chain(draft) for job, draft in zip(jobs, drafts, strict=True)}
+
+    def begin(self, views: Sequence[SequenceView], lengths: Sequence[int]) -> None:
+        assert self._runner is not None, "`beside` was asked"
+        jobs = list(self._sequences.jobs(views, lengths).values())
+        self._written, self._began = Written(), self._clock()
+        if not jobs:
+            return
+        texts, requests = [job.sequence.segment() for job in jobs], [tree_request(job) for job in jobs]
+        growth = self._growth._replace(levels=max([job.budget for job in jobs]))
+        self._growing = GrowthBeside(
+            self._runner, texts, growth, requests, beside=self._thread, ended=lambda grown: self._keep(jobs, grown)
+        )
+
+    def _keep(self, jobs: Sequence[DraftJob], grown: list[GrownTree] | Exception) -> None:
+        """The chains that have grown join the draft model's cache as if committed."""
+        if isinstance(grown, Exception):
+            self._written.error = grown
+            return
+        for job, tree in zip(jobs, grown, strict=True):
+            self._sequences.keep(job.sequence, tree.likeliest_rows, tree.rows)
+            self._written.chains[job.view.sequence] = Chain(tree.tokens, tree.chances)
+
+    def end(self, *, stop: bool) -> Written:
+        self._written.apart = self._clock() - self._began
+        if self._growing is not None:
+            growing, self._growing = self._growing, None
+            growing.end(stop=stop)
+            longest = max([len(chain.tokens) for chain in self._written.chains.values()], default=0)
+            self._written.seconds = growing.seconds / longest if longest else 0.0
+        return self._written
+
+    def release(self, sequence: int) -> None:
+        self._sequences.release(sequence)
+
+    def _close(self) -> None:
+        if self._growing is not None:
+            self._growing.end(stop=True)
+        self._thread.close()
+
+
+_NOT_HERE = "only the compiled decoder drafts beside a target; another process can, with url="
+
+
+class ServiceBeside:
+    """A drafter behind ``parlay serve --drafter-only``, which drafts while the target verifies here."""
+
+    def __init__(self, resources: Resources, options: ParallelDraftOptions, clock: Clock = time.perf_counter) -> None:
+        if options.model:
+            raise UsageError(f"strategy {SOURCE}: model= and url= both say who drafts; leave one of them out")
+        self._remote = Remote(resources, RemoteOptions(url=options.url, deadline_ms=options.deadline_ms))
+        self._clock = clock
+        self._thread = ThreadBeside()
+        self._views: Sequence[SequenceView] = ()
+        self._asked: Future[tuple[list[Draft], float]] | None = None
+        self._began = 0.0
+        resources.closing.callback(self._thread.close)
+
+    def beside(self, view: SequenceView) -> bool:
+        return True
+
+    def write(self, views: Sequence[SequenceView], lengths: Sequence[int]) -> dict[int, Chain]:
+        drafts = self._remote.propose(views, lengths)
+        return {view.sequence: _chain(draft) for view, draft in zip(views, drafts, strict=True)}
+
+    def begin(self, views: Sequence[SequenceView], lengths: Sequence[int]) -> None:
+        self._views, self._began = views, self._clock()
+        self._asked = self._thread.begin(lambda: self._ask(views, lengths))
+
+    def _ask(self, views: Sequence[SequenceView], lengths: Sequence[int]) -> tuple[list[Draft], float]:
+        return self._remote.propose(views, lengths), self._clock() - self._began
+
+    def end(self, *, stop: bool) -> Written:
+        """Wait for the service until its deadline, ``stop`` or not: it has an answer for what comes next only then."""
+        asked, self._asked, apart = self._asked, None, self._clock() - self._began
+        if asked is None:
+            return Written()
+        try:
+            drafts, seconds = asked.result()
+        except Exception as error:
+            return Written(error=error)
+        longest = max(map(len, drafts), default=0)
+        chains = {view.sequence: _chain(draft) for view, draft in zip(self._views, drafts, strict=True)}
+        return Written(chains, seconds=seconds / longest if longest else 0.0, apart=apart)
+
+    def release(self, sequence: int) -> None:
+        self._remote.release(sequence)
+
+
+def _chain(draft: Draft) -> Chain:
+    """The likeliest path of a draft."""
+    best = trees.best_chain(draft)
+    return Chain(best.tree.tokens, best.scores)

@@ -1,0 +1,206 @@
+"""Drafting and verifying at the same time (PEARL, Liu et al. 2024; AMUSD, McDanel 2024)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from parlay.drafters.draft_models.beside import Chain, DraftResource, ModelBeside, ServiceBeside
+from parlay.drafters.draft_models.chains import Sight
+from parlay.drafters.options import PARALLEL_DRAFT as SOURCE
+from parlay.drafters.options import ParallelDraftOptions
+from parlay.drafters.resources import Resources
+from parlay.options import UsageError
+from parlay.types import NO_DRAFT, Draft, Needs, Observation, SequenceView, trees
+
+_LEAST = 2
+"""Tokens that are drafted during a forward: the first one stands for what the forward commits after its draft."""
+_FIRST = 4  # as many, while the speeds are not known
+_NEWEST = 0.2  # weight of the newest measurement of a speed
+_SPARE = 0.25  # part of a token by which a forward may be too short for it
+
+
+class ParallelDraft:
+    """PEARL (Liu et al. 2024, arXiv:2408.11850) and AMUSD (McDanel 2024, arXiv:2410.17375): drafts during forwards.
+
+    *Post-verify*: while the target verifies a draft, the draft model goes on from the end of it, as if all of it were
+    right. The first token that it writes there stands for the one that the target adds, so if the draft and that token
+    are right, the rest is the next draft, already there. *Pre-verify*: where they are not, the next forward has no
+    draft: it yields the token that the first of the next draft is compared with, while that is written. So a step
+    takes as long as the slower of the two, once a text has begun.
+
+    With ``form=pearl`` as many tokens are written during a forward as ``ahead`` says, or as the ratio of both speeds
+    does, and the next step waits for them. With ``form=amusd`` writing ends when the forward does. The text is that of
+    plain decoding whatever is drafted when: each token's noise is keyed by its position.
+    """
+
+    needs = Needs(outcomes=False, beside=True)
+
+    def __init__(
+        self, resources: Resources, options: ParallelDraftOptions, *, drafting: DraftResource | None = None
+    ) -> None:
+        """``drafting`` takes the place of the model or the service that the options name."""
+        if options.ahead and options.form == "amusd":
+            raise UsageError(f"strategy {SOURCE}: form=amusd drafts until a forward ends; leave out ahead")
+        where = ServiceBeside if options.url else ModelBeside
+        self._drafting: DraftResource = drafting or where(resources, options)
+        self._pace, self._stops = _Pace(options), options.form == "amusd"
+        self._guesses: dict[int, _Guess] = {}
+        self._flying: list[_Guess] = []
+        self._failed: dict[int, Exception] = {}
+
+    def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
+        """Propose what was drafted during the last forward, and go on drafting."""
+        self._land(views)
+        asked = {place: views[place] for place, budget in enumerate(budgets) if budget > 0}
+        for view in asked.values():
+            if view.sequence in self._failed:
+                raise self._failed[view.sequence]
+        guesses = {place: self._follow(view) for place, view in asked.items()}
+        self._begin_texts(
+            [(guess, budgets[place]) for place, guess in guesses.items() if not guess.rest and not guess.was_ahead]
+        )
+        drafts = [NO_DRAFT] * len(views)
+        for place, guess in guesses.items():
+            drafts[place] = guess.draft(budgets[place])
+        self._take_off([(guess, budgets[place]) for place, guess in guesses.items()])
+        return drafts
+
+    def _land(self, views: Sequence[SequenceView]) -> None:
+        """End what is drafted beside the target: at once where no text can use it."""
+        if not self._flying:
+            return
+        flying, self._flying = self._flying, []
+        now = {view.sequence: view.tokens for view in views}
+        useful = any(guess.hopeful(now.get(guess.sight.sequence)) for guess in flying)
+        written = self._drafting.end(stop=self._stops or not useful)
+        self._pace.learn(written.apart, written.seconds)
+        for guess in flying:
+            if written.error is not None:
+                self._failed[guess.sight.sequence] = written.error
+            guess.extend(written.chains.get(guess.sight.sequence, _NOTHING))
+
+    def _follow(self, view: SequenceView) -> _Guess:
+        """What is guessed of a text as it is now."""
+        guess = self._guesses.get(view.sequence)
+        if guess is None:
+            guess = self._guesses[view.sequence] = _Guess(Sight(view, list(view.tokens)), len(view.tokens))
+        guess.follow(view)
+        guess.was_ahead &= self._drafting.beside(guess.sight)
+        return guess
+
+    def _begin_texts(self, guesses: Sequence[tuple[_Guess, int]]) -> None:
+        """Draft while nothing else runs where nothing was under way: in a text's first step, or after a pause."""
+        lengths = [guess.room(budget) for guess, budget in guesses]
+        wanted = [(guess, length) for (guess, _), length in zip(guesses, lengths, strict=True) if length > 0]
+        if wanted:
+            chains = self._drafting.write([guess.sight for guess, _ in wanted], [length for _, length in wanted])
+            for guess, _ in wanted:
+                guess.extend(chains.get(guess.sight.sequence, _NOTHING))
+
+    def _take_off(self, guesses: Sequence[tuple[_Guess, int]]) -> None:
+        """Go on from the ends of these guesses while the target verifies."""
+        flying: list[tuple[_Guess, int]] = []
+        for guess, budget in guesses:
+            most = budget + 1 if self._stops else min(budget + 1, self._pace.tokens)
+            length = guess.room(max(_LEAST, most) - (len(guess.rest) - guess.drafted))
+            if length > 0 and self._drafting.beside(guess.sight):
+                flying.append((guess, length))
+        if flying:
+            self._drafting.begin([guess.sight for guess, _ in flying], [length for _, length in flying])
+            self._flying = [guess for guess, _ in flying]
+            for guess in self._flying:
+                guess.was_ahead = True
+
+    def observe(self, observations: Sequence[Observation]) -> None:
+        """Learns nothing here: `propose` compares what was guessed with the committed tokens."""
+
+    def release(self, sequence: int) -> None:
+        """Forget the sequence. If it is drafted for at this moment, that ends first, for all that are."""
+        if any(guess.sight.sequence == sequence for guess in self._flying):
+            self._land([guess.sight.view for guess in self._flying if guess.sight.sequence != sequence])
+        self._guesses.pop(sequence, None)
+        self._failed.pop(sequence, None)
+        self._drafting.release(sequence)
+
+
+_NOTHING = Chain()
+
+
+@dataclass(slots=True, eq=False)
+class _Guess:
+    """A text as it will be if the drafter is right: ``start`` tokens of the sight are committed, the rest is guessed.
+
+    ``scores`` are those of the guessed tokens, ``drafted`` how many of these the target was shown. ``was_ahead``:
+    something was drafted for it during the last forward.
+    """
+
+    sight: Sight
+    start: int
+    scores: list[float] = field(default_factory=list)
+    drafted: int = 0
+    was_ahead: bool = False
+
+    @property
+    def rest(self) -> list[int]:
+        """The guessed tokens."""
+        return self.sight.tokens[self.start :]
+
+    def hopeful(self, tokens: Sequence[int] | None) -> bool:
+        """Whether what is drafted behind the guess may be of use, now that these tokens are committed."""
+        if tokens is None:
+            return False
+        rest = self.rest
+        new = list(tokens[self.start : self.start + len(rest)])
+        return new == rest[: len(new)]
+
+    def follow(self, view: SequenceView) -> None:
+        """Keep what agrees with the text as it is now; if that is nothing, the guess ends where the text does."""
+        tokens, self.sight.view = view.tokens, view
+        start = min(self.start, len(tokens))
+        new = list(tokens[start:])
+        self.was_ahead &= len(new) <= self.drafted + 1  # a forward commits no more: otherwise there was a pause
+        if start == self.start and self.sight.tokens[start : start + len(new)] == new:
+            del self.scores[: len(new)]
+        else:
+            self.sight.tokens[start:] = new
+            self.scores.clear()
+        self.start = len(tokens)
+
+    def extend(self, chain: Chain) -> None:
+        """Guess that these tokens follow."""
+        self.sight.tokens += chain.tokens
+        self.scores += chain.scores
+
+    def draft(self, budget: int) -> Draft:
+        """The first guessed tokens, for the target to verify."""
+        tokens = self.rest[:budget]
+        self.drafted = len(tokens)
+        scores = self.scores[: len(tokens)] if len(self.scores) >= len(tokens) else ()
+        return trees.chain(tokens, SOURCE, scores)
+
+    def room(self, length: int) -> int:
+        """As many tokens of ``length`` as the request may have behind what is guessed."""
+        most, sight = self.sight.request.params.max_tokens, self.sight
+        return length if most is None else min(length, most - (len(sight.tokens) - sight.prompt_length))
+
+
+class _Pace:
+    """How many tokens to draft during a forward: as many as fit into one, as PEARL does, unless their number is set."""
+
+    def __init__(self, options: ParallelDraftOptions) -> None:
+        self._set = options.ahead
+        self._forward = self._token = 0.0
+
+    @property
+    def tokens(self) -> int:
+        if self._set:
+            return self._set
+        return max(_LEAST, int(self._forward / self._token + _SPARE)) if self._token and self._forward else _FIRST
+
+    def learn(self, forward: float, token: float) -> None:
+        """A forward took so long, and a drafted token; 0: not known."""
+        if forward > 0 and token > 0:
+            known = self._token > 0
+            self._forward += (_NEWEST if known else 1.0) * (forward - self._forward)
+            self._token += (_NEWEST if known else 1.0) * (token - self._token)
