@@ -198,7 +198,7 @@ def test_another_decoder_drafts_before_the_forward_and_says_so(caplog: pytest.Lo
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"threads": 2}, "leaves none of the 2 to the target"),
+        ({"threads": 2}, "leaves none of 2 to the target"),
         ({"form": "amusd", "ahead": 3}, "leave out ahead"),
         ({"url": "http://127.0.0.1:1", "model": "tiny"}, "leave one of them out"),
     ],

@@ -23,8 +23,13 @@ class ThreadBeside:
     the first call and ends with `close`.
     """
 
-    def __init__(self, threads: int = 0) -> None:
-        self.threads = threads
+    def __init__(self, lent: int = 0) -> None:
+        """Lend it that many threads. Raises ValueError where they are all that decode, unless there is one alone."""
+        if lent >= threads.count() > 1:
+            raise ValueError(
+                f"threads={lent} leaves none of {threads.count()} to the target: give it {threads.count() - 1} at most"
+            )
+        self.threads = lent
         self._made: tuple[int, ThreadPoolExecutor] | None = None
 
     def begin(self, call: Callable[[], _Result]) -> Future[_Result]:

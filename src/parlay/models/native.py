@@ -249,7 +249,7 @@ class NativeRunner(Runner):
         have nodes, and the rows that ran can be kept. Noise has less precision here than where a target samples.
         """
         grown = self.growing(texts, growth, requests).run()
-        if not growth.head:
+        if growth.head is None:
             self.restage(texts, grown)
         return grown
 
@@ -262,7 +262,8 @@ class NativeRunner(Runner):
         ids = [token for text in texts for token in text.pending]
         self._check(ids, (), NO_SKIP)
         nodes = [0 if growth.head else request.nodes for request in requests]
-        places = [self._place(_with_room(text, count), NO_SKIP) for text, count in zip(texts, nodes, strict=True)]
+        rooms = [trees.chain_tree([0] * count) for count in nodes]  # before anybody knows the nodes' tokens
+        places = [self._place(text._replace(tree=room), NO_SKIP) for text, room in zip(texts, rooms, strict=True)]
         last = [end - 1 for end in accumulate(place.pending for place in places)]
         return self._forward.growing(ForwardBatch(ids, places, last), growth, requests, beside)
 
@@ -366,11 +367,6 @@ def _block_of(canvas: CanvasSpec | None) -> int:
     """How many rows of the text see each other; 0: each sees those before it."""
     sizes = {"causal": 0, "block": canvas.block, "full": _WHOLE_TEXT} if canvas else {"causal": 0}
     return sizes[canvas.text if canvas else "causal"]
-
-
-def _with_room(text: Segment, nodes: int) -> Segment:
-    """The text with a chain of so many nodes, for which room is looked for before anybody knows their tokens."""
-    return text._replace(tree=trees.chain_tree([0] * nodes)) if nodes else text
 
 
 def _check_together(segment: Segment) -> None:

@@ -1,4 +1,4 @@
-"""What drafts while the target verifies: a draft model on threads of its own here, or a drafter in another process."""
+"""Draft models on threads of their own, and drafters in other processes, which draft while the target verifies."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from parlay.models.beside import GrowthBeside, ThreadBeside
 from parlay.models.forward import GrownTree, Growth
 from parlay.models.native import NativeRunner
 from parlay.options import UsageError
-from parlay.system import threads
 from parlay.types import Draft, SequenceView, trees
 
 _log = logging.getLogger(__name__)
@@ -39,7 +38,7 @@ class Chain:
 
 @dataclass(slots=True)
 class Written:
-    """What was drafted beside the target, by sequence, or why nothing was.
+    """Chains that were drafted beside the target, by sequence, or why none were.
 
     ``seconds`` is what each token took, and ``apart`` how long nobody asked; 0: not known.
     """
@@ -86,15 +85,13 @@ class ModelBeside:
 
     def __init__(self, resources: Resources, options: ParallelDraftOptions, clock: Clock = time.perf_counter) -> None:
         runner = open_draft(SOURCE, resources, draft_name(SOURCE, resources, options.model))
-        if options.threads >= threads.count() > 1:
-            raise UsageError(
-                f"strategy {SOURCE}: threads={options.threads} leaves none of the {threads.count()} to the target: "
-                f"give it {threads.count() - 1} at most"
-            )
+        try:
+            self._thread = ThreadBeside(options.threads)
+        except ValueError as error:
+            raise UsageError(f"strategy {SOURCE}: {error}") from None
         self._clock = clock
         self._sequences = DraftSequences(runner)
         self._writer: DraftWriter = BestChains(runner, self._sequences, SOURCE, 0.0)
-        self._thread = ThreadBeside(options.threads)
         self._growth = Growth(0, 1, 0.0, short=options.tokens)
         self._runner = runner if isinstance(runner, NativeRunner) and runner.grows else None
         if self._runner is not None:

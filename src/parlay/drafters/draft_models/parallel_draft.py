@@ -81,7 +81,7 @@ class ParallelDraft:
             guess.extend(written.chains.get(guess.sight.sequence, _NOTHING))
 
     def _follow(self, view: SequenceView) -> _Guess:
-        """What is guessed of a text as it is now."""
+        """Bring the guess of a text up to date."""
         guess = self._guesses.get(view.sequence)
         if guess is None:
             guess = self._guesses[view.sequence] = _Guess(Sight(view, list(view.tokens)), len(view.tokens))
@@ -180,7 +180,7 @@ class _Guess:
         return trees.chain(tokens, SOURCE, scores)
 
     def room(self, length: int) -> int:
-        """As many tokens of ``length`` as the request may have behind what is guessed."""
+        """Cut ``length`` to the tokens that the request may have behind what is guessed."""
         most, sight = self.sight.request.params.max_tokens, self.sight
         return length if most is None else min(length, most - (len(sight.tokens) - sight.prompt_length))
 

@@ -255,17 +255,18 @@ class CompiledForward(Forward):
         With ``beside`` it runs on so many threads of its own, whatever other models run. One runs at a time.
         """
         self._reach(max([place.start + place.end for place in work.places]) + growth.levels)
-        model, head = self._model, growth.head
-        short = self.short_head(growth.short) if head is None else None
-        if short is not None:
+        if growth.head is None:
+            short = self.short_head(growth.short)
             short.add([token for request in requests for token in request.unread])
-            model = short.model
+            model, tokens_D = short.model, short.tokens_D
+        else:
+            model, tokens_D = self._model, growth.head.tokens_D
         return GrowthCall.of(
             model,
             work,
             growth,
             requests,
-            tokens_D=short.tokens_D if head is None else head.tokens_D,
+            tokens_D=tokens_D,
             core=self._core,
             space=self._growing,
             threads=beside or threads.count(),
