@@ -16,6 +16,7 @@ from parlay.drafters.draft_models.beside import ModelBeside
 from parlay.drafters.draft_models.parallel_draft import ParallelDraft
 from parlay.drafters.resources import Resources
 from parlay.engine import Engine
+from parlay.models.beside import GrowthBeside
 from parlay.models.compiled.growing import GrowthCall
 from parlay.models.forward import GrownTree
 from parlay.models.native import NativeRunner
@@ -25,6 +26,7 @@ from parlay.sampling.rules import SharedNoise
 from parlay.strategies.building import build
 from parlay.strategies.spelling import parse
 from parlay.system import threads
+from parlay.testing.conformance import KitLength, default_stages, run_check, subject_of
 from parlay.testing.conformance.stage import Steady
 from parlay.testing.toys import ToyRunner
 from parlay.types import (
@@ -219,3 +221,22 @@ def test_lent_threads_come_back() -> None:
         threads.take_back(1)
         assert threads.count() == 4
     assert torch.get_num_threads() >= 1
+
+
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize("check", ["mixed", "forks", "preemption"])
+def test_it_passes_the_kit_on_threads(check: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a draft model that the compiled decoder runs: growths go on beside the target's forwards."""
+    delayed(monkeypatch, random.Random(4))
+    begun = []
+    monkeypatch.setattr(GrowthBeside, "end", counted(GrowthBeside.end, begun))
+    run_check(check, subject_of("parallel-draft"), default_stages()["native float32"], KitLength(tokens=24, draws=0))
+    assert begun
+
+
+def counted(end: Callable[..., None], calls: list[bool]) -> Callable[..., None]:
+    def counting(self: GrowthBeside, *, stop: bool = False) -> None:
+        calls.append(stop)
+        end(self, stop=stop)
+
+    return counting

@@ -69,7 +69,7 @@ ENTRIES: tuple[StrategyEntry, ...] = (
         options=ParallelDraftOptions,
         k=8,
         factory="parlay.drafters.draft_models.parallel_draft:ParallelDraft",
-        toys=("", "form=amusd", "url=toy,ahead=3", "rule=typical,ahead=2"),
+        toys=("url=toy,ahead=3", "", "form=amusd", "rule=typical,ahead=2"),
     ),
     StrategyEntry(
         name=BIG_LITTLE,
