@@ -15,7 +15,7 @@ class Beside(Protocol):
     """Work on pages of texts in use that goes on while the engine's thread does something else."""
 
     def end(self, *, stop: bool = False) -> None:
-        """Wait for its end; with ``stop`` it ends as soon as it can."""
+        """Wait for its end; with ``stop`` it ends as soon as it can. Then it is no longer the store's."""
         ...
 
 
@@ -53,8 +53,7 @@ class Holdings(ABC):
     def settle(self) -> None:
         """Stop the work on pages that goes on beside the engine's thread, and wait for its end."""
         if self.beside is not None:
-            beside, self.beside = self.beside, None
-            beside.end(stop=True)
+            self.beside.end(stop=True)
 
     @property
     def forgets(self) -> bool:

@@ -88,15 +88,20 @@ class GrowthBeside:
 
     def end(self, *, stop: bool = False) -> None:
         """Wait for the drafts and hand them on; with ``stop`` they grow no further level. Later calls do nothing."""
-        if self._growing is None:
+        growing = self._growing
+        if growing is None:
             return
-        growing, self._growing, self._runner.store.beside = self._growing, None, None
         if stop:
             self._call.stop()
+        failed: Exception | None = None
         try:
             grown = growing.result()
         except Exception as error:
-            self._ended(error)
+            failed = error
+        # Not before: whoever interrupts this thread leaves the other one at work.
+        self._growing = self._runner.store.beside = None
+        if failed is not None:
+            self._ended(failed)
             return
         self._runner.restage(self._texts, grown)
         self._ended(grown)

@@ -134,8 +134,9 @@ class ModelBeside:
     def end(self, *, stop: bool) -> Written:
         self._written.apart = self._clock() - self._began
         if self._growing is not None:
-            growing, self._growing = self._growing, None
+            growing = self._growing
             growing.end(stop=stop)
+            self._growing = None
             longest = max([len(chain.tokens) for chain in self._written.chains.values()], default=0)
             self._written.seconds = growing.seconds / longest if longest else 0.0
         return self._written

@@ -15,6 +15,7 @@ from parlay.types import NO_DRAFT, Draft, Needs, Observation, SequenceView, tree
 
 _LEAST = 2
 """Tokens that are drafted during a forward: the first one stands for what the forward commits after its draft."""
+_MOST = 1024  # that a draft model writes in one go
 _FIRST = 4  # as many, while the speeds are not known
 _NEWEST = 0.2  # weight of the newest measurement of a speed
 _SPARE = 0.25  # part of a token by which a forward may be too short for it
@@ -102,7 +103,7 @@ class ParallelDraft:
         """Go on from the ends of these guesses while the target verifies."""
         flying: list[tuple[_Guess, int]] = []
         for guess, budget in guesses:
-            most = budget + 1 if self._stops else min(budget + 1, self._pace.tokens)
+            most = min(budget + 1, _MOST if self._stops else self._pace.tokens)
             length = guess.room(max(_LEAST, most) - (len(guess.rest) - guess.drafted))
             if length > 0 and self._drafting.beside(guess.sight):
                 flying.append((guess, length))
