@@ -62,6 +62,7 @@ def native_texts(how: Callable[[], Strategy], asked: Sequence[Request]) -> dict[
     return run(Engine(grown.tiny(), Steady()), [(one, shared) for one in asked])
 
 
+LONG = replace(GREEDY, params=SamplingParams(temperature=0, max_tokens=500))
 NATIVE = [request(str(seed), seed, tokens=30, temperature=0.7 * (seed % 2)) for seed in range(3)]
 
 
@@ -112,7 +113,10 @@ def test_the_target_may_take_the_memory_of_a_draft_that_is_being_written(monkeyp
     delayed(monkeypatch, random.Random(3))
     with ExitStack() as stack:
         runner = grown.tiny()
-        drafter, view = on_threads(runner, "tokens=0", stack), Sight(0, [1, 5, 9])
+        drafter, view = (
+            on_threads(runner, "tokens=0", stack),
+            Sight(0, [1, 5, 9], LONG),
+        )
         for _ in range(8):
             draft = propose(drafter, view, 6)
             assert runner.store.beside is not None

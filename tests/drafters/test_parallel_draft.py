@@ -11,6 +11,7 @@ import pytest
 
 from parlay.drafters.draft_models.beside import Chain, Written
 from parlay.drafters.draft_models.parallel_draft import ParallelDraft
+from parlay.drafters.options import ParallelDraftOptions
 from parlay.engine import Engine, Limits
 from parlay.router.policies import Fixed, adaptive
 from parlay.sampling.rules import SharedNoise
@@ -42,30 +43,49 @@ from tests.engine.toy_engine import ANSWER, LOGITS, VOCAB, committed
 # ------------------------------------------------------------------------------------------------------- virtual time
 
 
-@pytest.mark.parametrize("ahead", [0, 3, 8], ids=["ratio", "few", "many"])
 @pytest.mark.parametrize("token", [0.7, 1.0, 4.0])
-@pytest.mark.parametrize("toy", [ALWAYS, NEVER, MOSTLY], ids=["right", "wrong", "mostly"])
+@pytest.mark.parametrize(
+    ("toy", "ahead"),
+    [(ALWAYS, 0), *((toy, ahead) for toy in (ALWAYS, NEVER, MOSTLY) for ahead in (3, 8))],
+    ids=["right-ratio", "right-3", "right-8", "wrong-3", "wrong-8", "mostly-3", "mostly-8"],
+)
 def test_a_step_takes_as_long_as_the_slower_of_drafting_and_verifying(
     toy: ToyDrafter, token: float, ahead: int
 ) -> None:
     """Within 2 percent, once the text has begun; where drafts are wrong, the next step waits for one token at most."""
-    time, forward = Time(), 6.0
-    drafter = ParallelDraft(toy_resources(), options(ahead=ahead), drafting=VirtualDrafting(toy, time, token))
-    engine = Engine(TimedRunner(time, forward), Steady(), clock=lambda: time.now)
+    drafting = token * (ahead or max(2, int(FORWARD / token + 0.25)))
+    expected = max(drafting, FORWARD)
+    steps, text = timed(toy, token, options(ahead=ahead))
+    assert text == plain([request(tokens=120)])["one"]
+    assert len(steps) >= 4
+    if toy is ALWAYS:
+        assert steps == pytest.approx([expected] * len(steps), rel=0.02)
+        assert len(text) / len(steps) > 2
+    assert all(FORWARD * 0.98 <= step <= expected * 1.02 for step in steps)
+
+
+FORWARD = 6.0
+
+
+def timed(toy: ToyDrafter, token: float, how: ParallelDraftOptions) -> tuple[list[float], list[int]]:
+    """Virtual seconds of the steps of a text, without those at its ends, in which less is drafted; and the text."""
+    time = Time()
+    drafter = ParallelDraft(toy_resources(), how, drafting=VirtualDrafting(toy, time, token))
+    engine = Engine(TimedRunner(time, FORWARD), Steady(), clock=lambda: time.now)
     engine.add(request(tokens=120), strategy(drafter))
     ends, text = [0.0], []
     while not engine.idle:
         text += committed(engine.step())
         ends.append(time.now)
-    assert text == plain([request(tokens=120)])["one"]
-    drafting = token * (ahead or max(2, int(forward / token + 0.25)))
-    expected = max(drafting, forward)
-    steps = [after - before for before, after in pairwise(ends)][2:-2]  # at the ends of a text less is drafted
-    assert len(steps) >= 4
-    if toy is ALWAYS:
-        assert steps == pytest.approx([expected] * len(steps), rel=0.02)
-        assert len(text) / len(steps) > 2
-    assert all(forward * 0.98 <= step <= expected * 1.02 for step in steps)
+    return [after - before for before, after in pairwise(ends)][2:-2], text
+
+
+def test_drafts_that_cost_little_are_written_first_where_they_are_often_wrong() -> None:
+    """A forward without a draft would take longer; where drafting takes as long as a forward, it runs meanwhile."""
+    often_wrong = toy_drafters.sometimes(ANSWER, VOCAB, [True, False, True, True, False])
+    quick, pure = (timed(often_wrong, 0.3, options(ahead=ahead))[0] for ahead in (0, 20))
+    assert sum(quick) < 0.75 * sum(pure)
+    assert max(timed(often_wrong, 3.0, options())[0]) <= FORWARD * 1.02
 
 
 def test_one_after_the_other_takes_the_sum() -> None:
@@ -119,8 +139,8 @@ class Unsteady(VirtualDrafting):
     def beside(self, view: SequenceView) -> bool:
         return view.request.key.seed % 5 != 3
 
-    def write(self, views: Sequence[SequenceView], lengths: Sequence[int]) -> dict[int, Chain]:
-        return self._some(super().write(views, lengths))
+    def write(self, views: Sequence[SequenceView], lengths: Sequence[int]) -> Written:
+        return Written(self._some(super().write(views, lengths).chains), seconds=self._chance.random())
 
     def end(self, *, stop: bool) -> Written:
         written = super().end(stop=False)

@@ -53,9 +53,9 @@ class VirtualDrafting:
     def beside(self, view: SequenceView) -> bool:
         return True
 
-    def write(self, views: Sequence[SequenceView], lengths: Sequence[int]) -> dict[int, Chain]:
+    def write(self, views: Sequence[SequenceView], lengths: Sequence[int]) -> Written:
         self._time.now += self._token * max(lengths)
-        return self._continued(views, lengths)
+        return Written(self._continued(views, lengths), seconds=self._token)
 
     def _continued(self, views: Sequence[SequenceView], lengths: Sequence[int]) -> dict[int, Chain]:
         drafts = self._toy.propose(views, lengths)

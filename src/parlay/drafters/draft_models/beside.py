@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from parlay.drafters.draft_models.best_first import BestChains
@@ -59,8 +59,8 @@ class DraftResource(Protocol):
         """Whether it can draft for the request while this thread goes on."""
         ...
 
-    def write(self, views: Sequence[SequenceView], lengths: Sequence[int]) -> dict[int, Chain]:
-        """Continue texts by so many tokens each, now, while this thread waits."""
+    def write(self, views: Sequence[SequenceView], lengths: Sequence[int]) -> Written:
+        """Continue texts by so many tokens each, now, while this thread waits. Raises what drafting raises."""
         ...
 
     def begin(self, views: Sequence[SequenceView], lengths: Sequence[int]) -> None:
@@ -105,10 +105,11 @@ class ModelBeside:
     def beside(self, view: SequenceView) -> bool:
         return self._runner is not None and is_plain(view)
 
-    def write(self, views: Sequence[SequenceView], lengths: Sequence[int]) -> dict[int, Chain]:
+    def write(self, views: Sequence[SequenceView], lengths: Sequence[int]) -> Written:
         jobs = list(self._sequences.jobs(views, lengths).values())
+        began = self._clock()
         drafts = self._writer.write(jobs) if jobs else []
-        return {job.view.sequence: _chain(draft) for job, draft in zip(jobs, drafts, strict=True)}
+        return _written([job.view for job in jobs], drafts, self._clock() - began)
 
     def begin(self, views: Sequence[SequenceView], lengths: Sequence[int]) -> None:
         assert self._runner is not None, "`beside` was asked"
@@ -170,9 +171,9 @@ class ServiceBeside:
     def beside(self, view: SequenceView) -> bool:
         return True
 
-    def write(self, views: Sequence[SequenceView], lengths: Sequence[int]) -> dict[int, Chain]:
-        drafts = self._remote.propose(views, lengths)
-        return {view.sequence: _chain(draft) for view, draft in zip(views, drafts, strict=True)}
+    def write(self, views: Sequence[SequenceView], lengths: Sequence[int]) -> Written:
+        began = self._clock()
+        return _written(views, self._remote.propose(views, lengths), self._clock() - began)
 
     def begin(self, views: Sequence[SequenceView], lengths: Sequence[int]) -> None:
         self._views, self._began = views, self._clock()
@@ -190,15 +191,15 @@ class ServiceBeside:
             drafts, seconds = asked.result()
         except Exception as error:
             return Written(error=error)
-        longest = max(map(len, drafts), default=0)
-        chains = {view.sequence: _chain(draft) for view, draft in zip(self._views, drafts, strict=True)}
-        return Written(chains, seconds=seconds / longest if longest else 0.0, apart=apart)
+        return replace(_written(self._views, drafts, seconds), apart=apart)
 
     def release(self, sequence: int) -> None:
         self._remote.release(sequence)
 
 
-def _chain(draft: Draft) -> Chain:
-    """The likeliest path of a draft."""
-    best = trees.best_chain(draft)
-    return Chain(best.tree.tokens, best.scores)
+def _written(views: Sequence[SequenceView], drafts: Sequence[Draft], seconds: float) -> Written:
+    """The likeliest path of each draft; they took so many seconds together."""
+    best = [trees.best_chain(draft) for draft in drafts]
+    longest = max(map(len, best), default=0)
+    chains = {view.sequence: Chain(each.tree.tokens, each.scores) for view, each in zip(views, best, strict=True)}
+    return Written(chains, seconds=seconds / longest if longest else 0.0)

@@ -18,6 +18,9 @@ _LEAST = 2
 _MOST = 1024  # that a draft model writes in one go
 _FIRST = 4  # as many, while the speeds are not known
 _NEWEST = 0.2  # weight of the newest measurement of a speed
+_EXPECTED, _SUPPOSED = 0.7, 4.0  # share of guesses that are right, while few were tested, and its weight in tokens
+_KEPT = 0.98  # weight of older tokens, for each that is tested
+_SURE = 0.98  # share beyond which no guess counts as right
 _SPARE = 0.25  # part of a token by which a forward may be too short for it
 
 
@@ -31,8 +34,10 @@ class ParallelDraft:
     takes as long as the slower of the two, once a text has begun.
 
     With ``form=pearl`` as many tokens are written during a forward as ``ahead`` says, or as the ratio of both speeds
-    does, and the next step waits for them. With ``form=amusd`` writing ends when the forward does. The text is that of
-    plain decoding whatever is drafted when: each token's noise is keyed by its position.
+    does, and the next step waits for them. In the latter case the next draft is written first where that is expected to
+    be quicker than pre-verify, as it is with a small draft model that is often wrong. With ``form=amusd`` writing ends
+    when the forward does. The text is that of plain decoding whatever is drafted when: each token's noise is keyed by
+    its position.
     """
 
     needs = Needs(outcomes=False, beside=True)
@@ -58,9 +63,7 @@ class ParallelDraft:
             if view.sequence in self._failed:
                 raise self._failed[view.sequence]
         guesses = {place: self._follow(view) for place, view in asked.items()}
-        self._begin_texts(
-            [(guess, budgets[place]) for place, guess in guesses.items() if not guess.rest and not guess.was_ahead]
-        )
+        self._draft_first([(guess, budgets[place]) for place, guess in guesses.items() if not guess.rest])
         drafts = [NO_DRAFT] * len(views)
         for place, guess in guesses.items():
             drafts[place] = guess.draft(budgets[place])
@@ -86,18 +89,25 @@ class ParallelDraft:
         guess = self._guesses.get(view.sequence)
         if guess is None:
             guess = self._guesses[view.sequence] = _Guess(Sight(view, list(view.tokens)), len(view.tokens))
-        guess.follow(view)
+        self._pace.learn_outcome(*guess.follow(view))
         guess.was_ahead &= self._drafting.beside(guess.sight)
         return guess
 
-    def _begin_texts(self, guesses: Sequence[tuple[_Guess, int]]) -> None:
-        """Draft while nothing else runs where nothing was under way: in a text's first step, or after a pause."""
-        lengths = [guess.room(budget) for guess, budget in guesses]
-        wanted = [(guess, length) for (guess, _), length in zip(guesses, lengths, strict=True) if length > 0]
+    def _draft_first(self, guesses: Sequence[tuple[_Guess, int]]) -> None:
+        """Draft while nothing else runs: in a text's first step, after a pause, and where that is better than to wait.
+
+        The others' next forward runs without a draft.
+        """
+        wanted: list[tuple[_Guess, int]] = []
+        for guess, budget in guesses:
+            length = guess.room(self._pace.before(budget) if guess.was_ahead else budget)
+            if length > 0:
+                wanted.append((guess, length))
         if wanted:
-            chains = self._drafting.write([guess.sight for guess, _ in wanted], [length for _, length in wanted])
+            written = self._drafting.write([guess.sight for guess, _ in wanted], [length for _, length in wanted])
+            self._pace.learn_alone(written.seconds)
             for guess, _ in wanted:
-                guess.extend(chains.get(guess.sight.sequence, _NOTHING))
+                guess.extend(written.chains.get(guess.sight.sequence, _NOTHING))
 
     def _take_off(self, guesses: Sequence[tuple[_Guess, int]]) -> None:
         """Go on from the ends of these guesses while the target verifies."""
@@ -155,18 +165,23 @@ class _Guess:
         new = list(tokens[self.start : self.start + len(rest)])
         return new == rest[: len(new)]
 
-    def follow(self, view: SequenceView) -> None:
-        """Keep what agrees with the text as it is now; if that is nothing, the guess ends where the text does."""
+    def follow(self, view: SequenceView) -> tuple[int, int]:
+        """Keep what agrees with the text as it is now; if that is nothing, the guess ends where the text does.
+
+        Returns how many guessed tokens were right, and how many were tested.
+        """
         tokens, self.sight.view = view.tokens, view
         start = min(self.start, len(tokens))
-        new = list(tokens[start:])
+        new, rest = list(tokens[start:]), self.sight.tokens[start:]
+        right = next((place for place, (one, other) in enumerate(zip(new, rest, strict=False)) if one != other), -1)
         self.was_ahead &= len(new) <= self.drafted + 1  # a forward commits no more: otherwise there was a pause
-        if start == self.start and self.sight.tokens[start : start + len(new)] == new:
+        if start == self.start and rest[: len(new)] == new:
             del self.scores[: len(new)]
         else:
             self.sight.tokens[start:] = new
             self.scores.clear()
         self.start = len(tokens)
+        return (min(len(new), len(rest)),) * 2 if right < 0 else (right, right + 1)
 
     def extend(self, chain: Chain) -> None:
         """Guess that these tokens follow."""
@@ -187,11 +202,15 @@ class _Guess:
 
 
 class _Pace:
-    """How many tokens to draft during a forward: as many as fit into one, as PEARL does, unless their number is set."""
+    """How many tokens to draft during a forward, and before one where there is no draft, by what is measured.
+
+    During a forward as many as fit into one, as PEARL does, unless their number is set.
+    """
 
     def __init__(self, options: ParallelDraftOptions) -> None:
-        self._set = options.ahead
-        self._forward = self._token = 0.0
+        self._set, self._measures = options.ahead, not options.ahead and options.form == "pearl"
+        self._forward = self._token = self._alone = 0.0  # seconds; of a token beside a forward, and while nothing runs
+        self._right, self._tested = _EXPECTED * _SUPPOSED, _SUPPOSED
 
     @property
     def tokens(self) -> int:
@@ -199,9 +218,42 @@ class _Pace:
             return self._set
         return max(_LEAST, int(self._forward / self._token + _SPARE)) if self._token and self._forward else _FIRST
 
+    def before(self, budget: int) -> int:
+        """How many tokens to draft before a forward for which none are there. 0: it runs meanwhile, without a draft.
+
+        With a draft ready, a step takes one forward, and leaves the next one ready if all tokens are right. Each choice
+        is rated by the tokens and the seconds until no draft is ready again.
+        """
+        if not self._measures or not self._forward:
+            return 0
+        chance, ready = min(_SURE, self._right / self._tested), min(budget, self.tokens - 1)
+        step = max(self._forward, self.tokens * self._token)
+        steps = 1 / (1 - chance ** (ready + 1))  # that begin with a draft, one after another, on average
+        rates = [(1 + chance * steps * _tokens(chance, ready)) / (step * (1 + chance * steps))]
+        for drafted in range(1, budget + 1):
+            all_right = chance ** (drafted + 1)
+            tokens = _tokens(chance, drafted) + all_right * steps * _tokens(chance, ready)
+            rates.append(tokens / (drafted * (self._alone or self._token) + step * (1 + all_right * steps)))
+        return rates.index(max(rates))
+
     def learn(self, forward: float, token: float) -> None:
-        """A forward took so long, and a drafted token; 0: not known."""
+        """A forward took so long, and a token drafted beside it; 0: not known."""
         if forward > 0 and token > 0:
-            known = self._token > 0
-            self._forward += (_NEWEST if known else 1.0) * (forward - self._forward)
-            self._token += (_NEWEST if known else 1.0) * (token - self._token)
+            self._forward, self._token = _newer(self._forward, forward), _newer(self._token, token)
+
+    def learn_alone(self, token: float) -> None:
+        """A token drafted while nothing ran took so long; 0: not known."""
+        self._alone = _newer(self._alone, token) if token > 0 else self._alone
+
+    def learn_outcome(self, right: int, tested: int) -> None:
+        """So many of the guessed tokens that were tested were right."""
+        self._right, self._tested = _KEPT**tested * self._right + right, _KEPT**tested * self._tested + tested
+
+
+def _newer(known: float, measured: float) -> float:
+    return known + _NEWEST * (measured - known) if known else measured
+
+
+def _tokens(chance: float, drafted: int) -> float:
+    """Tokens of a step on average whose draft has so many, each right with this chance."""
+    return float((1 - chance ** (drafted + 1)) / (1 - chance))
