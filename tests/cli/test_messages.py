@@ -38,6 +38,7 @@ generate x --repetition-penalty 0
 generate x --stop ''
 generate x --dtype int3
 generate x --threads 0
+generate x --ngram-states 0
 generate x --strategy foo
 generate x --strategy prompt-lokup
 generate x --strategy prompt-lookup:gramm=3

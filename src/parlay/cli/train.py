@@ -10,7 +10,7 @@ from parlay.options import Options
 from parlay.types import ParlayError
 
 try:
-    from parlay.train import defer, heads, lm, scone
+    from parlay.train import defer, heads, lm, ngram_layers, scone
     from parlay.train.canvases import run as canvases
     from parlay.train.translation import training as translation
 except ModuleNotFoundError as error:
@@ -24,6 +24,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     declared: dict[str, tuple[str, type[Options]]] = {
         "lm": ("train a language model on a folder of texts", lm.TrainOptions),
         "scone": ("train one that adds embeddings of frequent n-grams at its input", scone.SconeOptions),
+        "ngram-layers": (
+            "train one whose first layers are looked up by the last tokens",
+            ngram_layers.NgramLayersOptions,
+        ),
+        "ngram-states": ("compute a table for such a model's first layers ahead", ngram_layers.NgramStatesOptions),
         DEFER: ("train a head that says which of two models writes the next token", defer.DeferTrainOptions),
     }
     declared |= {name: (method.summary, method.options) for name, method in heads.METHODS.items()}
@@ -41,6 +46,10 @@ def run(options: argparse.Namespace) -> int:
         print(defer.train(options_or_config(defer.DeferTrainOptions, options)))
     elif options.kind == "scone":
         print(scone.train(options_or_config(scone.SconeOptions, options)))
+    elif options.kind == "ngram-layers":
+        print(ngram_layers.train(options_or_config(ngram_layers.NgramLayersOptions, options)))
+    elif options.kind == "ngram-states":
+        print(ngram_layers.compute_states(options_or_config(ngram_layers.NgramStatesOptions, options)))
     elif options.kind in canvases.METHODS:
         print(canvases.train(options.kind, options_or_config(canvases.METHODS[options.kind].options, options)))
     elif options.kind in translation.METHODS:

@@ -151,6 +151,13 @@ class NgramForm:
     fingerprint: str
 
 
+class NgramLayers(NamedTuple):
+    """How many first ``layers`` see the last ``tokens`` of a row's path alone: what leaves them is looked up."""
+
+    layers: int
+    tokens: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderConfig:
     """Shape of a decoder. Sizes count elements; ``max_context`` counts tokens.
@@ -192,6 +199,8 @@ class DecoderConfig:
     """How a diffusion model fills canvases; None for models that write token by token."""
     ngrams: NgramForm | None = None
     """What is added to the embedding of a token: that of the longest frequent n-gram that ends there (SCONE)."""
+    ngram_layers: NgramLayers | None = None
+    """First layers that are looked up; None: all layers run for each row."""
 
     def __post_init__(self) -> None:
         if self.layers and len(self.layers) != self.num_layers:

@@ -19,6 +19,7 @@ from parlay.models.gguf.tokenizer import load_template as gguf_template
 from parlay.models.gguf.tokenizer import load_tokenizer as load_gguf_tokenizer
 from parlay.models.lookup import TABLE
 from parlay.models.quantized.reading import restored, scheme_of
+from parlay.models.state_table import STATES
 from parlay.models.tokenizers.folder import load_template as folder_template
 from parlay.models.tokenizers.folder import load_tokenizer as load_folder_tokenizer
 from parlay.models.weights.dequantize import dense
@@ -114,7 +115,9 @@ def weight_files(directory: Path) -> list[Path]:
         if absent:
             raise BadCheckpoint(f"{directory}: {index.name} names files that are not there: {some(absent)}")
         return paths
-    paths = sorted(path for path in directory.glob("*.safetensors") if path.is_file() and path.name != TABLE)
+    paths = sorted(
+        path for path in directory.glob("*.safetensors") if path.is_file() and path.name not in (TABLE, STATES)
+    )
     if len(paths) != 1:
         raise BadCheckpoint(f"{directory}: {len(paths)} *.safetensors files and no {index.name} to say what is where")
     return paths

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +20,7 @@ from torch import Tensor
 from parlay.cache import Rows, Store
 from parlay.compiled import structs
 from parlay.models.config import DecoderConfig, read_json
+from parlay.models.mapped import check_tensor, map_tensor, read_header, rise
 from parlay.models.ngrams import NgramIndex
 from parlay.models.weights.shapes import BadCheckpoint
 from parlay.types import Segment
@@ -29,10 +28,6 @@ from parlay.types import Segment
 TABLE = "ngrams.safetensors"
 """The file of a table, beside a checkpoint."""
 _KEYS, _EMBEDDINGS = "keys", "embeddings"
-_PART = 1 << 20
-"""Keys that are checked together."""
-_MOST_HEADER = 1 << 20
-_KINDS: dict[str, np.dtype[Any]] = {"I64": np.dtype(np.int64), "BF16": np.dtype(np.uint16)}
 
 
 def path_tokens(store: Store, segments: Sequence[Segment], longest: int) -> list[list[int]]:
@@ -83,15 +78,15 @@ class NgramTable:
         """
         form, path = config.ngrams, folder / TABLE
         assert form is not None, "only models with n-grams have a table"
-        header, begin = _read_header(path)
+        header, begin = read_header(path)
         if header.get("__metadata__", {}).get("fingerprint") != form.fingerprint:
             raise BadCheckpoint(f"{path} is the table of another model: copy the one that was written with this one")
         shapes = {_KEYS: ("I64", [form.count]), _EMBEDDINGS: ("BF16", [form.count, config.hidden_size])}
         for name, shape in shapes.items():
-            _check(path, header, name, shape)
-        mapped = {name: _map(path, header[name], begin) for name in shapes}
+            check_tensor(path, header, name, shape)
+        mapped = {name: map_tensor(path, header[name], begin) for name in shapes}
         keys_F = mapped[_KEYS]
-        if not _rise(keys_F) or not 0 <= keys_F[0] <= keys_F[-1] < config.vocab_size * (config.vocab_size + form.count):
+        if not rise(keys_F) or not 0 <= keys_F[0] <= keys_F[-1] < config.vocab_size * (config.vocab_size + form.count):
             raise BadCheckpoint(f"{path} has keys of no vocabulary of {config.vocab_size} tokens: copy it again")
         return NgramTable(NgramIndex(keys_F, config.vocab_size, form.longest), mapped[_EMBEDDINGS])
 
@@ -122,51 +117,3 @@ class NgramTable:
     def _found(self, last: Sequence[Sequence[int]]) -> npt.NDArray[np.int64]:
         """The n-gram of each row, or -1."""
         return self.index.find(np.array(last, np.int64).reshape(-1, self.index.longest))
-
-
-def _read_header(path: Path) -> tuple[dict[str, Any], int]:
-    """The header of a safetensors file, and where its numbers begin. Raises BadCheckpoint."""
-    if path.exists() and not path.is_file():
-        raise BadCheckpoint(f"can't read {path}: it is no file")  # a pipe would be waited for
-    try:
-        with path.open("rb") as file:
-            size = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(size)) if size <= _MOST_HEADER else None
-    except FileNotFoundError:
-        raise BadCheckpoint(f"{path} is not there: the model reads a table of n-grams; copy it, too") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise _damaged(path, str(error)) from None
-    if not isinstance(header, dict) or not isinstance(header.get("__metadata__"), dict):
-        raise _damaged(path, "its header is no table's")
-    return header, 8 + size
-
-
-def _check(path: Path, header: dict[str, Any], name: str, expected: tuple[str, list[int]]) -> None:
-    """Raises BadCheckpoint for a tensor of another type or shape, or without a place in the file."""
-    said = header.get(name)
-    said = said if isinstance(said, dict) else {}
-    found = said.get("dtype"), said.get("shape")
-    if found != expected:
-        raise BadCheckpoint(f"{path} has {name} {found!s:.60} where the model's config.json asks for {expected}")
-    places = said.get("data_offsets")
-    if not isinstance(places, list) or len(places) != 2 or not all(type(place) is int for place in places):
-        raise _damaged(path, f"no place of {name}")
-
-
-def _map(path: Path, said: dict[str, Any], begin: int) -> npt.NDArray[Any]:
-    """One tensor of the file, mapped. Raises BadCheckpoint for a file that is cut short."""
-    kind, (first, end) = _KINDS[said["dtype"]], said["data_offsets"]
-    size = math.prod(said["shape"]) * kind.itemsize
-    if first < 0 or end - first != size or begin + end > path.stat().st_size:
-        raise _damaged(path, f"{size} bytes would be at {first} to {end}, and it has {path.stat().st_size - begin}")
-    return np.memmap(path, kind, "r", begin + first, tuple(said["shape"]))
-
-
-def _damaged(path: Path, why: str) -> BadCheckpoint:
-    return BadCheckpoint(f"{path} is damaged or cut short ({why}): copy it again")
-
-
-def _rise(keys_F: npt.NDArray[np.int64]) -> bool:
-    """Whether each key is larger than the one before."""
-    parts = range(0, len(keys_F), _PART)
-    return all(bool((np.diff(keys_F[begin : begin + _PART + 1]) > 0).all()) for begin in parts)

@@ -28,8 +28,10 @@ from parlay.models.forward import (
     TreeRequest,
 )
 from parlay.models.gguf.blocks import rounded
+from parlay.models.layer_lookup import USUAL_LOOKUP, LayerLookup, LookupPlan
 from parlay.models.lookup import NgramTable, path_tokens
 from parlay.models.lora import LowRankAdapter, adapter_rows, read_adapter
+from parlay.models.lora_layout import BadAdapter
 from parlay.models.rope import turn_keys
 from parlay.models.torch_ops.kernels import choose_dtype
 from parlay.models.weights.fused import Operand, in_eight_bits
@@ -85,8 +87,12 @@ class NativeRunner(Runner):
         kv_cache_dtype: str = "auto",
         make_forward: MakeForward = choose_forward,
         ngrams: NgramTable | None = None,
+        lookup: LookupPlan = USUAL_LOOKUP,
     ) -> None:
-        """Raises CacheRefused for a ``kv_cache_dtype`` that can't be had here. ``ngrams``: of models that read some."""
+        """Raises CacheRefused for a ``kv_cache_dtype`` that can't be had here. ``ngrams``: of models that read some.
+
+        ``lookup`` is for models whose first layers are looked up.
+        """
         if config.ngrams is not None and ngrams is None:
             raise UnsupportedModel(f"{name}: {config.architecture} reads a table of n-grams, and there is none here")
         wanted = in_eight_bits(weights) if quantize == "int8" else weights
@@ -94,12 +100,12 @@ class NativeRunner(Runner):
         kernels = self._forward.kernels
         _log.info("%s: %s", name, reason)
         whole, recent = kernels.cache_shapes(kernels.part or config, device)
-        self._ngrams = ngrams
         if ngrams is not None:
             self._forward.add_ngrams(ngrams)
+        self.lookup = None if config.ngram_layers is None else LayerLookup(self._forward, config, device, lookup)
         self.store = Store(whole, max_tokens_cached, budget, recent)
         self._config, self._max_context, self._num_layers = config, config.max_context, config.num_layers
-        self._block, self._uneven = _block_of(config.canvas), config.is_uneven
+        self._block, self._uneven, self._ngrams = _block_of(config.canvas), config.is_uneven, ngrams
         self.shares_prefixes = not self._block or BLOCK % self._block == 0
         self._spec = RunnerSpec(
             name=name,
@@ -114,7 +120,7 @@ class NativeRunner(Runner):
             kernels=reason,
             eos_ids=config.eos_ids,
             layer_skip=all(form.keys_of is None for form in config.forms),
-            features=kernels.part is None,
+            features=kernels.part is None and self.lookup is None,
             together=True,
             hides=kernels.part is None and not self._block,
             canvas=config.canvas,
@@ -146,6 +152,8 @@ class NativeRunner(Runner):
 
         Raises BadAdapter for one that can't be honoured here.
         """
+        if self.lookup is not None:
+            raise BadAdapter(f"{name}: {self._spec.name} looks up its first layers, so merge it with --lora instead")
         adapter = read_adapter(folder, self._config, name)
         self._forward.add_adapter(adapter)
         return adapter
@@ -220,6 +228,8 @@ class NativeRunner(Runner):
         work = ForwardBatch(ids, places, wanted, taps, skip, self._features(segments), adapter_rows(segments))
         if self._ngrams is not None:
             work = work._replace(tokens=path_tokens(self.store, segments, self._ngrams.index.longest))
+        if self.lookup is not None:
+            work = self.lookup.prepare(work, path_tokens(self.store, segments, self.lookup.tokens))
         again = [segment for segment in segments if segment.base < 0 and not self._block]
         forward = self._forward_of(segments)
         finish = self._begin_again(again, forward, work) if again else forward.begin(work)
@@ -238,7 +248,7 @@ class NativeRunner(Runner):
     @property
     def grows(self) -> bool:
         """Whether `grow` can be called: the compiled decoder runs."""
-        plain = not self._block and self._ngrams is None
+        plain = not self._block and self._ngrams is None and self.lookup is None
         return isinstance(self._forward, CompiledForward) and self._forward.kernels.part is None and plain
 
     def grow(self, texts: Sequence[Segment], growth: Growth, requests: Sequence[TreeRequest]) -> list[GrownTree]:

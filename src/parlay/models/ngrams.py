@@ -44,6 +44,14 @@ class NgramIndex:
             node_N = np.where(found_N, place_N + self.vocab_size, node_N)
         return np.maximum(node_N - self.vocab_size, -1)
 
+    def gram(self, number: int) -> tuple[int, ...]:
+        """The tokens of one n-gram, in the order of their text."""
+        tokens, node = [], number + self.vocab_size
+        while node >= self.vocab_size:
+            node, first = divmod(int(self.keys[node - self.vocab_size]), self.vocab_size)
+            tokens.append(first)
+        return (*tokens, node)
+
     def tokens(self) -> tuple[Numbers, Numbers]:
         """The n-grams in the order of their text ``[F, longest]``, with zeros behind, and their lengths ``[F]``."""
         rows, lengths = np.zeros((len(self.keys), self.longest), np.int64), np.zeros(len(self.keys), np.int64)
@@ -78,6 +86,30 @@ def frequent_ngrams(tokens: npt.NDArray[Any], vocab_size: int, *, longest: int, 
 
     An n-gram's suffix is at least as frequent and is shorter, so it is among them.
     """
+    levels = _levels(tokens, vocab_size, longest)
+    lengths = np.concatenate([np.full(len(level.count), place) for place, level in enumerate(levels)])
+    order = np.lexsort((lengths, -np.concatenate([level.count for level in levels])))
+    kept = np.zeros(len(order), bool)
+    kept[order[:most]] = True
+    begins = np.cumsum([0, *(len(level.count) for level in levels)])
+    return _indexed(levels, [kept[begin:end] for begin, end in pairwise(begins)], vocab_size, longest)
+
+
+def frequent_windows(tokens: npt.NDArray[Any], vocab_size: int, *, length: int, most: int) -> tuple[NgramIndex, int]:
+    """Find the ``most`` frequent n-grams of ``length`` tokens that stand at least twice in a text, and their suffixes.
+
+    They are the last ones of the index. Returns how many there are, too.
+    """
+    levels = _levels(tokens, vocab_size, length)
+    kept = [np.zeros(len(level.count), bool) for level in levels]
+    kept[-1][np.argsort(-levels[-1].count, kind="stable")[:most]] = True
+    for place in reversed(range(1, len(levels))):
+        kept[place - 1][levels[place].suffix[kept[place]]] = True
+    return _indexed(levels, kept, vocab_size, length), int(kept[-1].sum())
+
+
+def _levels(tokens: npt.NDArray[Any], vocab_size: int, longest: int) -> list[_Level]:
+    """The n-grams that stand at least twice in a text, by their length from 2 on."""
     levels: list[_Level] = []
     node = tokens.astype(np.int64)
     for length in range(2, longest + 1):
@@ -89,12 +121,7 @@ def frequent_ngrams(tokens: npt.NDArray[Any], vocab_size: int, *, longest: int, 
         node = np.full(len(tokens), -1)
         node[ends] = number[places]
         levels.append(_Level(*np.divmod(keys[often], vocab_size), counts[often]))
-    lengths = np.concatenate([np.full(len(level.count), place) for place, level in enumerate(levels)])
-    order = np.lexsort((lengths, -np.concatenate([level.count for level in levels])))
-    kept = np.zeros(len(order), bool)
-    kept[order[:most]] = True
-    begins = np.cumsum([0, *(len(level.count) for level in levels)])
-    return _indexed(levels, [kept[begin:end] for begin, end in pairwise(begins)], vocab_size, longest)
+    return levels
 
 
 def _indexed(

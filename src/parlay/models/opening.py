@@ -20,10 +20,12 @@ from parlay.models.compiled.weights import Packed, nobody
 from parlay.models.config import DecoderConfig, UnsupportedModel, read_json
 from parlay.models.fetch.resolving import resolve
 from parlay.models.forward import cache_room
+from parlay.models.layer_lookup import MOST_STATES, LookupPlan
 from parlay.models.loading import load_weights, read_config
 from parlay.models.lookup import NgramTable
 from parlay.models.lora import merged, read_adapter, refuse_masks
 from parlay.models.native import NativeRunner
+from parlay.models.state_table import StateTable
 from parlay.models.torch_ops.kernels import choose_dtype
 from parlay.models.weights.fused import stored_as
 from parlay.models.weights.shapes import Weight
@@ -91,7 +93,14 @@ def load(
         loaded = _transformers_model(found, asked_dtype, device)
         return _adapt(loaded, cache_tokens, budget, options, model)
     weights = _weights_of(found, config, options)
-    dtype = asked_dtype or _fastest(model, config, weights, device)
+    _check_states(model, config, options)
+    table = StateTable.open(found, config, weights)
+    dtype = asked_dtype or (_fastest(model, config, weights, device) if table is None else table.dtype)
+    if table is not None and table.dtype != dtype:
+        raise UnsupportedModel(
+            f"{table.path} has states in {_short(table.dtype)}, and the model runs in {_short(dtype)}: leave dtype at "
+            "auto, or make the table again with parlay train ngram-states"
+        )
     ngrams = None if config.ngrams is None else NgramTable.open(found, config)
     return NativeRunner(
         config,
@@ -106,6 +115,7 @@ def load(
         kv_cache_dtype=options.kv_cache_dtype,
         make_forward=make_forward,
         ngrams=ngrams,
+        lookup=LookupPlan(options.ngram_states or MOST_STATES, table),
     )
 
 
@@ -116,8 +126,21 @@ def settled(model: str, options: LoadOptions) -> LoadOptions:
     """
     device, found = chosen_device(options.device), resolve(model)
     dtype, config = _DTYPES[options.dtype], read_config(found)
+    _check_states(model, config, options)
     dtype = dtype or _fastest(model, config, load_weights(found, config), device)
-    return replace(options, dtype=str(dtype).removeprefix("torch."), device=str(device))
+    return replace(options, dtype=_short(dtype), device=str(device))
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _check_states(name: str, config: DecoderConfig, options: LoadOptions) -> None:
+    """Raises UnsupportedModel for a number of states and a model that keeps none."""
+    if options.ngram_states is not None and config.ngram_layers is None:
+        raise UnsupportedModel(
+            f"ngram_states can't be honoured for {name}: no layers of it are looked up; leave it out"
+        )
 
 
 def _weights_of(found: Path, config: DecoderConfig, options: LoadOptions) -> Mapping[str, Weight]:
@@ -161,6 +184,10 @@ def _adapt(
         )
     if options.kv_cache_dtype != "auto":
         raise CacheRefused(options.kv_cache_dtype, f"{name or 'this model'} runs through transformers, with its cache")
+    if options.ngram_states is not None:
+        raise UnsupportedModel(
+            f"ngram_states can't be honoured for {name or 'this model'}, which runs through transformers"
+        )
     if options.lora is not None:
         raise UnsupportedModel(
             f"lora can't be merged into {name or 'this model'}, which runs through transformers: merge it with PEFT"

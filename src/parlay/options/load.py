@@ -22,7 +22,8 @@ class LoadOptions(Options):
     By default it is PARLAY_THREADS or one per usable core. ``end_tokens`` take the place of the tokens that end the
     target's texts by its own files. ``kv_cache_dtype`` is how the compiled decoder caches keys and values: in ``q8_0``
     they take some half of bfloat16's memory and of the time to read them, and the model is nearly the same. ``lora``
-    is a folder with an adapter of low rank, which is merged into the target's weights.
+    is a folder with an adapter of low rank, which is merged into the target's weights. ``ngram_states`` is how many
+    states of n-grams a model keeps at most whose first layers are looked up; None: 65,536.
     """
 
     dtype: str = option("auto", "number type of the weights", choices=("auto", *DTYPES, "half", "float"))
@@ -38,6 +39,12 @@ class LoadOptions(Options):
     )
     lora: str | None = option(
         None, "folder of an adapter in PEFT's layout that is merged into the weights", metavar="FOLDER"
+    )
+    ngram_states: int | None = option(
+        None,
+        "n-grams whose states are kept, for models that look up their first layers (default: 65536)",
+        low=1,
+        metavar="N",
     )
     end_tokens: str | None = option(
         None, "tokens that end a text, in place of the model's own: ids or texts, with commas", metavar="TOKENS"

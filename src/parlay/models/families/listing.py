@@ -6,8 +6,7 @@ from typing import NamedTuple
 
 from parlay.models.families.diffusion import DIFFUSION, REFUSED
 from parlay.models.families.family import Family
-from parlay.models.families.qwen import SCONE
-from parlay.models.families.table import CAUSAL, ELSEWHERE
+from parlay.models.families.table import CAUSAL, ELSEWHERE, OF_TABLES
 
 _NATIVE, _ADAPTER, _NOTHING = "Parlay's decoder (C, torch)", "transformers, if it loads there", "nothing here"
 
@@ -27,7 +26,7 @@ def listing() -> list[FamilyRow]:
     """All families that Parlay's decoder runs, then those that transformers runs, then those that are refused."""
     elsewhere = [FamilyRow(name, "", _ADAPTER, (), False, why) for name, why in ELSEWHERE.items()]
     refused = [FamilyRow(name, "", _NOTHING, (), False, why) for name, why in REFUSED.items()]
-    return [*map(_row, (*CAUSAL, SCONE)), *map(_row, DIFFUSION), *elsewhere, *refused]
+    return [*map(_row, (*CAUSAL, *OF_TABLES)), *map(_row, DIFFUSION), *elsewhere, *refused]
 
 
 def _row(family: Family) -> FamilyRow:

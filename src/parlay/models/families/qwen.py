@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
-from parlay.models.config import DecoderConfig, Experts, Json, LayerForm, NgramForm
+from parlay.models.config import DecoderConfig, Experts, Json, LayerForm, NgramForm, NgramLayers
 from parlay.models.families.family import Family, GgufForm, windows_by_type, with_forms, with_layers
+from parlay.models.ngrams import LONGEST
 
 _OF_FILES = {
     "expert_count": "num_experts",
@@ -68,9 +69,23 @@ def _normalized(raw: Json, config: DecoderConfig, tensors: Collection[str]) -> J
 def _scone(raw: Json, config: DecoderConfig, usual: LayerForm) -> DecoderConfig:
     said = raw["ngrams"]
     form = NgramForm(int(said["longest"]), int(said["count"]), str(said["fingerprint"]))
-    if not 2 <= form.longest <= 8 or form.count < 1:
-        raise ValueError(f"ngrams has {form.count} n-grams of up to {form.longest} tokens: 1 or more, of 2 to 8 each")
+    if not 2 <= form.longest <= LONGEST or form.count < 1:
+        raise ValueError(
+            f"ngrams has {form.count} n-grams of up to {form.longest} tokens: 1 or more, of 2 to {LONGEST} each"
+        )
     return replace(_qwen(raw, config, usual), ngrams=form)
+
+
+def _ngram_layers(raw: Json, config: DecoderConfig, usual: LayerForm) -> DecoderConfig:
+    """Behind layers with sliding windows a row depends on its own token and, for each, ``window`` - 1 before."""
+    config, layers = _qwen(raw, config, usual), int(raw["ngram_layers"])
+    if not 1 <= layers < config.num_layers:
+        raise ValueError(f"ngram_layers {layers} of {config.num_layers} layers: at least 1, and fewer than there are")
+    windows = [form.window or config.max_context for form in config.forms[:layers]]
+    tokens = 1 + sum(window - 1 for window in windows)
+    if not 2 <= tokens <= LONGEST:
+        raise ValueError(f"its first {layers} layers see {tokens} tokens: 2 to {LONGEST} can be looked up")
+    return replace(config, ngram_layers=NgramLayers(layers, tokens))
 
 
 QWEN2 = Family(
@@ -131,4 +146,13 @@ SCONE = replace(
     keys=("ngrams",),
     gguf=None,
     note="one process; no GGUF file is written from it",
+)
+NGRAM_LAYERS = replace(
+    QWEN3,
+    architecture="NgramLayersForCausalLM",
+    models="models of `parlay train ngram-layers`: Qwen3 whose first layers see few tokens, and are looked up",
+    complete=_ngram_layers,
+    keys=("ngram_layers",),
+    gguf=None,
+    note="one process; no inputs in place of tokens, no adapters by request, no GGUF file",
 )

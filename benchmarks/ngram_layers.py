@@ -1,0 +1,256 @@
+"""What first layers that are looked up bring: perplexity at equal work, how often states are there, time of a forward.
+
+    python -m benchmarks.ngram_layers --data FOLDER --heldout FILE
+
+Trains small models on the same tokens (a finished one in the work folder is kept), and measures each on a text of other
+authors: two plain ones, which run as many layers for a row as the others do with a state and without the lookup.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from benchmarks.commands import RESULTS
+from benchmarks.pages import about, table
+from parlay import models
+from parlay.bench.provenance import provenance
+from parlay.models.config import DecoderConfig
+from parlay.models.layer_lookup import LayerLookup
+from parlay.models.loading import load_tokenizer, read_config
+from parlay.models.native import NativeRunner
+from parlay.models.state_table import STATES
+from parlay.models.weights.shapes import weight_shapes
+from parlay.options import LoadOptions
+from parlay.system import threads
+from parlay.train import lm
+from parlay.train.ngram_layers import NgramLayersOptions, NgramLayersTrainer, NgramStatesOptions, compute_states
+from parlay.types import Segment
+
+SHAPE, VOCAB, CONTEXT = "mini-draft", 2048, 512
+LAYERS = 2
+"""Those of the shape, which see the whole text."""
+BEFORE, ROUNDS = 256, 300
+"""Cached tokens before the row that is timed; how often each way is timed, in turns."""
+MOST_NGRAMS = 10_000_000
+ABOUT = f"""Models of `parlay train` of the shape `{SHAPE}` ({LAYERS} layers, 128 wide, {VOCAB:,} tokens), and deeper
+ones. *Work*: multiplications of a row's products in millions, with the LM head: where its state is there, and on
+average over the text, where it is computed if it was not met before. *Hits*: rows whose n-gram was met before in the
+text; then with a table of all n-grams that stand twice in the training texts. *Forward*: one row after
+{BEFORE} cached tokens, float32, one thread, medians in turns: state there, and computed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One model: ``first`` layers before the shape's own, that see ``window`` tokens each; 0: the whole text."""
+
+    name: str
+    first: int = 0
+    window: int = 0
+
+
+KINDS = (
+    Kind("plain, 2 layers"),
+    Kind("plain, 4 layers", first=2),
+    Kind("2 looked up by 3 tokens, 2 layers", first=2, window=2),
+    Kind("2 looked up by 5 tokens, 2 layers", first=2, window=3),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One model on the text. ``work``: with a state, and on average; ``seconds``: of a forward, by how it went."""
+
+    name: str
+    seed: int
+    perplexity: float
+    work: tuple[float, float]
+    hits: float | None
+    hits_with_table: float | None
+    seconds: Mapping[str, float]
+
+
+class PlainTrainer(lm.Trainer):
+    """A run whose model has ``more`` layers than its shape."""
+
+    more = 0
+
+    @property
+    def kind(self) -> str:
+        return f"{self.options.shape}-and-{self.more}"
+
+    def make_model(self, config: Qwen3Config) -> Qwen3ForCausalLM:
+        layers = config.num_hidden_layers + self.more
+        changed = {"num_hidden_layers": layers, "layer_types": ["full_attention"] * layers}
+        return super().make_model(Qwen3Config.from_dict({**config.to_dict(), **changed}))
+
+
+class DeeperTrainer(PlainTrainer):
+    """A run of the plain model with as many layers as the others have in all."""
+
+    more = LAYERS
+
+
+def trained(kind: Kind, options: argparse.Namespace, seed: int) -> Path:
+    """The folder of the finished model."""
+    out: Path = options.work / f"{kind.name.replace(',', '').replace(' ', '-')}-{seed}"
+    record = out / "provenance.json"
+    if record.exists() and json.loads(record.read_text())["tokens"] >= options.tokens:
+        return out
+    told = NgramLayersOptions(
+        data=options.data,
+        out=out,
+        work=options.work / f"tokens-{seed}",
+        tokens=options.tokens,
+        shape=SHAPE,
+        vocab_size=VOCAB,
+        context=CONTEXT,
+        seed=seed,
+        threads=threads.count(),
+        first_layers=kind.first or 1,
+        window=kind.window or 2,
+    )
+    plain = DeeperTrainer if kind.first else PlainTrainer
+    made = NgramLayersTrainer if kind.window else plain
+    return lm.train(told, lambda _: made(told))
+
+
+def opened(folder: Path) -> NativeRunner:
+    runner = models.load(str(folder), LoadOptions(dtype="float32", device="cpu"), cache_tokens=4096)
+    assert isinstance(runner, NativeRunner)
+    return runner
+
+
+def loss(runner: NativeRunner, ids: Sequence[int]) -> float:
+    """Nats of a token, in rows of the length that was trained on."""
+    total, count = 0.0, 0
+    for begin in range(0, len(ids) - 1, CONTEXT):
+        row = ids[begin : begin + CONTEXT + 1]
+        runner.open(0, (), "alone")
+        runner.reserve(0, CONTEXT)
+        logits = runner.forward([Segment(0, tuple(row[:-1]))]).logits_RV
+        runner.release(0)
+        total += float(torch.nn.functional.cross_entropy(logits, torch.tensor(row[1:]), reduction="sum"))
+        count += len(row) - 1
+    return total / count
+
+
+def met(lookup: LayerLookup) -> float:
+    """Share of the rows so far that needed no computed state."""
+    return 1 - lookup.counts.computed / lookup.counts.rows
+
+
+def work(config: DecoderConfig, computed: float) -> float:
+    """Millions of multiplications of a row, on average where of such a share the state is ``computed``."""
+    products = {name: math.prod(shape) for name, shape in weight_shapes(config).items() if len(shape) > 1}
+    head = products["model.embed_tokens.weight"]
+    layers = [
+        sum(count for name, count in products.items() if name.startswith(f"model.layers.{layer}."))
+        for layer in range(config.num_layers)
+    ]
+    first, tokens = config.ngram_layers or (0, 0)
+    return (head + sum(layers[first:]) + computed * tokens * sum(layers[:first])) / 1e6
+
+
+def ways(folder: Path, ids: Sequence[int]) -> dict[str, Callable[[], object]]:
+    """The ways in which one row of the model can run."""
+    runner = opened(folder)
+    runner.open(0, ids[:BEFORE])
+    runner.reserve(0, BEFORE + 16)
+    runner.forward([Segment(0, tuple(ids[:BEFORE]))])
+    runner.keep(0, ())
+    row = [Segment(0, (ids[BEFORE],))]
+    if runner.lookup is None:
+        return {"forward": lambda: runner.forward(row)}
+    kept = runner.lookup.kept
+
+    def computed() -> None:
+        kept.clear()
+        runner.forward(row)
+
+    return {"forward": lambda: runner.forward(row), "computed": computed}
+
+
+def timed(found: Mapping[str, Mapping[str, Callable[[], object]]]) -> dict[str, dict[str, float]]:
+    """Median seconds of each way of each model, in turns."""
+    seconds: dict[str, dict[str, list[float]]] = {name: {way: [] for way in own} for name, own in found.items()}
+    for _ in range(ROUNDS):
+        for name, own in found.items():
+            for way, call in own.items():
+                call()  # the caches are those of this model now; the state is kept
+                began = time.perf_counter()
+                call()
+                seconds[name][way].append(time.perf_counter() - began)
+    return {name: {way: statistics.median(own[way]) for way in own} for name, own in seconds.items()}
+
+
+def measured(seed: int, options: argparse.Namespace) -> Iterator[Measured]:
+    """Train and measure all kinds."""
+    folders = {kind.name: trained(kind, options, seed) for kind in KINDS}
+    text = options.heldout.read_text(encoding="utf-8")[: options.characters]
+    ids = {name: load_tokenizer(folder).encode(text) for name, folder in folders.items()}
+    for folder in folders.values():
+        (folder / STATES).unlink(missing_ok=True)
+    seconds = timed({name: ways(folder, ids[name]) for name, folder in folders.items()})
+    for name, folder in folders.items():
+        runner, config = opened(folder), read_config(folder)
+        perplexity, hits, with_table = math.exp(loss(runner, ids[name])), None, None
+        if runner.lookup is not None:
+            hits = met(runner.lookup)
+            told = NgramStatesOptions(model=str(folder), data=options.data, dtype="float32", ngrams=MOST_NGRAMS)
+            compute_states(told)
+            runner = opened(folder)
+            assert math.exp(loss(runner, ids[name])) == perplexity, "a table changes no bit"
+            assert runner.lookup is not None, "it has looked up before"
+            with_table = met(runner.lookup)
+        sizes = work(config, 0), work(config, 0 if hits is None else 1 - hits)
+        yield Measured(name, seed, perplexity, sizes, hits, with_table, seconds[name])
+
+
+def lines(found: Sequence[Measured]) -> Iterator[tuple[str, ...]]:
+    """A row of the table for each model."""
+
+    def share(value: float | None) -> str:
+        return "-" if value is None else f"{value:.0%}"
+
+    for one in found:
+        micros = [f"{one.seconds[way] * 1e6:.0f} µs" if way in one.seconds else "-" for way in ("forward", "computed")]
+        sizes = [f"{each:.2f}" for each in one.work]
+        hits = share(one.hits), share(one.hits_with_table)
+        yield (one.name, str(one.seed), *sizes, f"{one.perplexity:.1f}", *hits, *micros)
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.ngram_layers", description=__doc__)
+    parser.add_argument("--data", type=Path, required=True, metavar="FOLDER", help="texts to train on")
+    parser.add_argument("--heldout", type=Path, required=True, metavar="FILE", help="a text of other authors")
+    parser.add_argument("--characters", type=int, default=100_000, metavar="N", help="how much of it is read")
+    parser.add_argument("--work", type=Path, default=Path("ngram-layers-work"), metavar="FOLDER")
+    parser.add_argument("--tokens", type=int, default=1_280_000, metavar="N", help="length of each training run")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0], metavar="N")
+    parser.add_argument("--out", type=Path, default=RESULTS / "ngram-layers.json", metavar="FILE")
+    options = parser.parse_args()
+    threads.use(1)
+    found = [one for seed in options.seeds for one in measured(seed, options)]
+    seeds = " ".join(map(str, options.seeds))
+    what = f"--data FOLDER --heldout FILE --tokens {options.tokens} --characters {options.characters} --seeds {seeds}"
+    record: dict[str, Any] = provenance(f"python -m benchmarks.ngram_layers {what}")
+    options.out.write_text(json.dumps({"origin": record, "rows": [asdict(one) for one in found]}, indent=1) + "\n")
+    head = ("model", "seed", "work", "average", "perplexity", "hits", "with table", "forward", "computed")
+    title = ["# What layers that are looked up bring", "", about(record), "", ABOUT, ""]
+    options.out.with_suffix(".md").write_text("\n".join([*title, *table(head, lines(found))]), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

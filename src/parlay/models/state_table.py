@@ -1,0 +1,147 @@
+"""Table of what a model's first layers make of frequent n-grams, computed ahead and mapped from its file.
+
+The n-grams are those of the longest length in the trie of `parlay.models.ngrams`, so they are its last ones.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from parlay.models.config import DecoderConfig
+from parlay.models.mapped import check_tensor, damaged, map_tensor, read_header, rise
+from parlay.models.ngrams import NgramIndex
+from parlay.models.weights.dequantize import dense
+from parlay.models.weights.shapes import BadCheckpoint, Weight
+
+Gram = tuple[int, ...]
+"""Tokens in the order of their text."""
+STATES = "ngram-states.safetensors"
+"""The file of a table, beside a checkpoint."""
+_KEYS, _STATES, _MODEL, _TOKENS = "keys", "states", "fingerprint", "tokens"
+_KINDS = {"F32": torch.float32, "BF16": torch.bfloat16}
+_SAMPLE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class StateTable:
+    """A mapped table. ``states_FH`` are those of the index's last n-grams, float32 or the bits of bfloat16."""
+
+    path: Path
+    index: NgramIndex
+    states_FH: npt.NDArray[Any]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type in which the model computed the states."""
+        return torch.float32 if self.states_FH.dtype == np.float32 else torch.bfloat16
+
+    @staticmethod
+    def open(folder: Path, config: DecoderConfig, weights: Mapping[str, Weight]) -> StateTable | None:
+        """Map the table beside a checkpoint, if there is one; only its keys and the first layers' weights are read.
+
+        Raises BadCheckpoint for one that is cut short, or of another model or length of n-grams.
+        """
+        form, path = config.ngram_layers, folder / STATES
+        if form is None or not path.exists():
+            return None
+        header, begin = read_header(path)
+        said = header["__metadata__"]
+        if said.get(_TOKENS) != str(form.tokens):
+            raise BadCheckpoint(
+                f"{path} has states of n-grams of {said.get(_TOKENS)!s:.20} tokens, and the model's first layers see "
+                f"{form.tokens}: {_AGAIN}"
+            )
+        if said.get(_MODEL) != fingerprint(config, weights):
+            raise BadCheckpoint(f"{path} is the table of another model: {_AGAIN}")
+        keys_F, states_FH = _mapped(path, header, begin, config)
+        within = not len(keys_F) or 0 <= keys_F[0] <= keys_F[-1] < config.vocab_size * (config.vocab_size + len(keys_F))
+        if not rise(keys_F) or not within:
+            raise damaged(path, "its keys are no n-grams'")
+        return StateTable(path, NgramIndex(keys_F, config.vocab_size, form.tokens), states_FH)
+
+    @staticmethod
+    def write(
+        folder: Path, config: DecoderConfig, weights: Mapping[str, Weight], index: NgramIndex, states_FH: Tensor
+    ) -> Path:
+        """Write the states of the index's last n-grams beside a checkpoint, in the place of a table that is there."""
+        path, partial = folder / STATES, folder / f"{STATES}.partial"
+        said = {"format": "pt", _TOKENS: str(index.longest), _MODEL: fingerprint(config, weights)}
+        save_file({_KEYS: torch.from_numpy(index.keys), _STATES: states_FH.contiguous()}, partial, metadata=said)
+        os.replace(partial, path)
+        return path
+
+    def find(self, grams: Sequence[Gram]) -> list[int]:
+        """The number of each n-gram's state, or -1."""
+        newest_first = np.full((len(grams), self.index.longest), -1, np.int64)
+        for row, gram in enumerate(grams):
+            newest_first[row, : len(gram)] = gram[::-1]
+        found: list[int] = np.maximum(self.index.find(newest_first) - self._first, -1).tolist()
+        return found
+
+    def read(self, numbers: Sequence[int]) -> Tensor:
+        """Read states ``[N, H]`` by number."""
+        found = self.states_FH[list(numbers)]
+        return torch.from_numpy(found) if self.dtype == torch.float32 else _of_bits(found)
+
+    def sample(self) -> tuple[list[Gram], Tensor]:
+        """Choose a few n-grams from all over the table, with their states ``[K, H]``."""
+        numbers = np.linspace(0, len(self.states_FH) - 1, _SAMPLE).astype(int).tolist()
+        return [self.index.gram(self._first + number) for number in numbers], self.read(numbers)
+
+    @property
+    def _first(self) -> int:
+        """The n-gram of the first state."""
+        return len(self.index) - len(self.states_FH)
+
+
+_AGAIN = "make it again with parlay train ngram-states, or delete it"
+
+
+def fingerprint(config: DecoderConfig, weights: Mapping[str, Weight]) -> str:
+    """Name the first layers of a model: their form, their weights, and the embeddings that they read."""
+    assert config.ngram_layers is not None, "only such models have states"
+    layers = config.ngram_layers.layers
+    digest = hashlib.sha256(repr((config.forms[:layers], config.rms_norm_eps, config.num_heads)).encode())
+    beginnings = ("model.embed_tokens.", *(f"model.layers.{layer}." for layer in range(layers)))
+    for name in sorted(name for name in weights if name.startswith(beginnings)):
+        weight = weights[name]
+        numbers = weight if isinstance(weight, Tensor) else dense(weight, torch.float32)
+        digest.update(numbers.contiguous().view(torch.uint8).numpy().data)
+    return digest.hexdigest()[:16]
+
+
+def _mapped(
+    path: Path, header: dict[str, Any], begin: int, config: DecoderConfig
+) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """Keys and states. Raises BadCheckpoint for shapes that do not fit each other, or the model."""
+    keys, states = _counts(path, header, _KEYS), _counts(path, header, _STATES)
+    kind = header[_STATES].get("dtype")
+    if kind not in _KINDS or not 1 <= states <= keys:
+        raise damaged(path, f"{states} states in {kind!s:.20} of {keys} n-grams")
+    check_tensor(path, header, _KEYS, ("I64", [keys]))
+    check_tensor(path, header, _STATES, (kind, [states, config.hidden_size]))
+    return map_tensor(path, header[_KEYS], begin), map_tensor(path, header[_STATES], begin)
+
+
+def _counts(path: Path, header: dict[str, Any], name: str) -> int:
+    """How many rows a tensor says that it has."""
+    said = header.get(name)
+    shape = said.get("shape") if isinstance(said, dict) else None
+    if not isinstance(shape, list) or not shape or type(shape[0]) is not int:
+        raise damaged(path, f"no shape of {name}")
+    return shape[0]
+
+
+def _of_bits(bits: npt.NDArray[np.uint16]) -> Tensor:
+    return torch.from_numpy(bits.view(np.int16)).view(torch.bfloat16)
