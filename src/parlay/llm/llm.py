@@ -55,9 +55,9 @@ class LLM:
     left out, it is ``auto``. ``seed`` fixes the seeds of requests without one; otherwise each draws one and reports it.
     ``memory`` bounds what caches and drafters keep together, in bytes or as in ``"2GiB"``; by default a share of what
     is free. ``prefix_cache`` is a file that keeps cached prefixes, at most ``prefix_cache_size``, after `close`.
-    ``dtype``, ``device``, ``quantize`` and ``threads`` replace fields of ``load``, and ``tensor_parallel_size``,
-    ``pipeline_parallel_size`` and ``context_parallel_size`` those of ``ranks``. ``generation_config="auto"``: sampling
-    is as the model's makers recommend where a call says nothing; ``"vllm"``: the defaults of `SamplingParams`.
+    ``dtype``, ``device``, ``quantize``, ``threads`` and ``runner`` replace fields of ``load``, and
+    ``tensor_parallel_size``, ``pipeline_parallel_size`` and ``context_parallel_size`` those of ``ranks``. Where a call
+    says nothing, sampling is as the model's makers recommend, or with ``generation_config="vllm"`` as `SamplingParams`.
     ``speculative_config`` is vLLM's and stands for a ``strategy``. ``router_memory``: what strategies and costs learn
     is kept on this machine: of all requests (``"shared"``), of each owner's apart (``"per-key"``), or not (``"off"``).
     ``certificates`` are files of `parlay.calibration`: they open lossy strategies to requests whose ``exactness`` has a
@@ -80,6 +80,7 @@ class LLM:
         quantize: str | None = None,
         kv_cache_dtype: str | None = None,
         threads: int | None = None,
+        runner: str | None = None,
         ranks: RankOptions = ALONE,
         tensor_parallel_size: int | None = None,
         pipeline_parallel_size: int | None = None,
@@ -109,7 +110,7 @@ class LLM:
         if draft_model is not None:
             resolve(draft_model)  # one that is not there is an error now, not at its first use
         load = override(load, dtype=dtype, device=device, quantize=quantize, kv_cache_dtype=kv_cache_dtype)
-        load = override(load, threads=threads)
+        load = override(load, threads=threads, runner=runner)
         ranks = override(ranks, tensor_parallel=tensor_parallel_size, pipeline_parallel=pipeline_parallel_size)
         ranks = override(ranks, context_parallel=context_parallel_size)
         check_prefix_cache(prefix_cache, ranks)

@@ -119,9 +119,12 @@ def open_draft(
     Another tokenizer, of which few drafts can be right; or more weights in layers than the target has. A vocabulary of
     another size is left to the strategy, which may refuse it; so is a model that only fills canvases. A draft whose
     keys and values can't be cached as the target's has them in its own type. ``load`` is the target's, but a draft
-    model is neither quantised nor adapted, and keeps as many states of n-grams as usual.
+    model is neither quantised nor adapted, and keeps as many states of n-grams as usual; llama.cpp runs it only if it
+    is a GGUF file.
     """
     load = replace(load, quantize=None, lora=None, ngram_states=None)
+    if load.runner != "auto" and not resolve(draft).is_file():
+        load = replace(load, runner="auto")
     try:
         runner = models.load(draft, load, budget=budget)
     except CacheRefused as refused:

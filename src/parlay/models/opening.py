@@ -7,6 +7,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -83,6 +84,8 @@ def load(
     threads.settle(options.threads)
     if not isinstance(model, str):
         return _adapt_loaded(model, options, cache_tokens, budget)
+    if options.runner == "llama.cpp":
+        return _in_llama_cpp(model, options, cache_tokens, budget, longest)
     asked_dtype, device, found = _DTYPES[options.dtype], chosen_device(options.device), resolve(model)
     try:
         config = read_config(found, longest or 0)
@@ -116,6 +119,17 @@ def load(
         make_forward=make_forward,
         ngrams=ngrams,
         lookup=LookupPlan(options.ngram_states or MOST_STATES, table),
+    )
+
+
+def _in_llama_cpp(
+    model: str, options: LoadOptions, cache_tokens: int | None, budget: Budget | None, longest: int | None
+) -> Runner:
+    from parlay.models.llama_cpp.opening import open_llama_cpp
+
+    free = partial(_free_share, torch.device("cpu"))
+    return open_llama_cpp(
+        resolve(model), options, free, name=model, cache_tokens=cache_tokens, budget=budget, longest=longest
     )
 
 
@@ -165,6 +179,8 @@ def round_weights(runner: NativeRunner, model: str, options: LoadOptions, bits: 
 def _adapt_loaded(
     model: PreTrainedModel, options: LoadOptions, cache_tokens: int | None, budget: Budget | None
 ) -> Runner:
+    if options.runner != "auto":
+        raise ValueError(f"runner={options.runner!r}: a loaded model runs through transformers; leave it at 'auto'")
     if (options.dtype, options.device) != ("auto", "auto"):
         raise ValueError(
             f"dtype={options.dtype!r}, device={options.device!r}: a loaded model keeps its own; leave both at 'auto'"
@@ -257,8 +273,13 @@ def _default_cache_tokens(config: DecoderConfig, dtype: torch.dtype, device: tor
         cell_bytes = CODED / CODES
     room, token_bytes = cache_room(config, cell_bytes), 2 * config.num_layers * config.num_kv_heads * config.head_dim
     least, most = room.bytes_for(config.max_context), room.bytes_for(_MOST_CONTEXTS * config.max_context)
-    affordable = max(least, min(free_bytes(device) * _CACHE_SHARE, most))
+    affordable = max(least, min(_free_share(device), most))
     return math.ceil(affordable / (token_bytes * cell_bytes))
+
+
+def _free_share(device: torch.device) -> float:
+    """Bytes of the free memory that the cache may take if no number of tokens is given."""
+    return free_bytes(device) * _CACHE_SHARE
 
 
 def cache_bytes_for(processes: int) -> int:

@@ -8,6 +8,8 @@ from parlay.options.declare import Options, option
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
+RUNNERS = ("auto", "llama.cpp")
+
 KV_CACHE_DTYPES = ("auto", "float32", "bfloat16", "q8_0")
 
 
@@ -23,9 +25,16 @@ class LoadOptions(Options):
     target's texts by its own files. ``kv_cache_dtype`` is how the compiled decoder caches keys and values: in ``q8_0``
     they take some half of bfloat16's memory and of the time to read them, and the model is nearly the same. ``lora``
     is a folder with an adapter of low rank, which is merged into the target's weights. ``ngram_states`` is how many
-    states of n-grams a model keeps at most whose first layers are looked up; None: 65,536.
+    states of n-grams a model keeps at most whose first layers are looked up; None: 65,536. ``runner="llama.cpp"`` has
+    llama.cpp run a GGUF file, through the package llama-cpp-python, on the devices that this was built for.
     """
 
+    runner: str = option(
+        "auto",
+        "what runs the model: auto is Parlay's decoder, or transformers where it has to be; llama.cpp runs GGUF files "
+        "through llama-cpp-python",
+        choices=RUNNERS,
+    )
     dtype: str = option("auto", "number type of the weights", choices=("auto", *DTYPES, "half", "float"))
     device: str = option("auto", "auto, cpu, cuda or mps")
     quantize: str | None = option(None, "store the weights in eight bits, half the size of bfloat16", choices=("int8",))

@@ -70,6 +70,8 @@ def open_target(
         )
     if options.ranks == 1:
         return models.load(model, load, budget=budget, packed=packed, longest=longest)
+    if load.runner != "auto":
+        raise ValueError(f"runner={load.runner}: it runs a model in one process: leave out {options.asked}")
     if not isinstance(model, str):
         raise ValueError("a loaded model runs in one process: name it, or ask for one")
     return lead(model, load, options, budget=budget, packed=packed)

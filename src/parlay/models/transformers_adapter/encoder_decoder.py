@@ -19,8 +19,8 @@ from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
 from parlay.models.config import UnsupportedModel
+from parlay.models.reserving import UNBOUNDED, ReservingRunner
 from parlay.models.transformers_adapter.call import cache_argument, copied, join, select
-from parlay.models.transformers_adapter.reserving import UNBOUNDED, ReservingRunner
 from parlay.system.threads import torch_on_all
 from parlay.types import NO_SKIP, EncoderSpec, Exactness, Output, Runner, RunnerSpec, Segment, Skip, trees
 

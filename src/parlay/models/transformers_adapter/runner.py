@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
+from parlay.models.reserving import UNBOUNDED, ReservingRunner
 from parlay.models.transformers_adapter.call import (
     CallResult,
     CallRows,
@@ -24,7 +25,6 @@ from parlay.models.transformers_adapter.call import (
     select,
 )
 from parlay.models.transformers_adapter.probe import ability
-from parlay.models.transformers_adapter.reserving import UNBOUNDED, ReservingRunner
 from parlay.system.threads import torch_on_all
 from parlay.types import NO_SKIP, Exactness, Output, Runner, RunnerSpec, Segment, Skip, trees
 

@@ -1,0 +1,1 @@
+"""llama.cpp as a runner, through the package llama-cpp-python."""
