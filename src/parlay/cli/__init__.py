@@ -33,6 +33,7 @@ COMMANDS = {
     "models": "list the models on this machine",
     "rm": "remove a model that was pulled",
     "quantize": "write a model as a GGUF file in fewer bits",
+    "prune": "write a smaller model without training it: zeros, narrower layers, fewer layers",
     "drafters": "list, add, share and compare trained drafters",
     "export": "write a trained drafter in the layout of another program",
     "bench": "find the best strategy for your prompts, or measure strategies on workloads",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -17,17 +16,15 @@ from parlay.models.gguf.file import read_parts
 from parlay.models.gguf.metadata import shape_keys
 from parlay.models.gguf.quantizing import copied_records, gguf_tensors
 from parlay.models.gguf.writing import USUAL, TensorPlan, record, write
+from parlay.models.pruning.saving import smaller
+from parlay.models.tokenizers.folder import copy_texts
 from parlay.models.weights.formats import Format
 from parlay.models.weights.fused import as_tensor
 from parlay.system.user_cache import saved_whole
 
 GGUF_NAME = "model.gguf"
-_COPIED = (".json", ".txt", ".jinja", ".model")
-"""Files of config and tokenizer."""
 _KEPT = ("bos_token_id", "eos_token_id", "pad_token_id")
 """What a student's config.json takes over from the target's."""
-_OF_LAYERS = ("layer_types", "max_window_layers", "torch_dtype")
-"""What it does not take over where it has fewer layers of the same family, and the older name of dtype."""
 
 
 def save_student(
@@ -49,8 +46,7 @@ def save_student(
         save_folder(folder, tensors, like=like, card=card)
         said = json.loads((like / "config.json").read_text())
         if same_family:
-            described = {key: value for key, value in said.items() if key not in _OF_LAYERS}
-            described |= {"num_hidden_layers": config.num_layers, "dtype": "bfloat16"}
+            described = smaller(said, config)
         else:
             described = {**{key: said[key] for key in _KEPT if key in said}, **_described(config)}
         (folder / "config.json").write_text(json.dumps(described, indent=1) + "\n")
@@ -79,10 +75,7 @@ def _write_file(
 
 def save_folder(folder: Path, tensors: Mapping[str, Tensor], *, like: Path, card: str) -> None:
     """The tensors in bfloat16, beside config and tokenizer of the folder ``like``."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for file in like.iterdir():
-        if file.is_file() and "safetensors" not in file.name and file.suffix in _COPIED:
-            shutil.copyfile(file, folder / file.name)
+    copy_texts(like, folder)
     (folder / "README.md").write_text(card, encoding="utf-8")
     stored = {name: weight.to(torch.bfloat16).contiguous() for name, weight in tensors.items()}
     with saved_whole(folder / "model.safetensors") as part:

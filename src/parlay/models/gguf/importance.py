@@ -9,7 +9,7 @@ Shapes: T tokens of a chunk, H hidden, I inputs of a matrix, E experts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -50,9 +50,7 @@ def importance(config: DecoderConfig, weights: Mapping[str, Weight], ids: Sequen
     every second token as an open one. Raises ParlayError for too few, UnsupportedModel for families without GGUF files.
     """
     form = gguf_form(config)
-    if len(ids) < _LEAST_TOKENS:
-        raise ParlayError(f"the text has {len(ids)} tokens: give at least {_LEAST_TOKENS}, better {MOST_TOKENS}")
-    chunks = list(_embedded(config, weights, ids[:MOST_TOKENS]))
+    chunks = embedded(config, weights, ids)
     tokens, found = sum(len(chunk_TH) for chunk_TH in chunks), dict[str, Tensor]()
     for index in range(config.num_layers):
         sums: Sums = {}
@@ -65,15 +63,19 @@ def importance(config: DecoderConfig, weights: Mapping[str, Weight], ids: Sequen
     return {name: _floored(mean_I) for name, mean_I in found.items()}
 
 
-def _embedded(config: DecoderConfig, weights: Mapping[str, Weight], ids: Sequence[int]) -> Iterator[Tensor]:
-    """Yield what the first layer reads, in chunks ``[T, H]``."""
-    tokens = torch.tensor(ids)
+def embedded(config: DecoderConfig, weights: Mapping[str, Weight], ids: Sequence[int]) -> list[Tensor]:
+    """What the first layer reads of the first `MOST_TOKENS` of a text, in chunks ``[T, H]``.
+
+    Raises ParlayError for a text of too few tokens.
+    """
+    if len(ids) < _LEAST_TOKENS:
+        raise ParlayError(f"the text has {len(ids)} tokens: give at least {_LEAST_TOKENS}, better {MOST_TOKENS}")
+    tokens = torch.tensor(ids[:MOST_TOKENS])
     if _block(config):
         assert config.canvas is not None, "others have no blocks"
         tokens[::2] = config.canvas.mask_id
-    for part in torch.split(tokens, CHUNK):
-        if len(part) >= MIN_ROWS:
-            yield rows_of(weights["model.embed_tokens.weight"], part) * config.embedding_scale
+    parts = [part for part in torch.split(tokens, CHUNK) if len(part) >= MIN_ROWS]
+    return [rows_of(weights["model.embed_tokens.weight"], part) * config.embedding_scale for part in parts]
 
 
 def _block(config: DecoderConfig) -> int:

@@ -185,6 +185,8 @@ class LlamaContext(Context):
         params.n_seq_max = sequences = lib.llama_max_parallel_sequences()
         params.n_threads = params.n_threads_batch = options.threads
         params.type_k = params.type_v = _CACHE_TYPES[options.cached]
+        if options.cached == "float32":
+            params.flash_attn_type = 0  # it would round to float16
         params.kv_unified = params.swa_full = True  # sequences share cells, and windows can go back
         params.offload_kqv = params.op_offload = options.offload
         made = lib.llama_init_from_model(model, params)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,7 @@ _UNDERSTOOD = frozenset(
 """Keys of tokenizer_config.json that change nothing, or that are looked at here."""
 _FILES = ("tokenizer*", "vocab*", "*.model", "*.spm", "*.tiktoken")
 """Files of which a folder with a tokenizer has at least one."""
+_COPIED = (".json", ".txt", ".jinja", ".model")
 _MORE_TEMPLATES = "additional_chat_templates"
 _OTHERS = ("added_tokens.json", "special_tokens_map.json", _MORE_TEMPLATES)
 """What else may say something of a tokenizer."""
@@ -59,6 +62,26 @@ def load_template(directory: Path) -> str:
     listed = found if isinstance(found, list) else [{"template": found}]
     named = [entry.get("template") for entry in listed if isinstance(entry, Mapping)]
     return "\n".join(text for text in (*named, *others) if isinstance(text, str))
+
+
+def save_tokenizer(tokenizer: PlainTokenizer, directory: Path) -> None:
+    """Write a tokenizer with its chat templates into a folder, as transformers has them."""
+    tokenizer.backend_tokenizer.save(str(directory / "tokenizer.json"))
+    said: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", **tokenizer.special_tokens_map}
+    templates = tokenizer.chat_template
+    if isinstance(templates, dict):
+        said["chat_template"] = [{"name": name, "template": text} for name, text in templates.items()]
+    elif templates is not None:
+        (directory / "chat_template.jinja").write_text(templates, encoding="utf-8")
+    (directory / "tokenizer_config.json").write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8")
+
+
+def copy_texts(source: Path, directory: Path) -> None:
+    """Copy what stands beside the weights of a folder: config, tokenizer and templates."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for file in source.iterdir():
+        if file.is_file() and "safetensors" not in file.name and file.suffix in _COPIED:
+            shutil.copyfile(file, directory / file.name)
 
 
 def _of_transformers(directory: Path) -> Tokenizer:

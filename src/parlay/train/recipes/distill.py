@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from parlay.models.config import DecoderConfig, RopeConfig
 from parlay.models.fetch.resolving import resolve
 from parlay.models.gguf.writing import USUAL
-from parlay.options import UsageError
+from parlay.models.pruning.layers import evenly, only_layers, read_layers
 from parlay.train.checkpoints import save_student
 from parlay.train.data.batches import TrainingBatch
 from parlay.train.data.features import Featured
@@ -140,29 +140,14 @@ def _same_vocabulary(model: str, target: Target) -> Target:
 
 def cut_out(model: Target, options: DistillTrainOptions) -> Target:
     """The model with some of its layers alone, in their order. Raises UsageError for layers that it does not have."""
-    kept = _kept_layers(options, model.config.num_layers)
+    layers = model.config.num_layers
+    if options.keep_layers:
+        kept = read_layers("keep_layers", options.keep_layers, layers)
+    else:
+        kept = evenly(min(options.layers, layers), layers)
     if model.config.layers:
         raise ParlayError(f"{options.cut_from}: layers that differ can't be cut out")
-    renamed = {f"model.layers.{place}.": f"model.layers.{new}." for new, place in enumerate(kept)}
-    weights = {}
-    for name, weight in model.weights.items():
-        start = ".".join((*name.split(".", 3)[:3], "")) if name.startswith("model.layers.") else ""
-        if not start or start in renamed:
-            weights[renamed.get(start, "") + name.removeprefix(start)] = weight
-    return replace(model, config=replace(model.config, num_layers=len(kept)), weights=weights)
-
-
-def _kept_layers(options: DistillTrainOptions, layers: int) -> list[int]:
-    if not options.keep_layers:
-        count = min(options.layers, layers)
-        return [round(place * (layers - 1) / max(count - 1, 1)) for place in range(count)]
-    words = options.keep_layers.split(",")
-    kept = [int(word) for word in words if word.strip().isdecimal()]
-    if len(kept) < len(words) or kept != sorted(set(kept)) or kept[-1] >= layers:
-        raise UsageError(
-            f"keep_layers={options.keep_layers}: give rising numbers from 0 to {layers - 1}, with commas between"
-        )
-    return kept
+    return replace(model, config=replace(model.config, num_layers=len(kept)), weights=only_layers(model.weights, kept))
 
 
 def _partly_frozen(cut: Target, learning: int) -> TorchModel:

@@ -1,0 +1,57 @@
+"""Which weights of a matrix become zero: a share of each row, or all but N of M neighbours."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from parlay.options import UsageError
+from parlay.types import ParlayError
+
+_NEIGHBOURS = re.compile(r"(\d{1,3}):(\d{1,3})")
+_EXAMPLES = "give a share of zeros such as 0.5, or N:M such as 2:4, where N of M neighbours stay"
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """``zeros`` is the share of weights that become zero; with ``group`` above 0, of each so many neighbours alike."""
+
+    text: str
+    zeros: float
+    group: int = 0
+
+    @staticmethod
+    def read(text: str) -> Pattern:
+        """Read a share or N:M. Raises UsageError for another text."""
+        if found := _NEIGHBOURS.fullmatch(text):
+            kept, group = int(found[1]), int(found[2])
+            if not 0 < kept < group:
+                raise UsageError(f"pattern {text}: N:M needs 0 < N < M; {_EXAMPLES}")
+            return Pattern(text, 1 - kept / group, group)
+        try:
+            share = float(text)
+        except ValueError:
+            raise UsageError(f"pattern {text:.40}: {_EXAMPLES}") from None
+        if not 0 < share < 1:
+            raise UsageError(f"pattern {text:.40}: {_EXAMPLES}; a share lies between 0 and 1")
+        return Pattern(text, share)
+
+    def check(self, name: str, inputs: int) -> None:
+        """Raises ParlayError for rows of a matrix that are no whole groups."""
+        if self.group and inputs % self.group:
+            raise ParlayError(
+                f"pattern {self.text}: the rows of {name} have {inputs} inputs, which {self.group} does not divide; "
+                "give a share such as 0.5"
+            )
+
+    def applied(self, weight_OI: Tensor, scores_OI: Tensor) -> Tensor:
+        """``weight_OI`` with zeros where the scores of its row, or of its group of neighbours, are lowest."""
+        outputs, inputs = weight_OI.shape
+        group = self.group or inputs
+        grouped = scores_OI.reshape(outputs, inputs // group, group)
+        lowest = grouped.argsort(dim=-1, stable=True)[..., : round(self.zeros * group)]
+        kept = torch.ones(grouped.shape, dtype=torch.bool).scatter_(-1, lowest, False)
+        return weight_OI * kept.view(outputs, inputs)
