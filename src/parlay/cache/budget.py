@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import Protocol
 
 _UNITS = {"": 1, "B": 1, **{f"{letter}iB": 1024**power for power, letter in enumerate("KMGT", 1)}}
@@ -26,6 +27,35 @@ class Holder(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class MemoryBounds:
+    """Most bytes of what ``requests`` keep, and of the target's ``weights``; None: as much as is free allows."""
+
+    requests: int | None = None
+    weights: int | None = None
+
+    @staticmethod
+    def parse(memory: int | str | None) -> MemoryBounds:
+        """Read bytes, or a text such as ``2GiB``, ``weights=6GiB`` or ``2GiB,weights=6GiB``; raises ValueError."""
+        parts = [] if memory is None else [memory] if isinstance(memory, int) else memory.split(",")
+        found: dict[str, int] = {}
+        for part in parts:
+            name, _, size = part.rpartition("=") if isinstance(part, str) else ("", "", part)
+            name = name.strip() or "requests"
+            if name not in ("requests", "weights") or name in found:
+                raise ValueError(
+                    f"memory {memory!r} is not understood: write a size, such as 2GiB, for what requests keep, or "
+                    "weights=SIZE for the model's weights, or both, joined by a comma"
+                )
+            found[name] = parse_bytes(size)
+        return MemoryBounds(**found)
+
+    def shared_out(self, parts: int, requests: int) -> str:
+        """The same for each of so many processes, as `parse` reads it; ``requests`` where nothing is said of these."""
+        weights = "" if self.weights is None else f",weights={self.weights // parts}"
+        return f"{(self.requests or requests) // parts}{weights}"
+
+
 class Budget:
     """Bytes for the target's store, which joins first, and for the drafters' stores.
 
@@ -34,11 +64,11 @@ class Budget:
     A store that needs memory gets it from unused texts: those of drafters first, then the target's, in each store the
     least recently used first. The target may also take what drafters cached for texts in use, because that only costs
     them time. Drafters take nothing from a running text of the target. ``total`` None: each store that joins adds its
-    own share.
+    own share. ``weights`` bounds the target's weights, which are not counted here.
     """
 
-    def __init__(self, total: int | None = None, targets: int = 1) -> None:
-        self._fixed, self._targets = total is not None, targets
+    def __init__(self, total: int | None = None, targets: int = 1, weights: int | None = None) -> None:
+        self._fixed, self._targets, self._weights = total is not None, targets, weights
         self.total = total or 0
         self._holders: list[Holder] = []
 
@@ -49,7 +79,7 @@ class Budget:
         """
         if not self._fixed:
             self.total += share
-        if len(self._holders) < self._targets and self.total < least:
+        if self.awaits_target and self.total < least:
             raise ValueError(
                 f"memory of {format_bytes(self.total)} is too small for this model: give it more than "
                 f"{format_bytes(least)}, which is what it takes in one step for the shortest text"
@@ -59,6 +89,16 @@ class Budget:
     @property
     def fixed(self) -> bool:
         return self._fixed
+
+    @property
+    def awaits_target(self) -> bool:
+        """Whether the next one who joins is a target."""
+        return len(self._holders) < self._targets
+
+    @property
+    def weights(self) -> int | None:
+        """Bytes that the weights of the target that is awaited may take; None: nobody said."""
+        return self._weights if self.awaits_target else None
 
     @property
     def free(self) -> int:

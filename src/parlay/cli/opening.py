@@ -56,6 +56,8 @@ def pack_ahead(model: str, options: argparse.Namespace) -> AbstractContextManage
     has_gpu = load.device == "auto" and any(Path("/dev").glob("nvidia[0-9]*"))
     if has_gpu or load.device not in ("auto", "cpu") or load.quantize is not None or load.threads == 1:
         return nullcontext()
+    if "weights" in str(options.memory):  # some layers may have to stay on disk
+        return nullcontext()
     return packing_ahead(resolve(model))
 
 

@@ -50,7 +50,7 @@ def choose_processes(options: argparse.Namespace, models: Sequence[str]) -> None
 
 def _choice(options: argparse.Namespace, model: str) -> tuple[Split, str]:
     from parlay.bench.plan.strategies import Models
-    from parlay.cache import parse_bytes
+    from parlay.cache import MemoryBounds
     from parlay.cli import parser_of
     from parlay.cli.plan_devices import measured_link
     from parlay.cli.plan_machine import check_flags, ground_of, models_of
@@ -72,7 +72,7 @@ def _choice(options: argparse.Namespace, model: str) -> tuple[Split, str]:
     if link is None:
         raise UsageError("no link between two processes of this machine can be measured: name the split yourself")
     models: Models = models_of(told, ground)
-    memory = float(parse_bytes(options.memory)) if options.memory else ground.memory
+    memory = MemoryBounds.parse(options.memory).requests or ground.memory
     ways = compare(models.target, ground.machine, memory, link, count)
     return chosen(ways)
 

@@ -271,9 +271,9 @@ def check_flags(options: argparse.Namespace, models: int) -> None:
         for name in vars(options)[flag]:
             read_text(name, flag.removesuffix("s"))
     if options.memory is not None:
-        from parlay.cache import parse_bytes  # here, because it loads torch
+        from parlay.cache import MemoryBounds  # here, because it loads torch
 
-        parse_bytes(options.memory)
+        MemoryBounds.parse(options.memory)
 
 
 def _check_least(options: argparse.Namespace) -> None:

@@ -107,14 +107,14 @@ def serve_replicas(options: argparse.Namespace, allowed: Settings, listener: soc
 
 def _shared_out(options: argparse.Namespace) -> argparse.Namespace:
     """The flags of each replica: its part of the threads and of the memory."""
-    from parlay.cache import parse_bytes
+    from parlay.cache import MemoryBounds
     from parlay.models.opening import cache_bytes_for
     from parlay.system import threads
 
     own = argparse.Namespace(**vars(options))
     own.threads = max(1, (options.threads or threads.usual()) // options.replicas)
-    memory = parse_bytes(options.memory) // options.replicas if options.memory else cache_bytes_for(options.replicas)
-    own.memory, own.replicas, own.host = str(memory), 1, "127.0.0.1"
+    own.memory = MemoryBounds.parse(options.memory).shared_out(options.replicas, cache_bytes_for(1))
+    own.replicas, own.host = 1, "127.0.0.1"
     return own
 
 

@@ -44,6 +44,7 @@ class LayerStruct(Structure):
         ("out_scale", c_double),
         *((name, Linear) for name in ("per_layer_gate", "per_layer_out")),
         ("per_layer_norm", c_void_p),
+        ("streamed", c_int64),
     ]
 
 
@@ -91,6 +92,7 @@ class ModelStruct(Structure):
         ("per_layer_norm", c_void_p),
         ("per_layer_scale", c_double),
         ("ngrams", POINTER(NgramsStruct)),
+        ("stream", c_void_p),
     ]
 
 
@@ -189,6 +191,27 @@ OVER_RANKS = CFUNCTYPE(None, POINTER(RanksStruct), c_void_p, c_int64)
 REST = CFUNCTYPE(None)
 
 
+class StreamedLayer(Structure):
+    _fields_ = [("offset", c_int64), ("bytes", c_int64), ("sum", c_uint64)]
+
+
+class Streaming(Structure):
+    _fields_ = [
+        *((name, c_int64) for name in ("file", "direct", "count", "patience")),
+        ("layer", POINTER(StreamedLayer)),
+        ("buffer", c_void_p * 2),
+    ]
+
+
+STREAM_BLOCK = 4096
+"""Offsets, sizes and buffers of streamed layers are multiples of it."""
+STREAM_ENDED, STREAM_DAMAGED, STREAM_STALLED = -1, -2, -3
+STREAM_SUM = CFUNCTYPE(c_uint64, c_void_p, c_int64)
+STREAM_READ = CFUNCTYPE(c_int64, POINTER(Streaming), c_int64, c_void_p)
+STREAM_OPEN = CFUNCTYPE(c_void_p, POINTER(Streaming))
+STREAM_OF = CFUNCTYPE(c_int64, c_void_p)
+
+
 class Core(Structure):
     _fields_ = [
         ("name", c_char_p),
@@ -207,4 +230,9 @@ class Core(Structure):
         ("sum_over_ranks", OVER_RANKS),
         ("gather_over_ranks", OVER_RANKS),
         ("rest", REST),
+        ("stream_sum", STREAM_SUM),
+        ("stream_read", STREAM_READ),
+        ("stream_open", STREAM_OPEN),
+        ("stream_close", STREAM_OF),
+        ("stream_fault", STREAM_OF),
     ]

@@ -17,6 +17,8 @@ _PASSES, _ENOUGH = 3, 0.1  # passes over them, and seconds, after which no more 
 _SMALL, _AGAIN = (1, 2, 4, 8), 0.1  # those that drafts pay or do not pay by are timed again, for so many seconds
 _SCRATCH = -1  # the sequence that calibration runs in; the engine's names are not negative
 _CHUNK = 256  # rows that a context is fed in
+_OF_STREAMED = 3.0
+"""Seconds for a runner that reads layers from disk: most of a forward, however many rows it has."""
 _log = logging.getLogger(__name__)
 
 
@@ -74,8 +76,10 @@ def calibrate(
 
     A machine's other work delays some of them, so the prices of rows beside each other are uncertain. Where an earlier
     process has ``kept`` what it learned in its steps, that is taken, and only the speed of now is measured, in half
-    the time. A runner without room for 65 tokens is not timed: the cost then starts from a guess.
+    the time. A runner without room for 65 tokens is not timed: the cost then starts from a guess. One that reads layers
+    from disk has more time, in which two row counts at least are timed: what further rows cost it is no guess.
     """
+    seconds = _OF_STREAMED if runner.spec.streamed else seconds
     timer, deadline = _Timer(runner, clock), clock() + seconds
     runner.open(_SCRATCH, (0,))
     try:
@@ -105,6 +109,11 @@ class _Timer:
 
     runner: Runner
     clock: Callable[[], float]
+
+    @property
+    def least(self) -> int:
+        """How many row counts are timed, whatever time it takes."""
+        return 2 if self.runner.spec.streamed else 1
 
     def small(self) -> list[tuple[int, float]]:
         """One row, then those that drafts pay or do not pay by, in turn."""
@@ -138,7 +147,7 @@ class _Timer:
         while passes < _PASSES or self.clock() < enough:
             for rows in _CALIBRATED:
                 guess = best.get(rows) or max(best.values(), default=0.0)
-                if best and self.clock() + guess > deadline:
+                if len(best) >= self.least and self.clock() + guess > deadline:
                     return best
                 best[rows] = min(best.get(rows, math.inf), self._forward(rows))
             passes += 1

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from parlay import models
-from parlay.cache import Budget, parse_bytes
+from parlay.cache import Budget, MemoryBounds
 from parlay.drafters.other_vocabularies.letters import TokenLetters
 from parlay.drafters.other_vocabularies.vocabularies import spelled
 from parlay.drafters.stores.state_store import MappedStates, need_faiss, read_header
@@ -57,8 +57,10 @@ def ensemble_of(members: Members, alone: Mapping[str, object]) -> Ensemble | Nes
 
 def open_budget(memory: int | str | None, ensemble: Ensemble | Nest | None) -> Budget:
     """Make the budget of all caches, in which no member takes a running text of another. Raises ValueError."""
-    targets = 1 if ensemble is None else 1 + len(ensemble.models)
-    return Budget(None if memory is None else parse_bytes(memory), targets)
+    targets, bounds = 1 if ensemble is None else 1 + len(ensemble.models), MemoryBounds.parse(memory)
+    if bounds.weights is not None and targets > 1:
+        raise UsageError("memory weights=SIZE is for one model alone: leave it out, or leave out ensemble")
+    return Budget(bounds.requests, targets, bounds.weights)
 
 
 def open_runner(

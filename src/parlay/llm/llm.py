@@ -54,7 +54,8 @@ class LLM:
     model's own; it may be the ``vocabulary`` of another LLM. ``strategy`` is the default for requests that name none;
     left out, it is ``auto``. ``seed`` fixes the seeds of requests without one; otherwise each draws one and reports it.
     ``memory`` bounds what caches and drafters keep together, in bytes or as in ``"2GiB"``; by default a share of what
-    is free. ``prefix_cache`` is a file that keeps cached prefixes, at most ``prefix_cache_size``, after `close`.
+    is free. ``"weights=6GiB"`` bounds the weights: layers beyond that are read from disk in every forward.
+    ``prefix_cache`` is a file that keeps cached prefixes, at most ``prefix_cache_size``, after `close`.
     ``dtype``, ``device``, ``quantize``, ``threads`` and ``runner`` replace fields of ``load``, and
     ``tensor_parallel_size``, ``pipeline_parallel_size`` and ``context_parallel_size`` those of ``ranks``. Where a call
     says nothing, sampling is as the model's makers recommend, or with ``generation_config="vllm"`` as `SamplingParams`.

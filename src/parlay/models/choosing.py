@@ -11,6 +11,7 @@ import torch
 
 from parlay.compiled.library import NotBuilt, NotLoaded
 from parlay.models.compiled.forward import CompiledForward
+from parlay.models.compiled.streaming import WeightRoom
 from parlay.models.compiled.weights import Packed
 from parlay.models.config import DecoderConfig, UnsupportedModel
 from parlay.models.forward import WHOLE, Forward, Part
@@ -44,12 +45,21 @@ def choose_forward(
     packed: Packed,
     cached: str,
     part: Part = WHOLE,
+    room: WeightRoom | None = None,
 ) -> tuple[Forward, str]:
-    """The compiled decoder where it runs, else torch's operators; and which it is, and why, in one line."""
+    """The compiled decoder where it runs, else torch's operators; and which it is, and why, in one line.
+
+    Weights beyond ``room`` are read from disk in every forward. Raises UnsupportedModel where that was asked for, and
+    torch's operators would run.
+    """
     if device.type == "cpu":
         try:
-            compiled = CompiledForward(config, weights, dtype, packed, cached, part=part)
+            compiled = CompiledForward(config, weights, dtype, packed, cached, part=part, room=room)
         except NotLoaded as reason:
+            if room is not None and room.said:
+                raise UnsupportedModel(
+                    f"memory weights={room.bytes}: only the compiled decoder reads layers from disk, and {reason}"
+                ) from None
             if cached != "auto":
                 raise CacheRefused(cached, f"only the compiled decoder has it, and {reason}") from None
             why = f"; no compiled decoder: {reason}"

@@ -127,6 +127,7 @@ class NativeRunner(Runner):
             kv_heads=0 if kernels.part or self._uneven else config.num_kv_heads,
             head_dim=config.head_dim,
             in_flight=kernels.in_flight,
+            streamed=kernels.streamed,
         )
         self._sublayers = frozenset(self._spec.sublayers)
         self._rounded: dict[int, Forward] = {}
@@ -135,7 +136,12 @@ class NativeRunner(Runner):
         )
 
     def round_weights(self, bits: int, weights: Mapping[str, Operand]) -> None:
-        """Pack the model's ``weights`` in so many bits, for segments that run with these. Any thread may call this."""
+        """Pack the model's ``weights`` in so many bits, for segments that run with these. Any thread may call this.
+
+        Raises ValueError where not even the model's own fit into memory.
+        """
+        if self._spec.streamed:
+            raise ValueError("the model's layers don't fit into memory, so a second copy of them does not either")
         if bits not in self._rounded:
             made, _ = self._make_rounded(weights=rounded(weights, bits))
             assert made.kernels.cache_dtype == self._forward.kernels.cache_dtype, "they share their cache"
@@ -248,7 +254,7 @@ class NativeRunner(Runner):
     @property
     def grows(self) -> bool:
         """Whether `grow` can be called: the compiled decoder runs."""
-        plain = not self._block and self._ngrams is None and self.lookup is None
+        plain = not self._block and self._ngrams is None and self.lookup is None and not self._spec.streamed
         return isinstance(self._forward, CompiledForward) and self._forward.kernels.part is None and plain
 
     def grow(self, texts: Sequence[Segment], growth: Growth, requests: Sequence[TreeRequest]) -> list[GrownTree]:

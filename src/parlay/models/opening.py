@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,8 +18,10 @@ from parlay.cache import Budget
 from parlay.cache.pages import CODED, CODES
 from parlay.models.choosing import CacheRefused, MakeForward, choose_forward
 from parlay.models.compiled.forward import runs_here
+from parlay.models.compiled.streaming import WeightRoom
 from parlay.models.compiled.weights import Packed, nobody
 from parlay.models.config import DecoderConfig, UnsupportedModel, read_json
+from parlay.models.fetch.origin import weight_files
 from parlay.models.fetch.resolving import resolve
 from parlay.models.forward import cache_room
 from parlay.models.layer_lookup import MOST_STATES, LookupPlan
@@ -30,8 +33,9 @@ from parlay.models.state_table import StateTable
 from parlay.models.torch_ops.kernels import choose_dtype
 from parlay.models.weights.fused import stored_as
 from parlay.models.weights.shapes import Weight
+from parlay.models.weights.stored import StoredTensor
 from parlay.options import LoadOptions
-from parlay.system import threads
+from parlay.system import machine, threads
 from parlay.types import ParlayError, Runner
 
 if TYPE_CHECKING:  # loading the modelling half of transformers takes seconds, and only foreign models need it
@@ -53,11 +57,9 @@ _CACHE_SHARE = 0.25
 """Share of the free memory that the cache may take if no number of tokens is given."""
 _MOST_CONTEXTS = 16
 """Most full contexts that the cache holds in that case."""
-_CONTROL_GROUPS = (
-    ("memory.max", "memory.current", "inactive_file"),
-    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
-)
-"""Files of the limit and of what is used, and which part of that is given up on demand: version 2, then 1."""
+_SURELY_FITS = 0.5
+"""Weights that take less than this share of the free memory, as they are stored, are packed without counting first."""
+_END = 1 << 20  # bytes of a file of weights, at either end, that tell it from others
 USUAL = LoadOptions()
 
 
@@ -74,12 +76,13 @@ def load(
     """A runner for a built-in name, a local folder or GGUF file, a Hugging Face Hub id, or a loaded transformers model.
 
     ``cache_tokens`` is how many tokens all sequences may cache; by default that follows from the free memory.
-    Runners with the same ``budget`` share its memory; the target has precedence. A model that runs through
-    transformers has memory of its own. ``packed`` is called with how many of the compiled decoder's matrices are
-    ready, and of how many. ``longest`` is how many tokens texts may have: a model with longrope computes texts beyond
-    its original context, and then all of them, with the factors for long ones. Raises ParlayError (UnsupportedModel,
-    BadCheckpoint) for a model that can't be had or run, ValueError for a device that is not there, and for options that
-    a loaded model can't honour.
+    Runners with the same ``budget`` share its memory; the target has precedence. Where its weights don't fit into what
+    the budget allows them, or into the free memory, the compiled decoder reads some layers from disk in every forward.
+    A model that runs through transformers has memory of its own. ``packed`` is called with how many of the compiled
+    decoder's matrices are ready, and of how many. ``longest`` is how many tokens texts may have: a model with longrope
+    computes texts beyond its original context, and then all of them, with the factors for long ones. Raises ParlayError
+    (UnsupportedModel, BadCheckpoint) for a model that can't be had or run, ValueError for a device that is not there,
+    and for options that a loaded model can't honour.
     """
     threads.settle(options.threads)
     if not isinstance(model, str):
@@ -105,6 +108,9 @@ def load(
             "auto, or make the table again with parlay train ngram-states"
         )
     ngrams = None if config.ngrams is None else NgramTable.open(found, config)
+    room = _weight_room(model, found, weights, replace(options, device=device.type), budget)
+    if room is not None and make_forward is choose_forward:
+        make_forward = partial(choose_forward, room=room)
     return NativeRunner(
         config,
         weights,
@@ -131,6 +137,42 @@ def _in_llama_cpp(
     return open_llama_cpp(
         resolve(model), options, free, name=model, cache_tokens=cache_tokens, budget=budget, longest=longest
     )
+
+
+def _weight_room(
+    model: str, found: Path, weights: Mapping[str, Weight], options: LoadOptions, budget: Budget | None
+) -> WeightRoom | None:
+    """What the weights may take in memory, where that is said, or may be too little; None: they will fit.
+
+    Models that draft are loaded whole. Raises UnsupportedModel on a device that can't read layers from disk.
+    """
+    said = None if budget is None else budget.weights
+    if said is not None and options.device != "cpu":
+        raise UnsupportedModel(
+            f"memory weights={said}: layers are read from disk for the CPU, not for {options.device}: leave it out"
+        )
+    identity = partial(_identity, found, options)
+    if said is not None:
+        return WeightRoom(said, True, model, identity)
+    free = free_bytes(torch.device("cpu"))
+    stored = sum(each.data.nbytes if isinstance(each, StoredTensor) else each.nbytes for each in weights.values())
+    if options.device != "cpu" or stored < _SURELY_FITS * free or (budget is not None and not budget.awaits_target):
+        return None
+    return WeightRoom(int(free * (1 - _CACHE_SHARE)), False, model, identity)
+
+
+def _identity(found: Path, options: LoadOptions) -> str:
+    """A digest that tells weights from others: when their files were written, how long they are, and their ends."""
+    adapter = [] if options.lora is None else sorted(Path(options.lora).expanduser().glob("*.*"))
+    digest = hashlib.sha256(str(options.quantize).encode())
+    for path in (*weight_files(str(found)), *adapter):
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            digest.update(f"{size} {os.fstat(file.fileno()).st_mtime_ns} ".encode())
+            for start in (0, max(0, size - _END)):
+                file.seek(start)
+                digest.update(file.read(_END))
+    return digest.hexdigest()
 
 
 def settled(model: str, options: LoadOptions) -> LoadOptions:
@@ -194,7 +236,7 @@ def _adapt(
     from parlay.models.transformers_adapter.encoder_decoder import EncoderDecoderRunner
     from parlay.models.transformers_adapter.runner import AdapterRunner
 
-    if budget is not None and budget.fixed and cache_tokens is None:
+    if budget is not None and ((budget.fixed and cache_tokens is None) or budget.weights is not None):
         raise UnsupportedModel(
             f"memory can't be limited for {name or 'this model'}, which runs through transformers: leave memory out"
         )
@@ -291,42 +333,12 @@ def free_bytes(device: torch.device, cgroups: Path = Path("/sys/fs/cgroup"), pro
     """Bytes that can be had on the device now; on a host no more than the limit of our control group leaves."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    return max(0, min(_host_bytes(proc), *_left_by_groups(cgroups)))
+    return machine.available_bytes(cgroups, proc)
 
 
 def anonymous_bytes(process: int, proc: Path = Path("/proc")) -> int:
     """Bytes of a process's memory that no file holds; 0 where the system does not tell."""
     try:
-        return _field(proc / str(process) / "status", "RssAnon:") * 1024
+        return machine.number_in(proc / str(process) / "status", "RssAnon:") * 1024
     except (OSError, ValueError):
         return 0
-
-
-def _host_bytes(proc: Path) -> int:
-    try:
-        return _field(proc / "meminfo", "MemAvailable:") * 1024
-    except (OSError, ValueError):
-        names = [name for name in ("SC_AVPHYS_PAGES", "SC_PHYS_PAGES") if name in os.sysconf_names]
-        return os.sysconf(names[0]) * os.sysconf("SC_PAGE_SIZE") if names else 4 << 30
-
-
-def _left_by_groups(cgroups: Path) -> Iterator[int]:
-    """Bytes that each control group leaves us, and a very large number."""
-    yield 1 << 62
-    for limit, used, reclaimable in _CONTROL_GROUPS:
-        try:
-            most = int((cgroups / limit).read_text())  # "max" where there is no limit
-            taken = int((cgroups / used).read_text())
-            kept = _field((cgroups / limit).with_name("memory.stat"), reclaimable)
-        except (OSError, ValueError):
-            continue
-        yield most - taken + kept
-
-
-def _field(file: Path, name: str) -> int:
-    """The number after a name in a file of names and numbers. Raises ValueError when it is not there."""
-    for line in file.read_text().splitlines():
-        words = line.split()
-        if words and words[0] == name:
-            return int(words[1])
-    raise ValueError(f"{file} has no {name}")

@@ -74,6 +74,8 @@ def open_target(
         raise ValueError(f"runner={load.runner}: it runs a model in one process: leave out {options.asked}")
     if not isinstance(model, str):
         raise ValueError("a loaded model runs in one process: name it, or ask for one")
+    if budget is not None and budget.weights is not None:
+        raise ValueError(f"memory weights=SIZE is for a model in one process: leave it out, or {options.asked}")
     return lead(model, load, options, budget=budget, packed=packed)
 
 

@@ -1,13 +1,20 @@
-"""The name of the processor, and freed memory given back to the system."""
+"""The name of the processor, the memory that is free, and freed memory given back to the system."""
 
 from __future__ import annotations
 
 import ctypes
+import os
 import platform
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
+
+_CONTROL_GROUPS = (
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
+)
+"""Files of the limit and of what is used, and which part of that is given up on demand: version 2, then 1."""
 
 
 def cpu_model() -> str:
@@ -39,3 +46,38 @@ def _trim() -> Callable[[int], int] | None:
     except (OSError, AttributeError):  # another C library
         return None
     return found
+
+
+def available_bytes(cgroups: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")) -> int:
+    """Bytes of memory that can be had now, and no more than the limit of our control group leaves."""
+    return max(0, min(_host_bytes(proc), *_left_by_groups(cgroups)))
+
+
+def _host_bytes(proc: Path) -> int:
+    try:
+        return number_in(proc / "meminfo", "MemAvailable:") * 1024
+    except (OSError, ValueError):
+        names = [name for name in ("SC_AVPHYS_PAGES", "SC_PHYS_PAGES") if name in os.sysconf_names]
+        return os.sysconf(names[0]) * os.sysconf("SC_PAGE_SIZE") if names else 4 << 30
+
+
+def _left_by_groups(cgroups: Path) -> Iterator[int]:
+    """Bytes that each control group leaves us, and a very large number."""
+    yield 1 << 62
+    for limit, used, reclaimable in _CONTROL_GROUPS:
+        try:
+            most = int((cgroups / limit).read_text())  # "max" where there is no limit
+            taken = int((cgroups / used).read_text())
+            kept = number_in((cgroups / limit).with_name("memory.stat"), reclaimable)
+        except (OSError, ValueError):
+            continue
+        yield most - taken + kept
+
+
+def number_in(file: Path, name: str) -> int:
+    """The number after a name in a file of names and numbers. Raises ValueError when it is not there."""
+    for line in file.read_text().splitlines():
+        words = line.split()
+        if words and words[0] == name:
+            return int(words[1])
+    raise ValueError(f"{file} has no {name}")

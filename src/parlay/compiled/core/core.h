@@ -8,6 +8,8 @@
 
 #include <stdint.h>
 
+#include "stream.h"
+
 #define PAGE 16 /* tokens of a page of the cache */
 
 /* y = W x (* scale) (+ bias). Weights are packed in panels of `panel` outputs, the last filled up with zeros. */
@@ -70,6 +72,7 @@ typedef struct {
     double out_scale;      /* the hidden state that leaves it is multiplied by it */
     Linear per_layer_gate, per_layer_out; /* of what it adds last, see Model: from the hidden state, and to it */
     const float *per_layer_norm;          /* [hidden]: of that before it is added; null: it adds nothing */
+    int64_t streamed;      /* 1 + its number among the layers that the model's stream reads; 0: it is in memory */
 } Layer;
 
 /* Key heads of layers whose keys share pages: how many, and the numbers of one, which query heads have, too. */
@@ -121,6 +124,7 @@ typedef struct {
     const float *per_layer_norm; /* [per_layer] */
     double per_layer_scale;
     const Ngrams *ngrams; /* or null. What is added to the embedding of a row's token: that of the longest n-gram there */
+    Stream *stream; /* or null: all layers are in memory */
 } Model;
 
 /* Keys and values that have no position, in pages as a sequence's. */
@@ -246,6 +250,11 @@ typedef struct {
     void (*sum_over_ranks)(Ranks *, float *numbers, int64_t count); /* as a forward does it, for other decoders */
     void (*gather_over_ranks)(Ranks *, float *numbers, int64_t each);
     void (*rest)(void); /* returns when no thread reads what forwards were given */
+    uint64_t (*stream_sum)(const char *bytes, int64_t count); /* stream.h */
+    int64_t (*stream_read)(const Streaming *, int64_t number, char *to);
+    Stream *(*stream_open)(const Streaming *);
+    int64_t (*stream_close)(Stream *);
+    int64_t (*stream_fault)(const Stream *);
 } Core;
 
 #endif

@@ -219,7 +219,21 @@ static int run_feed_forward(const Pass *pass)
     return goes_on && (!layer->per_layer_norm || (run_per_layer(pass) && run_rows(pass, enter_next)));
 }
 
-/* All of a forward, as one thread walks through it. 0: the job has ended meanwhile. */
+static void enter_layer(const Pass *pass, int64_t part, int64_t parts)
+{
+    (void)part, (void)parts;
+    parlay_stream_enter(pass->model->stream, pass->model->layer[pass->next / 2].streamed - 1);
+}
+
+/* Before the first sub-layer of a layer that runs, where some are read from a file: it must be there. 0: it can't be had,
+ * and the forward ends. */
+static int reach_layer(const Pass *pass)
+{
+    if (!pass->model->stream || (pass->here >= 0 && pass->here / 2 == pass->next / 2)) return 1;
+    return run_once(pass, enter_layer) && !parlay_stream_fault(pass->model->stream);
+}
+
+/* All of a forward, as one thread walks through it. 0: the job has ended meanwhile, or a layer can't be had. */
 static int run_forward(Pass pass)
 {
     pass.here = -1;
@@ -230,6 +244,7 @@ static int run_forward(Pass pass)
             pass.rows = pass.batch->rows;
             memcpy(pass.tiles, pass.all_tiles, sizeof pass.tiles);
         }
+        if (!reach_layer(&pass)) return 0;
         pass.here = pass.next;
         pass.next = next_sublayer(&pass, pass.here + 1);
         if (leaves_keys_alone(&pass)) return run_inputs(&pass, pass.batch->rows);
@@ -279,7 +294,9 @@ static void forward(const Model *model, const Batch *batch)
     Space space = lay_out(model, batch->rows, all_rows_of(batch), batch->wanted, longest_of(batch), batch->segments,
                           batch->threads, batch->space);
     Pass pass = pass_of(model, batch, &space);
+    if (model->stream) parlay_stream_begin(model->stream);
     parlay_pool_run(DECODING, batch->threads, run, &pass);
+    if (model->stream) parlay_stream_enter(model->stream, -1);
 }
 
 #endif

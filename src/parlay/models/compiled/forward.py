@@ -14,7 +14,9 @@ from parlay.compiled.library import NotLoaded, load
 from parlay.models.compiled.adapters import PackedAdapters, firsts_of_experts
 from parlay.models.compiled.growing import GrowthCall
 from parlay.models.compiled.layout import BatchLayout, Prefixes, lay_out
+from parlay.models.compiled.memory import Workspace
 from parlay.models.compiled.short_head import ShortHead
+from parlay.models.compiled.streaming import WeightRoom
 from parlay.models.compiled.weights import Packed, Weights, nobody
 from parlay.models.config import DecoderConfig, Experts, RopeConfig
 from parlay.models.forward import (
@@ -39,7 +41,6 @@ from parlay.system import threads
 from parlay.types import Exactness, Skip
 
 _MOST_GROUP, _MOST_HEAD = 64, 512  # query heads per key head, and their size: what the library has room for
-_LINE = 64  # bytes of a cache line
 _LONGER, _SHAPES = 256, 4096  # room is made for texts of so many tokens more; forwards known to have room
 _DIVIDED = 32  # rows for each of the ranks that share texts, from which on each runs some of them
 
@@ -84,29 +85,12 @@ def runs_here(config: DecoderConfig, dtype: torch.dtype) -> bool:
     return refusal(config, dtype) is None
 
 
-class Workspace:
-    """Working memory of the library's calls, kept from one to the next; it begins at a cache line."""
-
-    def __init__(self, core: structs.Core) -> None:
-        self._core = core
-        self._bytes = torch.empty(0, dtype=torch.uint8)
-        self._start = 0
-
-    def at_least(self, needed: int) -> int:
-        """Return the address of so many bytes."""
-        if len(self._bytes) < needed + _LINE:
-            self._core.rest()  # a late thread may still read the old ones
-            self._bytes = torch.empty(needed + needed // 4 + _LINE, dtype=torch.uint8)
-            start = self._bytes.data_ptr()
-            self._start = start + -start % _LINE
-        return self._start
-
-
 class CompiledForward(Forward):
     """Raises NotLoaded where the library is missing or can't run this model.
 
     ``cached`` is how keys and values are: in float32, bfloat16, q8_0, or as ``auto`` in ``dtype``. Of a ``part`` of a
-    model ``config`` has the sizes, and ``weights`` those of it.
+    model ``config`` has the sizes, and ``weights`` those of it. Layers beyond ``room`` are read from disk in every
+    forward, which then may raise LayersLost.
     """
 
     def __init__(
@@ -118,13 +102,14 @@ class CompiledForward(Forward):
         cached: str = "auto",
         *,
         part: Part = WHOLE,
+        room: WeightRoom | None = None,
     ) -> None:
         reason = refusal(config, dtype, cached)
         if reason:
             raise NotLoaded(reason)
         self._core = load()
         pages = LayerPages.of(config) if part == WHOLE else LayerPages.alike(config.num_layers)
-        self._weights = Weights(self._core, config, weights, dtype, packed, logits=part.logits)
+        self._weights = Weights(self._core, config, weights, dtype, packed, logits=part.logits, room=room)
         self._model = self._weights.model
         firsts = firsts_of_experts(config)
         for index, (place, recent) in enumerate(zip(pages.place, pages.recent, strict=True)):
@@ -149,6 +134,9 @@ class CompiledForward(Forward):
         lanes = self._core.name.decode().replace("_", " ")
         stored = stored_as(weights)
         width = f"{stored} weights" if stored else str(dtype).removeprefix("torch.")
+        streamed = () if self._weights.streamed is None else self._weights.streamed.stream.split.streamed
+        if streamed:
+            width += f", {len(streamed)} of {config.num_layers} layers read from disk in every forward"
         self._kernels = Kernels(
             exactness=Exactness.BITS,
             reason=f"compiled decoder ({lanes}), {width}"
@@ -158,6 +146,7 @@ class CompiledForward(Forward):
             cache_lanes=cache_lanes,
             spread=part.spread,
             part=None if part == WHOLE else config,
+            streamed=len(streamed),
         )
 
     def _take_part(self, part: Part) -> None:
@@ -193,11 +182,16 @@ class CompiledForward(Forward):
         if work.taps:
             self._run_tapped(batch, laid, taps, len(work.ids))
         else:
-            self._core.forward(ctypes.byref(self._model), ctypes.byref(batch))
+            self._call(self._model, batch)
         del pointed  # the call read it
         for group in self._part.groups:
             group.check()
         return ForwardOutput(logits, taps)
+
+    def _call(self, model: structs.ModelStruct, batch: structs.Batch) -> None:
+        self._core.forward(ctypes.byref(model), ctypes.byref(batch))
+        if self._weights.streamed is not None:
+            self._weights.streamed.stream.check()
 
     def _room_for_logits(self, work: ForwardBatch) -> Tensor:
         return torch.empty(len(work.wanted), self._config.output_size if self._part.logits else 0)
@@ -216,7 +210,7 @@ class CompiledForward(Forward):
         if work.wanted:
             pointers = self._pointers((self._config.num_layers,), leaving_NH.unsqueeze(0))
             batch.taps = ctypes.addressof(pointers)
-        self._core.forward(ctypes.byref(self._leaving), ctypes.byref(batch))
+        self._call(self._leaving, batch)
         del pointed  # the call read it
         parts_RWH = torch.zeros(ranks, len(work.wanted), self._config.hidden_size)
         for place, row in enumerate(work.wanted):
@@ -244,7 +238,7 @@ class CompiledForward(Forward):
         batch.space = self._room(rows, rows, len(wanted), 1, 1, pool)
         if normed:
             batch.taps = ctypes.addressof(pointers)
-        self._core.forward(ctypes.byref(model), ctypes.byref(batch))
+        self._call(model, batch)
         return ForwardOutput(logits, Taps((0,), {0: taps_NH} if normed else {}))
 
     def growing(
@@ -342,7 +336,7 @@ class CompiledForward(Forward):
             written_LNH = torch.empty(len(taps.layers), rows, self._config.hidden_size)
             pointers = self._pointers(taps.layers, written_LNH)
             batch.taps = ctypes.addressof(pointers)
-        self._core.forward(ctypes.byref(self._model), ctypes.byref(batch))
+        self._call(self._model, batch)
         with taps.timed():
             as_given_LNH = written_LNH if laid.order is None else written_LNH[:, laid.order]
             taps.states = dict(zip(taps.layers, as_given_LNH.to(self._dtype).unbind(), strict=True))

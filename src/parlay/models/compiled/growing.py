@@ -6,16 +6,14 @@ import ctypes
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from parlay.compiled import structs
 from parlay.models.compiled.layout import lay_out_texts
+from parlay.models.compiled.memory import Workspace
 from parlay.models.forward import ForwardBatch, GrownTree, Growth, TreeRequest
 
-if TYPE_CHECKING:
-    from parlay.models.compiled.forward import Workspace
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from parlay.compiled import structs
 from parlay.compiled.library import NotLoaded, load
-from parlay.models.compiled.weights import WeightArena
+from parlay.models.compiled.memory import WeightArena
 from parlay.models.weights.formats import Format
 from parlay.models.weights.fused import Operand, as_tensor, order_of_columns
 from parlay.models.weights.quantize import fits_blocks, in_q8_0
@@ -44,8 +44,8 @@ class Product:
         kind, rows = _in_blocks(weight)
         self._memory = WeightArena()
         panels = self._memory.take(-(-out // int(self._core.panel)) * int(self._core.panel_bytes(kind, inputs)))
-        self._core.pack(kind, rows.data_ptr(), out, inputs, panels.data_ptr())
-        self._linear = structs.Linear(panels=panels.data_ptr(), inputs=inputs, outputs=out, kind=kind)
+        self._core.pack(kind, rows.data_ptr(), out, inputs, panels)
+        self._linear = structs.Linear(panels=panels, inputs=inputs, outputs=out, kind=kind)
         columns = order_of_columns([weight])
         if columns is not None:
             self._order = columns.int()

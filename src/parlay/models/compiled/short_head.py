@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from parlay.compiled import structs
-from parlay.models.compiled.weights import WeightArena, Weights
+from parlay.models.compiled.memory import WeightArena
+from parlay.models.compiled.weights import Weights
 from parlay.models.weights.formats import Format
 from parlay.models.weights.quantize import fits_blocks, in_q8_0
 
@@ -69,9 +70,7 @@ class ShortHead:
         self._panel_bytes = int(self._core.panel_bytes(self._format.number, hidden))
         self._memory = WeightArena()
         panels = self._memory.take(self._count // self._panel * self._panel_bytes)
-        self.model.head = structs.Linear(
-            panels=panels.data_ptr(), inputs=hidden, outputs=self._count, kind=self._format.number
-        )
+        self.model.head = structs.Linear(panels=panels, inputs=hidden, outputs=self._count, kind=self._format.number)
         self.model.vocab = self._count
 
     def _put(self, first: int, tokens: Sequence[int]) -> None:

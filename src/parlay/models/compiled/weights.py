@@ -14,8 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from parlay.cache.pages import SPAN, zeros
+from parlay.cache.pages import SPAN
 from parlay.compiled import structs
+from parlay.models.compiled.memory import Arena, WeightArena
+from parlay.models.compiled.streaming import LayersOnDisk, PackedLayer, StreamedLayers, WeightRoom
 from parlay.models.config import Activation, DecoderConfig, KeyHeads, LayerForm
 from parlay.models.gguf.packing_ahead import PackingAhead
 from parlay.models.weights.formats import INDEXED, DamagedWeights, Format
@@ -42,30 +44,8 @@ _INT8 = 24
 _PLAIN = {torch.float32: Format.F32.number, torch.bfloat16: Format.BF16.number}
 _ACTIVATIONS: Mapping[Activation, int] = {"silu": 0, "gelu_tanh": 1, "clamped_swiglu": 2}
 """As core.h counts them."""
-_LINE = 64
 _PART = 1 << 22
 """Bytes of a file's blocks that a job packs, or one panel's."""
-_CHUNK = 1 << 26
-"""Bytes that are asked of the system at a time. What nobody writes to takes no memory."""
-
-
-class WeightArena:
-    """Room for packed weights one behind the other, as forwards read them, on the system's large pages."""
-
-    def __init__(self) -> None:
-        self._chunks: list[Tensor] = []
-        self._left = 0
-
-    def take(self, count: int) -> Tensor:
-        """``count`` bytes of zeros, aligned to cache lines; they stay as long as this object."""
-        count += -count % _LINE
-        if count > self._left:
-            self._chunks.append(zeros((max(count, _CHUNK),), torch.uint8, torch.device("cpu")))
-            self._left = len(self._chunks[-1])
-        begin = len(self._chunks[-1]) - self._left
-        self._left -= count
-        return self._chunks[-1][begin : begin + count]
-
 
 Packed = Callable[[int, int], None]
 """Told how many parts are packed, of how many."""
@@ -87,19 +67,21 @@ class Weights:
         packed: Packed = nobody,
         *,
         logits: bool = True,
+        room: WeightRoom | None = None,
     ) -> None:
-        """Without ``logits`` the LM head is left out, which nobody reads then."""
-        self._logits = logits
+        """Without ``logits`` the LM head is left out. Layers beyond ``room`` are read from disk: see `streaming`."""
+        self._logits, self._room, self._packed = logits, room, packed
         self._core, self._config, self._dtype = core, config, dtype
         self._panel = int(core.panel)
-        self._memory = WeightArena()
+        self._memory: Arena = (arena := WeightArena())
         self._held: list[Tensor] = []
+        self.streamed: StreamedLayers | None = None
         self._ahead: PackingAhead | None = None
         self._alone = 0  # matrices that become numbers, for their order is not that of those beside them
         fused = FusedWeights(config, weights, torch.float32)
         self._jobs: list[Callable[[], object]] = []
         self._linears: dict[int, tuple[Operand, structs.Linear]] = {}
-        self.model = self._lay_out(fused)
+        self.model = self._lay_out(fused, arena)
         if self._alone:
             _log.warning(
                 "%d matrices are multiplied as numbers, for each has an order of inputs of its own", self._alone
@@ -126,15 +108,14 @@ class Weights:
 
     def __del__(self) -> None:
         self._core.rest()  # a late thread may still read them
+        if self.streamed is not None:
+            self.streamed.stream.close()
 
-    def _lay_out(self, fused: FusedWeights) -> structs.ModelStruct:
+    def _lay_out(self, fused: FusedWeights, arena: WeightArena) -> structs.ModelStruct:
         config = self._config
-        layers = (structs.LayerStruct * config.num_layers)(
-            *(self._layer(fused.layer(index), form) for index, form in enumerate(config.forms))
-        )
         head = self._linear(fused.head) if self._logits else structs.Linear(kind=Format.F32.number)
         self._tied = fused.head is fused.embedding
-        return structs.ModelStruct(
+        model = structs.ModelStruct(
             layers=config.num_layers,
             hidden=config.hidden_size,
             heads=config.num_heads,
@@ -143,7 +124,6 @@ class Weights:
             cached=int(self._dtype == torch.bfloat16),
             eps=config.rms_norm_eps,
             embedding=self._rows_of(fused.embedding),
-            layer=layers,
             final_norm=self._hold_any(fused.final_norm),
             beside_norm=self._hold_any(fused.beside_norm),
             raw_tap=int(config.head is not None),
@@ -153,6 +133,28 @@ class Weights:
             span=SPAN,
             **self._per_layer(fused),
         )
+        model.layer = (structs.LayerStruct * config.num_layers)(*self._layers(fused, arena))
+        model.stream = None if self.streamed is None else self.streamed.stream.address
+        return model
+
+    def _layers(self, fused: FusedWeights, arena: WeightArena) -> Sequence[structs.LayerStruct]:
+        """All layers, in memory if the room holds them: else some will be read from disk."""
+        if self._room is not None:
+            resident = arena.taken + sum(held.nbytes for held in self._held)
+            lay_out, count = partial(self._laid, fused), self._config.num_layers
+            on_disk = LayersOnDisk(self._core, lay_out, count, self._room, resident)
+            if on_disk.split.streamed:
+                self.streamed = on_disk.load(self._packed)
+                return self.streamed.structs
+        return [self._layer(fused.layer(index), form) for index, form in enumerate(self._config.forms)]
+
+    def _laid(self, fused: FusedWeights, layer: int, arena: Arena) -> PackedLayer:
+        """One layer in memory of its own, and what packs it; see `LayOut`."""
+        before = self._memory, self._jobs, self._linears, self._alone
+        self._memory, self._jobs, self._linears = arena, [], {}
+        found = PackedLayer(self._layer(fused.layer(layer), self._config.forms[layer]), self._jobs)
+        self._memory, self._jobs, self._linears, self._alone = before
+        return found
 
     def _per_layer(self, fused: FusedWeights) -> dict[str, Any]:
         """Fields of a model whose layers read numbers of their own."""
@@ -304,12 +306,10 @@ class Weights:
         if self._is_packed_ahead(linear, weight):
             return linear
         panels = -(-out // self._panel)
-        packed = self._memory.take(panels * int(self._core.panel_bytes(kind, inputs)))
-        linear.panels = packed.data_ptr()
+        linear.panels = self._memory.take(panels * int(self._core.panel_bytes(kind, inputs)))
         if isinstance(weight, Int8Weight):
-            steps = self._padded(torch.zeros(out))
-            linear.scale = steps.data_ptr()
-            self._jobs.append(lambda: self._pack(linear, _rounded(weight, steps, scale)))
+            linear.scale = self._memory.take(panels * self._panel * torch.float32.itemsize)
+            self._jobs.append(lambda: self._pack(linear, _rounded(weight, linear.scale, scale)))
         elif isinstance(weight, StoredTensor):
             self._pack_stored(linear, weight)
         else:
@@ -318,7 +318,7 @@ class Weights:
 
     def _is_packed_ahead(self, linear: structs.Linear, weight: Operand) -> bool:
         """Whether others pack this matrix in the form wanted here; ``linear`` then points at its panels."""
-        if not isinstance(weight, StoredTensor) or weight.ahead is None or weight.order is not None:
+        if not isinstance(weight, StoredTensor) or weight.ahead is None or weight.order is not None or self._room:
             return False
         panels = weight.ahead.panels(int(weight.data.storage_offset()))
         if panels is None or weight.ahead.core.name != self._core.name or weight.format.number != linear.kind:
@@ -392,8 +392,9 @@ def packable(part: StoredTensor) -> Tensor:
     return indexed(part.format, rows.reshape(-1, rows.shape[-1])) if part.format in INDEXED else rows
 
 
-def _rounded(weight: Int8Weight, steps_O: Tensor, scale: float) -> Tensor:
-    """The weight's whole numbers ``[O, I]``; their step sizes, times ``scale``, go to ``steps_O``."""
+def _rounded(weight: Int8Weight, steps_O: int, scale: float) -> Tensor:
+    """The weight's whole numbers ``[O, I]``; their step sizes, times ``scale``, go to the address ``steps_O``."""
     numbers, found = weight.quantized()
-    steps_O[: len(found)] = found * scale
+    steps = (found * scale).float().contiguous()
+    ctypes.memmove(steps_O, steps.data_ptr(), steps.nbytes)
     return numbers

@@ -22,11 +22,14 @@ from parlay.compiled.library import NotLoaded, load
 from parlay.models.families.table import GGUF_FAMILIES
 from parlay.models.gguf.reader import Header, read
 from parlay.models.weights.formats import INDEXED, DamagedWeights
+from parlay.system.machine import available_bytes
 from parlay.types import ParlayError
 
 _LINE, _HUGE = 64, 2 << 20
 _GROUP, _PART = 1 << 26, 1 << 25
 """Bytes of the file that one call packs, and of one matrix in it. Its pages stay in memory until the call ends."""
+_SURELY_FITS = 0.5
+"""Share of the free memory that a file may have. Of a larger one some layers may have to stay on disk."""
 _PERMUTED = ("attn_q.weight", "attn_k.weight")
 """Matrices whose rows change places in families that rotate neighbours."""
 _OF_KEYS = re.compile(r"blk\.(\d+)\.attn_[kv]\.weight")
@@ -104,9 +107,10 @@ class PackingAhead:
 def packing_ahead(path: Path) -> Iterator[None]:
     """Begin to pack the GGUF file at ``path``, for whoever loads its weights meanwhile; see `take`.
 
-    Nothing happens for a file that can't be read or run so; loading it says why.
+    Nothing happens for a file that can't be read or run so, or may be too large for memory; loading it says why.
     """
-    ahead = _begin(path) if sys.platform == "linux" and path.is_file() else None
+    fits = path.is_file() and path.stat().st_size < _SURELY_FITS * available_bytes()
+    ahead = _begin(path) if sys.platform == "linux" and fits else None
     if ahead is None:
         yield
         return

@@ -1,0 +1,79 @@
+"""Memory that the library reads and writes: rooms for packed weights, and what forwards work in."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from parlay.cache.pages import zeros
+from parlay.compiled import structs
+
+_LINE = 64  # bytes of a cache line
+_CHUNK = 1 << 26
+"""Bytes that are asked of the system at a time. What nobody writes to takes no memory."""
+_CPU = torch.device("cpu")
+
+
+class Arena(Protocol):
+    """Where packed weights go, one behind the other, as forwards read them."""
+
+    def take(self, count: int) -> int:
+        """The address of ``count`` bytes, aligned to cache lines."""
+        ...
+
+
+class WeightArena(Arena):
+    """Room on the system's large pages. What was taken is zeros, and stays as long as this object."""
+
+    def __init__(self) -> None:
+        self._chunks: list[Tensor] = []
+        self._left = 0
+        self.taken = 0
+
+    def take(self, count: int) -> int:
+        count += -count % _LINE
+        self.taken += count
+        if count > self._left:
+            self._chunks.append(zeros((max(count, _CHUNK),), torch.uint8, _CPU))
+            self._left = len(self._chunks[-1])
+        begin = len(self._chunks[-1]) - self._left
+        self._left -= count
+        return self._chunks[-1].data_ptr() + begin
+
+
+class RegionArena(Arena):
+    """Room that somebody else owns, from ``begin`` on. With 0 nothing may be written: it only counts."""
+
+    def __init__(self, begin: int = 0) -> None:
+        self._begin, self.taken = begin, 0
+
+    def take(self, count: int) -> int:
+        self.taken += count + -count % _LINE
+        return self._begin + self.taken - (count + -count % _LINE)
+
+
+def whole_blocks(count: int) -> Tensor:
+    """``count`` bytes of zeros that begin as direct reads of a disk want it."""
+    room = zeros((count + structs.STREAM_BLOCK,), torch.uint8, _CPU)
+    begin = -room.data_ptr() % structs.STREAM_BLOCK
+    return room[begin : begin + count]
+
+
+class Workspace:
+    """Working memory of the library's calls, kept from one to the next; it begins at a cache line."""
+
+    def __init__(self, core: structs.Core) -> None:
+        self._core = core
+        self._bytes = torch.empty(0, dtype=torch.uint8)
+        self._start = 0
+
+    def at_least(self, needed: int) -> int:
+        """Return the address of so many bytes."""
+        if len(self._bytes) < needed + _LINE:
+            self._core.rest()  # a late thread may still read the old ones
+            self._bytes = torch.empty(needed + needed // 4 + _LINE, dtype=torch.uint8)
+            start = self._bytes.data_ptr()
+            self._start = start + -start % _LINE
+        return self._start
