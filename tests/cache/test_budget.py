@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from parlay.cache import Budget, CacheShape, Store, parse_bytes
+from parlay.cache import Budget, CacheShape, MemoryBounds, Store, parse_bytes
 from parlay.types import OutOfRoom, Segment
 
 SHAPE = CacheShape(num_layers=2, num_kv_heads=1, head_dim=2, dtype=torch.float32, device=torch.device("cpu"))
@@ -154,3 +154,36 @@ def test_memory_is_written_as_people_write_it(said: int | str, count: int) -> No
 def test_what_is_no_size_is_refused(said: int | str) -> None:
     with pytest.raises(ValueError, match="memory"):
         parse_bytes(said)
+
+
+@pytest.mark.parametrize(
+    ("said", "bounds"),
+    [
+        (None, MemoryBounds()),
+        (4096, MemoryBounds(4096)),
+        ("2GiB", MemoryBounds(2 << 30)),
+        ("weights=1.5 KiB", MemoryBounds(None, 1536)),
+        ("1KiB, weights=2KiB", MemoryBounds(1024, 2048)),
+        ("weights=2KiB,requests=1KiB", MemoryBounds(1024, 2048)),
+    ],
+)
+def test_memory_may_bound_the_weights_too(said: int | str | None, bounds: MemoryBounds) -> None:
+    assert MemoryBounds.parse(said) == bounds
+
+
+@pytest.mark.parametrize("said", ["", "weights=", "wights=1GiB", "1GiB,2GiB", "weights=1,weights=2", "weights=-1", ","])
+def test_what_bounds_nothing_is_refused(said: str) -> None:
+    with pytest.raises(ValueError, match="memory"):
+        MemoryBounds.parse(said)
+
+
+def test_replicas_share_the_memory_out() -> None:
+    assert MemoryBounds.parse("2GiB").shared_out(2, 77) == str(1 << 30)
+    assert MemoryBounds.parse("weights=8").shared_out(2, 77) == "38,weights=4"
+
+
+def test_only_the_target_s_weights_are_bounded() -> None:
+    budget = Budget(4096, weights=100)
+    assert (budget.weights, budget.awaits_target) == (100, True)
+    Store(SHAPE, 8, budget)
+    assert (budget.weights, budget.awaits_target) == (None, False)

@@ -13,11 +13,13 @@ from parlay import LLM, SamplingParams
 from parlay.bench.loops import first_loop
 from parlay.bench.plan import machine
 from parlay.bench.plan.acceptance import decoded
+from parlay.bench.plan.streaming import measure_disk
 from parlay.bench.workloads import Item
 from parlay.cost.calibrate import MachineCalibration
 from parlay.cost.devices import machine as known_machine
 from parlay.cost.fitting import TimedForward
 from parlay.strategies.spelling import parse
+from parlay.types import ParlayError
 from tests.bench.plan.conftest import TINY, WORKS, config_only
 from tests.cli.conftest import MINI, Cli
 
@@ -291,3 +293,44 @@ def test_a_calibration_of_unknown_origin_is_a_failure(cli: Cli, tmp_path: Path) 
     result = cli("plan", *MINI, "--calibration", str(tmp_path / "found.json"))
     assert result.code == 1
     assert "does not say processor, threads" in result.err
+
+
+def test_layers_on_disk_take_the_time_of_reading_them_whatever_the_rows(cli: Cli) -> None:
+    words = ("plan", *MINI, "--rows", "1,8", "--context", "64", "--device", "h200", "--acceptance", "0.9")
+    whole, streamed = (
+        json.loads(cli(*words, *more, "--json").out)
+        for more in ((), ("--memory", "weights=9MB", "--disk", "0.01", "--strategy", "prompt-lookup"))
+    )
+    (before,), (after,) = whole["cases"], streamed["cases"]
+    assert before["memory"]["streamed"] == 0 < after["memory"]["streamed"]
+    assert after["memory"]["weights"] <= 9_000_000 < before["memory"]["weights"]
+    assert [verify["seconds"] for verify in after["verifies"]] == pytest.approx([after["memory"]["streamed"] / 1e7] * 2)
+    assert after["pick"] == "prompt-lookup"
+    assert "direct reads of the disk give 0.01 GB/s, as --disk says" in streamed["machine"]["source"]
+    page = cli(*words, "--memory", "weights=9MB", "--disk", "0.01").out
+    assert re.search(r"weights 0.0 GB \(and 0.0 GB read from disk in every forward\) and cache", page)
+
+
+def test_the_disk_is_measured_on_the_model_s_file() -> None:
+    bandwidth, path = measure_disk("parlay-mini")
+    assert bandwidth > 1e6
+    assert path.name == "model.safetensors"
+    with pytest.raises(ParlayError, match=r"no weights of llama-3\.1-8b are here to measure the disk on: say --disk"):
+        measure_disk("llama-3.1-8b")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--memory", "weights=1MB", "--disk", "1"), "of it must be there"),
+        (("--memory", "weights=9MB"), "--device h200: its disk is not measured here: say --disk GB/S"),
+        (("--memory", "2GiB"), "--memory weights=SIZE bounds the weights alone"),
+        (("--memory", "weights=9MB", "--disk", "0"), "--disk is above 0"),
+        (("--memory", "weights=9MB", "--devices", "2"), "--memory and --disk are for one device"),
+    ],
+)
+def test_what_can_not_be_streamed_is_one_line(cli: Cli, words: tuple[str, ...], said: str) -> None:
+    result = cli("plan", *MINI, "--device", "h200", *words)
+    assert result.code in (1, 2)
+    assert said in result.err
+    assert result.err.count("\n") == 1

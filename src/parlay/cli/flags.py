@@ -103,7 +103,10 @@ def add_context_flag(parser: argparse._ActionsContainer) -> None:
     """How long prompt and output may become, and how much memory is kept of them."""
     parser.add_argument("--max-model-len", type=whole, metavar="N", help="most tokens of prompt and output together")
     parser.add_argument(
-        "--memory", metavar="SIZE", help="room for cached keys and values and what drafters keep, as in 2GiB"
+        "--memory",
+        metavar="SIZE",
+        help="room for cached keys and values and what drafters keep, as in 2GiB; weights=SIZE, alone or behind a "
+        "comma: room for the model's weights, of which layers beyond it are read from disk in every forward",
     )
     add_prefix_cache_flags(parser)
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,6 +41,14 @@ def _add_case_flags(parser: argparse.ArgumentParser) -> None:
     )
     cases.add_argument("--context", default="1024", metavar="N,...", help="tokens cached (default: 1024)")
     cases.add_argument("--batch", default="1", metavar="N,...", help="sequences at once (default: 1)")
+    cases.add_argument(
+        "--memory",
+        metavar="weights=SIZE",
+        help="predict with so much memory for the weights: layers beyond it are read from disk in every forward",
+    )
+    cases.add_argument(
+        "--disk", type=float, metavar="GB/S", help="what direct reads of the disk give (default: measured)"
+    )
     _add_acceptance_flags(cases)
     cases.add_argument(
         "--strategy",
@@ -70,6 +79,8 @@ def _add_acceptance_flags(cases: argparse._ActionsContainer) -> None:
 
 def run(options: argparse.Namespace) -> int:
     if options.devices is not None:
+        if options.memory or options.disk:
+            raise ValueError("--memory and --disk are for one device: leave them out, or --devices")
         return plan_devices.run(options)
     if options.trace or options.mixture or options.link:
         raise ValueError("--trace, --mixture and --link are for --devices, the number of devices: say it too")
@@ -82,8 +93,7 @@ def run(options: argparse.Namespace) -> int:
 
     threads.settle(options.threads)
     told, traffic = read_acceptance(options.acceptance), _traffic(options)
-    ground = ground_of(options)
-    models = models_of(options, ground)
+    ground, models = _with_memory(options)
     names = _compared(options, told, models)
     chances = _measured(options, names, models, traffic) if traffic else _told(options, told)
     plans = _plans(names, models, chances)
@@ -101,6 +111,32 @@ def run(options: argparse.Namespace) -> int:
         notes = plan_page.by_kind_notes(cases) if chances is None else plan_page.chances_note(chances)
         print("\n\n".join([header, *map(plan_page.tables, cases), notes]))
     return 0
+
+
+def _with_memory(options: argparse.Namespace) -> tuple[Ground, Models]:
+    """The machine and the models, of which layers are read from disk where --memory holds less."""
+    from parlay.bench.plan.streaming import measure_disk, streamed
+    from parlay.cache import MemoryBounds
+
+    room = MemoryBounds.parse(options.memory)
+    if room.requests is not None or (options.disk is not None and not 0 < options.disk < math.inf):
+        raise ValueError(
+            "--memory weights=SIZE bounds the weights alone (--context and --batch say what is cached), and --disk is "
+            "above 0"
+        )
+    ground = ground_of(options)
+    models = models_of(options, ground)
+    if room.weights is None:
+        return ground, models
+    models = replace(models, target=streamed(models.target, room.weights))
+    if models.target.split is None:
+        return ground, models
+    if options.disk is None and options.device:
+        raise ValueError(f"--device {options.device}: its disk is not measured here: say --disk GB/S")
+    (bandwidth, path) = (1e9 * options.disk, None) if options.disk else measure_disk(options.model)
+    how = "as --disk says" if path is None else f"measured on {path.name}"
+    source = f"{ground.source}; direct reads of the disk give {bandwidth / 1e9:.2f} GB/s, {how}"
+    return replace(ground, machine=replace(ground.machine, disk_bandwidth=bandwidth), source=source), models
 
 
 def _compared(options: argparse.Namespace, told: Acceptance, models: Models) -> list[StrategySpec]:

@@ -38,7 +38,8 @@ def _memory(memory: Memory) -> str:
     from parlay.bench.plan.report import USABLE
     from parlay.bench.plan.weights import smaller_types
 
-    need = f"weights {memory.weights / 1e9:,.1f} GB and cache {memory.cache / 1e9:,.1f} GB"
+    streamed = f" (and {memory.streamed / 1e9:,.1f} GB read from disk in every forward)" if memory.streamed else ""
+    need = f"weights {memory.weights / 1e9:,.1f} GB{streamed} and cache {memory.cache / 1e9:,.1f} GB"
     if memory.device is None:
         return f"{need}; the device's memory is not known"
     have = f"{memory.device / 1e9:,.0f} GB of memory"
@@ -48,6 +49,7 @@ def _memory(memory: Memory) -> str:
     each = memory.weights / memory.parameters
     fitting = [kind.name for kind in smaller_types(room / memory.parameters) if kind.bytes < each]
     remedy = f"--quantize {fitting[0]} would fit" if fitting else "take a smaller model, context or batch"
+    remedy += "" if memory.streamed else "; on a CPU, --memory weights=SIZE reads layers from disk"
     return f"{need} DO NOT FIT into {have}, of which {USABLE:.0%} can be used: {remedy}"
 
 

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from parlay.cost.streaming import BUFFERS, LayerSplit
+
 Kind = Literal["linear", "attention", "vector"]
 """Products with weights; products with cached keys and values; elementwise work on rows."""
 
@@ -42,6 +44,7 @@ class ModelShape:
 
     Weights in blocks of few bits have the mean of all matrices, their scales included. Of a text ``recent_layers`` keep
     the keys and values of ``recent_tokens`` at most. Where layers differ, ``sums`` has what they come to together.
+    With a ``split`` every forward reads some layers from disk.
     """
 
     vocab_size: int
@@ -57,6 +60,7 @@ class ModelShape:
     recent_layers: int = 0
     recent_tokens: int = 0
     sums: LayerSums | None = None
+    split: LayerSplit | None = None
 
     def text_bytes(self, tokens: int) -> int:
         """Cached keys and values of a text."""
@@ -104,6 +108,12 @@ class ModelShape:
     def stored_bytes(self) -> float:
         """All weights."""
         return self.parameters * self.weight_bytes
+
+    @property
+    def resident_bytes(self) -> float:
+        """Weights that are in memory, with the buffers of those that are not."""
+        split = self.split
+        return self.stored_bytes + (BUFFERS * split.buffer_bytes - split.streamed_bytes if split else 0)
 
     @property
     def read_bytes(self) -> float:
@@ -250,10 +260,10 @@ class Machine:
 
     Weights that fit into ``cache_bytes`` together stay there from forward to forward, and are read at
     ``cached_bandwidth`` (and multiplied at ``cached_rate``), and the keys of such models at
-    ``cached_attention_bandwidth`` (0: as others); larger models come from memory every time. Each key head of a
-    sequence is the work of one of ``threads``; with 1, attention divides at will. ``layer_seconds`` is the starting of
-    a layer's operators, ``attend_seconds`` that of one path's attention in one layer, ``forward_seconds`` what is left
-    of a forward.
+    ``cached_attention_bandwidth`` (0: as others); larger models come from memory every time, and layers that it does
+    not hold from disk, at ``disk_bandwidth``, while others are computed. Each key head of a sequence is the work of one
+    of ``threads``; with 1, attention divides at will. ``layer_seconds`` is the starting of a layer's operators,
+    ``attend_seconds`` that of one path's attention in one layer, ``forward_seconds`` what is left of a forward.
     """
 
     bandwidth: float
@@ -269,6 +279,7 @@ class Machine:
     cached_attention_bandwidth: float = 0.0
     cache_bytes: float = 0.0
     threads: float = 1.0
+    disk_bandwidth: float = 0.0
     engine: Overheads = Overheads()
 
     def forward(self, shape: ModelShape, work: ForwardShape) -> float:
@@ -278,7 +289,8 @@ class Machine:
     def step(self, shape: ModelShape, step: StepShape) -> float:
         """Seconds of one forward that is known by its sums."""
         started = self.layer_seconds + self.attend_seconds * step.sequences
-        return self.forward_seconds + shape.num_layers * started + self._busy(shape, step)
+        seconds = self.forward_seconds + shape.num_layers * started + self._busy(shape, step)
+        return max(seconds, shape.split.streamed_bytes / self.disk_bandwidth) if shape.split else seconds
 
     def prefill(self, shape: ModelShape, tokens: int, *, batch: int = 1, chunk: int = 512) -> float:
         """Seconds until prompts of ``tokens`` tokens are cached and each has its first row of logits.

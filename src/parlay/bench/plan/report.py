@@ -55,12 +55,16 @@ class KindSpeed:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes of all ``parameters``, of all cached keys and values, and of the device; None where that is not known."""
+    """Bytes of all ``parameters``, of all cached keys and values, and of the device; None where that is not known.
+
+    With ``streamed`` bytes of them read from disk in every forward, ``weights`` are those in memory.
+    """
 
     parameters: int
     weights: int
     cache: int
     device: int | None
+    streamed: int = 0
 
     @property
     def fits(self) -> bool | None:
@@ -97,7 +101,8 @@ Plans = Mapping[str, Sequence[DraftPlan]]
 def case(setting: Setting, rows: Sequence[int], memory: int | None) -> PlanCase:
     """Memory, prefill of the context and verifies of so many rows. ``memory`` is the device's, in bytes."""
     machine, shape, batch, context = setting.machine, setting.shape, setting.batch, setting.context
-    need = Memory(shape.parameters, round(shape.stored_bytes), shape.text_bytes(context) * batch, memory)
+    read = shape.split.streamed_bytes if shape.split else 0
+    need = Memory(shape.parameters, round(shape.resident_bytes), shape.text_bytes(context) * batch, memory, read)
     works = [ForwardShape(batch=batch, rows=count, context=context) for count in rows]
     return PlanCase(
         context=context,

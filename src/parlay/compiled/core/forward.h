@@ -227,10 +227,11 @@ static void enter_layer(const Pass *pass, int64_t part, int64_t parts)
 
 /* Before the first sub-layer of a layer that runs, where some are read from a file: it must be there. 0: it can't be had,
  * and the forward ends. */
-static int reach_layer(const Pass *pass)
+static int reach_layer(Pass *pass)
 {
     if (!pass->model->stream || (pass->here >= 0 && pass->here / 2 == pass->next / 2)) return 1;
-    return run_once(pass, enter_layer) && !parlay_stream_fault(pass->model->stream);
+    pass->entered++;
+    return run_once(pass, enter_layer) && !parlay_stream_ends(pass->model->stream, pass->entered);
 }
 
 /* All of a forward, as one thread walks through it. 0: the job has ended meanwhile, or a layer can't be had. */

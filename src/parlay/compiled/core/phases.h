@@ -21,6 +21,7 @@ typedef struct {
     int64_t rows;                   /* that run in this layer */
     int64_t tiles[2], all_tiles[2]; /* of attention in layers as Space has them; when late rows have joined */
     int64_t here, next; /* the sub-layer that runs, and the one that runs after it, past the last: the head */
+    int64_t entered; /* layers so far, where some are read from a file */
     int64_t round, rounds, all_rounds; /* of spans that several ranks have: the first at work, how many, and of how many */
 } Pass;
 

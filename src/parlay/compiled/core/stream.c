@@ -31,7 +31,7 @@ struct Stream {
     StreamedLayer *layer;
     Buffer buffer[2];
     int64_t entered; /* the layer that a forward reads, or NOTHING */
-    int64_t fault;
+    int64_t fault, count, failed; /* of the last forward: layers that it entered, and which of them failed, from 1 on */
     int threads, ending;
 };
 
@@ -217,9 +217,19 @@ int64_t parlay_stream_close(Stream *stream)
 
 /* ----------------------------------------------------------------------------------------------------- the forwards */
 
-void parlay_stream_begin(Stream *stream) { __atomic_store_n(&stream->fault, 0, __ATOMIC_SEQ_CST); }
+void parlay_stream_begin(Stream *stream)
+{
+    __atomic_store_n(&stream->failed, 0, __ATOMIC_SEQ_CST);
+    stream->fault = stream->count = 0;
+}
 
-int64_t parlay_stream_fault(const Stream *stream) { return __atomic_load_n(&stream->fault, __ATOMIC_SEQ_CST); }
+int parlay_stream_ends(const Stream *stream, int64_t entered)
+{
+    int64_t failed = __atomic_load_n(&stream->failed, __ATOMIC_SEQ_CST);
+    return failed && failed <= entered;
+}
+
+int64_t parlay_stream_fault(const Stream *stream) { return stream->fault; }
 
 /* The next layer that belongs into the same buffer: after the last one the first of the next forward. */
 static int64_t following(const Stream *stream, int64_t number)
@@ -250,14 +260,17 @@ static int64_t wait_for(Stream *stream, Buffer *buffer, int64_t number)
 void parlay_stream_enter(Stream *stream, int64_t number)
 {
     pthread_mutex_lock(&stream->lock);
+    stream->count++;
     if (stream->entered != NOTHING && stream->entered != number) leave(stream);
     if (number != NOTHING && stream->entered != number) {
         Buffer *buffer = &stream->buffer[number % 2];
         buffer->wanted = number, buffer->fault = 0;
         pthread_cond_broadcast(&stream->bell);
         int64_t fault = wait_for(stream, buffer, number);
-        if (!fault) buffer->used = 1, stream->entered = number;
-        __atomic_store_n(&stream->fault, fault, __ATOMIC_SEQ_CST);
+        if (!fault)
+            buffer->used = 1, stream->entered = number;
+        else
+            stream->fault = fault, __atomic_store_n(&stream->failed, stream->count, __ATOMIC_SEQ_CST);
     }
     pthread_mutex_unlock(&stream->lock);
 }

@@ -46,8 +46,12 @@ int64_t parlay_stream_close(Stream *stream);
 void parlay_stream_begin(Stream *stream);
 
 /* It comes to a layer, `number` or none of these (-1): the one before may be overwritten. Returns when this one is there
- * or can't be had, see parlay_stream_fault. One thread calls it for all. */
+ * or can't be had. One thread calls it for all. */
 void parlay_stream_enter(Stream *stream, int64_t number);
+
+/* Whether one of the first `entered` layers of the forward can't be had: so all threads of the pool leave it at the same
+ * place, however late one of them looks. */
+int parlay_stream_ends(const Stream *stream, int64_t entered);
 
 /* Why the last forward had to end early; 0: it did not. */
 int64_t parlay_stream_fault(const Stream *stream);

@@ -115,7 +115,7 @@ class LayerFile:
             return None
         if not whole or [place.bytes for place in places] != list(sizes):
             return None
-        descriptor, direct = _opened(path)
+        descriptor, direct = open_past_cache(path)
         return LayerFile(path, tuple(places), descriptor, direct, core)
 
     def streaming(self, numbers: Sequence[int], buffers: Sequence[Tensor] = ()) -> structs.Streaming:
@@ -148,7 +148,7 @@ class LayerFile:
         os.close(self.file)
 
 
-def _opened(path: Path) -> tuple[int, bool]:
+def open_past_cache(path: Path) -> tuple[int, bool]:
     """A descriptor of the file, and whether reads go past the system's cache; some file systems refuse that."""
     if sys.platform == "linux":
         with suppress(OSError):
