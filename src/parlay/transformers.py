@@ -46,7 +46,9 @@ from parlay import models
 from parlay.cost.measured import MeasuredCost
 from parlay.drafters.resources import Resources
 from parlay.engine import Engine
+from parlay.models.choosing import CompileRefused
 from parlay.models.transformers_adapter.call import CACHE_ARGUMENTS, holds_tokens
+from parlay.options import LoadOptions
 from parlay.strategies.built import RunnerCache, StrategyCache
 from parlay.strategies.entry import DEFAULT_STRATEGY
 from parlay.types import LogitsProcessor, NoiseKey, ParlayError, Request, Runner, SamplingParams
@@ -124,15 +126,16 @@ def generate(
     parlay_strategy: str = DEFAULT_STRATEGY,
     parlay_tokenizer: PreTrainedTokenizerBase | None = None,
     parlay_draft: str | PreTrainedModel | None = None,
+    parlay_compile: bool = False,
     **model_kwargs: Any,
 ) -> Tensor:
     """Decode a batch of prompts, ``input_ids`` ``[B, L]``, and return prompts and outputs, padded at the end.
 
     Call it through ``model.generate(..., custom_generate=generate)``. Prompts of different lengths are padded on the
     left, as `generate` asks. ``parlay_strategy`` is written as on the command line. ``parlay_draft`` is a draft model,
-    or its name. ``parlay_tokenizer`` is for ``stop_strings`` and for strategies that read text; transformers does not
-    pass ``tokenizer`` on. ``streamer`` is honoured. Stopping criteria see one row at a time, after each token, without
-    scores.
+    or its name. ``parlay_compile`` compiles both models (`LoadOptions`). ``parlay_tokenizer`` is for ``stop_strings``
+    and for strategies that read text; transformers does not pass ``tokenizer`` on. ``streamer`` is honoured. Stopping
+    criteria see one row at a time, after each token, without scores.
 
     Raises ValueError naming any option that can't be honoured, ParlayError for a model that can't be run.
     """
@@ -147,11 +150,11 @@ def generate(
         stopping_criteria = StoppingCriteriaList([*stopping_criteria, _stop_at(stop_strings, parlay_tokenizer)])
     trained = model.training
     try:
-        runner = models.load(model)
+        runner = models.load(model, load := LoadOptions(compile=parlay_compile))
         requests = _requests(
             rows, input_ids, generation_config, runner, processors=logits_processor, criteria=stopping_criteria
         )
-        strategies = StrategyCache(_resources(runner, parlay_draft, parlay_tokenizer), cost := MeasuredCost())
+        strategies = StrategyCache(_resources(runner, parlay_draft, parlay_tokenizer, load), cost := MeasuredCost())
         engine = Engine(runner, cost)
         for request in requests:
             engine.add(request, strategies.get(parlay_strategy))
@@ -167,6 +170,7 @@ def accelerate(
     strategy: str = DEFAULT_STRATEGY,
     draft: str | PreTrainedModel | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
+    compile: bool = False,
 ) -> PreTrainedModel:
     """From now on ``model.generate`` decodes with Parlay, in pipelines too; `slow_down` ends that. Returns the model.
 
@@ -183,6 +187,7 @@ def accelerate(
         if "custom_generate" in options:
             return plain(model, *inputs, tokenizer=tokenizer, **options)
         usual = {"parlay_strategy": strategy, "parlay_draft": draft, "parlay_tokenizer": tokenizer}
+        usual |= {"parlay_compile": compile}
         return plain(model, *inputs, custom_generate=generate, **{**usual, **options})
 
     model.generate = generate_here
@@ -296,12 +301,15 @@ class _Criteria:
 
 
 def _resources(
-    runner: Runner, draft: str | PreTrainedModel | None, tokenizer: PreTrainedTokenizerBase | None
+    runner: Runner, draft: str | PreTrainedModel | None, tokenizer: PreTrainedTokenizerBase | None, load: LoadOptions
 ) -> Resources:
     name = draft if draft is None or isinstance(draft, str) else draft.config.name_or_path or "the draft model"
 
     def open_runner(wanted: str) -> Runner:
-        return models.load(draft if draft is not None and wanted == name else wanted)
+        try:
+            return models.load(draft if draft is not None and wanted == name else wanted, load)
+        except CompileRefused:  # a draft model of Parlay's own decoder is as quick as it gets
+            return models.load(wanted)
 
     return Resources(
         vocab_size=runner.spec.vocab_size,

@@ -56,9 +56,9 @@ class LLM:
     ``memory`` bounds what caches and drafters keep together, in bytes or as in ``"2GiB"``; by default a share of what
     is free. ``"weights=6GiB"`` bounds the weights: layers beyond that are read from disk in every forward.
     ``prefix_cache`` is a file that keeps cached prefixes, at most ``prefix_cache_size``, after `close`.
-    ``dtype``, ``device``, ``quantize``, ``threads`` and ``runner`` replace fields of ``load``, and
-    ``tensor_parallel_size``, ``pipeline_parallel_size`` and ``context_parallel_size`` those of ``ranks``. Where a call
-    says nothing, sampling is as the model's makers recommend, or with ``generation_config="vllm"`` as `SamplingParams`.
+    ``dtype``, ``device``, ``quantize``, ``threads``, ``compile`` and ``runner`` are those of ``load``, and the sizes of
+    ranks those of ``ranks``. Where a call says nothing, sampling is as the model's makers recommend, or with
+    ``generation_config="vllm"`` as `SamplingParams`.
     ``speculative_config`` is vLLM's and stands for a ``strategy``. ``router_memory``: what strategies and costs learn
     is kept on this machine: of all requests (``"shared"``), of each owner's apart (``"per-key"``), or not (``"off"``).
     ``certificates`` are files of `parlay.calibration`: they open lossy strategies to requests whose ``exactness`` has a
@@ -81,6 +81,7 @@ class LLM:
         quantize: str | None = None,
         kv_cache_dtype: str | None = None,
         threads: int | None = None,
+        compile: bool | None = None,
         runner: str | None = None,
         ranks: RankOptions = ALONE,
         tensor_parallel_size: int | None = None,
@@ -111,7 +112,7 @@ class LLM:
         if draft_model is not None:
             resolve(draft_model)  # one that is not there is an error now, not at its first use
         load = override(load, dtype=dtype, device=device, quantize=quantize, kv_cache_dtype=kv_cache_dtype)
-        load = override(load, threads=threads, runner=runner)
+        load = override(load, threads=threads, compile=compile, runner=runner)
         ranks = override(ranks, tensor_parallel=tensor_parallel_size, pipeline_parallel=pipeline_parallel_size)
         ranks = override(ranks, context_parallel=context_parallel_size)
         check_prefix_cache(prefix_cache, ranks)

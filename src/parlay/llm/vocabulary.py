@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from parlay import models
 from parlay.cache import Budget
 from parlay.drafters.stores.datastore_file import fingerprint
-from parlay.models.choosing import CacheRefused
+from parlay.models.choosing import CacheRefused, CompileRefused
 from parlay.models.fetch.resolving import BUILT_IN_DRAFTS, resolve, resolve_tokenizer
 from parlay.models.loading import load_tokenizer, read_config
 from parlay.models.tokenizers.folder import has_tokenizer
@@ -118,18 +118,18 @@ def open_draft(
 
     Another tokenizer, of which few drafts can be right; or more weights in layers than the target has. A vocabulary of
     another size is left to the strategy, which may refuse it; so is a model that only fills canvases. A draft whose
-    keys and values can't be cached as the target's has them in its own type. ``load`` is the target's, but a draft
-    model is neither quantised nor adapted, and keeps as many states of n-grams as usual; llama.cpp runs it only if it
-    is a GGUF file.
+    keys and values can't be cached as the target's has them in its own type, and one that torch.compile does nothing
+    for runs as it is. ``load`` is the target's, but a draft model is neither quantised nor adapted, and keeps as many
+    states of n-grams as usual; llama.cpp runs it only if it is a GGUF file.
     """
     load = replace(load, quantize=None, lora=None, ngram_states=None)
     if load.runner != "auto" and not resolve(draft).is_file():
         load = replace(load, runner="auto")
     try:
         runner = models.load(draft, load, budget=budget)
-    except CacheRefused as refused:
+    except (CacheRefused, CompileRefused) as refused:
         logger.info("%s: %s", draft, refused)
-        runner = models.load(draft, replace(load, kv_cache_dtype="auto"), budget=budget)
+        runner = models.load(draft, replace(load, kv_cache_dtype="auto", compile=False), budget=budget)
     spec = runner.spec
     if tokenizer is not None and draft not in BUILT_IN_DRAFTS.values() and spec.vocab_size == target.vocab_size:
         _note_other_tokenizer(draft, tokenizer)

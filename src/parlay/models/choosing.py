@@ -82,6 +82,13 @@ class CacheRefused(UnsupportedModel):
         super().__init__(f"kv_cache_dtype {kv_cache_dtype} can't be had here: {why}; leave it at auto")
 
 
+class CompileRefused(UnsupportedModel):
+    """torch.compile was asked for, and has nothing to do."""
+
+    def __init__(self, model: str) -> None:
+        super().__init__(f"{model} runs on Parlay's own decoder, not by torch.compile: leave out compile")
+
+
 @lru_cache
 def _warn_once(reason: str) -> None:
     _log.warning("no compiled decoder: %s; torch's operators decode instead, which takes longer", reason)

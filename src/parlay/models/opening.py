@@ -16,7 +16,7 @@ import torch
 
 from parlay.cache import Budget
 from parlay.cache.pages import CODED, CODES
-from parlay.models.choosing import CacheRefused, MakeForward, choose_forward
+from parlay.models.choosing import CacheRefused, CompileRefused, MakeForward, choose_forward
 from parlay.models.compiled.forward import runs_here
 from parlay.models.compiled.streaming import WeightRoom
 from parlay.models.compiled.weights import Packed, nobody
@@ -98,6 +98,8 @@ def load(
         _log.warning("%s runs through transformers, which is slower than Parlay's decoder: %s", model, reason)
         loaded = _transformers_model(found, asked_dtype, device)
         return _adapt(loaded, cache_tokens, budget, options, model)
+    if options.compile:
+        raise CompileRefused(model)
     weights = _weights_of(found, config, options)
     _check_states(model, config, options)
     table = StateTable.open(found, config, weights)
@@ -233,6 +235,7 @@ def _adapt_loaded(
 def _adapt(
     model: PreTrainedModel, cache_tokens: int | None, budget: Budget | None, options: LoadOptions, name: str = ""
 ) -> Runner:
+    from parlay.models.transformers_adapter.compiled_runner import CompiledRunner, NotCompiled
     from parlay.models.transformers_adapter.encoder_decoder import EncoderDecoderRunner
     from parlay.models.transformers_adapter.runner import AdapterRunner
 
@@ -255,6 +258,11 @@ def _adapt(
             f"quantize can't be honoured for {name or 'this model'}, which runs through transformers: "
             "load it quantised there, and leave quantize out"
         )
+    if options.compile:
+        try:
+            return CompiledRunner(model, max_tokens_cached=cache_tokens, name=name)
+        except NotCompiled as reason:
+            _log.warning("%s", reason)
     made = EncoderDecoderRunner if model.config.is_encoder_decoder else AdapterRunner
     return made(model, max_tokens_cached=cache_tokens, name=name)
 

@@ -27,6 +27,7 @@ class LoadOptions(Options):
     is a folder with an adapter of low rank, which is merged into the target's weights. ``ngram_states`` is how many
     states of n-grams a model keeps at most whose first layers are looked up; None: 65,536. ``runner="llama.cpp"`` has
     llama.cpp run a GGUF file, through the package llama-cpp-python, on the devices that this was built for.
+    ``compile`` has torch.compile make one graph of each model that runs through transformers.
     """
 
     runner: str = option(
@@ -46,6 +47,7 @@ class LoadOptions(Options):
     threads: int | None = option(
         None, "number of threads that decode (default: one per usable core)", low=1, metavar="N"
     )
+    compile: bool = option(False, "compile models that run through transformers; the first start takes a minute")
     lora: str | None = option(
         None, "folder of an adapter in PEFT's layout that is merged into the weights", metavar="FOLDER"
     )

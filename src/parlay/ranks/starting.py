@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from parlay import models
 from parlay.cache import Budget
 from parlay.cache.pages import SPAN
+from parlay.models.choosing import CompileRefused
 from parlay.models.compiled.weights import Packed, nobody
 from parlay.models.config import UnsupportedModel
 from parlay.models.facts import read_facts
@@ -76,6 +77,8 @@ def open_target(
         raise ValueError("a loaded model runs in one process: name it, or ask for one")
     if budget is not None and budget.weights is not None:
         raise ValueError(f"memory weights=SIZE is for a model in one process: leave it out, or {options.asked}")
+    if load.compile:
+        raise CompileRefused(model)
     return lead(model, load, options, budget=budget, packed=packed)
 
 

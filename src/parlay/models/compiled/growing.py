@@ -15,7 +15,6 @@ from parlay.models.compiled.memory import Workspace
 from parlay.models.forward import ForwardBatch, GrownTree, Growth, TreeRequest
 
 
-
 @dataclass(frozen=True, slots=True)
 class TreeRequests:
     """The drafts that the texts of a call ask for, as the library reads them."""

@@ -83,6 +83,16 @@ class ModelCall:
     def new_cache(self) -> DynamicCache:
         return DynamicCache(config=self.model.config)
 
+    def cached_by(self, cache: Cache) -> dict[str, Cache]:
+        """The argument that hands the model a cache."""
+        return {self._cache_argument: cache}
+
+    def kept_rows(self, wanted: Sequence[int]) -> dict[str, Tensor]:
+        """The argument by which the head runs on the wanted rows alone, at least one; none where it can't choose."""
+        if not self._takes_kept:
+            return {}
+        return {"logits_to_keep": torch.tensor(list(wanted) or [0], device=self.device)}
+
     def full(self, tokens: Sequence[int]) -> Tensor:
         """``[N, V]``: logits of a plain forward over the whole text, without any cache."""
         logits_BNV: Tensor = self.model(input_ids=self._ids([tokens]), use_cache=False).logits
@@ -110,7 +120,7 @@ class ModelCall:
         return [_result(out, index, len(rows.tokens), len(rows.tokens)) for index, rows in enumerate(batch)]
 
     def _run(self, tokens: Sequence[Sequence[int]], cache: DynamicCache, hidden: bool, options: dict[str, Any]) -> Any:
-        options[self._cache_argument] = cache
+        options |= self.cached_by(cache)
         return self.model(input_ids=self._ids(tokens), use_cache=True, output_hidden_states=hidden, **options)
 
     def _ids(self, tokens: Sequence[Sequence[int]]) -> Tensor:

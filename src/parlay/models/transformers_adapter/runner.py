@@ -24,7 +24,7 @@ from parlay.models.transformers_adapter.call import (
     rows_selectable,
     select,
 )
-from parlay.models.transformers_adapter.probe import ability
+from parlay.models.transformers_adapter.probe import Ability, ability
 from parlay.system.threads import torch_on_all
 from parlay.types import NO_SKIP, Exactness, Output, Runner, RunnerSpec, Segment, Skip, trees
 
@@ -65,25 +65,10 @@ class AdapterRunner(ReservingRunner[_Sequence], Runner):
 
     def __init__(self, model: PreTrainedModel, *, max_tokens_cached: int | None = None, name: str = "") -> None:
         self._call = ModelCall(model.eval())
-        config = self._call.config
         self._ability = ability(self._call)
         self._selectable = rows_selectable(self._call.new_cache())
-        # Not every config names a context length; absence means that there is none.
-        context = int(getattr(config, "max_position_embeddings", None) or UNBOUNDED)
-        super().__init__(max_tokens_cached, context)
-        self._spec = RunnerSpec(
-            name=name or str(model.config.name_or_path or self._call.name),
-            vocab_size=int(config.vocab_size),
-            max_context=context,
-            tree=self._ability.tree,
-            exactness=Exactness.SEED,
-            hidden_size=int(config.hidden_size),
-            num_layers=int(config.num_hidden_layers),
-            device=str(model.device),
-            dtype=str(model.dtype).removeprefix("torch."),
-            kernels=f"transformers {self._call.name}, {config._attn_implementation}: {self._ability.reason}",
-            eos_ids=_eos_ids(model),
-        )
+        self._spec = spec_of(self._call, self._ability, name)
+        super().__init__(max_tokens_cached, self._spec.max_context)
 
     @property
     def spec(self) -> RunnerSpec:
@@ -104,7 +89,8 @@ class AdapterRunner(ReservingRunner[_Sequence], Runner):
         runner can't do: skip sub-layers, read features, run cached tokens again.
         """
         for segment in segments:
-            self._refuse(segment, skip)
+            step = self._sequences[segment.sequence].step
+            refuse(self._call.name, segment, skip, step.segment if step is not None else None)
         together = [segment for segment in segments if self._can_batch(segment)] if len(segments) > 1 else []
         results = self._run_batch(together, bool(taps)) if len(together) > 1 else {}
         for segment in segments:
@@ -168,21 +154,6 @@ class AdapterRunner(ReservingRunner[_Sequence], Runner):
         cached = self._sequences[segment.sequence].cached
         return self._ability.tree == "tree" and cached > 0 and segment.rows <= _BATCHED_ROWS
 
-    def _refuse(self, segment: Segment, skip: Skip) -> None:
-        asked = {
-            "skip sub-layers": bool(skip),
-            "read features": segment.features is not None,
-            "run cached tokens again": segment.base < 0,
-            "let rows see each other": segment.together > 0,
-        }
-        if what := next((what for what, wanted in asked.items() if wanted), None):
-            raise ValueError(f"{self._call.name} runs through transformers, which can't {what} here")
-        step = self._sequences[segment.sequence].step
-        if segment.base > 0 and (step is None or not segment.follows(step.segment)):
-            raise ValueError(
-                f"sequence {segment.sequence}: its last forward left no {segment.base} rows: run them again"
-            )
-
     def _run_batch(self, segments: Sequence[Segment], hidden: bool) -> dict[int, CallResult]:
         states = [self._sequences[segment.sequence] for segment in segments]
         lengths = [state.cached + segment.base for state, segment in zip(states, segments, strict=True)]
@@ -244,6 +215,39 @@ class AdapterRunner(ReservingRunner[_Sequence], Runner):
                 for offset, token in enumerate(segment.pending)
             ]
         )
+
+
+def spec_of(call: ModelCall, found: Ability, name: str, how: str = "") -> RunnerSpec:
+    """The facts of a runner over a model; ``how`` says what else is special about it."""
+    model, config = call.model, call.config
+    return RunnerSpec(
+        name=name or str(model.config.name_or_path or call.name),
+        vocab_size=int(config.vocab_size),
+        # Not every config names a context length; absence means that there is none.
+        max_context=int(getattr(config, "max_position_embeddings", None) or UNBOUNDED),
+        tree=found.tree,
+        exactness=Exactness.SEED,
+        hidden_size=int(config.hidden_size),
+        num_layers=int(config.num_hidden_layers),
+        device=str(model.device),
+        dtype=str(model.dtype).removeprefix("torch."),
+        kernels=f"transformers {call.name}, {config._attn_implementation}: {found.reason}{how}",
+        eos_ids=_eos_ids(model),
+    )
+
+
+def refuse(name: str, segment: Segment, skip: Skip, last: Segment | None) -> None:
+    """Raises ValueError for a segment that no runner over transformers can run after its sequence's ``last`` one."""
+    asked = {
+        "skip sub-layers": bool(skip),
+        "read features": segment.features is not None,
+        "run cached tokens again": segment.base < 0,
+        "let rows see each other": segment.together > 0,
+    }
+    if what := next((what for what, wanted in asked.items() if wanted), None):
+        raise ValueError(f"{name} runs through transformers, which can't {what} here")
+    if segment.base > 0 and (last is None or not segment.follows(last)):
+        raise ValueError(f"sequence {segment.sequence}: its last forward left no {segment.base} rows: run them again")
 
 
 def _eos_ids(model: PreTrainedModel) -> tuple[int, ...]:

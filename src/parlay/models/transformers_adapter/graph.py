@@ -1,0 +1,235 @@
+"""A transformers model's forward over slots as one graph of torch.compile, used where it computes the same and sooner.
+
+The graph is made once, for any number of rows from 2 on and any number of slots, so that no step waits for another
+one; a single row is filled up to two. What inductor makes of it lies on disk, where the next process finds it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from parlay.models.transformers_adapter.call import ModelCall
+from parlay.models.transformers_adapter.slots import IDLE, SlotPool
+from parlay.system.user_cache import user_cache
+
+ROWS = (1, 2, 4, 8, 16, 32, 64)
+"""Upper ends of the ranges of row counts for which the quicker form is found. Prompts' larger chunks run uncompiled."""
+FOLDER = "TORCHINDUCTOR_CACHE_DIR"
+"""torch's own environment variable for the folder of what inductor compiled."""
+_LEAST = 2  # rows of the graph; torch makes another one for exactly one row
+_ROUNDS = 3  # of timing both forms in turns, of which the quickest count
+_UNITS, _MOST = 512, 0.1
+"""Logits of both forms may differ by so many units in the last place of the largest one, and by this part of it."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class FlatRows:
+    """Rows of any sequences, one after another: token ids, positions and slots ``[N]``, and an additive mask over all
+    slots, ``[N, K]``.
+    """
+
+    ids_N: Tensor
+    positions_N: Tensor
+    slots_N: Tensor
+    mask_NK: Tensor
+
+    def __len__(self) -> int:
+        return len(self.ids_N)
+
+    def filled(self, count: int) -> FlatRows:
+        """The same with more rows, up to ``count``, that nobody sees."""
+        more = count - len(self)
+        if more <= 0:
+            return self
+        wider = torch.nn.functional.pad
+        return FlatRows(
+            wider(self.ids_N, (0, more)),
+            wider(self.positions_N, (0, more)),
+            wider(self.slots_N, (0, more), value=IDLE),
+            wider(self.mask_NK, (0, 0, 0, more)),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class FlatResult:
+    """``logits_NV`` of the rows asked for, and per layer boundary the hidden states ``[N, H]`` of all rows."""
+
+    logits_NV: Tensor
+    hidden: tuple[Tensor, ...]
+
+
+@dataclass(slots=True)
+class _Graph:
+    """A model's graph, with or without hidden states. ``pays``: whether it is quicker, by the range of row counts."""
+
+    run: Callable[..., tuple[Tensor, tuple[Tensor, ...]]]
+    pays: dict[int, bool] = field(default_factory=dict)
+    broken: bool = False
+
+
+_graphs: WeakKeyDictionary[PreTrainedModel, dict[tuple[bool, str], _Graph]] = WeakKeyDictionary()
+"""Graphs of a model object, the same for all runners over it."""
+
+
+class CompiledCall:
+    """Runs rows through a model and its pool of slots, compiled where that pays.
+
+    A graph that can't be made, or whose logits differ from the model's own by more than rounding, is given up: then the
+    model runs as it is, and the log has one line. ``backend`` is one of torch.compile's, ``clock`` what both forms are
+    timed by.
+    """
+
+    def __init__(
+        self,
+        call: ModelCall,
+        pool: SlotPool,
+        *,
+        backend: str = "inductor",
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._call, self._pool, self._backend, self._clock = call, pool, backend, clock
+        if backend == "inductor":
+            _keep_on_disk()
+
+    def prepare(self, rows: FlatRows) -> None:
+        """Make room for keys and values, which a graph has to find there, and the graph."""
+        self._plain(rows, range(len(rows)), hidden=False)
+        self(rows, range(len(rows)), hidden=False)
+
+    def __call__(self, rows: FlatRows, wanted: Sequence[int], hidden: bool) -> FlatResult:
+        """Write the rows' keys and values, and return logits of the ``wanted`` rows."""
+        if len(rows) > ROWS[-1]:
+            return self._plain(rows, wanted, hidden)
+        graph = self._graph(hidden)
+        size = ROWS[bisect_left(ROWS, len(rows))]
+        if not graph.broken and size not in graph.pays:
+            self._try(graph, rows, size, hidden)
+        if graph.broken or not graph.pays[size]:
+            return self._plain(rows, wanted, hidden)
+        logits_NV, states = self._compiled(graph, rows, hidden)
+        return _of_rows(logits_NV[list(wanted)], states, len(rows))
+
+    def _graph(self, hidden: bool) -> _Graph:
+        known = _graphs.setdefault(self._call.model, {})
+        if (hidden, self._backend) not in known:
+            compiled = torch.compile(_forward, backend=self._backend, fullgraph=True, dynamic=False)
+            known[hidden, self._backend] = _Graph(compiled)
+        return known[hidden, self._backend]
+
+    def _plain(self, rows: FlatRows, wanted: Sequence[int], hidden: bool) -> FlatResult:
+        """The model as it is; its head runs on the wanted rows alone, where it can choose."""
+        kept = self._call.kept_rows(wanted)
+        self._pool.write_to(rows.slots_N)
+        logits_NV, states = _forward(self._call.model, self._inputs(rows, hidden) | kept)
+        if not kept:
+            logits_NV = logits_NV[list(wanted)]
+        return _of_rows(logits_NV[: len(wanted)], states, len(rows))
+
+    def _compiled(self, graph: _Graph, rows: FlatRows, hidden: bool) -> tuple[Tensor, tuple[Tensor, ...]]:
+        filled = rows.filled(_LEAST)
+        self._pool.write_to(filled.slots_N)
+        return graph.run(self._call.model, self._inputs(filled, hidden))
+
+    def _inputs(self, rows: FlatRows, hidden: bool) -> dict[str, Any]:
+        return self._call.cached_by(self._pool.cache) | {
+            "input_ids": rows.ids_N[None],
+            "position_ids": rows.positions_N[None],
+            "attention_mask": rows.mask_NK[None, None],
+            "output_hidden_states": hidden,
+        }
+
+    # ------------------------------------------------------------------------------------------------- making a graph
+
+    def _try(self, graph: _Graph, rows: FlatRows, size: int, hidden: bool) -> None:
+        """Find out whether the graph computes what the model does, and whether it is quicker for so many rows.
+
+        Both forms write the same keys and values to the same slots, so nothing is left of what is tried here.
+        """
+        name, first = self._call.name, not graph.pays
+        expected_NV = self._plain(rows, range(len(rows)), hidden).logits_NV
+        began = self._clock()
+        try:
+            got_NV = self._traced(graph, rows, hidden) if first else self._compiled(graph, rows, hidden)[0]
+        except Exception as error:  # whatever a foreign model, a compiler or its absence brings
+            graph.broken = True
+            _log.warning("%s runs uncompiled: %s", name, _reason(error))
+            return
+        if first:
+            _log.info("%s was compiled in %.1f s", name, self._clock() - began)
+        difference = _difference(got_NV[: len(rows)], expected_NV)
+        if not difference <= _allowed(expected_NV):
+            graph.broken = True
+            _log.warning("%s runs uncompiled: its logits differ from the model's by %.1e", name, difference)
+            return
+        graph.pays[size] = self._is_quicker(graph, rows, hidden)
+        _log.info("%s runs %s for up to %d rows", name, "compiled" if graph.pays[size] else "uncompiled", size)
+
+    def _traced(self, graph: _Graph, rows: FlatRows, hidden: bool) -> Tensor:
+        """The first call, which makes the graph: for any number of rows and slots."""
+        filled = rows.filled(_LEAST)
+        dynamic = torch._dynamo.mark_dynamic
+        self._pool.write_to(filled.slots_N)
+        inputs = self._inputs(filled, hidden)
+        dynamic(inputs["input_ids"], 1)
+        dynamic(inputs["position_ids"], 1)
+        dynamic(inputs["attention_mask"], (2, 3))
+        self._pool.any_size(dynamic)
+        return graph.run(self._call.model, inputs)[0]
+
+    def _is_quicker(self, graph: _Graph, rows: FlatRows, hidden: bool) -> bool:
+        everything = range(len(rows))
+        plain = compiled = float("inf")
+        for _ in range(_ROUNDS):
+            began = self._clock()
+            self._plain(rows, everything, hidden)
+            between = self._clock()
+            self._compiled(graph, rows, hidden)
+            ended = self._clock()
+            plain, compiled = min(plain, between - began), min(compiled, ended - between)
+        return compiled < plain
+
+
+def _forward(model: PreTrainedModel, inputs: dict[str, Any]) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """The one call of the model, which is compiled, or not."""
+    out = model(use_cache=True, **inputs)
+    return out.logits[0], out.hidden_states or ()
+
+
+def _of_rows(logits_NV: Tensor, states: Sequence[Tensor], count: int) -> FlatResult:
+    return FlatResult(logits_NV, tuple(each_BNH[0, :count] for each_BNH in states))
+
+
+def _difference(got_NV: Tensor, expected_NV: Tensor) -> float:
+    return float((got_NV - expected_NV).abs().max())
+
+
+def _allowed(expected_NV: Tensor) -> float:
+    return min(_UNITS * torch.finfo(expected_NV.dtype).eps, _MOST) * float(expected_NV.abs().max())
+
+
+def _reason(error: Exception) -> str:
+    """The first line of what went wrong, without the names of the compiler's layers."""
+    inner = error.__cause__ if isinstance(error.__cause__, Exception) else error
+    lines = [line.strip() for line in str(inner).splitlines() if line.strip()]
+    return f"torch.compile fails ({lines[0][:200] if lines else type(inner).__name__})"
+
+
+def _keep_on_disk() -> None:
+    """Let inductor keep what it compiles among the user's other files, unless the user says where."""
+    folder = user_cache() / "graphs"
+    if FOLDER not in os.environ:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.environ[FOLDER] = str(folder)

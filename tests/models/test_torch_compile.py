@@ -1,0 +1,252 @@
+"""Models of transformers under torch.compile: the same logits whatever compiles them, and a line where nothing can."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from parlay import LLM, models
+from parlay.cache import Budget
+from parlay.llm.vocabulary import open_draft
+from parlay.models.choosing import CompileRefused
+from parlay.models.native import NativeRunner
+from parlay.models.transformers_adapter import graph
+from parlay.models.transformers_adapter.compiled_runner import CompiledRunner
+from parlay.models.transformers_adapter.encoder_decoder import EncoderDecoderRunner
+from parlay.models.transformers_adapter.runner import AdapterRunner
+from parlay.models.transformers_adapter.slots import IDLE, LEAST_SLOTS, SlotPool
+from parlay.options import LoadOptions, RankOptions
+from parlay.ranks.starting import open_target
+from parlay.testing.checkpoints import random_model
+from parlay.testing.conformance import check_runner, runner_stage
+from parlay.types import NO_TREE, Segment, Tree
+
+COMPILE = LoadOptions(compile=True)
+NOISE = 1e-10  # of float64
+
+
+class Slowing:
+    """A clock whose seconds grow longer, so that whatever is timed later seems quicker: the compiled form."""
+
+    def __init__(self) -> None:
+        self.calls, self.now = 0, 0.0
+
+    def __call__(self) -> float:
+        self.calls += 1
+        self.now += 1 / self.calls
+        return self.now
+
+
+@pytest.fixture
+def lines(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[], list[str]]]:
+    """What the log tells users."""
+    with caplog.at_level(logging.WARNING):
+        yield lambda: [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def tiny(name: str = "llama", seed: int = 0) -> PreTrainedModel:
+    return random_model(name, dtype=torch.float64, seed=seed)
+
+
+def broken(name: str = "llama") -> PreTrainedModel:
+    """A model whose forward no graph can hold."""
+    model = tiny(name)
+
+    class Breaking(type(model)):  # type: ignore[misc]
+        def forward(self, input_ids: Any = None, **rest: Any) -> Any:
+            torch._dynamo.graph_break()
+            return super().forward(input_ids=input_ids, **rest)
+
+        forward.__signature__ = __import__("inspect").signature(type(model).forward)  # type: ignore[attr-defined]
+
+    model.__class__ = Breaking
+    return model
+
+
+def plain(model: PreTrainedModel, tokens: tuple[int, ...]) -> Tensor:
+    with torch.no_grad():
+        logits_NV: Tensor = model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0]
+    return logits_NV
+
+
+# ------------------------------------------------------------------------------------------------------------- slots
+
+
+def test_slots_are_shared_by_forks_and_free_when_nobody_holds_them() -> None:
+    pool = SlotPool(1)
+    first = pool.take(3)
+    assert IDLE not in first
+    pool.share(first[:2])
+    pool.drop(first)
+    pool.check([first[:2]])
+    pool.drop(first[:2])
+    pool.check([])
+    assert pool.take(2) == first[:2], "the lowest free ones come first"
+
+
+def test_a_full_pool_doubles_and_keeps_what_it_holds() -> None:
+    pool = SlotPool(1)
+    layer = pool.cache.layers[0]
+    slots = pool.take(2)
+    pool.write_to(torch.tensor(slots))
+    written = torch.arange(8.0).reshape(1, 2, 2, 2)
+    layer.update(written, -written)
+    more = pool.take(LEAST_SLOTS)
+    assert pool.capacity == 2 * LEAST_SLOTS
+    assert layer.keys[:, :, list(slots)].equal(written)
+    assert layer.values[:, :, list(slots)].equal(-written)
+    pool.check([slots, more])
+
+
+# ------------------------------------------------------------------------------------------------------------- graphs
+
+
+def test_one_graph_serves_any_number_of_rows_and_slots_and_every_runner_of_the_model() -> None:
+    """The kit drives trees, chunks, forks and truncation; the pool grows under the graph, which is made once."""
+    model, graphs = tiny(), []
+
+    def backend(traced: torch.fx.GraphModule, _: object) -> Callable[..., Any]:
+        graphs.append(traced)
+        return traced.forward
+
+    def compiled(capacity: int | None) -> CompiledRunner:
+        return CompiledRunner(model, max_tokens_cached=capacity, backend=backend, clock=Slowing())
+
+    stage = runner_stage("llama", compiled, lambda: AdapterRunner(tiny(seed=1)), NOISE)
+    report = check_runner(stage.open_runner, stage.logits_of, noise_bound=NOISE, steps=20)
+    assert report.passed, str(report)
+    without_taps = compiled(None)
+    without_taps.open(0, ())
+    long = tuple(token % 50 for token in range(600))
+    for count in (560, 1, 8, 31):
+        part = long[:count]
+        without_taps.forward([Segment(0, part, NO_TREE, len(part) - 1)])
+        without_taps.keep(0, ())
+    assert without_taps.truncate(0, 560) == 560
+    out = without_taps.forward([Segment(0, (3,), Tree((4, 5), (-1, -1)))])
+    for node, token in enumerate((4, 5)):
+        expected = plain(model, (*long[:560], 3, token))[-1]
+        assert float((out.logits_RV[1 + node] - expected).abs().max()) < NOISE
+    assert len(graphs) <= 2, "one graph, and one with hidden states"
+
+
+def test_a_graph_that_computes_something_else_is_given_up(
+    lines: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wrong(forward: Callable[..., Any], **_: object) -> Callable[..., Any]:
+        return lambda *inputs: (1.001 * forward(*inputs)[0], ())
+
+    model = tiny()
+    monkeypatch.setattr(torch, "compile", wrong)
+    runner = CompiledRunner(model, backend="wrong", clock=Slowing())
+    runner.open(0, ())
+    out = runner.forward([Segment(0, (5, 6, 7))])
+    assert float((out.logits_RV - plain(model, (5, 6, 7))).abs().max()) < NOISE
+    assert len(lines()) == 1
+    assert "runs uncompiled: its logits differ from the model's by" in lines()[0]
+
+
+def test_a_model_that_breaks_the_graph_runs_as_it_is_and_says_so_once(lines: Callable[[], list[str]]) -> None:
+    model = broken()
+
+    def runner(capacity: int | None) -> CompiledRunner:
+        return CompiledRunner(model, max_tokens_cached=capacity, backend="eager")
+
+    stage = runner_stage("broken", runner, lambda: AdapterRunner(tiny(seed=1)), NOISE)
+    report = check_runner(stage.open_runner, stage.logits_of, noise_bound=NOISE, steps=15)
+    assert report.passed, str(report)
+    said = lines()
+    assert len([line for line in said if "runs uncompiled: torch.compile fails" in line]) == len(said) <= 2
+
+
+def test_the_slower_form_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here nothing is quicker than anything else, so nothing speaks for the graph."""
+    model = tiny()
+    monkeypatch.setattr(torch, "compile", lambda forward, **_: forward)
+    runner = CompiledRunner(model, backend="nothing", clock=lambda: 0.0)
+    runner.open(0, ())
+    runner.forward([Segment(0, (5, 6, 7))])
+    assert graph._graphs[model][False, "nothing"].pays == {2: False, 4: False}
+
+
+# ------------------------------------------------------------------------------------------------------------- loading
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "why"),
+    [
+        ("bloom", AdapterRunner, "position_ids"),
+        ("lfm2", AdapterRunner, "its cache can't drop single rows"),
+        ("t5", EncoderDecoderRunner, "it is an encoder-decoder"),
+    ],
+)
+def test_models_without_tree_masks_run_as_they_are_with_a_line(
+    name: str, kind: type, why: str, lines: Callable[[], list[str]]
+) -> None:
+    runner = models.load(random_model(name), COMPILE)
+    assert isinstance(runner, kind)
+    (line,) = [line for line in lines() if "runs uncompiled: " in line]
+    assert why in line
+
+
+def test_parlays_own_decoder_refuses_it_but_for_drafts(folders: list[str]) -> None:
+    target = AdapterRunner(random_model("gpt2")).spec
+    with pytest.raises(CompileRefused, match=r"runs on Parlay's own decoder.*leave out compile"):
+        LLM(folders[0], compile=True)
+    with pytest.raises(CompileRefused):
+        open_target(folders[0], COMPILE, RankOptions(tensor_parallel=2), None, lambda *_: None)
+    assert isinstance(open_draft(target, None, COMPILE, Budget(), folders[0]), NativeRunner)
+
+
+# ------------------------------------------------------------------------------------------------------- real compiler
+
+_START = """
+import sys, time, torch
+from torch._dynamo.utils import counters
+from parlay.models.transformers_adapter.compiled_runner import CompiledRunner
+from parlay.testing.checkpoints import random_model
+from parlay.types import Segment
+runner = CompiledRunner(random_model("gpt2"))
+runner.open(0, ())
+out = runner.forward([Segment(0, (5, 6, 7))])
+print(int(out.logits_RV[-1].argmax()), counters["inductor"]["fxgraph_cache_hit"], runner._run._graph(False).broken)
+"""
+
+
+def start(cache: Path, **environment: str) -> tuple[list[str], str]:
+    done = subprocess.run(
+        [sys.executable, "-c", _START],
+        env=os.environ | {"XDG_CACHE_HOME": str(cache)} | environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=True,
+    )
+    return done.stdout.split(), done.stderr
+
+
+@pytest.mark.slow
+def test_a_second_process_finds_what_the_first_one_compiled(tmp_path: Path) -> None:
+    first, second = (start(tmp_path)[0] for _ in range(2))
+    assert first[2] == second[2] == "False"
+    assert first[0] == second[0]
+    assert (first[1], int(second[1]) > 0) == ("0", True)
+    assert (tmp_path / "parlay" / "graphs").is_dir()
+
+
+@pytest.mark.slow
+def test_without_a_compiler_the_model_runs_as_it_is(tmp_path: Path) -> None:
+    (token, _, given_up), said = start(tmp_path, CXX="no-such-compiler")
+    assert given_up == "True"
+    assert said.count("runs uncompiled: torch.compile fails") == 1
+    assert token == start(tmp_path)[0][0]
