@@ -14,10 +14,13 @@ from parlay.bench.loops import first_loop
 from parlay.bench.prepare import Preparation
 from parlay.bench.records import OURS, Results, Row, read
 from parlay.bench.runner import Bench, BenchPlan
+from parlay.bench.summary import summarise
+from parlay.bench.table import table
 from parlay.bench.wave import Ask, Wave, Waves
 from parlay.bench.workloads import Item, Message, Workload
 from parlay.energy import Counter, EnergyMeter
 from parlay.llm import LLM
+from parlay.types import PowerModel
 from tests.bench.conftest import LETTERS
 
 PLAN = BenchPlan(
@@ -71,7 +74,20 @@ def test_a_meters_joules_are_those_of_the_waves_and_a_counter_that_stands_still_
     for name, read_counter, joules in (("moving", lambda: next(moving), 6.0), ("still", lambda: 7, None)):
         path, meter = tmp_path / f"{name}.jsonl", EnergyMeter([Counter("fake", read_counter, 1.0)], name)
         Bench(tiny, PLAN, Results(path, HEADER), {OURS: Waves(tiny, meter)}).run()
-        assert {row.joules for row in read(path)[1]} == {joules}
+        rows = read(path)[1]
+        assert {row.joules for row in rows} == {joules}
+        assert {row.energy for row in rows} == {"measured" if joules else ""}
+
+
+def test_joules_of_a_known_power_are_modelled_ones_and_no_measured_ones(tiny: LLM, tmp_path: Path) -> None:
+    path, power = tmp_path / "modelled.jsonl", PowerModel(2.0, 0.5, "modelled from a test")
+    Bench(tiny, PLAN, Results(path, HEADER), {OURS: Waves(tiny, EnergyMeter([], "none here"), power)}).run()
+    rows = read(path)[1]
+    assert {row.energy for row in rows} == {"modelled"}
+    assert all(row.joules is not None and row.joules > 0.5 * row.steps for row in rows)
+    summaries = summarise(rows)
+    assert all(each.joules_per_token is None and each.modelled_joules_per_token for each in summaries)
+    assert "J/token, modelled" in table(summaries)
 
 
 def test_requests_go_together_in_full_waves_and_each_is_cold(

@@ -10,11 +10,12 @@ from types import ModuleType
 import pytest
 
 from parlay.energy import CounterError, choose_meter
-from parlay.energy.counters import nvml_counters, rapl_counters
+from parlay.energy.counters import nvml_counters
+from parlay.energy.system_files import rapl_counters
 
 
-def domain(powercap: Path, folder: str, name: str, microjoules: int = 0, most: int = 999_999) -> Path:
-    place = powercap / folder
+def domain(system: Path, folder: str, name: str, microjoules: int = 0, most: int = 999_999) -> Path:
+    place = system / "class/powercap" / folder
     place.mkdir(parents=True)
     (place / "name").write_text(f"{name}\n")
     (place / "max_energy_range_uj").write_text(f"{most}\n")
@@ -28,8 +29,8 @@ def test_packages_and_their_memory_are_added_up_and_parts_of_packages_are_not(tm
     dram = domain(tmp_path, "intel-rapl:0:1", "dram")
     domain(tmp_path, "intel-rapl:1", "psys")
     domain(tmp_path, "intel-rapl-mmio:0", "package-0")  # the same package through another driver
-    (tmp_path / "intel-rapl").mkdir()  # the control type itself
-    meter = choose_meter("cpu", powercap=tmp_path)
+    (tmp_path / "class/powercap/intel-rapl").mkdir()  # the control type itself
+    meter = choose_meter("cpu", system=tmp_path)
     assert meter.includes == ("package-0", "dram of package-0")
     assert meter.reason == "RAPL counters of package-0, dram of package-0"
     window = meter.begin()
@@ -40,14 +41,14 @@ def test_packages_and_their_memory_are_added_up_and_parts_of_packages_are_not(tm
 
 def test_a_domain_wraps_around_at_its_own_range(tmp_path: Path) -> None:
     package = domain(tmp_path, "intel-rapl:0", "package-0", microjoules=900_000)
-    meter = choose_meter("cpu", powercap=tmp_path)
+    meter = choose_meter("cpu", system=tmp_path)
     window = meter.begin()
     package.write_text("100000")
     assert meter.end(window).joules == pytest.approx(0.2)
 
 
 def test_a_virtual_machine_has_no_domains_and_says_so(tmp_path: Path) -> None:
-    meter = choose_meter("cpu", powercap=tmp_path / "nowhere")
+    meter = choose_meter("cpu", system=tmp_path / "nowhere")
     energy = meter.end(meter.begin())
     assert energy.joules is None
     assert "no RAPL domains" in energy.reason
@@ -63,7 +64,7 @@ def test_counters_that_may_not_be_read_are_a_reason(tmp_path: Path) -> None:
 
 def test_counters_that_break_later_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = domain(tmp_path, "intel-rapl:0", "package-0")
-    meter = choose_meter("cpu", powercap=tmp_path)
+    meter = choose_meter("cpu", system=tmp_path)
     package.unlink()
     with pytest.raises(CounterError, match="the counter of package-0 can't be read any more"):
         meter.begin()
@@ -112,7 +113,7 @@ def test_a_gpu_is_counted_in_millijoules_and_says_that_processors_are_not(
     driver = Driver(5_000)
     monkeypatch.setitem(sys.modules, "pynvml", driver)
     monkeypatch.setattr("torch.cuda.synchronize", lambda: None)
-    meter = choose_meter("cuda:1", powercap=tmp_path)
+    meter = choose_meter("cuda:1", system=tmp_path)
     assert meter.includes == ("GPU 1",)
     assert "NVML counter of GPU 1 (H200); no RAPL domains" in meter.reason
     window = meter.begin()
@@ -126,7 +127,7 @@ def test_a_gpu_without_a_counter_is_a_reason_also_where_processors_have_one(
     """The processors' part alone would look like the whole."""
     domain(tmp_path, "intel-rapl:0", "package-0")
     monkeypatch.setitem(sys.modules, "pynvml", Driver(None))
-    meter = choose_meter("cuda", powercap=tmp_path)
+    meter = choose_meter("cuda", system=tmp_path)
     assert meter.includes == ()
     assert meter.reason == "NVML counts no energy of GPU 0: Not Supported"
 

@@ -56,14 +56,14 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "llm": RUN
     | {"cache", "cost", "energy", "router", "sampling", "engine", "models", "ranks", "structured", "heads", "drafters"}
     | {"ngrams"},
-    "transformers": frozenset({"types", "cost", "engine", "models", "drafters", "strategies"}),
+    "transformers": frozenset({"types", "options", "cost", "engine", "models", "drafters", "strategies"}),
     "aio": frozenset({"types", "system", "text", "engine", "ngrams", "llm"}),
     "testing": frozenset(
         {"types", "sampling", "router", "engine", "models", "heads", "ngrams", "drafters", "strategies"}
     ),
     "train": RUN | {"llm", "models", "heads", "drafters", "sampling", "bench"},
     "bench": RUN | {"llm", "cache", "cost", "energy", "router", "sampling", "engine", "models", "ranks", "drafters"},
-    "serve": RUN | {"llm", "sampling", "models", "structured", "ngrams", "drafters", "aio"},
+    "serve": RUN | {"llm", "energy", "sampling", "models", "structured", "ngrams", "drafters", "aio"},
     "vllm": frozenset({"types", "options", "cost", "models", "drafters", "strategies"}),
     "sglang": frozenset({"types", "options", "drafters", "vllm"}),
     "gateway": frozenset({"types", "serve"}),

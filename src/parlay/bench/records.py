@@ -16,6 +16,8 @@ from parlay.types import tokens_per_step
 
 PLAIN = "none"
 """The strategy with which all others are compared."""
+MEASURED, MODELLED = "measured", "modelled"
+"""How the joules of a row are known."""
 OURS = "parlay"
 
 
@@ -95,6 +97,8 @@ class Row:
     of: int = 0
     exactness: str = ""
     joules: float | None = None
+    energy: str = ""
+    """How ``joules`` are known: measured or modelled."""
     modelled: bool = False
     values: Mapping[str, float] = field(default_factory=dict)
     """Numbers that only one kind of measurement has, by name."""

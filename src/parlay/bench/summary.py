@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean, geometric_mean, median, stdev
 from typing import TypeVar
 
-from parlay.bench.records import OURS, PLAIN, Cell, Row
+from parlay.bench.records import MODELLED, OURS, PLAIN, Cell, Row
 from parlay.types import tokens_per_step
 
 T = TypeVar("T")
@@ -128,7 +128,15 @@ class CellSummary:
 
     @property
     def joules_per_token(self) -> float | None:
-        metered = [row for row in self.rows if row.joules is not None]
+        """Measured ones."""
+        return self._joules_per_token(modelled=False)
+
+    @property
+    def modelled_joules_per_token(self) -> float | None:
+        return self._joules_per_token(modelled=True)
+
+    def _joules_per_token(self, *, modelled: bool) -> float | None:
+        metered = [row for row in self.rows if row.joules is not None and (row.energy == MODELLED) == modelled]
         return _over(sum(row.joules or 0.0 for row in metered), sum(row.tokens for row in metered))
 
     def tokens_per_unit(self, price_per_hour: float) -> float | None:

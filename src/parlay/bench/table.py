@@ -68,6 +68,8 @@ def _measures(summaries: Sequence[CellSummary], price_per_hour: float | None) ->
     ]
     if any(each.joules_per_token is not None for each in summaries):
         columns.append(Column("J/token", lambda each: _number(each.joules_per_token, ".4f")))
+    if any(each.modelled_joules_per_token is not None for each in summaries):
+        columns.append(Column("J/token, modelled", lambda each: _number(each.modelled_joules_per_token, ".4f")))
     if price_per_hour is not None:
         columns.append(Column("tok/unit", lambda each: _number(each.tokens_per_unit(price_per_hour), ".0f")))
     return columns

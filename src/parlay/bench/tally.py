@@ -71,6 +71,7 @@ def row_of(cell: Cell, number: int, waves: Sequence[Wave], prepared: Prepared) -
         looped=prepared.looped,
         **sameness(answers, prepared),
         joules=_joules(waves),
+        energy=waves[0].energy,
         values=_merged(wave.values for wave in waves),
         note="; ".join(filter(None, [*_notes(answers), prepared.note, _faults(metrics)])),
     )

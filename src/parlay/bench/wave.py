@@ -16,12 +16,13 @@ from itertools import cycle, islice
 from typing import Protocol
 
 from parlay.bench.host import forget_peak, peak_bytes
+from parlay.bench.records import MEASURED, MODELLED
 from parlay.bench.stopwatch import Reading, Stopwatch
 from parlay.energy import EnergyMeter, TooShort, Window
 from parlay.llm.input_processor import RequestOptions
 from parlay.llm.jobs import Job
 from parlay.llm.llm import LLM
-from parlay.types import Exactness, Metrics, ParlayError, SamplingParams
+from parlay.types import Exactness, Metrics, ParlayError, PowerModel, SamplingParams
 
 Ids = tuple[int, ...]
 UNMETERED = EnergyMeter((), "nobody asked")
@@ -54,7 +55,8 @@ class Answer:
 class Wave:
     """The answers, in the order of the asks. Decoding lasts from the first emission of any to the last.
 
-    ``values`` are numbers that only one kind of measurement has, by name; rows hold their sums.
+    ``energy`` says how ``joules`` are known, as in a `Row`. ``values`` are numbers that only one kind of measurement
+    has, by name; rows hold their sums.
     """
 
     answers: tuple[Answer, ...]
@@ -63,6 +65,7 @@ class Wave:
     decode_seconds: float
     peak_memory_bytes: int = 0
     joules: float | None = None
+    energy: str = ""
     values: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -105,10 +108,11 @@ def lone_wave(ask: Ask, strategy: str, reading: Reading) -> Wave:
 
 @dataclass(frozen=True, slots=True)
 class Gauges:
-    """Measures a run's time, peak memory and joules."""
+    """Measures a run's time, peak memory and joules; ``power`` stands for joules where the meter has no counters."""
 
     device: str
     meter: EnergyMeter = UNMETERED
+    power: PowerModel | None = None
 
     def measure(self, run: Callable[[Stopwatch], object], answers: Callable[[Stopwatch], Sequence[Answer]]) -> Wave:
         """``run`` tells the stopwatch what it emits; ``answers`` are made afterwards, when no time counts."""
@@ -118,13 +122,22 @@ class Gauges:
         run(watch)
         seconds = time.perf_counter() - watch.began
         memory, joules = peak_bytes(self.device), self._joules(window)
-        return Wave(tuple(answers(watch)), seconds, watch.decode_tokens, watch.decode_seconds, memory, joules)
+        made, energy = tuple(answers(watch)), "" if joules is None else MEASURED
+        if self.power is not None and not self.meter.includes:
+            rows = sum(_rows(answer.metrics) for answer in made)
+            joules, energy = self.power.watts * seconds + self.power.row_joules * rows, MODELLED
+        return Wave(made, seconds, watch.decode_tokens, watch.decode_seconds, memory, joules, energy)
 
     def _joules(self, window: Window) -> float | None:
         try:
             return self.meter.end(window).joules
         except TooShort:
             return None
+
+
+def _rows(metrics: Metrics) -> int:
+    """Rows of the target's forwards: of the prompt, of steps, and of drafts."""
+    return metrics.prompt_tokens - metrics.cached_tokens + metrics.steps + metrics.draft_tokens
 
 
 class OutOfTime(BaseException):
@@ -134,10 +147,10 @@ class OutOfTime(BaseException):
 class Waves:
     """Parlay as a `Decoder`. After ``ends`` (of `time.monotonic`), which may be changed, it raises OutOfTime."""
 
-    def __init__(self, llm: LLM, meter: EnergyMeter = UNMETERED) -> None:
+    def __init__(self, llm: LLM, meter: EnergyMeter = UNMETERED, power: PowerModel | None = None) -> None:
         self.ends = math.inf
         self._llm = llm
-        self._gauges = Gauges(llm.runner.spec.device, meter)
+        self._gauges = Gauges(llm.runner.spec.device, meter, power)
         self._tenants = (f"bench {secrets.token_hex(8)} {number}" for number in itertools.count())
 
     def decode(self, strategy: str, asks: Sequence[Ask], temperature: float) -> Wave:

@@ -286,6 +286,7 @@ def _run(options: argparse.Namespace, llm: LLM, plan: BenchPlan) -> int:
     from parlay.bench.runner import Bench
     from parlay.bench.wave import Waves
     from parlay.energy import choose_meter
+    from parlay.energy.power_model import modelled_power
     from parlay.models.fetch.resolving import resolve
 
     spec = llm.runner.spec
@@ -294,14 +295,16 @@ def _run(options: argparse.Namespace, llm: LLM, plan: BenchPlan) -> int:
         weights = weight_bytes(resolve(options.model), options.quantize or spec.dtype)
         add_missing(llm.runner, plan.model, results, weights)
     meter = choose_meter(spec.device)
+    power = None if meter.includes else modelled_power(spec.device, llm.engine.cost)
     peer = Transformers(resolve(options.model), spec.device, spec.dtype, meter)
-    done = _with_progress(Bench(llm, plan, results, {OURS: Waves(llm, meter), NAME: peer}))
+    done = _with_progress(Bench(llm, plan, results, {OURS: Waves(llm, meter, power), NAME: peer}))
     _print_tables(results.rows, plan, options.price_per_hour)
     if not done:
         print(f"parlay: stopped; the same command goes on with {options.out}", file=sys.stderr)
         return INTERRUPTED
     form = "" if resolve(options.model).is_file() else f" in {spec.dtype}"
-    print(f"\n{spec.name}{form} on {spec.device}; energy: {meter.reason}; rows in {options.out}")
+    energy = meter.reason if power is None else f"{power}, because {meter.reason}"
+    print(f"\n{spec.name}{form} on {spec.device}; energy: {energy}; rows in {options.out}")
     return bench_prompts.check_promises(results.rows)
 
 

@@ -97,10 +97,14 @@ def power(called: str, row_seconds: float) -> PowerModel | None:
     for device in DEVICES.values():
         for name in device.called:
             if re.search(rf"\b{name}\b", called):
-                watts = DECODING_SHARE * device.watts
-                source = f"modelled from the {device.watts:g} W of the board {name}"
-                return PowerModel(watts, (device.watts - watts) * row_seconds, source)
+                return power_below(device.watts, row_seconds, f"the {device.watts:g} W of the board {name}")
     return None
+
+
+def power_below(most: float, row_seconds: float, source: str) -> PowerModel:
+    """Assumed power of a device that draws at most so many watts, which ``source`` names."""
+    watts = DECODING_SHARE * most
+    return PowerModel(watts, (most - watts) * row_seconds, f"modelled from {source}")
 
 
 def machine(name: str, dtype: str) -> Machine:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 from parlay.cost.devices import power as known_power
+from parlay.cost.devices import power_below
 from parlay.energy import EnergyMeter, MeasurementFailed, choose_meter, measure_power
 from parlay.energy.decoding import ROWS
+from parlay.energy.system_files import SYSTEM, package_limit
 from parlay.options import UsageError
 from parlay.types import Cost, OutOfRoom, ParlayError, PowerModel, Runner, Segment
+
+_log = logging.getLogger(__name__)
 
 AGAIN_SECONDS = 600.0
 """How long a failed measurement counts."""
@@ -46,16 +52,29 @@ def power_of(runner: Runner, cost: Cost) -> PowerModel:
     meter = choose_meter(runner.spec.device)
     if meter.includes:
         return _measured(runner, meter)
-    name = _name(runner.spec.device)
-    many = ROWS[-1]
-    row_seconds = (cost.forward(2 * many, 1) - cost.forward(many, 1)) / many
-    modelled = known_power(name, max(0.0, row_seconds))
+    modelled = modelled_power(runner.spec.device, cost)
     if modelled is None:
         raise UsageError(
-            f"what this machine draws is not known ({meter.reason}; nor are there figures of the device {name}): leave "
-            "out goal=energy and power, or make a counter readable, as docs/explanation/energy.md says"
+            f"what this machine draws is not known ({meter.reason}; nor are there figures of the device "
+            f"{_name(runner.spec.device)}): leave out goal=energy and power, or make a counter readable, as "
+            "docs/explanation/energy.md says"
         )
+    _log.warning("what decoding draws is %s, because %s", modelled, meter.reason)
     return modelled
+
+
+def modelled_power(device: str, cost: Cost, system: Path = SYSTEM) -> PowerModel | None:
+    """Assume the watts of a device by its maker's figure, or by the limit that its packages have.
+
+    None where neither is known.
+    """
+    many = ROWS[-1]
+    row_seconds = max(0.0, (cost.forward(2 * many, 1) - cost.forward(many, 1)) / many)
+    limit = package_limit(system) if device == "cpu" else None
+    if limit is None:
+        return known_power(_name(device), row_seconds)
+    most, whose = limit
+    return power_below(most, row_seconds, f"the {most:g} W that {whose} may draw")
 
 
 def _measured(runner: Runner, meter: EnergyMeter) -> PowerModel:

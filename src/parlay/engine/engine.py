@@ -290,6 +290,7 @@ class Engine:
         overhead, spent = seconds.overhead, seconds.spent
         if seconds.whole and seconds.verify:  # drafts lengthen commits too, so that time is part of the cost of rows
             self.cost.record(spent.rows, spent.context, seconds.verify + overhead)
+        self.requests.count_step(seconds.draft + seconds.verify + overhead, spent.rows)
         for step in steps:
             step.sequence.tally.count_seconds(step.prefill, seconds.draft, seconds.verify, overhead)
 

@@ -51,6 +51,7 @@ class RequestTable:
         self._drafter_faults = 0
         self._step_tokens = 0
         self._steps: Counter[int] = Counter()
+        self._step_seconds, self._step_rows, self._committed_tokens = 0.0, 0, 0
 
     def __len__(self) -> int:
         return len(self._sequences)
@@ -193,9 +194,15 @@ class RequestTable:
         """Count the tokens that a step computed of prompts, and those that it committed, which may be none."""
         if steps:
             tokens = sum([len(step.done.committed.tokens) for step in steps])
+            self._committed_tokens += tokens
             tokens += sum([len(step.pending) for step in steps if step.prefill])
             self._step_tokens += tokens
             self._steps[1 << max(0, tokens - 1).bit_length()] += 1
+
+    def count_step(self, seconds: float, rows: int) -> None:
+        """Count the time of a step, and the rows of its forward."""
+        self._step_seconds += seconds
+        self._step_rows += rows
 
     def stats(self) -> EngineStats:
         """Numbers of what is under way and of all that was done so far."""
@@ -212,6 +219,9 @@ class RequestTable:
             drafter_faults=self._drafter_faults + sum(s.tally.drafter_faults for s in self._sequences.values()),
             step_tokens=self._step_tokens,
             steps=dict(self._steps),
+            step_seconds=self._step_seconds,
+            step_rows=self._step_rows,
+            committed_tokens=self._committed_tokens,
         )
 
     def _event(self, step: SequenceStep) -> Event:

@@ -157,7 +157,9 @@ class EngineStats:
     admitted, less those that must all be computed (prompt logprobs), and ``prefix_tokens_found`` those of them that
     were cached already, by an earlier text or a sample of the same prompt. ``drafter_faults`` counts drafters that
     raised and were dropped for their sample. ``step_tokens`` are tokens of prompts that steps computed and tokens that
-    they committed; ``steps`` counts the steps by that number, rounded up to a power of two. ``cache_bytes`` are
+    they committed; ``steps`` counts the steps by that number, rounded up to a power of two. ``step_seconds`` is the
+    time of all steps, ``step_rows`` the rows of their forwards, and ``committed_tokens`` the tokens they committed.
+    ``cache_bytes`` are
     what caches and drafters' states hold, finished texts included; an `Engine` alone does not know them.
     """
 
@@ -172,6 +174,9 @@ class EngineStats:
     drafter_faults: int
     step_tokens: int
     steps: Mapping[int, int]
+    step_seconds: float = 0.0
+    step_rows: int = 0
+    committed_tokens: int = 0
     cache_bytes: int = 0
 
 

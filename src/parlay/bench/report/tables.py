@@ -254,6 +254,7 @@ COLUMNS: Mapping[str, Callable[[CellSummary], str]] = {
     "draft / verify / rest": lambda each: " / ".join(f"{share:.0%}" for share in each.shares or ()),
     "MiB at most": lambda each: _number(each.peak_memory_bytes or None, ".0f", 2**-20),
     "J per token": lambda each: _number(each.joules_per_token, ".3f"),
+    "J per token, modelled": lambda each: _number(each.modelled_joules_per_token, ".3f"),
     "looped": lambda each: _number(each.looped, ".2f"),
     "same text": lambda each: f"{each.same[0]}/{each.same[1]}" if each.same else "",
     "exactness": lambda each: each.rows[0].exactness,

@@ -18,6 +18,7 @@ from prometheus_client.registry import Collector
 from parlay.certificates.certificate import Audited
 from parlay.serve.cascades import Cascades
 from parlay.serve.finished import Finished
+from parlay.serve.observe.energy import ServerEnergy
 from parlay.serve.observe.http_metrics import HttpRequests
 from parlay.serve.registry import Registry
 from parlay.strategies.spelling import name_of
@@ -48,7 +49,9 @@ class Recorder:
             for name, text, bounds, read in _HISTOGRAMS
         ]
         self.http = HttpRequests(self._registry)
+        self._energy = ServerEnergy(models)
         self._registry.register(_Engines(models))
+        self._registry.register(self._energy)
         if cascades is not None:
             self._registry.register(_Audits(models, cascades))
         ProcessCollector(registry=self._registry)
@@ -56,6 +59,7 @@ class Recorder:
     def finished(self, request: Finished) -> None:
         """Count one request that is over, whatever its end."""
         strategy = _name(request.output.outputs[0].strategy)
+        self._energy.add(request.tokens)
         for counted, counter in self._counters:
             own = (request.model, strategy if counted.name.startswith("parlay") else _ENGINE)
             for label, count in counted.read(request).items():

@@ -1,0 +1,174 @@
+"""Energy counters that Linux shows in files: of processors (RAPL, hwmon drivers), and of a battery while it drains.
+
+Processors count by themselves (Intel's; AMD's too, from Linux 5.8 on), and Linux shows it in powercap files, which on
+most systems root alone may read. hwmon drivers show the same of AMD's sockets. A battery says what the whole machine
+used. Formats: Documentation/ABI/testing/sysfs-class-powercap, sysfs-class-power and hwmon/amd_energy.rst of Linux.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+
+from parlay.energy.meter import Counter, CounterError
+
+SYSTEM = Path("/sys")
+_POWERCAP, _HWMON, _SUPPLIES = "class/powercap", "class/hwmon", "class/power_supply"
+_MICROJOULE = 1e-6
+_MICROWATT = 1e-6
+_MICROWATT_HOUR = 3.6e-3  # joules
+_WANTED = ("package", "dram")
+"""Domains to add up. Core and uncore are parts of a package, and psys holds packages: they would count twice."""
+_SOCKETS = {"amd_energy": "Esocket"}
+"""hwmon drivers that count joules, and how the labels of whole sockets begin; their cores' would count twice."""
+
+Found = tuple[list[Counter], str]
+"""Counters, and one line that says which, or why there are none; empty where there is nothing like that."""
+
+
+def machine_counters(system: Path = SYSTEM) -> Found:
+    """Counters of what a model on the processor uses: the packages', else those of a battery that drains."""
+    return _first([package_counters, battery_counters], system)
+
+
+def package_counters(system: Path = SYSTEM) -> Found:
+    """Counters of the processors' packages and their memory: RAPL's, else those of hwmon drivers."""
+    counters, reason = _first([rapl_counters, hwmon_counters], system)
+    return counters, reason or f"no RAPL domains in {system / _POWERCAP}, as in most virtual machines"
+
+
+def _first(kinds: Sequence[Callable[[Path], Found]], system: Path) -> Found:
+    """Those of the first kind that can be read, else every reason why not."""
+    reasons = []
+    for find in kinds:
+        counters, reason = find(system)
+        if counters:
+            return counters, reason
+        reasons.append(reason)
+    return [], "; ".join(filter(None, reasons))
+
+
+def rapl_counters(system: Path = SYSTEM) -> Found:
+    """A counter for each package and its memory."""
+    return _opened("RAPL counters", system / _POWERCAP, list(_domains(system)))
+
+
+def hwmon_counters(system: Path = SYSTEM) -> Found:
+    """A counter for each socket of a driver that counts joules."""
+    return _opened("hwmon counters", system / _HWMON, list(_sockets(system)))
+
+
+def battery_counters(system: Path = SYSTEM) -> Found:
+    """What batteries gave to the whole machine, as long as they drain. They move rarely: measure for minutes."""
+    batteries = [place for place in sorted((system / _SUPPLIES).glob("*")) if _is_battery(place)]
+    draining = [place for place in batteries if _text(place / "status") == "Discharging"]
+    if batteries and not draining:
+        return [], f"{', '.join(place.name for place in batteries)}: a battery counts only while it drains"
+    try:
+        counters = [_battery(place) for place in draining]
+    except (OSError, ValueError) as error:
+        return [], f"the battery can't be read: {error}"
+    names = ", ".join(counter.name for counter in counters)
+    return counters, f"the whole machine by {names}" if counters else ""
+
+
+def package_limit(system: Path = SYSTEM) -> tuple[float, str] | None:
+    """Watts that the packages together may draw for long, and whose they are; None where Linux does not tell.
+
+    Everybody may read this limit, also where root alone may read the counters.
+    """
+    limits = [
+        (_number(place.with_name(place.name.replace("_name", "_power_limit_uw"))) * _MICROWATT, name)
+        for name, folder in _domains(system)
+        if name.startswith("package")
+        for place in folder.glob("constraint_*_name")
+        if _text(place) == "long_term"
+    ]
+    if not limits:
+        return None
+    return sum(watts for watts, _ in limits), ", ".join(name for _, name in limits)
+
+
+def _domains(system: Path) -> Iterator[tuple[str, Path]]:
+    """Name and folder of each wanted domain; the same package seen through two drivers (-mmio) counts once."""
+    seen: set[str] = set()
+    folders = (system / _POWERCAP).glob("*-rapl*:*")
+    for folder in sorted(folders, key=lambda folder: ("-mmio" in folder.name, folder.name)):
+        kind, package = _text(folder / "name"), folder.name.split(":")[1]
+        name = kind if kind.startswith("package") else f"{kind} of package-{package}"
+        if kind.startswith(_WANTED) and name not in seen:
+            seen.add(name)
+            yield name, folder
+
+
+def _sockets(system: Path) -> Iterator[tuple[str, Path]]:
+    """Name and file of each socket's counter."""
+    for driver in sorted((system / _HWMON).glob("hwmon*")):
+        if begins := _SOCKETS.get(_text(driver / "name")):
+            for label in sorted(driver.glob("energy*_label")):
+                if _text(label).startswith(begins):
+                    yield f"socket {_text(label).removeprefix(begins)}", label.with_name(_input(label.name))
+
+
+def _input(label: str) -> str:
+    return label.replace("_label", "_input")
+
+
+def _opened(what: str, folder: Path, places: Iterable[tuple[str, Path]]) -> Found:
+    """Counters in microjoules, each a folder of a domain or a file."""
+    try:
+        counters = [_counter(name, place) for name, place in places]
+    except PermissionError as error:
+        file = Path(error.filename).name
+        return [], f"the counters in {folder} are readable by root alone: grant reading of {file}"
+    except (OSError, ValueError) as error:
+        return [], f"the counters in {folder} can't be read: {error}"
+    return counters, f"{what} of {', '.join(counter.name for counter in counters)}" if counters else ""
+
+
+def _counter(name: str, place: Path) -> Counter:
+    domain = place.is_dir()
+    path = place / "energy_uj" if domain else place
+
+    def read() -> int:
+        try:
+            return _number(path)
+        except (OSError, ValueError) as error:
+            raise CounterError(f"the counter of {name} can't be read any more: {error}") from error
+
+    _number(path)  # refused now rather than in the middle of a measurement
+    return Counter(name, read, _MICROJOULE, _number(place / "max_energy_range_uj") if domain else None)
+
+
+def _is_battery(place: Path) -> bool:
+    """Whether it feeds the machine, and not a mouse."""
+    return _text(place / "type") == "Battery" and _text(place / "scope") != "Device"
+
+
+def _battery(place: Path) -> Counter:
+    """A counter of microwatt-hours, or of microampere-hours at the voltage that it has now."""
+    name, path, unit = f"battery {place.name}", place / "energy_now", _MICROWATT_HOUR
+    if not path.exists():
+        path, unit = place / "charge_now", _MICROWATT_HOUR * _number(place / "voltage_now") * 1e-6
+
+    def read() -> int:
+        if _text(place / "status") != "Discharging":
+            raise CounterError(f"{name} does not drain any more, so it says nothing of what is used")
+        try:
+            return -_number(path)
+        except (OSError, ValueError) as error:
+            raise CounterError(f"the counter of {name} can't be read any more: {error}") from error
+
+    read()
+    return Counter(name, read, unit)
+
+
+def _number(path: Path) -> int:
+    return int(path.read_text(encoding="utf-8"))
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except (OSError, ValueError):
+        return ""

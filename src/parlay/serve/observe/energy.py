@@ -1,0 +1,111 @@
+"""Joules of a server, and per token: of the machine where it counts them, else of each model by what is assumed."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from parlay.aio import AsyncLLM
+from parlay.energy import CounterError, EnergyMeter, choose_meter
+from parlay.energy.power_model import modelled_power
+from parlay.serve.hosted import Served
+from parlay.serve.registry import Registry
+from parlay.types import PowerModel
+
+_LABELS = ("model", "source")
+_MACHINE = ""  # the model of joules that counters measured: they can't tell whose these are
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Used:
+    """Joules of a model, or of the machine, and the tokens of output that they brought."""
+
+    model: str
+    source: str
+    joules: float
+    tokens: int
+
+
+class _Device:
+    """What a device's counters advanced since they were first asked."""
+
+    def __init__(self, meter: EnergyMeter) -> None:
+        self.meter = meter
+        self._window = meter.begin()
+        self._joules = 0.0
+
+    def joules(self) -> float:
+        """The last number as long as no counter moves, or one can't be read any more."""
+        try:
+            self._joules = self.meter.end(self._window).joules or 0.0
+        except CounterError as error:
+            _log.debug("%s", error)
+        return self._joules
+
+
+class ServerEnergy(Collector):
+    """Measured since the first scrape, and modelled since a model was loaded, from its steps.
+
+    Measured joules are those of the machine, with idle power and other programs. Where a model's device has no counter
+    that can be read, and its power is known, the log says so once. ``choose`` makes the meter of a device.
+    """
+
+    def __init__(self, models: Registry, choose: Callable[[str], EnergyMeter] = choose_meter) -> None:
+        self._models, self._choose = models, choose
+        self._devices: dict[str, _Device] = {}
+        self._powers: WeakKeyDictionary[AsyncLLM, PowerModel | None] = WeakKeyDictionary()
+        self._tokens = 0
+        self._lock = threading.Lock()
+
+    def add(self, tokens: int) -> None:
+        """Count the tokens of output of a request that is over."""
+        if self._devices:  # joules before the first scrape are not counted either
+            self._tokens += tokens
+
+    def describe(self) -> list[Metric]:
+        return []  # nothing is read when this is registered
+
+    def collect(self) -> Iterator[Metric]:
+        total = CounterMetricFamily(
+            "parlay_energy_joules",
+            "Energy by source: measured of the machine, which has no model, or modelled of a model's steps.",
+            labels=_LABELS,
+        )
+        mean = GaugeMetricFamily(
+            "parlay_joules_per_token", "That energy over the tokens of output meanwhile.", labels=_LABELS
+        )
+        with self._lock:
+            used = list(self._used(self._models.loaded))
+        for each in used:
+            total.add_metric([each.model, each.source], each.joules)
+            if each.tokens:
+                mean.add_metric([each.model, each.source], each.joules / each.tokens)
+        yield from (total, mean)
+
+    def _used(self, loaded: list[Served]) -> Iterator[_Used]:
+        for model in loaded:
+            if model.spec.device not in self._devices:
+                self._devices[model.spec.device] = _Device(self._choose(model.spec.device))
+            if not self._devices[model.spec.device].meter.includes and (power := self._power(model)) is not None:
+                stats = model.llm.stats()
+                joules = power.watts * stats.step_seconds + power.row_joules * stats.step_rows
+                yield _Used(model.name, "modelled", joules, stats.committed_tokens)
+        if measured := [each for each in self._devices.values() if each.meter.includes]:
+            yield _Used(_MACHINE, "measured", sum(each.joules() for each in measured), self._tokens)
+
+    def _power(self, model: Served) -> PowerModel | None:
+        """What its device is assumed to draw; None where that is not known."""
+        if model.llm not in self._powers:
+            device = model.spec.device
+            power = self._powers[model.llm] = modelled_power(device, model.llm.llm.engine.cost)
+            if power is not None:
+                _log.warning("energy of %s: %s, because %s", model.name, power, self._devices[device].meter.reason)
+        return self._powers[model.llm]
