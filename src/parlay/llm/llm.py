@@ -54,16 +54,15 @@ class LLM:
     model's own; it may be the ``vocabulary`` of another LLM. ``strategy`` is the default for requests that name none;
     left out, it is ``auto``. ``seed`` fixes the seeds of requests without one; otherwise each draws one and reports it.
     ``memory`` bounds what caches and drafters keep together, in bytes or as in ``"2GiB"``; by default a share of what
-    is free. ``"weights=6GiB"`` bounds the weights: layers beyond that are read from disk in every forward.
-    ``prefix_cache`` is a file that keeps cached prefixes, at most ``prefix_cache_size``, after `close`.
-    ``dtype``, ``device``, ``quantize``, ``threads``, ``compile`` and ``runner`` are those of ``load``, and the sizes of
-    ranks those of ``ranks``. Where a call says nothing, sampling is as the model's makers recommend, or with
-    ``generation_config="vllm"`` as `SamplingParams`.
-    ``speculative_config`` is vLLM's and stands for a ``strategy``. ``router_memory``: what strategies and costs learn
-    is kept on this machine: of all requests (``"shared"``), of each owner's apart (``"per-key"``), or not (``"off"``).
-    ``certificates`` are files of `parlay.calibration`: they open lossy strategies to requests whose ``exactness`` has a
-    floor; a share ``audit_share`` of those is decoded exactly too. ``ensemble`` names models that write with this one
-    (`parlay.Ensemble`), or a datastore (`parlay.Nest`). Other arguments of vLLM may ask for what is so.
+    is free; ``"weights=6GiB"`` bounds the weights, and further layers are read from disk in every forward.
+    ``prefix_cache`` is a file that keeps cached prefixes, at most ``prefix_cache_size``, after `close`. Fields of
+    ``load`` and ``ranks`` may be given alone. Where a call says nothing, sampling is as the model's makers recommend,
+    or with ``generation_config="vllm"`` as `SamplingParams`. ``speculative_config``, vLLM's, stands for a ``strategy``.
+    ``router_memory``: what strategies and costs learn is kept on this machine: of all requests (``"shared"``), of
+    each owner's apart (``"per-key"``), or not (``"off"``). ``certificates`` are files of `parlay.calibration`: they open
+    lossy strategies to requests whose ``exactness`` has a floor; a share ``audit_share`` of those is decoded exactly
+    too. ``ensemble`` names models that write with this one (`parlay.Ensemble`), or a datastore (`parlay.Nest`). Other
+    arguments of vLLM may ask for what is so.
 
     Raises ParlayError for a model that can't be run, ValueError for a wrong argument, TypeError for an unknown one.
     """

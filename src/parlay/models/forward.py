@@ -20,7 +20,7 @@ from parlay.compiled.structs import Linear
 from parlay.models.config import DecoderConfig, KeyHeads, UnsupportedModel
 from parlay.models.lookup import NgramTable
 from parlay.models.lora import LowRankAdapter
-from parlay.types import NO_SKIP, Exactness, Features, Output, Skip, Tree
+from parlay.types import NO_SKIP, Exactness, Features, Output, Segment, Skip, Tree
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,6 +250,21 @@ class ForwardOutput(NamedTuple):
     def output(self, starts: tuple[int, ...]) -> Output:
         """Show it as a runner does; ``starts`` as in `Output`."""
         return Output(self.logits, starts, self.taps.states, self.taps.seconds)
+
+
+def wanted_rows(segments: Sequence[Segment]) -> tuple[list[int], tuple[int, ...]]:
+    """Number the rows of a batch that want logits, and say where each segment's begin among them. Raises ValueError."""
+    rows: list[int] = []
+    starts = [0]
+    begin = 0
+    for _, pending, tree, logits_from, base, *_ in segments:  # unpacked: this is run for each step of plain decoding
+        end = len(pending) + len(tree.tokens)
+        if not base <= logits_from <= end:
+            raise ValueError(f"logits from row {logits_from} on, but rows {base} to {end} run")
+        rows.extend(range(begin + logits_from - base, begin + end - base))
+        starts.append(len(rows))
+        begin += end - base
+    return rows, tuple(starts)
 
 
 def with_features(embedded_NH: Tensor, features: Sequence[SegmentFeatures]) -> Tensor:

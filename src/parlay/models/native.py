@@ -26,6 +26,7 @@ from parlay.models.forward import (
     Growth,
     SegmentFeatures,
     TreeRequest,
+    wanted_rows,
 )
 from parlay.models.gguf.blocks import rounded
 from parlay.models.layer_lookup import USUAL_LOOKUP, LayerLookup, LookupPlan
@@ -229,7 +230,7 @@ class NativeRunner(Runner):
             segments = [self._with_its_block(segment, taps) for segment in segments]
         ids = [token for segment in segments for token in self.store.ids(segment)]
         self._check(ids, taps, skip)
-        wanted, starts = _wanted(segments)
+        wanted, starts = wanted_rows(segments)
         places = [self._place(segment, skip) for segment in segments]
         work = ForwardBatch(ids, places, wanted, taps, skip, self._features(segments), adapter_rows(segments))
         if self._ngrams is not None:
@@ -396,18 +397,3 @@ def _check_together(segment: Segment) -> None:
             f"sequence {segment.sequence}: {segment.together} rows can't see each other: they must be the last nodes, "
             "in chains below other rows, all run, and not join at a later layer"
         )
-
-
-def _wanted(segments: Sequence[Segment]) -> tuple[list[int], tuple[int, ...]]:
-    """Flat numbers of the rows that want logits, and where each segment's begin among them."""
-    rows: list[int] = []
-    starts = [0]
-    begin = 0
-    for _, pending, tree, logits_from, base, *_ in segments:  # unpacked: this is run for each step of plain decoding
-        end = len(pending) + len(tree.tokens)
-        if not base <= logits_from <= end:
-            raise ValueError(f"logits from row {logits_from} on, but rows {base} to {end} run")
-        rows.extend(range(begin + logits_from - base, begin + end - base))
-        starts.append(len(rows))
-        begin += end - base
-    return rows, tuple(starts)
