@@ -59,8 +59,8 @@ class LLM:
     ``load`` and ``ranks`` may be given alone. Where a call says nothing, sampling is as the model's makers recommend,
     or with ``generation_config="vllm"`` as `SamplingParams`. ``speculative_config``, vLLM's, stands for a ``strategy``.
     ``router_memory``: what strategies and costs learn is kept on this machine: of all requests (``"shared"``), of
-    each owner's apart (``"per-key"``), or not (``"off"``). ``certificates`` are files of `parlay.calibration`: they open
-    lossy strategies to requests whose ``exactness`` has a floor; a share ``audit_share`` of those is decoded exactly
+    each owner's apart (``"per-key"``), or not (``"off"``). ``certificates``, files of `parlay.calibration`, open lossy
+    strategies to requests whose ``exactness`` has a floor; a share ``audit_share`` of those is decoded exactly
     too. ``ensemble`` names models that write with this one (`parlay.Ensemble`), or a datastore (`parlay.Nest`). Other
     arguments of vLLM may ask for what is so.
 
