@@ -112,6 +112,8 @@ def test_a_step_that_fails_is_told_and_nothing_stays_behind(
 
     with pytest.raises(ParlayError, match="the judge is away"):
         llm.reason_ahead(PROMPT, GREEDY, SHORT, drafter=small, judge=broken)
+    with pytest.raises(ValueError, match="the judge has 0 answers for"):
+        llm.reason_ahead(PROMPT, GREEDY, SHORT, drafter=small, judge=lambda pairs: [])
     step = llm.engine.step
     calls = iter(range(100))
     monkeypatch.setattr(llm.engine, "step", lambda: step() if next(calls) < 3 else 1 / 0)

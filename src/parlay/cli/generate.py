@@ -6,8 +6,9 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import asdict, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from parlay.cli import FAILURE, INTERRUPTED
@@ -113,12 +114,13 @@ def run(options: argparse.Namespace) -> int:
         "prediction": None if options.prediction is None else read_text(options.prediction, "prediction"),
     }
     tint = Tint(sys.stdout)
-    with open_llm(options, strategy := chosen_strategy(options)) as llm, Interrupt() as interrupt:
+    with ExitStack() as stack:
+        llm = stack.enter_context(open_llm(options, strategy := chosen_strategy(options)))
         _check_template(options, llm, prompt)
-        if options.outline:
-            return write_by_outline(options, llm, prompt, params)
-        if ahead is not None:
-            return write_ahead(options, llm, prompt, params, ahead)
+        if options.outline or ahead is not None:  # a first Ctrl-C ends these: nothing is shown before they are over
+            write = partial(write_ahead, ahead=ahead) if ahead is not None else write_by_outline
+            return write(options, llm, prompt, params)
+        interrupt = stack.enter_context(Interrupt())
         with naming_the_schema(options):
             stream = llm.stream(prompt, params, strategy=strategy, store=options.store, vote=vote, **given)
         _write(stream, interrupt, None if options.json else tint)

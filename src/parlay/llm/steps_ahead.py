@@ -247,8 +247,11 @@ def _judged(llm: LLM, text: _Text, parts: Sequence[Part], judge: Judge) -> Part:
     decode = llm.get_tokenizer().decode
     pairs = [(decode(list(part.drafted)), decode(list(part.own))) for part in parts if part.drafted]
     asked = [(drafted, own) for drafted, own in pairs if drafted != own]
-    found = iter(judge(asked) if asked else ())
-    stands = [drafted == own or next(found) for drafted, own in pairs]
+    found = list(judge(asked)) if asked else []
+    if len(found) != len(asked):
+        raise ValueError(f"the judge has {len(found)} answers for {len(asked)} pairs: it must give one for each")
+    answers = iter(found)
+    stands = [drafted == own or next(answers) for drafted, own in pairs]
     for place, part in enumerate(parts):
         if place + 1 == len(parts) or not stands[place]:
             break
