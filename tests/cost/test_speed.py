@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import random
 from dataclasses import replace
 
 import pytest
 
 from parlay.cost.roofline import ForwardShape, Machine, ModelShape, Overheads
-from parlay.cost.speed import DraftPlan, Setting, best_tree, choose, crossover, predict
+from parlay.cost.speed import DraftPlan, Setting, best_tree, choose, crossover, predict, tokens_beside
 from tests.cost.test_roofline import MACHINE, SHAPE
 
 SMALL = replace(SHAPE, num_layers=1, hidden_size=64, intermediate_size=128)
@@ -118,3 +119,26 @@ def test_the_crossover_batch_is_where_brute_force_finds_it(nodes: int, context: 
 def test_a_draft_that_costs_nothing_more_wins_at_any_batch() -> None:
     idle = replace(MACHINE, rate=1e18, attention_rate=1e18, bandwidth=1e12, vector_bandwidth=1e15)
     assert crossover(setting(machine=idle), DraftPlan(name="copy", nodes=2, ranks=(0.9,)), most=16) is None
+
+
+@pytest.mark.parametrize(("chance", "nodes"), [(0.0, 3), (0.5, 1), (0.6, 4), (0.9, 6), (1.0, 5)])
+def test_tokens_of_steps_whose_drafts_are_written_meanwhile(chance: float, nodes: int) -> None:
+    """By playing them: a step is ready for the next one if its draft and the token after it are right."""
+    draw, ready, tokens, steps = random.Random(1), False, 0, 20_000
+    for _ in range(steps):
+        drafted = nodes if ready else 0
+        right = next((place for place in range(drafted + 1) if draw.random() >= chance), drafted + 1)
+        tokens += min(right, drafted) + 1
+        ready = right == drafted + 1
+    assert tokens / steps == pytest.approx(tokens_beside(chance, nodes), rel=0.02)
+
+
+def test_a_drafter_beside_the_target_costs_what_it_takes_longer_than_the_forward() -> None:
+    """A step takes the forward alone with a quick drafter; the drafter's forwards where it is as large as the target."""
+    apart = DraftPlan(name="apart", nodes=4, ranks=(0.8,), adapts=False, drafter=SMALL)
+    quick, serial = predict(setting(), replace(apart, beside=True)), predict(setting(), apart)
+    assert quick.draft_seconds == 0.0
+    assert quick.step_seconds == pytest.approx(serial.step_seconds - serial.draft_seconds)
+    slow = predict(setting(), replace(apart, beside=True, drafter=SHAPE))
+    level = predict(setting(), replace(apart, drafter=SHAPE)).draft_seconds / 4
+    assert slow.draft_seconds + slow.verify_seconds == pytest.approx(5 * level)

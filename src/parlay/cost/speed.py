@@ -63,8 +63,9 @@ class DraftPlan:
 
     ``drafter`` is the model whose forwards write them, level by level, or all levels ``at_once`` in one of a single
     row; None: they cost next to nothing. ``probes`` are rows beside a draft, which guess the next one in the forward
-    that verifies it. With ``adapts`` the policy drafts as many as pay, none at all where none does; without, always
-    ``nodes``.
+    that verifies it. With ``beside`` the drafter has a like machine of its own, and goes on during forwards, as PEARL's
+    does; then drafts are chains. With ``adapts`` the policy drafts as many as pay, none at all where none does;
+    without, always ``nodes``.
     """
 
     name: str
@@ -74,6 +75,7 @@ class DraftPlan:
     adapts: bool = True
     at_once: bool = False
     probes: int = 0
+    beside: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,23 +134,37 @@ def speed_of(setting: Setting, plan: DraftPlan, tree: TreeShape) -> Speed:
     rows = 1 + tree.nodes + (plan.probes if tree.nodes else 0)
     work = ForwardShape(batch=setting.batch, rows=rows, context=setting.context, leaves=tree.leaves)
     verify = setting.machine.forward(setting.shape, work)
-    draft = 0.0
+    draft, tokens = 0.0, tree.tokens
     if plan.drafter is not None and tree.nodes:
         levels = 1 if plan.at_once else tree.depth
         width = 1 if plan.at_once else max(1, round(tree.nodes / tree.depth))
         level = ForwardShape(batch=setting.batch, rows=width, context=setting.context, leaves=width)
         seconds = setting.machine.forward(plan.drafter, level) + setting.machine.engine.of_level(setting.batch)
         draft = levels * seconds
+        if plan.beside:
+            tokens = tokens_beside(plan.ranks[0], tree.nodes)
+            draft = max(0.0, draft + seconds - verify)  # beyond the forward; one token stands for what it adds itself
     step = draft + verify + setting.machine.engine.of_step(setting.batch, tree.nodes)
     return Speed(
         name=plan.name,
         nodes=tree.nodes,
-        tokens_per_step=tree.tokens,
+        tokens_per_step=tokens,
         draft_seconds=draft,
         verify_seconds=verify,
         step_seconds=step,
-        tokens_per_second=setting.batch * tree.tokens / step,
+        tokens_per_second=setting.batch * tokens / step,
     )
+
+
+def tokens_beside(chance: float, nodes: int) -> float:
+    """Mean tokens of a step whose drafts, of ``nodes`` tokens each right with this chance, are written during forwards.
+
+    After a step that is right to its end, with the token that the forward adds, a draft is ready. After another one the
+    forward runs without, and a draft is ready then if its first token is right (PEARL, arXiv:2408.11850).
+    """
+    whole = chance ** (nodes + 1)
+    with_draft = chance / (1 - whole + chance) if chance < 1 else 1.0
+    return 1 + with_draft * sum(chance**depth for depth in range(1, nodes + 1))
 
 
 def _sizes(most: int) -> list[int]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from parlay.bench.plan.heads import HEADS
 from parlay.cost.roofline import ModelShape
 from parlay.cost.speed import DraftPlan
-from parlay.drafters.options import SELF_DRAFT
+from parlay.drafters.options import PARALLEL_DRAFT, SELF_DRAFT
 from parlay.strategies.catalogue import catalogue, find
 from parlay.strategies.entry import DEFAULT_STRATEGY, StrategyEntry
 from parlay.strategies.spelling import StrategySpec, parse
@@ -124,14 +124,16 @@ def plan(spec: StrategySpec, models: Models, acceptance: Acceptance) -> DraftPla
     nodes, policy = settings["k"], settings["policy"]
     assert isinstance(nodes, int)
     head = HEADS[spec.name](models.target) if spec.name in HEADS else None
+    ranks, beside = acceptance.of(spec), spec.name == PARALLEL_DRAFT
     return DraftPlan(
         name=str(spec),
         nodes=nodes,
-        ranks=acceptance.of(spec),
+        ranks=ranks[:1] if beside else ranks,
         drafter=head.shape if head else _drafter(spec, family, models),
         adapts=policy == ADAPTS,
         at_once=head is not None and head.at_once,
         probes=head.probes if head else 0,
+        beside=beside,
     )
 
 
