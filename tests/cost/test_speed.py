@@ -134,7 +134,7 @@ def test_tokens_of_steps_whose_drafts_are_written_meanwhile(chance: float, nodes
 
 
 def test_a_drafter_beside_the_target_costs_what_it_takes_longer_than_the_forward() -> None:
-    """A step takes the forward alone with a quick drafter; the drafter's forwards where it is as large as the target."""
+    """A step takes the forward alone with a quick drafter, and the drafter's forwards with one of the target's size."""
     apart = DraftPlan(name="apart", nodes=4, ranks=(0.8,), adapts=False, drafter=SMALL)
     quick, serial = predict(setting(), replace(apart, beside=True)), predict(setting(), apart)
     assert quick.draft_seconds == 0.0
