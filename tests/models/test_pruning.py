@@ -16,7 +16,7 @@ from parlay import LLM, models
 from parlay.cli import main
 from parlay.models.loading import load_tokenizer, load_weights, read_config
 from parlay.models.pruning.patterns import Pattern
-from parlay.models.pruning.prune import Cut, pruned
+from parlay.models.pruning.prune import Cut, ReadText, pruned
 from parlay.models.weights.fused import as_tensor
 from parlay.models.weights.shapes import BadCheckpoint
 from parlay.options import LoadOptions
@@ -76,7 +76,7 @@ def test_wanda_counts_a_weight_by_its_input_on_the_text(folder: Path) -> None:
     config = read_config(folder)
     weights = {name: as_tensor(weight, torch.float32) for name, weight in load_weights(folder, config).items()}
     ids = load_tokenizer(folder).encode(TEXT)
-    _, made = pruned(config, weights, Cut(Pattern.read("0.5")), ids)
+    _, made = pruned(config, weights, Cut(Pattern.read("0.5")), ReadText(ids))
     rows_TH = weights["model.embed_tokens.weight"][torch.tensor(ids)]
     normed_TH = torch.nn.functional.rms_norm(rows_TH, rows_TH.shape[1:], eps=config.rms_norm_eps)
     name = "model.layers.0.self_attn.q_proj.weight"
@@ -100,7 +100,7 @@ def test_wanda_changes_what_the_model_computes_on_the_text_less_than_sizes_alone
     rows_TH = weights["model.embed_tokens.weight"][torch.tensor(ids)]
     normed_TH = torch.nn.functional.rms_norm(rows_TH, rows_TH.shape[1:]) * loud
     errors = []
-    for seen in (ids, None):
+    for seen in (ReadText(ids), None):
         _, made = pruned(config, weights, Cut(Pattern.read("2:4")), seen)
         errors.append(float((normed_TH @ (made[name].float() - weights[name]).T).norm()))
     assert errors[0] < 0.7 * errors[1]

@@ -56,7 +56,7 @@ def run(options: argparse.Namespace) -> int:
 
     from parlay.models.fetch.resolving import resolve
     from parlay.models.loading import load_tokenizer, load_weights, read_config
-    from parlay.models.pruning.prune import check, pruned
+    from parlay.models.pruning.prune import ReadText, check, pruned
     from parlay.models.pruning.saving import described, save
     from parlay.system import threads
 
@@ -64,7 +64,9 @@ def run(options: argparse.Namespace) -> int:
     source = resolve(options.model)
     config = read_config(source)
     config, weights = _fewer_layers(config, load_weights(source, config), options.keep_layers)
-    ids = load_tokenizer(source).encode(read_text(str(options.text), "text")) if options.text else None
+    text = None
+    if options.text is not None:
+        text = ReadText.of(read_text(str(options.text), "text"), load_tokenizer(source))
     check(config, weights, cut)
     said = described(config, source)
     with tqdm(desc=options.to.name, unit=" layers", file=sys.stderr, disable=None, leave=False) as bar:
@@ -73,7 +75,7 @@ def run(options: argparse.Namespace) -> int:
             bar.total = layers
             bar.update(done - bar.n)
 
-        config, made = pruned(config, weights, cut, ids, progress)
+        config, made = pruned(config, weights, cut, text, progress)
     save(options.to, {**said, "intermediate_size": config.intermediate_size}, made, source=source)
     zeros = sum(int((weight == 0).sum()) for weight in made.values())
     total = sum(weight.numel() for weight in made.values())

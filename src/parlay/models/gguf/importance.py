@@ -63,10 +63,12 @@ def importance(config: DecoderConfig, weights: Mapping[str, Weight], ids: Sequen
     return {name: _floored(mean_I) for name, mean_I in found.items()}
 
 
-def embedded(config: DecoderConfig, weights: Mapping[str, Weight], ids: Sequence[int]) -> list[Tensor]:
+def embedded(
+    config: DecoderConfig, weights: Mapping[str, Weight], ids: Sequence[int], begin: Sequence[int] = ()
+) -> list[Tensor]:
     """What the first layer reads of the first `MOST_TOKENS` of a text, in chunks ``[T, H]``.
 
-    Raises ParlayError for a text of too few tokens.
+    Each begins with the tokens ``begin``, with which the text does. Raises ParlayError for one of too few tokens.
     """
     if len(ids) < _LEAST_TOKENS:
         raise ParlayError(f"the text has {len(ids)} tokens: give at least {_LEAST_TOKENS}, better {MOST_TOKENS}")
@@ -74,7 +76,9 @@ def embedded(config: DecoderConfig, weights: Mapping[str, Weight], ids: Sequence
     if _block(config):
         assert config.canvas is not None, "others have no blocks"
         tokens[::2] = config.canvas.mask_id
-    parts = [part for part in torch.split(tokens, CHUNK) if len(part) >= MIN_ROWS]
+    head = tokens[: len(begin)]
+    pieces = torch.split(tokens[len(head) :], CHUNK - len(head))
+    parts = [torch.cat((head, piece)) for piece in pieces if len(head) + len(piece) >= MIN_ROWS]
     return [rows_of(weights["model.embed_tokens.weight"], part) * config.embedding_scale for part in parts]
 
 

@@ -23,7 +23,7 @@ from parlay.models.weights.fused import as_tensor
 from parlay.models.weights.regrouped import matrices_in
 from parlay.models.weights.shapes import Weight
 from parlay.system.threads import torch_on_all
-from parlay.types import ParlayError
+from parlay.types import ParlayError, Tokenizer
 
 _MATRICES = tuple(f"self_attn.{part}_proj" for part in "qkvo") + tuple(f"mlp.{part}_proj" for part in ("gate", "up"))
 _DOWN = "mlp.down_proj"
@@ -43,22 +43,36 @@ class Cut:
         return size if self.width == 1 else min(size, max(_STEP, round(size * self.width / _STEP) * _STEP))
 
 
+@dataclass(frozen=True, slots=True)
+class ReadText:
+    """A text's tokens, read in pieces that begin with the tokens ``begin``: models take these for granted."""
+
+    ids: Sequence[int]
+    begin: Sequence[int] = ()
+
+    @staticmethod
+    def of(text: str, tokenizer: Tokenizer, most: int | None = None) -> ReadText:
+        """At most the first ``most`` tokens of a text; it has a begin if the tokenizer writes one."""
+        ids, begin = tokenizer.encode(text)[:most], tokenizer.encode("")
+        return ReadText(ids, begin if ids[: len(begin)] == begin else ())
+
+
 @torch_on_all()
 @torch.inference_mode()
 def pruned(
     config: DecoderConfig,
     weights: Mapping[str, Weight],
     cut: Cut,
-    ids: Sequence[int] | None,
+    text: ReadText | None,
     done: Callable[[int, int], None] = lambda layer, layers: None,
 ) -> tuple[DecoderConfig, dict[str, Tensor]]:
-    """The pruned model, its weights in bfloat16. ``ids`` is the text that Wanda reads; None: sizes alone count.
+    """The pruned model, its weights in bfloat16. ``text`` is what Wanda reads; None: sizes alone count.
 
     ``done`` is called with how many layers are pruned, of how many. Raises what `check` raises, and ParlayError for a
     text of too few tokens.
     """
     check(config, weights, cut)
-    chunks = None if ids is None else embedded(config, weights, ids)
+    chunks = None if text is None else embedded(config, weights, text.ids, text.begin)
     made = {name: _stored(weight) for name, weight in weights.items() if not name.startswith("model.layers.")}
     narrow = replace(config, intermediate_size=cut.units(config.intermediate_size))
     for index in range(config.num_layers):
