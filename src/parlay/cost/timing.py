@@ -79,7 +79,7 @@ def calibrate(
     the time. A runner without room for 65 tokens is not timed: the cost then starts from a guess. One that reads layers
     from disk has more time, in which two row counts at least are timed: what further rows cost it is no guess.
     """
-    seconds = _OF_STREAMED if runner.spec.streamed else seconds
+    seconds = _OF_STREAMED if runner.spec.streamed_bytes else seconds
     timer, deadline = _Timer(runner, clock), clock() + seconds
     runner.open(_SCRATCH, (0,))
     try:
@@ -113,7 +113,7 @@ class _Timer:
     @property
     def least(self) -> int:
         """How many row counts are timed, whatever time it takes."""
-        return 2 if self.runner.spec.streamed else 1
+        return 2 if self.runner.spec.streamed_bytes else 1
 
     def small(self) -> list[tuple[int, float]]:
         """One row, then those that drafts pay or do not pay by, in turn."""

@@ -280,7 +280,8 @@ def _machine(spec: RunnerSpec) -> str:
 
 def _weights(model: str, spec: RunnerSpec, quantize: str) -> str:
     """A digest that tells a model from others: the ends of its files, and the numbers in which it computes."""
-    digest = hashlib.sha256(f"{spec.dtype} {quantize}{f' {spec.streamed} streamed' if spec.streamed else ''}".encode())
+    streamed = f" {spec.streamed_bytes} from disk" if spec.streamed_bytes else ""
+    digest = hashlib.sha256(f"{spec.dtype} {quantize}{streamed}".encode())
     for path in weight_files(model):
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)

@@ -81,7 +81,7 @@ class Kernels:
 
     ``pages``: which layers share pages. ``cache_lanes`` and ``spread`` are those of their cache's `CacheShape`.
     ``part``: sizes of the part of the model that runs here; None: all of it does. ``in_flight``: how many forwards may
-    be under way at once, ``streamed`` how many layers each of them reads from disk.
+    be under way at once, ``streamed_bytes`` what each of them reads from disk.
     """
 
     exactness: Exactness
@@ -92,7 +92,7 @@ class Kernels:
     spread: Spread = ALONE
     part: DecoderConfig | None = None
     in_flight: int = 1
-    streamed: int = 0
+    streamed_bytes: int = 0
 
     def cache_shapes(self, config: DecoderConfig, device: torch.device) -> tuple[CacheShape, RecentShape | None]:
         """The pages of layers that see all keys, and of the others, where these have pages of their own."""

@@ -128,7 +128,7 @@ class NativeRunner(Runner):
             kv_heads=0 if kernels.part or self._uneven else config.num_kv_heads,
             head_dim=config.head_dim,
             in_flight=kernels.in_flight,
-            streamed=kernels.streamed,
+            streamed_bytes=kernels.streamed_bytes,
         )
         self._sublayers = frozenset(self._spec.sublayers)
         self._rounded: dict[int, Forward] = {}
@@ -141,7 +141,7 @@ class NativeRunner(Runner):
 
         Raises ValueError where not even the model's own fit into memory.
         """
-        if self._spec.streamed:
+        if self._spec.streamed_bytes:
             raise ValueError("the model's layers don't fit into memory, so a second copy of them does not either")
         if bits not in self._rounded:
             made, _ = self._make_rounded(weights=rounded(weights, bits))
@@ -255,7 +255,7 @@ class NativeRunner(Runner):
     @property
     def grows(self) -> bool:
         """Whether `grow` can be called: the compiled decoder runs."""
-        plain = not self._block and self._ngrams is None and self.lookup is None and not self._spec.streamed
+        plain = not self._block and self._ngrams is None and self.lookup is None and not self._spec.streamed_bytes
         return isinstance(self._forward, CompiledForward) and self._forward.kernels.part is None and plain
 
     def grow(self, texts: Sequence[Segment], growth: Growth, requests: Sequence[TreeRequest]) -> list[GrownTree]:

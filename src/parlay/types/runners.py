@@ -141,8 +141,8 @@ class RunnerSpec:
     """Heads of each layer's cache and their size, as prefixes have them; 0 where they take none."""
     in_flight: int = 1
     """How many forwards may be under way at once: see `Runner.begin`."""
-    streamed: int = 0
-    """How many layers every forward reads from disk, which takes about as long for many rows as for one."""
+    streamed_bytes: int = 0
+    """Bytes of layers that every forward reads from disk, which takes about as long for many rows as for one."""
 
     @property
     def promised(self) -> Exactness:

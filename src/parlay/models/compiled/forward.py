@@ -134,9 +134,9 @@ class CompiledForward(Forward):
         lanes = self._core.name.decode().replace("_", " ")
         stored = stored_as(weights)
         width = f"{stored} weights" if stored else str(dtype).removeprefix("torch.")
-        streamed = () if self._weights.streamed is None else self._weights.streamed.stream.split.streamed
-        if streamed:
-            width += f", {len(streamed)} of {config.num_layers} layers read from disk in every forward"
+        split = None if self._weights.streamed is None else self._weights.streamed.stream.split
+        if split is not None:
+            width += f", {len(split.streamed)} of {config.num_layers} layers read from disk in every forward"
         self._kernels = Kernels(
             exactness=Exactness.BITS,
             reason=f"compiled decoder ({lanes}), {width}"
@@ -146,7 +146,7 @@ class CompiledForward(Forward):
             cache_lanes=cache_lanes,
             spread=part.spread,
             part=None if part == WHOLE else config,
-            streamed=len(streamed),
+            streamed_bytes=split.streamed_bytes if split is not None else 0,
         )
 
     def _take_part(self, part: Part) -> None:
