@@ -26,7 +26,7 @@ from parlay.cost.timing import some_tokens, time_forward
 from parlay.types import Segment
 
 ROWS, STRATEGIES = (1, 8, 16, 64), ("none", "prompt-lookup", "auto")
-COPIED = Path("src/parlay/cost/streaming.py")
+COPIED = Path("src/parlay/types/layer_split.py")
 ASKED = "Copy this file, and rename `split_layers` to `divide_layers`:\n{0}\nThe new file:\nfrom __future__ import"
 
 

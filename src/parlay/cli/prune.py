@@ -84,7 +84,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _checked(options: argparse.Namespace) -> Cut:
-    """What is asked for, before the model is opened. Raises UsageError for what can't work."""
+    """Read what is asked for, before the model is opened. Raises UsageError for what can't work."""
     from parlay.models.pruning.patterns import Pattern
     from parlay.models.pruning.prune import Cut
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from parlay.cost.streaming import BUFFERS, LayerSplit
+from parlay.types.layer_split import BUFFERS, LayerSplit
 
 Kind = Literal["linear", "attention", "vector"]
 """Products with weights; products with cached keys and values; elementwise work on rows."""

@@ -38,7 +38,7 @@ def package_counters(system: Path = SYSTEM) -> Found:
 
 
 def _first(kinds: Sequence[Callable[[Path], Found]], system: Path) -> Found:
-    """Those of the first kind that can be read, else every reason why not."""
+    """Return the counters of the first kind that can be read, else every reason why not."""
     reasons = []
     for find in kinds:
         counters, reason = find(system)
@@ -59,7 +59,7 @@ def hwmon_counters(system: Path = SYSTEM) -> Found:
 
 
 def battery_counters(system: Path = SYSTEM) -> Found:
-    """What batteries gave to the whole machine, as long as they drain. They move rarely: measure for minutes."""
+    """Count what batteries gave to the whole machine, as long as they drain. They move rarely: measure for minutes."""
     batteries = [place for place in sorted((system / _SUPPLIES).glob("*")) if _is_battery(place)]
     draining = [place for place in batteries if _text(place / "status") == "Discharging"]
     if batteries and not draining:

@@ -60,9 +60,8 @@ class LLM:
     or with ``generation_config="vllm"`` as `SamplingParams`. ``speculative_config``, vLLM's, stands for a ``strategy``.
     ``router_memory``: what strategies and costs learn is kept on this machine: of all requests (``"shared"``), of
     each owner's apart (``"per-key"``), or not (``"off"``). ``certificates``, files of `parlay.calibration`, open lossy
-    strategies to requests whose ``exactness`` has a floor; a share ``audit_share`` of those is decoded exactly
-    too. ``ensemble`` names models that write with this one (`parlay.Ensemble`), or a datastore (`parlay.Nest`). Other
-    arguments of vLLM may ask for what is so.
+    strategies to requests whose ``exactness`` has a floor; a share ``audit_share`` is decoded exactly too. ``ensemble``
+    has models that write with it (`parlay.Ensemble`), or a datastore (`parlay.Nest`). vLLM's may ask for what is so.
 
     Raises ParlayError for a model that can't be run, ValueError for a wrong argument, TypeError for an unknown one.
     """

@@ -105,8 +105,8 @@ class NativeRunner(Runner):
             self._forward.add_ngrams(ngrams)
         self.lookup = None if config.ngram_layers is None else LayerLookup(self._forward, config, device, lookup)
         self.store = Store(whole, max_tokens_cached, budget, recent)
-        self._config, self._max_context, self._num_layers = config, config.max_context, config.num_layers
-        self._block, self._uneven, self._ngrams = _block_of(config.canvas), config.is_uneven, ngrams
+        self._config, self._num_layers, self._ngrams = config, config.num_layers, ngrams
+        self._block, self._uneven, self._max_context = _block_of(config.canvas), config.is_uneven, config.max_context
         self.shares_prefixes = not self._block or BLOCK % self._block == 0
         self._spec = RunnerSpec(
             name=name,
@@ -130,8 +130,7 @@ class NativeRunner(Runner):
             in_flight=kernels.in_flight,
             streamed_bytes=kernels.streamed_bytes,
         )
-        self._sublayers = frozenset(self._spec.sublayers)
-        self._rounded: dict[int, Forward] = {}
+        self._sublayers, self._rounded = frozenset(self._spec.sublayers), dict[int, Forward]()
         self._make_rounded = partial(
             make_forward, config, dtype=dtype, device=device, packed=nobody, cached=kv_cache_dtype
         )

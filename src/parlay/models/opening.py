@@ -104,11 +104,7 @@ def load(
     _check_states(model, config, options)
     table = StateTable.open(found, config, weights)
     dtype = asked_dtype or (_fastest(model, config, weights, device) if table is None else table.dtype)
-    if table is not None and table.dtype != dtype:
-        raise UnsupportedModel(
-            f"{table.path} has states in {_short(table.dtype)}, and the model runs in {_short(dtype)}: leave dtype at "
-            "auto, or make the table again with parlay train ngram-states"
-        )
+    _check_table(table, dtype)
     ngrams = None if config.ngrams is None else NgramTable.open(found, config)
     room = _weight_room(model, found, weights, replace(options, device=device.type), budget)
     if room is not None and make_forward is choose_forward:
@@ -130,6 +126,15 @@ def load(
     )
 
 
+def _check_table(table: StateTable | None, dtype: torch.dtype) -> None:
+    """Raises UnsupportedModel for states of another type."""
+    if table is not None and table.dtype != dtype:
+        raise UnsupportedModel(
+            f"{table.path} has states in {_short(table.dtype)}, and the model runs in {_short(dtype)}: leave dtype at "
+            "auto, or make the table again with parlay train ngram-states"
+        )
+
+
 def _in_llama_cpp(
     model: str, options: LoadOptions, cache_tokens: int | None, budget: Budget | None, longest: int | None
 ) -> Runner:
@@ -144,7 +149,7 @@ def _in_llama_cpp(
 def _weight_room(
     model: str, found: Path, weights: Mapping[str, Weight], options: LoadOptions, budget: Budget | None
 ) -> WeightRoom | None:
-    """What the weights may take in memory, where that is said, or may be too little; None: they will fit.
+    """Bound what the weights take in memory, where that is said, or may be too little; None: they will fit.
 
     Models that draft are loaded whole. Raises UnsupportedModel on a device that can't read layers from disk.
     """

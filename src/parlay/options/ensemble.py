@@ -84,7 +84,7 @@ class Ensemble:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """What else the text depends on: the head's numbers and settings."""
+        """Name what else the text depends on: the head's numbers and settings."""
         return (f"{self.head}/model.safetensors", f"{self.head}/config.json") if self.head else ()
 
     @property
@@ -138,7 +138,7 @@ class Nest:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """What else the text depends on: the header of the datastore's states, which has the checksums of all."""
+        """Name what else the text depends on: the header of the datastore's states, which has the checksums of all."""
         return (f"{self.datastore}.states/header.json",)
 
     def __post_init__(self) -> None:

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from parlay.cache.budget import format_bytes
 from parlay.cost.roofline import ModelShape
-from parlay.cost.streaming import least_room, split_layers
 from parlay.models.compiled.memory import whole_blocks
 from parlay.models.compiled.streaming import open_past_cache
 from parlay.models.fetch.origin import weight_files
 from parlay.types import ParlayError
+from parlay.types.layer_split import least_room, split_layers
 
 _PIECE = 1 << 24  # bytes that are asked of the disk at a time
 _SECONDS = 1.0

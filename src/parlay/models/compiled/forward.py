@@ -49,6 +49,16 @@ _CACHED = {"float32": (0, torch.float32), "bfloat16": (1, torch.bfloat16), "q8_0
 """How keys and values may be cached: the number in core.h, and what pages are tensors of."""
 
 
+def _set_places(model: structs.ModelStruct, config: DecoderConfig, pages: LayerPages) -> None:
+    """Say where each layer's keys and values are cached, and which adapters its experts take."""
+    firsts = firsts_of_experts(config)
+    for index, (place, recent) in enumerate(zip(pages.place, pages.recent, strict=True)):
+        layer = model.layer[index]
+        layer.place, layer.recent, layer.adapted = place, int(recent), firsts[index]
+    for kind in (False, True):
+        model.keys[kind] = structs.KeyHeads(*pages.key_heads(config, kind))
+
+
 def refusal(config: DecoderConfig, dtype: torch.dtype, cached: str = "auto") -> str | None:
     """Why the library can't run this model, or not with keys and values cached so; or None."""
     heads = {config.heads_of(form) for form in config.forms}
@@ -111,12 +121,7 @@ class CompiledForward(Forward):
         pages = LayerPages.of(config) if part == WHOLE else LayerPages.alike(config.num_layers)
         self._weights = Weights(self._core, config, weights, dtype, packed, logits=part.logits, room=room)
         self._model = self._weights.model
-        firsts = firsts_of_experts(config)
-        for index, (place, recent) in enumerate(zip(pages.place, pages.recent, strict=True)):
-            layer = self._model.layer[index]
-            layer.place, layer.recent, layer.adapted = place, int(recent), firsts[index]
-        for kind in (False, True):
-            self._model.keys[kind] = structs.KeyHeads(*pages.key_heads(config, kind))
+        _set_places(self._model, config, pages)
         self._config, self._dtype, self._part = config, dtype, part
         self._model.cached, cache_dtype = _CACHED[str(dtype).removeprefix("torch.") if cached == "auto" else cached]
         cache_lanes = int(self._core.panel) // 2

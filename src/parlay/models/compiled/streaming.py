@@ -27,11 +27,11 @@ from torch import Tensor
 from parlay.cache.budget import format_bytes
 from parlay.compiled import structs
 from parlay.compiled.build import digest
-from parlay.cost.streaming import BUFFERS, LayerSplit, least_room, split_layers
 from parlay.models.compiled.memory import Arena, RegionArena, whole_blocks
 from parlay.system import threads
 from parlay.system.user_cache import user_cache, written_whole
 from parlay.types import ParlayError
+from parlay.types.layer_split import BUFFERS, LayerSplit, least_room, split_layers
 
 PATIENCE = 30.0
 """Seconds that a forward waits for a piece of a layer."""
@@ -119,16 +119,16 @@ class LayerFile:
         return LayerFile(path, tuple(places), descriptor, direct, core)
 
     def streaming(self, numbers: Sequence[int], buffers: Sequence[Tensor] = ()) -> structs.Streaming:
-        """What the library needs to read these layers."""
+        """Lay out what the library needs to read these layers."""
         chosen = (structs.StreamedLayer * len(numbers))(*(self.places[number] for number in numbers))
         found = structs.Streaming(self.file, int(self.direct), len(numbers), int(PATIENCE * 1e9), chosen)
         for place, buffer in enumerate(buffers):
             found.buffer[place] = buffer.data_ptr()
         return found
 
-    def read(self, layer: int, to: Tensor) -> None:
+    def read(self, layer: int, to_B: Tensor) -> None:
         """Read a layer into memory. Raises LayersLost."""
-        fault = int(self.core.stream_read(ctypes.byref(self.streaming([layer])), 0, to.data_ptr()))
+        fault = int(self.core.stream_read(ctypes.byref(self.streaming([layer])), 0, to_B.data_ptr()))
         if fault:
             raise self.lost(fault)
 
@@ -309,8 +309,8 @@ class LayersOnDisk:
         path, count = self._path(), len(self._sizes)
         with ThreadPoolExecutor(threads.count()) as pool:
 
-            def pack(layer: int, region: Tensor) -> None:
-                for job in [pool.submit(job) for job in self._lay_out(layer, RegionArena(region.data_ptr())).jobs]:
+            def pack(layer: int, region_B: Tensor) -> None:
+                for job in [pool.submit(job) for job in self._lay_out(layer, RegionArena(region_B.data_ptr())).jobs]:
                     job.result()
                 packed(layer + 1, count)
 

@@ -28,7 +28,7 @@ class SlotLayer(StaticLayer):
         self.slots_N = torch.tensor([IDLE])
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Make room of the shape that the model's first rows have."""
+        """Make room as the first rows have it: ``key_states`` and ``value_states`` ``[1, H, N, D]``."""
         self.dtype, self.device = key_states.dtype, key_states.device
         heads = key_states.shape[:2]
         self.keys = key_states.new_zeros(*heads, self.max_cache_len, key_states.shape[-1])
@@ -36,7 +36,7 @@ class SlotLayer(StaticLayer):
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
-        """Write rows ``[1, H, N, D]``, and return all slots: the mask says what is seen."""
+        """Write rows, ``key_states`` and ``value_states`` ``[1, H, N, D]``; returns all slots."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         self.keys[:, :, self.slots_N] = key_states

@@ -35,7 +35,7 @@ class _Used:
 
 
 class _Device:
-    """What a device's counters advanced since they were first asked."""
+    """Count what a device's counters advanced since they were first asked."""
 
     def __init__(self, meter: EnergyMeter) -> None:
         self.meter = meter
@@ -102,7 +102,7 @@ class ServerEnergy(Collector):
             yield _Used(_MACHINE, "measured", sum(each.joules() for each in measured), self._tokens)
 
     def _power(self, model: Served) -> PowerModel | None:
-        """What its device is assumed to draw; None where that is not known."""
+        """Assume what its device draws; None where that is not known."""
         if model.llm not in self._powers:
             device = model.spec.device
             power = self._powers[model.llm] = modelled_power(device, model.llm.llm.engine.cost)

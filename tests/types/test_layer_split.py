@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from parlay.cost.streaming import least_room, split_layers
+from parlay.types.layer_split import least_room, split_layers
 
 
 @pytest.mark.parametrize(
