@@ -18,8 +18,8 @@ from transformers import Qwen3ForCausalLM
 from parlay import models
 from parlay.compiled.library import SWITCH
 from parlay.models.lookup import TABLE, NgramTable
+from parlay.models.lookup_index import frequent_ngrams
 from parlay.models.native import NativeRunner
-from parlay.models.ngrams import frequent_ngrams
 from parlay.options import LoadOptions
 from parlay.ranks.layout import Layout
 from parlay.testing.checkpoints import VOCAB_SIZE, save_random

@@ -20,8 +20,8 @@ from torch import Tensor
 from parlay.cache import Rows, Store
 from parlay.compiled import structs
 from parlay.models.config import DecoderConfig, read_json
+from parlay.models.lookup_index import NgramIndex
 from parlay.models.mapped import check_tensor, map_tensor, read_header, rise
-from parlay.models.ngrams import NgramIndex
 from parlay.models.weights.shapes import BadCheckpoint
 from parlay.types import Segment
 

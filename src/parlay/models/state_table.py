@@ -1,6 +1,6 @@
 """Table of what a model's first layers make of frequent n-grams, computed ahead and mapped from its file.
 
-The n-grams are those of the longest length in the trie of `parlay.models.ngrams`, so they are its last ones.
+The n-grams are those of the longest length in the trie of `parlay.models.lookup_index`, so they are its last ones.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from parlay.models.config import DecoderConfig
 from parlay.models.mapped import check_tensor, damaged, map_tensor, read_header, rise
-from parlay.models.ngrams import NgramIndex
+from parlay.models.lookup_index import NgramIndex
 from parlay.models.weights.dequantize import dense
 from parlay.models.weights.shapes import BadCheckpoint, Weight
 

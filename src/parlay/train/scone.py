@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3Model
 
 from parlay.models.lookup import NgramTable
-from parlay.models.ngrams import LONGEST, NgramIndex, frequent_ngrams, grams_of
+from parlay.models.lookup_index import LONGEST, NgramIndex, frequent_ngrams, grams_of
 from parlay.options import option
 from parlay.train import lm
 from parlay.train.lm_data import TRAINING, load_stream

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from parlay.models.config import DecoderConfig, Experts, Json, LayerForm, NgramForm, NgramLayers
 from parlay.models.families.family import Family, GgufForm, windows_by_type, with_forms, with_layers
-from parlay.models.ngrams import LONGEST
+from parlay.models.lookup_index import LONGEST
 
 _OF_FILES = {
     "expert_count": "num_experts",
