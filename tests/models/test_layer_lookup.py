@@ -17,8 +17,8 @@ from parlay import models
 from parlay.compiled.library import SWITCH
 from parlay.models.layer_lookup import RecentStates
 from parlay.models.loading import load_weights, read_config
-from parlay.models.native import NativeRunner
 from parlay.models.lookup_index import frequent_windows
+from parlay.models.native import NativeRunner
 from parlay.models.state_table import STATES, StateTable
 from parlay.options import LoadOptions, UsageError
 from parlay.ranks.layout import Layout

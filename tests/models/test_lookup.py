@@ -167,6 +167,10 @@ def damaged(folder: Path, how: str) -> None:
         config["ngrams"]["longest"] = int(how[-1])
     elif how == "count":
         config["ngrams"]["count"] += 1
+    elif how == "places":
+        tensors = table.read_bytes()
+        size = int.from_bytes(tensors[:8], "little") + 4
+        table.write_bytes(size.to_bytes(8, "little") + tensors[8 : 4 + size] + b"    " + tensors[4 + size :])
     elif how == "header":
         table.write_bytes(b"\xff" * 64)
     (folder / "config.json").write_text(json.dumps(config))
@@ -176,13 +180,14 @@ def damaged(folder: Path, how: str) -> None:
     ("how", "message"),
     [
         ("missing", "is not there"),
-        ("pipe", "it is no file"),
+        ("pipe", "is no file"),
         ("cut", "cut short"),
         ("other", "another model"),
         ("longest 0", "of up to 0 tokens: 1 or more, of 2 to 8"),
         ("longest 9", "of up to 9 tokens"),
         ("count", "config.json asks for"),
         ("header", "damaged or cut short"),
+        ("places", "keys at a place that is no multiple of 8: the table is damaged"),
     ],
 )
 def test_a_table_that_is_not_the_models_is_one_line(tmp_path: Path, how: str, message: str) -> None:
@@ -217,6 +222,7 @@ def test_a_table_larger_than_memory_is_mapped(tmp_path: Path) -> None:
             },
         }
     ).encode()
+    header += b" " * (-len(header) % 8)
     with (tmp_path / TABLE).open("wb") as file:
         file.write(len(header).to_bytes(8, "little") + header + np.arange(count).tobytes())
         file.truncate(8 + len(header) + (8 + 2 * hidden) * count)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import safetensors.numpy
 import torch
 
 from parlay.drafters.stores.datastore_file import Datastore
@@ -30,6 +31,8 @@ from parlay.ngrams import (
     rewards,
 )
 from parlay.ngrams.arpa import BadArpa
+from parlay.ngrams.mixture import law
+from parlay.ngrams.trie import BEGIN, END, FIRST, Scratch
 from parlay.options import UsageError
 from parlay.text import corpus
 from parlay.types import ParlayError
@@ -130,6 +133,60 @@ def test_probabilities_are_those_of_kneser_ney_by_definition(
     likeliest = [chance for _, chance in model.followers(state, 3)]
     assert likeliest == pytest.approx(sorted(probs, reverse=True)[:3], rel=1e-4)
     assert model.count(texts[0][:1]) == slow.raw[1][texts[0][0],]
+
+
+@pytest.mark.parametrize("options", [{"smoothing": "stupid-backoff"}, {"bits": 8}, {}])
+def test_followers_are_the_likeliest_of_the_distribution(tmp_path: Path, options: dict[str, object]) -> None:
+    """Also where a shorter context's likeliest all follow the longer one, less likely; and where nothing is unseen."""
+    chance = random.Random(4)
+    texts = [[0, 2 + follower] for follower in range(40)] + [[1, 2], [1, 3]] * 200 + [[1, 50]] * 300
+    texts += [[min(50, int(chance.expovariate(0.1))) for _ in range(30)] for _ in range(20)]
+    build_from_ids(tmp_path / "m", texts, Vocabulary(60), NgramOptions(**{"order": 3, **options}))  # type: ignore[arg-type]
+    model = NgramModel.open(tmp_path / "m")
+    for context in ([0], [1], [], [7, 0], [55], *texts[-9:]):
+        state = model.state(context)
+        probs, _ = model.distribution(state)
+        for most in (1, 3, 70):
+            found = model.followers(state, most)
+            assert [each for _, each in found] == pytest.approx(sorted(probs, reverse=True)[:most], rel=1e-4)
+            assert [probs[token] for token, _ in found] == pytest.approx([each for _, each in found], rel=1e-4)
+
+
+def test_the_most_frequent_followers_are_those_that_sorting_finds(tmp_path: Path) -> None:
+    """Of equal ones the first; they are remembered, because a drafter asks for the same pairs again and again."""
+    chance = random.Random(1)
+    texts = [[3, int(chance.paretovariate(0.4)) % 500] for _ in range(2000)]
+    build_from_ids(tmp_path / "m", texts, Vocabulary(500), NgramOptions(order=2, counts=True))
+    model, after = NgramModel.open(tmp_path / "m"), Counter(last for _, last in texts)
+    for most in (1, 32, 499):
+        total, found = model.counted([3], most)
+        assert (total, list(found.items())) == (
+            2000,
+            sorted(after.items(), key=lambda pair: (-pair[1], pair[0]))[:most],
+        )
+    model.counted([3], 32)
+    assert model._most_frequent.cache_info().hits == 1
+
+
+def test_no_part_of_a_merge_is_larger_than_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though all texts begin with the same tokens; what is counted is what a dictionary counts."""
+    monkeypatch.setattr(counting, "_LEAST_ROWS", 256)
+    chance, sizes, group = random.Random(2), list[int](), counting._Packing.group
+    texts = [[5, 5, 5, *(chance.randrange(6) for _ in range(4))] for _ in range(1500)]
+    ids = np.array([each for text in texts for each in (BEGIN, *(FIRST + token for token in text), END)])
+    monkeypatch.setattr(
+        counting._Packing, "group", lambda self, words: sizes.append(len(words[0])) or group(self, words)
+    )
+    counted = counting.count(ids, FIRST + 6, 6, Scratch(tmp_path), memory=1)
+    assert max(sizes) <= 256
+    for n in range(1, 7):
+        expected = Counter(tuple(ids[at : at + n].tolist()) for at in range(len(ids) - n + 1))
+        expected = Counter({gram: times for gram, times in expected.items() if END not in gram[:-1]})
+        rows = counted.trie.rows(n, 0, counted.trie.count(n))
+        grams = list(zip(*(row.tolist() for row in rows), strict=True))
+        found = {gram: times for gram, times in zip(grams, counted.counts[n - 1].tolist(), strict=True) if times}
+        assert found == expected
+        assert grams == sorted(grams)
 
 
 LINES = "the cat sat\nthe dog sat on the cat\na dog ran\n\nthe cat ran to the dog\n"
@@ -257,11 +314,27 @@ def lie(content: bytes, path: Path) -> None:
         path.write_bytes(content[:8] + text.encode().ljust(size)[:size] + content[8 + size :])
         with pytest.raises(BadNgramFile):
             NgramModel.open(path)
+    refuse_signed_tokens(content, path)
     data = bytearray(content)
     data[8 + size + begin] = 0xFF  # no UTF-8
     checksum = f"{zlib.crc32(data[8 + size :]):08x}".encode()
     path.write_bytes(bytes(data).replace(entries["__metadata__"]["checksum"].encode(), checksum, 1))
     with pytest.raises(BadNgramFile, match="not UTF-8"):
+        NgramModel.open(path)
+
+
+def refuse_signed_tokens(content: bytes, path: Path) -> None:
+    """A token below 0 would be another one's place."""
+    tensors = safetensors.numpy.load(content)
+    tensors["tokens.2"] = tensors["tokens.2"].astype(np.int64) * -(10**9)
+    size = int.from_bytes(content[:8], "little")
+    about = json.loads(content[8 : 8 + size])["__metadata__"]
+    for _ in range(2):
+        data = safetensors.numpy.save(tensors, about)
+        size = int.from_bytes(data[:8], "little")
+        about["checksum"] = f"{zlib.crc32(data[8 + size :]):08x}"
+    path.write_bytes(data)
+    with pytest.raises(BadNgramFile, match="do not fit together"):
         NgramModel.open(path)
 
 
@@ -282,6 +355,10 @@ def test_a_mixture_is_the_weighted_mean_and_its_weight_the_likeliest(tmp_path: P
     probs, _ = model.distribution(model.state([0]))
     expected = 0.75 * logits.softmax(-1) + 0.25 * torch.tensor([*(probs / probs.sum()), 0.0])
     assert torch.allclose(mixed, expected.float(), atol=1e-6)
+    assert law(model, model.state([0])) == pytest.approx(probs / probs.sum())
+    kept = Mixed(model, 0.5, end_ids=(2, 7))([0], logits).softmax(-1)
+    assert kept[2] == pytest.approx(float(logits.softmax(-1)[2]), abs=1e-6)
+    assert float(kept.sum()) == pytest.approx(1, abs=1e-6)
     ours, theirs = np.array([0.5, 0.1, 0.2]), np.array([0.2, 0.3, 0.2])
     grid = np.linspace(0, 1, 101)
     best = grid[np.argmax([np.log(w * ours + (1 - w) * theirs).sum() for w in grid])]

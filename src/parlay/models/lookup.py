@@ -21,7 +21,7 @@ from parlay.cache import Rows, Store
 from parlay.compiled import structs
 from parlay.models.config import DecoderConfig, read_json
 from parlay.models.lookup_index import NgramIndex
-from parlay.models.mapped import check_tensor, map_tensor, read_header, rise
+from parlay.models.mapped import map_tensor, open_table, rise
 from parlay.models.weights.shapes import BadCheckpoint
 from parlay.types import Segment
 
@@ -78,13 +78,11 @@ class NgramTable:
         """
         form, path = config.ngrams, folder / TABLE
         assert form is not None, "only models with n-grams have a table"
-        header, begin = read_header(path)
-        if header.get("__metadata__", {}).get("fingerprint") != form.fingerprint:
+        file = open_table(path)
+        if file.metadata.get("fingerprint") != form.fingerprint:
             raise BadCheckpoint(f"{path} is the table of another model: copy the one that was written with this one")
         shapes = {_KEYS: ("I64", [form.count]), _EMBEDDINGS: ("BF16", [form.count, config.hidden_size])}
-        for name, shape in shapes.items():
-            check_tensor(path, header, name, shape)
-        mapped = {name: map_tensor(path, header[name], begin) for name in shapes}
+        mapped = {name: map_tensor(path, file, name, shape) for name, shape in shapes.items()}
         keys_F = mapped[_KEYS]
         if not rise(keys_F) or not 0 <= keys_F[0] <= keys_F[-1] < config.vocab_size * (config.vocab_size + form.count):
             raise BadCheckpoint(f"{path} has keys of no vocabulary of {config.vocab_size} tokens: copy it again")

@@ -19,10 +19,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from parlay.models.config import DecoderConfig
-from parlay.models.mapped import check_tensor, damaged, map_tensor, read_header, rise
 from parlay.models.lookup_index import NgramIndex
+from parlay.models.mapped import damaged, map_tensor, open_table, rise
 from parlay.models.weights.dequantize import dense
 from parlay.models.weights.shapes import BadCheckpoint, Weight
+from parlay.system.mapped_tensors import TensorFile
 
 Gram = tuple[int, ...]
 """Tokens in the order of their text."""
@@ -55,8 +56,8 @@ class StateTable:
         form, path = config.ngram_layers, folder / STATES
         if form is None or not path.exists():
             return None
-        header, begin = read_header(path)
-        said = header["__metadata__"]
+        file = open_table(path)
+        said = file.metadata
         if said.get(_TOKENS) != str(form.tokens):
             raise BadCheckpoint(
                 f"{path} has states of n-grams of {said.get(_TOKENS)!s:.20} tokens, and the model's first layers see "
@@ -64,10 +65,10 @@ class StateTable:
             )
         if said.get(_MODEL) != fingerprint(config, weights):
             raise BadCheckpoint(f"{path} is the table of another model: {_AGAIN}")
-        keys_F, states_FH = _mapped(path, header, begin, config)
+        keys_F, states_FH = _mapped(path, file, config)
         within = not len(keys_F) or 0 <= keys_F[0] <= keys_F[-1] < config.vocab_size * (config.vocab_size + len(keys_F))
         if not rise(keys_F) or not within:
-            raise damaged(path, "its keys are no n-grams'")
+            raise damaged(path, "has keys that are no n-grams'")
         return StateTable(path, NgramIndex(keys_F, config.vocab_size, form.tokens), states_FH)
 
     @staticmethod
@@ -121,25 +122,21 @@ def fingerprint(config: DecoderConfig, weights: Mapping[str, Weight]) -> str:
     return digest.hexdigest()[:16]
 
 
-def _mapped(
-    path: Path, header: dict[str, Any], begin: int, config: DecoderConfig
-) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+def _mapped(path: Path, file: TensorFile, config: DecoderConfig) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
     """Keys and states. Raises BadCheckpoint for shapes that do not fit each other, or the model."""
-    keys, states = _counts(path, header, _KEYS), _counts(path, header, _STATES)
-    kind = header[_STATES].get("dtype")
+    keys, states = _rows(path, file, _KEYS), _rows(path, file, _STATES)
+    kind, _ = file.described(_STATES)
     if kind not in _KINDS or not 1 <= states <= keys:
-        raise damaged(path, f"{states} states in {kind!s:.20} of {keys} n-grams")
-    check_tensor(path, header, _KEYS, ("I64", [keys]))
-    check_tensor(path, header, _STATES, (kind, [states, config.hidden_size]))
-    return map_tensor(path, header[_KEYS], begin), map_tensor(path, header[_STATES], begin)
+        raise damaged(path, f"has {states} states in {kind!s:.20} of {keys} n-grams")
+    keys_F = map_tensor(path, file, _KEYS, ("I64", [keys]))
+    return keys_F, map_tensor(path, file, _STATES, (str(kind), [states, config.hidden_size]))
 
 
-def _counts(path: Path, header: dict[str, Any], name: str) -> int:
+def _rows(path: Path, file: TensorFile, name: str) -> int:
     """How many rows a tensor says that it has."""
-    said = header.get(name)
-    shape = said.get("shape") if isinstance(said, dict) else None
+    _, shape = file.described(name)
     if not isinstance(shape, list) or not shape or type(shape[0]) is not int:
-        raise damaged(path, f"no shape of {name}")
+        raise damaged(path, f"says no shape of {name}")
     return shape[0]
 
 

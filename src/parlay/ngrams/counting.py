@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Literal, Self
 
 import numpy as np
 
-from parlay.ngrams.trie import BEGIN, END, PAD, Integers, Scratch, Trie
+from parlay.ngrams.trie import END, PAD, Integers, Scratch, Trie
 
 LONGEST = 10
 """Ids of the longest n-grams that can be counted."""
@@ -22,6 +22,7 @@ _MOST_ROWS = 1 << _RANK_BITS
 _LEAST_ROWS = 1 << 10
 _ROW_BYTES = 112  # of memory for each row of a run while it is sorted or merged
 _COUNT = np.dtype("<i8")
+_SIDES: tuple[Literal["left"], Literal["right"]] = ("left", "right")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,10 +71,6 @@ class _Packing:
             for place in reversed(range(part)):
                 yield ((word >> np.uint64(place * self.bits)) & mask).astype(np.int64)
 
-    def first(self, word: Integers) -> Integers:
-        """The first id of n-grams, of their first words."""
-        return (word >> np.uint64((self.parts[0] - 1) * self.bits)).astype(np.int64)
-
     def group(self, words: Sequence[Integers]) -> tuple[Integers, Integers]:
         """The order that sorts n-grams, and where in it each different one begins."""
         order = np.argsort(words[0])
@@ -119,12 +116,12 @@ def _save_run(packing: _Packing, ids: Integers, name: str, scratch: Scratch) -> 
 
 
 def _merge(packing: _Packing, size: int, names: Sequence[str], scratch: Scratch, most: int) -> Counted:
-    """Sort what all runs have of some first ids at a time, so that no n-gram is in two parts."""
+    """Sort what all runs have between two n-grams at a time, so that none is in two parts."""
     parts = range(len(packing.parts))
     runs = [[scratch.read(f"{name}{part}", np.uint64) for part in parts] for name in names]
     counts = [scratch.read(f"{name}counts", _COUNT) for name in names]
     levels = _Levels(sum(packing.parts), size, scratch)
-    for begins, ends in _partitions(packing, size, [run[0] for run in runs], most):
+    for begins, ends in _partitions(packing, runs, [0] * len(runs), [len(run[0]) for run in runs], most):
         cuts = list(map(slice, begins, ends))
         words = [np.concatenate([run[part][cut] for run, cut in zip(runs, cuts, strict=True)]) for part in parts]
         times = np.concatenate([each[cut] for each, cut in zip(counts, cuts, strict=True)])
@@ -139,48 +136,90 @@ def _merge(packing: _Packing, size: int, names: Sequence[str], scratch: Scratch,
 
 
 def _partitions(
-    packing: _Packing, size: int, firsts: Sequence[Integers], most: int
+    packing: _Packing, runs: Sequence[Sequence[Integers]], begins: list[int], ends: list[int], most: int
 ) -> Iterator[tuple[list[int], list[int]]]:
-    """Where parts of at most ``most`` rows, or of one first id, begin and end in each run."""
-    sizes = np.zeros(size, np.int64)
-    for word in firsts:
-        for start in range(0, len(word), most):
-            sizes += np.bincount(packing.first(word[start : start + most]), minlength=size)
-    sums, begins, first = np.cumsum(sizes), [0] * len(firsts), 0
-    while first < size:
-        done = int(sums[first - 1]) if first else 0
-        first = max(first + 1, int(np.searchsorted(sums, done + most, "right")))
-        bound = first << (packing.parts[0] - 1) * packing.bits
-        ends = [int(np.searchsorted(word, np.uint64(bound))) if first < size else len(word) for word in firsts]
-        if ends != begins:
-            yield begins, ends
-        begins = ends
+    """Part these rows of sorted runs into some of at most ``most`` rows: where each part begins and ends in each run.
+
+    The cuts are at n-grams that stand at even distances in the runs, found among a quarter as many; what is still too
+    long is cut again. Only what a single n-gram has in all runs stays together.
+    """
+    total = sum(ends) - sum(begins)
+    if total <= most:
+        yield begins, ends
+        return
+    apart, keys, before = -(-total // max(1, most // 4)), [np.empty(0, np.uint64)], np.zeros(1, np.int64)
+    while len(keys[0]) < 2 and apart:
+        keys, before = _sample(packing, runs, [slice(*each, apart) for each in zip(begins, ends, strict=True)])
+        apart //= 2
+    step = max(1, int(before[-1]) * most // (2 * total))
+    cuts = np.unique(np.searchsorted(before, np.arange(step, before[-1], step), "right") - 1)
+    for cut in cuts[cuts > 0].tolist() or range(1, min(2, len(keys[0]))):
+        key, within = [int(word[cut]) for word in keys], zip(runs, begins, ends, strict=True)
+        until = [_before(run, key, low, high) for run, low, high in within]
+        yield from _partitions(packing, runs, begins, until, most)
+        begins = until
+    if len(keys[0]) > 1:
+        yield from _partitions(packing, runs, begins, ends, most)
+    else:
+        yield begins, ends
+
+
+def _sample(
+    packing: _Packing, runs: Sequence[Sequence[Integers]], rows: Sequence[slice]
+) -> tuple[list[Integers], Integers]:
+    """The different n-grams of some rows of the runs, sorted, and how many rows stand before each one, and in all."""
+    words = [
+        np.concatenate([word[each] for word, each in zip(part, rows, strict=True)]) for part in zip(*runs, strict=True)
+    ]
+    order, heads = packing.group(words)
+    return [word[order[heads]] for word in words], np.append(heads, len(order))
+
+
+def _before(run: Sequence[Integers], key: Sequence[int], low: int, high: int) -> int:
+    """The first row of a sorted run, among some, that does not stand before an n-gram with these words."""
+    for word, own in zip(run, key, strict=True):
+        within = word[low:high]
+        low, high = (low + int(np.searchsorted(within, np.uint64(own), side)) for side in _SIDES)
+    return low
 
 
 class _Levels:
-    """Writes the columns of a trie as sorted n-grams of all lengths come in, whole first ids at a time."""
+    """Writes the columns of a trie as sorted n-grams of all lengths come in."""
 
     def __init__(self, order: int, size: int, scratch: Scratch) -> None:
         self._order, self._size, self._scratch = order, size, scratch
         self._written = [0] * (order + 1)
+        self._latest = [-1] * (order + 1)  # the ids of the last n-gram
+        self._open = [np.empty(0, _COUNT) for _ in range(order + 1)]  # the last count, which may still grow
 
     def add(self, columns: Iterator[Integers], counts: Integers) -> None:
-        """``columns`` are the ids of different n-grams, sorted."""
-        changed, rows_before = np.zeros(len(counts), bool), np.zeros(0, np.int64)
+        """``columns`` are the ids of different n-grams, sorted, and behind those that came before."""
+        changed, rows_before, goes_on = np.zeros(len(counts), bool), np.zeros(0, np.int64), True
         for n, column in enumerate(columns, 1):
             changed |= _changes(column)
-            rows = np.flatnonzero(changed)
+            goes_on = goes_on and column[0] == self._latest[n]
+            changed[0] = not goes_on
+            rows, self._latest[n] = np.flatnonzero(changed), int(column[-1])
+            more = int(counts[: rows[0] if len(rows) else None].sum())  # of the last n-gram that came before
             real = column[rows] != PAD
-            sums, rows = np.add.reduceat(counts, rows)[real], rows[real]
+            sums, rows = np.add.reduceat(counts, rows)[real] if len(rows) else counts[:0], rows[real]
+            self._count(n, more, sums)
             if n > 1:
                 self._scratch.append(f"starts{n - 1}", self._written[n] + np.searchsorted(rows, rows_before))
             self._scratch.append(f"tokens{n}", column[rows].astype(np.uint32))
-            self._scratch.append(f"counts{n}", sums)
             self._written[n] += len(rows)
             rows_before = rows
 
+    def _count(self, n: int, more: int, sums: Integers) -> None:
+        """Write all counts but the last one, after ``more`` was added to that of before."""
+        sums = np.concatenate([self._open[n] + more, sums])
+        self._scratch.append(f"counts{n}", sums[:-1])
+        self._open[n] = sums[-1:]
+
     def counted(self) -> Counted:
         read, orders = self._scratch.read, range(1, self._order + 1)
+        for n in orders:
+            self._scratch.append(f"counts{n}", self._open[n])
         for n in orders[:-1]:
             self._scratch.append(f"starts{n}", np.array([self._written[n + 1]]))
         tokens = [read(f"tokens{n}", np.uint32) for n in orders]
@@ -201,8 +240,3 @@ def _changes(values: Integers) -> Integers:
     changed = np.ones(len(values), bool)
     np.not_equal(values[1:], values[:-1], out=changed[1:])
     return changed
-
-
-def text_count(counted: Counted) -> int:
-    """How many texts were counted."""
-    return int(counted.counts[0][BEGIN])

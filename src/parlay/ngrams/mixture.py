@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from parlay.ngrams.model import NgramModel
+from parlay.ngrams.model import NgramModel, State
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,32 +22,47 @@ class Mixed:
     """A logits processor: ``weight`` of an n-gram model's probabilities, the rest of the target's own.
 
     Give it as one of ``SamplingParams.logits_processors``. Every exact strategy decodes the text of plain decoding with
-    the same processor. The n-gram model must be of the target's tokenizer. The chance that a text ends is the target's
-    alone: what the n-gram model gives to the end, and to unknown words, is shared out in proportion.
+    the same processor. The n-gram model must be of the target's tokenizer; what it gives to the end of the text, and
+    to unknown words, is shared out in proportion (`law`).
+
+    A corpus has no tokens that end texts, so the mixture would give them (1 - ``weight``) of the target's share, and
+    texts would get longer. Of ``end_ids``, say ``model.generation_config.eos_token_id``, the share stays the target's.
     """
 
-    def __init__(self, model: NgramModel, weight: float) -> None:
+    def __init__(self, model: NgramModel, weight: float, end_ids: Collection[int] = ()) -> None:
         if not 0 <= weight < 1:
             raise ValueError(f"weight={weight}: give at least 0 and less than 1, the n-gram model's share")
         if model.header.words:
             raise ValueError(
                 "an n-gram model of words can't be mixed with a model: build one with the model's tokenizer"
             )
-        self._model, self._weight = model, weight
+        self._model, self._weight, self._end_ids = model, weight, sorted(end_ids)
 
     def __call__(self, ids: list[int], logits_V: Tensor) -> Tensor:
         import torch  # here, because a model of n-grams alone does not need it
 
         own_V = logits_V.double().softmax(-1)
-        probs, _ = self._model.distribution(self._model.state(ids[-self._model.order :]))
+        probs = law(self._model, self._model.state(ids[-self._model.order :]))
         if len(probs) > len(own_V):
             raise ValueError(
                 f"the n-gram model has {len(probs)} tokens and the target {len(own_V)}: build it with its tokenizer"
             )
         other_V = torch.zeros_like(own_V)
-        other_V[: len(probs)] = torch.from_numpy(probs / probs.sum())
+        other_V[: len(probs)] = torch.from_numpy(probs)
+        if self._end_ids:
+            kept = [each for each in self._end_ids if each < len(own_V)]
+            other_V[kept] = 0
+            other_V *= (1 - own_V[kept].sum()) / other_V.sum().clamp_min(1e-300)
+            other_V[kept] = own_V[kept]
         mixed_V = ((1 - self._weight) * own_V + self._weight * other_V).log().to(logits_V.dtype)
         return mixed_V.masked_fill(logits_V == -torch.inf, -torch.inf)  # what another processor forbids stays forbidden
+
+
+def law(model: NgramModel, state: State) -> Numbers:
+    """Probabilities ``[V]`` of all tokens after a context, whose sum is 1: what `Mixed` mixes in."""
+    probs, _ = model.distribution(state)
+    found: Numbers = probs / probs.sum()
+    return found
 
 
 def best_weight(ngram: Numbers, target: Numbers) -> float:

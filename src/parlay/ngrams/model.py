@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import heapq
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +21,7 @@ State = tuple[int, ...]
 
 NO_CONTEXT: State = ()
 
-_REMEMBERED = 1 << 14  # contexts whose likeliest followers are kept
+_REMEMBERED = 1 << 14  # contexts whose likeliest, and whose most frequent, followers are kept
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,6 +79,7 @@ class NgramModel:
         self._start_views = [each.data for each in trie.starts]
         self._word_ids = {word: place for place, word in enumerate(stored.words, FIRST)}
         self._best = lru_cache(_REMEMBERED)(self._find_best)
+        self._most_frequent = lru_cache(_REMEMBERED)(self._find_most_frequent)
 
     @classmethod
     def open(cls, path: str | Path) -> Self:
@@ -190,47 +192,62 @@ class NgramModel:
 
     def followers(self, state: State, most: int) -> list[tuple[int, float]]:
         """The likeliest next tokens and their probabilities, likeliest first; the end of the text is not among them."""
-        found: dict[int, float] = {}
-        weight, contexts = 0.0, [(n, place) for n, place in enumerate(state, 1) if place >= 0]
-        for n, place in [*reversed(contexts), (0, 0)]:
-            if len(found) >= most and sorted(found.values())[-most] >= weight:
+        found: list[tuple[float, int]] = []
+        best: list[float] = []  # the ``most`` likeliest so far, as a heap
+        weight, longer = 0.0, list[tuple[int, int]]()
+        for n, place in [*((n, state[n - 1]) for n in range(len(state), 0, -1) if state[n - 1] >= 0), (0, 0)]:
+            if len(best) == most and best[0] >= weight:
                 break  # no shorter context says more than its weight of any token
-            for id, log in self._best(n, place, most):
-                longer = contexts[contexts.index((n, place)) + 1 :] if n else contexts
-                if id not in found and all(self._child(m + 1, other, id) < 0 for m, other in longer):
-                    found[id] = weight + log
+            for id, log in self._likeliest(n, place, most):
+                if all(self._child(m + 1, other, id) < 0 for m, other in longer):
+                    found.append((-weight - log, id))
+                    heapq.heappush(best, weight + log)
+                    if len(best) > most:
+                        heapq.heappop(best)
+                if len(best) == most and best[0] >= weight + log:
+                    break  # the others that follow this context are no likelier than this one
             if n:
                 weight += self._weight(n, place)
-        likeliest = sorted(found.items(), key=lambda each: -each[1])[:most]
-        return [(id - FIRST, 10**log) for id, log in likeliest]
+                longer.append((n, place))
+        return [(id - FIRST, 10**-log) for log, id in heapq.nsmallest(most, found)]
+
+    def _likeliest(self, n: int, place: int, first: int) -> Iterator[tuple[int, float]]:
+        """All continuations of one context of n ids, likeliest first; so many are looked for at first, then twice."""
+        given = 0
+        while len(best := self._best(n, place, first)) > given:
+            yield from best[given:]
+            given, first = first, 2 * first
 
     def _find_best(self, n: int, place: int, most: int) -> list[tuple[int, float]]:
         """The likeliest continuations of one context of n ids, with log10 of their probabilities."""
         if n:
             rows = np.arange(*self.trie.starts[n - 1][place : place + 2].tolist())
             ids = self.trie.tokens[n][rows]
+            rows, ids = rows[ids >= FIRST], ids[ids >= FIRST]
         else:
             rows = ids = np.arange(FIRST, self.trie.size)
         logs = self._numbers(n + 1, rows)
-        real = np.flatnonzero(ids >= FIRST)
-        if len(real) > most:
-            real = real[np.argpartition(-logs[real], most - 1)[:most]]
-        real = real[np.argsort(-logs[real], kind="stable")]
-        return list(zip(ids[real].tolist(), logs[real].tolist(), strict=True))
+        largest = _largest(logs, most)
+        return list(zip(ids[largest].tolist(), logs[largest].tolist(), strict=True))
 
     def distribution(self, state: State) -> tuple[npt.NDArray[np.float64], float]:
         """Probabilities ``[V]`` of all tokens after a context, and that of the end of the text; they need not sum to 1.
 
         What is left belongs to unknown words. Scores of stupid back-off sum to more.
         """
-        logs = self._numbers(1, np.arange(self.trie.size)).astype(np.float64)
+        probs = self._alone.copy()
         for n, place in enumerate(state, 1):
             if place >= 0:
                 rows = np.arange(*self.trie.starts[n - 1][place : place + 2].tolist())
-                logs += self._weight(n, place)
-                logs[self.trie.tokens[n][rows]] = self._numbers(n + 1, rows)
-        probs = 10**logs
+                probs *= 10 ** self._weight(n, place)
+                probs[self.trie.tokens[n][rows]] = 10 ** self._numbers(n + 1, rows).astype(np.float64)
         return probs[FIRST:], float(probs[END])
+
+    @cached_property
+    def _alone(self) -> npt.NDArray[np.float64]:
+        """The probabilities of all ids without a context."""
+        probs: npt.NDArray[np.float64] = 10 ** self._numbers(1, np.arange(self.trie.size)).astype(np.float64)
+        return probs
 
     def continuation(
         self, text: str | Sequence[int], most: int, temperature: float = 1.0, seed: int | None = None
@@ -265,10 +282,17 @@ class NgramModel:
         n, place = self._place(text, self.order - 1)
         if place < 0:
             return 0, {}
+        total, followers = self._most_frequent(n, place, most)
+        return total, dict(followers)
+
+    def _find_most_frequent(self, n: int, place: int, most: int) -> tuple[int, list[tuple[int, int]]]:
         begin, end = self._start_views[n - 1][place], self._start_views[n - 1][place + 1]
-        ids, counts = self.trie.tokens[n][begin:end].tolist(), self.counts[n][begin:end].tolist()
-        found = sorted((-times, id - FIRST) for id, times in zip(ids, counts, strict=True) if id >= FIRST)
-        return -sum(times for times, _ in found), {token: -times for times, token in found[:most]}
+        ids, counts = self.trie.tokens[n][begin:end], self.counts[n][begin:end]
+        ids, counts = ids[ids >= FIRST], counts[ids >= FIRST]
+        largest = _largest(counts, most)
+        return int(counts.sum()), [
+            (id - FIRST, times) for id, times in zip(ids[largest].tolist(), counts[largest].tolist(), strict=True)
+        ]
 
     def _place(self, text: str | Sequence[int], most: int) -> tuple[int, int]:
         """Length and place of an n-gram of a model with counts."""
@@ -281,3 +305,14 @@ class NgramModel:
         for n, each in enumerate(ids[1:], 2):
             place = self._child(n, place, each)
         return len(ids), place
+
+
+def _largest(values: npt.NDArray[Any], most: int) -> Integers:
+    """The places of the largest values, largest first; of equal ones the first."""
+    if len(values) > most:
+        floor = np.partition(values, len(values) - most)[len(values) - most]
+        above = np.flatnonzero(values > floor)
+        among = np.sort(np.concatenate([above, np.flatnonzero(values == floor)[: most - len(above)]]))
+    else:
+        among = np.arange(len(values))
+    return among[np.argsort(-values[among], kind="stable")]

@@ -9,9 +9,9 @@ back-off weights, and ``starts.n``, as in `Trie`; ``counts.n``, if kept. Quantis
 from __future__ import annotations
 
 import json
-import mmap
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import IO, Any
@@ -21,6 +21,7 @@ import numpy as np
 from parlay.ngrams.counting import LONGEST
 from parlay.ngrams.estimating import Estimated, Numbers
 from parlay.ngrams.trie import BEGIN, BLOCK, FIRST, PAD, Integers, Trie, blocks
+from parlay.system.mapped_tensors import KINDS, BadTensorFile, TensorFile
 from parlay.system.user_cache import saved_whole
 from parlay.types import ParlayError
 
@@ -33,10 +34,8 @@ MOST = 30.0
 
 KNESER_NEY, STUPID_BACKOFF, ARPA = "kneser-ney", "stupid-backoff", "arpa"
 
-_TYPES = {"U8": "<u1", "U16": "<u2", "U32": "<u4", "I64": "<i8", "F32": "<f4"}
-_NAMES = {np.dtype(dtype): name for name, dtype in _TYPES.items()}
+_NAMES = {dtype: name for name, dtype in KINDS.items() if name != "BF16"}
 _LEAST = -100.5
-_MOST_HEADER = 1 << 20
 _CODES = 256
 _SAMPLE = 1 << 22
 """Numbers of a column from which its table of codes is made."""
@@ -175,8 +174,8 @@ def _codes(values: Numbers, table: Numbers) -> Integers:
 def is_ngram_file(path: Path) -> bool:
     """Whether a file begins like one of these; its format may still be another one."""
     try:
-        with path.open("rb") as file:
-            return f'"format": "{FORMAT}"'.encode() in file.read(256)
+        with path.open("rb") if path.is_file() else nullcontext() as file:  # what a pipe gives can't be read again
+            return file is not None and f'"format": "{FORMAT}"'.encode() in file.read(256)
     except OSError:
         return False
 
@@ -184,35 +183,31 @@ def is_ngram_file(path: Path) -> bool:
 def read(path: Path) -> Stored:
     """Map a file that `write` made, after a check of every byte. Raises BadNgramFile with one line otherwise."""
     try:
-        with path.open("rb") as file:
-            content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except ValueError:
-        raise BadNgramFile(f"{path} is empty: make a model with `parlay ngram build`") from None
+        return _Reader(path, TensorFile.open(path)).stored()
     except OSError as error:
         raise BadNgramFile(f"can't read the n-gram model {path}: {error.strerror}") from None
-    return _Reader(path, content).stored()
+    except BadTensorFile as error:
+        raise BadNgramFile(f"{path} {error}: make a model with `parlay ngram build`") from None
 
 
 class _Reader:
     """Takes nothing in the file for granted."""
 
-    def __init__(self, path: Path, content: mmap.mmap) -> None:
-        self._path = path
-        length = int.from_bytes(content[:8], "little")
-        if not 0 < length <= min(_MOST_HEADER, len(content) - 8):
-            raise self._bad("is no n-gram model: make one with `parlay ngram build`")
+    def __init__(self, path: Path, file: TensorFile) -> None:
+        """Raises BadNgramFile, BadTensorFile."""
+        self._path, about = path, file.metadata
+        if about.get("format") != FORMAT:
+            raise self._bad(f"is no n-gram model of format {FORMAT}: make one with `parlay ngram build`")
         try:
-            entries: dict[str, Any] = json.loads(content[8 : 8 + length])
-            about = entries.pop("__metadata__", {})
-            if about.get("format") != FORMAT:
-                raise self._bad(f"is no n-gram model of format {FORMAT}: make one with `parlay ngram build`")
             self.header = _header(json.loads(about["parlay"]))
-            self._columns = {name: _column(content, 8 + length, entry) for name, entry in entries.items()}
             checksum = int(about["checksum"], 16)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            raise self._bad("has a header that makes no sense, or is cut short: build it again") from None
-        with memoryview(content) as view:
-            if zlib.crc32(view[8 + length :]) != checksum:
+            raise self._bad("has a header that makes no sense: build it again") from None
+        self._columns = {name: file.tensor(name) for name in file.names}
+        if any(column.ndim != 1 for column in self._columns.values()):
+            raise self._bad("has columns of several dimensions: build it again")
+        with memoryview(file.content) as view:
+            if zlib.crc32(view[file.begin :]) != checksum:
                 raise self._bad("is damaged (its checksum does not match): copy or build it again")
 
     def stored(self) -> Stored:
@@ -254,20 +249,12 @@ def _header(values: Mapping[str, Any]) -> Header:
     return header
 
 
-def _column(content: mmap.mmap, data: int, entry: Mapping[str, Any]) -> Any:
-    """Raises ValueError for one that lies outside the file."""
-    dtype, (length,), (begin, end) = np.dtype(_TYPES[entry["dtype"]]), entry["shape"], entry["data_offsets"]
-    if not (0 <= begin <= end <= len(content) - data and end - begin == length * dtype.itemsize):
-        raise ValueError
-    if (data + begin) % dtype.itemsize:  # views of numbers that are not aligned can't be searched
-        raise ValueError
-    return np.frombuffer(content, dtype, length, data + begin)
-
-
 def _fits(stored: Stored) -> bool:
     """Whether no place that a column names lies outside another, whoever wrote the file."""
     trie = stored.trie
-    if any(each.dtype.kind not in "iu" for each in (*trie.tokens, *trie.starts, *stored.counts)):
+    if any(each.dtype.kind != "u" for each in trie.tokens):
+        return False
+    if any(each.dtype.kind not in "iu" for each in (*trie.starts, *stored.counts)):
         return False
     lengths = [trie.count(n) for n in range(1, trie.order + 1)]
     if [len(each) for each in stored.probs] != lengths or [len(each) for each in stored.backoffs] != lengths[:-1]:

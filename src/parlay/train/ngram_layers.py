@@ -18,8 +18,8 @@ from parlay.models.config import UnsupportedModel, read_json
 from parlay.models.families.qwen import NGRAM_LAYERS
 from parlay.models.fetch.resolving import resolve
 from parlay.models.loading import load_tokenizer, load_weights, read_config
-from parlay.models.native import NativeRunner
 from parlay.models.lookup_index import LONGEST, frequent_windows
+from parlay.models.native import NativeRunner
 from parlay.models.opening import settled
 from parlay.models.state_table import StateTable
 from parlay.options import LoadOptions, Options, option

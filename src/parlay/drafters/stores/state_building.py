@@ -56,8 +56,8 @@ _names = itertools.count(1 << 62)  # the engine counts sequences from 0
 
 
 class _Window(NamedTuple):
-    """Tokens that are read together. States of the first ``known`` are not kept; the token after the others stand from
-    ``place`` on in the datastore. ``prefix`` tokens before them are no document's.
+    """Tokens that are read together. States of the first ``known`` are not kept; the tokens after the others stand from
+    ``place`` on in the datastore.
     """
 
     tokens: tuple[int, ...]

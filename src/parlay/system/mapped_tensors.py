@@ -1,0 +1,92 @@
+"""Safetensors files whose tensors are mapped, never loaded. What a file says of itself is checked."""
+
+from __future__ import annotations
+
+import json
+import math
+import mmap
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+KINDS: Mapping[str, np.dtype[Any]] = MappingProxyType(
+    {
+        "U8": np.dtype("<u1"),
+        "U16": np.dtype("<u2"),
+        "U32": np.dtype("<u4"),
+        "I64": np.dtype("<i8"),
+        "F32": np.dtype("<f4"),
+        "BF16": np.dtype("<u2"),
+    }
+)
+"""What tensors are read as, by the format's names; numbers in bfloat16 as their bits."""
+_MOST_HEADER = 1 << 20
+
+
+class BadTensorFile(ValueError):
+    """What is wrong with a file, as a clause that its path can stand before."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TensorFile:
+    """A mapped file. ``metadata`` is free text by name; ``content`` from ``begin`` on are the tensors' bytes."""
+
+    content: mmap.mmap
+    begin: int
+    metadata: Mapping[str, str]
+    _entries: Mapping[str, Any]
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """Map a file. Raises OSError where it can't be read, BadTensorFile where it is no such file."""
+        if path.exists() and not path.is_file():
+            raise BadTensorFile("is no file")  # a pipe would be waited for
+        with path.open("rb") as file:
+            try:
+                content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            except ValueError:
+                raise BadTensorFile("is empty") from None
+        size = int.from_bytes(content[:8], "little")
+        if not 0 < size <= min(_MOST_HEADER, len(content) - 8):
+            raise BadTensorFile("is no safetensors file, or is cut short")
+        try:
+            entries = json.loads(content[8 : 8 + size])
+        except (ValueError, RecursionError):
+            entries = None
+        metadata = entries.pop("__metadata__", {}) if isinstance(entries, dict) else None
+        if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+            raise BadTensorFile("has a header that makes no sense")
+        return cls(content, 8 + size, metadata, entries)
+
+    @property
+    def names(self) -> Collection[str]:
+        """Of the tensors."""
+        return self._entries.keys()
+
+    def described(self, name: str) -> tuple[object, object]:
+        """The type and shape that the file says a tensor has; None where it says none."""
+        entry = self._entries.get(name)
+        return (entry.get("dtype"), entry.get("shape")) if isinstance(entry, dict) else (None, None)
+
+    def tensor(self, name: str) -> NDArray[Any]:
+        """Map one tensor. Raises BadTensorFile for one that makes no sense, lies outside the file or is not aligned."""
+        kind, shape = self.described(name)
+        places = self._entries[name].get("data_offsets") if kind in KINDS else None
+        if not _counts(shape) or not _counts(places) or len(places) != 2:
+            raise BadTensorFile(f"says no type, shape and place of {name}")
+        dtype, (first, end) = KINDS[str(kind)], places
+        if end - first != math.prod(shape) * dtype.itemsize or self.begin + end > len(self.content):
+            raise BadTensorFile(f"is cut short, or has no room for {name}")
+        if (self.begin + first) % dtype.itemsize:  # those who search it read whole numbers
+            raise BadTensorFile(f"has {name} at a place that is no multiple of {dtype.itemsize}")
+        return np.frombuffer(self.content, dtype, math.prod(shape), self.begin + first).reshape(shape)
+
+
+def _counts(values: Any) -> bool:
+    """Whether these are whole numbers from 0 on."""
+    return isinstance(values, list) and all(type(each) is int and each >= 0 for each in values)
