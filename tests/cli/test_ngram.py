@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import MINI, SNAPSHOTS, Cli
+from parlay.cli.ngram_texts import tell
+from tests.cli.conftest import MINI, NO_MODEL, SNAPSHOTS, Cli
 
 TEXT = "the cat sat on the mat\nthe cat ran to the mat\n" * 3
 
@@ -50,6 +53,57 @@ def test_a_model_of_tokens_drafts_and_the_text_is_that_of_plain_decoding(cli: Cl
     store = str(tmp_path / "s.ds")
     assert cli("datastore", "build", str(text), *MINI, "-o", store).code == 0
     assert json.loads(cli("ngram", "prob", store, str(text), "--json").out)["seen_so"] > 0.9
+
+
+def test_flags_that_would_do_nothing_are_refused(cli: Cli, tmp_path: Path) -> None:
+    text, words, tokens, store = (str(tmp_path / name) for name in ("t.txt", "w", "m", "s"))
+    Path(text).write_text(TEXT)
+    assert cli("ngram", "build", text, "--words", "-o", words).code == 0
+    assert cli("ngram", "build", text, "--words", "-o", f"{words}.arpa").code == 0
+    assert cli("ngram", "build", text, *MINI, "-o", tokens).code == 0
+    assert cli("datastore", "build", text, *MINI, "-o", store).code == 0
+    target = ("--target", NO_MODEL[1])
+    for given, named in [
+        (["prob", words, text, "--weight", "0"], "--weight"),
+        (["prob", words, text, "--window", "512"], "--window"),
+        (["prob", words, text, "--tokenizer", "parlay-mini"], "--tokenizer"),
+        (["prob", tokens, text, *target, "--per-token"], "--per-token"),
+        (["prob", tokens, text, *target, "--tokenizer", "parlay-mini"], "--tokenizer"),
+        (["prob", store, text, "--window", "9"], "--window"),
+        (["prob", store, text, *target], "--target"),
+        (["generate", words, "--tokenizer", "parlay-mini"], "--tokenizer"),
+        (["info", words, "--words"], "--words"),
+        (["info", tokens, *MINI], "--model"),
+        (["info", tokens, "--longest", "8"], "--longest"),
+        (["build", f"{words}.arpa", "-o", words, "--order", "3"], "--order"),
+        (["build", f"{words}.arpa", "-o", words, "--counts"], "--counts"),
+    ]:
+        result = cli("ngram", *given)
+        assert (result.code, result.err.count("\n"), f"error: {named}" in result.err) == (2, 1, True), given
+
+
+def test_json_is_read_by_strict_readers(cli: Cli, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A line is an object, and what is no number is null; what stupid back-off gives is called no perplexity."""
+    text, words, store = (str(tmp_path / name) for name in ("t.txt", "w", "s"))
+    Path(text).write_text(TEXT)
+    assert cli("ngram", "build", text, "--words", "-o", words, "--smoothing", "stupid-backoff").code == 0
+    assert cli("datastore", "build", text, *MINI, "-o", store).code == 0
+    lines = cli("ngram", "prob", store, text, "--per-token", "--json").out.splitlines()
+    assert {"times", "total", "length", "token"} == json.loads(lines[0]).keys()
+    assert json.loads(lines[-1])["tokens"] == len(lines) - 1
+    assert "perplexity" not in json.loads(cli("ngram", "prob", words, text, "--json").out)
+    tell(Namespace(json=True), "f", {"a b": math.inf, "c": math.nan, "d": 1})
+    assert json.loads(capsys.readouterr().out) == {"file": "f", "a_b": None, "c": None, "d": 1}
+
+
+def test_a_long_text_is_looked_at_in_part(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("parlay.cli.ngram_info._MOST", 100)
+    (tmp_path / "t.txt").write_text(TEXT)
+    result = cli("ngram", "info", str(tmp_path / "t.txt"), "--words", "--longest", "4", "--json")
+    assert json.loads(result.out)["tokens"] == 25
+    assert "only its first 25 tokens" in result.err
+    whole = cli("ngram", "info", str(tmp_path / "t.txt"), "--words", "--longest", "2", "--json")
+    assert (json.loads(whole.out)["tokens"], whole.err) == (36, "")
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,8 @@ from parlay.ngrams import (
     rewards,
 )
 from parlay.ngrams.arpa import BadArpa
-from parlay.ngrams.mixture import law
+from parlay.ngrams.mixture import chances, law
+from parlay.ngrams.model import Scores
 from parlay.ngrams.trie import BEGIN, END, FIRST, Scratch
 from parlay.options import UsageError
 from parlay.text import corpus
@@ -222,6 +223,9 @@ def test_eight_bits_and_stupid_backoff(tmp_path: Path) -> None:
     assert stupid.log10(stupid.state("a"), place["b"]) == pytest.approx(math.log10(2 / 3), abs=1e-5)
     assert stupid.log10(stupid.state("b"), place["a"]) == pytest.approx(math.log10(0.4 * 3 / 9), abs=1e-5)
     assert stupid.counted("a", 1) == (3, {place["b"]: 2})
+    assert sum(10 ** stupid.log10(stupid.state("a"), word) for word in range(3)) > 1
+    assert law(stupid, stupid.state("a")).sum() == pytest.approx(1)
+    assert Scores(np.array([-400.0]), np.array([1]), np.array([False])).perplexity == math.inf
 
 
 ARPA = "\\data\\\nngram 1=4\nngram 2=2\n\n\\1-grams:\n-1\t<unk>\n0\t<s>\t-.3\n-.5\t</s>\n-.5\ta\t-.2\n\n\\2-grams:\n"
@@ -359,6 +363,8 @@ def test_a_mixture_is_the_weighted_mean_and_its_weight_the_likeliest(tmp_path: P
     kept = Mixed(model, 0.5, end_ids=(2, 7))([0], logits).softmax(-1)
     assert kept[2] == pytest.approx(float(logits.softmax(-1)[2]), abs=1e-6)
     assert float(kept.sum()) == pytest.approx(1, abs=1e-6)
+    of_the_text = [law(model, model.state([0]))[1], law(model, model.state([1]))[2], 0.0]
+    assert chances(model, [0, 1, 2, 5]) == pytest.approx(of_the_text)
     ours, theirs = np.array([0.5, 0.1, 0.2]), np.array([0.2, 0.3, 0.2])
     grid = np.linspace(0, 1, 101)
     best = grid[np.argmax([np.log(w * ours + (1 - w) * theirs).sum() for w in grid])]

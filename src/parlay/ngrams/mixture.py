@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -62,6 +62,15 @@ def law(model: NgramModel, state: State) -> Numbers:
     """Probabilities ``[V]`` of all tokens after a context, whose sum is 1: what `Mixed` mixes in."""
     probs, _ = model.distribution(state)
     found: Numbers = probs / probs.sum()
+    return found
+
+
+def chances(model: NgramModel, ids: Sequence[int]) -> Numbers:
+    """The probability of each token but the first after those before it, by `law`."""
+    state, found = model.state(ids[:1]), np.zeros(len(ids) - 1)
+    for place, token in enumerate(ids[1:]):
+        found[place] = law(model, state)[token] if token < model.header.vocab_size else 0
+        state = model.next(state, token)
     return found
 
 

@@ -43,14 +43,14 @@ class Scores:
 
     @property
     def perplexity(self) -> float:
-        """The number of tokens that are as likely as the true one, unknown words included."""
-        return float(10 ** -self.log10.mean())
+        """The number of tokens that are as likely as the true one, unknown words included; infinity above 1e308."""
+        return _perplexity(self.log10)
 
     @property
     def perplexity_known(self) -> float:
         """The same without unknown words; not a number where no other is there."""
         known = self.log10[~self.unknown]
-        return float(10 ** -known.mean()) if len(known) else float("nan")
+        return _perplexity(known) if len(known) else float("nan")
 
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
@@ -305,6 +305,11 @@ class NgramModel:
         for n, each in enumerate(ids[1:], 2):
             place = self._child(n, place, each)
         return len(ids), place
+
+
+def _perplexity(log10: npt.NDArray[np.float64]) -> float:
+    with np.errstate(over="ignore"):
+        return float(10 ** -log10.mean())
 
 
 def _largest(values: npt.NDArray[Any], most: int) -> Integers:

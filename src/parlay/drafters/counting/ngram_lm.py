@@ -8,7 +8,7 @@ from pathlib import Path
 
 from parlay.drafters.per_sequence import OneByOne
 from parlay.drafters.resources import Resources
-from parlay.drafters.stores.datastore_file import fingerprint
+from parlay.drafters.stores.datastore_file import check_tokens, fingerprint
 from parlay.ngrams.model import NgramModel
 from parlay.options import Options, UsageError, option
 from parlay.types import NO_DRAFT, Draft, ParlayError, SequenceView, Tree
@@ -95,13 +95,4 @@ def check_fits(reader: str, name: str, model: NgramModel, vocab_size: int, token
     header = model.header
     if header.words:
         raise UsageError(f"{reader}: {name} is a model of words: build it with --model and the target")
-    if header.vocab_size > vocab_size:
-        raise UsageError(
-            f"{reader}: {name} has a vocabulary of {header.vocab_size} tokens and the target one of "
-            f"{vocab_size}: build it again with the target's tokenizer"
-        )
-    if tokens and header.fingerprint not in ("", tokens):
-        raise UsageError(
-            f"{reader}: {name} was built with another tokenizer ({header.tokenizer or 'unknown'}) than the "
-            "target's: build it again with the target's"
-        )
+    check_tokens(reader, name, header, vocab_size, tokens)

@@ -9,7 +9,7 @@ import numpy as np
 
 from parlay.drafters.per_sequence import OneByOne
 from parlay.drafters.resources import Resources
-from parlay.drafters.stores.datastore_file import Datastore, fingerprint
+from parlay.drafters.stores.datastore_file import Datastore, check_tokens, fingerprint
 from parlay.drafters.stores.suffix_array import Integers
 from parlay.options import Options, UsageError, option
 from parlay.types import NO_DRAFT, Draft, SequenceView, Tree
@@ -76,17 +76,8 @@ def _open(file: str, resources: Resources) -> Datastore:
         store = resources.open_datastore(file)
     else:
         store = Datastore.open(Path(file).expanduser())
-    header, tokenizer = store.header, resources.tokenizer
-    if header.vocab_size > resources.vocab_size:
-        raise UsageError(
-            f"strategy {SOURCE}: {file} has a vocabulary of {header.vocab_size} tokens and the target one of "
-            f"{resources.vocab_size}: build it again with the target's tokenizer"
-        )
-    if tokenizer is not None and header.fingerprint not in ("", fingerprint(tokenizer)):
-        raise UsageError(
-            f"strategy {SOURCE}: {file} was built with another tokenizer ({header.tokenizer or 'unknown'}) than the "
-            "target's: build it again with the target's"
-        )
+    tokens = "" if resources.tokenizer is None else fingerprint(resources.tokenizer)
+    check_tokens(f"strategy {SOURCE}", file, store.header, resources.vocab_size, tokens)
     return store
 
 

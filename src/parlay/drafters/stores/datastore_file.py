@@ -18,11 +18,12 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 
 from parlay.drafters.stores.suffix_array import Integers, suffix_array
+from parlay.options import UsageError
 from parlay.types import ParlayError, Tokenizer
 
 VERSION = 1
@@ -179,6 +180,31 @@ class Datastore:
             return start, start
         length += 1  # those that end with the query come last, because a border is larger than any id
         return start, bisect_left(suffixes, [*wanted, border], start, key=beginning)
+
+
+class Whose(Protocol):
+    """Describes a file of token ids, and whose they are; see `DatastoreHeader`."""
+
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def tokenizer(self) -> str: ...
+    @property
+    def fingerprint(self) -> str: ...
+
+
+def check_tokens(reader: str, name: str, whose: Whose, vocab_size: int, tokens: str) -> None:
+    """Raises UsageError for a file of other tokens than the target's, whose fingerprint is ``tokens``."""
+    if whose.vocab_size > vocab_size:
+        raise UsageError(
+            f"{reader}: {name} has a vocabulary of {whose.vocab_size} tokens and the target one of "
+            f"{vocab_size}: build it again with the target's tokenizer"
+        )
+    if tokens and whose.fingerprint not in ("", tokens):
+        raise UsageError(
+            f"{reader}: {name} was built with another tokenizer ({whose.tokenizer or 'unknown'}) than the "
+            "target's: build it again with the target's"
+        )
 
 
 def fingerprint(tokenizer: Tokenizer) -> str:

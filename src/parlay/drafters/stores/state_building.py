@@ -44,8 +44,10 @@ _ROWS = 512
 """Of one forward."""
 _FLAT = 4096
 """Up to so many states each is looked at. More are put into lists, learned from a part of them."""
-_POINTS = 40
-"""States that a list is learned from."""
+_POINTS, _FEWEST = 40, 10
+"""States that a list is learned from: so many, or at least so many where all together would take too much memory."""
+_LEARNED = 1 << 29
+"""Bytes of states, as float32, that the lists are learned from at most. The library holds them twice."""
 _PROBES = 16
 """Lists that are looked into."""
 _ADDED = 1 << 16
@@ -86,8 +88,8 @@ def check_has_states(spec: RunnerSpec) -> None:
 def write_states(path: Path, names: Sequence[str], model: Built, done: Callable[[int], object] = bool) -> StateHeader:
     """Write the states of the datastore at ``path``, all or nothing; ``done`` gets how many more tokens have been read.
 
-    ``names`` are those of its documents. Memory holds a part of the states at a time. Raises BadStates where
-    no token has a successor, OSError.
+    ``names`` are those of its documents. Memory holds a part of the states at a time: up to `_LEARNED` bytes, twice,
+    while the index is learned. Raises BadStates where no token has a successor, OSError.
     """
     check_has_states(model.runner.spec)
     faiss = need_faiss()
@@ -226,10 +228,11 @@ def _index(faiss: Any, states_NH: NDArray[np.float16], folder: Path, place: Path
         index.add(states_NH.astype(np.float32))
         faiss.write_index(index, str(folder / INDEX))
         return
-    lists = min(1 << 16, int(4 * math.sqrt(count)), count // _POINTS)
+    learned = _LEARNED // (4 * size)
+    lists = max(1, min(1 << 16, int(4 * math.sqrt(count)), count // _POINTS, learned // _FEWEST))
     index = faiss.index_factory(size, f"IVF{lists},SQ8")
-    index.nprobe = _PROBES
-    sample = np.sort(np.random.default_rng(0).choice(count, min(count, _POINTS * lists), replace=False))
+    index.nprobe, index.cp.min_points_per_centroid = _PROBES, 1  # which the library would warn of on standard error
+    sample = np.sort(np.random.default_rng(0).choice(count, min(count, _POINTS * lists, learned), replace=False))
     index.train(states_NH[sample].astype(np.float32))
     parts: list[Path] = []
     for start in range(0, count, _ADDED):

@@ -35,6 +35,7 @@ HEADER, STATES, PLACES, DOCUMENTS, INDEX, LISTS = (
 STATE_TYPE, PLACE_TYPE = np.dtype("<f2"), np.dtype("<u8")
 _FILES = (STATES, PLACES, DOCUMENTS, INDEX)
 _BLOCK = 1 << 24
+_ROWS = 1 << 20  # places that are checked at once
 _LOOKED_UP = 1024  # states whose neighbours are remembered: a drafter looks up what the target has
 _WIDER = 4  # times as many are found by the index as are wanted, because it knows states roughly
 
@@ -159,6 +160,8 @@ class MappedStates:
             raise BadStates(f"can't read the states in {folder}: {_reason(error)}: build them again") from None
         if (index.ntotal, index.d, len(names)) != (header.states, header.hidden_size, store.header.documents):
             raise BadStates(f"the states in {folder} do not fit each other: build them again")
+        if not all(_in_texts(places[start : start + _ROWS], store) for start in range(0, header.states, _ROWS)):
+            raise BadStates(f"{folder / PLACES} is damaged (it names places outside the texts): build the states again")
         faiss.omp_set_num_threads(1)  # what is found among equals must not depend on how many threads look
         return cls(store, header, states, places, names=names, index=index)
 
@@ -248,6 +251,12 @@ def _check(folder: Path, header: StateHeader, store: Datastore, path: Path) -> N
     for name in (INDEX, DOCUMENTS):  # whose readers believe what they read
         if sha256_of(folder / name) != header.checksums[name]:
             raise BadStates(f"{folder / name} is cut short or damaged: copy it or build the states again")
+
+
+def _in_texts(places: Integers, store: Datastore) -> bool:
+    """Whether a token of a text stands at each of these places: anything else would end a forward that looks it up."""
+    inside = bool((places < len(store.tokens)).all())
+    return inside and bool((store.tokens[places] < store.header.vocab_size).all())
 
 
 def _check_model(folder: Path, header: StateHeader, model: object, spec: RunnerSpec) -> None:

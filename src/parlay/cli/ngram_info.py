@@ -1,0 +1,101 @@
+"""`parlay ngram info`: checks an n-gram model and describes it, or tells what a text repeats."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from parlay.cli.ngram_texts import opened, refuse
+from parlay.models.fetch.pulled import default_model
+from parlay.options import UsageError
+
+if TYPE_CHECKING:
+    from parlay.text.corpus import CorpusSource
+    from parlay.types import Tokenizer
+
+_LONGEST = 8
+_MOST = 2_000_000
+"""N-grams of a text that are counted, all lengths together: some 250 bytes each."""
+
+
+def run(options: argparse.Namespace) -> int:
+    """Check a model and say what it holds, or what a text repeats."""
+    from parlay.ngrams.model_file import is_ngram_file
+
+    path = Path(options.file)
+    return _info_of_model(options, path) if is_ngram_file(path) else _info_of_text(options)
+
+
+def _info_of_model(options: argparse.Namespace, path: Path) -> int:
+    from parlay.ngrams.model import NgramModel
+
+    whose = {"--model": options.model, "--tokenizer": options.tokenizer, "--words": options.words}
+    refuse(f"{path} is an n-gram model", {**whose, "--longest": options.longest})
+    model = NgramModel.open(path)  # which checks every byte
+    facts: dict[str, object] = {"file": str(path), **asdict(model.header)}
+    facts |= {f"{n}-grams": model.trie.count(n) for n in range(1, model.order + 1)}
+    facts |= {"counts": bool(model.counts), "bytes": path.stat().st_size, "checksum": "ok"}
+    if options.json:
+        print(json.dumps(facts))
+        return 0
+    for name, value in facts.items():
+        print(f"{name:11} {f'{value:,}' if type(value) is int else value}")
+    return 0
+
+
+def _info_of_text(options: argparse.Namespace) -> int:
+    """For each length: how often the last tokens had occurred before, and whether what followed came again."""
+    from parlay.ngrams.in_context import LIMIT, rewards
+    from parlay.text import corpus
+
+    longest = _LONGEST if options.longest is None else options.longest
+    if not 1 <= longest <= LIMIT:
+        raise UsageError(f"--longest {longest}: give 1 to {LIMIT}")
+    name = None if options.words else options.tokenizer or options.model or default_model()
+    sources = corpus.sources([options.file])
+    tokenizer, vocabulary = opened(name) if name else (None, None)
+    most = _MOST // longest
+    tokens = list(islice((token for source in sources for token in _tokens(source, tokenizer)), most + 1))
+    if not tokens:
+        raise UsageError(f"{options.file} holds no text: name a file with some words in it")
+    if len(tokens) > most:
+        tokens.pop()
+        print(f"{options.file} is long: only its first {most:,} tokens are looked at", file=sys.stderr)
+    found = rewards(tokens, vocabulary.size if vocabulary else max(tokens) + 1, longest)
+    best = max((each.size for each in found if each.gain >= 0.001), default=0)
+    if options.json:
+        rows = list(map(asdict, found))
+        print(json.dumps({"file": options.file, "tokens": len(tokens), "best": best, "sizes": rows}))
+        return 0
+    print(
+        f"{options.file}: {len(tokens):,} tokens. After the last N tokens, by what followed them earlier in the text:"
+    )
+    print(f"{'N':>3}  {'known':>6}  {'right':>6}  {'right up to N':>13}  {'gain':>6}")
+    for each in found:
+        print(f"{each.size:3}  {each.known:6.1%}  {each.right:6.1%}  {each.guessed:13.1%}  {each.gain:+6.1%}")
+    if best:
+        print(f"It rewards n-grams of up to {best + 1} tokens, the guessed one included.")
+    else:
+        print("It does not repeat itself: no n-gram of it tells what follows.")
+    return 0
+
+
+def _tokens(source: CorpusSource, tokenizer: Tokenizer | None) -> Iterator[int]:
+    """The ids of a source's texts, or the numbers of its words, as they are read."""
+    from parlay.text import corpus
+    from parlay.text.tokenize import encode_all
+
+    ids: dict[str, int] = {}
+    for document in corpus.streams(source):
+        for piece in document:
+            if tokenizer is None:
+                yield from (ids.setdefault(word, len(ids)) for word in piece.split())
+            else:
+                for part in encode_all(tokenizer, list(corpus.cut(piece)), special=False):
+                    yield from part
