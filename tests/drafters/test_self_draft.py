@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,12 +17,17 @@ from parlay import LLM, SamplingParams
 from parlay.compiled.library import SWITCH
 from parlay.drafters.resources import Resources
 from parlay.drafters.self_speculation.self_draft import SelfDraft
+from parlay.models.compiled.forward import CompiledForward
 from parlay.models.config import DecoderConfig
 from parlay.models.gguf.blocks import rounded
+from parlay.models.loading import load_weights
 from parlay.models.native import NativeRunner
+from parlay.models.random_decoder import save_decoder
+from parlay.models.weights.fused import Operand, in_eight_bits
 from parlay.options import UsageError
 from parlay.strategies.building import build
 from parlay.strategies.spelling import parse
+from parlay.testing.adapters import save_adapter
 from parlay.testing.checkpoints import VOCAB_SIZE, random_model
 from parlay.testing.conformance.stages import tiny_llama
 from parlay.types import HIDDEN_STEP, DraftForm, Segment, Tree
@@ -29,6 +36,8 @@ from tests.drafters.sight import no_runner
 
 TEXT = tuple(11 * place % (VOCAB_SIZE - 1) for place in range(700))
 GREEDY = SamplingParams(temperature=0, max_tokens=24)
+MEMORY = "8800KiB"
+"""Too little for all texts of a batch, and enough for the longest one."""
 
 
 @pytest.fixture(params=["compiled", "torch"])
@@ -48,9 +57,23 @@ def weights(dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
 
 def opened(config: DecoderConfig, text: tuple[int, ...] = TEXT, **of_weights: Tensor) -> NativeRunner:
     """A runner in float32 that has a text in its cache, and room for some more."""
-    runner = NativeRunner(
-        config, of_weights, dtype=torch.float32, device=torch.device("cpu"), max_tokens_cached=4096, name="tiny"
-    )
+    return begun(make(of_weights, config, name="tiny"), text)
+
+
+SIZES = DecoderConfig(
+    architecture="LlamaForCausalLM", vocab_size=VOCAB_SIZE, num_layers=3, rms_norm_eps=1e-6, max_context=1024,
+    hidden_size=64, intermediate_size=96, num_heads=4, num_kv_heads=2, head_dim=32,
+)  # fmt: skip
+"""Of whose matrices all rows are whole blocks."""
+
+
+def make(own: Mapping[str, Operand], config: DecoderConfig = SIZES, **options: object) -> NativeRunner:
+    cpu = torch.device("cpu")
+    return NativeRunner(config, own, dtype=torch.float32, device=cpu, max_tokens_cached=4096, **options)  # type: ignore[arg-type]
+
+
+def begun(runner: NativeRunner, text: tuple[int, ...] = ()) -> NativeRunner:
+    """With a sequence 0 that has a text in its cache, and room for some more."""
     runner.open(0, ())
     assert runner.reserve(0, len(TEXT) + 20)
     if text:
@@ -94,10 +117,70 @@ def test_rounded_weights_are_a_model_of_these_weights(bits: int) -> None:
     config, own, text = tiny_llama(1024), weights(), TEXT[:40]
     runner, alone = opened(config, (), **own), opened(config, (), **rounded(own, bits))  # type: ignore[arg-type]
     runner.round_weights(bits, own)
+    compiled = isinstance(runner._forward, CompiledForward)
+    assert runner.spec.cheaper == compiled
+    if compiled:  # one copy of the embeddings serves both
+        forwards = [runner._forward, runner._rounded[bits], alone._forward]
+        rows = [each._weights.model.embedding.panels for each in forwards if isinstance(each, CompiledForward)]
+        assert rows[0] == rows[1] != rows[2]
     segment = Segment(0, text)
     drafted = runner.forward([segment._replace(bits=bits)]).logits_RV
     assert torch.equal(drafted, alone.forward([segment]).logits_RV)
     assert torch.equal(runner.forward([segment]).logits_RV, opened(config, (), **own).forward([segment]).logits_RV)
+
+
+@pytest.mark.usefixtures("kernels")
+def test_weights_of_eight_bits_are_rounded_to_four_alone(tmp_path: Path) -> None:
+    """What counts is what the target runs with, not what its file holds."""
+    save_decoder(SIZES, tmp_path)
+    own = load_weights(tmp_path, SIZES)
+    runner = make(own, quantize="int8")
+    with pytest.raises(ValueError, match=r"weights of 8\.0 bits would have 8\.0"):
+        runner.round_weights(8, own)
+    with ThreadPoolExecutor(4) as pool:  # one of them packs
+        list(pool.map(lambda _: runner.round_weights(4, own), range(4)))
+    ids = Segment(0, TEXT[:20])
+    alone = make(rounded(in_eight_bits(own), 4))
+    assert torch.equal(begun(runner).forward([ids._replace(bits=4)]).logits_RV, begun(alone).forward([ids]).logits_RV)
+
+
+@pytest.mark.usefixtures("kernels")
+def test_an_adapter_goes_with_rounded_weights(tmp_path: Path) -> None:
+    save_decoder(SIZES, tmp_path / "base")
+    own = load_weights(tmp_path / "base", SIZES)
+    save_adapter(tmp_path / "adapter", SIZES, rank=5)
+    runner, alone = make(own), make(rounded(own, 4))
+    runner.round_weights(4, own)
+    found = []
+    for each, bits in ((runner, 4), (alone, 0)):
+        adapter = begun(each).read_adapter(tmp_path / "adapter", "it")
+        segment = Segment(0, TEXT[:20], bits=bits)
+        found += [each.forward([segment._replace(adapter=one)]).logits_RV for one in (adapter, None)]
+    assert torch.equal(found[0], found[2])
+    assert not torch.allclose(found[0], found[1], atol=1e-3)
+
+
+def test_tokens_are_hidden_from_sliding_windows_and_from_keys_in_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As torch's operators do it: two layers of three see the last 300 tokens, of which some are hidden."""
+    layers = tuple(replace(SIZES.forms[0], window=window) for window in (300, None, 300))
+    config = replace(SIZES, layers=layers)
+    save_decoder(SIZES, tmp_path)
+    own = load_weights(tmp_path, SIZES)
+    tree = Segment(0, (3,), Tree((5, 7, 8), (-1, -1, 0)))
+    wanted = [tree._replace(hidden=hidden) for hidden in ((0, 256), (256, 512), (0, 512), (0, 0))]
+
+    def logits(**options: object) -> list[Tensor]:
+        runner = begun(make(own, config, **options), TEXT)
+        return [runner.forward([segment]).logits_RV for segment in wanted]
+
+    exact, blocks = logits(), logits(kv_cache_dtype="q8_0")
+    monkeypatch.setenv(SWITCH, "0")
+    for one, coarse, reference in zip(exact, blocks, logits(), strict=True):
+        torch.testing.assert_close(one, reference, rtol=1e-4, atol=1e-4)
+        assert (coarse - reference).norm() < 0.03 * reference.norm()
+    assert min(float((one - exact[3]).norm() / exact[3].norm()) for one in exact[:3]) > 0.1
 
 
 @pytest.mark.parametrize(
@@ -153,6 +236,30 @@ def test_the_text_is_that_of_plain_decoding(llm: LLM, form: str) -> None:
         assert sum(one.chosen.sources.count("self-draft") for one in drafted) > 8
 
 
+def test_a_window_passes_what_a_server_does_to_requests(llm: LLM) -> None:
+    """Forks of a prompt, guidance, texts that leave the batch early, and preemption where memory is short."""
+    words = " ".join(f"word{number} and {number * 7 % 13}" for number in range(110))
+    params = [
+        SamplingParams(temperature=0.9, max_tokens=18, seed=1, n=2),
+        SamplingParams(temperature=0, max_tokens=9, guidance_scale=1.5, negative_prompt=words[9:]),
+        SamplingParams(temperature=0, max_tokens=20, ignore_eos=True),
+    ]
+    prompts = [words, f"{words} then", words[4:]]
+    strategy = "self-draft:window=256,sinks=0,k=4,policy=fixed,min_p=0"
+
+    def texts(one: LLM, strategy: str) -> list[list[int]]:
+        outputs = one.generate(prompts, params, strategy=strategy)
+        for output in outputs if strategy != "none" else []:
+            assert all("self-draft" in each.sources for each in output.outputs)
+        return [each.token_ids for output in outputs for each in output.outputs]
+
+    plain = texts(llm, "none")
+    assert texts(llm, strategy) == plain
+    with LLM("parlay-mini", strategy="none", memory=MEMORY) as small:
+        assert texts(small, strategy) == plain
+        assert small.engine.stats().preemptions > 0
+
+
 def test_a_text_within_the_window_is_not_drafted_for(llm: LLM) -> None:
     (output,) = llm.generate(["Once upon a time"], GREEDY, strategy="self-draft")
     assert set(output.chosen.sources) == {"target"}
@@ -162,7 +269,7 @@ def test_what_can_not_draft_for_itself_says_so(llm: LLM) -> None:
     """Other decoders, forms that are no cheaper, and weights that have no more bits."""
 
     def made(settings: str, **changes: object) -> SelfDraft:
-        resources = Resources(VOCAB, no_runner, target=replace(TARGET, hides=True, name="it"))
+        resources = Resources(VOCAB, no_runner, target=replace(TARGET, hides=True, cheaper=True, name="it"))
         drafter = build(parse(f"self-draft:{settings}"), replace(resources, **changes))
         assert isinstance(drafter, SelfDraft)
         return drafter
@@ -172,6 +279,8 @@ def test_what_can_not_draft_for_itself_says_so(llm: LLM) -> None:
 
     with pytest.raises(UsageError, match="in a cheaper form"):
         made("", target=replace(TARGET, hides=False))
+    with pytest.raises(UsageError, match="it runs on torch's operators, which take as long"):
+        made("bits=4", target=replace(TARGET, hides=True, name="it"))
     with pytest.raises(UsageError, match="set one of them"):
         made("window=0")
     with pytest.raises(UsageError, match="choose 4 or 8"):

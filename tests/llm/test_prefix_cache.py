@@ -15,7 +15,7 @@ from parlay.cache import Store
 from parlay.cache.prefix_file import BadPrefixFile, read_prefixes
 from parlay.compiled.library import SWITCH
 from parlay.llm.prefix_cache import PrefixCacheFile, open_prefix_cache
-from parlay.models.compiled.forward import runs_here
+from parlay.models.compiled.limits import runs_here
 from parlay.models.config import DecoderConfig, UnsupportedModel
 from parlay.models.loading import read_config
 from parlay.models.random_decoder import save_decoder

@@ -17,9 +17,9 @@ from torch import Tensor
 from parlay.compiled import structs
 from parlay.compiled.build import LIBRARY, NAMES
 from parlay.compiled.library import SWITCH, load
-from parlay.models.compiled.weights import packable
 from parlay.models.weights.dequantize import dense
 from parlay.models.weights.formats import Format
+from parlay.models.weights.grids import packable
 from parlay.models.weights.stored import StoredTensor
 
 pytestmark = pytest.mark.skipif(not LIBRARY.exists(), reason="the package was installed without a C compiler")

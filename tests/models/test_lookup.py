@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +17,11 @@ from transformers import Qwen3ForCausalLM
 
 from parlay import models
 from parlay.compiled.library import SWITCH
+from parlay.models.gguf.blocks import rounded
 from parlay.models.lookup import TABLE, NgramTable
 from parlay.models.lookup_index import frequent_ngrams
 from parlay.models.native import NativeRunner
+from parlay.models.weights.fused import Operand
 from parlay.options import LoadOptions
 from parlay.ranks.layout import Layout
 from parlay.testing.checkpoints import VOCAB_SIZE, save_random
@@ -125,6 +127,45 @@ def test_features_are_added_to_the_same_inputs(scone: Path) -> None:
     plain = runner.forward([Segment(0, tokens)]).logits_RV
     nothing = Features(torch.zeros(len(tokens), runner.spec.hidden_size), added=True)
     assert runner.forward([Segment(0, tokens, features=nothing)]).logits_RV.equal(plain)
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_rounded_weights_read_the_same_table(scone: Path, compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drafts of fewer bits would be worse without, and nobody would see why."""
+    if not compiled:
+        monkeypatch.setenv(SWITCH, "0")
+    config = models.loading.read_config(scone)
+    own, table, tokens = models.loading.load_weights(scone, config), NgramTable.open(scone, config), tuple(text(40))
+
+    def runner_of(weights: Mapping[str, Operand]) -> NativeRunner:
+        cpu = torch.device("cpu")
+        made = NativeRunner(config, weights, dtype=torch.float32, device=cpu, max_tokens_cached=256, ngrams=table)
+        made.open(0, ())
+        assert made.reserve(0, 60)
+        return made
+
+    runner = runner_of(own)
+    runner.round_weights(4, own)
+    drafted = runner.forward([Segment(0, tokens, bits=4)]).logits_RV
+    assert drafted.equal(runner_of(rounded(own, 4)).forward([Segment(0, tokens)]).logits_RV)
+    assert not drafted.equal(runner.forward([Segment(0, tokens)]).logits_RV)
+
+
+def test_rows_that_run_again_look_up_what_stands_before_them(scone: Path) -> None:
+    """Their n-grams reach into text that does not run; beside another sequence, and with a tree behind them."""
+    runner, tokens = models.load(str(scone), FP32, cache_tokens=512), tuple(text(30, seed=9))
+    for name, part in enumerate((tokens[:20], tokens[5:30])):
+        runner.open(name, (), salt=str(name))
+        assert runner.reserve(name, 60)
+        runner.forward([Segment(name, part, logits_from=len(part))])
+        runner.keep(name, ())
+    tree = Tree((1, 2, 3), (-1, -1, 0))
+    again = Segment(0, tokens[20:24], tree, base=-6, logits_from=-6)
+    out = runner.forward([Segment(1, (2, 4)), again])
+    runner.open(2, (), salt="alone")
+    assert runner.reserve(2, 60)
+    alone = runner.forward([Segment(2, tokens[:24], tree)]).logits_RV
+    assert out.logits_RV[2:].equal(alone[14:])
 
 
 @pytest.mark.parametrize("compiled", [True, False])

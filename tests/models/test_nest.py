@@ -26,7 +26,7 @@ from parlay.testing.reference import decode
 from parlay.testing.toy_tokenizers import toy_tokenizer
 from parlay.types import NoiseKey, Request, Runner, Segment
 
-pytest.importorskip("faiss")
+faiss = pytest.importorskip("faiss")
 
 STRATEGIES = ("none", "nest", "prompt-lookup", "draft-model", "jacobi", "token-recycling")
 PROMPTS = [
@@ -246,8 +246,12 @@ def test_many_states_are_found_through_lists(
     it, and the distance is measured exactly."""
     monkeypatch.setattr("parlay.drafters.stores.state_building._ADDED", added)
     monkeypatch.setattr("parlay.drafters.stores.state_building._FLAT", 200)
+    monkeypatch.setattr("parlay.drafters.stores.state_building._LEARNED", added * 200)
     documents = [[(seed * place * place + place) % VOCAB_SIZE for place in range(40)] for seed in range(1, 60)]
+    learned, train = list[int](), faiss.IndexIVF.train
+    monkeypatch.setattr(faiss.IndexIVF, "train", lambda index, rows: learned.append(rows.nbytes) or train(index, rows))
     made = built(shelf.model, tmp_path / "many.store", documents)
+    assert 0 < learned[0] <= added * 200
     runner = runner_of(shelf.model)
     states = MappedStates.open(made.path, made.model, runner.spec)
     for seed in (3, 30, 58):
@@ -268,6 +272,18 @@ def cut(name: str) -> Callable[[Path], object]:
     return lambda folder: (folder / name).write_bytes((folder / name).read_bytes()[:-7])
 
 
+def place(number: int) -> Callable[[Path], object]:
+    """Write a number that is no place, or for the size of the vocabulary the place of a border."""
+
+    def change(folder: Path) -> None:
+        tokens = Datastore.open(folder.with_name("copy.store")).tokens
+        places = np.fromfile(folder / "places", np.uint64)
+        places[3] = number if number > VOCAB_SIZE else (tokens == VOCAB_SIZE).nonzero()[0][0]
+        places.tofile(folder / "places")
+
+    return change
+
+
 def header(**values: object) -> Callable[[Path], object]:
     def change(folder: Path) -> None:
         told = json.loads((folder / "header.json").read_text())
@@ -281,6 +297,8 @@ def header(**values: object) -> Callable[[Path], object]:
     [
         (cut("states"), "states is cut short"),
         (cut("places"), "places is cut short"),
+        (place(1 << 40), "places is damaged .it names places outside the texts"),
+        (place(VOCAB_SIZE), "places is damaged .it names places outside the texts"),
         (cut("index"), "index is cut short"),
         (lambda folder: (folder / "index").write_bytes(bytes((folder / "index").stat().st_size)), "index is .*damaged"),
         (cut("documents.json"), "documents.json is cut short"),

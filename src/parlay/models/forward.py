@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
@@ -20,6 +20,7 @@ from parlay.compiled.structs import Linear
 from parlay.models.config import DecoderConfig, KeyHeads, UnsupportedModel
 from parlay.models.lookup import NgramTable
 from parlay.models.lora import LowRankAdapter
+from parlay.models.weights.fused import Operand
 from parlay.types import NO_SKIP, Exactness, Features, Output, Segment, Skip, Tree
 
 
@@ -298,6 +299,13 @@ class Forward(Protocol):
     def embed(self, ids: Sequence[int]) -> Tensor:
         """Read the rows ``[N, H]`` of these tokens as the first layer does."""
         ...
+
+    def with_weights(self, weights: Mapping[str, Operand]) -> Forward:
+        """Make another decoder of this model, over the same cache, whose products have other weights.
+
+        Embeddings and norms are as they are here. Raises UnsupportedModel where several processes run the model.
+        """
+        raise UnsupportedModel("several processes run the model, and each has a part of its weights")
 
     def add_ngrams(self, table: NgramTable) -> None:
         """Take the table that rows read besides their embeddings, before the first of them runs.

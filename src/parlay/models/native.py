@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from functools import partial
 from itertools import accumulate
 from pathlib import Path
+from threading import Lock
 from typing import Literal
 
 import torch
@@ -124,6 +124,7 @@ class NativeRunner(Runner):
             features=kernels.part is None and self.lookup is None,
             together=True,
             hides=kernels.part is None and not self._block,
+            cheaper=isinstance(self._forward, CompiledForward),
             canvas=config.canvas,
             kv_heads=0 if kernels.part or self._uneven else config.num_kv_heads,
             head_dim=config.head_dim,
@@ -131,23 +132,19 @@ class NativeRunner(Runner):
             streamed_bytes=kernels.streamed_bytes,
         )
         self._sublayers, self._rounded = frozenset(self._spec.sublayers), dict[int, Forward]()
-        self._make_rounded = partial(
-            make_forward, config, dtype=dtype, device=device, packed=nobody, cached=kv_cache_dtype
-        )
+        self._quantize, self._rounding = quantize, Lock()
 
     def round_weights(self, bits: int, weights: Mapping[str, Operand]) -> None:
         """Pack the model's ``weights`` in so many bits, for segments that run with these. Any thread may call this.
 
-        Raises ValueError where not even the model's own fit into memory.
+        Raises ValueError where the runner's own have hardly more bits, or don't even fit into memory themselves.
         """
         if self._spec.streamed_bytes:
             raise ValueError("the model's layers don't fit into memory, so a second copy of them does not either")
-        if bits not in self._rounded:
-            made, _ = self._make_rounded(weights=rounded(weights, bits))
-            assert made.kernels.cache_dtype == self._forward.kernels.cache_dtype, "they share their cache"
-            if self._ngrams is not None:
-                made.add_ngrams(self._ngrams)
-            self._rounded[bits] = made
+        with self._rounding:
+            if bits not in self._rounded:
+                own = in_eight_bits(weights) if self._quantize == "int8" else weights
+                self._rounded[bits] = self._forward.with_weights(rounded(own, bits))
 
     @property
     def spec(self) -> RunnerSpec:

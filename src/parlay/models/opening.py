@@ -17,7 +17,7 @@ import torch
 from parlay.cache import Budget
 from parlay.cache.pages import CODED, CODES
 from parlay.models.choosing import CacheRefused, CompileRefused, MakeForward, choose_forward
-from parlay.models.compiled.forward import runs_here
+from parlay.models.compiled.limits import runs_here
 from parlay.models.compiled.streaming import WeightRoom
 from parlay.models.compiled.weights import Packed, nobody
 from parlay.models.config import DecoderConfig, UnsupportedModel, read_json
@@ -219,7 +219,7 @@ def _weights_of(found: Path, config: DecoderConfig, options: LoadOptions) -> Map
 def round_weights(runner: NativeRunner, model: str, options: LoadOptions, bits: int) -> None:
     """Read a runner's weights anew, and pack them in so many bits for drafts.
 
-    Raises ValueError where they have no more, BadCheckpoint where they can't be read any more.
+    Raises ValueError where the runner's own have hardly more, BadCheckpoint where they can't be read any more.
     """
     found = resolve(model)
     runner.round_weights(bits, _weights_of(found, read_config(found), options))

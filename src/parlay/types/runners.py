@@ -129,7 +129,9 @@ class RunnerSpec:
     together: bool = False
     """Whether the last rows of a `Segment` may see each other."""
     hides: bool = False
-    """Whether a `Segment` may hide cached tokens from its rows."""
+    """Whether a `Segment` may hide cached tokens from its rows, and run with weights of fewer bits."""
+    cheaper: bool = False
+    """Whether it takes less time then."""
     drops: bool = False
     """Whether a text may go on without a model of an ensemble, which loses its exactness."""
     canvas: CanvasSpec | None = None

@@ -33,6 +33,11 @@ class SelfDraft:
                 f"strategy {SOURCE}: {name} can't run in a cheaper form: Parlay's own decoder in one process can, "
                 "without --tensor-parallel and its like"
             )
+        if not target.cheaper:
+            raise UsageError(
+                f"strategy {SOURCE}: {target.name} runs on torch's operators, which take as long in a cheaper form: "
+                "Parlay's compiled decoder, for CPUs, is faster then"
+            )
         if not options.bits and not options.window:
             raise UsageError(f"strategy {SOURCE}: bits=0,window=0 is the target itself: set one of them")
         if options.bits:

@@ -8,17 +8,17 @@ from collections.abc import Collection, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from parlay.cache.pages import CODES
 from parlay.compiled import structs
 from parlay.compiled.library import NotLoaded, load
-from parlay.models.compiled.adapters import PackedAdapters, firsts_of_experts
+from parlay.models.compiled.adapters import PackedAdapters
 from parlay.models.compiled.growing import GrowthCall
-from parlay.models.compiled.layout import BatchLayout, Prefixes, lay_out
+from parlay.models.compiled.layout import BatchLayout, Prefixes, lay_out, set_places
+from parlay.models.compiled.limits import refusal
 from parlay.models.compiled.memory import Workspace
 from parlay.models.compiled.short_head import ShortHead
 from parlay.models.compiled.streaming import WeightRoom
 from parlay.models.compiled.weights import Packed, Weights, nobody
-from parlay.models.config import DecoderConfig, Experts, RopeConfig
+from parlay.models.config import DecoderConfig, RopeConfig
 from parlay.models.forward import (
     WHOLE,
     Forward,
@@ -40,59 +40,12 @@ from parlay.models.weights.fused import Operand, orders_of_columns, stored_as
 from parlay.system import threads
 from parlay.types import Exactness, Skip
 
-_MOST_GROUP, _MOST_HEAD = 64, 512  # query heads per key head, and their size: what the library has room for
 _LONGER, _SHAPES = 256, 4096  # room is made for texts of so many tokens more; forwards known to have room
 _DIVIDED = 32  # rows for each of the ranks that share texts, from which on each runs some of them
 
 
 _CACHED = {"float32": (0, torch.float32), "bfloat16": (1, torch.bfloat16), "q8_0": (2, torch.uint8)}
 """How keys and values may be cached: the number in core.h, and what pages are tensors of."""
-
-
-def _set_places(model: structs.ModelStruct, config: DecoderConfig, pages: LayerPages) -> None:
-    """Say where each layer's keys and values are cached, and which adapters its experts take."""
-    firsts = firsts_of_experts(config)
-    for index, (place, recent) in enumerate(zip(pages.place, pages.recent, strict=True)):
-        layer = model.layer[index]
-        layer.place, layer.recent, layer.adapted = place, int(recent), firsts[index]
-    for kind in (False, True):
-        model.keys[kind] = structs.KeyHeads(*pages.key_heads(config, kind))
-
-
-def refusal(config: DecoderConfig, dtype: torch.dtype, cached: str = "auto") -> str | None:
-    """Why the library can't run this model, or not with keys and values cached so; or None."""
-    heads = {config.heads_of(form) for form in config.forms}
-    sizes, odd = sorted({size for _, size in heads}), [size for _, size in heads if size % CODES]
-    if cached == "q8_0" and odd:
-        return f"it rounds keys and values in blocks of {CODES} numbers, and heads have {odd[0]}"
-    if dtype not in (torch.float32, torch.bfloat16):
-        return f"it computes in float32 and bfloat16, not {str(dtype).removeprefix('torch.')}"
-    if any(size % 2 for size in sizes) or sizes[-1] > _MOST_HEAD:
-        return f"it takes heads of an even size up to {_MOST_HEAD}, not {sizes[-1]}"
-    if any(size % 2 for size in (config.hidden_size, config.per_layer_size, *map(config.mlp_size_of, config.forms))):
-        return "it takes hidden and feed-forward sizes that are even"
-    if config.num_heads // min(count for count, _ in heads) > _MOST_GROUP:
-        return f"it takes up to {_MOST_GROUP} query heads per key head"
-    return next((reason for form in config.layers if (reason := _refusal_of_experts(form.experts))), None)
-
-
-def _refusal_of_experts(experts: Experts | None) -> str | None:
-    """Why the library can't run this mixture, or None."""
-    if experts is None:
-        return None
-    shared = int(experts.shared > 0)
-    if experts.count + shared > structs.MOST_EXPERTS or experts.chosen + shared > structs.MOST_CHOSEN:
-        return f"it takes up to {structs.MOST_EXPERTS} experts, of which a row runs up to {structs.MOST_CHOSEN}"
-    return "it takes experts of even sizes" if experts.size % 2 or experts.shared % 2 else None
-
-
-def runs_here(config: DecoderConfig, dtype: torch.dtype) -> bool:
-    """Whether the library is there, and can run this model."""
-    try:
-        load()
-    except NotLoaded:
-        return False
-    return refusal(config, dtype) is None
 
 
 class CompiledForward(Forward):
@@ -113,16 +66,20 @@ class CompiledForward(Forward):
         *,
         part: Part = WHOLE,
         room: WeightRoom | None = None,
+        beside: Weights | None = None,
     ) -> None:
+        """``beside`` are weights of the same model whose rows of embeddings are taken, for two copies take memory."""
         reason = refusal(config, dtype, cached)
         if reason:
             raise NotLoaded(reason)
         self._core = load()
         pages = LayerPages.of(config) if part == WHOLE else LayerPages.alike(config.num_layers)
-        self._weights = Weights(self._core, config, weights, dtype, packed, logits=part.logits, room=room)
+        self._weights = Weights(
+            self._core, config, weights, dtype, packed, logits=part.logits, room=room, beside=beside
+        )
         self._model = self._weights.model
-        _set_places(self._model, config, pages)
-        self._config, self._dtype, self._part = config, dtype, part
+        set_places(self._model, config, pages)
+        self._config, self._dtype, self._part, self._cached = config, dtype, part, cached
         self._model.cached, cache_dtype = _CACHED[str(dtype).removeprefix("torch.") if cached == "auto" else cached]
         cache_lanes = int(self._core.panel) // 2
         self._prefixes = Prefixes(cache_dtype, cache_lanes)
@@ -278,6 +235,15 @@ class CompiledForward(Forward):
 
     def embed(self, ids: Sequence[int]) -> Tensor:
         return self._weights.embed(ids)
+
+    def with_weights(self, weights: Mapping[str, Operand]) -> CompiledForward:
+        """See `Forward.with_weights`."""
+        if self._part != WHOLE:
+            super().with_weights(weights)
+        made = CompiledForward(self._config, weights, self._dtype, cached=self._cached, beside=self._weights)
+        if self._ngrams is not None:
+            made.add_ngrams(self._ngrams)
+        return made
 
     def add_ngrams(self, table: NgramTable) -> None:
         """Take the table that rows read besides their embeddings."""

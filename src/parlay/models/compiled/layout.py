@@ -203,3 +203,13 @@ def _joining(joins: Sequence[SegmentFeatures], order: Sequence[int]) -> ctypes.A
         rank, down, up = len(join.up_RH), join.down_RH.data_ptr(), join.up_RH.data_ptr()
         found += [structs.Joining(order[anchor], rank, down, up) for anchor in given.anchors]
     return (structs.Joining * len(found))(*found)
+
+
+def set_places(model: structs.ModelStruct, config: DecoderConfig, pages: LayerPages) -> None:
+    """Say where each layer's keys and values are cached, and which adapters its experts take."""
+    firsts = firsts_of_experts(config)
+    for index, (place, recent) in enumerate(zip(pages.place, pages.recent, strict=True)):
+        layer = model.layer[index]
+        layer.place, layer.recent, layer.adapted = place, int(recent), firsts[index]
+    for kind in (False, True):
+        model.keys[kind] = structs.KeyHeads(*pages.key_heads(config, kind))

@@ -20,7 +20,7 @@ from parlay.models.compiled.memory import Arena, WeightArena
 from parlay.models.compiled.streaming import LayersOnDisk, PackedLayer, StreamedLayers, WeightRoom
 from parlay.models.config import Activation, DecoderConfig, KeyHeads, LayerForm
 from parlay.models.gguf.packing_ahead import PackingAhead
-from parlay.models.weights.formats import INDEXED, DamagedWeights, Format
+from parlay.models.weights.formats import DamagedWeights, Format
 from parlay.models.weights.fused import (
     BesideWeights,
     ExpertWeights,
@@ -33,7 +33,7 @@ from parlay.models.weights.fused import (
     order_of_columns,
     ordered,
 )
-from parlay.models.weights.grids import indexed
+from parlay.models.weights.grids import packable
 from parlay.models.weights.quantize import Int8Weight
 from parlay.models.weights.stored import StoredTensor
 from parlay.system import threads
@@ -68,9 +68,10 @@ class Weights:
         *,
         logits: bool = True,
         room: WeightRoom | None = None,
+        beside: Weights | None = None,
     ) -> None:
-        """Without ``logits`` the LM head is left out. Layers beyond ``room`` are read from disk: see `streaming`."""
-        self._logits, self._room, self._packed = logits, room, packed
+        """Without ``logits`` there is no LM head. Layers beyond ``room`` are read from disk; ``beside`` has embeddings."""
+        self._logits, self._room, self._packed, self._shares_with = logits, room, packed, beside
         self._core, self._config, self._dtype = core, config, dtype
         self._panel = int(core.panel)
         self._memory: Arena = (arena := WeightArena())
@@ -112,7 +113,7 @@ class Weights:
             self.streamed.stream.close()
 
     def _lay_out(self, fused: FusedWeights, arena: WeightArena) -> structs.ModelStruct:
-        config = self._config
+        config, beside = self._config, self._shares_with
         head = self._linear(fused.head) if self._logits else structs.Linear(kind=Format.F32.number)
         self._tied = fused.head is fused.embedding
         model = structs.ModelStruct(
@@ -123,7 +124,7 @@ class Weights:
             vocab=config.output_size,
             cached=int(self._dtype == torch.bfloat16),
             eps=config.rms_norm_eps,
-            embedding=self._rows_of(fused.embedding),
+            embedding=self._rows_of(fused.embedding) if beside is None else beside.model.embedding,
             final_norm=self._hold_any(fused.final_norm),
             beside_norm=self._hold_any(fused.beside_norm),
             raw_tap=int(config.head is not None),
@@ -131,7 +132,7 @@ class Weights:
             embedding_scale=config.embedding_scale,
             logit_cap=config.logit_cap,
             span=SPAN,
-            **self._per_layer(fused),
+            **self._per_layer(fused, beside),
         )
         model.layer = (structs.LayerStruct * config.num_layers)(*self._layers(fused, arena))
         model.stream = None if self.streamed is None else self.streamed.stream.address
@@ -156,14 +157,15 @@ class Weights:
         self._memory, self._jobs, self._linears, self._alone = before
         return found
 
-    def _per_layer(self, fused: FusedWeights) -> dict[str, Any]:
+    def _per_layer(self, fused: FusedWeights, beside: Weights | None) -> dict[str, Any]:
         """Fields of a model whose layers read numbers of their own."""
         inputs = fused.per_layer
         if inputs is None:
             return {}
+        rows = self._rows_of(inputs.embedding) if beside is None else beside.model.per_layer_embedding
         return {
             "per_layer": self._config.per_layer_size,
-            "per_layer_embedding": self._rows_of(inputs.embedding),
+            "per_layer_embedding": rows,
             "per_layer_projection": self._linear(inputs.projection),
             "per_layer_norm": self._hold(inputs.norm),
             "per_layer_scale": inputs.scale,
@@ -384,12 +386,6 @@ class Weights:
     def _hold_any(self, tensor: Tensor | None) -> int | None:
         """The address of ``tensor``, of any shape, if there is one; see `_hold`."""
         return None if tensor is None else self._hold(tensor)
-
-
-def packable(part: StoredTensor) -> Tensor:
-    """The rows of blocks, uint8 ``[O, bytes]``, in the form that the library packs."""
-    rows = part.rows
-    return indexed(part.format, rows.reshape(-1, rows.shape[-1])) if part.format in INDEXED else rows
 
 
 def _rounded(weight: Int8Weight, steps_O: int, scale: float) -> Tensor:

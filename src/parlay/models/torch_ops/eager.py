@@ -51,6 +51,7 @@ class EagerForward(Forward):
         if part.states or part.context is not None:
             split = "pipeline" if part.states else "context"
             raise UnsupportedModel(f"{split} parallelism needs the compiled decoder, and torch's operators decode here")
+        self._config, self._dtype = config, dtype
         decoder = build(config, weights, dtype, device)
         stored = stored_as(weights)
         judged = judge(decoder, device)
@@ -90,6 +91,15 @@ class EagerForward(Forward):
     def embed(self, ids: Sequence[int]) -> Tensor:
         with torch.inference_mode():
             return self._decoder.embed(torch.tensor(ids, device=self._device))
+
+    def with_weights(self, weights: Mapping[str, Operand]) -> EagerForward:
+        """See `Forward.with_weights`."""
+        if self._part != WHOLE:
+            super().with_weights(weights)
+        made = EagerForward(self._config, weights, self._dtype, self._device)
+        if self._ngrams is not None:
+            made.add_ngrams(self._ngrams)
+        return made
 
     def add_ngrams(self, table: NgramTable) -> None:
         """Take the table that rows read besides their embeddings."""

@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from parlay.models.weights.formats import Format
+from parlay.models.weights.formats import INDEXED, Format
+from parlay.models.weights.stored import StoredTensor
 from parlay.types import ParlayError
 
 _ONES = ((-9, -7, -1, 1, 7, 9), 8)
@@ -172,3 +173,9 @@ _READERS: Mapping[Format, Callable[[Tensor], Points]] = {
     Format.IQ3_XXS: _iq3_xxs,
     Format.IQ3_S: _iq3_s,
 }
+
+
+def packable(part: StoredTensor) -> Tensor:
+    """The rows of blocks, uint8 ``[O, bytes]``, in the form that the library packs."""
+    rows = part.rows
+    return indexed(part.format, rows.reshape(-1, rows.shape[-1])) if part.format in INDEXED else rows

@@ -62,7 +62,7 @@ ENTRIES = (
         name=SELF_DRAFT,
         family="self",
         training="none",
-        needs="Parlay's own decoder, in one process",
+        needs="Parlay's compiled decoder (CPU), in one process",
         summary="The target drafts for itself with weights of fewer bits, or with the newest of its cached keys.",
         when="weights of 16 or 8 bits without a draft model (bits=4), or texts of 8,000 tokens and more (window)",
         reference="Sadhukhan et al. 2024 (MagicDec), arXiv:2408.11049",

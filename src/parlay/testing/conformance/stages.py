@@ -81,7 +81,7 @@ def _resources(shelf: RunnerCache, draft: str, target: RunnerSpec) -> Resources:
         default_draft=draft,
         tokenizer=toy_tokenizer(target.vocab_size),
         open_tokenizer=lambda _: toy_tokenizer(target.vocab_size, seed=1),
-        target=target,
+        target=replace(target, cheaper=target.hides),  # what is slower elsewhere gives the same texts there
         find_head=random_heads(target),
         open_drafter=lambda _: copying_link(target.vocab_size),
         round_weights=lambda bits: None,
