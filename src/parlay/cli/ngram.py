@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from parlay.cli.flags import add_option_flags, options_from, whole
 from parlay.models.fetch.pulled import DEFAULT_MODEL, default_model
-from parlay.ngrams.building import NgramOptions
+from parlay.ngrams.building import Built, NgramOptions
 from parlay.options import UsageError
 
 if TYPE_CHECKING:
@@ -78,41 +78,16 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _build(options: argparse.Namespace) -> int:
-    from parlay.cli.datastore import check_output, progress_bar, say_left_out
-    from parlay.cli.ngram_texts import opened
+    from parlay.cli.datastore import check_output
     from parlay.ngrams import arpa
-    from parlay.ngrams.building import build, convert
-    from parlay.text import corpus
 
     declared = options_from(NgramOptions, options)
     output: Path = options.output
     check_output(output)
-    given = [Path(name) for name in options.corpus]
-    if any(map(arpa.is_arpa, given)):
-        if len(given) > 1:
-            raise UsageError(f"{len(given)} files, one of them ARPA: build a model from one ARPA file, or from texts")
-        _refuse_for_arpa(declared)
-        named = options.model or options.tokenizer
-        whose = opened(named)[1] if named else None
-        built = convert(given[0], output, declared.bits, vocabulary=whose, memory=declared.memory << 20)
+    if any(arpa.is_arpa(Path(name)) for name in options.corpus):
+        built = _from_arpa(options, declared)
     else:
-        sources = corpus.sources(options.corpus)
-        name = None if options.words else options.tokenizer or options.model or default_model()
-        tokenizer, vocabulary = opened(name) if name else (None, None)
-        skipped: list[CorpusSource] = []
-        documents = (document for source in sources for document in corpus.streams(source, skipped))
-        try:
-            with progress_bar("reading", " tokens") as reading, progress_bar("counting", " tokens") as counting:
-                built = build(
-                    output,
-                    documents,
-                    declared,
-                    tokenizer=tokenizer,
-                    vocabulary=vocabulary,
-                    progress=lambda what, done: (reading if what == "reading" else counting).update(done),
-                )
-        finally:  # an error that no text was found should say why
-            say_left_out(skipped, len(sources))
+        built = _from_texts(options, declared)
     for n in built.guessed:
         print(f"{n}-grams are too few to estimate discounts of: they are 0.5, 1 and 1.5", file=sys.stderr)
     counted = f"{built.header.tokens:,} tokens of {built.header.texts:,} texts, " if built.header.tokens else ""
@@ -120,6 +95,44 @@ def _build(options: argparse.Namespace) -> int:
     if not built.header.words and not arpa.is_arpa(output):
         print(f"Use it: parlay generate --strategy ngram-lm:file={output}")
     return 0
+
+
+def _from_texts(options: argparse.Namespace, declared: NgramOptions) -> Built:
+    from parlay.cli.datastore import progress_bar, say_left_out
+    from parlay.cli.ngram_texts import opened
+    from parlay.ngrams.building import build
+    from parlay.text import corpus
+
+    sources = corpus.sources(options.corpus)
+    name = None if options.words else options.tokenizer or options.model or default_model()
+    tokenizer, vocabulary = opened(name) if name else (None, None)
+    skipped: list[CorpusSource] = []
+    documents = (document for source in sources for document in corpus.streams(source, skipped))
+    try:
+        with progress_bar("reading", " tokens") as reading, progress_bar("counting", " tokens") as counting:
+            return build(
+                options.output,
+                documents,
+                declared,
+                tokenizer=tokenizer,
+                vocabulary=vocabulary,
+                progress=lambda what, done: (reading if what == "reading" else counting).update(done),
+            )
+    finally:  # an error that no text was found should say why
+        say_left_out(skipped, len(sources))
+
+
+def _from_arpa(options: argparse.Namespace, declared: NgramOptions) -> Built:
+    from parlay.cli.ngram_texts import opened
+    from parlay.ngrams.building import convert
+
+    files = options.corpus
+    if len(files) > 1:
+        raise UsageError(f"{len(files)} files, one of them ARPA: build a model from one ARPA file, or from texts")
+    _refuse_for_arpa(declared)
+    named = options.model or options.tokenizer
+    vocabulary = opened(named)[1] if named else None
+    return convert(Path(files[0]), options.output, declared.bits, vocabulary=vocabulary, memory=declared.memory << 20)
 
 
 def _refuse_for_arpa(declared: NgramOptions) -> None:

@@ -1,4 +1,4 @@
-"""What the actions of `parlay ngram` share: tokenizers, texts as words or ids, and a line of numbers for each text."""
+"""Helps the actions of `parlay ngram`: tokenizers, texts as words or ids, and a line of numbers for each text."""
 
 from __future__ import annotations
 

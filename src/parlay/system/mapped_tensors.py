@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Self
+from typing import Any, Self, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +29,7 @@ _MOST_HEADER = 1 << 20
 
 
 class BadTensorFile(ValueError):
-    """What is wrong with a file, as a clause that its path can stand before."""
+    """Says what is wrong with a file, as a clause that its path can stand before."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,7 +65,7 @@ class TensorFile:
 
     @property
     def names(self) -> Collection[str]:
-        """Of the tensors."""
+        """The tensors' names."""
         return self._entries.keys()
 
     def described(self, name: str) -> tuple[object, object]:
@@ -76,17 +76,19 @@ class TensorFile:
     def tensor(self, name: str) -> NDArray[Any]:
         """Map one tensor. Raises BadTensorFile for one that makes no sense, lies outside the file or is not aligned."""
         kind, shape = self.described(name)
-        places = self._entries[name].get("data_offsets") if kind in KINDS else None
-        if not _counts(shape) or not _counts(places) or len(places) != 2:
+        dtype = KINDS.get(kind) if isinstance(kind, str) else None
+        places = self._entries[name].get("data_offsets") if dtype else None
+        if dtype is None or not _are_counts(shape) or not _are_counts(places) or len(places) != 2:
             raise BadTensorFile(f"says no type, shape and place of {name}")
-        dtype, (first, end) = KINDS[str(kind)], places
+        first, end = places
         if end - first != math.prod(shape) * dtype.itemsize or self.begin + end > len(self.content):
             raise BadTensorFile(f"is cut short, or has no room for {name}")
         if (self.begin + first) % dtype.itemsize:  # those who search it read whole numbers
             raise BadTensorFile(f"has {name} at a place that is no multiple of {dtype.itemsize}")
-        return np.frombuffer(self.content, dtype, math.prod(shape), self.begin + first).reshape(shape)
+        found: NDArray[Any] = np.frombuffer(self.content, dtype, math.prod(shape), self.begin + first)
+        return found.reshape(shape)
 
 
-def _counts(values: Any) -> bool:
+def _are_counts(values: object) -> TypeGuard[list[int]]:
     """Whether these are whole numbers from 0 on."""
     return isinstance(values, list) and all(type(each) is int and each >= 0 for each in values)

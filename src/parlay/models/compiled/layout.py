@@ -15,7 +15,9 @@ from torch import Tensor
 from parlay.cache import BLOCK, Rows
 from parlay.cache.pages import CODES, CacheShape, Page, pages_for
 from parlay.compiled import structs
-from parlay.models.forward import ForwardBatch, SegmentFeatures
+from parlay.models.compiled.adapters import firsts_of_experts
+from parlay.models.config import DecoderConfig
+from parlay.models.forward import ForwardBatch, LayerPages, SegmentFeatures
 from parlay.types import Prefix, trees
 
 T = TypeVar("T")
