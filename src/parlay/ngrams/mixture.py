@@ -26,7 +26,7 @@ class Mixed:
     to unknown words, is shared out in proportion (`law`).
 
     A corpus has no tokens that end texts, so the mixture would give them (1 - ``weight``) of the target's share, and
-    texts would get longer. Of ``end_ids``, say ``model.generation_config.eos_token_id``, the share stays the target's.
+    texts would get longer. Of ``end_ids``, say ``llm.runner.spec.eos_ids``, the share stays the target's.
     """
 
     def __init__(self, model: NgramModel, weight: float, end_ids: Collection[int] = ()) -> None:
