@@ -383,8 +383,7 @@ class GuidingRunner(Runner, Protocol):
     def read_ahead(self, sequence: int, tokens: int, rows: int) -> int:
         """Say how many tokens of its negative prompt must be read before its text of ``tokens`` tokens can be guided.
 
-        At most ``rows``, at least 1: the next forward reads them, and nothing may be decided by its logits. 0 where it
-        lacks no more than that.
+        At most ``rows``: the next forward reads them, and nothing may be decided by its logits. 0: it may decide.
         """
         ...
 

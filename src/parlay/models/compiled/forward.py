@@ -86,10 +86,9 @@ class CompiledForward(Forward):
         self._take_part(part)
         self._space, self._growing, self._lowered = (Workspace(self._core) for _ in range(3))
         self._adapters = PackedAdapters(self._core, config, dtype, self._model, orders_of_columns(weights))
-        self._short: dict[int, ShortHead] = {}
+        self._short, self._roomy = dict[int, ShortHead](), set[tuple[int, ...]]()
         self._ngrams: NgramTable | None = None
         self._start = 0  # of the space
-        self._roomy: set[tuple[int, ...]] = set()
         self._rotations: dict[tuple[RopeConfig | None, int], Tensor] = {}
         self._reached = 0  # positions that have rotations
         self._reach(256)

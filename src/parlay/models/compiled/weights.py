@@ -70,7 +70,7 @@ class Weights:
         room: WeightRoom | None = None,
         beside: Weights | None = None,
     ) -> None:
-        """Without ``logits`` there is no LM head. Layers beyond ``room`` stay on disk; ``beside`` has the embeddings."""
+        """Without ``logits`` there is no LM head. Layers beyond ``room`` stay on disk. Embeddings are ``beside``'s."""
         self._logits, self._room, self._packed, self._shares_with = logits, room, packed, beside
         self._core, self._config, self._dtype = core, config, dtype
         self._panel = int(core.panel)
