@@ -63,7 +63,6 @@ KINDS = (
     Kind("plain, 2 layers"),
     Kind("plain, 4 layers", first=2),
     Kind("2 looked up by 3 tokens, 2 layers", first=2, window=2),
-    Kind("2 looked up by 5 tokens, 2 layers", first=2, window=3),
 )
 
 
