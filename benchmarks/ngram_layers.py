@@ -46,7 +46,7 @@ MOST_NGRAMS = 10_000_000
 ABOUT = f"""Models of `parlay train` of the shape `{SHAPE}` ({LAYERS} layers, 128 wide, {VOCAB:,} tokens), and deeper
 ones. *Work*: multiplications of a row's products in millions, with the LM head: where its state is there, and on
 average over the text, where it is computed if it was not met before. *Hits*: rows whose n-gram was met before in the
-text; then with a table of all n-grams that stand twice in the training texts. *Forward*: one row after
+text. *Ahead*: the same with a table of all n-grams that stand twice in the training texts. *Forward*: one row after
 {BEFORE} cached tokens, float32, one thread, medians in turns: state there, and computed."""
 
 
@@ -63,17 +63,18 @@ KINDS = (
     Kind("plain, 2 layers"),
     Kind("plain, 4 layers", first=2),
     Kind("2 looked up by 3 tokens, 2 layers", first=2, window=2),
+    Kind("2 looked up by 5 tokens, 2 layers", first=2, window=3),
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One model on the text. ``work``: with a state, and on average; ``seconds``: of a forward, by how it went."""
+    """One model on the text. ``work``: with a state, on average, with a table; ``seconds``: of a forward, by way."""
 
     name: str
     seed: int
     perplexity: float
-    work: tuple[float, float]
+    work: tuple[float, float, float]
     hits: float | None
     hits_with_table: float | None
     seconds: Mapping[str, float]
@@ -212,7 +213,9 @@ def measured(seed: int, options: argparse.Namespace) -> Iterator[Measured]:
             assert math.exp(loss(runner, ids[name])) == perplexity, "a table changes no bit"
             assert runner.lookup is not None, "it has looked up before"
             with_table = met(runner.lookup)
-        sizes = work(config, 0), work(config, 0 if hits is None else 1 - hits)
+        shares = (0.0, 1 - (1 if hits is None else hits), 1 - (1 if with_table is None else with_table))
+        first, average, ahead = (work(config, share) for share in shares)
+        sizes = first, average, ahead
         yield Measured(name, seed, perplexity, sizes, hits, with_table, seconds[name])
 
 
@@ -226,7 +229,7 @@ def lines(found: Sequence[Measured]) -> Iterator[tuple[str, ...]]:
         micros = [f"{one.seconds[way] * 1e6:.0f} µs" if way in one.seconds else "-" for way in ("forward", "computed")]
         sizes = [f"{each:.2f}" for each in one.work]
         hits = share(one.hits), share(one.hits_with_table)
-        yield (one.name, str(one.seed), *sizes, f"{one.perplexity:.1f}", *hits, *micros)
+        yield (one.name, str(one.seed), f"{one.perplexity:.1f}", *hits, *sizes, *micros)
 
 
 def main() -> None:
@@ -246,7 +249,7 @@ def main() -> None:
     what = f"--data FOLDER --heldout FILE --tokens {options.tokens} --characters {options.characters} --seeds {seeds}"
     record: dict[str, Any] = provenance(f"python -m benchmarks.ngram_layers {what}")
     options.out.write_text(json.dumps({"origin": record, "rows": [asdict(one) for one in found]}, indent=1) + "\n")
-    head = ("model", "seed", "work", "average", "perplexity", "hits", "with table", "forward", "computed")
+    head = ("model", "seed", "perplexity", "hits", "ahead", "work", "average", "ahead", "forward", "computed")
     title = ["# What layers that are looked up bring", "", about(record), "", ABOUT, ""]
     options.out.with_suffix(".md").write_text("\n".join([*title, *table(head, lines(found))]), encoding="utf-8")
 

@@ -32,9 +32,9 @@ def test_work_is_that_of_the_layers_which_run() -> None:
 
 
 def test_rows_of_the_page() -> None:
-    plain = Measured("plain", 0, 80.04, (0.65, 0.65), None, None, {"forward": 61e-6})
-    looked_up = Measured("looked up", 0, 75.0, (0.65, 0.9), 0.7, 0.84, {"forward": 80e-6, "computed": 0.0002})
+    plain = Measured("plain", 0, 80.04, (0.65, 0.65, 0.65), None, None, {"forward": 61e-6})
+    looked_up = Measured("looked up", 0, 75.0, (0.65, 0.9, 0.8), 0.7, 0.84, {"forward": 80e-6, "computed": 0.0002})
     assert list(lines([plain, looked_up])) == [
-        ("plain", "0", "0.65", "0.65", "80.0", "-", "-", "61 µs", "-"),
-        ("looked up", "0", "0.65", "0.90", "75.0", "70%", "84%", "80 µs", "200 µs"),
+        ("plain", "0", "80.0", "-", "-", "0.65", "0.65", "0.65", "61 µs", "-"),
+        ("looked up", "0", "75.0", "70%", "84%", "0.65", "0.90", "0.80", "80 µs", "200 µs"),
     ]
