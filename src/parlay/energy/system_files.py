@@ -38,7 +38,7 @@ def package_counters(system: Path = SYSTEM) -> Found:
 
 
 def _first(kinds: Sequence[Callable[[Path], Found]], system: Path) -> Found:
-    """Return the counters of the first kind that can be read, else every reason why not."""
+    """Take those of the first kind that can be read, else every reason why not."""
     reasons = []
     for find in kinds:
         counters, reason = find(system)

@@ -20,27 +20,28 @@ IDLE = 0
 """The slot to which rows write that only fill a forward up. Nobody sees it."""
 
 
-class SlotLayer(StaticLayer):
+class SlotLayer(StaticLayer):  # type: ignore[misc]  # transformers has no types
     """A layer's keys and values, each ``[1, H, K, D]``. Rows are written to ``slots_N`` of them."""
 
     def __init__(self, capacity: int) -> None:
         super().__init__(max_cache_len=capacity)
+        self.max_cache_len: int = capacity
         self.slots_N = torch.tensor([IDLE])
 
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Make room as the first rows have it: ``key_states`` and ``value_states`` ``[1, H, N, D]``."""
-        self.dtype, self.device = key_states.dtype, key_states.device
-        heads = key_states.shape[:2]
-        self.keys = key_states.new_zeros(*heads, self.max_cache_len, key_states.shape[-1])
-        self.values = value_states.new_zeros(*heads, self.max_cache_len, value_states.shape[-1])
+    def lazy_initialization(self, keys_BHND: Tensor, values_BHND: Tensor) -> None:
+        """Make room of the shape that the model's first rows have."""
+        self.dtype, self.device = keys_BHND.dtype, keys_BHND.device
+        heads = keys_BHND.shape[:2]
+        self.keys = keys_BHND.new_zeros(*heads, self.max_cache_len, keys_BHND.shape[-1])
+        self.values = values_BHND.new_zeros(*heads, self.max_cache_len, values_BHND.shape[-1])
         self.is_initialized = True
 
-    def update(self, key_states: Tensor, value_states: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
-        """Write rows, ``key_states`` and ``value_states`` ``[1, H, N, D]``; returns all slots."""
+    def update(self, keys_BHND: Tensor, values_BHND: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
+        """Write rows ``[1, H, N, D]``, and return all slots: the mask says what is seen."""
         if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-        self.keys[:, :, self.slots_N] = key_states
-        self.values[:, :, self.slots_N] = value_states
+            self.lazy_initialization(keys_BHND, values_BHND)
+        self.keys[:, :, self.slots_N] = keys_BHND
+        self.values[:, :, self.slots_N] = values_BHND
         return self.keys, self.values
 
     def get_seq_length(self) -> int:
@@ -49,12 +50,16 @@ class SlotLayer(StaticLayer):
 
     def grow(self, capacity: int) -> None:
         """Have so many slots from now on; those there were keep what they hold."""
-        for name in ("keys", "values"):
-            old_BHKD = vars(self)[name]
-            new_BHKD = old_BHKD.new_zeros(*old_BHKD.shape[:2], capacity, old_BHKD.shape[-1])
-            new_BHKD[:, :, : old_BHKD.shape[2]] = old_BHKD
-            vars(self)[name] = new_BHKD
+        if self.is_initialized:
+            self.keys, self.values = _wider(self.keys, capacity), _wider(self.values, capacity)
         self.max_cache_len = capacity
+
+
+def _wider(states_BHKD: Tensor, capacity: int) -> Tensor:
+    batch, heads, slots, size = states_BHKD.shape
+    wider_BHKD = states_BHKD.new_zeros(batch, heads, capacity, size)
+    wider_BHKD[:, :, :slots] = states_BHKD
+    return wider_BHKD
 
 
 class SlotPool:

@@ -35,7 +35,7 @@ class _Used:
 
 
 class _Device:
-    """Count what a device's counters advanced since they were first asked."""
+    """A device's counters, and their advance since they were first asked."""
 
     def __init__(self, meter: EnergyMeter) -> None:
         self.meter = meter
@@ -43,7 +43,7 @@ class _Device:
         self._joules = 0.0
 
     def joules(self) -> float:
-        """The last number as long as no counter moves, or one can't be read any more."""
+        """Read it; the last number as long as no counter moves, or one can't be read any more."""
         try:
             self._joules = self.meter.end(self._window).joules or 0.0
         except CounterError as error:
