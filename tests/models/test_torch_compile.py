@@ -21,7 +21,7 @@ from parlay.llm.vocabulary import open_draft
 from parlay.models.choosing import CompileRefused
 from parlay.models.native import NativeRunner
 from parlay.models.transformers_adapter import graph
-from parlay.models.transformers_adapter.compiled_runner import CompiledRunner
+from parlay.models.transformers_adapter.compiled_runner import CompiledRunner, NotCompiled
 from parlay.models.transformers_adapter.encoder_decoder import EncoderDecoderRunner
 from parlay.models.transformers_adapter.runner import AdapterRunner
 from parlay.models.transformers_adapter.slots import IDLE, LEAST_SLOTS, SlotPool
@@ -140,33 +140,43 @@ def test_one_graph_serves_any_number_of_rows_and_slots_and_every_runner_of_the_m
     assert len(graphs) <= 2, "one graph, and one with hidden states"
 
 
-def test_a_graph_that_computes_something_else_is_given_up(
-    lines: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_graph_that_computes_something_else_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(forward: Callable[..., Any], **_: object) -> Callable[..., Any]:
         return lambda *inputs: (1.001 * forward(*inputs)[0], ())
 
-    model = tiny()
     monkeypatch.setattr(torch, "compile", wrong)
-    runner = CompiledRunner(model, backend="wrong", clock=Slowing())
+    with pytest.raises(NotCompiled, match="runs uncompiled: its compiled logits differ from its own by"):
+        CompiledRunner(tiny(), backend="wrong", clock=Slowing())
+
+
+def test_a_graph_with_hidden_states_may_fail_alone(
+    lines: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def only_logits(forward: Callable[..., Any], **_: object) -> Callable[..., Any]:
+        def run(model: PreTrainedModel, inputs: dict[str, Any]) -> Any:
+            if inputs["output_hidden_states"]:
+                raise RuntimeError("\nno states in graphs\nand more of that")
+            return forward(model, inputs)
+
+        return run
+
+    monkeypatch.setattr(torch, "compile", only_logits)
+    model = tiny()
+    runner = CompiledRunner(model, backend="only logits", clock=Slowing())
     runner.open(0, ())
-    out = runner.forward([Segment(0, (5, 6, 7))])
-    assert float((out.logits_RV - plain(model, (5, 6, 7))).abs().max()) < NOISE
-    assert len(lines()) == 1
-    assert "runs uncompiled: its logits differ from the model's by" in lines()[0]
+    for _ in range(2):
+        out = runner.forward([Segment(0, (5, 6, 7))], taps=(0, 1))
+        assert float((out.logits_RV - plain(model, (5, 6, 7))).abs().max()) < NOISE
+        assert out.taps[1].shape == (3, runner.spec.hidden_size)
+    (line,) = lines()
+    assert "states: torch.compile fails (no states in graphs)" in line
 
 
 def test_a_model_that_breaks_the_graph_runs_as_it_is_and_says_so_once(lines: Callable[[], list[str]]) -> None:
-    model = broken()
-
-    def runner(capacity: int | None) -> CompiledRunner:
-        return CompiledRunner(model, max_tokens_cached=capacity, backend="eager")
-
-    stage = runner_stage("broken", runner, lambda: AdapterRunner(tiny(seed=1)), NOISE)
-    report = check_runner(stage.open_runner, stage.logits_of, noise_bound=NOISE, steps=15)
-    assert report.passed, str(report)
-    said = lines()
-    assert len([line for line in said if "runs uncompiled: torch.compile fails" in line]) == len(said) <= 2
+    runner = models.load(broken(), COMPILE)
+    assert isinstance(runner, AdapterRunner)
+    (line,) = [line for line in lines() if "runs uncompiled" in line]
+    assert "runs uncompiled: torch.compile fails (" in line
 
 
 def test_the_slower_form_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,15 +221,15 @@ def test_parlays_own_decoder_refuses_it_but_for_drafts(folders: list[str]) -> No
 # ------------------------------------------------------------------------------------------------------- real compiler
 
 _START = """
-import sys, time, torch
 from torch._dynamo.utils import counters
-from parlay.models.transformers_adapter.compiled_runner import CompiledRunner
+from parlay import models
+from parlay.options import LoadOptions
 from parlay.testing.checkpoints import random_model
 from parlay.types import Segment
-runner = CompiledRunner(random_model("gpt2"))
+runner = models.load(random_model("gpt2"), LoadOptions(compile=True))
 runner.open(0, ())
 out = runner.forward([Segment(0, (5, 6, 7))])
-print(int(out.logits_RV[-1].argmax()), counters["inductor"]["fxgraph_cache_hit"], runner._run._graph(False).broken)
+print(int(out.logits_RV[-1].argmax()), counters["inductor"]["fxgraph_cache_hit"], type(runner).__name__)
 """
 
 
@@ -238,7 +248,7 @@ def start(cache: Path, **environment: str) -> tuple[list[str], str]:
 @pytest.mark.slow
 def test_a_second_process_finds_what_the_first_one_compiled(tmp_path: Path) -> None:
     first, second = (start(tmp_path)[0] for _ in range(2))
-    assert first[2] == second[2] == "False"
+    assert first[2] == second[2] == "CompiledRunner"
     assert first[0] == second[0]
     assert (first[1], int(second[1]) > 0) == ("0", True)
     assert (tmp_path / "parlay" / "graphs").is_dir()
@@ -246,7 +256,7 @@ def test_a_second_process_finds_what_the_first_one_compiled(tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_without_a_compiler_the_model_runs_as_it_is(tmp_path: Path) -> None:
-    (token, _, given_up), said = start(tmp_path, CXX="no-such-compiler")
-    assert given_up == "True"
+    (token, _, kind), said = start(tmp_path, CXX="no-such-compiler")
+    assert kind == "AdapterRunner"
     assert said.count("runs uncompiled: torch.compile fails") == 1
     assert token == start(tmp_path)[0][0]

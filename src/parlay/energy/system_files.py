@@ -59,7 +59,7 @@ def hwmon_counters(system: Path = SYSTEM) -> Found:
 
 
 def battery_counters(system: Path = SYSTEM) -> Found:
-    """Count what batteries gave to the whole machine, as long as they drain. They move rarely: measure for minutes."""
+    """A counter for each battery that drains: of the whole machine. They move rarely, so measure for minutes."""
     batteries = [place for place in sorted((system / _SUPPLIES).glob("*")) if _is_battery(place)]
     draining = [place for place in batteries if _text(place / "status") == "Discharging"]
     if batteries and not draining:

@@ -53,7 +53,8 @@ class CompiledRunner(ReservingRunner[_Sequence], Runner):
     """A runner over a transformers model that torch.compile takes. Construction compiles, or reads what was compiled.
 
     ``max_tokens_cached`` is as for `AdapterRunner`, ``backend`` and ``clock`` as for `CompiledCall`. Raises
-    NotCompiled for a model that does not verify trees under masks, UnsupportedModel for one that can't be run at all.
+    NotCompiled for a model that does not verify trees under masks or gets no graph, UnsupportedModel for one that can't
+    be run at all.
     """
 
     def __init__(
@@ -148,8 +149,10 @@ class CompiledRunner(ReservingRunner[_Sequence], Runner):
     def _prepare(self) -> None:
         """Compile now, and not in the first request."""
         slots = self._pool.take(2)
-        self._run.prepare(self._flat([CallRows((0, 0), 0)], [[]], [slots]))
+        why = self._run.prepare(self._flat([CallRows((0, 0), 0)], [[]], [slots]))
         self._pool.drop(slots)
+        if why:
+            raise NotCompiled(self._call.name, why)
 
     def _place(self, segment: Segment) -> None:
         """Give each row that runs a slot. Rows before the base keep theirs."""

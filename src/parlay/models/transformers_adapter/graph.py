@@ -73,11 +73,13 @@ class FlatResult:
 
 @dataclass(slots=True)
 class _Graph:
-    """A model's graph, with or without hidden states. ``pays``: whether it is quicker, by the range of row counts."""
+    """A model's graph, with or without hidden states. ``pays``: whether it is quicker, by the range of row counts.
+    ``broken``: why there is none.
+    """
 
     run: Callable[..., tuple[Tensor, tuple[Tensor, ...]]]
     pays: dict[int, bool] = field(default_factory=dict)
-    broken: bool = False
+    broken: str = ""
 
 
 _graphs: WeakKeyDictionary[PreTrainedModel, dict[tuple[bool, str], _Graph]] = WeakKeyDictionary()
@@ -87,9 +89,9 @@ _graphs: WeakKeyDictionary[PreTrainedModel, dict[tuple[bool, str], _Graph]] = We
 class CompiledCall:
     """Runs rows through a model and its pool of slots, compiled where that pays.
 
-    A graph that can't be made, or whose logits differ from the model's own by more than rounding, is given up: then the
-    model runs as it is, and the log has one line. ``backend`` is one of torch.compile's, ``clock`` what both forms are
-    timed by.
+    A graph that can't be made, or whose logits differ from the model's own by more than rounding, is given up; one that
+    leaves hidden states too may fail alone, and then the log has one line. ``backend`` is one of torch.compile's,
+    ``clock`` what both forms are timed by.
     """
 
     def __init__(
@@ -104,19 +106,24 @@ class CompiledCall:
         if backend == "inductor":
             _keep_on_disk()
 
-    def prepare(self, rows: FlatRows) -> None:
-        """Make room for keys and values, which a graph has to find there, and the graph."""
+    def prepare(self, rows: FlatRows) -> str:
+        """Make room for keys and values, which a graph has to find there, and the graph. Return why there is none."""
         self._plain(rows, range(len(rows)), hidden=False)
-        self(rows, range(len(rows)), hidden=False)
+        graph = self._graph(hidden=False)
+        if not graph.broken and not graph.pays:
+            self._try(graph, rows, _size(rows), hidden=False)
+        return graph.broken
 
     def __call__(self, rows: FlatRows, wanted: Sequence[int], hidden: bool) -> FlatResult:
         """Write the rows' keys and values, and return logits of the ``wanted`` rows."""
         if len(rows) > ROWS[-1]:
             return self._plain(rows, wanted, hidden)
         graph = self._graph(hidden)
-        size = ROWS[bisect_left(ROWS, len(rows))]
+        size = _size(rows)
         if not graph.broken and size not in graph.pays:
             self._try(graph, rows, size, hidden)
+            if graph.broken:
+                _log.warning("%s runs uncompiled where drafters read its states: %s", self._call.name, graph.broken)
         if graph.broken or not graph.pays[size]:
             return self._plain(rows, wanted, hidden)
         logits_NV, states = self._compiled(graph, rows, hidden)
@@ -125,8 +132,7 @@ class CompiledCall:
     def _graph(self, hidden: bool) -> _Graph:
         known = _graphs.setdefault(self._call.model, {})
         if (hidden, self._backend) not in known:
-            compiled = torch.compile(_forward, backend=self._backend, fullgraph=True, dynamic=False)
-            known[hidden, self._backend] = _Graph(compiled)
+            known[hidden, self._backend] = _compiled(self._backend)
         return known[hidden, self._backend]
 
     def _plain(self, rows: FlatRows, wanted: Sequence[int], hidden: bool) -> FlatResult:
@@ -164,15 +170,13 @@ class CompiledCall:
         try:
             got_NV = self._traced(graph, rows, hidden) if first else self._compiled(graph, rows, hidden)[0]
         except Exception as error:  # whatever a foreign model, a compiler or its absence brings
-            graph.broken = True
-            _log.warning("%s runs uncompiled: %s", name, _reason(error))
+            graph.broken = _reason(error)
             return
         if first:
             _log.info("%s was compiled in %.1f s", name, self._clock() - began)
         difference = _difference(got_NV[: len(rows)], expected_NV)
         if not difference <= _allowed(expected_NV):
-            graph.broken = True
-            _log.warning("%s runs uncompiled: its logits differ from the model's by %.1e", name, difference)
+            graph.broken = f"its compiled logits differ from its own by {difference:.1e}"
             return
         graph.pays[size] = self._is_quicker(graph, rows, hidden)
         _log.info("%s runs %s for up to %d rows", name, "compiled" if graph.pays[size] else "uncompiled", size)
@@ -206,6 +210,18 @@ def _forward(model: PreTrainedModel, inputs: dict[str, Any]) -> tuple[Tensor, tu
     """The one call of the model, which is compiled, or not."""
     out = model(use_cache=True, **inputs)
     return out.logits[0], out.hidden_states or ()
+
+
+def _compiled(backend: str) -> _Graph:
+    try:
+        return _Graph(torch.compile(_forward, backend=backend, fullgraph=True, dynamic=False))
+    except RuntimeError as error:  # torch has none for this Python, or this system
+        return _Graph(_forward, broken=_reason(error))
+
+
+def _size(rows: FlatRows) -> int:
+    """The range of row counts that it is in."""
+    return ROWS[bisect_left(ROWS, len(rows))]
 
 
 def _of_rows(logits_NV: Tensor, states: Sequence[Tensor], count: int) -> FlatResult:
