@@ -149,7 +149,7 @@ def _in_llama_cpp(
 def _weight_room(
     model: str, found: Path, weights: Mapping[str, Weight], options: LoadOptions, budget: Budget | None
 ) -> WeightRoom | None:
-    """Bound what the weights take in memory, where that is said, or may be too little; None: they will fit.
+    """How much memory the weights may take, where that is said, or may be too little; None: they will fit.
 
     Models that draft are loaded whole. Raises UnsupportedModel on a device that can't read layers from disk.
     """

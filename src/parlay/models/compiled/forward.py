@@ -92,23 +92,28 @@ class CompiledForward(Forward):
         self._rotations: dict[tuple[RopeConfig | None, int], Tensor] = {}
         self._reached = 0  # positions that have rotations
         self._reach(256)
-        lanes = self._core.name.decode().replace("_", " ")
-        stored = stored_as(weights)
-        width = f"{stored} weights" if stored else str(dtype).removeprefix("torch.")
-        split = None if self._weights.streamed is None else self._weights.streamed.stream.split
-        if split is not None:
-            width += f", {len(split.streamed)} of {config.num_layers} layers read from disk in every forward"
+        streamed = self._weights.streamed
         self._kernels = Kernels(
             exactness=Exactness.BITS,
-            reason=f"compiled decoder ({lanes}), {width}"
-            f"{'' if cached == 'auto' else f', keys and values in {cached}'}: rows do not depend on each other",
+            reason=self._reason(stored_as(weights) or str(dtype), cached),
             cache_dtype=cache_dtype,
             pages=pages,
             cache_lanes=cache_lanes,
             spread=part.spread,
             part=None if part == WHOLE else config,
-            streamed_bytes=split.streamed_bytes if split is not None else 0,
+            streamed_bytes=streamed.stream.split.streamed_bytes if streamed is not None else 0,
         )
+
+    def _reason(self, stored: str, cached: str) -> str:
+        """Say in one line which kernels run, with weights ``stored`` in blocks, or as numbers of torch's."""
+        plain = stored.removeprefix("torch.")
+        width = plain if plain != stored else f"{stored} weights"
+        if self._weights.streamed is not None:
+            streamed = len(self._weights.streamed.stream.split.streamed)
+            width += f", {streamed} of {self._config.num_layers} layers read from disk in every forward"
+        caches = "" if cached == "auto" else f", keys and values in {cached}"
+        lanes = self._core.name.decode().replace("_", " ")
+        return f"compiled decoder ({lanes}), {width}{caches}: rows do not depend on each other"
 
     def _take_part(self, part: Part) -> None:
         """Make the model that of a part, and the two for what leaves its last layer, and for what comes behind.

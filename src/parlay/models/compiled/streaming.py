@@ -7,7 +7,6 @@ checkpoint, in which form and for which library it is; a sum over each layer is 
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import hashlib
 import json
 import logging
@@ -119,8 +118,10 @@ class LayerFile:
         return LayerFile(path, tuple(places), descriptor, direct, core)
 
     def streaming(self, numbers: Sequence[int], buffers: Sequence[Tensor] = ()) -> structs.Streaming:
-        """Lay out what the library needs to read these layers."""
-        chosen = (structs.StreamedLayer * len(numbers))(*(self.places[number] for number in numbers))
+        """Tell the library where to read these layers, and into which buffers."""
+        chosen = (structs.StreamedLayer * len(numbers))(
+            *(structs.StreamedLayer(*self.places[number]) for number in numbers)
+        )
         found = structs.Streaming(self.file, int(self.direct), len(numbers), int(PATIENCE * 1e9), chosen)
         for place, buffer in enumerate(buffers):
             found.buffer[place] = buffer.data_ptr()
@@ -161,6 +162,8 @@ def open_past_cache(path: Path) -> tuple[int, bool]:
                 return descriptor, True
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     if sys.platform == "darwin":
+        import fcntl  # here, because some systems have none
+
         fcntl.fcntl(descriptor, fcntl.F_NOCACHE, 1)
     return descriptor, False
 
