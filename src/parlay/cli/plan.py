@@ -115,7 +115,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _with_memory(options: argparse.Namespace) -> tuple[Ground, Models]:
     """The machine and the models, of which layers are read from disk where --memory holds less."""
-    from parlay.bench.plan.streaming import measure_disk, streamed
+    from parlay.bench.plan.streaming import measure_disk, sizes_of, stored_sizes, streamed
     from parlay.cache import MemoryBounds
 
     room = MemoryBounds.parse(options.memory)
@@ -128,7 +128,9 @@ def _with_memory(options: argparse.Namespace) -> tuple[Ground, Models]:
     models = models_of(options, ground)
     if room.weights is None:
         return ground, models
-    models = replace(models, target=streamed(models.target, room.weights))
+    stored = None if options.quantize or options.dtype != "auto" else stored_sizes(options.model)
+    target = streamed(models.target, stored or sizes_of(models.target), room.weights)
+    models = replace(models, target=target)
     if models.target.split is None:
         return ground, models
     if options.disk is None and options.device:

@@ -3,33 +3,66 @@
 from __future__ import annotations
 
 import os
+import re
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from parlay.cache.budget import format_bytes
 from parlay.cost.roofline import ModelShape
 from parlay.models.compiled.memory import whole_blocks
 from parlay.models.compiled.streaming import open_past_cache
 from parlay.models.fetch.origin import weight_files
+from parlay.models.gguf import SUFFIX
+from parlay.models.gguf.reader import read
 from parlay.types import ParlayError
 from parlay.types.layer_split import least_room, split_layers
 
 _PIECE = 1 << 24  # bytes that are asked of the disk at a time
 _SECONDS = 1.0
+_OF_A_LAYER = re.compile(r"blk\.(\d+)\.")
 
 
-def streamed(shape: ModelShape, room: int) -> ModelShape:
-    """The model with ``room`` bytes of memory for its weights. Raises ParlayError where that is too little."""
-    layers = shape.num_layers
+class WeightSizes(NamedTuple):
+    """Bytes of what every forward reads besides the layers, and of each layer."""
+
+    around: int
+    layers: Sequence[int]
+
+
+def sizes_of(shape: ModelShape) -> WeightSizes:
+    """Sizes by the model's shape: all layers are alike."""
     around = shape.vocab_size * shape.hidden_size * (1 if shape.tie_embeddings else 2) * shape.weight_bytes
-    sizes = [round((shape.stored_bytes - around) / layers)] * layers
-    split = split_layers(sizes, room - round(around))
+    layers = shape.num_layers
+    return WeightSizes(round(around), [round((shape.stored_bytes - around) / layers)] * layers)
+
+
+def stored_sizes(model: str) -> WeightSizes | None:
+    """Sizes as a GGUF file stores them, which may have an embedding twice; None where there is no such file."""
+    layers, around = Counter[int](), 0
+    for path in _files_of(model):
+        if path.suffix != SUFFIX:
+            return None
+        for info in read(path).tensors:
+            found = _OF_A_LAYER.match(info.name)
+            if found is None:
+                around += info.bytes
+            else:
+                layers[int(found[1])] += info.bytes
+    return WeightSizes(around, [layers[layer] for layer in sorted(layers)]) if layers else None
+
+
+def streamed(shape: ModelShape, sizes: WeightSizes, room: int) -> ModelShape:
+    """The model with ``room`` bytes of memory for its weights. Raises ParlayError where that is too little."""
+    split = split_layers(sizes.layers, room - sizes.around)
     if split is None:
+        least, whole = sizes.around + least_room(sizes.layers), sizes.around + sum(sizes.layers)
         raise ParlayError(
-            f"weights in {format_bytes(room)} of memory: all take {format_bytes(round(shape.stored_bytes))}, and at "
-            f"least {format_bytes(round(around) + least_room(sizes))} of it must be there"
+            f"weights in {format_bytes(room)} of memory: all take {format_bytes(whole)}, and at least "
+            f"{format_bytes(least)} of it must be there: allow {least} bytes or more"
         )
     return replace(shape, split=split if split.streamed else None)
 
