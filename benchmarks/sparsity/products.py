@@ -2,7 +2,7 @@
 
     python -m benchmarks.sparsity.products
 
-One thread, bfloat16, the matrix larger than the caches. Rounds take the layouts in turn, and the median of each
+One thread, bfloat16, processor time. Rounds take the layouts in turn, and the median of each
 round's ratios counts, so that other work on the machine slows all alike. Needs a C compiler, and AVX-512 with bf16 and
 VBMI2 (Zen 4, Ice Lake with bf16 and later).
 """
@@ -170,11 +170,11 @@ def speeds(found: Sequence[Layout], rounds: int) -> Mapping[int, float]:
 
 
 def _timed(call: Call, other_B: Numbers) -> float:
-    """Seconds of a call after other memory was read, so that no layout is still in the caches."""
+    """Seconds of processor time of a call, after other memory was read: no layout is still in the caches."""
     other_B.sum()
-    began = time.perf_counter()
+    began = time.thread_time()
     call()
-    return time.perf_counter() - began
+    return time.thread_time() - began
 
 
 def page(found: Sequence[Layout], faster: Mapping[int, float]) -> str:
