@@ -4,10 +4,14 @@ What routers learn in tests is no habit of the user's, and no test begins with w
 
 Modules and tests live to the end: the garbage collector rests while they are loaded, does not walk them later, and
 looks less often for what else has gone.
+
+Triton, where it is installed and there is no GPU, is loaded with its interpreter, before anything else loads it.
 """
 
 import gc
+import importlib
 import os
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -18,6 +22,19 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 gc.disable()  # until everything is collected
 settings.register_profile("parlay", deadline=None, suppress_health_check=[HealthCheck.too_slow])  # on busy machines
 settings.load_profile("parlay")
+
+
+def interpret_triton() -> None:
+    """See above. Its variable is not left behind: decoders that later tests make attend as they always do."""
+    import torch  # here, for threads are counted when it is loaded
+
+    if find_spec("triton") is not None and not torch.cuda.is_available():
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("TRITON_INTERPRET", "1")
+            importlib.import_module("parlay.models.triton_ops.attention")
+
+
+interpret_triton()
 
 
 def pytest_collection_finish() -> None:

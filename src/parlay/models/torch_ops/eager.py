@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import accumulate
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
+from parlay.cache import Rows
 from parlay.models.config import DecoderConfig, UnsupportedModel
 from parlay.models.forward import (
     WHOLE,
@@ -25,19 +27,31 @@ from parlay.models.lookup import NgramTable
 from parlay.models.lora import LowRankAdapter
 from parlay.models.torch_ops.adapters import TorchAdapters
 from parlay.models.torch_ops.attention import Attend, ExactAttention
-from parlay.models.torch_ops.attention_form import Heads, LayerRopes, SeenPrefix, attention_kinds, prefix_of
+from parlay.models.torch_ops.attention_form import (
+    AttentionKind,
+    Heads,
+    LayerRopes,
+    SeenPrefix,
+    attention_kinds,
+    prefix_of,
+)
 from parlay.models.torch_ops.attention_masked import MaskedAttention
 from parlay.models.torch_ops.decoder import build
-from parlay.models.torch_ops.kernels import judge
+from parlay.models.torch_ops.kernels import Judgement, judge
 from parlay.models.torch_ops.linear import padded
 from parlay.models.torch_ops.step_rows import step_rows
+from parlay.models.triton_ops.choosing import paged_attention
+from parlay.models.triton_ops.row_table import PlacedRows
 from parlay.models.weights.fused import Operand, stored_as
 from parlay.system.threads import torch_on_all
 from parlay.types import Features, Prefix
 
 
 class EagerForward(Forward):
-    """A `Forward` of packed linears and batched products, or of masked attention where these are not exact."""
+    """A `Forward` of packed linears and batched products, or of masked attention where these are not exact.
+
+    On CUDA devices Triton's kernels attend, where they can be had.
+    """
 
     def __init__(
         self,
@@ -54,19 +68,15 @@ class EagerForward(Forward):
         self._config, self._dtype = config, dtype
         decoder = build(config, weights, dtype, device)
         stored = stored_as(weights)
-        judged = judge(decoder, device)
         self._decoder = decoder if part.group is None else decoder.summed(part.group)
         self._part = part
-        compute, form = self._decoder.compute, judged.form
-        forms, ropes = config.forms, LayerRopes(config, compute, device)
-        sinks = [layer.sinks for layer in self._decoder.layers]
         self._kinds = attention_kinds(config)
-        self._attention = {
-            kind: MaskedAttention(kind, forms, ropes, sinks)
-            if form is None
-            else ExactAttention(kind, forms, ropes, form, dtype=compute, sinks=sinks)
-            for kind in dict.fromkeys(self._kinds)
-        }
+        ropes = LayerRopes(config, decoder.compute, device)
+        sinks = [layer.sinks for layer in decoder.layers]
+        paged = partial(paged_attention, config, self._kinds, ropes, sinks, dtype=dtype, device=device)
+        self._paged = paged() if part == WHOLE else None
+        judged = judge(decoder, device, paged=self._paged is not None)
+        self._attention = {kind: self._attend_by(kind, config, ropes, judged) for kind in dict.fromkeys(self._kinds)}
         self._device = device
         self._adapters = TorchAdapters(config, dtype, device)
         self._ngrams: NgramTable | None = None
@@ -75,10 +85,19 @@ class EagerForward(Forward):
         self._kernels = Kernels(
             exactness=judged.exactness,
             reason=f"{judged.reason}; {stored} weights as they are in that dtype" if stored else judged.reason,
-            cache_dtype=compute if form is not None else dtype,
+            cache_dtype=dtype if judged.form is None else decoder.compute,
             pages=pages,
             part=None if part == WHOLE else config,
         )
+
+    def _attend_by(
+        self, kind: AttentionKind, config: DecoderConfig, ropes: LayerRopes, judged: Judgement
+    ) -> MaskedAttention | ExactAttention:
+        """Torch's attention of one kind of layer."""
+        sinks = [layer.sinks for layer in self._decoder.layers]
+        if judged.form is None:
+            return MaskedAttention(kind, config.forms, ropes, sinks)
+        return ExactAttention(kind, config.forms, ropes, judged.form, dtype=self._decoder.compute, sinks=sinks)
 
     @property
     def kernels(self) -> Kernels:
@@ -154,20 +173,29 @@ class EagerForward(Forward):
         return embedded_NH
 
     def _plan(self, work: ForwardBatch, out: Mapping[Heads, Tensor]) -> Sequence[Attend]:
-        """How each segment attends, into its rows of ``out`` ``[N, heads * D]`` of the layer's heads."""
-        attends: list[Attend] = []
-        begin = 0
+        """How all segments attend, into their rows of ``out`` ``[N, heads * D]`` of the layer's heads.
+
+        Kernels of pages take those that see no prefix.
+        """
+        ends = list(accumulate(place.end - place.base for place in work.places))
         seen = {given.place: self._seen(given.features) for given in work.features}
-        for number, place in enumerate(work.places):
-            rows = step_rows(place, self._device, self._kernels.pages)
-            end = begin + place.end - place.base
-            plans = {
-                kind: attention.plan(rows, place, begin, out[kind.heads][begin:end], seen.get(number))
-                for kind, attention in self._attention.items()
-            }
-            attends.append(partial(_attend, [plans[kind] for kind in self._kinds]))
-            begin = end
+        placed = [PlacedRows(end - place.end + place.base, place) for end, place in zip(ends, work.places, strict=True)]
+        paged = [each for number, each in enumerate(placed) if self._paged is not None and seen.get(number) is None]
+        attends = [self._paged.plan(paged, out)] if self._paged is not None and paged else []
+        for number, (begin, place) in enumerate(placed):
+            if self._paged is None or seen.get(number) is not None:
+                attends.append(self._plan_one(begin, place, out, seen.get(number)))
         return attends
+
+    def _plan_one(self, begin: int, place: Rows, out: Mapping[Heads, Tensor], seen: SeenPrefix | None) -> Attend:
+        """How one segment attends by torch's operators."""
+        rows = step_rows(place, self._device, self._kernels.pages)
+        end = begin + place.end - place.base
+        plans = {
+            kind: attention.plan(rows, place, begin, out[kind.heads][begin:end], seen)
+            for kind, attention in self._attention.items()
+        }
+        return partial(_attend, [plans[kind] for kind in self._kinds])
 
     def _seen(self, features: Features) -> SeenPrefix | None:
         prefix = features.prefix

@@ -24,10 +24,15 @@ class Judgement:
     reason: str
 
 
-def judge(decoder: EagerDecoder, device: torch.device) -> Judgement:
-    """Test with the model's own products whether a row depends on the rows beside it."""
+def judge(decoder: EagerDecoder, device: torch.device, *, paged: bool = False) -> Judgement:
+    """Test with the model's own products whether a row depends on the rows beside it.
+
+    ``paged``: Triton's kernels attend, whose rows do not; products of linear layers may.
+    """
     linears = _distinct_linears(decoder)
     kind = "oneDNN packed" if all(isinstance(linear, PackedLinear) for linear in linears) else "torch"
+    if paged:
+        return Judgement(None, Exactness.SEED, f"{kind} linears, attention over pages by Triton")
     if device.type != "cpu":
         return Judgement(None, Exactness.SEED, f"{kind} linears, masked attention: no exact form on {device.type}")
     with torch.no_grad():

@@ -1,0 +1,142 @@
+"""Attention of a whole step's rows over pages where they lie, by Triton's kernels: a launch for all sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import triton.language as tl
+from torch import Tensor
+
+from parlay.models.config import LayerForm
+from parlay.models.forward import LayerPages
+from parlay.models.torch_ops.attention import Attend
+from parlay.models.torch_ops.attention_form import AttentionKind, Heads, LayerRopes
+from parlay.models.triton_ops import kernels
+from parlay.models.triton_ops.row_table import BLOCK, PITCH, PlacedRows, RowTable
+
+_KEYS, _SPAN = 64, 512
+"""Keys of a block, and those that one program sums up. Both are fixed: a row's last bits depend on them."""
+_WIDE_KEYS = 16
+_PARTS_BYTES = 64 << 20
+"""Rows of a long prefill run in several launches, so that the parts of their spans take no more memory than this."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """The shape of all products with such heads, as the kernels' constants."""
+
+    heads: Heads
+    wide: bool
+
+    @property
+    def constants(self) -> dict[str, int | bool]:
+        """What both kernels of attention are compiled for."""
+        heads = self.heads
+        least = 1 if self.wide else 16  # what matrix units take
+        return {
+            "HEADS": heads.num_kv_heads,
+            "G": heads.group,
+            "GP": max(_power_of_two(heads.group), least),
+            "D": heads.head_dim,
+            "DP": max(_power_of_two(heads.head_dim), least),
+            "KEYS": _WIDE_KEYS if self.wide else _KEYS,
+            "SPAN": _SPAN,
+            "WIDE": self.wide,
+        }
+
+
+class PagedAttention:
+    """Attention of layers of all kinds. A row's result depends on no other row, and not on where its keys lie."""
+
+    def __init__(
+        self,
+        kinds: Sequence[AttentionKind],
+        forms: Sequence[LayerForm],
+        ropes: LayerRopes,
+        sinks: Sequence[Tensor | None],
+        *,
+        pages: LayerPages,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        """Each layer has its kind, its form and its ``sinks`` ``[heads]`` or none. Pages hold numbers of ``dtype``."""
+        bits = 32 if device.type == "cpu" else 8 * dtype.itemsize  # the interpreter can't multiply bfloat16
+        self._factors = {16: tl.bfloat16 if dtype == torch.bfloat16 else tl.float16}.get(bits, tl.float32)
+        self._kinds, self._forms, self._ropes, self._pages, self._dtype = kinds, forms, ropes, pages, dtype
+        self._layouts = {kind.heads: _Layout(kind.heads, dtype == torch.float64) for kind in kinds}
+        self._sinks = [None if layer is None else layer.float().contiguous() for layer in sinks]
+
+    def plan(self, placed: Sequence[PlacedRows], out: Mapping[Heads, Tensor]) -> Attend:
+        """How the rows of these sequences attend, in every layer, into ``out`` ``[N, K * G * D]`` of its heads."""
+        device = next(iter(out.values())).device
+        table = RowTable.of(placed, device)
+        rotations = self._ropes.at(table.positions, table.last)
+
+        def attend(layer: int, qkv_NAP: Tensor) -> None:
+            kind, qkv_TAP, turns = self._kinds[layer], qkv_NAP[table.numbers], rotations[layer]
+            pairs_TAP, more_TAP = qkv_TAP.tensor_split([kind.heads.num_heads], 1)
+            queries = self._cached(pairs_TAP * turns.queries[:, 0])
+            if layer not in kind.readers:
+                new = more_TAP.reshape(len(qkv_TAP), 2, kind.heads.num_kv_heads, -1)
+                self._store(layer, table, self._cached(new * turns.keys_values))
+            target = out[kind.heads]
+            if isinstance(table.numbers, slice):
+                self._attend(layer, table, queries, target[table.numbers])
+            else:
+                own = target.new_empty(len(queries), target.shape[1])
+                self._attend(layer, table, queries, own)
+                target.index_copy_(0, table.numbers, own)
+
+        return attend
+
+    def _cached(self, turned: Tensor) -> Tensor:
+        """Pairs ``turned`` ``[..., P]`` as the numbers ``[..., D]`` of which pages and queries are."""
+        return torch.view_as_real(turned).flatten(-2).to(self._dtype)
+
+    def _where(self, layer: int, table: RowTable) -> tuple[Tensor, int, int]:
+        """The addresses of a layer's pages, the field of a row that has their pitch, and the layer's place in them."""
+        recent = self._pages.recent[layer]
+        return table.pages[recent], PITCH + recent, self._pages.place[layer]
+
+    def _store(self, layer: int, table: RowTable, new: Tensor) -> None:
+        """Write keys and values ``new`` ``[T, 2, K, D]`` to their slots."""
+        layout = self._layouts[self._kinds[layer].heads].constants
+        constants = {name: layout[name] for name in ("HEADS", "D", "DP")}
+        grid = len(new), layout["HEADS"]
+        kernels.store[grid](new, table.fields, *self._where(layer, table), **constants, PAGE=BLOCK)
+
+    def _attend(self, layer: int, table: RowTable, queries: Tensor, out: Tensor) -> None:
+        """Attend with ``queries`` ``[T, A, D]``, into ``out`` ``[T, A * D]``."""
+        form, layout = self._forms[layer], self._layouts[self._kinds[layer].heads].constants
+        heads, width, spans = layout["HEADS"], layout["GP"], -(-table.bound // _SPAN)
+        sums = torch.float64 if layout["WIDE"] else torch.float32
+        size = heads * spans * width
+        most = max(1, _PARTS_BYTES // (size * layout["D"] * sums.itemsize))
+        window, sinks = form.window or 0, self._sinks[layer]
+        for first in range(0, len(queries), most):
+            rows = slice(first, min(first + most, len(queries)))
+            count, fields = rows.stop - first, table.fields[rows]
+            mixed = queries.new_empty(count * size * layout["D"], dtype=sums)
+            peaks, weights = queries.new_empty(2, count * size, dtype=sums).unbind()
+            addresses, field, place = self._where(layer, table)
+            kernels.attend[count, heads, spans](
+                *(queries[rows], mixed, peaks, weights, fields, table.paths, addresses, field, place, window, spans),
+                form.score_cap,
+                **layout,
+                PAGE=BLOCK,
+                CAPPED=form.score_cap > 0,
+                FACTORS=self._factors,
+            )
+            kernels.combine[count, heads](
+                *(mixed, peaks, weights, fields, peaks if sinks is None else sinks, out[rows], window, spans),
+                out.stride(0),
+                **layout,
+                SINKS=sinks is not None,
+            )
+
+
+def _power_of_two(number: int) -> int:
+    """The least power of two that is not below the number."""
+    return 1 << (number - 1).bit_length()

@@ -1,0 +1,213 @@
+"""Triton kernels of attention over pages. Importing this module needs Triton.
+
+A program computes the query heads of one key head of one row, over one span of ``SPAN`` keys, in blocks of ``KEYS``.
+Spans and blocks begin at fixed positions of the row's own path, and every product has one shape, so nothing that a row
+adds up depends on the other rows: not on how many there are, and not on where the nodes of a tree lie. Spans keep a GPU
+busy where a long text has few rows (Flash-Decoding, Dao et al. 2023). A second kernel puts their parts together in the
+order of the text, without atomics.
+
+Shapes: T rows, G query heads of a key head, padded to GP; D numbers of a head, padded to DP.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+OWN = tl.constexpr(0)
+BOUND = tl.constexpr(1)
+HIDDEN = tl.constexpr(2)
+PATH_FROM = tl.constexpr(4)
+PATH = tl.constexpr(5)
+PAGES = tl.constexpr(6)
+SLOT = tl.constexpr(7)
+FIELDS = tl.constexpr(10)
+"""Numbers of a row, in the order of `parlay.models.triton_ops.row_table`."""
+
+
+@triton.jit(do_not_specialize=["pitch_field", "place"])
+def store(
+    new,
+    fields,
+    pages,
+    pitch_field,
+    place,
+    HEADS: tl.constexpr,
+    D: tl.constexpr,
+    DP: tl.constexpr,
+    PAGE: tl.constexpr,
+):
+    """Write the key and the value of one head of one row, of ``new`` ``[T, 2, HEADS, D]``, to the row's slot."""
+    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    own = fields + row * FIELDS
+    slot, pitch = tl.load(own + SLOT), tl.load(own + pitch_field)
+    address = tl.multiple_of(tl.load(pages + tl.load(own + PAGES) + slot // PAGE), 16)
+    d = tl.arange(0, DP)
+    to = address.to(new.dtype) + (place * 2 * HEADS + head) * pitch + slot % PAGE * D + d
+    source = new + (row * 2 * HEADS + head) * D + d
+    tl.store(to, tl.load(source, mask=d < D), mask=d < D)
+    tl.store(to + HEADS * pitch, tl.load(source + HEADS * D, mask=d < D), mask=d < D)
+
+
+@triton.jit(do_not_specialize=["pitch_field", "place", "window", "spans"])
+def attend(
+    queries,
+    mixed,
+    peaks,
+    sums,
+    fields,
+    paths,
+    pages,
+    pitch_field,
+    place,
+    window,
+    spans,
+    cap,
+    HEADS: tl.constexpr,
+    G: tl.constexpr,
+    GP: tl.constexpr,
+    D: tl.constexpr,
+    DP: tl.constexpr,
+    PAGE: tl.constexpr,
+    KEYS: tl.constexpr,
+    SPAN: tl.constexpr,
+    CAPPED: tl.constexpr,
+    FACTORS: tl.constexpr,
+    WIDE: tl.constexpr,
+):
+    """Mix the values of one span of keys for the ``queries`` ``[T, HEADS * G, D]``, which carry the scale.
+
+    Writes sums of values ``mixed`` ``[T, HEADS, spans, GP, D]``, relative to the largest scores ``peaks``, and sums of
+    weights ``sums``; both are ``[T, HEADS, spans, GP]``. ``window``: how many keys a row sees, or 0 for all. Matrix
+    units multiply numbers of the type ``FACTORS``. ``WIDE``: float64, in sums, for these units may not have it.
+    """
+    row, head, span = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
+    own = fields + row * FIELDS
+    low, bound = _seen(own, window)
+    first, last = tl.maximum(low // KEYS * KEYS, span * SPAN), tl.minimum(bound, (span + 1) * SPAN)
+    if first >= last:
+        return
+    g, d = tl.arange(0, GP), tl.arange(0, DP)
+    at = ((row * HEADS + head) * G + g[:, None]) * D + d[None, :]
+    query = tl.load(queries + at, mask=(g < G)[:, None] & (d < D)[None, :], other=0.0)
+    pitch = tl.load(own + pitch_field)
+    layer = (place * 2 * HEADS + head) * pitch
+    peak, weight, total = _nothing(GP, DP, WIDE)
+    for block in range(first, last, KEYS):
+        position = block + tl.arange(0, KEYS)
+        slot, seen = _slots(own, paths, position, low, bound)
+        address = tl.multiple_of(tl.load(pages + tl.load(own + PAGES) + slot // PAGE, mask=seen, other=0), 16)
+        there = (address.to(queries.dtype) + layer + slot % PAGE * D)[:, None] + d[None, :]
+        visible = seen[:, None] & (d < D)[None, :]
+        scores = _scores(query, tl.load(there, mask=visible, other=0.0), seen, cap, CAPPED, FACTORS, WIDE)
+        higher, base, shrink = _raised(peak, tl.max(scores, 1))
+        weights = tl.exp(scores - base[:, None])
+        values = tl.load(there + HEADS * pitch, mask=visible, other=0.0)
+        total = total * shrink[:, None] + _mixed(weights, values, FACTORS, WIDE)
+        weight = weight * shrink + tl.sum(weights, 1)
+        peak = higher
+    part = ((row * HEADS + head) * spans + span) * GP + g
+    tl.store(peaks + part, peak)
+    tl.store(sums + part, weight)
+    tl.store(mixed + part[:, None] * D + d[None, :], total, mask=(d < D)[None, :])
+
+
+@triton.jit(do_not_specialize=["window", "spans", "stride"])
+def combine(
+    mixed,
+    peaks,
+    sums,
+    fields,
+    sinks,
+    out,
+    window,
+    spans,
+    stride,
+    HEADS: tl.constexpr,
+    G: tl.constexpr,
+    GP: tl.constexpr,
+    D: tl.constexpr,
+    DP: tl.constexpr,
+    KEYS: tl.constexpr,
+    SPAN: tl.constexpr,
+    SINKS: tl.constexpr,
+    WIDE: tl.constexpr,
+):
+    """Put the spans of `attend` together, in their order, into ``out`` ``[T, HEADS * G * D]``.
+
+    Its rows lie ``stride`` numbers apart. ``sinks`` ``[HEADS * G]`` are scores that take weight and give nothing.
+    """
+    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    low, bound = _seen(fields + row * FIELDS, window)
+    g, d = tl.arange(0, GP), tl.arange(0, DP)
+    peak, weight, total = _nothing(GP, DP, WIDE)
+    for span in range(low // KEYS * KEYS // SPAN, (bound + SPAN - 1) // SPAN):
+        part = ((row * HEADS + head) * spans + span) * GP + g
+        theirs = tl.load(peaks + part)
+        higher, base, shrink = _raised(peak, theirs)
+        grow = tl.exp(theirs - base)
+        added = tl.load(mixed + part[:, None] * D + d[None, :], mask=(d < D)[None, :], other=0.0)
+        total = total * shrink[:, None] + added * grow[:, None]
+        weight = weight * shrink + tl.load(sums + part) * grow
+        peak = higher
+    if SINKS:
+        sink = tl.load(sinks + head * G + g, mask=g < G, other=0.0).to(peak.dtype)
+        higher, base, shrink = _raised(peak, sink)
+        total = total * shrink[:, None]
+        weight = weight * shrink + tl.exp(sink - base)
+    result = total / tl.where(weight > 0, weight, 1.0)[:, None]
+    to = out + row * stride + (head * G + g[:, None]) * D + d[None, :]
+    tl.store(to, result.to(out.dtype.element_ty), mask=(g < G)[:, None] & (d < D)[None, :])
+
+
+@triton.jit
+def _seen(own, window):
+    """The first position that a row sees, and the bound of these."""
+    at = tl.load(own + OWN)
+    return tl.where(window > 0, tl.maximum(at - window + 1, 0), 0), tl.load(own + BOUND)
+
+
+@triton.jit
+def _slots(own, paths, position, low, bound):
+    """The slots of these positions on the row's path, and which of them it sees."""
+    hidden, visible = tl.load(own + HIDDEN), tl.load(own + HIDDEN + 1)
+    seen = (position >= low) & (position < bound) & ((position < hidden) | (position >= visible))
+    ahead = position - tl.load(own + PATH_FROM)
+    listed = tl.load(paths + tl.load(own + PATH) + ahead, mask=seen & (ahead >= 0), other=0)
+    return tl.where(ahead >= 0, listed, position), seen
+
+
+@triton.jit
+def _nothing(GP: tl.constexpr, DP: tl.constexpr, WIDE: tl.constexpr):
+    """Largest score, sum of weights and sum of values before any key."""
+    kind: tl.constexpr = tl.float64 if WIDE else tl.float32
+    return tl.full([GP], float("-inf"), kind), tl.zeros([GP], kind), tl.zeros([GP, DP], kind)
+
+
+@triton.jit
+def _raised(peak, theirs):
+    """The larger score, what scores are relative to from now on, and the factor of what was summed up before."""
+    higher = tl.maximum(peak, theirs)
+    base = tl.where(higher == float("-inf"), 0.0, higher)  # nothing was seen yet: weights are 0, not NaN
+    return higher, base, tl.exp(peak - base)
+
+
+@triton.jit
+def _scores(query, keys, seen, cap, CAPPED: tl.constexpr, FACTORS: tl.constexpr, WIDE: tl.constexpr):
+    """Scores ``[GP, KEYS]``, minus infinity of keys that the row does not see."""
+    if WIDE:
+        scores = tl.sum(query[:, None, :] * keys[None, :, :], 2)
+    else:
+        scores = tl.dot(query.to(FACTORS), tl.trans(keys.to(FACTORS)), input_precision="ieee")
+    if CAPPED:
+        scores = cap * (1 - 2 / (tl.exp(2 * scores / cap) + 1))  # the tangent, which the interpreter has not
+    return tl.where(seen[None, :], scores, float("-inf"))
+
+
+@triton.jit
+def _mixed(weights, values, FACTORS: tl.constexpr, WIDE: tl.constexpr):
+    """Sums of values ``[GP, DP]``."""
+    if WIDE:
+        return tl.sum(weights[:, :, None] * values[None, :, :], 1)
+    else:
+        return tl.dot(weights.to(FACTORS), values.to(FACTORS), input_precision="ieee")

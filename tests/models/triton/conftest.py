@@ -1,0 +1,13 @@
+"""Kernels as Triton's interpreter runs them on CPU; `make check-gpu` runs them on a GPU."""
+
+from __future__ import annotations
+
+import pytest
+
+from parlay.models.triton_ops.choosing import INTERPRET
+
+
+@pytest.fixture(autouse=True)
+def interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decoders that are made in this test attend by Triton's kernels."""
+    monkeypatch.setenv(INTERPRET, "1")
