@@ -7,7 +7,7 @@ TRANSFORMERS := 5.16.0 5.24.0
 ADAPTER_TESTS := tests/models/test_adapter.py tests/models/test_parity.py tests/conformance/test_adapter.py tests/llm/test_transformers.py tests/drafters/test_layer_skip.py
 AS_ROOT := $(if $(filter 0,$(shell id -u)),,sudo)
 
-.PHONY: help demo check types tests check-browser check-versions check-arm conformance proof bench-smoke bench-figures docs wheel release clean
+.PHONY: help demo check types tests check-browser check-versions check-arm check-gpu conformance proof bench-smoke bench-figures docs wheel release clean
 
 help:  ## list these commands
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 22
@@ -42,6 +42,9 @@ check-versions: $(VENV)/.dev  ## the adapter's tests with the oldest and newest 
 check-arm: $(VENV)/.dev  ## the compiled decoder's products on AArch64, by an emulator; installs Debian's and a cross compiler
 	command -v qemu-aarch64 aarch64-linux-gnu-gcc >/dev/null || $(AS_ROOT) sh -c 'apt-get update && apt-get install --yes qemu-user gcc-aarch64-linux-gnu libc6-dev-arm64-cross'
 	$(BIN)/pytest tests/models/test_arm.py
+
+check-gpu: $(VENV)/.dev  ## kernels, conformance and speeds on this machine's GPU in ten minutes, as a page to send back; MODEL=NAME for another model
+	@$(BIN)/python -m benchmarks.gpu $(if $(MODEL),--model "$(MODEL)")
 
 conformance: $(VENV)/.dev  ## the long form of the conformance kit: every strategy, more tokens, more draws
 	$(BIN)/pytest -m slow

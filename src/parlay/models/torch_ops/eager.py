@@ -60,8 +60,13 @@ class EagerForward(Forward):
         dtype: torch.dtype,
         device: torch.device,
         part: Part = WHOLE,
+        *,
+        paged: bool = True,
     ) -> None:
-        """Raises UnsupportedModel for a part with some of the layers or keys: these need the compiled decoder."""
+        """Raises UnsupportedModel for a part with some of the layers or keys: these need the compiled decoder.
+
+        ``paged``: whether Triton's kernels may attend.
+        """
         if part.states or part.context is not None:
             split = "pipeline" if part.states else "context"
             raise UnsupportedModel(f"{split} parallelism needs the compiled decoder, and torch's operators decode here")
@@ -73,8 +78,8 @@ class EagerForward(Forward):
         self._kinds = attention_kinds(config)
         ropes = LayerRopes(config, decoder.compute, device)
         sinks = [layer.sinks for layer in decoder.layers]
-        paged = partial(paged_attention, config, self._kinds, ropes, sinks, dtype=dtype, device=device)
-        self._paged = paged() if part == WHOLE else None
+        find = partial(paged_attention, config, self._kinds, ropes, sinks, dtype=dtype, device=device)
+        self._paged = find() if paged and part == WHOLE else None
         judged = judge(decoder, device, paged=self._paged is not None)
         self._attention = {kind: self._attend_by(kind, config, ropes, judged) for kind in dict.fromkeys(self._kinds)}
         self._device = device

@@ -75,7 +75,7 @@ class RowTable:
         numbers = [begin + row for begin, place in placed for row in range(place.end - place.base)]
         parts = [*chain.from_iterable(fields)], paths, whole, recent, numbers
         flat = torch.tensor([*chain.from_iterable(parts)], dtype=torch.int64).to(device)
-        fields_N, paths_P, whole_A, recent_A, numbers_T = flat.split([len(part) for part in parts])
+        fields_N, paths_P, whole_A, recent_A, numbers_T = torch.split(flat, [len(part) for part in parts])
         adjacent = numbers[-1] - numbers[0] == len(numbers) - 1
         fields_TF = fields_N.view(-1, FIELDS)
         return RowTable(

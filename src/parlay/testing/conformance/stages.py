@@ -34,6 +34,8 @@ from parlay.testing.toy_tokenizers import toy_tokenizer
 from parlay.testing.toys import RandomLogits, ToyRunner
 from parlay.types import CanvasSpec, Runner, RunnerSpec, Segment
 
+_CPU = torch.device("cpu")
+
 
 def toy_stage(
     name: str,
@@ -198,7 +200,7 @@ def tiny_llama(context: int) -> DecoderConfig:
     )
 
 
-def native_stage(dtype: torch.dtype, context: int = 4096) -> Stage:
+def native_stage(dtype: torch.dtype, context: int = 4096, device: torch.device = _CPU) -> Stage:
     """A tiny Llama with random weights in the native decoder; its draft model is itself with disturbed weights."""
     config = tiny_llama(context)
     weights = {name: tensor.to(dtype) for name, tensor in random_model("llama").state_dict().items()}
@@ -209,12 +211,12 @@ def native_stage(dtype: torch.dtype, context: int = 4096) -> Stage:
             config,
             {name: tensor.clone() for name, tensor in weights.items()},
             dtype=dtype,
-            device=torch.device("cpu"),
+            device=device,
             max_tokens_cached=capacity,
             name="tiny",
         )
         runner.round_weights(4, weights)
         return runner
 
-    name = f"native {str(dtype).removeprefix('torch.')}"
+    name = f"native {str(dtype).removeprefix('torch.')}{'' if device == _CPU else f' on {device.type}'}"
     return runner_stage(name, partial(open_runner, weights), partial(open_runner, disturbed, 8192))

@@ -1,0 +1,220 @@
+"""What this machine's GPU does, as one page to send to the project: whether kernels are right, and how fast they are.
+
+No decoding of the project was measured on a GPU, so the page matters more than its figures. Parts that fail are told on
+it, and the others go on. It takes about ten minutes, without the time to fetch the model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import median
+
+import torch
+from torch import Tensor
+
+from parlay.bench import workloads
+from parlay.bench.provenance import ROOT, provenance
+from parlay.bench.records import Results
+from parlay.bench.runner import Bench, BenchPlan
+from parlay.bench.summary import summarise
+from parlay.bench.table import table
+from parlay.llm import LLM
+from parlay.models.config import DecoderConfig
+from parlay.models.forward import Forward
+from parlay.models.native import NativeRunner
+from parlay.models.torch_ops.eager import EagerForward
+from parlay.models.weights.shapes import weight_shapes
+from parlay.strategies.entry import DEFAULT_STRATEGY
+from parlay.testing.conformance import KitLength, check_strategy, native_stage
+from parlay.types import Segment, trees
+
+MODEL = "Qwen/Qwen2.5-Coder-1.5B-Instruct"
+PAGE = ROOT / "build" / "gpu.md"
+TESTS = "tests/models/triton"
+KIT = ("none", "prompt-lookup", "draft-model", DEFAULT_STRATEGY)
+KIT_LENGTH = KitLength(tokens=32, draws=500)
+KIT_CHECKS = ("greedy", "sampled", "mixed", "forks", "chunks", "preemption")
+KINDS = ("edit", "copy", "code", "maths", "prose")
+SHAPE = DecoderConfig(
+    architecture="Qwen2ForCausalLM",
+    vocab_size=151_936,
+    hidden_size=1536,
+    intermediate_size=8960,
+    num_layers=28,
+    num_heads=12,
+    num_kv_heads=2,
+    head_dim=128,
+    rms_norm_eps=1e-6,
+    max_context=8192,
+    tie_embeddings=True,
+    qkv_bias=True,
+)
+"""Whose forwards are timed, with random weights: Qwen2.5-1.5B."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of the page: its title, and what finds its text, which may raise."""
+
+    title: str
+    find: Callable[[], str]
+
+
+def page(parts: Sequence[Part]) -> Iterator[str]:
+    """The page's lines, part by part as they are found. A part that raises says so."""
+    yield "# Parlay on a GPU"
+    for part in parts:
+        began = time.perf_counter()
+        try:
+            text = part.find()
+        except Exception as error:  # whatever fails on hardware that nobody tried
+            text = f"FAILED: {type(error).__name__}: {' '.join(str(error).split())[:500]}"
+        yield f"\n## {part.title}\n\n{text}\n\n({time.perf_counter() - began:.0f} s)"
+
+
+def machine(device: torch.device) -> str:
+    """Versions, the commit, and the device."""
+    found = provenance("make check-gpu")
+    found["triton"] = metadata.version("triton") if find_spec("triton") else None
+    found["cuda"] = torch.version.cuda
+    if device.type == "cuda":
+        own = torch.cuda.get_device_properties(device)
+        found["device"] = f"{own.name}, {own.total_memory / 2**30:.0f} GiB, capability {own.major}.{own.minor}"
+    return f"```json\n{json.dumps(found, indent=1)}\n```"
+
+
+def kernels() -> str:
+    """The last lines of the tests that compare kernels with torch's operators."""
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--tb=short", "-n0", TESTS]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
+    lines = done.stdout.strip().splitlines()
+    return "\n".join(["```text", *lines[-1 if done.returncode == 0 else -60 :], "```"])
+
+
+def kit(device: torch.device) -> str:
+    """The conformance kit on a tiny model in float64, where no token may differ."""
+    stage = native_stage(torch.float64, device=device)
+    reports = [check_strategy(spec, effort=KIT_LENGTH, stages=[stage], checks=KIT_CHECKS) for spec in KIT]
+    lines = [f"- `{report.subject}`: {'passed' if report.passed else 'FAILED'}" for report in reports]
+    return "\n".join([*lines, *(f"- {failure}" for report in reports for failure in report.failures)])
+
+
+def random_weights(config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
+    """Weights of any values, small enough that nothing overflows."""
+    chance = torch.Generator(device).manual_seed(0)
+    return {
+        name: torch.randn(shape, generator=chance, device=device, dtype=dtype).mul_(shape[-1] ** -0.5)
+        for name, shape in weight_shapes(config).items()
+    }
+
+
+def forwards(config: DecoderConfig, device: torch.device, contexts: Sequence[int], rows: Sequence[int]) -> str:
+    """Milliseconds of a forward of so many rows, behind texts of so many tokens, by Triton's attention and torch's."""
+    dtype = torch.bfloat16
+    weights = random_weights(config, dtype, device)
+    by_triton, by_torch = (
+        _milliseconds(config, weights, dtype, device, contexts=contexts, rows=rows, paged=paged)
+        for paged in (True, False)
+    )
+    lines = ["| tokens before | rows | Triton, ms | torch, ms |", "|---|---|---|---|"]
+    lines += [f"| {cell[0]} | {cell[1]} | {by_triton[cell]:.2f} | {by_torch[cell]:.2f} |" for cell in by_triton]
+    return "\n".join(lines)
+
+
+def _milliseconds(
+    config: DecoderConfig,
+    weights: Mapping[str, Tensor],
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    contexts: Sequence[int],
+    rows: Sequence[int],
+    paged: bool,
+) -> dict[tuple[int, int], float]:
+    """Median of some forwards, by tokens before and rows."""
+
+    def make(
+        config: DecoderConfig, weights: Mapping[str, Tensor], dtype: torch.dtype, device: torch.device, **_: object
+    ) -> tuple[Forward, str]:
+        made = EagerForward(config, weights, dtype, device, paged=paged)
+        return made, made.kernels.reason
+
+    room = max(contexts) + max(rows) + 64
+    runner = NativeRunner(config, weights, dtype=dtype, device=device, max_tokens_cached=room, make_forward=make)
+    runner.open(0, ())
+    runner.reserve(0, room)
+    found: dict[tuple[int, int], float] = {}
+    for context in sorted(contexts):
+        while (cached := runner.store.length(0)) < context:
+            runner.forward([Segment(0, (7,) * min(512, context - cached), logits_from=min(512, context - cached))])
+            runner.keep(0, ())
+        for count in rows:
+            segment = Segment(0, (7,), trees.chain_tree([8] * (count - 1)))
+            found[context, count] = median(_timed(runner, segment) for _ in range(12))
+    return found
+
+
+def _timed(runner: NativeRunner, segment: Segment) -> float:
+    """Milliseconds until logits are here."""
+    began = time.perf_counter()
+    runner.forward([segment]).logits_RV.amax().item()
+    return 1e3 * (time.perf_counter() - began)
+
+
+def speeds(model: str, device: torch.device, kinds: Sequence[str], *, prompts: int, max_tokens: int) -> str:
+    """The default strategy against plain decoding by kind of text, as in the README."""
+    plan = BenchPlan(
+        model=model,
+        strategies=(DEFAULT_STRATEGY,),
+        workloads=tuple(workloads.load(kinds, prompts)),
+        rounds=1,
+        max_tokens=max_tokens,
+    )
+    with tempfile.TemporaryDirectory() as folder, LLM(model, device=str(device), router_memory="off") as llm:
+        results = Results(Path(folder) / "gpu.jsonl", provenance("make check-gpu"))
+        Bench(llm, plan, results).run()
+    cells = table(summarise(results.rows, plan.cells()))
+    return f"`{model}`, greedy, {max_tokens} tokens at most\n\n```text\n{cells}\n```"
+
+
+def parts(model: str, device: torch.device) -> list[Part]:
+    """All parts, the cheap ones first."""
+    return [
+        Part("Machine", lambda: machine(device)),
+        Part("Kernels against torch's operators", kernels),
+        Part("Conformance in float64", lambda: kit(device)),
+        Part("Forwards of Qwen2.5-1.5B's shape", lambda: forwards(SHAPE, device, (256, 4096), (1, 4, 16, 64))),
+        Part("Speeds by kind of text", lambda: speeds(model, device, KINDS, prompts=3, max_tokens=128)),
+    ]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the page and keep it; 1 where a part failed, 2 without a GPU."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
+    parser.add_argument("--model", default=MODEL, help=f"whose speeds are measured (default: {MODEL})")
+    options = parser.parse_args(arguments)
+    if not torch.cuda.is_available():
+        print("error: torch sees no CUDA device here, so there is nothing to check", file=sys.stderr)
+        return 2
+    lines: list[str] = []
+    for text in page(parts(options.model, torch.device("cuda"))):
+        lines.append(text)
+        print(text, flush=True)
+    PAGE.parent.mkdir(exist_ok=True)
+    PAGE.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    print(f"\nThis page is in {PAGE.relative_to(ROOT)}: send it with an issue, whatever it says.")
+    return 1 if "FAILED" in "\n".join(lines) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
