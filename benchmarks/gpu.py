@@ -29,10 +29,12 @@ from parlay.bench.runner import Bench, BenchPlan
 from parlay.bench.summary import summarise
 from parlay.bench.table import table
 from parlay.llm import LLM
+from parlay.models.compiled.weights import Packed
 from parlay.models.config import DecoderConfig
 from parlay.models.forward import Forward
 from parlay.models.native import NativeRunner
 from parlay.models.torch_ops.eager import EagerForward
+from parlay.models.weights.fused import Operand
 from parlay.models.weights.shapes import weight_shapes
 from parlay.strategies.entry import DEFAULT_STRATEGY
 from parlay.testing.conformance import KitLength, check_strategy, native_stage
@@ -144,7 +146,13 @@ def _milliseconds(
     """Median of some forwards, by tokens before and rows."""
 
     def make(
-        config: DecoderConfig, weights: Mapping[str, Tensor], dtype: torch.dtype, device: torch.device, **_: object
+        config: DecoderConfig,
+        weights: Mapping[str, Operand],
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        packed: Packed,
+        cached: str,
     ) -> tuple[Forward, str]:
         made = EagerForward(config, weights, dtype, device, paged=paged)
         return made, made.kernels.reason

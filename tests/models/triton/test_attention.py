@@ -125,7 +125,7 @@ def test_torchs_results_come_out_on_random_trees_and_pages(form: LayerForm) -> N
 def test_a_row_is_the_same_alone_in_a_tree_and_beside_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bit for bit, over spans of a text, whatever slots the nodes of its path have."""
     torch.manual_seed(2)
-    monkeypatch.setattr(paged, "_KEYS", 16)
+    monkeypatch.setitem(paged._KEYS, 4, 16)
     monkeypatch.setattr(paged, "_SPAN", 32)
     chance, start, form = random.Random(0), 2 * 32 - 3, LayerForm(window=40)
     whole = pages_of(Rows(PageTable(), start, 1, TREE), chance)

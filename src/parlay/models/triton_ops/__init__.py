@@ -1,1 +1,1 @@
-"""What of the native decoder runs as Triton kernels, on CUDA devices and in Triton's interpreter."""
+"""The native decoder's kernels in Triton, for CUDA devices and for Triton's interpreter."""

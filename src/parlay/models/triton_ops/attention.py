@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import gcd
 
 import torch
 import triton.language as tl
@@ -16,9 +17,9 @@ from parlay.models.torch_ops.attention_form import AttentionKind, Heads, LayerRo
 from parlay.models.triton_ops import kernels
 from parlay.models.triton_ops.row_table import BLOCK, PITCH, PlacedRows, RowTable
 
-_KEYS, _SPAN = 64, 512
-"""Keys of a block, and those that one program sums up. Both are fixed: a row's last bits depend on them."""
-_WIDE_KEYS = 16
+_KEYS = {2: 64, 4: 32, 8: 8}
+_SPAN = 512
+"""Keys of a block, by the bytes of a number, and those that one program sums up: a row's last bits depend on both."""
 _PARTS_BYTES = 64 << 20
 """Rows of a long prefill run in several launches, so that the parts of their spans take no more memory than this."""
 
@@ -28,22 +29,22 @@ class _Layout:
     """The shape of all products with such heads, as the kernels' constants."""
 
     heads: Heads
-    wide: bool
+    dtype: torch.dtype
 
     @property
     def constants(self) -> dict[str, int | bool]:
         """What both kernels of attention are compiled for."""
-        heads = self.heads
-        least = 1 if self.wide else 16  # what matrix units take
+        heads, wide = self.heads, self.dtype == torch.float64
+        least = 1 if wide else 16  # what matrix units take
         return {
             "HEADS": heads.num_kv_heads,
             "G": heads.group,
             "GP": max(_power_of_two(heads.group), least),
             "D": heads.head_dim,
             "DP": max(_power_of_two(heads.head_dim), least),
-            "KEYS": _WIDE_KEYS if self.wide else _KEYS,
+            "KEYS": _KEYS[self.dtype.itemsize],
             "SPAN": _SPAN,
-            "WIDE": self.wide,
+            "WIDE": wide,
         }
 
 
@@ -65,7 +66,7 @@ class PagedAttention:
         bits = 32 if device.type == "cpu" else 8 * dtype.itemsize  # the interpreter can't multiply bfloat16
         self._factors = {16: tl.bfloat16 if dtype == torch.bfloat16 else tl.float16}.get(bits, tl.float32)
         self._kinds, self._forms, self._ropes, self._pages, self._dtype = kinds, forms, ropes, pages, dtype
-        self._layouts = {kind.heads: _Layout(kind.heads, dtype == torch.float64) for kind in kinds}
+        self._layouts = {kind.heads: _Layout(kind.heads, dtype) for kind in kinds}
         self._sinks = [None if layer is None else layer.float().contiguous() for layer in sinks]
 
     def plan(self, placed: Sequence[PlacedRows], out: Mapping[Heads, Tensor]) -> Attend:
@@ -126,6 +127,7 @@ class PagedAttention:
                 form.score_cap,
                 **layout,
                 PAGE=BLOCK,
+                ALIGNED=gcd(16, layout["D"] * self._dtype.itemsize),
                 CAPPED=form.score_cap > 0,
                 FACTORS=self._factors,
             )

@@ -41,7 +41,7 @@ def store(
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     own = fields + row * FIELDS
     slot, pitch = tl.load(own + SLOT), tl.load(own + pitch_field)
-    address = tl.multiple_of(tl.load(pages + tl.load(own + PAGES) + slot // PAGE), 16)
+    address = tl.load(pages + tl.load(own + PAGES) + slot // PAGE)
     d = tl.arange(0, DP)
     to = address.to(new.dtype) + (place * 2 * HEADS + head) * pitch + slot % PAGE * D + d
     source = new + (row * 2 * HEADS + head) * D + d
@@ -69,6 +69,7 @@ def attend(
     D: tl.constexpr,
     DP: tl.constexpr,
     PAGE: tl.constexpr,
+    ALIGNED: tl.constexpr,
     KEYS: tl.constexpr,
     SPAN: tl.constexpr,
     CAPPED: tl.constexpr,
@@ -78,8 +79,9 @@ def attend(
     """Mix the values of one span of keys for the ``queries`` ``[T, HEADS * G, D]``, which carry the scale.
 
     Writes sums of values ``mixed`` ``[T, HEADS, spans, GP, D]``, relative to the largest scores ``peaks``, and sums of
-    weights ``sums``; both are ``[T, HEADS, spans, GP]``. ``window``: how many keys a row sees, or 0 for all. Matrix
-    units multiply numbers of the type ``FACTORS``. ``WIDE``: float64, in sums, for these units may not have it.
+    weights ``sums``; both are ``[T, HEADS, spans, GP]``. ``window``: how many keys a row sees, or 0 for all. Keys and
+    values of a token begin at a multiple of ``ALIGNED`` bytes. Matrix units multiply numbers of the type ``FACTORS``.
+    ``WIDE``: float64, in sums, for these units may not have it.
     """
     row, head, span = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     own = fields + row * FIELDS
@@ -96,13 +98,15 @@ def attend(
     for block in range(first, last, KEYS):
         position = block + tl.arange(0, KEYS)
         slot, seen = _slots(own, paths, position, low, bound)
-        address = tl.multiple_of(tl.load(pages + tl.load(own + PAGES) + slot // PAGE, mask=seen, other=0), 16)
-        there = (address.to(queries.dtype) + layer + slot % PAGE * D)[:, None] + d[None, :]
+        address = tl.load(pages + tl.load(own + PAGES) + slot // PAGE, mask=seen, other=0)
+        start = tl.multiple_of(address.to(queries.dtype) + layer + slot % PAGE * D, ALIGNED)
+        there = start[:, None] + d[None, :]
         visible = seen[:, None] & (d < D)[None, :]
         scores = _scores(query, tl.load(there, mask=visible, other=0.0), seen, cap, CAPPED, FACTORS, WIDE)
         higher, base, shrink = _raised(peak, tl.max(scores, 1))
         weights = tl.exp(scores - base[:, None])
-        values = tl.load(there + HEADS * pitch, mask=visible, other=0.0)
+        behind = tl.multiple_of(start + HEADS * pitch, ALIGNED)[:, None] + d[None, :]
+        values = tl.load(behind, mask=visible, other=0.0)
         total = total * shrink[:, None] + _mixed(weights, values, FACTORS, WIDE)
         weight = weight * shrink + tl.sum(weights, 1)
         peak = higher
