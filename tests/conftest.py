@@ -31,7 +31,8 @@ def interpret_triton() -> None:
     if find_spec("triton") is not None and not torch.cuda.is_available():
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("TRITON_INTERPRET", "1")
-            importlib.import_module("parlay.models.triton_ops.attention")
+            importlib.import_module("parlay.models.triton_ops.kernels")
+            importlib.import_module("parlay.sampling.walk_kernels")
 
 
 interpret_triton()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from parlay.models.triton_ops.choosing import INTERPRET
+from parlay.compiled.triton_here import INTERPRET
 
 
 @pytest.fixture(autouse=True)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from parlay.cache import BLOCK, Rows
 from parlay.cache.pages import Page, PageTable, pages_for
+from parlay.compiled import triton_here
 from parlay.models.config import DecoderConfig, LayerForm
 from parlay.models.families.reading import read_config
 from parlay.models.forward import LayerPages
@@ -191,7 +192,7 @@ def test_models_compute_what_torch_computes(family: str, tmp_path: Path, monkeyp
 def test_without_triton_torch_attends_with_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(choosing, "find_spec", lambda name: None)
+    monkeypatch.setattr(triton_here, "find_spec", lambda name: None)
     choosing._warn_once.cache_clear()
     with caplog.at_level(logging.WARNING):
         for folder in ("a", "b"):

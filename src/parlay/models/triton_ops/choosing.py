@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,6 +13,7 @@ from torch import Tensor
 
 from parlay.cache import BLOCK, Rows
 from parlay.cache.pages import Page, PageTable, pages_for
+from parlay.compiled import triton_here
 from parlay.models.config import DecoderConfig, LayerForm
 from parlay.models.forward import LayerPages
 from parlay.models.torch_ops.attention_form import AttentionKind, Heads, LayerRopes
@@ -27,9 +26,6 @@ if TYPE_CHECKING:
     from parlay.models.triton_ops.attention import PagedAttention
 
 _log = logging.getLogger(__name__)
-
-INTERPRET = "TRITON_INTERPRET"
-"""Triton's own variable: with 1, its kernels run in an interpreter, on CPUs, which takes far longer than torch."""
 
 _NEAR = {torch.float64: 1e-9, torch.float32: 1e-4}
 _ROUGH = 5e-2
@@ -53,19 +49,17 @@ def paged_attention(
     Kernels are compiled and compared with torch's on a small tree for each kind of layer. If that fails, one line is
     logged.
     """
-    if not (device.type == "cuda" or (device.type == "cpu" and os.environ.get(INTERPRET) == "1")):
-        return None
-    if find_spec("triton") is None:
-        _warn_once("Triton is not installed")
+    if not triton_here.asked_for(device):
         return None
     trials = {(form, kind.heads, own is not None) for form, kind, own in zip(config.forms, kinds, sinks, strict=True)}
     try:
+        triton_here.check()
         from parlay.models.triton_ops.attention import PagedAttention  # here, because it needs Triton
 
         for form, heads, has_sinks in trials:
             _try(PagedAttention, config, form, heads, dtype=dtype, device=device, has_sinks=has_sinks)
-    except Exception as error:  # compilers raise what they like
-        _warn_once(f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")
+    except Exception as error:
+        _warn_once(triton_here.reason(error))
         return None
     pages = LayerPages.of(config)
     return PagedAttention(kinds, config.forms, ropes, sinks, pages=pages, dtype=dtype, device=device)

@@ -10,7 +10,7 @@ from typing import ClassVar, cast
 
 from torch import Tensor
 
-from parlay.sampling import one_pass
+from parlay.sampling import fused_walk, one_pass
 from parlay.sampling.sampler import goes_together, greedy, is_plain_greedy, rows, sample
 from parlay.types import AcceptRule, Draft, DraftKind, Exactness, Fault, SequenceView, Tree, Verdict, trees
 
@@ -35,6 +35,30 @@ def follow(
     views: Sequence[SequenceView], drafts: Sequence[Draft], logits_RV: Tensor, roots: Sequence[int]
 ) -> list[Verdict | Fault]:
     """Plain decoding's tokens as far as the drafts have them, however the drafts were chosen."""
+    if not fused_walk.runs_on(logits_RV):
+        return _by_sampler(views, drafts, logits_RV, roots)
+    verdicts: dict[int, Verdict | Fault] = {}
+    here = [place for place, view in enumerate(views) if fused_walk.takes(view)]
+    if here:
+        found = fused_walk.follow(*_of(here, views, drafts), logits_RV, [roots[place] for place in here])
+        verdicts |= {place: verdict for place, verdict in zip(here, found, strict=True) if verdict is not None}
+    rest = [place for place in range(len(views)) if place not in verdicts]
+    if rest:
+        chosen = _by_sampler(*_of(rest, views, drafts), logits_RV, [roots[place] for place in rest])
+        verdicts |= dict(zip(rest, chosen, strict=True))
+    return [verdicts[place] for place in range(len(views))]
+
+
+def _of(
+    places: Sequence[int], views: Sequence[SequenceView], drafts: Sequence[Draft]
+) -> tuple[list[SequenceView], list[Draft]]:
+    return [views[place] for place in places], [drafts[place] for place in places]
+
+
+def _by_sampler(
+    views: Sequence[SequenceView], drafts: Sequence[Draft], logits_RV: Tensor, roots: Sequence[int]
+) -> list[Verdict | Fault]:
+    """`follow` by the sampler, row by row or several together."""
     greedily = [is_plain_greedy(view, ()) for view in views]
     if all(greedily):
         return _greedily(drafts, logits_RV, roots)

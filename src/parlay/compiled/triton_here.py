@@ -1,0 +1,28 @@
+"""Where kernels in Triton may run: on CUDA devices, and on CPUs in Triton's interpreter for who asks for that."""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+
+import torch
+
+INTERPRET = "TRITON_INTERPRET"
+"""Triton's own variable: with 1, its kernels run in an interpreter, on CPUs, which takes hundreds of times as long."""
+
+
+def asked_for(device: torch.device) -> bool:
+    """Whether kernels would run on this device, if Triton is installed."""
+    return device.type == "cuda" or (device.type == "cpu" and os.environ.get(INTERPRET) == "1")
+
+
+def check() -> None:
+    """Raise ImportError where Triton is not installed."""
+    if find_spec("triton") is None:
+        raise ImportError("Triton is not installed")
+
+
+def reason(error: Exception) -> str:
+    """Why kernels can't be used, on one line; compilers raise what they like."""
+    said = " ".join(str(error).split())[:200]
+    return said if isinstance(error, ImportError) else f"{type(error).__name__}: {said}"

@@ -1,0 +1,122 @@
+"""The walk of the shared noise on the device that has the logits: one launch, two transfers a step.
+
+Token ids and trees go there, accepted paths and next tokens come back; logits stay. Requests with penalties, biases,
+masks, typical-p or processors of their own, and rows that the kernel is not sure of, are left to the sampler.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from parlay.compiled import triton_here
+from parlay.sampling import noise
+from parlay.sampling.processors import edits
+from parlay.sampling.sampler import sample
+from parlay.types import NO_DRAFT, Draft, NoiseKey, Request, SamplingParams, SequenceView, Verdict, trees
+
+_log = logging.getLogger(__name__)
+
+_FIELDS = 9
+"""Numbers of a sequence: its root's row, how many nodes its tree has, where this and the streams of noise by depth
+begin, whether it is greedy, top-k, and as bits of float64 temperature, top-p and the logarithm of min-p."""
+_BLOCK = 1024
+_TRIED = (
+    SamplingParams(temperature=0),
+    SamplingParams(temperature=0.7, min_p=0.01),
+    SamplingParams(temperature=1.3, top_k=40, top_p=0.9),
+)
+
+
+def runs_on(logits_RV: Tensor) -> bool:
+    """Whether walks over such logits are taken here."""
+    return triton_here.asked_for(logits_RV.device) and logits_RV.dtype == torch.float32 and _works(logits_RV.device)
+
+
+def takes(view: SequenceView) -> bool:
+    """Whether the kernel knows all that happens to this request's logits."""
+    return view.request.params.typical_p == 1 and not edits(view, ())
+
+
+def follow(
+    views: Sequence[SequenceView], drafts: Sequence[Draft], logits_RV: Tensor, roots: Sequence[int]
+) -> list[Verdict | None]:
+    """Find the verdicts of sequences that `takes` holds for; None where the sampler must decide."""
+    from parlay.sampling import walk_kernels  # here, because it needs Triton
+
+    numbers, room = _numbers(views, drafts, roots)
+    given = _send(numbers, logits_RV.device)
+    size = 2 + 2 * room
+    out = torch.empty(len(views) * size, dtype=torch.int64, device=logits_RV.device)
+    walk_kernels.walk[(len(views),)](logits_RV, given, out, logits_RV.stride(0), room, logits_RV.shape[1], BLOCK=_BLOCK)
+    return [_verdict(line, room) for line in np.split(_fetch(out), len(views))]
+
+
+def _numbers(views: Sequence[SequenceView], drafts: Sequence[Draft], roots: Sequence[int]) -> tuple[list[int], int]:
+    """All that the kernel reads besides logits, and how many tokens a walk may choose."""
+    fields, rest = list[int](), list[int]()
+    most, behind = 1, _FIELDS * len(views)
+    for view, draft, root in zip(views, drafts, roots, strict=True):
+        params, nodes = view.request.params, len(draft) - draft.probes
+        deepest = max(trees.depths(draft.tree)[:nodes], default=0)
+        least = math.log(params.min_p) if params.min_p else -math.inf
+        tree = behind + len(rest)
+        rest += [*draft.tree.parents[:nodes], *draft.tree.tokens[:nodes]]
+        fields += [root, nodes, tree, behind + len(rest), int(params.greedy), params.top_k]
+        fields += np.array([1.0 if params.greedy else params.temperature, params.top_p, least]).view(np.int64).tolist()
+        start = len(view.tokens)
+        states = [0 if params.greedy else noise.stream(view.request.key, start + depth) for depth in range(deepest + 1)]
+        rest += np.array(states, np.uint64).view(np.int64).tolist()
+        most = max(most, deepest + 1)
+    return [*fields, *rest], most
+
+
+def _verdict(line: np.ndarray[tuple[int], np.dtype[np.int64]], room: int) -> Verdict | None:
+    """What the kernel wrote of one sequence."""
+    unsure, count, *found = line.tolist()
+    tokens, nodes = found[:count], found[room : room + count - 1]
+    return None if unsure else Verdict(tuple(nodes), tuple(tokens))
+
+
+def _send(numbers: Sequence[int], device: torch.device) -> Tensor:
+    """Bring whole numbers to the device, in one transfer."""
+    return torch.tensor(numbers, dtype=torch.int64).to(device)
+
+
+def _fetch(out: Tensor) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """Bring ``out`` ``[n]`` from the device, in one transfer."""
+    return out.cpu().numpy()
+
+
+class _Trial(NamedTuple):
+    """A text of one token: a `SequenceView`."""
+
+    request: Request
+    sequence: int = 0
+    tokens: Sequence[int] = (1,)
+    prompt_length: int = 1
+    layers: None = None
+
+
+@lru_cache
+def _works(device: torch.device) -> bool:
+    """Whether the kernel compiles, and draws a few tokens as the sampler does. If not, one line says why."""
+    logits_RV = torch.randn(len(_TRIED), 2 * _BLOCK, generator=torch.Generator().manual_seed(0)).mul_(3).to(device)
+    views = [_Trial(Request(id="trial", prompt=(1,), params=params, key=NoiseKey(7))) for params in _TRIED]
+    try:
+        triton_here.check()
+        found = follow(views, [NO_DRAFT] * len(views), logits_RV, range(len(views)))
+        wanted = sample(logits_RV, views, [()] * len(views))
+        if [verdict and verdict.sampled for verdict in found] != [(token,) for token in wanted]:
+            raise ArithmeticError("it draws other tokens than the sampler")
+    except Exception as error:
+        _log.warning("no walks by Triton: %s; the sampler chooses tokens instead", triton_here.reason(error))
+        return False
+    return True
