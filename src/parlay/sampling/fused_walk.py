@@ -79,7 +79,7 @@ def _numbers(views: Sequence[SequenceView], drafts: Sequence[Draft], roots: Sequ
 
 
 def _verdict(line: np.ndarray[tuple[int], np.dtype[np.int64]], room: int) -> Verdict | None:
-    """What the kernel wrote of one sequence."""
+    """The kernel's output for one sequence."""
     unsure, count, *found = line.tolist()
     tokens, nodes = found[:count], found[room : room + count - 1]
     return None if unsure else Verdict(tuple(nodes), tuple(tokens))

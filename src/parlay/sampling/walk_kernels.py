@@ -141,7 +141,7 @@ def _floor(row, own, temperature, top, V, BLOCK: tl.constexpr):
 
 @triton.jit
 def _weights(keys, scores, top, bound, WEIGHED: tl.constexpr):
-    """What scores of keys above a bound count for: their probability up to a factor, or 1."""
+    """Weigh scores of keys above a bound: their probability up to a factor, or 1."""
     if WEIGHED:
         return tl.where(keys > bound, tl.exp((scores - top).to(tl.float64)), 0.0)
     else:
