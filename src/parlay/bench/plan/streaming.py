@@ -89,7 +89,7 @@ def _files_of(model: str) -> Sequence[Path]:
 
 
 def _bandwidth(descriptor: int, clock: Callable[[], float]) -> float:
-    piece, done, began = memoryview(whole_blocks(_PIECE).numpy()), 0, clock()
+    piece, done, began = whole_blocks(_PIECE).numpy().data, 0, clock()
     while (count := os.preadv(descriptor, [piece], done)) > 0:
         done += count
         if clock() - began > _SECONDS or count < len(piece):

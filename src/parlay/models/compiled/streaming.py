@@ -16,10 +16,10 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -89,7 +89,7 @@ def linears_of(layer: structs.LayerStruct) -> Iterator[structs.Linear]:
         yield from (expert.gate, expert.up, expert.down)
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class LayerFile:
     """A file with all layers of a model, open for reading. ``direct``: past the system's cache."""
 
@@ -98,10 +98,6 @@ class LayerFile:
     file: int
     direct: bool
     core: structs.Core
-    layers: Any = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.layers = (structs.StreamedLayer * len(self.places))(*self.places)
 
     @staticmethod
     def open(path: Path, core: structs.Core, sizes: Sequence[int]) -> LayerFile | None:
@@ -155,7 +151,7 @@ def open_past_cache(path: Path) -> tuple[int, bool]:
         with suppress(OSError):
             descriptor = os.open(path, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
             try:
-                os.preadv(descriptor, [memoryview(whole_blocks(_BLOCK).numpy())], 0)
+                os.preadv(descriptor, [whole_blocks(_BLOCK).numpy().data], 0)
             except OSError:
                 os.close(descriptor)
             else:
@@ -202,7 +198,7 @@ def write_layers(path: Path, core: structs.Core, sizes: Sequence[int], pack: Cal
             for number, size in enumerate(sizes):
                 region.zero_()
                 pack(number, region)
-                _write(file.fileno(), memoryview(region[:size].numpy()))
+                _write(file.fileno(), region[:size].numpy().data)
                 places.append(Place(offsets[number], size, int(core.stream_sum(region.data_ptr(), size))))
             os.pwrite(file.fileno(), _header(places), 0)
             os.fsync(file.fileno())
