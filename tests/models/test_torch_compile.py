@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 from transformers import PreTrainedModel
 
 from parlay import LLM, models
@@ -27,6 +28,7 @@ from parlay.models.transformers_adapter.runner import AdapterRunner
 from parlay.models.transformers_adapter.slots import IDLE, LEAST_SLOTS, SlotPool
 from parlay.options import LoadOptions, RankOptions
 from parlay.ranks.starting import open_target
+from parlay.system.user_cache import user_cache
 from parlay.testing.checkpoints import random_model
 from parlay.testing.conformance import check_runner, runner_stage
 from parlay.types import NO_TREE, Segment, Tree
@@ -216,6 +218,18 @@ def test_parlays_own_decoder_refuses_it_but_for_drafts(folders: list[str]) -> No
     with pytest.raises(CompileRefused):
         open_target(folders[0], COMPILE, RankOptions(tensor_parallel=2), None, lambda *_: None)
     assert isinstance(open_draft(target, None, COMPILE, Budget(), folders[0]), NativeRunner)
+
+
+@pytest.mark.parametrize("said", ["", "torch's own", "the user's"])
+def test_graphs_are_kept_in_the_cache_unless_the_user_says_where(said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Importing parts of torch says the second."""
+    value = {"": "", "torch's own": os.path.abspath(default_cache_dir()), "the user's": "/somewhere"}[said]
+    monkeypatch.setenv(graph.FOLDER, value)
+    if not said:
+        monkeypatch.delenv(graph.FOLDER)
+    graph._keep_on_disk()
+    own = str(user_cache() / "graphs")
+    assert os.environ[graph.FOLDER] == ("/somewhere" if said == "the user's" else own)
 
 
 # ------------------------------------------------------------------------------------------------------- real compiler

@@ -17,6 +17,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
+from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 from transformers import PreTrainedModel
 
 from parlay.models.transformers_adapter.call import ModelCall
@@ -244,8 +245,11 @@ def _reason(error: Exception) -> str:
 
 
 def _keep_on_disk() -> None:
-    """Let inductor keep what it compiles among the user's other files, unless the user says where."""
+    """Let inductor keep what it compiles among the user's other files, unless the user says where.
+
+    Torch sets the variable to its own default, a folder for temporary files, as soon as parts of it are imported.
+    """
     folder = user_cache() / "graphs"
-    if FOLDER not in os.environ:
+    if os.environ.get(FOLDER) in (None, os.path.abspath(default_cache_dir())):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.environ[FOLDER] = str(folder)
