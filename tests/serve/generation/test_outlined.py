@@ -112,6 +112,11 @@ def test_questions_whose_answers_build_up_are_answered_plainly(
         ({"vote": {}}, "vote", "outline can't be used with vote"),
         ({"logprobs": True}, "logprobs", "outline can't be used with logprobs"),
         ({"exactness": "bits"}, "exactness", "lossy"),
+        (
+            {"stream": True, "stream_options": {"continuous_usage_stats": True}},
+            "stream_options",
+            "leave one of them out",
+        ),
         ({"messages": [{"role": "assistant", "content": "Hi"}]}, "messages", "the last message must be the user's"),
     ],
 )

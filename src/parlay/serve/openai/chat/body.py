@@ -218,6 +218,9 @@ class ChatBody(GenerationBody):
             raise conflict("an answer by outline is lossy: leave out exactness or outline", "exactness")
         if not isinstance(self.messages[-1], UserMessage):
             raise conflict("outline needs a question: the last message must be the user's", "messages")
+        if self.running_usage:
+            message = "outline can't be used with stream_options.continuous_usage_stats: leave one of them out"
+            raise conflict(message, "stream_options")
         others = ("vote", "tools", "functions", "response_format", "structured_outputs", "logprobs", "prediction")
         for name in (*others, "continue_final_message", "resume"):
             if vars(self)[name] not in (None, False, []):
