@@ -66,7 +66,7 @@ def importance(config: DecoderConfig, weights: Mapping[str, Weight], ids: Sequen
 def embedded(
     config: DecoderConfig, weights: Mapping[str, Weight], ids: Sequence[int], begin: Sequence[int] = ()
 ) -> list[Tensor]:
-    """Read what the first layer reads of the first `MOST_TOKENS` of a text, in chunks ``[T, H]``.
+    """Embed the first `MOST_TOKENS` of a text as the first layer reads them, in chunks ``[T, H]``.
 
     Each begins with the tokens ``begin``, with which the text does. Raises ParlayError for one of too few tokens.
     """

@@ -33,7 +33,7 @@ _STEP = 32
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Say what becomes of each layer: the ``pattern`` of its zeros, and the share of inner ``width`` that stays."""
+    """Says what becomes of each layer: the ``pattern`` of its zeros, and the share of inner ``width`` that stays."""
 
     pattern: Pattern | None
     width: float = 1.0
