@@ -109,12 +109,12 @@ def main() -> None:
     with LLM(options.model, device="cpu", router_memory="off") as llm:
         ((_, _, expected),) = texts(llm, ["none"], options.tokens)
     with LLM(options.model, device="cpu", memory=f"weights={room}", router_memory="off") as llm:
-        streamed, layers = llm.runner.spec.streamed_bytes, llm.runner.spec.streamed
+        streamed = llm.runner.spec.streamed_bytes
         found = list(rounds(llm, options.model, options.rounds))
         copied = [Copied(name, speed, text == expected) for name, speed, text in texts(llm, STRATEGIES, options.tokens)]
     what = f"--model {Path(options.model).name} --share {options.share:.3g} --rounds {options.rounds}"
     record = provenance(f"python -m benchmarks.larger_than_memory {what} --tokens {options.tokens}")
-    content = {"origin": record, "room": room, "streamed": streamed, "layers": layers}
+    content = {"origin": record, "room": room, "streamed": streamed}
     content |= {"forwards": [asdict(one) for one in found], "copied": [asdict(one) for one in copied]}
     options.out.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     title = ["# A model larger than its memory", "", f"{Path(options.model).name}. {about(record)}", ""]
