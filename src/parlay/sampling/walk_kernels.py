@@ -31,7 +31,7 @@ LOWEST = tl.constexpr(-(1 << 51))
 NONE = tl.constexpr(1 << 40)
 
 
-@triton.jit(do_not_specialize=["stride", "room", "V"])
+@triton.jit(do_not_specialize=["stride", "room", "V"], do_not_specialize_on_alignment=["logits", "numbers", "out"])
 def walk(logits, numbers, out, stride, room, V, BLOCK: tl.constexpr):
     """Walk each sequence's tree over ``logits`` ``[R, V]``, whose rows lie ``stride`` numbers apart.
 
@@ -141,7 +141,7 @@ def _floor(row, own, temperature, top, V, BLOCK: tl.constexpr):
 
 @triton.jit
 def _weights(keys, scores, top, bound, WEIGHED: tl.constexpr):
-    """Weigh scores of keys above a bound: their probability up to a factor, or 1."""
+    """Weigh scores whose keys are above a bound: by their probability up to a factor, or 1 each."""
     if WEIGHED:
         return tl.where(keys > bound, tl.exp((scores - top).to(tl.float64)), 0.0)
     else:

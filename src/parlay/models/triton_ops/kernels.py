@@ -6,6 +6,8 @@ adds up depends on the other rows: not on how many there are, and not on where t
 busy where a long text has few rows (Flash-Decoding, Dao et al. 2023). A second kernel puts their parts together in the
 order of the text, without atomics.
 
+Kernels are not compiled again for other numbers or alignments, so those that a trial compiled are those that run.
+
 Shapes: T rows, G query heads of a key head, padded to GP; D numbers of a head, padded to DP.
 """
 
@@ -25,7 +27,7 @@ FIELDS = tl.constexpr(10)
 """Numbers of a row, in the order of `parlay.models.triton_ops.row_table`."""
 
 
-@triton.jit(do_not_specialize=["pitch_field", "place"])
+@triton.jit(do_not_specialize=["pitch_field", "place"], do_not_specialize_on_alignment=["fields", "pages"])
 def store(
     new,
     fields,
@@ -49,7 +51,10 @@ def store(
     tl.store(to + HEADS * pitch, tl.load(source + HEADS * D, mask=d < D), mask=d < D)
 
 
-@triton.jit(do_not_specialize=["pitch_field", "place", "window", "spans"])
+@triton.jit(
+    do_not_specialize=["pitch_field", "place", "window", "spans"],
+    do_not_specialize_on_alignment=["peaks", "sums", "fields", "paths", "pages"],
+)
 def attend(
     queries,
     mixed,
@@ -116,7 +121,10 @@ def attend(
     tl.store(mixed + part[:, None] * D + d[None, :], total, mask=(d < D)[None, :])
 
 
-@triton.jit(do_not_specialize=["window", "spans", "stride"])
+@triton.jit(
+    do_not_specialize=["window", "spans", "stride"],
+    do_not_specialize_on_alignment=["peaks", "sums", "fields", "sinks", "out"],
+)
 def combine(
     mixed,
     peaks,
