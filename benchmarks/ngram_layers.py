@@ -1,9 +1,11 @@
 """What first layers that are looked up bring: perplexity at equal work, how often states are there, time of a forward.
 
     python -m benchmarks.ngram_layers --data FOLDER --heldout FILE
+    python -m benchmarks.ngram_layers --wide
 
 Trains small models on the same tokens (a finished one in the work folder is kept), and measures each on a text of other
-authors: two plain ones, which run as many layers for a row as the others do with a state and without the lookup.
+authors: two plain ones, which run as many layers for a row as the others do with a state and without the lookup. With
+``--wide`` it times a forward of wider models with random weights, and nothing else.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -34,7 +37,7 @@ from parlay.models.weights.shapes import weight_shapes
 from parlay.options import LoadOptions
 from parlay.system import threads
 from parlay.train import lm
-from parlay.train.ngram_layers import NgramLayersOptions, NgramLayersTrainer, NgramStatesOptions, compute_states
+from parlay.train.ngram_layers import NgramLayersOptions, NgramLayersTrainer, NgramStatesOptions, compute_states, mark
 from parlay.types import Segment
 
 SHAPE, VOCAB, CONTEXT = "mini-draft", 2048, 512
@@ -78,6 +81,13 @@ class Measured:
     hits: float | None
     hits_with_table: float | None
     seconds: Mapping[str, float]
+
+
+WIDE = (
+    Kind("plain, 4 layers"),
+    Kind("plain, 8 layers", first=4),
+    Kind("4 looked up by 5 tokens, 4 layers", first=4, window=2),
+)
 
 
 class PlainTrainer(lm.Trainer):
@@ -125,8 +135,8 @@ def trained(kind: Kind, options: argparse.Namespace, seed: int) -> Path:
     return lm.train(told, lambda _: made(told))
 
 
-def opened(folder: Path) -> NativeRunner:
-    runner = models.load(str(folder), LoadOptions(dtype="float32", device="cpu"), cache_tokens=4096)
+def opened(folder: Path, dtype: str = "float32") -> NativeRunner:
+    runner = models.load(str(folder), LoadOptions(dtype=dtype, device="cpu"), cache_tokens=4096)
     assert isinstance(runner, NativeRunner)
     return runner
 
@@ -162,9 +172,8 @@ def work(config: DecoderConfig, computed: float) -> float:
     return (head + sum(layers[first:]) + computed * tokens * sum(layers[:first])) / 1e6
 
 
-def ways(folder: Path, ids: Sequence[int]) -> dict[str, Callable[[], object]]:
+def ways(runner: NativeRunner, ids: Sequence[int]) -> dict[str, Callable[[], object]]:
     """The ways in which one row of the model can run."""
-    runner = opened(folder)
     runner.open(0, ids[:BEFORE])
     runner.reserve(0, BEFORE + 16)
     runner.forward([Segment(0, tuple(ids[:BEFORE]))])
@@ -194,6 +203,33 @@ def timed(found: Mapping[str, Mapping[str, Callable[[], object]]]) -> dict[str, 
     return {name: {way: statistics.median(own[way]) for way in own} for name, own in seconds.items()}
 
 
+def timed_wide() -> dict[str, dict[str, float]]:
+    """Median seconds of models 768 wide with random weights, in bfloat16."""
+    found = {}
+    for kind in WIDE:
+        slides = ["sliding_attention" if kind.window else "full_attention"] * kind.first
+        config = Qwen3Config(
+            vocab_size=4096,
+            hidden_size=768,
+            intermediate_size=2048,
+            num_hidden_layers=4 + kind.first,
+            num_attention_heads=12,
+            num_key_value_heads=4,
+            head_dim=64,
+            max_position_embeddings=4096,
+            tie_word_embeddings=True,
+            use_sliding_window=kind.window > 0,
+            sliding_window=kind.window or None,
+            layer_types=slides + ["full_attention"] * 4,
+        )
+        with TemporaryDirectory() as folder:
+            Qwen3ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+            if kind.window:
+                mark(Path(folder), kind.first)
+            found[kind.name] = ways(opened(Path(folder), "bfloat16"), range(BEFORE + 1))
+    return timed(found)
+
+
 def measured(seed: int, options: argparse.Namespace) -> Iterator[Measured]:
     """Train and measure all kinds."""
     folders = {kind.name: trained(kind, options, seed) for kind in KINDS}
@@ -201,7 +237,7 @@ def measured(seed: int, options: argparse.Namespace) -> Iterator[Measured]:
     ids = {name: load_tokenizer(folder).encode(text) for name, folder in folders.items()}
     for folder in folders.values():
         (folder / STATES).unlink(missing_ok=True)
-    seconds = timed({name: ways(folder, ids[name]) for name, folder in folders.items()})
+    seconds = timed({name: ways(opened(folder), ids[name]) for name, folder in folders.items()})
     for name, folder in folders.items():
         runner, config = opened(folder), read_config(folder)
         perplexity, hits, with_table = math.exp(loss(runner, ids[name])), None, None
@@ -235,8 +271,9 @@ def lines(found: Sequence[Measured]) -> Iterator[tuple[str, ...]]:
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.ngram_layers", description=__doc__)
-    parser.add_argument("--data", type=Path, required=True, metavar="FOLDER", help="texts to train on")
-    parser.add_argument("--heldout", type=Path, required=True, metavar="FILE", help="a text of other authors")
+    parser.add_argument("--wide", action="store_true", help="time wider models, and nothing else")
+    parser.add_argument("--data", type=Path, metavar="FOLDER", help="texts to train on")
+    parser.add_argument("--heldout", type=Path, metavar="FILE", help="a text of other authors")
     parser.add_argument("--characters", type=int, default=100_000, metavar="N", help="how much of it is read")
     parser.add_argument("--work", type=Path, default=Path("ngram-layers-work"), metavar="FOLDER")
     parser.add_argument("--tokens", type=int, default=1_280_000, metavar="N", help="length of each training run")
@@ -244,6 +281,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS / "ngram-layers.json", metavar="FILE")
     options = parser.parse_args()
     threads.use(1)
+    if options.wide:
+        print(json.dumps({"origin": provenance("python -m benchmarks.ngram_layers --wide"), **timed_wide()}, indent=1))
+        return
+    if options.data is None or options.heldout is None:
+        parser.error("name --data and --heldout, or give --wide")
     found = [one for seed in options.seeds for one in measured(seed, options)]
     seeds = " ".join(map(str, options.seeds))
     what = f"--data FOLDER --heldout FILE --tokens {options.tokens} --characters {options.characters} --seeds {seeds}"
