@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -144,11 +145,37 @@ def test_weights_of_the_law_decide_where_there_are_no_ngrams() -> None:
         (SamplingParams(max_tokens=0), "max_tokens is 0"),
         (SamplingParams(presence_penalty=1), "presence_penalty can't be used"),
         (SamplingParams(logprobs=1), "logprobs can't be used"),
+        (SamplingParams(logprobs=0), "logprobs can't be used"),
+        (SamplingParams(prompt_logprobs=0), "prompt_logprobs can't be used"),
     ],
 )
 def test_what_drafts_cannot_honour_is_refused(llm: LLM, params: SamplingParams, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         llm.suggest(PROMPT, params)
+
+
+def test_a_prompt_that_fills_the_context_is_refused(llm: LLM) -> None:
+    most = llm.runner.spec.max_context
+    with pytest.raises(ValueError, match=f"the prompt has {most} tokens, and the model reads {most}"):
+        llm.suggest({"prompt_token_ids": [5] * most})
+
+
+def test_one_draft_ends_where_greedy_does_whatever_comes_close(llm: LLM) -> None:
+    """The token that comes second at each step ends a text in turn: the one draft is still the likeliest's."""
+    (free,) = llm.generate(PROMPT, SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, logprobs=2))
+    chances = free.outputs[0].logprobs
+    assert chances is not None
+    for step, token in zip(chances, free.outputs[0].token_ids, strict=True):
+        second = [each for each in step if each != token][:1]
+        params = SamplingParams(n=1, max_tokens=6, ignore_eos=True, stop_token_ids=second)
+        (greedy,) = llm.generate(PROMPT, dataclasses.replace(params, temperature=0))
+        (one,) = llm.suggest(PROMPT, params, SuggestParams(alpha=0, temperature=2))
+        assert one.outputs[0].token_ids == greedy.outputs[0].token_ids
+
+
+def test_sixteen_drafts_of_one_token_differ(llm: LLM) -> None:
+    (output,) = llm.suggest(PROMPT, SamplingParams(n=16, max_tokens=1, ignore_eos=True))
+    assert len({each.token_ids for each in output.outputs}) == 16
 
 
 def test_an_ngram_model_of_other_tokens_is_refused(llm: LLM, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import itertools
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -105,16 +105,24 @@ PAPER = SuggestParams()
 def check_suggests(runner: Runner, params: SamplingParams) -> None:
     """Raises ValueError for a model that can't read the mean of several tokens, and for what drafts can't honour."""
     spec = runner.spec
-    if not isinstance(runner, NativeRunner) or not spec.features or spec.canvas is not None:
-        raise ValueError(f"{spec.name} can't read several tokens as one: superposed drafts need Parlay's own decoder")
+    if not isinstance(runner, NativeRunner) or not spec.features or spec.canvas is not None or runner.adds_ngrams:
+        raise ValueError(
+            f"{spec.name} can't read several tokens as one: superposed drafts need a model of Parlay's own decoder "
+            "that writes token by token and reads no n-grams"
+        )
     if params.n > MOST_DRAFTS:
         raise ValueError(f"n is {params.n}, and there are {MOST_DRAFTS} superposed drafts at most")
     if params.max_tokens is None or not 1 <= params.max_tokens <= MOST_TOKENS:
         raise ValueError(f"max_tokens is {params.max_tokens}: superposed drafts have 1 to {MOST_TOKENS} tokens")
     usual = SamplingParams()
     for name in (field.name for field in fields(params) if field.name not in USED):
-        if (getattr(params, name) or None) != (getattr(usual, name) or None):
+        if _unset(getattr(params, name)) != _unset(getattr(usual, name)):
             raise ValueError(f"{name} can't be used with superposed drafts: leave it out")
+
+
+def _unset(value: object) -> object:
+    """None for what asks for nothing: False, and what is empty. A number asks, be it 0."""
+    return None if value is False or value in ((), [], {}, "") else value
 
 
 class Suggestion:
@@ -137,7 +145,10 @@ class Suggestion:
         assert isinstance(runner, NativeRunner), "the check says so"
         self._runner, self._job, self._params, self._ngrams = runner, job, params, ngrams
         self._request, self._tokenizer = request, tokenizer
-        self._most = min(request.params.max_tokens or 1, runner.spec.max_context - len(request.prompt))
+        known, context = len(request.prompt), runner.spec.max_context
+        if known >= context:
+            raise ValueError(f"the prompt has {known} tokens, and the model reads {context}: shorten it")
+        self._most = min(request.params.max_tokens or 1, context - known)
         self._name, self._known, self._cached = next(_names), 0, 0
         self._nodes: list[int] = []
         self._alive, self._ended = [Candidate()], list[Candidate]()
@@ -170,12 +181,15 @@ class Suggestion:
             self._cached = self._runner.keep(self._name, ())
         else:
             logits_V = self._runner.forward([self._next()]).logits_RV[-1]
-            found = grow(self._alive, logits_V, self._request.prompt, self._params, self._ngrams)
-            self._take(found[: 2 * len(self._job.samples)])
+            wanted, params = len(self._job.samples), self._params
+            if not self._alive[0].tokens:  # one draft goes on here with as many tokens as drafts are wanted
+                params = replace(params, top_k=max(params.top_k, wanted))
+            found = grow(self._alive, logits_V, self._request.prompt, params, self._ngrams)
+            self._take(found[: 2 * wanted if wanted > 1 else 1])
         self._seconds[bool(self._nodes)] += time.perf_counter() - began
 
     def _take(self, grown: Sequence[Candidate]) -> None:
-        """Keep twice as many as are wanted, the paper's number, while some of them end."""
+        """Keep twice as many as are wanted, the paper's number, while some of them end; of one, the best alone."""
         found = [Candidate(each.tokens, each.score, self._ends(each.tokens)) for each in grown]
         self._ended += [each for each in found if each.ended]
         self._alive = [each for each in found if not each.ended][: len(self._job.samples)]

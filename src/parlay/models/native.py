@@ -249,6 +249,11 @@ class NativeRunner(Runner):
         return self._rounded[wanted] if wanted else self._forward
 
     @property
+    def adds_ngrams(self) -> bool:
+        """Whether embeddings of n-grams are added to rows that are read as tokens."""
+        return self._ngrams is not None
+
+    @property
     def grows(self) -> bool:
         """Whether `grow` can be called: the compiled decoder runs."""
         plain = not self._block and self._ngrams is None and self.lookup is None and not self._spec.streamed_bytes

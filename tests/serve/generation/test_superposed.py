@@ -40,6 +40,7 @@ def test_a_completion_may_be_superposed(client: TestClient, engine: AsyncLLM) ->
         ({"exactness": "bits"}, "superposed drafts are lossy"),
         ({"best_of": 2}, "superposed can't be used with best_of"),
         ({"logprobs": 2}, "superposed can't be used with logprobs"),
+        ({"logprobs": 0}, "superposed can't be used with logprobs"),
         ({"presence_penalty": 1}, "presence_penalty can't be used with superposed drafts"),
         ({"max_tokens": 999}, "max_tokens is 999"),
         ({"superposed": "maybe"}, "superposed"),

@@ -62,6 +62,7 @@ def grown(
     these. With ``ngrams`` a token scores log p^(1 - alpha) q^alpha: p by the law, q by the n-grams.
     """
     found: list[Candidate] = []
+    text = text[-ngrams.order :] if ngrams is not None else ()
     for each in candidates:
         scores = [log for _, log in law]
         if ngrams is not None:

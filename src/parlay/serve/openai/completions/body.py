@@ -94,7 +94,7 @@ class CompletionBody(GenerationBody):
             raise conflict("superposed drafts are lossy: leave out exactness or superposed", "exactness")
         others = ("stream", "strategy", "vote", "best_of", "resume", "echo", "logprobs")
         for name in (*others, "response_format", "structured_outputs"):
-            if vars(self)[name] not in (None, False):
+            if (value := vars(self)[name]) is not None and value is not False:
                 raise conflict(f"superposed can't be used with {name}: leave one of them out", name)
 
     @property
