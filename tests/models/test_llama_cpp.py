@@ -156,6 +156,7 @@ def test_what_llama_cpp_can_not_run_is_said(segment: Segment, taps: Sequence[int
         ({"dtype": "float32"}, "dtype float32 can't be had"),
         ({"quantize": "int8"}, "`parlay quantize` makes a smaller file"),
         ({"lora": "folder"}, "merges no adapters"),
+        ({"compile": True}, "torch computes nothing there"),
     ],
 )
 def test_options_that_llama_cpp_can_not_honour_are_refused(changed: dict[str, str], words: str, tmp_path: Path) -> None:

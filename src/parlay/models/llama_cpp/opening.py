@@ -69,6 +69,7 @@ def _refuse(found: Path, options: LoadOptions, name: str) -> None:
             "weights stay as the file has them; `parlay quantize` makes a smaller file",
         ),
         "lora": (None, options.lora, "it merges no adapters in PEFT's layout"),
+        "compile": (False, options.compile, "torch computes nothing there"),
     }
     for option, (usual, value, why) in asked.items():
         if value != usual:
