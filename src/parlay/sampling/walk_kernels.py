@@ -118,7 +118,7 @@ def _key(scores):
 
 @triton.jit
 def _floor(row, own, temperature, top, V, BLOCK: tl.constexpr):
-    """What top-k and then top-p keep: keys above a floor, so many of the first ones on it, and whether that is unsure.
+    """Find what top-k and then top-p keep: keys above a floor, so many of the first ones on it; and if that is unsure.
 
     A floor is the largest key from which on there is enough: tokens for top-k, probability for top-p.
     """
@@ -141,7 +141,7 @@ def _floor(row, own, temperature, top, V, BLOCK: tl.constexpr):
 
 @triton.jit
 def _weights(keys, scores, top, bound, WEIGHED: tl.constexpr):
-    """Weigh scores whose keys are above a bound: by their probability up to a factor, or 1 each."""
+    """Weigh scores of keys above a bound: their probability up to a factor, or 1."""
     if WEIGHED:
         return tl.where(keys > bound, tl.exp((scores - top).to(tl.float64)), 0.0)
     else:

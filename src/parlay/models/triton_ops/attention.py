@@ -33,7 +33,7 @@ class _Layout:
 
     @property
     def constants(self) -> dict[str, int | bool]:
-        """Give the numbers that both kernels of attention are compiled for."""
+        """Name what both kernels of attention are compiled for."""
         heads, wide = self.heads, self.dtype == torch.float64
         least = 1 if wide else 16  # what matrix units take
         return {
