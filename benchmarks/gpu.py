@@ -42,7 +42,7 @@ from parlay.types import Segment, trees
 
 MODEL = "Qwen/Qwen2.5-Coder-1.5B-Instruct"
 PAGE = ROOT / "build" / "gpu.md"
-TESTS = ("tests/models/triton", "tests/sampling/test_fused_walk.py")
+TESTS = ("tests/models/triton_ops", "tests/sampling/test_fused_walk.py")
 KIT = ("none", "prompt-lookup", "draft-model", DEFAULT_STRATEGY)
 KIT_LENGTH = KitLength(tokens=32, draws=500)
 KIT_CHECKS = ("greedy", "sampled", "mixed", "forks", "chunks", "preemption")

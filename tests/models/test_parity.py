@@ -54,7 +54,7 @@ def test_native_logits_equal_those_of_transformers(
     if kernels != "compiled":
         monkeypatch.setenv(SWITCH, "0")
     if kernels == "masked":
-        monkeypatch.setattr(eager, "judge", lambda *asked: replace(judge(*asked), form=None))
+        monkeypatch.setattr(eager, "judge", lambda *asked, **how: replace(judge(*asked, **how), form=None))
     model = save_random(name, tmp_path)
     runner = models.load(str(tmp_path), LoadOptions(dtype="float32", device="cpu"), cache_tokens=256)
     assert isinstance(runner, NativeRunner)

@@ -94,7 +94,7 @@ def runner(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, fold
         monkeypatch.setenv(SWITCH, "0")
     if request.param == "masked":
         judge = eager.judge
-        monkeypatch.setattr(eager, "judge", lambda *asked: replace(judge(*asked), form=None))
+        monkeypatch.setattr(eager, "judge", lambda *asked, **how: replace(judge(*asked, **how), form=None))
     return models.load(str(folder), LoadOptions(dtype="float32", device="cpu"))
 
 

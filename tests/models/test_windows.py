@@ -138,7 +138,7 @@ def without_library(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def masked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SWITCH, "0")
-    monkeypatch.setattr(eager, "judge", lambda *asked: replace(judge(*asked), form=None))
+    monkeypatch.setattr(eager, "judge", lambda *asked, **how: replace(judge(*asked, **how), form=None))
 
 
 KINDS = pytest.mark.parametrize(

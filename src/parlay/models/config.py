@@ -17,6 +17,8 @@ from parlay.types import CanvasSpec, ParlayError
 RopeKind = Literal["default", "linear", "llama3", "yarn", "divided"]
 Activation = Literal["silu", "gelu_tanh", "clamped_swiglu"]
 Json = Mapping[str, Any]
+LONGEST_NGRAM = 8
+"""Most tokens of an n-gram for which a table is read."""
 
 
 class UnsupportedModel(ParlayError):

@@ -16,8 +16,6 @@ import numpy as np
 import numpy.typing as npt
 
 Numbers = npt.NDArray[np.int64]
-LONGEST = 8
-"""Tokens of an n-gram, at most."""
 
 
 @dataclass(frozen=True, slots=True)

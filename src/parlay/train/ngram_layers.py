@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from parlay.models.config import UnsupportedModel, read_json
+from parlay.models.config import LONGEST_NGRAM, UnsupportedModel, read_json
 from parlay.models.families.qwen import NGRAM_LAYERS
 from parlay.models.fetch.resolving import resolve
 from parlay.models.loading import load_tokenizer, load_weights, read_config
-from parlay.models.lookup_index import LONGEST, frequent_windows
+from parlay.models.lookup_index import frequent_windows
 from parlay.models.native import NativeRunner
 from parlay.models.opening import settled
 from parlay.models.state_table import StateTable
@@ -34,15 +34,15 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 class NgramLayersOptions(lm.TrainOptions):
     """Options of a run; those of `parlay train lm`, and which layers come before the shape's own."""
 
-    first_layers: int = option(2, "layers before the shape's own, which are looked up", low=1, high=LONGEST - 1)
-    window: int = option(2, "tokens that each of these layers sees, its own included", low=2, high=LONGEST)
+    first_layers: int = option(2, "layers before the shape's own, which are looked up", low=1, high=LONGEST_NGRAM - 1)
+    window: int = option(2, "tokens that each of these layers sees, its own included", low=2, high=LONGEST_NGRAM)
 
     def __post_init__(self) -> None:
         lm.TrainOptions.__post_init__(self)
-        if self.tokens_seen > LONGEST:
+        if self.tokens_seen > LONGEST_NGRAM:
             raise ValueError(
                 f"first_layers={self.first_layers}, window={self.window}: together they see {self.tokens_seen} tokens, "
-                f"and {LONGEST} can be looked up; give fewer layers, or a smaller window"
+                f"and {LONGEST_NGRAM} can be looked up; give fewer layers, or a smaller window"
             )
 
     @property

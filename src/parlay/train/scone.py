@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3Model
 
+from parlay.models.config import LONGEST_NGRAM
 from parlay.models.lookup import NgramTable
-from parlay.models.lookup_index import LONGEST, NgramIndex, frequent_ngrams, grams_of
+from parlay.models.lookup_index import NgramIndex, frequent_ngrams, grams_of
 from parlay.options import option
 from parlay.train import lm
 from parlay.train.lm_data import TRAINING, load_stream
@@ -32,7 +33,7 @@ class SconeOptions(lm.TrainOptions):
     """Options of a run; those of `parlay train lm`, and what n-grams there are."""
 
     ngrams: int = option(100_000, "how many of the training text's most frequent n-grams have embeddings", low=1)
-    longest: int = option(5, "tokens of an n-gram, at most", low=2, high=LONGEST)
+    longest: int = option(5, "tokens of an n-gram, at most", low=2, high=LONGEST_NGRAM)
     encoder_layers: int = option(2, "layers of the transformer that makes the embeddings", low=1, high=64)
 
 

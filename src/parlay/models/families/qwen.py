@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
-from parlay.models.config import DecoderConfig, Experts, Json, LayerForm, NgramForm, NgramLayers
+from parlay.models.config import LONGEST_NGRAM, DecoderConfig, Experts, Json, LayerForm, NgramForm, NgramLayers
 from parlay.models.families.family import Family, GgufForm, windows_by_type, with_forms, with_layers
-from parlay.models.lookup_index import LONGEST
 
 _OF_FILES = {
     "expert_count": "num_experts",
@@ -69,9 +68,9 @@ def _normalized(raw: Json, config: DecoderConfig, tensors: Collection[str]) -> J
 def _scone(raw: Json, config: DecoderConfig, usual: LayerForm) -> DecoderConfig:
     said = raw["ngrams"]
     form = NgramForm(int(said["longest"]), int(said["count"]), str(said["fingerprint"]))
-    if not 2 <= form.longest <= LONGEST or form.count < 1:
+    if not 2 <= form.longest <= LONGEST_NGRAM or form.count < 1:
         raise ValueError(
-            f"ngrams has {form.count} n-grams of up to {form.longest} tokens: 1 or more, of 2 to {LONGEST} each"
+            f"ngrams has {form.count} n-grams of up to {form.longest} tokens: 1 or more, of 2 to {LONGEST_NGRAM} each"
         )
     return replace(_qwen(raw, config, usual), ngrams=form)
 
@@ -83,8 +82,8 @@ def _ngram_layers(raw: Json, config: DecoderConfig, usual: LayerForm) -> Decoder
         raise ValueError(f"ngram_layers {layers} of {config.num_layers} layers: at least 1, and fewer than there are")
     windows = [form.window or config.max_context for form in config.forms[:layers]]
     tokens = 1 + sum(window - 1 for window in windows)
-    if not 2 <= tokens <= LONGEST:
-        raise ValueError(f"its first {layers} layers see {tokens} tokens: 2 to {LONGEST} can be looked up")
+    if not 2 <= tokens <= LONGEST_NGRAM:
+        raise ValueError(f"its first {layers} layers see {tokens} tokens: 2 to {LONGEST_NGRAM} can be looked up")
     return replace(config, ngram_layers=NgramLayers(layers, tokens))
 
 
