@@ -30,7 +30,7 @@ from benchmarks.pages import about, table
 from parlay import models
 from parlay.bench.provenance import ROOT, provenance
 from parlay.models.fetch.resolving import resolve
-from parlay.models.gguf.importance import CHUNK, MOST_TOKENS, importance
+from parlay.models.gguf.importance import CHUNK, MOST_TOKENS, ReadText, importance
 from parlay.models.gguf.mixtures import FILE_TYPES
 from parlay.models.gguf.quantizing import quantize, source_of
 from parlay.models.loading import load_tokenizer, load_weights, read_config
@@ -129,7 +129,7 @@ class Rounding:
         self._exact = chances(self._file, self._ids)
         text, self._matrix = work / "weighed.txt", work / f"{name}.imatrix.gguf"
         text.write_text(text_of(WEIGHED), encoding="utf-8")
-        self._known = importance(config, load_weights(self._file, config), tokenizer.encode(text_of(WEIGHED)))
+        self._known = importance(config, load_weights(self._file, config), ReadText.of(text_of(WEIGHED), tokenizer))
         chunks = ("-c", str(CHUNK), "--chunks", str(MOST_TOKENS // CHUNK), "--no-ppl")
         self._run("llama-imatrix", "-m", self._file, "-f", text, "-o", self._matrix, *chunks)
 

@@ -23,10 +23,11 @@ from benchmarks.sparsity.products import AT_ONCE, GROUP
 from parlay import models
 from parlay.models.config import DecoderConfig
 from parlay.models.fetch.resolving import resolve
+from parlay.models.gguf.importance import ReadText
 from parlay.models.loading import load_tokenizer, load_weights, read_config
 from parlay.models.pruning.layers import evenly, only_layers
 from parlay.models.pruning.patterns import Pattern
-from parlay.models.pruning.prune import Cut, ReadText, pruned
+from parlay.models.pruning.prune import Cut, pruned
 from parlay.models.pruning.saving import described, save
 from parlay.models.weights.shapes import Weight
 from parlay.system import threads

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks.sparsity import accuracy, products
-from parlay.models.pruning.prune import ReadText
+from parlay.models.gguf.importance import ReadText
 
 
 @pytest.mark.skipif(not products.runs_here(), reason="the products need AVX-512 with bf16 and VBMI2")

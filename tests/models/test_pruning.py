@@ -14,9 +14,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from parlay import LLM, models
 from parlay.cli import main
+from parlay.models.gguf.importance import ReadText
 from parlay.models.loading import load_tokenizer, load_weights, read_config
 from parlay.models.pruning.patterns import Pattern
-from parlay.models.pruning.prune import Cut, ReadText, pruned
+from parlay.models.pruning.prune import Cut, pruned
 from parlay.models.weights.fused import as_tensor
 from parlay.models.weights.shapes import BadCheckpoint
 from parlay.options import LoadOptions

@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerFast
 from parlay.cli import main
 from parlay.models.config import DecoderConfig
 from parlay.models.gguf.blocks import WRITERS, encoded
-from parlay.models.gguf.importance import importance, run_layer
+from parlay.models.gguf.importance import ReadText, embedded, importance, run_layer
 from parlay.models.gguf.metadata import lost_facts
 from parlay.models.gguf.mixtures import FILE_TYPES, Mixed
 from parlay.models.gguf.quantizing import Source, Written, gguf_tensors, quantize, source_of
@@ -300,7 +300,7 @@ def test_importance_is_the_mean_square_of_what_a_matrix_reads(folder: Path) -> N
     config = read_config(folder)
     weights = load_weights(folder, config)
     ids = load_tokenizer(folder).encode(_TEXT)
-    found = importance(config, weights, ids)
+    found = importance(config, weights, ReadText(ids))
     embedded = load_tensors(folder, config)["model.embed_tokens.weight"].float()[torch.tensor(ids)]
     normed = torch.nn.functional.rms_norm(
         embedded, (256,), as_tensor(weights["model.layers.0.input_layernorm.weight"], torch.float32), 1e-5
@@ -308,7 +308,17 @@ def test_importance_is_the_mean_square_of_what_a_matrix_reads(folder: Path) -> N
     torch.testing.assert_close(found["blk.0.attn_q.weight"], normed.square().mean(0), rtol=1e-4, atol=1e-3)
     assert len(found) == 14
     with pytest.raises(ParlayError, match="the text has 3 tokens"):
-        importance(config, weights, ids[:3])
+        importance(config, weights, ReadText(ids[:3]))
+
+
+def test_each_chunk_of_the_text_begins_as_the_text_does(folder: Path) -> None:
+    """Models take the token for granted with which their texts begin."""
+    config = read_config(folder)
+    weights, ids = load_weights(folder, config), [3, *(7 * place % 50 + 5 for place in range(700))]
+    (first, second) = embedded(config, weights, ReadText(ids, [3]))
+    (whole,) = embedded(config, weights, ReadText([3, *ids[512:]]))
+    assert len(first) == 512
+    torch.testing.assert_close(second, whole)
 
 
 @pytest.mark.parametrize("name", ["llama-yarn", "qwen3", *_FAMILIES])
@@ -327,7 +337,7 @@ def test_importance_is_computed_as_each_family_computes(name: str, tmp_path: Pat
         found = run_layer(config, build_layer(config, weights, layer), layer, states[layer])
         torch.testing.assert_close(found, states[layer + 1], rtol=1e-4, atol=1e-4)
     tensors = gguf_tensors(config, load_tensors(tmp_path, config), json.loads((tmp_path / "config.json").read_text()))
-    known = importance(config, weights, ids)
+    known = importance(config, weights, ReadText(ids))
     assert {key: counts.shape[-1] for key, counts in known.items()} == {
         key: weight.shape[-1]
         for key, weight in tensors.items()
@@ -339,7 +349,7 @@ def test_each_expert_is_weighed_by_the_tokens_that_chose_it(tmp_path: Path) -> N
     """Their sums are what all tokens give, as often as they choose; rows of one expert are rounded with its own."""
     save_random("qwen2-moe", tmp_path)
     config = read_config(tmp_path)
-    found = importance(config, load_weights(tmp_path, config), [7 * place % 50 + 5 for place in range(64)])
+    found = importance(config, load_weights(tmp_path, config), ReadText([7 * place % 50 + 5 for place in range(64)]))
     experts, shared = found["blk.0.ffn_up_exps.weight"], found["blk.0.ffn_up_shexp.weight"]
     torch.testing.assert_close(experts.sum(0), 2 * shared, rtol=0.02, atol=1e-3)
     numbers = torch.randn(6, 4, 256, generator=torch.Generator().manual_seed(0))

@@ -55,8 +55,9 @@ def run(options: argparse.Namespace) -> int:
     from tqdm import tqdm  # here, because help needs none of it
 
     from parlay.models.fetch.resolving import resolve
+    from parlay.models.gguf.importance import ReadText
     from parlay.models.loading import load_tokenizer, load_weights, read_config
-    from parlay.models.pruning.prune import ReadText, check, pruned
+    from parlay.models.pruning.prune import check, pruned
     from parlay.models.pruning.saving import described, save
     from parlay.system import threads
 

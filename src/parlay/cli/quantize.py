@@ -74,7 +74,7 @@ def _check(options: argparse.Namespace) -> None:
 
 def _importance(text: Path, model: Path) -> dict[str, Tensor]:
     """Mean squares of what the model's matrices read on the text."""
-    from parlay.models.gguf.importance import MOST_TOKENS, importance
+    from parlay.models.gguf.importance import MOST_TOKENS, ReadText, importance
     from parlay.models.loading import load_tokenizer, load_weights, read_config
 
     config = read_config(model)
@@ -82,7 +82,7 @@ def _importance(text: Path, model: Path) -> dict[str, Tensor]:
         content = text.read_text(encoding="utf-8")[: 16 * MOST_TOKENS]  # no tokenizer has longer tokens in the mean
     except (OSError, ValueError) as error:
         raise UsageError(f"--imatrix {text} can't be read as text: {error}") from None
-    return importance(config, load_weights(model, config), load_tokenizer(model).encode(content))
+    return importance(config, load_weights(model, config), ReadText.of(content, load_tokenizer(model)))
 
 
 def _summary(out: Path, name: str, written: Written) -> str:

@@ -10,7 +10,7 @@ Shapes: T tokens of a chunk, H hidden, I inputs of a matrix, E experts.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -31,7 +31,7 @@ from parlay.models.weights.fused import rows_of
 from parlay.models.weights.regrouped import matrices_in
 from parlay.models.weights.shapes import Weight
 from parlay.system.threads import torch_on_all
-from parlay.types import ParlayError
+from parlay.types import ParlayError, Tokenizer
 
 CHUNK, MOST_TOKENS = 512, 8192
 """Tokens that see each other, and tokens that are read of a text."""
@@ -41,16 +41,30 @@ Sums = dict[str, Tensor]
 """Sums of squares ``[I]`` of what each product of a layer reads, of experts ``[E, I]``."""
 
 
+@dataclass(frozen=True, slots=True)
+class ReadText:
+    """A text's tokens, read in pieces that begin with the tokens ``begin``: models take these for granted."""
+
+    ids: Sequence[int]
+    begin: Sequence[int] = ()
+
+    @staticmethod
+    def of(text: str, tokenizer: Tokenizer, most: int | None = None) -> ReadText:
+        """At most the first ``most`` tokens of a text; it has a begin if the tokenizer writes one."""
+        ids, begin = tokenizer.encode(text)[:most], tokenizer.encode("")
+        return ReadText(ids, begin if ids[: len(begin)] == begin else ())
+
+
 @torch_on_all()
 @torch.inference_mode()
-def importance(config: DecoderConfig, weights: Mapping[str, Weight], ids: Sequence[int]) -> dict[str, Tensor]:
+def importance(config: DecoderConfig, weights: Mapping[str, Weight], text: ReadText) -> dict[str, Tensor]:
     """Mean squares ``[I]`` of the inputs of all layers' matrices, of experts ``[E, I]``, by GGUF's names of these.
 
-    ``weights`` bear the decoder's names. Of ``ids`` the first `MOST_TOKENS` are read. A model that fills places reads
+    ``weights`` bear the decoder's names. Of ``text`` the first `MOST_TOKENS` are read. A model that fills places reads
     every second token as an open one. Raises ParlayError for too few, UnsupportedModel for families without GGUF files.
     """
     form = gguf_form(config)
-    chunks = embedded(config, weights, ids)
+    chunks = embedded(config, weights, text)
     tokens, found = sum(len(chunk_TH) for chunk_TH in chunks), dict[str, Tensor]()
     for index in range(config.num_layers):
         sums: Sums = {}
@@ -63,20 +77,18 @@ def importance(config: DecoderConfig, weights: Mapping[str, Weight], ids: Sequen
     return {name: _floored(mean_I) for name, mean_I in found.items()}
 
 
-def embedded(
-    config: DecoderConfig, weights: Mapping[str, Weight], ids: Sequence[int], begin: Sequence[int] = ()
-) -> list[Tensor]:
+def embedded(config: DecoderConfig, weights: Mapping[str, Weight], text: ReadText) -> list[Tensor]:
     """Embed the first `MOST_TOKENS` of a text as the first layer reads them, in chunks ``[T, H]``.
 
-    Each begins with the tokens ``begin``, with which the text does. Raises ParlayError for one of too few tokens.
+    Each begins as the text does. Raises ParlayError for one of too few tokens.
     """
-    if len(ids) < _LEAST_TOKENS:
-        raise ParlayError(f"the text has {len(ids)} tokens: give at least {_LEAST_TOKENS}, better {MOST_TOKENS}")
-    tokens = torch.tensor(ids[:MOST_TOKENS])
+    if len(text.ids) < _LEAST_TOKENS:
+        raise ParlayError(f"the text has {len(text.ids)} tokens: give at least {_LEAST_TOKENS}, better {MOST_TOKENS}")
+    tokens = torch.tensor(text.ids[:MOST_TOKENS])
     if _block(config):
         assert config.canvas is not None, "others have no blocks"
         tokens[::2] = config.canvas.mask_id
-    head = tokens[: len(begin)]
+    head = tokens[: len(text.begin)]
     pieces = torch.split(tokens[len(head) :], CHUNK - len(head))
     parts = [torch.cat((head, piece)) for piece in pieces if len(head) + len(piece) >= MIN_ROWS]
     return [rows_of(weights["model.embed_tokens.weight"], part) * config.embedding_scale for part in parts]

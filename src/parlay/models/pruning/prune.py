@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 
 from parlay.models.config import DecoderConfig
-from parlay.models.gguf.importance import Sums, embedded, recorded, run_layer
+from parlay.models.gguf.importance import ReadText, Sums, embedded, recorded, run_layer
 from parlay.models.pruning.patterns import Pattern
 from parlay.models.torch_ops.decoder import build_layer
 from parlay.models.weights.fused import as_tensor
 from parlay.models.weights.regrouped import matrices_in
 from parlay.models.weights.shapes import Weight
 from parlay.system.threads import torch_on_all
-from parlay.types import ParlayError, Tokenizer
+from parlay.types import ParlayError
 
 _MATRICES = tuple(f"self_attn.{part}_proj" for part in "qkvo") + tuple(f"mlp.{part}_proj" for part in ("gate", "up"))
 _DOWN = "mlp.down_proj"
@@ -43,20 +43,6 @@ class Cut:
         return size if self.width == 1 else min(size, max(_STEP, round(size * self.width / _STEP) * _STEP))
 
 
-@dataclass(frozen=True, slots=True)
-class ReadText:
-    """A text's tokens, read in pieces that begin with the tokens ``begin``: models take these for granted."""
-
-    ids: Sequence[int]
-    begin: Sequence[int] = ()
-
-    @staticmethod
-    def of(text: str, tokenizer: Tokenizer, most: int | None = None) -> ReadText:
-        """At most the first ``most`` tokens of a text; it has a begin if the tokenizer writes one."""
-        ids, begin = tokenizer.encode(text)[:most], tokenizer.encode("")
-        return ReadText(ids, begin if ids[: len(begin)] == begin else ())
-
-
 @torch_on_all()
 @torch.inference_mode()
 def pruned(
@@ -72,7 +58,7 @@ def pruned(
     text of too few tokens.
     """
     check(config, weights, cut)
-    chunks = None if text is None else embedded(config, weights, text.ids, text.begin)
+    chunks = None if text is None else embedded(config, weights, text)
     made = {name: _stored(weight) for name, weight in weights.items() if not name.startswith("model.layers.")}
     narrow = replace(config, intermediate_size=cut.units(config.intermediate_size))
     for index in range(config.num_layers):
