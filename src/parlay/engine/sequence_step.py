@@ -20,6 +20,7 @@ from parlay.types import (
     FinishReason,
     Observation,
     Output,
+    ParlayError,
     RunnerLost,
     TokenLogprobs,
     Verdict,
@@ -99,8 +100,9 @@ class SequenceStep:
     """Commit: what joined the sequence."""
 
     def fail(self, reason: str, error: Exception | None = None) -> None:
-        """The request ends here, with this reason."""
-        logger.warning("request %s ends: %s", self.sequence.request.id, reason, exc_info=error)
+        """The request ends here, with this reason. An error of Parlay's own says all in its line."""
+        unknown = None if isinstance(error, ParlayError) else error
+        logger.warning("request %s ends: %s", self.sequence.request.id, reason, exc_info=unknown)
         self.fault = Fault(reason)
 
     def drop_drafter(self, number: int, error: Exception) -> None:
