@@ -250,6 +250,7 @@ def _config(folder: Path) -> DecoderConfig:
         ({"lora_alpha": "8"}, "no description of an adapter: alpha '8' of .* is no number"),
         ({"alpha_pattern": {"q_proj": True}}, "alpha True of .* is no number"),
         ({"target_parameters": ["experts.gate_up_proj"]}, "target_parameters name experts.gate_up_proj, of which"),
+        ({"layers_to_transform": [1]}, r"adapts layers \[1\] alone .* has matrices of layer 0"),
     ],
 )
 def test_forms_that_cannot_be_honoured_are_refused_in_one_line(

@@ -80,7 +80,9 @@ def run(options: argparse.Namespace) -> int:
     save(options.to, {**said, "intermediate_size": config.intermediate_size}, made, source=source)
     zeros = sum(int((weight == 0).sum()) for weight in made.values())
     total = sum(weight.numel() for weight in made.values())
-    print(f"wrote {options.to}: {total / 1e6:,.1f} M weights in {config.num_layers} layers, {zeros / total:.0%} zeros")
+    print(
+        f"wrote {options.to}: {total / 1e6:,.1f} M weights in {config.num_layers} layers, {zeros / total:.0%} of them zero"
+    )
     return 0
 
 

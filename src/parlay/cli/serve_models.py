@@ -104,6 +104,8 @@ def load_adapters(options: argparse.Namespace, registry: Registry, base: str | N
     """
     from parlay.serve.adapters import NamedAdapter
 
+    if options.lora_folder is not None and not options.lora_folder.is_dir():
+        raise ValueError(f"--lora-folder {options.lora_folder}: there is no such folder")
     for word in options.lora_modules:
         name, equals, folder = word.partition("=")
         if not (name and equals and folder):

@@ -184,8 +184,8 @@ def _begun(
         if given:
             raise ValueError(f"{name} can't be used with steps that are drafted ahead: leave it out")
     if llm is drafter or llm.vocabulary.fingerprint != drafter.vocabulary.fingerprint:
-        name = drafter.runner.spec.name
-        raise ValueError(f"{name} can't draft steps: choose another, smaller model with the target's tokenizer")
+        name, why = drafter.runner.spec.name, "it is the target itself" if llm is drafter else "its tokens are others"
+        raise ValueError(f"{name} can't draft steps, for {why}: choose a smaller model with the target's tokenizer")
     request = llm.job(prompt, asked).samples[0].request
     sampling = replace(request.params, seed=request.key.seed, truncate_prompt_tokens=None)
     ends = StepEnds(llm.get_tokenizer(), params.until)

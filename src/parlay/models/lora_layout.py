@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -53,6 +53,7 @@ _KNOWN = frozenset(
     }
 )
 """Keys that are honoured, or bear on training alone. Of others only those that say nothing are accepted."""
+_LAYER = re.compile(r"\blayers\.(\d+)\.")
 _PREFIX = "base_model.model."
 _PARTS = {".lora_A.weight": 0, ".lora_B.weight": 1}
 _PLAIN = re.compile(r"\^?[\w.]+")
@@ -117,6 +118,7 @@ def refusal(said: Mapping[str, Any]) -> str | None:
         f"exclude_modules {excluded!r:.40} is an expression, which is not run: list names, or leave the key out, for "
         "PEFT saves no matrices of what it excludes": isinstance(excluded, str) and bool(excluded),
     }
+    reasons |= {f"{CONFIG} does not say r, the rank": "r" not in said}
     reasons |= {f"{name!s:.60} is not supported": bool(value) for name, value in said.items() if name not in _KNOWN}
     return next((reason for reason, applies in reasons.items() if applies), None)
 
@@ -139,6 +141,7 @@ def read_matrices(
         raise BadAdapter(f"{folder}: the decoder has no linear layers {some(dict.fromkeys(unknown))} to adapt")
     if not pairs:
         raise BadAdapter(f"{folder}: {WEIGHTS} holds no matrices")
+    _check_layers(folder, said, pairs)
     _check_targets(folder, said, pairs.keys() - parameters.keys(), reader.shapes)
     found: dict[str, LowRank] = {}
     for module, pair in pairs.items():
@@ -149,6 +152,20 @@ def read_matrices(
         for name, up_OR in weights.get(module, {}).items():
             found[name] = reader.scaled(parameters.get(module, module), pair[0], up_OR, reader.shapes[name])
     return found
+
+
+def _check_layers(folder: Path, said: Mapping[str, Any], modules: Iterable[str]) -> None:
+    """Raises BadAdapter for matrices of layers that the config leaves out."""
+    wanted = said.get("layers_to_transform")
+    if wanted is None:
+        return
+    chosen = {wanted} if isinstance(wanted, int) else {*wanted}
+    layers = {int(match[1]) for module in modules if (match := _LAYER.search(module))}
+    if left_out := sorted(layers - chosen):
+        raise BadAdapter(
+            f"{folder}: {CONFIG} adapts layers {sorted(chosen)!s:.40} alone (layers_to_transform), and {WEIGHTS} has "
+            f"matrices of layer {left_out[0]}: one of the two files is another adapter's"
+        )
 
 
 def _pairs(tensors: Mapping[str, Tensor]) -> tuple[dict[str, dict[int, Tensor]], list[str]]:
