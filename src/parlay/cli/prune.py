@@ -80,9 +80,8 @@ def run(options: argparse.Namespace) -> int:
     save(options.to, {**said, "intermediate_size": config.intermediate_size}, made, source=source)
     zeros = sum(int((weight == 0).sum()) for weight in made.values())
     total = sum(weight.numel() for weight in made.values())
-    print(
-        f"wrote {options.to}: {total / 1e6:,.1f} M weights in {config.num_layers} layers, {zeros / total:.0%} of them zero"
-    )
+    size = f"{total / 1e6:,.1f} M weights in {config.num_layers} layers"
+    print(f"wrote {options.to}: {size}, {zeros / total:.0%} of them zero")
     return 0
 
 

@@ -87,7 +87,7 @@ def merged(weights: Mapping[str, Weight], adapter: LowRankAdapter) -> dict[str, 
         if isinstance(weight, StoredTensor) and weight.format.plain is None:
             raise BadAdapter(
                 f"{adapter.path}: {name} is stored as {weight.format.name}, which no product can be merged into: "
-                f"choose the adapter by request (parlay serve --lora-modules NAME={adapter.path}; lora_request in Python)"
+                f"choose it by request (parlay serve --lora-modules NAME={adapter.path}; lora_request in Python)"
             )
         if isinstance(weight, StoredTensor):
             weight = weight.rows.clone().view(weight.format.plain or torch.float32).view(weight.shape)
