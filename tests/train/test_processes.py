@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ from parlay.train.optimizers import mixed
 from parlay.train.processes import Alone, processes
 from parlay.types import ParlayError
 
+ROOT = Path(__file__).parents[2]
 OWN = """
 import sys
 from pathlib import Path
@@ -36,7 +38,9 @@ save_file({"weight": toy.module.weight.detach()}, folder / f"{where.rank}.safete
 def launched(*argv: str) -> subprocess.CompletedProcess[str]:
     pytest.importorskip("accelerate")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    return subprocess.run([*command, *argv], capture_output=True, text=True, timeout=300)
+    paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONPATH": paths}  # for a script that imports tests
+    return subprocess.run([*command, *argv], capture_output=True, text=True, timeout=300, env=environment)
 
 
 def test_all_processes_end_with_the_same_weights(tmp_path: Path) -> None:
