@@ -29,3 +29,21 @@ def add_cache_flag(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--cache", type=Path, default=CACHE, metavar="DIR", help=f"keeps models made (default: {CACHE})"
     )
+
+
+def add_study_flags(
+    parser: argparse.ArgumentParser, *, data: str, many: str, count: int, tokens: int, of: str, minutes: float = 60.0
+) -> None:
+    """For a study of ``many`` cases, one after another: ``data``, ``model``, ``minutes``, how many, ``max_tokens``.
+
+    Times are processor time of one thread, on which other work counts little. ``data`` names the folder's part that is
+    read, and ``of`` what is as long as ``tokens``.
+    """
+    parser.set_defaults(threads=1)
+    parser.add_argument("--data", type=Path, required=True, metavar="DIR", help=f"folder that holds {data}")
+    parser.add_argument("--model", required=True, help="the model")
+    parser.add_argument(
+        "--minutes", type=float, default=minutes, metavar="N", help=f"stop after so long (default: {minutes:g})"
+    )
+    parser.add_argument(f"--{many}", type=int, default=count, metavar="N", help=f"how many (default: {count})")
+    parser.add_argument("--max-tokens", type=int, default=tokens, metavar="N", help=f"of {of} (default: {tokens})")

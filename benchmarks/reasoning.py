@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 from benchmarks.commands import begin, one_line_errors, open_results, write_page
-from benchmarks.options import add_run_flags
+from benchmarks.options import add_run_flags, add_study_flags
 from parlay import LLM, SamplingParams, VoteParams
 from parlay.bench.records import Cell, Results, Row
 from parlay.bench.summary import Interval
@@ -127,12 +127,7 @@ def page(results: Results) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     add_run_flags(parser, quick="two problems, short answers: to see that it works")
-    parser.set_defaults(threads=1)
-    parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="folder that holds gsm8k")
-    parser.add_argument("--model", required=True, help="the model")
-    parser.add_argument("--minutes", type=float, default=60.0, metavar="N", help="stop after so long (default: 60)")
-    parser.add_argument("--problems", type=int, default=500, metavar="N", help="of the list (default: all 500)")
-    parser.add_argument("--max-tokens", type=int, default=320, metavar="N", help="of a chain (default: 320)")
+    add_study_flags(parser, data="gsm8k", many="problems", count=500, tokens=320, of="a chain")
     parser.add_argument("--chains", type=int, default=8, metavar="N", help="of a vote (default: 8)")
     parser.add_argument("--at-once", type=int, metavar="N", help="chains at a time of early votes (default: all)")
     parser.add_argument(

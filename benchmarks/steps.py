@@ -14,7 +14,7 @@ from statistics import fmean
 from typing import NamedTuple
 
 from benchmarks.commands import begin, one_line_errors, open_results, write_page
-from benchmarks.options import add_run_flags
+from benchmarks.options import add_run_flags, add_study_flags
 from benchmarks.reasoning import ASK, read_problems
 from parlay import LLM, SamplingParams
 from parlay.bench.records import PLAIN, Cell, Results, Row
@@ -136,13 +136,8 @@ def page(results: Results) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     add_run_flags(parser, quick="two problems, short answers: to see that it works")
-    parser.set_defaults(threads=1)
-    parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="folder that holds gsm8k")
-    parser.add_argument("--model", required=True, help="the model")
+    add_study_flags(parser, data="gsm8k", many="problems", count=40, tokens=320, of="an answer")
     parser.add_argument("--draft-model", required=True, help="the smaller model of the same tokenizer")
-    parser.add_argument("--minutes", type=float, default=60.0, metavar="N", help="stop after so long (default: 60)")
-    parser.add_argument("--problems", type=int, default=40, metavar="N", help="of the list (default: 40)")
-    parser.add_argument("--max-tokens", type=int, default=320, metavar="N", help="of an answer (default: 320)")
     options = parser.parse_args()
     if options.quick:
         options.problems, options.max_tokens = min(options.problems, 2), 24

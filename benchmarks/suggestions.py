@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import fmean, median
 
 from benchmarks.commands import begin, one_line_errors, open_results, write_page
-from benchmarks.options import add_run_flags
+from benchmarks.options import add_run_flags, add_study_flags
 from parlay import LLM, SamplingParams
 from parlay.bench.records import Cell, Results, Row
 from parlay.llm.outputs import RequestOutput
@@ -124,13 +124,8 @@ def page(results: Results) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     add_run_flags(parser, quick="three cases, short drafts: to see that it works")
-    parser.set_defaults(threads=1)
-    parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="folder that holds books-pd")
-    parser.add_argument("--model", required=True, help="the model")
+    add_study_flags(parser, data="books-pd", many="cases", count=60, tokens=10, of="a draft", minutes=30.0)
     parser.add_argument("--ngrams", type=Path, metavar="FILE", help="n-gram model of other books")
-    parser.add_argument("--minutes", type=float, default=30.0, metavar="N", help="stop after so long (default: 30)")
-    parser.add_argument("--cases", type=int, default=60, metavar="N", help="places in books (default: 60)")
-    parser.add_argument("--max-tokens", type=int, default=10, metavar="N", help="of a draft (default: 10)")
     options = parser.parse_args()
     if options.quick:
         options.cases, options.max_tokens = min(options.cases, 3), 4

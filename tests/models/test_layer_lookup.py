@@ -23,10 +23,9 @@ from parlay.models.state_table import STATES, StateTable
 from parlay.options import LoadOptions, UsageError
 from parlay.ranks.layout import Layout
 from parlay.testing.checkpoints import VOCAB_SIZE, save_random
-from parlay.testing.conformance import KitLength, check_runner, run_check, runner_stage, subject_of
-from parlay.testing.conformance.stages import recomputed
 from parlay.train.ngram_layers import mark
 from parlay.types import ParlayError, Segment, Tree
+from tests.models.test_lookup import check_with_drafts
 
 FP32 = LoadOptions(dtype="float32", device="cpu")
 SOME = 6
@@ -170,13 +169,9 @@ def test_the_kit_passes_with_drafts(
     def open_runner(capacity: int, model: Path = looked_up) -> NativeRunner:
         return opened(model, LoadOptions(dtype="float32", device="cpu", ngram_states=20), capacity)
 
-    report = check_runner(open_runner, recomputed(open_runner(1024)), steps=12 if compiled else 3)
-    assert report.passed, str(report)
-    stage = runner_stage("looked up", open_runner, lambda: open_runner(8192, draft))
     with_layers = ("draft-model", "layer-skip:search=12,window=4")
-    for strategy in ("prompt-lookup", *(with_layers if compiled else ())):
-        found = run_check("mixed", subject_of(strategy), stage, KitLength(tokens=24, draws=0))
-        assert found.passed, str(found)
+    strategies = ("prompt-lookup", *(with_layers if compiled else ()))
+    check_with_drafts(open_runner, lambda: open_runner(8192, draft), strategies, steps=12 if compiled else 3)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

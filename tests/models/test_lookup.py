@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +27,7 @@ from parlay.ranks.layout import Layout
 from parlay.testing.checkpoints import VOCAB_SIZE, save_random
 from parlay.testing.conformance import KitLength, check_runner, run_check, runner_stage, subject_of
 from parlay.testing.conformance.stages import recomputed
-from parlay.types import Features, ParlayError, Segment, Tree
+from parlay.types import Features, ParlayError, Runner, Segment, Tree
 
 FP32 = LoadOptions(dtype="float32", device="cpu")
 SOME = 6
@@ -168,6 +168,18 @@ def test_rows_that_run_again_look_up_what_stands_before_them(scone: Path) -> Non
     assert out.logits_RV[2:].equal(alone[14:])
 
 
+def check_with_drafts(
+    open_runner: Callable[[int], Runner], open_draft: Callable[[], Runner], strategies: Sequence[str], *, steps: int
+) -> None:
+    """Walk a runner, of so many cached tokens, at random; then decode a mixed batch under each strategy."""
+    report = check_runner(open_runner, recomputed(open_runner(1024)), steps=steps)
+    assert report.passed, str(report)
+    stage = runner_stage("lookups", open_runner, open_draft)
+    for strategy in strategies:
+        found = run_check("mixed", subject_of(strategy), stage, KitLength(tokens=24, draws=0))
+        assert found.passed, str(found)
+
+
 @pytest.mark.parametrize("compiled", [True, False])
 def test_the_kit_passes_with_drafts(
     scone: Path, tmp_path: Path, compiled: bool, monkeypatch: pytest.MonkeyPatch
@@ -182,12 +194,8 @@ def test_the_kit_passes_with_drafts(
         assert isinstance(runner, NativeRunner)
         return runner
 
-    report = check_runner(open_runner, recomputed(open_runner(1024)), steps=12 if compiled else 4)
-    assert report.passed, str(report)
-    stage = runner_stage("scone", open_runner, lambda: open_runner(8192, draft))
-    for strategy in ("draft-model", "prompt-lookup") if compiled else ("prompt-lookup",):
-        found = run_check("mixed", subject_of(strategy), stage, KitLength(tokens=24, draws=0))
-        assert found.passed, str(found)
+    strategies = ("draft-model", "prompt-lookup") if compiled else ("prompt-lookup",)
+    check_with_drafts(open_runner, lambda: open_runner(8192, draft), strategies, steps=12 if compiled else 4)
 
 
 def damaged(folder: Path, how: str) -> None:

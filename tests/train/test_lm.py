@@ -13,22 +13,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from parlay.train.lm import TrainOptions, train
 from parlay.train.optimizers import TrainingClock, learning_rate, row_length
+from tests.train.tiny_lm import tiny
 
 
 def options(data: Path, tmp_path: Path) -> TrainOptions:
     """About a second of training: one step at least, however busy the machine is."""
-    return TrainOptions(
-        data=data,
-        out=tmp_path / "out",
-        work=tmp_path / "work",
-        hours=1.5 / 3600,
-        shape="tiny",
-        vocab_size=400,
-        batch_tokens=256,
-        context=128,
-        threads=1,
-        compile=False,
-    )
+    return tiny(TrainOptions, data, tmp_path, hours=1.5 / 3600)
 
 
 def test_train_resume_and_distil(data: Path, tmp_path: Path) -> None:

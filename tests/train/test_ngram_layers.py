@@ -15,22 +15,11 @@ from parlay.options import LoadOptions
 from parlay.testing.checkpoints import save_random
 from parlay.train.ngram_layers import NgramLayersOptions, NgramStatesOptions, compute_states, train
 from parlay.types import ParlayError, Segment
+from tests.train.tiny_lm import tiny
 
 
 def options(data: Path, folder: Path, **more: int) -> NgramLayersOptions:
-    return NgramLayersOptions(
-        data=data,
-        out=folder / "out",
-        work=folder / "work",
-        tokens=2000,
-        shape="tiny",
-        vocab_size=400,
-        batch_tokens=256,
-        context=128,
-        threads=1,
-        compile=False,
-        **more,
-    )
+    return tiny(NgramLayersOptions, data, folder, tokens=2000, **more)
 
 
 def test_a_trained_model_is_looked_up(data: Path, tmp_path: Path) -> None:

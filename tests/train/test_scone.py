@@ -13,22 +13,11 @@ from parlay.models.loading import load_tokenizer
 from parlay.options import LoadOptions
 from parlay.train.scone import SconeOptions, train
 from parlay.types import Segment
+from tests.train.tiny_lm import tiny
 
 
 def options(data: Path, folder: Path, **more: int) -> SconeOptions:
-    return SconeOptions(
-        data=data,
-        out=folder / "out",
-        work=folder / "work",
-        tokens=2000,
-        shape="tiny",
-        vocab_size=400,
-        batch_tokens=256,
-        context=128,
-        threads=1,
-        compile=False,
-        **more,
-    )
+    return tiny(SconeOptions, data, folder, tokens=2000, **more)
 
 
 def test_a_trained_model_reads_its_table(data: Path, tmp_path: Path) -> None:

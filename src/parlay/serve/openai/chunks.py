@@ -57,6 +57,19 @@ class ReplyShape(Protocol):
     def model(self) -> str: ...
 
 
+def chunk_frames(shape: ReplyShape, kind: str) -> DataFrames:
+    """Frame the chunks of a stream with what all of them say; ``kind`` names what they are."""
+    return DataFrames(
+        {
+            "id": shape.id,
+            "object": kind,
+            "created": shape.created,
+            "model": shape.model,
+            "system_fingerprint": None,
+        }
+    )
+
+
 class OpenAIChunks(ABC):
     """Makes the chunks of a stream from what each step adds; ``kind`` is their ``object``.
 
@@ -78,15 +91,7 @@ class OpenAIChunks(ABC):
         self._running = RunningUsage(jobs) if usage.running else None
         self._tokens = [[0] * len(job.samples) for job in jobs]
         self._outputs: dict[int, RequestOutput] = {}
-        self.frames = DataFrames(
-            {
-                "id": shape.id,
-                "object": kind,
-                "created": shape.created,
-                "model": shape.model,
-                "system_fingerprint": None,
-            }
-        )
+        self.frames = chunk_frames(shape, kind)
 
     def failure(self, error: ApiError) -> Sequence[Chunk]:
         return [error.body]

@@ -21,7 +21,7 @@ class Outline(Body):
     asked first if its points stand on their own.
     """
 
-    points: Number | None = None
+    points: Annotated[int, WHOLE] | None = None
     outline_tokens: Number | None = None
     route: bool | None = None
 

@@ -32,9 +32,9 @@ from parlay.serve.errors import ApiError
 from parlay.serve.hosted import Served
 from parlay.serve.openai.chat.reply import AnswerMessage, ChatReply, ChatShape, Finish, finish_word, reasoning_tokens
 from parlay.serve.openai.chat.to_request import NAMES
+from parlay.serve.openai.chunks import chunk_frames
 from parlay.serve.protocol.answering import (
     Chunk,
-    DataFrames,
     answer_streamed,
     answer_whole,
     in_thread,
@@ -201,15 +201,7 @@ class OutlinedChunks:
         """Whether something of a section's own text has been sent."""
         self._headed = [False] * len(plan.chats)
         self._outputs: dict[int, RequestOutput] = {}
-        self.frames = DataFrames(
-            {
-                "id": shape.id,
-                "object": "chat.completion.chunk",
-                "created": shape.created,
-                "model": shape.model,
-                "system_fingerprint": None,
-            }
-        )
+        self.frames = chunk_frames(shape, "chat.completion.chunk")
 
     def failure(self, error: ApiError) -> Sequence[Chunk]:
         return [error.body]
