@@ -239,4 +239,4 @@ def isolated(
 
 
 def named(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
+    return str(error) if isinstance(error, ParlayError) else f"{type(error).__name__}: {error}"

@@ -105,7 +105,6 @@ def load(
     table = StateTable.open(found, config, weights)
     dtype = asked_dtype or (_fastest(model, config, weights, device) if table is None else table.dtype)
     _check_table(table, dtype)
-    ngrams = None if config.ngrams is None else NgramTable.open(found, config)
     room = _weight_room(model, found, weights, replace(options, device=device.type), budget)
     if room is not None and make_forward is choose_forward:
         make_forward = partial(choose_forward, room=room)
@@ -121,7 +120,7 @@ def load(
         packed=packed,
         kv_cache_dtype=options.kv_cache_dtype,
         make_forward=make_forward,
-        ngrams=ngrams,
+        ngrams=None if config.ngrams is None else NgramTable.open(found, config),
         lookup=LookupPlan(options.ngram_states or MOST_STATES, table),
     )
 
