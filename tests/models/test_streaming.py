@@ -20,7 +20,6 @@ from parlay import LLM, SamplingParams, models
 from parlay.cache import Budget
 from parlay.compiled.library import SWITCH, NotLoaded, load
 from parlay.cost.timing import calibrate
-from parlay.llm.outputs import RequestFailed
 from parlay.models.compiled import streaming
 from parlay.models.compiled.streaming import LayersLost
 from parlay.models.config import UnsupportedModel
@@ -28,7 +27,7 @@ from parlay.models.native import NativeRunner
 from parlay.options import LoadOptions, UsageError
 from parlay.system import threads
 from parlay.testing.checkpoints import save_random
-from parlay.types import ParlayError, Segment, Tree
+from parlay.types import ParlayError, RunnerLost, Segment, Tree
 from tests.models import gguf_files
 
 TEXT = tuple(range(5, 45))
@@ -185,9 +184,11 @@ def test_a_file_that_changes_under_the_model(said: str, folder: Path) -> None:
         os.truncate(file_in(folder), file_in(folder).stat().st_size // 2)
     else:
         _flip(file_in(folder), file_in(folder).stat().st_size - 4096)
+    assert runner.loss() == ""
     for _ in range(2):
-        with pytest.raises(LayersLost, match=said):
+        with pytest.raises(RunnerLost, match=said):
             logits(runner)
+    assert said in runner.loss(), "a server then loads the model again"
     assert torch.equal(logits(opened("parlay-mini", room)), expected)
 
 
@@ -332,14 +333,14 @@ def plain() -> Iterator[LLM]:
 
 
 @pytest.mark.parametrize("strategy", ["layer-skip", "draft-model", "auto"])
-def test_texts_are_the_same_and_a_lost_disk_is_the_request_s_error(strategy: str, plain: LLM, folder: Path) -> None:
+def test_texts_are_the_same_and_a_file_cut_short_is_one_error(strategy: str, plain: LLM, folder: Path) -> None:
     asks = [SamplingParams(temperature=0, max_tokens=24), SamplingParams(temperature=0.8, seed=3, max_tokens=24)]
     expected = _texts(plain, asks, "none")
     with LLM("parlay-mini", device="cpu", memory=f"weights={least('parlay-mini')}", router_memory="off") as llm:
         assert llm.runner.spec.streamed_bytes > 10_000_000
         assert _texts(llm, asks, strategy) == expected
         os.truncate(file_in(folder), 8192)
-        with pytest.raises(RequestFailed, match="was cut short since the model was loaded: load it again"):
+        with pytest.raises(RunnerLost, match="was cut short since the model was loaded: load it again"):
             _texts(llm, asks, strategy)
         assert not llm.engine.requests, "the engine is ready for more"
 

@@ -268,6 +268,19 @@ def wanted_rows(segments: Sequence[Segment]) -> tuple[list[int], tuple[int, ...]
     return rows, tuple(starts)
 
 
+def check_together(segment: Segment) -> None:
+    """Raises ValueError unless the rows that see each other are nodes, in chains, and all run."""
+    first = len(segment.tree) - segment.together
+    last = enumerate(segment.tree.parents[max(first, 0) :], first)
+    chains = all(parent == node - 1 or parent < first for node, parent in last)
+    runs = segment.base <= segment.end - segment.together
+    if first < 0 or not chains or not runs or (segment.features is not None and segment.features.join is not None):
+        raise ValueError(
+            f"sequence {segment.sequence}: {segment.together} rows can't see each other: they must be the last nodes, "
+            "in chains below other rows, all run, and not join at a later layer"
+        )
+
+
 def with_features(embedded_NH: Tensor, features: Sequence[SegmentFeatures]) -> Tensor:
     """The rows' embeddings, with `Features` in the place of some or added to them, in place."""
     for _, first, inputs, _ in features:

@@ -26,6 +26,7 @@ from parlay.models.forward import (
     Growth,
     SegmentFeatures,
     TreeRequest,
+    check_together,
     wanted_rows,
 )
 from parlay.models.gguf.blocks import rounded
@@ -249,6 +250,11 @@ class NativeRunner(Runner):
         return self._rounded[wanted] if wanted else self._forward
 
     @property
+    def loss(self) -> Callable[[], str]:
+        """Make a call that says why no forward can work any more; empty while some can. It does not keep the runner."""
+        return self._forward.loss if isinstance(self._forward, CompiledForward) else str
+
+    @property
     def adds_ngrams(self) -> bool:
         """Whether embeddings of n-grams are added to rows that are read as tokens."""
         return self._ngrams is not None
@@ -307,7 +313,7 @@ class NativeRunner(Runner):
     def _place(self, segment: Segment, skip: Skip) -> Rows:
         """Where the segment's rows lie."""
         if segment.together:
-            _check_together(segment)
+            check_together(segment)
         if segment.approximate:
             self._check_approximate(segment)
         place = self.store.stage(segment, skip)
@@ -385,16 +391,3 @@ def _block_of(canvas: CanvasSpec | None) -> int:
     """How many rows of the text see each other; 0: each sees those before it."""
     sizes = {"causal": 0, "block": canvas.block, "full": _WHOLE_TEXT} if canvas else {"causal": 0}
     return sizes[canvas.text if canvas else "causal"]
-
-
-def _check_together(segment: Segment) -> None:
-    """Raises ValueError unless the rows that see each other are nodes, in chains, and all run."""
-    first = len(segment.tree) - segment.together
-    last = enumerate(segment.tree.parents[max(first, 0) :], first)
-    chains = all(parent == node - 1 or parent < first for node, parent in last)
-    runs = segment.base <= segment.end - segment.together
-    if first < 0 or not chains or not runs or (segment.features is not None and segment.features.join is not None):
-        raise ValueError(
-            f"sequence {segment.sequence}: {segment.together} rows can't see each other: they must be the last nodes, "
-            "in chains below other rows, all run, and not join at a later layer"
-        )

@@ -27,6 +27,7 @@ from parlay.models.facts import read_facts
 from parlay.models.fetch.resolving import resolve
 from parlay.models.loading import read_config
 from parlay.models.lora import digest_of
+from parlay.models.native import NativeRunner
 from parlay.models.opening import settled
 from parlay.options import LoadOptions, RankOptions
 from parlay.ranks.follower import machine_name
@@ -99,7 +100,9 @@ def ranks_ended_on_error(runner: Runner) -> Iterator[None]:
 
 
 def loss_of(runner: Runner) -> Callable[[], str]:
-    """Make a call that says why other ranks of a runner are lost; empty while none is. It does not keep the runner."""
+    """Make a call that says why a runner is lost; empty while it is not. It does not keep the runner."""
+    if isinstance(runner, NativeRunner):
+        return runner.loss
     return runner.followers.loss if isinstance(runner, Leader) else str
 
 

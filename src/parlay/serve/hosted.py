@@ -133,7 +133,7 @@ class HostedModel:
 
     @property
     def loss(self) -> str:
-        """Why other processes of the model are lost; empty while none is, and once it has been loaded again."""
+        """Why a part of the model is lost; empty while none is, and once it has been loaded again."""
         if self.served is not None and not self.leaving:
             self._loss = self.served.llm.llm.loss() or self._loss
         return self._loss

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -114,6 +114,12 @@ class CompiledForward(Forward):
         caches = "" if cached == "auto" else f", keys and values in {cached}"
         lanes = self._core.name.decode().replace("_", " ")
         return f"compiled decoder ({lanes}), {width}{caches}: rows do not depend on each other"
+
+    @property
+    def loss(self) -> Callable[[], str]:
+        """Make a call that says why layers on disk can't be had any more; empty while they can."""
+        streamed = self._weights.streamed
+        return str if streamed is None else streamed.stream.loss.read
 
     def _take_part(self, part: Part) -> None:
         """Make the model that of a part, and the two for what leaves its last layer, and for what comes behind.

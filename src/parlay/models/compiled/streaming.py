@@ -29,7 +29,7 @@ from parlay.compiled.build import digest
 from parlay.models.compiled.memory import Arena, RegionArena, whole_blocks
 from parlay.system import threads
 from parlay.system.user_cache import user_cache, written_whole
-from parlay.types import ParlayError
+from parlay.types import ParlayError, RunnerLost
 from parlay.types.layer_split import BUFFERS, LayerSplit, least_room, split_layers
 
 PATIENCE = 30.0
@@ -44,6 +44,21 @@ _stuck: list[object] = []  # what threads still read that a disk holds
 
 class LayersLost(ParlayError):
     """A layer can't be read from disk: the forward that needs it fails."""
+
+
+class LayersDamaged(RunnerLost, LayersLost):
+    """The file is not what was loaded, so no later forward can work either."""
+
+
+@dataclass(slots=True)
+class Loss:
+    """Why a model's layers can't be had any more; empty while they can. It may outlive the model."""
+
+    reason: str = ""
+
+    def read(self) -> str:
+        """Return the reason."""
+        return self.reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +154,7 @@ class LayerFile:
             if self.path.stat().st_ino == os.fstat(self.file).st_ino:
                 self.path.unlink()
         what = "was cut short" if fault == structs.STREAM_ENDED else "is damaged"
-        return LayersLost(f"{self.path} {what} since the model was loaded: load it again, which packs it anew")
+        return LayersDamaged(f"{self.path} {what} since the model was loaded: load it again, which packs it anew")
 
     def close(self) -> None:
         os.close(self.file)
@@ -227,7 +242,7 @@ class LayerStream:
 
     def __init__(self, file: LayerFile, split: LayerSplit) -> None:
         """Raises ParlayError where no thread can be started."""
-        self.split, self._file = split, file
+        self.split, self.loss, self._file = split, Loss(), file
         self.buffers = [whole_blocks(split.buffer_bytes) for _ in range(BUFFERS)]
         streaming = file.streaming(split.streamed, self.buffers)
         self.address = file.core.stream_open(ctypes.byref(streaming))
@@ -238,7 +253,9 @@ class LayerStream:
         """Raises LayersLost if the last forward had to end early: then nothing that it wrote means anything."""
         fault = int(self._file.core.stream_fault(self.address))
         if fault:
-            raise self._file.lost(fault)
+            error = self._file.lost(fault)
+            self.loss.reason = str(error) if isinstance(error, RunnerLost) else ""
+            raise error
 
     def close(self) -> None:
         """End the threads, once no forward can be under way any more."""
