@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Protocol
 
-from parlay.aio.engine_loop import Worker
 from parlay.aio.job_queue import PendingJob
 from parlay.llm.outputs import RequestOutput, StreamEvent, joined
 from parlay.types import ParlayError
+
+
+class Writes(Protocol):
+    """Whoever writes a job's text: the engine thread, or a task that asks it for parts."""
+
+    def abort(self, pending: PendingJob) -> None:
+        """End the job within one engine step; what is over stays as it is."""
+        ...
 
 
 class JobStream(AsyncIterator[StreamEvent]):
@@ -18,7 +26,7 @@ class JobStream(AsyncIterator[StreamEvent]):
     and when nobody holds the stream any more.
     """
 
-    def __init__(self, worker: Worker, pending: PendingJob) -> None:
+    def __init__(self, worker: Writes, pending: PendingJob) -> None:
         self._worker = worker
         self._pending = pending
 

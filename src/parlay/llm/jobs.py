@@ -19,6 +19,7 @@ from parlay.llm.outputs import (
     PredictionUse,
     PromptLogprobs,
     RequestOutput,
+    StepsAhead,
     StreamEvent,
 )
 from parlay.llm.voting import Ballot
@@ -182,6 +183,8 @@ class Job:
     """There if its first sample is lossy by a certificate, and is to be compared with exact decoding."""
     vote: Ballot | None = None
     """There if the samples are chains of thought that vote; it says when each begins and when they may be stopped."""
+    ahead: StepsAhead | None = None
+    """There once the text is over whose steps a small model drafted ahead."""
 
     def due(self) -> Sequence[Sample]:
         """Samples to put into the engine now, all of them but those of a vote: it begins some later, or never."""
@@ -203,6 +206,7 @@ class Job:
             else PromptLogprobs(Logprobs(tuple(filter(None, known)), first.decode_token)),
             outputs=tuple(sample.output() for sample in self.samples),
             vote=None if self.vote is None else self.vote.output(),
+            ahead=self.ahead,
         )
 
     def event(self, sample: Sample, event: Event) -> StreamEvent:

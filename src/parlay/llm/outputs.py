@@ -205,6 +205,18 @@ class CompletionOutput:
         return f"{len(self.token_ids)} tokens in {rate}, {self.strategy}, {self.exactness}, seed {self.seed}, {ended}"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepsAhead:
+    """Rounds in which a text was written: in each, a small model proposed steps: ``drafted`` in all, of which so many
+    stood. ``draft_seconds`` is what it took to write them.
+    """
+
+    rounds: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    draft_seconds: float = 0.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class RequestOutput:
     """One prompt and its samples."""
@@ -217,6 +229,8 @@ class RequestOutput:
     finished: bool = True
     vote: VoteOutput | None = None
     """The outcome, where the samples are chains of thought that voted."""
+    ahead: StepsAhead | None = None
+    """What a small model's steps were worth, where it drafted some ahead."""
 
     @property
     def metrics(self) -> Metrics:

@@ -111,7 +111,7 @@ def decode_parts(self: LLM, parts: Sequence[Part], *, exact: bool) -> None:
                     _begin(self, waiting, live)
                     waiting = []
                 if exact and not waiting:
-                    _end(self, _needless(parts), live)
+                    _end(self, needless(parts), live)
         finally:
             _end(self, parts, live)
 
@@ -130,8 +130,8 @@ def _end(llm: LLM, parts: Sequence[Part], live: dict[str, Part]) -> None:
             part.sample.take(llm.engine.abort(name) or part.sample.unknown("abort"))
 
 
-def _needless(parts: Sequence[Part]) -> Sequence[Part]:
-    """The parts after the first one that writes something else than was drafted, or that is still under way there."""
+def needless(parts: Sequence[Part]) -> Sequence[Part]:
+    """Find the parts after the first one that writes another step than was drafted; none while that is not known."""
     for place, part in enumerate(parts):
         if part.drafted and part.differs:
             return parts[place + 1 :]

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from parlay.drafters.draft_models.reasoning_steps import StepEnds
 from parlay.llm.input_processor import RequestOptions
-from parlay.llm.jobs import resume
-from parlay.llm.judging import words_of
+from parlay.llm.jobs import Job, resume
+from parlay.llm.judging import Words, words_of
+from parlay.llm.outputs import StepsAhead
 from parlay.llm.step_parts import Part, StepWatch, decode_parts
 from parlay.strategies.spelling import StrategySpec
 from parlay.text.chat_template import Messages
@@ -33,6 +34,8 @@ JudgeName = Literal["exact", "model"]
 Judge = Callable[[Sequence[tuple[str, str]]], Sequence[bool]]
 """Of pairs of a drafted step and the target's own: whether they say the same."""
 
+JUDGE_VARIABLES = {"enable_thinking": False}
+"""For the chat template, where the target judges."""
 _ALL_STEPS = 1 << 40
 """More than any text has."""
 _JUDGED = (
@@ -87,28 +90,49 @@ class AheadOutput:
 
 
 @dataclass(slots=True)
-class _Text:
-    """A text under way."""
+class AheadText:
+    """A text under way, round by round. What decodes its parts may be an `LLM` or an `AsyncLLM`: see `decode_parts`."""
 
+    llm: LLM
+    drafter: LLM
     prompt: Ids
     sampling: SamplingParams
     stop_ids: frozenset[int]
     params: AheadParams
+    options: RequestOptions
+    """Of the target's parts."""
     ends: StepEnds
-    strategy: str | StrategySpec | None = None
+    lossy: bool = False
+    """Whether steps of the drafter may stand that the target did not write."""
     tokens: Ids = ()
     writers: tuple[str, ...] = ()
     levels: list[Exactness] = field(default_factory=lambda: [Exactness.BITS])
-    rounds: int = 0
-    drafted: int = 0
-    accepted: int = 0
-    draft_seconds: float = 0.0
+    counts: StepsAhead = field(default_factory=StepsAhead)
 
-    def part(
-        self, llm: LLM, base: Ids, steps: int, drafted: Ids = (), strategy: str | StrategySpec | None = None
-    ) -> Part:
+    def draft(self) -> Part | None:
+        """The part in which the small model writes the next steps; None where it has no room."""
+        if len(self.prompt) + len(self.tokens) + 1 >= self.drafter.engine.longest:
+            return None
+        options = replace(self.options, strategy=None, adapter=None)
+        return self._part(self.drafter, self.tokens, self.params.steps, options)
+
+    def parts(self, drafted: Part | None) -> list[Part]:
+        """The target's parts of one round: a step after each drafted one before it, and one after the last.
+
+        ``drafted`` is what the small model has written; without it, or where it failed, the target goes on alone.
+        """
+        steps, ends = _steps(drafted)
+        self.counts = replace(self.counts, rounds=self.counts.rounds + 1, drafted=self.counts.drafted + len(steps))
+        parts, base = list[Part](), self.tokens
+        for step in steps:
+            parts.append(self._part(self.llm, base, 1, replace(self.options, prediction=list(step)), step))
+            base += step
+        if not ends:
+            parts.append(self._part(self.llm, base, 1 if steps else _ALL_STEPS, self.options))
+        return parts
+
+    def _part(self, llm: LLM, base: Ids, steps: int, options: RequestOptions, drafted: Ids = ()) -> Part:
         """Make the sample of an LLM that goes on after some output, for so many steps."""
-        options = RequestOptions(strategy=strategy, prediction=list(drafted) or None)
         job = llm.job(TokensPrompt(prompt_token_ids=self.prompt), self.sampling, options)
         (sample,) = job.samples
         assert sample.text is not None, "there is a tokenizer"
@@ -118,9 +142,57 @@ class _Text:
             resume([sample], [base])
         return Part(job, watch, base, drafted)
 
-    def take(self, tokens: Ids, writer: str) -> None:
+    def take(self, parts: Sequence[Part]) -> Part:
+        """Take the target's own tokens, part after part, as long as each went on from what the target wrote."""
+        last = parts[0]
+        for part in parts:
+            if part.base != self.tokens:
+                break
+            self._join(part.own, TARGET)
+            self._accept(bool(part.drafted) and part.own == part.drafted)
+            self.levels.append(part.level)
+            last = part
+            if part.final:
+                break
+        return last
+
+    def pairs(self, parts: Sequence[Part]) -> list[tuple[str, str]]:
+        """Texts of drafted steps and the target's own, of those that differ: what a judge is asked."""
+        decode = self.llm.get_tokenizer().decode
+        texts = [(decode(list(part.drafted)), decode(list(part.own))) for part in parts if part.drafted]
+        return [(drafted, own) for drafted, own in texts if drafted != own]
+
+    def take_judged(self, parts: Sequence[Part], found: Sequence[bool]) -> Part:
+        """Take drafted steps as long as they stand, then the target's own. ``found`` has an answer for each of `pairs`.
+
+        Raises ValueError for another number of answers.
+        """
+        asked, decode = self.pairs(parts), self.llm.get_tokenizer().decode
+        if len(found) != len(asked):
+            raise ValueError(f"the judge has {len(found)} answers for {len(asked)} pairs: it must give one for each")
+        answers = iter(found)
+        steps = [part for part in parts if part.drafted]
+        stands = [decode(list(part.drafted)) == decode(list(part.own)) or next(answers) for part in steps]
+        for place, part in enumerate(parts):
+            if place + 1 == len(parts) or not stands[place]:
+                break
+            self._join(part.drafted, SOURCE)
+            self._accept(True)
+        self._join(part.own, TARGET)
+        self._accept(bool(part.drafted) and stands[place])
+        return part
+
+    def _accept(self, stood: bool) -> None:
+        self.counts = replace(self.counts, accepted=self.counts.accepted + stood)
+
+    def _join(self, tokens: Ids, writer: str) -> None:
         self.tokens += tokens
         self.writers += (writer,) * len(tokens)
+
+    @property
+    def exactness(self) -> Exactness:
+        """How weak the promise about the text is."""
+        return Exactness.LOSSY if self.lossy else Exactness.weakest(*self.levels)
 
 
 def reason_ahead(
@@ -139,41 +211,34 @@ def reason_ahead(
     the target's steps; left out, they follow the drafted step. Raises what `generate` raises, and ValueError for
     parameters that can't be honoured, for a drafter of another tokenizer, and for a model that can't judge.
     """
-    began = time.perf_counter()
-    params = params or AheadParams()
-    text = _begun(self, prompt, sampling_params, params, drafter)
-    text.strategy = strategy
+    began, params = time.perf_counter(), params or AheadParams()
+    asked = sampling_params or self.get_default_sampling_params()
+    check_sampling(asked)
+    check_drafter(self, drafter)
+    text = begin_ahead(self, drafter, self.job(prompt, asked), params, RequestOptions(strategy=strategy))
     if judge is None and params.judge == "model":
         judge = model_judge(self)
-    while True:
-        last = _round(self, text, drafter, judge)
-        if last.final:
-            break
+    text.lossy = judge is not None
+    while not (last := _round(text, judge)).final:
+        pass
     assert last.sample.last is not None
     return AheadOutput(
         text=last.sample.whole_text,
         token_ids=text.tokens,
         finish_reason=last.reason,
-        exactness=Exactness.LOSSY if judge is not None else Exactness.weakest(*text.levels),
+        exactness=text.exactness,
         writers=text.writers,
-        rounds=text.rounds,
-        drafted=text.drafted,
-        accepted=text.accepted,
+        rounds=text.counts.rounds,
+        drafted=text.counts.drafted,
+        accepted=text.counts.accepted,
         seconds=time.perf_counter() - began,
-        draft_seconds=text.draft_seconds,
+        draft_seconds=text.counts.draft_seconds,
         error=last.sample.last.error,
     )
 
 
-def _begun(
-    llm: LLM,
-    prompt: Prompt | Messages,
-    sampling_params: SamplingParams | None,
-    params: AheadParams,
-    drafter: LLM,
-) -> _Text:
-    """Raises ValueError for what can't be honoured."""
-    asked = sampling_params or llm.get_default_sampling_params()
+def check_sampling(asked: SamplingParams) -> None:
+    """Raises ValueError for parameters that steps can't honour."""
     for name, given in (
         ("n", asked.n != 1),
         ("logprobs", asked.logprobs is not None),
@@ -183,101 +248,79 @@ def _begun(
     ):
         if given:
             raise ValueError(f"{name} can't be used with steps that are drafted ahead: leave it out")
+
+
+def check_drafter(llm: LLM, drafter: LLM) -> None:
+    """Raises ValueError for a model that can't draft steps of another."""
     if llm is drafter or llm.vocabulary.fingerprint != drafter.vocabulary.fingerprint:
         name, why = drafter.runner.spec.name, "it is the target itself" if llm is drafter else "its tokens are others"
         raise ValueError(f"{name} can't draft steps, for {why}: choose a smaller model with the target's tokenizer")
-    request = llm.job(prompt, asked).samples[0].request
+
+
+def begin_ahead(llm: LLM, drafter: LLM, job: Job, params: AheadParams, options: RequestOptions) -> AheadText:
+    """Begin the text of a job, whose own sample is never decoded. ``options`` are those of the target's parts."""
+    request = job.samples[0].request
     sampling = replace(request.params, seed=request.key.seed, truncate_prompt_tokens=None)
     ends = StepEnds(llm.get_tokenizer(), params.until)
-    return _Text(request.prompt, sampling, request.stop_ids, params, ends)
+    return AheadText(llm, drafter, request.prompt, sampling, request.stop_ids, params, options, ends)
 
 
-def _round(llm: LLM, text: _Text, drafter: LLM, judge: Judge | None) -> Part:
+def _round(text: AheadText, judge: Judge | None) -> Part:
     """Draft steps, have the target write them, and take what stands; returns the part that the text goes on from."""
     began = time.perf_counter()
-    steps, ends = _drafted(text, drafter)
-    text.draft_seconds += time.perf_counter() - began
-    parts, base = list[Part](), text.tokens
-    for step in steps:
-        parts.append(text.part(llm, base, 1, step, text.strategy))
-        base += step
-    if not ends:
-        parts.append(text.part(llm, base, 1 if steps else _ALL_STEPS, strategy=text.strategy))
-    decode_parts(llm, parts, exact=judge is None)
-    text.rounds += 1
-    text.drafted += len(steps)
-    return _taken(text, parts) if judge is None else _judged(llm, text, parts, judge)
+    drafted = text.draft()
+    if drafted is not None:
+        decode_parts(text.drafter, [drafted], exact=False)
+    drafting = text.counts.draft_seconds + time.perf_counter() - began
+    text.counts = replace(text.counts, draft_seconds=drafting)
+    parts = text.parts(drafted)
+    decode_parts(text.llm, parts, exact=judge is None)
+    if judge is None:
+        return text.take(parts)
+    pairs = text.pairs(parts)
+    return text.take_judged(parts, list(judge(pairs)) if pairs else [])
 
 
-def _drafted(text: _Text, drafter: LLM) -> tuple[list[Ids], bool]:
-    """The steps that the small model writes next, and whether its text ends with them.
-
-    None where it has no room or fails: the target then goes on alone.
-    """
-    if len(text.prompt) + len(text.tokens) + 1 >= drafter.engine.longest:
+def _steps(drafted: Part | None) -> tuple[list[Ids], bool]:
+    """The steps that the small model has written, and whether its text ends with them."""
+    if drafted is None or drafted.sample.last is None or drafted.sample.last.finish_reason in ("error", "abort"):
         return [], False
-    part = text.part(drafter, text.tokens, text.params.steps)
-    decode_parts(drafter, [part], exact=False)
-    if part.sample.last is None or part.sample.last.finish_reason == "error":
-        return [], False
-    own, bounds = part.own, [0, *part.watch.bounds]
+    own, bounds = drafted.own, [0, *drafted.watch.bounds]
     if bounds[-1] < len(own):
         bounds.append(len(own))
     steps = [own[first:end] for first, end in pairwise(bounds)]
-    return [step for step in steps if step], part.final
+    return [step for step in steps if step], drafted.final
 
 
-def _taken(text: _Text, parts: Sequence[Part]) -> Part:
-    """Take the target's own tokens, part after part, as long as each went on from what the target wrote."""
-    last = parts[0]
-    for part in parts:
-        if part.base != text.tokens:
-            break
-        text.take(part.own, TARGET)
-        text.accepted += bool(part.drafted) and part.own == part.drafted
-        text.levels.append(part.level)
-        last = part
-        if part.final:
-            break
-    return last
-
-
-def _judged(llm: LLM, text: _Text, parts: Sequence[Part], judge: Judge) -> Part:
-    """Take drafted steps as long as the judge lets them stand, then the target's own step."""
-    decode = llm.get_tokenizer().decode
-    pairs = [(decode(list(part.drafted)), decode(list(part.own))) for part in parts if part.drafted]
-    asked = [(drafted, own) for drafted, own in pairs if drafted != own]
-    found = list(judge(asked)) if asked else []
-    if len(found) != len(asked):
-        raise ValueError(f"the judge has {len(found)} answers for {len(asked)} pairs: it must give one for each")
-    answers = iter(found)
-    stands = [drafted == own or next(answers) for drafted, own in pairs]
-    for place, part in enumerate(parts):
-        if place + 1 == len(parts) or not stands[place]:
-            break
-        text.take(part.drafted, SOURCE)
-        text.accepted += 1
-    text.take(part.own, TARGET)
-    text.accepted += bool(part.drafted) and stands[place]
-    return part
-
-
-def model_judge(llm: LLM) -> Judge:
-    """The target itself as the judge, asked yes or no. Raises ValueError for a model to which these are no tokens."""
+def judge_words(llm: LLM) -> Words:
+    """The two answers of a model that judges. Raises ValueError for one to which yes and no are not one token each."""
     try:
-        words = words_of(llm)
+        return words_of(llm)
     except ValueError:
         raise ValueError(
             "the judge can't ask this model yes or no, not one token each to it: use the judge exact"
         ) from None
-    params = SamplingParams(max_tokens=1, temperature=0, allowed_token_ids=list(words))
+
+
+def judge_chats(pairs: Sequence[tuple[str, str]]) -> list[list[dict[str, str]]]:
+    """The conversations in which a model is asked whether drafted steps and its own say the same."""
+    return [
+        [{"role": "user", "content": _JUDGED.format(drafted=drafted.strip(), own=own.strip())}]
+        for drafted, own in pairs
+    ]
+
+
+def judge_sampling(words: Words) -> SamplingParams:
+    """Choose how that is answered: by one of both words."""
+    return SamplingParams(max_tokens=1, temperature=0, allowed_token_ids=list(words))
+
+
+def model_judge(llm: LLM) -> Judge:
+    """The target itself as the judge, asked yes or no. Raises ValueError for a model to which these are no tokens."""
+    words = judge_words(llm)
 
     def judge(pairs: Sequence[tuple[str, str]]) -> list[bool]:
-        asked = [
-            [{"role": "user", "content": _JUDGED.format(drafted=drafted.strip(), own=own.strip())}]
-            for drafted, own in pairs
-        ]
-        outputs = llm.chat(asked, params, False, chat_template_kwargs={"enable_thinking": False})
+        outputs = llm.chat(judge_chats(pairs), judge_sampling(words), False, chat_template_kwargs=JUDGE_VARIABLES)
         return [output.chosen.token_ids == (words.yes,) for output in outputs]
 
     return judge

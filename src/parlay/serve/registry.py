@@ -208,6 +208,22 @@ class Registry:
         await asyncio.gather(*(served.llm.close(drain_seconds) for served in self.loaded))
 
 
+def keep_in_use(request: Request) -> Callable[[], None]:
+    """Keep the models that a request uses until the function that this returns is called; a second call is harmless.
+
+    For answers of several rounds: between these a model may have nothing to do, and yet be needed.
+    """
+    models: list[HostedModel] = list(request.state.in_use)
+    for model in models:
+        model.users += 1
+
+    def give_back() -> None:
+        while models:
+            models.pop().leave()
+
+    return give_back
+
+
 class Leases:
     """ASGI middleware: the models that a request uses are its own until its answer begins.
 

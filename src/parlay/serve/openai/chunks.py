@@ -12,6 +12,7 @@ from parlay.llm.jobs import Job
 from parlay.llm.outputs import CompletionOutput, Piece, RequestOutput, StreamEvent
 from parlay.serve.errors import ApiError
 from parlay.serve.protocol.answering import Chunk, DataFrames
+from parlay.serve.protocol.steps_ahead import ahead_reply
 from parlay.serve.protocol.usage import RunningUsage, StreamUsage, last_chunks
 from parlay.serve.protocol.voting import vote_reply
 from parlay.types import TARGET, FinishReason, TokenLogprobs
@@ -107,6 +108,8 @@ class OpenAIChunks(ABC):
             choice = None
         if event.output is not None:
             self._outputs[place] = event.output
+            if choice is not None and (ahead := ahead_reply(event.output)) is not None:
+                choice = {**choice, "reason_ahead": ahead}
             if len(self._outputs) == len(self._jobs):
                 outputs = [self._outputs[each] for each in range(len(self._jobs))]
                 reasoned = self._reasoning_tokens(outputs)

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from fastapi import Request
 
 from parlay.aio import Busy, Closed, JobStream
+from parlay.aio.steps_ahead import StepsDrafter, submit_ahead
 from parlay.llm.jobs import Job
 from parlay.llm.outputs import RequestOutput, StreamEvent
 from parlay.sampling.processors import ALL_MASKED
@@ -51,20 +52,28 @@ class Run:
     """Called with the number of tokens that a job has used."""
     client_id: str | None = None
     trace_parent: str | None = None
+    drafter: StepsDrafter | None = None
+    """Writes steps of the texts ahead."""
+    keep: Callable[[], Callable[[], None]] | None = None
+    """Called when it starts: keeps what it needs, until what that returns is called."""
     began: float = field(default_factory=time.monotonic)
     _streams: list[JobStream] = field(default_factory=list)
     _wake_event: asyncio.Event = field(default_factory=asyncio.Event)
     _firsts: dict[int, float] = field(default_factory=dict)
     _recorded: set[int] = field(default_factory=set)
+    _give_back: Callable[[], None] | None = None
 
     async def start(self, *, whole: bool = False) -> None:
         """Hand the jobs to the engine. ``whole``: their events will not be read.
 
         Raises ApiError for a job that can't run, Busy and Closed; then none of them is under way.
         """
+        self._give_back = self.keep() if self.keep is not None else None
+        llm, drafter = self.served.llm, self.drafter
+        submit = llm.submit if drafter is None else partial(submit_ahead, llm, drafter=drafter)
         try:
             for job in self.jobs:
-                submitted = self.served.llm.submit(job, timeout=self.timeout, whole=whole, wake_event=self._wake_event)
+                submitted = submit(job, timeout=self.timeout, whole=whole, wake_event=self._wake_event)
                 self._streams.append(await submitted)
         except BaseException as error:
             await self.close()
@@ -124,6 +133,8 @@ class Run:
         for place, job in enumerate(self.jobs):
             if job.finished and place not in self._recorded:
                 self._record(place, job.output())
+        if self._give_back is not None:
+            self._give_back()
 
     @property
     def _seconds(self) -> float:

@@ -11,6 +11,7 @@ from parlay.serve.protocol.body import Body, Content, Count, GenerationBody, Jso
 from parlay.serve.protocol.json_values import WHOLE
 from parlay.serve.protocol.outlining import Outline
 from parlay.serve.protocol.resuming import Resume
+from parlay.serve.protocol.steps_ahead import ReasonAhead, check_reason_ahead
 from parlay.serve.protocol.voting import Vote, check_vote
 
 Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
@@ -186,11 +187,13 @@ class ChatBody(GenerationBody):
     continue_final_message: bool | None = None
     vote: Vote | None = None
     outline: Outline | None = None
+    reason_ahead: ReasonAhead | None = None
     resume: Resume | None = None
 
     def check(self) -> None:
         super().check()
         check_vote(self.vote, self.n)
+        check_reason_ahead(self, self.reason_ahead)
         if self.outline is not None:
             self._check_outline()
         self._check_messages()

@@ -16,6 +16,7 @@ from parlay.serve.chat.answers import AnswerShape, Arguments, Begin, Delta, Text
 from parlay.serve.openai.chunks import AttributionReply, OpenAIChunks, attributions_reply
 from parlay.serve.protocol.logprobs import ChatLogprobs, Speller, chat_logprobs, entries, tokens_before
 from parlay.serve.protocol.outlining import OutlineReply
+from parlay.serve.protocol.steps_ahead import ReasonAheadReply, ahead_reply
 from parlay.serve.protocol.usage import (
     RequestMetrics,
     StreamUsage,
@@ -58,6 +59,7 @@ class ChatChoice(TypedDict):
     vote: NotRequired[VoteReply]
     outline: NotRequired[OutlineReply]
     attributions: NotRequired[list[AttributionReply]]
+    reason_ahead: NotRequired[ReasonAheadReply]
 
 
 class ChatReply(TypedDict):
@@ -104,6 +106,8 @@ def chat_reply(output: RequestOutput, shape: ChatShape) -> ChatReply:
 
 
 def _choices(output: RequestOutput, shape: ChatShape) -> list[ChatChoice]:
+    if (ahead := ahead_reply(output)) is not None:
+        return [{**_choice(output.chosen, shape), "reason_ahead": ahead}]
     if output.vote is None:
         return [_choice(sample, shape) for sample in output.outputs]
     choice = _choice(replace(output.chosen, index=0), shape)

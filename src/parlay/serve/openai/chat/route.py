@@ -19,6 +19,7 @@ from parlay.serve.protocol.logprobs import Speller
 from parlay.serve.protocol.outlining import outline_params
 from parlay.serve.protocol.resuming import Resume, answer_resumable, renamed
 from parlay.serve.protocol.running import make_run
+from parlay.serve.protocol.steps_ahead import ROUNDS, drafted_ahead
 from parlay.serve.protocol.usage import StreamUsage
 from parlay.serve.registry import Registry
 from parlay.serve.settings import Settings
@@ -39,7 +40,9 @@ def router(registry: Registry, settings: Settings) -> APIRouter:
         if body.outline is not None:
             outlined = Outlined(served, prepared, outline_params(body.outline, settings), request, settings)
             return await outlined.answer(stream=bool(body.stream), wants_usage=bool(body.wants_usage))
-        served, question = await cascades_of(request).choose(served, ChatQuestion(prepared, settings, NAMES), request)
+        question = ChatQuestion(prepared, settings, NAMES)
+        if body.reason_ahead is None:
+            served, question = await cascades_of(request).choose(served, question, request)
         chat = await in_thread(request, lambda: question.ready(served), heavy=body.structured)
         note_ignored(request, settings, chat.unused)
         shape = ChatShape(
@@ -51,10 +54,11 @@ def router(registry: Registry, settings: Settings) -> APIRouter:
         )
         shape = renamed(shape, body.resume)
         run = make_run(served, [chat.job], chat.names, request, settings)
+        run = await drafted_ahead(run, body.reason_ahead, prepared.options, registry, request)
         if body.stream:
             usage = StreamUsage(body.wants_usage, body.running_usage)
             chunks = ChatChunks(chat.job, shape, usage, (body.resume or Resume()).ended or ())
-            never = WHOLE_VOTE if body.vote is not None else ""
+            never = WHOLE_VOTE if body.vote is not None else ROUNDS if body.reason_ahead is not None else ""
             return await answer_resumable(request, run, chunks, body.resume, (shape.id, shape.created), never=never)
         return await answer_whole(request, run, lambda outputs: JSONResponse(chat_reply(outputs[0], shape)))
 

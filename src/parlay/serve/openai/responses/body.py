@@ -24,6 +24,7 @@ from parlay.serve.protocol.body import (
 )
 from parlay.serve.protocol.json_values import WHOLE
 from parlay.serve.protocol.resuming import Resume
+from parlay.serve.protocol.steps_ahead import ReasonAhead, check_reason_ahead
 
 LOGPROBS = "message.output_text.logprobs"
 """Values that ``include`` may have."""
@@ -213,6 +214,7 @@ class ResponsesBody(GenerationBody):
     truncation: Literal["auto", "disabled"] | None = None
     metadata: JsonObject | None = None
     chat_template_kwargs: JsonObject | None = None
+    reason_ahead: ReasonAhead | None = None
     resume: Resume | None = None
 
     def idle(self) -> list[str]:
@@ -224,6 +226,10 @@ class ResponsesBody(GenerationBody):
         super().check()
         if (self.n or 1) > 1:
             raise conflict("n can't be above 1 here: a response has one answer", "n")
+        check_reason_ahead(self, self.reason_ahead)
+        if self.reason_ahead is not None and (self.logprobs is not None or self.text is not None):
+            field = "text" if self.text is not None else "top_logprobs"
+            raise conflict(f"reason_ahead can't be used with {field}: leave one of them out", field)
         check_functions(self.tools or (), "tools[{}]", "tools")
         names = [tool.name for tool in self.tools or ()]
         if self.tool_choice not in (None, "none", "auto") and not names:

@@ -18,6 +18,7 @@ from parlay.serve.openai.responses.body import ResponsesBody
 from parlay.serve.openai.responses.items import Event, ItemWriter
 from parlay.serve.protocol.answering import Chunk, NamedFrames
 from parlay.serve.protocol.logprobs import Speller, chat_logprobs, entries, tokens_before
+from parlay.serve.protocol.steps_ahead import ahead_reply
 from parlay.serve.protocol.usage import RequestMetrics, Summary, extras, usage
 from parlay.types import TokenLogprobs
 
@@ -105,6 +106,8 @@ def _ended(output: RequestOutput, shape: ResponseShape, writer: ItemWriter) -> t
     status = "completed" if sample.finish_reason == "stop" else "incomplete"
     events = list(writer.finish(status))
     response = {**shape.state(status, writer.items), "usage": _usage(output, shape), **extras([output])}
+    if (ahead := ahead_reply(output)) is not None:
+        response["reason_ahead"] = ahead
     shape.keep(response)
     return events, response
 

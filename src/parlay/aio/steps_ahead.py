@@ -1,0 +1,269 @@
+"""Steps drafted ahead for an `AsyncLLM`: rounds are jobs of two engines, and what is certain of them one stream."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import islice
+
+from parlay.aio.job_queue import Busy, Closed, JobQueue, PendingJob
+from parlay.aio.service import AsyncLLM
+from parlay.aio.stream import JobStream
+from parlay.llm.input_processor import ChatOptions, RequestOptions
+from parlay.llm.jobs import Job
+from parlay.llm.judging import Words
+from parlay.llm.step_parts import Part, needless
+from parlay.llm.steps_ahead import (
+    JUDGE_VARIABLES,
+    SOURCE,
+    AheadParams,
+    AheadText,
+    begin_ahead,
+    check_drafter,
+    check_sampling,
+    judge_chats,
+    judge_sampling,
+    judge_words,
+)
+from parlay.types import TARGET, CommittedTokens, Event, Exactness, FinishReason, Metrics, ParlayError
+
+_AGAIN_SECONDS = 0.05
+"""After so long, what an engine had no room for is submitted again."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepsDrafter:
+    """The model that drafts steps ahead, how many and which may stand, and the options of the target's own steps."""
+
+    llm: AsyncLLM
+    params: AheadParams
+    options: RequestOptions
+
+
+def check_ahead(llm: AsyncLLM, job: Job, drafter: StepsDrafter) -> Words | None:
+    """Return the answers of the judge, if the target is one.
+
+    Raises ValueError for what can't be honoured, for a drafter of other tokens, and for a model that can't judge.
+    """
+    check_sampling(job.samples[0].request.params)
+    check_drafter(llm.llm, drafter.llm.llm)
+    return judge_words(llm.llm) if drafter.params.judge == "model" else None
+
+
+async def submit_ahead(
+    llm: AsyncLLM,
+    job: Job,
+    drafter: StepsDrafter,
+    *,
+    timeout: float | None = None,
+    whole: bool = False,
+    wake_event: asyncio.Event | None = None,
+) -> JobStream:
+    """`AsyncLLM.submit` of a job whose text is written as `LLM.reason_ahead` writes it; the rest is as there.
+
+    The stream has the target's tokens as soon as it is certain that they are the text's; where a judge decides, the
+    steps of a round when the round is over. Raises what `check_ahead` raises, Busy and Closed.
+    """
+    words = await asyncio.to_thread(check_ahead, llm, job, drafter)
+    stats = llm.stats()
+    if not llm.alive:
+        raise Closed("the service has been closed: it takes no more requests")
+    if stats.waiting + stats.running >= llm.capacity:
+        raise Busy(f"{stats.waiting + stats.running} requests are under way and no more may wait: try again later")
+    text = begin_ahead(llm.llm, drafter.llm.llm, job, drafter.params, drafter.options)
+    pending = PendingJob(job, whole, None, JobQueue(wake_event))
+    writer = _Writer((llm, drafter.llm), text, pending, words)
+    if timeout is not None:
+        writer.expire_after(timeout)
+    return JobStream(writer, pending)
+
+
+class _Writer:
+    """Writes the text of a job in a task of its event loop."""
+
+    def __init__(
+        self, models: tuple[AsyncLLM, AsyncLLM], text: AheadText, pending: PendingJob, words: Words | None
+    ) -> None:
+        (self._llm, self._drafter), self._text, self._words = models, text, words
+        self._pending, self._sample = pending, pending.job.samples[0]
+        self._sample.strategy, text.lossy = SOURCE, words is not None
+        self._began, self._first = time.perf_counter(), 0.0
+        self._found: list[Metrics] = []
+        self._steps = 0
+        self._ended = False
+        self._task = pending.queue.loop.create_task(self._run())
+
+    def expire_after(self, seconds: float) -> None:
+        """End the text if it is not over after so long."""
+        timer = self._pending.queue.loop.call_later(seconds, self._expire)
+        self._task.add_done_callback(lambda _: timer.cancel())
+
+    def abort(self, pending: PendingJob) -> None:
+        """End the text within one engine step; any thread may call this."""
+        with suppress(RuntimeError):  # a loop that is closed runs no task any more
+            pending.queue.loop.call_soon_threadsafe(self._cancel)
+
+    def _expire(self) -> None:
+        self._pending.timed_out = True
+        self._cancel()
+
+    def _cancel(self) -> None:
+        """End the text here, in case that the task has not begun; a task that has begun then ends its jobs."""
+        self._end("abort")
+        self._task.cancel()
+
+    async def _run(self) -> None:
+        try:
+            while not (last := await self._round()).final:
+                pass
+            event = last.sample.last
+            assert event is not None
+            self._end(last.reason, event.stop_reason, event.error)
+        except Closed:
+            self._end("abort")
+        except Exception as error:
+            if not self._ended:
+                self._ended = True
+                self._pending.queue.put(error)
+
+    async def _round(self) -> Part:
+        """Draft steps, have the target write them, and take what stands; returns the last part that counts."""
+        text = self._text
+        parts = await asyncio.to_thread(text.parts, await self._drafted())
+        await self._decode(parts)
+        self._found += [part.sample.last.metrics for part in parts if part.sample.last and part.sample.last.metrics]
+        self._steps += max((each.steps for each in self._found[-len(parts) :]), default=0)
+        if self._words is None:
+            last = text.take(parts)
+            self._tell_certain(parts)
+            return last
+        last = text.take_judged(parts, await self._judged(parts, self._words))
+        new = text.tokens[len(self._sample.tokens) :]
+        self._tell(new, (TARGET,) * len(new), text.writers[len(self._sample.tokens) :])
+        return last
+
+    async def _drafted(self) -> Part | None:
+        """What the small model writes next; None where it has no room or fails: the target then goes on alone."""
+        text, began = self._text, time.perf_counter()
+        part = await asyncio.to_thread(text.draft)
+        if part is None:
+            return None
+        try:
+            await (await self._drafter.submit(part.job, whole=True)).wait()
+        except ParlayError:
+            return None
+        finally:
+            seconds = text.counts.draft_seconds + time.perf_counter() - began
+            text.counts = replace(text.counts, draft_seconds=seconds)
+        return part
+
+    async def _decode(self, parts: Sequence[Part]) -> None:
+        """Decode parts together; see `parlay.llm.step_parts.decode_parts`."""
+        wake, streams = asyncio.Event(), dict[str, JobStream]()
+        try:
+            streams[parts[-1].job.id] = await self._submitted(parts[-1], wake)
+            while not (parts[-1].own or parts[-1].ended):
+                wake.clear()
+                await wake.wait()
+            for part in parts[:-1]:
+                streams[part.job.id] = await self._submitted(part, wake)
+            while not all(part.ended for part in parts):
+                wake.clear()
+                if self._words is None:
+                    self._tell_certain(parts)
+                    for part in needless(parts):
+                        await streams[part.job.id].aclose()
+                for stream in streams.values():
+                    if stream.error is not None:
+                        raise stream.error
+                if not all(part.ended for part in parts):
+                    await wake.wait()
+        finally:
+            for stream in streams.values():
+                await stream.aclose()
+
+    async def _submitted(self, part: Part, wake: asyncio.Event) -> JobStream:
+        """Have the target decode a part as soon as it has room for it."""
+        while True:
+            try:
+                return await self._llm.submit(part.job, wake_event=wake)
+            except Busy:
+                await asyncio.sleep(_AGAIN_SECONDS)
+
+    async def _judged(self, parts: Sequence[Part], words: Words) -> list[bool]:
+        """What the target says of the drafted steps that differ from its own."""
+        chats, own = judge_chats(self._text.pairs(parts)), self._text.options
+        options, chat = replace(own, strategy=None), ChatOptions(variables=JUDGE_VARIABLES)
+
+        def made() -> list[Job]:
+            return [self._llm.llm.job(each, judge_sampling(words), options, chat) for each in chats]
+
+        async def asked(job: Job) -> bool:
+            output = await (await self._llm.submit(job, whole=True)).wait()
+            return output.chosen.token_ids == (words.yes,)
+
+        return list(await asyncio.gather(*map(asked, await asyncio.to_thread(made))))
+
+    # ------------------------------------------------------------------------------------------------- what is told
+
+    def _tell_certain(self, parts: Sequence[Part]) -> None:
+        """Tell the target's tokens that go on from what it has written itself, as far as that is known."""
+        for part in parts:
+            told = len(self._sample.tokens) - len(part.base)
+            if told < 0 or part.base != tuple(self._sample.tokens[: len(part.base)]):
+                return
+            new, sources = part.own[told:], part.sample.sources[len(part.base) :]
+            self._tell(new, tuple(islice(sources, told, told + len(new))))
+            if not part.ended or part.final or part.own != part.drafted:
+                return
+
+    def _tell(self, tokens: Sequence[int], sources: Sequence[str], writers: Sequence[str] = ()) -> None:
+        if tokens and not self._ended:
+            self._first = self._first or time.perf_counter()
+            self._push(CommittedTokens(tuple(tokens), tuple(sources), writers=tuple(writers)))
+
+    def _end(self, reason: FinishReason, stop: int | str | None = None, error: str | None = None) -> None:
+        """Tell that the text is over, once."""
+        if self._ended:
+            return
+        self._ended, self._pending.job.ahead = True, self._text.counts
+        self._push(CommittedTokens(), reason, stop, error)
+
+    def _push(
+        self,
+        committed: CommittedTokens,
+        reason: FinishReason | None = None,
+        stop: int | str | None = None,
+        error: str | None = None,
+    ) -> None:
+        """Make text of what was committed, and put it into the job's queue."""
+        pending, stream = self._pending, self._sample.text
+        assert stream is not None, "there is a tokenizer"
+        for token in committed.tokens:
+            stream.push(token)
+        metrics = None if reason is None else self._metrics()
+        event = Event(self._sample.request.id, committed, reason, stop, error, metrics)
+        news = pending.job.event(self._sample, event)
+        if news.output is not None or not pending.whole:
+            pending.queue.put(news)
+
+    def _metrics(self) -> Metrics:
+        """Counts of all parts; ``steps`` are the target's forwards for the text, of which several parts share some."""
+        now, tokens = time.perf_counter(), self._sample.tokens
+        first = (self._first or now) - self._began
+        return Metrics(
+            SOURCE,
+            self._text.exactness if tokens else Exactness.BITS,
+            prompt_tokens=len(self._text.prompt),
+            cached_tokens=self._found[0].cached_tokens if self._found else 0,
+            completion_tokens=len(tokens),
+            first_step_tokens=min(1, len(tokens)),
+            steps=self._steps,
+            draft_tokens=sum(each.draft_tokens for each in self._found),
+            accepted_tokens=sum(source != TARGET for source in self._sample.sources),
+            prefill_seconds=first,
+            verify_seconds=now - self._began - first,
+        )

@@ -1,0 +1,125 @@
+"""Steps that a small model drafts ahead, as a body asks for them and as replies tell of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Annotated, Literal
+
+from fastapi import Request
+from pydantic import Field
+from typing_extensions import TypedDict
+
+from parlay.aio.steps_ahead import StepsDrafter, check_ahead
+from parlay.llm.input_processor import RequestOptions
+from parlay.llm.jobs import Job
+from parlay.llm.outputs import RequestOutput
+from parlay.llm.steps_ahead import AheadParams
+from parlay.serve.errors import ApiError
+from parlay.serve.hosted import Served
+from parlay.serve.protocol.answering import in_thread
+from parlay.serve.protocol.body import Body, GenerationBody, conflict
+from parlay.serve.protocol.json_values import WHOLE
+from parlay.serve.protocol.running import Run
+from parlay.serve.registry import Registry, keep_in_use
+from parlay.types import ParlayError
+
+FIELD = "reason_ahead"
+ROUNDS = "its rounds depend on when each of them was over"
+"""Why such a stream can't be resumed."""
+_OTHERS = ("vote", "outline", "logprobs", "prediction", "structured_outputs", "response_format", "tools", "functions")
+
+
+class ReasonAhead(Body):
+    """Which model of this server drafts the next steps of an answer, how many, where they end, and what lets one stand:
+    ``exact``, that the model writes the same, or ``model``, that it says that both mean the same, which is lossy.
+    """
+
+    drafter: Annotated[str, Field(min_length=1)] | None = None
+    steps: Annotated[int, WHOLE] | None = None
+    until: Literal["line", "sentence"] | None = None
+    step_tokens: Annotated[int, WHOLE] | None = None
+    judge: Literal["exact", "model"] | None = None
+
+
+class ReasonAheadReply(TypedDict):
+    """How many steps were drafted, in how many rounds, and how many of them stood."""
+
+    rounds: int
+    drafted: int
+    accepted: int
+
+
+def ahead_reply(output: RequestOutput) -> ReasonAheadReply | None:
+    """What is told of the steps; None where none were drafted ahead."""
+    ahead = output.ahead
+    if ahead is None:
+        return None
+    return {"rounds": ahead.rounds, "drafted": ahead.drafted, "accepted": ahead.accepted}
+
+
+def check_reason_ahead(body: GenerationBody, ahead: ReasonAhead | None) -> None:
+    """Raises ApiError for fields that steps can't honour."""
+    if ahead is None:
+        return
+    if (body.n or 1) > 1:
+        raise conflict(f"{FIELD} gives one choice: leave out n", "n")
+    if body.guidance_scale not in (None, 1):
+        raise conflict(f"{FIELD} can't be used with guidance_scale: leave one of them out", "guidance_scale")
+    for name in _OTHERS:
+        if vars(body).get(name) not in (None, False, []):
+            raise conflict(f"{FIELD} can't be used with {name}: leave one of them out", name)
+    asked = body.exactness or ""
+    if asked.startswith("lossy:") or (ahead.judge == "model" and asked not in ("", "lossy")):
+        raise conflict(f"no certificate covers {FIELD}, and judge model is lossy: leave out exactness", "exactness")
+
+
+def ahead_params(ahead: ReasonAhead) -> AheadParams:
+    """Raises ApiError for values out of range."""
+    given: Mapping[str, object] = ahead.model_dump(
+        include={"steps", "until", "step_tokens", "judge"}, exclude_none=True
+    )
+    try:
+        return replace(AheadParams(), **given)
+    except ValueError as error:
+        raise ApiError(400, f"{FIELD}.{error}", f"{FIELD}.{str(error).split()[0]}") from None
+
+
+async def drafted_ahead(
+    run: Run, ahead: ReasonAhead | None, options: RequestOptions, registry: Registry, request: Request
+) -> Run:
+    """The same run, whose text a model of this server drafts steps of, if the body asks for that.
+
+    Raises ApiError for a model that is not there or can't draft, and for what can't be honoured.
+    """
+    if ahead is None:
+        return run
+    params, (job,) = ahead_params(ahead), run.jobs
+    served = await _drafter(run.served, ahead.drafter, registry, request)
+    run.drafter = StepsDrafter(served.llm, params, replace(options, adapter=run.served.adapter, vote=None))
+    run.keep = lambda: keep_in_use(request)
+    await in_thread(request, lambda: _check(run.served, job, served, run.drafter), heavy=False)
+    return run
+
+
+async def _drafter(target: Served, name: str | None, registry: Registry, request: Request) -> Served:
+    field = f"{FIELD}.drafter"
+    if name is None:
+        others = [model.name for model in registry if model.served is not target]
+        if len(others) != 1:
+            raise ApiError(400, f"{field} must name the model of this server that drafts", field)
+        name = others[0]
+    try:
+        return await registry.use(name, request)
+    except ApiError as error:
+        raise ApiError(error.status, error.message, field, error.code, headers=error.headers) from None
+
+
+def _check(target: Served, job: Job, served: Served, drafter: StepsDrafter | None) -> None:
+    assert drafter is not None
+    try:
+        check_ahead(target.llm, job, drafter)
+    except (ValueError, ParlayError) as error:
+        judged = "judge" in str(error)
+        message = str(error).replace(served.spec.name, served.name)
+        raise ApiError(400, message, f"{FIELD}.{'judge' if judged else 'drafter'}") from None
