@@ -71,6 +71,9 @@ TESTS = {
     "the sections of an answer at once, by an outline": (
         "generation/test_outlined.py::test_an_answer_by_outline_has_its_sections_in_order"
     ),
+    "steps of an answer drafted ahead by another model (`reason_ahead`)": (
+        "generation/test_reason_ahead.py::test_the_text_and_the_usage_are_those_of_plain_decoding"
+    ),
     "several drafts for the forwards of one (`superposed`)": (
         "generation/test_superposed.py::test_a_completion_may_be_superposed"
     ),

@@ -85,6 +85,7 @@ def test_a_strict_server_refuses_them(make_app: Callable[..., FastAPI]) -> None:
          "messages[0].content[1]"),
         ({"messages": [{"role": "assistant", "content": "x", "audio": {"id": "y"}}]}, "messages[0].audio"),
         ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools[0].type"),
+        ({"superposed": True}, "superposed"),
     ],
 )  # fmt: skip
 def test_what_would_change_the_text_is_refused_by_its_path(

@@ -42,6 +42,8 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True, frozen=True, allow_inf_nan=False)
 
     unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = {}
+    elsewhere: ClassVar[Mapping[str, str]] = {}
+    """Fields that another address takes."""
 
     @model_validator(mode="before")
     @classmethod
@@ -61,6 +63,8 @@ class Body(BaseModel):
 
     def refuses(self, name: str, value: object) -> bool:
         """Whether an undeclared field would change the answer."""
+        if name in self.elsewhere:
+            return value is not False
         return name in self.unsupported and value not in self.unsupported[name]
 
 
@@ -316,7 +320,9 @@ def check_extras(body: Body, request: Request, settings: Settings) -> None:
     ignored = body.idle()
     for path, name, owner, value in _extras(body, ""):
         if owner.refuses(name.rpartition(".")[2], value):
-            raise ApiError(400, f"{path} is not supported by this server: leave it out", path, "unsupported_field")
+            where = owner.elsewhere.get(name.rpartition(".")[2])
+            says = "not supported by this server: leave it out" if where is None else f"for {where}: send it there"
+            raise ApiError(400, f"{path} is {says}", path, "unsupported_field")
         ignored.append(path)
     note_ignored(request, settings, ignored)
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Annotated, Literal
 
 from fastapi import Request
@@ -76,11 +75,9 @@ def check_reason_ahead(body: GenerationBody, ahead: ReasonAhead | None) -> None:
 
 def ahead_params(ahead: ReasonAhead) -> AheadParams:
     """Raises ApiError for values out of range."""
-    given: Mapping[str, object] = ahead.model_dump(
-        include={"steps", "until", "step_tokens", "judge"}, exclude_none=True
-    )
+    given = ahead.model_dump(include={each.name for each in fields(AheadParams)}, exclude_none=True)
     try:
-        return replace(AheadParams(), **given)
+        return AheadParams(**given)
     except ValueError as error:
         raise ApiError(400, f"{FIELD}.{error}", f"{FIELD}.{str(error).split()[0]}") from None
 

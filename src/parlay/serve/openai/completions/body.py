@@ -53,6 +53,10 @@ class CompletionBody(GenerationBody):
         **GenerationBody.unsupported,
         "add_special_tokens": (True,),
     }
+    elsewhere: ClassVar[Mapping[str, str]] = {
+        "outline": "/v1/chat/completions",
+        "reason_ahead": "/v1/chat/completions",
+    }
 
     prompt: PromptField
     suffix: str | None = None
