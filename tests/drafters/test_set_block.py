@@ -127,8 +127,9 @@ def test_targets_without_both_modes_are_refused() -> None:
         SetBlock(resources(shift=False), SetBlockOptions(masks=1))
 
 
-def test_a_checkpoint_with_both_modes_writes_the_plain_text(tmp_path: Path) -> None:
-    save_diffusion("nemotron", tmp_path)
+@pytest.mark.parametrize("name", ["nemotron", "wedlm-qwen3"])
+def test_a_checkpoint_with_both_modes_writes_the_plain_text(name: str, tmp_path: Path) -> None:
+    save_diffusion(name, tmp_path)
     llm = LLM(str(tmp_path), dtype="float32")
     params = [SamplingParams(temperature=t, seed=3, max_tokens=24, ignore_eos=True) for t in (0, 0.8)]
     prompts = [[5, 9, 11], list(range(3, 40))]

@@ -40,6 +40,7 @@ from tests.engine.toy_engine import ANSWER, LOGITS, PLAIN, VOCAB, engine
 MASK = VOCAB - 1
 OWN_ROWS = CanvasSpec(MASK, block=6)
 ROWS_BEFORE = CanvasSpec(MASK, block=6, shift=True)
+ORDERED = CanvasSpec(MASK, block=6, ordered=True)
 DRAFTED = Strategy("oracle", (oracle(ANSWER),), SharedNoise(), Fixed(4))
 
 
@@ -163,8 +164,10 @@ def reference(one: Request, selector: Surest, spec: CanvasSpec, logits_of: Rando
         places: list[int | None] = [None] * min(spec.block, limit - len(view.tokens))
         forwards = 0
         while places:
+            places += [None] * (min(spec.block, limit - len(view.tokens)) - len(places) if spec.ordered else 0)
             ids = [MASK if token is None else token for token in places]
             rows = [[*view.tokens, *ids, *ids[: place + 1]] for place in range(len(ids))]
+            rows = _ordered_rows(view.tokens, ids) if spec.ordered else rows
             rows = [list(view.tokens), *rows[:-1]] if spec.shift else rows
             wanted = [at for at, token in enumerate(places) if selector.revokes or token is None]
             logits_PV = torch.stack([logits_of(rows[at]) for at in wanted])
@@ -187,7 +190,17 @@ def reference(one: Request, selector: Surest, spec: CanvasSpec, logits_of: Rando
     return view.output
 
 
-@pytest.mark.parametrize("spec", [OWN_ROWS, ROWS_BEFORE], ids=["own rows", "rows before"])
+def _ordered_rows(text: Sequence[int], ids: Sequence[int]) -> list[list[int]]:
+    """Each place's text where decided places come first, with the positions of all rows as far as its own."""
+    order = sorted(range(len(ids)), key=lambda place: ids[place] == MASK)
+    found = {
+        place: [*(at + 1 for at in order[: row + 1]), *text, *(ids[at] for at in order[: row + 1])]
+        for row, place in enumerate(order)
+    }
+    return [found[place] for place in range(len(ids))]
+
+
+@pytest.mark.parametrize("spec", [OWN_ROWS, ROWS_BEFORE, ORDERED], ids=["own rows", "rows before", "ordered"])
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 @pytest.mark.parametrize("name", SELECTORS)
 def test_a_canvas_is_filled_as_by_a_loop_of_its_own(name: str, temperature: float, spec: CanvasSpec) -> None:

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -59,6 +60,15 @@ def runner(saved: tuple[Path, SlowDiffusion], kernels: str) -> NativeRunner:
 names = itertools.count()
 
 
+def laid(runner: NativeRunner, canvas: Sequence[int]) -> dict[str, Any]:
+    """How a segment has these places: in order, seeing each other, or decided ones first, at their own positions."""
+    assert runner.spec.canvas is not None
+    if not runner.spec.canvas.ordered:
+        return {"tree": trees.chain_tree(canvas), "together": len(canvas)}
+    order = sorted(range(len(canvas)), key=lambda place: canvas[place] == MASK)
+    return {"tree": trees.chain_tree([canvas[at] for at in order]), "places": tuple(at + 1 for at in order)}
+
+
 def fed(runner: NativeRunner, text: Sequence[int], canvas: Sequence[int], chunks: Sequence[int] = ()) -> Tensor:
     """The logits of root and canvas, when chunks of the text were cached before; the sequence is then released."""
     name = next(names)
@@ -70,20 +80,23 @@ def fed(runner: NativeRunner, text: Sequence[int], canvas: Sequence[int], chunks
             runner.forward([Segment(name, part, logits_from=len(part))])
             cached = runner.keep(name, ())
     pending = tuple(text[cached:])
-    chain = trees.chain_tree(canvas)
-    out = runner.forward([Segment(name, pending, chain, len(pending) - 1, together=len(canvas))])
+    segment = Segment(name, pending, logits_from=len(pending) - 1, **laid(runner, canvas))
+    out = runner.forward([segment])
     runner.check()
     runner.release(name)
-    return out.logits_RV
+    rows = [0, *(segment.places or range(1, len(canvas) + 1))]
+    return out.logits_RV[torch.tensor(rows).argsort()]
 
 
 def test_logits_are_those_of_the_slow_reference(saved: tuple[Path, SlowDiffusion], runner: NativeRunner) -> None:
     layout = saved[1].layout
-    size, whole = layout.block or layout.canvas, layout.text == "causal"
-    assert runner.spec.canvas == CanvasSpec(MASK, size, layout.shift, layout.text, whole)
+    size, whole = layout.block or layout.canvas, layout.text == "causal" and not layout.ordered
+    assert runner.spec.canvas == CanvasSpec(MASK, size, layout.shift, layout.text, whole, ordered=layout.ordered)
     for length in (1, 7, 21, 32):
         places = layout.block - length % layout.block if layout.block else 9
         ids = [*TEXT[:length], *[MASK] * places]
+        if places > 4:
+            ids[-3:-1] = 7, 8  # decided before those to their left
         expected = saved[1].logits(ids, places)
         torch.testing.assert_close(
             fed(runner, ids[:length], ids[length:]), expected[length - 1 :], atol=1e-4, rtol=1e-4
@@ -112,10 +125,9 @@ def test_forks_and_neighbours_change_no_bit(saved: tuple[Path, SlowDiffusion], r
     runner.fork(first, second)
     cached = runner.truncate(second, 20)
     assert runner.reserve(second, 80)
-    other = trees.chain_tree([1, 2, *canvas[2:]])
     segments = [
-        Segment(first, text[20:], other, together=len(canvas)),
-        Segment(second, text[cached:], trees.chain_tree(canvas), 20 - cached, together=len(canvas)),
+        Segment(first, text[20:], **laid(runner, [1, 2, *canvas[2:]])),
+        Segment(second, text[cached:], logits_from=20 - cached, **laid(runner, canvas)),
     ]
     out = runner.forward(segments)
     assert torch.equal(out.logits_RV[out.starts[1] :], expected)
@@ -219,6 +231,8 @@ SELECTORS = (
     "kl-stability,threshold=0.2,kl=0.5,history=1",
     "credit,threshold=0.3",
     "mask-predict,steps=4",
+    "entropy-distance,bound=3,distance=0.1",
+    "joint-threshold,threshold=0.2,edit_threshold=0.3,edit_steps=3",
 )
 
 
@@ -283,6 +297,40 @@ def test_one_checkpoint_writes_token_by_token_and_on_canvases(tmp_path: Path) ->
     assert texts[3] == slow.write(PROMPTS[2], 21, canvas=0, k=3)
 
 
+@pytest.mark.parametrize(("threshold", "edit_threshold", "steps"), [(0.5, 0.0, 16), (0.2, 0.15, 2), (0.9, 0.9, 16)])
+def test_decided_tokens_are_edited_as_by_the_slow_reference(
+    threshold: float, edit_threshold: float, steps: int, tmp_path: Path
+) -> None:
+    """LLaDA 2.1's way; at 0.9 nothing is ever edited in these texts, and each block takes one forward more."""
+    slow = save_diffusion("llada2", tmp_path)
+    llm = LLM(str(tmp_path), dtype="float32", max_num_seqs=4, max_num_batched_tokens=24)
+    params = SamplingParams(temperature=0, max_tokens=19, ignore_eos=True)
+    asked = f"threshold={threshold},edit_threshold={edit_threshold},edit_steps={steps}"
+    outputs = llm.generate(PROMPTS, params, strategy=f"denoise:selector=joint-threshold,{asked}")
+    expected = [
+        slow.edit(prompt, 19, threshold=threshold, edit_threshold=edit_threshold, steps=steps) for prompt in PROMPTS
+    ]
+    assert [list(output.outputs[0].token_ids) for output in outputs] == expected
+    unedited = llm.generate(PROMPTS, params, strategy=f"denoise:selector=threshold,threshold={threshold}")
+    same = [list(output.outputs[0].token_ids) for output in unedited] == expected
+    assert same == (edit_threshold == 0.9)
+
+
+def test_the_order_of_rows_is_refused_where_it_makes_no_sense(tmp_path: Path) -> None:
+    save_diffusion("wedlm", tmp_path)
+    one = NativeRunner(
+        read_config(tmp_path), load_weights(tmp_path, read_config(tmp_path)), dtype=torch.float32,
+        device=torch.device("cpu"), max_tokens_cached=512,
+    )  # fmt: skip
+    one.open(0, TEXT[:5])
+    assert one.reserve(0, 20)
+    chain = trees.chain_tree([7, MASK, MASK])
+    with pytest.raises(ValueError, match="lies beyond the context of 256"):
+        one.forward([Segment(0, TEXT[:5], chain, places=(1, 2, 252))])
+    with pytest.raises(ValueError, match="4 rows can't see each other or move: they must be the last nodes"):
+        one.forward([Segment(0, TEXT[:5], chain, places=(1, 2, 3, 4))])
+
+
 @pytest.mark.parametrize("name", ["llada", "dream"])
 def test_gguf_files_compute_the_same(name: str, tmp_path: Path) -> None:
     slow = save_diffusion(name, tmp_path)
@@ -327,7 +375,8 @@ def test_texts_have_the_form_that_is_asked_for(name: str, selector: str, tmp_pat
         ("sdar", {"block_size": -4}, "block_size -4"),
         ("llada", {"alibi": True}, "LLaDAModelLM: alibi True is not supported"),
         ("dream", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 0}, "sliding windows"),
-        ("sdar", {"model_type": "wedlm"}, "places that are moved before the rest of the text"),
+        ("wedlm", {"mask_token_id": None}, "it has no mask_token_id: add the id"),
+        ("wedlm", {"wedlm_window_size": 0}, "block_size 0"),
         ("llada-moe", {"moe_router_score_function": "sigmoid"}, "experts are chosen by softmax alone"),
         ("llada2", {"topk_group": 4}, "says groups of experts 3: expected equal groups of 6, and 1 or more open"),
         ("llada2", {"num_experts_per_tok": 5}, "says experts per token 5: expected no more than the open groups have"),

@@ -13,8 +13,10 @@ from parlay.sampling import selectors
 from parlay.sampling.selectors import (
     Credit,
     EntropyBound,
+    EntropyDistance,
     Factor,
     FixedCount,
+    JointThreshold,
     KLStability,
     MaskPredict,
     Threshold,
@@ -82,6 +84,9 @@ def fill(
         (EntropyBound(0.2), (3, 1)),
         (EntropyBound(0.51), (3, 1, 0)),  # 0.112 + 0.394 = 0.506
         (EntropyBound(0.0), (3,)),
+        (EntropyDistance(0.5, 0.0), (1, 3)),
+        (EntropyDistance(0.45, 0.1), (3,)),  # 0.394 + 0.1 is above 0.45, 0.112 + 0.3 is not
+        (EntropyDistance(0.0, 0.3), (1,)),  # nobody: 0.394 + 0.3 is the lowest
     ],
     ids=str,
 )
@@ -90,6 +95,26 @@ def test_places_are_those_of_the_paper(selector: Selector, places: tuple[int, ..
     assert filled.places == places
     assert filled.tokens == (0,) * len(places)
     assert (selector.exactness, selector.revokes) == (Exactness.LOSSY, False)
+
+
+def test_edits_end_when_nothing_changes_or_their_forwards_are_spent() -> None:
+    """Place 0 keeps its token, place 1 is not sure enough, place 2 is replaced."""
+    probs = torch.tensor([[0.95, 0.05, 0.0], [0.3, 0.7, 0.0], [0.0, 0.1, 0.9]], dtype=torch.float64)
+    guesses = Guesses((0, 1, 2), (0, 1, 2), probs)
+
+    def after(decided: Sequence[int | None], full: int, steps: int, edit: float = 0.9) -> Fill:
+        places = tuple(None if token is None else Decided(token, 0.0) for token in decided)
+        (found,) = JointThreshold(0.9, edit, steps).fill([view()], [Canvas(SPEC, places, 3, full=full)], [guesses])
+        return found
+
+    assert after([0, 0, 1], 0, 5) == Fill((2,), (2,), again=True)
+    assert after([0, 0, 1], 3, 5) == Fill((2,), (2,), again=True)
+    assert after([0, 0, 1], 4, 5) == Fill((2,), (2,)), "the fifth forward is the last"
+    assert after([0, 0, 2], 0, 5) == Fill((), ()), "nothing changed"
+    assert after([0, 0, 2], 0, 5, edit=0) == Fill((1,), (1,), again=True)
+    assert after([None, None, 1], 0, 5) == Fill((0, 2), (0, 2)), "place 1 is open yet"
+    assert after([0, None, 1], 0, 5) == Fill((1, 2), (1, 2), again=True), "all are decided, and seen once more"
+    assert after([0, None, 1], 0, 0) == Fill((1, 2), (1, 2)), "no forwards for edits"
 
 
 def test_a_certain_place_reaches_a_threshold_of_one() -> None:

@@ -28,7 +28,8 @@ class Rows(NamedTuple):
     Row 0 of the forward has slot ``start``: ``pending`` rows at successive positions, then the nodes of ``tree``, whose
     root is the last pending row. Rows before ``base`` are there already, the others run and are written. The last
     ``together`` rows are chains whose rows see each other. With a ``block``, each row sees all of its own block, which
-    begins at a multiple of it. No row sees the slots from the first number of ``hidden`` to before the second.
+    begins at a multiple of it. The last rows, as many as there are ``places``, have these positions, counted from the
+    root's. No row sees the slots from the first number of ``hidden`` to before the second.
     """
 
     table: PageTable
@@ -40,6 +41,7 @@ class Rows(NamedTuple):
     block: int = 0
     recent: PageTable | None = None
     hidden: tuple[int, int] = (0, 0)
+    places: tuple[int, ...] = ()
 
     @property
     def end(self) -> int:

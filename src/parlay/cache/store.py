@@ -125,6 +125,7 @@ class Store(Holdings):
             *(entry.table, start, pending, segment.tree, max(0, base), segment.together),
             recent=recent,
             hidden=segment.hidden,
+            places=segment.places,
         )
 
     def putting_back(self, segment: Segment) -> AbstractContextManager[None]:

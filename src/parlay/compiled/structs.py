@@ -110,6 +110,8 @@ class SegmentStruct(Structure):
         ("recent", c_void_p),
         *((name, c_int64) for name in ("recent_pitch", "hidden_from", "hidden_to")),
         ("tokens", c_void_p),
+        ("places", c_void_p),
+        ("placed", c_int64),
     ]
 
 

@@ -112,8 +112,9 @@ def check(draft: Draft, rule: AcceptRule, spec: RunnerSpec) -> None:
         raise ValueError(f"draft of {nodes} tokens with parents, sources or scores of other lengths")
     if not 0 <= draft.probes <= nodes:
         raise ValueError(f"draft of {nodes} tokens, {draft.probes} of them probes")
-    if draft.together and (not spec.together or draft.together > draft.probes):
-        raise ValueError(f"{draft.together} of {draft.probes} probes see each other, or a runner that lets none")
+    apart = max(draft.together, len(draft.places))
+    if apart and (not spec.together or apart > draft.probes):
+        raise ValueError(f"{apart} of {draft.probes} probes see each other or move, or a runner that lets none")
     if draft.inputs is not None and (not spec.features or len(draft.inputs) != draft.probes):
         raise ValueError(f"inputs of {len(draft.inputs)} rows for {draft.probes} probes, or a runner that takes none")
     if min(tree.tokens) < 0 or max(tree.tokens) >= spec.vocab_size:

@@ -56,9 +56,17 @@ def lay(steps: list[SequenceStep]) -> None:
     isolated(_decide_forced, formed, lambda step, error: step.fail(named(error), error))
     for step in due:
         if step.fault is None and (canvas := step.sequence.canvas) is not None:
-            count = len(canvas.places)
-            tree = trees.chain_tree(canvas.reads)
-            step.draft = Draft(tree, sources=(TARGET,) * count, probes=count, together=count)
+            step.draft = _draft(canvas)
+
+
+def _draft(canvas: Canvas) -> Draft:
+    """The canvas as a chain of probes."""
+    count, reads, order = len(canvas.places), canvas.reads, canvas.order
+    tree = trees.chain_tree([reads[place] for place in order])
+    if canvas.spec.ordered:
+        places = tuple([place + 1 for place in order])
+        return Draft(tree, sources=(TARGET,) * count, probes=count, places=places)
+    return Draft(tree, sources=(TARGET,) * count, probes=count, together=count)
 
 
 def _decide_forced(steps: list[SequenceStep]) -> None:
@@ -107,7 +115,7 @@ def _fill(max_context: int, steps: list[SequenceStep]) -> None:
         for step, canvas, guess, each in zip(steps, canvases, guesses, fills, strict=True)
     ]
     for step, canvas, guess, places, each in zip(steps, canvases, guesses, filled, fills, strict=True):
-        waits = _waits(step, canvas, guess, places, revokes=selector.revokes)
+        waits = each.again or _waits(step, canvas, guess, places, revokes=selector.revokes)
         _read_off(step, places, max_context, waits=waits)
         _note(step, each.memory)
 
@@ -167,18 +175,23 @@ def _first_group(sequence: Text, canvas: Canvas) -> int:
 
 def _offset(sequence: Text, canvas: Canvas) -> int:
     """The number of the first place as groups are counted."""
+    if canvas.spec.ordered:
+        return sequence.output_length
     return len(sequence.tokens) if canvas.spec.text == "block" else canvas.size - len(canvas.places)
 
 
 def _rows(step: SequenceStep, canvas: Canvas, places: tuple[int, ...]) -> list[int]:
     """The rows of logits that say what stands in these places."""
     first = step.root if canvas.spec.shift else step.root + 1
-    return [first + place for place in places]
+    if not canvas.spec.ordered:
+        return [first + place for place in places]
+    row_of = {place: row for row, place in enumerate(canvas.order)}
+    return [first + row_of[place] for place in places]
 
 
 def _filled(step: SequenceStep, canvas: Canvas, guesses: Guesses, fill: Fill) -> list[Decided | None]:
     """The places as the selector decided. Raises ValueError for what a selector may not do."""
-    if guesses.places and not fill.places:
+    if not fill.places and any(canvas.places[place] is None for place in guesses.places):
         raise ValueError("the selector decided no place of a canvas")
     allowed = set(guesses.places)
     if not allowed.issuperset((*fill.places, *fill.reopened)) or len(fill.places) != len(fill.tokens):
@@ -198,9 +211,7 @@ def _logprobs(step: SequenceStep, canvas: Canvas, fill: Fill) -> Sequence[TokenL
     if top is None:
         return [None] * len(fill.places)
     logits_PV = step.out.logits_RV[_rows(step, canvas, fill.places)]
-    return row_logprobs(
-        logits_PV, step.sequence, [step.draft.tree.tokens[:place] for place in fill.places], fill.tokens, top
-    )
+    return row_logprobs(logits_PV, step.sequence, [canvas.tokens[:place] for place in fill.places], fill.tokens, top)
 
 
 def _read_off(step: SequenceStep, places: list[Decided | None], max_context: int, *, waits: bool) -> None:
@@ -221,12 +232,14 @@ def _read_off(step: SequenceStep, places: list[Decided | None], max_context: int
             places[legal], ready = None, ready[:legal]
     step.verdict = Verdict((), tuple([decided.token for decided in ready]))
     step.logprobs = tuple([decided.logprobs for decided in ready if decided.logprobs is not None])
-    rest = tuple(places[len(ready) :])
+    rest, room = tuple(places[len(ready) :]), sequence.room(max_context) - len(ready)
     if rest:
-        left = replace(canvas, places=rest, forwards=canvas.forwards + 1, memory={})
+        rest += (None,) * (min(canvas.size, room) - len(rest) if canvas.spec.ordered else 0)
+        full = 0 if canvas.open else canvas.full + 1
+        left = replace(canvas, places=rest, forwards=canvas.forwards + 1, full=full, memory={})
         sequence.canvas = replace(left, fresh=_first_group(sequence, left) != _first_group(sequence, canvas))
     else:
-        length, room = len(sequence.tokens) + len(ready), sequence.room(max_context) - len(ready)
+        length = len(sequence.tokens) + len(ready)
         sequence.canvas = blank(canvas.spec, sequence.strategy.layout, length, room)
 
 

@@ -114,6 +114,7 @@ def _segment(step: SequenceStep) -> Segment:
         stale=step.stale,
         adapter=step.sequence.request.adapter,
         mask_adapter=step.draft.mask_adapter,
+        places=step.draft.places,
     )
 
 

@@ -269,15 +269,16 @@ def wanted_rows(segments: Sequence[Segment]) -> tuple[list[int], tuple[int, ...]
 
 
 def check_together(segment: Segment) -> None:
-    """Raises ValueError unless the rows that see each other are nodes, in chains, and all run."""
-    first = len(segment.tree) - segment.together
+    """Raises ValueError unless rows that see each other, or have other positions, are nodes, in chains, and all run."""
+    apart = max(segment.together, len(segment.places))
+    first = len(segment.tree) - apart
     last = enumerate(segment.tree.parents[max(first, 0) :], first)
     chains = all(parent == node - 1 or parent < first for node, parent in last)
-    runs = segment.base <= segment.end - segment.together
+    runs = segment.base <= segment.end - apart
     if first < 0 or not chains or not runs or (segment.features is not None and segment.features.join is not None):
         raise ValueError(
-            f"sequence {segment.sequence}: {segment.together} rows can't see each other: they must be the last nodes, "
-            "in chains below other rows, all run, and not join at a later layer"
+            f"sequence {segment.sequence}: {apart} rows can't see each other or move: they must be the last nodes, in "
+            "chains below other rows, all run, and not join at a later layer"
         )
 
 

@@ -312,14 +312,14 @@ class NativeRunner(Runner):
 
     def _place(self, segment: Segment, skip: Skip) -> Rows:
         """Where the segment's rows lie."""
-        if segment.together:
+        if segment.together or segment.places:
             check_together(segment)
         if segment.approximate:
             self._check_approximate(segment)
         place = self.store.stage(segment, skip)
         place = place._replace(block=self._block) if self._block else place
-        if place.start + place.end > self._max_context:  # unless the tree is wider than deep
-            deepest = place.start + place.pending + max(trees.depths(place.tree), default=0)
+        if place.places or place.start + place.end > self._max_context:  # unless the tree is wider than deep
+            deepest = place.start + place.pending + max((*trees.depths(place.tree), *place.places), default=0)
             if deepest > self._max_context:
                 raise ValueError(f"position {deepest} lies beyond the context of {self._max_context}")
         return place

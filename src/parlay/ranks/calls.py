@@ -57,7 +57,7 @@ class CallLog:
             self._numbers.extend(
                 (segment.sequence, segment.logits_from, segment.base, segment.together, int(segment.stale))
             )
-            for numbers in (segment.pending, segment.tree.tokens, segment.tree.parents):
+            for numbers in (segment.pending, segment.tree.tokens, segment.tree.parents, segment.places):
                 self._many(numbers)
         self._many(taps)
         self._many([2 * layer + _HALVES.index(half) for half, layer in sorted(skip)])
@@ -153,10 +153,9 @@ class Replay:
         segments: list[Segment] = []
         for _ in range(numbers.one()):
             sequence, logits_from, base, together, stale = numbers.some(5)
-            pending, tokens, parents = numbers.many(), numbers.many(), numbers.many()
-            segments.append(
-                Segment(sequence, pending, Tree(tokens, parents), logits_from, base, None, together, bool(stale))
-            )
+            pending, tree, places = numbers.many(), Tree(numbers.many(), numbers.many()), numbers.many()
+            one = Segment(sequence, pending, tree, logits_from, base, None, together, bool(stale), places=places)
+            segments.append(one)
         taps = numbers.many()
         skip: Skip = frozenset(("mlp" if half % 2 else "attention", half // 2) for half in numbers.many())
         try:

@@ -90,6 +90,15 @@ def within_entropy(entropies: Sequence[float], bound: float) -> list[int]:
     return chosen
 
 
+def below_entropy(entropies: Sequence[float], places: Sequence[int], bound: float, distance: float) -> list[int]:
+    """All places whose entropy is below ``bound`` nats, or else the lowest; later places count as less sure.
+
+    Each place after the first one adds ``distance`` nats (WeDLM, Liu et al. 2025, arXiv:2512.22737).
+    """
+    held = [nats + distance * (place - places[0]) for nats, place in zip(entropies, places, strict=True)]
+    return [at for at, nats in enumerate(held) if nats < bound] or best([-nats for nats in held], 1)
+
+
 def still_masked(size: int, steps: int, step: int) -> int:
     """How many of ``size`` places stay masked after ``step`` of ``steps`` forwards: size * (steps - step) / steps.
 
@@ -192,6 +201,17 @@ class EntropyBound(_PerCanvas):
 
 
 @dataclass(frozen=True, slots=True)
+class EntropyDistance(_PerCanvas):
+    """Decide what `below_entropy` says."""
+
+    bound: float = 0.1
+    distance: float = 0.02
+
+    def fill_one(self, view: SequenceView, canvas: Canvas, guesses: Guesses) -> Fill:
+        return _decide(guesses, below_entropy(entropy(guesses.probs_PV), guesses.places, self.bound, self.distance))
+
+
+@dataclass(frozen=True, slots=True)
 class KLStability(_PerCanvas):
     """Places whose likeliest token has this probability and whose distribution has settled; or else the surest.
 
@@ -284,12 +304,42 @@ class MaskPredict(_PerCanvas):
         return Fill(tuple(kept), tuple(kept.values()), reopened=tuple(again - new.keys()))
 
 
+@dataclass(frozen=True, slots=True)
+class JointThreshold(_PerCanvas):
+    """`Threshold` for open places; decided ones get another token where one has the probability ``edit_threshold``.
+
+    LLaDA 2.1 (Bie et al. 2026, arXiv:2602.08676). When all are decided the canvas is looked at again, in at most
+    ``edit_steps`` forwards, until nothing changes. With an ``edit_threshold`` of 0 every token that is not the
+    likeliest is replaced, with 1 only by one that is certain.
+    """
+
+    threshold: float = 0.9
+    edit_threshold: float = 0.9
+    edit_steps: int = 16
+    revokes = True
+
+    def fill_one(self, view: SequenceView, canvas: Canvas, guesses: Guesses) -> Fill:
+        sure, filled, edited = confidence(guesses.probs_PV), list[int](), list[int]()
+        for at, (place, token) in enumerate(zip(guesses.places, guesses.tokens, strict=True)):
+            decided = canvas.places[place]
+            if decided is None:
+                filled.append(at)
+            elif token != decided.token and sure[at] >= self.edit_threshold:
+                edited.append(at)
+        chosen = [filled[at] for at in above([sure[at] for at in filled], self.threshold)] if filled else []
+        left = len(canvas.open) - len(chosen)
+        more = self.edit_steps > 0 if filled else bool(edited) and canvas.full + 1 < self.edit_steps
+        return _decide(guesses, [*chosen, *edited])._replace(again=not left and more)
+
+
 BY_NAME: dict[str, Callable[..., Selector]] = {
     "threshold": Threshold,
     "factor": Factor,
     "entropy-bound": EntropyBound,
+    "entropy-distance": EntropyDistance,
     "kl-stability": KLStability,
     "credit": Credit,
+    "joint-threshold": JointThreshold,
     "mask-predict": MaskPredict,
     "ctc": CtcFrames,
     "greedy-path": GreedyPath,

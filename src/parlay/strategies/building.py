@@ -13,7 +13,7 @@ from parlay.drafters.resources import NestedStrategy, Resources
 from parlay.options import Options, UsageError, options_of
 from parlay.strategies import accept_rules
 from parlay.strategies.catalogue import catalogue, find
-from parlay.strategies.entries.canvases import OWN, READS, DenoiseOptions
+from parlay.strategies.entries.canvases import OWN, READS, WHOLE, DenoiseOptions
 from parlay.strategies.entry import K
 from parlay.strategies.spelling import StrategySpec, parse
 from parlay.types import ONE_CANVAS, AcceptRule, CanvasLayout, Drafter, Escape, Needs, ParlayError, Selector
@@ -60,8 +60,8 @@ def build_selector(spec: StrategySpec) -> Selector | None:
             raise UsageError(
                 f"strategy {spec}: {key} is no option of selector={name}, which has {', '.join(own) or 'none'}"
             )
-    if name == "mask-predict" and asked.block:
-        raise UsageError(f"strategy {spec}: mask-predict fills whole canvases; leave block out")
+    if name in WHOLE and asked.block:
+        raise UsageError(f"strategy {spec}: {name} fills whole canvases; leave block out")
     make = importlib.import_module("parlay.sampling.selectors").__dict__["make"]
     return cast(Selector, make(name, {key: spec.settings[key] for key in own}))
 

@@ -6,22 +6,30 @@ transformers has none of these models, so layouts are written here as their pape
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal
 
 import torch
 from safetensors.torch import save_file
-from torch import Tensor
 
 from parlay.models.config import Experts
+from parlay.testing.slow_diffusion import (
+    DIM,
+    EXPERTS,
+    HEADS,
+    HIDDEN,
+    INNER,
+    KV_HEADS,
+    LAYERS,
+    MASK,
+    VOCAB,
+    Layout,
+    SlowDiffusion,
+)
 from parlay.testing.toy_tokenizers import toy_tokenizer
 
-HIDDEN, INNER, HEADS, KV_HEADS, DIM, LAYERS, VOCAB = 32, 48, 4, 2, 8, 2, 64
-EXPERTS = 6
-MASK = VOCAB - 4
+__all__ = ["LAYOUTS", "MASK", "VOCAB", "SlowDiffusion", "save_diffusion"]
 
 _QWEN = {
     "hidden_size": HIDDEN,
@@ -95,30 +103,6 @@ _LLADA_NAMES = {
     "up": "model.transformer.blocks.{}.up_proj",
     "down": "model.transformer.blocks.{}.ff_out",
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
-    """How a family's files look, and who sees whom: its ``block`` (0: all rows see each other) and ``shift``.
-
-    With a ``canvas`` of so many places the text is causal, and the last rows see each other. Of a head ``rotated``
-    numbers turn. ``experts`` take the place of feed-forwards.
-    """
-
-    architecture: str
-    config: Mapping[str, object]
-    names: Mapping[str, str]
-    block: int = 0
-    shift: bool = False
-    bias: bool = False
-    qk_norm: bool = False
-    canvas: int = 0
-    rotated: int = DIM
-    experts: Experts | None = None
-
-    @property
-    def text(self) -> Literal["causal", "block", "full"]:
-        return "causal" if self.canvas else "block" if self.block else "full"
 
 
 LAYOUTS: Mapping[str, Layout] = MappingProxyType(
@@ -223,6 +207,29 @@ LAYOUTS: Mapping[str, Layout] = MappingProxyType(
             },
             canvas=8,
         ),
+        "wedlm": Layout(
+            architecture="WeDLMForCausalLM",
+            config={**_QWEN, "model_type": "wedlm", "attention_bias": True, "qk_norm": False},
+            names=_QWEN_NAMES,
+            bias=True,
+            canvas=16,
+            ordered=True,
+        ),
+        "wedlm-qwen3": Layout(
+            architecture="WeDLMForCausalLM",
+            config={
+                **_QWEN,
+                "model_type": "wedlm",
+                "head_dim": DIM,
+                "attention_bias": False,
+                "qk_norm": True,
+                "wedlm_window_size": 8,
+            },
+            names=_QWEN_NAMES,
+            qk_norm=True,
+            canvas=8,
+            ordered=True,
+        ),
         "a2d": Layout(
             architecture="A2DQwen3LMHeadModel",
             config={**_QWEN, "model_type": "a2d-qwen3", "head_dim": DIM},
@@ -285,116 +292,3 @@ def _shapes(layout: Layout, vocab: int) -> list[tuple[str, str, tuple[int, ...]]
         if layout.experts is not None and layout.experts.sigmoid:
             found.append(("choice", f"{layout.names['router'].format(number)}.expert_bias", (EXPERTS,)))
     return found
-
-
-class SlowDiffusion:
-    """The model by plain operators, without a cache: every row of a text is computed for every step."""
-
-    def __init__(self, layout: Layout, weights: Mapping[str, Tensor]) -> None:
-        self.layout, self._weights = layout, weights
-
-    def logits(self, ids: Sequence[int], places: int = 0) -> Tensor:
-        """``[T, V]``: each row sees all rows, or those before the end of its block.
-
-        In causal texts it sees those before it, and the last ``places`` rows see all.
-        """
-        rows = torch.arange(len(ids))
-        block = 1 if self.layout.canvas else self.layout.block or len(ids)
-        seen_TT = rows[None] < (rows[:, None] // block + 1) * block
-        seen_TT |= rows[:, None] >= len(ids) - places
-        x_TH = self._of("embed")[list(ids)]
-        for layer in range(LAYERS):
-            x_TH = x_TH + self._attention(layer, self._normed("norm1", x_TH, layer), seen_TT)
-            normed = self._normed("norm2", x_TH, layer)
-            x_TH = x_TH + (self._gated(normed, layer) if self.layout.experts is None else self._mixed(normed, layer))
-        return self._normed("final", x_TH) @ self._of("head").T
-
-    def write(self, prompt: Sequence[int], length: int, *, canvas: int, k: int, group: int = 0) -> list[int]:
-        """``length`` greedy tokens: in each step the ``k`` surest places of the first ``group`` that has an open one.
-
-        Without a block each canvas has ``canvas`` places.
-        """
-        text, end, block = list(prompt), len(prompt) + length, self.layout.block
-        while len(text) < end:
-            size = block - len(text) % block if block else self.layout.canvas or canvas
-            places: list[int | None] = [None] * min(size, end - len(text))
-            first = len(text) if block else 0
-            while None in places:
-                logits = self.logits([*text, *(MASK if token is None else token for token in places)], len(places))
-                rows = logits[len(text) - 1 : -1] if self.layout.shift else logits[len(text) :]
-                rows[:, MASK] = -torch.inf
-                probs = rows.double().softmax(-1)
-                open_places = [place for place, token in enumerate(places) if token is None]
-                if group:
-                    now = (first + open_places[0]) // group
-                    open_places = [place for place in open_places if (first + place) // group == now]
-                for place in sorted(open_places, key=lambda place: -probs[place].max().item())[:k]:
-                    places[place] = int(rows[place].argmax())
-            text += [token for token in places if token is not None]
-        return text[len(prompt) :]
-
-    def _of(self, part: str, layer: int = 0, kind: str = "weight", expert: int = 0) -> Tensor:
-        return self._weights[f"{self.layout.names[part].format(layer, expert)}.{kind}"]
-
-    def _gated(self, x_TH: Tensor, layer: int, expert: int = 0, of: str = "") -> Tensor:
-        gate, up, down = (self._of(f"{of}{part}", layer, expert=expert) for part in ("gate", "up", "down"))
-        out_TH: Tensor = torch.nn.functional.silu(x_TH @ gate.T) * (x_TH @ up.T) @ down.T
-        return out_TH
-
-    def _mixed(self, x_TH: Tensor, layer: int) -> Tensor:
-        """Row by row: the experts that it chooses, and the shared one."""
-        rows = []
-        for x_H in x_TH:
-            weights = self._chosen(self._of("router", layer) @ x_H, layer)
-            rows.append(sum(weight * self._gated(x_H, layer, expert) for expert, weight in weights.items()))
-        mixed_TH = torch.stack([torch.as_tensor(row) for row in rows])
-        shared = self.layout.experts is not None and self.layout.experts.shared
-        return mixed_TH + self._gated(x_TH, layer, of="shared_") if shared else mixed_TH
-
-    def _chosen(self, logits_E: Tensor, layer: int) -> dict[int, float]:
-        form = self.layout.experts
-        assert form is not None
-        scores = (logits_E.sigmoid() if form.sigmoid else logits_E.softmax(-1)).tolist()
-        choice = list(scores)
-        if form.sigmoid:
-            bias, size = self._of("router", layer, "expert_bias").tolist(), EXPERTS // form.groups
-            choice = [score + own for score, own in zip(scores, bias, strict=True)]
-            sums = [sum(sorted(choice[group * size :][:size])[-2:]) for group in range(form.groups)]
-            opened = sorted(range(form.groups), key=lambda group: -sums[group])[: form.top_groups]
-            choice = [each if expert // size in opened else -torch.inf for expert, each in enumerate(choice)]
-        best = sorted(range(EXPERTS), key=lambda expert: -choice[expert])[: form.chosen]
-        total = sum(scores[expert] for expert in best) if form.normalized else 1.0
-        return {expert: form.scale * scores[expert] / total for expert in best}
-
-    def _normed(self, part: str, x_TH: Tensor, layer: int = 0) -> Tensor:
-        normed: Tensor = x_TH * (x_TH.pow(2).mean(-1, keepdim=True) + 1e-6).rsqrt() * self._of(part, layer)
-        return normed
-
-    def _attention(self, layer: int, x_TH: Tensor, seen_TT: Tensor) -> Tensor:
-        def heads(part: str, count: int) -> Tensor:
-            if "qkv" in self.layout.names:
-                sizes = [HEADS * DIM, KV_HEADS * DIM, KV_HEADS * DIM]
-                weight = torch.split(self._of("qkv", layer), sizes)["qkv".index(part)]
-            else:
-                weight = self._of(part, layer)
-            bias = self._of(part, layer, "bias") if self.layout.bias else 0
-            return (x_TH @ weight.T + bias).view(len(x_TH), count, DIM).transpose(0, 1)
-
-        queries, keys, values = heads("q", HEADS), heads("k", KV_HEADS), heads("v", KV_HEADS)
-        if self.layout.qk_norm:
-            queries, keys = self._normed("q_norm", queries, layer), self._normed("k_norm", keys, layer)
-        queries, keys = (_turned(each, self.layout.rotated) for each in (queries, keys))
-        keys, values = (each.repeat_interleave(HEADS // KV_HEADS, 0) for each in (keys, values))
-        scores = (queries @ keys.mT * DIM**-0.5).masked_fill(~seen_TT, -torch.inf)
-        mixed_TH = (scores.softmax(-1) @ values).transpose(0, 1).reshape(len(x_TH), -1)
-        out_TH: Tensor = mixed_TH @ self._of("o", layer).T
-        return out_TH
-
-
-def _turned(heads_ATD: Tensor, rotated: int) -> Tensor:
-    """Rotary positions: halves of the first ``rotated`` numbers of a head turn together."""
-    length, half = heads_ATD.shape[1], rotated // 2
-    angles = torch.arange(length)[:, None] * 10_000.0 ** (-torch.arange(half) / half)
-    left, right, rest = torch.split(heads_ATD, [half, half, DIM - rotated], -1)
-    turned = (left * angles.cos() - right * angles.sin(), right * angles.cos() + left * angles.sin())
-    return torch.cat((*turned, rest), -1)

@@ -204,7 +204,8 @@ class ToyRunner:
         ids = segment.pending + tree.tokens
         assert segment.pending, "a segment needs at least one pending token"
         assert segment.features is None or len(segment.features.rows_KH) <= segment.rows, "features of rows not run"
-        assert not segment.together or self.spec.together, "this runner's rows can't see each other"
+        apart = segment.together or segment.places
+        assert not apart or self.spec.together, "this runner's rows can't see each other, or move"
         assert base < segment.end, "a segment needs at least one row that runs"
         assert base <= segment.logits_from <= segment.end, f"logits_from {segment.logits_from} of {segment.end} rows"
         assert all(0 <= token < self.spec.vocab_size for token in ids), f"ids outside the vocabulary: {ids}"
@@ -287,7 +288,8 @@ class ToyRunner:
 def row_texts(cached: Sequence[int], segment: Segment) -> list[list[int]]:
     """The text that ends with each row that runs of a segment fed after ``cached``: pending rows, then nodes.
 
-    A row that sees the rows after it has the text before them, all their ids, and then their ids as far as itself.
+    A row that sees the rows after it has the text before them, all their ids, and then their ids as far as itself. One
+    with a position of its own has those of its path before all else.
     """
     tree, base = segment.tree, segment.base
     text = [*cached, *segment.pending]
@@ -299,6 +301,9 @@ def row_texts(cached: Sequence[int], segment: Segment) -> list[list[int]]:
         last = texts[first_node + chain.stop - 1]
         for row in range(first_node + chain.start, first_node + chain.stop):
             texts[row] = last + texts[row][len(last) - len(chain) :]
+    for node in range(len(tree) - len(segment.places), len(tree)):
+        path = trees.path_to(tree, node)
+        texts[first_node + node] = [*(segment.places[each - len(tree)] for each in path), *texts[first_node + node]]
     return texts[max(base, 0) :]
 
 

@@ -22,6 +22,17 @@ from parlay.types.base import (
 )
 from parlay.types.canvas import ONE_CANVAS, Canvas, CanvasLayout, Decided, Fill, Guesses, Selector
 from parlay.types.drafts import NO_DRAFT, NO_TREE, Draft, Fault, Features, Join, Prefix, Tree, Verdict
+from parlay.types.model_forms import (
+    HIDDEN_STEP,
+    NO_SKIP,
+    WHOLE_FORM,
+    CanvasSpec,
+    DraftForm,
+    EncoderSpec,
+    Ends,
+    Skip,
+    Sublayer,
+)
 from parlay.types.params import SamplingParams, ScoreBy, StructuredOutputsParams
 from parlay.types.requests import Constraint, Guidance, Layers, Request, SequenceView, StopChecker
 from parlay.types.results import (
@@ -40,14 +51,7 @@ from parlay.types.results import (
     tokens_per_step,
 )
 from parlay.types.runners import (
-    HIDDEN_STEP,
-    NO_SKIP,
-    WHOLE_FORM,
     Adapter,
-    CanvasSpec,
-    DraftForm,
-    EncoderSpec,
-    Ends,
     Finish,
     GuidingRunner,
     Move,
@@ -57,8 +61,6 @@ from parlay.types.runners import (
     Runner,
     RunnerSpec,
     Segment,
-    Skip,
-    Sublayer,
 )
 from parlay.types.strategy import (
     NO_COST,

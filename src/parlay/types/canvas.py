@@ -8,9 +8,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from parlay.types.base import Exactness
+from parlay.types.model_forms import CanvasSpec
 from parlay.types.requests import SequenceView
 from parlay.types.results import TokenLogprobs
-from parlay.types.runners import CanvasSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -53,16 +53,17 @@ class Canvas:
     """The places that follow one sequence's text; None is an open one. It began with ``size`` places.
 
     When the first places are decided, their tokens join the text and leave the canvas. ``forwards`` counts those since
-    it began. ``memory`` is what the selector noted of places in the last forward. ``fresh``: no forward of the group
-    that is filled now has run. ``inputs`` are what open places read in place of the mask, if anything. Of an answer
-    whose length is guessed, ``rivals`` are lengths to be tried yet, and ``best`` is the likeliest so far, with the mean
-    of its log-probabilities.
+    it began, and ``full`` those that ran with no place open. ``memory`` is what the selector noted of places in the
+    last forward. ``fresh``: no forward of the group that is filled now has run. ``inputs`` are what open places read in
+    place of the mask, if anything. Of an answer whose length is guessed, ``rivals`` are lengths to be tried yet, and
+    ``best`` is the likeliest so far, with the mean of its log-probabilities.
     """
 
     spec: CanvasSpec
     places: tuple[Decided | None, ...]
     size: int
     forwards: int = 0
+    full: int = 0
     memory: Mapping[int, Tensor] = field(default_factory=dict, compare=False)
     fresh: bool = True
     inputs: tuple[int, ...] = ()
@@ -86,6 +87,13 @@ class Canvas:
         each = zip(self.inputs, self.places, strict=True)
         return tuple([token if decided is None else decided.token for token, decided in each])
 
+    @property
+    def order(self) -> tuple[int, ...]:
+        """The places in the order of their rows."""
+        if not self.spec.ordered:
+            return tuple(range(len(self.places)))
+        return (*[place for place, decided in enumerate(self.places) if decided is not None], *self.open)
+
 
 class Guesses(NamedTuple):
     """The target's guesses for places of one canvas, in the order of the text. At others no token can be drawn yet.
@@ -104,13 +112,15 @@ class Guesses(NamedTuple):
 class Fill(NamedTuple):
     """The places that a selector decides now, with their tokens, and decided ones that it opens again.
 
-    ``memory`` is what it wants to find noted of places, by place, when it is asked next.
+    ``memory`` is what it wants to find noted of places, by place, when it is asked next. With ``again`` it wants to see
+    the canvas once more, though no place is open: it may decide places anew.
     """
 
     places: tuple[int, ...]
     tokens: tuple[int, ...]
     reopened: tuple[int, ...] = ()
     memory: Mapping[int, Tensor] = MappingProxyType({})
+    again: bool = False
 
 
 class Selector(Protocol):
@@ -125,11 +135,12 @@ class Selector(Protocol):
 
     @property
     def revokes(self) -> bool:
-        """Whether it may open decided places again: then no token joins the text before all that can be are decided."""
+        """Whether it may open decided places again, or decide them anew: then no token joins the text before all that
+        can be are decided."""
         ...
 
     def fill(self, views: Sequence[SequenceView], canvases: Sequence[Canvas], guesses: Sequence[Guesses]) -> list[Fill]:
-        """Decide at least one place of each canvas. It must be filled after finitely many steps.
+        """Decide at least one place of each canvas that has an open one. It must be done after finitely many steps.
 
         ``guesses`` are of the open places, or of all if it revokes. A pure function: it may be called again.
         """

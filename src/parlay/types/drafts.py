@@ -86,7 +86,8 @@ class Draft:
     node was drawn from; rules that accept fixed guesses (``point``) need none. The last ``probes`` nodes are computed
     for the drafter's sake and can never be accepted; no other node descends from one. ``inputs`` is what they read in
     place of their tokens' embeddings, for runners that take features. The last ``together`` of the probes see
-    those of their own chain, and run with ``mask_adapter``, as `Segment` says.
+    those of their own chain, and run with ``mask_adapter``, as `Segment` says. ``places`` are the positions of the
+    last probes, too.
     """
 
     tree: Tree = NO_TREE
@@ -98,6 +99,7 @@ class Draft:
     inputs: Features | None = None
     together: int = 0
     mask_adapter: Adapter | None = None
+    places: tuple[int, ...] = ()
 
     def __len__(self) -> int:
         return len(self.tree.tokens)

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from parlay.types.base import NoiseKey
+from parlay.types.model_forms import WHOLE_FORM, DraftForm
 from parlay.types.params import SamplingParams
-from parlay.types.runners import WHOLE_FORM, Adapter, DraftForm
+from parlay.types.runners import Adapter
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -8,102 +8,13 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from parlay.types.base import Exactness
 from parlay.types.drafts import NO_TREE, Features, Prefix, Tree
+from parlay.types.model_forms import NO_SKIP, CanvasSpec, EncoderSpec, Skip, Sublayer
 from parlay.types.results import Origin
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from parlay.types.requests import Request
-
-
-Sublayer = tuple[Literal["attention", "mlp"], int]
-"""Half of a layer, and the layer's number from 0."""
-
-Skip = frozenset[Sublayer]
-
-NO_SKIP: Skip = frozenset()
-
-HIDDEN_STEP = 256
-"""Cached tokens are hidden from drafts by so many at a time: keys of one block of attention."""
-
-
-class DraftForm(NamedTuple):
-    """How a target runs more cheaply than it verifies, to draft for itself.
-
-    It leaves out the sub-layers of ``skip``. With a ``window``, rows see of the cached tokens the first ``sinks`` and
-    the last ``window``, both rounded up to multiples of `HIDDEN_STEP`, and all rows of the draft. With ``bits``, its
-    weights are rounded to so many.
-    """
-
-    skip: Skip = NO_SKIP
-    window: int = 0
-    sinks: int = 0
-    bits: int = 0
-
-    def hidden(self, cached: int) -> tuple[int, int]:
-        """Which of so many cached tokens no row sees: from the first number to before the second."""
-        first = -(-self.sinks // HIDDEN_STEP) * HIDDEN_STEP
-        last = (cached - self.window) // HIDDEN_STEP * HIDDEN_STEP
-        return (first, last) if self.window and first < last else (0, 0)
-
-
-WHOLE_FORM = DraftForm()
-
-
-class Ends(NamedTuple):
-    """How long an answer is, where one canvas is the whole of it, after a prompt of a source and a separator.
-
-    - length: the row of the separator tells how many tokens the answer has, by the tokens of numbers.
-    - frames: there are ``scale`` places for each token of the source. Of their tokens equal neighbours are one, and
-      then ``blank_id`` is left out (CTC).
-    - graph: there are so many places, of which a path from the first to the last is the answer. How far it goes from
-      each place the place's row tells, by the tokens of numbers (DA-Transformer).
-
-    Tokens of the ``numbers`` from 0 on begin at ``first_number``. ``end_id`` joins the text after the answer. With
-    ``copies``, open places read the source, spread evenly over them, in place of the mask. With ``drafts`` the model
-    has learned to fill the next places of an answer that has begun.
-    """
-
-    kind: Literal["length", "frames", "graph"]
-    end_id: int
-    first_number: int
-    numbers: int
-    scale: int = 1
-    blank_id: int = 0
-    copies: bool = False
-    drafts: bool = False
-
-
-class CanvasSpec(NamedTuple):
-    """How a model fills places in any order: ``mask_id`` is what it reads in an open one.
-
-    A canvas has ``block`` places; 0: as many as the answer may have. With ``shift`` the row before a place predicts its
-    token, as in models adapted from ones that write token by token; otherwise the place's own row does.
-
-    ``text`` says what rows of the text see: causal, those before them; block, those of their whole block as well, which
-    begins at a multiple of ``block``, and a canvas ends where its block does; full, all rows, the canvas included. With
-    ``whole``, places stay on the canvas until all of it are decided, because the text would see less than they do. With
-    ``ends`` one canvas is the answer, and the model writes no other text.
-    """
-
-    mask_id: int
-    block: int = 0
-    shift: bool = False
-    text: Literal["causal", "block", "full"] = "causal"
-    whole: bool = False
-    ends: Ends | None = None
-
-
-class EncoderSpec(NamedTuple):
-    """How an encoder-decoder reads a prompt: tokens before the first ``start`` are the source.
-
-    ``start`` is the decoder's start token. A source has at most ``max_source`` tokens. From the start token on there
-    are at most ``max_target``, which count for themselves.
-    """
-
-    start: int
-    max_source: int
-    max_target: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +38,7 @@ class RunnerSpec:
     features: bool = False
     """Whether a `Segment` may carry `Features`."""
     together: bool = False
-    """Whether the last rows of a `Segment` may see each other."""
+    """Whether the last rows of a `Segment` may see each other, or have positions of their own."""
     hides: bool = False
     """Whether a `Segment` may hide cached tokens from its rows, and run with weights of fewer bits."""
     cheaper: bool = False
@@ -204,6 +115,9 @@ class Segment(NamedTuple):
     whose model has them see rows after them, as `CanvasSpec.text` says. Cached rows that see what follows run again
     with it, unless the segment is ``stale``: then they stay as they were, and all that is computed is approximate.
 
+    The last rows, as many as there are ``places``, are nodes whose positions are these, counted from the root's. They
+    see their own path as others do, all run, and are never kept.
+
     All rows of a sequence run with the same ``adapter``, or with none. But where there is a ``mask_adapter``, the
     ``together`` rows run with that one alone.
 
@@ -224,6 +138,7 @@ class Segment(NamedTuple):
     mask_adapter: Adapter | None = None
     hidden: tuple[int, int] = (0, 0)
     bits: int = 0
+    places: tuple[int, ...] = ()
 
     @property
     def approximate(self) -> bool:
@@ -246,7 +161,7 @@ class Segment(NamedTuple):
         return (
             self.pending == last.pending
             and (self.hidden, self.bits) == (last.hidden, last.bits)
-            and nodes <= len(last.tree) - last.together
+            and nodes <= len(last.tree) - max(last.together, len(last.places))
             and self.tree.tokens[:nodes] == last.tree.tokens[:nodes]
             and self.tree.parents[:nodes] == last.tree.parents[:nodes]
         )

@@ -150,6 +150,8 @@ typedef struct {
     int64_t hidden_from, hidden_to; /* committed tokens that no row sees; multiples of KEYS (strips.h) */
     const int64_t *tokens; /* of its rows, those before `base` too; and before these `longest` - 1 of the text, or -1. Only
                             * for models with n-grams */
+    const int64_t *places; /* positions by which the last `placed` rows turn, in place of those on their path */
+    int64_t placed;
 } Segment;
 
 /* A row that begins within the model: what the batch's inputs say of it, and x + up(down(x)) of the anchor's state x. */

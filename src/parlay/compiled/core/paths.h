@@ -45,6 +45,13 @@ INLINE int64_t position_of(const Segment *segment, int64_t row)
     return segment->start + segment->pending - 1 + depth_of(segment, row - segment->pending);
 }
 
+/* The position by which a row turns. */
+INLINE int64_t turn_of(const Segment *segment, int64_t row)
+{
+    int64_t first = segment->pending + segment->nodes - segment->placed;
+    return row < first ? position_of(segment, row) : segment->places[row - first];
+}
+
 /* The row whose path this row sees. */
 INLINE int64_t last_seen(const Segment *segment, int64_t row)
 {

@@ -160,7 +160,7 @@ static void prepare_row(const Model *model, const Segment *segment, const Space 
     const Alike *alike = &space->alike[own->recent];
     const int64_t dim = alike->heads.head_dim, heads = model->heads, words = words_of_query(&alike->heads);
     const int64_t slot = segment->start + row, flat = segment->begin + row, keys = own->reads_others ? 0 : alike->kv_heads;
-    const float *norms = own->qk_norm, *rotations = own->rotations + position_of(segment, row) * dim;
+    const float *norms = own->qk_norm, *rotations = own->rotations + turn_of(segment, row) * dim;
     const float floor = (float)(dim * model->eps);
     float *x = space->qkv + flat * space->qkv_stride, turned[LONGEST_HEAD];
     if (norms && own->wide_norms) {

@@ -36,6 +36,8 @@ class CanvasDraft:
         canvas = self._runner.spec.canvas
         if canvas is None or not self._runner.spec.together:
             raise UsageError(f"strategy {SOURCE}: the runner of {options.model} lets no rows see each other")
+        if canvas.ordered:
+            raise UsageError(f"strategy {SOURCE}: {options.model} writes token by token too: choose draft-model for it")
         if canvas.ends is not None and not canvas.ends.drafts:
             raise UsageError(
                 f"strategy {SOURCE}: {options.model} fills whole answers; choose a model that fills blocks, as one "

@@ -41,7 +41,7 @@ class SetBlock(GuessingAhead):
         else:
             canvas = _own_canvas(resources.target)
         called = resources.target.name if resources.target else ""
-        self._mask, self._skipped = canvas.mask_id, 0 if canvas.shift else 1
+        self._mask, self._skipped, self._ordered = canvas.mask_id, 0 if canvas.shift else 1, canvas.ordered
         self._masks = options.masks or min(USUAL, canvas.block or USUAL)
         if self._masks <= self._skipped:
             raise UsageError(f"strategy {SOURCE}: masks={options.masks} guesses nothing with {called}; give 2 or more")
@@ -55,7 +55,8 @@ class SetBlock(GuessingAhead):
 
     def _hang(self, draft: Draft) -> Draft:
         counts = group_counts(draft, self._groups, self._masks)
-        return replace(with_probes(draft, counts, SOURCE, token=self._mask), mask_adapter=self._adapter)
+        hung = with_probes(draft, counts, SOURCE, token=self._mask)
+        return replace(hung, mask_adapter=self._adapter, together=0 if self._ordered else hung.together)
 
     def _see(self, observation: Observation) -> None:
         """Compare the last guesses with what was committed, as far as they were right and one further."""

@@ -177,6 +177,11 @@ def _fill(at: structs.SegmentStruct, place: Rows, span: _Span, pointed: list[obj
     at.base, at.begin = span.first, span.begin - span.first
     at.together, at.block = place.together, place.block
     at.hidden_from, at.hidden_to = place.hidden
+    if place.places:
+        root = place.start + place.pending - 1
+        places = (ctypes.c_int64 * len(place.places))(*(root + distance for distance in place.places))
+        at.places, at.placed = ctypes.addressof(places), len(places)
+        pointed.append(places)
     if nodes:
         parents = (ctypes.c_int32 * nodes)(*place.tree.parents[:nodes])
         at.parents = ctypes.addressof(parents)

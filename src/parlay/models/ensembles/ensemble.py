@@ -121,8 +121,8 @@ class EnsembleRunner(Runner):
         dropped, a sequence that runs alone and without a tree goes on without its member. All sequences of a forward go
         on without one that comes after the deadline, unless a prompt is read.
         """
-        if any(segment.features is not None or segment.together for segment in segments):
-            raise ValueError(f"{self._spec.name}: an ensemble takes no features, and no rows that see each other")
+        if any(segment.features is not None or segment.together or segment.places for segment in segments):
+            raise ValueError(f"{self._spec.name}: an ensemble takes no features, and no rows of canvases")
         first = self._run(0, segments, taps if skip else sorted({*taps, *self._reads}), skip)
         rows = {0: first}
         for number in range(1, 1 if skip else len(self._members)):

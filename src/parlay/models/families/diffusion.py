@@ -26,8 +26,11 @@ def _fills(family: Family, usual: CanvasSpec) -> Family:
         config = family.complete(raw, config, form)
         if any(layer.window is not None for layer in config.forms):
             raise UnsupportedModel(f"{config.architecture}: sliding windows are not supported in diffusion models")
-        block = next((raw[name] for name in ("block_size", "bd_size") if raw.get(name) is not None), usual.block)
+        names = ("block_size", "bd_size", "wedlm_window_size")
+        block = next((raw[name] for name in names if raw.get(name) is not None), usual.block)
         mask = raw.get("mask_token_id")
+        if mask is None and usual.mask_id < 0:
+            raise ValueError("it has no mask_token_id: add the id that the tokenizer gives the mask")
         size, mask_id = int(block), int(usual.mask_id if mask is None else mask)
         if not 0 <= mask_id < config.vocab_size:
             raise ValueError(f"mask_token_id {mask_id} is not in the vocabulary of {config.vocab_size}")
@@ -214,7 +217,21 @@ LLADA2 = _fills(
     ),
     CanvasSpec(156_895, block=32, text="block"),
 )
-"""LLaDA 2: experts that sigmoids choose in groups, in blocks of 32. Decided places are not edited again."""
+"""LLaDA 2: experts that sigmoids choose in groups, in blocks of 32."""
+
+
+def _wedlm(raw: Json, config: DecoderConfig, usual: LayerForm) -> DecoderConfig:
+    """Qwen2.5's layers or Qwen3's, as config.json says."""
+    biased = bool(raw.get("attention_bias", True))
+    form = replace(usual, qkv_bias=biased, out_bias=False, qk_norm=bool(raw.get("qk_norm")))
+    return QWEN2.complete(raw, replace(config, qkv_bias=form.qkv_bias, qk_norm=form.qk_norm), form)
+
+
+WEDLM = _fills(
+    replace(QWEN2, architecture="WeDLMForCausalLM", models="WeDLM", complete=_wedlm, keys=("qk_norm",), gguf=None),
+    CanvasSpec(-1, block=16, ordered=True),
+)
+"""WeDLM: Qwen2.5 or Qwen3, causal on the canvas too, where decided tokens come first. A place's own row predicts it."""
 A2D_QWEN3 = _fills(
     replace(QWEN3, architecture="A2DQwen3LMHeadModel", models="dLLM's Qwen3", gguf=None),
     CanvasSpec(151_669, text="full"),
@@ -286,11 +303,10 @@ ANSWERS = replace(
     canvas=CanvasSpec(0),
 )
 """Qwen3's layers with a causal text, and one canvas that is the answer: translators of `parlay train`."""
-DIFFUSION = (LLADA, DREAM, FAST_DLLM, SDAR, SDAR_MOE, LLADA_MOE, LLADA2, A2D_QWEN3, NEMOTRON, ANSWERS)
+DIFFUSION = (LLADA, DREAM, FAST_DLLM, SDAR, SDAR_MOE, LLADA_MOE, LLADA2, WEDLM, A2D_QWEN3, NEMOTRON, ANSWERS)
 
 REFUSED: Mapping[str, str] = {
     "nemotron_labs_diffusion_vlm": "images are not supported",
-    "wedlm": "places that are moved before the rest of the text are not supported",
     "DiffusionGemmaForBlockDiffusion": "canvases that begin with random tokens are not supported",
 }
 """Diffusion models that can't run here, by architecture or type, and why."""

@@ -191,6 +191,7 @@ class LlamaCppRunner(ReservingRunner[_Sequence], Runner):
             "read features": segment.features is not None,
             "run cached tokens again": segment.base < 0,
             "let rows see each other": segment.together > 0,
+            "move rows to other positions": bool(segment.places),
             "hide tokens or round weights": segment.approximate,
             "run an adapter": segment.adapter is not None or segment.mask_adapter is not None,
             f"give the hidden states of layers {list(taps)}": any(tap != self._spec.num_layers for tap in taps),

@@ -112,7 +112,9 @@ def _parts(numbers: Sequence[tuple[Tensor, int]], device: torch.device) -> tuple
 
 def positions(place: Rows) -> list[int]:
     """The positions of the rows that run."""
+    root, own = place.start + place.pending - 1, place.places
     if trees.is_chain(place.tree):
-        return list(range(place.start + place.base, place.start + place.end))
-    root = place.start + place.pending - 1
-    return [*range(place.start, root + 1), *(root + depth for depth in trees.depths(place.tree))][place.base :]
+        found = list(range(place.start + place.base, place.start + place.end))
+    else:
+        found = [*range(place.start, root + 1), *(root + depth for depth in trees.depths(place.tree))][place.base :]
+    return [*found[: len(found) - len(own)], *(root + distance for distance in own)]

@@ -243,6 +243,7 @@ def refuse(name: str, segment: Segment, skip: Skip, last: Segment | None) -> Non
         "read features": segment.features is not None,
         "run cached tokens again": segment.base < 0,
         "let rows see each other": segment.together > 0,
+        "move rows to other positions": bool(segment.places),
     }
     if what := next((what for what, wanted in asked.items() if wanted), None):
         raise ValueError(f"{name} runs through transformers, which can't {what} here")

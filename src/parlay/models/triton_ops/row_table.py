@@ -12,6 +12,7 @@ from torch import Tensor
 
 from parlay.cache import BLOCK, Rows
 from parlay.cache.pages import PageTable, pages_for
+from parlay.models.torch_ops.step_rows import positions
 from parlay.types import trees
 
 __all__ = ["BLOCK", "FIELDS", "PITCH", "PlacedRows", "RowTable"]
@@ -73,15 +74,16 @@ class RowTable:
                 fields.append([own, bound, *place.hidden, path_from, len(paths), pages, slot, *pitches])
                 paths += [behind_root + node for node in path]
         numbers = [begin + row for begin, place in placed for row in range(place.end - place.base)]
-        parts = [*chain.from_iterable(fields)], paths, whole, recent, numbers
+        turned = [position for _, place in placed for position in positions(place)]
+        parts = [*chain.from_iterable(fields)], paths, whole, recent, numbers, turned
         flat = torch.tensor([*chain.from_iterable(parts)], dtype=torch.int64).to(device)
-        fields_N, paths_P, whole_A, recent_A, numbers_T = torch.split(flat, [len(part) for part in parts])
+        fields_N, paths_P, whole_A, recent_A, numbers_T, turned_T = torch.split(flat, [len(part) for part in parts])
         adjacent = numbers[-1] - numbers[0] == len(numbers) - 1
         fields_TF = fields_N.view(-1, FIELDS)
         return RowTable(
             numbers=slice(numbers[0], numbers[-1] + 1) if adjacent else numbers_T,
-            positions=fields_TF[:, 0].contiguous(),
-            last=max(own for own, *_ in fields),
+            positions=turned_T,
+            last=max(turned),
             bound=max(bound for _, bound, *_ in fields),
             fields=fields_TF,
             paths=paths_P,

@@ -22,8 +22,10 @@ OWN: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "left-to-right": ("k",),
         "factor": ("factor",),
         "entropy-bound": ("bound",),
+        "entropy-distance": ("bound", "distance"),
         "kl-stability": ("threshold", "kl", "history"),
         "credit": ("threshold", "alpha", "gamma", "decay"),
+        "joint-threshold": ("threshold", "edit_threshold", "edit_steps"),
         "mask-predict": ("steps",),
         "ctc": (),
         "greedy-path": (),
@@ -39,6 +41,10 @@ READS: Mapping[str, str] = MappingProxyType(
 """Selectors of models whose canvas is read in another way than place by place, and in which."""
 
 
+WHOLE = frozenset({"mask-predict", "joint-threshold"})
+"""Selectors that may change a place until its whole canvas is decided."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DenoiseOptions(Options):
     """Which places of a canvas are decided in each step."""
@@ -46,18 +52,34 @@ class DenoiseOptions(Options):
     selector: str = option("threshold", "which places are decided in a step", choices=tuple(OWN))
     threshold: float = option(
         0.9,
-        "threshold, kl-stability, credit: probability from which a place is decided; 0: all, 1: certain",
+        "threshold, kl-stability, credit, joint-threshold: probability from which a place is decided; 0: all, 1: "
+        "certain",
         low=0,
         high=1,
     )
     k: int = option(1, "confidence, margin, entropy, random, left-to-right: places decided in a step", low=1, high=1024)
     factor: float = option(1.0, "factor: n places while (n + 1) * (1 - probability) is below this", low=0, high=1024)
-    bound: float = option(0.1, "entropy-bound: nats that the decided places but the last may sum to", low=0, high=1024)
+    bound: float = option(
+        0.1,
+        "entropy-bound: nats that the decided places but the last may sum to; entropy-distance: nats below which a "
+        "place is decided",
+        low=0,
+        high=1024,
+    )
+    distance: float = option(
+        0.02, "entropy-distance: nats that each place after the first open one adds", low=0, high=1024
+    )
     kl: float = option(0.01, "kl-stability: nats below which a distribution has not moved", low=0, high=1024)
     history: int = option(2, "kl-stability: steps for which it must not have moved", low=1, high=64)
     alpha: float = option(0.7, "credit: weight of the credit of earlier guesses", low=0, high=64)
     gamma: float = option(0.2, "credit: power of the probability that is credited", low=0, high=64)
     decay: float = option(0.8, "credit: what is left of it a step later", low=0, high=1)
+    edit_threshold: float = option(
+        0.9, "joint-threshold: probability from which another token replaces one that was decided", low=0, high=1
+    )
+    edit_steps: int = option(
+        16, "joint-threshold: forwards that may replace tokens after all places were decided", low=0, high=1024
+    )
     steps: int = option(10, "mask-predict: forwards of a canvas", low=1, high=1024)
     beta: float = option(1.0, "lookahead-path: weight of a token beside the way to it", low=0, high=64)
     penalty: float = option(1.0, "viterbi-path: power of the length that a path's score is divided by", low=0, high=64)
