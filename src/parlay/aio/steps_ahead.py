@@ -146,7 +146,7 @@ class _Writer:
         return last
 
     async def _drafted(self) -> Part | None:
-        """What the small model writes next; None where it has no room or fails: the target then goes on alone."""
+        """Return the small model's next part; None where it has no room or fails: the target then goes on alone."""
         text, began = self._text, time.perf_counter()
         part = await asyncio.to_thread(text.draft)
         if part is None:
@@ -194,7 +194,7 @@ class _Writer:
                 await asyncio.sleep(_AGAIN_SECONDS)
 
     async def _judged(self, parts: Sequence[Part], words: Words) -> list[bool]:
-        """What the target says of the drafted steps that differ from its own."""
+        """Ask the target about the drafted steps that differ from its own."""
         chats, own = judge_chats(self._text.pairs(parts)), self._text.options
         options, chat = replace(own, strategy=None), ChatOptions(variables=JUDGE_VARIABLES)
 

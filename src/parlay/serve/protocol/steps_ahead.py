@@ -50,7 +50,7 @@ class ReasonAheadReply(TypedDict):
 
 
 def ahead_reply(output: RequestOutput) -> ReasonAheadReply | None:
-    """What is told of the steps; None where none were drafted ahead."""
+    """Return what is told of the steps; None where none were drafted ahead."""
     ahead = output.ahead
     if ahead is None:
         return None
