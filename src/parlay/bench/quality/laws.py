@@ -102,6 +102,6 @@ def _walk(law: Law, selector: Selector, view: _View, canvas: Canvas) -> float:
         for place, word in zip(chosen, drawn, strict=True):
             chance *= probs_PV[canvas.open.index(place), word].item()
             places[place] = Decided(word, 0.0)
-        rest = Canvas(canvas.spec, tuple(places), canvas.size, canvas.forwards + 1, fill.memory)
+        rest = Canvas(canvas.spec, tuple(places), canvas.size, canvas.forwards + 1, memory=fill.memory)
         total += chance * _walk(law, selector, view, rest)
     return total
