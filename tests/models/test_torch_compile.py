@@ -21,11 +21,12 @@ from parlay.cache import Budget
 from parlay.llm.vocabulary import open_draft
 from parlay.models.choosing import CompileRefused
 from parlay.models.native import NativeRunner
+from parlay.models.slots import IDLE, LEAST_SLOTS, SlotPool
 from parlay.models.transformers_adapter import graph
 from parlay.models.transformers_adapter.compiled_runner import CompiledRunner, NotCompiled
 from parlay.models.transformers_adapter.encoder_decoder import EncoderDecoderRunner
 from parlay.models.transformers_adapter.runner import AdapterRunner
-from parlay.models.transformers_adapter.slots import IDLE, LEAST_SLOTS, SlotPool
+from parlay.models.transformers_adapter.slots import TransformersPool
 from parlay.options import LoadOptions, RankOptions
 from parlay.ranks.starting import open_target
 from parlay.system.user_cache import user_cache
@@ -85,7 +86,7 @@ def plain(model: PreTrainedModel, tokens: tuple[int, ...]) -> Tensor:
 
 
 def test_slots_are_shared_by_forks_and_free_when_nobody_holds_them() -> None:
-    pool = SlotPool(1)
+    pool = SlotPool()
     first = pool.take(3)
     assert IDLE not in first
     pool.share(first[:2])
@@ -97,7 +98,7 @@ def test_slots_are_shared_by_forks_and_free_when_nobody_holds_them() -> None:
 
 
 def test_a_full_pool_doubles_and_keeps_what_it_holds() -> None:
-    pool = SlotPool(1)
+    pool = TransformersPool(1)
     layer = pool.cache.layers[0]
     slots = pool.take(2)
     pool.write_to(torch.tensor(slots))

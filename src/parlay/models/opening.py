@@ -29,6 +29,7 @@ from parlay.models.loading import load_weights, read_config
 from parlay.models.lookup import NgramTable
 from parlay.models.lora import merged, read_adapter, refuse_masks
 from parlay.models.native import NativeRunner
+from parlay.models.reserving import TokenRoom
 from parlay.models.state_table import StateTable
 from parlay.models.torch_ops.kernels import choose_dtype
 from parlay.models.weights.fused import stored_as
@@ -87,8 +88,8 @@ def load(
     threads.settle(options.threads)
     if not isinstance(model, str):
         return _adapt_loaded(model, options, cache_tokens, budget)
-    if options.runner == "llama.cpp":
-        return _in_llama_cpp(model, options, cache_tokens, budget, longest)
+    if options.runner != "auto":
+        return _in_other_program(model, options, cache_tokens, budget, longest)
     asked_dtype, device, found = _DTYPES[options.dtype], chosen_device(options.device), resolve(model)
     try:
         config = read_config(found, longest or 0)
@@ -134,15 +135,30 @@ def _check_table(table: StateTable | None, dtype: torch.dtype) -> None:
         )
 
 
-def _in_llama_cpp(
+def _in_other_program(
     model: str, options: LoadOptions, cache_tokens: int | None, budget: Budget | None, longest: int | None
 ) -> Runner:
+    """A runner over llama.cpp or MLX, whichever the options name."""
+    through = "MLX" if options.runner == "mlx" else options.runner
+    if budget is not None and budget.weights is not None:
+        raise UnsupportedModel(
+            f"memory weights={budget.weights}: Parlay's decoder reads layers from disk, not {through}: leave it out"
+        )
+    room = TokenRoom(
+        name=model,
+        through=through,
+        free=partial(_free_share, torch.device("cpu")),
+        cache_tokens=cache_tokens,
+        budget=budget,
+        longest=longest,
+    )
+    if options.runner == "mlx":
+        from parlay.models.mlx.opening import open_mlx
+
+        return open_mlx(resolve(model), options, room)
     from parlay.models.llama_cpp.opening import open_llama_cpp
 
-    free = partial(_free_share, torch.device("cpu"))
-    return open_llama_cpp(
-        resolve(model), options, free, name=model, cache_tokens=cache_tokens, budget=budget, longest=longest
-    )
+    return open_llama_cpp(resolve(model), options, room)
 
 
 def _weight_room(

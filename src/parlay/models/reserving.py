@@ -1,14 +1,24 @@
-"""The tokens that sequences of an adapter reserved: what bounds them together, and how many are left."""
+"""What runners over foreign runtimes have in common: room counted in tokens, and what none of them can do."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from parlay.types import OutOfRoom
+from parlay.cache import Budget
+from parlay.cache.budget import format_bytes
+from parlay.options import LoadOptions, UsageError
+from parlay.types import OutOfRoom, ParlayError, Segment, Skip
 
 UNBOUNDED = 1 << 20
 """Context, in tokens, of a model that names no limit (recurrent state, or positions as distances)."""
 _LEAST_CAPACITY = 1 << 16
+_LEAST_TOKENS = 512
+_USUAL_TOKENS = 16_384
+"""A runtime that takes its memory for good gets room for so many tokens, or for one full context if that is more."""
+_SHARE = 0.75
+"""Share of a fixed budget that is free which a model's cache may take: a draft model may come after it."""
 
 
 class Reserving(Protocol):
@@ -45,3 +55,92 @@ class ReservingRunner(Generic[_State]):
     def capacity(self) -> int:
         """Count the tokens that all sequences may reserve together."""
         return self._capacity
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenRoom:
+    """How many tokens the runtime ``through`` may cache for the model ``name``.
+
+    ``free`` tells the bytes that they may take where neither ``cache_tokens`` nor a fixed ``budget`` says it. Texts
+    have at most ``longest`` tokens.
+    """
+
+    name: str
+    through: str
+    free: Callable[[], float]
+    cache_tokens: int | None = None
+    budget: Budget | None = None
+    longest: int | None = None
+
+    def tokens(self, token_bytes: int, context: int) -> int:
+        """Count them, where a token takes so many bytes. Raises ParlayError for a budget that holds next to nothing."""
+        if self.cache_tokens is not None:
+            return self.cache_tokens
+        if self.budget is not None and self.budget.fixed:
+            room = int(self.budget.free * _SHARE) // token_bytes
+            if room < _LEAST_TOKENS:
+                least = format_bytes(int(_LEAST_TOKENS * token_bytes / _SHARE) + 1)
+                raise ParlayError(f"memory is too small for {self.name} in {self.through}: give it at least {least}")
+            return min(room, max(_USUAL_TOKENS, 4 * context))
+        most = max(self.longest or context, _USUAL_TOKENS)
+        return max(_LEAST_TOKENS, min(most, int(self.free() / token_bytes)))
+
+
+class TakenForGood:
+    """What a budget asks of a runner whose runtime has its memory for good: ``held`` bytes."""
+
+    held: int
+
+    @property
+    def spare(self) -> int:
+        """Nothing of its memory can be given to others."""
+        return 0
+
+    def drop_spare(self) -> bool:
+        return False
+
+    def drop_used(self) -> bool:
+        return False
+
+
+def refuse(
+    name: str, through: str, segment: Segment, skip: Skip, last: Segment | None, *, untapped: Sequence[int] = ()
+) -> None:
+    """Raise ValueError for a segment that the runtime ``through`` can't run after its sequence's ``last`` one.
+
+    ``untapped`` are layers whose hidden states were asked for and can't be had.
+    """
+    asked = {
+        "skip sub-layers": bool(skip),
+        "read features": segment.features is not None,
+        "run cached tokens again": segment.base < 0,
+        "let rows see each other": segment.together > 0,
+        "move rows to other positions": bool(segment.places),
+        "hide tokens or round weights": segment.approximate,
+        "run an adapter": segment.adapter is not None or segment.mask_adapter is not None,
+        f"give the hidden states of layers {list(untapped)}": bool(untapped),
+    }
+    if what := next((what for what, wanted in asked.items() if wanted), None):
+        raise ValueError(f"{name} runs through {through}, which can't {what} here")
+    if segment.base > 0 and (last is None or not segment.follows(last)):
+        raise ValueError(f"sequence {segment.sequence}: its last forward left no {segment.base} rows: run them again")
+
+
+def refuse_options(runner: str, options: LoadOptions, why: Mapping[str, str]) -> None:
+    """Raise UsageError for an option of those in ``why`` that is not at its default, with the reason that it gives."""
+    said, usual = _said(options), _said(LoadOptions())
+    for option, reason in why.items():
+        if said[option] != usual[option]:
+            raise UsageError(f"runner {runner}: {option} {said[option]} can't be had there: {reason}; leave it out")
+
+
+def _said(options: LoadOptions) -> dict[str, object]:
+    """The options that some runtime can't honour."""
+    return {
+        "dtype": options.dtype,
+        "quantize": options.quantize,
+        "kv_cache_dtype": options.kv_cache_dtype,
+        "lora": options.lora,
+        "compile": options.compile,
+        "ngram_states": options.ngram_states,
+    }

@@ -8,7 +8,7 @@ from parlay.options.declare import Options, option
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
-RUNNERS = ("auto", "llama.cpp")
+RUNNERS = ("auto", "llama.cpp", "mlx")
 
 KV_CACHE_DTYPES = ("auto", "float32", "bfloat16", "q8_0")
 
@@ -26,14 +26,15 @@ class LoadOptions(Options):
     they take some half of bfloat16's memory and of the time to read them, and the model is nearly the same. ``lora``
     is a folder with an adapter of low rank, which is merged into the target's weights. ``ngram_states`` is how many
     states of n-grams a model keeps at most whose first layers are looked up; None: 65,536. ``runner="llama.cpp"`` has
-    llama.cpp run a GGUF file, through the package llama-cpp-python, on the devices that this was built for.
+    llama.cpp run a GGUF file, through the package llama-cpp-python, on the devices that this was built for, and
+    ``runner="mlx"`` Apple's MLX a folder, through the package mlx-lm.
     ``compile`` has torch.compile make one graph of each model that runs through transformers.
     """
 
     runner: str = option(
         "auto",
         "what runs the model: auto is Parlay's decoder, or transformers where it has to be; llama.cpp runs GGUF files "
-        "through llama-cpp-python",
+        "through llama-cpp-python, mlx runs folders through mlx-lm",
         choices=RUNNERS,
     )
     dtype: str = option("auto", "number type of the weights", choices=("auto", *DTYPES, "half", "float"))

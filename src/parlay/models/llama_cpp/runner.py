@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from parlay.models.llama_cpp.context import BatchRow, Context, Decoded
-from parlay.models.reserving import ReservingRunner
+from parlay.models.reserving import ReservingRunner, TakenForGood, refuse
 from parlay.types import NO_SKIP, Exactness, OutOfRoom, Output, Runner, RunnerSpec, Segment, Skip, trees
 
 _ROOT = -1
@@ -47,7 +47,7 @@ class _Sequence:
         return self.cached + len(segment.pending) - 1 + depth
 
 
-class LlamaCppRunner(ReservingRunner[_Sequence], Runner):
+class LlamaCppRunner(TakenForGood, ReservingRunner[_Sequence], Runner):
     """A runner over a context of llama.cpp. No prefixes are shared between sequences, but for copies by `fork`."""
 
     def __init__(self, context: Context, *, name: str, longest: int | None = None, capacity: int | None = None) -> None:
@@ -58,7 +58,6 @@ class LlamaCppRunner(ReservingRunner[_Sequence], Runner):
         self._context, self._windows = context, facts.windows
         self._free = list(reversed(range(facts.sequences)))
         self.held = facts.cells * facts.cell_bytes
-        """Bytes of all cells, which llama.cpp has taken for good."""
         self._spec = RunnerSpec(
             name=name,
             vocab_size=facts.vocab_size,
@@ -77,17 +76,6 @@ class LlamaCppRunner(ReservingRunner[_Sequence], Runner):
     def spec(self) -> RunnerSpec:
         return self._spec
 
-    @property
-    def spare(self) -> int:
-        """Nothing of its memory can be given to others."""
-        return 0
-
-    def drop_spare(self) -> bool:
-        return False
-
-    def drop_used(self) -> bool:
-        return False
-
     def open(self, sequence: int, tokens: Sequence[int], salt: str = "") -> int:
         """Begin a sequence; nothing is ever cached already. Raises OutOfRoom where llama.cpp has no more sequences."""
         self._begin(sequence)
@@ -99,8 +87,17 @@ class LlamaCppRunner(ReservingRunner[_Sequence], Runner):
         Raises ValueError for what this runner can't do: skip sub-layers, read features, run cached tokens again, or
         give hidden states other than those that the LM head reads.
         """
+        untapped = [tap for tap in taps if tap != self._spec.num_layers]
         for segment in segments:
-            self._refuse(segment, skip, taps)
+            step = self._sequences[segment.sequence].step
+            refuse(
+                self._spec.name,
+                "llama.cpp",
+                segment,
+                skip,
+                step.segment if step is not None else None,
+                untapped=untapped,
+            )
         parts: list[list[BatchRow] | Decoded] = []
         for segment in segments:
             rows = self._planned(segment)
@@ -184,25 +181,6 @@ class LlamaCppRunner(ReservingRunner[_Sequence], Runner):
         self._free += numbers
 
     # ------------------------------------------------------------------------------------------------------ forwards
-
-    def _refuse(self, segment: Segment, skip: Skip, taps: Sequence[int]) -> None:
-        asked = {
-            "skip sub-layers": bool(skip),
-            "read features": segment.features is not None,
-            "run cached tokens again": segment.base < 0,
-            "let rows see each other": segment.together > 0,
-            "move rows to other positions": bool(segment.places),
-            "hide tokens or round weights": segment.approximate,
-            "run an adapter": segment.adapter is not None or segment.mask_adapter is not None,
-            f"give the hidden states of layers {list(taps)}": any(tap != self._spec.num_layers for tap in taps),
-        }
-        if what := next((what for what, wanted in asked.items() if wanted), None):
-            raise ValueError(f"{self._spec.name} runs through llama.cpp, which can't {what} here")
-        step = self._sequences[segment.sequence].step
-        if segment.base > 0 and (step is None or not segment.follows(step.segment)):
-            raise ValueError(
-                f"sequence {segment.sequence}: its last forward left no {segment.base} rows: run them again"
-            )
 
     def _planned(self, segment: Segment) -> list[BatchRow] | None:
         """Lay out the rows that run; None where llama.cpp has too few sequences for the leaves."""

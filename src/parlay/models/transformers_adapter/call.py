@@ -14,43 +14,10 @@ from transformers import Cache, DynamicCache, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin, DynamicLayer, LinearAttentionCacheLayerMixin
 
 from parlay.models.config import UnsupportedModel
-from parlay.types import NO_TREE, Segment, Tree, trees
+from parlay.models.slots import CallRows
 
 CACHE_ARGUMENTS = ("cache", "past_key_values", "cache_params")
 """Names of the cache among the arguments of a forward: of transformers 5.24, of earlier ones, of recurrent models."""
-
-
-@dataclass(frozen=True, slots=True)
-class CallRows:
-    """Rows of one sequence after ``cached`` tokens: ``pending`` ones, then a tree. Rows before ``base`` have run."""
-
-    pending: tuple[int, ...]
-    cached: int
-    tree: Tree = NO_TREE
-    base: int = 0
-
-    @staticmethod
-    def of(segment: Segment, cached: int) -> CallRows:
-        return CallRows(segment.pending, cached, segment.tree, segment.base)
-
-    @property
-    def tokens(self) -> tuple[int, ...]:
-        """Token ids of the rows that run."""
-        return (*self.pending, *self.tree.tokens)[self.base :]
-
-    @property
-    def positions(self) -> list[int]:
-        """Positions of the rows that run."""
-        root = self.cached + len(self.pending) - 1
-        return [*range(self.cached, root + 1), *(root + depth for depth in trees.depths(self.tree))][self.base :]
-
-    def visible(self) -> Tensor:
-        """``[rows, all rows]``: True where a row that runs sees a row, pending ones first."""
-        pending, count = len(self.pending), len(self.pending) + len(self.tree)
-        seen = torch.ones(count, count, dtype=torch.bool).tril()
-        if self.tree:
-            seen[pending:, pending:] = torch.tensor(trees.visibility(self.tree))
-        return seen[self.base :]
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,9 @@ from torch import Tensor
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 from transformers import PreTrainedModel
 
+from parlay.models.slots import IDLE, SlotRows
 from parlay.models.transformers_adapter.call import ModelCall
-from parlay.models.transformers_adapter.slots import IDLE, SlotPool
+from parlay.models.transformers_adapter.slots import TransformersPool
 from parlay.system.user_cache import user_cache
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
@@ -46,6 +47,18 @@ class FlatRows:
     positions_N: Tensor
     slots_N: Tensor
     mask_NK: Tensor
+
+    @staticmethod
+    def of(rows: SlotRows, dtype: torch.dtype, device: torch.device) -> FlatRows:
+        """The same rows, as a model of this type reads them: its lowest number where a row sees no slot."""
+        seen_NK = rows.seen_NK.to(device)
+        mask_NK = torch.zeros(seen_NK.shape, dtype=dtype, device=device)
+        return FlatRows(
+            torch.tensor(rows.ids, device=device),
+            torch.tensor(rows.positions, device=device),
+            torch.tensor(rows.slots, device=device),
+            mask_NK.masked_fill_(~seen_NK, torch.finfo(dtype).min),
+        )
 
     def __len__(self) -> int:
         return len(self.ids_N)
@@ -98,7 +111,7 @@ class CompiledCall:
     def __init__(
         self,
         call: ModelCall,
-        pool: SlotPool,
+        pool: TransformersPool,
         *,
         backend: str = "inductor",
         clock: Callable[[], float] = time.perf_counter,

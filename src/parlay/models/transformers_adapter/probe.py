@@ -11,7 +11,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from parlay.models.config import UnsupportedModel
-from parlay.models.transformers_adapter.call import CallRows, ModelCall, copied, rows_selectable
+from parlay.models.slots import CallRows
+from parlay.models.transformers_adapter.call import ModelCall, copied, rows_selectable
 from parlay.types import Tree
 
 _BRANCHED = Tree(tokens=(5, 7, 6, 7), parents=(-1, -1, 0, 1))

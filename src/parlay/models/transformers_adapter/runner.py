@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-from parlay.models.reserving import UNBOUNDED, ReservingRunner
+from parlay.models.reserving import UNBOUNDED, ReservingRunner, refuse
+from parlay.models.slots import CallRows
 from parlay.models.transformers_adapter.call import (
     CallResult,
-    CallRows,
     ModelCall,
     copied,
     join,
@@ -28,6 +28,7 @@ from parlay.models.transformers_adapter.probe import Ability, ability
 from parlay.system.threads import torch_on_all
 from parlay.types import NO_SKIP, Exactness, Output, Runner, RunnerSpec, Segment, Skip, trees
 
+THROUGH = "transformers"
 _BATCHED_ROWS = 32
 """Segments of at most so many rows run as one padded batch; longer ones run alone, where padding would cost more."""
 
@@ -90,7 +91,7 @@ class AdapterRunner(ReservingRunner[_Sequence], Runner):
         """
         for segment in segments:
             step = self._sequences[segment.sequence].step
-            refuse(self._call.name, segment, skip, step.segment if step is not None else None)
+            refuse(self._call.name, THROUGH, segment, skip, step.segment if step is not None else None)
         together = [segment for segment in segments if self._can_batch(segment)] if len(segments) > 1 else []
         results = self._run_batch(together, bool(taps)) if len(together) > 1 else {}
         for segment in segments:
@@ -234,21 +235,6 @@ def spec_of(call: ModelCall, found: Ability, name: str, how: str = "") -> Runner
         kernels=f"transformers {call.name}, {config._attn_implementation}: {found.reason}{how}",
         eos_ids=_eos_ids(model),
     )
-
-
-def refuse(name: str, segment: Segment, skip: Skip, last: Segment | None) -> None:
-    """Raises ValueError for a segment that no runner over transformers can run after its sequence's ``last`` one."""
-    asked = {
-        "skip sub-layers": bool(skip),
-        "read features": segment.features is not None,
-        "run cached tokens again": segment.base < 0,
-        "let rows see each other": segment.together > 0,
-        "move rows to other positions": bool(segment.places),
-    }
-    if what := next((what for what, wanted in asked.items() if wanted), None):
-        raise ValueError(f"{name} runs through transformers, which can't {what} here")
-    if segment.base > 0 and (last is None or not segment.follows(last)):
-        raise ValueError(f"sequence {segment.sequence}: its last forward left no {segment.base} rows: run them again")
 
 
 def _eos_ids(model: PreTrainedModel) -> tuple[int, ...]:
