@@ -28,7 +28,7 @@ from parlay.models.loading import load_tensors, load_tokenizer, load_weights, re
 from parlay.models.native import NativeRunner
 from parlay.models.random_decoder import save_decoder
 from parlay.models.rope import cosines_and_sines
-from parlay.models.torch_ops.decoder import build_layer
+from parlay.models.torch_ops.packing import build_layer
 from parlay.models.weights.formats import Format
 from parlay.models.weights.fused import as_tensor
 from parlay.models.weights.stored import StoredTensor

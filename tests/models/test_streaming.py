@@ -282,7 +282,7 @@ def test_a_full_disk_is_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_who_can_not_stream_says_so(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    with pytest.raises(UnsupportedModel, match="layers are read from disk for the CPU, not for meta"):
+    with pytest.raises(UnsupportedModel, match="layers are streamed for CPUs and CUDA devices, not meta"):
         opened("parlay-mini", 10, LoadOptions(device="meta"))
     with pytest.raises(UsageError, match="for one model alone"):
         LLM("parlay-mini", memory="weights=9MB", ensemble="parlay-mini")

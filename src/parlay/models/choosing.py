@@ -16,6 +16,7 @@ from parlay.models.compiled.weights import Packed
 from parlay.models.config import DecoderConfig, UnsupportedModel
 from parlay.models.forward import WHOLE, Forward, Part
 from parlay.models.torch_ops.eager import EagerForward
+from parlay.models.torch_ops.streaming import CudaLane
 from parlay.models.weights.fused import Operand
 
 _log = logging.getLogger(__name__)
@@ -49,8 +50,8 @@ def choose_forward(
 ) -> tuple[Forward, str]:
     """The compiled decoder where it runs, else torch's operators; and which it is, and why, in one line.
 
-    Weights beyond ``room`` are read from disk in every forward. Raises UnsupportedModel where that was asked for, and
-    torch's operators would run.
+    Weights beyond ``room`` are read from disk in every forward, on a CUDA device from the host's memory. Raises
+    UnsupportedModel where that was asked for, and torch's operators would run on a CPU.
     """
     if device.type == "cpu":
         try:
@@ -71,7 +72,8 @@ def choose_forward(
         raise CacheRefused(cached, f"only the compiled decoder has it, which is for CPUs, not {device.type}")
     else:
         why = ""
-    eager = EagerForward(config, weights, dtype, device, part)
+    streaming = (room, CudaLane(device)) if room is not None and device.type == "cuda" else None
+    eager = EagerForward(config, weights, dtype, device, part, streaming=streaming)
     return eager, f"{eager.kernels.reason}{why}"
 
 

@@ -82,7 +82,7 @@ class Kernels:
 
     ``pages``: which layers share pages. ``cache_lanes`` and ``spread`` are those of their cache's `CacheShape`.
     ``part``: sizes of the part of the model that runs here; None: all of it does. ``in_flight``: how many forwards may
-    be under way at once, ``streamed_bytes`` what each of them reads from disk.
+    be under way at once, ``streamed_bytes`` what each of them reads from disk or the host's memory.
     """
 
     exactness: Exactness

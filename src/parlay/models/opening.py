@@ -166,12 +166,13 @@ def _weight_room(
 ) -> WeightRoom | None:
     """How much memory the weights may take, where that is said, or may be too little; None: they will fit.
 
-    Models that draft are loaded whole. Raises UnsupportedModel on a device that can't read layers from disk.
+    Models that draft are loaded whole. On a CUDA device weights have a bound where it is said. Raises UnsupportedModel
+    on a device that can't stream layers.
     """
     said = None if budget is None else budget.weights
-    if said is not None and options.device != "cpu":
+    if said is not None and options.device not in ("cpu", "cuda"):
         raise UnsupportedModel(
-            f"memory weights={said}: layers are read from disk for the CPU, not for {options.device}: leave it out"
+            f"memory weights={said}: layers are streamed for CPUs and CUDA devices, not {options.device}: leave it out"
         )
     identity = partial(_identity, found, options)
     if said is not None:

@@ -55,7 +55,7 @@ class RunnerSpec:
     in_flight: int = 1
     """How many forwards may be under way at once: see `Runner.begin`."""
     streamed_bytes: int = 0
-    """Bytes of layers that every forward reads from disk, which takes about as long for many rows as for one."""
+    """Bytes of layers that every forward reads from disk or from the host, as quickly for many rows as for one."""
 
     @property
     def promised(self) -> Exactness:

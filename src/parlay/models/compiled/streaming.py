@@ -73,6 +73,20 @@ class WeightRoom:
     name: str
     identity: Callable[[], str]
 
+    def split(self, sizes: Sequence[int], resident: int) -> LayerSplit:
+        """Choose the layers that stay, of layers of these sizes, beside ``resident`` bytes that do in any case.
+
+        Raises ParlayError where the room does not hold the least that works.
+        """
+        split = split_layers(sizes, self.bytes - resident)
+        if split is None:
+            least, all_of_it = resident + least_room(sizes), resident + sum(sizes)
+            raise ParlayError(
+                f"weights of {self.name} in {format_bytes(self.bytes)} of memory: they take {format_bytes(all_of_it)}, "
+                f"and at least {format_bytes(least)} of it must be there; allow {least} bytes or more"
+            )
+        return split
+
 
 class PackedLayer(NamedTuple):
     """One layer laid out in some memory, and the calls that fill that."""
@@ -281,14 +295,7 @@ class LayersOnDisk:
         self._core, self._lay_out, self._room = core, lay_out, room
         laid = [(arena := RegionArena(), lay_out(layer, arena)) for layer in range(layers)]
         self._sizes = [arena.taken + -arena.taken % _BLOCK for arena, _ in laid]
-        split = split_layers(self._sizes, room.bytes - resident)
-        if split is None:
-            least, all_of_it = resident + least_room(self._sizes), resident + sum(self._sizes)
-            raise ParlayError(
-                f"weights of {room.name} in {format_bytes(room.bytes)} of memory: they take {format_bytes(all_of_it)}, "
-                f"and at least {format_bytes(least)} of it must be there; allow {least} bytes or more"
-            )
-        self.split, self._resident = split, resident
+        self.split, self._resident = room.split(self._sizes, resident), resident
         shapes = [(each.kind, each.inputs, each.outputs) for _, (layer, _) in laid for each in linears_of(layer)]
         self._form = hashlib.sha256(repr(shapes).encode()).hexdigest()[:16]
 

@@ -23,9 +23,10 @@ from parlay.models.gguf.metadata import gguf_form
 from parlay.models.gguf.weights import gguf_name
 from parlay.models.torch_ops.attention_form import AttentionKind, LayerRopes
 from parlay.models.torch_ops.attention_masked import MaskedAttention
-from parlay.models.torch_ops.decoder import DecoderLayer, EagerDecoder, build_layer
+from parlay.models.torch_ops.decoder import DecoderLayer, EagerDecoder
 from parlay.models.torch_ops.linear import MIN_ROWS, Linear, RecordedLinear
 from parlay.models.torch_ops.mlp import GatedMlp, MixtureMlp
+from parlay.models.torch_ops.packing import build_layer
 from parlay.models.torch_ops.step_rows import uncached
 from parlay.models.weights.fused import rows_of
 from parlay.models.weights.regrouped import matrices_in

@@ -18,7 +18,7 @@ from torch import Tensor
 from parlay.models.config import DecoderConfig
 from parlay.models.gguf.importance import ReadText, Sums, embedded, recorded, run_layer
 from parlay.models.pruning.patterns import Pattern
-from parlay.models.torch_ops.decoder import build_layer
+from parlay.models.torch_ops.packing import build_layer
 from parlay.models.weights.fused import as_tensor
 from parlay.models.weights.regrouped import matrices_in
 from parlay.models.weights.shapes import Weight

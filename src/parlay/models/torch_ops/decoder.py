@@ -5,30 +5,20 @@ Rows of all sequences lie in one matrix ``[N, H]``; only attention knows whose t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from parlay.models.config import Activation, DecoderConfig, LayerForm
+from parlay.models.config import Activation
 from parlay.models.forward import Group, SegmentFeatures, Taps
-from parlay.models.rope import interleave
 from parlay.models.torch_ops.adapters import NO_ADAPTERS, OUT, QKV, RowAdapters
 from parlay.models.torch_ops.attention import Attend
 from parlay.models.torch_ops.attention_form import Heads, capped
-from parlay.models.torch_ops.linear import Linear, SummedLinear, pack
+from parlay.models.torch_ops.linear import Linear, SummedLinear, moved
 from parlay.models.torch_ops.mlp import GatedMlp, MixtureMlp, MlpBesideExperts, gated_product
-from parlay.models.weights.fused import (
-    ExpertWeights,
-    FusedWeights,
-    GatedWeights,
-    LayerWeights,
-    Operand,
-    PerLayerInputs,
-    as_tensor,
-)
 from parlay.types import Skip
 
 
@@ -104,6 +94,17 @@ class DecoderLayer:
     per_layer: PerLayerProducts | None = None
     out_scale: float = 1.0
 
+    def with_weights(self, move: Callable[[Tensor], Tensor]) -> DecoderLayer:
+        """Make the same layer with what ``move`` makes of each matrix, but for those of norms and routers."""
+        last = self.per_layer
+        return replace(
+            self,
+            qkv=moved(self.qkv, move),
+            attention_out=moved(self.attention_out, move),
+            mlp=self.mlp.with_weights(move),
+            per_layer=last and replace(last, gate=moved(last.gate, move), out=moved(last.out, move)),
+        )
+
     def add(self, hidden_NH: Tensor, given_NH: Tensor, half: int) -> None:
         """Add what attention (0) or feed-forward (1) gives, normed and scaled where the layer does so."""
         if self.residual_scale != 1:
@@ -143,6 +144,17 @@ class EagerDecoder:
     embedding_scale: float = 1.0
     logit_cap: float = 0.0
     per_layer: PerLayerEmbedding | None = None
+    in_order: Callable[[Sequence[DecoderLayer]], Iterator[tuple[int, DecoderLayer]]] = enumerate
+    """How to go through the layers, of which some may be on their way to the device."""
+    streamed_bytes: int = 0
+    """Bytes of layers that every forward copies there."""
+
+    @property
+    def resident_bytes(self) -> int:
+        """Bytes of embeddings and head, which never leave the device."""
+        extra = 0 if self.per_layer is None else self.per_layer.embedding.nbytes
+        head = self.head.in_features * self.head.out_features * self.head.dtype.itemsize
+        return self.embedding.nbytes + head + extra
 
     def embed(self, ids_N: Tensor) -> Tensor:
         """The rows' embeddings ``[N, H]``, in memory of their own."""
@@ -179,7 +191,7 @@ class EagerDecoder:
         kinds = {layer.heads for layer in self.layers}
         mixed = {heads: hidden_NH.new_zeros(len(hidden_NH), heads.num_heads * heads.head_dim) for heads in kinds}
         attends = plan(mixed)
-        for index, layer in enumerate(self.layers):
+        for index, layer in self.in_order(self.layers):
             _join(hidden_NH, [given for given in joining if given.features.join and given.features.join.layer == index])
             taps.take(index, hidden_NH)
             if ("attention", index) not in skip:
@@ -240,146 +252,3 @@ def _join(hidden_NH: Tensor, joining: Sequence[SegmentFeatures]) -> None:
         for row, (anchor, given_H) in enumerate(zip(anchors, features.rows_KH.to(hidden_NH.device), strict=True)):
             state_H = hidden_NH[anchor].float()  # one by one: rows must not depend on each other
             hidden_NH[first + row] = (given_H + state_H + (down_RH @ state_H) @ up_RH).to(hidden_NH.dtype)
-
-
-def build(
-    config: DecoderConfig, weights: Mapping[str, Operand], dtype: torch.dtype, device: torch.device
-) -> EagerDecoder:
-    """Pack a checkpoint's weights (Hugging Face names) for `EagerDecoder`."""
-    compute = torch.float64 if dtype == torch.float64 else torch.float32
-    fused = FusedWeights(config, weights, compute)
-    packer = _Packer(config, dtype, compute, device)
-    return EagerDecoder(
-        compute=compute,
-        embedding=packer.tensor(fused.embedding).clone(),  # no mapped file, which somebody may cut short
-        layers=tuple(packer.layer(fused.layer(index), form) for index, form in enumerate(config.forms)),
-        norm=packer.any_norm(fused.final_norm),
-        head=pack(packer.tensor(fused.head), None),
-        beside_norm=packer.any_norm(fused.beside_norm),
-        raw_tap=config.head is not None,
-        embedding_scale=config.embedding_scale,
-        logit_cap=config.logit_cap,
-        per_layer=packer.per_layer(fused.per_layer),
-    )
-
-
-def build_layer(config: DecoderConfig, weights: Mapping[str, Operand], index: int) -> DecoderLayer:
-    """Pack one layer alone, in float32."""
-    fused = FusedWeights(config, weights, torch.float32)
-    packer = _Packer(config, torch.float32, torch.float32, torch.device("cpu"))
-    return packer.layer(fused.layer(index), config.forms[index])
-
-
-@dataclass(frozen=True, slots=True)
-class _Packer:
-    """Puts weights into the dtype, the device and the order in which `EagerDecoder` reads them."""
-
-    config: DecoderConfig
-    dtype: torch.dtype
-    compute: torch.dtype
-    device: torch.device
-
-    def layer(self, weights: LayerWeights, form: LayerForm) -> DecoderLayer:
-        out_norms, mlp, last = weights.out_norms, weights.mlp, weights.per_layer
-        heads = Heads(self.config.num_heads, *self.config.heads_of(form))
-        biases = weights.qkv_bias
-        bias = None if biases is None else self._paired(biases, heads).to(self.device, self.dtype)
-        return DecoderLayer(
-            heads=heads,
-            attention_norm=self.any_norm(weights.attention_norm),
-            qkv=pack(self._paired([self.tensor(part) for part in weights.qkv], heads), bias),
-            qk_norm=self._qk_norms(weights, form, heads),
-            attention_out=pack(self.tensor(weights.attention_out), self._bias(weights.attention_out_bias)),
-            mlp_norm=self.any_norm(weights.mlp_norm),
-            mlp=self._gated(mlp, form.activation) if isinstance(mlp, GatedWeights) else self._mixture(mlp, form),
-            out_norms=None if out_norms is None else (self._norm(out_norms[0]), self._norm(out_norms[1])),
-            residual_scale=form.residual_scale,
-            sinks=None if weights.sinks is None else weights.sinks.to(self.device),
-            out_scale=weights.out_scale,
-            per_layer=None
-            if last is None
-            else PerLayerProducts(
-                gate=pack(self.tensor(last.gate), None),
-                out=pack(self.tensor(last.out), None),
-                norm=self._norm(last.norm),
-                activation=form.activation,
-            ),
-        )
-
-    def per_layer(self, inputs: PerLayerInputs | None) -> PerLayerEmbedding | None:
-        """Make what gives each layer numbers of its own, if they read such."""
-        if inputs is None:
-            return None
-        floor = torch.tensor(inputs.floor**0.5, dtype=self.compute, device=self.device)
-        return PerLayerEmbedding(
-            embedding=self.tensor(inputs.embedding).clone(),  # no mapped file, as above
-            projection=pack(self.tensor(inputs.projection), None),
-            norm=PrescaledRmsNorm(floor, inputs.norm.to(self.device)),
-            scale=inputs.scale,
-        )
-
-    def _gated(self, weights: GatedWeights, activation: Activation) -> GatedMlp:
-        gate, up, down = (self._bias(bias) for bias in weights.biases)
-        gate_up = None if gate is None or up is None else torch.cat((gate, up))
-        return GatedMlp(
-            gate_up=pack(torch.cat((self.tensor(weights.gate), self.tensor(weights.up))), gate_up),
-            down=pack(self.tensor(weights.down), down),
-            activation=activation,
-        )
-
-    def _mixture(self, weights: ExpertWeights, form: LayerForm) -> MixtureMlp | MlpBesideExperts:
-        mixture, beside = self._experts(weights, form), weights.beside
-        if beside is None:
-            return mixture
-        return MlpBesideExperts(
-            self._gated(beside.dense, form.activation),
-            replace(mixture, scales=beside.scales.to(self.device)),
-            self._norm(beside.router_norm),
-            self._norm(beside.experts_norm),
-            self._norm(beside.dense_out_norm),
-            self._norm(beside.experts_out_norm),
-        )
-
-    def _experts(self, weights: ExpertWeights, form: LayerForm) -> MixtureMlp:
-        assert form.experts is not None, "its weights are experts"
-        router = as_tensor(weights.router, self.compute).to(self.device)
-        bias = None if weights.router_bias is None else weights.router_bias.to(self.device, self.compute)
-        return MixtureMlp(
-            form=form.experts,
-            router=pack(router, bias),
-            experts=tuple(self._gated(expert, form.activation) for expert in weights.experts),
-            shared=None if weights.shared is None else self._gated(weights.shared, form.activation),
-            choice_bias=None if weights.choice_bias is None else weights.choice_bias.to(self.device),
-        )
-
-    def _bias(self, bias_O: Tensor | None) -> Tensor | None:
-        return None if bias_O is None else bias_O.to(self.device, self.dtype)
-
-    def tensor(self, weight: Operand) -> Tensor:
-        return as_tensor(weight, self.dtype).to(self.device)
-
-    def any_norm(self, weight: Tensor | None) -> PrescaledRmsNorm | None:
-        """Make the norm of ``weight`` ``[n]``, if there is one."""
-        return None if weight is None else self._norm(weight)
-
-    def _norm(self, weight: Tensor) -> PrescaledRmsNorm:
-        """Make the norm of ``weight`` ``[n]`` or ``[heads, n]``."""
-        floor = (weight.shape[-1] * self.config.rms_norm_eps) ** 0.5
-        return PrescaledRmsNorm(torch.tensor(floor, dtype=self.compute, device=self.device), weight.to(self.device))
-
-    def _paired(self, parts: Sequence[Tensor], heads: Heads) -> Tensor:
-        """Query, key and value rows ``[heads * D, ...]`` as one; the first two are put in the order of rotations."""
-        turned = [interleave(part, heads.head_dim) for part in parts[:2]]
-        return torch.cat([*turned, *parts[2:]])
-
-    def _qk_norms(self, weights: LayerWeights, form: LayerForm, heads: Heads) -> tuple[PrescaledRmsNorm, ...]:
-        if weights.qk_norm is None:
-            return ()
-        parts = [interleave(part, heads.head_dim) for part in weights.qk_norm]
-        if form.wide_qk_norm:
-            return tuple(self._norm(part) for part in parts)
-        counts = (heads.num_heads, heads.num_kv_heads)
-        each = [part.expand(count, -1) for part, count in zip(parts, counts, strict=False)]
-        if form.value_norm and form.keys_of is None:
-            each.append(torch.full_like(parts[0], heads.head_dim**0.5).expand(heads.num_kv_heads, -1))
-        return (self._norm(torch.cat(each)),)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from parlay.cache import Rows
+from parlay.models.compiled.streaming import WeightRoom
 from parlay.models.config import DecoderConfig, UnsupportedModel
 from parlay.models.forward import (
     WHOLE,
@@ -36,10 +37,11 @@ from parlay.models.torch_ops.attention_form import (
     prefix_of,
 )
 from parlay.models.torch_ops.attention_masked import MaskedAttention
-from parlay.models.torch_ops.decoder import build
 from parlay.models.torch_ops.kernels import Judgement, judge
 from parlay.models.torch_ops.linear import padded
+from parlay.models.torch_ops.packing import build
 from parlay.models.torch_ops.step_rows import step_rows
+from parlay.models.torch_ops.streaming import Lane, Mark
 from parlay.models.triton_ops.choosing import paged_attention
 from parlay.models.triton_ops.row_table import PlacedRows
 from parlay.models.weights.fused import Operand, stored_as
@@ -62,16 +64,18 @@ class EagerForward(Forward):
         part: Part = WHOLE,
         *,
         paged: bool = True,
+        streaming: tuple[WeightRoom, Lane[Mark]] | None = None,
     ) -> None:
         """Raises UnsupportedModel for a part with some of the layers or keys: these need the compiled decoder.
 
-        ``paged``: whether Triton's kernels may attend.
+        ``paged``: whether Triton's kernels may attend. ``streaming``: the room for weights on the device, and what
+        copies those beyond it there. Raises ParlayError where the least that works does not fit.
         """
         if part.states or part.context is not None:
             split = "pipeline" if part.states else "context"
             raise UnsupportedModel(f"{split} parallelism needs the compiled decoder, and torch's operators decode here")
         self._config, self._dtype = config, dtype
-        decoder = build(config, weights, dtype, device)
+        decoder = build(config, weights, dtype, device, streaming)
         stored = stored_as(weights)
         self._decoder = decoder if part.group is None else decoder.summed(part.group)
         self._part = part
@@ -87,12 +91,18 @@ class EagerForward(Forward):
         self._ngrams: NgramTable | None = None
         pages = LayerPages.of(config) if part == WHOLE else LayerPages.alike(config.num_layers)
         self._prefixes: WeakKeyDictionary[Prefix, tuple[Tensor, Tensor]] = WeakKeyDictionary()
+        reasons = [
+            judged.reason,
+            stored and f"{stored} weights as they are in that dtype",
+            decoder.streamed_bytes and "layers copied from the host's memory in every forward",
+        ]
         self._kernels = Kernels(
             exactness=judged.exactness,
-            reason=f"{judged.reason}; {stored} weights as they are in that dtype" if stored else judged.reason,
+            reason="; ".join(filter(None, reasons)),
             cache_dtype=dtype if judged.form is None else decoder.compute,
             pages=pages,
             part=None if part == WHOLE else config,
+            streamed_bytes=decoder.streamed_bytes,
         )
 
     def _attend_by(

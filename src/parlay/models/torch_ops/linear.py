@@ -6,6 +6,8 @@ torch: where it is missing, or refuses a dtype, `F.linear` takes its place, and 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -64,6 +66,10 @@ class PlainLinear:
     def __call__(self, x_NI: Tensor) -> Tensor:
         return F.linear(x_NI, self._weight, self._bias)
 
+    def with_weight(self, move: Callable[[Tensor], Tensor]) -> PlainLinear:
+        """Make the same product with what ``move`` makes of its weight."""
+        return PlainLinear(move(self._weight), self._bias)
+
 
 class _WrappedLinear:
     """A linear of the shape and dtype of another, which it calls."""
@@ -113,6 +119,12 @@ def summed(own_NO: Tensor, group: Group) -> Tensor:
 
 Linear = PackedLinear | PlainLinear | SummedLinear | RecordedLinear
 """``[N, I] -> [N, O]``: N rows, I inputs, O outputs. Callers give at least `MIN_ROWS` rows."""
+
+
+def moved(linear: Linear, move: Callable[[Tensor], Tensor]) -> PlainLinear:
+    """Make the same product with what ``move`` makes of its weight. Only such over a plain matrix can be moved."""
+    assert isinstance(linear, PlainLinear), f"{type(linear).__name__} has its weight in a layout of its own"
+    return linear.with_weight(move)
 
 
 def pack(weight_OI: Tensor, bias_O: Tensor | None = None) -> Linear:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 from operator import itemgetter
@@ -16,7 +16,7 @@ from parlay.models.config import Activation, Experts
 from parlay.models.forward import Group
 from parlay.models.torch_ops.adapters import DOWN, GATE_UP, RowAdapters
 from parlay.models.torch_ops.attention_form import SERIAL
-from parlay.models.torch_ops.linear import Linear, padded, summed
+from parlay.models.torch_ops.linear import Linear, moved, padded, summed
 
 _LIMIT, _STEEPNESS = 7.0, 1.702
 """Of gpt-oss's activation."""
@@ -34,6 +34,10 @@ class GatedMlp:
     def linears(self) -> Sequence[Linear]:
         """All products of the feed-forward."""
         return (self.gate_up, self.down)
+
+    def with_weights(self, move: Callable[[Tensor], Tensor]) -> GatedMlp:
+        """Make the same with what ``move`` makes of each matrix."""
+        return replace(self, gate_up=moved(self.gate_up, move), down=moved(self.down, move))
 
     def __call__(self, x_NH: Tensor, adapters: RowAdapters, layer: int, expert: int | None = None) -> Tensor:
         """``[N, H]``, of two rows or more; to both products is added what adapters of the layer or expert add."""
@@ -66,6 +70,11 @@ class MixtureMlp:
         """All products of the feed-forward, those of one expert for all."""
         shared = () if self.shared is None else self.shared.linears
         return (self.router, *self.experts[0].linears, *shared)
+
+    def with_weights(self, move: Callable[[Tensor], Tensor]) -> MixtureMlp:
+        """Make the same with what ``move`` makes of each matrix, but for the router's."""
+        shared = None if self.shared is None else self.shared.with_weights(move)
+        return replace(self, experts=tuple(each.with_weights(move) for each in self.experts), shared=shared)
 
     def __call__(self, x_NH: Tensor, adapters: RowAdapters, layer: int, routed_NH: Tensor | None = None) -> Tensor:
         """``[N, H]``, of two rows or more; with what adapters add to experts. The router may read other numbers."""
@@ -147,6 +156,10 @@ class MlpBesideExperts:
     def linears(self) -> Sequence[Linear]:
         """All products of both, those of one expert for all."""
         return (*self.dense.linears, *self.mixture.linears)
+
+    def with_weights(self, move: Callable[[Tensor], Tensor]) -> MlpBesideExperts:
+        """Make the same with what ``move`` makes of each matrix, but for the router's."""
+        return replace(self, dense=self.dense.with_weights(move), mixture=self.mixture.with_weights(move))
 
     def __call__(self, hidden_NH: Tensor, x_NH: Tensor, adapters: RowAdapters, layer: int) -> Tensor:
         """``[N, H]`` of hidden states, which are normed in ``x_NH`` for the feed-forward."""

@@ -1,0 +1,211 @@
+"""Layers that don't fit on a device: the host's memory has them, and every forward copies them, ahead of computing.
+
+A layer is copied on a stream beside the one that computes, into one of two buffers, while another layer computes from
+the other one. A copy waits until the buffer's last layer has been computed, and a layer until it has been copied.
+Copies go round: at the end of a forward those for the next one are on their way.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, NamedTuple, Protocol, Self, TypeVar
+
+import torch
+from torch import Tensor
+
+from parlay.cache.budget import format_bytes
+from parlay.models.compiled.streaming import WeightRoom
+from parlay.types import ParlayError
+from parlay.types.layer_split import BUFFERS, LayerSplit
+
+_log = logging.getLogger(__name__)
+
+_ALIGNED = 256
+"""Matrices begin at multiples of so many bytes."""
+
+Mark = TypeVar("Mark")
+"""A place in a stream's work, which another stream can wait for."""
+
+
+class Lane(Protocol[Mark]):
+    """A stream for copies beside the one that computes."""
+
+    def host_memory(self, size: int) -> Tensor:
+        """Take so many bytes of the host's memory, ``[size]`` uint8, from which the device can copy by itself."""
+        ...
+
+    def copy(self, to_B: Tensor, from_B: Tensor, after: Mark) -> Mark:
+        """Begin to copy once the computing stream has come to ``after``; the mark is behind the copy."""
+        ...
+
+    def wait(self, copied: Mark) -> None:
+        """Let the computing stream wait for a copy before what it is given from now on."""
+        ...
+
+    def computed(self) -> Mark:
+        """Mark the end of what the computing stream has been given so far."""
+        ...
+
+
+class CudaLane(Lane[torch.cuda.Event]):
+    """A stream of a CUDA device. It has never run on one."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._stream = device, torch.cuda.Stream(device)
+
+    def host_memory(self, size: int) -> Tensor:
+        """Raises ParlayError where the system pins no more memory."""
+        try:
+            return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+        except RuntimeError as error:
+            raise ParlayError(
+                f"{size} bytes of the host's memory can't be pinned ({str(error).splitlines()[0]}): free some, or allow"
+                " the weights more of the device's memory"
+            ) from None
+
+    def copy(self, to_B: Tensor, from_B: Tensor, after: torch.cuda.Event) -> torch.cuda.Event:
+        self._stream.wait_event(after)
+        with torch.cuda.stream(self._stream):
+            to_B.copy_(from_B, non_blocking=True)
+        copied = torch.cuda.Event()
+        copied.record(self._stream)
+        return copied
+
+    def wait(self, copied: torch.cuda.Event) -> None:
+        torch.cuda.current_stream(self._device).wait_event(copied)
+
+    def computed(self) -> torch.cuda.Event:
+        mark = torch.cuda.Event()
+        mark.record(torch.cuda.current_stream(self._device))
+        return mark
+
+
+class Movable(Protocol):
+    """A layer, whose matrices can lie elsewhere."""
+
+    def with_weights(self, move: Callable[[Tensor], Tensor]) -> Self:
+        """Make the same layer with what ``move`` makes of each matrix, always in the same order."""
+        ...
+
+
+_Layer = TypeVar("_Layer", bound=Movable)
+
+
+@dataclass(slots=True)
+class _Region:
+    """Hands out parts of some memory one after another; without memory it counts."""
+
+    memory_B: Tensor | None = None
+    taken: int = 0
+
+    def place(self, like_OI: Tensor) -> Tensor:
+        """Return a part of the shape and type of a matrix."""
+        size = like_OI.nbytes
+        begin, self.taken = self.taken, self.taken + size + -size % _ALIGNED
+        if self.memory_B is None:
+            return like_OI
+        return self.memory_B[begin : begin + size].view(like_OI.dtype).view(like_OI.shape)
+
+    def filled(self, like_OI: Tensor) -> Tensor:
+        """Return a part that holds the numbers of a matrix."""
+        return self.place(like_OI).copy_(like_OI)
+
+
+class _HostLayer(NamedTuple, Generic[_Layer]):
+    """A layer whose matrices lie one after another in the host's memory."""
+
+    layer: _Layer
+    memory_B: Tensor
+
+    @staticmethod
+    def of(layer: _Layer, lane: Lane[Mark]) -> _HostLayer[_Layer]:
+        size = _Region()
+        layer.with_weights(size.place)
+        memory_B = lane.host_memory(size.taken)
+        return _HostLayer(layer.with_weights(_Region(memory_B).filled), memory_B)
+
+
+class LayerCopies(Generic[Mark]):
+    """Copies the streamed layers of a model, ``images`` by number, into ``buffers``, in order and round and round."""
+
+    def __init__(
+        self, split: LayerSplit, images: Mapping[int, Tensor], buffers: Sequence[Tensor], lane: Lane[Mark]
+    ) -> None:
+        self.split, self._images, self._buffers, self._lane = split, images, buffers, lane
+        self._numbers = {layer: number for number, layer in enumerate(split.streamed)}
+        self._free, self._next = set(range(BUFFERS)), 0
+        self._coming: deque[tuple[int, Mark]] = deque()
+        """Layers whose copies have begun, in order, and the ends of these."""
+
+    def in_order(self, layers: Sequence[_Layer]) -> Iterator[tuple[int, _Layer]]:
+        """Yield the layers of a forward with their numbers; each is there until the next one is asked for."""
+        if [layer for layer, _ in self._coming] != list(self.split.streamed[:BUFFERS]):
+            self._begin_anew()
+        for index, layer in enumerate(layers):
+            if index not in self._numbers:
+                yield index, layer
+                continue
+            coming, copied = self._coming.popleft()
+            assert coming == index, "layers are computed in their order"
+            self._lane.wait(copied)
+            yield index, layer
+            self._free.add(self._numbers[index] % BUFFERS)
+            self._copy_ahead()
+
+    def _begin_anew(self) -> None:
+        """Begin with the first layer, whatever a forward that failed has left in the buffers."""
+        self._coming.clear()
+        self._free, self._next = set(range(BUFFERS)), 0
+        self._copy_ahead()
+
+    def _copy_ahead(self) -> None:
+        """Begin to copy the next layers into buffers that are free once the computing stream has done its work so far.
+
+        Where the number of layers is odd, the last and the first share a buffer, and the latter comes after the former.
+        """
+        while (place := self._next % BUFFERS) in self._free:
+            self._free.remove(place)
+            layer = self.split.streamed[self._next]
+            image_B = self._images[layer]
+            copied = self._lane.copy(self._buffers[place][: len(image_B)], image_B, self._lane.computed())
+            self._coming.append((layer, copied))
+            self._next = (self._next + 1) % len(self.split.streamed)
+
+
+class PlacedLayers(NamedTuple, Generic[_Layer]):
+    """The layers of a model, some of which read their matrices from buffers, and how to go through them in order."""
+
+    layers: tuple[_Layer, ...]
+    in_order: Callable[[Sequence[_Layer]], Iterator[tuple[int, _Layer]]]
+    split: LayerSplit
+
+
+def place_layers(
+    layers: Iterable[_Layer], room: WeightRoom, resident: int, lane: Lane[Mark], device: torch.device
+) -> PlacedLayers[_Layer]:
+    """Keep as many layers on the device as the room holds beside ``resident`` bytes, and the others with the host.
+
+    Layers are asked for one by one, and each may be on the device until the next one is. Raises ParlayError where the
+    room does not hold the least that works, or the host's memory not the layers.
+    """
+    hosts = [_HostLayer.of(layer, lane) for layer in layers]
+    split = room.split([len(host.memory_B) for host in hosts], resident)
+    buffers = [torch.zeros(split.buffer_bytes, dtype=torch.uint8, device=device) for _ in range(BUFFERS)]
+    places = {layer: buffers[number % BUFFERS] for number, layer in enumerate(split.streamed)}
+    places |= {layer: hosts[layer].memory_B.to(device, copy=True) for layer in split.pinned}
+    placed = tuple(host.layer.with_weights(_Region(places[layer]).place) for layer, host in enumerate(hosts))
+    if not split.streamed:
+        return PlacedLayers(placed, enumerate, split)
+    _log.warning(
+        "%s does not fit into %s of the device's memory: every forward copies %s of its layers there, %d of %d",
+        room.name,
+        format_bytes(room.bytes),
+        format_bytes(split.streamed_bytes),
+        len(split.streamed),
+        len(hosts),
+    )
+    copies = LayerCopies(split, {layer: hosts[layer].memory_B for layer in split.streamed}, buffers, lane)
+    return PlacedLayers(placed, copies.in_order, split)
