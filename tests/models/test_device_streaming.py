@@ -19,7 +19,8 @@ from parlay.models.compiled.streaming import WeightRoom
 from parlay.models.config import DecoderConfig
 from parlay.models.native import NativeRunner
 from parlay.models.torch_ops.eager import EagerForward
-from parlay.models.torch_ops.streaming import Lane, LayerCopies
+from parlay.models.torch_ops.experts import ExpertShelf
+from parlay.models.torch_ops.streaming import HostLayer, Lane, LayerCopies
 from parlay.models.weights.fused import Operand
 from parlay.options import LoadOptions
 from parlay.testing.checkpoints import save_random
@@ -199,7 +200,7 @@ def logits(runner: NativeRunner) -> Tensor:
         runner.release(0)
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma4-e", "gemma4-moe"])
+@pytest.mark.parametrize("family", ["llama", "gemma4-e"])
 @pytest.mark.parametrize("late", [False, True], ids=["early", "late"])
 def test_logits_are_those_of_a_model_on_the_device(family: str, late: bool, tmp_path: Path) -> None:
     save_random(family, tmp_path)
@@ -210,6 +211,70 @@ def test_logits_are_those_of_a_model_on_the_device(family: str, late: bool, tmp_
     before = lane.bytes
     assert torch.equal(logits(runner), expected)
     assert lane.bytes - before == 3 * runner.spec.streamed_bytes, "each forward copies each layer once"
+
+
+@pytest.mark.parametrize("family", ["gemma4-moe", "mixtral", "qwen2-moe", "gpt-oss"])
+@pytest.mark.parametrize("late", [False, True], ids=["early", "late"])
+def test_experts_come_when_rows_choose_them(family: str, late: bool, tmp_path: Path) -> None:
+    """With two slots, with some, and with one for each expert, after which nothing is copied any more."""
+    save_random(family, tmp_path)
+    expected, room = logits(opened(tmp_path)), least(tmp_path)
+    copied, each = [], expert_bytes(opened(tmp_path, room))
+    for more in (0, 4, 1 << 20):
+        lane = Host(late)
+        runner = opened(tmp_path, room + more * each, lane)
+        assert torch.equal(logits(runner), expected)
+        before = lane.bytes
+        assert torch.equal(logits(runner), expected)
+        copied.append(lane.bytes - before)
+    assert copied[0] > copied[1] > copied[2] == 0
+    assert runner.spec.streamed_bytes == 0
+
+
+def test_a_row_reads_the_experts_that_it_chose(tmp_path: Path) -> None:
+    save_random("gemma4-moe", tmp_path)  # 2 of 6 experts in each layer
+    lane = Host()
+    runner = opened(tmp_path, least(tmp_path), lane)
+    runner.open(0, TEXT[:1])
+    assert runner.reserve(0, 1)
+    runner.forward([Segment(0, TEXT[:1])])
+    assert lane.bytes == 2 * runner.spec.num_layers * expert_bytes(runner)
+
+
+def expert_bytes(runner: NativeRunner) -> int:
+    shelf = runner._forward._decoder.layers[-1].mixture.shelf  # type: ignore[attr-defined]
+    (size,) = {len(host.memory_B) for host in shelf._experts.values()}
+    assert isinstance(size, int)
+    return size
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_expert_is_overwritten_before_it_is_computed_nor_read_before_it_is_copied(seed: int) -> None:
+    chance = random.Random(seed)
+    count, numbers = chance.randint(2, 8), 6
+    lane = Clocks(chance, (0.1, chance.choice([0.5, 5.0])), (0.1, chance.choice([0.5, 5.0])))
+    slots = [torch.zeros(8, dtype=torch.uint8) for _ in range(count)]
+    experts = {
+        (layer, number): HostLayer(_Layer(number), torch.tensor([layer, number] * 4, dtype=torch.uint8))
+        for layer in range(3)
+        for number in range(numbers)
+    }
+    shelf: Any = ExpertShelf(experts, slots, lane)  # type: ignore[arg-type]
+    reads: list[tuple[int, float, float]] = []
+    for layer in [*range(3)] * 6:
+        chosen = sorted(chance.sample(range(numbers), chance.randint(1, numbers)))
+        found = []
+        for expert in shelf.in_order(layer, chosen):
+            found.append(expert.number)
+            span = lane.compute()
+            place = slots[shelf._held[layer, expert.number][0]].data_ptr()
+            copied = [end for at, _, end in lane.copies if at == place and end <= span[0]]
+            assert copied, "an expert is computed before it is copied"
+            reads.append((place, *span))
+        assert found == chosen
+    for place, begin, end in reads:
+        overlapping = [copy for copy in lane.copies if copy[0] == place and copy[1] < end and begin < copy[2]]
+        assert not overlapping, "a copy overwrites what is being read"
 
 
 def test_the_budget_holds_what_is_on_the_device(tmp_path: Path) -> None:

@@ -94,6 +94,19 @@ class DecoderLayer:
     per_layer: PerLayerProducts | None = None
     out_scale: float = 1.0
 
+    @property
+    def mixture(self) -> MixtureMlp | None:
+        """Its experts, if it has some."""
+        if isinstance(self.mlp, MlpBesideExperts):
+            return self.mlp.mixture
+        return self.mlp if isinstance(self.mlp, MixtureMlp) else None
+
+    def with_mixture(self, mixture: MixtureMlp) -> DecoderLayer:
+        """Make the same layer with other experts."""
+        if isinstance(self.mlp, MlpBesideExperts):
+            return replace(self, mlp=replace(self.mlp, mixture=mixture))
+        return replace(self, mlp=mixture)
+
     def with_weights(self, move: Callable[[Tensor], Tensor]) -> DecoderLayer:
         """Make the same layer with what ``move`` makes of each matrix, but for those of norms and routers."""
         last = self.per_layer
@@ -179,6 +192,7 @@ class EagerDecoder:
         numbers_NLP: Tensor | None = None,
         joining: Sequence[SegmentFeatures] = (),
         adapters: RowAdapters = NO_ADAPTERS,
+        count: int | None = None,
     ) -> Tensor:
         """Hidden states after the last layer ``[N, H]``. Those that enter the tapped layers go to ``taps``.
 
@@ -186,7 +200,7 @@ class EagerDecoder:
         attention with such heads writes to, and returns how each sequence attends. The sub-layers of ``skip`` do not
         run. ``embedded_NH`` is for decoders with a ``beside_norm``, ``numbers_NLP`` for those with ``per_layer``. Rows
         of ``joining`` run in all layers; what they are before their own is never seen. ``adapters`` are those of the
-        rows.
+        rows. Rows from ``count`` on fill a product up. They are as the first one, so that they choose its experts.
         """
         kinds = {layer.heads for layer in self.layers}
         mixed = {heads: hidden_NH.new_zeros(len(hidden_NH), heads.num_heads * heads.head_dim) for heads in kinds}
@@ -199,6 +213,7 @@ class EagerDecoder:
                 for attend in attends:
                     attend(index, qkv)
                 own = mixed[layer.heads]
+                own[len(own) if count is None else count :] = own[0]
                 given = layer.attention_out(own)
                 adapters.add((index, None, OUT), own, given)
                 layer.add(hidden_NH, given, 0)

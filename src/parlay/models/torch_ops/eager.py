@@ -91,14 +91,14 @@ class EagerForward(Forward):
         self._ngrams: NgramTable | None = None
         pages = LayerPages.of(config) if part == WHOLE else LayerPages.alike(config.num_layers)
         self._prefixes: WeakKeyDictionary[Prefix, tuple[Tensor, Tensor]] = WeakKeyDictionary()
-        reasons = [
-            judged.reason,
-            stored and f"{stored} weights as they are in that dtype",
-            decoder.streamed_bytes and "layers copied from the host's memory in every forward",
-        ]
+        reasons = [judged.reason]
+        if stored:
+            reasons.append(f"{stored} weights as they are in that dtype")
+        if decoder.streamed_bytes:
+            reasons.append("weights copied from the host's memory in every forward")
         self._kernels = Kernels(
             exactness=judged.exactness,
-            reason="; ".join(filter(None, reasons)),
+            reason="; ".join(reasons),
             cache_dtype=dtype if judged.form is None else decoder.compute,
             pages=pages,
             part=None if part == WHOLE else config,
@@ -161,6 +161,7 @@ class EagerForward(Forward):
                 numbers_NLP=numbers,
                 joining=work.features,
                 adapters=adapters,
+                count=len(ids),
             )
             normed = last in work.taps and not self._decoder.raw_tap
             if last in work.taps:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 from operator import itemgetter
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -49,12 +50,21 @@ class GatedMlp:
         return given_NH
 
 
+class Shelf(Protocol):
+    """Holds experts of which not all are on the device."""
+
+    def in_order(self, layer: int, chosen: Sequence[int]) -> Iterator[GatedMlp]:
+        """Yield the chosen experts of a layer; each is there until the next one is asked for."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class MixtureMlp:
     """Experts, each run for the rows that chose it. What they give a row is summed in the order of their numbers.
 
     So what a row gets does not depend on the rows that share its experts. ``router`` computes in float32, or float64.
-    With a ``group``, each of its processes has some units of every expert.
+    With a ``group``, each of its processes has some units of every expert. With a ``shelf``, those that run come from
+    there.
     """
 
     form: Experts
@@ -64,6 +74,7 @@ class MixtureMlp:
     choice_bias: Tensor | None = None
     scales: Tensor | None = None
     group: Group | None = None
+    shelf: Shelf | None = None
 
     @property
     def linears(self) -> Sequence[Linear]:
@@ -82,9 +93,11 @@ class MixtureMlp:
         weights_NK, chosen_NK = self._choose(logits_NE[:, : self.form.count])
         if self.scales is not None:
             weights_NK = weights_NK * self.scales[chosen_NK]
-        result_NH = torch.zeros_like(x_NH)
-        for expert, rows, (rows_R, places_R) in _by_expert(chosen_NK):
-            given_RH = self._run(expert, x_NH[rows_R], adapters.chosen(rows), layer)
+        result_NH, runs = torch.zeros_like(x_NH), list(_by_expert(chosen_NK))
+        chosen = [expert for expert, _, _ in runs]
+        experts = map(self.experts.__getitem__, chosen) if self.shelf is None else self.shelf.in_order(layer, chosen)
+        for (number, rows, (rows_R, places_R)), expert in zip(runs, experts, strict=True):
+            given_RH = _run(expert, x_NH[rows_R], adapters.chosen(rows), layer, number)
             result_NH[rows_R] += given_RH.mul_(weights_NK[rows_R, places_R, None].to(given_RH.dtype))
         if self.shared is not None:
             given_NH = self.shared(x_NH, adapters, layer, self.form.count)
@@ -93,12 +106,6 @@ class MixtureMlp:
                 given_NH = given_NH.mul_(gates_N1.to(given_NH.dtype))
             result_NH += given_NH
         return result_NH if self.group is None else summed(result_NH, self.group)
-
-    def _run(self, expert: int, x_RH: Tensor, adapters: RowAdapters, layer: int) -> Tensor:
-        """Run an expert for so many rows ``x_RH``, one or more: products take a padded number of them."""
-        count = len(x_RH)
-        filled = F.pad(x_RH, (0, 0, 0, padded(count) - count))
-        return self.experts[expert](filled, adapters, layer, expert)[:count]
 
     def _choose(self, logits_NE: Tensor) -> tuple[Tensor, Tensor]:
         """Weights and numbers of the experts of each row, ``[N, K]`` each."""
@@ -124,6 +131,13 @@ class MixtureMlp:
         if self.form.normalized:
             weights_NK = weights_NK / (weights_NK.sum(-1, keepdim=True) + 1e-20)
         return weights_NK * self.form.scale, chosen_NK
+
+
+def _run(expert: GatedMlp, x_RH: Tensor, adapters: RowAdapters, layer: int, number: int) -> Tensor:
+    """Run an expert for so many rows ``x_RH``, one or more: products take a padded number of them."""
+    count = len(x_RH)
+    filled = F.pad(x_RH, (0, 0, 0, padded(count) - count))
+    return expert(filled, adapters, layer, number)[:count]
 
 
 def _by_expert(chosen_NK: Tensor) -> Iterator[tuple[int, Sequence[int], Tensor]]:

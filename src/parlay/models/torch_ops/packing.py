@@ -19,6 +19,7 @@ from parlay.models.torch_ops.decoder import (
     PerLayerProducts,
     PrescaledRmsNorm,
 )
+from parlay.models.torch_ops.experts import place_experts
 from parlay.models.torch_ops.linear import pack
 from parlay.models.torch_ops.mlp import GatedMlp, MixtureMlp, MlpBesideExperts
 from parlay.models.torch_ops.streaming import Lane, Mark, place_layers
@@ -64,8 +65,9 @@ def build(
     if streaming is None:
         return replace(bare, layers=tuple(layers))
     room, lane = streaming
-    placed = place_layers(layers, room, bare.resident_bytes, lane, device)
-    return replace(bare, layers=placed.layers, in_order=placed.in_order, streamed_bytes=placed.split.streamed_bytes)
+    place = place_experts if any(form.experts is not None for form in config.forms) else place_layers
+    placed = place(layers, room, bare.resident_bytes, lane, device)
+    return replace(bare, layers=placed.layers, in_order=placed.in_order, streamed_bytes=placed.streamed_bytes)
 
 
 def build_layer(config: DecoderConfig, weights: Mapping[str, Operand], index: int) -> DecoderLayer:

@@ -54,7 +54,7 @@ class CudaLane(Lane[torch.cuda.Event]):
     """A stream of a CUDA device. It has never run on one."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device, self._stream = device, torch.cuda.Stream(device)
+        self._device, self._stream = device, torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def host_memory(self, size: int) -> Tensor:
         """Raises ParlayError where the system pins no more memory."""
@@ -70,7 +70,7 @@ class CudaLane(Lane[torch.cuda.Event]):
         self._stream.wait_event(after)
         with torch.cuda.stream(self._stream):
             to_B.copy_(from_B, non_blocking=True)
-        copied = torch.cuda.Event()
+        copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
         copied.record(self._stream)
         return copied
 
@@ -78,7 +78,7 @@ class CudaLane(Lane[torch.cuda.Event]):
         torch.cuda.current_stream(self._device).wait_event(copied)
 
     def computed(self) -> torch.cuda.Event:
-        mark = torch.cuda.Event()
+        mark = torch.cuda.Event()  # type: ignore[no-untyped-call]
         mark.record(torch.cuda.current_stream(self._device))
         return mark
 
@@ -95,7 +95,7 @@ _Layer = TypeVar("_Layer", bound=Movable)
 
 
 @dataclass(slots=True)
-class _Region:
+class Region:
     """Hands out parts of some memory one after another; without memory it counts."""
 
     memory_B: Tensor | None = None
@@ -114,18 +114,18 @@ class _Region:
         return self.place(like_OI).copy_(like_OI)
 
 
-class _HostLayer(NamedTuple, Generic[_Layer]):
+class HostLayer(NamedTuple, Generic[_Layer]):
     """A layer whose matrices lie one after another in the host's memory."""
 
     layer: _Layer
     memory_B: Tensor
 
     @staticmethod
-    def of(layer: _Layer, lane: Lane[Mark]) -> _HostLayer[_Layer]:
-        size = _Region()
+    def of(layer: _Layer, lane: Lane[Mark]) -> HostLayer[_Layer]:
+        size = Region()
         layer.with_weights(size.place)
         memory_B = lane.host_memory(size.taken)
-        return _HostLayer(layer.with_weights(_Region(memory_B).filled), memory_B)
+        return HostLayer(layer.with_weights(Region(memory_B).filled), memory_B)
 
 
 class LayerCopies(Generic[Mark]):
@@ -180,7 +180,7 @@ class PlacedLayers(NamedTuple, Generic[_Layer]):
 
     layers: tuple[_Layer, ...]
     in_order: Callable[[Sequence[_Layer]], Iterator[tuple[int, _Layer]]]
-    split: LayerSplit
+    streamed_bytes: int
 
 
 def place_layers(
@@ -191,14 +191,14 @@ def place_layers(
     Layers are asked for one by one, and each may be on the device until the next one is. Raises ParlayError where the
     room does not hold the least that works, or the host's memory not the layers.
     """
-    hosts = [_HostLayer.of(layer, lane) for layer in layers]
+    hosts = [HostLayer.of(layer, lane) for layer in layers]
     split = room.split([len(host.memory_B) for host in hosts], resident)
     buffers = [torch.zeros(split.buffer_bytes, dtype=torch.uint8, device=device) for _ in range(BUFFERS)]
     places = {layer: buffers[number % BUFFERS] for number, layer in enumerate(split.streamed)}
     places |= {layer: hosts[layer].memory_B.to(device, copy=True) for layer in split.pinned}
-    placed = tuple(host.layer.with_weights(_Region(places[layer]).place) for layer, host in enumerate(hosts))
+    placed = tuple(host.layer.with_weights(Region(places[layer]).place) for layer, host in enumerate(hosts))
     if not split.streamed:
-        return PlacedLayers(placed, enumerate, split)
+        return PlacedLayers(placed, enumerate, 0)
     _log.warning(
         "%s does not fit into %s of the device's memory: every forward copies %s of its layers there, %d of %d",
         room.name,
@@ -208,4 +208,4 @@ def place_layers(
         len(hosts),
     )
     copies = LayerCopies(split, {layer: hosts[layer].memory_B for layer in split.streamed}, buffers, lane)
-    return PlacedLayers(placed, copies.in_order, split)
+    return PlacedLayers(placed, copies.in_order, split.streamed_bytes)
