@@ -87,7 +87,7 @@ class TokenRoom:
 
 
 class TakenForGood:
-    """What a budget asks of a runner whose runtime has its memory for good: ``held`` bytes."""
+    """The answers to a budget of a runner whose runtime has its memory for good: ``held`` bytes."""
 
     held: int
 

@@ -37,7 +37,7 @@ _BARE_ROWS = 32
 
 
 class MlxFacts(NamedTuple):
-    """What config.json and a first forward say. ``tapped``: of which layers hidden states can be had."""
+    """Facts from config.json and a first forward. ``tapped``: of which layers hidden states can be had."""
 
     vocab_size: int
     hidden_size: int
@@ -187,9 +187,7 @@ class MlxModel:
         out_BNV = self._model(mx.array([rows.ids[part]]), cache=self.pool.layers)
         chosen = [out_BNV[0][mx.array(list(wanted))]] if wanted else []
         states = [self._taps[tap].state_BNH[0] for tap in taps]
-        mx.eval(
-            *chosen, *states, *self.pool.arrays()
-        )  # what nobody reads, the head of rows without logits too, never runs
+        mx.eval(*chosen, *states, *self.pool.arrays())  # the head of rows without logits never runs
         for tap in self._taps.values():
             tap.state_BNH = None
         empty_NV = torch.empty(0, out_BNV.shape[-1])

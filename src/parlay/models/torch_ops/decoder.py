@@ -96,7 +96,7 @@ class DecoderLayer:
 
     @property
     def mixture(self) -> MixtureMlp | None:
-        """Its experts, if it has some."""
+        """Experts, if it has some."""
         if isinstance(self.mlp, MlpBesideExperts):
             return self.mlp.mixture
         return self.mlp if isinstance(self.mlp, MixtureMlp) else None
