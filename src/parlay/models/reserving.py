@@ -1,4 +1,4 @@
-"""What runners over foreign runtimes have in common: room counted in tokens, and what none of them can do."""
+"""Room counted in tokens, and options refused: shared by the runners over foreign runtimes."""
 
 from __future__ import annotations
 
