@@ -1,14 +1,15 @@
 """Experts that don't fit on a device: the host's memory has all of them, and those are copied that rows have chosen.
 
-A layer's router runs first, so that only its rows' experts are needed. They are copied into slots, which all layers
-share, and stay there until others need the room: the one used longest ago goes first (Eliseev and Mazur 2023, "Fast
-Inference of Mixture-of-Experts Language Models with Offloading"). While one is computed, the next ones are copied.
+A layer's router runs first, so that only its rows' experts are needed. They are copied into slots and stay there until
+others of their layer need the room: the one used longest ago goes first (Eliseev and Mazur 2023, "Fast Inference of
+Mixture-of-Experts Language Models with Offloading"). Each layer has its share of the slots, because with one order for
+all of them a layer's experts would be gone whenever its turn comes. While one is computed, the next ones are copied.
 """
 
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Generic, NamedTuple
@@ -47,6 +48,7 @@ class ExpertShelf(Shelf, Generic[Mark]):
         self._held: OrderedDict[Expert, tuple[int, Mark]] = OrderedDict()
         """Experts by last use, with their slots and the ends of their copies."""
         self._unused = list(range(len(slots)))
+        self._share = len(slots) / len({layer for layer, _ in experts})
         self._computed: dict[int, Mark] = {}
         """By slot, what the computing stream must have done before it is overwritten."""
 
@@ -79,14 +81,19 @@ class ExpertShelf(Shelf, Generic[Mark]):
             left.popleft()
 
     def _free_slot(self, left: deque[Expert], waiting: set[Expert]) -> int | None:
-        """An unused slot, else that of the expert used longest ago; of one that is needed, where there is no other."""
+        """An unused slot, else that of the expert used longest ago of layers with more than their share.
+
+        One that is needed later goes only where none waits that will be done with before.
+        """
         if self._unused:
             return self._unused.pop(0)
-        others = [expert for expert in self._held if expert not in waiting]
-        if not others:
+        counts = Counter(layer for layer, _ in self._held)
+        counts[left[0][0]] += 1  # the one that will come
+        done = [expert for expert in self._held if expert not in waiting and expert not in left]
+        rich = [expert for expert in done if counts[expert[0]] > self._share] or done
+        if not rich and waiting:
             return None
-        needed = set(left)
-        gone = next((expert for expert in others if expert not in needed), max(others))
+        gone = rich[0] if rich else max(expert for expert in self._held if expert in left)
         return self._held.pop(gone)[0]
 
 
