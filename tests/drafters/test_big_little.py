@@ -31,6 +31,7 @@ def test_without_surprise_allowed_a_greedy_text_is_the_targets_own(llm: LLM) -> 
     outputs = written(llm, "rollback.nats=0,fallback=0")
     assert [output.token_ids for output in outputs] == plain
     assert {output.exactness for output in outputs} == {"lossy"}
+    assert {output.writers for output in outputs} == {()}, "every token is the target's own choice"
 
 
 def test_a_small_model_that_is_never_sure_enough_writes_nothing(llm: LLM) -> None:

@@ -16,6 +16,7 @@ from parlay import LLM, ParlayError, RequestFailed, SamplingParams
 from parlay.llm.outputs import RequestOutputs
 from parlay.llm.vocabulary import Vocabulary
 from parlay.models.fetch.resolving import resolve
+from parlay.options import UsageError
 from parlay.types import StructuredOutputsParams
 
 PROMPT = (
@@ -349,6 +350,28 @@ def test_a_prompt_that_memory_can_not_hold_is_refused_in_one_line() -> None:
         ) as told:
             llm.generate({"prompt_token_ids": [5] * most}, SamplingParams(max_tokens=4))
         assert "\n" not in str(told.value)
+
+
+def test_a_tokenizer_of_another_vocabulary_is_refused(tmp_path: Path) -> None:
+    """Ids that stand for other letters, and more of them than the model has, would be read and written as rubbish."""
+    own = resolve("parlay-mini")
+    tokenizer = json.loads((own / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    pieces = sorted(vocabulary, key=vocabulary.__getitem__)
+    shutil.copytree(own, tmp_path / "turned")
+    turned = {piece: vocabulary[other] for piece, other in zip(pieces, reversed(pieces), strict=True)}
+    changed = {**tokenizer, "model": {**tokenizer["model"], "vocab": turned}}
+    (tmp_path / "turned" / "tokenizer.json").write_text(json.dumps(changed))
+    with pytest.raises(UsageError, match=r"turned is not the model's: token \d+ is .* in it, and .* in the model's"):
+        LLM("parlay-mini", tokenizer=str(tmp_path / "turned"))
+    shutil.copytree(own, tmp_path / "large")
+    more = [{**tokenizer["added_tokens"][0], "id": len(vocabulary) + n, "content": f"<extra {n}>"} for n in range(9)]
+    added = {**tokenizer, "added_tokens": [*tokenizer["added_tokens"], *more]}
+    (tmp_path / "large" / "tokenizer.json").write_text(json.dumps(added))
+    with pytest.raises(UsageError, match=r"large is not the model's: it has [\d,]+ tokens, and the model [\d,]+"):
+        LLM("parlay-mini", tokenizer=str(tmp_path / "large"))
+    with LLM("parlay-mini", tokenizer=str(own), dtype="float32") as llm:
+        assert llm.generate("The", SamplingParams(temperature=0, max_tokens=2))[0].chosen.token_ids
 
 
 def test_a_draft_model_with_another_tokenizer_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

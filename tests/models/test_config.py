@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -217,6 +218,22 @@ def test_values_without_sense_or_measure_are_one_clear_line(changes: dict[str, A
         read_config(written(tmp_path, LLAMA, **changes))
     assert not isinstance(caught.value, UnsupportedModel)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"hidden_size": [1]}, "hidden_size [1]: expected a whole number"),
+        ({"rope_theta": "x"}, "rope_theta x: expected a number"),
+        ({"rope_scaling": [1]}, "rope_scaling [1]: expected an object"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": {}}}, "rope_scaling.factor {}: expected a number"),
+    ],
+)
+def test_a_value_of_another_type_is_named_without_words_of_python(
+    changes: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ParlayError, match=re.escape(said)):
+        read_config(written(tmp_path, LLAMA, **changes))
 
 
 @pytest.mark.parametrize(

@@ -291,6 +291,8 @@ def test_no_matrix_gets_more_bits_than_it_has(folder: Path, tmp_path: Path) -> N
     report = written(mixed, "Q5_0", same)
     before, after = formats(mixed), formats(same)
     assert report.kept == sum(before[name] == after[name] != "F32" for name in before) > 0
+    fewer = written(mixed, "Q3_K_M", tmp_path / "fewer.gguf")
+    assert fewer.kept + fewer.fell_back <= sum(kind != "F32" for kind in before.values()), "none is counted twice"
     with pytest.raises(ParlayError, match="--to Q8_0: no matrix of this model has more bits"):
         written(mixed, "Q8_0", tmp_path / "never.gguf")
     assert not (tmp_path / "never.gguf").exists()

@@ -6,8 +6,8 @@ import pytest
 
 from parlay.models.fetch.resolving import resolve
 from parlay.models.loading import load_tokenizer
-from parlay.text.prompt_kind import FORM, KINDS, PromptClassifier, kind_of
-from parlay.types import SamplingParams, StructuredOutputsParams
+from parlay.text.prompt_kind import FORM, PromptClassifier, kind_of
+from parlay.types import KINDS, SamplingParams, StructuredOutputsParams
 
 STORY = "The harbour lay still under the moon, and nobody on the quay spoke of the ship that had not come back. " * 8
 FUNCTION = "def area(width, height):\n    return width * height\n"

@@ -186,13 +186,13 @@ def _shown(
         lower_bound(good, len(scores), floor.confidence),
         sum(scores) / len(scores),
         sum(one.outputs[0].metrics.escaped_at is not None for one in lossy),
-        _rate(lossy) / _rate(exact),
+        rate(lossy) / rate(exact),
         certified=False,
     )
 
 
-def _rate(outputs: Sequence[RequestOutput]) -> float:
-    """Tokens per second after the first step, over all answers."""
+def rate(outputs: Sequence[RequestOutput]) -> float:
+    """Count tokens per second after the first step, over all answers."""
     each = [output.outputs[0].metrics for output in outputs]
     seconds = sum(one.seconds - one.prefill_seconds for one in each)
     tokens = sum(one.completion_tokens - one.first_step_tokens for one in each)

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from parlay.bench.workloads import Item
     from parlay.certificates.quality import Quality
     from parlay.llm.llm import LLM
+    from parlay.strategies.spelling import StrategySpec
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,6 +50,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         dest="strategies",
         metavar="NAME[:KEY=VALUE,...]",
         help="lossy strategy; several are tested in this order until one fails, so name the safest first",
+    )
+    parser.add_argument(
+        "--fit",
+        type=Path,
+        metavar="FILE",
+        help="examples, other than PROMPTS, from which the thresholds of the one --strategy are learned first, for "
+        "each kind of text: those of big-little, and of rule=rollback",
+    )
+    parser.add_argument(
+        "--answer",
+        metavar="RULE",
+        help="with --fit: an example's answer is good if it comes to the exact one's, where RULE finds it: number, "
+        "boxed, or a regular expression (default: as --agreement says)",
     )
     parser.add_argument(
         "--quality",
@@ -83,6 +97,10 @@ def run(options: argparse.Namespace) -> int:
         raise ValueError(f"no folder {options.output.parent} to write {options.output.name} to: make it first")
     if [bool(options.strategies), options.small is not None, options.quality is not None].count(True) != 1:
         raise ValueError("name lossy strategies with --strategy, a file with --quality, or a model with --small")
+    if options.fit is not None and len(options.strategies) != 1:
+        raise ValueError("--fit learns the thresholds of one strategy: name it with --strategy")
+    if options.answer is not None and options.fit is None:
+        raise ValueError("--answer says which examples of --fit have good answers: add --fit FILE")
     from parlay.bench.certify import calibrate
     from parlay.bench.workloads import read_prompts
     from parlay.certificates.certificate import write
@@ -94,6 +112,8 @@ def run(options: argparse.Namespace) -> int:
     if options.small is not None:
         return _cascade(options, items, floor, params)
     with open_llm(options, chosen[0]) as llm:
+        if options.fit is not None:
+            chosen = [_fitted(options, llm, chosen[0], floor, params)]
         if found is not None:
             found.check(llm.gate.binding(), options.quality)
             chosen = [each for each in chosen if each != llm.gate.reference]
@@ -105,6 +125,32 @@ def run(options: argparse.Namespace) -> int:
     write(result.certificate, options.output)
     print(f"{options.output}: use it with --certificate {options.output} --exactness lossy:{floor}")
     return 0
+
+
+def _fitted(
+    options: argparse.Namespace, llm: LLM, strategy: StrategySpec, floor: Floor, params: SamplingParams
+) -> StrategySpec:
+    """Learn the strategy's thresholds, and print them."""
+    from parlay.bench.fitting import fit, good_by_agreement, good_by_answer
+    from parlay.bench.workloads import read_prompts
+    from parlay.text.answers import check_rule
+
+    if options.answer is not None:
+        try:
+            check_rule(options.answer)
+        except ValueError as error:
+            raise ValueError(str(error).replace("vote.answer", "--answer", 1)) from None
+    examples = [_ids(llm, item) for item in islice(read_prompts(options.fit), options.most)]
+    is_good = good_by_agreement(floor) if options.answer is None else good_by_answer(options.answer)
+    found, learned = fit(llm, examples, strategy, floor, params, is_good=is_good)
+    for one in learned:
+        fallback = "" if one.fallback is None else f"fallback {one.fallback:g}, "
+        print(
+            f"{one.kind}: {fallback}{one.nats:g} nats; {one.good} of {one.examples} answers are good, "
+            f"{one.speed:.2f} times exact decoding"
+        )
+    print(f"learned: --strategy {found}")
+    return found
 
 
 def _candidates(path: Path) -> Quality:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from parlay.strategies.spelling import StrategySpec
 
 SAMPLING_HELP = {
-    "max_tokens": "most tokens to write",
+    "max_tokens": "most tokens to write; -n is short for it, as in llama.cpp, and no number of samples",
     "temperature": "0 always takes the likeliest token; 1 samples the model's own distribution",
     "top_k": "sample among the N likeliest tokens only; 0: all",
     "top_p": "sample among the likeliest tokens that hold this much probability",

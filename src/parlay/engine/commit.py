@@ -40,7 +40,8 @@ def _writers(step: SequenceStep, sources: tuple[str, ...]) -> tuple[str, ...]:
     sequence, path, by_row = step.sequence, step.verdict.path, step.out.writers
     if sequence.canvas is not None:
         return ()
-    lossy = bool(path) and sequence.rule.exactness is Exactness.LOSSY
+    rule = sequence.rule
+    lossy = bool(path) and rule.exactness is Exactness.LOSSY and not rule.matches(sequence)
     if not by_row:
         return sources if lossy else ()
     own = tuple([by_row[row] for row in (step.root, *(step.root + 1 + node for node in path))])

@@ -17,7 +17,7 @@ from parlay.models.choosing import CacheRefused, CompileRefused
 from parlay.models.fetch.resolving import BUILT_IN_DRAFTS, resolve, resolve_tokenizer
 from parlay.models.loading import load_tokenizer, read_config
 from parlay.models.tokenizers.folder import has_tokenizer
-from parlay.options import LoadOptions
+from parlay.options import LoadOptions, UsageError
 from parlay.structured.grammars import Grammars
 from parlay.text.end_tokens import end_tokens, read_end_tokens
 from parlay.text.template_sandbox import prepare as prepare_template
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_LOOKED_AT = 200
+"""Tokens by which vocabularies are told apart: one in twenty may differ."""
 _SAMPLE = "The 12 naïve foxes (vulpes) ran;\n\tdef f(x): return x != 'über' — 数字 🙂"
 
 
@@ -98,17 +100,44 @@ def vocabulary_of(
     """The given one, if it was made for such a model; else a new one, with this tokenizer or the model's own."""
     if isinstance(given, Vocabulary) and given.fits(spec.vocab_size, spec.eos_ids, ends):
         return given
-    tokenizer = given.tokenizer if isinstance(given, Vocabulary) else _tokenizer(model, given)
+    tokenizer = given.tokenizer if isinstance(given, Vocabulary) else _tokenizer(model, given, spec.vocab_size)
     return Vocabulary(tokenizer, spec.vocab_size, spec.eos_ids, ends)
 
 
-def _tokenizer(model: str | PreTrainedModel, tokenizer: str | Tokenizer | None) -> Tokenizer | None:
+def _tokenizer(model: str | PreTrainedModel, tokenizer: str | Tokenizer | None, vocab_size: int) -> Tokenizer | None:
+    """Raises UsageError for a named one whose ids are others than the model's."""
     if tokenizer is not None and not isinstance(tokenizer, str):
         return tokenizer
-    if tokenizer is not None:
-        return load_tokenizer(resolve_tokenizer(tokenizer))
     found = resolve(model) if isinstance(model, str) else None
-    return None if found is None or (found.is_dir() and not has_tokenizer(found)) else load_tokenizer(found)
+    own = None if found is None or (found.is_dir() and not has_tokenizer(found)) else found
+    if tokenizer is None:
+        return None if own is None else load_tokenizer(own)
+    named = load_tokenizer(resolve_tokenizer(tokenizer))
+    why = _why_other(named, None if own is None else load_tokenizer(own), vocab_size)
+    if why:
+        raise UsageError(f"tokenizer {tokenizer} is not the model's: {why}; name one of the same vocabulary")
+    return named
+
+
+def _why_other(named: Tokenizer, own: Tokenizer | None, vocab_size: int) -> str:
+    """Why a tokenizer is none of the model's vocabulary, as far as can be told; empty for one that may be.
+
+    Looked at are its size, the ends and beginnings of texts, and some of the pieces all over the vocabulary. Added
+    tokens may differ.
+    """
+    if len(named) > vocab_size:
+        return f"it has {len(named):,} tokens, and the model {vocab_size:,}"
+    if own is None:
+        return ""
+    most = min(len(named), len(own))
+    ids = [most * place // _LOOKED_AT for place in range(_LOOKED_AT)]
+    differ = [token for token in ids if named.decode([token]).strip() != own.decode([token]).strip()]
+    marks = (own.eos_token_id, own.bos_token_id)
+    ends = [token for token in marks if token is not None and named.decode([token]) != own.decode([token])]
+    if len(differ) <= _LOOKED_AT // 20 and not ends:
+        return ""
+    token = (ends or differ)[0]
+    return f"token {token} is {named.decode([token])!r:.40} in it, and {own.decode([token])!r:.40} in the model's own"
 
 
 def open_draft(

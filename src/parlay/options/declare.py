@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
+import math
 import re
 import types
 import typing
@@ -13,7 +14,7 @@ from dataclasses import MISSING, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from parlay.types import ParlayError
+from parlay.types import KINDS, ParlayError
 from parlay.types.base import show_number
 
 Value = int | float | bool | str | tuple[str, ...]
@@ -188,6 +189,23 @@ def split(text: str, separator: str) -> list[str]:
         else:
             parts[-1] += character
     return [part.strip() for part in parts if part.strip()]
+
+
+def of_kinds(label: str, words: Iterable[str], high: float = math.inf) -> dict[str, float]:
+    """Read numbers for kinds of requests, spelled KIND/NUMBER. Raises UsageError, which calls the option ``label``."""
+    found: dict[str, float] = {}
+    for word in words:
+        kind, slash, number = word.partition("/")
+        if kind not in KINDS:
+            raise UsageError(f"{label}={word:.60}: {nearest(kind, KINDS)}")
+        try:
+            found[kind] = float(number)
+        except ValueError:
+            found[kind] = math.nan
+        if not slash or not 0 <= found[kind] <= high or found[kind] == math.inf:
+            most = "" if high == math.inf else f" and at most {high:g}"
+            raise UsageError(f"{label}={word:.60}: write {kind}/NUMBER, the number at least 0{most}")
+    return found
 
 
 def nearest(word: str, known: Iterable[str], listed_by: str = "") -> str:

@@ -63,6 +63,9 @@ class RollbackOptions(LossyOptions):
     """When the target takes a token back."""
 
     nats: float = option(2.0, "most surprise -log p(x) of a token that stays; the best one always does", low=0)
+    by_kind: tuple[str, ...] = option(
+        (), "other nats for kinds of requests, as maths/3+code/1; `parlay calibrate --fit` finds them"
+    )
 
 
 _RULES = (

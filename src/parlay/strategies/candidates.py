@@ -12,8 +12,7 @@ from parlay.strategies.building import build, works
 from parlay.strategies.catalogue import catalogue, find
 from parlay.strategies.entry import K
 from parlay.strategies.spelling import StrategySpec, parse
-from parlay.text.prompt_kind import KINDS
-from parlay.types import Drafter, Needs
+from parlay.types import KINDS, Drafter, Needs
 
 _HEADS, _MODELS = "heads", "model"  # families of the catalogue
 HEAD = "head"

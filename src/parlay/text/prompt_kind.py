@@ -90,7 +90,7 @@ _DIALOGUE = _rule(
 
 
 def kind_of(text: str) -> str:
-    """The kind of what a prompt asks for: one of `KINDS`, `PROSE` where no rule applies."""
+    """The kind of what a prompt asks for: one of `parlay.types.KINDS`, `PROSE` where no rule applies."""
     return next(_kinds(text), PROSE)
 
 
@@ -117,8 +117,6 @@ def _kinds(text: str) -> Iterator[str]:
     if len(text) >= _LONG:
         yield "extraction"
 
-
-KINDS = ("extraction", "edit", "code", "maths", "list", "translation", "dialogue", PROSE)
 
 _ROLES = frozenset({"system", "user", "assistant", "model", "tool", "human", "bot"})
 _READ = 128

@@ -34,7 +34,7 @@ from parlay.types.model_forms import (
     Sublayer,
 )
 from parlay.types.params import SamplingParams, ScoreBy, StructuredOutputsParams
-from parlay.types.requests import Constraint, Guidance, Layers, Request, SequenceView, StopChecker
+from parlay.types.requests import KINDS, Constraint, Guidance, Layers, Request, SequenceView, StopChecker
 from parlay.types.results import (
     NOTHING_COMMITTED,
     TARGET,
@@ -83,6 +83,7 @@ from parlay.types.tokenizer import Tokenizer
 
 __all__ = [
     "HIDDEN_STEP",
+    "KINDS",
     "NOTHING_COMMITTED",
     "NOTHING_NEEDED",
     "NOTHING_SPENT",

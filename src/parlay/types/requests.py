@@ -68,6 +68,10 @@ class Guidance:
     scale: float
 
 
+KINDS = ("extraction", "edit", "code", "maths", "list", "translation", "dialogue", "prose")
+"""What requests may ask for, as `parlay.text.prompt_kind` tells."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """One sample to decode: ids in, ids out.

@@ -98,6 +98,10 @@ class AcceptRule(Protocol):
     @property
     def kinds(self) -> frozenset[DraftKind]: ...
 
+    def matches(self, view: SequenceView) -> bool:
+        """Whether the sequence's text is plain decoding's own under this rule, whatever is drafted."""
+        ...
+
     def accept(
         self, views: Sequence[SequenceView], drafts: Sequence[Draft], logits_RV: Tensor, roots: Sequence[int]
     ) -> list[Verdict | Fault]:

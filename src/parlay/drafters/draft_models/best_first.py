@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from parlay.drafters.draft_models.draft_sequences import DraftJob, DraftSequences
 from parlay.drafters.draft_models.guesses import Guess, best_guesses
-from parlay.types import NO_DRAFT, Draft, Runner, Tree, trees
+from parlay.types import NO_DRAFT, Draft, Runner, SequenceView, Tree, trees
+
+
+@dataclass(frozen=True, slots=True)
+class LeastOf:
+    """How likely a token must be to be drafted: for requests of some kinds, and for all others."""
+
+    usual: float = 0.0
+    of_kinds: Mapping[str, float] = field(default_factory=dict)
+
+    def __call__(self, view: SequenceView) -> float:
+        return self.of_kinds.get(view.request.kind, self.usual)
 
 
 class BestChains:
@@ -24,7 +36,7 @@ class BestChains:
         min_p: float,
         ends: Container[int] = frozenset(),
         *,
-        least: float = 0.0,
+        least: LeastOf = LeastOf(),
     ) -> None:
         self._ends, self._least = ends, least
         self._runner = runner
@@ -42,7 +54,7 @@ class BestChains:
             guesses = best_guesses(out.logits_RV, [plan.view for plan in active], paths, 1)
             for plan, guess in zip(active, guesses, strict=True):
                 self._sequences.keep(plan.sequence)
-                plan.offer(len(plan.tokens) - 1, [each for each in guess if each[1] >= self._least])
+                plan.offer(len(plan.tokens) - 1, [each for each in guess if each[1] >= self._least(plan.view)])
                 plan.sequence.pending = tuple(plan.grow(1))
             active = [plan for plan in active if plan.sequence.pending and not self._whole(plan)]
         return [plan.draft(self._source) for plan in plans]

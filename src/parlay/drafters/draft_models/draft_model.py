@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from parlay.drafters.draft_models.best_first import BestChains, BestTrees
+from parlay.drafters.draft_models.best_first import BestChains, BestTrees, LeastOf
 from parlay.drafters.draft_models.draft_sequences import DraftSequences
 from parlay.drafters.draft_models.drawn_chains import DrawnChains
 from parlay.drafters.draft_models.drawn_trees import Beam, Distinct, DrawnTrees, Independent, LevelDrawer
@@ -15,7 +15,7 @@ from parlay.drafters.options import DRAFT_MODEL as SOURCE
 from parlay.drafters.resources import Resources
 from parlay.models.forward import Growth
 from parlay.models.native import NativeRunner
-from parlay.options import UsageError
+from parlay.options import UsageError, of_kinds
 from parlay.types import NO_DRAFT, Draft, Needs, Observation, SequenceView
 
 _GUESSED = ("chain", "tree")
@@ -102,7 +102,9 @@ class BigLittle(DraftModel):
     def __init__(self, resources: Resources, options: BigLittleOptions) -> None:
         runner = open_draft(BIG_LITTLE, resources, draft_name(BIG_LITTLE, resources, options.model))
         self._sequences = DraftSequences(runner)
-        self._writer = BestChains(runner, self._sequences, BIG_LITTLE, 0.0, least=options.fallback)
+        own = of_kinds(f"strategy {BIG_LITTLE}: by_kind", options.by_kind, high=1)
+        least = LeastOf(options.fallback, own)
+        self._writer = BestChains(runner, self._sequences, BIG_LITTLE, 0.0, least=least)
 
 
 def _shape(rule: str, shape: str) -> str:

@@ -32,6 +32,12 @@ _READ = (
     *("sliding_window", "use_sliding_window", "max_window_layers", "use_bidirectional_attention"),
 )
 """Keys that are read above or below for every family, or that a family without windows says nothing by."""
+_LISTS = ("layer_types", "long_factor", "short_factor", "mlp_only_layers")
+_WHOLE = re.compile(
+    r"^num_|_size$|_dim$|^n_|_experts$|_layers$|_position_embeddings$|^sliding_window$|_interval$|_freq$"
+)
+_NUMBER = re.compile(r"_eps$|theta$|factor$|scal(e|ing)$|multiplier$|cap(ping)?$|^beta_|^mscale")
+"""Names of values of config.json that are lists, whole numbers and numbers."""
 _OF_ROPE = (
     *("rope_type", "type", "rope_theta", "factor", "original_max_position_embeddings", "partial_rotary_factor"),
     *("low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim"),
@@ -78,8 +84,10 @@ def config_of(directory: Path, raw: Json, architecture: str, longest: int = 0) -
         config = _decoder(family.said(raw), family, _eos_ids(directory, raw), longest)
     except KeyError as missing:
         raise UnsupportedModel(f"{architecture}: config.json has no {missing.args[0]}") from None
-    except (TypeError, ValueError, AttributeError, ArithmeticError) as error:
-        raise ParlayError(f"{directory}: config.json is no description of a {architecture}: {error}") from None
+    except (TypeError, ValueError, AttributeError, ArithmeticError, IndexError) as error:
+        if (odd := _odd(raw)) is not None:
+            raise _wrong(f"{directory}: config.json", *odd) from None
+        raise ParlayError(f"{directory}: config.json is no description of a {architecture}{_plainly(error)}") from None
     try:
         scheme_of(directory, raw, family.quantized)
     except UnsupportedModel as reason:
@@ -179,6 +187,37 @@ def _check_experts(source: str, experts: Experts, layers: int) -> None:
     for name, size in (("experts", experts.size), ("a shared expert", experts.shared or 1)):
         if not 1 <= size <= _MOST["intermediate_size"]:
             raise _wrong(source, f"a size of {name}", size, f"at least 1 and at most {_MOST['intermediate_size']}")
+
+
+def _odd(raw: Json) -> tuple[str, object, str] | None:
+    """The first value that has another type than its name says, with that name and what was expected."""
+    for name, value in raw.items():
+        if value is None:
+            continue
+        if name in ("rope_scaling", "rope_parameters"):
+            if not isinstance(value, Mapping):
+                return name, value, "an object"
+            if (odd := _odd(value)) is not None:
+                return f"{name}.{odd[0]}", *odd[1:]
+        elif name in _LISTS and not isinstance(value, list):
+            return name, value, "a list"
+        elif _WHOLE.search(name) and not (_is_number(value) and float(value) == int(value)):
+            return name, value, "a whole number"
+        elif _NUMBER.search(name) and not (_is_number(value) or isinstance(value, list)):
+            return name, value, "a number"
+    return None
+
+
+def _plainly(error: Exception) -> str:
+    """What an error tells, without Python's own words; empty where it tells nothing else."""
+    if type(error) is not ValueError:
+        return ""
+    text = re.search(r"(?:invalid literal for int\(\).*?|could not convert string to float): (.*)", str(error))
+    return f": {text[1]} is no number" if text is not None else f": {error}"
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _wrong(source: str, name: str, value: object, expected: str) -> ParlayError:

@@ -58,7 +58,9 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A file that was written. ``formats`` counts tensors, ``fell_back`` those whose shape asked for another format."""
+    """A file that was written. ``formats`` counts tensors, ``kept`` the matrices whose blocks stayed as they were, and
+    ``fell_back`` others whose shape asked for another format.
+    """
 
     bytes: int
     bits: float
@@ -130,7 +132,8 @@ def quantize(
     mixed = Mixed(kind, config.num_layers, sharing, tied, importance is not None)
     plans = [_planned(name, weight, mixed) for name, weight in weights.items()]
     matrices = [plan for plan in plans if len(plan.shape) > 1]
-    if all(_is_kept(plan, weights[plan.name]) for plan in matrices):
+    changed = [plan for plan in matrices if not _is_kept(plan, weights[plan.name])]
+    if not changed:
         raise ParlayError(f"--to {kind.name}: no matrix of this model has more bits than that; choose a smaller type")
     ours = {"general.quantization_version": _VERSION_OF_BLOCKS, "general.file_type": kind.number}
     own = [record(key, value) for key, value in ours.items()]
@@ -147,8 +150,8 @@ def quantize(
         bytes=path.stat().st_size,
         bits=8 * sum(plan.bytes for plan in plans) / sum(plan.rows * plan.shape[-1] for plan in plans),
         formats=Counter(plan.format.name for plan in plans),
-        fell_back=sum(plan.shape[-1] % kind.usual.block != 0 for plan in matrices),
-        kept=sum(_is_kept(plan, weights[plan.name]) for plan in matrices),
+        fell_back=sum(plan.shape[-1] % kind.usual.block != 0 for plan in changed),
+        kept=len(matrices) - len(changed),
     )
 
 

@@ -34,14 +34,15 @@ class DistributionRule:
         """See `AcceptRule.accept`. Raises ValueError for a draft of a kind that the rule can't handle."""
         for draft in drafts:
             check_kind(self, draft)
-        matched = [place for place, view in enumerate(views) if self._matches(view)]
+        matched = [place for place, view in enumerate(views) if self.matches(view)]
         found = _followed(matched, views, drafts, logits_RV, roots) if matched else {}
         return [
             found[place] if place in found else self._attempt(rule_input(view, draft, logits_RV, root))
             for place, (view, draft, root) in enumerate(zip(views, drafts, roots, strict=True))
         ]
 
-    def _matches(self, view: SequenceView) -> bool:
+    def matches(self, view: SequenceView) -> bool:
+        """See `AcceptRule.matches`."""
         return self.matches_greedy and view.request.params.greedy
 
     def _attempt(self, inputs: RuleInput) -> Verdict | Fault:

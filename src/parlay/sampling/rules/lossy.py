@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
 
+from parlay.options import of_kinds
 from parlay.sampling.distributions import Vector
 from parlay.sampling.rules.distribution_rule import DistributionRule
 from parlay.sampling.rules.rule_input import RuleInput
-from parlay.types import DraftKind, Exactness, ParlayError, Verdict, trees
+from parlay.types import DraftKind, Exactness, ParlayError, SequenceView, Verdict, trees
 
 GoodEnough = Callable[[Vector], Callable[[int], bool]]
 """From a distribution to a test of its tokens: which of them pass."""
@@ -83,20 +84,33 @@ class Rollback(DistributionRule):
 
     A token passes if its cross-entropy under the target, -log p(x), is at most ``nats``, or if it is the target's best
     one: with ``nats=0`` a greedy request gets exact match, and an infinite number never rolls back. After the path
-    comes a draw from p, or the best token for a greedy request.
+    comes a draw from p, or the best token for a greedy request. ``by_kind`` has other nats for kinds of requests, each
+    as KIND/NATS. Raises UsageError for what is none of these.
     """
 
     exactness: ClassVar[Exactness] = Exactness.LOSSY
     kinds: ClassVar[frozenset[DraftKind]] = frozenset({"point"})
     matches_greedy: ClassVar[bool] = False
     nats: float = 2.0
+    by_kind: tuple[str, ...] = ()
+    _of_kinds: Mapping[str, float] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_of_kinds", of_kinds("rollback.by_kind", self.by_kind))
+
+    def matches(self, view: SequenceView) -> bool:
+        """See `AcceptRule.matches`."""
+        return view.request.params.greedy and self._nats_of(view.request.kind) == 0
+
+    def _nats_of(self, kind: str) -> float:
+        return self._of_kinds.get(kind, self.nats)
 
     def verdict(self, inputs: RuleInput) -> Verdict:
         def last_token(probs_V: Vector, level: int) -> int:
             return int(probs_V.argmax()) if inputs.greedy else inputs.rng.draw(probs_V, level)
 
         def good_enough(probs_V: Vector) -> Callable[[int], bool]:
-            least, best = math.exp(-self.nats), int(probs_V.argmax())
+            least, best = math.exp(-self._nats_of(inputs.kind)), int(probs_V.argmax())
             return lambda token: bool(probs_V[token] >= least or token == best)
 
         return longest(inputs, good_enough, last_token)
@@ -144,6 +158,10 @@ class Step(DistributionRule):
     kinds: ClassVar[frozenset[DraftKind]] = frozenset({"point"})
     matches_greedy: ClassVar[bool] = False
     nats: float = 0.4
+
+    def matches(self, view: SequenceView) -> bool:
+        """See `AcceptRule.matches`."""
+        return view.request.params.greedy and self.nats == 0
 
     def verdict(self, inputs: RuleInput) -> Verdict:
         path, laws = _first_path(inputs)

@@ -57,6 +57,7 @@ class RuleInput:
     ``target(node)`` is the target's distribution of the token after ``node`` (-1: the root), processed on the node's
     own path; it may raise ParlayError. ``drafted(node)`` is the distribution that the node itself was drawn from.
     ``greedy``: the request wants the best token, and the target's distribution tells how much better that one is.
+    ``kind`` is what it asks for, where that is known.
     """
 
     draft: Draft
@@ -64,6 +65,7 @@ class RuleInput:
     drafted: Callable[[int], Vector]
     rng: Rng
     greedy: bool = False
+    kind: str = ""
 
 
 def rule_input(view: SequenceView, draft: Draft, logits_RV: Tensor, root: int) -> RuleInput:
@@ -80,7 +82,8 @@ def rule_input(view: SequenceView, draft: Draft, logits_RV: Tensor, root: int) -
         vector: Vector = probs[node].double().cpu().numpy()
         return vector
 
-    return RuleInput(draft, target, drafted, StepRng(view.request.key, len(view.tokens)), view.request.params.greedy)
+    request, rng = view.request, StepRng(view.request.key, len(view.tokens))
+    return RuleInput(draft, target, drafted, rng, request.params.greedy, request.kind)
 
 
 class LevelRng:

@@ -22,6 +22,10 @@ class SharedNoise:
     exactness: ClassVar[Exactness] = Exactness.BITS
     kinds: ClassVar[frozenset[DraftKind]] = frozenset({"point"})
 
+    def matches(self, view: SequenceView) -> bool:
+        """See `AcceptRule.matches`."""
+        return True
+
     def accept(
         self, views: Sequence[SequenceView], drafts: Sequence[Draft], logits_RV: Tensor, roots: Sequence[int]
     ) -> list[Verdict | Fault]:

@@ -1,0 +1,172 @@
+"""Learns the thresholds of a strategy that rolls back (big-little decoding) from examples, for each kind of text.
+
+Thresholds are tried from the safest on. For each kind the fastest pair is taken with which enough of the answers to its
+examples were good. What that promises is for a certificate to say, from other prompts (`parlay.bench.certify`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from parlay.bench.certify import TOGETHER, rate
+from parlay.certificates.bounds import agreement
+from parlay.certificates.requirement import Floor
+from parlay.llm.llm import LLM
+from parlay.llm.outputs import RequestOutput
+from parlay.strategies.accept_rules import RULE
+from parlay.strategies.spelling import StrategySpec
+from parlay.system.progress import Progress, bar
+from parlay.text.answers import PatternFailed, find_answer
+from parlay.text.prompt_kind import PromptClassifier
+from parlay.types import Exactness, SamplingParams
+
+NATS = (0.5, 1.0, 2.0, 3.0, 5.0, 8.0)
+"""Tried in this order, until too many answers are no longer good. 0 is exact match for greedy requests."""
+FALLBACKS = (0.8, 0.6, 0.4, 0.2)
+LEAST_EXAMPLES = 8
+"""A kind with fewer has the thresholds of all examples together."""
+ALL = "all"
+
+Ids = tuple[int, ...]
+IsGood = Callable[[RequestOutput, RequestOutput], bool]
+"""Of an answer and the exact one: whether it is good enough."""
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """The thresholds for a kind of text: with them ``good`` of its ``examples`` had good answers, at so many times the
+    speed of exact decoding. ``fallback`` None: the strategy has none.
+    """
+
+    kind: str
+    nats: float
+    fallback: float | None
+    good: int
+    examples: int
+    speed: float
+
+
+def good_by_agreement(floor: Floor) -> IsGood:
+    """Good is what has that many tokens in common with the exact answer."""
+
+    def is_good(answer: RequestOutput, exact: RequestOutput) -> bool:
+        return agreement(answer.chosen.token_ids, exact.chosen.token_ids) >= floor.agreement
+
+    return is_good
+
+
+def good_by_answer(rule: str) -> IsGood:
+    """Good is what comes to the exact one's answer, which ``rule`` finds as in a vote, in whatever words.
+
+    Raises ValueError for a pattern that takes too much.
+    """
+
+    def is_good(answer: RequestOutput, exact: RequestOutput) -> bool:
+        try:
+            return find_answer(rule, answer.chosen.text) == find_answer(rule, exact.chosen.text)
+        except PatternFailed as error:
+            raise ValueError(f"the answer's pattern can't be used: {error}") from None
+
+    return is_good
+
+
+def fit(
+    llm: LLM,
+    prompts: Sequence[Ids],
+    strategy: StrategySpec,
+    floor: Floor,
+    params: SamplingParams,
+    *,
+    is_good: IsGood | None = None,
+    progress: Progress = None,
+) -> tuple[StrategySpec, tuple[Learned, ...]]:
+    """Return the strategy with what was learned, and that for all examples, then for each kind that has enough.
+
+    A share ``floor.floor`` of the answers must be good. Raises ValueError for a strategy whose rule is another one, and
+    where there are too few examples.
+    """
+    if strategy.settings.get(RULE) != "rollback":
+        raise ValueError(f"strategy {strategy} has no thresholds to learn: name big-little, or rule=rollback")
+    if len(set(prompts)) < LEAST_EXAMPLES:
+        raise ValueError(f"thresholds are learned from at least {LEAST_EXAMPLES} examples, and here are {len(prompts)}")
+    tried = _Trials(llm, list(dict.fromkeys(prompts)), params, is_good or good_by_agreement(floor), progress)
+    learned = tuple(_learned(tried, kind, strategy, floor.floor) for kind in tried.kinds())
+    usual, *own = learned
+    changes: dict[str, object] = {"rollback.nats": usual.nats, "rollback.by_kind": _spelled(own, "nats")}
+    if usual.fallback is not None:
+        changes |= {"fallback": usual.fallback, "by_kind": _spelled(own, "fallback")}
+    return strategy.changed(**changes), learned  # type: ignore[arg-type]
+
+
+def _spelled(learned: Sequence[Learned], name: str) -> tuple[str, ...]:
+    values = {each.kind: each.nats if name == "nats" else each.fallback for each in learned}
+    return tuple(f"{kind}/{value:g}" for kind, value in values.items() if value is not None)
+
+
+class _Trials:
+    """Answers to the examples under each setting that is asked for, decoded once, beside the exact ones."""
+
+    def __init__(
+        self, llm: LLM, prompts: Sequence[Ids], params: SamplingParams, is_good: IsGood, progress: Progress
+    ) -> None:
+        self._llm, self._prompts, self._is_good, self._progress = llm, prompts, is_good, progress
+        seed = params.seed or 0
+        self._params = [replace(params, n=1, seed=seed + place) for place in range(len(prompts))]
+        classifier = PromptClassifier(llm.tokenizer)
+        self._kinds = [classifier.of(prompt, params) for prompt in prompts]
+        self._exact = dict(enumerate(self._decoded(range(len(prompts)), None)))
+        self._found: dict[tuple[str, int], RequestOutput] = {}
+
+    def kinds(self) -> list[str]:
+        """All, and each that has enough examples."""
+        counts: Mapping[str, int] = {kind: self._kinds.count(kind) for kind in sorted(set(self._kinds))}
+        return [ALL, *(kind for kind, count in counts.items() if kind and count >= LEAST_EXAMPLES)]
+
+    def of(self, kind: str, strategy: StrategySpec) -> tuple[int, int, float]:
+        """How many answers of a kind are good, of how many, and the speed as a multiple of exact decoding's."""
+        places = [place for place, own in enumerate(self._kinds) if kind in (ALL, own)]
+        missing = [place for place in places if (str(strategy), place) not in self._found]
+        for place, output in zip(missing, self._decoded(missing, strategy), strict=True):
+            self._found[str(strategy), place] = output
+        lossy = [self._found[str(strategy), place] for place in places]
+        exact = [self._exact[place] for place in places]
+        good = sum(self._is_good(one, other) for one, other in zip(lossy, exact, strict=True))
+        return good, len(places), rate(lossy) / rate(exact)
+
+    def _decoded(self, places: Sequence[int], strategy: StrategySpec | None) -> list[RequestOutput]:
+        """All of these, a few at a time. What is exact is decoded without drafts."""
+        found: list[RequestOutput] = []
+        exactness = Exactness.SEED if strategy is None else None
+        with bar(len(places), f"Decoding {strategy or 'exactly'}", "answer", self._progress) as shown:
+            for start in range(0, len(places), TOGETHER):
+                batch = places[start : start + TOGETHER]
+                self._llm.reset_prefix_cache()
+                prompts = [list(self._prompts[place]) for place in batch]
+                own = [self._params[place] for place in batch]
+                found += self._llm.generate(prompts, own, False, strategy=strategy or "none", exactness=exactness)
+                shown.update(len(batch))
+        return found
+
+
+def _learned(tried: _Trials, kind: str, strategy: StrategySpec, floor: float) -> Learned:
+    """The fastest thresholds that keep the share of good answers: nats first, then the fallback with these."""
+    fallback = strategy.settings.get("fallback")
+    usual = float(fallback) if isinstance(fallback, int | float) else None
+    plain = strategy.changed(**{"rollback.by_kind": ()}, **({} if usual is None else {"by_kind": ()}))
+
+    def result(nats: float, least: float | None) -> Learned:
+        own = plain.changed(**{"rollback.nats": nats}, **({} if least is None else {"fallback": least}))
+        return Learned(kind, nats, least, *tried.of(kind, own))
+
+    best = result(0.0, usual)
+    for nats in NATS:
+        found = result(nats, usual)
+        if found.good < floor * found.examples:
+            break
+        best = max(best, found, key=lambda one: one.speed)
+    for least in FALLBACKS if usual is not None else ():
+        found = result(best.nats, least)
+        if found.good >= floor * found.examples:
+            best = max(best, found, key=lambda one: one.speed)
+    return best
