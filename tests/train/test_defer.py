@@ -10,7 +10,17 @@ import torch
 
 from parlay import LLM, Ensemble, ParlayError, SamplingParams
 from parlay.train.data.user_texts import TrainingText
-from parlay.train.defer import DeferTrainOptions, Rows, deferring, fit, known_to_both, marginal, threshold_of, train
+from parlay.train.defer import (
+    DeferTrainOptions,
+    Rows,
+    deferring,
+    fit,
+    known_to_both,
+    marginal,
+    parts_of,
+    threshold_of,
+    train,
+)
 
 
 def test_the_marginal_likelihood_rewards_whom_a_token_is_likelier_with() -> None:
@@ -66,6 +76,19 @@ def test_a_trained_head_opens_for_its_pair_and_writes_with_it(data: Path, tmp_pa
     with LLM(PAIR[0], ensemble=Ensemble(PAIR[1], "defer", head=str(out))) as llm:
         (output,) = llm.generate(["The harbour"], SamplingParams(temperature=0, max_tokens=6, ignore_eos=True))
         assert len(output.outputs[0].token_ids) == 6
+
+
+def test_a_document_is_in_one_part_alone() -> None:
+    """Of few documents each part is a run of texts."""
+    many = [TrainingText((1, 2), 1, place // 3) for place in range(60)]
+    parts = parts_of(many)
+    assert {len({part for text, part in zip(many, parts, strict=True) if text.document == d}) for d in range(20)} == {1}
+    assert set(parts) == set(range(10))
+    few = parts_of([TrainingText((1, 2), 1, place // 30) for place in range(60)])
+    assert few == sorted(few)
+    assert set(few) == set(range(10))
+    least = parts_of([TrainingText((1, 2), 1) for _ in range(6)])
+    assert {0, 5} < set(least), "some choose, some measure, and some are learned from"
 
 
 def test_texts_with_tokens_that_one_model_lacks_are_left_out() -> None:

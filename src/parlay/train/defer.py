@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -33,8 +33,8 @@ from parlay.types import ParlayError, Runner, Segment, Tokenizer
 
 _CHUNK, _LOGIT_ROWS = 512, 128
 """Rows of a forward without logits, and with them, which for large vocabularies take much memory."""
-_ONE_IN = 10
-"""One text in so many chooses the threshold, and one in so many measures it."""
+_PARTS = 10
+"""One part of so many chooses the threshold, and one measures it."""
 _LEAST_TEXTS = 6
 _ROUNDS, _DECAY = 40, 1e-3
 _SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -124,8 +124,11 @@ def train(options: DeferTrainOptions) -> str:
         for number, text in enumerate(texts):
             read.append(rows_of((base, assistant), text))
             done(number)
-    chosen, measured = Rows.joined(read[::_ONE_IN]), Rows.joined(read[_ONE_IN // 2 :: _ONE_IN])
-    learned = Rows.joined([rows for place, rows in enumerate(read) if place % (_ONE_IN // 2)])
+    parts = parts_of(texts)
+    chosen, measured, learned = (
+        Rows.joined([rows for rows, part in zip(read, parts, strict=True) if part in which])
+        for which in ((0,), (_PARTS // 2,), {*range(_PARTS)} - {0, _PARTS // 2})
+    )
     weight_H, bias = fit(learned, chosen)
     head = Deferral(weight_H, bias, threshold_of(deferring(chosen, weight_H, bias), chosen.logprobs_N2, options.share))
     name, said = public_name(options.model), options.licence or licence(options.model)
@@ -155,6 +158,16 @@ def known_to_both(texts: Sequence[TrainingText], tokens: int) -> list[TrainingTe
             f"{len(texts) - len(known)} of {len(texts)} texts have tokens that one of the models lacks: give others"
         )
     return known
+
+
+def parts_of(texts: Sequence[TrainingText]) -> list[int]:
+    """The part of each text, from 0 to 9. A document is in one part, so that nothing is measured on what was learned
+    from. Of few documents the parts lie behind one another, so that at most a text at their ends has both sides.
+    """
+    documents = {number: place for place, number in enumerate(dict.fromkeys(text.document for text in texts))}
+    if len(documents) >= _LEAST_TEXTS:
+        return [documents[text.document] % _PARTS for text in texts]
+    return [place * _PARTS // len(texts) for place in range(len(texts))]
 
 
 def rows_of(pair: tuple[Runner, Runner], text: TrainingText) -> Rows:
@@ -247,7 +260,7 @@ def _texts(options: DeferTrainOptions, tokenizer: Tokenizer) -> list[TrainingTex
     cut = Cut(options.longest // 2, options.longest, options.longest, options.document_tokens)
     found = encode_answers(read_user_texts(options.texts, skip_broken=options.skip_broken), tokenizer, cut)
     end = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
-    texts = [TrainingText((*text.ids, *end), text.answer) if text.answer > 1 else text for text in found]
+    texts = [replace(text, ids=(*text.ids, *end)) if text.answer > 1 else text for text in found]
     texts = [text for text in texts if len(text.ids) > text.answer]
     if len(texts) < _LEAST_TEXTS:
         raise ParlayError(f"{len(texts)} texts in {options.texts} are too few: give {_LEAST_TEXTS} or more")

@@ -87,12 +87,15 @@ def encode_user_texts(given: UserTexts, tokenizer: Tokenizer, cut: Cut) -> list[
 
 
 def encode_answers(given: UserTexts, tokenizer: Tokenizer, cut: Cut) -> list[TrainingText]:
-    """The same, where ``answer`` is the place at which a conversation's answer begins, and 1 in documents."""
+    """The same, where ``answer`` is the place at which a conversation's answer begins, and 1 in documents.
+
+    Rows of one document have one number.
+    """
     asked = _conversations(given.conversations, tokenizer, cut)
     rows = _spread(list(_rows(given.documents, tokenizer, cut.row)), cut.documents)
     if not asked and not rows:
         raise ParlayError(f"the texts given are too short: no document has {_SHORTEST} tokens")
-    return [*asked, *(TrainingText(ids, 1) for ids in rows)]
+    return [*asked, *(TrainingText(ids, 1, len(asked) + document) for document, ids in rows)]
 
 
 def _conversations(found: Sequence[PromptAndAnswer], tokenizer: Tokenizer, cut: Cut) -> list[TrainingText]:
@@ -103,22 +106,22 @@ def _conversations(found: Sequence[PromptAndAnswer], tokenizer: Tokenizer, cut: 
         prompt = words if each.framed else frame.around(words[: cut.prompt])
         answer = encode(tokenizer, each.answer, special=False)[: cut.answer]
         ids = (*prompt, *answer)[-cut.row :]
-        texts.append(TrainingText(ids, max(1, len(ids) - len(answer))))
+        texts.append(TrainingText(ids, max(1, len(ids) - len(answer)), len(texts)))
     return texts
 
 
-def _rows(documents: Sequence[str], tokenizer: Tokenizer, longest: int) -> Iterator[tuple[int, ...]]:
-    """Each begins as the tokenizer begins a text."""
+def _rows(documents: Sequence[str], tokenizer: Tokenizer, longest: int) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """Each with its document's number. It begins as the tokenizer begins a text."""
     begin = tuple(encode(tokenizer, "", special=True))
     size = longest - len(begin)
-    for ids in corpus.encode(((text, len(text)) for text in documents), tokenizer):
+    for document, ids in enumerate(corpus.encode(((text, len(text)) for text in documents), tokenizer)):
         pieces = (ids[start : start + size].tolist() for start in range(0, len(ids), size))
-        yield from ((*begin, *piece) for piece in pieces if len(piece) >= _SHORTEST)
+        yield from ((document, (*begin, *piece)) for piece in pieces if len(piece) >= _SHORTEST)
 
 
-def _spread(rows: Sequence[tuple[int, ...]], most: int) -> Sequence[tuple[int, ...]]:
+def _spread(rows: Sequence[tuple[int, tuple[int, ...]]], most: int) -> Sequence[tuple[int, tuple[int, ...]]]:
     """Pick rows evenly from all of them, as many as have ``most`` tokens together."""
-    tokens = sum(map(len, rows))
+    tokens = sum(len(ids) for _, ids in rows)
     count = max(1, len(rows) * most // tokens) if tokens > most else len(rows)
     return [rows[place * len(rows) // count] for place in range(count)]
 
@@ -148,10 +151,11 @@ _GIVEN = "texts-given-{:05d}.npz"
 
 @dataclass(frozen=True, slots=True)
 class TrainingText:
-    """One conversation as token ids; the target wrote those from ``answer`` on."""
+    """One conversation as token ids; the target wrote those from ``answer`` on. ``document`` numbers what it is from."""
 
     ids: tuple[int, ...]
     answer: int
+    document: int = 0
 
 
 def shard_path(folder: Path, number: int) -> Path:
