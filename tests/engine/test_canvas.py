@@ -22,6 +22,7 @@ from parlay.testing.toy_drafters import oracle
 from parlay.testing.toys import RandomLogits, ToyRunner
 from parlay.types import (
     Canvas,
+    CanvasLayout,
     CanvasSpec,
     Event,
     Exactness,
@@ -332,6 +333,12 @@ def test_what_can_never_run_is_refused_by_name() -> None:
         engine(runner(CanvasSpec(MASK)), max_draft_rows=8).add(request("a"), canvas(Surest()))
     with pytest.raises(ValueError, match="the cache of toy holds 19"):
         engine(runner(capacity=19)).add(request("a"), canvas(Surest()))
+    noisy = engine(runner(CanvasSpec(-1, block=6, noise=VOCAB)))
+    with pytest.raises(ValueError, match="reads places, but a canvas of toy is read as noise: choose selector=renoise"):
+        noisy.add(request("a"), canvas(Surest()))
+    formed = replace(request("a"), constraint=Maskless(ToyGrammar(MASK, length=13)))
+    with pytest.raises(ValueError, match="fills canvases of noise, which can't follow a form: leave the form out"):
+        noisy.add(formed, replace(canvas(Surest()), layout=CanvasLayout(reads="noise")))
     with pytest.raises(ValueError, match="a selector and drafters"):
         Strategy("both", DRAFTED.drafters, SharedNoise(), Plain(), selector=Surest())
 

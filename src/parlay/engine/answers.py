@@ -20,6 +20,7 @@ from parlay.types import Canvas, CanvasSpec, Decided, Ends, TokenLogprobs, Verdi
 SELECTORS: Mapping[str, str] = MappingProxyType(
     {
         "": "another selector, such as mask-predict",
+        "noise": "selector=renoise",
         "frames": "selector=ctc",
         "graph": "selector=lookahead-path, greedy-path or viterbi-path",
     }

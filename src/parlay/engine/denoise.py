@@ -19,6 +19,7 @@ from parlay.engine import answers
 from parlay.engine.sequence import Sequence as Text
 from parlay.engine.sequence_step import SequenceStep, grouped, isolated, named
 from parlay.sampling.distributions import row_logprobs, soft_distribution
+from parlay.sampling.noise import Purpose, stream
 from parlay.sampling.sampler import sample
 from parlay.types import (
     TARGET,
@@ -49,6 +50,13 @@ def blank(spec: CanvasSpec, layout: CanvasLayout, length: int, room: int) -> Can
     return Canvas(spec, (None,) * size, size)
 
 
+def room_of(sequence: Text, max_context: int) -> int:
+    """How many places may follow a text. Canvases of noise are whole: what lies beyond the text's end is cut off."""
+    canvas = sequence.canvas
+    whole = canvas is not None and canvas.spec.noise
+    return max_context - len(sequence.tokens) if whole else sequence.room(max_context)
+
+
 def lay(steps: list[SequenceStep]) -> None:
     """Put each sequence's canvas below its root, if the step reaches it. What its form leaves no choice is decided."""
     due = [step for step in steps if step.at_root]
@@ -56,7 +64,16 @@ def lay(steps: list[SequenceStep]) -> None:
     isolated(_decide_forced, formed, lambda step, error: step.fail(named(error), error))
     for step in due:
         if step.fault is None and (canvas := step.sequence.canvas) is not None:
+            if canvas.spec.noise:
+                canvas = step.sequence.canvas = replace(canvas, inputs=_noise(step.sequence, canvas))
             step.draft = _draft(canvas)
+
+
+def _noise(sequence: Text, canvas: Canvas) -> tuple[int, ...]:
+    """Random tokens for all places, which follow from the seed, the position and the number of the forward."""
+    key, first = sequence.request.key, len(sequence.tokens)
+    drawn = [stream(key, first + place, Purpose.NOISE, canvas.forwards) for place in range(len(canvas.places))]
+    return tuple([each % canvas.spec.noise for each in drawn])
 
 
 def _draft(canvas: Canvas) -> Draft:
@@ -66,7 +83,9 @@ def _draft(canvas: Canvas) -> Draft:
     if canvas.spec.ordered:
         places = tuple([place + 1 for place in order])
         return Draft(tree, sources=(TARGET,) * count, probes=count, places=places)
-    return Draft(tree, sources=(TARGET,) * count, probes=count, together=count)
+    noted = [canvas.memory[place] for place in range(count)] if canvas.spec.noise and canvas.memory else []
+    guesses = torch.stack([each[: canvas.spec.noise] for each in noted]) if noted else None
+    return Draft(tree, sources=(TARGET,) * count, probes=count, together=count, guesses=guesses)
 
 
 def _decide_forced(steps: list[SequenceStep]) -> None:
@@ -145,7 +164,10 @@ def _guess(step: SequenceStep, canvas: Canvas, *, revokes: bool) -> Guesses:
     places = _group(sequence, canvas)
     places = places if revokes else tuple([place for place in places if canvas.places[place] is None])
     logits_PV = step.out.logits_RV[_rows(step, canvas, places)]  # a copy
-    logits_PV[:, canvas.spec.mask_id] = -torch.inf
+    if not canvas.spec.noise:
+        logits_PV[:, canvas.spec.mask_id] = -torch.inf
+    if (cooling := sequence.strategy.layout.cooling) is not None:
+        logits_PV /= cooling.at(canvas.forwards)
     numbers_PJ = None if ends is None else answers.take_numbers(ends, logits_PV)
     paths = [tokens[:place] for place in places]
     chosen = sample(logits_PV, [sequence] * len(places), paths, [len(sequence.tokens) + place for place in places])
@@ -232,7 +254,7 @@ def _read_off(step: SequenceStep, places: list[Decided | None], max_context: int
             places[legal], ready = None, ready[:legal]
     step.verdict = Verdict((), tuple([decided.token for decided in ready]))
     step.logprobs = tuple([decided.logprobs for decided in ready if decided.logprobs is not None])
-    rest, room = tuple(places[len(ready) :]), sequence.room(max_context) - len(ready)
+    rest, room = tuple(places[len(ready) :]), room_of(sequence, max_context) - len(ready)
     if rest:
         rest += (None,) * (min(canvas.size, room) - len(rest) if canvas.spec.ordered else 0)
         full = 0 if canvas.open else canvas.full + 1

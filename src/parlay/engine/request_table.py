@@ -149,7 +149,8 @@ class RequestTable:
             raise ValueError(
                 f"strategy {strategy}: cache=stale is for models whose rows all see each other: leave it out"
             )
-        reads = "" if spec.canvas.ends is None or spec.canvas.ends.kind == "length" else spec.canvas.ends.kind
+        kind = "noise" if spec.canvas.noise else "" if spec.canvas.ends is None else spec.canvas.ends.kind
+        reads = "" if kind == "length" else kind
         if reads != layout.reads:
             raise ValueError(
                 f"strategy {strategy}: its selector reads {layout.reads or 'places'}, but a canvas of {spec.name} is "
@@ -157,7 +158,10 @@ class RequestTable:
             )
         if spec.canvas.ends is not None:
             return self._answer(sequence, spec.canvas, spec.canvas.ends)
-        canvas = blank(spec.canvas, layout, len(sequence.tokens), sequence.room(self._max_context))
+        if spec.canvas.noise and sequence.request.constraint is not None:
+            raise ValueError(f"{spec.name} fills canvases of noise, which can't follow a form: leave the form out")
+        room = self._max_context - len(sequence.tokens) if spec.canvas.noise else sequence.room(self._max_context)
+        canvas = blank(spec.canvas, layout, len(sequence.tokens), room)
         if canvas.size > self._max_canvas:
             raise ValueError(
                 f"strategy {strategy} fills {canvas.size} places at once, but a step takes {self._max_canvas}: lower "

@@ -115,6 +115,7 @@ def _segment(step: SequenceStep) -> Segment:
         adapter=step.sequence.request.adapter,
         mask_adapter=step.draft.mask_adapter,
         places=step.draft.places,
+        guesses=step.draft.guesses,
     )
 
 

@@ -62,6 +62,8 @@ _SURELY_FITS = 0.5
 """Weights that take less than this share of the free memory, as they are stored, are packed without counting first."""
 _END = 1 << 20  # bytes of a file of weights, at either end, that tell it from others
 USUAL = LoadOptions()
+BLOCK_DIFFUSION = "diffusion_gemma"
+"""The type of models that transformers runs with canvases."""
 
 
 def load(
@@ -256,6 +258,7 @@ def _adapt_loaded(
 def _adapt(
     model: PreTrainedModel, cache_tokens: int | None, budget: Budget | None, options: LoadOptions, name: str = ""
 ) -> Runner:
+    from parlay.models.transformers_adapter.block_diffusion import BlockDiffusionRunner
     from parlay.models.transformers_adapter.compiled_runner import CompiledRunner, NotCompiled
     from parlay.models.transformers_adapter.encoder_decoder import EncoderDecoderRunner
     from parlay.models.transformers_adapter.runner import AdapterRunner
@@ -285,6 +288,8 @@ def _adapt(
         except NotCompiled as reason:
             _log.warning("%s", reason)
     made = EncoderDecoderRunner if model.config.is_encoder_decoder else AdapterRunner
+    if model.config.model_type == BLOCK_DIFFUSION:
+        return BlockDiffusionRunner(model, max_tokens_cached=cache_tokens, name=name)
     return made(model, max_tokens_cached=cache_tokens, name=name)
 
 
@@ -322,8 +327,10 @@ def _transformers_model(directory: Path, dtype: torch.dtype | None, device: torc
     """The checkpoint as transformers loads it. Without a ``dtype``: float32 on CPU, the checkpoint's own elsewhere."""
     from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
-    pairs = read_json(directory / "config.json").get("is_encoder_decoder") is True
-    kind = AutoModelForSeq2SeqLM if pairs else AutoModelForCausalLM
+    raw = read_json(directory / "config.json")
+    kind = AutoModelForSeq2SeqLM if raw.get("is_encoder_decoder") is True else AutoModelForCausalLM
+    if raw.get("model_type") == BLOCK_DIFFUSION:
+        from transformers import DiffusionGemmaForBlockDiffusion as kind
     wanted = dtype or (torch.float32 if device.type == "cpu" else "auto")
     try:
         model = kind.from_pretrained(

@@ -52,6 +52,8 @@ class Purpose(enum.IntEnum):
     """The token that a rule draws after a rejection or after the whole draft."""
     ORDER = 4
     """The place of a canvas that is decided next."""
+    NOISE = 5
+    """What an open place of a canvas reads, where there is no mask."""
 
 
 def mix(value: int) -> int:

@@ -332,6 +332,40 @@ class JointThreshold(_PerCanvas):
         return _decide(guesses, [*chosen, *edited])._replace(again=not left and more)
 
 
+@dataclass(frozen=True, slots=True)
+class Renoise(_PerCanvas):
+    """Places that `within_entropy` allows read the sampler's tokens in the next forward, all others random ones again.
+
+    DiffusionGemma's way (transformers' EntropyBoundSampler). A canvas is done when its likeliest tokens have stayed the
+    same for ``stability_threshold`` forwards and its mean entropy is below ``confidence_threshold`` nats, or after
+    ``max_denoising_steps``. Then its likeliest tokens join the text. Of a place the last distribution is noted, for how
+    many forwards its likeliest token stayed, and which that is.
+    """
+
+    bound: float = 0.1
+    max_denoising_steps: int = 48
+    stability_threshold: int = 1
+    confidence_threshold: float = 0.005
+    revokes = True
+
+    def fill_one(self, view: SequenceView, canvas: Canvas, guesses: Guesses) -> Fill:
+        nats, likeliest = entropy(guesses.probs_PV), guesses.probs_PV.argmax(-1).tolist()
+        noted = [canvas.memory.get(place) for place in guesses.places]
+        stays = [
+            int(last[-2]) + 1 if last is not None and int(last[-1]) == token else 0
+            for last, token in zip(noted, likeliest, strict=True)
+        ]
+        sure = sum(nats) / len(nats) < self.confidence_threshold
+        if canvas.forwards + 1 >= self.max_denoising_steps or (sure and min(stays) >= self.stability_threshold):
+            return Fill(guesses.places, tuple(likeliest))
+        fill = _decide(guesses, within_entropy(nats, self.bound))
+        again = [place for place in guesses.places if canvas.places[place] is not None and place not in fill.places]
+        notes_P2 = torch.tensor([*zip(stays, likeliest, strict=True)], dtype=torch.float32)
+        memory_PN = torch.cat((guesses.probs_PV.float(), notes_P2.to(guesses.probs_PV.device)), 1)
+        memory = dict(zip(guesses.places, memory_PN, strict=True))
+        return fill._replace(reopened=tuple(again), memory=memory, again=True)
+
+
 BY_NAME: dict[str, Callable[..., Selector]] = {
     "threshold": Threshold,
     "factor": Factor,
@@ -341,6 +375,7 @@ BY_NAME: dict[str, Callable[..., Selector]] = {
     "credit": Credit,
     "joint-threshold": JointThreshold,
     "mask-predict": MaskPredict,
+    "renoise": Renoise,
     "ctc": CtcFrames,
     "greedy-path": GreedyPath,
     "lookahead-path": Lookahead,

@@ -13,10 +13,10 @@ from parlay.drafters.resources import NestedStrategy, Resources
 from parlay.options import Options, UsageError, options_of
 from parlay.strategies import accept_rules
 from parlay.strategies.catalogue import catalogue, find
-from parlay.strategies.entries.canvases import OWN, READS, WHOLE, DenoiseOptions
+from parlay.strategies.entries.canvases import OWN, READS, TEMPERATURES, WHOLE, DenoiseOptions
 from parlay.strategies.entry import K
 from parlay.strategies.spelling import StrategySpec, parse
-from parlay.types import ONE_CANVAS, AcceptRule, CanvasLayout, Drafter, Escape, Needs, ParlayError, Selector
+from parlay.types import ONE_CANVAS, AcceptRule, CanvasLayout, Cooling, Drafter, Escape, Needs, ParlayError, Selector
 
 
 def build(spec: StrategySpec, resources: Resources) -> Drafter | None:
@@ -63,17 +63,18 @@ def build_selector(spec: StrategySpec) -> Selector | None:
     if name in WHOLE and asked.block:
         raise UsageError(f"strategy {spec}: {name} fills whole canvases; leave block out")
     make = importlib.import_module("parlay.sampling.selectors").__dict__["make"]
-    return cast(Selector, make(name, {key: spec.settings[key] for key in own}))
+    return cast(Selector, make(name, {key: spec.settings[key] for key in own if key not in TEMPERATURES}))
 
 
 def build_layout(spec: StrategySpec) -> CanvasLayout:
     """Read off the spec how canvases are laid out."""
     asked = options(spec)
-    return (
-        CanvasLayout(asked.canvas, asked.block, asked.cache == "stale", asked.lengths, READS.get(asked.selector, ""))
-        if isinstance(asked, DenoiseOptions)
-        else ONE_CANVAS
-    )
+    if not isinstance(asked, DenoiseOptions):
+        return ONE_CANVAS
+    reads, cooling = READS.get(asked.selector, ""), None
+    if asked.selector == "renoise":
+        cooling = Cooling(asked.t_max, asked.t_min, asked.max_denoising_steps)
+    return CanvasLayout(asked.canvas, asked.block, asked.cache == "stale", asked.lengths, reads, cooling)
 
 
 def build_escape(spec: StrategySpec) -> Escape | None:

@@ -39,7 +39,7 @@ def for_target(spec: StrategySpec, target: RunnerSpec | None) -> StrategySpec:
         return spec
     ends = target.canvas.ends
     if ends is None:
-        return parse(DENOISE)
+        return parse(f"{DENOISE}:selector=renoise" if target.canvas.noise else DENOISE)
     one_pass = "mask-predict,steps=1" if ends.copies else "mask-predict,steps=4"
     selector = {"length": one_pass, "frames": "ctc", "graph": "lookahead-path"}[ends.kind]
     return parse(f"{DENOISE}:selector={selector}")

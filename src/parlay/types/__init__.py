@@ -20,7 +20,7 @@ from parlay.types.base import (
     RunnerLost,
     show_number,
 )
-from parlay.types.canvas import ONE_CANVAS, Canvas, CanvasLayout, Decided, Fill, Guesses, Selector
+from parlay.types.canvas import ONE_CANVAS, Canvas, CanvasLayout, Cooling, Decided, Fill, Guesses, Selector
 from parlay.types.drafts import NO_DRAFT, NO_TREE, Draft, Fault, Features, Join, Prefix, Tree, Verdict
 from parlay.types.model_forms import (
     HIDDEN_STEP,
@@ -103,6 +103,7 @@ __all__ = [
     "Committed",
     "CommittedTokens",
     "Constraint",
+    "Cooling",
     "Cost",
     "Decided",
     "Draft",

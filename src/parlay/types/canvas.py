@@ -16,6 +16,18 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+class Cooling(NamedTuple):
+    """Temperatures of a canvas's forwards: from ``first`` towards ``last``, evenly over so many ``steps``."""
+
+    first: float
+    last: float
+    steps: int
+
+    def at(self, forwards: int) -> float:
+        """The temperature after so many forwards."""
+        return self.last + (self.first - self.last) * max(1, self.steps - forwards) / self.steps
+
+
 class CanvasLayout(NamedTuple):
     """How a strategy lays canvases out: at most ``size`` places where the model does not say how many; 0: the answer's.
 
@@ -24,7 +36,8 @@ class CanvasLayout(NamedTuple):
     is used as it is, and computed again when a group begins.
 
     Of answers whose length is guessed, ``lengths`` are tried, one after another, and the likeliest is taken. ``reads``
-    is the kind of `Ends` that the selector is for; empty: of canvases whose places are the text.
+    is the kind of `Ends` that the selector is for, or noise; empty: of canvases with masks whose places are the text.
+    With ``cooling`` logits are divided by its temperatures, besides the request's.
     """
 
     size: int = 0
@@ -32,6 +45,7 @@ class CanvasLayout(NamedTuple):
     stale: bool = False
     lengths: int = 1
     reads: str = ""
+    cooling: Cooling | None = None
 
 
 ONE_CANVAS = CanvasLayout()
@@ -76,7 +90,9 @@ class Canvas:
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """The ids of the places: the mask where one is open."""
+        """The ids of the places: the mask where one is open, or noise."""
+        if self.spec.noise and self.inputs:
+            return self.reads
         return tuple([self.spec.mask_id if decided is None else decided.token for decided in self.places])
 
     @property

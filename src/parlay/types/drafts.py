@@ -87,7 +87,7 @@ class Draft:
     for the drafter's sake and can never be accepted; no other node descends from one. ``inputs`` is what they read in
     place of their tokens' embeddings, for runners that take features. The last ``together`` of the probes see
     those of their own chain, and run with ``mask_adapter``, as `Segment` says. ``places`` are the positions of the
-    last probes, too.
+    last probes, too, and ``guesses`` what the rows of ``together`` read besides.
     """
 
     tree: Tree = NO_TREE
@@ -100,6 +100,7 @@ class Draft:
     together: int = 0
     mask_adapter: Adapter | None = None
     places: tuple[int, ...] = ()
+    guesses: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.tree.tokens)

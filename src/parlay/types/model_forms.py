@@ -76,6 +76,9 @@ class CanvasSpec(NamedTuple):
     With ``ordered`` no row sees those after it, on the canvas either: rows of decided places come first, then those of
     open ones, each at the position of its own place. When the first places join the text, as many join the canvas at
     its end.
+
+    With ``noise`` there is no mask, and ``mask_id`` is -1: open places read random ones of so many tokens, other ones
+    in each forward, and a row also reads what the forward before said of its place (`Segment.guesses`).
     """
 
     mask_id: int
@@ -85,6 +88,7 @@ class CanvasSpec(NamedTuple):
     whole: bool = False
     ends: Ends | None = None
     ordered: bool = False
+    noise: int = 0
 
 
 class EncoderSpec(NamedTuple):

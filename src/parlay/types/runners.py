@@ -64,8 +64,9 @@ class RunnerSpec:
 
     @property
     def fills_only(self) -> bool:
-        """Whether no text can be written token by token: its rows see rows after them, or a canvas is the answer."""
-        return self.canvas is not None and (self.canvas.text != "causal" or self.canvas.ends is not None)
+        """Whether no text can be written token by token: its rows see rows after them, or canvases are all there is."""
+        canvas = self.canvas
+        return canvas is not None and (canvas.text != "causal" or canvas.ends is not None or canvas.noise > 0)
 
     def again(self, cached: int) -> int:
         """Count the cached rows that run again with what follows them, because they see it."""
@@ -118,6 +119,8 @@ class Segment(NamedTuple):
     The last rows, as many as there are ``places``, are nodes whose positions are these, counted from the root's. They
     see their own path as others do, all run, and are never kept.
 
+    ``guesses`` ``[together, V]`` are the distributions that the canvas's last forward gave, for models that read them.
+
     All rows of a sequence run with the same ``adapter``, or with none. But where there is a ``mask_adapter``, the
     ``together`` rows run with that one alone.
 
@@ -139,6 +142,7 @@ class Segment(NamedTuple):
     hidden: tuple[int, int] = (0, 0)
     bits: int = 0
     places: tuple[int, ...] = ()
+    guesses: Tensor | None = None
 
     @property
     def approximate(self) -> bool:

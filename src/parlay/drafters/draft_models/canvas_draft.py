@@ -38,6 +38,10 @@ class CanvasDraft:
             raise UsageError(f"strategy {SOURCE}: the runner of {options.model} lets no rows see each other")
         if canvas.ordered:
             raise UsageError(f"strategy {SOURCE}: {options.model} writes token by token too: choose draft-model for it")
+        if canvas.noise:
+            raise UsageError(
+                f"strategy {SOURCE}: canvases of {options.model} begin as noise: choose a model with a mask"
+            )
         if canvas.ends is not None and not canvas.ends.drafts:
             raise UsageError(
                 f"strategy {SOURCE}: {options.model} fills whole answers; choose a model that fills blocks, as one "

@@ -307,6 +307,5 @@ DIFFUSION = (LLADA, DREAM, FAST_DLLM, SDAR, SDAR_MOE, LLADA_MOE, LLADA2, WEDLM, 
 
 REFUSED: Mapping[str, str] = {
     "nemotron_labs_diffusion_vlm": "images are not supported",
-    "DiffusionGemmaForBlockDiffusion": "canvases that begin with random tokens are not supported",
 }
 """Diffusion models that can't run here, by architecture or type, and why."""

@@ -32,6 +32,7 @@ _MAMBA = "its layers are recurrent (Mamba): no drafts, as several rows at once c
 _DELTA = f"some of its layers are recurrent (gated delta): {REPLAYED}"
 _OTHER_NORMS = "its norms subtract the mean"
 ELSEWHERE: Mapping[str, str] = {
+    "DiffusionGemmaForBlockDiffusion": "an encoder reads its text, and a decoder fills canvases that begin as noise",
     **dict.fromkeys(("MambaForCausalLM", "FalconMambaForCausalLM"), _MAMBA),
     "JambaForCausalLM": f"some of {_MAMBA}",
     "Mamba2ForCausalLM": f"its layers are recurrent (Mamba): {REPLAYED}",

@@ -233,11 +233,12 @@ def spec_of(call: ModelCall, found: Ability, name: str, how: str = "") -> Runner
         device=str(model.device),
         dtype=str(model.dtype).removeprefix("torch."),
         kernels=f"transformers {call.name}, {config._attn_implementation}: {found.reason}{how}",
-        eos_ids=_eos_ids(model),
+        eos_ids=eos_ids(model),
     )
 
 
-def _eos_ids(model: PreTrainedModel) -> tuple[int, ...]:
+def eos_ids(model: PreTrainedModel) -> tuple[int, ...]:
+    """The ids that end its texts."""
     said = model.generation_config.eos_token_id if model.generation_config is not None else None
     if said is None:
         said = model.config.get_text_config(decoder=True).eos_token_id

@@ -27,6 +27,7 @@ OWN: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "credit": ("threshold", "alpha", "gamma", "decay"),
         "joint-threshold": ("threshold", "edit_threshold", "edit_steps"),
         "mask-predict": ("steps",),
+        "renoise": ("bound", "max_denoising_steps", "t_max", "t_min", "stability_threshold", "confidence_threshold"),
         "ctc": (),
         "greedy-path": (),
         "lookahead-path": ("beta",),
@@ -36,12 +37,15 @@ OWN: Mapping[str, tuple[str, ...]] = MappingProxyType(
 """The options that each selector reads."""
 
 READS: Mapping[str, str] = MappingProxyType(
-    {"ctc": "frames", "greedy-path": "graph", "lookahead-path": "graph", "viterbi-path": "graph"}
+    {"renoise": "noise", "ctc": "frames", "greedy-path": "graph", "lookahead-path": "graph", "viterbi-path": "graph"}
 )
 """Selectors of models whose canvas is read in another way than place by place, and in which."""
 
 
-WHOLE = frozenset({"mask-predict", "joint-threshold"})
+TEMPERATURES = ("t_max", "t_min")
+"""Options of selectors that say how logits are scaled before places are guessed."""
+
+WHOLE = frozenset({"mask-predict", "joint-threshold", "renoise"})
 """Selectors that may change a place until its whole canvas is decided."""
 
 
@@ -61,8 +65,8 @@ class DenoiseOptions(Options):
     factor: float = option(1.0, "factor: n places while (n + 1) * (1 - probability) is below this", low=0, high=1024)
     bound: float = option(
         0.1,
-        "entropy-bound: nats that the decided places but the last may sum to; entropy-distance: nats below which a "
-        "place is decided",
+        "entropy-bound, renoise: nats that the decided places but the last may sum to; entropy-distance: nats below "
+        "which a place is decided",
         low=0,
         high=1024,
     )
@@ -81,6 +85,15 @@ class DenoiseOptions(Options):
         16, "joint-threshold: forwards that may replace tokens after all places were decided", low=0, high=1024
     )
     steps: int = option(10, "mask-predict: forwards of a canvas", low=1, high=1024)
+    max_denoising_steps: int = option(48, "renoise: most forwards of a canvas", low=1, high=1024)
+    t_max: float = option(0.8, "renoise: temperature of a canvas's first forward", low=0.01, high=64)
+    t_min: float = option(0.4, "renoise: temperature that its forwards approach", low=0.01, high=64)
+    stability_threshold: int = option(
+        1, "renoise: forwards for which the likeliest tokens stayed the same in a canvas that is done", low=0, high=1024
+    )
+    confidence_threshold: float = option(
+        0.005, "renoise: nats of mean entropy that such a canvas stays below", low=0, high=1024
+    )
     beta: float = option(1.0, "lookahead-path: weight of a token beside the way to it", low=0, high=64)
     penalty: float = option(1.0, "viterbi-path: power of the length that a path's score is divided by", low=0, high=64)
     lengths: int = option(1, "lengths of an answer that are tried, where the model guesses one", low=1, high=64)
