@@ -54,7 +54,9 @@ def two_threads() -> Iterator[None]:
 
 def on_threads(runner: NativeRunner, settings: str, stack: ExitStack) -> ParallelDraft:
     resources = Resources(grown.VOCAB, lambda name: runner, default_draft="tiny", closing=stack)
-    return cast(ParallelDraft, build(parse(f"parallel-draft:{settings}"), resources))
+    form = [] if "form=" in settings else ["form=pearl"]
+    text = ",".join(["min_p=0", *form, *filter(None, [settings])])
+    return cast(ParallelDraft, build(parse(f"parallel-draft:{text}"), resources))
 
 
 def native_texts(how: Callable[[], Strategy], asked: Sequence[Request]) -> dict[str, list[int]]:
@@ -78,7 +80,7 @@ def delayed(monkeypatch: pytest.MonkeyPatch, chance: random.Random) -> None:
 
 
 @pytest.mark.usefixtures("two_threads")
-@pytest.mark.parametrize("settings", ["tokens=0", "form=amusd", "ahead=4,tokens=0"])
+@pytest.mark.parametrize("settings", ["tokens=0", "form=amusd", "ahead=4,tokens=0", "form=auto"])
 def test_texts_on_threads_are_those_of_plain_decoding(settings: str, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = native_texts(lambda: Strategy("none", (), SharedNoise(), Plain()), NATIVE)
     delayed(monkeypatch, random.Random(3))
@@ -180,7 +182,9 @@ def test_a_growth_that_is_told_to_stop_runs_no_further_level(monkeypatch: pytest
 
     monkeypatch.setattr(GrowthCall, "run", run)
     with ExitStack() as stack:
-        beside = ModelBeside(Resources(grown.VOCAB, lambda name: grown.tiny(), "tiny", closing=stack), options())
+        beside = ModelBeside(
+            Resources(grown.VOCAB, lambda name: grown.tiny(), "tiny", closing=stack), options(min_p=0.0)
+        )
         beside.begin([Sight(0, [1, 2, 3])], [8])
         assert len(beside.end(stop=False).chains[0].tokens) == 1
 
@@ -235,7 +239,12 @@ def test_it_passes_the_kit_on_threads(check: str, monkeypatch: pytest.MonkeyPatc
     delayed(monkeypatch, random.Random(4))
     begun = []
     monkeypatch.setattr(GrowthBeside, "end", counted(GrowthBeside.end, begun))
-    run_check(check, subject_of("parallel-draft"), default_stages()["native float32"], KitLength(tokens=24, draws=0))
+    run_check(
+        check,
+        subject_of("parallel-draft:form=pearl"),
+        default_stages()["native float32"],
+        KitLength(tokens=24, draws=0),
+    )
     assert begun
 
 

@@ -146,7 +146,11 @@ class Unsteady(VirtualDrafting):
         written = super().end(stop=False)
         if self._chance.random() < self._fails:
             return Written(error=RuntimeError("the drafter stumbled"))
-        return Written(self._some(written.chains), seconds=self._chance.random(), apart=self._chance.random() * 9)
+        return Written(self._some(written.chains), seconds=self._chance.random())
+
+    def seconds(self) -> float:
+        self._time.now += self._chance.random() * 9
+        return self._time.now
 
     def _some(self, chains: dict[int, Chain]) -> dict[int, Chain]:
         kept = {name: chain for name, chain in chains.items() if self._chance.random() < 0.9}
@@ -156,13 +160,13 @@ class Unsteady(VirtualDrafting):
 class Erratic(Fixed):
     """Other budgets in each step, 0 among them."""
 
-    def __init__(self, chance: random.Random) -> None:
+    def __init__(self, chance: random.Random, budgets: Sequence[int] = (0, 1, 3, 7, 7)) -> None:
         super().__init__(0)
-        self._chance = chance
+        self._chance, self._budgets = chance, budgets
 
     def plan(self, views: Sequence[SequenceView]) -> object:  # type: ignore[override]
         plan = super().plan(views)
-        return plan._replace(nodes=[self._chance.choice((0, 1, 3, 7, 7)) for _ in views])
+        return plan._replace(nodes=[self._chance.choice(self._budgets) for _ in views])
 
 
 @pytest.mark.parametrize("form", ["pearl", "amusd"])

@@ -36,19 +36,25 @@ MOSTLY = toy_drafters.sometimes(ANSWER, VOCAB, [True, True, False, True, True, T
 
 
 class Time:
-    """Virtual seconds, which whoever works moves on."""
+    """Virtual seconds, which whoever works moves on. Forwards take ``slower`` times as long at present."""
 
     def __init__(self) -> None:
-        self.now = 0.0
+        self.now, self.slower = 0.0, 1.0
 
 
 class VirtualDrafting:
-    """A `DraftResource` whose tokens take so many virtual seconds each, whatever else runs meanwhile."""
+    """A `DraftResource` whose tokens take so many virtual seconds each.
 
-    def __init__(self, toy: ToyDrafter, time: Time, token: float) -> None:
-        self._toy, self._time, self._token = toy, time, token
+    Drafting and forwards beside each other take ``contention`` times as long as alone.
+    """
+
+    def __init__(self, toy: ToyDrafter, time: Time, token: float, contention: float = 1.0) -> None:
+        self._toy, self._time, self._token, self._contention = toy, time, token, contention
         self._chains: dict[int, Chain] = {}
         self._began, self._longest = 0.0, 0
+
+    def seconds(self) -> float:
+        return self._time.now
 
     def beside(self, view: SequenceView) -> bool:
         return True
@@ -63,27 +69,31 @@ class VirtualDrafting:
 
     def begin(self, views: Sequence[SequenceView], lengths: Sequence[int]) -> None:
         self._chains, self._began, self._longest = self._continued(views, lengths), self._time.now, max(lengths)
+        self._time.slower = self._contention
 
     def end(self, *, stop: bool) -> Written:
-        apart = self._time.now - self._began
-        done = min(self._longest, int(apart / self._token + 1e-9) + 1) if stop else self._longest
-        self._time.now = max(self._time.now, self._began + done * self._token)
+        apart, token = self._time.now - self._began, self._token * self._contention
+        done = min(self._longest, int(apart / token + 1e-9) + 1) if stop else self._longest
+        self._time.now, self._time.slower = max(self._time.now, self._began + done * token), 1.0
         chains = {sequence: Chain(chain.tokens[:done]) for sequence, chain in self._chains.items()}
-        return Written(chains, seconds=self._token, apart=apart)
+        return Written(chains, seconds=token)
 
     def release(self, sequence: int) -> None:
         """Holds nothing."""
 
 
 class TimedRunner(ToyRunner):
-    """Each forward takes so many virtual seconds."""
+    """Each forward takes so many virtual seconds, and ``row`` for each row. ``sizes`` are the texts of each."""
 
-    def __init__(self, time: Time, seconds: float) -> None:
+    def __init__(self, time: Time, seconds: float, row: float = 0.0) -> None:
         super().__init__(LOGITS, VOCAB)
-        self._time, self._seconds = time, seconds
+        self._time, self._seconds, self._row = time, seconds, row
+        self.sizes: list[int] = []
 
     def forward(self, segments: Sequence[Segment], taps: Sequence[int] = (), skip: Skip = NO_SKIP) -> Output:
-        self._time.now += self._seconds
+        self.sizes.append(len(segments))
+        rows = sum(segment.rows for segment in segments)
+        self._time.now += (self._seconds + self._row * rows) * self._time.slower
         return super().forward(segments, taps, skip)
 
 
@@ -92,7 +102,8 @@ def toy_resources(stack: ExitStack | None = None) -> Resources:
 
 
 def options(**values: object) -> ParallelDraftOptions:
-    return ParallelDraftOptions(**values)  # type: ignore[arg-type]
+    """In the form of PEARL, unless another one is named."""
+    return ParallelDraftOptions(**{"form": "pearl"} | values)  # type: ignore[arg-type]
 
 
 def request(name: str = "one", seed: int = 0, tokens: int = 60, temperature: float = 0.9) -> Request:

@@ -42,12 +42,13 @@ class ParallelDraftOptions(ModelOptions):
 
     url: str = option("", "URL of a `parlay serve --drafter-only` that drafts, in place of a model here", opens=True)
     form: str = option(
-        "pearl",
+        "auto",
         "pearl: so many tokens during each forward, and the next step waits for them; amusd: on and on, until the "
-        "forward ends",
-        choices=("pearl", "amusd"),
+        "forward ends; auto: as pearl, but before forwards where that is quicker by measurement",
+        choices=("auto", "pearl", "amusd"),
     )
-    ahead: int = option(0, "tokens drafted during a forward (pearl); 0: as many as fit into one", low=0, high=64)
+    ahead: int = option(0, "tokens drafted during a forward; 0: as many as fit into one", low=0, high=64)
+    min_p: float = option(0.2, "before a forward, " + MIN_P_HELP, low=0, high=1)
     threads: int = option(1, "threads that draft; the target has the others", low=1, high=256)
     tokens: int = option(28672, "frequent tokens to choose among, with the text's own; 0: the whole vocabulary", low=0)
     deadline_ms: float = option(1000.0, "milliseconds that a drafter at a url may take", low=0.1, high=60_000)

@@ -46,6 +46,7 @@ class Resources:
     heads for the target; ``domains`` are the kinds of texts, beside texts in general, for which there are some.
     ``read_adapter`` reads an adapter of the target from a folder, under a name; None where the target runs none.
     ``round_weights`` packs the target's weights in so many bits for drafts; None where it can't.
+    ``spare_threads`` is how many of the target's threads may draft while it verifies on the others.
     ``closing`` runs when the drafter goes: a drafter that writes files registers its last write there. ``rule`` is the
     accept rule that judges the drafts, and ``nested`` are the strategies that the drafter's own options name, in the
     order of their text. ``room`` bounds what drafters keep of requests under way.
@@ -65,6 +66,7 @@ class Resources:
     domains: Callable[[], Collection[str]] = tuple
     read_adapter: Callable[[Path, str], Adapter] | None = None
     round_weights: Callable[[int], None] | None = None
+    spare_threads: int = 0
     closing: ExitStack = field(default_factory=ExitStack)
     rule: str = "shared-noise"
     nested: tuple[NestedStrategy, ...] = ()

@@ -16,7 +16,7 @@ from parlay.engine.sequence import Sequence
 from parlay.engine.sequence_step import SequenceStep, charge, grouped, isolated
 from parlay.engine.tally import Clock, since
 from parlay.engine.target_layers import TargetLayers
-from parlay.types import NO_DRAFT, Budgets, Draft, Drafter, Needs, Policy, Spent, Strategy
+from parlay.types import NO_DRAFT, BesideDrafter, Budgets, Draft, Drafter, Needs, Policy, Spent, Strategy
 
 
 class Drafting:
@@ -37,6 +37,8 @@ class Drafting:
 
         Returns whether policies were asked: otherwise they were inactive, and learn nothing of this step.
         """
+        for step in steps:
+            step.sequence.beside = None
         ready = [step for step in steps if step.at_root and step.sequence.drafting]
         if active := not self._stays_inactive(steps, ready):
             self._inactive = sys.maxsize
@@ -113,6 +115,9 @@ class Drafting:
             ready = [step for step in sound if self._lend_layers(step, needs)] if needs.layers or needs.taps else sound
             if ready:
                 isolated(partial(propose, drafter), ready, partial(_fail, number))
+            if needs.beside and isinstance(drafter, BesideDrafter):
+                for step in ready:
+                    step.sequence.beside = drafter
             self._layers.reclaim()
             offers |= {step: step.draft for step in ready}
             offers |= {step: None for step in group if number in step.sequence.lost}

@@ -20,6 +20,7 @@ from parlay.engine.verify import Begun, accept, begin, finish, rank, verify
 from parlay.system.threads import torch_on_one
 from parlay.types import (
     NOTHING_SPENT,
+    BesideDrafter,
     Cost,
     EngineStats,
     Event,
@@ -151,6 +152,7 @@ class Engine:
             steps = self.scheduler.next()
             asked = self._propose(steps, seconds)
             self._verify(steps, seconds)
+            self.scheduler.turns.learn(steps)
             return self._end(steps, seconds, asked)
 
     def _end(self, steps: list[SequenceStep], seconds: _StepSeconds, asked: bool) -> list[Event]:
@@ -231,6 +233,7 @@ class Engine:
         beside = [
             (step, number) for step in steps for number in step.watching
             if step.sequence.needs and step.sequence.needs[number].beside
+            and isinstance(drafter := step.sequence.strategy.drafters[number], BesideDrafter) and drafter.is_drafting
         ]  # fmt: skip
         if beside:
             usual = self.cost.forward(seconds.spent.rows, seconds.spent.context)

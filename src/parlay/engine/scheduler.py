@@ -11,6 +11,7 @@ from parlay.engine.moving import Moves
 from parlay.engine.sequence import Sequence
 from parlay.engine.sequence_step import SequenceStep
 from parlay.engine.tally import Clock
+from parlay.engine.turns import Turns
 from parlay.types import Cost, GuidingRunner, MovingRunner, OutOfRoom, Runner
 
 
@@ -58,7 +59,8 @@ class Scheduler:
 
     For a runner with several forwards in flight, `next` takes one group of sequences at a time, all groups equally
     large, of those that are in no other. A sequence in flight that is preempted or removed leaves its group. There is
-    one group alone where several would lose: each has drafts and the engine's work of its own.
+    one group alone where several would lose: each has drafts and the engine's work of its own. Other runners may have
+    two halves in turn: see `Turns`.
     """
 
     def __init__(
@@ -88,6 +90,7 @@ class Scheduler:
         self._rows = self._apart = 0.0
         """Of a step in a group: rows of each sequence, and seconds besides the forward. Means of the last steps."""
         self._in_flight: dict[Sequence, SequenceStep] = {}
+        self.turns = Turns(cost)
         self._shares = shares.Shares(cost, limits.max_rows, timed=self._most_groups == 1)
 
     @property
@@ -114,7 +117,9 @@ class Scheduler:
         failed: list[SequenceStep] = []
         self._start_new_owners(failed)
         room, preemptions, self._places, most = self._limits.max_rows, self.preemptions, 0, self._most()
-        for sequence in self._shares.begin(self._decoding_first(), self._clock()):
+        ordered = self._decoding_first()
+        due = self.turns.due(ordered) if self._most_groups == 1 else ordered
+        for sequence in self._shares.begin(due, self._clock()):
             rows = self._shares.rows(sequence, room) if len(steps) < most else 0
             if rows > 0 and sequence.is_open:
                 step = self._step(sequence, rows)

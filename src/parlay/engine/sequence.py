@@ -9,6 +9,7 @@ from parlay.engine.tally import Tally
 from parlay.types import (
     NOTHING_NEEDED,
     AcceptRule,
+    BesideDrafter,
     Canvas,
     Ends,
     Exactness,
@@ -62,6 +63,8 @@ class Sequence:
     escaped_at: int | None = None
     reads_ahead: bool = False
     """Whether its last step read on in its negative prompt and decided nothing."""
+    beside: BesideDrafter | None = None
+    """Who was asked for it in its last step, if that drafter goes on during forwards."""
     lost_members: tuple[str, ...] = ()
     origin: Origin | None = None
     """Of its last token, where the target mixes its law with a datastore's."""

@@ -18,6 +18,7 @@ from parlay.models.native import NativeRunner
 from parlay.models.opening import round_weights
 from parlay.options import LoadOptions, UsageError
 from parlay.strategies.built import RunnerCache
+from parlay.system import threads
 from parlay.types import Runner, Tokenizer
 
 if TYPE_CHECKING:
@@ -62,5 +63,6 @@ def resources_of(
         round_weights=partial(round_weights, runner, model, load)
         if isinstance(runner, NativeRunner) and runner.spec.hides and isinstance(model, str)
         else None,
+        spare_threads=threads.count() - 1,
         room=StateRoom(budget),
     )

@@ -35,7 +35,8 @@ def arms(spec: StrategySpec, resources: Resources) -> tuple[StrategySpec, ...]:
 
     Of each family of the catalogue that is the strategy of the highest ``arm`` that works there; with trained heads
     also one for each kind of requests for which there is a head. A draft model is left out where there is a head: it
-    costs more and is right less often, so only the trials would be felt. Raises UsageError for a strategy that drafts
+    costs more and is right less often, so only the trials would be felt. Where threads are to spare, it may draft
+    during forwards, and does so as far as that is quicker. Raises UsageError for a strategy that drafts
     nothing, and for one that is named twice.
     """
     for member in spec.members:
@@ -48,6 +49,7 @@ def arms(spec: StrategySpec, resources: Resources) -> tuple[StrategySpec, ...]:
     best: dict[str, str] = {}
     for entry in sorted(catalogue().values(), key=lambda entry: (entry.family != _HEADS, -entry.arm)):
         left_out = entry.family in best or (entry.family == _MODELS and _HEADS in best)
+        left_out |= entry.beside and not resources.spare_threads
         if entry.arm and not left_out and works(entry.name, resources):
             best[entry.family] = entry.name
     general = [parse(name) for name in catalogue() if name in best.values()]

@@ -70,7 +70,8 @@ class StrategyEntry:
     ``replayable``: what it proposes follows from the committed text alone and costs little, as `Arm` says. ``arm``: of
     each family the strategy of the highest number that works for a target is one that ``auto`` chooses from; 0: only
     if it is named. ``routes``: has no drafter of its own, but chooses among those of its option ``of``. ``selects``:
-    fills canvases, as its ``options`` say. ``fills``: drafts on masked places of the target, which must fill them.
+    fills canvases, as its ``options`` say. ``beside``: drafts on threads that the target spares; ``auto`` leaves it out
+    where there are none. ``fills``: drafts on masked places of the target, which must fill them.
     """
 
     name: str
@@ -92,6 +93,7 @@ class StrategyEntry:
     arm: int = 0
     routes: bool = False
     selects: bool = False
+    beside: bool = False
     fills: bool = False
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 from parlay.types.base import DraftKind, Exactness
 from parlay.types.canvas import ONE_CANVAS, CanvasLayout, Selector
@@ -27,7 +27,8 @@ class Needs:
     own layers, which it then finds as `SequenceView.layers`. ``outcomes`` False: the committed tokens tell it all that
     it wants to know: `Drafter.observe` need not be called. What a drafter sees is charged to it, as its proposals are.
     ``expected``: the share of its first guesses that were right on held-out texts; 0: not known.
-    ``beside``: it goes on drafting during the target's forwards. What these take longer than usual is charged to it.
+    ``beside``: it goes on drafting during the target's forwards, as a `BesideDrafter`. What these take longer than
+    usual is charged to it.
     """
 
     taps: tuple[int, ...] = ()
@@ -86,6 +87,31 @@ class Drafter(Protocol):
 
     def release(self, sequence: int) -> None:
         """The sequence is over: free what is held for it. Unknown names are ignored."""
+        ...
+
+
+@runtime_checkable
+class BesideDrafter(Drafter, Protocol):
+    """A drafter whose needs say ``beside``."""
+
+    @property
+    def is_drafting(self) -> bool:
+        """Whether it drafts at this moment."""
+        ...
+
+    def halves_pay(self, views: Sequence[SequenceView], whole: float, half: float, *, now: bool) -> bool:
+        """Whether these sequences, for which it was asked last, had better be verified in two halves, by turns.
+
+        Then it drafts for one half while the other is verified. ``whole`` and ``half`` are the seconds of a forward of
+        all and of half of them; ``now`` says whether they are verified in halves at present.
+        """
+        ...
+
+    def look_ahead(self, views: Sequence[SequenceView]) -> None:
+        """Note who takes no part in the next forward but is asked for after it. None: all take part again.
+
+        The next `propose` begins to draft for them.
+        """
         ...
 
 

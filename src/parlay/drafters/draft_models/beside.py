@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from parlay.drafters.draft_models.best_first import BestChains
@@ -40,13 +40,12 @@ class Chain:
 class Written:
     """Chains that were drafted beside the target, by sequence, or why none were.
 
-    ``seconds`` is what each token took, and ``apart`` how long nobody asked; 0: not known.
+    ``seconds`` is what each token took; 0: not known.
     """
 
     chains: dict[int, Chain] = field(default_factory=dict)
     error: Exception | None = None
     seconds: float = 0.0
-    apart: float = 0.0
 
 
 class DraftResource(Protocol):
@@ -54,6 +53,10 @@ class DraftResource(Protocol):
 
     What was begun is ended before anything else is asked. Sequences that can't be drafted for have no chain.
     """
+
+    def seconds(self) -> float:
+        """Read the clock by which it measures."""
+        ...
 
     def beside(self, view: SequenceView) -> bool:
         """Whether it can draft for the request while this thread goes on."""
@@ -91,16 +94,19 @@ class ModelBeside:
             raise UsageError(f"strategy {SOURCE}: {error}") from None
         self._clock = clock
         self._sequences = DraftSequences(runner)
-        self._writer: DraftWriter = BestChains(runner, self._sequences, SOURCE, 0.0)
-        self._growth = Growth(0, 1, 0.0, short=options.tokens)
+        self._writer: DraftWriter = BestChains(runner, self._sequences, SOURCE, options.min_p)
+        self._growth = Growth(0, 1, options.min_p, short=options.tokens)
         self._runner = runner if isinstance(runner, NativeRunner) and runner.grows else None
         if self._runner is not None:
             self._writer = GrownDrafts(self._runner, self._sequences, SOURCE, self._growth, self._writer)
-        else:
+        elif options.form != "auto":
             _log.warning("%s: %s drafts before each forward, not during it: %s", SOURCE, runner.spec.name, _NOT_HERE)
         self._growing: GrowthBeside | None = None
-        self._written, self._began = Written(), 0.0
+        self._written = Written()
         resources.closing.callback(self._close)
+
+    def seconds(self) -> float:
+        return self._clock()
 
     def beside(self, view: SequenceView) -> bool:
         return self._runner is not None and is_plain(view)
@@ -114,11 +120,11 @@ class ModelBeside:
     def begin(self, views: Sequence[SequenceView], lengths: Sequence[int]) -> None:
         assert self._runner is not None, "`beside` was asked"
         jobs = list(self._sequences.jobs(views, lengths).values())
-        self._written, self._began = Written(), self._clock()
+        self._written = Written()
         if not jobs:
             return
         texts, requests = [job.sequence.segment() for job in jobs], [tree_request(job) for job in jobs]
-        growth = self._growth._replace(levels=max([job.budget for job in jobs]))
+        growth = self._growth._replace(levels=max([job.budget for job in jobs]), least=0.0)  # no time is lost
         self._growing = GrowthBeside(
             self._runner, texts, growth, requests, beside=self._thread, ended=lambda grown: self._keep(jobs, grown)
         )
@@ -133,7 +139,6 @@ class ModelBeside:
             self._written.chains[job.view.sequence] = Chain(tree.tokens, tree.chances)
 
     def end(self, *, stop: bool) -> Written:
-        self._written.apart = self._clock() - self._began
         if self._growing is not None:
             growing = self._growing
             growing.end(stop=stop)
@@ -165,8 +170,10 @@ class ServiceBeside:
         self._thread = ThreadBeside()
         self._views: Sequence[SequenceView] = ()
         self._asked: Future[tuple[list[Draft], float]] | None = None
-        self._began = 0.0
         resources.closing.callback(self._thread.close)
+
+    def seconds(self) -> float:
+        return self._clock()
 
     def beside(self, view: SequenceView) -> bool:
         return True
@@ -176,22 +183,23 @@ class ServiceBeside:
         return _written(views, self._remote.propose(views, lengths), self._clock() - began)
 
     def begin(self, views: Sequence[SequenceView], lengths: Sequence[int]) -> None:
-        self._views, self._began = views, self._clock()
+        self._views = views
         self._asked = self._thread.begin(lambda: self._ask(views, lengths))
 
     def _ask(self, views: Sequence[SequenceView], lengths: Sequence[int]) -> tuple[list[Draft], float]:
-        return self._remote.propose(views, lengths), self._clock() - self._began
+        began = self._clock()
+        return self._remote.propose(views, lengths), self._clock() - began
 
     def end(self, *, stop: bool) -> Written:
         """Wait for the service until its deadline, ``stop`` or not: it has an answer for what comes next only then."""
-        asked, self._asked, apart = self._asked, None, self._clock() - self._began
+        asked, self._asked = self._asked, None
         if asked is None:
             return Written()
         try:
             drafts, seconds = asked.result()
         except Exception as error:
             return Written(error=error)
-        return replace(_written(self._views, drafts, seconds), apart=apart)
+        return _written(self._views, drafts, seconds)
 
     def release(self, sequence: int) -> None:
         self._remote.release(sequence)

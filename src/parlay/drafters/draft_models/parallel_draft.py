@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from parlay.drafters.draft_models.beside import Chain, DraftResource, ModelBeside, ServiceBeside
 from parlay.drafters.draft_models.chains import Sight
+from parlay.drafters.draft_models.pace import LEAST, Pace
 from parlay.drafters.options import PARALLEL_DRAFT as SOURCE
 from parlay.drafters.options import ParallelDraftOptions
 from parlay.drafters.resources import Resources
 from parlay.options import UsageError
 from parlay.types import NO_DRAFT, Draft, Needs, Observation, SequenceView, trees
 
-_LEAST = 2
-"""Tokens that are drafted during a forward: the first one stands for what the forward commits after its draft."""
-_MOST = 1024  # that a draft model writes in one go
-_FIRST = 4  # as many, while the speeds are not known
-_NEWEST = 0.2  # weight of the newest measurement of a speed
-_EXPECTED, _SUPPOSED = 0.7, 4.0  # share of guesses that are right, while few were tested, and its weight in tokens
-_KEPT = 0.98  # weight of older tokens, for each that is tested
-_SURE = 0.98  # share beyond which no guess counts as right
-_SPARE = 0.25  # part of a token by which a forward may be too short for it
+_MOST = 1024  # tokens that a draft model writes in one go
 
 
 class ParallelDraft:
@@ -36,8 +29,12 @@ class ParallelDraft:
     With ``form=pearl`` as many tokens are written during a forward as ``ahead`` says, or as the ratio of both speeds
     does, and the next step waits for them. In the latter case the next draft is written first where that is expected to
     be quicker than pre-verify, as it is with a small draft model that is often wrong. With ``form=amusd`` writing ends
-    when the forward does. The text is that of plain decoding whatever is drafted when: each token's noise is keyed by
-    its position.
+    when the forward does. With ``form=auto`` it is ``pearl`` where that is quicker by what was measured, and otherwise
+    all drafts are written before forwards, as by `DraftModel`.
+
+    Where the engine verifies the halves of a batch in turn, each half is drafted for while the other one is verified:
+    its text is known by then, so nothing is drafted in vain. The text is that of plain decoding whatever is drafted
+    when: each token's noise is keyed by its position.
     """
 
     needs = Needs(outcomes=False, beside=True)
@@ -50,24 +47,45 @@ class ParallelDraft:
             raise UsageError(f"strategy {SOURCE}: form=amusd drafts until a forward ends; leave out ahead")
         where = ServiceBeside if options.url else ModelBeside
         self._drafting: DraftResource = drafting or where(resources, options)
-        self._pace, self._stops = _Pace(options), options.form == "amusd"
+        self._pace, self._stops = Pace(options), options.form == "amusd"
         self._guesses: dict[int, _Guess] = {}
         self._flying: list[_Guess] = []
         self._failed: dict[int, Exception] = {}
+        self._waiting: Sequence[SequenceView] = ()
+        self._last = _Last()
+
+    @property
+    def is_drafting(self) -> bool:
+        return bool(self._flying)
+
+    def halves_pay(self, views: Sequence[SequenceView], whole: float, half: float, *, now: bool) -> bool:
+        guesses = [self._guesses.get(view.sequence) for view in views]
+        if not all(guess is not None and self._drafting.beside(guess.sight) for guess in guesses):
+            return False
+        budgets = [guess.budget for guess in guesses if guess is not None]
+        return self._pace.halves_pay(max(budgets), whole, half, now=now)
+
+    def look_ahead(self, views: Sequence[SequenceView]) -> None:
+        self._waiting = views
 
     def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
         """Propose what was drafted during the last forward, and go on drafting."""
+        took = self._drafting.seconds() - self._last.left
         self._land(views)
         asked = {place: views[place] for place, budget in enumerate(budgets) if budget > 0}
         for view in asked.values():
             if view.sequence in self._failed:
                 raise self._failed[view.sequence]
         guesses = {place: self._follow(view) for place, view in asked.items()}
+        for place, guess in guesses.items():
+            guess.budget = budgets[place]
+        if self._last.was_step_of(guesses.values()):
+            self._pace.learn_forward(took, beside=self._last.beside)
         self._draft_first([(guess, budgets[place]) for place, guess in guesses.items() if not guess.rest])
         drafts = [NO_DRAFT] * len(views)
         for place, guess in guesses.items():
             drafts[place] = guess.draft(budgets[place])
-        self._take_off([(guess, budgets[place]) for place, guess in guesses.items()])
+        self._take_off(list(guesses.values()))
         return drafts
 
     def _land(self, views: Sequence[SequenceView]) -> None:
@@ -78,7 +96,7 @@ class ParallelDraft:
         now = {view.sequence: view.tokens for view in views}
         useful = any(guess.hopeful(now.get(guess.sight.sequence)) for guess in flying)
         written = self._drafting.end(stop=self._stops or not useful)
-        self._pace.learn(written.apart, written.seconds)
+        self._pace.learn_token(written.seconds, halves=self._last.halves)
         for guess in flying:
             if written.error is not None:
                 self._failed[guess.sight.sequence] = written.error
@@ -105,23 +123,35 @@ class ParallelDraft:
                 wanted.append((guess, length))
         if wanted:
             written = self._drafting.write([guess.sight for guess, _ in wanted], [length for _, length in wanted])
-            self._pace.learn_alone(written.seconds)
-            for guess, _ in wanted:
-                guess.extend(written.chains.get(guess.sight.sequence, _NOTHING))
+            chains = [written.chains.get(guess.sight.sequence, _NOTHING) for guess, _ in wanted]
+            if all(guess.is_read for guess, _ in wanted):  # otherwise most of it went to prompts
+                self._pace.learn_alone(written.seconds, sum(len(chain.tokens) for chain in chains) / len(chains))
+            for (guess, _), chain in zip(wanted, chains, strict=True):
+                guess.is_read = True
+                guess.extend(chain)
 
-    def _take_off(self, guesses: Sequence[tuple[_Guess, int]]) -> None:
-        """Go on from the ends of these guesses while the target verifies."""
+    def _take_off(self, guesses: Sequence[_Guess]) -> None:
+        """Go on from the ends of these guesses while the target verifies, or draft for texts that wait."""
+        waiting, self._waiting = self._waiting, ()
+        halves = [self._follow(view) for view in waiting if view.sequence in self._guesses]
+        halves = [guess for guess in halves if guess.sight.sequence not in self._failed]
         flying: list[tuple[_Guess, int]] = []
-        for guess, budget in guesses:
-            most = min(budget + 1, _MOST if self._stops else self._pace.tokens)
-            length = guess.room(max(_LEAST, most) - (len(guess.rest) - guess.drafted))
-            if length > 0 and self._drafting.beside(guess.sight):
-                flying.append((guess, length))
+        if halves:
+            flying = [(guess, guess.room(guess.budget - len(guess.rest))) for guess in halves]
+        elif guesses and self._pace.flies(max(guess.budget for guess in guesses)):
+            flying = [(guess, self._length_beside(guess)) for guess in guesses]
+        flying = [(guess, length) for guess, length in flying if length > 0 and self._drafting.beside(guess.sight)]
         if flying:
             self._drafting.begin([guess.sight for guess, _ in flying], [length for _, length in flying])
             self._flying = [guess for guess, _ in flying]
             for guess in self._flying:
                 guess.was_ahead = True
+        self._last = _Last(self._drafting.seconds(), frozenset(map(id, guesses)), bool(flying), bool(halves))
+
+    def _length_beside(self, guess: _Guess) -> int:
+        """How many tokens to write behind the guess during its own forward."""
+        most = min(guess.budget + 1, _MOST if self._stops else self._pace.tokens)
+        return guess.room(max(LEAST, most) - (len(guess.rest) - guess.drafted))
 
     def observe(self, observations: Sequence[Observation]) -> None:
         """Learns nothing here: `propose` compares what was guessed with the committed tokens."""
@@ -130,6 +160,7 @@ class ParallelDraft:
         """Forget the sequence. If it is drafted for at this moment, that ends first, for all that are."""
         if any(guess.sight.sequence == sequence for guess in self._flying):
             self._land([guess.sight.view for guess in self._flying if guess.sight.sequence != sequence])
+        self._waiting = [view for view in self._waiting if view.sequence != sequence]
         self._guesses.pop(sequence, None)
         self._failed.pop(sequence, None)
         self._drafting.release(sequence)
@@ -138,19 +169,41 @@ class ParallelDraft:
 _NOTHING = Chain()
 
 
+@dataclass(frozen=True, slots=True)
+class _Last:
+    """The last time that drafts were proposed: when that was over, for which guesses, and what was drafted then.
+
+    ``beside``: something was. ``halves``: it was for texts that waited for their turn.
+    """
+
+    left: float = 0.0
+    guesses: frozenset[int] = frozenset()
+    beside: bool = False
+    halves: bool = False
+
+    def was_step_of(self, guesses: Iterable[_Guess]) -> bool:
+        """Whether there was one forward since, of all these texts."""
+        known = [guess.stepped and id(guess) in self.guesses for guess in guesses]
+        return bool(known) and all(known) and not self.halves
+
+
 @dataclass(slots=True, eq=False)
 class _Guess:
     """A text as it will be if the drafter is right: ``start`` tokens of the sight are committed, the rest is guessed.
 
-    ``scores`` are those of the guessed tokens, ``drafted`` how many of these the target was shown. ``was_ahead``:
-    something was drafted for it during the last forward.
+    ``scores`` are those of the guessed tokens, ``drafted`` how many of these the target was shown, and ``budget`` how
+    many it may be shown. ``was_ahead``: something was drafted for it during the last forward. ``stepped``: its text has
+    had one step since it was followed before. ``is_read``: the drafter has read its prompt.
     """
 
     sight: Sight
     start: int
     scores: list[float] = field(default_factory=list)
     drafted: int = 0
+    budget: int = 0
     was_ahead: bool = False
+    stepped: bool = False
+    is_read: bool = False
 
     @property
     def rest(self) -> list[int]:
@@ -174,6 +227,7 @@ class _Guess:
         start = min(self.start, len(tokens))
         new, rest = list(tokens[start:]), self.sight.tokens[start:]
         right = next((place for place, (one, other) in enumerate(zip(new, rest, strict=False)) if one != other), -1)
+        self.stepped = 0 < len(new) <= self.drafted + 1
         self.was_ahead &= len(new) <= self.drafted + 1  # a forward commits no more: otherwise there was a pause
         if start == self.start and rest[: len(new)] == new:
             del self.scores[: len(new)]
@@ -199,61 +253,3 @@ class _Guess:
         """Cut ``length`` to the tokens that the request may have behind what is guessed."""
         most, sight = self.sight.request.params.max_tokens, self.sight
         return length if most is None else min(length, most - (len(sight.tokens) - sight.prompt_length))
-
-
-class _Pace:
-    """How many tokens to draft during a forward, and before one where there is no draft, by what is measured.
-
-    During a forward as many as fit into one, as PEARL does, unless their number is set.
-    """
-
-    def __init__(self, options: ParallelDraftOptions) -> None:
-        self._set, self._measures = options.ahead, not options.ahead and options.form == "pearl"
-        self._forward = self._token = self._alone = 0.0  # seconds; of a token beside a forward, and while nothing runs
-        self._right, self._tested = _EXPECTED * _SUPPOSED, _SUPPOSED
-
-    @property
-    def tokens(self) -> int:
-        if self._set:
-            return self._set
-        return max(_LEAST, int(self._forward / self._token + _SPARE)) if self._token and self._forward else _FIRST
-
-    def before(self, budget: int) -> int:
-        """How many tokens to draft before a forward for which none are there. 0: it runs meanwhile, without a draft.
-
-        With a draft ready, a step takes one forward, and leaves the next one ready if all tokens are right. Each choice
-        is rated by the tokens and the seconds until no draft is ready again.
-        """
-        if not self._measures or not self._forward:
-            return 0
-        chance, ready = min(_SURE, self._right / self._tested), min(budget, self.tokens - 1)
-        step = max(self._forward, self.tokens * self._token)
-        steps = 1 / (1 - chance ** (ready + 1))  # that begin with a draft, one after another, on average
-        rates = [(1 + chance * steps * _tokens(chance, ready)) / (step * (1 + chance * steps))]
-        for drafted in range(1, budget + 1):
-            all_right = chance ** (drafted + 1)
-            tokens = _tokens(chance, drafted) + all_right * steps * _tokens(chance, ready)
-            rates.append(tokens / (drafted * (self._alone or self._token) + step * (1 + all_right * steps)))
-        return rates.index(max(rates))
-
-    def learn(self, forward: float, token: float) -> None:
-        """A forward took so long, and a token drafted beside it; 0: not known."""
-        if forward > 0 and token > 0:
-            self._forward, self._token = _newer(self._forward, forward), _newer(self._token, token)
-
-    def learn_alone(self, token: float) -> None:
-        """A token drafted while nothing ran took so long; 0: not known."""
-        self._alone = _newer(self._alone, token) if token > 0 else self._alone
-
-    def learn_outcome(self, right: int, tested: int) -> None:
-        """So many of the guessed tokens that were tested were right."""
-        self._right, self._tested = _KEPT**tested * self._right + right, _KEPT**tested * self._tested + tested
-
-
-def _newer(known: float, measured: float) -> float:
-    return known + _NEWEST * (measured - known) if known else measured
-
-
-def _tokens(chance: float, drafted: int) -> float:
-    """Tokens of a step on average whose draft has so many, each right with this chance."""
-    return float((1 - chance ** (drafted + 1)) / (1 - chance))

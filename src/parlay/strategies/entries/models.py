@@ -69,7 +69,9 @@ ENTRIES: tuple[StrategyEntry, ...] = (
         options=ParallelDraftOptions,
         k=8,
         factory="parlay.drafters.draft_models.parallel_draft:ParallelDraft",
-        toys=("url=toy,ahead=3", "", "form=amusd", "rule=typical,ahead=2"),
+        arm=2,
+        beside=True,
+        toys=("url=toy,form=pearl,ahead=3", "min_p=0", "form=amusd", "form=pearl,rule=typical,ahead=2"),
     ),
     StrategyEntry(
         name=BIG_LITTLE,
