@@ -272,7 +272,8 @@ class SelfDraftOptions(Options):
     min_p: float = option(MIN_P, MIN_P_HELP, low=0, high=1)
 
 
-SET_BLOCK = "set-block"
+SET_BLOCK, ADAPTER = "set-block", "adapter"
+"""The strategy, and its option that names an adapter for mask rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -280,7 +281,9 @@ class SetBlockOptions(Options):
     """Who guesses masked places, how many of them, and below how many nodes."""
 
     adapter: str = option(
-        "", "folder of an adapter that mask rows alone run with (UNO); empty: the model fills them itself", opens=True
+        "",
+        "folder of an adapter that mask rows alone run with (UNO); empty: the owner's, or the model's own weights",
+        opens=True,
     )
     masks: int = option(0, "mask rows below a node; 0: the model's block, at most 6", low=0, high=64)
     groups: int = option(2, "nodes, the root among them, below which masks stand: the likeliest", low=1, high=64)

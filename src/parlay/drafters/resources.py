@@ -45,6 +45,7 @@ class Resources:
     named, gives the one that the target mixes in; it raises UsageError where there is none. ``find_head`` finds trained
     heads for the target; ``domains`` are the kinds of texts, beside texts in general, for which there are some.
     ``read_adapter`` reads an adapter of the target from a folder, under a name; None where the target runs none.
+    ``mask_adapter`` is the folder of the one with which mask rows run where the strategy names none; empty: none.
     ``round_weights`` packs the target's weights in so many bits for drafts; None where it can't.
     ``spare_threads`` is how many of the target's threads may draft while it verifies on the others.
     ``closing`` runs when the drafter goes: a drafter that writes files registers its last write there. ``rule`` is the
@@ -65,6 +66,7 @@ class Resources:
     find_head: FindHead | None = None
     domains: Callable[[], Collection[str]] = tuple
     read_adapter: Callable[[Path, str], Adapter] | None = None
+    mask_adapter: str = ""
     round_weights: Callable[[int], None] | None = None
     spare_threads: int = 0
     closing: ExitStack = field(default_factory=ExitStack)

@@ -34,9 +34,9 @@ from parlay.models.sampling_defaults import usual_params
 from parlay.options import LoadOptions, RankOptions, override
 from parlay.ranks.starting import ALONE, end_ranks, loss_of, ranks_ended_on_error
 from parlay.strategies.building import offered
-from parlay.strategies.built import RunnerCache, StrategyCache, for_target
+from parlay.strategies.built import RunnerCache, StrategyCache
 from parlay.strategies.entry import DEFAULT_STRATEGY
-from parlay.strategies.spelling import StrategySpec, parse
+from parlay.strategies.spelling import StrategySpec
 from parlay.system.progress import Progress, advance, bar
 from parlay.text.chat_template import Messages, Tools
 from parlay.text.prompts import Document, Documents, Predictions, Prompt, Prompts, conversations, is_prompt, listed
@@ -133,8 +133,7 @@ class LLM:
             )
             in_use, power = self.engine.requests.strategies, PowerOf(self.runner, cost)
             self._strategies = StrategyCache(self._resources, cost, in_use=in_use, memory=router_file, power=power)
-            strategy = for_target(parse(strategy) if isinstance(strategy, str) else strategy, self.runner.spec)
-            self._strategies.get(strategy)  # a wrong name is an error now, not at the first request
+            strategy = self._strategies.own(strategy)  # a wrong name is an error now, not at the first request
             gate = open_gate(certificates, model, ensemble, self._resources, share=audit_share)
             start = self.runner.spec.encoder.start if self.runner.spec.encoder is not None else None
             self._factory = InputProcessor(
@@ -353,7 +352,7 @@ class LLM:
 
     def offered(self) -> tuple[str, ...]:
         """The strategies of the catalogue that work for this model by their name alone. Any thread may call this."""
-        return offered(self._resources, self.engine.requests.check_needs)
+        return offered(self._strategies.resources, self.engine.requests.check_needs)
 
     @property
     def cache_bytes(self) -> int:

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
+from parlay.drafters.options import ADAPTER, SET_BLOCK
 from parlay.drafters.resources import Resources
 from parlay.options import UsageError
 from parlay.router.arms import Arm
@@ -43,6 +44,12 @@ def for_target(spec: StrategySpec, target: RunnerSpec | None) -> StrategySpec:
     one_pass = "mask-predict,steps=1" if ends.copies else "mask-predict,steps=4"
     selector = {"length": one_pass, "frames": "ctc", "graph": "lookahead-path"}[ends.kind]
     return parse(f"{DENOISE}:selector={selector}")
+
+
+def _mask_adapter(spec: StrategySpec) -> str:
+    """The adapter for mask rows that a strategy names, or one inside it; empty: none does."""
+    own = str(spec.settings[ADAPTER]) if spec.name == SET_BLOCK else ""
+    return own or next(filter(None, map(_mask_adapter, spec.members)), "")
 
 
 def unknown_power() -> PowerModel:
@@ -95,6 +102,22 @@ class StrategyCache:
         self._power = lru_cache(maxsize=1)(power)
         self._read = lru_cache(maxsize=4 * kept)(parse)
         self._built: OrderedDict[StrategySpec, _Built] = OrderedDict()  # the least recently used first
+
+    @property
+    def resources(self) -> Resources:
+        """What strategies are built from."""
+        return self._resources
+
+    def own(self, asked: str | StrategySpec) -> StrategySpec:
+        """Build what whoever loaded the target decodes with, and return it as it was read.
+
+        The adapter for mask rows that it names is from now on that of each `set-block` that names none, so requests
+        may set other options of it, and `auto` tries it. Raises UsageError as `get` does.
+        """
+        spec = for_target(asked if isinstance(asked, StrategySpec) else self._read(asked), self._resources.target)
+        self._resources = replace(self._resources, mask_adapter=_mask_adapter(spec))
+        self.get(spec)
+        return spec
 
     def get(self, asked: str | StrategySpec, owner: str = "") -> Strategy:
         """The strategy that is asked for, as text ``NAME[:key=value,...]`` or already read.

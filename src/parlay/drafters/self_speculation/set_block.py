@@ -36,8 +36,8 @@ class SetBlock(GuessingAhead):
 
     def __init__(self, resources: Resources, options: SetBlockOptions) -> None:
         self._adapter: Adapter | None = None
-        if options.adapter:
-            canvas, self._adapter = _adapted(resources, Path(options.adapter))
+        if folder := options.adapter or resources.mask_adapter:
+            canvas, self._adapter = _adapted(resources, Path(folder))
         else:
             canvas = _own_canvas(resources.target)
         called = resources.target.name if resources.target else ""
