@@ -11,10 +11,11 @@ import pytest
 
 from parlay import LLM, ParlayError, SamplingParams
 from parlay.aio import AsyncLLM
+from parlay.certificates.ways import FEW
 from parlay.llm.input_processor import RequestOptions
 from parlay.strategies.entry import DEFAULT_STRATEGY
 from parlay.testing.diffusion import save_diffusion
-from parlay.types import Exactness
+from parlay.types import Exactness, Metrics
 from tests.certificates.conftest import GREEDY, PROMPTS, Certify, damaged
 from tests.certificates.wrong import EXACT, WRONG
 
@@ -83,6 +84,27 @@ def test_a_model_of_both_modes_fills_canvases_only_for_requests_with_a_floor(cer
             for level in (FLOOR, None, "bits", "lossy:floor=0.95")
         }
     assert chosen == {FLOOR: denoise, None: "auto", "bits": "auto", "lossy:floor=0.95": "auto"}
+
+
+def test_a_floor_takes_the_exact_way_while_that_is_cheaper(certify: Certify, tmp_path: Path) -> None:
+    """Answers that are over tell what each way takes for such requests; calibration's speed counts before."""
+    denoise = "denoise:k=4,selector=confidence"
+    save_diffusion("nemotron", tmp_path / "both")
+    with LLM(str(tmp_path / "both")) as llm:
+        path = certify(denoise, binding=llm.gate.binding())
+    with LLM(str(tmp_path / "both"), certificates=[path], audit_share=0) as llm:
+
+        def chosen() -> str:
+            return llm.generate([[5, 9, 11]], GREEDY, exactness=FLOOR)[0].outputs[0].strategy
+
+        (exact,) = llm.generate([[5, 9, 11]], GREEDY, exactness="bits")[0].outputs
+        assert exact.metrics.router is not None
+        assert chosen() == denoise
+        for strategy, steps in ((exact.strategy, 2), (denoise, 200)):
+            took = Metrics(strategy, Exactness.BITS, completion_tokens=16, steps=steps, rows=steps)
+            for _ in range(FEW):
+                llm.gate.ways.learn(exact.metrics.router.kind, took)
+        assert chosen() == exact.strategy
 
 
 @pytest.mark.parametrize(

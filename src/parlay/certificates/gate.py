@@ -5,19 +5,20 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 from parlay.certificates.bounds import agreement
 from parlay.certificates.certificate import Audited, Binding, Certificate, Certified, Held, Sampling, read
 from parlay.certificates.requirement import Allowed, Floor
+from parlay.certificates.ways import Loaded, Way, Ways
 from parlay.drafters.resources import Resources
 from parlay.models.fetch.origin import weights_fingerprint
 from parlay.options import Ensemble, Nest
 from parlay.strategies import accept_rules
-from parlay.strategies.catalogue import find
+from parlay.strategies.catalogue import catalogue, find
 from parlay.strategies.entries.canvases import DENOISE
-from parlay.strategies.spelling import StrategySpec, parse
+from parlay.strategies.spelling import StrategySpec, name_of, parse
 from parlay.types import Exactness, ParlayError, SamplingParams
 
 PLAIN = "none"
@@ -69,10 +70,13 @@ class CertificateGate:
         binding: Callable[[], Binding],
         paths: Sequence[Path] = (),
         *,
+        ways: Ways,
         share: float = 0.0,
         reference: StrategySpec | None = None,
     ) -> None:
         self._level = level
+        self.ways = ways
+        """What each way to decode costs by now; answers that are over are to be told."""
         self.reference = reference
         """The strategy that answers are compared with; None: the exact form of the default one."""
         self.binding = binding
@@ -85,6 +89,11 @@ class CertificateGate:
                 raise ParlayError(f"{held.path} covers the same sampling as another certificate: leave one of them out")
             seen.append(held.certificate)
 
+    @property
+    def certifies(self) -> bool:
+        """Whether there are certificates."""
+        return bool(self._held)
+
     def audited(self) -> list[Audited]:
         """All that is certified here, by strategy; one may stand in several certificates. Any thread may call."""
         certificates = [held.certificate for held in self._held]
@@ -96,18 +105,20 @@ class CertificateGate:
         named: str | StrategySpec | None,
         usual: str | StrategySpec,
         params: SamplingParams,
+        kind: Callable[[], str] = str,
     ) -> ExactnessChoice:
         """``named`` by the request, or else ``usual``. Raises ValueError where what is named is not allowed.
 
-        Where nothing is named, exact levels take the exact form of ``usual``, and a floor takes the fastest strategy
-        that is certified for it. Without a word of what is allowed, what is named counts, as is.
+        Where nothing is named, exact levels take the exact form of ``usual``, and a floor takes what is cheapest now
+        for requests of this ``kind``: exact decoding, or a strategy that is certified for the floor. Without a word of
+        what is allowed, what is named counts, as is.
         """
         if allowed is None or (allowed.level is Exactness.LOSSY and allowed.floor is None):
             return ExactnessChoice(named or usual)
         strategy = named or usual
         spec = strategy if isinstance(strategy, StrategySpec) else parse(strategy)
         if allowed.floor is not None:
-            return self._with_floor(allowed.floor, named, spec, params)
+            return self._with_floor(allowed.floor, named, spec, params, kind)
         if Exactness.weakest(self._level, allowed.level) is not allowed.level:
             raise ValueError(f"exactness {allowed.level} is more than this model keeps here: ask for {self._level}")
         if Exactness.weakest(rule_level(spec), allowed.level) is allowed.level:
@@ -119,16 +130,27 @@ class CertificateGate:
         return ExactnessChoice(exact_form(spec))
 
     def _with_floor(
-        self, floor: Floor, named: str | StrategySpec | None, spec: StrategySpec, params: SamplingParams
+        self,
+        floor: Floor,
+        named: str | StrategySpec | None,
+        spec: StrategySpec,
+        params: SamplingParams,
+        kind: Callable[[], str],
     ) -> ExactnessChoice:
         lossy = rule_level(spec) is Exactness.LOSSY
         if named is not None and lossy and spec != self.reference:
             return ExactnessChoice(spec, self._certificate(spec, floor, params))
         open_arms = self._open(floor, params) if named is None or find(spec.name).routes else []
-        if open_arms:
-            fastest, held = max(open_arms, key=lambda arm: arm[0].speed)
-            return ExactnessChoice(parse(fastest.strategy), held)
-        return ExactnessChoice((self.reference or exact_form(spec)) if lossy else named or spec)
+        exact = (self.reference or exact_form(spec)) if lossy else named or spec
+        if not open_arms:
+            return ExactnessChoice(exact)
+        ways = [Way(str(exact)), *(Way(one.strategy, one.speed) for one, _ in open_arms)]
+        chosen = self.ways.cheapest(ways, kind())
+        return (
+            ExactnessChoice(parse(ways[chosen].strategy), open_arms[chosen - 1][1])
+            if chosen
+            else ExactnessChoice(exact)
+        )
 
     def _open(self, floor: Floor, params: SamplingParams) -> list[tuple[Certified, HeldCertificate]]:
         """Find the strategy that is certified for such a request, and was faster than exact decoding."""
@@ -162,7 +184,13 @@ class CertificateGate:
 
 
 def open_gate(
-    paths: Sequence[str | Path], model: object, ensemble: Ensemble | Nest | None, resources: Resources, *, share: float
+    paths: Sequence[str | Path],
+    model: object,
+    ensemble: Ensemble | Nest | None,
+    resources: Resources,
+    loaded: Loaded,
+    *,
+    share: float,
 ) -> CertificateGate:
     """Open the gate of a loaded model, or of all that write with it.
 
@@ -182,7 +210,8 @@ def open_gate(
         return Binding(model=target.name, weights=weights, dtype=target.dtype, draft_model=draft_model or "")
 
     reference = parse(ONE_BY_ONE) if target.fills_only else None
-    return CertificateGate(target.promised, binding, [Path(path) for path in paths], share=share, reference=reference)
+    files = [Path(path) for path in paths]
+    return CertificateGate(target.promised, binding, files, ways=Ways(loaded), share=share, reference=reference)
 
 
 def rule_level(spec: StrategySpec) -> Exactness:
@@ -190,6 +219,13 @@ def rule_level(spec: StrategySpec) -> Exactness:
     if find(spec.name).selects:
         return find(spec.name).exactness
     return accept_rules.RULES[accept_rules.name_in(spec.settings)].exactness
+
+
+@lru_cache(maxsize=256)
+def chooses(strategy: str | StrategySpec) -> bool:
+    """Whether a strategy, which is looked up once, chooses among drafters by what a request asks for."""
+    entry = catalogue().get(strategy.name if isinstance(strategy, StrategySpec) else name_of(strategy))
+    return entry is not None and (entry.routes or "by_kind=" in str(strategy))
 
 
 def exact_form(spec: StrategySpec) -> StrategySpec:

@@ -136,6 +136,7 @@ class Sequence:
             completion_tokens=self.output_length - len(self.request.written),
             first_step_tokens=tally.first_step_tokens,
             steps=tally.steps,
+            rows=tally.rows,
             draft_steps=tally.draft_steps,
             draft_tokens=nodes.drafted_by_source.total(),
             accepted_tokens=nodes.accepted_by_source.total(),

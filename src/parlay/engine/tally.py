@@ -68,6 +68,7 @@ class Tally:
     """Counts and wall seconds of one sample's steps; nothing is counted elsewhere."""
 
     steps: int = 0
+    rows: int = 0
     draft_steps: int = 0
     first_step_tokens: int = 0
     cached_tokens: int = 0
@@ -88,6 +89,7 @@ class Tally:
         if self.steps == 0:
             self.first_step_tokens = committed
         self.steps += 1
+        self.rows += 1 + len(draft)
         proposed = len(draft) - draft.probes
         if not proposed:
             return

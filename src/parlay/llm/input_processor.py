@@ -5,20 +5,19 @@ from __future__ import annotations
 import itertools
 import random
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
-from parlay.certificates.gate import CertificateGate, ExactnessChoice
+from parlay.certificates.gate import CertificateGate, ExactnessChoice, chooses
 from parlay.certificates.requirement import Allowed
 from parlay.certificates.requirement import parse as allowed_by
 from parlay.llm.jobs import Job, Sample, audit_of, resume
 from parlay.llm.vocabulary import Vocabulary
 from parlay.llm.voting import Ballot, VoteParams
 from parlay.sampling.processors import BadWords
-from parlay.strategies.catalogue import catalogue
-from parlay.strategies.spelling import StrategySpec, name_of
+from parlay.strategies.spelling import StrategySpec
 from parlay.structured.after_reasoning import AfterReasoning
 from parlay.structured.grammars import Grammar
 from parlay.text.chat_template import (
@@ -209,16 +208,19 @@ class InputProcessor:
         grammar = self._grammars.compile(params.form, options.salt) if params.form is not None else None
         texts = (prediction, *references) if prediction else references
         first = replace(self._request(ids, params, options, texts), guidance=guidance)
-        choice = self._choice(options, params, predicts=bool(prediction))
-        if _chooses(choice.strategy):
-            first = replace(first, kind=self._kinds.of(ids, params))
+        kind = partial(self._kinds.of, ids, params)
+        choice = self._choice(options, params, kind, predicts=bool(prediction))
+        if self.gate.certifies or chooses(choice.strategy):
+            first = replace(first, kind=kind())
         samples = [
             self._sample(first, n, choice.strategy, self._constraint(grammar, first, thoughts), len(prediction))
             for n in range(params.n)
         ]
         if options.written:
             resume(samples, options.written)
-        job = Job(first.id, text, samples, thoughts, vote=Ballot(options.vote) if options.vote is not None else None)
+        vote = Ballot(options.vote) if options.vote is not None else None
+        ended = self.gate.ways.learn if self.gate.certifies else None
+        job = Job(first.id, text, samples, thoughts, vote=vote, ended=ended)
         if choice.held is not None and choice.held.due():  # drawn before anything is decoded
             again = partial(self.job, options=self._compared(options), references=references, prediction=prediction)
             job.audit = audit_of(choice, choice.held, first, again)
@@ -230,7 +232,9 @@ class InputProcessor:
         own = replace(options, strategy=self.gate.reference, exactness=exactness)
         return replace(own, store=False, priority=options.priority + 1, vote=None)
 
-    def _choice(self, options: RequestOptions, params: SamplingParams, *, predicts: bool) -> ExactnessChoice:
+    def _choice(
+        self, options: RequestOptions, params: SamplingParams, kind: Callable[[], str], *, predicts: bool
+    ) -> ExactnessChoice:
         """Choose the strategy. Raises ValueError for one that the request's exactness forbids."""
         usual = PREDICTION_STRATEGY if predicts else self._strategy
         if options.exactness is None:
@@ -238,7 +242,7 @@ class InputProcessor:
         allowed = allowed_by(options.exactness) if isinstance(options.exactness, str) else options.exactness
         if options.adapter is not None and allowed.floor is not None:  # certificates are about the model without it
             allowed = Allowed(Exactness.SEED)
-        return self.gate.choose(allowed, options.strategy, usual, params)
+        return self.gate.choose(allowed, options.strategy, usual, params, kind)
 
     def _request(
         self, prompt: Ids, params: SamplingParams, options: RequestOptions, references: tuple[Ids, ...]
@@ -391,10 +395,3 @@ class InputProcessor:
             raise ParlayError(f"this model's chat template refuses the conversation: {reason}") from error
         ids = self._encoder.encode(parts, self._max_context, special=False, cut=cut)
         return TokensPrompt(prompt_token_ids=ids, thoughts=expected_thoughts(self._tokenizer, ids))
-
-
-@lru_cache(maxsize=256)
-def _chooses(strategy: str | StrategySpec) -> bool:
-    """Whether a strategy, which is looked up once, chooses drafters or thresholds by what a request asks for."""
-    entry = catalogue().get(strategy.name if isinstance(strategy, StrategySpec) else name_of(strategy))
-    return entry is not None and (entry.routes or "by_kind=" in str(strategy))

@@ -185,6 +185,8 @@ class Job:
     """There if the samples are chains of thought that vote; it says when each begins and when they may be stopped."""
     ahead: StepsAhead | None = None
     """There once the text is over whose steps a small model drafted ahead."""
+    ended: Callable[[str, Metrics], None] | None = None
+    """Is told the kind of the request and the counts of each sample that is over."""
 
     def due(self) -> Sequence[Sample]:
         """Samples to put into the engine now, all of them but those of a vote: it begins some later, or never."""
@@ -215,6 +217,8 @@ class Job:
         if self.vote is not None and event.finish_reason is not None:
             chain, score = sample.request.key.sample_index, sample.mean_logprob
             self.vote.count(chain, sample.whole_text, event.finish_reason, score)
+        if self.ended is not None and event.metrics is not None:
+            self.ended(sample.request.kind, event.metrics)
         done = self.output() if self.finished else None
         return StreamEvent(sample.request.key.sample_index, pieces, ids, event.finish_reason, done)
 

@@ -134,7 +134,7 @@ class LLM:
             in_use, power = self.engine.requests.strategies, PowerOf(self.runner, cost)
             self._strategies = StrategyCache(self._resources, cost, in_use=in_use, memory=router_file, power=power)
             strategy = self._strategies.own(strategy)  # a wrong name is an error now, not at the first request
-            gate = open_gate(certificates, model, ensemble, self._resources, share=audit_share)
+            gate = open_gate(certificates, model, ensemble, self._resources, self.engine, share=audit_share)
             start = self.runner.spec.encoder.start if self.runner.spec.encoder is not None else None
             self._factory = InputProcessor(
                 self.vocabulary, self.engine.longest, strategy=strategy, seed=seed, gate=gate, start=start

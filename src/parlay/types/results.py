@@ -81,16 +81,16 @@ class Metrics:
     """Counts of one sample. Seconds are wall time of steps this sample took part in.
 
     ``steps`` are target forwards that decoded: an early prefill chunk is no step, and a forward of a canvas is one even
-    if it commits nothing. Prefill lasts until the first
-    step is done, and ``first_step_tokens`` are the tokens that step committed. ``completion_tokens`` are those that
-    this engine committed, without a resumed request's earlier ones. ``accepted_by_depth[d]`` counts
-    accepted nodes at depth d + 1 and ``drafted_by_depth`` the nodes proposed there. ``draft_tokens`` counts nodes
-    that the target verified, probes left out. ``outcomes`` counts steps by (nodes proposed, nodes accepted), steps
-    without a draft as (0, 0). ``drafter_faults`` counts drafters that raised and were dropped.
-    ``layer_rows`` are rows that drafting ran through the target's own layers, and ``layer_seconds`` the part of
-    ``draft_seconds`` that this took. ``escaped_at``: after so many tokens of output a lossy text went on exactly.
-    ``router`` is there for strategies that choose among drafters. ``lost_members`` are the models of an ensemble that
-    failed or were late and were left out, so that the text is lossy.
+    if it commits nothing. ``rows`` are those of these forwards: one of the text, drafts, and masks. Prefill lasts until
+    the first step is done, and ``first_step_tokens`` are the tokens that step committed. ``completion_tokens`` are
+    those that this engine committed, without a resumed request's earlier ones. ``accepted_by_depth[d]`` counts accepted
+    nodes at depth d + 1 and ``drafted_by_depth`` the nodes proposed there. ``draft_tokens`` counts nodes that the
+    target verified, probes left out. ``outcomes`` counts steps by (nodes proposed, nodes accepted), steps without a
+    draft as (0, 0). ``drafter_faults`` counts drafters that raised and were dropped. ``layer_rows`` are rows that
+    drafting ran through the target's own layers, and ``layer_seconds`` the part of ``draft_seconds`` that this took.
+    ``escaped_at``: after so many tokens of output a lossy text went on exactly. ``router`` is there for strategies that
+    choose among drafters. ``lost_members`` are the models of an ensemble that failed or were late and were left out, so
+    that the text is lossy.
     """
 
     strategy: str
@@ -100,6 +100,7 @@ class Metrics:
     completion_tokens: int = 0
     first_step_tokens: int = 0
     steps: int = 0
+    rows: int = 0
     draft_steps: int = 0
     draft_tokens: int = 0
     accepted_tokens: int = 0
