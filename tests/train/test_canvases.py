@@ -30,7 +30,7 @@ from parlay.train.canvases.options import (
     SetBlockTrainOptions,
 )
 from parlay.train.canvases.recipe import CanvasRecipe, divergence, masked_loss, next_token_loss
-from parlay.train.canvases.rows import Words, batch_of, rows_of
+from parlay.train.canvases.rows import Words, anchors, batch_of, common_ids, rows_of
 from parlay.train.canvases.run import METHODS, Begun, choose_mask, fit, train
 from parlay.train.canvases.set_block import SetBlockRecipe, guessing_rows
 from parlay.train.canvases.set_block_adapter import MaskAdapterRecipe
@@ -55,6 +55,9 @@ def tokens() -> Any:
     tokenizer = toy_tokenizer(VOCAB)
     tokenizer.eos_token = tokenizer.convert_ids_to_tokens(END)
     return tokenizer
+
+
+COMMON: Mapping[str, Any] = {"data": DATA, "rows": 16, "precision": "float32"}
 
 
 def reversals(count: int, seed: int = 0) -> list[TrainingText]:
@@ -174,6 +177,32 @@ def test_the_divergence_is_zero_of_equals_and_teaches_the_student_alone() -> Non
     assert float(divergence(one[:0], other[:0]).detach()) == float(next_token_loss(one[:0], torch.zeros(0))) == 0
 
 
+def test_canvases_beside_a_text_are_each_alone_behind_it_and_the_text_stays_as_it_was() -> None:
+    """Where they begin in the text, and what they see of it and of each other, as the engine lays them."""
+    one, batch = decoder(), batch_of(reversals(3), END, 1)
+    options = SetBlockTrainOptions(**COMMON, block=2, lora=4, groups=3)
+    recipe = MaskAdapterRecipe(options, one)
+    for up in recipe._adapter.up.values():
+        up.data.normal_(0, 0.3)
+    begins_BG = anchors(batch, 3, torch.Generator().manual_seed(1))
+    assert ((begins_BG >= batch.answer_B[:, None]) & (begins_BG < batch.length_B[:, None] - 1)).all()
+    with torch.no_grad():
+        found = recipe._guessed(batch, begins_BG)
+        guess_PH = iter(found.guess_PH)
+        for row, begins in enumerate(begins_BG.tolist()):
+            for begin in begins:
+                _, cache = one.read(batch.ids_BT[row : row + 1, :begin])
+                alone = torch.ones(1, 2, begin + 2, dtype=torch.bool)
+                places = torch.tensor([[begin, begin + 1]])
+                with recipe._adapter.on():
+                    two_MH = one.further(torch.full((1, 2), MASK), places, alone, cache)[0]
+                for depth in range(min(2, int(batch.length_B[row]) - 1 - begin)):
+                    torch.testing.assert_close(next(guess_PH), two_MH[depth])
+        assert next(guess_PH, None) is None
+        hidden_BTH = one.hidden(batch.ids_BT, masks.causal(batch.ids_BT.shape[1]))
+        torch.testing.assert_close(one.read(batch.ids_BT)[0], hidden_BTH)
+
+
 def test_the_two_copies_guess_each_place_of_a_canvas_once() -> None:
     """But for its first place, which the text predicts; the row behind the last place guesses in both copies."""
     group_T = masks.groups_of(13, 4, 1)
@@ -183,6 +212,16 @@ def test_the_two_copies_guess_each_place_of_a_canvas_once() -> None:
     assert (one[~first] != other[~first]).all()
     assert one[first].all()
     assert other[first].all()
+
+
+def test_the_commonest_tokens_of_answers_are_learned_over() -> None:
+    rows = [TrainingText((9, 9, 9, 5, 7, 7), 3), TrainingText((9, 4, 7), 1)]
+    assert common_ids(rows, 2, 16).tolist() == [4, 7], "of equals the lower id"
+    assert common_ids(rows, 5, 16).tolist() == [0, 1, 4, 5, 7], "where there are fewer, low ids follow"
+    recipe = MaskAdapterRecipe(SetBlockTrainOptions(**COMMON, lora=4), decoder(), common_ids(rows, 5, 16))
+    known, label = recipe._labels(torch.tensor([7, 6, 9, 0]))
+    assert known.tolist() == [True, False, False, True]
+    assert label[[0, 3]].tolist() == [4, 0]
 
 
 def test_rows_are_conversations_and_pieces_of_documents() -> None:
@@ -202,9 +241,6 @@ def test_rows_are_conversations_and_pieces_of_documents() -> None:
     assert batch.text_BT.sum(1).tolist() == [3, 19]
     with pytest.raises(ParlayError, match="too few texts of at most 8 tokens"):
         rows_of(texts, Words(encode, (9,), 9), 8)
-
-
-COMMON: Mapping[str, Any] = {"data": DATA, "rows": 16, "precision": "float32"}
 
 
 @pytest.fixture(scope="module")
@@ -323,6 +359,20 @@ def test_an_adapter_for_mask_rows_drafts_for_a_model_that_stays_as_it_is(tmp_pat
         drafted = llm.generate(prompts, params, strategy=f"set-block:adapter={tmp_path / 'masks'},policy=fixed")
     assert [each.outputs[0].token_ids for each in drafted] == [each.outputs[0].token_ids for each in plain]
     assert sum(each.outputs[0].metrics.steps for each in drafted) < 4 * 20 / 1.3
+    with LLM(str(tmp_path / "base"), dtype="float32") as llm:
+        assert "set-block" not in llm.offered()
+    owned = f"auto:of=prompt-lookup+set-block(adapter={tmp_path / 'masks'})"
+    with LLM(str(tmp_path / "base"), dtype="float32", strategy=owned) as llm:
+        assert "set-block" in llm.offered()
+        routed = llm.generate(prompts, params)
+        assert [each.outputs[0].token_ids for each in routed] == [each.outputs[0].token_ids for each in plain]
+        assert {arm.drafter for arm in routed[0].outputs[0].metrics.router.drafters} == {
+            "prompt-lookup",
+            f"set-block:adapter={tmp_path / 'masks'}",
+        }
+        again = llm.generate(prompts, params, strategy="set-block:groups=1,policy=fixed")
+        assert [each.outputs[0].token_ids for each in again] == [each.outputs[0].token_ids for each in plain]
+        assert sum(each.outputs[0].metrics.draft_tokens for each in again) > 0, "the owner's adapter is everybody's"
 
 
 def test_a_fixed_point_is_the_greedy_text_and_tuning_reaches_it_sooner() -> None:
@@ -337,8 +387,9 @@ def test_a_fixed_point_is_the_greedy_text_and_tuning_reaches_it_sooner() -> None
                 ids.append(int(one.head(hidden[0, -1:]).argmax()))
         assert tuple(ids[-6:]) == trajectory.states[-1]
         assert len(set(trajectory.states)) == len(trajectory.states)
-    options = CllmTrainOptions(data=DATA, rows=16, precision="float32", updates=90, rate=3e-3, block=6)
-    recipe = cllm.Cllm(options, one, solved)
+    own = [TrainingText((*each.prefix, *each.states[-1]), len(each.prefix)) for each in solved]
+    options = CllmTrainOptions(data=DATA, rows=16, precision="float32", updates=90, rate=3e-3, block=6, groups=3)
+    recipe = cllm.Cllm(options, one, decoder(1).requires_grad_(False), own, END)
     trained(recipe, options)
     again = cllm.solve(one.eval(), prefixes, 6, torch.Generator().manual_seed(0))
     before, after = (sum(len(each.states) for each in found) for found in (solved, again))

@@ -114,9 +114,12 @@ def half_pays(device: str) -> bool:
 
 def mixed(precision: str = AUTO) -> torch.autocast:
     """A context in which products are computed in bfloat16, if that is asked for, or faster and nothing is."""
-    kind = torch.get_default_device().type
-    enabled = half_pays(kind) if precision == AUTO else precision == BFLOAT16
-    return torch.autocast(kind, torch.bfloat16, enabled=enabled)
+    return torch.autocast(torch.get_default_device().type, torch.bfloat16, enabled=halves(precision))
+
+
+def halves(precision: str = AUTO) -> bool:
+    """Whether `mixed` computes products in bfloat16."""
+    return half_pays(torch.get_default_device().type) if precision == AUTO else precision == BFLOAT16
 
 
 def _seconds(dtype: torch.dtype) -> float:

@@ -1,6 +1,6 @@
 """Consistency tuning (CLLM, Kou et al. 2024, arXiv:2403.00835): a causal model learns to jump to its fixed point.
 
-Shapes: B rows, T tokens of each, K tokens of a block, S states of a trajectory, V tokens of the vocabulary.
+Shapes: B rows, T tokens of each, K tokens of a block, G blocks of a row and their M = G K rows, S = T + M; V tokens.
 """
 
 from __future__ import annotations
@@ -13,16 +13,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from parlay.llm.llm import LLM
+from parlay.text.prompts import TokensPrompt
 from parlay.train.canvases import masks
 from parlay.train.canvases.decoders import Decoder
 from parlay.train.canvases.options import CllmTrainOptions
-from parlay.train.canvases.recipe import CanvasRecipe, Slow, Stepper, divergence, last_layers, next_token_loss
-from parlay.train.canvases.rows import RowBatch
+from parlay.train.canvases.recipe import CanvasRecipe, Slow, Stepper, divergence, last_layers
+from parlay.train.canvases.rows import RowBatch, anchors, batch_of
 from parlay.train.data.user_texts import TrainingText
-from parlay.types import ParlayError
+from parlay.types import ParlayError, SamplingParams
 
-_AT_ONCE = 32
-"""Prompts that are gone on from in one forward."""
+_MOST_ITERATIONS = 4
+"""Of the states that are learned from: later ones are hardly wrong."""
+_FADE = 0.8
+"""What a place counts of the one before it, behind the first wrong token of a state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,60 +76,112 @@ def _logits(decoder: Decoder, prefixes: Sequence[tuple[int, ...]], block_BK: Ten
     return decoder.head(hidden_BTH[torch.arange(len(ids_BT))[:, None], places_BK])
 
 
-def write(decoder: Decoder, rows: Sequence[TrainingText], options: CllmTrainOptions, end: int) -> list[Trajectory]:
-    """Trajectories of ``blocks`` blocks after each prompt, or after half of a document; a text that ended stays so.
+def write(model: str, rows: Sequence[TrainingText], options: CllmTrainOptions) -> list[TrainingText]:
+    """The model's own greedy answers to each prompt, or to half of a document: fixed points, for all blocks of them.
 
-    Raises ParlayError where no prompt leaves room.
+    Raises ParlayError where no answer has two tokens.
     """
-    draw = torch.Generator().manual_seed(options.seed)
-    cut = [row.ids[: row.answer if row.answer > 1 else max(1, len(row.ids) // 2)] for row in rows[: options.prompts]]
-    active = sorted([each[-options.length :] for each in cut], key=len)
-    found: list[Trajectory] = []
-    for _ in range(options.blocks):
-        solved = [
-            trajectory
-            for start in range(0, len(active), _AT_ONCE)
-            for trajectory in solve(decoder, active[start : start + _AT_ONCE], options.block, draw)
-        ]
-        found += solved
-        active = [(*each.prefix, *each.states[-1]) for each in solved if end not in each.states[-1]]
-    if not found:
-        raise ParlayError("there are no prompts to go on from: give more texts")
-    return found
+    prompts = [
+        row.ids[: row.answer if row.answer > 1 else max(1, len(row.ids) // 2)] for row in rows[: options.prompts]
+    ]
+    params = SamplingParams(temperature=0, max_tokens=options.blocks * options.block)
+    with LLM(model) as llm:
+        answers = llm.generate([TokensPrompt(prompt_token_ids=prompt) for prompt in prompts], params, strategy="none")
+    texts = [
+        TrainingText((*prompt, *answer.outputs[0].token_ids), len(prompt))
+        for prompt, answer in zip(prompts, answers, strict=True)
+    ]
+    long = [text for text in texts if len(text.ids) > text.answer + 1]
+    if not long:
+        raise ParlayError("the model ends all its answers at once, so there is nothing to go on from: give other texts")
+    return long
 
 
 class Cllm(CanvasRecipe):
-    """Global consistency: after a drawn state of the block, the model says at each place what it says after the last.
+    """Global consistency: after a wrong state of a block, the model says at each place what it said of its own text.
 
-    The distributions after the fixed point get no gradient. The fixed point itself is learned token by token, too,
-    weighted by ``text_weight``, so that the model goes on writing as it did.
+    A text that the model wrote greedily is the fixed point of all its blocks. Blocks begin at drawn places; their
+    states are guesses from the prompt after none to four iterations of the model as it is by now, so that it learns
+    from what it will meet. What is learned is what the model said as it was (``original``), there and in texts of
+    both kinds, which keeps its way of writing: in the paper the model follows itself, and may drift.
     """
 
-    def __init__(self, options: CllmTrainOptions, decoder: Decoder, known: Sequence[Trajectory]) -> None:
+    def __init__(
+        self, options: CllmTrainOptions, decoder: Decoder, original: Decoder, known: Sequence[TrainingText], end: int
+    ) -> None:
+        """``known`` are its own texts, which `write` writes."""
         super().__init__(decoder, options.seed)
-        self._options, self._known = options, [each for each in known if len(each.states) > 1]
-        if not self._known:
-            raise ParlayError("every block was right at its first guess: there is nothing to learn")
+        self._options, self._original, self._known, self._end = options, original, known, end
 
     def optimizer(self) -> Stepper:
         return Slow(last_layers(self.decoder, self._options.layers), self._options.rate)
 
     def loss(self, batch: RowBatch) -> Tensor:
-        """The batch says how many trajectories; which ones are drawn."""
+        """The batch is kept as it was read; as many of the own texts are drawn."""
         chosen = torch.randint(len(self._known), (len(batch.ids_BT),), generator=self.draw).tolist()
-        return self.loss_of([self._known[place] for place in chosen])
+        own = batch_of([self._known[place] for place in chosen], self._end, 1)
+        hidden_BTH, _ = self.decoder.read(batch.ids_BT)
+        return self._options.keep * self._kept(hidden_BTH, self._was(batch), batch) + self.loss_of(own)
 
-    def loss_of(self, known: Sequence[Trajectory]) -> Tensor:
-        """The loss of these trajectories, at drawn states."""
-        drawn = [int(torch.randint(len(each.states) - 1, (1,), generator=self.draw)) for each in known]
-        states_BK = torch.tensor([each.states[at] for each, at in zip(known, drawn, strict=True)])
-        last_BK = torch.tensor([each.states[-1] for each in known])
-        prefixes, starts_B = [each.prefix for each in known], torch.tensor([len(each.prefix) for each in known])
-        logits_BKV = _logits(self.decoder, prefixes * 2, torch.cat([states_BK, last_BK]), starts_B.repeat(2))
-        early_BKV, fixed_BKV = logits_BKV.chunk(2)
-        consistent = divergence(fixed_BKV.flatten(0, 1), early_BKV.flatten(0, 1))
-        text = next_token_loss(fixed_BKV.flatten(0, 1), last_BK.flatten())
-        return consistent + self._options.text_weight * text
+    def loss_of(self, own: RowBatch) -> Tensor:
+        """Of own texts: they are kept, and jumped to."""
+        was_BTH = self._was(own)
+        place_BM = (
+            anchors(own, self._options.groups, self.draw)[:, :, None] + torch.arange(self._options.block)
+        ).flatten(1)
+        state_BM = self._states(own, place_BM)
+        hidden_BTH, cache = self.decoder.read(own.ids_BT)
+        early_BMH = self.decoder.further(state_BM, place_BM, self._seen(own, place_BM), cache)
+        weight_BM = self._weights(own, place_BM, state_BM)
+        rows_P, at_P = weight_BM.nonzero(as_tuple=True)
+        right_PV = self._original.head(was_BTH[rows_P, place_BM[rows_P, at_P]]).log_softmax(-1)
+        early_PV = self.decoder.head(early_BMH[rows_P, at_P]).log_softmax(-1)
+        each_P = (right_PV.exp() * (right_PV - early_PV)).sum(-1) * weight_BM[rows_P, at_P]
+        jumped = each_P.sum() / weight_BM.sum().clamp(min=1)
+        return jumped + self._options.keep * self._kept(hidden_BTH, was_BTH, own)
+
+    def _was(self, batch: RowBatch) -> Tensor:
+        with torch.no_grad():
+            return self._original.hidden(batch.ids_BT, masks.causal(batch.ids_BT.shape[1]))
+
+    def _kept(self, hidden_BTH: Tensor, was_BTH: Tensor, batch: RowBatch) -> Tensor:
+        """How far the model says other things of a text than it did."""
+        wanted_BT = batch.text_BT[:, 1:]
+        was_PV = self._original.head(was_BTH[:, :-1][wanted_BT])
+        return divergence(was_PV, self.decoder.head(hidden_BTH[:, :-1][wanted_BT]))
+
+    @torch.no_grad()
+    def _states(self, own: RowBatch, place_BM: Tensor) -> Tensor:
+        """What stands in the blocks: tokens of the prompt, corrected some times."""
+        drawn_BM = (torch.rand(place_BM.shape, generator=self.draw) * own.answer_B[:, None]).long()
+        state_BM, length = own.ids_BT.gather(1, drawn_BM), own.ids_BT.shape[1]
+        count = int(torch.randint(_MOST_ITERATIONS + 1, (1,), generator=self.draw))
+        if not count:
+            return state_BM
+        _, cache = self.decoder.read(own.ids_BT)
+        seen_BMS, size = self._seen(own, place_BM), self._options.block
+        first_BG = own.ids_BT.gather(1, place_BM[:, ::size].clamp(max=length - 1))
+        for _ in range(count):
+            hidden_BMH = self.decoder.further(state_BM, place_BM, seen_BMS, cache)
+            cache.crop(-state_BM.shape[1])
+            next_BGK = self.decoder.head(hidden_BMH).argmax(-1).unflatten(1, (-1, size))
+            state_BM = torch.cat([first_BG[:, :, None], next_BGK[:, :, :-1]], 2).flatten(1)
+        return state_BM
+
+    def _seen(self, own: RowBatch, place_BM: Tensor) -> Tensor:
+        """A row of a block sees the text before the block, and the block up to itself."""
+        size, length = self._options.block, own.ids_BT.shape[1]
+        begin_BM, number_M = place_BM[:, ::size].repeat_interleave(size, 1), torch.arange(place_BM.shape[1])
+        same_MM = (number_M[:, None] // size == number_M // size) & (number_M <= number_M[:, None])
+        text_BMT = torch.arange(length) < begin_BM[:, :, None]
+        return torch.cat([text_BMT, same_MM.expand(len(place_BM), -1, -1)], 2)
+
+    def _weights(self, own: RowBatch, place_BM: Tensor, state_BM: Tensor) -> Tensor:
+        """What each row of a block counts: nothing before its first wrong token, and ever less behind it."""
+        length = own.ids_BT.shape[1]
+        wrong_BM = state_BM != own.ids_BT.gather(1, place_BM.clamp(max=length - 1))
+        past_BM = wrong_BM.unflatten(1, (-1, self._options.block)).long().cummax(2).values.cumsum(2).flatten(1)
+        return torch.where((past_BM > 0) & (place_BM + 1 < own.length_B[:, None]), _FADE ** (past_BM - 1), 0.0)
 
     def config(self) -> Mapping[str, Any]:
         return {}

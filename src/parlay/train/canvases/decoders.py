@@ -8,17 +8,26 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    DynamicCache,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from parlay.models.config import read_json
 from parlay.models.families.diffusion import SET_BLOCK_SIZE
 from parlay.models.families.reading import architecture_of
 from parlay.models.fetch.resolving import resolve
+from parlay.models.loading import as_tensor, load_weights, read_config
+from parlay.models.pruning.saving import described
 from parlay.system.user_cache import saved_whole
 from parlay.types import ParlayError
 
@@ -51,6 +60,26 @@ class Decoder(nn.Module):
         ).last_hidden_state
         return out
 
+    def read(self, ids_BT: Tensor) -> tuple[Tensor, DynamicCache]:
+        """States of a causal text as `hidden`, and its keys and values, which `further` sees."""
+        cache, model = DynamicCache(), cast(Any, self.inner)
+        seen = torch.ones(ids_BT.shape[1], ids_BT.shape[1], dtype=torch.bool).tril()
+        out: Tensor = model.model(
+            input_ids=ids_BT, attention_mask=seen[None, None].expand(len(ids_BT), 1, -1, -1), past_key_values=cache
+        ).last_hidden_state
+        return out, cache
+
+    def further(self, ids_BM: Tensor, positions_BM: Tensor, seen_BMS: Tensor, text: DynamicCache) -> Tensor:
+        """States ``[B, M, H]`` of places that stand beside a text of T tokens. Each sees of all S = T + M what is said.
+
+        The text itself stays as it was read, and its cache now has these places as well.
+        """
+        model: Any = self.inner
+        out: Tensor = model.model(
+            input_ids=ids_BM, attention_mask=seen_BMS[:, None], position_ids=positions_BM, past_key_values=text
+        ).last_hidden_state
+        return out
+
     def head(self, hidden_MH: Tensor) -> Tensor:
         """Logits ``[M, V]``; the mask's is so low that it has no probability."""
         model: Any = self.inner
@@ -63,10 +92,13 @@ class Decoder(nn.Module):
 
 
 def load_decoder(name: str) -> Any:
-    """Load a folder's model in float32. Raises ParlayError for one that is no folder of weights."""
+    """Load the model of a folder or GGUF file in float32; what a file stores in blocks is spread out.
+
+    Raises ParlayError for a GGUF file that no config.json of a Llama, Qwen2 or Qwen3 describes.
+    """
     folder = resolve(name)
     if not folder.is_dir():
-        raise ParlayError(f"{name} is no folder of weights: this recipe trains the model itself, so give it one")
+        return _of_file(folder)
     raw = read_json(folder / "config.json")
     if architecture_of(raw) != CANVASES:
         return AutoModelForCausalLM.from_pretrained(
@@ -74,6 +106,18 @@ def load_decoder(name: str) -> Any:
         )
     model = new_decoder(Qwen3Config.from_dict({**raw, **_PLAIN}))
     model.load_state_dict(load_file(folder / "model.safetensors"), strict=False)
+    return model
+
+
+def _of_file(path: Path) -> Any:
+    config = read_config(path)
+    said = described(config, path)
+    rope = {"rope_type": "default", "rope_theta": said.pop("rope_theta")}
+    shape = AutoConfig.for_model(said.pop("model_type"), **said, rope_parameters=rope)
+    shape._name_or_path = path.stem
+    model = AutoModelForCausalLM.from_config(shape, dtype=torch.float32, attn_implementation="sdpa")
+    tensors = {name: as_tensor(weight).float() for name, weight in load_weights(path, config).items()}
+    model.load_state_dict(tensors, strict=not config.tie_embeddings)
     return model
 
 

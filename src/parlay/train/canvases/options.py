@@ -62,9 +62,6 @@ class TunedTrainOptions(CanvasTrainOptions):
     model: str = option("parlay-mini", "the model that is trained further, by name or folder")
     rate: float = option(1e-4, "peak learning rate (AdamW)", low=0)
     layers: int = option(0, "last layers that are trained; 0: all, and the embedding", low=0, high=1024)
-    text_weight: float = option(
-        1.0, "weight of the next token's loss, which keeps the model's own way of writing", low=0
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +76,12 @@ class SetBlockTrainOptions(TunedTrainOptions):
     lora: int = option(
         0, "rank of an adapter for mask rows, which leaves the model as it is; 0: train the model", low=0, high=512
     )
+    groups: int = option(
+        32, "--lora: canvases that begin in each row, after places that are drawn from its answer", low=1, high=1024
+    )
+    top_vocab: int = option(
+        0, "--lora: learn over so many tokens, those that the answers have most often; 0: all", low=0
+    )
     mask_token: str = option(
         "", "token that stands in open places; empty: an unused id, or the token of a byte that no text has"
     )
@@ -86,11 +89,13 @@ class SetBlockTrainOptions(TunedTrainOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CllmTrainOptions(TunedTrainOptions):
-    """How the model's own trajectories are written."""
+    """What the model's own texts are, and how they are learned to be reached."""
 
     block: int = option(16, "tokens that are solved together", low=2, high=256)
-    prompts: int = option(256, "rows whose prompts, or first halves, are gone on from", low=1)
-    blocks: int = option(3, "blocks that are solved one after the other after each", low=1, high=256)
+    prompts: int = option(256, "rows whose prompts, or first halves, the model answers first", low=1)
+    blocks: int = option(6, "blocks of each answer at most", low=1, high=256)
+    groups: int = option(8, "blocks that are solved from drawn places of an answer", low=1, high=1024)
+    keep: float = option(1.0, "weight of the model's own distributions as they were, in texts, which so stay", low=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

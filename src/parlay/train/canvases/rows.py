@@ -101,3 +101,21 @@ def parted(rows: Sequence[TrainingText]) -> tuple[list[TrainingText], list[Train
     """The rows to train on, and those that are held out."""
     held = rows[::HELD_OUT]
     return [row for place, row in enumerate(rows) if place % HELD_OUT] or list(held), list(held)
+
+
+def common_ids(rows: Sequence[TrainingText], size: int, vocab_size: int) -> Tensor:
+    """The ``size`` tokens that answers have most often, int64, rising. Where there are fewer, low ids follow:
+    tokenizers number common tokens first.
+    """
+    counts_V = torch.zeros(vocab_size, dtype=torch.float64)
+    for row in rows:
+        counts_V += torch.bincount(torch.tensor(row.ids[row.answer :]), minlength=vocab_size)
+    counts_V += torch.arange(vocab_size, 0, -1, dtype=torch.float64) * 1e-12
+    return counts_V.topk(min(size, vocab_size)).indices.sort().values
+
+
+def anchors(batch: RowBatch, count: int, draw: torch.Generator) -> Tensor:
+    """Where ``count`` canvases or blocks begin in each row, ``[B, G]``: places all over its answer but the last."""
+    share_BG = (torch.arange(count) + torch.rand(len(batch.ids_BT), count, generator=draw)) / count
+    room_B1 = (batch.length_B - 1 - batch.answer_B).clamp(min=1)[:, None]
+    return batch.answer_B[:, None] + (share_BG * room_B1).long()

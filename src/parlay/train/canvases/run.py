@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerFast
 from parlay.drafters.options import SET_BLOCK
 from parlay.models.fetch.origin import licence, public_name
 from parlay.models.fetch.resolving import resolve
+from parlay.models.gguf.tokenizer import load_tokenizer as load_gguf_tokenizer
 from parlay.options import UsageError
 from parlay.system import threads
 from parlay.train.canvases import cdlm, cllm
@@ -29,7 +30,7 @@ from parlay.train.canvases.options import (
     SetBlockTrainOptions,
 )
 from parlay.train.canvases.recipe import CanvasRecipe
-from parlay.train.canvases.rows import Drawn, RowBatch, Words, batch_of, parted, rows_of
+from parlay.train.canvases.rows import Drawn, RowBatch, Words, batch_of, common_ids, parted, rows_of
 from parlay.train.canvases.set_block import SetBlockRecipe
 from parlay.train.canvases.set_block_adapter import MaskAdapterRecipe
 from parlay.train.data.user_texts import TrainingText, UserTexts, read_user_texts
@@ -43,6 +44,8 @@ from parlay.types import ParlayError
 MASK = "<|mask|>"
 _MOST_GRADIENT = 1.0
 _LOG_SECONDS = 20.0
+_CHECK_SECONDS = 240.0
+"""After so many held-out rows are measured, and then each time the run is twice as long."""
 _MEASURED = 4
 """Held-out batches that are measured."""
 _NO_BYTE = ("<0xFF>", "ÿ", "<0xFE>", "þ")
@@ -95,10 +98,11 @@ def begin_set_block(options: SetBlockTrainOptions) -> Begun:
     if options.lora and (options.layers or not (options.keep or options.text_weight)):
         raise UsageError("--lora trains an adapter of all layers, which learns from --keep or --text-weight")
     if options.lora:
-        return Begun(MaskAdapterRecipe(options, Decoder(inner, mask_id)), tokenizer, rows, held, options.model)
+        common = common_ids(rows, options.top_vocab, inner.config.vocab_size) if options.top_vocab else None
+        recipe = MaskAdapterRecipe(options, Decoder(inner, mask_id), common)
+        return Begun(recipe, tokenizer, rows, held, options.model)
     original = Decoder(load_decoder(options.model)).requires_grad_(False).eval() if options.keep else None
-    recipe = SetBlockRecipe(options, Decoder(inner, mask_id), original)
-    return Begun(recipe, tokenizer, rows, held, options.model)
+    return Begun(SetBlockRecipe(options, Decoder(inner, mask_id), original), tokenizer, rows, held, options.model)
 
 
 def begin_cdlm(options: CdlmTrainOptions) -> Begun:
@@ -113,12 +117,12 @@ def begin_cdlm(options: CdlmTrainOptions) -> Begun:
 
 
 def begin_cllm(options: CllmTrainOptions) -> Begun:
-    """A causal model, which first writes its own trajectories."""
+    """A causal model, which first writes its own texts."""
     inner, tokenizer, rows, held = _tuned(options.model, options)
-    decoder = Decoder(inner)
-    with mixed(options.precision):
-        known = cllm.write(decoder, rows, options, tokenizer.eos_token_id)
-    return Begun(cllm.Cllm(options, decoder, known), tokenizer, rows, held, options.model)
+    original = Decoder(load_decoder(options.model)).requires_grad_(False).eval()
+    known = cllm.write(options.model, rows, options)
+    recipe = cllm.Cllm(options, Decoder(inner), original, known, tokenizer.eos_token_id)
+    return Begun(recipe, tokenizer, rows, held, options.model)
 
 
 def _tuned(
@@ -131,8 +135,14 @@ def _tuned(
 
 
 def open_tokenizer(model: str) -> PreTrainedTokenizerFast:
-    """A folder's tokenizer. Raises ParlayError for one that names no end of text."""
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(resolve(model))
+    """The tokenizer of a folder or GGUF file. Raises ParlayError for one that names no end of text."""
+    found = resolve(model)
+    if found.is_dir():
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(found)
+    else:
+        plain = load_gguf_tokenizer(found)
+        tokenizer = PreTrainedTokenizerFast(tokenizer_object=plain.backend_tokenizer, **plain.special_tokens_map)
+        tokenizer.chat_template = plain.chat_template
     if tokenizer.eos_token_id is None:
         raise ParlayError(f"the tokenizer of {model} names no end of text (eos_token), which texts here need")
     return tokenizer
@@ -222,7 +232,7 @@ def fit(begun: Begun, options: CanvasTrainOptions, title: str = "Training") -> R
     updates = tokens = 0
     losses: list[float] = []
     began = time.monotonic()
-    logged = 0.0
+    logged, check = 0.0, _CHECK_SECONDS
     with Watch(title) as watch:
         while (share := options.share(updates, time.monotonic() - began)) < 1:
             batch = drawn.batch(updates, options.rows)
@@ -234,6 +244,10 @@ def fit(begun: Begun, options: CanvasTrainOptions, title: str = "Training") -> R
             if not watch.shown and seconds > logged + _LOG_SECONDS:
                 logged = seconds
                 print(f"{share:6.1%}  update {updates}  loss {sum(losses[-20:]) / len(losses[-20:]):.3f}", flush=True)
+            if not watch.shown and seconds > check and begun.held:
+                check *= 2
+                print(f"{share:6.1%}  held out: {_said(measured(begun, options))}", flush=True)
+                recipe.decoder.train()
     recent = losses[-20:]
     return Reached(updates, tokens, time.monotonic() - began, sum(recent) / max(len(recent), 1))
 
@@ -256,8 +270,11 @@ def measured(begun: Begun, options: CanvasTrainOptions) -> dict[str, float]:
     groups = [rows[start : start + options.rows] for start in range(0, len(rows), options.rows)]
     batches = [batch_of(group, begun.tokenizer.eos_token_id, begun.recipe.multiple) for group in groups]
     begun.recipe.decoder.eval()
+    drawn = begun.recipe.draw.get_state()
     with torch.no_grad(), mixed(options.precision):
-        return begun.recipe.measure(batches)
+        figures = begun.recipe.measure(batches)
+    begun.recipe.draw.set_state(drawn)
+    return figures
 
 
 def _said(figures: dict[str, float]) -> str:

@@ -1,17 +1,20 @@
 """An adapter that mask rows alone run with, so that a causal model drafts for itself and stays as it is.
 
-Shapes: B rows, T tokens of each, H hidden, I inputs and O outputs of a product, R rank.
+Shapes: B rows, T tokens of each, G canvases, M mask rows, S = T + M; P mask rows of all rows, D depths; H hidden, O
+outputs of a product, W tokens over which is learned.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast
@@ -19,22 +22,24 @@ from transformers import PreTrainedTokenizerFast
 from parlay.models.lora import MASKS
 from parlay.models.lora_layout import CONFIG, PRODUCTS, WEIGHTS
 from parlay.system.user_cache import saved_whole
-from parlay.train.canvases import masks
-from parlay.train.canvases.decoders import Decoder
+from parlay.train.canvases.decoders import Decoder, set_block_config
 from parlay.train.canvases.options import SetBlockTrainOptions
-from parlay.train.canvases.recipe import Slow, Stepper
-from parlay.train.canvases.rows import RowBatch
-from parlay.train.canvases.set_block import SetBlockRecipe
+from parlay.train.canvases.recipe import CanvasRecipe, Slow, Stepper
+from parlay.train.canvases.rows import RowBatch, anchors
+from parlay.train.optimizers import halves
 from parlay.types import ParlayError
+
+_FADE = 0.8
+"""What a guess counts of the one before it."""
 
 
 class RowsAdapter(nn.Module):
-    """Low-rank matrices beside all products of a decoder's layers, for the first places of a forward alone."""
+    """Low-rank matrices beside all products of a decoder's layers, for forwards of mask rows alone."""
 
     def __init__(self, model: Any, rank: int, draw: torch.Generator) -> None:
         super().__init__()
         self.rank = rank
-        self._places = 0
+        self._is_on = False
         self.down, self.up = nn.ParameterDict(), nn.ParameterDict()
         linears = {name: each for name, each in model.model.layers.named_modules() if name.endswith(PRODUCTS)}
         if not linears:
@@ -47,23 +52,19 @@ class RowsAdapter(nn.Module):
             linear.register_forward_hook(self._hook(key))
 
     def _hook(self, key: str) -> Any:
-        def add(module: nn.Module, inputs: tuple[Tensor, ...], out_BTO: Tensor) -> Tensor:
-            places = self._places
-            if not places:
-                return out_BTO
-            added_BTO = inputs[0][:, :places] @ self.down[key].T @ self.up[key].T
-            return torch.cat([out_BTO[:, :places] + added_BTO, out_BTO[:, places:]], 1)
+        def add(module: nn.Module, inputs: tuple[Tensor, ...], out_BMO: Tensor) -> Tensor:
+            return out_BMO + inputs[0] @ self.down[key].T @ self.up[key].T if self._is_on else out_BMO
 
         return add
 
     @contextmanager
-    def on(self, places: int) -> Iterator[None]:
-        """Let the first places of forwards run with the adapter."""
-        self._places = places
+    def on(self) -> Iterator[None]:
+        """Let forwards run with the adapter."""
+        self._is_on = True
         try:
             yield
         finally:
-            self._places = 0
+            self._is_on = False
 
     def save(self, folder: Path, base: str) -> None:
         """Write it in PEFT's layout."""
@@ -86,35 +87,110 @@ class RowsAdapter(nn.Module):
             save_file(tensors, part, {"format": "pt"})
 
 
-class MaskAdapterRecipe(SetBlockRecipe):
+class Guessed(NamedTuple):
+    """Rows of masks, P of them: their states, those of the text that say what they should, and which place each is.
+
+    ``token_P`` is the text's own token there; ``depth_P`` counts from 0 on within a canvas.
+    """
+
+    guess_PH: Tensor
+    own_PH: Tensor
+    token_P: Tensor
+    depth_P: Tensor
+
+
+class MaskAdapterRecipe(CanvasRecipe):
     """The target drafts with an adapter on rows of masks, and verifies without (UNO; gated LoRA, Samragh et al. 2025,
     arXiv:2507.11851).
 
-    The canvases of `SetBlockRecipe`, all masked, since drafts begin so. The clean half of the same forward is the model
-    as it is, and says what canvases learn. Only the adapter is trained, so the model's own text can't change.
+    A row is read once, as the model is and without gradients. Then ``groups`` canvases begin after drawn places of its
+    answer, all masked as drafts are; each sees the text before it and itself. So one reading serves many canvases, and
+    only mask rows have gradients. They learn what the model says there of the text, best of texts that it wrote itself
+    greedily: what follows an unknown token is then no matter of chance. Deeper guesses count less, since they are read
+    only if those before them are right. Only the adapter is trained, so the model's own text can't change.
     """
 
-    def __init__(self, options: SetBlockTrainOptions, decoder: Decoder) -> None:
+    def __init__(self, options: SetBlockTrainOptions, decoder: Decoder, common: Tensor | None = None) -> None:
+        """``common``: the tokens over which is learned; None: all."""
         decoder.requires_grad_(False)
-        super().__init__(options, decoder, decoder)
-        self._adapter = RowsAdapter(decoder.inner, options.lora, self.draw)
+        super().__init__(decoder, options.seed)
+        self._options, self._common = options, common
+        model: Any = decoder.inner
+        self._adapter = RowsAdapter(model, options.lora, self.draw)
         decoder.add_module("adapter", self._adapter)
+        self._head_WH: Tensor = (
+            model.lm_head.weight.detach() if common is None else model.lm_head.weight[common].detach()
+        )
+        if halves(options.precision):  # once, and not in each forward
+            self._head_WH = self._head_WH.bfloat16()
+            for linear in model.model.layers.modules():
+                if isinstance(linear, nn.Linear):
+                    linear.to(torch.bfloat16)
 
     def optimizer(self) -> Stepper:
         return Slow(self._adapter, self._options.rate)
 
     def loss(self, batch: RowBatch) -> Tensor:
-        length, size = batch.ids_BT.shape[1], self._options.block
-        offset = int(torch.randint(1, size + 1, (1,), generator=self.draw))
-        group_T = masks.groups_of(length, size, offset)
-        masked_BT = (group_T >= 0)[None].expand_as(batch.ids_BT)
-        hidden_BTH = self._hidden(batch, masked_BT, group_T)
-        own_BTH = hidden_BTH[:, length:].detach()
-        return self.guesses(hidden_BTH[:, :length], own_BTH, batch, masked_BT, group_T)
+        found, options = self._guessed(batch, anchors(batch, self._options.groups, self.draw)), self._options
+        guess_PW, own_PW = (self._logits(each) for each in (found.guess_PH, found.own_PH))
+        weight_P = _FADE**found.depth_P
+        weight_P = weight_P / weight_P.sum().clamp(min=1)
+        own_PW = own_PW.log_softmax(-1)
+        guess_PW = guess_PW.log_softmax(-1)
+        total = options.keep * ((own_PW.exp() * (own_PW - guess_PW)).sum(-1) * weight_P).sum()
+        if options.text_weight:
+            known_P, label_P = self._labels(found.token_P)
+            chosen_P = guess_PW.gather(1, label_P[:, None])[:, 0]
+            total = total - options.text_weight * (chosen_P * weight_P * known_P).sum()
+        return total
 
-    def _hidden(self, batch: RowBatch, masked_BT: Tensor, group_T: Tensor) -> Tensor:
-        with self._adapter.on(batch.ids_BT.shape[1]):
-            return super()._hidden(batch, masked_BT, group_T)
+    def _logits(self, hidden_PH: Tensor) -> Tensor:
+        return F.linear(hidden_PH.to(self._head_WH.dtype), self._head_WH).float()
+
+    def _labels(self, token_P: Tensor) -> tuple[Tensor, Tensor]:
+        """Whether each token is one over which is learned, and its number among them."""
+        if self._common is None:
+            return torch.ones_like(token_P), token_P
+        label_P = torch.searchsorted(self._common, token_P).clamp(max=len(self._common) - 1)
+        return self._common[label_P] == token_P, label_P
+
+    def _guessed(self, batch: RowBatch, anchors_BG: Tensor) -> Guessed:
+        """Read the rows and the canvases that begin there; masks behind which the text has ended are left out."""
+        size, length = self._options.block, batch.ids_BT.shape[1]
+        with torch.no_grad():
+            text_BTH, cache = self.decoder.read(batch.ids_BT)
+        place_BM = (anchors_BG[:, :, None] + torch.arange(size)).flatten(1)
+        begin_BM, group_M = anchors_BG.repeat_interleave(size, 1), torch.arange(place_BM.shape[1]) // size
+        seen_BMT = torch.arange(length) < begin_BM[:, :, None]
+        own_BMM = (group_M[:, None] == group_M).expand(len(place_BM), -1, -1)
+        masks_BM = torch.full_like(place_BM, self.decoder.mask_id)
+        with self._adapter.on():
+            guess_BMH = self.decoder.further(masks_BM, place_BM, torch.cat([seen_BMT, own_BMM], 2), cache)
+        wanted_BM = place_BM + 1 < batch.length_B[:, None]
+        rows_P, place_P = torch.arange(len(place_BM))[:, None].expand_as(place_BM)[wanted_BM], place_BM[wanted_BM]
+        depth_P = (torch.arange(place_BM.shape[1]) % size).expand_as(place_BM)[wanted_BM]
+        own_PH, token_P = text_BTH[rows_P, place_P], batch.ids_BT[rows_P, place_P + 1]
+        return Guessed(guess_BMH[wanted_BM], own_PH, token_P, depth_P)
+
+    def config(self) -> Mapping[str, Any]:
+        return set_block_config(self.decoder.mask_id, self._options.block)
+
+    def measure(self, batches: Sequence[RowBatch]) -> dict[str, float]:
+        """Perplexity of the text, and the share of guesses that are right at each depth: the first, and of three."""
+        size, best = self._options.block, min(3, self.decoder.inner.get_input_embeddings().num_embeddings)
+        nats, right_DK, counts_D = 0.0, torch.zeros(size, 2), torch.zeros(size)
+        self.draw.manual_seed(0)
+        for batch in batches:
+            hidden_BTH, _ = self.decoder.read(batch.ids_BT)
+            nats += float(self.text_loss(hidden_BTH, batch)) / len(batches)
+            found = self._guessed(batch, anchors(batch, self._options.groups, self.draw))
+            hit_PK = self.decoder.head(found.guess_PH).topk(best, -1).indices == found.token_P[:, None]
+            right_DK.index_add_(0, found.depth_P, torch.stack([hit_PK[:, 0], hit_PK.any(1)], 1).float())
+            counts_D.index_add_(0, found.depth_P, torch.ones(len(hit_PK)))
+        shares = (right_DK / counts_D.clamp(min=1)[:, None]).tolist()
+        named = [(f"guess {depth}", f"guess {depth} of three") for depth in range(1, size + 1)]
+        right = {name: share for each in zip(named, shares, strict=True) for name, share in zip(*each, strict=True)}
+        return {"perplexity": math.exp(nats), **right}
 
     def save(self, folder: Path, tokenizer: PreTrainedTokenizerFast, card: str) -> None:
         """Write the adapter, and which token its rows read."""
