@@ -154,7 +154,7 @@ def serve(options: argparse.Namespace) -> None:
     plain: list[tuple[int, ...]] = []
     for way in (*options.strategies, ""):
         held = () if way else (options.certificate,)
-        with LLM(options.model, dtype="float32", certificates=held, router_memory="off", audit_share=0.02) as llm:
+        with LLM(options.model, certificates=held, router_memory="off", audit_share=0.02) as llm:
             began = time.perf_counter()
             samples = []
             for row in rows:

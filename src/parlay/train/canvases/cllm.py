@@ -164,7 +164,7 @@ class Cllm(CanvasRecipe):
         for _ in range(count):
             hidden_BMH = self.decoder.further(state_BM, place_BM, seen_BMS, cache)
             cache.crop(-state_BM.shape[1])
-            next_BGK = self.decoder.head(hidden_BMH).argmax(-1).unflatten(1, (-1, size))
+            next_BGK = self.decoder.head(hidden_BMH).argmax(-1).view(len(state_BM), -1, size)
             state_BM = torch.cat([first_BG[:, :, None], next_BGK[:, :, :-1]], 2).flatten(1)
         return state_BM
 
@@ -180,7 +180,7 @@ class Cllm(CanvasRecipe):
         """What each row of a block counts: nothing before its first wrong token, and ever less behind it."""
         length = own.ids_BT.shape[1]
         wrong_BM = state_BM != own.ids_BT.gather(1, place_BM.clamp(max=length - 1))
-        past_BM = wrong_BM.unflatten(1, (-1, self._options.block)).long().cummax(2).values.cumsum(2).flatten(1)
+        past_BM = wrong_BM.view(len(wrong_BM), -1, self._options.block).long().cummax(2).values.cumsum(2).flatten(1)
         return torch.where((past_BM > 0) & (place_BM + 1 < own.length_B[:, None]), _FADE ** (past_BM - 1), 0.0)
 
     def config(self) -> Mapping[str, Any]:

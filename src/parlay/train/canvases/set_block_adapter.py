@@ -177,14 +177,14 @@ class MaskAdapterRecipe(CanvasRecipe):
 
     def measure(self, batches: Sequence[RowBatch]) -> dict[str, float]:
         """Perplexity of the text, and the share of guesses that are right at each depth: the first, and of three."""
-        size, best = self._options.block, min(3, self.decoder.inner.get_input_embeddings().num_embeddings)
-        nats, right_DK, counts_D = 0.0, torch.zeros(size, 2), torch.zeros(size)
+        size, nats = self._options.block, 0.0
+        right_DK, counts_D = torch.zeros(size, 2), torch.zeros(size)
         self.draw.manual_seed(0)
         for batch in batches:
             hidden_BTH, _ = self.decoder.read(batch.ids_BT)
             nats += float(self.text_loss(hidden_BTH, batch)) / len(batches)
             found = self._guessed(batch, anchors(batch, self._options.groups, self.draw))
-            hit_PK = self.decoder.head(found.guess_PH).topk(best, -1).indices == found.token_P[:, None]
+            hit_PK = self.decoder.head(found.guess_PH).topk(3, -1).indices == found.token_P[:, None]
             right_DK.index_add_(0, found.depth_P, torch.stack([hit_PK[:, 0], hit_PK.any(1)], 1).float())
             counts_D.index_add_(0, found.depth_P, torch.ones(len(hit_PK)))
         shares = (right_DK / counts_D.clamp(min=1)[:, None]).tolist()
