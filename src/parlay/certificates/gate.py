@@ -223,7 +223,7 @@ def rule_level(spec: StrategySpec) -> Exactness:
 
 @lru_cache(maxsize=256)
 def chooses(strategy: str | StrategySpec) -> bool:
-    """Whether a strategy, which is looked up once, chooses among drafters by what a request asks for."""
+    """Whether a strategy, which is looked up once, chooses drafters or thresholds by what a request asks for."""
     entry = catalogue().get(strategy.name if isinstance(strategy, StrategySpec) else name_of(strategy))
     return entry is not None and (entry.routes or "by_kind=" in str(strategy))
 
