@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cmath
 import itertools
 import json
 from collections.abc import Sequence
@@ -14,15 +15,20 @@ from transformers import Qwen3ForCausalLM
 
 from parlay import LLM, RequestFailed, SamplingParams, StructuredOutputsParams
 from parlay.cli import main
-from parlay.sampling.answer_selectors import GreedyPath, Lookahead, Viterbi, jumps
+from parlay.engine.answers import copied, fertilities
+from parlay.models.opening import load
+from parlay.options import LoadOptions
+from parlay.sampling.answer_selectors import GreedyPath, Lookahead, Viterbi, jumps, link_size, links, ways_on
 from parlay.train.translation import training
+from parlay.train.translation.align import Cells, aligned, learned, posteriors
 from parlay.train.translation.losses import ctc_loss, dag_alignment, dag_loss
 from parlay.train.translation.objectives import annealed, glance, spread
-from parlay.train.translation.pairs import divided, read_pairs
-from parlay.train.translation.rows import Rows, hidden_of, taken
+from parlay.train.translation.pairs import Pair, divided, read_pairs
+from parlay.train.translation.rows import Laid, Network, Packing, Rows
+from parlay.types import Segment, trees
 
 GREEDY = SamplingParams(temperature=0, max_tokens=200)
-TOY = {"shape": "tiny", "vocab_size": 512, "batch_tokens": 192, "updates": 2, "threads": 1}
+TOY = {"shape": "tiny", "vocab_size": 512, "batch_tokens": 192, "updates": 2, "threads": 1, "compile": False}
 TEXTS = ["ab cd", "cd ab ef gh", "x"]
 
 # ------------------------------------------------------------------------------------------------- losses and paths
@@ -99,6 +105,79 @@ def test_an_answer_of_more_tokens_than_vertices_has_no_path() -> None:
     assert dag_loss(emitted, jumps(scores, count), count, torch.tensor([3])).item() == torch.inf
 
 
+@pytest.mark.parametrize("heads", [1, 3])
+def test_links_are_the_mixture_of_each_head_s_attention(heads: int) -> None:
+    draw, numbers = torch.Generator().manual_seed(heads), 18
+    numbers_BCJ = torch.randn(2, 6, numbers, dtype=torch.float64, generator=draw)
+    counts, size = torch.tensor([6, 4]), link_size(numbers, heads)
+    found = links(numbers_BCJ, counts, heads).exp()
+
+    def turned(vector: Tensor, place: int) -> list[complex]:
+        half = size // 2
+        return [
+            complex(float(vector[at]), float(vector[half + at])) * cmath.exp(1j * place * 100.0 ** -(at / half))
+            for at in range(half)
+        ]
+
+    for row, count in enumerate(counts.tolist()):
+        for vertex in range(6):
+            later, expected = range(vertex + 1, count), [0.0] * 6
+            gates = numbers_BCJ[row, vertex, :heads].softmax(0)
+            for head in range(heads):
+                first = heads + head * size
+                query = turned(numbers_BCJ[row, vertex, first : first + size], vertex)
+                first += heads * size
+                keys = [turned(numbers_BCJ[row, to, first : first + size], to) for to in later]
+                products = [sum((q * k.conjugate()).real for q, k in zip(query, key, strict=True)) for key in keys]
+                for to, chance in zip(later, (torch.tensor(products) / size**0.5).softmax(0).tolist(), strict=True):
+                    expected[to] += float(gates[head]) * chance
+            assert found[row, vertex].tolist() == pytest.approx(expected, abs=1e-5)
+    emitted, lengths = torch.randn(2, 6, 3, dtype=torch.float64, generator=draw), torch.tensor([3, 3])
+    asked = numbers_BCJ.requires_grad_()
+    assert torch.autograd.gradcheck(
+        lambda each: dag_loss(emitted, ways_on(each, counts, heads), counts, lengths), asked
+    )
+
+
+def test_fertilities_are_the_likeliest_and_those_with_one_change() -> None:
+    scores = torch.tensor([[0.0, 3.0, 2.5], [4.0, 1.0, 0.0]])
+    assert fertilities(scores, 4) == [[1, 0], [2, 0], [1, 1], [0, 0]]
+    assert copied((7, 8), (2, 1), 9) == (7, 7, 8)
+    assert (copied((7, 8), (2, 1), 2), copied((7, 8), (0, 0), 9)) == ((7, 7), (7,))
+
+
+def test_alignments_are_weighed_as_enumeration_weighs_them() -> None:
+    pairs = [Pair((5, 6), (1, 2, 2)), Pair((6,), (2,)), Pair((5, 7, 5), (1, 3))]
+    cells = Cells.of(pairs)
+    chances = torch.rand(len(cells.ids_W), generator=torch.Generator().manual_seed(0))
+    found = posteriors(cells, chances).tolist()
+    expected, counts, first = list[float](), [0.0] * len(chances), 0
+    for pair in pairs:
+        sources, targets = len(pair.source), len(pair.target)
+        weight = (chances[cells.word_K] * cells.near_K)[first : first + sources * targets].view(targets, sources)
+        every = list(itertools.product(range(sources), repeat=targets))
+        likelihoods = torch.stack([torch.stack([weight[to, at] for to, at in enumerate(one)]).prod() for one in every])
+        shares = (likelihoods / likelihoods.sum()).tolist()
+        for to in range(targets):
+            expected += [
+                sum(share for share, one in zip(shares, every, strict=True) if one[to] == at) for at in range(sources)
+            ]
+        first += sources * targets
+    assert found == pytest.approx(expected, rel=1e-4)
+    for word, share in zip(cells.word_K.tolist(), expected, strict=True):
+        counts[word] += share
+    sums = [sum(c for c, other in zip(counts, cells.ids_W, strict=True) if other == own) for own in cells.ids_W]
+    assert learned(cells, chances).tolist() == pytest.approx(
+        [c / s for c, s in zip(counts, sums, strict=True)], rel=1e-4
+    )
+
+
+def test_each_token_of_a_translation_counts_for_the_source_token_it_stands_for() -> None:
+    pairs = [Pair((at, at + 1, at + 2), (20 + at, 20 + at, 21 + at, 22 + at)) for at in range(8)]
+    assert {pair.fertilities for pair in aligned(pairs)} == {(2, 1, 1)}
+    assert aligned([]) == []
+
+
 def test_path_selectors_find_what_enumeration_finds() -> None:
     _, scores = graph(6, 1)
     going = jumps(scores, torch.tensor([6]))[0]
@@ -150,11 +229,13 @@ def teacher(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def trained(kind: str, data: Path, folder: Path, **fields: object) -> Path:
-    options = training.METHODS[kind].options(data=data, out=folder / kind, **{**TOY, **fields})
-    return training.train(kind, options)
+    more = {"nat-spread": {"fertilities": False}, "da-distances": {"heads": 0}}.get(kind, {})
+    recipe = kind.partition("-")[0]
+    options = training.METHODS[recipe].options(data=data, out=folder / kind, **{**TOY, **more, **fields})
+    return training.train(recipe, options)
 
 
-@pytest.fixture(scope="module", params=["cmlm", "nat", "glat", "ctc", "da"])
+@pytest.fixture(scope="module", params=["cmlm", "nat", "nat-spread", "glat", "ctc", "da", "da-distances"])
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -174,9 +255,18 @@ class Reference:
 
     @torch.no_grad()
     def logits(self, prompt: Sequence[int], canvas: Sequence[int]) -> Tensor:
-        rows = Rows.of([prompt], [canvas])
-        logits: Tensor = self.model.lm_head(taken(hidden_of(self.model, rows), rows.canvas_BC))[0].double()
+        rows = Rows.of([Laid(prompt, canvas, (), len(prompt))])
+        logits: Tensor = self.model.lm_head(Network(self.model).hidden(rows)[rows.canvas_BC])[0].double()
         return logits
+
+    def inputs(self, prompt: Sequence[int], count: int) -> list[tuple[int, ...]]:
+        """What the places of the likeliest answers read."""
+        source = tuple(prompt[:-1])
+        if self.canvas["ends"] == "fertilities":
+            scores = self.logits(prompt, source)[:, self.first : self.first + 128]
+            return [copied(source, each, 127) for each in fertilities(scores, count)]
+        sizes = self.lengths(prompt, count)
+        return [spread(source, size) if self.canvas["copies"] else (self.mask,) * size for size in sizes]
 
     @torch.no_grad()
     def lengths(self, prompt: Sequence[int], count: int) -> list[int]:
@@ -194,10 +284,9 @@ class Reference:
     def read(self, tokens: Sequence[int]) -> tuple[int, ...]:
         return (*itertools.takewhile(lambda token: token != self.end, tokens), self.end)
 
-    def filled(self, prompt: Sequence[int], size: int, steps: int) -> tuple[tuple[int, ...], float]:
+    def filled(self, prompt: Sequence[int], inputs: Sequence[int], steps: int) -> tuple[tuple[int, ...], float]:
         """Mask-Predict (arXiv:1904.09324), section 3: its text, and the mean log-probability."""
-        source, steps = prompt[:-1], min(steps, size)
-        inputs = spread(tuple(source), size) if self.canvas["copies"] else (self.mask,) * size
+        size, steps = len(inputs), min(steps, len(inputs))
         tokens, scores = list(inputs), [0.0] * size
         masked = set(range(size))
         for step in range(1, steps + 1):
@@ -212,25 +301,27 @@ class Reference:
 
     def likeliest(self, prompt: Sequence[int], steps: int, lengths: int) -> set[tuple[int, ...]]:
         """The text of the length with the highest mean log-probability, and those that rounding may put before it."""
-        found = [self.filled(prompt, size, steps) for size in self.lengths(prompt, lengths)]
+        found = [self.filled(prompt, inputs, steps) for inputs in self.inputs(prompt, lengths)]
         best = max(mean for _, mean in found)
         return {text for text, mean in found if mean >= best - 1e-5}
 
     def write(self, prompt: Sequence[int], steps: int) -> tuple[int, ...]:
         ends, source = self.canvas["ends"], tuple(prompt[:-1])
-        if ends == "length":
-            return self.filled(prompt, self.lengths(prompt, 1)[0], steps)[0]
+        if ends in ("length", "fertilities"):
+            return self.filled(prompt, self.inputs(prompt, 1)[0], steps)[0]
         places = self.canvas["scale"] * len(source)
         inputs = spread(source, places) if self.canvas.get("copies") else (self.mask,) * places
         logits = self.logits(prompt, inputs)
         best = self.tokens(logits).max(-1)
         if ends == "frames":
             return self.read(collapse(best.indices.tolist(), self.canvas["blank_token_id"]))
-        going = jumps(logits[None, :, self.first : self.first + 128], torch.tensor([places]))[0]
+        numbers = logits[None, :, self.first : self.first + 128]
+        going = ways_on(numbers, torch.tensor([places]), self.canvas["heads"])[0]
         return self.read([int(best.indices[at]) for at in Lookahead().path(going, best.values)])
 
 
-AUTO = {"cmlm": 4, "nat": 1, "glat": 4, "ctc": 1, "da": 1}
+AUTO = {"cmlm": 4, "glat": 4}
+"""Steps of mask-predict that `auto` takes; of others 1."""
 
 
 def test_the_engine_writes_what_the_forward_of_training_says(kind: str, folder: Path) -> None:
@@ -238,26 +329,38 @@ def test_the_engine_writes_what_the_forward_of_training_says(kind: str, folder: 
     outputs = llm.generate(TEXTS, GREEDY)
     alone = [llm.generate([text], GREEDY)[0].outputs[0].token_ids for text in TEXTS]
     for output, single in zip(outputs, alone, strict=True):
-        assert output.outputs[0].token_ids == slow.write(output.prompt_token_ids, AUTO[kind]) == single
+        assert output.outputs[0].token_ids == slow.write(output.prompt_token_ids, AUTO.get(kind, 1)) == single
         assert output.outputs[0].finish_reason == "stop"
-    if kind in ("ctc", "da"):
+    if kind.startswith(("ctc", "da")):
         assert {output.outputs[0].metrics.steps for output in outputs} == {1}
         return
     for steps, lengths in ((1, 1), (3, 1), (2, 3)):
         strategy = f"denoise:selector=mask-predict,steps={steps},lengths={lengths}"
         for output in llm.generate(TEXTS, GREEDY, strategy=strategy):
             assert output.outputs[0].token_ids in slow.likeliest(output.prompt_token_ids, steps, lengths)
-            sizes = slow.lengths(output.prompt_token_ids, lengths)
+            sizes = [len(inputs) for inputs in slow.inputs(output.prompt_token_ids, lengths)]
             assert output.outputs[0].metrics.steps == 1 + sum(min(steps, size) for size in sizes)
 
 
-def test_padding_of_a_batch_changes_no_row(folder: Path) -> None:
-    slow, texts, canvases = Reference(folder), [(5, 6, 7), (8, 9)], [(1, 2), (3, 4, 5, 6)]
+def test_neighbours_in_a_row_change_no_other(folder: Path) -> None:
+    network, laid = (
+        Network(Reference(folder).model),
+        [Laid((5, 6, 7), (1, 2), (), 3), Laid((8, 9), (3, 4, 5), (), 2, (6, 7))],
+    )
     with torch.no_grad():
-        both = hidden_of(slow.model, Rows.of(texts, canvases))
-        for row, text, canvas in zip(both, texts, canvases, strict=True):
-            alone = hidden_of(slow.model, Rows.of([text], [canvas]))[0]
-            assert torch.allclose(row[: len(alone)], alone, atol=1e-5)
+        both = network.hidden(Rows.of(laid, length=16, count=2))
+        apart = Laid((8, 9), (6, 7), (), 2)
+        for each, first in ((laid[0], 0), (laid[1], 5)):
+            alone = network.hidden(Rows.of([each]))
+            assert torch.allclose(both[first : first + each.size], alone, atol=1e-5)
+        assert torch.allclose(both[7:9], network.hidden(Rows.of([apart]))[2:], atol=1e-5)
+    with pytest.raises(ValueError, match="2 texts don't fit into 1 rows of 6 places"):
+        Rows.of(laid, length=6, count=1)
+
+
+def test_texts_fill_rows_one_after_another() -> None:
+    packing = Packing(10, 2)
+    assert [packing.place(size) for size in (6, 6, 3, 5, 4, 1, 11)] == [0, 10, 6, None, 16, 9, None]
 
 
 def test_an_answer_streams_at_its_end_samples_and_is_cut(kind: str, folder: Path) -> None:
@@ -288,7 +391,7 @@ def test_forms_and_sources_that_are_too_long_are_refused(folder: Path, kind: str
     form = SamplingParams(structured_outputs=StructuredOutputsParams(choice=["a", "b"]))
     with pytest.raises(ValueError, match="can't follow a form"):
         llm.generate([TEXTS[0]], form)
-    if kind in ("ctc", "da"):
+    if kind.startswith(("ctc", "da")):
         with pytest.raises(ValueError, match=r"the source has 199 tokens, for which .* fills \d+ places, but .* leave"):
             llm.generate([[5] * 200], GREEDY)
         other, own = ("lookahead-path", "ctc") if kind == "ctc" else ("ctc", "lookahead-path")
@@ -302,9 +405,10 @@ def test_forms_and_sources_that_are_too_long_are_refused(folder: Path, kind: str
         ({"mask_token_id": None}, "has no mask_token_id"),
         ({"mask_token_id": 9999}, "mask_token_id 9999 is not in the vocabulary"),
         ({"numbers": 9999}, "numbers 9999 and scale 1 do not fit"),
-        ({"ends": "tree"}, "no canvas that ends by length, frames or graph"),
+        ({"ends": "tree"}, "no canvas that ends by length, fertilities, frames or graph"),
+        ({"heads": 64}, "128 numbers are too few for 64 heads"),
     ],
-    ids=["no mask", "mask outside", "numbers outside", "unknown end"],
+    ids=["no mask", "mask outside", "numbers outside", "unknown end", "many heads"],
 )
 def test_a_config_that_makes_no_sense_is_refused(
     data: Path, teacher: Path, tmp_path: Path, change: dict[str, object], words: str
@@ -344,6 +448,66 @@ def test_a_translator_whose_places_are_no_tokens_can_t_draft(teacher: Path, fold
         return
     with pytest.raises(ValueError, match="fills whole answers; choose a model that fills blocks, as one of parlay"):
         LLM(str(teacher)).generate(TEXTS, GREEDY, strategy=f"canvas-draft:model={folder}")
+
+
+# ------------------------------------------------------------------------------------- deep encoders, shallow decoders
+
+
+@pytest.fixture(scope="module")
+def shallow(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return trained("translator", data, tmp_path_factory.mktemp("shallow"), shape="tiny-shallow", updates=30)
+
+
+def test_an_answer_runs_through_the_last_layers_alone(shallow: Path) -> None:
+    llm, model = LLM(str(shallow), dtype="float32"), Qwen3ForCausalLM.from_pretrained(shallow, dtype=torch.float32)
+    network = Network(model, 1)
+    for output in llm.generate(TEXTS, SamplingParams(temperature=0, max_tokens=8)):
+        prompt, text = output.prompt_token_ids, list[int]()
+        while len(text) < len(output.outputs[0].token_ids):
+            rows = Rows.of([Laid((*prompt, *text), (), (), len(prompt))])
+            with torch.no_grad():
+                text.append(int(network.logits(network.hidden(rows)[-1]).argmax()))
+        assert text == list(output.outputs[0].token_ids)
+
+
+@pytest.mark.parametrize("strategy", ["prompt-lookup:k=3,policy=fixed", "ngram-lm:policy=fixed", "none"])
+def test_drafts_and_batches_change_no_answer_of_few_layers(shallow: Path, strategy: str) -> None:
+    llm = LLM(str(shallow))
+    for params in (SamplingParams(temperature=0, max_tokens=16), SamplingParams(temperature=1, seed=3, max_tokens=16)):
+        alone = [llm.generate([text], params, strategy="none")[0].outputs[0].token_ids for text in TEXTS * 2]
+        assert [each.outputs[0].token_ids for each in llm.generate(TEXTS * 2, params, strategy=strategy)] == alone
+
+
+def test_rows_of_both_depths_run_in_one_forward_as_they_do_alone(shallow: Path) -> None:
+    runner = load(str(shallow), LoadOptions(dtype="float32"))
+    separator = json.loads((shallow / "config.json").read_text())["answer_after"]
+    text, tree = (5, 6, separator, 7, 8), trees.chain_tree((9, 10))
+    for sequence in (1, 2):
+        runner.open(sequence, ())
+        runner.reserve(sequence, 16)
+    both = runner.forward([Segment(1, text, tree), Segment(2, text[:2])], taps=(1,))
+    rows = [runner.forward([Segment(2, text[:2])], taps=(1,))]
+    runner.keep(2, ())
+    for token in (*text[2:], *tree.tokens):
+        rows.append(runner.forward([Segment(2, (token,))], taps=(1,)))
+        runner.keep(2, ())
+    assert torch.equal(both.logits_RV[:7], torch.cat([out.logits_RV for out in rows]))
+    with pytest.raises(ValueError, match="the source has no end, so a draft can't go on behind one"):
+        runner.forward([Segment(1, (5,), trees.chain_tree((separator, 9)))])
+
+
+def test_canvases_of_few_layers_are_refused(data: Path, shallow: Path, tmp_path: Path) -> None:
+    for fields in ({"init": shallow}, {"shape": "tiny-shallow"}):
+        with pytest.raises(ValueError, match="is for translators that write token by token: choose another"):
+            trained("glat", data, tmp_path, **fields)
+
+
+def test_new_layers_add_nothing_at_first(teacher: Path) -> None:
+    model = Qwen3ForCausalLM.from_pretrained(teacher, dtype=torch.float32)
+    deep, ids = training.deepened(model, 2), torch.tensor([[5, 9, 11, 4]])
+    assert deep.config.num_hidden_layers == 3 * model.config.num_hidden_layers
+    assert torch.equal(deep(input_ids=ids).logits, model(input_ids=ids).logits)
+    assert training.deepened(model, 0) is model
 
 
 # ------------------------------------------------------------------------------------------------------------- recipes

@@ -107,10 +107,10 @@ def _decide_forced(steps: list[SequenceStep]) -> None:
 def fill(steps: list[SequenceStep], max_context: int, max_canvas: int) -> None:
     """Let each selector fill all its canvases at once. If it raises, only the requests that make it raise end.
 
-    A canvas without places gets them, at most ``max_canvas``.
+    A canvas that tells how long the answer is makes room for the answer's, of at most ``max_canvas`` places.
     """
-    new = [step for step in steps if not step.sequence.places and step.sequence.ends is not None]
-    measured = [step for step in steps if step.sequence.places or step.sequence.ends is None]
+    new = [step for step in steps if step.sequence.canvas is not None and step.sequence.canvas.measures]
+    measured = [step for step in steps if step.sequence.canvas is None or not step.sequence.canvas.measures]
     for group in grouped(measured, lambda step: (id(step.sequence.strategy.selector), id(step.out))):
         isolated(partial(_fill, max_context), group, lambda step, error: step.fail(named(error), error))
     isolated(partial(answers.measure, max_context, max_canvas), new, lambda step, error: step.fail(named(error), error))
@@ -147,7 +147,7 @@ def _waits(
     A form may leave nothing to draw at later places before the first ones have joined the text.
     """
     if canvas.spec.ends is not None:
-        return canvas.spec.ends.kind == "length" and None in places
+        return canvas.spec.ends.guesses and None in places
     if not (revokes or canvas.spec.whole):
         return False
     some = revokes or step.sequence.request.constraint is not None

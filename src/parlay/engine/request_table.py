@@ -149,8 +149,8 @@ class RequestTable:
             raise ValueError(
                 f"strategy {strategy}: cache=stale is for models whose rows all see each other: leave it out"
             )
-        kind = "noise" if spec.canvas.noise else "" if spec.canvas.ends is None else spec.canvas.ends.kind
-        reads = "" if kind == "length" else kind
+        ends = spec.canvas.ends
+        reads = "noise" if spec.canvas.noise else "" if ends is None or ends.guesses else ends.kind
         if reads != layout.reads:
             raise ValueError(
                 f"strategy {strategy}: its selector reads {layout.reads or 'places'}, but a canvas of {spec.name} is "

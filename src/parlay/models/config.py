@@ -153,6 +153,13 @@ class NgramForm:
     fingerprint: str
 
 
+class Shallow(NamedTuple):
+    """How many of the last layers run for rows after the first token ``after`` of a text."""
+
+    layers: int
+    after: int
+
+
 class NgramLayers(NamedTuple):
     """How many first ``layers`` see the last ``tokens`` of a row's path alone: what leaves them is looked up."""
 
@@ -203,6 +210,8 @@ class DecoderConfig:
     """What is added to the embedding of a token: that of the longest frequent n-gram that ends there (SCONE)."""
     ngram_layers: NgramLayers | None = None
     """First layers that are looked up; None: all layers run for each row."""
+    shallow: Shallow | None = None
+    """Last layers that alone run for rows of an answer; None: all layers run for each row."""
 
     def __post_init__(self) -> None:
         if self.layers and len(self.layers) != self.num_layers:

@@ -36,6 +36,7 @@ from parlay.models.lora import LowRankAdapter, adapter_rows, read_adapter
 from parlay.models.lora_layout import BadAdapter
 from parlay.models.rope import turn_keys
 from parlay.models.torch_ops.kernels import choose_dtype
+from parlay.models.two_depths import TwoDepths, deep_rows, unused_layers
 from parlay.models.weights.fused import Operand, in_eight_bits
 from parlay.types import (
     HIDDEN_STEP,
@@ -236,6 +237,8 @@ class NativeRunner(Runner):
             work = self.lookup.prepare(work, path_tokens(self.store, segments, self.lookup.tokens))
         again = [segment for segment in segments if segment.base < 0 and not self._block]
         forward = self._forward_of(segments)
+        if (shallow := self._config.shallow) is not None:
+            forward = TwoDepths(forward, unused_layers(self._config), deep_rows(self.store, segments, shallow))
         finish = self._begin_again(again, forward, work) if again else forward.begin(work)
         return lambda: finish().output(starts)
 
@@ -263,6 +266,7 @@ class NativeRunner(Runner):
     def grows(self) -> bool:
         """Whether `grow` can be called: the compiled decoder runs."""
         plain = not self._block and self._ngrams is None and self.lookup is None and not self._spec.streamed_bytes
+        plain = plain and self._config.shallow is None
         return isinstance(self._forward, CompiledForward) and self._forward.kernels.part is None and plain
 
     def grow(self, texts: Sequence[Segment], growth: Growth, requests: Sequence[TreeRequest]) -> list[GrownTree]:

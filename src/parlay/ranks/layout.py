@@ -76,6 +76,8 @@ class Layout:
             raise ParlayError(f"{name}: a model that reads a table of n-grams runs in one process; run it on one rank")
         if config.ngram_layers is not None:
             raise ParlayError(f"{name}: its first layers are looked up, which one process does; run it on one rank")
+        if config.shallow is not None:
+            raise ParlayError(f"{name}: rows run through different layers, which one process does; run it on one rank")
         if self.tensor > config.num_kv_heads:
             raise ParlayError(
                 f"tensor_parallel={self.tensor}: {name} has {config.num_kv_heads} key heads to share out; give a "

@@ -30,6 +30,58 @@ def jumps(scores_BCJ: Tensor, vertices_B: Tensor) -> Tensor:
     return normal_BCC.masked_fill(~known_BCC, -torch.inf)
 
 
+def ways_on(numbers_BCJ: Tensor, vertices_B: Tensor, heads: int) -> Tensor:
+    """Log-probability ``[B, C, C]`` of going from a vertex (row) to another: `links` with heads, else `jumps`."""
+    return links(numbers_BCJ, vertices_B, heads) if heads else jumps(numbers_BCJ, vertices_B)
+
+
+_TURN = 100.0
+"""The slowest of the rotations that tell a link how far it goes takes so many vertices, to the power of almost 1."""
+
+
+def link_size(numbers: int, heads: int) -> int:
+    """Numbers of each head's query, and of its key, where a vertex has so many in all: an even count, or 0."""
+    return (numbers // heads - 1) // 4 * 2 if heads else 0
+
+
+def links(numbers_BCJ: Tensor, vertices_B: Tensor, heads: int) -> Tensor:
+    """Log-probability ``[B, C, C]`` of going from a vertex (row) to another, by attention from that to all later ones.
+
+    Of its numbers each vertex has a weight, a query and a key for every head. The probability is the sum over heads,
+    of the softmax of their weights times that of their products (Huang et al. 2022, arXiv:2205.07459). Queries and keys
+    are rotated by their places, where the paper adds embeddings of them. -inf as in `jumps`.
+    """
+    size = link_size(numbers_BCJ.shape[2], heads)
+    weights_BCD, queries, keys, _ = numbers_BCJ.split(
+        [heads, heads * size, heads * size, numbers_BCJ.shape[2] - heads * (1 + 2 * size)], -1
+    )
+    place_C = torch.arange(numbers_BCJ.shape[1], device=numbers_BCJ.device)
+    queries_BDCS, keys_BDCS = (_rotated(each.unflatten(-1, (heads, size)), place_C) for each in (queries, keys))
+    known_BCC = (place_C[None, :] > place_C[:, None])[None] & (place_C < vertices_B[:, None])[:, None, :]
+    products_BDCC = (queries_BDCS @ keys_BDCS.transpose(-1, -2) / size**0.5).masked_fill(
+        ~known_BCC[:, None], -torch.inf
+    )
+    some_BC1 = known_BCC.any(-1, keepdim=True)
+    normal_BDCC = products_BDCC.masked_fill(~some_BC1[:, None], 0.0).log_softmax(-1)
+    weighed_BDC = weights_BCD.log_softmax(-1).transpose(1, 2)
+    mixed_BCC = (normal_BDCC.masked_fill(~known_BCC[:, None], _NEVER) + weighed_BDC[..., None]).logsumexp(1)
+    return mixed_BCC.masked_fill(~known_BCC, -torch.inf)
+
+
+_NEVER = -1e30
+"""A log-probability whose gradient is 0 where all are alike, which that of -inf is not."""
+
+
+def _rotated(states_BCDS: Tensor, place_C: Tensor) -> Tensor:
+    """Turn pairs of numbers by angles that grow with the place, ``[B, D, C, S]``."""
+    half = states_BCDS.shape[-1] // 2
+    rates_S = _TURN ** -(torch.arange(half, dtype=states_BCDS.dtype, device=states_BCDS.device) / half)
+    angles_CS = place_C[:, None].to(states_BCDS.dtype) * rates_S
+    one_BDCS, other_BDCS = states_BCDS.transpose(1, 2).chunk(2, -1)
+    cos_CS, sin_CS = angles_CS.cos(), angles_CS.sin()
+    return torch.cat((one_BDCS * cos_CS - other_BDCS * sin_CS, other_BDCS * cos_CS + one_BDCS * sin_CS), -1)
+
+
 @dataclass(frozen=True, slots=True)
 class CtcFrames:
     """The sampler's token in each frame; the greedy text is the likeliest alignment's (Graves et al. 2006)."""
@@ -48,12 +100,13 @@ class _Path:
     revokes = False
 
     def fill(self, views: Sequence[SequenceView], canvases: Sequence[Canvas], guesses: Sequence[Guesses]) -> list[Fill]:
-        return [self._fill(guess) for guess in guesses]
+        ends = [canvas.spec.ends for canvas in canvases]
+        return [self._fill(guess, own.heads if own else 0) for guess, own in zip(guesses, ends, strict=True)]
 
-    def _fill(self, guess: Guesses) -> Fill:
+    def _fill(self, guess: Guesses, heads: int) -> Fill:
         assert guess.numbers_PJ is not None, "only models with numbers are read as graphs"
         count = len(guess.places)
-        jumps_PP = jumps(guess.numbers_PJ.double()[None], torch.tensor([count]))[0]
+        jumps_PP = ways_on(guess.numbers_PJ.double()[None], torch.tensor([count]), heads)[0]
         path = self.path(jumps_PP, guess.probs_PV.amax(-1).log())
         return Fill(tuple([guess.places[at] for at in path]), tuple([guess.tokens[at] for at in path]))
 

@@ -41,8 +41,8 @@ def for_target(spec: StrategySpec, target: RunnerSpec | None) -> StrategySpec:
     ends = target.canvas.ends
     if ends is None:
         return parse(f"{DENOISE}:selector=renoise" if target.canvas.noise else DENOISE)
-    one_pass = "mask-predict,steps=1" if ends.copies else "mask-predict,steps=4"
-    selector = {"length": one_pass, "frames": "ctc", "graph": "lookahead-path"}[ends.kind]
+    passes = "mask-predict,steps=1" if ends.copies or ends.kind == "fertilities" else "mask-predict,steps=4"
+    selector = {"frames": "ctc", "graph": "lookahead-path"}.get(ends.kind, passes)
     return parse(f"{DENOISE}:selector={selector}")
 
 

@@ -69,8 +69,9 @@ class Canvas:
     When the first places are decided, their tokens join the text and leave the canvas. ``forwards`` counts those since
     it began, and ``full`` those that ran with no place open. ``memory`` is what the selector noted of places in the
     last forward. ``fresh``: no forward of the group that is filled now has run. ``inputs`` are what open places read in
-    place of the mask, if anything. Of an answer whose length is guessed, ``rivals`` are lengths to be tried yet, and
-    ``best`` is the likeliest so far, with the mean of its log-probabilities.
+    place of the mask, if anything. Of an answer whose length is guessed, ``rivals`` are what the places of others, to
+    be tried yet, read, and ``best`` is the likeliest so far, with the mean of its log-probabilities. ``measures``: its
+    rows tell how long the answer is.
     """
 
     spec: CanvasSpec
@@ -81,8 +82,9 @@ class Canvas:
     memory: Mapping[int, Tensor] = field(default_factory=dict, compare=False)
     fresh: bool = True
     inputs: tuple[int, ...] = ()
-    rivals: tuple[int, ...] = ()
+    rivals: tuple[tuple[int, ...], ...] = ()
     best: tuple[tuple[Decided, ...], float] | None = None
+    measures: bool = False
 
     @property
     def open(self) -> tuple[int, ...]:

@@ -42,17 +42,18 @@ class Ends(NamedTuple):
     """How long an answer is, where one canvas is the whole of it, after a prompt of a source and a separator.
 
     - length: the row of the separator tells how many tokens the answer has, by the tokens of numbers.
+    - fertilities: the rows of a canvas that reads the source tell so how often the answer's places read each token.
     - frames: there are ``scale`` places for each token of the source. Of their tokens equal neighbours are one, and
       then ``blank_id`` is left out (CTC).
-    - graph: there are so many places, of which a path from the first to the last is the answer. How far it goes from
-      each place the place's row tells, by the tokens of numbers (DA-Transformer).
+    - graph: there are so many places, of which a path from the first to the last is the answer (DA-Transformer). Rows
+      tell the next place by the tokens of numbers: how far it is, or by attention of so many ``heads``.
 
     Tokens of the ``numbers`` from 0 on begin at ``first_number``. ``end_id`` joins the text after the answer. With
-    ``copies``, open places read the source, spread evenly over them, in place of the mask. With ``drafts`` the model
-    has learned to fill the next places of an answer that has begun.
+    ``copies``, open places read the source, spread evenly, in place of the mask. With ``drafts`` the model has learned
+    to fill the next places of an answer that has begun.
     """
 
-    kind: Literal["length", "frames", "graph"]
+    kind: Literal["length", "fertilities", "frames", "graph"]
     end_id: int
     first_number: int
     numbers: int
@@ -60,6 +61,12 @@ class Ends(NamedTuple):
     blank_id: int = 0
     copies: bool = False
     drafts: bool = False
+    heads: int = 0
+
+    @property
+    def guesses(self) -> bool:
+        """Whether the model guesses how long an answer is, and its places are the answer's."""
+        return self.kind in ("length", "fertilities")
 
 
 class CanvasSpec(NamedTuple):

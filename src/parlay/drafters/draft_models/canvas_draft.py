@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate, takewhile
+from operator import mul
 
 import torch
 
@@ -14,6 +16,7 @@ from parlay.drafters.options import CANVAS_DRAFT as SOURCE
 from parlay.drafters.options import CanvasDraftOptions
 from parlay.drafters.resources import Resources
 from parlay.options import UsageError
+from parlay.sampling.sampler import rows
 from parlay.types import NO_DRAFT, CanvasSpec, Draft, Needs, Observation, Segment, SequenceView, trees
 
 
@@ -78,7 +81,7 @@ class CanvasDraft:
         for plan, start in zip(plans, out.starts, strict=False):
             self._sequences.run_again(plan.job)
             first = start + (0 if self._canvas.shift else 1)
-            logits_PV = out.logits_RV[[first + place for place in plan.open]]
+            logits_PV = rows(out.logits_RV, [first + place for place in plan.open])  # nobody else reads them
             logits_PV[:, self._canvas.mask_id] = -torch.inf
             if (ends := self._canvas.ends) is not None:
                 logits_PV[:, ends.first_number : ends.first_number + ends.numbers] = -torch.inf
@@ -87,7 +90,13 @@ class CanvasDraft:
             plan.take(found, steps_left)
 
     def _draft(self, plan: _Plan) -> Draft:
-        """The tree of the likeliest paths."""
+        """The tree of the likeliest paths; with one token at each place a chain."""
+        if self._options.width == 1:
+            chain = [guesses[0] for guesses in plan.guesses[: plan.job.budget]]
+            paths = accumulate((chance for _, chance in chain), mul)
+            likely = sum(1 for _ in takewhile(lambda path: path > 0 and path >= self._options.min_p, paths))
+            tokens, scores = zip(*chain[:likely], strict=True) if likely else ((), ())
+            return Draft(trees.chain_tree(tokens), sources=(SOURCE,) * likely, scores=scores) if likely else NO_DRAFT
         chances = [falling([chance for _, chance in guesses]) for guesses in plan.guesses]
         shape = best_tree(chances, plan.job.budget, len(chances))
         likely = sum(path >= self._options.min_p for path in shape.path_probs)

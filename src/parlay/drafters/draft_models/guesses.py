@@ -22,6 +22,10 @@ def best_guesses(
 
 
 def paired(best: Sequence[Sequence[int]], probs_RV: Tensor) -> list[list[Guess]]:
+    """Each row's tokens with their probabilities."""
+    if best and len({len(ids) for ids in best}) == 1:  # one call in place of one for each row
+        found = probs_RV.gather(1, torch.tensor(best, device=probs_RV.device)).tolist() if best[0] else best
+        return [list(zip(ids, chances, strict=True)) for ids, chances in zip(best, found, strict=True)]
     return [
         list(zip(ids, probs_V[list(ids)].tolist(), strict=True)) for ids, probs_V in zip(best, probs_RV, strict=True)
     ]

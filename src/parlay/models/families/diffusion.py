@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from parlay.models.config import DecoderConfig, Experts, Json, LayerForm, UnsupportedModel
 from parlay.models.families.family import Family, GgufForm, with_forms
 from parlay.models.families.glm import GROUPED, grouped_experts
 from parlay.models.families.qwen import QWEN2, QWEN3, QWEN3_MOE
+from parlay.sampling.answer_selectors import link_size
 from parlay.types import CanvasSpec, Ends
 
 
@@ -265,12 +266,16 @@ NEMOTRON = _fills(
 """Nemotron-Labs-Diffusion: a causal text, so it also writes token by token, and canvases whose rows see each other."""
 
 
+ENDS: tuple[Literal["length", "fertilities", "frames", "graph"], ...] = ("length", "fertilities", "frames", "graph")
+"""How an answer may end; see `parlay.types.Ends`."""
+
+
 def _answers(raw: Json, config: DecoderConfig, form: LayerForm) -> DecoderConfig:
     """Read how the answers of `parlay train`'s translators fill a canvas. Raises ValueError for ids that can't be."""
     config = QWEN3.complete(raw, config, form)
     said = raw.get("canvas")
-    if not isinstance(said, Mapping) or said.get("ends") not in ("length", "frames", "graph"):
-        raise ValueError("config.json has no canvas that ends by length, frames or graph")
+    if not isinstance(said, Mapping) or said.get("ends") not in ENDS:
+        raise ValueError(f"config.json has no canvas that ends by {', '.join(ENDS[:-1])} or {ENDS[-1]}")
     if len(config.eos_ids) < 1:
         raise ValueError("config.json has no eos_token_id, which ends an answer")
     ends = Ends(
@@ -282,6 +287,7 @@ def _answers(raw: Json, config: DecoderConfig, form: LayerForm) -> DecoderConfig
         int(said.get("blank_token_id", 0)),
         bool(said.get("copies", False)),
         bool(said.get("drafts", False)),
+        int(said.get("heads", 0)),
     )
     if said.get("mask_token_id") is None:
         raise ValueError("the canvas of config.json has no mask_token_id")
@@ -289,6 +295,8 @@ def _answers(raw: Json, config: DecoderConfig, form: LayerForm) -> DecoderConfig
     named = {"mask_token_id": mask_id, "blank_token_id": ends.blank_id, "first_number_id": ends.first_number}
     if wrong := [name for name, token in named.items() if not 0 <= token < size]:
         raise ValueError(f"{wrong[0]} {named[wrong[0]]} is not in the vocabulary of {size}")
+    if ends.heads < 0 or (ends.heads and link_size(ends.numbers, ends.heads) < 2):
+        raise ValueError(f"{ends.numbers} numbers are too few for {ends.heads} heads")
     if not 0 < ends.numbers <= size - ends.first_number or ends.scale < 1:
         raise ValueError(f"numbers {ends.numbers} and scale {ends.scale} do not fit a vocabulary of {size}")
     return replace(config, canvas=CanvasSpec(mask_id, ends=ends))

@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
-from parlay.models.config import LONGEST_NGRAM, DecoderConfig, Experts, Json, LayerForm, NgramForm, NgramLayers
+from parlay.models.config import (
+    LONGEST_NGRAM,
+    DecoderConfig,
+    Experts,
+    Json,
+    LayerForm,
+    NgramForm,
+    NgramLayers,
+    Shallow,
+)
 from parlay.models.families.family import Family, GgufForm, windows_by_type, with_forms, with_layers
 
 _OF_FILES = {
@@ -87,6 +96,18 @@ def _ngram_layers(raw: Json, config: DecoderConfig, usual: LayerForm) -> Decoder
     return replace(config, ngram_layers=NgramLayers(layers, tokens))
 
 
+def _deep_shallow(raw: Json, config: DecoderConfig, usual: LayerForm) -> DecoderConfig:
+    config = _qwen(raw, config, usual)
+    shallow = Shallow(int(raw["answer_layers"]), int(raw["answer_after"]))
+    if not 1 <= shallow.layers < config.num_layers:
+        raise ValueError(
+            f"answer_layers {shallow.layers} of {config.num_layers} layers: at least 1, and fewer than there are"
+        )
+    if not 0 <= shallow.after < config.vocab_size:
+        raise ValueError(f"answer_after {shallow.after} is not in the vocabulary of {config.vocab_size}")
+    return replace(config, shallow=shallow)
+
+
 QWEN2 = Family(
     architecture="Qwen2ForCausalLM",
     models="Qwen 1.5 to 2.5, and R1 distilled into them",
@@ -154,4 +175,13 @@ NGRAM_LAYERS = replace(
     keys=("ngram_layers",),
     gguf=None,
     note="one process; no inputs in place of tokens, no adapters by request, no GGUF file",
+)
+DEEP_SHALLOW = replace(
+    QWEN3,
+    architecture="DeepShallowForCausalLM",
+    models="translators of `parlay train`: Qwen3 whose answers run through its last layers alone",
+    complete=_deep_shallow,
+    keys=("answer_layers", "answer_after"),
+    gguf=None,
+    note="one process; no inputs in place of tokens, no GGUF file",
 )

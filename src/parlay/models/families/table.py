@@ -15,7 +15,7 @@ from parlay.models.families.llama import LLAMA, MISTRAL, MISTRAL_IMAGES, MIXTRAL
 from parlay.models.families.olmo import OLMO2, OLMO3
 from parlay.models.families.others import ERNIE, EXAONE4, SEED
 from parlay.models.families.phi import PHI3
-from parlay.models.families.qwen import NGRAM_LAYERS, QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE, SCONE
+from parlay.models.families.qwen import DEEP_SHALLOW, NGRAM_LAYERS, QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE, SCONE
 from parlay.models.families.smollm import SMOLLM3
 
 CAUSAL = (
@@ -24,8 +24,8 @@ CAUSAL = (
     *(GRANITE, GRANITE_MOE, GRANITE_MOE_SHARED, GRANITE4, GPT_OSS, GLM, GLM4, GLM4_MOE, ERNIE, SEED, EXAONE4),
 )
 """Families that write token by token."""
-OF_TABLES = (SCONE, NGRAM_LAYERS)
-"""Families of Parlay's own, which look up a part of what others compute."""
+OF_TABLES = (SCONE, NGRAM_LAYERS, DEEP_SHALLOW)
+"""Families of Parlay's own: two look up a part of what others compute, one leaves out layers in its answers."""
 FAMILIES: Mapping[str, Family] = {family.architecture: family for family in (*CAUSAL, *OF_TABLES, *DIFFUSION)}
 """By architecture, as config.json has it."""
 _MAMBA = "its layers are recurrent (Mamba): no drafts, as several rows at once come out wrong there"

@@ -5,32 +5,41 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from transformers import Qwen3ForCausalLM
 
-from parlay.sampling.answer_selectors import jumps
+from parlay.sampling.answer_selectors import ways_on
 from parlay.train.translation.losses import ctc_loss, dag_alignment, dag_loss
 from parlay.train.translation.pairs import LENGTHS, Pair, Words
-from parlay.train.translation.rows import IGNORED, Rows, hidden_of, padded, taken
+from parlay.train.translation.rows import IGNORED, Laid, Network, Rows, padded
 
 LENGTH_WEIGHT = 0.1
 """Of the length's cross-entropy beside that of the tokens (fairseq's value for these models)."""
 
 
+class Batch(NamedTuple):
+    """Pairs, and their rows. ``share`` of the run is over; ``draw`` gives the noise."""
+
+    pairs: Sequence[Pair]
+    laid: Sequence[Laid]
+    rows: Rows
+    share: float
+    draw: torch.Generator
+
+
 class Objective(Protocol):
-    """The mean loss of a batch. ``share`` of the run is over; ``draw`` gives the noise."""
+    """How pairs are laid out, and the mean loss of a batch."""
 
     def fits(self, pair: Pair) -> bool:
         """Whether the model can write this answer at all."""
         ...
 
-    def __call__(
-        self, model: Qwen3ForCausalLM, pairs: Sequence[Pair], share: float, draw: torch.Generator
-    ) -> Tensor: ...
+    def lay(self, pair: Pair, draw: torch.Generator) -> Laid: ...
+
+    def __call__(self, network: Network, batch: Batch) -> Tensor: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +51,12 @@ class TokenByToken:
     def fits(self, pair: Pair) -> bool:
         return True
 
-    def __call__(self, model: Qwen3ForCausalLM, pairs: Sequence[Pair], share: float, draw: torch.Generator) -> Tensor:
-        texts = [(*pair.source, self.words.separator, *pair.target) for pair in pairs]
-        labels = [(*[IGNORED] * len(pair.source), *pair.target, self.words.end) for pair in pairs]
-        hidden_BNH = model.model(input_ids=padded(texts, 0), use_cache=False).last_hidden_state
-        labels_BN = padded(labels)
-        wanted_BN = labels_BN != IGNORED
-        logits_MV = model.lm_head(hidden_BNH[wanted_BN]).float()
-        return F.cross_entropy(logits_MV, labels_BN[wanted_BN])
+    def lay(self, pair: Pair, draw: torch.Generator) -> Laid:
+        text = (*pair.source, self.words.separator, *pair.target)
+        return Laid(text, (), (*pair.target, self.words.end), len(pair.source) + 1)
+
+    def __call__(self, network: Network, batch: Batch) -> Tensor:
+        return labelled_loss(network, network.hidden(batch.rows), batch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,16 +68,17 @@ class _Filling:
     def fits(self, pair: Pair) -> bool:
         return len(pair.target) < LENGTHS
 
-    def texts(self, pairs: Sequence[Pair]) -> list[tuple[int, ...]]:
-        return [(*pair.source, self.words.separator) for pair in pairs]
+    def laid(self, pair: Pair, canvas: Sequence[int], labels: Sequence[int], begun: Sequence[int] = ()) -> Laid:
+        """Lay a canvas after the source, the separator, and the beginning of an answer."""
+        text = (*pair.source, self.words.separator, *begun)
+        return Laid(text, canvas, labels, len(text))
 
-    def length_loss(self, model: Qwen3ForCausalLM, hidden_BNH: Tensor, rows: Rows, pairs: Sequence[Pair]) -> Tensor:
+    def length_loss(self, network: Network, hidden_MH: Tensor, batch: Batch) -> Tensor:
         """Cross-entropy of the answer's length, which the separator's row tells by the tokens of numbers."""
-        last_BH = taken(hidden_BNH, rows.texts_B[:, None] - 1)[:, 0]
-        first = self.words.first_length
-        logits_BJ = (last_BH @ model.lm_head.weight[first : first + LENGTHS].T).float()
-        lengths = torch.tensor([len(pair.target) for pair in pairs])
-        return F.cross_entropy(logits_BJ, lengths)
+        first, sources = self.words.first_length, torch.tensor([len(pair.source) for pair in batch.pairs])
+        weight_JH = network.model.lm_head.weight[first : first + LENGTHS]
+        logits_BJ = (hidden_MH[batch.rows.first_B + sources] @ weight_JH.T).float()
+        return F.cross_entropy(logits_BJ, torch.tensor([len(pair.target) for pair in batch.pairs]))
 
 
 def spread(source: Sequence[int], places: int) -> tuple[int, ...]:
@@ -82,48 +90,64 @@ def spread(source: Sequence[int], places: int) -> tuple[int, ...]:
 class MaskedTarget(_Filling):
     """CMLM (Ghazvininejad et al. 2019, arXiv:1904.09324): some tokens are masked, as many as chance says, and guessed.
 
-    Of ``drafts`` of the batches the masks are the next ``block`` places after the beginning of an answer, which is
+    Of ``drafts`` of the pairs the masks are the next ``block`` places after the beginning of an answer, which is
     text. So the model drafts for one that writes token by token (Xia et al. 2022, arXiv:2203.16487).
     """
 
     drafts: float
     block: int
 
-    def __call__(self, model: Qwen3ForCausalLM, pairs: Sequence[Pair], share: float, draw: torch.Generator) -> Tensor:
+    def lay(self, pair: Pair, draw: torch.Generator) -> Laid:
+        size = len(pair.target)
         if float(torch.rand((), generator=draw)) < self.drafts:
-            return self.draft_loss(model, pairs, draw)
-        canvases, labels = [], []
-        for pair in pairs:
-            size = len(pair.target)
-            count = int(torch.randint(1, size + 1, (), generator=draw))
-            hidden = set(torch.randperm(size, generator=draw)[:count].tolist())
-            canvases.append([self.words.mask if at in hidden else token for at, token in enumerate(pair.target)])
-            labels.append([token if at in hidden else IGNORED for at, token in enumerate(pair.target)])
-        rows = Rows.of(self.texts(pairs), canvases)
-        hidden_BNH = hidden_of(model, rows)
-        tokens = labelled_loss(model, taken(hidden_BNH, rows.canvas_BC), padded(labels))
-        return tokens + LENGTH_WEIGHT * self.length_loss(model, hidden_BNH, rows, pairs)
-
-    def draft_loss(self, model: Qwen3ForCausalLM, pairs: Sequence[Pair], draw: torch.Generator) -> Tensor:
-        texts, labels = [], []
-        for pair, text in zip(pairs, self.texts(pairs), strict=True):
-            begun = int(torch.randint(0, len(pair.target) + 1, (), generator=draw))
+            begun = int(torch.randint(0, size + 1, (), generator=draw))
             rest = (*pair.target[begun:], self.words.end)[: self.block]
-            texts.append((*text, *pair.target[:begun]))
-            labels.append([*rest, *[IGNORED] * (self.block - len(rest))])
-        rows = Rows.of(texts, [[self.words.mask] * self.block] * len(pairs))
-        return labelled_loss(model, taken(hidden_of(model, rows), rows.canvas_BC), padded(labels))
+            labels = (*rest, *[IGNORED] * (self.block - len(rest)))
+            return self.laid(pair, (self.words.mask,) * self.block, labels, pair.target[:begun])
+        count = int(torch.randint(1, size + 1, (), generator=draw))
+        hidden = set(torch.randperm(size, generator=draw)[:count].tolist())
+        canvas = [self.words.mask if at in hidden else token for at, token in enumerate(pair.target)]
+        labels = tuple([token if at in hidden else IGNORED for at, token in enumerate(pair.target)])
+        return self.laid(pair, canvas, labels)
+
+    def __call__(self, network: Network, batch: Batch) -> Tensor:
+        hidden_MH = network.hidden(batch.rows)
+        tokens = labelled_loss(network, hidden_MH, batch)
+        return tokens + LENGTH_WEIGHT * self.length_loss(network, hidden_MH, batch)
 
 
 @dataclass(frozen=True, slots=True)
 class OnePass(_Filling):
     """All tokens at once, from the source spread over the answer's places (Gu et al. 2018, arXiv:1711.02281)."""
 
-    def __call__(self, model: Qwen3ForCausalLM, pairs: Sequence[Pair], share: float, draw: torch.Generator) -> Tensor:
-        rows = Rows.of(self.texts(pairs), [spread(pair.source, len(pair.target)) for pair in pairs])
-        hidden_BNH = hidden_of(model, rows)
-        tokens = labelled_loss(model, taken(hidden_BNH, rows.canvas_BC), padded([pair.target for pair in pairs]))
-        return tokens + LENGTH_WEIGHT * self.length_loss(model, hidden_BNH, rows, pairs)
+    def lay(self, pair: Pair, draw: torch.Generator) -> Laid:
+        return self.laid(pair, spread(pair.source, len(pair.target)), pair.target)
+
+    def __call__(self, network: Network, batch: Batch) -> Tensor:
+        hidden_MH = network.hidden(batch.rows)
+        tokens = labelled_loss(network, hidden_MH, batch)
+        return tokens + LENGTH_WEIGHT * self.length_loss(network, hidden_MH, batch)
+
+
+@dataclass(frozen=True, slots=True)
+class Fertile(_Filling):
+    """All tokens at once, from the source with each token as often as the answer has tokens for it: its fertility.
+
+    Fertilities are told by the rows of another canvas, which reads the source (Gu et al. 2018, arXiv:1711.02281, whose
+    encoder tells them). In training they are those of an alignment of the pair.
+    """
+
+    def fits(self, pair: Pair) -> bool:
+        return max(pair.fertilities) < LENGTHS
+
+    def lay(self, pair: Pair, draw: torch.Generator) -> Laid:
+        counted = zip(pair.source, pair.fertilities, strict=True)
+        canvas = [token for token, count in counted for _ in range(count)]
+        labels = [*(self.words.first_length + count for count in pair.fertilities), *pair.target]
+        return self.laid(pair, canvas, labels)._replace(aside=pair.source)
+
+    def __call__(self, network: Network, batch: Batch) -> Tensor:
+        return labelled_loss(network, network.hidden(batch.rows), batch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,17 +160,22 @@ class Glancing(_Filling):
 
     ratio: float
 
-    def __call__(self, model: Qwen3ForCausalLM, pairs: Sequence[Pair], share: float, draw: torch.Generator) -> Tensor:
-        rows = Rows.of(self.texts(pairs), [[self.words.mask] * len(pair.target) for pair in pairs])
-        labels_BC = padded([pair.target for pair in pairs])
+    def lay(self, pair: Pair, draw: torch.Generator) -> Laid:
+        return self.laid(pair, (self.words.mask,) * len(pair.target), pair.target)
+
+    def __call__(self, network: Network, batch: Batch) -> Tensor:
+        rows, labels_BC = batch.rows, padded([pair.target for pair in batch.pairs])
+        canvas_BC = rows.canvas_BC
         with torch.no_grad():
-            guess_BC = model.lm_head(taken(hidden_of(model, rows), rows.canvas_BC)).argmax(-1)
-        shown_BC = glance(guess_BC != labels_BC, rows.inside_BC, annealed(self.ratio, share), draw)
-        rows.ids_BN.scatter_(1, rows.canvas_BC, torch.where(shown_BC, labels_BC, rows.ids_BN.gather(1, rows.canvas_BC)))
-        hidden_BNH = hidden_of(model, rows)
-        asked_BC = labels_BC.masked_fill(shown_BC, IGNORED)
-        tokens = labelled_loss(model, taken(hidden_BNH, rows.canvas_BC), asked_BC)
-        return tokens + LENGTH_WEIGHT * self.length_loss(model, hidden_BNH, rows, pairs)
+            guess_M = network.logits(network.hidden(rows)[canvas_BC[rows.inside_BC]]).argmax(-1)
+        wrong_BC = torch.zeros_like(rows.inside_BC)
+        wrong_BC[rows.inside_BC] = guess_M != labels_BC[rows.inside_BC]
+        shown_BC = glance(wrong_BC, rows.inside_BC, annealed(self.ratio, batch.share), batch.draw)
+        hidden_MH = network.hidden(rows.filled(canvas_BC[shown_BC], labels_BC[shown_BC]))
+        asked_BC = rows.inside_BC & ~shown_BC
+        losses_M = F.cross_entropy(network.logits(hidden_MH[canvas_BC[asked_BC]]), labels_BC[asked_BC], reduction="sum")
+        tokens = losses_M / asked_BC.sum().clamp(min=1)
+        return tokens + LENGTH_WEIGHT * self.length_loss(network, hidden_MH, batch)
 
 
 def annealed(ratio: float, share: float) -> float:
@@ -174,10 +203,12 @@ class Frames(_Filling):
         repeats = sum(one == other for one, other in itertools.pairwise(pair.target))
         return len(pair.target) + repeats <= self.scale * len(pair.source)
 
-    def __call__(self, model: Qwen3ForCausalLM, pairs: Sequence[Pair], share: float, draw: torch.Generator) -> Tensor:
-        canvases = [spread(pair.source, self.scale * len(pair.source)) for pair in pairs]
-        rows = Rows.of(self.texts(pairs), canvases)
-        logits_BCV = model.lm_head(taken(hidden_of(model, rows), rows.canvas_BC)).float()
+    def lay(self, pair: Pair, draw: torch.Generator) -> Laid:
+        return self.laid(pair, spread(pair.source, self.scale * len(pair.source)), ())
+
+    def __call__(self, network: Network, batch: Batch) -> Tensor:
+        rows, pairs = batch.rows, batch.pairs
+        logits_BCV = network.logits(network.hidden(rows)[rows.canvas_BC])
         targets_BT = padded([pair.target for pair in pairs], 0)
         lengths_B = torch.tensor([len(pair.target) for pair in pairs])
         losses_B = ctc_loss(logits_BCV, rows.canvases_B, targets_BT, lengths_B, self.words.blank)
@@ -188,50 +219,51 @@ class Frames(_Filling):
 class Graph(_Filling):
     """DA-Transformer (Huang et al. 2022, arXiv:2205.07459) with glancing: ``scale`` vertices for each source token.
 
-    A vertex has a distribution of tokens, and one of distances to the next vertex, read off the tokens of numbers. Its
-    paper has distances from attention between vertices. Answers end with the end token at the last vertex, so one fits
-    that has fewer tokens than there are vertices.
+    A vertex has a distribution of tokens, and one of the next vertex, read off the tokens of numbers: by attention of
+    ``heads`` heads between vertices, or of distances, if there are none. Answers end with the end token at the last
+    vertex, so one fits that has fewer tokens than there are vertices.
     """
 
     scale: int
     ratio: float
+    heads: int
 
     def fits(self, pair: Pair) -> bool:
         vertices = self.scale * len(pair.source)
         return len(pair.target) < vertices <= (LENGTHS - 1) * len(pair.target)
 
-    def __call__(self, model: Qwen3ForCausalLM, pairs: Sequence[Pair], share: float, draw: torch.Generator) -> Tensor:
-        rows = Rows.of(self.texts(pairs), [[self.words.mask] * self.scale * len(pair.source) for pair in pairs])
+    def lay(self, pair: Pair, draw: torch.Generator) -> Laid:
+        return self.laid(pair, (self.words.mask,) * self.scale * len(pair.source), ())
+
+    def __call__(self, network: Network, batch: Batch) -> Tensor:
+        rows, pairs = batch.rows, batch.pairs
         targets_BT = padded([(*pair.target, self.words.end) for pair in pairs], 0)
         lengths_B = torch.tensor([len(pair.target) + 1 for pair in pairs])
         with torch.no_grad():
-            logits_BCV, emitted_BCT, going_BCC = self.graph(model, rows, targets_BT)
+            logits_BCV, emitted_BCT, going_BCC = self.graph(network, rows, targets_BT)
             aligned_BT = dag_alignment(emitted_BCT, going_BCC, rows.canvases_B, lengths_B)
-        vertex_BT = aligned_BT.clamp(min=0)
+        inside_BT, vertex_BT = aligned_BT >= 0, aligned_BT.clamp(min=0)
         wrong_BT = logits_BCV.argmax(-1).gather(1, vertex_BT) != targets_BT
-        shown_BT = glance(wrong_BT, aligned_BT >= 0, annealed(self.ratio, share), draw)
-        for at in range(shown_BT.shape[1]):  # vertices of a path differ, so no place is written twice
-            place_B1 = (rows.texts_B + vertex_BT[:, at])[:, None]
-            token_B1 = torch.where(
-                shown_BT[:, at : at + 1], targets_BT[:, at : at + 1], rows.ids_BN.gather(1, place_B1)
-            )
-            rows.ids_BN.scatter_(1, place_B1, token_B1)
-        _, emitted_BCT, going_BCC = self.graph(model, rows, targets_BT)
+        shown_BT = glance(wrong_BT, inside_BT, annealed(self.ratio, batch.share), batch.draw)
+        flat_BT = (rows.first_B + rows.texts_B)[:, None] + vertex_BT
+        shown = rows.filled(flat_BT[shown_BT], targets_BT[shown_BT])
+        _, emitted_BCT, going_BCC = self.graph(network, shown, targets_BT)
         return dag_loss(emitted_BCT, going_BCC, rows.canvases_B, lengths_B).sum() / lengths_B.sum()
 
-    def graph(self, model: Qwen3ForCausalLM, rows: Rows, targets_BT: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def graph(self, network: Network, rows: Rows, targets_BT: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Logits of the vertices, log-probabilities of the answer's tokens ``[B, C, T]``, and of ways on."""
-        logits_BCV = model.lm_head(taken(hidden_of(model, rows), rows.canvas_BC)).float()
+        logits_BCV = network.logits(network.hidden(rows)[rows.canvas_BC])
         first = self.words.first_length
         numbers_BCJ = logits_BCV[..., first : first + LENGTHS]
         tokens_BCV = torch.cat((logits_BCV[..., :first], logits_BCV[..., first + LENGTHS :]), -1)
         index_BCT = targets_BT[:, None].expand(-1, logits_BCV.shape[1], -1)
         emitted_BCT = logits_BCV.gather(2, index_BCT) - tokens_BCV.logsumexp(-1, keepdim=True)
-        return tokens_BCV, emitted_BCT, jumps(numbers_BCJ, rows.canvases_B)
+        going_BCC = ways_on(numbers_BCJ, rows.canvases_B, self.heads)
+        return tokens_BCV, emitted_BCT, going_BCC
 
 
-def labelled_loss(model: Qwen3ForCausalLM, states_BCH: Tensor, labels_BC: Tensor) -> Tensor:
+def labelled_loss(network: Network, hidden_MH: Tensor, batch: Batch) -> Tensor:
     """Mean cross-entropy of the places that have a label; 0 where none has."""
-    wanted_BC = labels_BC != IGNORED
-    logits_MV = model.lm_head(states_BCH[wanted_BC]).float()
-    return F.cross_entropy(logits_MV, labels_BC[wanted_BC], reduction="sum") / wanted_BC.sum().clamp(min=1)
+    numbers_L, labels_L = batch.rows.labels(batch.laid)
+    logits_LV = network.logits(hidden_MH[numbers_L])
+    return F.cross_entropy(logits_LV, labels_L, reduction="sum") / max(1, len(labels_L))

@@ -1,24 +1,27 @@
-"""Pairs of texts: read from a file, divided by their sources, tokenised, and drawn in batches of equal lengths."""
+"""Pairs of texts: read from a file, divided by their sources, tokenised, and drawn in batches."""
 
 from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
+import torch
 from tokenizers import AddedToken, processors
 from transformers import PreTrainedTokenizerFast
 
 from parlay.train.lm_data import END_OF_TEXT, train_tokenizer
+from parlay.train.translation.rows import Laid, Packing
 
 SEPARATOR, MASK, BLANK = "<|translate|>", "<|mask|>", "<|blank|>"
 LENGTHS = 128
 """Numbers that have a token, from 0 on: lengths of answers, and distances between vertices."""
 HELDOUT_ONE_IN = 100
+_MISSES = 12
+"""Pairs that find no room in a batch before it counts as full."""
 _SAMPLE = 400_000
 """Texts shown to the tokenizer's trainer at most."""
 
@@ -37,10 +40,14 @@ class Words(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Ids of a source and of its translation, without separator and end."""
+    """Ids of a source and of its translation, without separator and end.
+
+    ``fertilities``: how many tokens of the translation stand for each of the source, where that was found.
+    """
 
     source: tuple[int, ...]
     target: tuple[int, ...]
+    fertilities: tuple[int, ...] = ()
 
     @property
     def size(self) -> int:
@@ -121,21 +128,30 @@ def tokenized(pairs: Sequence[Texts], tokenizer: PreTrainedTokenizerFast, longes
 
 @dataclass(frozen=True, slots=True)
 class PairBatches:
-    """Batches whose pairs are about equally long. A batch is a pure function of seed and step."""
+    """Batches of random pairs that fill ``rows`` rows of ``length`` places. A batch is a pure function of its draws."""
 
     pairs: Sequence[Pair]
-    tokens: int
-    seed: int
+    lay: Callable[[Pair, torch.Generator], Laid]
+    rows: int
+    length: int
 
-    def draw(self, step: int) -> list[Pair]:
-        """Draw pairs of ``tokens`` tokens together, padding included: neighbours in length of a random sample."""
-        rng = np.random.default_rng((self.seed, step))
-        pool = rng.integers(len(self.pairs), size=min(len(self.pairs), 16 * max(1, self.tokens // 16)))
-        ordered = sorted((self.pairs[at] for at in pool.tolist()), key=lambda pair: pair.size)
-        first = int(rng.integers(len(ordered)))
-        batch: list[Pair] = []
-        for pair in ordered[first:]:
-            if batch and (len(batch) + 1) * pair.size > self.tokens:
-                break
-            batch.append(pair)
+    def draw(self, noise: torch.Generator) -> list[tuple[Pair, Laid]]:
+        """Draw pairs until several in a row find no room."""
+        return self.filled((self.pairs[at] for at in self._endless(noise)), noise)
+
+    def _endless(self, noise: torch.Generator) -> Iterator[int]:
+        while True:
+            yield from torch.randint(len(self.pairs), (256,), generator=noise).tolist()
+
+    def filled(self, pairs: Iterable[Pair], noise: torch.Generator) -> list[tuple[Pair, Laid]]:
+        """Take pairs until several in a row find no room."""
+        packing, batch, misses = Packing(self.length, self.rows), list[tuple[Pair, Laid]](), 0
+        for pair in pairs:
+            laid = self.lay(pair, noise)
+            if packing.place(laid.size) is None:
+                misses += 1
+                if misses == _MISSES:
+                    break
+            else:
+                batch.append((pair, laid))
         return batch

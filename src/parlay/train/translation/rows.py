@@ -1,38 +1,112 @@
-"""Rows of a training batch: sources and separators as text, then a canvas whose rows see each other."""
+"""Rows of a training batch: texts, each with a canvas whose places see each other, packed into rows of one length."""
 
 from __future__ import annotations
 
+import itertools
+import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers import Qwen3ForCausalLM
 
 IGNORED = -100
 
 
+class Laid(NamedTuple):
+    """A pair as a model reads it: a text and a canvas after it. ``labels`` are those of the last rows of all.
+
+    Of the text the first ``deep`` rows run through all layers, where a model has fewer for the others. Before the
+    canvas is another one, ``aside``: both follow the text, and neither sees the other.
+    """
+
+    text: Sequence[int]
+    canvas: Sequence[int]
+    labels: Sequence[int]
+    deep: int
+    aside: Sequence[int] = ()
+
+    @property
+    def before(self) -> int:
+        """Rows before the canvas."""
+        return len(self.text) + len(self.aside)
+
+    @property
+    def size(self) -> int:
+        return self.before + len(self.canvas)
+
+
+class Packing:
+    """Rows of ``length`` places, at most ``count`` of them, which texts fill one after another."""
+
+    def __init__(self, length: int, count: int) -> None:
+        self.length, self._count = length, count
+        self.used = list[int]()
+
+    def place(self, size: int) -> int | None:
+        """The flat number of the first place of a text of this size, in the first row with room; None if none has."""
+        for row, used in enumerate(self.used):
+            if used + size <= self.length:
+                self.used[row] += size
+                return row * self.length + used
+        if len(self.used) == self._count or size > self.length:
+            return None
+        self.used.append(size)
+        return (len(self.used) - 1) * self.length
+
+
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """``ids_BN``: a text of ``texts_B`` tokens, then ``canvases_B`` places, then padding."""
+    """Texts of ``texts_B`` rows, each with ``canvases_B`` places after it, from the flat places ``first_B`` on.
 
-    ids_BN: Tensor
+    ``ids_RN``, and of each place its number in its text ``places_RN``, whose it is ``owners_RN`` (-1: nobody's), on
+    which canvas it is ``canvas_RN`` (0: of the text), and if it runs through all layers ``deep_RN``. The rows of a text
+    include those of a canvas beside.
+    """
+
+    ids_RN: Tensor
+    places_RN: Tensor
+    owners_RN: Tensor
+    canvas_RN: Tensor
+    deep_RN: Tensor
+    first_B: Tensor
     texts_B: Tensor
     canvases_B: Tensor
 
     @staticmethod
-    def of(texts: Sequence[Sequence[int]], canvases: Sequence[Sequence[int]]) -> Rows:
-        """Lay each canvas after its text."""
-        both = [torch.tensor([*text, *canvas]) for text, canvas in zip(texts, canvases, strict=True)]
-        counts = [torch.tensor([len(each) for each in part]) for part in (texts, canvases)]
-        return Rows(pad_sequence(both, batch_first=True), *counts)
+    def of(laid: Sequence[Laid], length: int = 0, count: int = 0) -> Rows:
+        """Pack texts into ``count`` rows of ``length`` places; by default into a row each.
+
+        Raises ValueError if they don't fit.
+        """
+        sizes = [each.size for each in laid]
+        packing = Packing(length or max(sizes), count or len(laid))
+        firsts = [packing.place(size) if length else number * max(sizes) for number, size in enumerate(sizes)]
+        flat = torch.zeros(5, (count or len(laid)) * packing.length, dtype=torch.long)
+        flat[2] = -1
+        for owner, (each, first) in enumerate(zip(laid, firsts, strict=True)):
+            if first is None:
+                raise ValueError(f"{len(laid)} texts don't fit into {count} rows of {length} places")
+            text, canvas, end = first + len(each.text), first + each.before, first + each.size
+            flat[0, first:end] = torch.tensor([*each.text, *each.aside, *each.canvas])
+            flat[1, first:canvas] = torch.arange(each.before)
+            flat[1, canvas:end] = torch.arange(len(each.text), len(each.text) + end - canvas)
+            flat[2, first:end] = owner
+            flat[3, text:canvas], flat[3, canvas:end] = 2, 1
+            flat[4, first : first + each.deep] = 1
+        ids, places, owners, canvases, deep = flat.view(5, -1, packing.length)
+        counts = [[each.before for each in laid], [len(each.canvas) for each in laid]]
+        numbers = (torch.tensor(each) for each in (firsts, *counts))
+        return Rows(ids, places, owners, canvases, deep == 1, *numbers)
 
     @property
     def canvas_BC(self) -> Tensor:
-        """Indices of the rows of the canvases, clamped to the last row where a canvas is shorter."""
+        """Flat numbers of the places of the canvases; of a shorter canvas the last one again and again."""
         place = torch.arange(int(self.canvases_B.max()))
-        return (self.texts_B[:, None] + place).clamp(max=self.ids_BN.shape[1] - 1)
+        return (self.first_B + self.texts_B)[:, None] + place.clamp(max=self.canvases_B[:, None] - 1)
 
     @property
     def inside_BC(self) -> Tensor:
@@ -40,26 +114,64 @@ class Rows:
         return torch.arange(int(self.canvases_B.max())) < self.canvases_B[:, None]
 
     def visible(self) -> Tensor:
-        """``[B, 1, N, N]``: a row of the text sees those before it; a place sees the text and the whole canvas."""
-        place = torch.arange(self.ids_BN.shape[1])
-        ends_B = self.texts_B + self.canvases_B
-        on_BN = (place >= self.texts_B[:, None]) & (place < ends_B[:, None])
-        seen_BNN = (place[None, :] <= place[:, None])[None] | (on_BN[:, :, None] & on_BN[:, None, :])
-        seen_BNN = seen_BNN & (place < ends_B[:, None])[:, None, :]
-        return (seen_BNN | torch.eye(len(place), dtype=torch.bool))[:, None]
+        """``[R, 1, N, N]``: a row of a text sees those before it; a place sees its text and the whole canvas."""
+        seen_R1N, sees_RN1 = self.canvas_RN[:, None, :], self.canvas_RN[:, :, None]
+        before_RNN = (self.places_RN[:, None, :] <= self.places_RN[:, :, None]) & (seen_R1N == 0)
+        own_RNN = self.owners_RN[:, :, None] == self.owners_RN[:, None, :]
+        return (own_RNN & (before_RNN | ((seen_R1N == sees_RN1) & (sees_RN1 > 0))))[:, None]
+
+    def filled(self, shown_M: Tensor, tokens_M: Tensor) -> Rows:
+        """The rows in which these flat places read these tokens."""
+        ids_RN = self.ids_RN.flatten().scatter(0, shown_M, tokens_M).view_as(self.ids_RN)
+        return replace(self, ids_RN=ids_RN)
+
+    def labels(self, laid: Sequence[Laid]) -> tuple[Tensor, Tensor]:
+        """Flat numbers ``[M]`` of the places that have a label, and the labels."""
+        ends = (self.first_B + self.texts_B + self.canvases_B).tolist()
+        numbers = itertools.chain.from_iterable(
+            range(end - len(each.labels), end) for end, each in zip(ends, laid, strict=True)
+        )
+        labels_M = torch.tensor([label for each in laid for label in each.labels])
+        wanted_M = labels_M != IGNORED
+        return torch.tensor(list(numbers))[wanted_M], labels_M[wanted_M]
 
 
-def hidden_of(model: Qwen3ForCausalLM, rows: Rows) -> Tensor:
-    """The final hidden states ``[B, N, H]`` of all rows."""
-    seen_B1NN = rows.visible()
-    mask = torch.zeros(seen_B1NN.shape).masked_fill_(~seen_B1NN, torch.finfo(torch.float32).min)
-    hidden: Tensor = model.model(input_ids=rows.ids_BN, attention_mask=mask, use_cache=False).last_hidden_state
-    return hidden
+class Network:
+    """A model in training, and how its rows run: compiled where that is asked for and a C++ compiler is at hand.
+
+    Rows that are not deep run through the last ``shallow`` layers alone; 0: through all.
+    """
+
+    def __init__(self, model: Qwen3ForCausalLM, shallow: int = 0, *, compiled: bool = False) -> None:
+        self.model = model
+        model.set_attn_implementation("eager")  # which is quicker than torch's own where rows are short
+        self._joins = model.config.num_hidden_layers - shallow if shallow else 0
+        there = compiled and any(shutil.which(name) for name in ("g++", "c++", "clang++"))
+        self._through = torch.compile(through, dynamic=False) if there else through
+
+    def hidden(self, rows: Rows) -> Tensor:
+        """The final hidden states ``[R * N, H]`` of all places."""
+        decoder = self.model.model
+        embedded_RNH = hidden_RNH = decoder.embed_tokens(rows.ids_RN)
+        seen_R1NN = torch.zeros(()).masked_fill(~rows.visible(), torch.finfo(torch.bfloat16).min)
+        turns = decoder.rotary_emb(hidden_RNH, rows.places_RN)
+        for number, layer in enumerate(decoder.layers):
+            if self._joins and number == self._joins:
+                hidden_RNH = torch.where(rows.deep_RN[:, :, None], hidden_RNH, embedded_RNH)
+            hidden_RNH = self._through(layer, hidden_RNH, seen_R1NN, turns)
+        final_RNH: Tensor = decoder.norm(hidden_RNH)
+        return final_RNH.flatten(0, 1)
+
+    def logits(self, states_MH: Tensor) -> Tensor:
+        """Logits in float32."""
+        logits: Tensor = self.model.lm_head(states_MH)
+        return logits.float()
 
 
-def taken(hidden_BNH: Tensor, index_BC: Tensor) -> Tensor:
-    """The states ``[B, C, H]`` of these rows."""
-    return hidden_BNH.gather(1, index_BC[:, :, None].expand(-1, -1, hidden_BNH.shape[2]))
+def through(layer: nn.Module, hidden_RNH: Tensor, seen_R1NN: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:
+    """What leaves a layer. Compiled once, as layers differ in their weights alone."""
+    left_RNH: Tensor = layer(hidden_RNH, attention_mask=seen_R1NN, position_embeddings=turns)
+    return left_RNH
 
 
 def padded(rows: Sequence[Sequence[int]], value: int = IGNORED) -> Tensor:

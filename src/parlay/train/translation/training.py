@@ -12,15 +12,26 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
-from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from parlay.options import Options, option
 from parlay.system.user_cache import saved_whole
 from parlay.train.lm import anonymous, rounded
 from parlay.train.lm_model import SHAPES, Shape, export, machine_record
 from parlay.train.optimizers import Optimizers, learning_rate, mixed
-from parlay.train.translation.objectives import Frames, Glancing, Graph, MaskedTarget, Objective, OnePass, TokenByToken
+from parlay.train.translation.align import aligned
+from parlay.train.translation.objectives import (
+    Batch,
+    Fertile,
+    Frames,
+    Glancing,
+    Graph,
+    MaskedTarget,
+    Objective,
+    OnePass,
+    TokenByToken,
+)
 from parlay.train.translation.pairs import (
     LENGTHS,
     Pair,
@@ -33,18 +44,36 @@ from parlay.train.translation.pairs import (
     tokenized,
     words_of,
 )
+from parlay.train.translation.rows import Laid, Network, Rows
 from parlay.train.watching import Watch
 from parlay.types import SamplingParams
 
 CONTEXT = 512
-TRANSLATORS: Mapping[str, Shape] = MappingProxyType(
+
+
+class TranslatorShape(NamedTuple):
+    """Sizes, and how many of the layers, the last ones, an answer's tokens run through where it is not all."""
+
+    sizes: Shape
+    shallow: int = 0
+
+
+TRANSLATORS: Mapping[str, TranslatorShape] = MappingProxyType(
     {
-        "small": Shape(hidden=256, layers=5, heads=4, kv_heads=2, head_dim=64, ffn=768),
-        "mini": Shape(hidden=128, layers=4, heads=4, kv_heads=2, head_dim=32, ffn=384),
-        "tiny": SHAPES["tiny"],
+        "base": TranslatorShape(Shape(hidden=384, layers=8, heads=6, kv_heads=3, head_dim=64, ffn=1152)),
+        "small": TranslatorShape(Shape(hidden=256, layers=5, heads=4, kv_heads=2, head_dim=64, ffn=768)),
+        "mini": TranslatorShape(Shape(hidden=128, layers=4, heads=4, kv_heads=2, head_dim=32, ffn=384)),
+        "deep-shallow": TranslatorShape(
+            Shape(hidden=256, layers=7, heads=4, kv_heads=2, head_dim=64, ffn=768), shallow=1
+        ),
+        "drafter": TranslatorShape(Shape(hidden=192, layers=2, heads=3, kv_heads=1, head_dim=64, ffn=512)),
+        "tiny": TranslatorShape(SHAPES["tiny"]),
+        "tiny-shallow": TranslatorShape(SHAPES["tiny"], shallow=1),
     }
 )
-"""Sizes, in all with 4096 tokens: 5.0 and 1.3 million parameters, and a toy."""
+"""Sizes."""
+_ROW = 64
+"""Rows of a batch have a multiple of so many places, and at least twice as many."""
 MOST_GRADIENT = 1.0
 _CHECKED = 256
 """Held-out pairs on which the loss is measured at the end."""
@@ -61,11 +90,15 @@ class TranslatorTrainOptions(Options):
     updates: int = option(0, "so many updates of the weights, whatever time they take; 0: --minutes", low=0)
     shape: str = option("small", "size of a new model", choices=tuple(TRANSLATORS))
     vocab_size: int = option(4096, "tokens of a new vocabulary, those of its own included", low=512, high=65_536)
-    batch_tokens: int = option(2048, "tokens of a batch, of both sides and padding", low=8)
+    batch_tokens: int = option(4096, "tokens of a batch, of both sides and padding", low=8)
     longest: int = option(60, "pairs of which a side has more tokens are left out", low=1, high=LENGTHS - 1)
     init: Path | None = option(None, "a translator of parlay train to begin from: its weights and its vocabulary")
+    deepen: int = option(
+        0, "layers that come after each of the model to begin from, and add nothing before they have learned", low=0
+    )
     seed: int = option(0, "seed of weights and batches", low=0)
     threads: int = option(0, "CPU threads; 0 leaves torch's choice", low=0)
+    compile: bool = option(True, "compile the layers where a C++ compiler is at hand")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +123,15 @@ class CmlmTrainOptions(CanvasTranslatorTrainOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NatTrainOptions(CanvasTranslatorTrainOptions):
+    """What the answer's places read."""
+
+    fertilities: bool = option(
+        True, "guess how many of the answer's tokens stand for each of the source's; else one length, spread evenly"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GlancingTrainOptions(CanvasTranslatorTrainOptions):
     """How much is shown."""
 
@@ -108,13 +150,18 @@ class GraphTrainOptions(GlancingTrainOptions):
     """How large a graph is."""
 
     scale: int = option(4, "vertices for each token of the source", low=2, high=16)
+    heads: int = option(4, "heads of the attention that links vertices; 0: the distance alone does", low=0, high=16)
 
 
 class _Made(NamedTuple):
-    """An objective, and what config.json says of its canvases; nothing of a model that writes token by token."""
+    """An objective, and what config.json says of its canvases; nothing of a model that writes token by token.
+
+    ``ready`` finds out what it has to know of pairs.
+    """
 
     objective: Objective
     canvas: Mapping[str, Any] | None = None
+    ready: Callable[[Sequence[Pair]], list[Pair]] = list
 
 
 class Method(NamedTuple):
@@ -143,7 +190,14 @@ def _frames(asked: FramesTrainOptions, words: Words) -> _Made:
 
 
 def _graph(asked: GraphTrainOptions, words: Words) -> _Made:
-    return _Made(Graph(words, asked.scale, asked.ratio), {**_numbers(words), "ends": "graph", "scale": asked.scale})
+    own = {"ends": "graph", "scale": asked.scale, "heads": asked.heads}
+    return _Made(Graph(words, asked.scale, asked.ratio, asked.heads), {**_numbers(words), **own})
+
+
+def _nat(asked: NatTrainOptions, words: Words) -> _Made:
+    if asked.fertilities:
+        return _Made(Fertile(words), {**_numbers(words), "ends": "fertilities"}, aligned)
+    return _Made(OnePass(words), _length(words, copies=True))
 
 
 METHODS: Mapping[str, Method] = MappingProxyType(
@@ -156,8 +210,8 @@ METHODS: Mapping[str, Method] = MappingProxyType(
         "cmlm": Method("train a translator that fills masks (Mask-Predict)", CmlmTrainOptions, _cmlm),
         "nat": Method(
             "train a translator that writes all tokens in one pass",
-            CanvasTranslatorTrainOptions,
-            lambda asked, words: _Made(OnePass(words), _length(words, copies=True)),
+            NatTrainOptions,
+            _nat,
         ),
         "glat": Method(
             "train a one-pass translator that is shown some tokens while it learns",
@@ -168,7 +222,9 @@ METHODS: Mapping[str, Method] = MappingProxyType(
         "da": Method("train a one-pass translator over a graph (DA-Transformer)", GraphTrainOptions, _graph),
     }
 )
-CANVAS_ARCHITECTURE = "ParlayCanvasLM"
+CANVAS_ARCHITECTURE, SHALLOW_ARCHITECTURE = "ParlayCanvasLM", "DeepShallowForCausalLM"
+ANSWER_LAYERS = "answer_layers"
+"""The key of config.json that says through how many layers the rows of an answer run."""
 
 
 def train(kind: str, asked: TranslatorTrainOptions) -> Path:
@@ -184,22 +240,29 @@ def train(kind: str, asked: TranslatorTrainOptions) -> Path:
         training = distilled(training, asked.teacher, asked)
     words = words_of(tokenizer)
     made = METHODS[kind].make(asked, words)
-    run = Run(asked, made.objective, _model(asked, tokenizer))
-    run.loop(kind, [pair for pair in tokenized(training, tokenizer, asked.longest) if made.objective.fits(pair)])
+    model = _model(asked, tokenizer)
+    shallow = int(model.config.to_dict().get(ANSWER_LAYERS, 0))
+    network = Network(model, shallow, compiled=asked.compile)
+    run = Run(asked, made.objective, network)
+    learned, checked = (tokenized(texts, tokenizer, asked.longest) for texts in (training, heldout))
+    ready = made.ready([*learned, *checked])
+    run.loop(kind, ready[: len(learned)])
     record = {
         **machine_record(),
         "recipe": kind,
         "options": asdict(asked),
-        "parameters": run.model.num_parameters(),
+        "parameters": network.model.num_parameters(),
         "updates": run.updates,
         "tokens": run.tokens,
         "minutes": run.seconds / 60,
         "train_loss": statistics.fmean(run.losses[-50:] or [0.0]),
-        "heldout_loss": run.check([pair for pair in tokenized(heldout, tokenizer, asked.longest) if run.fits(pair)]),
+        "heldout_loss": run.check(ready[len(learned) :]),
     }
-    export(run.model, tokenizer, asked.out, anonymous(rounded(record)))
+    export(network.model, tokenizer, asked.out, anonymous(rounded(record)))
     if made.canvas is not None:
-        _name_canvas(asked.out, made.canvas)
+        _name(asked.out, CANVAS_ARCHITECTURE, {"canvas": dict(made.canvas)})
+    elif shallow:
+        _name(asked.out, SHALLOW_ARCHITECTURE, {})
     return asked.out
 
 
@@ -211,19 +274,48 @@ def _tokenizer_of(folder: Path) -> PreTrainedTokenizerFast:
 
 
 def _model(asked: TranslatorTrainOptions, tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
-    """A new model, or the one to begin from, in float32. A new one's states are as in `parlay train lm`."""
+    """A new model, or the one to begin from, in float32. A new one's states are as in `parlay train lm`.
+
+    Raises ValueError for one whose answers run through few layers, where they fill canvases.
+    """
     if asked.init is not None:
-        return Qwen3ForCausalLM.from_pretrained(asked.init, dtype=torch.float32)
-    config = TRANSLATORS[asked.shape].config(len(tokenizer), tokenizer.eos_token_id)
-    config.max_position_embeddings = CONTEXT
-    return Qwen3ForCausalLM(config)
+        model = deepened(Qwen3ForCausalLM.from_pretrained(asked.init, dtype=torch.float32), asked.deepen)
+        shallow = ANSWER_LAYERS in model.config.to_dict()
+    else:
+        shape = TRANSLATORS[asked.shape]
+        config, shallow = shape.sizes.config(len(tokenizer), tokenizer.eos_token_id), shape.shallow > 0
+        config.max_position_embeddings = CONTEXT
+        if shallow:
+            config.update({ANSWER_LAYERS: shape.shallow, "answer_after": words_of(tokenizer).separator})
+        model = Qwen3ForCausalLM(config)
+    if shallow and isinstance(asked, CanvasTranslatorTrainOptions):
+        raise ValueError(f"{asked.init or asked.shape} is for translators that write token by token: choose another")
+    return model
 
 
-def _name_canvas(folder: Path, canvas: Mapping[str, Any]) -> None:
-    """Say in config.json that the model fills canvases, and how."""
+def deepened(model: Qwen3ForCausalLM, more: int) -> Qwen3ForCausalLM:
+    """The model with so many new layers after each of its own, which add nothing yet: it writes what it wrote."""
+    if not more:
+        return model
+    layers = model.config.num_hidden_layers
+    sizes = {**model.config.to_dict(), "num_hidden_layers": layers * (1 + more), "layer_types": None}
+    deep = Qwen3ForCausalLM(Qwen3Config.from_dict(sizes))
+    for number, layer in enumerate(deep.model.layers):
+        if number % (1 + more) == 0:
+            layer.load_state_dict(model.model.layers[number // (1 + more)].state_dict())
+        else:
+            nn.init.zeros_(layer.self_attn.o_proj.weight)
+            nn.init.zeros_(layer.mlp.down_proj.weight)
+    deep.model.embed_tokens.load_state_dict(model.model.embed_tokens.state_dict())
+    deep.model.norm.load_state_dict(model.model.norm.state_dict())
+    return deep
+
+
+def _name(folder: Path, architecture: str, more: Mapping[str, Any]) -> None:
+    """Say in config.json what the model is."""
     path = folder / "config.json"
     said = json.loads(path.read_text(encoding="utf-8"))
-    said |= {"architectures": [CANVAS_ARCHITECTURE], "canvas": dict(canvas)}
+    said |= {"architectures": [architecture], **more}
     path.write_text(json.dumps(said, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
@@ -266,25 +358,20 @@ def _translated(sources: Sequence[str], teacher: Path, asked: CanvasTranslatorTr
 class Run:
     """A run under way: weights, optimizers and what was done so far."""
 
-    def __init__(self, asked: TranslatorTrainOptions, objective: Objective, model: Qwen3ForCausalLM) -> None:
-        self._asked, self._objective, self.model = asked, objective, model.train()
-        self._optimizers = Optimizers(model)
+    def __init__(self, asked: TranslatorTrainOptions, objective: Objective, network: Network) -> None:
+        self._asked, self._objective, self._network = asked, objective, network
+        self._optimizers = Optimizers(network.model.train())
         self._draw = torch.Generator().manual_seed(asked.seed)
         self.updates, self.tokens, self.seconds, self.losses = 0, 0, 0.0, list[float]()
 
-    def fits(self, pair: Pair) -> bool:
-        return self._objective.fits(pair)
-
     def loop(self, kind: str, pairs: Sequence[Pair]) -> None:
-        """Update until the time or the number of updates is used up. Raises ValueError if no pair can be learned."""
-        if not pairs:
-            raise ValueError(f"{self._asked.data}: no pair fits; raise longest, or scale")
-        batches = PairBatches(pairs, self._asked.batch_tokens, self._asked.seed)
+        """Update until the time or the number of updates is used up."""
+        batches = self._batches(pairs)
         began = time.monotonic()
         due = _LOG_SECONDS
         with Watch(f"Training {kind}") as watch:
             while (share := self.share) < 1:
-                self._update(batches.draw(self.updates), share)
+                self._update(batches.draw(self._draw), batches, share)
                 self.seconds = time.monotonic() - began
                 recent = statistics.fmean(self.losses[-20:])
                 watch.step(self.share, self.seconds, self.tokens, recent)
@@ -295,6 +382,15 @@ class Run:
                     )
                     due = self.seconds + _LOG_SECONDS
 
+    def _batches(self, pairs: Sequence[Pair]) -> PairBatches:
+        """Rows in which every pair fits. Raises ValueError if no pair can be learned."""
+        fitting = [pair for pair in pairs if self._objective.fits(pair)]
+        if not fitting:
+            raise ValueError(f"{self._asked.data}: no pair fits; raise longest, or scale")
+        longest = max(self._objective.lay(pair, self._draw).size for pair in fitting)
+        length = max(2 * _ROW, -(-longest // _ROW) * _ROW)
+        return PairBatches(fitting, self._objective.lay, max(1, self._asked.batch_tokens // length), length)
+
     @property
     def share(self) -> float:
         """How much of the run is over."""
@@ -302,22 +398,32 @@ class Run:
             return self.updates / self._asked.updates
         return self.seconds / (60 * self._asked.minutes)
 
-    def _update(self, pairs: Sequence[Pair], share: float) -> None:
+    def _update(self, batch: Sequence[tuple[Pair, Laid]], batches: PairBatches, share: float) -> None:
         with mixed():
-            loss = self._objective(self.model, pairs, share, self._draw)
+            loss = self._loss(batch, batches, share, self._draw)
         if loss.isfinite():
             loss.backward()  # type: ignore[no-untyped-call]
-            nn.utils.clip_grad_norm_(self.model.parameters(), MOST_GRADIENT)
+            nn.utils.clip_grad_norm_(self._network.model.parameters(), MOST_GRADIENT)
             self._optimizers.step(learning_rate(share))
         self.losses.append(float(loss.detach()))
         self.updates += 1
-        self.tokens += sum(pair.size for pair in pairs)
+        self.tokens += sum(pair.size for pair, _ in batch)
+
+    def _loss(
+        self, batch: Sequence[tuple[Pair, Laid]], batches: PairBatches, share: float, draw: torch.Generator
+    ) -> Tensor:
+        pairs, laid = zip(*batch, strict=True)
+        rows = Rows.of(laid, batches.length, batches.rows)
+        return self._objective(self._network, Batch(pairs, laid, rows, share, draw))
 
     @torch.no_grad()
     def check(self, pairs: Sequence[Pair]) -> float:
         """The loss of held-out pairs at the end of the run; 0 without any."""
-        chosen, draw = pairs[:: max(1, len(pairs) // _CHECKED)], torch.Generator().manual_seed(0)
-        losses = [float(self._objective(self.model, [pair], 1.0, draw)) for pair in chosen]
+        left, draw, losses = list(pairs[:: max(1, len(pairs) // _CHECKED)]), torch.Generator().manual_seed(0), []
+        batches = self._batches(pairs)
+        while batch := batches.filled(left, draw):
+            losses.append(float(self._loss(batch, batches, 1.0, draw)))
+            left = left[len(batch) :]
         return statistics.fmean(losses or [0.0])
 
 

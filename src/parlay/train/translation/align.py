@@ -1,0 +1,88 @@
+"""Which source token each token of a translation stands for, by expectation and maximisation over all pairs.
+
+IBM's Model 2 in the form of fast_align (Dyer et al. 2013): words that lie about equally far into both texts are aligned
+more often. There is no empty word, so each token of a translation counts for one source token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from parlay.train.translation.pairs import Pair
+
+TENSION = 4.0
+"""How much the distance from the diagonal matters (fast_align's first value)."""
+_ROUNDS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Cells:
+    """Every source token beside every token of its translation.
+
+    Of each cell the pair of words ``word_K`` (a number among those that occur), the place of the source token among
+    those of all pairs ``source_K``, that of the translation's ``target_K``, and the weight of its distance from the
+    diagonal ``near_K``. ``ids_W`` are the words' source tokens.
+    """
+
+    word_K: Tensor
+    source_K: Tensor
+    target_K: Tensor
+    near_K: Tensor
+    ids_W: Tensor
+
+    @staticmethod
+    def of(pairs: Sequence[Pair]) -> Cells:
+        """Lay all pairs' cells out, source token by source token for each token of the translation."""
+        sources_B, targets_B = (torch.tensor([len(part) for part in each]) for each in _sides(pairs))
+        sources, targets = (torch.tensor([token for part in each for token in part]) for each in _sides(pairs))
+        pair_K = torch.arange(len(pairs)).repeat_interleave(sources_B * targets_B)
+        first_B = (sources_B * targets_B).cumsum(0) - sources_B * targets_B
+        offset_K = torch.arange(len(pair_K)) - first_B[pair_K]
+        at_K, to_K = offset_K % sources_B[pair_K], offset_K // sources_B[pair_K]
+        source_K = (sources_B.cumsum(0) - sources_B)[pair_K] + at_K
+        target_K = (targets_B.cumsum(0) - targets_B)[pair_K] + to_K
+        apart_K = ((at_K + 0.5) / sources_B[pair_K] - (to_K + 0.5) / targets_B[pair_K]).abs()
+        wide = int(targets.max()) + 1
+        found, word_K = (sources[source_K] * wide + targets[target_K]).unique(return_inverse=True)
+        return Cells(word_K, source_K, target_K, (-TENSION * apart_K).exp(), found // wide)
+
+
+def _sides(pairs: Sequence[Pair]) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
+    return [pair.source for pair in pairs], [pair.target for pair in pairs]
+
+
+def posteriors(cells: Cells, chances_W: Tensor) -> Tensor:
+    """How likely each cell's source token is the one that its translation's token stands for, ``[K]``."""
+    scores_K = cells.near_K * chances_W[cells.word_K]
+    sums = torch.zeros(int(cells.target_K.max()) + 1, dtype=scores_K.dtype).index_add(0, cells.target_K, scores_K)
+    return scores_K / sums[cells.target_K]
+
+
+def learned(cells: Cells, chances_W: Tensor) -> Tensor:
+    """The probability of each word's translation given its source token, after one round."""
+    counts_W = torch.zeros_like(chances_W).index_add(0, cells.word_K, posteriors(cells, chances_W))
+    sums_V = torch.zeros(int(cells.ids_W.max()) + 1, dtype=counts_W.dtype).index_add(0, cells.ids_W, counts_W)
+    return counts_W / sums_V[cells.ids_W]
+
+
+def aligned(pairs: Sequence[Pair]) -> list[Pair]:
+    """The pairs with the ``fertilities`` of their source tokens, which add up to the tokens of the translation."""
+    if not pairs:
+        return []
+    cells = Cells.of(pairs)
+    chances_W = torch.ones(len(cells.ids_W))
+    for _ in range(_ROUNDS):
+        chances_W = learned(cells, chances_W)
+    found_K = posteriors(cells, chances_W)
+    most = torch.zeros(int(cells.target_K.max()) + 1).scatter_reduce(0, cells.target_K, found_K, "amax")
+    best = torch.where(found_K == most[cells.target_K], cells.source_K, torch.iinfo(torch.long).max)
+    chosen = torch.full_like(most, torch.iinfo(torch.long).max, dtype=torch.long)
+    chosen = chosen.scatter_reduce(0, cells.target_K, best, "amin")
+    counts = torch.bincount(chosen, minlength=int(cells.source_K.max()) + 1).tolist()
+    ends = torch.tensor([len(pair.source) for pair in pairs]).cumsum(0).tolist()
+    each = [tuple(counts[end - len(pair.source) : end]) for pair, end in zip(pairs, ends, strict=True)]
+    return [replace(pair, fertilities=own) for pair, own in zip(pairs, each, strict=True)]
