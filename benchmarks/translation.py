@@ -1,17 +1,21 @@
 """Translators of `parlay train` on held-out pairs: chrF and BLEU beside the time of one core, alone and 32 at once.
 
-Times are processor seconds of this process, on one thread, so that other work on the machine counts little.
+Times are processor seconds of this process, on one thread, so that other work on the machine counts little. All cases
+take turns, and each time is the median of its turns. A second table is of sources of many words alone.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import zip_longest
 from pathlib import Path
+from typing import NamedTuple
 
 from benchmarks.commands import RESULTS, one_line_errors
 from parlay import LLM, SamplingParams
@@ -20,20 +24,29 @@ from parlay.models.facts import count_parameters
 from parlay.train.translation.pairs import divided, read_pairs
 
 AR = "translator"
+DEEP = "deep"
 PARAMS = SamplingParams(temperature=0, max_tokens=100)
 TABLE = (
-    "| model | strategy | chrF | BLEU | tokens per step | texts of the translator | ms per sentence, 1 at once | "
+    "| model | strategy | chrF | BLEU | tokens per step | texts of the same model | ms per sentence, 1 at once | "
     "ms per sentence, 32 at once |\n|---|---|---|---|---|---|---|---|"
 )
+LONG = 15
+"""Words of a source of the second table."""
+_ALONE = 40
+"""Sources that are timed one by one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """One model under one strategy. Times are milliseconds of one core for each sentence."""
+    """One model under one strategy. Times are milliseconds of one core for each sentence.
+
+    ``same``: texts that are those of the same model under its first strategy. ``words``: of each source at least.
+    """
 
     model: str
     strategy: str
     parameters: int
+    words: int
     sentences: int
     chrf: float
     bleu: float
@@ -47,19 +60,30 @@ class Scored:
 def cases(models: Path) -> list[tuple[str, str]]:
     """Models by folder, and strategies; those of folders that are there."""
     masks = "denoise:selector=mask-predict"
-    drafts = f"canvas-draft:model={models / 'cmlm'},width=1,k=8,min_p=0"
+    drafts = f"canvas-draft:model={models / 'drafter'},width=1,min_p=0"
     every = [
         (AR, "none"),
-        (AR, "auto"),
-        *[(AR, f"{drafts}{more}") for more in (",policy=fixed", "", ",policy=fixed,rule=threshold")],
+        ("deep-shallow", "none"),
         *[("cmlm", f"{masks},steps={steps},lengths={lengths}") for steps, lengths in ((1, 1), (4, 1), (10, 1), (4, 3))],
         ("glat", f"{masks},steps=1"),
-        ("nat", f"{masks},steps=1"),
+        *[("nat", f"{masks},steps=1,lengths={lengths}") for lengths in (1, 5)],
         ("ctc", "denoise:selector=ctc"),
         *[("da", f"denoise:selector={name}-path") for name in ("greedy", "lookahead", "viterbi")],
+        *verified(models, DEEP, drafts),
     ]
-    there = (models / "cmlm").is_dir()
+    there = (models / "drafter").is_dir()
     return [(name, how) for name, how in every if (models / name).is_dir() and (there or "model=" not in how)]
+
+
+def verified(models: Path, verifier: str, drafts: str) -> list[tuple[str, str]]:
+    """Plain decoding of a verifier, and aggressive decoding with it."""
+    exact = [(verifier, f"{drafts},policy=fixed,k={k}") for k in (5, 8)]
+    return [
+        (verifier, "none"),
+        *exact,
+        (verifier, f"{drafts},k=8"),
+        (verifier, f"{drafts},policy=fixed,k=8,rule=threshold"),
+    ]
 
 
 def scores(texts: Sequence[str], references: Sequence[Sequence[str]]) -> tuple[float, float, tuple[str, str]]:
@@ -73,8 +97,16 @@ def scores(texts: Sequence[str], references: Sequence[Sequence[str]]) -> tuple[f
     return (*found, (str(chrf.get_signature()), str(bleu.get_signature())))
 
 
-def timed(llm: LLM, sources: Sequence[str], strategy: str, at_once: int) -> tuple[list[str], float, float]:
-    """Texts, tokens per step, and seconds of processor time for each sentence."""
+class Written(NamedTuple):
+    """Texts, tokens per step, and milliseconds of processor time for each sentence."""
+
+    texts: list[str]
+    per_step: float
+    ms: float
+
+
+def written(llm: LLM, sources: Sequence[str], strategy: str, at_once: int) -> Written:
+    """Translate sources, so many at once."""
     texts, tokens, steps = list[str](), 0, 0
     began = time.process_time()
     for first in range(0, len(sources), at_once):
@@ -82,35 +114,42 @@ def timed(llm: LLM, sources: Sequence[str], strategy: str, at_once: int) -> tupl
             one = output.outputs[0]
             texts.append(one.text)
             tokens, steps = tokens + len(one.token_ids), steps + one.metrics.steps
-    return texts, tokens / max(steps, 1), (time.process_time() - began) / len(sources)
+    return Written(texts, tokens / max(steps, 1), 1000 * (time.process_time() - began) / len(sources))
 
 
-def measure(options: argparse.Namespace) -> list[Scored]:
-    """Every case on the same sources; the first 40 of them one by one."""
+def measure(options: argparse.Namespace, words: int) -> list[Scored]:
+    """Every case on the same sources of at least so many words; the first of them one by one."""
     references: dict[str, list[str]] = {}
     for source, target in divided(read_pairs(options.data))[1]:
-        references.setdefault(source, []).append(target)
+        if len(source.split()) >= words:
+            references.setdefault(source, []).append(target)
     sources = list(references)[:: max(1, len(references) // options.sources)][: options.sources]
-    found, opened, plain = list[Scored](), dict[str, LLM](), list[str]()
-    for name, strategy in cases(options.models):
-        folder = options.models / name
-        llm = opened.setdefault(name, LLM(str(folder), threads=1, router_memory="off"))
-        timed(llm, sources[:8], strategy, 8)  # what is read once is read
-        _, per_step, alone = timed(llm, sources[:40], strategy, 1)
-        texts, _, together = timed(llm, sources, strategy, 32)
-        plain = plain or texts
-        same = sum(one == other for one, other in zip(texts, plain, strict=True))
+    every, opened = cases(options.models), dict[str, LLM]()
+    alone, together = (defaultdict[tuple[str, str], list[Written]](list) for _ in range(2))
+    for turn in range(options.turns + 1):
+        for case in every:
+            name, strategy = case
+            llm = opened.setdefault(name, LLM(str(options.models / name), threads=1, router_memory="off"))
+            if turn == 0:  # what is read once is read
+                written(llm, sources[:8], strategy, 8)
+                continue
+            alone[case].append(written(llm, sources[:_ALONE], strategy, 1))
+            together[case].append(written(llm, sources, strategy, 32))
+    found, plain = list[Scored](), dict[str, list[str]]()
+    for case in every:
+        texts = together[case][0].texts
+        first = plain.setdefault(case[0], texts)
+        same = sum(one == other for one, other in zip(texts, first, strict=True))
         chrf, bleu, signatures = scores(texts, [references[source] for source in sources])
-        label = strategy.replace(str(options.models) + "/", "")
-        times = (1000 * alone, 1000 * together)
-        size = count_parameters(folder)
-        found.append(Scored(name, label, size, len(sources), chrf, bleu, per_step, same, *times, signatures))
-        print(found[-1], flush=True)
+        times = [statistics.median(each.ms for each in runs[case]) for runs in (alone, together)]
+        size, label = count_parameters(options.models / case[0]), case[1].replace(str(options.models) + "/", "")
+        row = (case[0], label, size, words, len(sources), chrf, bleu, alone[case][0].per_step, same, *times, signatures)
+        found.append(Scored(*row))
     return found
 
 
 def page(rows: Sequence[Scored]) -> str:
-    """The table."""
+    """A table of these rows."""
     lines = [
         f"| {row.model} | `{row.strategy}` | {row.chrf:.1f} | {row.bleu:.1f} | {row.tokens_per_step:.2f} "
         f"| {row.same}/{row.sentences} | {row.alone_ms:.1f} | {row.together_ms:.1f} |"
@@ -124,13 +163,15 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="the file of pairs that the translators learned from")
     parser.add_argument("--models", type=Path, required=True, help="folder of models, each named by its recipe")
     parser.add_argument("--sources", type=int, default=300, help="held-out sources")
+    parser.add_argument("--turns", type=int, default=3, help="how often each case is timed")
     parser.add_argument("--out", type=Path, default=RESULTS / "translation.jsonl")
     options = parser.parse_args()
     with one_line_errors("translation"):
-        rows = measure(options)
+        both = [measure(options, words) for words in (1, LONG)]
     header = {"provenance": provenance("python -m benchmarks.translation --data FILE --models DIR")}
-    options.out.write_text("".join(json.dumps(line) + "\n" for line in (header, *map(asdict, rows))))
-    options.out.with_suffix(".md").write_text(page(rows))
+    rows = [asdict(row) for table in both for row in table]
+    options.out.write_text("".join(json.dumps(line) + "\n" for line in (header, *rows)))
+    options.out.with_suffix(".md").write_text("\n".join(page(table) for table in both))
 
 
 if __name__ == "__main__":

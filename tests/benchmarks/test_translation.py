@@ -12,9 +12,10 @@ from benchmarks.translation import Scored, cases, page, scores
 def test_models_that_are_not_there_are_left_out(tmp_path: Path) -> None:
     (tmp_path / "translator").mkdir()
     (tmp_path / "ctc").mkdir()
-    assert [name for name, _ in cases(tmp_path)] == ["translator", "translator", "ctc"]
-    (tmp_path / "cmlm").mkdir()
-    assert sum("canvas-draft" in strategy for _, strategy in cases(tmp_path)) == 3
+    (tmp_path / "deep").mkdir()
+    assert [name for name, _ in cases(tmp_path)] == ["translator", "ctc", "deep"]
+    (tmp_path / "drafter").mkdir()
+    assert sum("canvas-draft" in strategy for _, strategy in cases(tmp_path)) == 4
 
 
 def test_texts_are_scored_against_all_references_of_a_source() -> None:
@@ -26,6 +27,6 @@ def test_texts_are_scored_against_all_references_of_a_source() -> None:
 
 
 def test_a_row_shows_quality_beside_time() -> None:
-    row = Scored("ctc", "denoise:selector=ctc", 10, 300, 30.25, 9.5, 12.0, 7, 1.25, 0.5, ("a", "b"))
+    row = Scored("ctc", "denoise:selector=ctc", 10, 1, 300, 30.25, 9.5, 12.0, 7, 1.25, 0.5, ("a", "b"))
     line = "| ctc | `denoise:selector=ctc` | 30.2 | 9.5 | 12.00 | 7/300 | 1.2 | 0.5 |"
     assert page([row]).splitlines()[-1] == line

@@ -470,7 +470,7 @@ def test_an_answer_runs_through_the_last_layers_alone(shallow: Path) -> None:
         assert text == list(output.outputs[0].token_ids)
 
 
-@pytest.mark.parametrize("strategy", ["prompt-lookup:k=3,policy=fixed", "ngram-lm:policy=fixed", "none"])
+@pytest.mark.parametrize("strategy", ["prompt-lookup:k=3,policy=fixed", "token-recycling:policy=fixed", "none"])
 def test_drafts_and_batches_change_no_answer_of_few_layers(shallow: Path, strategy: str) -> None:
     llm = LLM(str(shallow))
     for params in (SamplingParams(temperature=0, max_tokens=16), SamplingParams(temperature=1, seed=3, max_tokens=16)):

@@ -83,13 +83,14 @@ class Store(Holdings):
         That includes memory for a copy of the page of the next row, if others use it too; if they may only find it,
         where there is memory. Raises OutOfRoom if even an empty cache could not hold so many.
         """
-        entry = self._entry(sequence)
-        if tokens > self.capacity() or (self._recent and self._room.bytes_for(tokens) > self._budget.total):
+        entry, pages = self._entry(sequence), pages_for(tokens)
+        more = pages > len(entry.table)  # what it has fits
+        if more and (tokens > self.capacity() or (self._recent and self._room.bytes_for(tokens) > self._budget.total)):
             raise OutOfRoom(
                 f"a sequence of {tokens} tokens does not fit a cache of {self.capacity()}, which is "
                 f"{format_bytes(self._budget.total)}: allow more memory"
             )
-        shared, pages = entry.tail is not None and entry.tail.users > 1, pages_for(tokens)
+        shared = entry.tail is not None and entry.tail.users > 1
         copies = shared or self._is_wanted(entry)
         if self._grow(entry, pages + copies) or (not shared and self._grow(entry, pages)):
             entry.promised = pages
