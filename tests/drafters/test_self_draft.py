@@ -14,6 +14,7 @@ from torch import Tensor
 
 import parlay
 from parlay import LLM, SamplingParams
+from parlay.cache import BLOCK
 from parlay.compiled.library import SWITCH
 from parlay.drafters.resources import Resources
 from parlay.drafters.self_speculation.self_draft import SelfDraft
@@ -30,7 +31,7 @@ from parlay.strategies.spelling import parse
 from parlay.testing.adapters import save_adapter
 from parlay.testing.checkpoints import VOCAB_SIZE, random_model
 from parlay.testing.conformance.stages import tiny_llama
-from parlay.types import HIDDEN_STEP, DraftForm, Segment, Tree
+from parlay.types import HIDDEN_STEP, PAGE_TOKENS, ChosenPages, DraftForm, Segment, Tree
 from tests.drafters.own_layers import TARGET, VOCAB
 from tests.drafters.sight import no_runner
 
@@ -82,11 +83,16 @@ def begun(runner: NativeRunner, text: tuple[int, ...] = ()) -> NativeRunner:
     return runner
 
 
-def masked(hidden: tuple[int, int], more: tuple[int, ...]) -> Tensor:
-    """What transformers says after each of ``more`` tokens, from which a span of the text before is hidden."""
+def masked(hidden: tuple[int, int], more: tuple[int, ...], chosen: tuple[int, ...] = ()) -> Tensor:
+    """What transformers says after each of ``more`` tokens, from which a span of the text before is hidden.
+
+    Pages of the span that are ``chosen`` are seen.
+    """
     model, ids = random_model("llama"), torch.tensor([[*TEXT, *more]])
     seen = torch.ones(ids.shape[1], ids.shape[1], dtype=torch.bool).tril()
     seen[len(TEXT) :, slice(*hidden)] = False
+    for page in chosen:
+        seen[len(TEXT) :, page * PAGE_TOKENS : (page + 1) * PAGE_TOKENS] = True
     mask = torch.zeros(seen.shape).masked_fill(~seen, -torch.inf)[None, None]
     with torch.inference_mode():
         logits: Tensor = model(ids, attention_mask=mask).logits[0, len(TEXT) :]
@@ -108,6 +114,57 @@ def test_hidden_tokens_are_as_masked_ones(hidden: tuple[int, int]) -> None:
     torch.testing.assert_close(runner.forward([deeper]).logits_RV, other[2:], rtol=1e-4, atol=1e-4)
     plain = runner.forward([Segment(0, (3, 5, 8))]).logits_RV
     torch.testing.assert_close(plain, masked((0, 0), (3, 5, 8)), rtol=1e-4, atol=1e-4)
+
+
+def chosen_of(pages: Tensor | tuple[int, ...], config: DecoderConfig, hidden: tuple[int, int]) -> ChosenPages:
+    """These pages, the same in all layers and heads unless they say otherwise."""
+    whole = torch.as_tensor(pages, dtype=torch.int32).expand(config.num_layers, config.num_kv_heads, -1)
+    return ChosenPages(whole.contiguous(), hidden)
+
+
+@pytest.mark.usefixtures("kernels")
+def test_chosen_pages_of_hidden_tokens_are_seen() -> None:
+    """By the rows of a chain and of a branching tree, as if they were not masked."""
+    config, hidden, pages = tiny_llama(1024), (0, 512), (1, 7, 30)
+    runner, known = opened(config, **weights()), masked(hidden, (3, 5, 8), pages)
+    assert runner.spec.chooses
+    chain = Segment(0, (3, 5, 8), hidden=hidden, chosen=chosen_of(pages, config, hidden))
+    torch.testing.assert_close(runner.forward([chain]).logits_RV, known, rtol=1e-4, atol=1e-4)
+    tree = chain._replace(pending=(3,), tree=Tree((5, 7, 8), (-1, -1, 0)))
+    torch.testing.assert_close(runner.forward([tree]).logits_RV[[0, 1, 3]], known, rtol=1e-4, atol=1e-4)
+    assert (known - masked(hidden, (3, 5, 8))).norm() > 0.01 * known.norm()
+
+
+def test_votes_and_what_each_head_sees_are_those_of_torchs_operators(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where each head of a layer sees other pages; layers with a window take no part."""
+    layers = tuple(replace(SIZES.forms[0], window=window) for window in (None, 300, None))
+    config = replace(SIZES, layers=layers)
+    save_decoder(SIZES, tmp_path)
+    own, hidden = load_weights(tmp_path, SIZES), (0, 512)
+    pages = torch.randint(0, 32, (3, 2, 1), generator=torch.Generator().manual_seed(1)) // 3 * 3
+    chosen = chosen_of(torch.cat((pages, (pages + 1) % 32), -1).sort().values, config, hidden)
+    voting = Segment(0, (3, 4), votes=True, base=-6)
+    again = Segment(0, (3, 4), hidden=hidden, chosen=chosen)
+
+    def found(**options: object) -> tuple[Tensor, Tensor]:
+        runner = begun(make(own, config, **options), TEXT)
+        (votes_LKTP,) = runner.forward([voting]).votes
+        assert votes_LKTP is not None
+        assert votes_LKTP.shape == (3, 2, 8, (len(TEXT) - 6) // PAGE_TOKENS)
+        return votes_LKTP, runner.forward([again]).logits_RV
+
+    votes, logits = found()
+    coarse, coarse_logits = found(kv_cache_dtype="q8_0")
+    monkeypatch.setenv(SWITCH, "0")
+    reference, known = found()
+    torch.testing.assert_close(votes, reference, rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(logits, known, rtol=1e-4, atol=1e-4)
+    assert (coarse - reference).norm() < 0.05 * reference.norm()
+    assert (coarse_logits - known).norm() < 0.03 * known.norm()
+    assert not reference[1].any()
+    assert 0.9 < float(reference[0].sum(-1).mean()) / 2 <= 1.0
 
 
 @pytest.mark.usefixtures("kernels")
@@ -191,6 +248,8 @@ def test_tokens_are_hidden_from_sliding_windows_and_from_keys_in_blocks(
         (Segment(0, (1,), hidden=(512, 256)), "can't be hidden"),
         (Segment(0, (1,), hidden=(256, 512), base=-300), "only cached ones"),
         (Segment(0, (1,), bits=4), "no weights of 4 bits"),
+        (Segment(0, (1,), hidden=(0, 256), chosen=ChosenPages(torch.zeros(9, 1, 1), (0, 256))), "9, 1. layers and"),
+        (Segment(0, (1,), hidden=(0, 512), chosen=ChosenPages(torch.zeros(2, 2, 1), (0, 256))), "0, 512. are hidden"),
     ],
 )
 def test_what_can_not_be_hidden_is_said(segment: Segment, words: str) -> None:
@@ -216,14 +275,20 @@ def test_a_window_ends_at_whole_steps() -> None:
     ]  # fmt: skip
     assert DraftForm(window=256, sinks=0).hidden(600) == (0, 256)
     assert DraftForm(bits=4).hidden(5000) == (0, 0)
+    assert [DraftForm(window=256, keys=512).hidden(cached) for cached in (1023, 1024)] == [(0, 0), (0, 768)]
+    with pytest.raises(ValueError, match="pages can be chosen of hidden"):
+        ChosenPages(torch.tensor([[[15]]]), (256, 512))
 
 
 def test_the_step_is_a_block_of_the_compiled_decoder() -> None:
     header = (Path(parlay.__file__).parent / "compiled" / "core" / "strips.h").read_text()
     assert re.search(rf"#define KEYS {HIDDEN_STEP}\b", header)
+    assert BLOCK == PAGE_TOKENS
 
 
-@pytest.mark.parametrize("form", ["window=256,sinks=1", "bits=4,window=256", "bits=8"])
+@pytest.mark.parametrize(
+    "form", ["window=256,sinks=1", "bits=4,window=256", "bits=8", "window=256,sinks=0,keys=100,refresh=6"]
+)
 def test_the_text_is_that_of_plain_decoding(llm: LLM, form: str) -> None:
     """Behind a text that is longer than the window, greedy and sampled, several at once."""
     words = " ".join(f"word{number} and {number * 7 % 13}" for number in range(120))

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from parlay.cache.pages import BLOCK, Page, PageTable, pages_for
-from parlay.types import NO_TREE, Segment, Skip, Tree
+from parlay.types import NO_TREE, ChosenPages, Segment, Skip, Tree
 
 _NEAREST = 64
 """How many pages, the newest first, are compared if none holds exactly the tokens that come next."""
@@ -29,7 +29,8 @@ class Rows(NamedTuple):
     root is the last pending row. Rows before ``base`` are there already, the others run and are written. The last
     ``together`` rows are chains whose rows see each other. With a ``block``, each row sees all of its own block, which
     begins at a multiple of it. The last rows, as many as there are ``places``, have these positions, counted from the
-    root's. No row sees the slots from the first number of ``hidden`` to before the second.
+    root's. No row sees the slots from the first number of ``hidden`` to before the second, unless they are in
+    ``chosen`` pages. The rows' ``votes`` are written, if there are any, as `Output` has them.
     """
 
     table: PageTable
@@ -42,6 +43,8 @@ class Rows(NamedTuple):
     recent: PageTable | None = None
     hidden: tuple[int, int] = (0, 0)
     places: tuple[int, ...] = ()
+    chosen: ChosenPages | None = None
+    votes: Tensor | None = None
 
     @property
     def end(self) -> int:

@@ -109,6 +109,11 @@ class SegmentStruct(Structure):
         *((name, c_int64) for name in ("seers", "together", "block")),
         ("recent", c_void_p),
         *((name, c_int64) for name in ("recent_pitch", "hidden_from", "hidden_to")),
+        *(
+            (each, kind)
+            for name in ("chosen", "votes")
+            for each, kind in ((name, c_void_p), (f"{name}_pages", c_int64))
+        ),
         ("tokens", c_void_p),
         ("places", c_void_p),
         ("placed", c_int64),

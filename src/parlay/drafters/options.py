@@ -269,6 +269,8 @@ class SelfDraftOptions(Options):
     )
     window: int = option(512, "last cached tokens that drafts see; 0: all", low=0)
     sinks: int = option(4, "first cached tokens that drafts see besides", low=0)
+    keys: int = option(0, "tokens between these that each head sees besides: those it attended to most; 0: none", low=0)
+    refresh: int = option(64, "new tokens after which these are chosen again; 0: only when the window moves", low=0)
     min_p: float = option(MIN_P, MIN_P_HELP, low=0, high=1)
 
 

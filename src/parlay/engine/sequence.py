@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from parlay.engine.chosen_keys import ChosenKeys
 from parlay.engine.tally import Tally
 from parlay.types import (
     NOTHING_NEEDED,
@@ -55,6 +56,8 @@ class Sequence:
     lost: set[int] = field(default_factory=set)
     """The drafters that raised."""
     tally: Tally = field(default_factory=Tally)
+    chosen: ChosenKeys = field(default_factory=ChosenKeys)
+    """Cached keys that its own drafts see, where a drafter asks for that."""
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=lambda: [None])
     rule: AcceptRule = field(init=False)
     """The strategy's, until the text escapes from it."""

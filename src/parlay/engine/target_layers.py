@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from parlay.engine.chosen_keys import VOTERS
 from parlay.engine.sequence import Sequence
 from parlay.engine.tally import Clock, since
 from parlay.types import WHOLE_FORM, DraftForm, Features, OutOfRoom, Output, Runner, Segment, SequenceView, trees
@@ -69,6 +70,8 @@ class TargetLayers:
         inputs_KH: Tensor | None = None,
     ) -> Tensor:
         """See `Layers`. Raises ValueError for a sequence that is not lent or given twice, and for rows it lacks."""
+        if form.keys:
+            self._choose(self._loans_of(views), form)
         loans, segments = self._segments(views, paths, form, rows)
         if inputs_KH is None or not len(inputs_KH):
             return self._run(loans, segments, form).logits_RV
@@ -87,6 +90,22 @@ class TargetLayers:
             end += segment.rows
             wanted.append(states_NH[end - rows : end])
         return torch.cat(wanted)
+
+    def _choose(self, loans: Seq[_Loan], form: DraftForm) -> None:
+        """Where it is due, choose the keys that drafts in this form see: by the votes of the last rows of each text."""
+        due = [loan for loan in loans if loan.sequence.chosen.is_due(form, loan.sequence)]
+        segments = []
+        for loan in due:
+            sequence = loan.sequence
+            pending, adapter = tuple(sequence.tokens[sequence.cached :]), sequence.request.adapter
+            again = -min(VOTERS, sequence.cached)
+            segment = Segment(sequence.sequence, pending, logits_from=len(pending), base=again, adapter=adapter)
+            segments.append(segment._replace(bits=form.bits, votes=True))
+        if due:
+            votes = self._run(due, segments, form).votes
+            for loan, votes_LKTP in zip(due, votes, strict=True):
+                assert votes_LKTP is not None, "each of these segments votes"
+                loan.sequence.chosen.choose(votes_LKTP, form, loan.sequence)
 
     def _segments(
         self, views: Seq[SequenceView], paths: Seq[Seq[int]], form: DraftForm, rows: int
@@ -188,6 +207,7 @@ def _segment(loan: _Loan, path: Seq[int], form: DraftForm, rows: int) -> Segment
         adapter=sequence.request.adapter,
         hidden=form.hidden(sequence.cached),
         bits=form.bits,
+        chosen=sequence.chosen.pages if form.keys and form.hidden(sequence.cached)[1] else None,
     )
 
 

@@ -82,7 +82,8 @@ class Kernels:
 
     ``pages``: which layers share pages. ``cache_lanes`` and ``spread`` are those of their cache's `CacheShape`.
     ``part``: sizes of the part of the model that runs here; None: all of it does. ``in_flight``: how many forwards may
-    be under way at once, ``streamed_bytes`` what each of them reads from disk or the host's memory.
+    be under way at once, ``streamed_bytes`` what each of them reads from disk or the host's memory. ``chooses``: as in
+    `RunnerSpec`.
     """
 
     exactness: Exactness
@@ -94,6 +95,7 @@ class Kernels:
     part: DecoderConfig | None = None
     in_flight: int = 1
     streamed_bytes: int = 0
+    chooses: bool = False
 
     def cache_shapes(self, config: DecoderConfig, device: torch.device) -> tuple[CacheShape, RecentShape | None]:
         """The pages of layers that see all keys, and of the others, where these have pages of their own."""
@@ -248,9 +250,9 @@ class ForwardOutput(NamedTuple):
     logits: Tensor
     taps: Taps
 
-    def output(self, starts: tuple[int, ...]) -> Output:
-        """Show it as a runner does; ``starts`` as in `Output`."""
-        return Output(self.logits, starts, self.taps.states, self.taps.seconds)
+    def output(self, starts: tuple[int, ...], votes: tuple[Tensor | None, ...] = ()) -> Output:
+        """Show it as a runner does; ``starts`` and ``votes`` as in `Output`."""
+        return Output(self.logits, starts, self.taps.states, self.taps.seconds, votes=votes)
 
 
 def wanted_rows(segments: Sequence[Segment]) -> tuple[list[int], tuple[int, ...]]:

@@ -35,11 +35,11 @@ from parlay.models.lookup import NgramTable, path_tokens
 from parlay.models.lora import LowRankAdapter, adapter_rows, read_adapter
 from parlay.models.lora_layout import BadAdapter
 from parlay.models.rope import turn_keys
+from parlay.models.segment_forms import check_form, with_choice
 from parlay.models.torch_ops.kernels import choose_dtype
 from parlay.models.two_depths import TwoDepths, deep_rows, unused_layers
 from parlay.models.weights.fused import Operand, in_eight_bits
 from parlay.types import (
-    HIDDEN_STEP,
     NO_SKIP,
     CanvasSpec,
     Features,
@@ -127,6 +127,7 @@ class NativeRunner(Runner):
             together=True,
             hides=kernels.part is None and not self._block,
             cheaper=isinstance(self._forward, CompiledForward),
+            chooses=kernels.chooses and not self._block,
             canvas=config.canvas,
             kv_heads=0 if kernels.part or self._uneven else config.num_kv_heads,
             head_dim=config.head_dim,
@@ -134,6 +135,7 @@ class NativeRunner(Runner):
             streamed_bytes=kernels.streamed_bytes,
         )
         self._sublayers, self._rounded = frozenset(self._spec.sublayers), dict[int, Forward]()
+        self._key_heads = kernels.pages.key_heads(config, recent=False).heads
         self._quantize, self._rounding = quantize, Lock()
 
     def round_weights(self, bits: int, weights: Mapping[str, Operand]) -> None:
@@ -240,7 +242,8 @@ class NativeRunner(Runner):
         if (shallow := self._config.shallow) is not None:
             forward = TwoDepths(forward, unused_layers(self._config), deep_rows(self.store, segments, shallow))
         finish = self._begin_again(again, forward, work) if again else forward.begin(work)
-        return lambda: finish().output(starts)
+        votes = tuple(place.votes for place in places) if any(segment.votes for segment in segments) else ()
+        return lambda: finish().output(starts, votes)
 
     def _forward_of(self, segments: Sequence[Segment]) -> Forward:
         """The weights that the segments run with."""
@@ -318,22 +321,17 @@ class NativeRunner(Runner):
         """Where the segment's rows lie."""
         if segment.together or segment.places:
             check_together(segment)
-        if segment.approximate:
-            self._check_approximate(segment)
+        special = segment.approximate or segment.chosen is not None or segment.votes
+        if special:
+            check_form(self._spec, segment, self.store.length(segment.sequence), self._key_heads)
         place = self.store.stage(segment, skip)
+        place = with_choice(place, segment, self._num_layers, self._key_heads) if special else place
         place = place._replace(block=self._block) if self._block else place
         if place.places or place.start + place.end > self._max_context:  # unless the tree is wider than deep
             deepest = place.start + place.pending + max((*trees.depths(place.tree), *place.places), default=0)
             if deepest > self._max_context:
                 raise ValueError(f"position {deepest} lies beyond the context of {self._max_context}")
         return place
-
-    def _check_approximate(self, segment: Segment) -> None:
-        first, end = segment.hidden
-        if not self._spec.hides or first % HIDDEN_STEP or end % HIDDEN_STEP or not 0 <= first <= end:
-            raise ValueError(f"{self._spec.name}: tokens {first} to {end} can't be hidden; steps are {HIDDEN_STEP}")
-        if end > self.store.length(segment.sequence) + min(0, segment.base):
-            raise ValueError(f"tokens {first} to {end} can't be hidden: only cached ones that do not run can be")
 
     def _with_its_block(self, segment: Segment, taps: Sequence[int]) -> Segment:
         """The segment, and the rows of its first block that are cached: they see what follows, so they run again."""

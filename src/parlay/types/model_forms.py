@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Sublayer = tuple[Literal["attention", "mlp"], int]
 """Half of a layer, and the layer's number from 0."""
@@ -14,28 +18,54 @@ NO_SKIP: Skip = frozenset()
 HIDDEN_STEP = 256
 """Cached tokens are hidden from drafts by so many at a time: keys of one block of attention."""
 
+PAGE_TOKENS = 16
+"""Of hidden tokens so many neighbours are seen or not: a page of the cache."""
+
 
 class DraftForm(NamedTuple):
     """How a target runs more cheaply than it verifies, to draft for itself.
 
     It leaves out the sub-layers of ``skip``. With a ``window``, rows see of the cached tokens the first ``sinks`` and
-    the last ``window``, both rounded up to multiples of `HIDDEN_STEP`, and all rows of the draft. With ``bits``, its
-    weights are rounded to so many.
+    the last ``window``, both rounded up to multiples of `HIDDEN_STEP`, and all rows of the draft. Of those between,
+    each head of each layer sees ``keys`` as well, in whole pages: those to which its queries paid most attention when
+    that was looked at last, ``refresh`` tokens ago at most. With ``bits``, its weights are rounded to so many.
     """
 
     skip: Skip = NO_SKIP
     window: int = 0
     sinks: int = 0
     bits: int = 0
+    keys: int = 0
+    refresh: int = 0
 
     def hidden(self, cached: int) -> tuple[int, int]:
-        """Which of so many cached tokens no row sees: from the first number to before the second."""
+        """Which of so many cached tokens no row sees, chosen ones apart: from the first number to before the second.
+
+        None are hidden where all of them could be chosen.
+        """
         first = -(-self.sinks // HIDDEN_STEP) * HIDDEN_STEP
         last = (cached - self.window) // HIDDEN_STEP * HIDDEN_STEP
-        return (first, last) if self.window and first < last else (0, 0)
+        return (first, last) if self.window and last - first > self.keys else (0, 0)
 
 
 WHOLE_FORM = DraftForm()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ChosenPages:
+    """Pages of the ``hidden`` span of a text that rows see all the same: ``pages_LKC`` int32, contiguous.
+
+    C of them for each of K key heads in each of L layers, by their numbers in the text; each has `PAGE_TOKENS` tokens.
+    Layers that see the last keys alone take none. Raises ValueError for pages outside the span.
+    """
+
+    pages_LKC: Tensor
+    hidden: tuple[int, int]
+
+    def __post_init__(self) -> None:
+        first, end = (place // PAGE_TOKENS for place in self.hidden)
+        if not self.pages_LKC.numel() or int(self.pages_LKC.min()) < first or int(self.pages_LKC.max()) >= end:
+            raise ValueError(f"pages can be chosen of hidden tokens only, which are {first} to {end - 1} here")
 
 
 class Ends(NamedTuple):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from parlay.types.base import Exactness
 from parlay.types.drafts import NO_TREE, Features, Prefix, Tree
-from parlay.types.model_forms import NO_SKIP, CanvasSpec, EncoderSpec, Skip, Sublayer
+from parlay.types.model_forms import NO_SKIP, CanvasSpec, ChosenPages, EncoderSpec, Skip, Sublayer
 from parlay.types.results import Origin
 
 if TYPE_CHECKING:
@@ -43,6 +43,8 @@ class RunnerSpec:
     """Whether a `Segment` may hide cached tokens from its rows, and run with weights of fewer bits."""
     cheaper: bool = False
     """Whether it takes less time then."""
+    chooses: bool = False
+    """Whether a `Segment` may show some pages of hidden tokens, and vote for pages."""
     drops: bool = False
     """Whether a text may go on without a model of an ensemble, which loses its exactness."""
     canvas: CanvasSpec | None = None
@@ -125,8 +127,11 @@ class Segment(NamedTuple):
     ``together`` rows run with that one alone.
 
     Drafts may be approximate. From rows of a ``hidden`` span cached tokens are hidden, from its first number to before
-    its second, which are multiples of `HIDDEN_STEP`. With ``bits`` above 0, which all segments of a forward have alike,
-    the weights are those rounded to so many. Like rows of a forward that skips sub-layers, these can't be kept.
+    its second, which are multiples of `HIDDEN_STEP`; they see the ``chosen`` pages of it. With ``bits`` above 0, which
+    all segments of a forward have alike, the weights are those rounded to so many. Like rows of a forward that skips
+    sub-layers, these can't be kept.
+
+    With ``votes``, `Output.votes` says where the attention of the rows goes.
     """
 
     sequence: int
@@ -143,6 +148,8 @@ class Segment(NamedTuple):
     bits: int = 0
     places: tuple[int, ...] = ()
     guesses: Tensor | None = None
+    chosen: ChosenPages | None = None
+    votes: bool = False
 
     @property
     def approximate(self) -> bool:
@@ -164,7 +171,7 @@ class Segment(NamedTuple):
         nodes = max(0, self.base - len(self.pending))
         return (
             self.pending == last.pending
-            and (self.hidden, self.bits) == (last.hidden, last.bits)
+            and (self.hidden, self.bits, self.chosen) == (last.hidden, last.bits, last.chosen)
             and nodes <= len(last.tree) - max(last.together, len(last.places))
             and self.tree.tokens[:nodes] == last.tree.tokens[:nodes]
             and self.tree.parents[:nodes] == last.tree.parents[:nodes]
@@ -204,6 +211,10 @@ class Output:
     """Of the rows of the logits, where these are mixed with a datastore's law."""
     beside: int = 0
     """How many rows of negative prompts ran besides those of the segments."""
+    votes: tuple[Tensor | None, ...] = ()
+    """Of each segment with votes, float32 ``[L, K, T, P]``: of the attention of row T in a layer, summed over the query
+    heads of a key head, what page P of the text gets. Pages are those before all rows that run. Layers that see the
+    last keys alone give zeros. Empty where no segment votes."""
 
 
 Finish = Callable[[], Output]

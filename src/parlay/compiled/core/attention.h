@@ -130,16 +130,53 @@ static Work work_on_prefix(const Work *work, Segment *pages)
     return own;
 }
 
+/* The first keys in the work's pages, all of which a tile's queries from `first` on see. */
+static void attend_pages(const Work *work, int64_t first, int64_t keys)
+{
+    for (int64_t block = 0; block < keys; block += KEYS) {
+        int64_t end = block + KEYS < keys ? block + KEYS : keys;
+        score_keys(work, first, work->count, block, end, 0);
+        weigh_block(work, first, work->count, 0, end - block);
+        mix_keys(work, first, work->count, block, end, 0);
+    }
+}
+
 /* A prefix, which a tile's queries from `first` on see as a whole. */
 static void attend_prefix(const Work *work, int64_t first)
 {
     Segment pages;
     Work own = work_on_prefix(work, &pages);
-    for (int64_t block = 0, keys = work->segment->prefix->keys; block < keys; block += KEYS) {
+    attend_pages(&own, first, work->segment->prefix->keys);
+}
+
+/* What all rows of a tile see of the hidden keys. `pages` has room for their addresses. */
+static void attend_chosen(const Work *work, char **pages)
+{
+    const Segment *segment = work->segment;
+    const Segment chosen = {.pages = pages, .pitch = segment->pitch};
+    Work own = *work;
+    for (int64_t i = 0; i < segment->chosen_pages; i++) pages[i] = segment->pages[work->chosen[i]];
+    own.segment = &chosen;
+    attend_pages(&own, 0, segment->chosen_pages * PAGE);
+}
+
+/* Which part of the attention of each row, summed over its queries, the first `pages` get: [rows][pages]. What queries
+ * see was summed up before, and all of them see these pages. */
+static void vote(const Work *work, int64_t pages, float *votes)
+{
+    memset(votes, 0, (size_t)(work->count / work->heads.group * pages) * 4);
+    for (int64_t block = 0, keys = pages * PAGE; block < keys; block += KEYS) {
         int64_t end = block + KEYS < keys ? block + KEYS : keys;
-        score_keys(&own, first, work->count, block, end, 0);
-        weigh_block(&own, first, work->count, 0, end - block);
-        mix_keys(&own, first, work->count, block, end, 0);
+        score_keys(work, 0, work->count, block, end, 0);
+        for (int64_t q = 0; q < work->count; q++) {
+            const float *scores = work->scores + q * COLUMNS, top = work->whole.most[q], total = work->whole.total[q];
+            float *own = votes + q / work->heads.group * pages;
+            for (int64_t key = block; key < end; key += LANES) {
+                vf score = load(scores + key - block);
+                if (work->cap > 0) score = bounded(score, work->cap);
+                own[key / PAGE] += sum(exponential(score - top)) / total;
+            }
+        }
     }
 }
 
@@ -252,7 +289,7 @@ INLINE void divide(Sums sums, int64_t head_dim)
     for (int64_t i = 0; i < head_dim; i++) sums.mixed[i] /= *sums.total;
 }
 
-/* Span by span what the rows of a tile see, then for some the prefix. */
+/* Span by span what the rows of a tile see, then chosen pages of what is hidden, then for some the prefix. */
 static void attend_tile(const Work *work, const Tile *tile, int64_t *slots)
 {
     const int64_t width = width_of(&work->heads), group = work->heads.group;
@@ -263,6 +300,11 @@ static void attend_tile(const Work *work, const Tile *tile, int64_t *slots)
         begin_with_sink(sums_of_query(&work->whole, q, width), work->sinks + q % group);
     for (int64_t span = seen.from / work->span_keys * work->span_keys; span < seen.end; span += work->span_keys) {
         attend_span(work, &seen, span);
+        join_span(work);
+    }
+    if (work->chosen) {
+        clear_sums(work, &work->span);
+        attend_chosen(work, (char **)slots);
         join_span(work);
     }
     if (seers < work->count) {

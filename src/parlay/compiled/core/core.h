@@ -148,6 +148,11 @@ typedef struct {
     char *const *recent; /* pages of the layers that see the last keys alone, or null. Keys behind all windows may be zeros. */
     int64_t recent_pitch;
     int64_t hidden_from, hidden_to; /* committed tokens that no row sees; multiples of KEYS (strips.h) */
+    const int32_t *chosen; /* [layers][heads of keys[0]][chosen_pages] or null: pages of these that rows see, after all */
+    int64_t chosen_pages;
+    float *votes; /* [layers][heads of keys[0]][rows that run][votes_pages] or null: of the attention that a row pays, summed
+                   * over the queries of a head, what each of the first pages gets. Both: not where a layer has a window */
+    int64_t votes_pages; /* all of them before the first row that runs */
     const int64_t *tokens; /* of its rows, those before `base` too; and before these `longest` - 1 of the text, or -1. Only
                             * for models with n-grams */
     const int64_t *places; /* positions by which the last `placed` rows turn, in place of those on their path */

@@ -62,6 +62,7 @@ typedef struct {
     float *scores;                  /* [count][COLUMNS]: of a block, then its weights */
     Sums span, whole;               /* over the keys of a span so far, and over all spans before */
     int64_t window, span_keys;
+    const int32_t *chosen; /* of the layer and head: pages in the hidden span, or null; see Segment */
     float cap; /* of scores; 0: none */
     const float *sinks; /* [group] or null: see Layer */
 } Work;

@@ -31,6 +31,19 @@ INLINE Segment segment_of(const Pass *pass, const Tile *tile)
     return in_pages_of(layer_here(pass), &pass->batch->segment[tile->segment]);
 }
 
+/* The place of a tile's layer and head among those of all that see all keys; -1 where the layer has a window. */
+INLINE int64_t head_here(const Pass *pass, const Tile *tile)
+{
+    return layer_here(pass)->window ? -1 : pass->here / 2 * pass->model->keys[0].count + tile->head;
+}
+
+/* Hidden pages that a tile's rows see. */
+INLINE const int32_t *chosen_of(const Pass *pass, const Tile *tile, const Segment *segment)
+{
+    const int64_t head = head_here(pass, tile);
+    return segment->chosen && head >= 0 ? segment->chosen + head * segment->chosen_pages : 0;
+}
+
 /* A tile of a segment at work, in the thread's own part of the space. */
 static Work work_of(const Pass *pass, const Tile *tile, const Segment *segment, int64_t thread, const uint32_t **queries,
                     int64_t **slots)
@@ -63,6 +76,7 @@ static Work work_of(const Pass *pass, const Tile *tile, const Segment *segment, 
                   .whole = sums_of_thread(space, alike, thread, 1),
                   .window = layer->window,
                   .span_keys = model->span,
+                  .chosen = chosen_of(pass, tile, segment),
                   .cap = (float)layer->score_cap,
                   .sinks = layer->sinks ? layer->sinks + tile->head * group : 0};
 }
@@ -145,6 +159,18 @@ INLINE int64_t queries_of(const Pass *pass, const Tile *tile)
     return (tile->to - tile->from) * alike_here(pass)->heads.group;
 }
 
+/* The votes of a tile's rows, whose sums are there. */
+static void store_votes(const Pass *pass, const Tile *tile, int64_t thread)
+{
+    const uint32_t *queries[MOST_QUERIES];
+    int64_t *slots;
+    const Segment segment = segment_of(pass, tile);
+    const int64_t rows = segment.pending + segment.nodes - segment.base, head = head_here(pass, tile);
+    if (!segment.votes || head < 0) return;
+    const Work work = work_of(pass, tile, &segment, thread, queries, &slots);
+    vote(&work, segment.votes_pages, segment.votes + (head * rows + tile->from - segment.base) * segment.votes_pages);
+}
+
 static void store_tile(const Pass *pass, int64_t piece, int64_t thread)
 {
     const Alike *alike = alike_here(pass);
@@ -154,6 +180,7 @@ static void store_tile(const Pass *pass, int64_t piece, int64_t thread)
     for (int64_t q = 0; q < queries_of(pass, tile); q++)
         put_mixed(pass, wanted, row_of_query(pass, tile, q), head_of_query(pass, tile, q),
                   mixed + q * width_of(&alike->heads));
+    store_votes(pass, tile, thread);
 }
 
 /* ------------------------------------------------------------------------------------------ keys of several ranks */

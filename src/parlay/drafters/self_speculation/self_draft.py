@@ -17,7 +17,8 @@ class SelfDraft:
     """Quantised and sparse self-speculation (Sadhukhan et al. 2024, MagicDec, arXiv:2408.11049).
 
     Drafts run with the target's weights rounded to ``bits``, which are packed beside its own, and see of the cached
-    keys the first ``sinks`` and the last ``window``. There is one cache: drafts read the keys and values that the
+    keys the first ``sinks`` and the last ``window``, and of those between ``keys`` that are chosen for each head. There
+    is one cache: drafts read the keys and values that the
     target computed in full, and the verifying forward writes over theirs. A chain ends after a token whose probability
     is below ``min_p``. A text that fits into the window is not drafted for without ``bits``, for a draft would cost as
     much as the text.
@@ -40,21 +41,30 @@ class SelfDraft:
             )
         if not options.bits and not options.window:
             raise UsageError(f"strategy {SOURCE}: bits=0,window=0 is the target itself: set one of them")
+        if options.keys and not options.window:
+            raise UsageError(f"strategy {SOURCE}: keys={options.keys},window=0: without a window drafts see all keys")
         if options.bits:
             _round(resources, options.bits)
-        self._form = DraftForm(window=options.window, sinks=options.sinks, bits=options.bits)
+        self.form = DraftForm(
+            window=options.window,
+            sinks=options.sinks,
+            bits=options.bits,
+            keys=options.keys,
+            refresh=options.refresh if options.keys else 0,
+        )
         self._min_p = options.min_p
 
     def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
         plans = [
-            ChainDraft(view, budget if self._is_cheaper(view) else 0, self._min_p)
+            ChainDraft(view, budget if self.is_cheaper(view) else 0, self._min_p)
             for view, budget in zip(views, budgets, strict=True)
         ]
-        write_ahead(plans, self._form)
+        write_ahead(plans, self.form)
         return [plan.chain(SOURCE) if plan.tokens else NO_DRAFT for plan in plans]
 
-    def _is_cheaper(self, view: SequenceView) -> bool:
-        return self._form.bits > 0 or self._form.hidden(len(view.tokens) - 1) != (0, 0)
+    def is_cheaper(self, view: SequenceView) -> bool:
+        """Whether drafts of this text cost less than the text."""
+        return self.form.bits > 0 or self.form.hidden(len(view.tokens) - 1) != (0, 0)
 
     def observe(self, observations: Sequence[Observation]) -> None:
         """The text says it all."""

@@ -102,6 +102,7 @@ class CompiledForward(Forward):
             spread=part.spread,
             part=None if part == WHOLE else config,
             streamed_bytes=streamed.stream.split.streamed_bytes if streamed is not None else 0,
+            chooses=part == WHOLE,
         )
 
     def _reason(self, stored: str, cached: str) -> str:

@@ -182,6 +182,10 @@ def _fill(at: structs.SegmentStruct, place: Rows, span: _Span, pointed: list[obj
         places = (ctypes.c_int64 * len(place.places))(*(root + distance for distance in place.places))
         at.places, at.placed = ctypes.addressof(places), len(places)
         pointed.append(places)
+    if place.chosen is not None:
+        at.chosen, at.chosen_pages = place.chosen.pages_LKC.data_ptr(), place.chosen.pages_LKC.shape[-1]
+    if place.votes is not None:
+        at.votes, at.votes_pages = place.votes.data_ptr(), place.votes.shape[-1]
     if nodes:
         parents = (ctypes.c_int32 * nodes)(*place.tree.parents[:nodes])
         at.parents = ctypes.addressof(parents)

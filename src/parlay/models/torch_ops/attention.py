@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from parlay.cache import Rows
+from parlay.cache import BLOCK, Rows
 from parlay.models.config import LayerForm
 from parlay.models.rope import Rotations
 from parlay.models.torch_ops.attention_form import (
@@ -32,7 +32,7 @@ from parlay.models.torch_ops.attention_form import (
 )
 from parlay.models.torch_ops.runs import Run, runs
 from parlay.models.torch_ops.step_rows import StepRows
-from parlay.types import trees
+from parlay.types import ChosenPages, trees
 
 Attend = Callable[[int, Tensor], None]
 """``(layer, qkv_NAP)``: store keys and values of one segment's rows and write the attention of these rows.
@@ -97,12 +97,10 @@ class ExactAttention:
         seen = _round_up(run.end, self._form.keys)
         _, kv_heads, width = out_TKW.shape
         adjacent = run.rows[-1] - first == length - 1
-        windows = {form.window for form in self._forms}
-        hidden = {window: self._hide(run, padded, seen, window, keys.hidden) for window in windows}
         return _Tile(
             queries=queries_KQD[:, first * group : first * group + padded],
             gather=None if adjacent else _Gather(queries_KQD[:, : len(out_TKW) * group], torch.tensor(run.rows), group),
-            hidden=[hidden[form.window] for form in self._forms],
+            hidden=self._hide_all(keys, run, padded, seen),
             caps=[form.score_cap for form in self._forms],
             sinks=[None if sinks is None else sinks[:, torch.arange(padded) % group, None] for sinks in self._sinks],
             keys=keys.buffer[0, :, :seen].transpose(1, 2),
@@ -112,7 +110,31 @@ class ExactAttention:
             stride=(width, padded * self._heads.head_dim, 1),
             moves=_Moves.of(keys, run),
             prefix=prefix,
+            votes=self._votes(keys, run),
         )
+
+    def _hide_all(self, keys: Keys, run: Run, padded: int, seen: int) -> list[_Hidden]:
+        """Hide in each layer what `_hide` says, except chosen pages from the heads of layers without window."""
+        windows = {form.window for form in self._forms}
+        hidden = {window: self._hide(run, padded, seen, window, keys.hidden) for window in windows}
+        chosen = keys.chosen.pages_LKC if keys.chosen is not None else None
+        if chosen is None or None not in hidden:
+            return [hidden[form.window] for form in self._forms]
+        slots_LKS = (chosen.long()[..., None] * BLOCK + torch.arange(BLOCK)).flatten(-2)
+        all_KQS = hidden[None].added.expand(chosen.shape[1], -1, -1)
+        index = [slots_KS[:, None].expand(-1, padded, -1) for slots_KS in slots_LKS]
+        return [
+            hidden[form.window] if form.window else _Hidden(0, all_KQS.scatter(2, shown, 0.0))
+            for form, shown in zip(self._forms, index, strict=True)
+        ]
+
+    def _votes(self, keys: Keys, run: Run) -> list[Tensor | None]:
+        """Where the run's rows vote ``[K, rows, P]``, in each layer without window."""
+        rows = slice(run.rows[0], run.rows[-1] + 1)
+        voting = [keys.votes is not None and not form.window for form in self._forms]
+        return [
+            keys.votes[at, :, rows] if votes and keys.votes is not None else None for at, votes in enumerate(voting)
+        ]
 
     def _hide(self, run: Run, padded: int, seen: int, window: int | None, span: tuple[int, int]) -> _Hidden:
         """Minus infinity where one of the run's rows, padded, must not see a key; none sees those of ``span``."""
@@ -134,7 +156,8 @@ class Keys:
 
     Committed and pending rows have the slots of their positions, nodes those from ``nodes_at`` on. Where the tree
     branches, the slots between are free: paths are laid there. ``there`` nodes have run before. S is a multiple of what
-    products are padded to. No row sees the slots of the ``hidden`` span.
+    products are padded to. No row sees the slots of the ``hidden`` span, but those of ``chosen`` pages. Rows write
+    ``votes``, if there are any.
     """
 
     buffer: Tensor
@@ -144,6 +167,8 @@ class Keys:
     nodes_at: int
     there: int
     hidden: tuple[int, int]
+    chosen: ChosenPages | None
+    votes: Tensor | None
 
     @staticmethod
     def of(rows: StepRows, place: Rows, heads: Heads, multiple: int, dtype: torch.dtype) -> Keys:
@@ -152,7 +177,8 @@ class Keys:
         slots = _round_up(nodes_at + nodes, multiple)
         buffer = torch.zeros(2, heads.num_kv_heads, slots, heads.head_dim, dtype=dtype)
         first, there = min(rows.known, root_end), max(0, place.base - place.pending)
-        return Keys(buffer, rows, first, root_end, nodes_at, there, place.hidden)
+        seen = place.hidden, place.chosen, place.votes
+        return Keys(buffer, rows, first, root_end, nodes_at, there, *seen)
 
     def spans(self) -> list[tuple[int, int, int]]:
         """The rows that run, as spans of neighbouring slots: first row, row behind the last, first slot."""
@@ -195,7 +221,10 @@ class _Moves:
 
 
 class _Hidden(NamedTuple):
-    """``added`` ``[Q, n]`` joins the scores from slot ``first`` on: minus infinity where a row must not see a key."""
+    """``added`` ``[Q, n]``, or ``[K, Q, n]`` where heads differ, joins the scores from slot ``first`` on.
+
+    It is minus infinity where a row must not see a key.
+    """
 
     first: int
     added: Tensor
@@ -224,7 +253,8 @@ class _Tile:
 
     ``keys`` are ``[K, D, S]`` and ``values`` ``[K, S, D]``. Each layer has what is hidden, the cap of its scores, and
     its sinks ``[K, Q, 1]`` or none.
-    ``size`` and ``stride`` read the product ``[K, Q, D]`` as ``[T, K, G * D]``, which is the shape of ``out``.
+    ``size`` and ``stride`` read the product ``[K, Q, D]`` as ``[T, K, G * D]``, which is the shape of ``out``. Votes of
+    the rows go to ``votes`` ``[K, T, P]`` of each layer, if it has any.
     """
 
     queries: Tensor
@@ -239,6 +269,7 @@ class _Tile:
     stride: tuple[int, int, int]
     moves: _Moves | None
     prefix: SeenPrefix | None
+    votes: list[Tensor | None]
 
     def __call__(self, layer: int) -> None:
         if self.moves is not None:
@@ -247,7 +278,7 @@ class _Tile:
         scores, hidden = torch.bmm(queries, self.keys), self.hidden[layer]
         if self.caps[layer]:
             scores = capped(scores, self.caps[layer])
-        scores.narrow(2, hidden.first, hidden.added.shape[1]).add_(hidden.added)
+        scores.narrow(2, hidden.first, hidden.added.shape[-1]).add_(hidden.added)
         result = self._mixed(layer, queries, scores).as_strided(self.size, self.stride)
         if self.gather is None:
             self.out.copy_(result)
@@ -257,13 +288,22 @@ class _Tile:
     def _mixed(self, layer: int, queries_KQD: Tensor, scores_KQS: Tensor) -> Tensor:
         """``[K, Q, D]``, contiguous."""
         if self.prefix is None:
-            return torch.bmm(softmax_with(self.sinks[layer], scores_KQS), self.values)
+            weights = softmax_with(self.sinks[layer], scores_KQS)
+            self._vote(self.votes[layer], weights)
+            return torch.bmm(weights, self.values)
         more = torch.bmm(queries_KQD, self.prefix.keys[layer].transpose(1, 2))
         if self.caps[layer]:
             more = capped(more, self.caps[layer])
         weights = softmax_with(self.sinks[layer], torch.cat((scores_KQS, more), -1))
         path, before = torch.split(weights, [scores_KQS.shape[2], more.shape[2]], -1)
         return torch.bmm(path, self.values) + torch.bmm(before, self.prefix.values[layer])
+
+    def _vote(self, votes_KTP: Tensor | None, weights_KQS: Tensor) -> None:
+        if votes_KTP is not None:
+            heads, rows, pages = votes_KTP.shape
+            group = self.size[2] // self.queries.shape[2]
+            cast = weights_KQS[:, : rows * group, : pages * BLOCK].reshape(heads, rows, group, pages, BLOCK)
+            votes_KTP.copy_(cast.sum((2, 4)))
 
 
 @dataclass(frozen=True, slots=True)

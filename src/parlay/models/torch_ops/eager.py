@@ -103,6 +103,7 @@ class EagerForward(Forward):
             pages=pages,
             part=None if part == WHOLE else config,
             streamed_bytes=decoder.streamed_bytes,
+            chooses=part == WHOLE and self._paged is None and judged.form is not None,
         )
 
     def _attend_by(

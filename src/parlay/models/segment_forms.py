@@ -1,0 +1,40 @@
+"""Checks segments that run in a cheaper form than the model's own; lays out what their rows see or write besides."""
+
+from __future__ import annotations
+
+import torch
+
+from parlay.cache import Rows
+from parlay.types import HIDDEN_STEP, PAGE_TOKENS, RunnerSpec, Segment
+
+
+def check_form(spec: RunnerSpec, segment: Segment, cached: int, heads: int) -> None:
+    """Raises ValueError for what a runner can't hide from the segment's rows, or show them.
+
+    ``cached`` tokens of its text are there, and each layer has so many key ``heads``.
+    """
+    first, end = segment.hidden
+    if not spec.hides or first % HIDDEN_STEP or end % HIDDEN_STEP or not 0 <= first <= end:
+        raise ValueError(f"{spec.name}: tokens {first} to {end} can't be hidden; steps are {HIDDEN_STEP}")
+    if end > cached + min(0, segment.base):
+        raise ValueError(f"tokens {first} to {end} can't be hidden: only cached ones that do not run can be")
+    if segment.chosen is None and not segment.votes:
+        return
+    joins = segment.features is not None and segment.features.join is not None
+    if not spec.chooses or joins or segment.together:
+        raise ValueError(f"{spec.name}: these rows can't see chosen pages, nor vote for any")
+    if segment.chosen is not None:
+        shape = tuple(segment.chosen.pages_LKC.shape[:2])
+        if segment.chosen.hidden != segment.hidden or shape != (spec.num_layers, heads):
+            raise ValueError(
+                f"{spec.name}: pages were chosen of tokens {segment.chosen.hidden} for {shape} layers and heads, but "
+                f"{segment.hidden} are hidden, and there are {(spec.num_layers, heads)}"
+            )
+
+
+def with_choice(place: Rows, segment: Segment, layers: int, heads: int) -> Rows:
+    """Where the segment's rows lie, with the pages that they see besides, and room for their votes."""
+    if not segment.votes:
+        return place._replace(chosen=segment.chosen)
+    votes_LKTP = torch.zeros(layers, heads, place.end - place.base, place.start // PAGE_TOKENS)
+    return place._replace(chosen=segment.chosen, votes=votes_LKTP)
