@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -25,6 +25,7 @@ from parlay.models.slots import IDLE, LEAST_SLOTS, SlotPool
 from parlay.models.transformers_adapter import graph
 from parlay.models.transformers_adapter.compiled_runner import CompiledRunner, NotCompiled
 from parlay.models.transformers_adapter.encoder_decoder import EncoderDecoderRunner
+from parlay.models.transformers_adapter.regions import LayerRegions
 from parlay.models.transformers_adapter.runner import AdapterRunner
 from parlay.models.transformers_adapter.slots import TransformersPool
 from parlay.options import LoadOptions, RankOptions
@@ -141,6 +142,54 @@ def test_one_graph_serves_any_number_of_rows_and_slots_and_every_runner_of_the_m
         expected = plain(model, (*long[:560], 3, token))[-1]
         assert float((out.logits_RV[1 + node] - expected).abs().max()) < NOISE
     assert len(graphs) <= 2, "one graph, and one with hidden states"
+    whole = max(graphs, key=_calls)
+    assert _calls(whole) == stage.open_runner(64).spec.num_layers
+    assert len(list(whole.children())) == 1, "layers that are alike are traced once"
+
+
+def _calls(traced: torch.fx.GraphModule) -> int:
+    """How many layers it calls as regions."""
+    return [node.target for node in traced.graph.nodes].count(torch.ops.higher_order.invoke_subgraph)
+
+
+def test_layers_that_differ_are_traced_apart_and_layers_of_others_left_alone() -> None:
+    """What differs here is no weight but a number that a layer computes with."""
+    model, graphs = tiny(), []
+
+    def backend(traced: torch.fx.GraphModule, _: object) -> Callable[..., Any]:
+        graphs.append(traced)
+        return traced.forward
+
+    layers = cast(list[Any], model.get_decoder().layers)
+    layers[-1].self_attn.scaling *= 2
+    runner = CompiledRunner(model, backend=backend, clock=Slowing())
+    runner.open(0, ())
+    out = runner.forward([Segment(0, (5, 6, 7))])
+    assert float((out.logits_RV - plain(model, (5, 6, 7))).abs().max()) < NOISE
+    assert len(list(graphs[0].children())) == 2
+    assert "forward" not in vars(layers[0])
+    layers[0].forward = layers[0].forward  # as libraries do that move weights
+    assert LayerRegions.of(model) is None
+
+
+def test_a_graph_without_regions_is_made_where_they_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails_in_regions(forward: Callable[..., Any], **_: object) -> Callable[..., Any]:
+        def run(model: PreTrainedModel, inputs: dict[str, Any]) -> Any:
+            if "forward" in vars(cast(list[Any], model.get_decoder().layers)[0]):
+                raise RuntimeError("no regions")
+            return forward(model, inputs)
+
+        return run
+
+    monkeypatch.setattr(torch, "compile", fails_in_regions)
+    model = tiny()
+    runner = CompiledRunner(model, backend="no regions", clock=Slowing())
+    runner.open(0, ())
+    out = runner.forward([Segment(0, (5, 6, 7))])
+    assert float((out.logits_RV - plain(model, (5, 6, 7))).abs().max()) < NOISE
+    found = graph._graphs[model][False, "no regions"]
+    assert found.pays
+    assert found.regions is None
 
 
 def test_a_graph_that_computes_something_else_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,7 +238,7 @@ def test_the_slower_form_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     runner = CompiledRunner(model, backend="nothing", clock=lambda: 0.0)
     runner.open(0, ())
     runner.forward([Segment(0, (5, 6, 7))])
-    assert graph._graphs[model][False, "nothing"].pays == {2: False, 4: False}
+    assert graph._graphs[model][False, "nothing"].pays == {8: False, 4: False}
 
 
 # ------------------------------------------------------------------------------------------------------------- loading

@@ -23,6 +23,9 @@ from parlay.models.transformers_adapter.slots import TransformersPool
 from parlay.system.threads import torch_on_all
 from parlay.types import NO_SKIP, Output, Segment, Skip
 
+_TRACED = 5
+"""Rows with which the graph is made. Torch would take a number that is a size in the model, too, to be always that."""
+
 
 class NotCompiled(UnsupportedModel):
     """A model that has to run as it is. The message names it and the reason."""
@@ -73,8 +76,8 @@ class CompiledRunner(SlotRunner[TransformersPool]):
     @torch_on_all()
     def _prepare(self) -> None:
         """Compile now, and not in the first request."""
-        slots = self._pool.take(2)
-        rows = SlotRows.of([CallRows((0, 0), 0)], [[]], [slots], self._pool.capacity)
+        slots = self._pool.take(_TRACED)
+        rows = SlotRows.of([CallRows((0,) * _TRACED, 0)], [[]], [slots], self._pool.capacity)
         why = self._run.prepare(self._flat(rows))
         self._pool.drop(slots)
         if why:

@@ -1,7 +1,8 @@
 """A transformers model's forward over slots as one graph of torch.compile, used where it computes the same and sooner.
 
 The graph is made once, for any number of rows from 2 on and any number of slots, so that no step waits for another
-one; a single row is filled up to two. What inductor makes of it lies on disk, where the next process finds it.
+one; a single row is filled up to two. Layers that are alike are traced and compiled once. What inductor makes of the
+graph lies on disk, where the next process finds it.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -22,6 +24,7 @@ from transformers import PreTrainedModel
 
 from parlay.models.slots import IDLE, SlotRows
 from parlay.models.transformers_adapter.call import ModelCall
+from parlay.models.transformers_adapter.regions import LayerRegions
 from parlay.models.transformers_adapter.slots import TransformersPool
 from parlay.system.user_cache import user_cache
 
@@ -87,13 +90,18 @@ class FlatResult:
 
 @dataclass(slots=True)
 class _Graph:
-    """A model's graph, with or without hidden states. ``pays``: whether it is quicker, by the range of row counts.
-    ``broken``: why there is none.
+    """A model's graph, with or without hidden states, in which layers may be ``regions``. ``pays``: whether it is
+    quicker, by the range of row counts. ``broken``: why there is none.
     """
 
     run: Callable[..., tuple[Tensor, tuple[Tensor, ...]]]
+    regions: LayerRegions | None = None
     pays: dict[int, bool] = field(default_factory=dict)
     broken: str = ""
+
+    def inside(self) -> AbstractContextManager[None]:
+        """Inside, the model is as the graph was made of it."""
+        return nullcontext() if self.regions is None else self.regions.inside()
 
 
 _graphs: WeakKeyDictionary[PreTrainedModel, dict[tuple[bool, str], _Graph]] = WeakKeyDictionary()
@@ -146,7 +154,8 @@ class CompiledCall:
     def _graph(self, hidden: bool) -> _Graph:
         known = _graphs.setdefault(self._call.model, {})
         if (hidden, self._backend) not in known:
-            known[hidden, self._backend] = _compiled(self._backend)
+            regions = None if hidden else LayerRegions.of(self._call.model)  # states are read between layers
+            known[hidden, self._backend] = _compiled(self._backend, regions)
         return known[hidden, self._backend]
 
     def _plain(self, rows: FlatRows, wanted: Sequence[int], hidden: bool) -> FlatResult:
@@ -161,7 +170,8 @@ class CompiledCall:
     def _compiled(self, graph: _Graph, rows: FlatRows, hidden: bool) -> tuple[Tensor, tuple[Tensor, ...]]:
         filled = rows.filled(_LEAST)
         self._pool.write_to(filled.slots_N)
-        return graph.run(self._call.model, self._inputs(filled, hidden))
+        with graph.inside():
+            return graph.run(self._call.model, self._inputs(filled, hidden))
 
     def _inputs(self, rows: FlatRows, hidden: bool) -> dict[str, Any]:
         return self._call.cached_by(self._pool.cache) | {
@@ -176,7 +186,8 @@ class CompiledCall:
     def _try(self, graph: _Graph, rows: FlatRows, size: int, hidden: bool) -> None:
         """Find out whether the graph computes what the model does, and whether it is quicker for so many rows.
 
-        Both forms write the same keys and values to the same slots, so nothing is left of what is tried here.
+        Both forms write the same keys and values to the same slots, so nothing is left of what is tried here. Where the
+        graph can't be made of regions, it is made without.
         """
         name, first = self._call.name, not graph.pays
         expected_NV = self._plain(rows, range(len(rows)), hidden).logits_NV
@@ -185,15 +196,27 @@ class CompiledCall:
             got_NV = self._traced(graph, rows, hidden) if first else self._compiled(graph, rows, hidden)[0]
         except Exception as error:  # whatever a foreign model, a compiler or its absence brings
             graph.broken = _reason(error)
+            self._try_whole(graph, rows, size, hidden)
             return
         if first:
             _log.info("%s was compiled in %.1f s", name, self._clock() - began)
         difference = _difference(got_NV[: len(rows)], expected_NV)
         if not difference <= _allowed(expected_NV):
             graph.broken = f"its compiled logits differ from its own by {difference:.1e}"
+            self._try_whole(graph, rows, size, hidden)
             return
         graph.pays[size] = self._is_quicker(graph, rows, hidden)
         _log.info("%s runs %s for up to %d rows", name, "compiled" if graph.pays[size] else "uncompiled", size)
+
+    def _try_whole(self, graph: _Graph, rows: FlatRows, size: int, hidden: bool) -> None:
+        """Make the graph without regions, if its layers were some."""
+        if graph.regions is None or graph.pays:
+            return
+        _log.debug("%s is compiled as a whole: %s", self._call.name, graph.broken)
+        whole = _compiled(self._backend, None)
+        graph.run, graph.regions, graph.broken = whole.run, None, whole.broken
+        if not graph.broken:
+            self._try(graph, rows, size, hidden)
 
     def _traced(self, graph: _Graph, rows: FlatRows, hidden: bool) -> Tensor:
         """The first call, which makes the graph: for any number of rows and slots."""
@@ -205,7 +228,8 @@ class CompiledCall:
         dynamic(inputs["position_ids"], 1)
         dynamic(inputs["attention_mask"], (2, 3))
         self._pool.any_size(dynamic)
-        return graph.run(self._call.model, inputs)[0]
+        with graph.inside():
+            return graph.run(self._call.model, inputs)[0]
 
     def _is_quicker(self, graph: _Graph, rows: FlatRows, hidden: bool) -> bool:
         everything = range(len(rows))
@@ -226,9 +250,9 @@ def _forward(model: PreTrainedModel, inputs: dict[str, Any]) -> tuple[Tensor, tu
     return out.logits[0], out.hidden_states or ()
 
 
-def _compiled(backend: str) -> _Graph:
+def _compiled(backend: str, regions: LayerRegions | None) -> _Graph:
     try:
-        return _Graph(torch.compile(_forward, backend=backend, fullgraph=True, dynamic=False))
+        return _Graph(torch.compile(_forward, backend=backend, fullgraph=True, dynamic=False), regions)
     except RuntimeError as error:  # torch has none for this Python, or this system
         return _Graph(_forward, broken=_reason(error))
 
