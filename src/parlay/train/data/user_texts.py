@@ -151,7 +151,7 @@ _GIVEN = "texts-given-{:05d}.npz"
 
 @dataclass(frozen=True, slots=True)
 class TrainingText:
-    """One conversation as token ids; the target wrote those from ``answer`` on. ``document`` numbers its source."""
+    """One conversation as token ids; the target wrote those from ``answer`` on. ``document``: where it is from."""
 
     ids: tuple[int, ...]
     answer: int
