@@ -43,11 +43,24 @@ def run(answers: Sequence[str | None], params: VoteParams, choose: random.Random
     return ballot
 
 
-@pytest.mark.parametrize("at_once", [None, 1, 3])
+def test_places_of_chains_that_ended_are_filled_until_the_vote_is_over() -> None:
+    """Without that, no more begin than could decide."""
+    for refill, begun in ((False, [3, 0, 2]), (True, [4, 1, 1])):
+        ballot = Ballot(VoteParams(n=8, confidence=0.9, at_once=4, refill=refill))
+        found = [len(ballot.due())]
+        for chain, answer in ((0, "1"), (1, "2")):
+            ballot.count(chain, answer, "stop", 0.0)
+            found.append(len(ballot.due()))
+        assert found == begun
+    with pytest.raises(ValueError, match=r"vote\.refill keeps vote\.at_once chains"):
+        VoteParams(refill=True)
+
+
+@pytest.mark.parametrize(("at_once", "refill"), [(None, False), (1, False), (3, False), (2, True)])
 @pytest.mark.parametrize("chains", [3, 4, 5])
-def test_stopping_early_never_changes_the_answer(chains: int, at_once: int | None) -> None:
+def test_stopping_early_never_changes_the_answer(chains: int, at_once: int | None, refill: bool) -> None:
     """Of all ways to answer, with chains that end in drawn orders."""
-    choose, params = random.Random(chains), VoteParams(n=chains, at_once=at_once)
+    choose, params = random.Random(chains), VoteParams(n=chains, at_once=at_once, refill=refill)
     ended = 0
     for answers in itertools.product(["1", "2", "3", None], repeat=chains):
         outcome = run(answers, params, choose).output()

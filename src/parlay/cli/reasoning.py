@@ -56,6 +56,12 @@ def add_vote_flags(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="chains that decode together; fewer cost fewer tokens, and may take longer (default: all)",
     )
+    group.add_argument(
+        "--vote-refill",
+        action="store_true",
+        default=None,
+        help="with --vote-at-once: begin another chain whenever one ends; costs more tokens, and takes less time",
+    )
 
 
 def vote_params(options: argparse.Namespace, params: SamplingParams) -> VoteParams | None:
@@ -67,6 +73,7 @@ def vote_params(options: argparse.Namespace, params: SamplingParams) -> VotePara
         "by": options.vote_by,
         "confidence": options.vote_confidence,
         "at_once": options.vote_at_once,
+        "refill": options.vote_refill,
     }
     given = {name: value for name, value in given.items() if value is not None}
     if options.vote is not None:

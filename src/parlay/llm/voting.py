@@ -32,7 +32,8 @@ class VoteParams:
     ``confidence`` stops them sooner: when the first answer would keep its lead over the second with this probability,
     by the Beta bound of adaptive consistency (Aggarwal et al. 2023, arXiv:2305.11860). The full vote may then differ.
     ``at_once`` is how many chains decode at a time, by default all: then no vote takes longer than the full one. With
-    fewer, no more begin than can decide the vote if they agree: that costs fewer tokens, and may take longer.
+    fewer, no more begin than can decide the vote if they agree: that costs fewest tokens, and may take longer. With
+    ``refill`` another one begins whenever one ends, until the vote is over: more tokens, less time.
 
     Raises ValueError for values that are no vote.
     """
@@ -43,6 +44,7 @@ class VoteParams:
     early: bool = True
     confidence: float | None = None
     at_once: int | None = None
+    refill: bool = False
 
     def __post_init__(self) -> None:
         if not 2 <= self.n <= MOST_CHAINS:
@@ -55,6 +57,8 @@ class VoteParams:
             raise ValueError("vote.confidence stops a vote early: leave it out with by=score or without early")
         if self.at_once is not None and not 1 <= self.at_once <= self.n:
             raise ValueError(f"vote.at_once must be from 1 to n, which is {self.n}, got {self.at_once}")
+        if self.refill and self.at_once is None:
+            raise ValueError("vote.refill keeps vote.at_once chains decoding: say how many, or leave it out")
 
     def sampling(self, params: SamplingParams) -> SamplingParams:
         """The parameters of the chains. Raises ValueError for parameters whose chains can't vote."""
@@ -199,6 +203,8 @@ class Ballot:
         if params.at_once is None:
             return left
         left = min(left, params.at_once - len(running))
+        if params.refill:
+            return left
         for more in range(left):
             guessed = [*running, *range(self.begun, self.begun + more)]
             if guessed and self._end(self._counts(guessed), range(params.n), {*self.answers, *guessed}) is not None:

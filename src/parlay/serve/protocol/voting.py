@@ -25,6 +25,7 @@ class Vote(Body):
     early: bool | None = None
     confidence: float | None = None
     at_once: Chains | None = None
+    refill: bool | None = None
 
 
 def vote_params(vote: Vote | None, settings: Settings) -> VoteParams | None:
