@@ -1,10 +1,10 @@
-"""Pages of steps drafted ahead and of suggestions: what counts as a draft that greedy would have written."""
+"""Pages of steps drafted ahead, of suggestions and of two models: what counts as a draft that greedy would write."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks import steps, suggestions
+from benchmarks import steps, suggestions, two_models
 from benchmarks.steps import WAYS, Written
 from parlay.bench.records import Cell, Results, Row
 
@@ -37,3 +37,23 @@ def test_a_page_of_suggestions_has_medians_and_shares(tmp_path: Path) -> None:
         cell = Cell(part="suggest", model="m", strategy=name, workload="books-pd")
         results.add([Row(cell=cell, round=0, requests=1, tokens=10, seconds=seconds, values=values)])
     assert suggestions.page(results).splitlines()[3].startswith("| superposed, the model alone | 1 | 1.05 | 100 %")
+
+
+def test_a_page_of_two_models_holds_each_way_against_the_large_one(tmp_path: Path) -> None:
+    results = Results(tmp_path / "rows.jsonl", {})
+    rights = {two_models.LARGE: (1.0, 1.0), "big-little 0.6/2": (1.0, 0.0)}
+    for name, right in rights.items():
+        for part in ("answers", "seconds"):
+            cell = Cell(part=part, model="m", strategy=name, workload="gsm8k")
+            seconds = 2.0 if name == two_models.LARGE else 1.5
+            values = [{"right": each, "small": 0.5} for each in right]
+            results.add(
+                [Row(cell=cell, round=place, requests=1, tokens=9, seconds=seconds, steps=9, values=each)
+                 for place, each in enumerate(values)]
+            )  # fmt: skip
+    large, little = two_models.page(results).splitlines()[2:]
+    assert large == "| the large model alone | 2 | 100.0 % |  | 50 % | 1.00 (2 problems) |"
+    assert little == "| big-little 0.6/2 | 2 | 50.0 % | -50.0 (-148.0 to +48.0) | 50 % | 0.75 (2 problems) |"
+    assert two_models.big_little(["0.4/3"]) == {
+        "big-little 0.4/3": "big-little:fallback=0.4,rollback.nats=3,policy=fixed"
+    }
