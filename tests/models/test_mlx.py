@@ -138,6 +138,15 @@ def test_long_prompts_run_their_head_on_few_rows_and_grow_the_pool(place: Path) 
 
 
 @needs_package
+def test_a_window_that_mlx_lm_leaves_out_is_said(place: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for name in ("gemma3", "llama"):
+        models.load(folder(place, name), IN_MLX, cache_tokens=64)
+    assert not caplog.records
+    models.load(folder(place, "mistral-window"), IN_MLX, cache_tokens=64)
+    assert "mlx-lm leaves its window of" in caplog.text
+
+
+@needs_package
 def test_folders_that_mlx_can_not_run_are_one_line(place: Path, tmp_path: Path) -> None:
     for name, words in {"mamba": "which can't be taken back where a draft fails", "gpt2": "mlx-lm can't load"}.items():
         with pytest.raises(UnsupportedModel, match=words):

@@ -7,6 +7,7 @@ mlx-lm's count positions up from one offset.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +24,7 @@ from torch import Tensor
 from parlay.models.config import UnsupportedModel, read_json
 from parlay.models.slots import LEAST_SLOTS, SlotPool, SlotRows
 
+_log = logging.getLogger(__name__)
 _ROTATIONS = (
     nn.RoPE,
     rope_utils.Llama3RoPE,
@@ -156,7 +158,9 @@ class MlxModel:
         self.name, self._device = name, device
         with mx.stream(device):
             self._model, config = _loaded(folder, name)
-            self.pool = MlxPool(_windows(self._model, name))
+            windows = _windows(self._model, name)
+            _say_if_left_out(config, windows, name)
+            self.pool = MlxPool(windows)
             _wrap_rotations(self._model)
             self._taps = _wrap_norms(self._model)
             self.facts = self._found(config.get("text_config") or config)
@@ -266,6 +270,15 @@ def _windows(model: nn.Module, name: str) -> list[int | None]:
             "where a draft fails: leave the runner out"
         )
     return [cache.max_size if type(cache) is RotatingKVCache else None for cache in caches]
+
+
+def _say_if_left_out(config: dict[str, Any], windows: Sequence[int | None], name: str) -> None:
+    """Log a line where config.json names a window, and mlx-lm's model has none."""
+    window = config.get("sliding_window") if config.get("use_sliding_window", True) else None
+    if window and not any(windows):
+        _log.warning(
+            "%s: mlx-lm leaves its window of %d tokens out, so longer texts are others than elsewhere", name, window
+        )
 
 
 def _wrap_rotations(model: nn.Module) -> None:
