@@ -39,6 +39,7 @@ from parlay.train.data.user_texts import TrainingText, UserTexts
 from parlay.train.lm_model import Shape
 from parlay.train.optimizers import adam
 from parlay.types import CanvasSpec, ParlayError
+from tests.models import family_files
 
 VOCAB, MASK, END, AS = 32, 31, 0, 30
 TINY = Shape(hidden=32, layers=2, heads=2, kv_heads=1, head_dim=16, ffn=48)
@@ -421,6 +422,19 @@ def test_commands_go_from_texts_to_folders_that_decode(tmp_path: Path) -> None:
         assert "Held out, after" in (folder / "README.md").read_text()
     again = load_decoder(str(made)).state_dict()
     assert all(weight.isfinite().all() for weight in again.values())
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3"])
+def test_a_gguf_file_is_trained_as_the_folder_that_it_was_made_of(name: str, tmp_path: Path) -> None:
+    save_random(name, tmp_path)
+    file = family_files.write(tmp_path / "model.gguf", tmp_path)
+    ids_BT, seen_TT = torch.randint(1, 20, (2, 9)), masks.causal(9)
+    found = []
+    for source in (tmp_path, file):
+        one = Decoder(load_decoder(str(source)).eval())
+        with torch.no_grad():
+            found.append(one.head(one.hidden(ids_BT, seen_TT)))
+    torch.testing.assert_close(*found, rtol=0, atol=5e-6)
 
 
 def test_masks_are_tokens_that_no_text_has() -> None:
