@@ -154,6 +154,28 @@ def test_even_a_short_answer_loses_less_than_one_percent_to_a_wrong_drafter(seco
     assert simulate(policy, drafting, steep, 128).speed > 0.99
 
 
+@pytest.mark.parametrize(
+    ("node_seconds", "rate", "row", "least"),
+    [(0.7, 0.93, 0.15, 1.0), (0.8, 0.93, 0.08, 0.98), (0.6, 0.72, 0.08, 0.97), (0.7, 0.97, 0.08, 1.1)],
+)
+def test_a_draft_that_costs_nearly_a_forward_per_node_stakes_no_more_than_it_gained(
+    node_seconds: float, rate: float, row: float, least: float
+) -> None:
+    """The target's own layers with fewer keys, near the break-even: 64 tokens under a policy that knows nothing."""
+
+    def forward(rows: int) -> float:
+        return 1 + row * (rows - 1)
+
+    def speed(seed: int, needs: Needs) -> float:
+        policy = adaptive(TableCost(forward), 8, needs)
+        return simulate(policy, Drafting(rate, rate, node_seconds), forward, 64, seed=seed).speed
+
+    speeds = [[speed(seed, Needs(layers=layers)) for seed in range(24)] for layers in (False, True)]
+    others, own = (sum(each) / len(each) for each in speeds)
+    assert own >= least
+    assert own > others, "its first draft told what a node costs"
+
+
 def test_right_until_it_is_trusted_is_no_slower_than_plain() -> None:
     """What it gained is all that it can lose; when it is right again, that is found out and gains again."""
     right = frozenset(place for place in range(640) if place % 64 < 12)

@@ -15,6 +15,7 @@ _log = logging.getLogger(__name__)
 _GAIN_DECAY = 0.9  # of what asking gains, per request in a sequence
 _WHOLE_DECAY = 0.98  # the same over all sequences
 _FIRST = 4  # nodes of a sequence's first draft, while the drafter is unknown
+_FIRST_OWN = 2  # the same, if each node may take it as long as a forward
 _TESTED = 8  # drafts after which it may read many prompts, if these are expected to pay
 _KNOWN = 50  # drafts after which the drafter counts as known
 _SLOWER, _SURELY = 2, 4  # slow proposals in a row after which a drafter counts as slow, and surely is
@@ -31,7 +32,8 @@ class Arm:
 
     ``domain``: the one kind of requests for which it was made; empty: for all. ``expected``: the share of its first
     guesses that were right on held-out texts; 0: not known. ``sees_first``: it can draft only if it saw the step
-    before, because it reads the target's states.
+    before, because it reads the target's states. ``layers``: it drafts with the target's own layers, so it finds the
+    prompt read, and a node may take it as long as a forward.
     """
 
     name: str
@@ -40,6 +42,7 @@ class Arm:
     domain: str = ""
     expected: float = 0.0
     sees_first: bool = False
+    layers: bool = False
 
     def suits(self, kind: str) -> bool:
         """Whether it is for requests of this kind."""
@@ -141,7 +144,7 @@ class ArmState:
             self.reading.learn(read, seconds / slowdown - usual)
             self.prompts.debt = max(self.prompts.debt, seconds - usual)
             return
-        own = known.own_work(nodes, seconds, slowdown, forward)
+        own = known.own_work(nodes, seconds, slowdown, forward, forward * max(1.0, nodes if self.arm.layers else 1.0))
         self._slow = self._slow + 1 if usual and seconds / slowdown > 4 * usual + 0.25 * forward else 0
         if self._slow == _SLOWER:
             self._before, self.seconds = known, DraftSeconds(known.revision + 1)
@@ -206,19 +209,18 @@ class ArmInSequence:
         """In a sequence of this kind; empty: of none."""
         known = whole.of_kind(kind)
         tested = _PRIOR if whole.arm.expected else min(_PRIOR, known.record.weight)
-        limit = whole.arm.most if whole.calibration.drafts >= _KNOWN else min(_FIRST, whole.arm.most)
+        first = _FIRST_OWN if whole.arm.layers and not whole.seconds.is_known else _FIRST
+        limit = whole.arm.most if whole.calibration.drafts >= _KNOWN else min(first, whole.arm.most)
         return ArmInSequence(whole, known, limit, known.record.of_sequence(), known.gain, tested=tested)
 
     def charge(self, seconds: float, length: int) -> int:
         """Count the seconds that a proposal took. Returns how many of the sequence's tokens it read for the first time.
 
-        The first proposal reads all of them.
+        The first proposal reads all of them, unless it drafts with the target's layers.
         """
         self.counts.seconds += seconds
-        if self.is_open:
-            return 0
-        self.is_open = True
-        return length
+        was_open, self.is_open = self.is_open, True
+        return 0 if was_open or self.whole.arm.layers else length
 
     def learn(self, outcome: Outcome, expected: float) -> None:
         """Learn from a proposal and what was committed instead or because of it."""

@@ -17,6 +17,7 @@ from parlay.router.prices import Drafts, KnownSizes, Size, StepPrices
 from parlay.router.ranking import best_of
 from parlay.types import Draft
 
+TRIAL = 2  # nodes of a trial
 _SLOTS = 8  # about so many lengths of a draft are compared
 _MARGIN = 0.05  # tokens that a draft must seem to bring beyond its price before it is asked for: records err
 _SURCHARGE = 1.05  # on the rows of a proposal: with many sequences most are near the break-even, where gains err
@@ -107,17 +108,23 @@ def best_cut(offer: Offer, prices: StepPrices) -> Choice:
     return Choice(worth, gain, value, prices.of_nodes(nodes), offer.arm, nodes, offer)
 
 
-def best_size(arm: ArmInSequence, prices: StepPrices, share: float, most: float = math.inf) -> Choice:
+def best_size(
+    arm: ArmInSequence, prices: StepPrices, share: float, most: float = math.inf, stake: float = math.inf
+) -> Choice:
     """The size that is worth most of the drafts that an arm could be asked for, if this share of levels is right.
 
     Where its proposals cost nothing, as many nodes are asked for as may ever pay: those that do not are cut. The worth
-    is at most ``most``.
+    is at most ``most``. Drafts longer than a trial cost at most ``stake`` seconds.
     """
-    whole, key = arm.whole, (int(100 * share + 0.5), arm.limit)
+    whole = arm.whole
     known = prices.known.get(whole.number) or _known(whole, prices)
+    drafts, limit = known.drafts, arm.limit
+    if drafts.seconds and drafts.seconds[-1] > stake:
+        limit = min(limit, max(TRIAL, drafts.sizes[max(0, bisect_right(drafts.seconds, stake) - 1)]))
+    key = int(100 * share + 0.5), limit
     found = known.sizes.get(key)
     if found is None:
-        found = known.sizes[key] = _sized(arm, known.drafts, prices, share)
+        found = known.sizes[key] = _sized(arm, limit, drafts, prices, share)
     size, gain, value, seconds = found
     if not size:
         return NOTHING
@@ -125,10 +132,10 @@ def best_size(arm: ArmInSequence, prices: StepPrices, share: float, most: float 
     return Choice(worth if worth < most else most, gain, value, seconds, arm, size)
 
 
-def _sized(arm: ArmInSequence, drafts: Drafts, prices: StepPrices, share: float) -> Size:
-    found = _best_size(arm.limit, drafts, prices, share, _MARGIN)
-    if arm.whole.seconds.is_known and prices.is_free(arm.whole.seconds.of(arm.limit)):
-        return _best_size(arm.limit, drafts, prices, max(share, _SURE), 0.0)[0], *found[1:]
+def _sized(arm: ArmInSequence, limit: int, drafts: Drafts, prices: StepPrices, share: float) -> Size:
+    found = _best_size(limit, drafts, prices, share, _MARGIN)
+    if arm.whole.seconds.is_known and prices.is_free(arm.whole.seconds.of(limit)):
+        return _best_size(limit, drafts, prices, max(share, _SURE), 0.0)[0], *found[1:]
     return found
 
 

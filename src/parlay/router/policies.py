@@ -178,7 +178,9 @@ def _end(draft: Draft, goes_on: Sequence[bool]) -> Draft:
 
 def adaptive(cost: Cost, budget: int, needs: Needs = NOTHING_NEEDED) -> Router:
     """Make a router with one arm: it drafts as much as pays, by measured acceptance and measured cost."""
-    return Router(cost, [Arm("", budget, expected=needs.expected, sees_first=bool(needs.taps))])
+    states = bool(needs.taps)
+    layers = needs.layers and not states
+    return Router(cost, [Arm("", budget, expected=needs.expected, sees_first=states, layers=layers)])
 
 
 BY_NAME: Mapping[str, Callable[[int, Cost, Needs], Policy]] = MappingProxyType(

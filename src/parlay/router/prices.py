@@ -68,16 +68,16 @@ class DraftSeconds:
         """Seconds of a proposal of so many nodes; 0 before any was seen."""
         return self._fixed + self._per_node * nodes
 
-    def own_work(self, nodes: float, seconds: float, slowdown: float, forward: float) -> float:
+    def own_work(self, nodes: float, seconds: float, slowdown: float, forward: float, most: float) -> float:
         """The seconds that a proposal would have taken without delays.
 
         What slowed the step's forward, by ``slowdown``, is assumed to have slowed drafting too. The rest is cut to 4
         times the usual plus a quarter of a ``forward``: enough for drafters that are expensive in one step out of four
-        and free in the others.
+        and free in the others. The first one counts for at most ``most``.
         """
         usual = self.of(nodes)
         if not usual:
-            return min(seconds / slowdown, forward)
+            return min(seconds / slowdown, most)
         return min(seconds, max(usual, seconds / slowdown), 4 * usual + 0.25 * forward)
 
     def learn(self, nodes: float, seconds: float, forward: float) -> None:

@@ -10,13 +10,13 @@ from itertools import accumulate
 
 from parlay.router.acceptance import Outcome, matched
 from parlay.router.arms import Arm, ArmInSequence, ArmState, restored
-from parlay.router.choice import Choice
+from parlay.router.choice import TRIAL, Choice
 from parlay.router.goals import USUAL, Aim
 from parlay.router.ledger import AT_ONCE, TRIALS, Account, Gains, Ledger
 from parlay.router.prices import AnswerLengths, StepPrices
 from parlay.router.ranking import NO_CANDIDATES, Candidates, best
 from parlay.router.saved_state import NOTHING_KEPT, KeptArm, Memory
-from parlay.router.sequence_state import TRIAL, ChoiceHistory, SequenceState
+from parlay.router.sequence_state import ChoiceHistory, SequenceState
 from parlay.types import NO_DRAFT, Budgets, Cost, Draft, Policy, Routed, RouterRecord, SequenceView, Spent
 
 _LOOK = 16  # steps after which prices are looked at again

@@ -10,13 +10,12 @@ from operator import attrgetter
 
 from parlay.router.acceptance import matched
 from parlay.router.arms import ArmInSequence
-from parlay.router.choice import LEAST, NOTHING, Choice, Offer, best_cut, best_size, offered
+from parlay.router.choice import LEAST, NOTHING, TRIAL, Choice, Offer, best_cut, best_size, offered
 from parlay.router.ledger import Account, Ledger
 from parlay.router.prices import AnswerLengths, StepPrices
 from parlay.router.ranking import best_of
 from parlay.types import Draft, SequenceView, Stretch, trees
 
-TRIAL = 2  # nodes of a trial
 WORTH_MOST = "worth most"
 TRIED = "trial"
 NOT_FOUND = "nothing proposed"
@@ -134,11 +133,12 @@ class SequenceState:
             best = max(self.options, key=_worth)
         elif not self.ledger.is_funded:
             return NOTHING
+        stake = self.ledger.stake
         for arm in self.priced:
             if not arm.is_lost:
-                choice = best_size(arm, prices, arm.record.share)
+                choice = best_size(arm, prices, arm.record.share, stake=stake)
                 if choice is NOTHING:
-                    choice = best_size(arm, prices, arm.record.bound, LEAST)
+                    choice = best_size(arm, prices, arm.record.bound, LEAST, stake)
                 self.options.append(choice)
                 if choice.worth > best.worth and arm.is_ready:
                     best = choice

@@ -78,4 +78,6 @@ def as_arm(spec: StrategySpec, needs: Needs, size: float = 1.0) -> Arm:
         most = math.ceil(most * size)
     head = spec.settings.get(HEAD)
     domain = str(head) if head in KINDS else ""
-    return Arm(str(spec), most, find(spec.name).replayable, domain, needs.expected, sees_first=bool(needs.taps))
+    states, replayable = bool(needs.taps), find(spec.name).replayable
+    layers = needs.layers and not states
+    return Arm(str(spec), most, replayable, domain, needs.expected, sees_first=states, layers=layers)
