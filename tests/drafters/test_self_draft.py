@@ -301,6 +301,22 @@ def test_the_text_is_that_of_plain_decoding(llm: LLM, form: str) -> None:
         assert sum(one.chosen.sources.count("self-draft") for one in drafted) > 8
 
 
+@pytest.mark.parametrize(
+    "levels",
+    ["prompt-lookup+self-draft(window=256,keys=100)", "self-draft(window=256,sinks=0)+self-draft(window=512,sinks=0)"],
+)
+def test_a_cascade_may_end_with_the_target_in_a_cheaper_form(llm: LLM, levels: str) -> None:
+    """Its text is that of plain decoding, and its level drafts what the form drafts alone, in fewer forwards."""
+    words = " ".join(f"word{number} and {number * 7 % 13}" for number in range(120))
+    prompts, sampled = [words, f"{words} then"], SamplingParams(temperature=0.8, max_tokens=24, seed=3)
+    strategy = f"cascade:levels={levels},k=4,policy=fixed"
+    for params in (GREEDY, sampled):
+        plain = llm.generate(prompts, params)
+        drafted = llm.generate(prompts, params, strategy=strategy)
+        assert [one.chosen.token_ids for one in drafted] == [one.chosen.token_ids for one in plain]
+        assert sum(one.chosen.sources.count("self-draft") for one in drafted) > 0
+
+
 def test_a_window_passes_what_a_server_does_to_requests(llm: LLM) -> None:
     """Forks of a prompt, guidance, texts that leave the batch early, and preemption where memory is short."""
     words = " ".join(f"word{number} and {number * 7 % 13}" for number in range(110))

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from parlay.drafters.combined import members
+from parlay.drafters.combined.level_rows import FormRows, ModelRows
 from parlay.drafters.combined.model_level import Manner, ModelLevel
 from parlay.drafters.draft_models.opening import open_draft
 from parlay.drafters.options import CASCADE as SOURCE
-from parlay.drafters.options import DRAFT_MODEL, CascadeOptions, DraftModelOptions
+from parlay.drafters.options import DRAFT_MODEL, SELF_DRAFT, CascadeOptions, DraftModelOptions, SelfDraftOptions
 from parlay.drafters.resources import NestedStrategy, Resources
+from parlay.drafters.self_speculation.self_draft import SelfDraft
 from parlay.options import UsageError
 from parlay.types import Draft, Drafter, Observation, Runner, SequenceView
 
@@ -18,13 +20,15 @@ _TAKEN = "k, model, min_p, shape, width"
 
 class Cascade:
     """Staged speculative decoding (Spector and Re 2023, arXiv:2308.04623), which is the vertical cascade of CS Drafting
-    (Chen et al. 2023, arXiv:2312.11462).
+    (Chen et al. 2023, arXiv:2312.11462), and with the target in a cheaper form as last level TriForce (Sun et al. 2024,
+    arXiv:2404.11912).
 
     ``levels`` go from the cheapest to the most expensive. The first level can be any drafter. The model of each further
-    level verifies what the level below proposes. So it writes the same draft that it would write alone, in fewer
-    forwards. The target verifies the draft of the last level. Each level drafts at most its own ``k`` nodes. A level
-    with ``shape=tree`` adds the ``width`` best guesses at each token that it writes. With ``enough`` above 0 the last
-    level stops after the forward that brings it to so many tokens, and keeps what that forward verified beyond them.
+    level, or the target with rounded weights or few keys, verifies what the level below proposes. So it writes the same
+    draft that it would write alone, in fewer forwards. The target verifies the draft of the last level. Each level
+    drafts at most its own ``k`` nodes. A level with ``shape=tree`` adds the ``width`` best guesses at each token that
+    it writes. With ``enough`` above 0 the last level stops after the forward that brings it to so many tokens, and
+    keeps what that forward verified beyond them.
 
     A token's score is its probability in the last level. Its source is the level that proposed it first.
     """
@@ -60,16 +64,22 @@ def level_above(
     Raises UsageError for a strategy that has no such model, and for options that have no effect inside a cascade.
     """
     options = level.options
+    if isinstance(options, SelfDraftOptions):
+        drafter = level.build()
+        assert isinstance(drafter, SelfDraft), "its options are these"
+        return members.Member(ModelLevel(FormRows(drafter), below, Manner(source, 1, options.min_p, enough)), level.k)
     if not isinstance(options, DraftModelOptions):
         raise UsageError(
-            f"strategy {SOURCE}: {level.name} can only be the first level; above it stand models: {DRAFT_MODEL}"
+            f"strategy {SOURCE}: {level.name} can only be the first level; above it stand models: {DRAFT_MODEL} and "
+            f"{SELF_DRAFT}"
         )
     if options.branching:
         raise UsageError(f"strategy {SOURCE}: above the first level {level.name} takes {_TAKEN}, but no branching")
     if options.shape == "beam":
         raise UsageError(f"strategy {SOURCE}: above the first level shape is auto or chain or tree, not beam")
     manner = Manner(source, options.width if options.shape == "tree" else 1, options.min_p, enough)
-    return members.Member(ModelLevel(_runner(level.name, options.model, resources), below, manner), level.k)
+    rows = ModelRows(_runner(level.name, options.model, resources))
+    return members.Member(ModelLevel(rows, below, manner), level.k)
 
 
 def _runner(strategy: str, model: str, resources: Resources) -> Runner:

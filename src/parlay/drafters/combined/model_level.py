@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
 from parlay.drafters.combined.extended_view import ExtendedView, ExtendedViews
-from parlay.drafters.draft_models.draft_sequences import DraftSequence, DraftSequences
+from parlay.drafters.combined.level_rows import LevelRows
 from parlay.drafters.draft_models.guesses import Guess, paired, probabilities
 from parlay.sampling.rules import SharedNoise
 from parlay.sampling.sampler import ranked, rows
-from parlay.types import NO_DRAFT, Draft, Drafter, Observation, Runner, SequenceView, Tree, Verdict, trees
+from parlay.types import NO_DRAFT, Draft, Drafter, Observation, SequenceView, Tree, Verdict, trees
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,25 +30,24 @@ class Manner:
 
 
 class ModelLevel:
-    """Drafts the same tokens as its model would alone, in fewer forwards.
+    """Drafts the same tokens as its model would alone, in fewer forwards; ``rows`` run that.
 
     It uses the target's accept rule: each token is what the request's sampler draws from this model's logits with the
     request's noise. So the draft is a fixed guess (kind ``point``), whatever the level below proposed.
     """
 
-    def __init__(self, runner: Runner, below: Drafter, manner: Manner) -> None:
-        self._runner = runner
+    def __init__(self, rows: LevelRows, below: Drafter, manner: Manner) -> None:
+        self._rows = rows
         self._below = below
-        self.needs = below.needs
+        self.needs = replace(below.needs, layers=True) if rows.layers else below.needs
         self._manner = manner
         self._rule = SharedNoise()
-        self._sequences = DraftSequences(runner)
         self._views = ExtendedViews()
 
     def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
         texts = {
-            place: _WrittenText(self._views.of(job.view), job.sequence, job.budget, self._manner)
-            for place, job in self._sequences.jobs(views, budgets).items()
+            place: _WrittenText(self._views.of(views[place]), budget, self._manner)
+            for place, budget in self._rows.begin(views, budgets).items()
         }
         unfinished = list(texts.values())
         while unfinished:
@@ -60,25 +59,22 @@ class ModelLevel:
         self._below.observe(observations)
 
     def release(self, sequence: int) -> None:
-        self._sequences.release(sequence)
+        self._rows.release(sequence)
         self._views.release(sequence)
         self._below.release(sequence)
 
     def _advance(self, texts: Sequence[_WrittenText]) -> None:
         """One forward of the model over all texts and what the level below proposes for each."""
         drafts = self._below.propose([text.view for text in texts], [text.left - 1 for text in texts])
-        if self._runner.spec.tree == "chain":
+        if self._rows.chains:
             drafts = [trees.best_chain(draft) for draft in drafts]
-        segments = [text.sequence.segment(one.tree, len(one) + 1) for text, one in zip(texts, drafts, strict=True)]
-        out = self._runner.forward(segments)
-        roots = out.starts[:-1]
-        verdicts = self._rule.accept([text.view for text in texts], drafts, out.logits_RV, roots)
+        logits_RV, roots = self._rows.run([text.view for text in texts], drafts)
+        verdicts = self._rule.accept([text.view for text in texts], drafts, logits_RV, roots)
         walks = [verdict if isinstance(verdict, Verdict) else _NOWHERE for verdict in verdicts]
-        guesses = self._guesses(texts, walks, out.logits_RV, roots)
+        guesses = self._guesses(texts, walks, logits_RV, roots)
         for text, draft, walk, rows_of_text in zip(texts, drafts, walks, guesses, strict=True):
             path = text.write(draft, walk, rows_of_text)
-            self._sequences.keep(text.sequence, path, draft.tree)
-            text.sequence.pending = tuple(text.view.tokens[len(text.sequence.history.tokens) :])
+            self._rows.keep(text.view, path, draft.tree)
 
     def _guesses(
         self, texts: Sequence[_WrittenText], walks: Sequence[Verdict], logits_RV: Tensor, roots: Sequence[int]
@@ -100,9 +96,8 @@ class ModelLevel:
 class _WrittenText:
     """A level's text after one sequence: a chain, and the other guesses at each of its places."""
 
-    def __init__(self, view: ExtendedView, sequence: DraftSequence, limit: int, manner: Manner) -> None:
+    def __init__(self, view: ExtendedView, limit: int, manner: Manner) -> None:
         self.view = view
-        self.sequence = sequence
         self.left = limit  # tokens that the chain may still get
         self.finished = False
         self._limit = limit
