@@ -241,7 +241,7 @@ class Router(Policy):
         slowdown = max(1.0, spent.verify_seconds / forward)
         for arm, seconds in zip(self._arms, spent.by_drafter, strict=False):
             number = arm.number
-            drafting = [state for state in states if number in state.requested]
+            drafting = [state for state in states if number in state.requested and state.has_run(number)]
             if drafting:
                 count, each, nodes, read = len(drafting), seconds / len(drafting), 0, 0
                 for state in drafting:

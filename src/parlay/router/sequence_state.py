@@ -119,6 +119,10 @@ class SequenceState:
             arm.whole.probes = draft.probes
             self.offers.append(offered(arm, draft, self.requested[arm.whole.number], prices))
 
+    def has_run(self, number: int) -> bool:
+        """Whether a request to this arm took its time: the target's own layers take none where they propose nothing."""
+        return not self.arms[number].whole.arm.layers or any(each.arm.whole.number == number for each in self.offers)
+
     # --------------------------------------------------------------------------------------------------------- choices
 
     def evaluate(self, prices: StepPrices) -> Choice:
@@ -274,7 +278,7 @@ class SequenceState:
         drafting = copying = 0.0
         for number, requested in self.requested.items():
             whole = self.arms[number].whole
-            seconds = whole.booked(requested)
+            seconds = whole.booked(requested) if self.has_run(number) else 0.0
             drafting += seconds
             copying += seconds if whole.arm.replayable else 0.0
         if nodes or self.is_trial or not prices.is_free(drafting - copying):
