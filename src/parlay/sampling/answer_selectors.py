@@ -52,9 +52,8 @@ def links(numbers_BCJ: Tensor, vertices_B: Tensor, heads: int) -> Tensor:
     are rotated by their places, where the paper adds embeddings of them. -inf as in `jumps`.
     """
     size = link_size(numbers_BCJ.shape[2], heads)
-    weights_BCD, queries, keys, _ = numbers_BCJ.split(
-        [heads, heads * size, heads * size, numbers_BCJ.shape[2] - heads * (1 + 2 * size)], -1
-    )
+    sizes = [heads, heads * size, heads * size, numbers_BCJ.shape[2] - heads * (1 + 2 * size)]
+    weights_BCD, queries, keys, _ = torch.split(numbers_BCJ, sizes, -1)
     place_C = torch.arange(numbers_BCJ.shape[1], device=numbers_BCJ.device)
     queries_BDCS, keys_BDCS = (_rotated(each.unflatten(-1, (heads, size)), place_C) for each in (queries, keys))
     known_BCC = (place_C[None, :] > place_C[:, None])[None] & (place_C < vertices_B[:, None])[:, None, :]
@@ -65,7 +64,8 @@ def links(numbers_BCJ: Tensor, vertices_B: Tensor, heads: int) -> Tensor:
     normal_BDCC = products_BDCC.masked_fill(~some_BC1[:, None], 0.0).log_softmax(-1)
     weighed_BDC = weights_BCD.log_softmax(-1).transpose(1, 2)
     mixed_BCC = (normal_BDCC.masked_fill(~known_BCC[:, None], _NEVER) + weighed_BDC[..., None]).logsumexp(1)
-    return mixed_BCC.masked_fill(~known_BCC, -torch.inf)
+    found: Tensor = mixed_BCC.masked_fill(~known_BCC, -torch.inf)
+    return found
 
 
 _NEVER = -1e30

@@ -47,7 +47,7 @@ class Cells:
         target_K = (targets_B.cumsum(0) - targets_B)[pair_K] + to_K
         apart_K = ((at_K + 0.5) / sources_B[pair_K] - (to_K + 0.5) / targets_B[pair_K]).abs()
         wide = int(targets.max()) + 1
-        found, word_K = (sources[source_K] * wide + targets[target_K]).unique(return_inverse=True)
+        found, word_K = torch.unique(sources[source_K] * wide + targets[target_K], return_inverse=True)
         return Cells(word_K, source_K, target_K, (-TENSION * apart_K).exp(), found // wide)
 
 

@@ -117,6 +117,27 @@ class MaskedTarget(_Filling):
 
 
 @dataclass(frozen=True, slots=True)
+class Ahead(_Filling):
+    """Next-token cross-entropy on the beginning of an answer, and on ``block`` masks after it, which see each other.
+
+    The row before a place predicts it, so the last row of the text tells what comes next. Such a model drafts for one
+    that writes token by token (Xia et al. 2022, arXiv:2203.16487), and still writes so itself.
+    """
+
+    block: int
+
+    def lay(self, pair: Pair, draw: torch.Generator) -> Laid:
+        begun = int(torch.randint(0, len(pair.target) + 1, (), generator=draw))
+        labels = (*pair.target, self.words.end)[: begun + self.block + 1]
+        left = begun + self.block + 1 - len(labels)
+        masks = (self.words.mask,) * self.block
+        return self.laid(pair, masks, (*labels, *[IGNORED] * left), pair.target[:begun])
+
+    def __call__(self, network: Network, batch: Batch) -> Tensor:
+        return labelled_loss(network, network.hidden(batch.rows), batch)
+
+
+@dataclass(frozen=True, slots=True)
 class OnePass(_Filling):
     """All tokens at once, from the source spread over the answer's places (Gu et al. 2018, arXiv:1711.02281)."""
 

@@ -17,11 +17,13 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from parlay.options import Options, option
 from parlay.system.user_cache import saved_whole
+from parlay.train.canvases.decoders import set_block_config
 from parlay.train.lm import anonymous, rounded
 from parlay.train.lm_model import SHAPES, Shape, export, machine_record
 from parlay.train.optimizers import Optimizers, learning_rate, mixed
 from parlay.train.translation.align import aligned
 from parlay.train.translation.objectives import (
+    Ahead,
     Batch,
     Fertile,
     Frames,
@@ -123,6 +125,13 @@ class CmlmTrainOptions(CanvasTranslatorTrainOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AheadTrainOptions(CanvasTranslatorTrainOptions):
+    """How far it drafts."""
+
+    block: int = option(8, "places that it drafts", low=1, high=64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NatTrainOptions(CanvasTranslatorTrainOptions):
     """What the answer's places read."""
 
@@ -154,13 +163,10 @@ class GraphTrainOptions(GlancingTrainOptions):
 
 
 class _Made(NamedTuple):
-    """An objective, and what config.json says of its canvases; nothing of a model that writes token by token.
-
-    ``ready`` finds out what it has to know of pairs.
-    """
+    """An objective, and what config.json says besides. ``ready`` finds out what the objective has to know of pairs."""
 
     objective: Objective
-    canvas: Mapping[str, Any] | None = None
+    says: Mapping[str, Any] = MappingProxyType({})
     ready: Callable[[Sequence[Pair]], list[Pair]] = list
 
 
@@ -172,32 +178,31 @@ class Method(NamedTuple):
     make: Callable[[Any, Words], _Made]
 
 
-def _length(words: Words, *, copies: bool = False) -> Mapping[str, Any]:
-    return {**_numbers(words), "ends": "length", "copies": copies}
-
-
-def _numbers(words: Words) -> Mapping[str, Any]:
-    return {"mask_token_id": words.mask, "first_number_id": words.first_length, "numbers": LENGTHS}
+def _canvas(words: Words, own: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What config.json says of a model that fills canvases: what all such have, and its ``own``."""
+    numbers = {"mask_token_id": words.mask, "first_number_id": words.first_length, "numbers": LENGTHS}
+    return {"architectures": [CANVAS_ARCHITECTURE], "canvas": {**numbers, **own}}
 
 
 def _cmlm(asked: CmlmTrainOptions, words: Words) -> _Made:
-    return _Made(MaskedTarget(words, asked.drafts, asked.block), {**_length(words), "drafts": asked.drafts > 0})
+    own = {"ends": "length", "drafts": asked.drafts > 0}
+    return _Made(MaskedTarget(words, asked.drafts, asked.block), _canvas(words, own))
 
 
 def _frames(asked: FramesTrainOptions, words: Words) -> _Made:
     own = {"ends": "frames", "scale": asked.scale, "blank_token_id": words.blank, "copies": True}
-    return _Made(Frames(words, asked.scale), {**_numbers(words), **own})
+    return _Made(Frames(words, asked.scale), _canvas(words, own))
 
 
 def _graph(asked: GraphTrainOptions, words: Words) -> _Made:
     own = {"ends": "graph", "scale": asked.scale, "heads": asked.heads}
-    return _Made(Graph(words, asked.scale, asked.ratio, asked.heads), {**_numbers(words), **own})
+    return _Made(Graph(words, asked.scale, asked.ratio, asked.heads), _canvas(words, own))
 
 
 def _nat(asked: NatTrainOptions, words: Words) -> _Made:
     if asked.fertilities:
-        return _Made(Fertile(words), {**_numbers(words), "ends": "fertilities"}, aligned)
-    return _Made(OnePass(words), _length(words, copies=True))
+        return _Made(Fertile(words), _canvas(words, {"ends": "fertilities"}), aligned)
+    return _Made(OnePass(words), _canvas(words, {"ends": "length", "copies": True}))
 
 
 METHODS: Mapping[str, Method] = MappingProxyType(
@@ -206,6 +211,11 @@ METHODS: Mapping[str, Method] = MappingProxyType(
             "train a small translator that writes token by token",
             TranslatorTrainOptions,
             lambda asked, words: _Made(TokenByToken(words)),
+        ),
+        "gad": Method(
+            "train a translator that also drafts a block for another (aggressive decoding)",
+            AheadTrainOptions,
+            lambda asked, words: _Made(Ahead(words, asked.block), set_block_config(words.mask, asked.block)),
         ),
         "cmlm": Method("train a translator that fills masks (Mask-Predict)", CmlmTrainOptions, _cmlm),
         "nat": Method(
@@ -216,7 +226,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
         "glat": Method(
             "train a one-pass translator that is shown some tokens while it learns",
             GlancingTrainOptions,
-            lambda asked, words: _Made(Glancing(words, asked.ratio), _length(words)),
+            lambda asked, words: _Made(Glancing(words, asked.ratio), _canvas(words, {"ends": "length"})),
         ),
         "ctc": Method("train a one-pass translator with repeats and blanks (CTC)", FramesTrainOptions, _frames),
         "da": Method("train a one-pass translator over a graph (DA-Transformer)", GraphTrainOptions, _graph),
@@ -259,10 +269,7 @@ def train(kind: str, asked: TranslatorTrainOptions) -> Path:
         "heldout_loss": run.check(ready[len(learned) :]),
     }
     export(network.model, tokenizer, asked.out, anonymous(rounded(record)))
-    if made.canvas is not None:
-        _name(asked.out, CANVAS_ARCHITECTURE, {"canvas": dict(made.canvas)})
-    elif shallow:
-        _name(asked.out, SHALLOW_ARCHITECTURE, {})
+    _say(asked.out, {**made.says, **({"architectures": [SHALLOW_ARCHITECTURE]} if shallow else {})})
     return asked.out
 
 
@@ -311,12 +318,11 @@ def deepened(model: Qwen3ForCausalLM, more: int) -> Qwen3ForCausalLM:
     return deep
 
 
-def _name(folder: Path, architecture: str, more: Mapping[str, Any]) -> None:
-    """Say in config.json what the model is."""
+def _say(folder: Path, more: Mapping[str, Any]) -> None:
+    """Say in config.json what the model is besides."""
     path = folder / "config.json"
-    said = json.loads(path.read_text(encoding="utf-8"))
-    said |= {"architectures": [architecture], **more}
-    path.write_text(json.dumps(said, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    whole = json.loads(path.read_text(encoding="utf-8")) | more
+    path.write_text(json.dumps(whole, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def distilled(pairs: Sequence[Texts], teacher: Path, asked: CanvasTranslatorTrainOptions) -> list[Texts]:
