@@ -18,7 +18,8 @@ from parlay.compiled.build import NAMES
 from parlay.compiled.library import SWITCH, NotLoaded
 from parlay.compiled.library import load as load_library
 from parlay.models.families.reading import read_config
-from parlay.models.loading import load_weights
+from parlay.models.fetch.resolving import resolve_tokenizer
+from parlay.models.loading import load_tokenizer, load_weights
 from parlay.models.loading import read_config as reading
 from parlay.models.native import NativeRunner
 from parlay.testing.diffusion import LAYOUTS, MASK, VOCAB, SlowDiffusion, save_diffusion
@@ -358,7 +359,8 @@ def test_gguf_files_compute_the_same(name: str, tmp_path: Path) -> None:
 def test_texts_have_the_form_that_is_asked_for(name: str, selector: str, tmp_path: Path) -> None:
     """Tokens without an alternative are decided before the forward, so there are more tokens than forwards."""
     save_diffusion(name, tmp_path, vocab=4096)
-    llm = LLM(str(tmp_path), dtype="float32", tokenizer="parlay-mini")
+    words = load_tokenizer(resolve_tokenizer("parlay-mini"))
+    llm = LLM(str(tmp_path), dtype="float32", tokenizer=words)
     form = StructuredOutputsParams(regex=r"The answer to the question is [0-9]{4}\.")
     params = SamplingParams(temperature=0.9, seed=1, max_tokens=40, structured_outputs=form)
     sample = llm.generate(["Say it:"], params, strategy=f"denoise:canvas=16,selector={selector}")[0].outputs[0]

@@ -238,9 +238,11 @@ class NativeRunner(Runner):
         if self.lookup is not None:
             work = self.lookup.prepare(work, path_tokens(self.store, segments, self.lookup.tokens))
         again = [segment for segment in segments if segment.base < 0 and not self._block]
-        forward = self._forward_of(segments)
+        forward: Forward | TwoDepths = self._forward_of(segments)
         if (shallow := self._config.shallow) is not None:
-            forward = TwoDepths(forward, unused_layers(self._config), deep_rows(self.store, segments, shallow))
+            forward = TwoDepths(
+                self._forward_of(segments), unused_layers(self._config), deep_rows(self.store, segments, shallow)
+            )
         finish = self._begin_again(again, forward, work) if again else forward.begin(work)
         votes = tuple(place.votes for place in places) if any(segment.votes for segment in segments) else ()
         return lambda: finish().output(starts, votes)
@@ -309,7 +311,7 @@ class NativeRunner(Runner):
         self._forward.short_head(growth.short)
 
     def _begin_again(
-        self, again: Sequence[Segment], forward: Forward, work: ForwardBatch
+        self, again: Sequence[Segment], forward: Forward | TwoDepths, work: ForwardBatch
     ) -> Callable[[], ForwardOutput]:
         """Run committed rows of these segments, too, and put them back afterwards."""
         with ExitStack() as running:

@@ -328,9 +328,13 @@ def _transformers_model(directory: Path, dtype: torch.dtype | None, device: torc
     from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
     raw = read_json(directory / "config.json")
-    kind = AutoModelForSeq2SeqLM if raw.get("is_encoder_decoder") is True else AutoModelForCausalLM
+    kind: type[AutoModelForCausalLM | AutoModelForSeq2SeqLM | PreTrainedModel] = AutoModelForCausalLM
+    if raw.get("is_encoder_decoder") is True:
+        kind = AutoModelForSeq2SeqLM
     if raw.get("model_type") == BLOCK_DIFFUSION:
-        from transformers import DiffusionGemmaForBlockDiffusion as kind
+        from transformers import DiffusionGemmaForBlockDiffusion
+
+        kind = DiffusionGemmaForBlockDiffusion
     wanted = dtype or (torch.float32 if device.type == "cpu" else "auto")
     try:
         model = kind.from_pretrained(

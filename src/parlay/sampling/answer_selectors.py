@@ -52,8 +52,8 @@ def links(numbers_BCJ: Tensor, vertices_B: Tensor, heads: int) -> Tensor:
     are rotated by their places, where the paper adds embeddings of them. -inf as in `jumps`.
     """
     size = link_size(numbers_BCJ.shape[2], heads)
-    sizes = [heads, heads * size, heads * size, numbers_BCJ.shape[2] - heads * (1 + 2 * size)]
-    weights_BCD, queries, keys, _ = torch.split(numbers_BCJ, sizes, -1)
+    sizes = [heads, heads * size, heads * size]
+    weights_BCD, queries, keys = torch.split_with_sizes(numbers_BCJ[..., : sum(sizes)], sizes, -1)
     place_C = torch.arange(numbers_BCJ.shape[1], device=numbers_BCJ.device)
     queries_BDCS, keys_BDCS = (_rotated(each.unflatten(-1, (heads, size)), place_C) for each in (queries, keys))
     known_BCC = (place_C[None, :] > place_C[:, None])[None] & (place_C < vertices_B[:, None])[:, None, :]

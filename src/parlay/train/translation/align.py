@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -47,7 +48,8 @@ class Cells:
         target_K = (targets_B.cumsum(0) - targets_B)[pair_K] + to_K
         apart_K = ((at_K + 0.5) / sources_B[pair_K] - (to_K + 0.5) / targets_B[pair_K]).abs()
         wide = int(targets.max()) + 1
-        found, word_K = torch.unique(sources[source_K] * wide + targets[target_K], return_inverse=True)
+        words = (sources[source_K] * wide + targets[target_K]).numpy()
+        found, word_K = map(torch.from_numpy, np.unique(words, return_inverse=True))
         return Cells(word_K, source_K, target_K, (-TENSION * apart_K).exp(), found // wide)
 
 
