@@ -100,7 +100,7 @@ class FormRows:
             paths = [drafts[place].tree.tokens for place in places]
             alike, rows = [views[place] for place in places], length + 1
             logits_RV = layers_of(alike[0]).forward(alike, paths, self._drafter.form, rows)
-            found.update(zip(places, logits_RV.unflatten(0, (-1, rows)), strict=True))
+            found.update(zip(places, logits_RV.view(-1, rows, logits_RV.shape[1]), strict=True))
         parts = [found[place] for place in range(len(views))]
         roots = [sum(len(part) for part in parts[:place]) for place in range(len(parts))]
         return torch.cat(parts), roots
