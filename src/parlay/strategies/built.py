@@ -105,7 +105,7 @@ class StrategyCache:
 
     @property
     def resources(self) -> Resources:
-        """What strategies are built from."""
+        """Return what strategies are built from."""
         return self._resources
 
     def own(self, asked: str | StrategySpec) -> StrategySpec:

@@ -124,7 +124,7 @@ class Cllm(CanvasRecipe):
         return self._options.keep * self._kept(hidden_BTH, self._was(batch), batch) + self.loss_of(own)
 
     def loss_of(self, own: RowBatch) -> Tensor:
-        """Of own texts: they are kept, and jumped to."""
+        """Return the loss of own texts, which are kept, and jumped to."""
         was_BTH = self._was(own)
         place_BM = (
             anchors(own, self._options.groups, self.draw)[:, :, None] + torch.arange(self._options.block)
@@ -177,7 +177,7 @@ class Cllm(CanvasRecipe):
         return torch.cat([text_BMT, same_MM.expand(len(place_BM), -1, -1)], 2)
 
     def _weights(self, own: RowBatch, place_BM: Tensor, state_BM: Tensor) -> Tensor:
-        """What each row of a block counts: nothing before its first wrong token, and ever less behind it."""
+        """Weigh each row of a block: nothing before its first wrong token, and ever less behind it."""
         length = own.ids_BT.shape[1]
         wrong_BM = state_BM != own.ids_BT.gather(1, place_BM.clamp(max=length - 1))
         past_BM = wrong_BM.view(len(wrong_BM), -1, self._options.block).long().cummax(2).values.cumsum(2).flatten(1)

@@ -89,7 +89,7 @@ class SetBlockTrainOptions(TunedTrainOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CllmTrainOptions(TunedTrainOptions):
-    """What the model's own texts are, and how they are learned to be reached."""
+    """How the model's own texts are written, and how it learns to reach them."""
 
     block: int = option(16, "tokens that are solved together", low=2, high=256)
     prompts: int = option(256, "rows whose prompts, or first halves, the model answers first", low=1)

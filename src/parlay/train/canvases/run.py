@@ -98,8 +98,8 @@ def begin_set_block(options: SetBlockTrainOptions) -> Begun:
     if options.lora and (options.layers or not (options.keep or options.text_weight)):
         raise UsageError("--lora trains an adapter of all layers, which learns from --keep or --text-weight")
     if options.lora:
-        common = common_ids(rows, options.top_vocab, inner.config.vocab_size) if options.top_vocab else None
-        recipe = MaskAdapterRecipe(options, Decoder(inner, mask_id), common)
+        common_W = common_ids(rows, options.top_vocab, inner.config.vocab_size) if options.top_vocab else None
+        recipe = MaskAdapterRecipe(options, Decoder(inner, mask_id), common_W)
         return Begun(recipe, tokenizer, rows, held, options.model)
     original = Decoder(load_decoder(options.model)).requires_grad_(False).eval() if options.keep else None
     return Begun(SetBlockRecipe(options, Decoder(inner, mask_id), original), tokenizer, rows, held, options.model)

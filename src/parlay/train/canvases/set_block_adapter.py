@@ -110,16 +110,16 @@ class MaskAdapterRecipe(CanvasRecipe):
     only if those before them are right. Only the adapter is trained, so the model's own text can't change.
     """
 
-    def __init__(self, options: SetBlockTrainOptions, decoder: Decoder, common: Tensor | None = None) -> None:
-        """``common``: the tokens over which is learned; None: all."""
+    def __init__(self, options: SetBlockTrainOptions, decoder: Decoder, common_W: Tensor | None = None) -> None:
+        """``common_W``: the tokens over which is learned; None: all."""
         decoder.requires_grad_(False)
         super().__init__(decoder, options.seed)
-        self._options, self._common = options, common
+        self._options, self._common_W = options, common_W
         model: Any = decoder.inner
         self._adapter = RowsAdapter(model, options.lora, self.draw)
         decoder.add_module("adapter", self._adapter)
         self._head_WH: Tensor = (
-            model.lm_head.weight.detach() if common is None else model.lm_head.weight[common].detach()
+            model.lm_head.weight.detach() if common_W is None else model.lm_head.weight[common_W].detach()
         )
         if halves(options.precision):  # once, and not in each forward
             self._head_WH = self._head_WH.bfloat16()
@@ -149,10 +149,10 @@ class MaskAdapterRecipe(CanvasRecipe):
 
     def _labels(self, token_P: Tensor) -> tuple[Tensor, Tensor]:
         """Whether each token is one over which is learned, and its number among them."""
-        if self._common is None:
+        if self._common_W is None:
             return torch.ones_like(token_P), token_P
-        label_P = torch.searchsorted(self._common, token_P).clamp(max=len(self._common) - 1)
-        return self._common[label_P] == token_P, label_P
+        label_P = torch.searchsorted(self._common_W, token_P).clamp(max=len(self._common_W) - 1)
+        return self._common_W[label_P] == token_P, label_P
 
     def _guessed(self, batch: RowBatch, anchors_BG: Tensor) -> Guessed:
         """Read the rows and the canvases that begin there; masks behind which the text has ended are left out."""
