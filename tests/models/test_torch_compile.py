@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import subprocess
@@ -9,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
+from weakref import ref
 
 import pytest
 import torch
@@ -25,11 +27,13 @@ from parlay.models.slots import IDLE, LEAST_SLOTS, SlotPool
 from parlay.models.transformers_adapter import graph
 from parlay.models.transformers_adapter.compiled_runner import CompiledRunner, NotCompiled
 from parlay.models.transformers_adapter.encoder_decoder import EncoderDecoderRunner
+from parlay.models.transformers_adapter.packed_linears import PackedLayer
 from parlay.models.transformers_adapter.regions import LayerRegions
 from parlay.models.transformers_adapter.runner import AdapterRunner
 from parlay.models.transformers_adapter.slots import TransformersPool
 from parlay.options import LoadOptions, RankOptions
 from parlay.ranks.starting import open_target
+from parlay.system import machine
 from parlay.system.user_cache import user_cache
 from parlay.testing.checkpoints import random_model
 from parlay.testing.conformance import check_runner, runner_stage
@@ -170,6 +174,49 @@ def test_layers_that_differ_are_traced_apart_and_layers_of_others_left_alone() -
     assert "forward" not in vars(layers[0])
     layers[0].forward = layers[0].forward  # as libraries do that move weights
     assert LayerRegions.of(model) is None
+
+
+def test_the_weights_of_a_model_of_our_own_are_packed_and_its_own_ones_go() -> None:
+    """Layers are traced once all the same, and a model that somebody else holds stays as it is."""
+    graphs: list[torch.fx.GraphModule] = []
+
+    def backend(traced: torch.fx.GraphModule, _: object) -> Callable[..., Any]:
+        graphs.append(traced)
+        return traced.forward
+
+    model = random_model("llama", dtype=torch.float32)
+    mlp = cast(Any, model).get_decoder().layers[0].mlp
+    weight = ref(mlp.up_proj.weight)
+    expected_NV = plain(model, (5, 6, 7))
+    CompiledRunner(model, backend=backend)
+    assert type(mlp.up_proj) is torch.nn.Linear
+    runner = CompiledRunner(model, backend="eager", clock=Slowing(), owned=True)
+    assert isinstance(mlp.up_proj, PackedLayer)
+    gc.collect()
+    assert weight() is None
+    runner.open(0, ())
+    out = runner.forward([Segment(0, (5, 6, 7))])
+    assert float((out.logits_RV - expected_NV).abs().max()) < 1e-4
+    (row,) = runner.forward([Segment(0, (5,))]).logits_RV
+    assert float((row - expected_NV[0]).abs().max()) < 1e-4
+    assert len(list(graphs[0].children())) == 1
+
+
+def reads_weights(mlp: Any, *_: object) -> None:
+    assert mlp.up_proj.weight.shape
+
+
+@pytest.mark.parametrize("why", ["memory", "reads weights"])
+def test_weights_stay_where_packing_them_fails(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = random_model("llama", dtype=torch.float32)
+    if why == "memory":
+        monkeypatch.setattr(machine, "available_bytes", lambda: 0)
+    else:
+        cast(Any, model).get_decoder().layers[0].mlp.register_forward_hook(reads_weights)
+    runner = CompiledRunner(model, backend="eager", clock=Slowing(), owned=True)
+    assert type(cast(Any, model).get_decoder().layers[0].mlp.up_proj) is torch.nn.Linear
+    runner.open(0, ())
+    assert float((runner.forward([Segment(0, (5, 6))]).logits_RV - plain(model, (5, 6))).abs().max()) < 1e-4
 
 
 def test_a_graph_without_regions_is_made_where_they_fail(monkeypatch: pytest.MonkeyPatch) -> None:

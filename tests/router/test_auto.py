@@ -36,6 +36,10 @@ def test_it_chooses_from_what_exists_for_the_target() -> None:
     assert sorted(families) == ["heads", "self", "store"], "the best of each, and no draft model where there is a head"
     without = names("auto", replace(STAGE.resources, find_head=None))
     assert sorted(catalogue()[name].family for name in without) == ["model", "self", "store"]
+    assert "draft-model" in without
+    spare = names("auto", replace(STAGE.resources, find_head=None, spare_threads=1))
+    assert "parallel-draft" in spare, "it may draft on a thread of its own, and otherwise does what draft-model does"
+    assert "draft-model" not in spare, "two drafters on one model would read each prompt twice"
     assert STAGE.resources.target is not None
     causal = replace(STAGE.resources, target=replace(STAGE.resources.target, canvas=None))
     assert "set-block" in names("auto", STAGE.resources), "the target fills masked places"

@@ -152,7 +152,6 @@ class Engine:
             steps = self.scheduler.next()
             asked = self._propose(steps, seconds)
             self._verify(steps, seconds)
-            self.scheduler.turns.learn(steps)
             return self._end(steps, seconds, asked)
 
     def _end(self, steps: list[SequenceStep], seconds: _StepSeconds, asked: bool) -> list[Event]:
@@ -227,6 +226,7 @@ class Engine:
         seconds.verify = max(0.0, since(began, self._clock) - tapping)
         seconds.draft += tapping
         seconds.count(due, _without_fault(due), self.runner.spec)
+        self.scheduler.turns.learn(steps)
 
     def _charge_beside(self, steps: list[SequenceStep], seconds: _StepSeconds) -> None:
         """Charge what the forward took longer than usual to drafters that went on beside it."""

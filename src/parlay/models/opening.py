@@ -284,7 +284,7 @@ def _adapt(
         )
     if options.compile:
         try:
-            return CompiledRunner(model, max_tokens_cached=cache_tokens, name=name)
+            return CompiledRunner(model, max_tokens_cached=cache_tokens, name=name, owned=bool(name))
         except NotCompiled as reason:
             _log.warning("%s", reason)
     made = EncoderDecoderRunner if model.config.is_encoder_decoder else AdapterRunner

@@ -172,7 +172,7 @@ class Pace:
     # --------------------------------------------------------------------------------------------------------- rates
 
     def _rates_during(self, budget: int, speeds: _Speeds) -> list[float]:
-        """Of drafting during forwards, by the tokens that are drafted first where no draft is ready."""
+        """Rate drafting during forwards, by the tokens that are drafted first where no draft is ready."""
         tokens, chance = self._fitting(speeds), self._share.chance
         ready, step = min(budget, tokens - 1), max(speeds.forward, tokens * speeds.token)
         steps = 1 / (1 - chance ** (ready + 1))  # that begin with a draft, one after another, on average
@@ -185,12 +185,12 @@ class Pace:
         return rates
 
     def _rate_before(self, budget: int, forward: float) -> float:
-        """Of drafting before each forward as much as lately."""
+        """Rate drafting before each forward, as much as lately."""
         drafted = min(budget, self._drafted or budget)
         return _tokens(self._share.chance, drafted) / (drafted * self._alone.token + forward)
 
     def _rate_of_halves(self, budget: int, half: float, token: float) -> float:
-        """Of two halves in turn, at the best number of tokens."""
+        """Rate two halves in turn, at the best number of tokens."""
         chance, counts = self._share.chance, range(1, max(budget, 1) + 1)
         return max(_tokens(chance, count) / (2 * max(half, count * token)) for count in counts)
 

@@ -37,7 +37,8 @@ class NotCompiled(UnsupportedModel):
 class CompiledRunner(SlotRunner[TransformersPool]):
     """A runner over a transformers model that torch.compile takes. Construction compiles, or reads what was compiled.
 
-    ``max_tokens_cached`` is as for `AdapterRunner`, ``backend`` and ``clock`` as for `CompiledCall`. Raises
+    ``max_tokens_cached`` is as for `AdapterRunner`, ``backend`` and ``clock`` as for `CompiledCall`. A model that is
+    ``owned`` is held by nobody else: its linear layers are packed. Raises
     NotCompiled for a model that does not verify trees under masks or gets no graph, UnsupportedModel for one that can't
     be run at all.
     """
@@ -48,6 +49,7 @@ class CompiledRunner(SlotRunner[TransformersPool]):
         *,
         max_tokens_cached: int | None = None,
         name: str = "",
+        owned: bool = False,
         backend: str = "inductor",
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -60,7 +62,7 @@ class CompiledRunner(SlotRunner[TransformersPool]):
         spec = spec_of(self._call, found, name, f", compiled by {backend}")
         super().__init__(max_tokens_cached, spec, TransformersPool(spec.num_layers))
         self._run = CompiledCall(self._call, self._pool, backend=backend, clock=clock)
-        self._prepare()
+        self._prepare(owned)
 
     @torch.no_grad()
     @torch_on_all()
@@ -74,11 +76,13 @@ class CompiledRunner(SlotRunner[TransformersPool]):
 
     @torch.no_grad()
     @torch_on_all()
-    def _prepare(self) -> None:
+    def _prepare(self, owned: bool) -> None:
         """Compile now, and not in the first request."""
         slots = self._pool.take(_TRACED)
-        rows = SlotRows.of([CallRows((0,) * _TRACED, 0)], [[]], [slots], self._pool.capacity)
-        why = self._run.prepare(self._flat(rows))
+        rows = self._flat(SlotRows.of([CallRows((0,) * _TRACED, 0)], [[]], [slots], self._pool.capacity))
+        if owned:
+            self._run.pack(rows)
+        why = self._run.prepare(rows)
         self._pool.drop(slots)
         if why:
             raise NotCompiled(self._call.name, why)

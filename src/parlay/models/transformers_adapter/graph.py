@@ -24,8 +24,10 @@ from transformers import PreTrainedModel
 
 from parlay.models.slots import IDLE, SlotRows
 from parlay.models.transformers_adapter.call import ModelCall
+from parlay.models.transformers_adapter.packed_linears import PackedLinears, linear_bytes
 from parlay.models.transformers_adapter.regions import LayerRegions
 from parlay.models.transformers_adapter.slots import TransformersPool
+from parlay.system import machine
 from parlay.system.user_cache import user_cache
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
@@ -34,6 +36,7 @@ FOLDER = "TORCHINDUCTOR_CACHE_DIR"
 """torch's own environment variable for the folder of what inductor compiled."""
 _LEAST = 2  # rows of the graph; torch makes another one for exactly one row
 _ROUNDS = 3  # of timing both forms in turns, of which the quickest count
+_ROOM = 1.25  # times the weights of linear layers: memory that must be available to pack them
 _UNITS, _MOST = 512, 0.1
 """Logits of both forms may differ by so many units in the last place of the largest one, and by this part of it."""
 
@@ -127,6 +130,27 @@ class CompiledCall:
         self._call, self._pool, self._backend, self._clock = call, pool, backend, clock
         if backend == "inductor":
             _keep_on_disk()
+
+    def pack(self, rows: FlatRows) -> None:
+        """Pack the linear layers of a model that nobody else holds, if that is possible and its logits stay the same.
+
+        That is up to rounding. Until they are known to, both forms are in memory, so it is left out where there is
+        little.
+        """
+        model, everything = self._call.model, range(len(rows))
+        if machine.available_bytes() < _ROOM * linear_bytes(model):
+            _log.info("%s keeps its weights as they are: there is no memory to pack them", self._call.name)
+            return
+        expected_NV = self._plain(rows, everything, hidden=False).logits_NV
+        packed = PackedLinears(model)
+        try:
+            difference = _difference(self._plain(rows, everything, hidden=False).logits_NV, expected_NV)
+        except Exception as error:  # a foreign model may read weights elsewhere
+            packed.undo()
+            _log.info("%s keeps its weights as they are: %s", self._call.name, error)
+            return
+        if not difference <= _allowed(expected_NV):
+            packed.undo()
 
     def prepare(self, rows: FlatRows) -> str:
         """Make room for keys and values, which a graph has to find there, and the graph. Return why there is none."""
