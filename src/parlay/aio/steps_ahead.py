@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -93,6 +94,7 @@ class _Writer:
         self._began, self._first = time.perf_counter(), 0.0
         self._found: list[Metrics] = []
         self._steps = 0
+        self._cached: int | None = None
         self._ended = False
         self._task = pending.queue.loop.create_task(self._run())
 
@@ -134,6 +136,8 @@ class _Writer:
         text = self._text
         parts = await asyncio.to_thread(text.parts, await self._drafted())
         await self._decode(parts)
+        if self._cached is None and (begun := parts[-1].sample.last) is not None and begun.metrics is not None:
+            self._cached = begun.metrics.cached_tokens  # it began before the others, which read what it left
         self._found += [part.sample.last.metrics for part in parts if part.sample.last and part.sample.last.metrics]
         self._steps += max((each.steps for each in self._found[-len(parts) :]), default=0)
         if self._words is None:
@@ -253,17 +257,19 @@ class _Writer:
     def _metrics(self) -> Metrics:
         """Counts of all parts; ``steps`` are the target's forwards for the text, of which several parts share some."""
         now, tokens = time.perf_counter(), self._sample.tokens
+        accepted = Counter(source for source in self._sample.sources if source != TARGET)
         first = (self._first or now) - self._began
         return Metrics(
             SOURCE,
             self._text.exactness if tokens else Exactness.BITS,
             prompt_tokens=len(self._text.prompt),
-            cached_tokens=self._found[0].cached_tokens if self._found else 0,
+            cached_tokens=self._cached or 0,
             completion_tokens=len(tokens),
             first_step_tokens=min(1, len(tokens)),
             steps=self._steps,
             draft_tokens=sum(each.draft_tokens for each in self._found),
-            accepted_tokens=sum(source != TARGET for source in self._sample.sources),
+            accepted_tokens=accepted.total(),
+            accepted_by_source=accepted,
             prefill_seconds=first,
             verify_seconds=now - self._began - first,
         )

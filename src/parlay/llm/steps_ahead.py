@@ -127,7 +127,7 @@ class AheadText:
         for step in steps:
             parts.append(self._part(self.llm, base, 1, replace(self.options, prediction=list(step)), step))
             base += step
-        if not ends:
+        if not ends or not parts:
             parts.append(self._part(self.llm, base, 1 if steps else _ALL_STEPS, self.options))
         return parts
 
