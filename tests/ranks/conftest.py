@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 FORKS = """
-import os, signal, sys, time
+import ctypes, os, signal, sys, time
 from parlay.options import LoadOptions, RankOptions
 from parlay.ranks.follower import follow
 from parlay.ranks.starting import lead
@@ -26,9 +26,12 @@ tag = ""
 def say(text):
     os.write(1, f"{tag} {os.getpid()} {text}\\n".encode())  # in one piece: others write, too
 
-def start(leader, count, secret, model=None):
+def start(leader, count, secret, namespace, model=None):
     for _ in range(count):
         if os.fork() == 0:
+            if namespace != "-":
+                with open("/var/run/netns/" + namespace) as opened:
+                    assert ctypes.CDLL(None).setns(opened.fileno(), 0) == 0
             say("joins")
             try:
                 follow(connect(leader, secret, 0, 120), leader, secret, model=model)
@@ -41,7 +44,8 @@ def start(leader, count, secret, model=None):
 
 def lead_on(model):
     options = RankOptions(tensor_parallel=2, pipeline_parallel=2)
-    runner = lead(model, LoadOptions(dtype="float32", device="cpu", threads=1), options, start=start)
+    load = LoadOptions(dtype="float32", device="cpu", threads=1)
+    runner = lead(model, load, options, start=lambda *known: start(*known, "-"))
     say("leads")
     time.sleep(600)
 
@@ -49,8 +53,8 @@ signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 for line in sys.stdin:
     tag, host, *words = line.split()
     if host != "lead":
-        port, secret, count, *model = words
-        start((host, int(port)), int(count), secret.encode(), model[0] if model else None)
+        port, secret, count, namespace, *model = words
+        start((host, int(port)), int(count), secret.encode(), namespace, model[0] if model else None)
     elif os.fork() == 0:
         lead_on(words[0])
 """
@@ -67,12 +71,15 @@ class Crew:
         self._test = 0
         self.model = ""
         """Where the next ranks find their model, if not where rank 0 does."""
+        self.namespace = "-"
+        """The network namespace in which they run, if it is another one."""
         threading.Thread(target=self._listen, daemon=True).start()
 
     def start(self, leader: tuple[str, int], count: int, secret: bytes) -> list[subprocess.Popen[bytes]]:
         """Start ranks, as `parlay.ranks.starting.Start` says."""
         assert self._process.stdin is not None
-        self._process.stdin.write(f"{self._test} {leader[0]} {leader[1]} {secret.decode()} {count} {self.model}\n")
+        known = f"{leader[0]} {leader[1]} {secret.decode()} {count} {self.namespace} {self.model}"
+        self._process.stdin.write(f"{self._test} {known}\n")
         self._process.stdin.flush()
         return []
 
@@ -94,7 +101,7 @@ class Crew:
     def begin(self) -> None:
         """Begin a test: ranks of earlier ones end when nobody has their rank 0 any more, and are not heard."""
         self._test += 1
-        self.model = ""
+        self.model, self.namespace = "", "-"
 
     def close(self) -> None:
         """Ranks end when their rank 0 does."""

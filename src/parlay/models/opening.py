@@ -325,18 +325,18 @@ def chosen_device(name: str) -> torch.device:
 
 def _transformers_model(directory: Path, dtype: torch.dtype | None, device: torch.device) -> PreTrainedModel:
     """The checkpoint as transformers loads it. Without a ``dtype``: float32 on CPU, the checkpoint's own elsewhere."""
-    from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
+    import transformers
 
     raw = read_json(directory / "config.json")
-    kind: type[AutoModelForCausalLM | AutoModelForSeq2SeqLM | PreTrainedModel] = AutoModelForCausalLM
-    if raw.get("is_encoder_decoder") is True:
-        kind = AutoModelForSeq2SeqLM
-    if raw.get("model_type") == BLOCK_DIFFUSION:
-        from transformers import DiffusionGemmaForBlockDiffusion
-
-        kind = DiffusionGemmaForBlockDiffusion
+    kind: type[transformers.AutoModelForCausalLM | transformers.AutoModelForSeq2SeqLM | transformers.PreTrainedModel]
     wanted = dtype or (torch.float32 if device.type == "cpu" else "auto")
     try:
+        if raw.get("model_type") == BLOCK_DIFFUSION:
+            kind = transformers.DiffusionGemmaForBlockDiffusion
+        elif raw.get("is_encoder_decoder") is True:
+            kind = transformers.AutoModelForSeq2SeqLM
+        else:
+            kind = transformers.AutoModelForCausalLM
         model = kind.from_pretrained(
             directory, dtype=wanted, local_files_only=True, trust_remote_code=False, use_safetensors=True
         )
