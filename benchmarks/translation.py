@@ -76,7 +76,7 @@ def cases(models: Path) -> list[tuple[str, str]]:
         *[("nat", f"{masks},steps=1,lengths={lengths}") for lengths in (1, 5)],
         ("ctc", "denoise:selector=ctc"),
         *[("da", f"denoise:selector={name}-path") for name in ("greedy", "lookahead", "viterbi")],
-        ("gad", "none"),
+        *[("gad", strategy) for strategy in ("none", "set-block:policy=fixed,k=8,width=1")],
         *[case for verifier in (DEEP, HEAVY) for case in verified(verifier, drafts)],
     ]
     there = (models / "gad").is_dir()

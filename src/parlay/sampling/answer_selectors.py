@@ -55,7 +55,9 @@ def links(numbers_BCJ: Tensor, vertices_B: Tensor, heads: int) -> Tensor:
     sizes = [heads, heads * size, heads * size]
     weights_BCD, queries, keys = torch.split_with_sizes(numbers_BCJ[..., : sum(sizes)], sizes, -1)
     place_C = torch.arange(numbers_BCJ.shape[1], device=numbers_BCJ.device)
-    queries_BDCS, keys_BDCS = (_rotated(each.unflatten(-1, (heads, size)), place_C) for each in (queries, keys))
+    queries_BDCS, keys_BDCS = (
+        _rotated(each.reshape(*each.shape[:2], heads, size), place_C) for each in (queries, keys)
+    )
     known_BCC = (place_C[None, :] > place_C[:, None])[None] & (place_C < vertices_B[:, None])[:, None, :]
     products_BDCC = (queries_BDCS @ keys_BDCS.transpose(-1, -2) / size**0.5).masked_fill(
         ~known_BCC[:, None], -torch.inf
