@@ -37,7 +37,7 @@ from parlay.models.lora_layout import BadAdapter
 from parlay.models.rope import turn_keys
 from parlay.models.segment_forms import check_form, with_choice
 from parlay.models.torch_ops.kernels import choose_dtype
-from parlay.models.two_depths import TwoDepths, deep_rows, unused_layers
+from parlay.models.two_depths import Begin, TwoDepths, deep_rows, unused_layers
 from parlay.models.weights.fused import Operand, in_eight_bits
 from parlay.types import (
     NO_SKIP,
@@ -238,12 +238,11 @@ class NativeRunner(Runner):
         if self.lookup is not None:
             work = self.lookup.prepare(work, path_tokens(self.store, segments, self.lookup.tokens))
         again = [segment for segment in segments if segment.base < 0 and not self._block]
-        forward: Forward | TwoDepths = self._forward_of(segments)
+        forward = self._forward_of(segments)
+        begin = forward.begin
         if (shallow := self._config.shallow) is not None:
-            forward = TwoDepths(
-                self._forward_of(segments), unused_layers(self._config), deep_rows(self.store, segments, shallow)
-            )
-        finish = self._begin_again(again, forward, work) if again else forward.begin(work)
+            begin = TwoDepths(forward, unused_layers(self._config), deep_rows(self.store, segments, shallow)).begin
+        finish = self._begin_again(again, begin, work) if again else begin(work)
         votes = tuple(place.votes for place in places) if any(segment.votes for segment in segments) else ()
         return lambda: finish().output(starts, votes)
 
@@ -310,14 +309,12 @@ class NativeRunner(Runner):
         assert isinstance(self._forward, CompiledForward), "`grows` was asked"
         self._forward.short_head(growth.short)
 
-    def _begin_again(
-        self, again: Sequence[Segment], forward: Forward | TwoDepths, work: ForwardBatch
-    ) -> Callable[[], ForwardOutput]:
+    def _begin_again(self, again: Sequence[Segment], begin: Begin, work: ForwardBatch) -> Callable[[], ForwardOutput]:
         """Run committed rows of these segments, too, and put them back afterwards."""
         with ExitStack() as running:
             for segment in again:
                 running.enter_context(self.store.putting_back(segment))
-            return forward.begin(work)
+            return begin(work)
 
     def _place(self, segment: Segment, skip: Skip) -> Rows:
         """Where the segment's rows lie."""

@@ -18,6 +18,8 @@ from parlay.models.config import DecoderConfig, Shallow
 from parlay.models.forward import Forward, ForwardBatch, ForwardOutput, Taps
 from parlay.types import NO_TREE, Segment, Skip
 
+Begin = Callable[[ForwardBatch], Callable[[], ForwardOutput]]
+"""How rows begin to run; see `Forward.begin`."""
 _HALVES: tuple[Literal["attention", "mlp"], ...] = ("attention", "mlp")
 
 
