@@ -11,7 +11,7 @@ import json
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -134,6 +134,38 @@ def written(llm: LLM, sources: Sequence[str], strategy: str, at_once: int) -> Wr
     return Written(texts, tokens / max(steps, 1), 1000 * (time.process_time() - began) / len(sources))
 
 
+class Case(NamedTuple):
+    """A model under a strategy, and what it wrote in its turns, one by one and 32 at once."""
+
+    name: str
+    strategy: str
+    alone: Sequence[Written]
+    together: Sequence[Written]
+
+    def scored(self, models: Path, plain: Sequence[str], references: Mapping[str, Sequence[str]], words: int) -> Scored:
+        """The row of the table. ``plain``: the texts of the same model under its first strategy."""
+        texts = self.together[0].texts
+        chrf, bleu, signatures = scores(texts, list(references.values()))
+        return Scored(
+            model=self.name,
+            strategy=self.strategy.replace(f"{models}/", ""),
+            parameters=count_parameters(models / self.name),
+            words=words,
+            sentences=len(texts),
+            chrf=chrf,
+            bleu=bleu,
+            tokens_per_step=self.alone[0].per_step,
+            same=sum(one == other for one, other in zip(texts, plain, strict=True)),
+            alone_ms=statistics.median(each.ms for each in self.alone),
+            together_ms=statistics.median(each.ms for each in self.together),
+            signatures=signatures,
+        )
+
+
+Turns = defaultdict[tuple[str, str], list[Written]]
+"""What each case wrote in its turns."""
+
+
 def measure(options: argparse.Namespace, words: int) -> list[Scored]:
     """Every case on the same sources of at least so many words; the first of them one by one."""
     references: dict[str, list[str]] = {}
@@ -141,8 +173,9 @@ def measure(options: argparse.Namespace, words: int) -> list[Scored]:
         if len(source.split()) >= words:
             references.setdefault(source, []).append(target)
     sources = list(references)[:: max(1, len(references) // options.sources)][: options.sources]
+    chosen = {source: references[source] for source in sources}
     every, opened = cases(options.models), dict[str, LLM]()
-    alone, together = (defaultdict[tuple[str, str], list[Written]](list) for _ in range(2))
+    alone, together = Turns(list), Turns(list)
     for turn in range(options.turns + 1):
         for case in every:
             name, strategy = case
@@ -152,17 +185,11 @@ def measure(options: argparse.Namespace, words: int) -> list[Scored]:
                 continue
             alone[case].append(written(llm, sources[:_ALONE], strategy, 1))
             together[case].append(written(llm, sources, strategy, 32))
-    found, plain = list[Scored](), dict[str, list[str]]()
+    plain: dict[str, list[str]] = {}
     for case in every:
-        texts = together[case][0].texts
-        first = plain.setdefault(case[0], texts)
-        same = sum(one == other for one, other in zip(texts, first, strict=True))
-        chrf, bleu, signatures = scores(texts, [references[source] for source in sources])
-        times = [statistics.median(each.ms for each in runs[case]) for runs in (alone, together)]
-        size, label = count_parameters(options.models / case[0]), case[1].replace(str(options.models) + "/", "")
-        row = (case[0], label, size, words, len(sources), chrf, bleu, alone[case][0].per_step, same, *times, signatures)
-        found.append(Scored(*row))
-    return found
+        plain.setdefault(case[0], together[case][0].texts)
+    found = [Case(*case, alone[case], together[case]) for case in every]
+    return [case.scored(options.models, plain[case.name], chosen, words) for case in found]
 
 
 def page(rows: Sequence[Scored]) -> str:

@@ -266,7 +266,7 @@ class Reference:
             scores = self.logits(prompt, source)[:, self.first : self.first + 128]
             return [copied(source, each, 127) for each in fertilities(scores, count)]
         sizes = self.lengths(prompt, count)
-        return [spread(source, size) if self.canvas["copies"] else (self.mask,) * size for size in sizes]
+        return [spread(source, size) if self.canvas.get("copies") else (self.mask,) * size for size in sizes]
 
     @torch.no_grad()
     def lengths(self, prompt: Sequence[int], count: int) -> list[int]:
@@ -441,6 +441,21 @@ def test_a_translator_that_fills_masks_drafts_and_the_other_verifies(teacher: Pa
             assert sum(each.outputs[0].metrics.accepted_tokens for each in drafted) > 0
     lossy = llm.generate(TEXTS, GREEDY, strategy=f"{strategy},rule=threshold")[0].outputs[0]
     assert lossy.metrics.exactness.name == "LOSSY"
+
+
+def test_a_translator_that_writes_token_by_token_drafts_for_another_and_for_itself(
+    data: Path, teacher: Path, tmp_path: Path
+) -> None:
+    drafter = trained("gad", data, tmp_path, init=teacher, updates=30, block=6)
+    own = "set-block:width=1,policy=fixed,k=6"
+    for folder, strategy in (
+        (teacher, f"canvas-draft:model={drafter},width=1,min_p=0,policy=fixed,k=6"),
+        (drafter, own),
+    ):
+        llm, params = LLM(str(folder)), SamplingParams(temperature=0, max_tokens=24)
+        plain, drafted = (llm.generate(TEXTS, params, strategy=each) for each in ("none", strategy))
+        assert [each.outputs[0].token_ids for each in drafted] == [each.outputs[0].token_ids for each in plain]
+        assert sum(each.outputs[0].metrics.accepted_tokens for each in drafted) > 0
 
 
 def test_a_translator_whose_places_are_no_tokens_can_t_draft(teacher: Path, folder: Path, kind: str) -> None:
