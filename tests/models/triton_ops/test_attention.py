@@ -31,6 +31,7 @@ from parlay.types import NO_TREE, Segment, Tree, trees
 pytest.importorskip("triton")
 
 from parlay.models.triton_ops import attention as paged
+from parlay.models.triton_ops import kernels
 from parlay.models.triton_ops.attention import PagedAttention
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -73,7 +74,9 @@ def random_place(chance: random.Random) -> Rows:
 def by_triton(form: LayerForm, places: Sequence[Rows], qkv: Tensor, sinks: Tensor | None = None) -> Tensor:
     """What all rows of these places attend to, in one launch."""
     ropes, pages = LayerRopes(config_of(form), torch.float32, DEVICE), LayerPages.alike(1)
-    own = PagedAttention([KIND], [form], ropes, [sinks], pages=pages, dtype=torch.float32, device=DEVICE)
+    own = PagedAttention(
+        [KIND], [form], ropes, [sinks], pages=pages, kernels=kernels, dtype=torch.float32, device=DEVICE
+    )
     begins = [sum(place.end - place.base for place in places[:number]) for number in range(len(places))]
     out = torch.zeros(len(qkv), 144, device=DEVICE)
     placed = [PlacedRows(begin, place) for begin, place in zip(begins, places, strict=True)]
@@ -127,7 +130,7 @@ def test_a_row_is_the_same_alone_in_a_tree_and_beside_others(monkeypatch: pytest
     """Bit for bit, over spans of a text, whatever slots the nodes of its path have."""
     torch.manual_seed(2)
     monkeypatch.setitem(paged._KEYS, 4, 16)
-    monkeypatch.setattr(paged, "_SPAN", 32)
+    monkeypatch.setattr(paged, "SPAN", 32)
     chance, start, form = random.Random(0), 2 * 32 - 3, LayerForm(window=40)
     whole = pages_of(Rows(PageTable(), start, 1, TREE), chance)
     other = pages_of(Rows(PageTable(), 3, 2), chance)

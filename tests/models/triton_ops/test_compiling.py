@@ -18,8 +18,8 @@ from triton.compiler import ASTSource
 from parlay.models.triton_ops import kernels
 from parlay.sampling.walk_kernels import walk
 
-WHOLE = {"pitch_field", "place", "window", "spans", "stride"}
-ADDRESSES = {"fields", "paths", "pages"}
+WHOLE = {"recent", "place", "window", "spans", "stride"}
+ADDRESSES = {"fields", "lists"}
 
 
 def kind(name, number, sums):

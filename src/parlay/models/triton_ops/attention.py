@@ -2,26 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import gcd
+from typing import Any, Protocol
 
 import torch
-import triton.language as tl
 from torch import Tensor
 
 from parlay.models.config import LayerForm
 from parlay.models.forward import LayerPages
+from parlay.models.rope import Rotations
 from parlay.models.torch_ops.attention import Attend
 from parlay.models.torch_ops.attention_form import AttentionKind, Heads, LayerRopes
-from parlay.models.triton_ops import kernels
-from parlay.models.triton_ops.row_table import BLOCK, PITCH, PlacedRows, RowTable
+from parlay.models.triton_ops.row_table import BLOCK, PlacedRows, RowNumbers, RowTable
 
 _KEYS = {2: 64, 4: 32, 8: 8}
-_SPAN = 512
+SPAN = 512
 """Keys of a block, by the bytes of a number, and those that one program sums up: a row's last bits depend on both."""
 _PARTS_BYTES = 64 << 20
 """Rows of a long prefill run in several launches, so that the parts of their spans take no more memory than this."""
+
+
+class Kernel(Protocol):
+    """A kernel of Triton's, or what stands for it: by a grid what launches it."""
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., object]: ...
+
+
+class PageKernels(Protocol):
+    """The kernels of `parlay.models.triton_ops.kernels`; ``FACTORS`` are types of theirs by those of torch."""
+
+    @property
+    def FACTORS(self) -> Mapping[torch.dtype, Any]: ...
+    @property
+    def store(self) -> Kernel: ...
+    @property
+    def attend(self) -> Kernel: ...
+    @property
+    def combine(self) -> Kernel: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +62,7 @@ class _Layout:
             "D": heads.head_dim,
             "DP": max(_power_of_two(heads.head_dim), least),
             "KEYS": _KEYS[self.dtype.itemsize],
-            "SPAN": _SPAN,
+            "SPAN": SPAN,
             "WIDE": wide,
         }
 
@@ -59,21 +78,28 @@ class PagedAttention:
         sinks: Sequence[Tensor | None],
         *,
         pages: LayerPages,
+        kernels: PageKernels,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
         """Each layer has its kind, its form and its ``sinks`` ``[heads]`` or none. Pages hold numbers of ``dtype``."""
-        bits = 32 if device.type == "cpu" else 8 * dtype.itemsize  # the interpreter can't multiply bfloat16
-        self._factors = {16: tl.bfloat16 if dtype == torch.bfloat16 else tl.float16}.get(bits, tl.float32)
+        multiplied = device.type != "cpu" and dtype in kernels.FACTORS  # the interpreter can't multiply bfloat16
+        self._kernels, self._factors = kernels, kernels.FACTORS[dtype if multiplied else torch.float32]
         self._kinds, self._forms, self._ropes, self._pages, self._dtype = kinds, forms, ropes, pages, dtype
         self._layouts = {kind.heads: _Layout(kind.heads, dtype) for kind in kinds}
         self._sinks = [None if layer is None else layer.float().contiguous() for layer in sinks]
 
     def plan(self, placed: Sequence[PlacedRows], out: Mapping[Heads, Tensor]) -> Attend:
         """How the rows of these sequences attend, in every layer, into ``out`` ``[N, K * G * D]`` of its heads."""
-        device = next(iter(out.values())).device
-        table = RowTable.of(placed, device)
-        rotations = self._ropes.at(table.positions, table.last)
+        rows, device = RowNumbers.of(placed), next(iter(out.values())).device
+        table = RowTable.of(rows, device)
+        return self.by_table(table, self._ropes.at(table.positions, rows.last), out)
+
+    def by_table(self, table: RowTable, rotations: Sequence[Rotations], out: Mapping[Heads, Tensor]) -> Attend:
+        """The same of rows in a ``table``, with each layer's ``rotations`` of their positions.
+
+        Whatever it launches depends on the table's shape and its bound alone, not on its numbers.
+        """
 
         def attend(layer: int, qkv_NAP: Tensor) -> None:
             kind, qkv_TAP, turns = self._kinds[layer], qkv_NAP[table.numbers], rotations[layer]
@@ -96,22 +122,21 @@ class PagedAttention:
         """Pairs ``turned`` ``[..., P]`` as the numbers ``[..., D]`` of which pages and queries are."""
         return torch.view_as_real(turned).flatten(-2).to(self._dtype)
 
-    def _where(self, layer: int, table: RowTable) -> tuple[Tensor, int, int]:
-        """The addresses of a layer's pages, the field of a row that has their pitch, and the layer's place in them."""
-        recent = self._pages.recent[layer]
-        return table.pages[recent], PITCH + recent, self._pages.place[layer]
+    def _where(self, layer: int) -> tuple[int, int]:
+        """Which kind of pages a layer has, and its place in them."""
+        return int(self._pages.recent[layer]), self._pages.place[layer]
 
     def _store(self, layer: int, table: RowTable, new: Tensor) -> None:
         """Write keys and values ``new`` ``[T, 2, K, D]`` to their slots."""
         layout = self._layouts[self._kinds[layer].heads].constants
         constants = {name: layout[name] for name in ("HEADS", "D", "DP")}
         grid = len(new), layout["HEADS"]
-        kernels.store[grid](new, table.fields, *self._where(layer, table), **constants, PAGE=BLOCK)
+        self._kernels.store[grid](new, table.fields, table.lists, *self._where(layer), **constants, PAGE=BLOCK)
 
     def _attend(self, layer: int, table: RowTable, queries: Tensor, out: Tensor) -> None:
         """Attend with ``queries`` ``[T, A, D]``, into ``out`` ``[T, A * D]``."""
         form, layout = self._forms[layer], self._layouts[self._kinds[layer].heads].constants
-        heads, width, spans = layout["HEADS"], layout["GP"], -(-table.bound // _SPAN)
+        heads, width, spans = layout["HEADS"], layout["GP"], -(-table.bound // SPAN)
         sums = torch.float64 if layout["WIDE"] else torch.float32
         size = heads * spans * width
         most = max(1, _PARTS_BYTES // (size * layout["D"] * sums.itemsize))
@@ -121,9 +146,8 @@ class PagedAttention:
             count, fields = rows.stop - first, table.fields[rows]
             mixed = queries.new_empty(count * size * layout["D"], dtype=sums)
             peaks, weights = queries.new_empty(2, count * size, dtype=sums).unbind()
-            addresses, field, place = self._where(layer, table)
-            kernels.attend[count, heads, spans](
-                *(queries[rows], mixed, peaks, weights, fields, table.paths, addresses, field, place, window, spans),
+            self._kernels.attend[count, heads, spans](
+                *(queries[rows], mixed, peaks, weights, fields, table.lists, *self._where(layer), window, spans),
                 form.score_cap,
                 **layout,
                 PAGE=BLOCK,
@@ -131,7 +155,7 @@ class PagedAttention:
                 CAPPED=form.score_cap > 0,
                 FACTORS=self._factors,
             )
-            kernels.combine[count, heads](
+            self._kernels.combine[count, heads](
                 *(mixed, peaks, weights, fields, peaks if sinks is None else sinks, out[rows], window, spans),
                 out.stride(0),
                 **layout,

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -19,11 +18,9 @@ from parlay.models.forward import LayerPages
 from parlay.models.torch_ops.attention_form import AttentionKind, Heads, LayerRopes
 from parlay.models.torch_ops.attention_masked import MaskedAttention
 from parlay.models.torch_ops.step_rows import step_rows
+from parlay.models.triton_ops.attention import PagedAttention, PageKernels
 from parlay.models.triton_ops.row_table import PlacedRows
 from parlay.types import Tree
-
-if TYPE_CHECKING:
-    from parlay.models.triton_ops.attention import PagedAttention
 
 _log = logging.getLogger(__name__)
 
@@ -54,19 +51,19 @@ def paged_attention(
     trials = {(form, kind.heads, own is not None) for form, kind, own in zip(config.forms, kinds, sinks, strict=True)}
     try:
         triton_here.check()
-        from parlay.models.triton_ops.attention import PagedAttention  # here, because it needs Triton
+        from parlay.models.triton_ops import kernels  # here, because it needs Triton
 
         for form, heads, has_sinks in trials:
-            _try(PagedAttention, config, form, heads, dtype=dtype, device=device, has_sinks=has_sinks)
+            _try(kernels, config, form, heads, dtype=dtype, device=device, has_sinks=has_sinks)
     except Exception as error:
         _warn_once(triton_here.reason(error))
         return None
     pages = LayerPages.of(config)
-    return PagedAttention(kinds, config.forms, ropes, sinks, pages=pages, dtype=dtype, device=device)
+    return PagedAttention(kinds, config.forms, ropes, sinks, pages=pages, kernels=kernels, dtype=dtype, device=device)
 
 
 def _try(
-    make: type[PagedAttention],
+    kernels: PageKernels,
     config: DecoderConfig,
     form: LayerForm,
     heads: Heads,
@@ -86,7 +83,7 @@ def _try(
     numbers = torch.randn(place.end, heads.qkv_heads, heads.head_dim // 2, 2, generator=chance, dtype=compute)
     qkv = torch.view_as_complex(numbers.to(device))
     ours, torchs = torch.zeros(2, place.end, heads.num_heads * heads.head_dim, dtype=dtype, device=device)
-    paged = make([kind], [form], ropes, sinks, pages=pages, dtype=dtype, device=device)
+    paged = PagedAttention([kind], [form], ropes, sinks, pages=pages, kernels=kernels, dtype=dtype, device=device)
     paged.plan([PlacedRows(0, place)], {heads: ours})(0, qkv)
     MaskedAttention(kind, [form], ropes, sinks).plan(step_rows(place, device, pages), place, 0, torchs)(0, qkv)
     furthest = float((ours.double() - torchs.double()).abs().max())

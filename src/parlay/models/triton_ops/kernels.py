@@ -13,6 +13,7 @@ Shapes: T rows, G query heads of a key head, padded to GP; D numbers of a head, 
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 
@@ -22,28 +23,35 @@ HIDDEN = tl.constexpr(2)
 PATH_FROM = tl.constexpr(4)
 PATH = tl.constexpr(5)
 PAGES = tl.constexpr(6)
-SLOT = tl.constexpr(7)
-FIELDS = tl.constexpr(10)
+SLOT = tl.constexpr(8)
+PITCH = tl.constexpr(9)
+FIELDS = tl.constexpr(11)
 """Numbers of a row, in the order of `parlay.models.triton_ops.row_table`."""
 
+FACTORS = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
+"""What matrix units multiply numbers of these types as."""
 
-@triton.jit(do_not_specialize=["pitch_field", "place"], do_not_specialize_on_alignment=["fields", "pages"])
+
+@triton.jit(do_not_specialize=["recent", "place"], do_not_specialize_on_alignment=["fields", "lists"])
 def store(
     new,
     fields,
-    pages,
-    pitch_field,
+    lists,
+    recent,
     place,
     HEADS: tl.constexpr,
     D: tl.constexpr,
     DP: tl.constexpr,
     PAGE: tl.constexpr,
 ):
-    """Write the key and the value of one head of one row, of ``new`` ``[T, 2, HEADS, D]``, to the row's slot."""
+    """Write the key and the value of one head of one row, of ``new`` ``[T, 2, HEADS, D]``, to the row's slot.
+
+    ``recent``: 1 for layers that have pages of their own, of the last tokens, and 0 for the others.
+    """
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     own = fields + row * FIELDS
-    slot, pitch = tl.load(own + SLOT), tl.load(own + pitch_field)
-    address = tl.load(pages + tl.load(own + PAGES) + slot // PAGE)
+    slot, pitch = tl.load(own + SLOT), tl.load(own + PITCH + recent)
+    address = tl.load(lists + tl.load(own + PAGES + recent) + slot // PAGE)
     d = tl.arange(0, DP)
     to = address.to(new.dtype) + (place * 2 * HEADS + head) * pitch + slot % PAGE * D + d
     source = new + (row * 2 * HEADS + head) * D + d
@@ -52,8 +60,8 @@ def store(
 
 
 @triton.jit(
-    do_not_specialize=["pitch_field", "place", "window", "spans"],
-    do_not_specialize_on_alignment=["peaks", "sums", "fields", "paths", "pages"],
+    do_not_specialize=["recent", "place", "window", "spans"],
+    do_not_specialize_on_alignment=["peaks", "sums", "fields", "lists"],
 )
 def attend(
     queries,
@@ -61,9 +69,8 @@ def attend(
     peaks,
     sums,
     fields,
-    paths,
-    pages,
-    pitch_field,
+    lists,
+    recent,
     place,
     window,
     spans,
@@ -97,13 +104,13 @@ def attend(
     g, d = tl.arange(0, GP), tl.arange(0, DP)
     at = ((row * HEADS + head) * G + g[:, None]) * D + d[None, :]
     query = tl.load(queries + at, mask=(g < G)[:, None] & (d < D)[None, :], other=0.0)
-    pitch = tl.load(own + pitch_field)
+    pitch = tl.load(own + PITCH + recent)
     layer = (place * 2 * HEADS + head) * pitch
     peak, weight, total = _nothing(GP, DP, WIDE)
     for block in range(first, last, KEYS):
         position = block + tl.arange(0, KEYS)
-        slot, seen = _slots(own, paths, position, low, bound)
-        address = tl.load(pages + tl.load(own + PAGES) + slot // PAGE, mask=seen, other=0)
+        slot, seen = _slots(own, lists, position, low, bound)
+        address = tl.load(lists + tl.load(own + PAGES + recent) + slot // PAGE, mask=seen, other=0)
         start = tl.multiple_of(address.to(queries.dtype) + layer + slot % PAGE * D, ALIGNED)
         there = start[:, None] + d[None, :]
         visible = seen[:, None] & (d < D)[None, :]
@@ -180,12 +187,12 @@ def _seen(own, window):
 
 
 @triton.jit
-def _slots(own, paths, position, low, bound):
+def _slots(own, lists, position, low, bound):
     """The slots of these positions on the row's path, and which of them it sees."""
     hidden, visible = tl.load(own + HIDDEN), tl.load(own + HIDDEN + 1)
     seen = (position >= low) & (position < bound) & ((position < hidden) | (position >= visible))
     ahead = position - tl.load(own + PATH_FROM)
-    listed = tl.load(paths + tl.load(own + PATH) + ahead, mask=seen & (ahead >= 0), other=0)
+    listed = tl.load(lists + tl.load(own + PATH) + ahead, mask=seen & (ahead >= 0), other=0)
     return tl.where(ahead >= 0, listed, position), seen
 
 

@@ -15,13 +15,15 @@ from parlay.cache.pages import PageTable, pages_for
 from parlay.models.torch_ops.step_rows import positions
 from parlay.types import trees
 
-__all__ = ["BLOCK", "FIELDS", "PITCH", "PlacedRows", "RowTable"]
+__all__ = ["BLOCK", "FIELDS", "PlacedRows", "RowNumbers", "RowTable"]
 
-FIELDS = 10
+FIELDS = 11
 """Numbers of a row: its own position; the bound of those that it sees; the first hidden position and the one after the
-last; the position from which its path lists slots; where that list begins, and the addresses of its pages; its own
-slot; the pitch of its pages of either kind, in numbers."""
-PITCH = 8
+last; the position from which its path lists slots; where that list begins, and those of the addresses of its pages, of
+layers that see all keys and of the others; its own slot; the pitch of its pages of either kind, in numbers."""
+_BOUND = 1
+_LISTS = range(5, 8)
+"""The fields that say where lists begin."""
 
 _NO_TREE = 1 << 40
 """A position that no text has: up to there, slots are positions."""
@@ -43,51 +45,96 @@ class _Sight(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class RowTable:
-    """``fields`` int64 ``[T, FIELDS]`` of T rows, slots that their ``paths`` list, and addresses of their ``pages``.
+class RowNumbers:
+    """The `FIELDS` of T rows, which have these ``numbers`` in the batch, and the ``lists`` that fields point into.
 
-    The first of these are of layers that see all keys, the second of the others, where the model has such pages. The
-    rows' ``numbers`` in the batch are a slice, or int64 ``[T]``. Their ``positions``, int64 ``[T]``, reach up to
-    ``last``, and no row sees the position ``bound``.
+    ``positions`` are those by which keys and queries are turned.
     """
 
-    numbers: slice | Tensor
-    positions: Tensor
-    last: int
-    bound: int
-    fields: Tensor
-    paths: Tensor
-    pages: tuple[Tensor, Tensor]
+    numbers: list[int]
+    positions: list[int]
+    fields: list[list[int]]
+    lists: list[int]
 
     @staticmethod
-    def of(placed: Sequence[PlacedRows], device: torch.device) -> RowTable:
+    def of(placed: Sequence[PlacedRows]) -> RowNumbers:
         """Lay out the rows of one sequence or more."""
-        fields, paths, whole, recent = list[list[int]](), list[int](), list[int](), list[int]()
-        for _, place in placed:
-            pages = len(whole)
-            whole += _addresses(place.table, place)
-            recent += [] if place.recent is None else _addresses(place.recent, place)
+        numbers, turned, fields, lists = list[int](), list[int](), list[list[int]](), list[int]()
+        for begin, place in placed:
+            whole = len(lists)
+            lists += _addresses(place.table, place)
+            recent = len(lists)
+            lists += [] if place.recent is None else _addresses(place.recent, place)
             pitches = _pitch(place.table), 0 if place.recent is None else _pitch(place.recent)
             behind_root = place.start + place.pending
             for slot, (own, bound, path) in enumerate(_sights(place), place.start + place.base):
                 path_from = behind_root if path else _NO_TREE
-                fields.append([own, bound, *place.hidden, path_from, len(paths), pages, slot, *pitches])
-                paths += [behind_root + node for node in path]
-        numbers = [begin + row for begin, place in placed for row in range(place.end - place.base)]
-        turned = [position for _, place in placed for position in positions(place)]
-        parts = [*chain.from_iterable(fields)], paths, whole, recent, numbers, turned
-        flat = torch.tensor([*chain.from_iterable(parts)], dtype=torch.int64).to(device)
-        fields_N, paths_P, whole_A, recent_A, numbers_T, turned_T = torch.split(flat, [len(part) for part in parts])
-        adjacent = numbers[-1] - numbers[0] == len(numbers) - 1
-        fields_TF = fields_N.view(-1, FIELDS)
+                fields.append([own, bound, *place.hidden, path_from, len(lists), whole, recent, slot, *pitches])
+                lists += [behind_root + node for node in path]
+            numbers += range(begin, begin + place.end - place.base)
+            turned += positions(place)
+        return RowNumbers(numbers, turned, fields, lists)
+
+    @property
+    def last(self) -> int:
+        """The largest position of a row."""
+        return max(self.positions)
+
+    @property
+    def bound(self) -> int:
+        """A position that no row sees, nor any behind it."""
+        return max([row[_BOUND] for row in self.fields])
+
+    def filled(self, count: int, place: Rows) -> RowNumbers:
+        """The same with rows up to so many in all, each the one row of ``place``."""
+        more = count - len(self.fields)
+        if more <= 0:
+            return self
+        one = RowNumbers.of([PlacedRows(0, place)])
+        behind = len(self.lists)
+        (fields,) = one.fields
+        shifted = [number + behind if field in _LISTS else number for field, number in enumerate(fields)]
+        first = self.numbers[-1] + 1
+        return RowNumbers(
+            [*self.numbers, *range(first, first + more)],
+            self.positions + one.positions * more,
+            self.fields + [shifted] * more,
+            self.lists + one.lists,
+        )
+
+    def flat(self) -> list[int]:
+        """The positions, all fields, then the lists."""
+        return [*self.positions, *chain.from_iterable(self.fields), *self.lists]
+
+
+@dataclass(frozen=True, slots=True)
+class RowTable:
+    """``fields`` int64 ``[T, FIELDS]`` of T rows on the device, and the ``lists`` that they point into, int64 too.
+
+    The rows' ``numbers`` in the batch are a slice, or int64 ``[T]`` as their ``positions`` are. No row sees the
+    position ``bound``.
+    """
+
+    numbers: slice | Tensor
+    positions: Tensor
+    fields: Tensor
+    lists: Tensor
+    bound: int
+
+    @staticmethod
+    def of(rows: RowNumbers, device: torch.device) -> RowTable:
+        """Bring rows to the device."""
+        numbers, count = rows.numbers, len(rows.fields)
+        flat = torch.tensor([*rows.flat(), *numbers], dtype=torch.int64).to(device)
+        sizes = [count, count * FIELDS, len(rows.lists), count]
+        positions_T, fields, lists, numbers_T = torch.split(flat, sizes)
+        adjacent = numbers[-1] - numbers[0] == count - 1
         return RowTable(
-            numbers=slice(numbers[0], numbers[-1] + 1) if adjacent else numbers_T,
-            positions=turned_T,
-            last=max(turned),
-            bound=max(bound for _, bound, *_ in fields),
-            fields=fields_TF,
-            paths=paths_P,
-            pages=(whole_A, recent_A),
+            slice(numbers[0], numbers[-1] + 1) if adjacent else numbers_T,
+            positions_T,
+            fields.view(-1, FIELDS),
+            lists,
+            rows.bound,
         )
 
 
