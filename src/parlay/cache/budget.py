@@ -71,6 +71,7 @@ class Budget:
         self._fixed, self._targets, self._weights = total is not None, targets, weights
         self.total = total or 0
         self._holders: list[Holder] = []
+        self._attached: list[Holder] = []
 
     def join(self, holder: Holder, share: int, least: int) -> None:
         """Take part, and add ``share`` bytes if the total is not fixed.
@@ -85,6 +86,13 @@ class Budget:
                 f"{format_bytes(least)}, which is what it takes in one step for the shortest text"
             )
         self._holders.append(holder)
+
+    def attach(self, holder: Holder) -> None:
+        """Count a holder that is no store and has no share. The target's texts may take all that it has.
+
+        It takes nothing that is in use.
+        """
+        self._attached.append(holder)
 
     @property
     def fixed(self) -> bool:
@@ -108,12 +116,12 @@ class Budget:
     @property
     def held(self) -> int:
         """Bytes that the stores hold, of texts in use and of those that could be reused."""
-        return sum(holder.held for holder in self._holders)
+        return sum(holder.held for holder in (*self._holders, *self._attached))
 
     def free_bytes(self, taker: Holder) -> int:
         """Bytes that ``taker`` can have in addition to what it has in use."""
         targets = self._holders[: self._targets]
-        in_the_way = targets if taker in targets else self._holders
+        in_the_way = targets if taker in targets else [*self._holders, *self._attached]
         return max(0, self.total - sum(holder.held - holder.spare for holder in in_the_way))
 
     def make_room(self, size: int, taker: Holder) -> bool:
@@ -131,7 +139,7 @@ class Budget:
 
     def reclaim(self, size: int, taker: Holder) -> None:
         """Free ``size`` bytes, or as many as ``taker`` may ask others to give up."""
-        targets, drafters = self._holders[: self._targets], self._holders[self._targets :]
+        targets, drafters = self._holders[: self._targets], [*self._holders[self._targets :], *self._attached]
         for holder in (*drafters, *targets):
             while self.free < size and holder.drop_spare():
                 pass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Protocol
 
 import torch
@@ -16,6 +16,7 @@ from parlay.models.compiled.weights import Packed
 from parlay.models.config import DecoderConfig, UnsupportedModel
 from parlay.models.forward import WHOLE, Forward, Part
 from parlay.models.torch_ops.eager import EagerForward
+from parlay.models.torch_ops.step_graphs import CudaRecorder
 from parlay.models.torch_ops.streaming import CudaLane
 from parlay.models.weights.fused import Operand
 
@@ -47,11 +48,13 @@ def choose_forward(
     cached: str,
     part: Part = WHOLE,
     room: WeightRoom | None = None,
+    graphs: bool = True,
 ) -> tuple[Forward, str]:
     """The compiled decoder where it runs, else torch's operators; and which it is, and why, in one line.
 
     Weights beyond ``room`` are read from disk in every forward, on a CUDA device from the host's memory. Raises
-    UnsupportedModel where that was asked for, and torch's operators would run on a CPU.
+    UnsupportedModel where that was asked for, and torch's operators would run on a CPU. With ``graphs`` CUDA devices
+    run steps as CUDA graphs.
     """
     if device.type == "cpu":
         try:
@@ -73,7 +76,8 @@ def choose_forward(
     else:
         why = ""
     streaming = (room, CudaLane(device)) if room is not None and device.type == "cuda" else None
-    eager = EagerForward(config, weights, dtype, device, part, streaming=streaming)
+    recorder = partial(CudaRecorder, device) if graphs and device.type == "cuda" and part == WHOLE else None
+    eager = EagerForward(config, weights, dtype, device, part, streaming=streaming, recorder=recorder)
     return eager, f"{eager.kernels.reason}{why}"
 
 

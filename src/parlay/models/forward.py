@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from parlay.cache import BLOCK, CacheShape, RecentShape, Room, Rows, Spread
+from parlay.cache import BLOCK, Budget, CacheShape, RecentShape, Room, Rows, Spread
 from parlay.cache.pages import ALONE, pages_for
 from parlay.cache.recent import most_pages
 from parlay.compiled import structs
@@ -315,6 +315,10 @@ class Forward(Protocol):
     def embed(self, ids: Sequence[int]) -> Tensor:
         """Read the rows ``[N, H]`` of these tokens as the first layer does."""
         ...
+
+    def attach(self, budget: Budget) -> None:
+        """Count what forwards hold besides weights and cached rows against a budget. Most hold nothing."""
+        return
 
     def with_weights(self, weights: Mapping[str, Operand]) -> Forward:
         """Make another decoder of this model, over the same cache, whose products have other weights.

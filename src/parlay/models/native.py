@@ -106,7 +106,8 @@ class NativeRunner(Runner):
         if ngrams is not None:
             self._forward.add_ngrams(ngrams)
         self.lookup = None if config.ngram_layers is None else LayerLookup(self._forward, config, device, lookup)
-        self.store = Store(whole, max_tokens_cached, budget, recent)
+        self.store = Store(whole, max_tokens_cached, budget := budget or Budget(), recent)
+        self._forward.attach(budget)
         self._config, self._num_layers, self._ngrams = config, config.num_layers, ngrams
         self._block, self._uneven, self._max_context = _block_of(config.canvas), config.is_uneven, config.max_context
         self.shares_prefixes = not self._block or BLOCK % self._block == 0

@@ -153,9 +153,22 @@ class Rope:
 
     def at(self, positions_N: Tensor, last: int) -> Rotations:
         """Rotations of these positions, int64 on the device, of which ``last`` is the largest."""
+        self._grow(last)
+        return Rotations(self.queries[positions_N], self.keys_values[positions_N])
+
+    def room(self, rows: int) -> Rotations:
+        """Memory for the rotations of so many rows."""
+        return Rotations(*(each.new_zeros(rows, *each.shape[1:]) for each in (self.queries, self.keys_values)))
+
+    def fill(self, room: Rotations, positions_N: Tensor, last: int) -> None:
+        """Write what `at` gives to the first rows of ``room``."""
+        self._grow(last)
+        for factors, own in zip((self.queries, self.keys_values), room, strict=True):
+            torch.index_select(factors, 0, positions_N, out=own[: len(positions_N)])
+
+    def _grow(self, last: int) -> None:
         if last >= len(self.queries):
             self.reach(max(last + 1, 2 * len(self.queries)))
-        return Rotations(self.queries[positions_N], self.keys_values[positions_N])
 
 
 class Rotations(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -46,6 +47,16 @@ class LayerRopes:
         """For each layer those of these positions, int64, of which ``last`` is the largest."""
         found = {kind: rope.at(positions_T, last) for kind, rope in self._ropes.items()}
         return [found[kind] for kind in self._kinds]
+
+    def room(self, rows: int) -> list[Rotations]:
+        """For each layer memory for the rotations of so many rows; layers of one form share it."""
+        found = {kind: rope.room(rows) for kind, rope in self._ropes.items()}
+        return [found[kind] for kind in self._kinds]
+
+    def fill(self, room: Sequence[Rotations], positions_T: Tensor, last: int) -> None:
+        """Write what `at` gives to the first rows of what `room` gave."""
+        for kind, own in dict(zip(self._kinds, room, strict=True)).items():
+            self._ropes[kind].fill(own, positions_T, last)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import accumulate
 from weakref import WeakKeyDictionary
@@ -10,7 +11,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from parlay.cache import Rows
+from parlay.cache import Budget, Rows
+from parlay.compiled import triton_here
 from parlay.models.compiled.streaming import WeightRoom
 from parlay.models.config import DecoderConfig, UnsupportedModel
 from parlay.models.forward import (
@@ -37,9 +39,12 @@ from parlay.models.torch_ops.attention_form import (
     prefix_of,
 )
 from parlay.models.torch_ops.attention_masked import MaskedAttention
+from parlay.models.torch_ops.fixed_step import FixedStep, StepInputs
 from parlay.models.torch_ops.kernels import Judgement, judge
 from parlay.models.torch_ops.linear import padded
+from parlay.models.torch_ops.mlp import GatedMlp
 from parlay.models.torch_ops.packing import build
+from parlay.models.torch_ops.step_graphs import MOST_ROWS, Recorder, StepGraphs
 from parlay.models.torch_ops.step_rows import step_rows
 from parlay.models.torch_ops.streaming import Lane, Mark
 from parlay.models.triton_ops.choosing import paged_attention
@@ -65,11 +70,13 @@ class EagerForward(Forward):
         *,
         paged: bool = True,
         streaming: tuple[WeightRoom, Lane[Mark]] | None = None,
+        recorder: Callable[[], Recorder] | None = None,
     ) -> None:
         """Raises UnsupportedModel for a part with some of the layers or keys: these need the compiled decoder.
 
         ``paged``: whether Triton's kernels may attend. ``streaming``: the room for weights on the device, and what
-        copies those beyond it there. Raises ParlayError where the least that works does not fit.
+        copies those beyond it there. Raises ParlayError where the least that works does not fit. ``recorder`` makes
+        what records steps as CUDA graphs; without it operators are launched one by one.
         """
         if part.states or part.context is not None:
             split = "pipeline" if part.states else "context"
@@ -89,6 +96,7 @@ class EagerForward(Forward):
         self._device = device
         self._adapters = TorchAdapters(config, dtype, device)
         self._ngrams: NgramTable | None = None
+        self._budget: Budget | None = None
         pages = LayerPages.of(config) if part == WHOLE else LayerPages.alike(config.num_layers)
         self._prefixes: WeakKeyDictionary[Prefix, tuple[Tensor, Tensor]] = WeakKeyDictionary()
         reasons = [judged.reason]
@@ -105,6 +113,29 @@ class EagerForward(Forward):
             streamed_bytes=decoder.streamed_bytes,
             chooses=part == WHOLE and self._paged is None and judged.form is not None,
         )
+        self._recorder, self._graphs = recorder, None if recorder is None else self._graphs_by(recorder, ropes)
+
+    def _graphs_by(self, recorder: Callable[[], Recorder], ropes: LayerRopes) -> StepGraphs | None:
+        """What records steps, if they can be; the kernels' line says it."""
+        graphs: StepGraphs | None = None
+        if self._paged is None:
+            how = "no CUDA graphs: they need attention by Triton"
+        elif not all(isinstance(layer.mlp, GatedMlp) for layer in self._decoder.layers):
+            how = "no CUDA graphs: the host reads which experts rows choose"
+        elif self._decoder.streamed_bytes:
+            how = "no CUDA graphs: layers are copied from the host's memory"
+        else:
+            try:
+                made = recorder()
+            except Exception as error:  # whatever a driver brings
+                how = f"no CUDA graphs: {triton_here.reason(error)}"
+            else:
+                pages, recent = self._kernels.cache_shapes(self._config, self._device)
+                shapes = pages, None if recent is None else recent.shape
+                step = partial(FixedStep, self._decoder, self._paged, ropes, shapes, rows=MOST_ROWS)
+                graphs, how = StepGraphs(step, made), f"CUDA graphs of up to {MOST_ROWS} rows"
+        self._kernels = replace(self._kernels, reason=f"{self._kernels.reason}; {how}")
+        return graphs
 
     def _attend_by(
         self, kind: AttentionKind, config: DecoderConfig, ropes: LayerRopes, judged: Judgement
@@ -131,7 +162,9 @@ class EagerForward(Forward):
         """See `Forward.with_weights`."""
         if self._part != WHOLE:
             super().with_weights(weights)
-        made = EagerForward(self._config, weights, self._dtype, self._device)
+        made = EagerForward(self._config, weights, self._dtype, self._device, recorder=self._recorder)
+        if self._budget is not None:
+            made.attach(self._budget)
         if self._ngrams is not None:
             made.add_ngrams(self._ngrams)
         return made
@@ -140,35 +173,20 @@ class EagerForward(Forward):
         """Take the table that rows read besides their embeddings."""
         self._ngrams = table
 
+    def attach(self, budget: Budget) -> None:
+        """See `Forward.attach`: graphs count."""
+        self._budget = budget
+        if self._graphs is not None:
+            self._graphs.attach(budget)
+
     @torch_on_all()
     def run(self, work: ForwardBatch) -> ForwardOutput:
-        ids, last = work.ids, len(self._decoder.layers)
         with torch.inference_mode():
-            rows = ids + ids[:1] * (padded(len(ids)) - len(ids))
-            plan = partial(self._plan, work)
-            embedded = self._embed(work, rows)
-            beside = embedded.clone() if self._decoder.beside_norm is not None else None
-            inputs = with_features(embedded, work.features)
-            numbers_of = self._decoder.per_layer
-            numbers = None if numbers_of is None else numbers_of(torch.tensor(rows, device=self._device), inputs)
-            taps = Taps(work.taps)
-            adapters = self._adapters.adapt(work.adapters)
-            hidden = self._decoder.run(
-                inputs,
-                plan,
-                taps,
-                work.skip,
-                embedded_NH=beside,
-                numbers_NLP=numbers,
-                joining=work.features,
-                adapters=adapters,
-                count=len(ids),
-            )
-            normed = last in work.taps and not self._decoder.raw_tap
-            if last in work.taps:
-                hidden = taps.states[last] = self._decoder.last(hidden) if normed else hidden
-            if self._part.group is not None:
-                self._part.group.check()
+            taps, inputs = Taps(work.taps), partial(self._inputs, work)
+            hidden = None if self._graphs is None else self._graphs.run(work, inputs, taps)
+            normed = hidden is not None
+            if hidden is None:
+                hidden, normed = self._by_operators(work, taps)
             hidden = self._chosen(hidden, work.wanted if self._part.logits else [])
             if not normed:
                 hidden = self._decoder.last(hidden)
@@ -177,17 +195,42 @@ class EagerForward(Forward):
                 logits = self._decoder.logits(hidden)[: len(work.wanted)].float()
             else:
                 logits = torch.empty(len(work.wanted), 0)
-        taps.states = {layer: states_NH[: len(ids)] for layer, states_NH in taps.states.items()}
         return ForwardOutput(logits, taps)
 
-    def _embed(self, work: ForwardBatch, rows: list[int]) -> Tensor:
-        """Make the inputs of rows with these ids, of which the first are the work's."""
-        embedded_NH = self._decoder.embed(torch.tensor(rows, device=self._device))
+    def _by_operators(self, work: ForwardBatch, taps: Taps) -> tuple[Tensor, bool]:
+        """Run all layers: what leaves the last one ``[N, H]``, and whether that is normed for the head."""
+        count, last = len(work.ids), len(self._decoder.layers)
+        rows_N = torch.tensor(work.ids + work.ids[:1] * (padded(count) - count), device=self._device)
+        inputs = self._inputs(work, rows_N)
+        numbers_of = self._decoder.per_layer
+        hidden = self._decoder.run(
+            inputs.rows_NH,
+            partial(self._plan, work),
+            taps,
+            work.skip,
+            embedded_NH=inputs.beside_NH,
+            numbers_NLP=None if numbers_of is None else numbers_of(rows_N, inputs.rows_NH),
+            joining=work.features,
+            adapters=self._adapters.adapt(work.adapters),
+            count=count,
+        )
+        normed = last in work.taps and not self._decoder.raw_tap
+        if last in work.taps:
+            hidden = taps.states[last] = self._decoder.last(hidden) if normed else hidden
+        if self._part.group is not None:
+            self._part.group.check()
+        taps.states = {layer: states_NH[:count] for layer, states_NH in taps.states.items()}
+        return hidden, normed
+
+    def _inputs(self, work: ForwardBatch, rows_N: Tensor) -> StepInputs:
+        """What enters the first layer of rows with these ids, of which the first are the work's."""
+        count, embedded_NH = len(work.ids), self._decoder.embed(rows_N)
         if work.inputs is not None:
-            embedded_NH[: len(work.ids)] = work.inputs.to(embedded_NH)
+            embedded_NH[:count] = work.inputs.to(embedded_NH)
         elif self._ngrams is not None:
-            embedded_NH[: len(work.ids)] += self._ngrams.embeddings(work.places, work.tokens).to(embedded_NH)
-        return embedded_NH
+            embedded_NH[:count] += self._ngrams.embeddings(work.places, work.tokens).to(embedded_NH)
+        beside_NH = embedded_NH.clone() if self._decoder.beside_norm is not None else None
+        return StepInputs(with_features(embedded_NH, work.features), beside_NH)
 
     def _plan(self, work: ForwardBatch, out: Mapping[Heads, Tensor]) -> Sequence[Attend]:
         """How all segments attend, into their rows of ``out`` ``[N, heads * D]`` of the layer's heads.

@@ -3,8 +3,7 @@
 Cached keys and values stay in their pages. A layer picks those that it needs out of the slabs by number, for as long as
 it runs. The compiled decoder reads pages where they lie.
 
-A CUDA graph would capture the layers for one bucket of rows and pages. It would read `StepRows` from tensors of its
-own, into which those of each step are copied before the replay, and nothing else of the batch.
+Steps that are CUDA graphs have their rows in memory that stays: see `parlay.models.torch_ops.fixed_step`.
 """
 
 from __future__ import annotations
