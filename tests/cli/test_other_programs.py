@@ -27,7 +27,7 @@ def test_flags_of_the_same_meaning_are_renamed(cli: Cli) -> None:
         (["-ngl", "99", "x"], ["x"]),
         (["--gpu-memory-utilization=0.9", "x"], ["x"]),
         (["--gpu-memory-utilization", "0.9", "x"], ["x"]),
-        (["--enforce-eager", "x"], ["x"]),
+        (["--async-scheduling", "x"], ["x"]),
         (["--data-parallel-size", "1", "-dp=1", "x"], ["x"]),
         (["-m=a", "--", "-ngl"], ["--model", "a", "--", "-ngl"]),
         (["--temperature", "1", "-x"], ["--temperature", "1", "-x"]),

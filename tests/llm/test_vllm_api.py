@@ -28,7 +28,7 @@ def llm() -> Iterator[LLM]:
 
 
 def test_arguments_without_effect_are_named_in_one_warning() -> None:
-    with pytest.warns(UserWarning, match="enforce_eager, swap_space, trust_remote_code") as told:
+    with pytest.warns(UserWarning, match="swap_space, trust_remote_code") as told:
         LLM(
             "parlay-mini",
             tensor_parallel_size=1,

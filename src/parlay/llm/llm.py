@@ -24,11 +24,9 @@ from parlay.llm.outputs import RequestFailed, RequestOutputs, StreamEvent
 from parlay.llm.prefix_cache import DEFAULT_SIZE, check_prefix_cache, close_prefix_cache, open_prefix_cache
 from parlay.llm.resources import resources_of
 from parlay.llm.router_file import RememberedBy, cost_of, memory_of
-from parlay.llm.vocabulary import Vocabulary, open_draft, vocabulary_of
+from parlay.llm.vocabulary import Vocabulary, named, open_draft, vocabulary_of
 from parlay.llm.voting import VoteParams
 from parlay.models.ensembles.guided import GuidedRunner
-from parlay.models.fetch.pulled import default_model
-from parlay.models.fetch.resolving import resolve
 from parlay.models.native import NativeRunner
 from parlay.models.sampling_defaults import usual_params
 from parlay.options import LoadOptions, RankOptions, override
@@ -80,6 +78,7 @@ class LLM:
         kv_cache_dtype: str | None = None,
         threads: int | None = None,
         compile: bool | None = None,
+        enforce_eager: bool | None = None,
         runner: str | None = None,
         ranks: RankOptions = ALONE,
         tensor_parallel_size: int | None = None,
@@ -106,11 +105,9 @@ class LLM:
         self._closed, self._strategy, self._call_lock = False, str(strategy), CallLock()
         ensemble = ensemble_of(ensemble, {"certificates": certificates, "prefix_cache": prefix_cache})
         budget = self._budget = open_budget(memory, ensemble)
-        model = default_model() if model is None else model
-        if draft_model is not None:
-            resolve(draft_model)  # one that is not there is an error now, not at its first use
+        model = named(model, draft_model)
         load = override(load, dtype=dtype, device=device, quantize=quantize, kv_cache_dtype=kv_cache_dtype)
-        load = override(load, threads=threads, compile=compile, runner=runner)
+        load = override(load, threads=threads, compile=compile, runner=runner, enforce_eager=enforce_eager)
         ranks = override(ranks, tensor_parallel=tensor_parallel_size, pipeline_parallel=pipeline_parallel_size)
         ranks = override(ranks, context_parallel=context_parallel_size)
         check_prefix_cache(prefix_cache, ranks)

@@ -14,6 +14,7 @@ from parlay import models
 from parlay.cache import Budget
 from parlay.drafters.stores.datastore_file import fingerprint
 from parlay.models.choosing import CacheRefused, CompileRefused
+from parlay.models.fetch.pulled import default_model
 from parlay.models.fetch.resolving import BUILT_IN_DRAFTS, resolve, resolve_tokenizer
 from parlay.models.loading import load_tokenizer, read_config
 from parlay.models.tokenizers.folder import has_tokenizer
@@ -138,6 +139,16 @@ def _why_other(named: Tokenizer, own: Tokenizer | None, vocab_size: int) -> str:
         return ""
     token = (ends or differ)[0]
     return f"token {token} is {named.decode([token])!r:.40} in it, and {own.decode([token])!r:.40} in the model's own"
+
+
+def named(model: str | PreTrainedModel | None, draft_model: str | None) -> str | PreTrainedModel:
+    """Return the model, or the usual one for None. Raises ParlayError for a draft model that is not there.
+
+    That is an error now, not at its first use.
+    """
+    if draft_model is not None:
+        resolve(draft_model)
+    return default_model() if model is None else model
 
 
 def open_draft(

@@ -109,8 +109,8 @@ def load(
     dtype = asked_dtype or (_fastest(model, config, weights, device) if table is None else table.dtype)
     _check_table(table, dtype)
     room = _weight_room(model, found, weights, replace(options, device=device.type), budget)
-    if room is not None and make_forward is choose_forward:
-        make_forward = partial(choose_forward, room=room)
+    if make_forward is choose_forward:
+        make_forward = partial(choose_forward, room=room, graphs=not options.enforce_eager)
     return NativeRunner(
         config,
         weights,

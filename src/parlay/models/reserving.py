@@ -142,5 +142,6 @@ def _said(options: LoadOptions) -> dict[str, object]:
         "kv_cache_dtype": options.kv_cache_dtype,
         "lora": options.lora,
         "compile": options.compile,
+        "enforce_eager": options.enforce_eager,
         "ngram_states": options.ngram_states,
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from parlay.options.declare import Options, option
+from parlay.options.declare import Options, UsageError, option
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
@@ -28,7 +28,8 @@ class LoadOptions(Options):
     states of n-grams a model keeps at most whose first layers are looked up; None: 65,536. ``runner="llama.cpp"`` has
     llama.cpp run a GGUF file, through the package llama-cpp-python, on the devices that this was built for, and
     ``runner="mlx"`` Apple's MLX a folder, through the package mlx-lm.
-    ``compile`` has torch.compile make one graph of each model that runs through transformers.
+    ``compile`` has torch.compile make one graph of each model that runs through transformers. With ``enforce_eager`` a
+    GPU's operators are launched one by one, not as CUDA graphs; elsewhere that is so anyway.
     """
 
     runner: str = option(
@@ -49,6 +50,7 @@ class LoadOptions(Options):
         None, "number of threads that decode (default: one per usable core)", low=1, metavar="N"
     )
     compile: bool = option(False, "compile models that run through transformers; the first start takes a minute")
+    enforce_eager: bool = option(False, "launch a GPU's operators one by one, without CUDA graphs")
     lora: str | None = option(
         None, "folder of an adapter in PEFT's layout that is merged into the weights", metavar="FOLDER"
     )
@@ -61,3 +63,8 @@ class LoadOptions(Options):
     end_tokens: str | None = option(
         None, "tokens that end a text, in place of the model's own: ids or texts, with commas", metavar="TOKENS"
     )
+
+    def __post_init__(self) -> None:
+        super(LoadOptions, self).__post_init__()
+        if self.compile and self.enforce_eager:
+            raise UsageError("compile makes one graph of a model, and enforce_eager none: leave out one of them")

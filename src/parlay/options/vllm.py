@@ -62,7 +62,7 @@ ARGUMENTS: Mapping[str, VllmArgument] = {
     **_idle("any number may be asked for", "max_logprobs"),
     **_idle("HF_HOME says where models are kept", "download_dir"),
     **_idle("the environment's HF_TOKEN is used", "hf_token"),
-    **_idle_switch("", "enforce_eager", "async_scheduling", "disable_custom_all_reduce", "disable_async_output_proc"),
+    **_idle_switch("", "async_scheduling", "disable_custom_all_reduce", "disable_async_output_proc"),
     **_idle_switch("", "disable_log_stats", "enable_sleep_mode"),
     **_idle_switch(LOGGED, "disable_log_requests"),
     **_idle_switch("prompts are always read in chunks", "enable_chunked_prefill"),

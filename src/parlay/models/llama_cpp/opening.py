@@ -15,6 +15,7 @@ _REFUSED = {
     "quantize": "weights stay as the file has them; `parlay quantize` makes a smaller file",
     "lora": "it merges no adapters in PEFT's layout",
     "compile": "torch computes nothing there",
+    "enforce_eager": "GGML_CUDA_DISABLE_GRAPHS=1 in the environment turns its CUDA graphs off",
     "ngram_states": "it looks no layers up",
 }
 
