@@ -43,8 +43,8 @@ check-arm: $(VENV)/.dev  ## the compiled decoder's products on AArch64, by an em
 	command -v qemu-aarch64 aarch64-linux-gnu-gcc >/dev/null || $(AS_ROOT) sh -c 'apt-get update && apt-get install --yes qemu-user gcc-aarch64-linux-gnu libc6-dev-arm64-cross'
 	$(BIN)/pytest tests/models/test_arm.py
 
-check-gpu: $(VENV)/.dev  ## kernels, conformance and speeds on this machine's GPU in ten minutes, as a page to send back; MODEL=NAME for another model
-	@$(BIN)/python -m benchmarks.gpu $(if $(MODEL),--model "$(MODEL)")
+check-gpu: $(VENV)/.dev  ## kernels, conformance and speeds on this machine's GPU in ten minutes, as a page to send back; MODEL=NAME for another model, DATA=DIR for the 16 kinds of question
+	@$(BIN)/python -m benchmarks.gpu $(if $(MODEL),--model "$(MODEL)") $(if $(DATA),--data "$(DATA)")
 
 conformance: $(VENV)/.dev  ## the long form of the conformance kit: every strategy, more tokens, more draws
 	$(BIN)/pytest -m slow

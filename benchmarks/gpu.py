@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -34,19 +36,25 @@ from parlay.models.config import DecoderConfig
 from parlay.models.forward import Forward
 from parlay.models.native import NativeRunner
 from parlay.models.torch_ops.eager import EagerForward
+from parlay.models.torch_ops.step_graphs import CudaRecorder
 from parlay.models.weights.fused import Operand
 from parlay.models.weights.shapes import weight_shapes
+from parlay.options import LoadOptions
 from parlay.strategies.entry import DEFAULT_STRATEGY
 from parlay.testing.conformance import KitLength, check_strategy, native_stage
 from parlay.types import Segment, trees
 
 MODEL = "Qwen/Qwen2.5-Coder-1.5B-Instruct"
 PAGE = ROOT / "build" / "gpu.md"
-TESTS = ("tests/models/triton_ops", "tests/sampling/test_fused_walk.py")
+TESTS = ("tests/models/triton_ops", "tests/models/graphs", "tests/sampling/test_fused_walk.py")
 KIT = ("none", "prompt-lookup", "draft-model", DEFAULT_STRATEGY)
 KIT_LENGTH = KitLength(tokens=32, draws=500)
 KIT_CHECKS = ("greedy", "sampled", "mixed", "forks", "chunks", "preemption")
 KINDS = ("edit", "copy", "code", "maths", "prose")
+PUBLISHED = ("spec-bench", "editeval", "humaneval", "bfcl-simple")
+"""The 16 kinds of question of the README's table."""
+WAYS = {"graphs": (True, True), "Triton": (True, False), "torch": (False, False)}
+"""By name how forwards are timed: whether Triton's kernels attend, and whether steps are CUDA graphs."""
 SHAPE = DecoderConfig(
     architecture="Qwen2ForCausalLM",
     vocab_size=151_936,
@@ -77,11 +85,27 @@ def page(parts: Sequence[Part]) -> Iterator[str]:
     yield "# Parlay on a GPU"
     for part in parts:
         began = time.perf_counter()
+        warned = _Warnings()
+        logging.getLogger("parlay").addHandler(warned)
         try:
             text = part.find()
         except Exception as error:  # whatever fails on hardware that nobody tried
             text = f"FAILED: {type(error).__name__}: {' '.join(str(error).split())[:500]}"
-        yield f"\n## {part.title}\n\n{text}\n\n({time.perf_counter() - began:.0f} s)"
+        finally:
+            logging.getLogger("parlay").removeHandler(warned)
+        said = "".join(f"\n\nWARNED: {line}" for line in warned.lines)
+        yield f"\n## {part.title}\n\n{text}{said}\n\n({time.perf_counter() - began:.0f} s)"
+
+
+class _Warnings(logging.Handler):
+    """Keeps warnings: what does not run here as it should is told in one."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
 
 
 def machine(device: torch.device) -> str:
@@ -104,11 +128,16 @@ def kernels() -> str:
 
 
 def kit(device: torch.device) -> str:
-    """The conformance kit on a tiny model in float64, where no token may differ."""
-    stage = native_stage(torch.float64, device=device)
-    reports = [check_strategy(spec, effort=KIT_LENGTH, stages=[stage], checks=KIT_CHECKS) for spec in KIT]
-    lines = [f"- `{report.subject}`: {'passed' if report.passed else 'FAILED'}" for report in reports]
-    return "\n".join([*lines, *(f"- {failure}" for report in reports for failure in report.failures)])
+    """The conformance kit on a tiny model in float64, where no token may differ, with CUDA graphs and without."""
+    lines = list[str]()
+    for graphs in (True, False):
+        stage = native_stage(torch.float64, device=device, graphs=graphs)
+        for spec in KIT:
+            report = check_strategy(spec, effort=KIT_LENGTH, stages=[stage], checks=KIT_CHECKS)
+            how = "with graphs" if graphs else "without graphs"
+            lines.append(f"- `{report.subject}`, {how}: {'passed' if report.passed else 'FAILED'}")
+            lines += [f"- {failure}" for failure in report.failures]
+    return "\n".join(lines)
 
 
 def random_weights(config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
@@ -121,29 +150,29 @@ def random_weights(config: DecoderConfig, dtype: torch.dtype, device: torch.devi
 
 
 def forwards(config: DecoderConfig, device: torch.device, contexts: Sequence[int], rows: Sequence[int]) -> str:
-    """Milliseconds of a forward of so many rows, behind texts of so many tokens, by Triton's attention and torch's."""
-    dtype = torch.bfloat16
-    weights = random_weights(config, dtype, device)
-    by_triton, by_torch = (
-        _milliseconds(config, weights, dtype, device, contexts=contexts, rows=rows, paged=paged)
-        for paged in (True, False)
-    )
-    lines = ["| tokens before | rows | Triton, ms | torch, ms |", "|---|---|---|---|"]
-    lines += [f"| {cell[0]} | {cell[1]} | {by_triton[cell]:.2f} | {by_torch[cell]:.2f} |" for cell in by_triton]
-    return "\n".join(lines)
+    """Milliseconds of a forward of so many rows, behind texts of so many tokens, in each of `WAYS`."""
+    weights, found, kernels = random_weights(config, torch.bfloat16, device), [], list[str]()
+    for name, (paged, graphs) in WAYS.items():
+        recorder = partial(CudaRecorder, device) if graphs and device.type == "cuda" else None
+        runner = _runner(config, weights, device, max(contexts) + max(rows) + 64, paged=paged, recorder=recorder)
+        found.append(_milliseconds(runner, contexts, rows))
+        kernels.append(f"\n{name}: {runner.spec.kernels}")
+    lines = [f"| tokens before | rows | {' | '.join(f'{name}, ms' for name in WAYS)} |", "|---|---|---|---|---|"]
+    for cell in found[0]:
+        lines.append(f"| {cell[0]} | {cell[1]} | {' | '.join(f'{each[cell]:.2f}' for each in found)} |")
+    return "\n".join([*lines, *kernels])
 
 
-def _milliseconds(
+def _runner(
     config: DecoderConfig,
     weights: Mapping[str, Tensor],
-    dtype: torch.dtype,
     device: torch.device,
+    room: int,
     *,
-    contexts: Sequence[int],
-    rows: Sequence[int],
     paged: bool,
-) -> dict[tuple[int, int], float]:
-    """Median of some forwards, by tokens before and rows."""
+    recorder: Callable[[], CudaRecorder] | None,
+) -> NativeRunner:
+    """A runner in bfloat16 with so many tokens' room."""
 
     def make(
         config: DecoderConfig,
@@ -154,13 +183,19 @@ def _milliseconds(
         packed: Packed,
         cached: str,
     ) -> tuple[Forward, str]:
-        made = EagerForward(config, weights, dtype, device, paged=paged)
+        made = EagerForward(config, weights, dtype, device, paged=paged, recorder=recorder)
         return made, made.kernels.reason
 
-    room = max(contexts) + max(rows) + 64
-    runner = NativeRunner(config, weights, dtype=dtype, device=device, max_tokens_cached=room, make_forward=make)
+    runner = NativeRunner(
+        config, weights, dtype=torch.bfloat16, device=device, max_tokens_cached=room, make_forward=make
+    )
     runner.open(0, ())
     runner.reserve(0, room)
+    return runner
+
+
+def _milliseconds(runner: NativeRunner, contexts: Sequence[int], rows: Sequence[int]) -> dict[tuple[int, int], float]:
+    """Median of some forwards, by tokens before and rows."""
     found: dict[tuple[int, int], float] = {}
     for context in sorted(contexts):
         while (cached := runner.store.length(0)) < context:
@@ -179,30 +214,46 @@ def _timed(runner: NativeRunner, segment: Segment) -> float:
     return 1e3 * (time.perf_counter() - began)
 
 
-def speeds(model: str, device: torch.device, kinds: Sequence[str], *, prompts: int, max_tokens: int) -> str:
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """What speeds are measured on: so many prompts of each kind; published kinds come from the folder ``data``."""
+
+    kinds: Sequence[str]
+    prompts: int
+    max_tokens: int
+    data: Path | None = None
+
+
+def speeds(model: str, device: torch.device, texts: Texts, *, graphs: bool = True) -> str:
     """The default strategy against plain decoding by kind of text, as in the README."""
     plan = BenchPlan(
         model=model,
         strategies=(DEFAULT_STRATEGY,),
-        workloads=tuple(workloads.load(kinds, prompts)),
+        workloads=tuple(workloads.load(texts.kinds, texts.prompts, texts.data)),
         rounds=1,
-        max_tokens=max_tokens,
+        max_tokens=texts.max_tokens,
     )
-    with tempfile.TemporaryDirectory() as folder, LLM(model, device=str(device), router_memory="off") as llm:
+    load = LoadOptions(device=str(device), enforce_eager=not graphs)
+    with tempfile.TemporaryDirectory() as folder, LLM(model, load=load, router_memory="off") as llm:
         results = Results(Path(folder) / "gpu.jsonl", provenance("make check-gpu"))
         Bench(llm, plan, results).run()
+        kernels = llm.runner.spec.kernels
     cells = table(summarise(results.rows, plan.cells()))
-    return f"`{model}`, greedy, {max_tokens} tokens at most\n\n```text\n{cells}\n```"
+    return f"`{model}`, greedy, {texts.max_tokens} tokens at most; {kernels}\n\n```text\n{cells}\n```"
 
 
-def parts(model: str, device: torch.device) -> list[Part]:
-    """All parts, the cheap ones first."""
+def parts(model: str, device: torch.device, data: Path | None) -> list[Part]:
+    """All parts, the cheap ones first. With ``data``, a folder of published sets, texts are the README's."""
+    usual = Texts(KINDS, prompts=3, max_tokens=128)
+    texts = usual if data is None else Texts(PUBLISHED, prompts=2, max_tokens=128, data=data)
+    few = Texts(KINDS[:2], prompts=2, max_tokens=128)
     return [
         Part("Machine", lambda: machine(device)),
         Part("Kernels against torch's operators", kernels),
         Part("Conformance in float64", lambda: kit(device)),
         Part("Forwards of Qwen2.5-1.5B's shape", lambda: forwards(SHAPE, device, (256, 4096), (1, 4, 16, 64))),
-        Part("Speeds by kind of text", lambda: speeds(model, device, KINDS, prompts=3, max_tokens=128)),
+        Part("Speeds by kind of text", lambda: speeds(model, device, texts)),
+        Part("Speeds without CUDA graphs", lambda: speeds(model, device, few, graphs=False)),
     ]
 
 
@@ -210,12 +261,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Print the page and keep it; 1 where a part failed, 2 without a GPU."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
     parser.add_argument("--model", default=MODEL, help=f"whose speeds are measured (default: {MODEL})")
+    parser.add_argument(
+        "--data", type=Path, help="folder of published sets, whose 16 kinds of question are measured in place of five"
+    )
     options = parser.parse_args(arguments)
     if not torch.cuda.is_available():
         print("error: torch sees no CUDA device here, so there is nothing to check", file=sys.stderr)
         return 2
     lines: list[str] = []
-    for text in page(parts(options.model, torch.device("cuda"))):
+    for text in page(parts(options.model, torch.device("cuda"), options.data)):
         lines.append(text)
         print(text, flush=True)
     PAGE.parent.mkdir(exist_ok=True)

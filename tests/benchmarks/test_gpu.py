@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 
 import pytest
@@ -25,9 +26,13 @@ def test_a_part_that_fails_does_not_end_the_page() -> None:
     def broken() -> str:
         raise RuntimeError("no kernel image\nis available")
 
-    text = "\n".join(gpu.page([gpu.Part("A", broken), gpu.Part("B", lambda: "fine")]))
+    def warned() -> str:
+        logging.getLogger("parlay.models").warning("no %s", "graphs")
+        return "fine"
+
+    text = "\n".join(gpu.page([gpu.Part("A", broken), gpu.Part("B", warned)]))
     assert "## A\n\nFAILED: RuntimeError: no kernel image is available" in text
-    assert "## B\n\nfine" in text
+    assert "## B\n\nfine\n\nWARNED: no graphs\n" in text
 
 
 def test_forwards_are_timed_by_both_attentions(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,23 +42,27 @@ def test_forwards_are_timed_by_both_attentions(monkeypatch: pytest.MonkeyPatch) 
         gpu.SHAPE, vocab_size=32, hidden_size=32, intermediate_size=32, num_layers=1, num_heads=2, head_dim=16
     )
     lines = gpu.forwards(small, CPU, (16, 600), (1, 4)).splitlines()
-    assert [line.split(" | ")[:2] for line in lines[2:]] == [
+    assert [line.split(" | ")[:2] for line in lines[2:6]] == [
         ["| 16", "1"],
         ["| 16", "4"],
         ["| 600", "1"],
         ["| 600", "4"],
     ]
-    assert asked == [CPU]
+    assert asked == [CPU, CPU]
+    assert lines[0] == "| tokens before | rows | graphs, ms | Triton, ms | torch, ms |"
 
 
 def test_conformance_and_the_machine_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "KIT", ("prompt-lookup",))
     monkeypatch.setattr(gpu, "KIT_CHECKS", ("greedy",))
-    assert gpu.kit(CPU) == "- `prompt-lookup`: passed"
+    assert gpu.kit(CPU).splitlines() == [
+        "- `prompt-lookup`, with graphs: passed",
+        "- `prompt-lookup`, without graphs: passed",
+    ]
     assert '"commit"' in gpu.machine(CPU)
 
 
 def test_speeds_are_those_of_the_built_in_model() -> None:
-    text = gpu.speeds("parlay-mini", CPU, ("edit",), prompts=1, max_tokens=8)
+    text = gpu.speeds("parlay-mini", CPU, gpu.Texts(("edit",), prompts=1, max_tokens=8), graphs=False)
     assert "tok/s" in text
     assert "edit" in text

@@ -22,6 +22,7 @@ from parlay.drafters.resources import Resources
 from parlay.drafters.stores.datastore_file import Datastore
 from parlay.drafters.stores.state_building import states_of
 from parlay.drafters.stores.state_store import VERSION, MappedStates, StateHeader
+from parlay.models.choosing import choose_forward
 from parlay.models.config import DecoderConfig
 from parlay.models.native import NativeRunner
 from parlay.ngrams import NgramModel, NgramOptions, Vocabulary, build_from_ids
@@ -200,8 +201,11 @@ def tiny_llama(context: int) -> DecoderConfig:
     )
 
 
-def native_stage(dtype: torch.dtype, context: int = 4096, device: torch.device = _CPU) -> Stage:
-    """A tiny Llama with random weights in the native decoder; its draft model is itself with disturbed weights."""
+def native_stage(dtype: torch.dtype, context: int = 4096, device: torch.device = _CPU, *, graphs: bool = True) -> Stage:
+    """A tiny Llama with random weights in the native decoder; its draft model is itself with disturbed weights.
+
+    ``graphs``: whether CUDA devices run steps as CUDA graphs.
+    """
     config = tiny_llama(context)
     weights = {name: tensor.to(dtype) for name, tensor in random_model("llama").state_dict().items()}
     disturbed = {name: tensor + 0.1 * tensor.std() * torch.randn_like(tensor) for name, tensor in weights.items()}
@@ -214,6 +218,7 @@ def native_stage(dtype: torch.dtype, context: int = 4096, device: torch.device =
             device=device,
             max_tokens_cached=capacity,
             name="tiny",
+            make_forward=partial(choose_forward, graphs=graphs),
         )
         runner.round_weights(4, weights)
         return runner
