@@ -27,7 +27,7 @@ __all__ = ["config_only"]  # the fixture
 
 TABLE = """\
 MODEL: 0 million parameters in bfloat16 (16 bits). Modelled for device h200 by its maker's figures, taken to reach 75% \
-of its bandwidth and 60% of its arithmetic; nothing was measured.
+of its bandwidth and 60% of its arithmetic, without CUDA graphs; nothing was measured.
 
 context 64, batch 2: prefill N s, plain decoding N tokens/s
 weights 0.0 GB and cache 0.0 GB fit into 141 GB of memory

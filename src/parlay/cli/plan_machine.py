@@ -141,7 +141,7 @@ def _table_device(options: argparse.Namespace) -> Ground:
     weights = _weights(options) or weight_type("bfloat16")
     source = (
         f"device {options.device.lower()} by its maker's figures, taken to reach {BANDWIDTH_SHARE:.0%} of its "
-        f"bandwidth and {RATE_SHARE:.0%} of its arithmetic; nothing was measured"
+        f"bandwidth and {RATE_SHARE:.0%} of its arithmetic, without CUDA graphs; nothing was measured"
     )
     memory = round(1e9 * find_device(options.device).memory)
     return Ground(known_machine(options.device, weights.name), source, weights, max(2, round(weights.bytes)), memory)
