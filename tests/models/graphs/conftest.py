@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import pytest
 import torch
@@ -33,9 +33,6 @@ def host_attention(monkeypatch: pytest.MonkeyPatch) -> None:
         )
 
     monkeypatch.setattr(eager, "paged_attention", paged)
-
-
-MakeRunner = Callable[..., NativeRunner]
 
 
 def open_runner(

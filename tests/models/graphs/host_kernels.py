@@ -32,20 +32,38 @@ OWN, BOUND, HIDDEN, PATH_FROM, PATH, PAGES, SLOT, PITCH = 0, 1, 2, 4, 5, 6, 8, 9
 Numbers = np.ndarray[Any, np.dtype[Any]]
 
 
-class Launch:
-    """A kernel as Triton launches it: by a grid, which these do not read."""
+class Watched:
+    """A kernel whose launches are written down. What it does itself is hidden from who watches operators."""
 
-    def __init__(self, kernel: Callable[..., None]) -> None:
-        self._kernel = kernel
+    def __init__(self, kernel: Any, name: str) -> None:
+        self._kernel, self._name = kernel, name
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
         def launch(*given: object, **constants: object) -> None:
             seen = [Seen(each.data_ptr(), tuple(each.shape)) if isinstance(each, Tensor) else each for each in given]
-            launched.append((self._kernel.__name__, grid, *seen, *constants.items()))
+            launched.append((self._name, grid, *seen, *constants.items()))
             with torch._C.DisableTorchFunction(), _disable_current_modes():
-                self._kernel(*[each.numpy() if isinstance(each, Tensor) else each for each in given], **constants)
+                self._kernel[grid](*given, **constants)
 
         return launch
+
+
+class OverArrays:
+    """A function of arrays, as Triton's kernels are launched: by a grid, which it does not read."""
+
+    def __init__(self, run: Callable[..., None]) -> None:
+        self._run = run
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        def launch(*given: object, **constants: object) -> None:
+            self._run(*[each.numpy() if isinstance(each, Tensor) else each for each in given], **constants)
+
+        return launch
+
+
+def launch(run: Callable[..., None]) -> Watched:
+    """Make a kernel of a function of arrays."""
+    return Watched(OverArrays(run), run.__name__)
 
 
 def _at(address: int, count: int, like: Numbers) -> Numbers:
@@ -54,7 +72,7 @@ def _at(address: int, count: int, like: Numbers) -> Numbers:
     return np.frombuffer(memory, like.dtype)
 
 
-@Launch
+@launch
 def store(new, fields, lists, recent, place, *, HEADS, D, DP, PAGE) -> None:
     for own, states in zip(fields, new, strict=True):
         pitch, slot = int(own[PITCH + recent]), int(own[SLOT])
@@ -69,7 +87,7 @@ def _low(own: Numbers, window: int) -> int:
     return max(int(own[OWN]) - window + 1, 0) if window else 0
 
 
-@Launch
+@launch
 def attend(  # noqa: PLR0917 (as Triton's)
     queries, mixed, peaks, sums, fields, lists, recent, place, window, spans, cap, **constants
 ) -> None:
@@ -101,7 +119,7 @@ def attend(  # noqa: PLR0917 (as Triton's)
             parts[row, head, 0, :group] = weights @ values
 
 
-@Launch
+@launch
 def combine(  # noqa: PLR0917 (as Triton's)
     mixed, peaks, sums, fields, sinks, out, window, spans, stride, **constants
 ) -> None:

@@ -3,7 +3,10 @@ had, a line."""
 
 from __future__ import annotations
 
+import inspect
 import logging
+from collections.abc import Callable
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,13 +20,13 @@ from parlay.models.native import NativeRunner
 from parlay.models.torch_ops import step_graphs
 from parlay.models.torch_ops.eager import EagerForward
 from parlay.models.torch_ops.fixed_step import FixedStep
-from parlay.models.torch_ops.step_graphs import Recording, StepGraphs
+from parlay.models.torch_ops.step_graphs import CudaRecorder, Recording, StepGraphs
 from parlay.models.triton_ops.row_table import PlacedRows, RowNumbers
 from parlay.strategies.entry import DEFAULT_STRATEGY
 from parlay.testing.checkpoints import VOCAB_SIZE, random_model, save_random
 from parlay.testing.conformance import KitLength, Stage, check_runner, check_strategy, runner_stage
 from parlay.testing.conformance.stages import recomputed, tiny_llama
-from parlay.types import Segment, Tree, trees
+from parlay.types import Features, Segment, Tree, trees
 from tests.models.graphs.conftest import open_runner, tiny_runner
 from tests.models.graphs.stand_in import StandIn
 
@@ -170,6 +173,21 @@ def test_shapes_are_powers_of_two_and_long_steps_have_none(monkeypatch: pytest.M
     assert shapes == [(2, 16), (4, 16), (16, 16), (32, 64)]
 
 
+def test_rows_may_enter_as_features() -> None:
+    """As those of draft heads do."""
+    chance = torch.Generator().manual_seed(1)
+    given = [Features(torch.randn(2, 32, generator=chance), added=bool(step % 2)) for step in range(6)]
+    found = []
+    for recorder in (StandIn(), None):
+        runner = tiny_runner(recorder)
+        runner.open(0, TEXT)
+        assert runner.reserve(0, 64)
+        outs = [runner.forward([Segment(0, TEXT[:3], features=each)]).logits_RV for each in given]
+        found.append(outs)
+    assert equal(*found)
+    assert not torch.equal(found[0][0], found[0][2])
+
+
 def test_adapters_and_prefixes_run_without(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_graphs, "_is_special", lambda work: True)
     recorder = StandIn()
@@ -290,3 +308,64 @@ def test_the_oldest_of_many_graphs_goes(monkeypatch: pytest.MonkeyPatch) -> None
     for count in (1, 1, 1, 4, 4, 4, 1, 1):
         runner.forward([Segment(0, TEXT[:1], trees.chain_tree(TEXT[1:count]))])
     assert (recorder.recorded, recorder.replayed) == (3, 3 + 2 + 1)
+
+
+# ---------------------------------------------------------------------------------------------------------------- CUDA
+
+
+class FakeGraph:
+    """What `torch.cuda.CUDAGraph` is to who uses it."""
+
+    def __init__(self) -> None:
+        self.call: Callable[[], None] | None = None
+
+    def replay(self) -> None:
+        assert self.call is not None, "nothing was recorded"
+        self.call()
+
+
+def fake_cuda(monkeypatch: pytest.MonkeyPatch, done: list[str], free: list[int]) -> None:
+    """Put what writes down its calls in the place of torch's functions; ``free`` bytes are told one after another."""
+    real = inspect.signature(torch.cuda.graph.__init__)
+
+    class Stream:
+        def __init__(self, device: torch.device) -> None: ...
+
+        def wait_stream(self, other: object) -> None:
+            done.append("wait")
+
+    @contextmanager
+    def graph(*given, **named):
+        real.bind(None, *given, **named)  # torch's own takes these
+        done.append("begin")
+        yield
+        done.append("end")
+
+    for name, fake in (
+        ("Stream", Stream),
+        ("CUDAGraph", FakeGraph),
+        ("graph", graph),
+        ("stream", lambda stream: nullcontext()),
+        ("current_stream", Stream),
+        ("graph_pool_handle", lambda: (0, 1)),
+        ("synchronize", lambda device: done.append("synchronize")),
+        ("empty_cache", lambda: done.append("empty")),
+        ("mem_get_info", lambda device: (free.pop(0), 1 << 30)),
+    ):
+        monkeypatch.setattr(torch.cuda, name, fake)
+
+
+def test_cuda_graphs_are_recorded_after_a_run_and_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    fake_cuda(monkeypatch, done, [1600, 1000, 900])
+    monkeypatch.setattr(FakeGraph, "replay", lambda graph: done.append("replay"))
+    recorder = CudaRecorder(torch.device("cuda"))
+    assert recorder.share == 100
+    replay, size = recorder.record(lambda: done.append("run"))
+    assert (size, done) == (
+        100,
+        ["wait", "run", "wait", "synchronize", "empty", "begin", "run", "end", "replay", "synchronize"],
+    )
+    replay()
+    recorder.forget()
+    assert done[-3:] == ["replay", "synchronize", "empty"]

@@ -27,6 +27,8 @@ from parlay.models.triton_ops import choosing
 from parlay.models.triton_ops.row_table import PlacedRows
 from parlay.testing.checkpoints import VOCAB_SIZE, save_random
 from parlay.types import NO_TREE, Segment, Tree, trees
+from tests.models.graphs.host_kernels import Watched
+from tests.models.graphs.stand_in import StandIn
 
 pytest.importorskip("triton")
 
@@ -154,12 +156,15 @@ def test_long_prefills_run_in_several_launches(monkeypatch: pytest.MonkeyPatch) 
     assert torch.equal(by_triton(LayerForm(), [place], qkv), whole)
 
 
-def runner_of(folder: Path, family: str, dtype: torch.dtype, *, paged: bool = True) -> NativeRunner:
+def runner_of(
+    folder: Path, family: str, dtype: torch.dtype, *, paged: bool = True, recorder: StandIn | None = None
+) -> NativeRunner:
     save_random(family, folder, dtype=dtype)
     config = read_config(folder)
 
     def eager(config, weights, dtype, device, *, packed, cached):
-        made = EagerForward(config, weights, dtype, device, paged=paged)
+        record = None if recorder is None else lambda: recorder
+        made = EagerForward(config, weights, dtype, device, paged=paged, recorder=record)
         return made, made.kernels.reason
 
     runner = NativeRunner(
@@ -222,3 +227,23 @@ def test_kernels_that_fail_when_tried_are_not_used(
     assert ("RuntimeError: out of resource: shared memory" if wrong == "raises" else "from torch's") in line
     assert "\n" not in line
     assert runner.forward([Segment(0, TEXT[:5])]).logits_RV.isfinite().all()
+
+
+def test_a_step_of_a_fixed_shape_launches_the_same_kernels_whenever_it_is_replayed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Triton's own kernels under the stand-in for CUDA graphs: the same bits as without."""
+    monkeypatch.setattr(choosing, "_try", lambda *args, **kwargs: None)
+    for name in ("store", "attend", "combine"):
+        monkeypatch.setattr(kernels, name, Watched(getattr(kernels, name), name))
+    logits = []
+    for recorder in (StandIn(), None):
+        runner = runner_of(tmp_path, "llama", torch.float32, recorder=recorder)
+        found = [runner.forward([Segment(0, TEXT[:2], TREE)]).logits_RV]
+        for step in range(2):
+            runner.keep(0, ())
+            found.append(runner.forward([Segment(0, TEXT[2 + step : 4 + step], TREE)]).logits_RV)
+        logits.append(torch.cat(found))
+        if recorder is not None:
+            assert (recorder.recorded, recorder.replayed) == (1, 2)
+    assert torch.equal(*logits)

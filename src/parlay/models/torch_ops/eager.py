@@ -116,7 +116,7 @@ class EagerForward(Forward):
         self._recorder, self._graphs = recorder, None if recorder is None else self._graphs_by(recorder, ropes)
 
     def _graphs_by(self, recorder: Callable[[], Recorder], ropes: LayerRopes) -> StepGraphs | None:
-        """What records steps, if they can be; the kernels' line says it."""
+        """Make what records steps, if they can be; the kernels' line says it."""
         graphs: StepGraphs | None = None
         if self._paged is None:
             how = "no CUDA graphs: they need attention by Triton"
@@ -223,7 +223,7 @@ class EagerForward(Forward):
         return hidden, normed
 
     def _inputs(self, work: ForwardBatch, rows_N: Tensor) -> StepInputs:
-        """What enters the first layer of rows with these ids, of which the first are the work's."""
+        """Make what enters the first layer of rows with these ids, of which the first are the work's."""
         count, embedded_NH = len(work.ids), self._decoder.embed(rows_N)
         if work.inputs is not None:
             embedded_NH[:count] = work.inputs.to(embedded_NH)

@@ -38,7 +38,7 @@ class StepShape(NamedTuple):
 
 
 class StepInputs(NamedTuple):
-    """What enters the first layer, ``rows_NH``, and what its attention reads beside that in some heads."""
+    """Inputs of the first layer, ``rows_NH``, and what its attention reads beside them in some heads."""
 
     rows_NH: Tensor
     beside_NH: Tensor | None
@@ -126,7 +126,7 @@ class FixedStep:
             hidden_NH.copy_(normed_NH)
 
     def hidden(self, shape: StepShape) -> Tensor:
-        """What leaves the last layer, normed for the head, ``[rows, H]``: the next step overwrites it."""
+        """Return what leaves the last layer, normed for the head, ``[rows, H]``: the next step overwrites it."""
         return self._hidden[: shape.rows]
 
     def tap(self, shape: StepShape, taps: Taps, count: int) -> None:

@@ -38,7 +38,7 @@ that this may be."""
 
 
 class Recording(NamedTuple):
-    """What was recorded: ``replay`` launches it, and it holds so many ``bytes``."""
+    """A recorded call: ``replay`` launches it again, and it holds so many ``bytes``."""
 
     replay: Callable[[], None]
     bytes: int
@@ -133,7 +133,7 @@ class StepGraphs:
             budget.attach(self)
 
     def run(self, work: ForwardBatch, inputs: Callable[[Tensor], StepInputs], taps: Taps) -> Tensor | None:
-        """What leaves the last layer ``[rows, H]``, normed for the head, of the work's rows and more behind them.
+        """Return what leaves the last layer ``[rows, H]``, normed for the head, of the work's rows and some behind.
 
         None where the work has to run without graphs. ``inputs`` makes what enters the first layer of the ids of all
         rows. What comes out is overwritten in the next step, but not the states in ``taps``.
@@ -147,8 +147,8 @@ class StepGraphs:
             return self._run(work, inputs, taps)
         except Exception as error:  # whatever a driver brings
             self._over = True
-            self._drop()
             _warn_once(reason(error))
+            self._drop()
             return None
 
     def _run(self, work: ForwardBatch, inputs: Callable[[Tensor], StepInputs], taps: Taps) -> Tensor | None:
