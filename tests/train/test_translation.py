@@ -18,7 +18,7 @@ from parlay.cli import main
 from parlay.engine.answers import copied, fertilities
 from parlay.models.opening import load
 from parlay.options import LoadOptions
-from parlay.sampling.answer_selectors import GreedyPath, Lookahead, Viterbi, jumps, link_size, links, ways_on
+from parlay.sampling.answer_selectors import GreedyPath, Lookahead, Viterbi, jumps, links, ways_on
 from parlay.train.translation import training
 from parlay.train.translation.align import Cells, aligned, learned, posteriors
 from parlay.train.translation.losses import ctc_loss, dag_alignment, dag_loss
@@ -26,6 +26,7 @@ from parlay.train.translation.objectives import annealed, glance, spread
 from parlay.train.translation.pairs import Pair, divided, read_pairs
 from parlay.train.translation.rows import Laid, Network, Packing, Rows
 from parlay.types import Segment, trees
+from parlay.types.model_forms import link_size
 
 GREEDY = SamplingParams(temperature=0, max_tokens=200)
 TOY = {"shape": "tiny", "vocab_size": 512, "batch_tokens": 192, "updates": 2, "threads": 1, "compile": False}

@@ -91,8 +91,7 @@ class Store(Holdings):
                 f"{format_bytes(self._budget.total)}: allow more memory"
             )
         shared = entry.tail is not None and entry.tail.users > 1
-        copies = shared or self._is_wanted(entry)
-        if self._grow(entry, pages + copies) or (not shared and self._grow(entry, pages)):
+        if self._grow(entry, pages + (shared or self._is_wanted(entry))) or (not shared and self._grow(entry, pages)):
             entry.promised = pages
             return True
         return False

@@ -48,7 +48,7 @@ def _reading(spec: CanvasSpec, inputs: tuple[int, ...]) -> Canvas:
 
 
 def _evenly(spec: CanvasSpec, ends: Ends, source: Sequence[int], size: int) -> tuple[int, ...]:
-    """What so many places read: the source, spread evenly, or the mask."""
+    """Return what so many places read: the source, spread evenly, or the mask."""
     return tuple([source[place * len(source) // size] if ends.copies else spec.mask_id for place in range(size)])
 
 

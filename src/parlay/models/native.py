@@ -135,9 +135,8 @@ class NativeRunner(Runner):
             in_flight=kernels.in_flight,
             streamed_bytes=kernels.streamed_bytes,
         )
-        self._sublayers, self._rounded = frozenset(self._spec.sublayers), dict[int, Forward]()
-        self._key_heads = kernels.pages.key_heads(config, recent=False).heads
-        self._quantize, self._rounding = quantize, Lock()
+        self._sublayers, self._key_heads = frozenset(self._spec.sublayers), kernels.pages.key_heads(config, False).heads
+        self._quantize, self._rounded, self._rounding = quantize, dict[int, Forward](), Lock()
 
     def round_weights(self, bits: int, weights: Mapping[str, Operand]) -> None:
         """Pack the model's ``weights`` in so many bits, for segments that run with these. Any thread may call this.

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from parlay.types import Canvas, Exactness, Fill, Guesses, SequenceView
+from parlay.types.model_forms import link_size
 
 
 def jumps(scores_BCJ: Tensor, vertices_B: Tensor) -> Tensor:
@@ -37,11 +38,6 @@ def ways_on(numbers_BCJ: Tensor, vertices_B: Tensor, heads: int) -> Tensor:
 
 _TURN = 100.0
 """The slowest of the rotations that tell a link how far it goes takes so many vertices, to the power of almost 1."""
-
-
-def link_size(numbers: int, heads: int) -> int:
-    """Numbers of each head's query, and of its key, where a vertex has so many in all: an even count, or 0."""
-    return (numbers // heads - 1) // 4 * 2 if heads else 0
 
 
 def links(numbers_BCJ: Tensor, vertices_B: Tensor, heads: int) -> Tensor:

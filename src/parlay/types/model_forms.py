@@ -99,6 +99,11 @@ class Ends(NamedTuple):
         return self.kind in ("length", "fertilities")
 
 
+def link_size(numbers: int, heads: int) -> int:
+    """Numbers of each head's query, and of its key, where a vertex has so many in all: an even count, or 0."""
+    return (numbers // heads - 1) // 4 * 2 if heads else 0
+
+
 class CanvasSpec(NamedTuple):
     """How a model fills places in any order: ``mask_id`` is what it reads in an open one.
 

@@ -16,7 +16,7 @@ from parlay.types import Draft, Runner, SequenceView, Tree
 
 
 class LevelRows(Protocol):
-    """What runs a level. Its texts grow at their ends while it drafts."""
+    """The engine of a level. Its texts grow at their ends while it drafts."""
 
     chains: bool
     """Whether drafts that it verifies must be chains."""
@@ -52,7 +52,7 @@ class ModelRows:
         self._drafting: dict[int, DraftSequence] = {}
 
     def begin(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> dict[int, int]:
-        """Those that the model has room for."""
+        """Return the texts that the model has room for."""
         jobs = self._sequences.jobs(views, budgets)
         self._drafting = {job.view.sequence: job.sequence for job in jobs.values()}
         return {place: job.budget for place, job in jobs.items()}
@@ -88,7 +88,7 @@ class FormRows:
         self._drafter = drafter
 
     def begin(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> dict[int, int]:
-        """Those whose drafts are cheaper than their text."""
+        """Return the texts whose drafts are cheaper than their text."""
         pairs = enumerate(zip(views, budgets, strict=True))
         return {at: budget for at, (view, budget) in pairs if budget > 0 and self._drafter.is_cheaper(view)}
 

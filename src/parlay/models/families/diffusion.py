@@ -13,8 +13,8 @@ from parlay.models.config import DecoderConfig, Experts, Json, LayerForm, Unsupp
 from parlay.models.families.family import Family, GgufForm, with_forms
 from parlay.models.families.glm import GROUPED, grouped_experts
 from parlay.models.families.qwen import QWEN2, QWEN3, QWEN3_MOE
-from parlay.sampling.answer_selectors import link_size
 from parlay.types import CanvasSpec, Ends
+from parlay.types.model_forms import link_size
 
 
 def _fills(family: Family, usual: CanvasSpec) -> Family:

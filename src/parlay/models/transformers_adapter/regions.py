@@ -20,7 +20,7 @@ _KINDS = 64  # of layers in one model; torch gives up beyond it
 
 
 class _OneLayer(NamedTuple):
-    """What a layer sees of the cache: its own keys and values ``[1, H, K, D]``, and the slots that rows are written to.
+    """A layer's part of the cache: its keys and values ``[1, H, K, D]``, and the slots that rows are written to.
 
     It ignores which layer asks, so that torch need not know either: a number would tell the layers apart.
     """

@@ -152,7 +152,7 @@ class Cllm(CanvasRecipe):
 
     @torch.no_grad()
     def _states(self, own: RowBatch, place_BM: Tensor) -> Tensor:
-        """What stands in the blocks: tokens of the prompt, corrected some times."""
+        """Fill the blocks: tokens of the prompt, corrected some times."""
         drawn_BM = (torch.rand(place_BM.shape, generator=self.draw) * own.answer_B[:, None]).long()
         state_BM, length = own.ids_BT.gather(1, drawn_BM), own.ids_BT.shape[1]
         count = int(torch.randint(_MOST_ITERATIONS + 1, (1,), generator=self.draw))

@@ -169,7 +169,7 @@ class Network:
 
 
 def through(layer: nn.Module, hidden_RNH: Tensor, seen_R1NN: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:
-    """What leaves a layer. Compiled once, as layers differ in their weights alone."""
+    """Run a layer. Compiled once, as layers differ in their weights alone."""
     left_RNH: Tensor = layer(hidden_RNH, attention_mask=seen_R1NN, position_embeddings=turns)
     return left_RNH
 
