@@ -1,0 +1,118 @@
+"""Options of `parlay train` for translators, and the sizes of new ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
+
+from parlay.options import Options, option
+from parlay.train.lm_model import SHAPES, Shape
+from parlay.train.translation.pairs import LENGTHS
+
+CONTEXT = 512
+
+
+class TranslatorShape(NamedTuple):
+    """Sizes, and how many of the layers, the last ones, an answer's tokens run through where it is not all."""
+
+    sizes: Shape
+    shallow: int = 0
+
+
+TRANSLATORS: Mapping[str, TranslatorShape] = MappingProxyType(
+    {
+        "base": TranslatorShape(Shape(hidden=384, layers=8, heads=6, kv_heads=3, head_dim=64, ffn=1152)),
+        "small": TranslatorShape(Shape(hidden=256, layers=5, heads=4, kv_heads=2, head_dim=64, ffn=768)),
+        "mini": TranslatorShape(Shape(hidden=128, layers=4, heads=4, kv_heads=2, head_dim=32, ffn=384)),
+        "deep-shallow": TranslatorShape(
+            Shape(hidden=256, layers=7, heads=4, kv_heads=2, head_dim=64, ffn=768), shallow=1
+        ),
+        "drafter": TranslatorShape(Shape(hidden=192, layers=2, heads=3, kv_heads=1, head_dim=64, ffn=512)),
+        "tiny": TranslatorShape(SHAPES["tiny"]),
+        "tiny-shallow": TranslatorShape(SHAPES["tiny"], shallow=1),
+    }
+)
+"""Sizes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TranslatorTrainOptions(Options):
+    """Pairs that a translator learns from, and how long it does."""
+
+    data: Path = option(help="file of pairs: a source, a tab and its translation on each line; may be packed as .zst")
+    out: Path = option(Path("translator"), "folder of the finished model")
+    minutes: float = option(60.0, "how long to train", low=0.001)
+    updates: int = option(0, "so many updates of the weights, whatever time they take; 0: --minutes", low=0)
+    shape: str = option("small", "size of a new model", choices=tuple(TRANSLATORS))
+    vocab_size: int = option(4096, "tokens of a new vocabulary, those of its own included", low=512, high=65_536)
+    batch_tokens: int = option(4096, "tokens of a batch, of both sides and padding", low=8)
+    longest: int = option(60, "pairs of which a side has more tokens are left out", low=1, high=LENGTHS - 1)
+    init: Path | None = option(None, "a translator of parlay train to begin from: its weights and its vocabulary")
+    deepen: int = option(
+        0, "layers that come after each of the model to begin from, and add nothing before they have learned", low=0
+    )
+    seed: int = option(0, "seed of weights and batches", low=0)
+    threads: int = option(0, "CPU threads; 0 leaves torch's choice", low=0)
+    compile: bool = option(True, "compile the layers where a C++ compiler is at hand")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CanvasTranslatorTrainOptions(TranslatorTrainOptions):
+    """From whom a translator learns that writes in parallel."""
+
+    teacher: Path | None = option(
+        None,
+        "a translator whose translations of the sources are learned from, in place of those of the file "
+        "(sequence-level distillation)",
+    )
+    distilled: int = option(0, "sources that the teacher translates, each once; 0: all", low=0)
+    work: Path = option(Path("translation-work"), "folder of the teacher's translations, for later runs as well")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CmlmTrainOptions(CanvasTranslatorTrainOptions):
+    """How much it learns to draft."""
+
+    drafts: float = option(0.3, "share of batches that teach it to go on with an answer, as a drafter", low=0, high=1)
+    block: int = option(8, "places that it then fills", low=1, high=64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AheadTrainOptions(CanvasTranslatorTrainOptions):
+    """How far it drafts."""
+
+    block: int = option(8, "places that it drafts", low=1, high=64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NatTrainOptions(CanvasTranslatorTrainOptions):
+    """What the answer's places read."""
+
+    fertilities: bool = option(
+        True, "guess how many of the answer's tokens stand for each of the source's; else one length, spread evenly"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GlancingTrainOptions(CanvasTranslatorTrainOptions):
+    """How much is shown."""
+
+    ratio: float = option(0.5, "tokens shown at first, for each wrong one; falls to 0.1", low=0, high=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FramesTrainOptions(CanvasTranslatorTrainOptions):
+    """How long a canvas is."""
+
+    scale: int = option(3, "frames for each token of the source", low=1, high=16)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphTrainOptions(GlancingTrainOptions):
+    """How large a graph is."""
+
+    scale: int = option(4, "vertices for each token of the source", low=2, high=16)
+    heads: int = option(4, "heads of the attention that links vertices; 0: the distance alone does", low=0, high=16)
