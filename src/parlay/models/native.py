@@ -110,7 +110,6 @@ class NativeRunner(Runner):
         self._forward.attach(budget)
         self._config, self._num_layers, self._ngrams = config, config.num_layers, ngrams
         self._block, self._uneven, self._max_context = _block_of(config.canvas), config.is_uneven, config.max_context
-        self.shares_prefixes = not self._block or BLOCK % self._block == 0
         self._spec = RunnerSpec(
             name=name,
             vocab_size=config.vocab_size,
@@ -137,6 +136,11 @@ class NativeRunner(Runner):
         )
         self._sublayers, self._key_heads = frozenset(self._spec.sublayers), kernels.pages.key_heads(config, False).heads
         self._quantize, self._rounded, self._rounding = quantize, dict[int, Forward](), Lock()
+
+    @property
+    def shares_prefixes(self) -> bool:
+        """Whether texts that begin alike have the same rows there."""
+        return not self._block or BLOCK % self._block == 0
 
     def round_weights(self, bits: int, weights: Mapping[str, Operand]) -> None:
         """Pack the model's ``weights`` in so many bits, for segments that run with these. Any thread may call this.
