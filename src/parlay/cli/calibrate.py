@@ -51,19 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME[:KEY=VALUE,...]",
         help="lossy strategy; several are tested in this order until one fails, so name the safest first",
     )
-    parser.add_argument(
-        "--fit",
-        type=Path,
-        metavar="FILE",
-        help="examples, other than PROMPTS, from which the thresholds of the one --strategy are learned first, for "
-        "each kind of text: those of big-little, and of rule=rollback",
-    )
-    parser.add_argument(
-        "--answer",
-        metavar="RULE",
-        help="with --fit: an example's answer is good if it comes to the exact one's, where RULE finds it: number, "
-        "boxed, or a regular expression (default: as --agreement says)",
-    )
+    _add_fitting_flags(parser)
     parser.add_argument(
         "--quality",
         type=Path,
@@ -77,6 +65,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="instead of a strategy: a smaller model, which is to answer for --model what it is sure of",
     )
     _add_decoding_flags(parser)
+
+
+def _add_fitting_flags(parser: argparse.ArgumentParser) -> None:
+    """Examples to learn thresholds from, and what is a good answer to one."""
+    parser.add_argument(
+        "--fit",
+        type=Path,
+        metavar="FILE",
+        help="examples, other than PROMPTS, from which the thresholds of the one --strategy are learned first, for "
+        "each kind of text: those of big-little, and of rule=rollback",
+    )
+    parser.add_argument(
+        "--answer",
+        metavar="RULE",
+        help="with --fit: an example's answer is good if it comes to the exact one's, where RULE finds it: number, "
+        "boxed, or a regular expression (default: as --agreement says)",
+    )
 
 
 def _add_decoding_flags(parser: argparse.ArgumentParser) -> None:

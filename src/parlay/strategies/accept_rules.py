@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import cast
 
-from parlay.options import Option, Options, UsageError, Value, option, options_of
+from parlay.options import Option, Options, UsageError, Value, of_kinds, option, options_of
 from parlay.types import AcceptRule, DraftKind, Exactness
 
 RULE = "rule"
 ESCAPE = "escape"
+BY_KIND = "by_kind"
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,12 +205,14 @@ def name_in(settings: Mapping[str, Value]) -> str:
 
 
 def build(settings: Mapping[str, Value]) -> AcceptRule:
-    """The rule that a strategy's settings ask for."""
+    """The rule that a strategy's settings ask for. Raises UsageError for kinds of requests that there are not."""
     name = name_in(settings)
     module, _, attribute = RULES[name].factory.partition(":")
     factory = importlib.import_module(f"parlay.sampling.rules.{module}").__dict__[attribute]
-    given = _own(settings)
+    given: dict[str, object] = {**_own(settings)}
     given.pop(ESCAPE, None)
+    if isinstance(words := given.get(BY_KIND), tuple):
+        given[BY_KIND] = of_kinds(f"{name}.{BY_KIND}", words)
     return cast(AcceptRule, factory(**given))
 
 

@@ -209,7 +209,7 @@ def _odd(raw: Json) -> tuple[str, object, str] | None:
 
 
 def _plainly(error: Exception) -> str:
-    """Return what an error tells, without Python's own words; empty where it tells nothing else."""
+    """Say what an error tells without Python's own words; empty where it tells nothing else."""
     if type(error) is not ValueError:
         return ""
     text = re.search(r"(?:invalid literal for int\(\).*?|could not convert string to float): (.*)", str(error))

@@ -9,7 +9,6 @@ from typing import ClassVar
 
 import numpy as np
 
-from parlay.options import of_kinds
 from parlay.sampling.distributions import Vector
 from parlay.sampling.rules.distribution_rule import DistributionRule
 from parlay.sampling.rules.rule_input import RuleInput
@@ -84,26 +83,21 @@ class Rollback(DistributionRule):
 
     A token passes if its cross-entropy under the target, -log p(x), is at most ``nats``, or if it is the target's best
     one: with ``nats=0`` a greedy request gets exact match, and an infinite number never rolls back. After the path
-    comes a draw from p, or the best token for a greedy request. ``by_kind`` has other nats for kinds of requests, each
-    as KIND/NATS. Raises UsageError for what is none of these.
+    comes a draw from p, or the best token for a greedy request. ``by_kind`` has other nats for kinds of requests.
     """
 
     exactness: ClassVar[Exactness] = Exactness.LOSSY
     kinds: ClassVar[frozenset[DraftKind]] = frozenset({"point"})
     matches_greedy: ClassVar[bool] = False
     nats: float = 2.0
-    by_kind: tuple[str, ...] = ()
-    _of_kinds: Mapping[str, float] = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_of_kinds", of_kinds("rollback.by_kind", self.by_kind))
+    by_kind: Mapping[str, float] = field(default_factory=dict)
 
     def matches(self, view: SequenceView) -> bool:
         """See `AcceptRule.matches`."""
         return view.request.params.greedy and self._nats_of(view.request.kind) == 0
 
     def _nats_of(self, kind: str) -> float:
-        return self._of_kinds.get(kind, self.nats)
+        return self.by_kind.get(kind, self.nats)
 
     def verdict(self, inputs: RuleInput) -> Verdict:
         def last_token(probs_V: Vector, level: int) -> int:
