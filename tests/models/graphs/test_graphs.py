@@ -26,7 +26,7 @@ from parlay.strategies.entry import DEFAULT_STRATEGY
 from parlay.testing.checkpoints import VOCAB_SIZE, random_model, save_random
 from parlay.testing.conformance import KitLength, Stage, check_runner, check_strategy, runner_stage
 from parlay.testing.conformance.stages import recomputed, tiny_llama
-from parlay.types import Features, Segment, Tree, trees
+from parlay.types import Features, Join, Prefix, Segment, Tree, trees
 from tests.models.graphs.conftest import open_runner, tiny_runner
 from tests.models.graphs.stand_in import StandIn
 
@@ -188,10 +188,23 @@ def test_rows_may_enter_as_features() -> None:
     assert not torch.equal(found[0][0], found[0][2])
 
 
-def test_adapters_and_prefixes_run_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_graphs, "_is_special", lambda work: True)
-    recorder = StandIn()
-    assert equal(decode(tiny_runner(recorder)), decode(tiny_runner()))
+@pytest.mark.parametrize(
+    "features",
+    [
+        Features(torch.ones(1, 32), prefix=Prefix(torch.ones(3, 2, 2, 4, 8))),
+        Features(torch.ones(1, 32), join=Join(1, torch.ones(2, 32), torch.ones(2, 32))),
+    ],
+    ids=["prefix", "join"],
+)
+def test_rows_that_see_a_prefix_or_join_later_run_without(features: Features) -> None:
+    recorder, found = StandIn(), []
+    for record in (recorder, None):
+        runner = tiny_runner(record)
+        runner.open(0, TEXT)
+        assert runner.reserve(0, 64)
+        segment = Segment(0, TEXT[:3], trees.chain_tree((1,)), features=features)
+        found.append([runner.forward([segment]).logits_RV for _ in range(3)])
+    assert equal(*found)
     assert recorder.recorded == 0
 
 
