@@ -85,13 +85,8 @@ def cases(models: Path) -> list[tuple[str, str]]:
 
 def verified(verifier: str, drafts: str) -> list[tuple[str, str]]:
     """Plain decoding of a verifier, and aggressive decoding with it."""
-    exact = [(verifier, f"{drafts},policy=fixed,k={k}") for k in (5, 8)]
-    return [
-        (verifier, "none"),
-        *exact,
-        (verifier, f"{drafts},k=8"),
-        (verifier, f"{drafts},policy=fixed,k=8,rule=threshold"),
-    ]
+    fixed = f"{drafts},policy=fixed,k=8"
+    return [(verifier, how) for how in ("none", fixed, f"{drafts},k=8", f"{fixed},rule=threshold")]
 
 
 def make_heavy(models: Path) -> None:
