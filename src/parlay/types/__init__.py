@@ -34,6 +34,7 @@ from parlay.types.model_forms import (
     Ends,
     Skip,
     Sublayer,
+    link_size,
 )
 from parlay.types.params import SamplingParams, ScoreBy, StructuredOutputsParams
 from parlay.types.requests import KINDS, Constraint, Guidance, Layers, Request, SequenceView, StopChecker
@@ -171,6 +172,7 @@ __all__ = [
     "Tokenizer",
     "Tree",
     "Verdict",
+    "link_size",
     "show_number",
     "tokens_per_step",
 ]

@@ -89,7 +89,7 @@ class AheadTrainOptions(CanvasTranslatorTrainOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NatTrainOptions(CanvasTranslatorTrainOptions):
-    """Return what the answer's places read."""
+    """How its places are fed."""
 
     fertilities: bool = option(
         True, "guess how many of the answer's tokens stand for each of the source's; else one length, spread evenly"

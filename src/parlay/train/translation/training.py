@@ -86,7 +86,7 @@ class Method(NamedTuple):
 
 
 def _canvas(words: Words, own: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return config.json's part about canvases: what all such models have, and the model's ``own``."""
+    """Say of a model that fills canvases what config.json has of all such, and its ``own``."""
     numbers = {"mask_token_id": words.mask, "first_number_id": words.first_length, "numbers": LENGTHS}
     return {"architectures": [CANVAS_ARCHITECTURE], "canvas": {**numbers, **own}}
 
