@@ -170,7 +170,7 @@ def test_a_draft_that_costs_nearly_a_forward_per_node_stakes_no_more_than_it_gai
         policy = adaptive(TableCost(forward), 8, needs)
         return simulate(policy, Drafting(rate, rate, node_seconds), forward, 64, seed=seed).speed
 
-    speeds = [[speed(seed, Needs(layers=layers)) for seed in range(10)] for layers in (False, True)]
+    speeds = [[speed(seed, Needs(layers=layers)) for seed in range(30)] for layers in (False, True)]
     others, own = (sum(each) / len(each) for each in speeds)
     assert own >= least
     assert own > others, "its first draft told what a node costs"

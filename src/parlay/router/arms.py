@@ -6,7 +6,7 @@ import logging
 from dataclasses import dataclass, field
 
 from parlay.router.acceptance import Outcome, Record, ScoreCalibration, checked
-from parlay.router.ledger import START, TRIALS, Account
+from parlay.router.ledger import START, TRIALS, Account, Gains
 from parlay.router.prices import DraftDepth, DraftSeconds, Reading, sizes
 from parlay.router.saved_state import KeptArm
 from parlay.types import trees
@@ -59,6 +59,7 @@ class ArmState:
         self.calibration = ScoreCalibration()
         self.record = Record(expected=arm.expected)
         self.seconds = DraftSeconds()
+        self.gains = Gains(proved=arm.expected > 0)
         self.prompts = Account(TRIALS)
         """Pays for first proposals in sequences, which read their prompts."""
         self.reading = Reading()
@@ -194,6 +195,8 @@ class ArmInSequence:
     gain: float
     requested_at: int = 0
     """Tokens of the sequence when it was asked last."""
+    won: float = 0.0
+    """Seconds that its drafts have gained here beyond their cost, lately."""
     is_open: bool = False
     """Whether it was asked here, so that it has read the prompt."""
     is_lost: bool = False
@@ -212,6 +215,18 @@ class ArmInSequence:
         first = _FIRST_OWN if whole.arm.layers and not whole.seconds.is_known else _FIRST
         limit = whole.arm.most if whole.calibration.drafts >= _KNOWN else min(first, whole.arm.most)
         return ArmInSequence(whole, known, limit, known.record.of_sequence(), known.gain, tested=tested)
+
+    def stake(self, token: float) -> float:
+        """Seconds that a proposal longer than a trial may cost: what its drafts have gained, here or elsewhere.
+
+        At least what a sequence begins with.
+        """
+        return max(self.won, token * max(START, self.whole.gains.tokens))
+
+    def book(self, loss: float, token: float) -> None:
+        """Book what a proposal lost in seconds, of which plain decoding takes ``token`` per token."""
+        self.won = max(0.0, self.won - loss)
+        self.whole.gains.book(loss, token)
 
     def charge(self, seconds: float, length: int) -> int:
         """Count the seconds that a proposal took. Returns how many of the sequence's tokens it read for the first time.

@@ -76,11 +76,6 @@ class Ledger:
         """Whether drafts that are expected to gain may be verified."""
         return self.credit > 0 or self._gains.tokens > 0
 
-    @property
-    def stake(self) -> float:
-        """Seconds that one proposal may cost: what was gained, here or by others."""
-        return max(self.credit, self._gains.tokens * self.token)
-
     def settle(self, loss: float, token: float, *, trial: bool, tested: bool) -> None:
         """Book a proposal's loss in seconds; a gain is below 0. ``tested``: some of its nodes were verified."""
         self.token = token

@@ -137,9 +137,9 @@ class SequenceState:
             best = max(self.options, key=_worth)
         elif not self.ledger.is_funded:
             return NOTHING
-        stake = self.ledger.stake
         for arm in self.priced:
             if not arm.is_lost:
+                stake = arm.stake(prices.token)
                 choice = best_size(arm, prices, arm.record.share, stake=stake)
                 if choice is NOTHING:
                     choice = best_size(arm, prices, arm.record.bound, LEAST, stake)
@@ -279,6 +279,9 @@ class SequenceState:
         for number, requested in self.requested.items():
             whole = self.arms[number].whole
             seconds = whole.booked(requested) if self.has_run(number) else 0.0
+            if not whole.arm.replayable:
+                outcome = prices.of_nodes(nodes) - right * prices.token if self.verifying is self.arms[number] else 0.0
+                self.arms[number].book(prices.of_drafting(seconds) + outcome, prices.token)
             drafting += seconds
             copying += seconds if whole.arm.replayable else 0.0
         if nodes or self.is_trial or not prices.is_free(drafting - copying):
