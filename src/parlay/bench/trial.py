@@ -110,7 +110,8 @@ def usual_strategies(llm: LLM, own: Sequence[str] = ()) -> tuple[str, ...]:
 def _exact(llm: LLM, training: str) -> tuple[str, ...]:
     entries = catalogue()
     kept = (Exactness.BITS, Exactness.SEED)
-    found = sorted(((name, entries[name]) for name in llm.offered()), key=lambda each: -each[1].arm)
+    offered = [(name, entries[name]) for name in llm.offered()]
+    found = sorted(offered, key=lambda each: (each[1].beside, -each[1].arm))
     return tuple(
         name for name, entry in found if entry.training == training and entry.factory and entry.exactness in kept
     )

@@ -88,12 +88,15 @@ def _first_of(family: str) -> StrategySpec:
 
 
 def _arms(models: Models, *, heads: bool) -> list[StrategySpec]:
-    """The strategies that the default chooses from: of each family the strategy of the highest ``arm``."""
+    """The strategies that the default chooses from: of each family the strategy of the highest ``arm``.
+
+    None that drafts beside forwards: only running it tells what that takes, and until then it drafts before them.
+    """
     best: dict[str, StrategyEntry] = {}
     for entry in catalogue().values():
         wanted = entry.arm > best[entry.family].arm if entry.family in best else entry.arm > 0
         known = {_WRITTEN: models.draft is not None, _HEADS: heads}.get(entry.family, True)
-        if wanted and known and is_modelled(entry.name):
+        if wanted and known and not entry.beside and is_modelled(entry.name):
             best[entry.family] = entry
     return [StrategySpec(entry.name) for entry in best.values()]
 
