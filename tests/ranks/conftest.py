@@ -52,7 +52,9 @@ def lead_on(model):
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 for line in sys.stdin:
     tag, host, *words = line.split()
-    if host != "lead":
+    if host == "ready":
+        say("is ready")
+    elif host != "lead":
         port, secret, count, namespace, *model = words
         start((host, int(port)), int(count), secret.encode(), namespace, model[0] if model else None)
     elif os.fork() == 0:
@@ -82,6 +84,13 @@ class Crew:
         self._process.stdin.write(f"{self._test} {known}\n")
         self._process.stdin.flush()
         return []
+
+    def wait(self) -> None:
+        """Wait until it has loaded what ranks need, so that they join within seconds."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{self._test} ready\n")
+        self._process.stdin.flush()
+        self.said()
 
     def lead(self, model: Path) -> int:
         """Start four ranks, rank 0 among them, and return the process of that one. All say that they are there."""
