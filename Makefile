@@ -6,8 +6,9 @@ INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --constraint
 TRANSFORMERS := 5.16.0 5.24.0
 ADAPTER_TESTS := tests/models/test_adapter.py tests/models/test_parity.py tests/conformance/test_adapter.py tests/llm/test_transformers.py tests/drafters/test_layer_skip.py
 AS_ROOT := $(if $(filter 0,$(shell id -u)),,sudo)
+MLX := mlx-lm$(if $(filter Linux,$(shell uname)),[cpu])
 
-.PHONY: help demo check types tests check-browser check-versions check-arm check-gpu conformance proof bench-smoke bench-figures docs wheel release clean
+.PHONY: help demo check types tests check-browser check-versions check-arm check-mlx check-gpu conformance proof bench-smoke bench-figures docs wheel release clean
 
 help:  ## list these commands
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 22
@@ -42,6 +43,10 @@ check-versions: $(VENV)/.dev  ## the adapter's tests with the oldest and newest 
 check-arm: $(VENV)/.dev  ## the compiled decoder's products on AArch64, by an emulator; installs Debian's and a cross compiler
 	command -v qemu-aarch64 aarch64-linux-gnu-gcc >/dev/null || $(AS_ROOT) sh -c 'apt-get update && apt-get install --yes qemu-user gcc-aarch64-linux-gnu libc6-dev-arm64-cross'
 	$(BIN)/pytest tests/models/test_arm.py
+
+check-mlx: $(VENV)/.dev  ## the tests of the runner mlx, with mlx-lm installed into a folder of its own
+	@folder=build/mlx && { test -e $$folder/.installed || { $(BIN)/pip install --disable-pip-version-check --quiet --constraint constraints.txt --target $$folder $(MLX) && touch $$folder/.installed; }; } && \
+		PYTHONPATH=$$folder $(BIN)/pytest tests/models/test_mlx.py
 
 check-gpu: $(VENV)/.dev  ## kernels, conformance and speeds on this machine's GPU in ten minutes, as a page to send back; MODEL=NAME for another model, DATA=DIR for the 16 kinds of question
 	@$(BIN)/python -m benchmarks.gpu $(if $(MODEL),--model "$(MODEL)") $(if $(DATA),--data "$(DATA)")
