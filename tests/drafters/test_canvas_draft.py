@@ -115,6 +115,8 @@ def test_what_cannot_draft_so_is_refused(tmp_path: Path) -> None:
         drafter(None)
     with pytest.raises(UsageError, match="name a diffusion model, as in canvas-draft:model=FOLDER"):
         CanvasDraft(Resources(VOCAB, lambda name: Counting(None)), CanvasDraftOptions())
+    with pytest.raises(UsageError, match="canvases of m begin as noise: choose a model with a mask"):
+        drafter(CanvasSpec(-1, block=4, noise=VOCAB))
     with pytest.raises(UsageError, match="m writes token by token too: choose draft-model for it"):
         drafter(CanvasSpec(MASK, block=4, ordered=True))
     with pytest.raises(UsageError, match="m fills whole answers; choose a model that fills blocks"):
