@@ -39,7 +39,7 @@ from parlay.train.data.user_texts import TrainingText, UserTexts
 from parlay.train.lm_model import Shape
 from parlay.train.optimizers import adam
 from parlay.types import CanvasSpec, ParlayError
-from tests.models import family_files
+from tests.models import gguf_files
 
 VOCAB, MASK, END, AS = 32, 31, 0, 30
 TINY = Shape(hidden=32, layers=2, heads=2, kv_heads=1, head_dim=16, ffn=48)
@@ -427,7 +427,7 @@ def test_commands_go_from_texts_to_folders_that_decode(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3"])
 def test_a_gguf_file_is_trained_as_the_folder_that_it_was_made_of(name: str, tmp_path: Path) -> None:
     save_random(name, tmp_path)
-    file = family_files.write(tmp_path / "model.gguf", tmp_path)
+    file = gguf_files.write(tmp_path / "model.gguf", tmp_path)
     ids_BT, seen_TT = torch.randint(1, 20, (2, 9)), masks.causal(9)
     found = []
     for source in (tmp_path, file):
