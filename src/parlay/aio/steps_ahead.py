@@ -66,7 +66,8 @@ async def submit_ahead(
     """`AsyncLLM.submit` of a job whose text is written as `LLM.reason_ahead` writes it; the rest is as there.
 
     The stream has the target's tokens as soon as it is certain that they are the text's; where a judge decides, the
-    steps of a round when the round is over. Raises what `check_ahead` raises, Busy and Closed.
+    steps of a round when the round is over. Returns when the target has taken the first part. Raises what
+    `check_ahead` and the target's `AsyncLLM.submit` raise, Busy and Closed.
     """
     words = await asyncio.to_thread(check_ahead, llm, job, drafter)
     stats = llm.stats()
@@ -79,6 +80,11 @@ async def submit_ahead(
     writer = _Writer((llm, drafter.llm), text, pending, words)
     if timeout is not None:
         writer.expire_after(timeout)
+    try:
+        await writer.taken
+    except asyncio.CancelledError:
+        writer.abort(pending)
+        raise
     return JobStream(writer, pending)
 
 
@@ -96,6 +102,8 @@ class _Writer:
         self._steps = 0
         self._cached: int | None = None
         self._ended = False
+        self.taken: asyncio.Future[None] = pending.queue.loop.create_future()
+        """Over when the target has taken the first part, or when the text has ended before that."""
         self._task = pending.queue.loop.create_task(self._run())
 
     def expire_after(self, seconds: float) -> None:
@@ -129,7 +137,10 @@ class _Writer:
         except Exception as error:
             if not self._ended:
                 self._ended = True
-                self._pending.queue.put(error)
+                if self.taken.done():
+                    self._pending.queue.put(error)
+                else:
+                    self.taken.set_exception(error)
 
     async def _round(self) -> Part:
         """Draft steps, have the target write them, and take what stands; returns the last part that counts."""
@@ -169,6 +180,7 @@ class _Writer:
         wake, streams = asyncio.Event(), dict[str, JobStream]()
         try:
             streams[parts[-1].job.id] = await self._submitted(parts[-1], wake)
+            self._begin()
             while not (parts[-1].own or parts[-1].ended):
                 wake.clear()
                 await wake.wait()
@@ -234,7 +246,12 @@ class _Writer:
         if self._ended:
             return
         self._ended, self._pending.job.ahead = True, self._text.counts
+        self._begin()
         self._push(CommittedTokens(), reason, stop, error)
+
+    def _begin(self) -> None:
+        if not self.taken.done():
+            self.taken.set_result(None)
 
     def _push(
         self,

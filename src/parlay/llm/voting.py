@@ -82,8 +82,8 @@ class VoteOutput:
 
     ``answer`` None: no chain has one, so there was no vote. ``index`` is the chain that stands for the outcome: the
     first with the winning answer, the one of the highest score, or the first of all. ``votes`` counts the answers, most
-    votes first. ``agreement`` is the winner's share of the chains that ended by themselves; ``stopped`` are the others,
-    of which ``outputs`` have what they had written. ``error`` says why a vote failed.
+    votes first. ``agreement`` is the winner's share of the chains that ran to their end or to ``max_tokens``;
+    ``stopped`` are the others, of which ``outputs`` have what they had written. ``error`` says why a vote failed.
     """
 
     answer: str | None
@@ -110,7 +110,7 @@ class Ballot:
     params: VoteParams
     begun: int = 0
     answers: dict[int, str | None] = field(default_factory=dict)
-    """Of the chains that ended by themselves."""
+    """Of the chains that ran to their end or to ``max_tokens``."""
     scores: dict[int, float] = field(default_factory=dict)
     failed: bool = False
     """Whether a chain ended by a fault."""

@@ -317,9 +317,10 @@ def chosen_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
         torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise ValueError(f"device {name!r} can't be used here ({reason}): use 'auto', 'cpu', 'cuda' or 'mps'") from None
+    except (RuntimeError, AssertionError):
+        needed = {"cuda": "a build of torch with CUDA and its GPU", "mps": "a Mac with an Apple GPU"}
+        what = needed.get(name.partition(":")[0], "a kind of device that torch runs")
+        raise ValueError(f"device {name!r} can't be used here, it needs {what}: use 'auto' or 'cpu'") from None
     return device
 
 

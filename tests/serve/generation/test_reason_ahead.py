@@ -109,6 +109,8 @@ def test_the_model_may_judge(both: TestClient, monkeypatch: pytest.MonkeyPatch) 
         ({"reason_ahead": {"drafter": "parlay-mini"}}, "reason_ahead.drafter", "it is the target itself"),
         ({"reason_ahead": {"judge": "model"}, "exactness": "bits"}, "exactness", "leave out exactness"),
         ({"exactness": "lossy:floor=0.9"}, "exactness", "no certificate covers reason_ahead"),
+        ({"strategy": "denoise"}, "strategy", "strategy denoise"),
+        ({"strategy": "set-block", "stream": True}, "strategy", "strategy set-block"),
         ({"n": 2}, "n", "reason_ahead gives one choice"),
         ({"vote": {}}, "vote", "reason_ahead can't be used with vote"),
         ({"outline": {}}, "outline", "reason_ahead can't be used with outline"),

@@ -69,8 +69,10 @@ def check_reason_ahead(body: GenerationBody, ahead: ReasonAhead | None) -> None:
         if vars(body).get(name) not in (None, False, []):
             raise conflict(f"{FIELD} can't be used with {name}: leave one of them out", name)
     asked = body.exactness or ""
-    if asked.startswith("lossy:") or (ahead.judge == "model" and asked not in ("", "lossy")):
-        raise conflict(f"no certificate covers {FIELD}, and judge model is lossy: leave out exactness", "exactness")
+    if asked.startswith("lossy:"):
+        raise conflict(f"no certificate covers {FIELD}: leave the floor out of exactness", "exactness")
+    if ahead.judge == "model" and asked not in ("", "lossy"):
+        raise conflict(f"{FIELD} with judge model is lossy: leave out exactness, or the judge", "exactness")
 
 
 def ahead_params(ahead: ReasonAhead) -> AheadParams:

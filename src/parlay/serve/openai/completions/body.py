@@ -55,7 +55,7 @@ class CompletionBody(GenerationBody):
     }
     elsewhere: ClassVar[Mapping[str, str]] = {
         "outline": "/v1/chat/completions",
-        "reason_ahead": "/v1/chat/completions",
+        "reason_ahead": "/v1/chat/completions or /v1/responses",
     }
 
     prompt: PromptField
