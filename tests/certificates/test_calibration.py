@@ -92,3 +92,14 @@ def test_a_floor_that_is_not_kept_writes_nothing(tmp_path: Path, capsys: pytest.
     assert main(["calibrate", str(prompts), *asked]) == 1
     assert "nothing is written" in capsys.readouterr().err
     assert not certificate.exists()
+
+
+def test_thresholds_are_not_tested_on_what_they_were_learned_from(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": f"Count to {number}:"}) + "\n" for number in range(30)))
+    flags = "--model parlay-mini --draft-model parlay-mini-draft --strategy big-little --floor 0.9 --max-tokens 2"
+    asked = ("calibrate", str(prompts), "--fit", str(prompts), "-o", str(tmp_path / "out.json"), *flags.split())
+    assert main(asked) != 0
+    assert "30 of the examples of --fit are among the prompts too" in capsys.readouterr().err

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import zstandard
 from torch import Tensor
 from transformers import Qwen3ForCausalLM
 
@@ -564,6 +565,23 @@ def test_the_command_line_trains(data: Path, tmp_path: Path, capsys: pytest.Capt
     record = json.loads((tmp_path / "out" / "provenance.json").read_text())
     assert (record["recipe"], record["updates"]) == ("ctc", 1)
     assert str(tmp_path) not in json.dumps(record)
+
+
+def test_data_that_is_cut_or_no_text_is_refused(tmp_path: Path) -> None:
+    lines = "\n".join(f"a {number}\tb {number}" for number in range(4_000)).encode()
+    packed = zstandard.ZstdCompressor().compress(lines)
+    file = tmp_path / "pairs.tsv.zst"
+    file.write_bytes(packed[: len(packed) // 2])
+    with pytest.raises(ValueError, match=r"pairs\.tsv\.zst is cut short: fetch it again"):
+        read_pairs(file)
+    file.write_bytes(b"no frame")
+    with pytest.raises(ValueError, match=r"pairs\.tsv\.zst can't be unpacked"):
+        read_pairs(file)
+    file.write_bytes(packed + zstandard.ZstdCompressor().compress(b"\nc\td"))
+    assert len(read_pairs(file)) == 4_001
+    (tmp_path / "pairs.tsv").write_bytes(b"a\tb\na\t\xff\n")
+    with pytest.raises(ValueError, match=r"pairs\.tsv, line 2: this is no text in UTF-8"):
+        read_pairs(tmp_path / "pairs.tsv")
 
 
 @pytest.mark.parametrize(

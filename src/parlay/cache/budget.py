@@ -47,7 +47,7 @@ class MemoryBounds:
                     f"memory {memory!r} is not understood: write a size, such as 2GiB, for what requests keep, or "
                     "weights=SIZE for the model's weights, or both, joined by a comma"
                 )
-            found[name] = parse_bytes(size)
+            found[name] = parse_bytes(size, "memory" if name == "requests" else "memory: SIZE in weights=SIZE")
         return MemoryBounds(**found)
 
     def shared_out(self, parts: int, requests: int) -> str:

@@ -118,7 +118,7 @@ def run(options: argparse.Namespace) -> int:
         return _cascade(options, items, floor, params)
     with open_llm(options, chosen[0]) as llm:
         if options.fit is not None:
-            chosen = [_fitted(options, llm, chosen[0], floor, params)]
+            chosen = [_fitted(options, llm, chosen[0], floor, params, items=items)]
         if found is not None:
             found.check(llm.gate.binding(), options.quality)
             chosen = [each for each in chosen if each != llm.gate.reference]
@@ -133,9 +133,15 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _fitted(
-    options: argparse.Namespace, llm: LLM, strategy: StrategySpec, floor: Floor, params: SamplingParams
+    options: argparse.Namespace,
+    llm: LLM,
+    strategy: StrategySpec,
+    floor: Floor,
+    params: SamplingParams,
+    *,
+    items: Sequence[Item],
 ) -> StrategySpec:
-    """Learn the strategy's thresholds, and print them."""
+    """Learn the strategy's thresholds, and print them. Raises ValueError where examples are among the ``items``."""
     from parlay.bench.fitting import fit, good_by_agreement, good_by_answer
     from parlay.bench.workloads import read_prompts
     from parlay.text.answers import check_rule
@@ -146,13 +152,19 @@ def _fitted(
         except ValueError as error:
             raise ValueError(str(error).replace("vote.answer", "--answer", 1)) from None
     examples = [_ids(llm, item) for item in islice(read_prompts(options.fit), options.most)]
+    tested = {tuple(_ids(llm, item)) for item in items}
+    if again := sum(tuple(each) in tested for each in examples):
+        raise ValueError(
+            f"{again} of the examples of --fit are among the prompts too, and a test on what thresholds were learned "
+            "from proves nothing: give others"
+        )
     is_good = good_by_agreement(floor) if options.answer is None else good_by_answer(options.answer)
     found, learned = fit(llm, examples, strategy, floor, params, is_good=is_good)
     for one in learned:
         fallback = "" if one.fallback is None else f"fallback {one.fallback:g}, "
         print(
             f"{one.kind}: {fallback}{one.nats:g} nats; {one.good} of {one.examples} answers are good, "
-            f"{one.speed:.2f} times exact decoding"
+            f"{one.speed:.2f} times the speed of exact decoding"
         )
     print(f"learned: --strategy {found}")
     return found
@@ -202,7 +214,7 @@ def _tell(result: Calibration, floor: Floor) -> None:
         print(
             f"{one.strategy}: {_verdict(one)}; {one.good} of {one.answers} answers are good (mean agreement "
             f"{one.mean_agreement:.3f}), so at least {one.bound:.1%} of such answers, with confidence "
-            f"{floor.confidence:g}; {one.escaped} went on exactly; {one.speed:.2f} times exact decoding"
+            f"{floor.confidence:g}; {one.escaped} went on exactly; {one.speed:.2f} times the speed of exact decoding"
         )
 
 

@@ -95,7 +95,7 @@ def router(registry: Registry, settings: Settings, limiter: Limiter) -> APIRoute
         if limiter.shut:
             raise unavailable(settings.retry_after)
         if lost := next((model for model in registry if model.loss), None):
-            raise unavailable(settings.retry_after, f"model {lost.name} is loaded again: {lost.loss}")
+            raise unavailable(settings.retry_after, f"model {lost.name} is being loaded again: {lost.loss}")
         if any(model.dead for model in registry):
             raise unavailable(settings.retry_after)
         return Status()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import io
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,18 +60,37 @@ def read_pairs(file: Path) -> list[Texts]:
     """
     if not file.is_file():
         raise ValueError(f"no file {file}: name one with a source, a tab and its translation on each line")
-    data = file.read_bytes()
-    if file.suffix == ".zst":
-        import zstandard
-
-        data = zstandard.ZstdDecompressor().stream_reader(io.BytesIO(data)).read()
     pairs = []
-    for number, line in enumerate(data.decode("utf-8").splitlines(), start=1):
+    for number, line in enumerate(_text(file).splitlines(), start=1):
         parts = [part.strip() for part in line.split("\t")[:2]]
         if len(parts) < 2 or not all(parts):
             raise ValueError(f"{file}, line {number}: expected a source, a tab and its translation, got {line!r:.60}")
         pairs.append((parts[0], parts[1]))
     return pairs
+
+
+def _text(file: Path) -> str:
+    """Read a whole text. Raises ValueError for a packed one that is cut short or damaged, and for what is not UTF-8."""
+    data = file.read_bytes()
+    if file.suffix == ".zst":
+        import zstandard
+
+        parts = []
+        while data:  # a file may be several frames
+            frame = zstandard.ZstdDecompressor().decompressobj()
+            try:
+                parts.append(frame.decompress(data))
+            except zstandard.ZstdError as error:
+                raise ValueError(f"{file} can't be unpacked ({error}): fetch it again") from None
+            if not frame.eof:
+                raise ValueError(f"{file} is cut short: fetch it again")
+            data = frame.unused_data
+        data = b"".join(parts)
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise ValueError(f"{file}, line {line}: this is no text in UTF-8") from None
 
 
 def divided(pairs: Sequence[Texts]) -> tuple[list[Texts], list[Texts]]:

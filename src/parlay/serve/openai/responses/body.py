@@ -197,7 +197,7 @@ class ResponsesBody(GenerationBody):
     }
     elsewhere: ClassVar[Mapping[str, str]] = {
         "superposed": "/v1/completions",
-        "vote": "/v1/chat/completions",
+        "vote": "/v1/chat/completions or /v1/completions",
         "outline": "/v1/chat/completions",
     }
 
