@@ -225,7 +225,7 @@ def rule_level(spec: StrategySpec) -> Exactness:
 def chooses(strategy: str | StrategySpec) -> bool:
     """Whether a strategy, which is looked up once, chooses drafters or thresholds by what a request asks for."""
     entry = catalogue().get(strategy.name if isinstance(strategy, StrategySpec) else name_of(strategy))
-    return entry is not None and (entry.routes or "by_kind=" in str(strategy))
+    return entry is not None and (entry.routes or f"{accept_rules.BY_KIND}=" in str(strategy))
 
 
 def exact_form(spec: StrategySpec) -> StrategySpec:
