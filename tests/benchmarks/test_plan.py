@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.plan import files
 from benchmarks.plan.__main__ import main
 from benchmarks.plan.cells import BUDGETS, CELLS, HELD_OUT, TARGETS
 from benchmarks.plan.decode import errors
@@ -97,3 +98,14 @@ def test_the_table_by_kind_of_work_is_made_from_committed_rows() -> None:
     """So every figure of `parlay plan` that was measured elsewhere can be found again."""
     assert tuple(rates()) == kind_rates()
     assert {each.kind for each in kind_rates()} > {"open chat", "code", "edits of code", "maths"}
+
+
+def test_the_page_of_files_counts_predictions_within_a_fifth_of_the_median() -> None:
+    def timed(rows: int, seconds: float) -> Row:
+        kept = Cell(model="a", strategy="forward", workload=f"rows {rows}", context=128)
+        return Row(cell=kept, steps=1, tokens=rows, seconds=seconds, values={"predicted": 0.01})
+
+    no_room = Row(cell=Cell(model="a", strategy="forward", workload="rows 16", context=8192), note="no room")
+    page = files.report(HEADER, [*(timed(1, 0.011) for _ in range(2)), timed(1, 9.0), timed(2, 0.02), no_room])
+    assert "1 of 2 predictions are within 20% of the measurement (goal: all), the median error is 29.5%" in page
+    assert "| a | 128 | 10.0 / 11.0 | 10.0 / 20.0 |" in page
