@@ -39,12 +39,17 @@ def ways(chains: int, at_once: int | None) -> dict[str, VoteParams | None]:
     }
 
 
-def read_problems(data: Path) -> list[tuple[int, str, str]]:
-    """Number, question and right answer of each problem, in the drawn order."""
+def read_all(data: Path) -> list[dict[str, str]]:
+    """All of gsm8k's training problems, with ``question`` and ``answer``."""
     import zstandard
 
     with (data / "gsm8k" / "train.jsonl.zst").open("rb") as file, zstandard.open(file, "rt", encoding="utf-8") as lines:
-        every = [json.loads(line) for line in lines]
+        return [json.loads(line) for line in lines]
+
+
+def read_problems(data: Path) -> list[tuple[int, str, str]]:
+    """Number, question and right answer of each problem, in the drawn order."""
+    every = read_all(data)
     drawn: list[int] = json.loads(IDS.read_text(encoding="utf-8"))
     return [(place, every[place]["question"], find_answer(NUMBER, every[place]["answer"]) or "") for place in drawn]
 

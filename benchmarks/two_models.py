@@ -8,28 +8,27 @@ other. Then time: a few problems one by one, in all ways that change places. Pro
 from __future__ import annotations
 
 import argparse
+import json
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
 from benchmarks.commands import begin, one_line_errors, open_results, write_page
 from benchmarks.options import add_run_flags, add_study_flags
-from benchmarks.reasoning import answer_of, difference, read_problems
+from benchmarks.reasoning import IDS, answer_of, difference, read_all, read_problems
 from parlay import LLM, Ensemble, SamplingParams
 from parlay.bench.records import Cell, Results, Row
 from parlay.llm.outputs import RequestOutput
 from parlay.models.fetch.origin import public_name
 
 LARGE, SMALL, DEFER = "the large model alone", "the small model alone", "Co-LLM"
-ASK = (
-    "Answer the last question as the first one is answered, in one short paragraph.\n\n"
-    "Q: A pen costs 3 dollars and a book 12. What do 4 pens and 2 books cost?\n"
-    "A: 4 pens cost 4 * 3 = 12 dollars. 2 books cost 2 * 12 = 24 dollars. Together that is 12 + 24 = 36 dollars. "
-    "The answer is 36.\n\nQ: {question}\nA:"
-)
-"""With an example, so that answers are short and few are cut."""
+SHOTS, SHORT = 4, 350
+"""Problems with their answers before each question, and letters of such an answer at most: so few texts are cut."""
+END = "\n\nQ:"
 TOGETHER = 16
 Problem = tuple[int, str, str]
 """Number, question and right answer."""
@@ -59,14 +58,28 @@ def opened(name: str, options: argparse.Namespace) -> Iterator[LLM]:
         yield llm
 
 
-def ask(llm: LLM, problems: Sequence[Problem], strategy: str, tokens: int) -> tuple[list[RequestOutput], float]:
-    """Answer greedily, all together; with the seconds of the processor."""
-    params = SamplingParams(temperature=0, max_tokens=tokens)
-    chats = [[{"role": "user", "content": ASK.format(question=question)}] for _, question, _ in problems]
+def read_shots(data: Path) -> str:
+    """The first problems with short answers that are not asked, as texts to go on with; Wei et al. 2022."""
+    asked = set(json.loads(IDS.read_text(encoding="utf-8")))
+    short = [
+        f"Q: {problem['question']}\nA: {' '.join(steps.split())} The answer is {number.strip()}."
+        for place, problem in enumerate(read_all(data))
+        for steps, _, number in [re.sub(r"<<[^>]*>>", "", problem["answer"]).rpartition("####")]
+        if place not in asked and len(steps) < SHORT
+    ]
+    return "\n\n".join(short[:SHOTS])
+
+
+def ask(
+    llm: LLM, problems: Sequence[Problem], shots: str, strategy: str, tokens: int
+) -> tuple[list[RequestOutput], float]:
+    """Answer greedily, all together; with the seconds of the processor, without reading the shots."""
+    params = SamplingParams(temperature=0, max_tokens=tokens, stop=[END])
     llm.reset_prefix_cache()
+    llm.generate(shots, replace(params, max_tokens=1), strategy=strategy)
     began = time.process_time()
-    outputs = llm.chat(chats, params, False, strategy=strategy)
-    return list(outputs), time.process_time() - began
+    asked = [f"{shots}{END} {question}\nA:" for _, question, _ in problems]
+    return list(llm.generate(asked, params, strategy=strategy)), time.process_time() - began
 
 
 def row(cell: Cell, problem: Problem, output: RequestOutput, seconds: float, small: float) -> Row:
@@ -89,6 +102,7 @@ def measure_answers(
     ways: Mapping[str, str], problems: Sequence[Problem], options: argparse.Namespace, results: Results, until: float
 ) -> None:
     """Answer batch after batch, in each way that has not answered it, until the time is over."""
+    shots = read_shots(options.data)
     for name, strategy in ways.items():
         cell = _cell("answers", name, options)
         done = {each.round for each in results.of(cell)}
@@ -99,7 +113,7 @@ def measure_answers(
             small = public_name(options.draft_model) if name == DEFER else ""
             while left and time.monotonic() < until:
                 batch, left = left[:TOGETHER], left[TOGETHER:]
-                outputs, seconds = ask(llm, batch, strategy, options.max_tokens)
+                outputs, seconds = ask(llm, batch, shots, strategy, options.max_tokens)
                 each = zip(batch, outputs, strict=True)
                 part = seconds / len(batch)
                 results.add([row(cell, one, output, part, share_of_small(name, output, small)) for one, output in each])
@@ -109,6 +123,7 @@ def measure_seconds(
     ways: Mapping[str, str], problems: Sequence[Problem], options: argparse.Namespace, results: Results, until: float
 ) -> None:
     """Answer problem after problem alone, in all ways, which change places."""
+    shots = read_shots(options.data)
     names = [name for name in ways if name not in (SMALL, DEFER)]
     done = {each.round for each in results.of(_cell("seconds", LARGE, options))}
     with opened(LARGE, options) as llm:
@@ -119,7 +134,7 @@ def measure_seconds(
                 return
             rows = []
             for name in names[turn % len(names) :] + names[: turn % len(names)]:
-                (output,), seconds = ask(llm, [problem], ways[name], options.max_tokens)
+                (output,), seconds = ask(llm, [problem], shots, ways[name], options.max_tokens)
                 share = share_of_small(name, output, "")
                 rows.append(row(_cell("seconds", name, options), problem, output, seconds, share))
             results.add(rows)
