@@ -3,8 +3,8 @@
 ``tasks DIR`` writes texts to train on and to ask: copy, reverse, sort, or replace letters. ``answers`` lets a model
 answer prompts greedily, for what is to be trained on its own texts. ``measure`` decodes prompts under each strategy and
 prints a JSON line for each. ``mixed DIR`` writes texts of two kinds: fields that are looked up, for which a request may
-be lossy under a floor, and sums that are worked out step by step, for which it may not. ``serve`` decodes such requests
-one way each, and as each of them allows.
+be lossy under a floor, and sums that are worked out step by step, for which it may not. ``serve`` sends such requests
+to a server: all decoded in one way, and each as it allows.
 """
 
 from __future__ import annotations
@@ -14,10 +14,16 @@ import json
 import random
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any
 
+import httpx
+
+from benchmarks.serving.served import served
 from parlay import LLM, SamplingParams
 from parlay.text.chat_template import render
 
@@ -41,8 +47,10 @@ VALUES = (
     "gold",
     "peter",
 )
-FORWARD, ROWS = 1.0, (0.03, 0.1)
-"""Known prices: of a forward, and of each of its rows, small and large."""
+RECORD, ADDENDS = 6, 5
+AS_ALLOWED = "auto, as each request allows"
+LIMIT = 120.0
+"""Seconds that one answer may take."""
 
 
 def task(chance: random.Random) -> dict[str, str]:
@@ -59,8 +67,8 @@ def task(chance: random.Random) -> dict[str, str]:
 
 def lookup(chance: random.Random) -> dict[str, str]:
     """Fields of a record to be found again, in another order."""
-    record = {name: chance.choice(VALUES) for name in chance.sample(FIELDS, 5)}
-    wanted = chance.sample(sorted(record), 4)
+    record = {name: chance.choice(VALUES) for name in chance.sample(FIELDS, RECORD)}
+    wanted = chance.sample(sorted(record), RECORD)
     given = ", ".join(f"{name} {value}" for name, value in record.items())
     said = ", ".join(f"{name} is {record[name]}" for name in wanted)
     return {"kind": "lookup", "prompt": f"record: {given}. find {' '.join(wanted)}:", "answer": f" {said}."}
@@ -68,7 +76,7 @@ def lookup(chance: random.Random) -> dict[str, str]:
 
 def sums(chance: random.Random) -> dict[str, str]:
     """A sum that is worked out one number at a time."""
-    first, *others = [chance.randint(1, 9) for _ in range(5)]
+    first, *others = [chance.randint(1, 9) for _ in range(ADDENDS)]
     steps = list[str]()
     total = first
     for other in others:
@@ -143,53 +151,94 @@ def measure(options: argparse.Namespace) -> None:
         print(json.dumps(row), flush=True)
 
 
+@dataclass(slots=True)
+class Played:
+    """What came of the trace in one way: by round, the seconds, the server's own, and the answers of all requests."""
+
+    seconds: list[float] = field(default_factory=list)
+    processor: list[float] = field(default_factory=list)
+    answers: list[list[dict[str, Any]]] = field(default_factory=list)
+
+
 def serve(options: argparse.Namespace) -> None:
-    """Decode all requests one after another: in each named way, and last by ``auto`` as each of them allows.
+    """Send the trace to a server in each way in turn, round after round: the named ones, and as each request allows.
 
-    Look-ups allow ``--floor``, sums want the exact text. ``right``: answers that are the only right one; ``same``:
-    that are plain decoding's.
+    Look-ups allow ``--floor``, sums want the exact text. No prompt is found in the cache of another way. What each way
+    costs is learned from other requests first.
     """
-    rows = [json.loads(line) for line in options.data.read_text(encoding="utf-8").splitlines()][: options.prompts]
-    params = SamplingParams(temperature=0, max_tokens=options.tokens)
-    plain: list[tuple[int, ...]] = []
-    for way in (*options.strategies, ""):
-        held = () if way else (options.certificate,)
-        with LLM(options.model, certificates=held, router_memory="off", audit_share=0.02) as llm:
-            began = time.perf_counter()
-            samples = []
-            for row in rows:
-                exactness = None if way else options.floor if row["kind"] == "lookup" else "seed"
-                said = llm.generate(row["prompt"], params, strategy=way or None, exactness=exactness)
-                samples.append(said[0].outputs[0])
-            seconds = time.perf_counter() - began
-            audits = [(each.evidence.audited, each.evidence.bad) for each in llm.gate.audited()]
-        texts = [tuple(sample.token_ids) for sample in samples]
-        plain = plain or texts
-        print(
-            json.dumps(_served(way, rows, samples, plain) | {"seconds": round(seconds, 1), "audits": audits}),
-            flush=True,
-        )
+    rows = [json.loads(line) for line in options.data.read_text(encoding="utf-8").splitlines()]
+    trace, others = rows[: options.prompts], rows[options.prompts :]
+    floor = ("--certificate", str(options.certificate)) if options.certificate else ()
+    words = (*floor, "--audit-share", str(options.audit_share), "--threads", "1")
+    ways, found = (*options.strategies, AS_ALLOWED), dict[str, Played]()
+    with served(f"model={options.model}", *words) as url, httpx.Client(base_url=url, timeout=LIMIT) as client:
+        for way in ways:
+            _play(client, options, others, way, "before")
+            found[way] = Played()
+        for turn in range(options.rounds):
+            for place in range(len(ways)):  # who is first changes
+                way = ways[(turn + place) % len(ways)]
+                began, spent = time.perf_counter(), _metric(client, "process_cpu_seconds_total")
+                found[way].answers.append(_play(client, options, trace, way, f"round {turn}"))
+                found[way].seconds.append(time.perf_counter() - began)
+                found[way].processor.append(_metric(client, "process_cpu_seconds_total") - spent)
+        audits = [_metric(client, f"parlay_audits{each}_total") for each in ("", "_disagreed")]
+    for way in ways:
+        print(json.dumps(_served(way, trace, found, ways[0]) | ({} if way in ways[:-1] else {"audits": audits})))
 
 
-def _served(way: str, rows: list[dict[str, Any]], samples: list[Any], plain: list[tuple[int, ...]]) -> dict[str, Any]:
-    """One row for the whole trace."""
-    steps, all_rows = (
-        sum(each) for each in zip(*((one.metrics.steps, one.metrics.rows) for one in samples), strict=True)
-    )
-    found: dict[str, Any] = {"strategy": way or "auto, as each request allows", "prompts": len(rows), "steps": steps}
-    found |= {"tokens": sum(len(sample.token_ids) for sample in samples), "rows": all_rows}
-    found |= {f"price at {each:g} a row": round(FORWARD * steps + each * all_rows, 1) for each in ROWS}
+def _play(
+    client: httpx.Client, options: argparse.Namespace, rows: Sequence[Mapping[str, Any]], way: str, salt: str
+) -> list[dict[str, Any]]:
+    """The answers of all requests, so many at once."""
+
+    def ask(row: Mapping[str, Any]) -> dict[str, Any]:
+        allows = options.floor if row["kind"] == "lookup" else "seed"
+        own = {"exactness": allows} if way == AS_ALLOWED else {"strategy": way}
+        body = {"prompt": row["prompt"], "max_tokens": options.tokens, "temperature": 0, "cache_salt": f"{way}, {salt}"}
+        answer = client.post("/v1/completions", json={"model": "model", **body, **own}).raise_for_status().json()
+        tokens, told = answer["usage"]["completion_tokens"], answer["parlay"]
+        steps = round(tokens / told["tokens_per_step"]) if told["tokens_per_step"] else 0
+        return {"text": answer["choices"][0]["text"], "way": told["strategy"], "tokens": tokens, "steps": steps}
+
+    with ThreadPoolExecutor(options.clients) as pool:
+        return [*pool.map(ask, rows)]
+
+
+def _metric(client: httpx.Client, name: str) -> float:
+    """The sum of a metric of the server; 0 where it has none of that name."""
+    lines = client.get("/metrics").text.splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.split("{")[0].split(" ")[0] == name)
+
+
+def _served(way: str, rows: Sequence[Mapping[str, Any]], found: Mapping[str, Played], first: str) -> dict[str, Any]:
+    """One row for the whole trace. ``right``: answers that are the only right one; ``same``: that are the ``first``
+    way's. Both, and tokens and steps, are of all rounds. ``ratio``: the first way's seconds over this one's, by round.
+    """
+    own, plain = found[way], found[first]
+    every = [
+        (row, answer, exact)
+        for answers, texts in zip(own.answers, plain.answers, strict=True)
+        for row, answer, exact in zip(rows, answers, texts, strict=True)
+    ]
+    said: dict[str, Any] = {"strategy": way, "prompts": len(rows), "rounds": len(own.seconds)}
+    said |= {name: sum(answer[name] for _, answer, _ in every) for name in ("tokens", "steps")}
+    for name, mine, theirs in (
+        ("seconds", own.seconds, plain.seconds),
+        ("processor_seconds", own.processor, plain.processor),
+    ):
+        ratios = [round(b / a, 3) for a, b in zip(mine, theirs, strict=True)]
+        said |= {name: [round(each, 3) for each in mine], f"{name}_ratios": ratios, f"{name}_ratio": median(ratios)}
     for kind in sorted({row["kind"] for row in rows}):
-        each = [
-            (sample, row, text) for sample, row, text in zip(samples, rows, plain, strict=True) if row["kind"] == kind
-        ]
-        found[kind] = {
+        each = [(row, answer, exact) for row, answer, exact in every if row["kind"] == kind]
+        said[kind] = {
             "of": len(each),
-            "right": sum(sample.text.strip() == row["answer"].strip() for sample, row, _ in each),
-            "same": sum(tuple(sample.token_ids) == text for sample, _, text in each),
-            "ways": dict(Counter(str(sample.strategy) for sample, _, _ in each)),
+            "right": sum(answer["text"].strip() == row["answer"].strip() for row, answer, _ in each),
+            "same": sum(answer["text"] == exact["text"] for _, answer, exact in each),
+            "steps": sum(answer["steps"] for _, answer, _ in each),
+            "ways": dict(Counter(answer["way"] for _, answer, _ in each)),
         }
-    return found
+    return said
 
 
 def _answers(llm: LLM, rows: list[dict[str, Any]], params: SamplingParams, strategy: str, *, chat: bool) -> list[Any]:
@@ -209,16 +258,19 @@ def main() -> None:
     mixing = commands.add_parser("mixed")
     mixing.add_argument("folder", type=Path)
     mixing.add_argument("--count", type=int, default=6000)
-    mixing.add_argument("--held", type=int, default=120)
+    mixing.add_argument("--held", type=int, default=160)
     mixing.add_argument("--seed", type=int, default=0)
     serving = commands.add_parser("serve")
     serving.add_argument("--model", required=True)
     serving.add_argument("--data", type=Path, required=True)
-    serving.add_argument("--certificate", type=Path, required=True)
-    serving.add_argument("--strategies", nargs="+", default=["none", "auto"])
-    serving.add_argument("--floor", default="lossy:floor=0.9")
-    serving.add_argument("--prompts", type=int, default=120)
+    serving.add_argument("--certificate", type=Path, help="of parlay calibrate; without one nothing may be lossy")
+    serving.add_argument("--strategies", nargs="+", default=["none", "auto"], help="the first one's texts are exact")
+    serving.add_argument("--floor", default="lossy:floor=0.95")
+    serving.add_argument("--prompts", type=int, default=120, help="those after them are asked before, unmeasured")
     serving.add_argument("--tokens", type=int, default=48)
+    serving.add_argument("--clients", type=int, default=1, help="requests at once")
+    serving.add_argument("--rounds", type=int, default=5)
+    serving.add_argument("--audit-share", type=float, default=0.02)
     answering = commands.add_parser("answers")
     answering.add_argument("--model", required=True)
     answering.add_argument("--data", type=Path, required=True)

@@ -208,7 +208,7 @@ def test_the_two_copies_guess_each_place_of_a_canvas_once() -> None:
     """But for its first place, which the text predicts; the row behind the last place guesses in both copies."""
     group_T = masks.groups_of(13, 4, 1)
     masked_BT = torch.rand(1, 13) < 0.5
-    one, other = (guessing_rows(each, group_T)[0] for each in (masked_BT, ~masked_BT))
+    one, other = (guessing_rows(each, group_T[None])[0] for each in (masked_BT, ~masked_BT))
     first = group_T[1:] != group_T[:-1]
     assert (one[~first] != other[~first]).all()
     assert one[first].all()
@@ -315,15 +315,51 @@ def test_a_causal_model_learns_to_draft_for_itself(tmp_path: Path) -> None:
     assert read_config(tmp_path).canvas == CanvasSpec(MASK, 4, shift=True)
 
 
+def test_canvases_begin_where_answers_do_or_later_and_prompts_are_never_masked() -> None:
+    recipe = SetBlockRecipe(SetBlockTrainOptions(**COMMON, block=3, keep=0, text_weight=1), decoder())
+    prompts = [TrainingText((END, *range(1, 3 + more), AS, 5, 6, 7, 8, 9, END), 4 + more) for more in (0, 1, 2)] * 20
+    batch, seen = batch_of(prompts, END, 1), list[tuple[Tensor, Tensor]]()
+    recipe._both = lambda batch, masked_BT, group_BT: seen.append((masked_BT, group_BT)) or masked_BT.sum() * 0.0  # type: ignore[method-assign]
+    for _ in range(2):
+        recipe.loss(batch)
+    (all_BT, group_BT), (part_BT, _) = seen
+    later_B = group_BT.eq(0).int().argmax(1) - batch.answer_B
+    assert set(later_B.tolist()) == {0, 1, 2}, "at most a block later"
+    assert later_B.eq(0).sum() > 30, "half of them, and some that were drawn so"
+    assert torch.equal(all_BT, group_BT >= 0)
+    here_BT, there_BT = part_BT.split(len(batch.ids_BT))
+    assert not (here_BT & there_BT).any()
+    assert not ((here_BT | there_BT) & ~batch.learned_BT).any()
+
+
 def test_the_causal_mode_is_kept_by_what_it_was() -> None:
     """Where nothing has moved yet, the text adds nothing to the loss; and no gradient pulls it away."""
     options = SetBlockTrainOptions(data=DATA, block=4)
     recipe = SetBlockRecipe(options, decoder(), decoder())
     batch = batch_of(reversals(8), END, 1)
-    group_T, nowhere_BT = masks.groups_of(batch.ids_BT.shape[1], 4, 8), torch.zeros_like(batch.ids_BT, dtype=torch.bool)
-    assert float(recipe._both(batch, nowhere_BT, group_T).detach()) == pytest.approx(0, abs=1e-5)
-    with pytest.raises(UsageError, match="keep=1 needs the model as it was"):
+    group_BT = masks.groups_of(batch.ids_BT.shape[1], 4, batch.length_B[:, None])
+    nowhere_BT = torch.zeros_like(batch.ids_BT, dtype=torch.bool)
+    assert float(recipe._both(batch, nowhere_BT, group_BT).detach()) == pytest.approx(0, abs=1e-5)
+    with pytest.raises(UsageError, match="keep=1 needs the model as it was; a new one has --keep 0"):
         SetBlockRecipe(options, decoder())
+
+
+def test_a_new_model_learns_both_modes(tmp_path: Path) -> None:
+    data = tmp_path / "say.jsonl"
+    data.write_text(
+        "".join(json.dumps({"prompt": f"say {word}:", "answer": word}) + "\n" for word in ("ab", "ba") * 40)
+    )
+    common: dict[str, Any] = {"data": data, "rows": 8, "length": 32, "precision": "float32", "model": ""}
+    common |= {"shape": "tiny", "vocab_size": 280, "block": 4, "keep": 0, "text_weight": 1, "rate": 1}
+    said = train("set-block", SetBlockTrainOptions(**common, updates=60, out=tmp_path / "both"))
+    assert said.startswith(f"{tmp_path / 'both'}: 60 updates")
+    params = SamplingParams(temperature=0, max_tokens=8)
+    with LLM(str(tmp_path / "both"), dtype="float32") as llm:
+        for strategy in ("none", "denoise:selector=confidence,k=1", "set-block:policy=fixed"):
+            texts = [each.outputs[0].text for each in llm.generate(["say ab:", "say ba:"], params, strategy=strategy)]
+            assert texts == ["ab", "ba"], strategy
+    with pytest.raises(UsageError, match="are for a model that is there"):
+        train("set-block", SetBlockTrainOptions(**common, updates=1, out=tmp_path / "none", layers=1))
 
 
 def test_the_last_layers_alone_can_be_trained() -> None:

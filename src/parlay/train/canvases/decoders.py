@@ -51,9 +51,12 @@ class Decoder(nn.Module):
         self.mask_id = mask_id
 
     def hidden(self, ids_BT: Tensor, seen_TT: Tensor, positions_T: Tensor | None = None) -> Tensor:
-        """States that the LM head reads, ``[B, T, H]``. A place sees those that its row of ``seen_TT`` says."""
+        """States that the LM head reads, ``[B, T, H]``. A place sees those that its row of ``seen_TT`` says.
+
+        Rows that see differently have a ``[B, T, T]``.
+        """
         positions = torch.arange(ids_BT.shape[1]) if positions_T is None else positions_T
-        mask = seen_TT[None, None].expand(len(ids_BT), 1, -1, -1)
+        mask = (seen_TT if seen_TT.ndim == 3 else seen_TT[None])[:, None].expand(len(ids_BT), 1, -1, -1)
         model: Any = self.inner
         out: Tensor = model.model(
             input_ids=ids_BT, attention_mask=mask, position_ids=positions[None].expand(len(ids_BT), -1)

@@ -19,27 +19,33 @@ def causal(length: int) -> Tensor:
     return everybody(length).tril()
 
 
-def groups_of(length: int, size: int, offset: int = 0) -> Tensor:
-    """The group of each place, ``[T]``: groups have ``size`` places, and one begins at ``offset``."""
+def groups_of(length: int, size: int, offset: int | Tensor = 0) -> Tensor:
+    """The group of each place, ``[T]``: groups have ``size`` places, and number 0 begins at ``offset``.
+
+    ``[B, T]`` of rows with an offset each, ``[B, 1]``.
+    """
     return (torch.arange(length) - offset).div(size, rounding_mode="floor")
 
 
 def by_groups(group_T: Tensor) -> Tensor:
-    """``[T, T]``: a place sees its own group and those before it."""
-    return group_T[None] <= group_T[:, None]
+    """``[T, T]``: a place sees its own group and those before it; ``[B, T, T]`` of rows with groups of their own."""
+    return group_T[..., None, :] <= group_T[..., :, None]
 
 
 def two_streams(group_T: Tensor, *, causal: bool = False) -> Tensor:
     """``[2 T, 2 T]``: T noisy places, then the same places clean (BD3-LM, Arriola et al. 2025, arXiv:2503.09573).
 
+    Of rows with groups of their own, ``[B, T]``, it is ``[B, 2 T, 2 T]``.
+
     A noisy place sees the noisy ones of its group, and the clean ones of the groups before it. So one forward holds
     every group after the clean text before it. Clean places see clean ones alone: those before them if ``causal``, else
     their own group's as well.
     """
-    same, before = group_T[None] == group_T[:, None], group_T[None] < group_T[:, None]
+    keys_1T, rows_T1 = group_T[..., None, :], group_T[..., :, None]
+    same, before = keys_1T == rows_T1, keys_1T < rows_T1
     clean = torch.ones_like(same).tril() if causal else same | before
     nothing = torch.zeros_like(same)
-    return torch.cat([torch.cat([same, before], 1), torch.cat([nothing, clean], 1)])
+    return torch.cat([torch.cat([same, before], -1), torch.cat([nothing, clean], -1)], -2)
 
 
 def spread_rates(count: int, draw: torch.Generator, low: float = 0.0, high: float = 1.0) -> Tensor:

@@ -68,6 +68,14 @@ class TunedTrainOptions(CanvasTrainOptions):
 class SetBlockTrainOptions(TunedTrainOptions):
     """How far is guessed, behind which token, and what of."""
 
+    model: str = option(
+        "parlay-mini", "the model that is trained further, by name or folder; empty: a new one, of --shape"
+    )
+    shape: str = option("mini-draft", "size of a new model", choices=sorted(SHAPES))
+    vocab_size: int = option(4096, "tokens of a new model's vocabulary, the mask among them", low=258, high=65_535)
+    rate: float = option(
+        1e-4, "peak learning rate (AdamW); of a new model times those of parlay train lm, say 1", low=0
+    )
     block: int = option(8, "places of a canvas", low=2, high=256)
     text_weight: float = option(0.0, "weight of the texts' own tokens, in the text and on canvases", low=0)
     keep: float = option(

@@ -78,21 +78,32 @@ def begin_diffusion(options: MdlmTrainOptions) -> Begun:
     texts = read_user_texts(options.data)
     if options.model:
         tokenizer, mask_id = open_tokenizer(options.model), mask_of(options.model)
-        inner = load_decoder(options.model)
+        decoder = Decoder(load_decoder(options.model), mask_id)
     else:
-        tokenizer = new_tokenizer(texts, options.vocab_size)
-        mask_id = int(tokenizer.convert_tokens_to_ids(MASK))
-        torch.manual_seed(options.seed)
-        end = tokenizer.eos_token_id
-        inner = new_decoder(SHAPES[options.shape].config(len(tokenizer), end, end))
+        decoder, tokenizer = _new(texts, options)
     rows, held = parted(rows_of(texts, words_of(tokenizer), options.length))
-    decoder = Decoder(inner, mask_id)
     recipe = Bd3(options, decoder) if isinstance(options, Bd3TrainOptions) else Mdlm(options, decoder)
     return Begun(recipe, tokenizer, rows, held, options.model)
 
 
+def _new(texts: UserTexts, options: MdlmTrainOptions | SetBlockTrainOptions) -> tuple[Decoder, PreTrainedTokenizerFast]:
+    """A model with random weights, and a tokenizer of its own."""
+    tokenizer = new_tokenizer(texts, options.vocab_size)
+    torch.manual_seed(options.seed)
+    end = tokenizer.eos_token_id
+    inner = new_decoder(SHAPES[options.shape].config(len(tokenizer), end, end))
+    return Decoder(inner, int(tokenizer.convert_tokens_to_ids(MASK))), tokenizer
+
+
 def begin_set_block(options: SetBlockTrainOptions) -> Begun:
-    """A causal model that gets a mask, or an adapter for rows that read one."""
+    """A causal model that gets a mask, or an adapter for rows that read one; or a new one with both modes."""
+    if not options.model:
+        if options.lora or options.layers or options.mask_token:
+            raise UsageError("--lora, --layers and --mask-token are for a model that is there: name it with --model")
+        texts = read_user_texts(options.data)
+        decoder, tokenizer = _new(texts, options)
+        rows, held = parted(rows_of(texts, words_of(tokenizer), options.length))
+        return Begun(SetBlockRecipe(options, decoder, new=True), tokenizer, rows, held)
     inner, tokenizer, rows, held = _tuned(options.model, options)
     mask_id = choose_mask(tokenizer, inner.config.vocab_size, options.mask_token)
     if options.lora and (options.layers or not (options.keep or options.text_weight)):

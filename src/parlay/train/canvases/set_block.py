@@ -16,61 +16,70 @@ from parlay.options import UsageError
 from parlay.train.canvases import masks
 from parlay.train.canvases.decoders import Decoder, set_block_config
 from parlay.train.canvases.options import SetBlockTrainOptions
-from parlay.train.canvases.recipe import CanvasRecipe, Slow, Stepper, divergence, last_layers, next_token_loss
+from parlay.train.canvases.recipe import CanvasRecipe, Scaled, Slow, Stepper, divergence, last_layers, next_token_loss
 from parlay.train.canvases.rows import RowBatch
 
 
 class SetBlockRecipe(CanvasRecipe):
     """Set block decoding (Gat et al. 2025, arXiv:2509.04185) with the masks of Fast-dLLM v2 (arXiv:2509.26328).
 
-    A row's canvases begin at a drawn place and follow each other; each sees the clean causal text before it and itself.
-    The row before a place predicts it, as in the text. By turns all places are masked, as when the model drafts for
-    itself, and then each place in one of two copies, so that all are learned.
+    The first canvas of a row begins where its answer does, or at a drawn place after that, and others follow it; each
+    sees the clean causal text before it and itself. So prompts are never masked. The row before a place predicts it, as
+    in the text. By turns all places are masked, as when the model drafts for itself, and then each place in one of two
+    copies, so that all are learned.
 
     The same weights serve both modes. What keeps the causal mode is the loss: at clean rows of the same forward the
     model learns the distributions that it had as it was (``original``). Canvases learn these too, where the papers
-    learn the texts: a draft is right if the model itself would write so.
+    learn the texts: a draft is right if the model itself would write so. A model that is ``new`` learns the texts.
     """
 
-    def __init__(self, options: SetBlockTrainOptions, decoder: Decoder, original: Decoder | None = None) -> None:
+    def __init__(
+        self, options: SetBlockTrainOptions, decoder: Decoder, original: Decoder | None = None, *, new: bool = False
+    ) -> None:
         """Without an ``original`` the texts alone are learned."""
         super().__init__(decoder, options.seed)
         if original is None and options.keep:
-            raise UsageError(f"keep={options.keep:g} needs the model as it was")
-        self._options, self._original = options, original
+            raise UsageError(f"keep={options.keep:g} needs the model as it was; a new one has --keep 0 --text-weight 1")
+        self._options, self._original, self._new = options, original, new
         self._turn = 0
 
     def optimizer(self) -> Stepper:
+        if self._new:
+            return Scaled(self.decoder, self._options.rate)
         return Slow(last_layers(self.decoder, self._options.layers), self._options.rate)
 
     def loss(self, batch: RowBatch) -> Tensor:
         self._turn += 1
-        ids_BT, size = batch.ids_BT, self._options.block
-        offset = int(torch.randint(1, size + 1, (1,), generator=self.draw))
-        group_T = masks.groups_of(ids_BT.shape[1], size, offset)
-        inside_BT = (group_T >= 0)[None].expand_as(ids_BT)
+        group_BT = masks.groups_of(batch.ids_BT.shape[1], self._options.block, self._begins(batch)[:, None])
+        inside_BT = group_BT >= 0
         if self._turn % 2:
-            return self._both(batch, inside_BT, group_T)
-        rate = torch.rand(len(ids_BT), 1, generator=self.draw).expand_as(ids_BT)
-        masked_BT = masks.masked_at(rate, inside_BT, self.draw)
+            return self._both(batch, inside_BT, group_BT)
+        rate_BT = torch.rand(len(group_BT), 1, generator=self.draw).expand_as(group_BT)
+        masked_BT = masks.masked_at(rate_BT, inside_BT, self.draw)
         twice = RowBatch(*(each.repeat(2, *[1] * (each.ndim - 1)) for each in batch))
-        return self._both(twice, torch.cat([masked_BT, inside_BT & ~masked_BT]), group_T)
+        return self._both(twice, torch.cat([masked_BT, inside_BT & ~masked_BT]), group_BT.repeat(2, 1))
 
-    def _both(self, batch: RowBatch, masked_BT: Tensor, group_T: Tensor) -> Tensor:
+    def _begins(self, batch: RowBatch) -> Tensor:
+        """Where the first canvas of each row begins, ``[B]``: where the answer does in half of them."""
+        share_B = torch.rand(len(batch.answer_B), generator=self.draw)
+        later_B = (2 * share_B - 1).clamp(min=0) * (batch.length_B - batch.answer_B).clamp(max=self._options.block)
+        return batch.answer_B + later_B.long()
+
+    def _both(self, batch: RowBatch, masked_BT: Tensor, group_BT: Tensor) -> Tensor:
         """The losses of canvases and of the text; the first place of a canvas is a matter of the text."""
-        hidden_BTH, length = self._hidden(batch, masked_BT, group_T), len(group_T)
+        hidden_BTH, length = self._hidden(batch, masked_BT, group_BT), group_BT.shape[1]
         own_BTH = None
         if self._original is not None:
             with torch.no_grad():
                 own_BTH = self._original.hidden(batch.ids_BT, masks.causal(length))
-        guessed = self.guesses(hidden_BTH[:, :length], own_BTH, batch, masked_BT, group_T)
+        guessed = self.guesses(hidden_BTH[:, :length], own_BTH, batch, masked_BT, group_BT)
         return guessed + self._loss(hidden_BTH[:, length:], own_BTH, batch, batch.text_BT[:, 1:])
 
     def guesses(
-        self, hidden_BTH: Tensor, own_BTH: Tensor | None, batch: RowBatch, masked_BT: Tensor, group_T: Tensor
+        self, hidden_BTH: Tensor, own_BTH: Tensor | None, batch: RowBatch, masked_BT: Tensor, group_BT: Tensor
     ) -> Tensor:
         """The loss of the rows that guess masked places."""
-        guessed_BT = guessing_rows(masked_BT, group_T) & (group_T >= 0)[None, :-1] & batch.text_BT[:, 1:]
+        guessed_BT = guessing_rows(masked_BT, group_BT) & (group_BT >= 0)[:, :-1] & batch.text_BT[:, 1:]
         return self._loss(hidden_BTH, own_BTH, batch, guessed_BT)
 
     def _loss(self, hidden_BTH: Tensor, own_BTH: Tensor | None, batch: RowBatch, wanted_BT: Tensor) -> Tensor:
@@ -84,26 +93,28 @@ class SetBlockRecipe(CanvasRecipe):
             total = total + self._options.keep * divergence(own_MV, logits_MV)
         return total
 
-    def _hidden(self, batch: RowBatch, masked_BT: Tensor, group_T: Tensor) -> Tensor:
+    def _hidden(self, batch: RowBatch, masked_BT: Tensor, group_BT: Tensor) -> Tensor:
         noisy_BT = torch.where(masked_BT, self.decoder.mask_id, batch.ids_BT)
-        return self.decoder.streams(noisy_BT, batch.ids_BT, masks.two_streams(group_T, causal=True))
+        return self.decoder.streams(noisy_BT, batch.ids_BT, masks.two_streams(group_BT, causal=True))
 
     def config(self) -> Mapping[str, Any]:
         return set_block_config(self.decoder.mask_id, self._options.block)
 
     def measure(self, batches: Sequence[RowBatch]) -> dict[str, float]:
-        """Perplexity of the causal mode, and the share of first guesses that are right at each depth, all masked."""
+        """Perplexity of the causal mode, and the share of first guesses that are right at each depth, all masked.
+
+        Canvases begin where answers do.
+        """
         size = self._options.block
         nats, right, counts = 0.0, torch.zeros(size), torch.zeros(size)
         for batch in batches:
             length = batch.ids_BT.shape[1]
-            group_T = masks.groups_of(length, size, 1)
-            all_BT = torch.ones_like(batch.ids_BT, dtype=torch.bool)
-            hidden_BTH = self._hidden(batch, all_BT, group_T)
+            group_BT = masks.groups_of(length, size, batch.answer_B[:, None])
+            hidden_BTH = self._hidden(batch, group_BT >= 0, group_BT)
             nats += float(self.text_loss(hidden_BTH[:, length:], batch)) / len(batches)
-            wanted_BT = batch.text_BT[:, 1:] & (group_T >= 0)[None, :-1]
+            wanted_BT = batch.text_BT[:, 1:] & (group_BT >= 0)[:, :-1]
             best_M = self.decoder.head(hidden_BTH[:, : length - 1][wanted_BT]).argmax(-1)
-            place_M = ((torch.arange(length - 1) - 1) % size).expand(len(batch.ids_BT), -1)[wanted_BT]
+            place_M = ((torch.arange(length - 1) - batch.answer_B[:, None]) % size)[wanted_BT]
             hit_M = (best_M == batch.ids_BT[:, 1:][wanted_BT]).float()
             right.index_add_(0, place_M, hit_M)
             counts.index_add_(0, place_M, torch.ones_like(hit_M))
@@ -111,7 +122,6 @@ class SetBlockRecipe(CanvasRecipe):
         return {"perplexity": math.exp(nats), **{f"guess {place + 1}": share for place, share in enumerate(shares)}}
 
 
-def guessing_rows(masked_BT: Tensor, group_T: Tensor) -> Tensor:
+def guessing_rows(masked_BT: Tensor, group_BT: Tensor) -> Tensor:
     """Bool ``[B, T - 1]``: rows of canvases whose next place is masked, or lies behind the canvas."""
-    ends_T = group_T[1:] != group_T[:-1]
-    return masked_BT[:, 1:] | ends_T[None]
+    return masked_BT[:, 1:] | (group_BT[:, 1:] != group_BT[:, :-1])
