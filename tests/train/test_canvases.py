@@ -346,9 +346,8 @@ def test_the_causal_mode_is_kept_by_what_it_was() -> None:
 
 def test_a_new_model_learns_both_modes(tmp_path: Path) -> None:
     data = tmp_path / "say.jsonl"
-    data.write_text(
-        "".join(json.dumps({"prompt": f"say {word}:", "answer": word}) + "\n" for word in ("ab", "ba") * 40)
-    )
+    lines = [json.dumps({"prompt": f"say {word}:", "answer": word}) for word in ("ab", "ba") * 40]
+    data.write_text("\n".join(lines))
     common: dict[str, Any] = {"data": data, "rows": 8, "length": 32, "precision": "float32", "model": ""}
     common |= {"shape": "tiny", "vocab_size": 280, "block": 4, "keep": 0, "text_weight": 1, "rate": 1}
     said = train("set-block", SetBlockTrainOptions(**common, updates=60, out=tmp_path / "both"))

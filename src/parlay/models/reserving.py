@@ -38,6 +38,11 @@ class ReservingRunner(Generic[_State]):
         self._sequences: dict[int, _State] = {}
         self._capacity = most or max(_LEAST_CAPACITY, 4 * context)
 
+    def add(self, sequence: int, state: _State) -> None:
+        """Begin a sequence, whose name must be free."""
+        assert sequence not in self._sequences, f"sequence {sequence} is open already"
+        self._sequences[sequence] = state
+
     def reserve(self, sequence: int, tokens: int) -> bool:
         """Whether there is room for so many tokens of this sequence. Raises OutOfRoom if there never will be."""
         if tokens > self._capacity:
@@ -104,17 +109,26 @@ class TakenForGood:
 
 
 def refuse(
-    name: str, through: str, segment: Segment, skip: Skip, last: Segment | None, *, untapped: Sequence[int] = ()
+    name: str,
+    through: str,
+    segment: Segment,
+    skip: Skip,
+    last: Segment | None,
+    *,
+    untapped: Sequence[int] = (),
+    canvases: bool = False,
 ) -> None:
     """Raise ValueError for a segment that the runtime ``through`` can't run after its sequence's ``last`` one.
 
-    ``untapped`` are layers whose hidden states were asked for and can't be had.
+    ``untapped`` are layers whose hidden states were asked for and can't be had. With ``canvases`` all nodes must see
+    each other, else none may.
     """
     asked = {
         "skip sub-layers": bool(skip),
         "read features": segment.features is not None,
         "run cached tokens again": segment.base < 0,
-        "let rows see each other": segment.together > 0,
+        "let rows see each other": segment.together > 0 and not canvases,
+        "run rows that are no canvas": canvases and len(segment.tree) != segment.together,
         "move rows to other positions": bool(segment.places),
         "hide tokens or round weights": segment.approximate,
         "run an adapter": segment.adapter is not None or segment.mask_adapter is not None,

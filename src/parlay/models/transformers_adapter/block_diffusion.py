@@ -15,9 +15,9 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from parlay.models.config import UnsupportedModel
-from parlay.models.reserving import ReservingRunner
+from parlay.models.reserving import ReservingRunner, refuse
 from parlay.models.transformers_adapter.call import copied
-from parlay.models.transformers_adapter.runner import eos_ids
+from parlay.models.transformers_adapter.runner import THROUGH, eos_ids
 from parlay.system.threads import torch_on_all
 from parlay.types import NO_SKIP, CanvasSpec, Exactness, Output, Runner, RunnerSpec, Segment, Skip
 
@@ -71,8 +71,7 @@ class BlockDiffusionRunner(ReservingRunner[_Text], Runner):
 
     def open(self, sequence: int, tokens: Sequence[int], salt: str = "") -> int:
         """Begin a sequence; nothing is ever cached already, because prefixes are not shared here."""
-        assert sequence not in self._sequences, f"sequence {sequence} is open already"
-        self._sequences[sequence] = _Text(self._new_cache())
+        self.add(sequence, _Text(self._new_cache()))
         return 0
 
     @torch.no_grad()
@@ -82,11 +81,9 @@ class BlockDiffusionRunner(ReservingRunner[_Text], Runner):
 
         Raises ValueError for what this runner can't do: taps, skipping, and trees that are no canvas.
         """
-        if taps or skip:
-            raise ValueError(f"{self._spec.name} runs through transformers, without taps and with all sub-layers")
         rows, starts = list[Tensor](), [0]
         for segment in segments:
-            self._refuse(segment)
+            refuse(self._spec.name, THROUGH, segment, skip, None, untapped=taps, canvases=True)
             self._encode(self._sequences[segment.sequence], segment.pending)
             text = torch.zeros(max(0, len(segment.pending) - segment.logits_from), self._spec.vocab_size)
             rows += [text, self._denoise(segment)[max(0, segment.logits_from - len(segment.pending)) :]]
@@ -107,8 +104,7 @@ class BlockDiffusionRunner(ReservingRunner[_Text], Runner):
 
     def fork(self, sequence: int, copy: int) -> None:
         state = self._sequences[sequence]
-        assert copy not in self._sequences, f"sequence {copy} is open already"
-        self._sequences[copy] = _Text(copied(state.cache), list(state.encoded), state.cached)
+        self.add(copy, _Text(copied(state.cache), list(state.encoded), state.cached))
 
     def release(self, sequence: int) -> None:
         self._sequences.pop(sequence, None)
@@ -122,17 +118,6 @@ class BlockDiffusionRunner(ReservingRunner[_Text], Runner):
 
     def _new_cache(self) -> DynamicCache:
         return DynamicCache(config=self._model.config.get_text_config(decoder=True))
-
-    def _refuse(self, segment: Segment) -> None:
-        asked = {
-            "features": segment.features is not None,
-            "rows that are no canvas": len(segment.tree) != segment.together,
-            "rows of an earlier forward": segment.base != 0,
-            "hidden tokens or rounded weights": segment.approximate,
-            "adapters": segment.adapter is not None or segment.mask_adapter is not None,
-        }
-        if what := next((what for what, wanted in asked.items() if wanted), None):
-            raise ValueError(f"{self._spec.name} runs through transformers, which takes no {what} here")
 
     def _encode(self, state: _Text, pending: Sequence[int]) -> None:
         """Encode what of the text is not; a cache of another text is begun again, because windows can't be cut back."""

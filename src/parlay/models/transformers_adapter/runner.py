@@ -77,8 +77,7 @@ class AdapterRunner(ReservingRunner[_Sequence], Runner):
 
     def open(self, sequence: int, tokens: Sequence[int], salt: str = "") -> int:
         """Begin a sequence; nothing is ever cached already, because prefixes are not shared here."""
-        assert sequence not in self._sequences, f"sequence {sequence} is open already"
-        self._sequences[sequence] = _Sequence(self._call.new_cache())
+        self.add(sequence, _Sequence(self._call.new_cache()))
         return 0
 
     @torch.no_grad()
@@ -135,8 +134,7 @@ class AdapterRunner(ReservingRunner[_Sequence], Runner):
 
     def fork(self, sequence: int, copy: int) -> None:
         state = self._sequences[sequence]
-        assert copy not in self._sequences, f"sequence {copy} is open already"
-        self._sequences[copy] = _Sequence(copied(state.cache), state.cached)
+        self.add(copy, _Sequence(copied(state.cache), state.cached))
 
     def release(self, sequence: int) -> None:
         self._sequences.pop(sequence, None)

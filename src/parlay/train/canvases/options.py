@@ -73,9 +73,7 @@ class SetBlockTrainOptions(TunedTrainOptions):
     )
     shape: str = option("mini-draft", "size of a new model", choices=sorted(SHAPES))
     vocab_size: int = option(4096, "tokens of a new model's vocabulary, the mask among them", low=258, high=65_535)
-    rate: float = option(
-        1e-4, "peak learning rate (AdamW); of a new model times those of parlay train lm, say 1", low=0
-    )
+    rate: float = option(1e-4, "peak learning rate (AdamW); of a new model in those of parlay train lm, say 1", low=0)
     block: int = option(8, "places of a canvas", low=2, high=256)
     text_weight: float = option(0.0, "weight of the texts' own tokens, in the text and on canvases", low=0)
     keep: float = option(
