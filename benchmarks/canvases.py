@@ -30,7 +30,7 @@ from parlay.text.chat_template import render
 LETTERS = "abcdefghijkl"
 LENGTH = 6
 KINDS = ("copy", "reverse", "sort", "replace")
-FIELDS = ("name", "city", "color", "animal", "month", "food", "metal", "tree")
+FIELDS = ("name", "city", "color", "animal", "month", "food", "metal", "tree", "drink", "tool")
 VALUES = (
     "anna",
     "rome",
@@ -46,8 +46,10 @@ VALUES = (
     "march",
     "gold",
     "peter",
+    "water",
+    "hammer",
 )
-RECORD, ADDENDS = 6, 5
+RECORD, ADDENDS = 8, 4
 AS_ALLOWED = "auto, as each request allows"
 LIMIT = 120.0
 """Seconds that one answer may take."""
@@ -66,16 +68,16 @@ def task(chance: random.Random) -> dict[str, str]:
 
 
 def lookup(chance: random.Random) -> dict[str, str]:
-    """Fields of a record to be found again, in another order."""
+    """Fields of a record to be found again, in another order: an answer that can be given all at once."""
     record = {name: chance.choice(VALUES) for name in chance.sample(FIELDS, RECORD)}
     wanted = chance.sample(sorted(record), RECORD)
     given = ", ".join(f"{name} {value}" for name, value in record.items())
-    said = ", ".join(f"{name} is {record[name]}" for name in wanted)
-    return {"kind": "lookup", "prompt": f"record: {given}. find {' '.join(wanted)}:", "answer": f" {said}."}
+    said = ", ".join(record[name] for name in wanted)
+    return {"kind": "lookup", "prompt": f"record: {given}. find {', '.join(wanted)}:", "answer": f" {said}."}
 
 
 def sums(chance: random.Random) -> dict[str, str]:
-    """A sum that is worked out one number at a time."""
+    """A sum that is worked out one number at a time, each of which hangs on the one before it."""
     first, *others = [chance.randint(1, 9) for _ in range(ADDENDS)]
     steps = list[str]()
     total = first

@@ -55,7 +55,7 @@ class Shape:
 SHAPES = {
     "mini": Shape(hidden=256, layers=6, heads=8, kv_heads=4, head_dim=64, ffn=768),
     "mini-draft": Shape(hidden=128, layers=2, heads=4, kv_heads=2, head_dim=32, ffn=384),
-    "mini-deep": Shape(hidden=128, layers=4, heads=4, kv_heads=2, head_dim=32, ffn=384),
+    "mini-deep": Shape(hidden=128, layers=3, heads=4, kv_heads=2, head_dim=32, ffn=384),
     "tiny": Shape(hidden=32, layers=2, heads=4, kv_heads=2, head_dim=8, ffn=64),
 }
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import (
@@ -89,9 +90,14 @@ class Decoder(nn.Module):
         logits: Tensor = model.lm_head(hidden_MH).float()
         return logits if self.mask_id == NO_MASK else logits.index_fill(-1, torch.tensor([self.mask_id]), _NEVER)
 
-    def streams(self, noisy_BT: Tensor, ids_BT: Tensor, seen_SS: Tensor) -> Tensor:
-        """``[B, 2 T, H]`` of the noisy places, then of the same places clean; see `masks.two_streams`."""
-        return self.hidden(torch.cat([noisy_BT, ids_BT], 1), seen_SS, torch.arange(ids_BT.shape[1]).repeat(2))
+    def streams(self, noisy_BT: Tensor, ids_BT: Tensor, seen_SS: Tensor, first: int = 0) -> Tensor:
+        """``[B, 2 T, H]`` of the noisy places, then of the same places clean; see `masks.two_streams`.
+
+        Noisy places before the ``first`` don't run, and no other sees them: their states are zeros.
+        """
+        both_BS, positions_S = torch.cat([noisy_BT, ids_BT], 1), torch.arange(ids_BT.shape[1]).repeat(2)
+        out_BSH = self.hidden(both_BS[:, first:], seen_SS[..., first:, first:], positions_S[first:])
+        return F.pad(out_BSH, (0, 0, first, 0))
 
 
 def load_decoder(name: str) -> Any:

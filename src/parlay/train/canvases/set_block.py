@@ -95,7 +95,8 @@ class SetBlockRecipe(CanvasRecipe):
 
     def _hidden(self, batch: RowBatch, masked_BT: Tensor, group_BT: Tensor) -> Tensor:
         noisy_BT = torch.where(masked_BT, self.decoder.mask_id, batch.ids_BT)
-        return self.decoder.streams(noisy_BT, batch.ids_BT, masks.two_streams(group_BT, causal=True))
+        first = int((group_BT >= 0).any(0).int().argmax())  # what is before all canvases is clean, and guesses nothing
+        return self.decoder.streams(noisy_BT, batch.ids_BT, masks.two_streams(group_BT, causal=True), first)
 
     def config(self) -> Mapping[str, Any]:
         return set_block_config(self.decoder.mask_id, self._options.block)
