@@ -287,6 +287,27 @@ def test_a_student_learns_what_its_teacher_said_one_by_one(teacher: Mdlm, tmp_pa
     assert steps < 0.5 * 4 * 20
 
 
+def test_states_of_a_block_that_is_cut_count_its_own_places(teacher: Mdlm) -> None:
+    """Rows are as long as those that the teacher learned from, whatever the student's blocks are."""
+    known = cdlm.write(teacher.decoder, batch_of(reversals(40, 2), END, 1), 3)
+    assert known.rank_BT.shape[1] == 8
+    longer = cdlm.write(teacher.decoder, batch_of(reversals(40, 2), END, 24), 3)
+    right, worse = (int((each.batch.ids_BT == each.truth_BT).all(1).sum()) for each in (known, longer))
+    assert right >= 36
+    assert worse < right, "it learned nothing of rows with more places"
+    recipe = cdlm.Cdlm(CdlmTrainOptions(**COMMON, model="", block=3), decoder(), teacher.decoder, known)
+    for _ in range(20):
+        now_BT, later_BT = recipe._states(known.rank_BT)
+        for places in (slice(0, 3), slice(3, 6), slice(6, 8)):
+            now, later, ranks = (each[:, places] for each in (now_BT, later_BT, known.rank_BT))
+            assert (now == now[:, :1]).all()
+            count = (ranks >= 0).sum(1)
+            assert ((now[:, 0] < count) | (count == 0)).all()
+            assert (now < later).all()
+            assert (later[:, 0] <= count.clamp(min=1)).all()
+    assert recipe.loss_of(known).isfinite()
+
+
 def test_a_student_sees_nothing_of_later_blocks() -> None:
     """Its states in a block do not move, whatever later blocks hold."""
     one = decoder()

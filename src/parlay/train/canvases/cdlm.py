@@ -1,6 +1,6 @@
 """CDLM (Kim et al. 2025, arXiv:2511.19269): a student in blocks learns a diffusion teacher's trajectories.
 
-Shapes: B rows, T tokens of each, H hidden, M chosen places.
+Shapes: B rows, T tokens of each, N blocks of a row, H hidden, M chosen places.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from parlay.train.canvases import masks
@@ -44,7 +45,11 @@ class Trajectories:
 
 @torch.no_grad()
 def write(teacher: Decoder, asked: RowBatch, block: int) -> Trajectories:
-    """Let the teacher write the answers, block by block, one place in each forward: the one it is surest of."""
+    """Let the teacher write the answers, block by block, one place in each forward: the one it is surest of.
+
+    Rows should be as long as those that the teacher learned from, so they are not filled up to whole blocks: how many
+    open places there are tells a teacher how long the answer may be, and with more of them it answers worse.
+    """
     parts = [
         _write(teacher, RowBatch(*(each[start : start + _AT_ONCE] for each in asked)), block)
         for start in range(0, len(asked.ids_BT), _AT_ONCE)
@@ -112,18 +117,27 @@ class Cdlm(CanvasRecipe):
         total = self._options.distill * distilled + self._options.consistency * consistent
         if not self._options.denoise:
             return total
-        rates = masks.spread_rates(known.rank_BT.numel() // self.multiple, self.draw, LEAST_RATE)
-        rate_BT = rates.view(len(open_BT), -1).repeat_interleave(self.multiple, 1)
+        rates = masks.spread_rates(len(open_BT) * self._blocks(open_BT), self.draw, LEAST_RATE)
+        rate_BT = self._spread(rates.view(len(open_BT), -1), open_BT)
         return total + self._options.denoise * block_loss(self, known.batch._replace(ids_BT=known.truth_BT), rate_BT)
 
     def _states(self, rank_BT: Tensor) -> tuple[Tensor, Tensor]:
         """How many places of its block are decided, for each place: in a drawn state, and in a later one."""
-        count_BN = (rank_BT >= 0).view(len(rank_BT), -1, self.multiple).sum(2)
+        size = self.multiple
+        whole_BT = F.pad(rank_BT, (0, self._blocks(rank_BT) * size - rank_BT.shape[1]), value=-1)
+        count_BN = (whole_BT >= 0).view(len(rank_BT), -1, size).sum(2)
         drawn = torch.rand(2, *count_BN.shape, generator=self.draw)
         now_BN = (drawn[0] * count_BN).long()
         later_BN = now_BN + 1 + (drawn[1] * (count_BN - now_BN)).long()
-        now_BT, later_BT = (each.repeat_interleave(self.multiple, 1) for each in (now_BN, later_BN))
-        return now_BT, later_BT
+        return self._spread(now_BN, rank_BT), self._spread(later_BN, rank_BT)
+
+    def _blocks(self, like_BT: Tensor) -> int:
+        """How many blocks, N, a row has; the last one may be cut."""
+        return -(-like_BT.shape[1] // self.multiple)
+
+    def _spread(self, each_BN: Tensor, like_BT: Tensor) -> Tensor:
+        """What each block has, for each of its places."""
+        return each_BN.repeat_interleave(self.multiple, 1)[:, : like_BT.shape[1]]
 
     def _hidden(self, batch: RowBatch, open_BT: Tensor) -> Tensor:
         """The states of the noisy places, of which some are open."""

@@ -121,7 +121,7 @@ def begin_cdlm(options: CdlmTrainOptions) -> Begun:
     inner, tokenizer, rows, held = _tuned(options.model, options)
     mask_id = mask_of(options.model)
     teacher = Decoder(load_decoder(options.model), mask_id).requires_grad_(False)
-    asked = batch_of(rows[: options.prompts], tokenizer.eos_token_id, options.block)
+    asked = batch_of(rows[: options.prompts], tokenizer.eos_token_id, 1)
     with mixed(options.precision):
         known = cdlm.write(teacher, asked, options.block)
     return Begun(cdlm.Cdlm(options, Decoder(inner, mask_id), teacher, known), tokenizer, rows, held, options.model)
