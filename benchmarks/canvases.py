@@ -50,6 +50,8 @@ VALUES = (
     "hammer",
 )
 RECORD, ADDENDS = 8, 4
+TOKENS = {"lookup": 20, "sums": 48}
+"""The most that an answer of the mixed trace has."""
 AS_ALLOWED = "auto, as each request allows"
 LIMIT = 120.0
 """Seconds that one answer may take."""
@@ -197,8 +199,9 @@ def _play(
     def ask(row: Mapping[str, Any]) -> dict[str, Any]:
         allows = options.floor if row["kind"] == "lookup" else "seed"
         own = {"exactness": allows} if way == AS_ALLOWED else {"strategy": way}
-        body = {"prompt": row["prompt"], "max_tokens": options.tokens, "temperature": 0, "cache_salt": f"{way}, {salt}"}
-        answer = client.post("/v1/completions", json={"model": "model", **body, **own}).raise_for_status().json()
+        body = {"model": "model", "prompt": row["prompt"], "max_tokens": TOKENS[row["kind"]], "temperature": 0}
+        sent = client.post("/v1/completions", json={**body, "cache_salt": f"{way}, {salt}", **own})
+        answer = sent.raise_for_status().json()
         tokens, told = answer["usage"]["completion_tokens"], answer["parlay"]
         steps = round(tokens / told["tokens_per_step"]) if told["tokens_per_step"] else 0
         return {"text": answer["choices"][0]["text"], "way": told["strategy"], "tokens": tokens, "steps": steps}
@@ -269,7 +272,6 @@ def main() -> None:
     serving.add_argument("--strategies", nargs="+", default=["none", "auto"], help="the first one's texts are exact")
     serving.add_argument("--floor", default="lossy:floor=0.95")
     serving.add_argument("--prompts", type=int, default=120, help="those after them are asked before, unmeasured")
-    serving.add_argument("--tokens", type=int, default=48)
     serving.add_argument("--clients", type=int, default=1, help="requests at once")
     serving.add_argument("--rounds", type=int, default=5)
     serving.add_argument("--audit-share", type=float, default=0.02)

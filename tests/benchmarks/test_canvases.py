@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.canvases import main
+from benchmarks.canvases import Played, _served, main
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
@@ -34,6 +34,41 @@ def test_questions_have_their_answers_and_none_is_asked_that_was_learned(
         else:
             made = {"copy": list, "reverse": lambda each: list(reversed(each)), "sort": sorted}[kind]
             assert answer == made(asked)
+
+
+def test_the_mixed_trace_has_one_right_answer_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(monkeypatch, "mixed", str(tmp_path), "--count", "20", "--held", "6")
+    for line in (tmp_path / "train.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        if row["kind"] == "sums":
+            total, *addends = map(int, row["prompt"].removeprefix("sum: ").removesuffix(":").split(" + "))
+            for step, addend in zip(row["answer"].strip(" .").split(", "), addends, strict=True):
+                assert step == f"{total} + {addend} = {total + addend}"
+                total += addend
+        else:
+            given, names = row["prompt"].removeprefix("record: ").removesuffix(":").split(". find ")
+            record = dict(field.split(" ") for field in given.split(", "))
+            assert row["answer"] == f" {', '.join(record[name] for name in names.split(', '))}."
+    asked = {json.loads(line)["prompt"] for line in (tmp_path / "held.jsonl").read_text().splitlines()}
+    assert not asked & set((tmp_path / "calibrate.txt").read_text().splitlines())
+
+
+def test_a_way_is_compared_with_the_first_one_round_by_round() -> None:
+    rows = [{"kind": "lookup", "answer": " a."}, {"kind": "sums", "answer": " 3."}]
+
+    def answers(*texts: str, steps: int, way: str) -> list[dict[str, object]]:
+        return [{"text": text, "way": way, "tokens": 2, "steps": steps} for text in texts]
+
+    plain = Played([2.0, 4.0], [1.0, 1.0], [answers(" a.", " 4.", steps=2, way="none")] * 2)
+    other = Played(
+        [1.0, 1.0], [0.5, 1.0], [answers(" a.", " 4.", steps=1, way="x"), answers(" b.", " 4.", steps=1, way="y")]
+    )
+    row = _served("other", rows, {"plain": plain, "other": other}, "plain")
+    assert (row["tokens"], row["steps"], row["rounds"]) == (8, 4, 2)
+    assert (row["seconds_ratios"], row["seconds_ratio"]) == ([2.0, 4.0], 3.0)
+    assert row["processor_seconds_ratio"] == 1.5
+    assert row["lookup"] == {"of": 2, "right": 1, "same": 1, "steps": 2, "ways": {"x": 1, "y": 1}}
+    assert (row["sums"]["right"], row["sums"]["same"]) == (0, 2)
 
 
 def test_a_row_says_how_many_steps_a_strategy_took_and_whether_its_texts_are_plain(
