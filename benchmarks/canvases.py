@@ -30,26 +30,17 @@ from parlay.text.chat_template import render
 LETTERS = "abcdefghijkl"
 LENGTH = 6
 KINDS = ("copy", "reverse", "sort", "replace")
-FIELDS = ("name", "city", "color", "animal", "month", "food", "metal", "tree", "drink", "tool")
-VALUES = (
-    "anna",
-    "rome",
-    "red",
-    "horse",
-    "june",
-    "bread",
-    "iron",
-    "oak",
-    "paris",
-    "blue",
-    "mouse",
-    "march",
-    "gold",
-    "peter",
-    "water",
-    "hammer",
-)
-RECORD, ADDENDS = 8, 4
+FIELDS = {
+    "name": ("anna", "peter", "maria", "john", "lucy", "mark"),
+    "city": ("rome", "paris", "london", "berlin", "madrid", "vienna"),
+    "color": ("red", "blue", "green", "black", "white", "brown"),
+    "animal": ("horse", "mouse", "dog", "cat", "cow", "sheep"),
+    "month": ("june", "march", "april", "may", "july", "october"),
+    "food": ("bread", "rice", "soup", "cheese", "apple", "cake"),
+    "metal": ("gold", "iron", "silver", "copper", "zinc", "lead"),
+    "tree": ("oak", "pine", "elm", "birch", "maple", "willow"),
+}
+ADDENDS = 4
 TOKENS = {"lookup": 20, "sums": 48}
 """The most that an answer of the mixed trace has."""
 AS_ALLOWED = "auto, as each request allows"
@@ -71,8 +62,8 @@ def task(chance: random.Random) -> dict[str, str]:
 
 def lookup(chance: random.Random) -> dict[str, str]:
     """Fields of a record to be found again, in another order: an answer that can be given all at once."""
-    record = {name: chance.choice(VALUES) for name in chance.sample(FIELDS, RECORD)}
-    wanted = chance.sample(sorted(record), RECORD)
+    record = {name: chance.choice(FIELDS[name]) for name in chance.sample(sorted(FIELDS), len(FIELDS))}
+    wanted = chance.sample(sorted(FIELDS), len(FIELDS))
     given = ", ".join(f"{name} {value}" for name, value in record.items())
     said = ", ".join(record[name] for name in wanted)
     return {"kind": "lookup", "prompt": f"record: {given}. find {', '.join(wanted)}:", "answer": f" {said}."}
