@@ -132,11 +132,11 @@ class Cdlm(CanvasRecipe):
         return self._spread(now_BN, rank_BT), self._spread(later_BN, rank_BT)
 
     def _blocks(self, like_BT: Tensor) -> int:
-        """How many blocks, N, a row has; the last one may be cut."""
+        """Count the blocks of a row, N; the last one may be cut."""
         return -(-like_BT.shape[1] // self.multiple)
 
     def _spread(self, each_BN: Tensor, like_BT: Tensor) -> Tensor:
-        """What each block has, for each of its places."""
+        """Give each place what its block has."""
         return each_BN.repeat_interleave(self.multiple, 1)[:, : like_BT.shape[1]]
 
     def _hidden(self, batch: RowBatch, open_BT: Tensor) -> Tensor:
