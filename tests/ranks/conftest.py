@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -125,9 +126,10 @@ class Crew:
 
 
 class Relay:
-    """Passes on what ranks and rank 0 say to each other, until `end`."""
+    """Passes on what ranks and rank 0 say to each other, ``delay`` seconds later, until `end`."""
 
-    def __init__(self, leader: tuple[str, int]) -> None:
+    def __init__(self, leader: tuple[str, int], delay: float = 0.0) -> None:
+        self._delay = delay
         self._leader, self._listener = leader, socket.create_server(("127.0.0.1", 0))
         self._lock, self._left, self._stalls = threading.Lock(), 1 << 62, False
         self._closed = threading.Event()
@@ -157,6 +159,7 @@ class Relay:
                 with self._lock:
                     passed = content[: self._left]
                     self._left -= len(passed)
+                time.sleep(self._delay)
                 sink.sendall(passed)
                 if len(passed) < len(content):
                     if self._stalls:

@@ -199,8 +199,8 @@ def test_what_can_not_be_had_is_said_before_anything_starts(llama: Path, monkeyp
     assert "is no HOST:PORT" in refused(RankOptions(tensor_parallel=2, rank_listen="here"))
     with pytest.raises(UsageError, match="64 processes at most"):
         RankOptions(tensor_parallel=16, pipeline_parallel=16)
-    with pytest.raises(UsageError, match="tensor_parallel=2 and context_parallel=2: processes that share texts"):
-        RankOptions(tensor_parallel=2, context_parallel=2)
+    with pytest.raises(UsageError, match="pipeline_parallel=2 and context_parallel=2: processes that share texts"):
+        RankOptions(pipeline_parallel=2, context_parallel=2)
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,10 @@ import torch
 from parlay import models
 from parlay.cache import Spread
 from parlay.cache.pages import STRIP
-from parlay.llm.adapters import Adapters
 from parlay.models.choosing import choose_forward
 from parlay.models.config import DecoderConfig
-from parlay.models.forward import Part
 from parlay.models.loading import read_config
+from parlay.models.part import Part
 from parlay.models.random_decoder import save_decoder
 from parlay.options import LoadOptions, RankOptions
 from parlay.ranks.leader import Leader
@@ -146,14 +145,12 @@ def test_stages_give_the_bits_of_one_process(
 
 
 def test_every_rank_merges_an_adapter_into_its_part(crew: Crew, llama: Path, tmp_path: Path) -> None:
-    """Stages give the bits of one process. One adapter for each request is refused in one line."""
+    """Stages give the bits of one process."""
     lora = str(save_adapter(tmp_path, read_config(llama)))
     leader = lead_ranks(crew, llama, stages=2, lora=lora)
     for found, wanted, plain in zip(run(leader), run(alone(llama, lora=lora)), run(alone(llama)), strict=True):
         assert torch.equal(found.logits_RV, wanted.logits_RV)
         assert not len(plain.logits_RV) or not torch.equal(found.logits_RV, plain.logits_RV)
-    with pytest.raises(models.UnsupportedModel, match="merge one at load"):
-        Adapters(leader).load("one", lora)
 
 
 @pytest.mark.parametrize(
@@ -221,6 +218,25 @@ def test_ranks_that_share_texts_give_the_bits_of_one_process(
         assert all(torch.equal(own.taps[tap], wanted.taps[tap]) for tap in wanted.taps)
 
 
+@pytest.mark.parametrize("over", ["memory", "sockets"])
+def test_ranks_that_share_layers_and_texts_give_the_bits_of_those_that_share_layers(
+    crew: Crew, uneven: Path, monkeypatch: pytest.MonkeyPatch, over: str
+) -> None:
+    """Five key heads on two, and each text on two groups of these."""
+    wanted = run(lead_ranks(crew, uneven, tensor=2))
+    if over == "sockets":
+        monkeypatch.setattr("parlay.ranks.starting.machine_name", lambda: "another machine")
+    for found, expected in zip(run(lead_ranks(crew, uneven, tensor=2, context=2)), wanted, strict=True):
+        assert torch.equal(found.logits_RV, expected.logits_RV)
+        assert all(torch.equal(found.taps[tap], expected.taps[tap]) for tap in expected.taps)
+
+
+def test_ranks_that_share_layers_and_texts_keep_what_a_runner_promises(crew: Crew, uneven: Path) -> None:
+    ranks = partial(lead_ranks, crew, uneven, tensor=2)
+    report = check_runner(partial(ranks, context=2), recomputed(ranks(8192)), steps=12)
+    assert report.passed, report
+
+
 def test_ranks_that_share_texts_keep_what_a_runner_promises(crew: Crew, uneven: Path) -> None:
     report = check_runner(partial(lead_ranks, crew, uneven, context=2), recomputed(alone(uneven)), steps=20)
     assert report.passed, report
@@ -235,20 +251,25 @@ def test_ranks_keep_what_a_runner_promises(crew: Crew, uneven: Path, tensor: int
 
 
 @pytest.mark.parametrize(
-    ("tensor", "strategy", "checks"),
+    ("split", "strategy", "checks"),
     [
-        (2, "prompt-lookup:k=4", ["greedy", "mixed"]),
-        (2, "token-recycling:k=6", ["sampled"]),
-        (1, "prompt-lookup:k=4", ["greedy"]),
-        (1, "token-recycling:k=6", ["sampled"]),
+        ((2, 1), "prompt-lookup:k=4", ["greedy", "mixed"]),
+        ((2, 1), "token-recycling:k=6", ["sampled"]),
+        ((2, 1), "eagle3", ["greedy", "sampled"]),
+        ((2, 1), "medusa", ["greedy", "sampled"]),
+        ((1, 2), "prompt-lookup:k=4", ["greedy"]),
+        ((1, 2), "token-recycling:k=6", ["sampled"]),
+        ((2, 2), "prompt-lookup:k=4", ["greedy"]),
+        ((2, 2), "token-recycling:k=6", ["sampled"]),
     ],
 )
 def test_strategies_give_the_text_of_plain_decoding(
-    crew: Crew, llama: Path, tensor: int, strategy: str, checks: Sequence[str]
+    crew: Crew, llama: Path, split: tuple[int, int], strategy: str, checks: Sequence[str]
 ) -> None:
-    """Chains and trees, greedy and sampled, several texts together, on two ranks that share each layer, or texts."""
-    ranks = partial(lead_ranks, crew, llama, tensor=tensor, context=2 // tensor)
-    stage = runner_stage("two ranks", ranks, lambda: alone(llama))
+    """Chains, trees and heads that read hidden states; greedy and sampled; on ranks that share layers, texts, both."""
+    tensor, context = split
+    ranks = partial(lead_ranks, crew, llama, tensor=tensor, context=context)
+    stage = runner_stage("ranks", ranks, lambda: alone(llama))
     report = check_strategy(strategy, stages=[stage], checks=checks)
     assert report.passed, report
 

@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from parlay.models import NativeRunner, UnsupportedModel
+from parlay.models import UnsupportedModel
 from parlay.models.lora import refuse_masks
+from parlay.ranks.leader import adapter_reader
 from parlay.types import Adapter, Runner
 
 
@@ -33,7 +34,7 @@ class Adapters:
     """Any thread may use it. ``len`` and iteration are over names."""
 
     def __init__(self, runner: Runner) -> None:
-        self._runner = runner
+        self._read = adapter_reader(runner)
         self._lock = threading.Lock()
         self._named: dict[str, tuple[Adapter, Path]] = {}
 
@@ -57,12 +58,12 @@ class Adapters:
         with self._lock:
             if (held := self._held(name, path)) is not None:
                 return held
-            if not isinstance(self._runner, NativeRunner):
+            if self._read is None:
                 raise UnsupportedModel(
-                    "an adapter for each request needs the native decoder in one process: merge one at load (--lora)"
+                    "an adapter for each request needs the native decoder: merge one at load (--lora)"
                 )
             refuse_masks(path)
-            adapter = self._runner.read_adapter(path, name)
+            adapter = self._read(path, name)
             self._named[name] = adapter, path
             return adapter
 

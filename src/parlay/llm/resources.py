@@ -17,6 +17,7 @@ from parlay.models.loading import load_tokenizer
 from parlay.models.native import NativeRunner
 from parlay.models.opening import round_weights
 from parlay.options import LoadOptions, UsageError
+from parlay.ranks.leader import adapter_reader
 from parlay.strategies.built import RunnerCache
 from parlay.system import threads
 from parlay.types import Runner, Tokenizer
@@ -59,7 +60,7 @@ def resources_of(
         open_states=open_states,
         find_head=heads,
         domains=heads.domains,
-        read_adapter=runner.read_adapter if isinstance(runner, NativeRunner) else None,
+        read_adapter=adapter_reader(runner),
         round_weights=partial(round_weights, runner, model, load)
         if isinstance(runner, NativeRunner) and runner.spec.hides and isinstance(model, str)
         else None,

@@ -14,7 +14,8 @@ from parlay.models.compiled.forward import CompiledForward
 from parlay.models.compiled.streaming import WeightRoom
 from parlay.models.compiled.weights import Packed
 from parlay.models.config import DecoderConfig, UnsupportedModel
-from parlay.models.forward import WHOLE, Forward, Part
+from parlay.models.forward import Forward
+from parlay.models.part import WHOLE, Part
 from parlay.models.torch_ops.eager import EagerForward
 from parlay.models.torch_ops.step_graphs import CudaRecorder
 from parlay.models.torch_ops.streaming import CudaLane

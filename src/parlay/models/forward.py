@@ -15,7 +15,6 @@ from torch import Tensor
 from parlay.cache import BLOCK, Budget, CacheShape, RecentShape, Room, Rows, Spread
 from parlay.cache.pages import ALONE, pages_for
 from parlay.cache.recent import most_pages
-from parlay.compiled import structs
 from parlay.compiled.structs import Linear
 from parlay.models.config import DecoderConfig, KeyHeads, UnsupportedModel
 from parlay.models.lookup import NgramTable
@@ -308,8 +307,8 @@ class Forward(Protocol):
         out = self.run(work)
         return lambda: out
 
-    def add_adapter(self, adapter: LowRankAdapter) -> None:
-        """Pack an adapter now that rows will run with. Any thread may call this."""
+    def add_adapter(self, adapter: LowRankAdapter) -> LowRankAdapter:
+        """Pack what belongs here of an adapter, and return it: rows will run with that. Any thread may call this."""
         ...
 
     def embed(self, ids: Sequence[int]) -> Tensor:
@@ -333,47 +332,3 @@ class Forward(Protocol):
         Raises UnsupportedModel where several processes run the model.
         """
         raise UnsupportedModel("a table of n-grams is read in one process alone")
-
-
-class Group(Protocol):
-    """Processes that run the same layers together; this one among them."""
-
-    @property
-    def struct(self) -> structs.RanksStruct:
-        """The group as the library reads it."""
-        ...
-
-    def add(self, numbers_N: Tensor) -> None:
-        """Put the sums over all processes in the place of this one's, float32 in the host's memory."""
-        ...
-
-    def gather(self, numbers_RN: Tensor) -> None:
-        """Fill in the other processes' rows of float32 numbers in the host's memory, of which this one has its own."""
-        ...
-
-    def check(self) -> None:
-        """Raises RunnerLost once a process is lost: what was exchanged since means nothing."""
-        ...
-
-
-class Part(NamedTuple):
-    """Which part of a model a process runs. ``group`` are those that run the same layers' other heads and units.
-
-    ``context`` are those that have the other keys and values of each text, which ``spread`` says.
-    Without ``logits`` nobody reads logits here. With ``states`` taps are as the next layer reads them, that behind the
-    last one too, for which others have the norm.
-    """
-
-    group: Group | None = None
-    logits: bool = True
-    states: bool = False
-    context: Group | None = None
-    spread: Spread = ALONE
-
-    @property
-    def groups(self) -> list[Group]:
-        """The processes that this one exchanges numbers with inside a layer."""
-        return [group for group in (self.group, self.context) if group is not None]
-
-
-WHOLE = Part()

@@ -165,9 +165,7 @@ class NativeRunner(Runner):
         """
         if self.lookup is not None:
             raise BadAdapter(f"{name}: {self._spec.name} looks up its first layers, so merge it with --lora instead")
-        adapter = read_adapter(folder, self._config, name)
-        self._forward.add_adapter(adapter)
-        return adapter
+        return self._forward.add_adapter(read_adapter(folder, self._config, name))
 
     def embed(self, ids: Sequence[int]) -> torch.Tensor:
         """Read the rows ``[N, H]`` of these tokens as the first layer does, for `Features` made of them."""

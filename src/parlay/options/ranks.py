@@ -14,10 +14,10 @@ class RankOptions(Options):
     """How many processes, called ranks, run one model together. Raises UsageError for a value that is not allowed.
 
     ``tensor_parallel`` ranks share each layer, ``pipeline_parallel`` groups of them have some layers each. Or
-    ``context_parallel`` ranks have all layers, and cache a part of each long text each. Rank 0 is this process. It
-    starts the others, or with ``rank_listen`` waits for ``parlay rank --join`` on other machines, and they show each
-    other that they know one secret: PARLAY_RANK_SECRET in the environment, or ``rank_secret_file``. A rank that says
-    nothing for ``rank_timeout`` seconds ends all.
+    ``context_parallel`` groups of them have all layers, and cache a part of each long text each. Rank 0 is this
+    process. It starts the others, or with ``rank_listen`` waits for ``parlay rank --join`` on other machines, and they
+    show each other that they know one secret: PARLAY_RANK_SECRET in the environment, or ``rank_secret_file``. A rank
+    that says nothing for ``rank_timeout`` seconds ends all.
     """
 
     tensor_parallel: int = option(
@@ -27,7 +27,7 @@ class RankOptions(Options):
         1, "groups of processes that have some layers of the model each", low=1, high=MOST_RANKS, metavar="N"
     )
     context_parallel: int = option(
-        1, "processes that cache a part of each long text each", low=1, high=MOST_RANKS, metavar="N"
+        1, "groups of processes that cache a part of each long text each", low=1, high=MOST_RANKS, metavar="N"
     )
     rank_listen: str | None = option(
         None,
@@ -43,8 +43,11 @@ class RankOptions(Options):
 
     def __post_init__(self) -> None:
         super(RankOptions, self).__post_init__()
-        if self.context_parallel > 1 and self.ranks > self.context_parallel:
-            raise UsageError(f"{self.asked}: processes that share texts have all layers each; give one of these")
+        if self.context_parallel > 1 and self.pipeline_parallel > 1:
+            raise UsageError(
+                f"{self.asked}: processes that share texts have all layers each; give one of pipeline_parallel and "
+                "context_parallel"
+            )
         if self.ranks > MOST_RANKS:
             raise UsageError(f"{self.asked}: {MOST_RANKS} processes at most")
 

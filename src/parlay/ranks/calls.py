@@ -7,14 +7,17 @@ logged, with what it answered: a rank whose runner answers differently ends.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from enum import IntEnum
 
-from parlay.types import Runner, RunnerLost, Segment, Skip, Tree
+from parlay.types import Adapter, Runner, RunnerLost, Segment, Skip, Tree
 
 
 class Call(IntEnum):
-    """The calls of a runner that change it. `REFUSED`: the forward before raised ValueError, as it must elsewhere."""
+    """The calls of a runner that change it. `REFUSED`: the forward before raised ValueError, as it must elsewhere.
+
+    `FORGET`: no row will have the adapter of this number any more.
+    """
 
     OPEN = 1
     RESERVE = 2
@@ -24,6 +27,7 @@ class Call(IntEnum):
     RELEASE = 6
     FORWARD = 7
     REFUSED = 8
+    FORGET = 9
 
 
 _HALVES = ("attention", "mlp")
@@ -50,15 +54,25 @@ class CallLog:
         self.add(Call.KEEP, sequence, cached)
         self._many(path)
 
-    def forward(self, segments: Sequence[Segment], taps: Sequence[int], skip: Skip) -> None:
-        """Log `Runner.forward`, whose segments have no features."""
+    def forward(
+        self,
+        segments: Sequence[Segment],
+        taps: Sequence[int],
+        skip: Skip,
+        adapter_number: Callable[[Adapter | None], int],
+    ) -> None:
+        """Log `Runner.forward`, whose segments have no features. Raises what ``adapter_number`` does, and logs nothing.
+
+        All ranks know adapters by their numbers, and 0 is none.
+        """
+        adapters = [(adapter_number(each.adapter), adapter_number(each.mask_adapter)) for each in segments]
         self.add(Call.FORWARD, len(segments))
-        for segment in segments:
+        for segment, numbers in zip(segments, adapters, strict=True):
             self._numbers.extend(
-                (segment.sequence, segment.logits_from, segment.base, segment.together, int(segment.stale))
+                (segment.sequence, segment.logits_from, segment.base, segment.together, int(segment.stale), *numbers)
             )
-            for numbers in (segment.pending, segment.tree.tokens, segment.tree.parents, segment.places):
-                self._many(numbers)
+            for each in (segment.pending, segment.tree.tokens, segment.tree.parents, segment.places):
+                self._many(each)
         self._many(taps)
         self._many([2 * layer + _HALVES.index(half) for half, layer in sorted(skip)])
 
@@ -100,10 +114,13 @@ class _Numbers:
 
 
 class Replay:
-    """Repeats the calls of a log on ``runner``, whose answers must be those of rank 0."""
+    """Repeats the calls of a log on ``runner``, whose answers must be those of rank 0.
 
-    def __init__(self, runner: Runner) -> None:
-        self._runner = runner
+    ``adapters`` are those that this rank has read, by rank 0's numbers.
+    """
+
+    def __init__(self, runner: Runner, adapters: MutableMapping[int, Adapter]) -> None:
+        self._runner, self._adapters = runner, adapters
         self._refused = ""
 
     def run(self, content: bytes | bytearray) -> None:
@@ -136,6 +153,8 @@ class Replay:
             runner.fork(sequence, numbers.one())
         elif call == Call.RELEASE:
             runner.release(sequence)
+        elif call == Call.FORGET:
+            self._adapters.pop(sequence, None)
         else:
             raise RunnerLost(
                 f"rank 0 made a call of number {call}, which is not known here: are the versions the same?"
@@ -152,16 +171,22 @@ class Replay:
     def _forward(self, numbers: _Numbers) -> None:
         segments: list[Segment] = []
         for _ in range(numbers.one()):
-            sequence, logits_from, base, together, stale = numbers.some(5)
+            sequence, logits_from, base, together, stale, *adapters = numbers.some(7)
+            own, masks = map(self._adapter, adapters)
             pending, tree, places = numbers.many(), Tree(numbers.many(), numbers.many()), numbers.many()
-            one = Segment(sequence, pending, tree, logits_from, base, None, together, bool(stale), places=places)
-            segments.append(one)
+            one = Segment(sequence, pending, tree, logits_from, base, None, together, bool(stale), own, masks)
+            segments.append(one._replace(places=places))
         taps = numbers.many()
         skip: Skip = frozenset(("mlp" if half % 2 else "attention", half // 2) for half in numbers.many())
         try:
             self._runner.forward(segments, taps, skip)
         except ValueError as error:
             self._refused = f"this one refused a forward ({error})"
+
+    def _adapter(self, number: int) -> Adapter | None:
+        if number and number not in self._adapters:
+            raise RunnerLost("the ranks differ: rank 0 names an adapter that was not read here")
+        return self._adapters[number] if number else None
 
     def _same(self, what: str, found: int, wanted: int) -> None:
         if found != wanted:

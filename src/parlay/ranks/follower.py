@@ -16,6 +16,7 @@ from parlay.cache import BLOCK, Budget
 from parlay.models.facts import read_facts
 from parlay.models.fetch.resolving import resolve
 from parlay.models.lora import digest_of
+from parlay.ranks.adapters import AdapterShelf
 from parlay.ranks.calls import Replay
 from parlay.ranks.groups import shared_folder
 from parlay.ranks.layout import Hello, Plan, build_name, decode_plan, decode_wanted, encode
@@ -86,11 +87,14 @@ def _run(connection: Connection, plan: Plan, model: str, join: Callable[[], Rank
 
 def _repeat(connection: Connection, runner: Runner) -> None:
     """Repeat rank 0's calls until it says that it ends. Raises RunnerLost with its reason if there is one."""
-    replay = Replay(runner)
+    adapters = AdapterShelf(runner, connection)
+    replay = Replay(runner, adapters.held)
     while True:
         kind, content = connection.receive()
         if kind is Kind.CALLS:
             replay.run(content)
+        elif kind is Kind.ADAPTER:
+            adapters.read(content)
         elif kind is Kind.STOP:
             if content:
                 raise Stopped(content.decode(errors="replace"))

@@ -28,6 +28,7 @@ _PART = 1 << 16
 """Numbers of a part in shared memory; longer sums take several."""
 _LINE = 64
 _LOST = ctypes.c_int64
+_HOST = torch.device("cpu")
 
 
 def _bytes(count: int) -> int:
@@ -87,10 +88,16 @@ class SharedGroup:
         each = numbers_RN.numel() // len(self._ranks)
         self._core.gather_over_ranks(ctypes.byref(self._struct), numbers_RN.data_ptr(), each)
 
-    def check(self) -> None:
-        if self._struct.lost:
-            rank = self._ranks[self._struct.lost - 1]
-            raise RunnerLost(f"rank {rank} has not done its part of a forward within {self._seconds:g} s")
+    @property
+    def device(self) -> torch.device:
+        return _HOST
+
+    @property
+    def loss(self) -> str:
+        if not self._struct.lost:
+            return ""
+        rank = self._ranks[self._struct.lost - 1]
+        return f"rank {rank} has not done its part of a forward within {self._seconds:g} s"
 
     def give_up(self) -> None:
         """Let nobody wait in a sum any more. Any thread may call it."""
@@ -124,9 +131,13 @@ class SocketGroup:
         if not self._reason:
             self._gather(numbers_RN.view(len(self._ranks), -1).numpy())
 
-    def check(self) -> None:
-        if self._reason:
-            raise RunnerLost(self._reason)
+    @property
+    def device(self) -> torch.device:
+        return _HOST
+
+    @property
+    def loss(self) -> str:
+        return self._reason
 
     def give_up(self) -> None:
         """Let nobody wait in a sum any more. Any thread may call it."""

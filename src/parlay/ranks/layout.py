@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields, replace
 from typing import TypeVar
 
@@ -22,7 +23,8 @@ from parlay.types import ParlayError, RunnerLost
 class Layout:
     """``tensor`` ranks share each layer, ``stages`` groups of them have some layers each; rank 0 is in the first.
 
-    Or ``context`` ranks have all layers, and the keys and values of some of each text: of ``span`` tokens in turn.
+    Or ``context`` groups of them have all layers, and the keys and values of some of each text: of ``span`` tokens in
+    turn. Numbers go through the shares of the first group, then through those of the next.
     """
 
     tensor: int = 1
@@ -45,24 +47,28 @@ class Layout:
         return rank // self.together
 
     def share(self, rank: int) -> int:
-        """Which share of these layers, or of each text, it has."""
-        return rank % self.together
+        """Which share of these layers it has."""
+        return rank % self.tensor
 
     def spread(self, rank: int) -> Spread:
         """Which pages of each text a rank has."""
-        return Spread(self.share(rank) if self.context > 1 else 0, self.context, self.span)
+        return Spread(rank % self.together // self.tensor, self.context, self.span)
 
-    def group(self, rank: int) -> range:
-        """The ranks that run the same layers, in order."""
-        first = self.stage(rank) * self.together
-        return range(first, first + self.together)
+    def groups(self, rank: int) -> tuple[range, range]:
+        """The ranks that have the other shares of the same layers and texts, then those of the same share of others.
 
-    def peers(self, rank: int, *, over_sockets: bool) -> list[int]:
-        """The ranks that a rank exchanges rows with; with ``over_sockets`` also those that it adds up with."""
+        In order, and with this rank. One alone is no group.
+        """
+        first, stage = rank - self.share(rank), self.stage(rank) * self.together
+        others = range(stage + self.share(rank), stage + self.together, self.tensor)
+        return range(first, first + self.tensor), others
+
+    def peers(self, rank: int, over_sockets: Iterable[range] = ()) -> list[int]:
+        """The ranks that a rank exchanges rows with, and all of the groups ``over_sockets``."""
         found = {rank - self.together, rank + self.together} if self.stages > 1 else set()
         last = self.ranks - self.together
         found |= {last} if rank == 0 and self.stages > 1 else {0} if rank == last and rank else set()
-        found |= set(self.group(rank)) if over_sockets else set()
+        found.update(*over_sockets)
         return sorted((found - {rank}) & set(range(self.ranks)))
 
     def check(self, name: str, config: DecoderConfig) -> None:
@@ -142,9 +148,10 @@ class Wanted:
 class Plan:
     """Orders of rank 0 to another ``rank``: which model to load, how, and whom it works with.
 
-    ``hosts`` and ``ports`` say where each rank listens; rank 0 is where the others have joined. ``memory`` is the file
-    that the rank's group shares; empty: it adds up over sockets. ``adapter`` is the SHA-256 of the adapter in the
-    folder ``lora``, which every rank merges into its part; empty: there is none. Other fields are LoadOptions'.
+    ``hosts`` and ``ports`` say where each rank listens; rank 0 is where the others have joined. ``memory`` are the
+    files that the rank's two groups share; empty: one exchanges over sockets, or on GPUs. ``adapter`` is the SHA-256 of
+    the adapter in the folder ``lora``, which every rank merges into its part; empty: there is none. Other fields are
+    LoadOptions'.
     """
 
     rank: int
@@ -156,7 +163,7 @@ class Plan:
     digest: str
     hosts: list[str]
     ports: list[int]
-    memory: str
+    memory: list[str]
     seconds: float
     dtype: str
     device: str
@@ -187,10 +194,28 @@ class Plan:
         return self if threads is None else replace(self, threads=threads)
 
 
-T = TypeVar("T", Hello, Wanted, Plan)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterOrder:
+    """Order of rank 0 to read the adapter in a folder, which has this ``salt``, for rows that name it by ``number``."""
+
+    number: int
+    name: str
+    folder: str
+    salt: str
 
 
-def encode(message: Hello | Wanted | Plan) -> bytes:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterAnswer:
+    """Whether a rank has read an adapter: why it has not, or nothing."""
+
+    number: int
+    reason: str
+
+
+T = TypeVar("T", Hello, Wanted, Plan, AdapterOrder, AdapterAnswer)
+
+
+def encode(message: Hello | Wanted | Plan | AdapterOrder | AdapterAnswer) -> bytes:
     """Write as JSON, for a frame."""
     return json.dumps(asdict(message)).encode()
 
@@ -205,11 +230,21 @@ def decode_wanted(content: bytes | bytearray) -> Wanted:
     return _decode(Wanted, content)
 
 
+def decode_adapter_order(content: bytes | bytearray) -> AdapterOrder:
+    """Raises RunnerLost for what is none."""
+    return _decode(AdapterOrder, content)
+
+
+def decode_adapter_answer(content: bytes | bytearray) -> AdapterAnswer:
+    """Raises RunnerLost for what is none."""
+    return _decode(AdapterAnswer, content)
+
+
 def decode_plan(content: bytes | bytearray) -> Plan:
     """Raises RunnerLost for what is none."""
     plan = _decode(Plan, content)
     known = 0 < plan.rank < plan.layout.ranks == len(plan.hosts) == len(plan.ports)
-    if not known or plan.span < STRIP or plan.span % STRIP:
+    if not known or len(plan.memory) != 2 or plan.span < STRIP or plan.span % STRIP:
         raise RunnerLost("rank 0 sent a plan that makes no sense: are the versions the same?")
     return plan
 

@@ -8,17 +8,23 @@ import subprocess
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
+from parlay.models.config import UnsupportedModel
+from parlay.models.lora_layout import BadAdapter
+from parlay.models.native import NativeRunner
 from parlay.models.wrapped_runner import WrappedRunner
+from parlay.ranks.adapters import AdapterBook
 from parlay.ranks.calls import Call, CallLog
 from parlay.ranks.follower import BEATS
+from parlay.ranks.layout import AdapterOrder, decode_adapter_answer, encode
 from parlay.ranks.part import RankPart
 from parlay.ranks.wire import Connection, Kind, one_line
-from parlay.types import NO_SKIP, Exactness, Finish, Output, Runner, RunnerLost, RunnerSpec, Segment, Skip
+from parlay.types import NO_SKIP, Adapter, Exactness, Finish, Output, Runner, RunnerLost, RunnerSpec, Segment, Skip
 
 _log = logging.getLogger(__name__)
 _LAST_SECONDS = 5.0
@@ -37,6 +43,7 @@ class Followers:
         self._heard = dict.fromkeys(connections, time.monotonic())
         self._changed = threading.Condition()
         self._exactness: dict[int, Exactness] = {}
+        self._answers: dict[int, dict[int, str]] = {}
         self._reason, self._over = "", False
         self.busy = False
         threading.Thread(target=self._watch, name="parlay-ranks", daemon=True).start()
@@ -61,6 +68,26 @@ class Followers:
             self._changed.wait_for(lambda: self._reason or len(self._exactness) == len(self._connections))
         self.check()
         return Exactness.weakest(*self._exactness.values())
+
+    def read_adapter(self, order: AdapterOrder) -> None:
+        """Have all read an adapter, and wait. Raises BadAdapter where one can't, and then they go on without it."""
+        with self._changed:
+            answers = self._answers[order.number] = {}
+        try:
+            self.send(Kind.ADAPTER, encode(order))
+            with self._changed:
+                self._changed.wait_for(
+                    lambda: self._reason or self._over or len(answers) == len(self._connections), self._seconds
+                )
+        finally:
+            with self._changed:
+                del self._answers[order.number]
+        self.check()
+        if len(answers) < len(self._connections):
+            late = min({each.rank for each in self._connections} - answers.keys())
+            raise BadAdapter(f"rank {late} has not read the adapter in {order.folder} within {self._seconds:g} s")
+        if refusals := [f"rank {rank}: {reason}" for rank, reason in sorted(answers.items()) if reason]:
+            raise BadAdapter(refusals[0])
 
     def send(self, kind: Kind, content: bytes = b"") -> None:
         """Send a frame to all. Raises RunnerLost, after which all end."""
@@ -87,6 +114,7 @@ class Followers:
         """End all ranks because the work is done, and wait for those that were started here."""
         with self._changed:
             ends, self._over = not self._over and not self._reason, True
+            self._changed.notify_all()
         if ends:
             self._stop("")
         until = time.monotonic() + _LAST_SECONDS
@@ -139,6 +167,11 @@ class Followers:
         self._heard[connection] = time.monotonic()
         if kind is Kind.FAILED:
             self.lose(f"rank {connection.rank}: {content.decode(errors='replace')}")
+        elif kind is Kind.ADAPTER:
+            answer = decode_adapter_answer(content)
+            with self._changed:
+                self._answers.get(answer.number, {})[connection.rank] = answer.reason
+                self._changed.notify_all()
         elif kind is Kind.READY:
             text = content.decode(errors="replace")
             if text not in {*Exactness}:
@@ -167,6 +200,7 @@ class Leader(WrappedRunner):
         """``followers`` are ready."""
         super().__init__(inner)
         self.followers, self._log, self._under_way = followers, CallLog(), 0
+        self._adapters = AdapterBook(inner.spec.name, followers)
         self._spec = replace(inner.spec, exactness=Exactness.weakest(inner.spec.exactness, followers.ready()))
         followers.send(Kind.START, str(inner.capacity()).encode())
         followers.busy = False
@@ -175,6 +209,17 @@ class Leader(WrappedRunner):
     @property
     def spec(self) -> RunnerSpec:
         return self._spec
+
+    def read_adapter(self, folder: Path, name: str) -> Adapter:
+        """Have all ranks read their parts of the adapter in a folder, for rows that will have it. Any thread may call.
+
+        Raises BadAdapter where one of them can't have it, and then none has it, and RunnerLost.
+        """
+        if not isinstance(self._inner, NativeRunner):
+            raise UnsupportedModel(f"{self.spec.name} runs no adapters here: merge one at load (--lora)")
+        adapter = self._inner.read_adapter(folder, name)
+        self._adapters.share(folder, adapter)
+        return adapter
 
     def open(self, sequence: int, tokens: Sequence[int], salt: str = "") -> int:
         cached = self._inner.open(sequence, tokens, salt)
@@ -191,11 +236,11 @@ class Leader(WrappedRunner):
         return self.begin(segments, taps, skip)()
 
     def begin(self, segments: Sequence[Segment], taps: Sequence[int] = (), skip: Skip = NO_SKIP) -> Finish:
-        if any(segment.features is not None or segment.adapter is not None for segment in segments):
-            raise ValueError(
-                f"{self.spec.name}: several processes run it, and rows with features or adapters run in one alone"
-            )
-        self._log.forward(segments, taps, skip)
+        if any(segment.features is not None for segment in segments):
+            raise ValueError(f"{self.spec.name}: several processes run it, and rows with features run in one alone")
+        for number in self._adapters.forgotten():
+            self._log.add(Call.FORGET, number)
+        self._log.forward(segments, taps, skip, self._adapters.number)
         with self._all_or_none():
             self.followers.send(Kind.CALLS, self._log.take())
             try:
@@ -246,3 +291,8 @@ class Leader(WrappedRunner):
     def release(self, sequence: int) -> None:
         self._inner.release(sequence)
         self._log.add(Call.RELEASE, sequence)
+
+
+def adapter_reader(runner: Runner) -> Callable[[Path, str], Adapter] | None:
+    """What reads an adapter from a folder under a name, for rows of a runner; None where it runs none."""
+    return runner.read_adapter if isinstance(runner, NativeRunner | Leader) else None

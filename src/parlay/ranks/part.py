@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import socket
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -15,9 +16,12 @@ from parlay.models.choosing import choose_forward
 from parlay.models.compiled.forward import CompiledForward
 from parlay.models.compiled.weights import Packed
 from parlay.models.config import DecoderConfig
-from parlay.models.forward import Forward, Part
+from parlay.models.forward import Forward
+from parlay.models.lora import LowRankAdapter
+from parlay.models.part import Part
 from parlay.models.weights.fused import Operand
-from parlay.models.weights.parts import divide, share, stage
+from parlay.models.weights.parts import Spans, adapter_part, divide, share, stage
+from parlay.ranks.devices import DeviceGroup, device_group
 from parlay.ranks.groups import SharedGroup, SocketGroup
 from parlay.ranks.layout import Layout, Plan
 from parlay.ranks.stages import Stage, StageForward
@@ -29,17 +33,22 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class RankPart:
-    """Which part of a model a rank runs, and with whom; a `MakeForward`."""
+    """Which part of a model a rank runs, and with whom; a `MakeForward`.
+
+    ``group`` adds up what shares of layers give, ``context`` has the other keys and values of texts.
+    """
 
     rank: int
     layout: Layout
-    group: SharedGroup | SocketGroup | None = None
+    group: SharedGroup | SocketGroup | DeviceGroup | None = None
+    context: SharedGroup | SocketGroup | None = None
     peers: Mapping[int, Connection] = field(default_factory=dict)
 
     def give_up(self) -> None:
         """Let no forward wait for another rank any more. Any thread may call it."""
-        if self.group is not None:
-            self.group.give_up()
+        for group in (self.group, self.context):
+            if group is not None:
+                group.give_up()
         for connection in self.peers.values():
             connection.close()
 
@@ -59,15 +68,17 @@ class RankPart:
         mine = layers[layout.stage(self.rank)]
         if layout.stages > 1:
             sizes, own = stage(sizes, own, mine)
+        spans = None
         if layout.tensor > 1:
+            spans = Spans.of(sizes, own, layout.share(self.rank), layout.tensor)
             sizes, own = share(sizes, own, layout.share(self.rank), layout.tensor)
-        spreads = layout.context > 1
         part = Part(
-            None if spreads else self.group,
+            self.group,
             logits=self.rank == 0,
             states=layout.stages > 1,
-            context=self.group if spreads else None,
+            context=self.context,
             spread=layout.spread(self.rank),
+            cut=partial(_own_part, mine, spans),
         )
         forward, reason = choose_forward(sizes, own, dtype, device, packed=packed, cached=cached, part=part)
         reason = f"{reason}; rank {self.rank} of {layout.ranks}"
@@ -88,6 +99,11 @@ class RankPart:
         return Stage(stages, layers, count, first, peers.get(before), peers.get(after), peers.get(back))
 
 
+def _own_part(layers: range, spans: Spans | None, adapter: LowRankAdapter) -> LowRankAdapter:
+    """The part of an adapter that belongs to these layers, and there to a share."""
+    return replace(adapter, matrices=adapter_part(adapter.matrices, layers, spans))
+
+
 def _never() -> None:
     """Hear of no rank that is lost."""
 
@@ -106,7 +122,9 @@ def join_group(
     """
     rank, layout = plan.rank, plan.layout
     connections: dict[int, Connection] = {}
-    wanted = layout.peers(rank, over_sockets=not plan.memory and layout.together > 1)
+    groups = layout.groups(rank)
+    over_sockets = [members for members, file in zip(groups, plan.memory, strict=True) if len(members) > 1 and not file]
+    wanted = layout.peers(rank, over_sockets)
     for peer in [each for each in wanted if each < rank]:
         where = leader if peer == 0 and leader is not None else (plan.hosts[peer], plan.ports[peer])
         connections[peer] = connect(where, secret, peer, plan.seconds)
@@ -126,15 +144,25 @@ def join_group(
             raise RunnerLost(f"a rank joined that calls itself {bytes(named)!r:.20}, and nobody waits for it")
         connections[joined.rank] = joined
         later.discard(joined.rank)
-    members = layout.group(rank)
-    if layout.together == 1:
-        return RankPart(rank, layout, None, connections)
-    group: SharedGroup | SocketGroup
-    if plan.memory:
-        group = SharedGroup(Path(plan.memory), members, members.index(rank), plan.seconds)
+    (sums, texts), (added, gathered) = groups, plan.memory
+    device = torch.device(plan.device)
+    group: SharedGroup | SocketGroup | DeviceGroup | None
+    if device.type == "cuda" and layout.tensor > 1:
+        group = device_group(connections, sums, sums.index(rank), device, seconds=plan.seconds)
     else:
-        group = SocketGroup(connections, members, members.index(rank))
-    return RankPart(rank, layout, group, connections)
+        group = _host_group(plan, sums, added, connections)
+    return RankPart(rank, layout, group, _host_group(plan, texts, gathered, connections), connections)
+
+
+def _host_group(
+    plan: Plan, members: Sequence[int], file: str, connections: Mapping[int, Connection]
+) -> SharedGroup | SocketGroup | None:
+    """How a rank exchanges numbers with these, over memory that is a file or over connections; None: it is alone."""
+    if len(members) == 1:
+        return None
+    if file:
+        return SharedGroup(Path(file), members, members.index(plan.rank), plan.seconds)
+    return SocketGroup(connections, members, members.index(plan.rank))
 
 
 def admit_rank(listener: socket.socket, secret: bytes, seconds: float, until: float) -> Connection | None:

@@ -56,9 +56,9 @@ class StageForward(Forward):
     def kernels(self) -> Kernels:
         return self._kernels
 
-    def add_adapter(self, adapter: LowRankAdapter) -> None:
-        """Raises UnsupportedModel: adapters run in one process alone."""
-        raise UnsupportedModel(f"the adapter {adapter.name} can't run here: several processes run the model")
+    def add_adapter(self, adapter: LowRankAdapter) -> LowRankAdapter:
+        """See `Forward.add_adapter`."""
+        return self._body.add_adapter(adapter)
 
     def embed(self, ids: Sequence[int]) -> Tensor:
         """Raises UnsupportedModel: no process has the whole model."""

@@ -141,12 +141,13 @@ def lead(
     ):
         wanted = Wanted(model=plan.model, digest=plan.digest, seconds=plan.seconds)
         joined = _Gathering(listener, secret, wanted, children, patient=not here).wait_for(layout.ranks - 1)
-        with _shared_memory(layout, [hello for _, hello in joined]) as files:
+        machines = [machine_name(), *(hello.machine for _, hello in joined)]
+        with _shared_memory(layout, machines, on_host=not plan.device.startswith("cuda")) as files:
             connections = [connection for connection, _ in joined]
             followers = Followers(connections, children, options.rank_timeout)
             followers.busy = True
             try:
-                _send_plans(plan, joined, files)
+                _send_plans(plan, joined, files, machines)
                 part = join_group(replace(plan, memory=files[0]), listener, secret, None, followers.check)
                 followers.joined(part)
                 runner = models.load(
@@ -327,7 +328,7 @@ def _plan(model: str, load: LoadOptions, layout: Layout, seconds: float) -> Plan
         digest=read_facts(found).digest,
         hosts=[],
         ports=[],
-        memory="",
+        memory=[],
         seconds=seconds,
         dtype=load.dtype,
         device=load.device,
@@ -340,28 +341,28 @@ def _plan(model: str, load: LoadOptions, layout: Layout, seconds: float) -> Plan
 
 
 @contextmanager
-def _shared_memory(layout: Layout, others: Sequence[Hello]) -> Iterator[list[str]]:
-    """Name each stage's file of shared memory; empty where its ranks are on several machines, or can't use one.
+def _shared_memory(layout: Layout, machines: Sequence[str], *, on_host: bool) -> Iterator[list[list[str]]]:
+    """Name the files of shared memory of each rank's groups; empty where one's ranks are on several ``machines``.
 
-    Within the block they are there; who has opened them keeps them.
+    Or where they can't use one. Within the block they are there; who has opened them keeps them.
     """
-    machines = [machine_name(), *(hello.machine for hello in others)]
-    made: list[Path] = []
-    files: list[str] = []
+    can_share = on_host and core_name() is not None
+    files: dict[range, str] = {}
     try:
-        for stage in range(layout.stages):
-            group = layout.group(stage * layout.together)
-            together = len({machines[rank] for rank in group}) == 1 and core_name() is not None
-            if together and len(group) > 1:
-                made.append(make_shared_file(len(group)))
-            files.append(str(made[-1]) if together and len(group) > 1 else "")
-        yield files
+        for rank in range(layout.ranks):
+            for group in layout.groups(rank):
+                here = len(group) > 1 and len({machines[each] for each in group}) == 1
+                if group not in files:
+                    files[group] = str(make_shared_file(len(group))) if here and can_share else ""
+        yield [[files[group] for group in layout.groups(rank)] for rank in range(layout.ranks)]
     finally:
-        for file in made:
-            file.unlink(missing_ok=True)
+        for file in filter(None, files.values()):
+            Path(file).unlink(missing_ok=True)
 
 
-def _send_plans(plan: Plan, joined: Sequence[tuple[Connection, Hello]], files: Sequence[str]) -> None:
+def _send_plans(
+    plan: Plan, joined: Sequence[tuple[Connection, Hello]], files: Sequence[list[str]], machines: Sequence[str]
+) -> None:
     hosts, ports = ["", *(hello.host for _, hello in joined)], [0, *(hello.port for _, hello in joined)]
     for connection, _ in joined:
         own = replace(
@@ -369,10 +370,20 @@ def _send_plans(plan: Plan, joined: Sequence[tuple[Connection, Hello]], files: S
             rank=connection.rank,
             hosts=hosts,
             ports=ports,
-            memory=files[plan.layout.stage(connection.rank)],
+            memory=files[connection.rank],
             threads=plan.threads if _is_here(hosts[connection.rank]) else None,
+            device=device_of(plan.device, machines, connection.rank),
         )
         connection.send(Kind.PLAN, encode(own))
+
+
+def device_of(device: str, machines: Sequence[str], rank: int) -> str:
+    """The device of a rank, where rank 0 has this one: ranks of one machine have its CUDA devices one after another."""
+    kind, _, first = device.partition(":")
+    if kind != "cuda":
+        return device
+    number = machines[:rank].count(machines[rank]) + (int(first or 0) if machines[rank] == machines[0] else 0)
+    return f"cuda:{number}"
 
 
 def _is_here(host: str) -> bool:

@@ -50,6 +50,8 @@ class Kind(IntEnum):
     """To rank 0: its sender ends, for a reason."""
     MODEL = 10
     """From rank 0: which files a rank must have. Back, without content: it has them."""
+    ADAPTER = 11
+    """From rank 0: read an adapter. Back: how that went."""
 
 
 class Stopped(RunnerLost):

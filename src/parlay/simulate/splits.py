@@ -2,8 +2,8 @@
 
 Devices are alike. Tensor parallelism divides matrices and heads among ranks, which exchange rows twice in a layer and
 add them in rank order; pipeline parallelism divides layers, and as many groups of sequences as there are stages are
-under way; context parallelism divides cached keys and prompts' rows, with all weights on each rank; replicas
-divide requests. A drafter on a device of its own drafts for one half of the sequences while the other half is verified.
+under way; context parallelism divides cached keys and prompts' rows, and goes with tensor parallelism; replicas divide
+requests. A drafter on a device of its own drafts for one half of the sequences while the other half is verified.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ def splits(devices: int, shape: ModelShape, *, drafter: bool = False) -> Iterato
         ranks = tensor * pipeline * context + own
         if ranks > devices or tensor > shape.num_kv_heads or pipeline > shape.num_layers:
             continue
-        if context > 1 and (tensor > 1 or pipeline > 1):
-            continue  # ranks that share texts have whole models
+        if context > 1 and pipeline > 1:
+            continue  # ranks that share texts have all layers
         if shape.sums is not None and tensor * pipeline * context > 1:
             continue  # layers that differ are not shared out
         yield Split(replicas=devices // ranks, tensor=tensor, pipeline=pipeline, context=context, drafter=own)
@@ -172,7 +172,7 @@ class SplitSteps:
             )
         return StepParts(compute, split.pipeline * self._exchanges(own, heads))
 
-    def _exchanges(self, rows: int, head_rows: int) -> float:
+    def _exchanges(self, rows: float, head_rows: float) -> float:
         """Seconds that one stage spends on links for a group."""
         split, shape, link = self._split, self._shape, self._link
         row, seconds = rows * shape.hidden_size * _ROW_BYTES, 0.0
@@ -190,14 +190,16 @@ class SplitSteps:
 
         Many rows are divided, too, and their queries, keys and values given; few are computed by all ranks.
         """
-        ranks, shape, link = self._split.context, self._shape, self._link
+        ranks, shape, link, tensor = self._split.context, self._shape, self._link, self._split.tensor
+        heads, key_heads = math.ceil(shape.num_heads / tensor), math.ceil(shape.num_kv_heads / tensor)
         divides = rows >= _DIVIDED * ranks
         own = math.ceil(rows / ranks) if divides else rows
         compute = self._part(sequences, own, min(head_rows, own), keys / ranks, pairs / ranks)
         spans = math.ceil(pairs / max(rows, 1) / _SPAN)  # that a row sees
-        given = rows * math.ceil(spans / ranks) * shape.num_heads * (shape.head_dim + 2)
-        given += own * (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim if divides else 0
-        return StepParts(compute, shape.num_layers * link.seconds(given * _ROW_BYTES * (ranks - 1)))
+        given = rows * math.ceil(spans / ranks) * heads * (shape.head_dim + 2)
+        given += own * (heads + 2 * key_heads) * shape.head_dim if divides else 0
+        seconds = shape.num_layers * link.seconds(given * _ROW_BYTES * (ranks - 1))
+        return StepParts(compute, seconds + self._exchanges(own, min(head_rows, own)))
 
 
 def beside(draft: DraftSeconds, verify: StepCost, link: Link) -> DraftSeconds:

@@ -89,8 +89,7 @@ def _adapted(resources: Resources, folder: Path) -> tuple[CanvasSpec, Adapter]:
     target = resources.target
     if target is None or target.fills_only or resources.read_adapter is None:
         raise UsageError(
-            f"strategy {SOURCE}: adapter={folder} needs a target in one process that writes token by token in Parlay's "
-            "decoder"
+            f"strategy {SOURCE}: adapter={folder} needs a target that writes token by token in Parlay's decoder"
         )
     canvas = mask_of(folder, target.vocab_size)
     return canvas, resources.read_adapter(folder, SOURCE)

@@ -20,21 +20,19 @@ from parlay.models.compiled.streaming import WeightRoom
 from parlay.models.compiled.weights import Packed, Weights, nobody
 from parlay.models.config import DecoderConfig, RopeConfig
 from parlay.models.forward import (
-    WHOLE,
     Forward,
     ForwardBatch,
     ForwardOutput,
-    Group,
     Growth,
     Kernels,
     LayerPages,
-    Part,
     Taps,
     TreeRequest,
     with_features,
 )
 from parlay.models.lookup import NgramTable
 from parlay.models.lora import LowRankAdapter
+from parlay.models.part import WHOLE, HostGroup, Part
 from parlay.models.rope import cosines_and_sines
 from parlay.models.weights.fused import Operand, orders_of_columns, stored_as
 from parlay.system import threads
@@ -130,6 +128,7 @@ class CompiledForward(Forward):
         if part.states:
             self._model.raw_tap, self._dtype = 1, torch.float32
         if part.group is not None:
+            assert isinstance(part.group, HostGroup), "processors exchange numbers in the host's memory"
             self._model.ranks = ctypes.pointer(part.group.struct)
         if part.context is not None:
             self._model.context = ctypes.pointer(part.context.struct)
@@ -157,8 +156,7 @@ class CompiledForward(Forward):
         else:
             self._call(self._model, batch)
         del pointed  # the call read it
-        for group in self._part.groups:
-            group.check()
+        self._part.check()
         return ForwardOutput(logits, taps)
 
     def _call(self, model: structs.ModelStruct, batch: structs.Batch) -> None:
@@ -169,7 +167,7 @@ class CompiledForward(Forward):
     def _room_for_logits(self, work: ForwardBatch) -> Tensor:
         return torch.empty(len(work.wanted), self._config.output_size if self._part.logits else 0)
 
-    def _run_divided(self, work: ForwardBatch, context: Group) -> ForwardOutput:
+    def _run_divided(self, work: ForwardBatch, context: HostGroup) -> ForwardOutput:
         """Run one of as many shares of the rows as ranks share the texts.
 
         What leaves the last layer of rows that are read is given to all: one of the ranks has the LM head.
@@ -191,7 +189,7 @@ class CompiledForward(Forward):
                 parts_RWH[rank, place] = leaving_NH[row - own.start]
         if work.wanted:
             context.gather(parts_RWH)
-        context.check()
+        self._part.check()
         if not work.wanted or not self._part.logits:
             return ForwardOutput(self._room_for_logits(work), Taps(()))
         hidden_WH = torch.stack([parts_RWH[row // each, place] for place, row in enumerate(work.wanted)])
@@ -240,9 +238,11 @@ class CompiledForward(Forward):
             beside=beside > 0,
         )
 
-    def add_adapter(self, adapter: LowRankAdapter) -> None:
-        """Pack an adapter now that rows will run with. Any thread may call this."""
-        self._adapters.pack(adapter)
+    def add_adapter(self, adapter: LowRankAdapter) -> LowRankAdapter:
+        """See `Forward.add_adapter`."""
+        own = self._part.cut(adapter)
+        self._adapters.pack(own)
+        return own
 
     def embed(self, ids: Sequence[int]) -> Tensor:
         return self._weights.embed(ids)

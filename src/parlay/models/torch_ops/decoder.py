@@ -13,11 +13,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from parlay.models.config import Activation
-from parlay.models.forward import Group, SegmentFeatures, Taps
+from parlay.models.forward import SegmentFeatures, Taps
+from parlay.models.part import Group
 from parlay.models.torch_ops.adapters import NO_ADAPTERS, OUT, QKV, RowAdapters
 from parlay.models.torch_ops.attention import Attend
 from parlay.models.torch_ops.attention_form import Heads, capped
-from parlay.models.torch_ops.linear import Linear, SummedLinear, moved
+from parlay.models.torch_ops.linear import Linear, moved, summed
 from parlay.models.torch_ops.mlp import GatedMlp, MixtureMlp, MlpBesideExperts, gated_product
 from parlay.types import Skip
 
@@ -77,7 +78,8 @@ class DecoderLayer:
     """One layer; query, key and value weights form one product.
 
     ``qk_norm`` norms each head of queries and keys, and of values where the model does so; with two norms, all heads of
-    each together. ``sinks`` are ``[heads]``. ``out_scale`` multiplies what leaves the layer.
+    each together. ``sinks`` are ``[heads]``. ``out_scale`` multiplies what leaves the layer. With a ``group``, each of
+    its processes has some of the heads.
     """
 
     heads: Heads
@@ -93,6 +95,7 @@ class DecoderLayer:
     sinks: Tensor | None = None
     per_layer: PerLayerProducts | None = None
     out_scale: float = 1.0
+    group: Group | None = None
 
     @property
     def mixture(self) -> MixtureMlp | None:
@@ -216,7 +219,7 @@ class EagerDecoder:
                 own[len(own) if count is None else count :] = own[0]
                 given = layer.attention_out(own)
                 adapters.add((index, None, OUT), own, given)
-                layer.add(hidden_NH, given, 0)
+                layer.add(hidden_NH, summed(given, layer.group), 0)
             if ("mlp", index) not in skip:
                 layer.add(hidden_NH, layer.feed_forward(hidden_NH, adapters, index), 1)
                 layer.end(hidden_NH, None if numbers_NLP is None else numbers_NLP[:, index])
@@ -227,11 +230,9 @@ class EagerDecoder:
         layers: list[DecoderLayer] = []
         for layer in self.layers:
             mlp = layer.mlp
-            if isinstance(mlp, GatedMlp):
-                mlp = replace(mlp, down=SummedLinear(mlp.down, group))
-            elif isinstance(mlp, MixtureMlp):
+            if isinstance(mlp, GatedMlp | MixtureMlp):
                 mlp = replace(mlp, group=group)
-            layers.append(replace(layer, attention_out=SummedLinear(layer.attention_out, group), mlp=mlp))
+            layers.append(replace(layer, group=group, mlp=mlp))
         return replace(self, layers=tuple(layers))
 
     def last(self, hidden_NH: Tensor) -> Tensor:

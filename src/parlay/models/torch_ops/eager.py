@@ -16,18 +16,17 @@ from parlay.compiled import triton_here
 from parlay.models.compiled.streaming import WeightRoom
 from parlay.models.config import DecoderConfig, UnsupportedModel
 from parlay.models.forward import (
-    WHOLE,
     Forward,
     ForwardBatch,
     ForwardOutput,
     Kernels,
     LayerPages,
-    Part,
     Taps,
     with_features,
 )
 from parlay.models.lookup import NgramTable
 from parlay.models.lora import LowRankAdapter
+from parlay.models.part import WHOLE, Part
 from parlay.models.torch_ops.adapters import TorchAdapters
 from parlay.models.torch_ops.attention import Attend, ExactAttention
 from parlay.models.torch_ops.attention_form import (
@@ -150,9 +149,11 @@ class EagerForward(Forward):
     def kernels(self) -> Kernels:
         return self._kernels
 
-    def add_adapter(self, adapter: LowRankAdapter) -> None:
-        """Pack an adapter now that rows will run with. Any thread may call this."""
-        self._adapters.pack(adapter)
+    def add_adapter(self, adapter: LowRankAdapter) -> LowRankAdapter:
+        """See `Forward.add_adapter`."""
+        own = self._part.cut(adapter)
+        self._adapters.pack(own)
+        return own
 
     def embed(self, ids: Sequence[int]) -> Tensor:
         with torch.inference_mode():
@@ -217,8 +218,7 @@ class EagerForward(Forward):
         normed = last in work.taps and not self._decoder.raw_tap
         if last in work.taps:
             hidden = taps.states[last] = self._decoder.last(hidden) if normed else hidden
-        if self._part.group is not None:
-            self._part.group.check()
+        self._part.check()
         taps.states = {layer: states_NH[:count] for layer, states_NH in taps.states.items()}
         return hidden, normed
 

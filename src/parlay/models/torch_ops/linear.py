@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from parlay.models.forward import Group
+from parlay.models.part import Group
 
 MIN_ROWS = 2
 """One row alone takes other kernels (measured: fp32 from 1,536 inputs on), which are no faster here."""
@@ -71,53 +71,32 @@ class PlainLinear:
         return PlainLinear(move(self._weight), self._bias)
 
 
-class _WrappedLinear:
-    """A linear of the shape and dtype of another, which it calls."""
+class RecordedLinear:
+    """``linear``, which adds up the squares of its inputs in ``sums_I``."""
 
-    __slots__ = ("_linear", "dtype", "in_features", "out_features")
+    __slots__ = ("_linear", "dtype", "in_features", "out_features", "sums_I")
 
-    def __init__(self, linear: Linear) -> None:
+    def __init__(self, linear: Linear, sums_I: Tensor) -> None:
         self.out_features: int = linear.out_features
         self.in_features: int = linear.in_features
         self.dtype: torch.dtype = linear.dtype
-        self._linear = linear
-
-
-class SummedLinear(_WrappedLinear):
-    """The sums of what ``linear`` gives in each process of a group, added in float32."""
-
-    __slots__ = ("_group",)
-
-    def __init__(self, linear: Linear, group: Group) -> None:
-        super().__init__(linear)
-        self._group = group
-
-    def __call__(self, x_NI: Tensor) -> Tensor:
-        return summed(self._linear(x_NI), self._group)
-
-
-class RecordedLinear(_WrappedLinear):
-    """``linear``, which adds up the squares of its inputs in ``sums_I``."""
-
-    __slots__ = ("sums_I",)
-
-    def __init__(self, linear: Linear, sums_I: Tensor) -> None:
-        super().__init__(linear)
-        self.sums_I = sums_I
+        self._linear, self.sums_I = linear, sums_I
 
     def __call__(self, x_NI: Tensor) -> Tensor:
         self.sums_I += x_NI.square().sum(0)
         return self._linear(x_NI)
 
 
-def summed(own_NO: Tensor, group: Group) -> Tensor:
-    """The sums over what all processes of a group give, added in float32."""
-    sums_NO = own_NO.to("cpu", torch.float32).contiguous()
+def summed(own_NO: Tensor, group: Group | None) -> Tensor:
+    """The sums over what all processes of a group give, added in float32; without one what this process gives."""
+    if group is None:
+        return own_NO
+    sums_NO = own_NO.to(group.device, torch.float32).contiguous()
     group.add(sums_NO)
     return sums_NO.to(own_NO.device, own_NO.dtype)
 
 
-Linear = PackedLinear | PlainLinear | SummedLinear | RecordedLinear
+Linear = PackedLinear | PlainLinear | RecordedLinear
 """``[N, I] -> [N, O]``: N rows, I inputs, O outputs. Callers give at least `MIN_ROWS` rows."""
 
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from parlay.models.config import Activation, Experts
-from parlay.models.forward import Group
+from parlay.models.part import Group
 from parlay.models.torch_ops.adapters import DOWN, GATE_UP, RowAdapters
 from parlay.models.torch_ops.attention_form import SERIAL
 from parlay.models.torch_ops.linear import Linear, moved, padded, summed
@@ -25,11 +25,15 @@ _LIMIT, _STEEPNESS = 7.0, 1.702
 
 @dataclass(frozen=True, slots=True)
 class GatedMlp:
-    """``down(activation(gate) * up)``; gate and up form one product."""
+    """``down(activation(gate) * up)``; gate and up form one product.
+
+    With a ``group``, each of its processes has some of the units.
+    """
 
     gate_up: Linear
     down: Linear
     activation: Activation
+    group: Group | None = None
 
     @property
     def linears(self) -> Sequence[Linear]:
@@ -47,7 +51,7 @@ class GatedMlp:
         gated_NI = gated_product(gate_up_NI, self.activation)
         given_NH = self.down(gated_NI)
         adapters.add((layer, expert, DOWN), gated_NI, given_NH)
-        return given_NH
+        return summed(given_NH, self.group)
 
 
 class Shelf(Protocol):
@@ -105,7 +109,7 @@ class MixtureMlp:
                 gates_N1 = torch.stack([logit.sigmoid() for logit in logits_NE[:, self.form.count :].unbind()])
                 given_NH = given_NH.mul_(gates_N1.to(given_NH.dtype))
             result_NH += given_NH
-        return result_NH if self.group is None else summed(result_NH, self.group)
+        return summed(result_NH, self.group)
 
     def _choose(self, logits_NE: Tensor) -> tuple[Tensor, Tensor]:
         """Weights and numbers of the experts of each row, ``[N, K]`` each."""

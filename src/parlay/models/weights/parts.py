@@ -5,14 +5,15 @@ Nothing is read here: what is cut from a mapped file stays mapped. Blocks are cu
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from parlay.models.config import DecoderConfig, Experts, LayerForm
+from parlay.models.lora_layout import LowRank
 from parlay.models.weights.dequantize import dense
 from parlay.models.weights.fused import Operand, as_tensor
 from parlay.models.weights.quantize import Int8Weight
@@ -20,12 +21,48 @@ from parlay.models.weights.stored import StoredTensor
 
 _WHOLE_BLOCK = 32
 """Units that are handed out together where there are enough: products round their inputs in blocks of so many."""
+_INWARD = ("o_proj", "down_proj")
+"""Products of which a share has some inputs: what they give is a sum over all shares. Of others it has some outputs."""
 
 
 def divide(count: int, parts: int) -> list[range]:
     """So many numbers in ranges as even as can be; where they are not, the first are the shorter ones."""
     ends = [count * part // parts for part in range(parts + 1)]
     return [range(begin, end) for begin, end in pairwise(ends)]
+
+
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """Which ``heads`` a share has of the key heads, each with ``group`` queries, and which ``units``.
+
+    ``experts`` are each layer's units of every expert, and of the shared one.
+    """
+
+    heads: range
+    group: int
+    size: int
+    units: range
+    experts: Sequence[Mapping[str, range]]
+
+    @staticmethod
+    def of(config: DecoderConfig, weights: Mapping[str, Operand], part: int, parts: int) -> Spans:
+        """Those of one of so many shares of a model."""
+        heads, group = divide(config.num_kv_heads, parts)[part], config.num_heads // config.num_kv_heads
+        experts = [_units_of_experts(form.experts, weights, part, parts) for form in config.forms]
+        return Spans(heads, group, config.head_dim, _units(config, weights, part, parts), experts)
+
+    def find(self, name: str) -> range | None:
+        """The outputs, or inputs of products that lead back, that a share has of a weight; None: it has all."""
+        layer, mixture, kind = _place(name)
+        if mixture:
+            return self.experts[layer].get(mixture)
+        if kind in ("k_proj", "v_proj"):
+            return _times(self.heads, self.size)
+        if kind in ("q_proj", "o_proj"):
+            return _times(self.heads, self.group * self.size)
+        if kind == "sinks":
+            return _times(self.heads, self.group)
+        return self.units if kind in ("gate_proj", "up_proj", "down_proj") else None
 
 
 def share(
@@ -36,30 +73,39 @@ def share(
     Of experts, every share has some units of each. The sums over all shares of what attention and feed-forward give are
     what the whole layer gives. Heads that are normed together are not shared out.
     """
-    size, group = config.head_dim, config.num_heads // config.num_kv_heads
-    heads = divide(config.num_kv_heads, parts)[part]
-    units = _units(config, weights, part, parts)
-    keys, queries = _times(heads, size), _times(heads, group * size)
-    spans = {
-        **dict.fromkeys(("k_proj", "v_proj"), keys),
-        **dict.fromkeys(("q_proj", "o_proj"), queries),
-        **dict.fromkeys(("gate_proj", "up_proj", "down_proj"), units),
-        "sinks": _times(heads, group),
-    }
-    experts = [_units_of_experts(form.experts, weights, part, parts) for form in config.forms]
-    cut: dict[str, Operand] = {}
+    spans, cut = Spans.of(config, weights, part, parts), dict[str, Operand]()
     for name, weight in weights.items():
-        layer, mixture, kind = _place(name)
-        span = experts[layer].get(mixture) if mixture else spans.get(kind)
+        span = spans.find(name)
         if span is None:
             cut[name] = weight
         elif name.endswith(("o_proj.bias", "down_proj.bias")):  # added once
             cut[name] = as_tensor(weight, torch.float32) * (part == 0)
         else:
-            cut[name] = (_columns if kind in ("o_proj", "down_proj") else _rows)(weight, span)
-    forms = [_with_units(form, own) for form, own in zip(config.forms, experts, strict=True)]
-    sizes = replace(config, num_heads=len(heads) * group, num_kv_heads=len(heads), intermediate_size=len(units))
-    return replace(sizes, layers=tuple(forms)) if any(experts) else sizes, cut
+            cut[name] = (_columns if _leads_back(name) else _rows)(weight, span)
+    forms = [_with_units(form, own) for form, own in zip(config.forms, spans.experts, strict=True)]
+    heads, units = len(spans.heads), len(spans.units)
+    sizes = replace(config, num_heads=heads * spans.group, num_kv_heads=heads, intermediate_size=units)
+    return replace(sizes, layers=tuple(forms)) if any(spans.experts) else sizes, cut
+
+
+def adapter_part(matrices: Mapping[str, LowRank], layers: range, spans: Spans | None) -> dict[str, LowRank]:
+    """What an adapter of layers adds in a stage with these ``layers``, and there in a share with these ``spans``.
+
+    Names are those in the stage, and matrices have memory of their own.
+    """
+    cut: dict[str, LowRank] = {}
+    for name, (down_RI, up_OR) in matrices.items():
+        _, _, number, rest = name.split(".", 3)
+        if int(number) not in layers:
+            continue
+        own = f"model.layers.{int(number) - layers.start}.{rest}"
+        span = None if spans is None else spans.find(own)
+        if span is not None and _leads_back(own):
+            down_RI = down_RI[:, span.start : span.stop].clone()
+        elif span is not None:
+            up_OR = up_OR[span.start : span.stop].clone()
+        cut[own] = LowRank(down_RI, up_OR)
+    return cut
 
 
 def stage(
@@ -87,6 +133,11 @@ def stage(
 
 def _times(span: range, size: int) -> range:
     return range(span.start * size, span.stop * size)
+
+
+def _leads_back(name: str) -> bool:
+    """Whether a share has some inputs of a matrix."""
+    return _place(name)[2] in _INWARD
 
 
 def _place(name: str) -> tuple[int, str, str]:

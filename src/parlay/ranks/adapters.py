@@ -1,0 +1,95 @@
+"""Adapters for some rows of a model that several ranks run: all of them read an adapter before a row names it.
+
+Rank 0 numbers what all have read. Each rank keeps its part of the matrices, and forgets it when rank 0 does.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import weakref
+from collections import deque
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Protocol
+
+from parlay.models.lora_layout import BadAdapter
+from parlay.models.native import NativeRunner
+from parlay.ranks.layout import AdapterAnswer, AdapterOrder, decode_adapter_order, encode
+from parlay.ranks.wire import Connection, Kind, one_line
+from parlay.types import Adapter, Runner, RunnerLost
+
+
+class Readers(Protocol):
+    """The other ranks, as far as they read adapters."""
+
+    def read_adapter(self, order: AdapterOrder) -> None:
+        """Have all of them read an adapter, and wait. Raises BadAdapter where one can't, and RunnerLost."""
+        ...
+
+
+class AdapterBook:
+    """Rank 0's numbers of adapters that all ranks have read. Any thread may use it."""
+
+    def __init__(self, name: str, others: Readers) -> None:
+        """``name`` is the model's, for messages."""
+        self._name, self._others = name, others
+        self._numbers: weakref.WeakKeyDictionary[Adapter, int] = weakref.WeakKeyDictionary()
+        self._count, self._gone = itertools.count(1), deque[int]()
+
+    def share(self, folder: Path, adapter: Adapter) -> None:
+        """Have all other ranks read what this one has read. Raises BadAdapter where one can't, and RunnerLost."""
+        number = next(self._count)
+        order = AdapterOrder(number=number, name=adapter.name, folder=str(folder), salt=adapter.salt)
+        try:
+            self._others.read_adapter(order)
+        except BadAdapter:
+            self._gone.append(number)
+            raise
+        self._numbers[adapter] = number
+        weakref.finalize(adapter, self._gone.append, number).atexit = False
+
+    def number(self, adapter: Adapter | None) -> int:
+        """What the other ranks know an adapter by; 0 for none. Raises ValueError for one that they have not read."""
+        if adapter is None:
+            return 0
+        found = self._numbers.get(adapter)
+        if found is None:
+            raise ValueError(f"{self._name}: the adapter {adapter.name!r:.60} was not read by all of its processes")
+        return found
+
+    def forgotten(self) -> Iterator[int]:
+        """Take the numbers of adapters that no row will have any more."""
+        while self._gone:
+            yield self._gone.popleft()
+
+
+class AdapterShelf:
+    """Adapters that another rank has been told to read, by rank 0's numbers, which knows when a row may have one."""
+
+    def __init__(self, runner: Runner, connection: Connection) -> None:
+        self._runner, self._connection = runner, connection
+        self.held: dict[int, Adapter] = {}
+
+    def read(self, content: bytes | bytearray) -> None:
+        """Begin to read one, beside forwards; rank 0 is told how it went. Raises RunnerLost for what is no order."""
+        order = decode_adapter_order(content)
+        threading.Thread(target=self._read, args=(order,), name="parlay-adapter", daemon=True).start()
+
+    def _read(self, order: AdapterOrder) -> None:
+        try:
+            self.held[order.number] = self._adapter(order)
+            reason = ""
+        except Exception as error:  # whatever it is, rank 0 refuses the adapter, and the ranks go on
+            reason = one_line(error)
+        with suppress(RunnerLost):  # whoever waits for calls hears of it, too
+            self._connection.send(Kind.ADAPTER, encode(AdapterAnswer(number=order.number, reason=reason)))
+
+    def _adapter(self, order: AdapterOrder) -> Adapter:
+        if not isinstance(self._runner, NativeRunner):
+            raise BadAdapter(f"{self._runner.spec.name} runs no adapters here")
+        adapter = self._runner.read_adapter(Path(order.folder), order.name)
+        if adapter.salt != order.salt:
+            raise BadAdapter(f"{order.folder} has another adapter there than on rank 0: copy the files of rank 0")
+        return adapter
