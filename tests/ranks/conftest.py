@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import queue
+import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
+from parlay.engine import Engine
+from parlay.router.policies import Plain
+from parlay.sampling.rules import SharedNoise
+from parlay.testing.conformance.stage import Steady
+from parlay.types import NoiseKey, Request, Runner, SamplingParams, Strategy
+
+PLAIN = Strategy("none", (), SharedNoise(), Plain())
 FORKS = """
 import ctypes, os, signal, sys, time
 from parlay.options import LoadOptions, RankOptions
@@ -166,6 +175,55 @@ class Relay:
                         self._closed.wait(120)
                     for each in (source, sink):
                         each.shutdown(socket.SHUT_RDWR)
+
+
+@contextmanager
+def limping(process: int) -> Iterator[None]:
+    """Stop a process and let it go on, again and again."""
+    over = threading.Event()
+
+    def limp() -> None:
+        while not over.wait(0.02):
+            os.kill(process, signal.SIGSTOP)
+            time.sleep(0.05)
+            os.kill(process, signal.SIGCONT)
+
+    thread = threading.Thread(target=limp)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def request(number: int, tokens: int) -> Request:
+    params = SamplingParams(temperature=1.0, max_tokens=tokens)
+    return Request(id=str(number), prompt=tuple(range(3 + number, 40)), params=params, key=NoiseKey(number))
+
+
+class Steep(Steady):
+    """Rows cost so much that two groups always pay, however slow the machine is."""
+
+    def forward(self, rows: int, context: int) -> float:
+        return 1000.0 * rows
+
+
+def decode(runner: Runner, texts: dict[str, list[int]], tokens: int = 24) -> None:
+    """Decode four requests, in groups where the runner takes several; ``texts`` grow."""
+    engine = Engine(runner, Steep())
+    for number in range(4):
+        engine.add(request(number, tokens), PLAIN)
+    while not engine.idle:
+        for event in engine.step():
+            texts.setdefault(event.request, []).extend(one.token for one in event.committed)
+
+
+def texts_of(runner: Runner, tokens: int = 24) -> dict[str, list[int]]:
+    """What the requests are answered with."""
+    texts: dict[str, list[int]] = {}
+    decode(runner, texts, tokens)
+    return texts
 
 
 @pytest.fixture(scope="session")

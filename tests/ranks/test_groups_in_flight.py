@@ -1,6 +1,4 @@
-"""Stages work for several groups of sequences at once: the same texts, also where a rank is slow; one that is lost ends
-all.
-"""
+"""Stages work for several groups of sequences at once: the same texts; one that is lost ends all."""
 
 from __future__ import annotations
 
@@ -8,29 +6,24 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 import pytest
 
 from parlay import models
-from parlay.engine import Engine
 from parlay.options import LoadOptions, RankOptions
 from parlay.ranks.leader import Leader
 from parlay.ranks.starting import lead
-from parlay.router.policies import Plain
-from parlay.sampling.rules import SharedNoise
 from parlay.testing.checkpoints import save_random
 from parlay.testing.conformance import check_runner, check_strategy, runner_stage
-from parlay.testing.conformance.stage import Steady
 from parlay.testing.conformance.stages import recomputed
-from parlay.types import NoiseKey, Request, Runner, RunnerLost, SamplingParams, Strategy
-from tests.ranks.conftest import Crew, Relay
+from parlay.types import Runner, RunnerLost
+from tests.ranks.conftest import Crew, Relay, decode, texts_of
 
 LOAD = LoadOptions(dtype="float32", device="cpu", threads=1)
-PLAIN = Strategy("none", (), SharedNoise(), Plain())
 
 
 @pytest.fixture(scope="session")
@@ -71,39 +64,11 @@ def test_stages_keep_what_a_runner_promises(crew: Crew, llama: Path) -> None:
     assert report.passed, report
 
 
-def request(number: int, tokens: int = 24) -> Request:
-    params = SamplingParams(temperature=1.0, max_tokens=tokens)
-    return Request(id=str(number), prompt=tuple(range(3 + number, 40)), params=params, key=NoiseKey(number))
-
-
-class Steep(Steady):
-    """Rows cost so much that two groups always pay, however slow the machine is."""
-
-    def forward(self, rows: int, context: int) -> float:
-        return 1000.0 * rows
-
-
-def decode(runner: Runner, texts: dict[str, list[int]], count: int = 4) -> None:
-    """Decode requests, in groups where the runner takes several; ``texts`` grow."""
-    engine = Engine(runner, Steep())
-    for number in range(count):
-        engine.add(request(number), PLAIN)
-    while not engine.idle:
-        for event in engine.step():
-            texts.setdefault(event.request, []).extend(one.token for one in event.committed)
-
-
 def decode_until_lost(runner: Runner, texts: dict[str, list[int]]) -> None:
     """Decode the same requests again and again; ``texts`` are in the end those that were cut short."""
     while True:
         texts.clear()
         decode(runner, texts)
-
-
-def texts_of(runner: Runner) -> dict[str, list[int]]:
-    texts: dict[str, list[int]] = {}
-    decode(runner, texts)
-    return texts
 
 
 def test_two_groups_are_in_flight(crew: Crew, llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,33 +86,6 @@ def test_two_groups_are_in_flight(crew: Crew, llama: Path, monkeypatch: pytest.M
     ends = [place for place, what in enumerate(log) if what == "finish"]
     under_way = [log[:place].count("begin") - log[:place].count("finish") for place in ends]
     assert under_way[:-1] == [2] * (len(ends) - 1)
-
-
-@contextmanager
-def limping(process: int) -> Iterator[None]:
-    """Stop a process and let it go on, again and again."""
-    over = threading.Event()
-
-    def limp() -> None:
-        while not over.wait(0.02):
-            os.kill(process, signal.SIGSTOP)
-            time.sleep(0.05)
-            os.kill(process, signal.SIGCONT)
-
-    thread = threading.Thread(target=limp)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
-
-
-def test_a_slow_rank_changes_no_text(crew: Crew, llama: Path) -> None:
-    runner = lead_stages(crew, llama)
-    process, _ = crew.said()
-    with limping(process):
-        assert texts_of(runner) == texts_of(alone(llama))
 
 
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSTOP], ids=["dies", "hangs"])

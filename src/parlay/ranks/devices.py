@@ -56,10 +56,10 @@ class DeviceGroup:
             who = f"one of ranks {', '.join(map(str, self._ranks))}"
             self._reason = f"{who} has not done its part of a forward within {self._seconds:g} s ({one_line(error)})"
             return
-        total, *others = parts
+        first, second, *others = parts
+        torch.add(first, second, out=own)
         for part in others:
-            total += part
-        own.copy_(total)
+            own += part
 
     def give_up(self) -> None:
         """Let nobody wait in a sum any more. Any thread may call it."""
