@@ -58,6 +58,18 @@ def test_context_parallelism_divides_prompts_and_the_keys_of_long_texts() -> Non
     assert two(*DECODE) > 0.9 * one(*DECODE)
 
 
+def test_groups_of_tensor_ranks_that_share_texts_divide_both_and_pay_for_both_links() -> None:
+    tensor, context, both = steps(Split(tensor=2)), steps(Split(context=2)), steps(Split(tensor=2, context=2))
+    long = (1, 1, 1, 100_000.0, 100_000.0)
+    assert both(*long) < min(tensor(*long), context(*long))
+    assert both.parts(*DECODE).link > tensor.parts(*DECODE).link
+    assert both.parts(*DECODE).compute <= tensor.parts(*DECODE).compute
+    room = [
+        memory_of(QWEN_7B, split, 20e9, None).cache_tokens for split in (Split(tensor=2), Split(tensor=2, context=2))
+    ]
+    assert room[1] == pytest.approx(2 * room[0], abs=1)
+
+
 def test_memory_is_divided_as_weights_and_keys_are() -> None:
     alone = memory_of(QWEN_7B, Split(), 20e9, None)
     two = memory_of(QWEN_7B, Split(tensor=2), 20e9, None)
@@ -74,9 +86,9 @@ def test_memory_is_divided_as_weights_and_keys_are() -> None:
 def test_splits_use_the_devices_there_are() -> None:
     found = list(splits(4, QWEN_7B, drafter=True))
     assert all(each.devices <= 4 and (each.replicas + 1) * each.ranks > 4 for each in found)
-    assert {"4 x one device", "2 x tensor 2", "1 x tensor 2 pipeline 2", "1 x context 4", "2 x drafter apart"} <= set(
-        map(str, found)
-    )
+    wanted = {"4 x one device", "2 x tensor 2", "1 x tensor 2 pipeline 2", "1 x tensor 2 context 2", "1 x context 4"}
+    assert {*wanted, "2 x drafter apart"} <= set(map(str, found))
+    assert not any(each.context > 1 and each.pipeline > 1 for each in found)
     assert len(set(found)) == len(found)
 
 
