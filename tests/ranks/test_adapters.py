@@ -30,7 +30,8 @@ from parlay.testing.toys import RandomLogits, ToyRunner
 from parlay.types import Adapter, RunnerLost, Segment
 from tests.ranks.conftest import Crew
 
-IDS = (5, 9, 3, 17, 5, 9, 3, 40)
+IDS = (5, 9, 3, 17, 5, 9, 3, 40, 8, 1, 30, 2, 9, 3, 17, 6, 12, 7, 25, 4, 9, 3, 19, 11)
+"""Three times as many rows are divided among ranks that share texts, and fewer are not."""
 ALONE = RankOptions()
 
 

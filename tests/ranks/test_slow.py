@@ -128,4 +128,4 @@ def test_what_one_group_has_lost_the_other_hears_of_before_it_uses_a_number() ->
     for file in files.values():
         file.unlink()
     gone = "rank 3 has not done its part of a forward within 0.2 s"
-    assert raised == {0: "a rank has lost another one in a forward", 1: gone, 2: gone}
+    assert raised == {0: "rank 3 has not done its part of a forward", 1: gone, 2: gone}

@@ -14,6 +14,16 @@ from parlay.compiled import structs
 from parlay.models.lora import LowRankAdapter
 from parlay.types import RunnerLost
 
+_MOST = 64
+"""Processes of a model."""
+
+
+class Loss(NamedTuple):
+    """A process that takes part no more, by its rank if that is known, and why in one line."""
+
+    rank: int | None
+    reason: str
+
 
 class Group(Protocol):
     """Processes that run the same layers together; this one among them."""
@@ -28,8 +38,8 @@ class Group(Protocol):
         ...
 
     @property
-    def loss(self) -> str:
-        """Why a process is lost; empty while none is. What was exchanged since means nothing."""
+    def loss(self) -> Loss | None:
+        """A process that is lost, if one is. What was exchanged since means nothing."""
         ...
 
 
@@ -71,17 +81,23 @@ class Part(NamedTuple):
         """Raises RunnerLost if a process was lost in the forward that has just run: its numbers mean nothing.
 
         A process in both kinds of groups goes on with what it has when one of them loses somebody, so those of its
-        other group must hear of it before they use what it gave them: all tell all.
+        other group must hear of it before they use what it gave them: all tell all whom they have lost.
         """
-        reason = next((group.loss for group in (self.group, self.context) if group is not None and group.loss), "")
+        losses = [group.loss for group in (self.group, self.context) if group is not None]
+        found = next((loss for loss in losses if loss is not None), None)
         if self.group is not None and self.context is not None:
-            losses_1 = torch.tensor([float(bool(reason))])
-            self.context.add(losses_1)
-            self.group.add(losses_1)
-            if losses_1.item():
-                reason = reason or "a rank has lost another one in a forward"
-        if reason:
-            raise RunnerLost(reason)
+            lost_R = torch.zeros(_MOST)
+            for loss in losses:
+                if loss is not None and loss.rank is not None:
+                    lost_R[loss.rank] = 1
+            self.context.add(lost_R)
+            self.group.add(lost_R)
+            ranks = lost_R.nonzero().flatten().tolist()
+            found = found or next(
+                (Loss(rank, f"rank {rank} has not done its part of a forward") for rank in ranks), None
+            )
+        if found is not None:
+            raise RunnerLost(found.reason)
 
 
 WHOLE = Part()

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
+from parlay.models.part import Loss
 from parlay.ranks.wire import Connection, Kind, listen, one_line
 from parlay.types import ParlayError, RunnerLost
 
@@ -35,18 +36,18 @@ class DeviceGroup:
 
     def __init__(self, processes: ProcessGroup, device: torch.device, ranks: Sequence[int], seconds: float) -> None:
         self._processes, self._device, self._ranks, self._seconds = processes, device, ranks, seconds
-        self._reason = ""
+        self._loss: Loss | None = None
 
     @property
     def device(self) -> torch.device:
         return self._device
 
     @property
-    def loss(self) -> str:
-        return self._reason
+    def loss(self) -> Loss | None:
+        return self._loss
 
     def add(self, numbers_N: Tensor) -> None:
-        if self._reason:
+        if self._loss is not None:
             return
         own = numbers_N.view(-1)
         parts = [torch.empty_like(own) for _ in self._ranks]
@@ -54,7 +55,8 @@ class DeviceGroup:
             self._processes.allgather([parts], [own]).wait()
         except RuntimeError as error:  # torch's errors of exchanges are such
             who = f"one of ranks {', '.join(map(str, self._ranks))}"
-            self._reason = f"{who} has not done its part of a forward within {self._seconds:g} s ({one_line(error)})"
+            what = f"has not done its part of a forward within {self._seconds:g} s"
+            self._loss = Loss(None, f"{who} {what} ({one_line(error)})")
             return
         first, second, *others = parts
         torch.add(first, second, out=own)

@@ -21,7 +21,8 @@ from torch import Tensor
 
 from parlay.compiled import structs
 from parlay.compiled.library import load
-from parlay.ranks.wire import Connection, Kind
+from parlay.models.part import Loss
+from parlay.ranks.wire import Connection, Kind, one_line
 from parlay.types import ParlayError, RunnerLost
 
 _PART = 1 << 16
@@ -93,11 +94,11 @@ class SharedGroup:
         return _HOST
 
     @property
-    def loss(self) -> str:
+    def loss(self) -> Loss | None:
         if not self._struct.lost:
-            return ""
+            return None
         rank = self._ranks[self._struct.lost - 1]
-        return f"rank {rank} has not done its part of a forward within {self._seconds:g} s"
+        return Loss(rank, f"rank {rank} has not done its part of a forward within {self._seconds:g} s")
 
     def give_up(self) -> None:
         """Let nobody wait in a sum any more. Any thread may call it."""
@@ -114,7 +115,7 @@ class SocketGroup:
 
     def __init__(self, connections: Mapping[int, Connection], ranks: Sequence[int], member: int) -> None:
         self._connections, self._ranks, self._own = connections, ranks, ranks[member]
-        self._reason = ""
+        self._loss: Loss | None = None
         self._calls = structs.EXCHANGE(self._sum_at), structs.EXCHANGE(self._gather_at)
         self._struct = structs.RanksStruct(rank=member, count=len(ranks), part=_PART)
         self._struct.sum, self._struct.gather = self._calls
@@ -124,11 +125,11 @@ class SocketGroup:
         return self._struct
 
     def add(self, numbers_N: Tensor) -> None:
-        if not self._reason:
+        if self._loss is None:
             self._exchange(numbers_N.view(-1).numpy())
 
     def gather(self, numbers_RN: Tensor) -> None:
-        if not self._reason:
+        if self._loss is None:
             self._gather(numbers_RN.view(len(self._ranks), -1).numpy())
 
     @property
@@ -136,8 +137,8 @@ class SocketGroup:
         return _HOST
 
     @property
-    def loss(self) -> str:
-        return self._reason
+    def loss(self) -> Loss | None:
+        return self._loss
 
     def give_up(self) -> None:
         """Let nobody wait in a sum any more. Any thread may call it."""
@@ -173,11 +174,14 @@ class SocketGroup:
         self, numbers: np.ndarray[tuple[int], np.dtype[np.float32]]
     ) -> list[np.ndarray[tuple[int], np.dtype[np.float32]]]:
         """Give each rank these numbers, and return those of all in their order; none once a rank is lost."""
-        try:
-            return [numbers if rank == self._own else self._swap(rank, numbers) for rank in self._ranks]
-        except Exception as error:  # it could not pass through the library
-            self._reason = " ".join(str(error).split()) or type(error).__name__
-            return []
+        parts: list[np.ndarray[tuple[int], np.dtype[np.float32]]] = []
+        for rank in self._ranks:
+            try:
+                parts.append(numbers if rank == self._own else self._swap(rank, numbers))
+            except Exception as error:  # it could not pass through the library
+                self._loss = Loss(rank, one_line(error))
+                return []
+        return parts
 
     def _swap(
         self, rank: int, numbers: np.ndarray[tuple[int], np.dtype[np.float32]]

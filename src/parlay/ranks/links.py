@@ -72,8 +72,8 @@ def _timed(file: Path, opened: socket.socket, member: int) -> dict[str, Measured
         found = {}
         for name, group in (("shared memory", shared), ("sockets", sockets)):
             (short, less), (long, more) = [(4 * size, _seconds(group.add, size, times)) for size, times in _SIZES]
-            if group.loss:
-                raise ParlayError(f"links can't be measured: {group.loss}")
+            if group.loss is not None:
+                raise ParlayError(f"links can't be measured: {group.loss.reason}")
             found[name] = MeasuredLink((long - short) / max(1e-9, more - less), less)
         return found
 

@@ -297,6 +297,9 @@ class CompiledForward(Forward):
         )
         pointed += [laid, ids, wanted_rows]
         self._add_options(batch, work, laid, pointed)
+        if work.adapters:
+            adapters = laid.arranged(work.adapters)[own.start : own.stop]
+            batch.lowered = self._lowered.at_least(self._adapters.fill(batch, adapters, pointed))
         return batch
 
     def _add_options(self, batch: structs.Batch, work: ForwardBatch, laid: BatchLayout, pointed: list[object]) -> None:
@@ -304,9 +307,6 @@ class CompiledForward(Forward):
         if inputs is not None:
             batch.inputs = inputs.data_ptr()
             pointed.append(inputs)
-        if work.adapters:
-            needed = self._adapters.fill(batch, laid.arranged(work.adapters), pointed)
-            batch.lowered = self._lowered.at_least(needed)
         if work.skip:
             skipped = self._skipped(work.skip)
             batch.skip = ctypes.addressof(skipped)
