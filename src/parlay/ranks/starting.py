@@ -243,9 +243,10 @@ class _Gathering:
         try:
             while len(self._joined) < count:
                 if (left := until - time.monotonic()) <= 0:
+                    start = "start them with parlay rank --join, or " if self._patient else ""
                     raise ParlayError(
-                        f"{len(self._joined)} of {count} other ranks have joined within {seconds:g} s: start them "
-                        "with parlay rank --join, or allow more with --rank-timeout"
+                        f"{len(self._joined)} of {count} other ranks have joined within {seconds:g} s: {start}allow "
+                        "more with --rank-timeout"
                     )
                 self._hear(min(left, 1.0))
         except BaseException as error:
