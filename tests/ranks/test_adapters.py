@@ -14,6 +14,7 @@ from parlay import LLM, SamplingParams
 from parlay.aio import AsyncLLM
 from parlay.models.fetch.resolving import resolve
 from parlay.models.loading import read_config
+from parlay.models.lora import MASKS
 from parlay.models.lora_layout import EXPERT_PRODUCTS, PRODUCTS, WEIGHTS, BadAdapter
 from parlay.models.native import NativeRunner
 from parlay.options import LoadOptions, RankOptions
@@ -190,6 +191,11 @@ def test_requests_load_name_and_unload_adapters_over_http(llm: LLM, tmp_path: Pa
         for strategy in ("none", "prompt-lookup"):
             outputs = llm.generate(prompts, params, strategy=strategy, lora_request=["sql", None, "sql"])
             assert [output.outputs[0].text for output in outputs] == [texts[0], texts[1], texts[0]]
+        (save_adapter(tmp_path / "masks", read_config(resolve("parlay-mini"))) / MASKS).write_text(
+            '{"mask_token_id": 0, "set_block_size": 4}'
+        )
+        drafted = llm.generate("The fox", params, strategy=f"set-block:adapter={tmp_path / 'masks'},policy=fixed")
+        assert drafted[0].outputs[0].text == texts[1], "rows of masks run with an adapter of their own"
         assert client.post("/v1/unload_lora_adapter", json={"lora_name": "sql"}).status_code == 200
         assert client.post("/v1/completions", json={"model": "sql", **prompt}).status_code == 404
         assert client.post("/v1/completions", json={"model": "parlay-mini", **prompt}).status_code == 200

@@ -294,5 +294,5 @@ class Leader(WrappedRunner):
 
 
 def adapter_reader(runner: Runner) -> Callable[[Path, str], Adapter] | None:
-    """What reads an adapter from a folder under a name, for rows of a runner; None where it runs none."""
+    """Find what reads an adapter from a folder under a name, for rows of a runner; None where it runs none."""
     return runner.read_adapter if isinstance(runner, NativeRunner | Leader) else None

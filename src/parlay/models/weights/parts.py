@@ -89,7 +89,7 @@ def share(
 
 
 def adapter_part(matrices: Mapping[str, LowRank], layers: range, spans: Spans | None) -> dict[str, LowRank]:
-    """What an adapter of layers adds in a stage with these ``layers``, and there in a share with these ``spans``.
+    """Cut out what an adapter adds in a stage with these ``layers``, and there in a share with these ``spans``.
 
     Names are those in the stage, and matrices have memory of their own.
     """
