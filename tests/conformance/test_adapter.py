@@ -25,13 +25,16 @@ MODELS = {
 """Tiny models with their dtype and noise bound. Recurrent states are in float32 whatever weights are in."""
 CHECKS = ("greedy", "mixed", "continuing", "endings", "chunks", "forks", "preemption")
 LEFT_OUT = {
-    "gpt2": {"endings"},
-    "gpt-neox": {"endings", "chunks"},
+    "gpt2": {"endings", "greedy"},
+    "gpt-neox": {"endings", "chunks", "greedy", "continuing"},
+    "mamba": {"greedy", "continuing"},
+    "lfm2": {"greedy"},
     "qwen3.5": {"continuing", "endings", "chunks", "forks"},
 }
 """Where a text ends inside a draft is the engine's work, and the toys show it on trees; what is cut back then is here
 in every other check. Recurrent models, which must replay, keep it. Both models have one kind of cache, filled in chunks
-in one way. Qwen3.5's cache has two kinds of layers that the others have one each of."""
+in one way, and read again in one way. Qwen3.5's cache has two kinds of layers that the others have one each of: greedy
+texts alone are written with it, those of the others' mixed batches are greedy and sampled."""
 CASES = [(model, check) for model in MODELS for check in CHECKS if check not in LEFT_OUT.get(model, ())]
 
 
@@ -50,7 +53,7 @@ def stage(name: str) -> Stage:
 @pytest.mark.parametrize("model", MODELS)
 def test_logits_are_those_of_a_fresh_prefill(model: str) -> None:
     report = check_runner(
-        stage(model).open_runner, stage(model).logits_of, noise_bound=stage(model).noise_bound, steps=30
+        stage(model).open_runner, stage(model).logits_of, noise_bound=stage(model).noise_bound, steps=20
     )
     assert report.passed, str(report)
 

@@ -150,7 +150,7 @@ def mixed(subject: Subject, stage: Stage, effort: KitLength) -> list[Excuse]:
     """U6: eight requests at once that differ in everything, some sharing one instance of the strategy."""
     asks = [
         StageRequest(
-            prompt(stage, seed, 3 + 17 * (seed % 4)), replace(params, max_tokens=effort.tokens // 8 + 5 * seed), seed
+            prompt(stage, seed, 3 + 17 * (seed % 4)), replace(params, max_tokens=(2 + seed) * effort.tokens // 16), seed
         )
         for seed, params in enumerate(VARIETY)
     ]
@@ -197,14 +197,18 @@ def constrained(subject: Subject, stage: Stage, effort: KitLength) -> list[Excus
 ENDINGS_TOKENS = 24
 
 
-def asks(stage: Stage) -> Iterator[StageRequest]:
-    """Requests that end everywhere in a block of drafted tokens, for every reason there is, greedy and sampled."""
-    for params in (GREEDY, VARIETY[0]):
+def asks(stage: Stage, effort: KitLength) -> Iterator[StageRequest]:
+    """Requests that end everywhere in a block of drafted tokens, for every reason there is, greedy and sampled.
+
+    In the short form some places end greedy texts, and those between them sampled ones.
+    """
+    short = effort.tokens < LONG.tokens
+    for first, params in enumerate((GREEDY, VARIETY[0])):
         base = StageRequest(prompt(stage, 7, 20), replace(params, max_tokens=ENDINGS_TOKENS, logprobs=2), seed=3)
         text = stage.expected(base).output
         for length in (0, 1, 2, 3, 5):
             yield replace(base, params=replace(base.params, max_tokens=length))
-        for at in range(0, 12, 3):
+        for at in range(3 * first, 12, 6) if short else range(0, 12, 3):
             stop = frozenset({text[at]})
             yield replace(base, stop_ids=stop)
             yield replace(base, stop_ids=stop, params=replace(base.params, min_tokens=at + 2))
@@ -216,4 +220,4 @@ def endings(subject: Subject, stage: Stage, effort: KitLength) -> list[Excuse]:
     """Tokens, reason and logprobs are the reference's wherever a request ends; the token that completes a stop counts,
     later ones do not exist."""
     shared = subject.strategy(stage, 9)
-    return agree(stage, [(ask, shared) for ask in asks(stage)])
+    return agree(stage, [(ask, shared) for ask in asks(stage, effort)])
