@@ -62,11 +62,15 @@ def folder(head: HeadArtefact, tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(
-    "shape", ["width=3,depth=3,min_p=0.0", "width=1,depth=4", "width=4,depth=1", "width=5,depth=4"]
-)
-@pytest.mark.parametrize("budget", [1, 4, 30])
-@pytest.mark.parametrize("temperatures", [(0, 0, 0), (0.7, 0, 1.3)])
+SHAPES = ("width=3,depth=3,min_p=0.0", "width=1,depth=4", "width=4,depth=1", "width=5,depth=4")
+GREEDY, SAMPLED = (0, 0, 0), (0.7, 0, 1.3)
+CASES = [(shape, budget, GREEDY) for shape, budget in zip(SHAPES, (30, 4, 1, 30), strict=True)] + [
+    (shape, budget, SAMPLED) for shape, budget in zip(SHAPES, (4, 30, 30, 1), strict=True)
+]
+"""Every shape greedy and sampled, every budget greedy and sampled, and every shape with two budgets."""
+
+
+@pytest.mark.parametrize(("shape", "budget", "temperatures"), CASES)
 def test_one_call_grows_the_trees_that_levels_do(
     shape: str,
     budget: int,

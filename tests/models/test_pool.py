@@ -131,8 +131,9 @@ def test_models_share_the_pool_and_any_thread_may_ask(runner: Runner) -> None:
     assert not wrong
 
 
-FORKS = """
-import os, sys
+FORKED_AND_INTERRUPTED = """
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs in the background of a shell ignore it
 sys.path.insert(0, {tests!r})
 from test_pool import logits, models, threads, torch
 runner = models.load("parlay-mini")
@@ -142,23 +143,7 @@ child = os.fork()
 if child == 0:
     os._exit(0 if torch.equal(logits(runner), expected) else 3)
 assert torch.equal(logits(runner), expected)
-sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-"""
-
-
-def test_a_fork_may_decode_on() -> None:
-    code = FORKS.format(tests=os.path.dirname(__file__))
-    assert subprocess.run([sys.executable, "-c", code], timeout=120, check=False).returncode == 0
-
-
-INTERRUPTED = """
-import signal, sys
-signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs in the background of a shell ignore it
-sys.path.insert(0, {tests!r})
-from test_pool import logits, models, threads, torch
-runner = models.load("parlay-mini")
-threads.use(2)
-expected = logits(runner)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 try:
     print("ready", flush=True)
     while True:
@@ -168,8 +153,9 @@ except KeyboardInterrupt:
 """
 
 
-def test_an_interrupt_ends_what_it_should_and_nothing_hangs() -> None:
-    code = INTERRUPTED.format(tests=os.path.dirname(__file__))
+def test_a_fork_may_decode_on_and_an_interrupt_ends_what_it_should() -> None:
+    """And nothing hangs."""
+    code = FORKED_AND_INTERRUPTED.format(tests=os.path.dirname(__file__))
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None

@@ -118,11 +118,14 @@ def test_strategies_write_what_plain_decoding_writes(
         assert other.outputs[0].exactness == Exactness.BITS
 
 
-@pytest.mark.parametrize("method", ["eagle3", "medusa"])
+@pytest.mark.parametrize(("form", "method"), [("llm", "eagle3"), ("dense", "medusa")], indirect=["form"])
 def test_the_heads_that_come_with_the_package_draft(
     form: LLM, plain: Callable[[LLM, SamplingParams], list[RequestOutput]], method: str
 ) -> None:
-    """Without its path being named; a chain of random guesses would have 1.0 tokens per step."""
+    """Without its path being named; a chain of random guesses would have 1.0 tokens per step.
+
+    Each on one form of the weights: a head reads states, whatever products made them.
+    """
     fast = form.chat([RENAME, QUESTION], GREEDY, strategy=f"{method}:policy=fixed")
     for one, other in zip(plain(form, GREEDY), fast, strict=True):
         assert other.outputs[0].token_ids == one.outputs[0].token_ids

@@ -25,7 +25,7 @@ from tests.router.known_prices import (
 )
 
 SEEDS = 2
-STATIC = [("head", 2), ("head", 3), ("copy", 4)]
+STATIC = [("head", 2), ("copy", 4)]
 """The drafters that do best alone, and how many nodes they always draft."""
 
 

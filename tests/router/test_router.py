@@ -185,7 +185,7 @@ def tokens_per_step(rate: float, nodes: int) -> float:
     return sum(rate**depth for depth in range(nodes + 1))
 
 
-RATES, NODES, STEPS, SEEDS, SLACK = (0.2, 0.5, 0.8), 4, 80, 200, 1.5
+RATES, NODES, STEPS, SEEDS, SLACK = (0.2, 0.5, 0.8), 4, 80, 100, 1.5
 
 
 def test_regret_among_replayable_drafters_stays_below_the_curve_of_hedge() -> None:
