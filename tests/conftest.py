@@ -11,6 +11,8 @@ Triton, where it is installed and there is no GPU, is loaded with its interprete
 import gc
 import importlib
 import os
+from collections.abc import Iterator
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -36,6 +38,19 @@ def interpret_triton() -> None:
 
 
 interpret_triton()
+
+
+@dataclass
+class RouterMemory:
+    """Where routers remember, a folder for each test; it is made when the first one does."""
+
+    cache: Path
+    test: int = 0
+
+    def folder(self) -> Path | None:
+        """None where a test has moved the cache."""
+        ours = os.environ.get(_CACHE) == str(self.cache)
+        return self.cache / f"router-memory-{self.test}" if ours else None
 
 
 def pytest_collection_finish() -> None:
@@ -70,12 +85,18 @@ def patience() -> None:
     bounded_process._WALL_SECONDS = 600.0
 
 
-@pytest.fixture(autouse=True)
-def own_router_memory(own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What routers learn in one test is not known in the next."""
+@pytest.fixture(scope="session")
+def router_memory(own_cache: Path) -> Iterator[RouterMemory]:
+    """Has routers of tests remember in its folder; whoever changes where the cache is gets what is there."""
     from parlay.system.user_cache import user_cache
 
-    def place() -> Path:
-        return tmp_path / "router-memory" if os.environ.get(_CACHE) == str(own_cache) else user_cache()
+    memory = RouterMemory(own_cache)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("parlay.llm.router_file.user_cache", lambda: memory.folder() or user_cache())
+        yield memory
 
-    monkeypatch.setattr("parlay.llm.router_file.user_cache", place)
+
+@pytest.fixture(autouse=True)
+def own_router_memory(router_memory: RouterMemory) -> None:
+    """What routers learn in one test is not known in the next."""
+    router_memory.test += 1

@@ -43,9 +43,9 @@ def make_app(engine: AsyncLLM) -> Callable[..., FastAPI]:
     return lambda **settings: create_app({"parlay-mini": engine}, Settings(**settings))
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def client(make_app: Callable[..., FastAPI]) -> TestClient:
-    """Answers as a server would: a fault is a 500."""
+    """Answers as a server would: a fault is a 500. One application for a module: to describe its fields takes long."""
     return TestClient(make_app(), raise_server_exceptions=False)
 
 

@@ -22,6 +22,12 @@ Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
 @pytest.fixture
+def client(make_app: Callable[..., FastAPI]) -> TestClient:
+    """An application that has counted nothing yet."""
+    return TestClient(make_app())
+
+
+@pytest.fixture
 def recorder(engine: AsyncLLM) -> Recorder:
     return Recorder(Registry({"mini": engine}))
 
