@@ -9,10 +9,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from parlay.drafters.resources import Resources
 from parlay.drafters.state_room import most_tenants
 from parlay.drafters.step_budget import STEP_TOKENS
 from parlay.drafters.stores.store_files import Saving, StoreFile
-from parlay.drafters.stores.suffixes import Suffixes
+from parlay.drafters.stores.suffixes import LiveText, LiveTexts, Suffixes
 from parlay.options import Options, option
 from parlay.types import Observation, Request, SequenceView
 
@@ -142,6 +143,40 @@ class OutputStores:
             self._kept -= self._stores.pop(next(iter(self._stores))).tokens
         self._kept += len(text)
         yield from store.add(text)
+
+
+class KnownTexts:
+    """What a drafter copies from: each request's own text, and the outputs of its tenant's past requests.
+
+    Of both, substrings of up to ``depth`` tokens are counted. The outputs are saved when the resources are closed.
+    """
+
+    def __init__(self, depth: int, resources: Resources, options: StoreOptions, strategy: str) -> None:
+        self._live = LiveTexts(depth, resources.room)
+        self._stores = OutputStores(depth, options, resources.vocab_size, strategy)
+        resources.closing.callback(self._stores.save)
+
+    def begin(self, budgets: Sequence[int]) -> None:
+        """Begin a step, in which sequences with a budget draft."""
+        self._live.begin(budgets)
+        self._stores.advance()
+
+    def own(self, view: SequenceView) -> LiveText | None:
+        """The request's references, prompt and output; None while they are being taken in."""
+        return self._live.of(view)
+
+    def past(self, request: Request) -> Suffixes | None:
+        """What the request's tenant has put out so far; None if that is nothing."""
+        return self._stores.of(request)
+
+    def observe(self, observations: Sequence[Observation]) -> None:
+        """Remember whose outputs are learned when they end."""
+        self._stores.observe(observations)
+
+    def release(self, sequence: int) -> None:
+        """End a sequence, and learn its output."""
+        self._live.release(sequence)
+        self._stores.release(sequence)
 
 
 def _output(view: SequenceView) -> array[int]:

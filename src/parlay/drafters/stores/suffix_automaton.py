@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from parlay.drafters.combined import members
 from parlay.drafters.resources import Resources
-from parlay.drafters.stores.output_store import OutputStores, StoreOptions
+from parlay.drafters.stores.output_store import KnownTexts, StoreOptions
 from parlay.drafters.stores.suffix_tree import NOTHING, SuffixGrowth, grow
-from parlay.drafters.stores.suffixes import END, LiveText, LiveTexts, Suffixes, chance
+from parlay.drafters.stores.suffixes import END, LiveText, Suffixes, chance
 from parlay.options import UsageError, option
 from parlay.types import NO_DRAFT, Draft, Observation, SequenceView, trees
 
@@ -47,13 +47,10 @@ class SuffixAutomaton:
             raise UsageError(f"strategy {SOURCE}: fallback={'+'.join(options.fallback)} must name one drafter or none")
         self._fallback = [members.build(SOURCE, nested) for nested in resources.nested]
         self.needs = members.needs_of(self._fallback, outcomes=True)
-        self._texts = LiveTexts(_DEPTH, resources.room)
-        self._stores = OutputStores(_DEPTH, options, resources.vocab_size, SOURCE)
-        resources.closing.callback(self._stores.save)
+        self._texts = KnownTexts(_DEPTH, resources, options, SOURCE)
 
     def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
         self._texts.begin(budgets)
-        self._stores.advance()
         drafts = [NO_DRAFT] * len(views)
         left: list[int] = []
         for place, (view, budget) in enumerate(zip(views, budgets, strict=True)):
@@ -69,22 +66,21 @@ class SuffixAutomaton:
 
     def _copy(self, view: SequenceView, budget: int) -> tuple[int, Draft]:
         """The length of the match that counts, the bias taken off, and what followed it."""
-        text = self._texts.of(view)
+        text = self._texts.own(view)
         place, length = text.suffixes.first_copy() if text is not None else (-1, 0)
-        past = self._stores.of(view.request)
+        past = self._texts.past(view.request)
         state, past_length = past.match(view.tokens) if past is not None else (0, 0)
         if past is not None and past_length - self._bias > length:
             return past_length - self._bias, _likeliest(past, state, past_length, budget, view)
         return length, _verbatim(text, place, length, budget, view) if text is not None else NO_DRAFT
 
     def observe(self, observations: Sequence[Observation]) -> None:
-        self._stores.observe(observations)
+        self._texts.observe(observations)
         for fallback in self._fallback:
             fallback.observe(observations)
 
     def release(self, sequence: int) -> None:
         self._texts.release(sequence)
-        self._stores.release(sequence)
         for fallback in self._fallback:
             fallback.release(sequence)
 

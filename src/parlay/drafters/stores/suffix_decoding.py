@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 from parlay.drafters.per_sequence import OneByOne
 from parlay.drafters.resources import Resources
-from parlay.drafters.stores.output_store import OutputStores, StoreOptions
+from parlay.drafters.stores.output_store import KnownTexts, StoreOptions
 from parlay.drafters.stores.suffix_tree import NOTHING, SuffixGrowth, speculate
-from parlay.drafters.stores.suffixes import LiveTexts
 from parlay.options import option
 from parlay.types import Draft, Needs, Observation, SequenceView
 
@@ -47,31 +46,27 @@ class SuffixDecoding(OneByOne):
         self._offset = options.offset
         self._min_prob = options.min_prob
         self._branching = options.shape == "tree"
-        self._texts = LiveTexts(options.depth, resources.room)
-        self._stores = OutputStores(options.depth, options, resources.vocab_size, SOURCE)
-        resources.closing.callback(self._stores.save)
+        self._texts = KnownTexts(options.depth, resources, options, SOURCE)
 
     def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
         self._texts.begin(budgets)
-        self._stores.advance()
         return super().propose(views, budgets)
 
     def _propose(self, view: SequenceView, budget: int) -> Draft:
         request = view.request
-        text = self._texts.of(view)
+        text = self._texts.own(view)
         growth = SuffixGrowth(budget, self._factor, self._offset, self._min_prob, self._branching, request.stop_ids)
         best = NOTHING
         if text is not None:
             own = text.suffixes
             best = speculate(own, own.window, own.window_length, growth, best)
-        past = self._stores.of(request)
+        past = self._texts.past(request)
         if past is not None:
             best = speculate(past, *past.match(view.tokens), growth, best)
         return best.draft(SOURCE)
 
     def observe(self, observations: Sequence[Observation]) -> None:
-        self._stores.observe(observations)
+        self._texts.observe(observations)
 
     def release(self, sequence: int) -> None:
         self._texts.release(sequence)
-        self._stores.release(sequence)

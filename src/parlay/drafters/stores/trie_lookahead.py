@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from parlay.drafters.per_sequence import OneByOne
 from parlay.drafters.resources import Resources
-from parlay.drafters.stores.output_store import OutputStores, StoreOptions
-from parlay.drafters.stores.suffixes import LiveTexts, Suffixes, chance
+from parlay.drafters.stores.output_store import KnownTexts, StoreOptions
+from parlay.drafters.stores.suffixes import Suffixes, chance
 from parlay.options import option
 from parlay.types import NO_DRAFT, Draft, Needs, Observation, SequenceView, Tree
 
@@ -47,20 +47,16 @@ class TrieLookahead(OneByOne):
         self._branch_length = options.branch_length
         self._output_weight = options.output_weight
         self._branching = options.shape == "tree"
-        depth = options.max_query + options.branch_length
-        self._texts = LiveTexts(depth, resources.room)
-        self._stores = OutputStores(depth, options, resources.vocab_size, SOURCE)
-        resources.closing.callback(self._stores.save)
+        self._texts = KnownTexts(options.max_query + options.branch_length, resources, options, SOURCE)
 
     def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
         self._texts.begin(budgets)
-        self._stores.advance()
         return super().propose(views, budgets)
 
     def _propose(self, view: SequenceView, budget: int) -> Draft:
         request = view.request
-        text = self._texts.of(view)
-        own, past = text.suffixes if text is not None else None, self._stores.of(request)
+        text = self._texts.own(view)
+        own, past = text.suffixes if text is not None else None, self._texts.past(request)
         query = view.tokens[-self._max_query :]
         crop = _Crop(own, past, self._output_weight, self._branching)
         for length in range(len(query), 0, -1):
@@ -70,11 +66,10 @@ class TrieLookahead(OneByOne):
         return crop.draft()
 
     def observe(self, observations: Sequence[Observation]) -> None:
-        self._stores.observe(observations)
+        self._texts.observe(observations)
 
     def release(self, sequence: int) -> None:
         self._texts.release(sequence)
-        self._stores.release(sequence)
 
 
 _Candidate = tuple[float, float, int, int, int, float, int, int]
