@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,6 @@ from parlay.drafters.other_vocabularies.letters import TokenLetters
 from parlay.drafters.other_vocabularies.vocabularies import spelled
 from parlay.drafters.stores.state_store import MappedStates, need_faiss, read_header
 from parlay.heads.deferral import facts_of_deferral, open_deferral
-from parlay.models.compiled.weights import Packed
 from parlay.models.ensembles.ensemble import EnsembleRunner
 from parlay.models.ensembles.nest import NestRunner
 from parlay.models.ensembles.translated import TranslatedRunner, Translation
@@ -23,6 +23,7 @@ from parlay.models.loading import load_tokenizer
 from parlay.models.native import NativeRunner
 from parlay.options import Ensemble, LoadOptions, Nest, RankOptions, UsageError
 from parlay.ranks.starting import open_target
+from parlay.system.progress import Progress, advance, bar
 from parlay.text.tokenize import encode
 from parlay.types import ParlayError, Runner, Tokenizer
 
@@ -68,8 +69,8 @@ def open_runner(
     load: LoadOptions,
     ranks: RankOptions,
     budget: Budget,
-    packed: Packed,
     *,
+    progress: Progress,
     longest: int | None,
     ensemble: Ensemble | Nest | None,
 ) -> Runner:
@@ -80,9 +81,21 @@ def open_runner(
     """
     if ensemble is not None and ranks.ranks > 1:
         raise UsageError(f"{_kind(ensemble)}: all must run in one process; leave out {ranks.asked}")
-    first = open_target(model, load, ranks, budget, packed, longest=longest)
-    if ensemble is None:
-        return first
+    with bar(None, "Loading", "matrix", progress, delay=0.5) as shown:
+        first = open_target(model, load, ranks, budget, partial(advance, shown), longest=longest)
+        return first if ensemble is None else _joined(first, model, load, budget, longest=longest, ensemble=ensemble)
+
+
+def _joined(
+    first: Runner,
+    model: str | PreTrainedModel,
+    load: LoadOptions,
+    budget: Budget,
+    *,
+    longest: int | None,
+    ensemble: Ensemble | Nest,
+) -> Runner:
+    """Load the others, or the datastore, and make one runner of all."""
     if isinstance(ensemble, Nest):
         return NestRunner(first, MappedStates.open(Path(ensemble.datastore).expanduser(), model, first.spec), ensemble)
     if ensemble.rule == "defer":

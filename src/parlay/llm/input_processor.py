@@ -52,6 +52,7 @@ from parlay.text.tokenize import check_unicode
 from parlay.types import (
     Adapter,
     Constraint,
+    EncoderSpec,
     Exactness,
     Guidance,
     MachineBusy,
@@ -121,19 +122,18 @@ class InputProcessor:
     """Makes jobs: tokenises, resolves seeds and lengths, and gives each sample its detokeniser. Threads may share it.
 
     A request without a seed gets one drawn from ``seed``, reproducibly, or from the system if that is None.
-    ``start`` is the decoder's start token, where an encoder reads what is before it. A prompt without it gets it at its
-    end.
+    Where an ``encoder`` reads what is before the decoder's start token, a prompt without that token gets it at its end.
     """
 
     def __init__(
         self,
         vocabulary: Vocabulary,
         max_context: int,
+        encoder: EncoderSpec | None,
         *,
         strategy: str | StrategySpec,
         seed: int | None,
         gate: CertificateGate,
-        start: int | None = None,
     ) -> None:
         self._tokenizer = vocabulary.tokenizer
         self._encoder = vocabulary.encoder
@@ -142,7 +142,7 @@ class InputProcessor:
         self.gate = gate
         self._end_ids = frozenset(vocabulary.end_ids)
         self._max_context = max_context
-        self._start = start
+        self._start = encoder.start if encoder is not None else None
         self._seeds = random.Random(seed if seed is not None else secrets.randbits(64))
         self._names = itertools.count()
         self._vocab_size = vocabulary.size

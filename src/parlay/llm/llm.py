@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from parlay import models
 from parlay.certificates.gate import CertificateGate, open_gate
 from parlay.certificates.requirement import AUDIT_SHARE, Allowed
-from parlay.energy.power_model import PowerOf
-from parlay.engine import Engine, Limits
+from parlay.engine import Limits
 from parlay.llm import embedding, steps_ahead, suggesting, vllm_arguments
 from parlay.llm.adapters import Adapted, Adapters, PerPromptAdapted
 from parlay.llm.beam_search import BeamSearchOutput, BeamSearchParams, search_beams
@@ -22,20 +21,17 @@ from parlay.llm.jobs import CallLock, Job, Stream, audit, decoded, follow
 from parlay.llm.judging import INSTRUCTION, by_answer, judge
 from parlay.llm.outputs import RequestFailed, RequestOutputs, StreamEvent
 from parlay.llm.prefix_cache import DEFAULT_SIZE, check_prefix_cache, close_prefix_cache, open_prefix_cache
-from parlay.llm.resources import resources_of
-from parlay.llm.router_file import RememberedBy, cost_of, memory_of
-from parlay.llm.vocabulary import Vocabulary, named, open_draft, vocabulary_of
+from parlay.llm.resources import parts_of
+from parlay.llm.router_file import RememberedBy
+from parlay.llm.vocabulary import Vocabulary, named, vocabulary_of
 from parlay.llm.voting import VoteParams
-from parlay.models.ensembles.guided import GuidedRunner
-from parlay.models.native import NativeRunner
 from parlay.models.sampling_defaults import usual_params
 from parlay.options import LoadOptions, RankOptions, override
 from parlay.ranks.starting import ALONE, end_ranks, loss_of, ranks_ended_on_error
 from parlay.strategies.building import offered
-from parlay.strategies.built import RunnerCache, StrategyCache
 from parlay.strategies.entry import DEFAULT_STRATEGY
 from parlay.strategies.spelling import StrategySpec
-from parlay.system.progress import Progress, advance, bar
+from parlay.system.progress import Progress, bar
 from parlay.text.chat_template import Messages, Tools
 from parlay.text.prompts import Document, Documents, Predictions, Prompt, Prompts, conversations, is_prompt, listed
 from parlay.types import ParlayError, SamplingParams, ScoreBy, Tokenizer
@@ -111,31 +107,24 @@ class LLM:
         ranks = override(ranks, tensor_parallel=tensor_parallel_size, pipeline_parallel=pipeline_parallel_size)
         ranks = override(ranks, context_parallel=context_parallel_size)
         check_prefix_cache(prefix_cache, ranks)
-        with bar(None, "Loading", "matrix", use_tqdm_on_load, delay=0.5) as shown:
-            packed = partial(advance, shown)
-            self.runner = open_runner(model, load, ranks, budget, packed, longest=max_model_len, ensemble=ensemble)
+        self.runner = open_runner(
+            model, load, ranks, budget, progress=use_tqdm_on_load, longest=max_model_len, ensemble=ensemble
+        )
         with ranks_ended_on_error(self.runner):
             self.prefix_cache = open_prefix_cache(prefix_cache, prefix_cache_size, model, self.runner, load)
             self.adapters, self.loss = Adapters(self.runner), loss_of(self.runner)
             self.vocabulary = vocabulary_of(model, tokenizer, self.runner.spec, load.end_tokens)
             self.tokenizer, self._usual_params = self.vocabulary.tokenizer, usual_params(model, generation_config)
             limits = Limits(max_sequences=max_num_seqs, max_rows=max_num_batched_tokens, max_context=max_model_len)
-            router_file = memory_of(model, self.runner.spec, f"{load.quantize or ''}{ensemble or ''}", router_memory)
-            moving, guided = self.runner if isinstance(self.runner, NativeRunner) else None, GuidedRunner(self.runner)
-            cost, guiding = cost_of(self.runner, router_file), guided if ensemble is None or ensemble.guides else None
-            self.engine = Engine(guided, cost, limits, moving=moving, guiding=guiding)
-            self._drafts = RunnerCache(partial(open_draft, self.runner.spec, self.tokenizer, load, budget))
-            self._resources = resources_of(
-                model, self.runner, self._drafts, load, draft_model=draft_model, tokenizer=self.tokenizer, budget=budget
-            )
-            in_use, power = self.engine.requests.strategies, PowerOf(self.runner, cost)
-            self._strategies = StrategyCache(self._resources, cost, in_use=in_use, memory=router_file, power=power)
+            self.engine, self._strategies, self._drafts = parts_of(
+                self.runner, model, load, limits, budget, ensemble=ensemble, tokenizer=self.tokenizer,
+                draft_model=draft_model, router_memory=router_memory,
+            )  # fmt: skip
             strategy = self._strategies.own(strategy)  # a wrong name is an error now, not at the first request
-            gate = open_gate(certificates, model, ensemble, self._resources, self.engine, share=audit_share)
-            start = self.runner.spec.encoder.start if self.runner.spec.encoder is not None else None
-            self._factory = InputProcessor(
-                self.vocabulary, self.engine.longest, strategy=strategy, seed=seed, gate=gate, start=start
-            )
+            resources = self._strategies.resources
+            gate = open_gate(certificates, model, ensemble, resources, self.engine, share=audit_share)
+            encoder, longest = self.runner.spec.encoder, self.engine.longest
+            self._factory = InputProcessor(self.vocabulary, longest, encoder, strategy=strategy, seed=seed, gate=gate)
 
     def get_tokenizer(self) -> Tokenizer:
         """The tokenizer, with the methods that those of transformers have. Raises ParlayError if there is none."""
@@ -370,7 +359,7 @@ class LLM:
         close_prefix_cache(self.prefix_cache)
         end_ranks(self.runner)
         self._budget.drop_spare()  # pages refer to each other, and would wait for the garbage collector
-        del self._strategies, self._resources, self._drafts, self.engine, self.runner, self.prefix_cache
+        del self._strategies, self._drafts, self.engine, self.runner, self.prefix_cache
 
     @property
     def gate(self) -> CertificateGate:

@@ -1,29 +1,68 @@
-"""The models, tokenizers, heads and states that drafters of one LLM may use, opened when one first needs them."""
+"""What one LLM decodes with: an engine, strategies, and what their drafters may use, opened when one first needs it."""
 
 from __future__ import annotations
 
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from parlay.cache import Budget
 from parlay.drafters.resources import Resources
 from parlay.drafters.state_room import StateRoom
 from parlay.drafters.stores.state_store import MappedStates
+from parlay.energy.power_model import PowerOf
+from parlay.engine import Engine, Limits
 from parlay.heads.opening import heads_of
+from parlay.llm.router_file import RememberedBy, cost_of, memory_of
+from parlay.llm.vocabulary import open_draft
+from parlay.models.ensembles.guided import GuidedRunner
 from parlay.models.ensembles.nest import NestRunner
 from parlay.models.fetch.resolving import resolve
 from parlay.models.loading import load_tokenizer
 from parlay.models.native import NativeRunner
 from parlay.models.opening import round_weights
-from parlay.options import LoadOptions, UsageError
+from parlay.options import Ensemble, LoadOptions, Nest, UsageError
 from parlay.ranks.leader import adapter_reader
-from parlay.strategies.built import RunnerCache
+from parlay.strategies.built import RunnerCache, StrategyCache
 from parlay.system import threads
 from parlay.types import Runner, Tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+
+class Parts(NamedTuple):
+    """An engine, the strategies of its requests, and the models that draft for it."""
+
+    engine: Engine
+    strategies: StrategyCache
+    drafts: RunnerCache
+
+
+def parts_of(
+    runner: Runner,
+    model: str | PreTrainedModel,
+    load: LoadOptions,
+    limits: Limits,
+    budget: Budget,
+    *,
+    ensemble: Ensemble | Nest | None,
+    tokenizer: Tokenizer | None,
+    draft_model: str | None,
+    router_memory: RememberedBy,
+) -> Parts:
+    """Join the runner with an engine and the catalogue of strategies, with what was learned of its costs before."""
+    spec = runner.spec
+    drafts = RunnerCache(partial(open_draft, spec, tokenizer, load, budget))
+    resources = resources_of(model, runner, drafts, load, draft_model=draft_model, tokenizer=tokenizer, budget=budget)
+    router_file = memory_of(model, spec, f"{load.quantize or ''}{ensemble or ''}", router_memory)
+    cost, guided = cost_of(runner, router_file), GuidedRunner(runner)
+    moving = runner if isinstance(runner, NativeRunner) else None
+    guiding = guided if ensemble is None or ensemble.guides else None
+    engine = Engine(guided, cost, limits, moving=moving, guiding=guiding)
+    in_use, power = engine.requests.strategies, PowerOf(runner, cost)
+    strategies = StrategyCache(resources, cost, in_use=in_use, memory=router_file, power=power)
+    return Parts(engine, strategies, drafts)
 
 
 def resources_of(

@@ -1,4 +1,4 @@
-"""Chooses which of the decoders runs a model: the compiled one, or torch's operators."""
+"""Chooses which decoder runs a model, the compiled one or torch's operators, and says what a runner does by it."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from parlay.models.torch_ops.eager import EagerForward
 from parlay.models.torch_ops.step_graphs import CudaRecorder
 from parlay.models.torch_ops.streaming import CudaLane
 from parlay.models.weights.fused import Operand
+from parlay.types import RunnerSpec
 
 _log = logging.getLogger(__name__)
 
@@ -80,6 +81,37 @@ def choose_forward(
     recorder = partial(CudaRecorder, device) if graphs and device.type == "cuda" and part == WHOLE else None
     eager = EagerForward(config, weights, dtype, device, part, streaming=streaming, recorder=recorder)
     return eager, f"{eager.kernels.reason}{why}"
+
+
+def spec_of(
+    forward: Forward, config: DecoderConfig, dtype: torch.dtype, device: torch.device, *, in_blocks: bool
+) -> RunnerSpec:
+    """Say what a runner of this decoder can do, still without a name. ``in_blocks``: rows see those of their block."""
+    kernels = forward.kernels
+    return RunnerSpec(
+        name="",
+        vocab_size=config.vocab_size,
+        max_context=config.max_context,
+        tree="tree",
+        exactness=kernels.exactness,
+        hidden_size=config.hidden_size,
+        num_layers=config.num_layers,
+        device=str(device),
+        dtype=str(dtype).removeprefix("torch."),
+        kernels=kernels.reason,
+        eos_ids=config.eos_ids,
+        layer_skip=all(form.keys_of is None for form in config.forms),
+        features=kernels.part is None,
+        together=True,
+        hides=kernels.part is None and not in_blocks,
+        cheaper=isinstance(forward, CompiledForward),
+        chooses=kernels.chooses and not in_blocks,
+        canvas=config.canvas,
+        kv_heads=0 if kernels.part or config.is_uneven else config.num_kv_heads,
+        head_dim=config.head_dim,
+        in_flight=kernels.in_flight,
+        streamed_bytes=kernels.streamed_bytes,
+    )
 
 
 class CacheRefused(UnsupportedModel):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 from threading import Lock
@@ -13,7 +14,7 @@ from typing import Literal
 import torch
 
 from parlay.cache import BLOCK, Budget, Rows, Store
-from parlay.models.choosing import MakeForward, choose_forward
+from parlay.models.choosing import MakeForward, choose_forward, spec_of
 from parlay.models.compiled.forward import CompiledForward
 from parlay.models.compiled.growing import GrowthCall
 from parlay.models.compiled.weights import Packed, nobody
@@ -110,29 +111,11 @@ class NativeRunner(Runner):
         self._forward.attach(budget)
         self._config, self._num_layers, self._ngrams = config, config.num_layers, ngrams
         self._block, self._uneven, self._max_context = _block_of(config.canvas), config.is_uneven, config.max_context
-        self._spec = RunnerSpec(
+        self._spec = replace(
+            spec_of(self._forward, config, dtype, device, in_blocks=self._block > 0),
             name=name,
-            vocab_size=config.vocab_size,
-            max_context=config.max_context,
-            tree="tree",
-            exactness=kernels.exactness,
-            hidden_size=config.hidden_size,
-            num_layers=config.num_layers,
-            device=str(device),
-            dtype=str(dtype).removeprefix("torch."),
             kernels=reason,
-            eos_ids=config.eos_ids,
-            layer_skip=all(form.keys_of is None for form in config.forms),
             features=kernels.part is None and self.lookup is None,
-            together=True,
-            hides=kernels.part is None and not self._block,
-            cheaper=isinstance(self._forward, CompiledForward),
-            chooses=kernels.chooses and not self._block,
-            canvas=config.canvas,
-            kv_heads=0 if kernels.part or self._uneven else config.num_kv_heads,
-            head_dim=config.head_dim,
-            in_flight=kernels.in_flight,
-            streamed_bytes=kernels.streamed_bytes,
         )
         self._sublayers, self._key_heads = frozenset(self._spec.sublayers), kernels.pages.key_heads(config, False).heads
         self._quantize, self._rounded, self._rounding = quantize, dict[int, Forward](), Lock()
