@@ -118,7 +118,8 @@ class Drafting:
             if needs.beside and isinstance(drafter, BesideDrafter):
                 for step in ready:
                     step.sequence.beside = drafter
-            self._layers.reclaim()
+            if needs.layers or needs.taps:
+                self._layers.reclaim()
             offers |= {step: step.draft for step in ready}
             offers |= {step: None for step in group if number in step.sequence.lost}
             charge([(step, number) for step in group], since(began, self._clock))

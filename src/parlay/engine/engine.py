@@ -215,7 +215,8 @@ class Engine:
         began = self._clock()
         canvases = [step for step in steps if step.sequence.canvas is not None]
         asked = self._drafting.propose(_without_canvas(steps) if canvases else steps)
-        lay(canvases)
+        if canvases:
+            lay(canvases)
         seconds.draft = since(began, self._clock)
         return asked
 

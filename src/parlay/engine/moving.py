@@ -57,8 +57,8 @@ class Moves:
                 sequence.tally.cached_tokens += sequence.cached - before
 
     def rows(self, sequence: Sequence, rows: int) -> int:
-        """Cut ``rows`` of pending tokens where the next move begins."""
-        return min(rows, sequence.moves[0].to - sequence.cached) if sequence.moves else rows
+        """Cut ``rows`` of pending tokens where the next move begins; there is one."""
+        return min(rows, sequence.moves[0].to - sequence.cached)
 
     def remember(self, sequence: Sequence) -> None:
         """Search the text of a sequence that ends for later ones."""

@@ -185,8 +185,11 @@ class Scheduler:
         It is not cut: then its text would depend on what else runs. The first in rank always fits. Where a negative
         prompt is far behind, the step reads on in it and decides nothing; the last pending token then runs again.
         """
-        self._moves.make(sequence)
-        tokens = self._moves.rows(sequence, sequence.request.tokens_in(sequence.cached, room))
+        if sequence.moves:
+            self._moves.make(sequence)
+        tokens = sequence.request.tokens_in(sequence.cached, room)
+        if sequence.moves:
+            tokens = self._moves.rows(sequence, tokens)
         pending = tuple(sequence.tokens[sequence.cached : sequence.cached + tokens])
         at_root, ahead = sequence.cached + len(pending) == len(sequence.tokens), 0
         if at_root and sequence.canvas is not None:
@@ -289,7 +292,8 @@ class Scheduler:
             sequence.cached = self._runner.truncate(name, sequence.prompt_length - 1)
         else:
             sequence.cached = self._runner.open(name, _reusable(sequence), request.salt)
-            self._moves.plan(sequence)
+            if request.reuse:
+                self._moves.plan(sequence)
         if request.guidance is not None and self._guiding is not None:
             self._guiding.guide(name, request, sequence.tokens, sequence.cached)
         sequence.is_open = True
