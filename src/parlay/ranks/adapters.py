@@ -51,7 +51,7 @@ class AdapterBook:
         weakref.finalize(adapter, self._gone.append, number).atexit = False
 
     def number(self, adapter: Adapter | None) -> int:
-        """What the other ranks know an adapter by; 0 for none. Raises ValueError for one that they have not read."""
+        """The number of an adapter; 0 for none. Raises ValueError for one that the other ranks have not read."""
         if adapter is None:
             return 0
         found = self._numbers.get(adapter)

@@ -46,7 +46,7 @@ class Spans:
 
     @staticmethod
     def of(config: DecoderConfig, weights: Mapping[str, Operand], part: int, parts: int) -> Spans:
-        """Those of one of so many shares of a model."""
+        """Find what one of so many shares of a model has."""
         heads, group = divide(config.num_kv_heads, parts)[part], config.num_heads // config.num_kv_heads
         experts = [_units_of_experts(form.experts, weights, part, parts) for form in config.forms]
         return Spans(heads, group, config.head_dim, _units(config, weights, part, parts), experts)
