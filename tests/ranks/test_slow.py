@@ -93,7 +93,9 @@ def test_a_rank_that_hangs_for_too_long_ends_all_of_both_groups(crew: Crew, llam
         assert "\n" not in str(lost.value)
         last = dict(crew.said() for _ in range(2))
         assert last.keys() == {*processes[:-1]}
-        assert all(" ends: " in line for line in last.values())
+        (gone,) = {1, 2, 3} - {int(line.split()[1]) for line in last.values()}
+        assert all(f" ends: rank {gone} has " in line for line in last.values())
+        assert f"rank {gone} has " in str(lost.value)
     finally:
         os.kill(processes[-1], signal.SIGKILL)
         os.kill(processes[-1], signal.SIGCONT)

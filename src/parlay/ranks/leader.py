@@ -57,6 +57,12 @@ class Followers:
         """Why a rank is lost; empty while none is. Any thread may ask."""
         return self._reason
 
+    def silence(self) -> str:
+        """Say which rank holds up a forward that takes too long, if one says nothing; others may only wait for it."""
+        connection = min(self._heard, key=self._heard.__getitem__)
+        silent = time.monotonic() - self._heard[connection] > self._seconds / 2
+        return f"rank {connection.rank} has not done its part of a forward within {self._seconds:g} s" if silent else ""
+
     def check(self) -> None:
         """Raises RunnerLost once a rank is lost."""
         if self._reason or self._over:
@@ -166,7 +172,7 @@ class Followers:
         kind, content = connection.receive()
         self._heard[connection] = time.monotonic()
         if kind is Kind.FAILED:
-            self.lose(f"rank {connection.rank}: {content.decode(errors='replace')}")
+            self.lose(self.silence() or f"rank {connection.rank}: {content.decode(errors='replace')}")
         elif kind is Kind.ADAPTER:
             answer = decode_adapter_answer(content)
             with self._changed:
@@ -265,7 +271,7 @@ class Leader(WrappedRunner):
         except ValueError:
             raise
         except RunnerLost as error:
-            self.followers.lose(one_line(error))
+            self.followers.lose(self.followers.silence() or one_line(error))
             self.followers.check()
             raise
         except BaseException as error:
