@@ -44,6 +44,8 @@ ADDENDS = 4
 TOKENS = {"lookup": 20, "sums": 48}
 """The most that an answer of the mixed trace has."""
 AS_ALLOWED = "auto, as each request allows"
+_BEFORE = 24
+"""Requests of each kind from which costs are learned."""
 LIMIT = 120.0
 """Seconds that one answer may take."""
 
@@ -162,7 +164,7 @@ def serve(options: argparse.Namespace) -> None:
     costs is learned from other requests first.
     """
     rows = [json.loads(line) for line in options.data.read_text(encoding="utf-8").splitlines()]
-    trace, others = rows[: options.prompts], rows[options.prompts :]
+    trace, others = mixture(rows, options.prompts)
     floor = ("--certificate", str(options.certificate)) if options.certificate else ()
     words = (*floor, "--audit-share", str(options.audit_share), "--threads", "1")
     ways, found = (*options.strategies, AS_ALLOWED), dict[str, Played]()
@@ -180,6 +182,16 @@ def serve(options: argparse.Namespace) -> None:
         audits = [_metric(client, f"parlay_audits{each}_total") for each in ("", "_disagreed")]
     for way in ways:
         print(json.dumps(_served(way, trace, found, ways[0]) | ({} if way in ways[:-1] else {"audits": audits})))
+
+
+def mixture(rows: Sequence[dict[str, Any]], count: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """``count`` requests, two look-ups for each sum, and some others. Raises ValueError where there are too few."""
+    lookups, sums = ([row for row in rows if row["kind"] == kind] for kind in ("lookup", "sums"))
+    thirds = count // 3
+    if len(lookups) <= 2 * thirds or len(sums) <= thirds:
+        raise ValueError(f"{len(lookups)} look-ups and {len(sums)} sums are too few for {count} requests: write more")
+    trace = [row for n in range(thirds) for row in (lookups[2 * n], lookups[2 * n + 1], sums[n])]
+    return trace, [*lookups[2 * thirds :][:_BEFORE], *sums[thirds:][:_BEFORE]]
 
 
 def _play(
@@ -253,8 +265,8 @@ def main() -> None:
     tasks.add_argument("--seed", type=int, default=0)
     mixing = commands.add_parser("mixed")
     mixing.add_argument("folder", type=Path)
-    mixing.add_argument("--count", type=int, default=6000)
-    mixing.add_argument("--held", type=int, default=160)
+    mixing.add_argument("--count", type=int, default=30_000)
+    mixing.add_argument("--held", type=int, default=1200)
     mixing.add_argument("--seed", type=int, default=0)
     serving = commands.add_parser("serve")
     serving.add_argument("--model", required=True)
@@ -262,7 +274,7 @@ def main() -> None:
     serving.add_argument("--certificate", type=Path, help="of parlay calibrate; without one nothing may be lossy")
     serving.add_argument("--strategies", nargs="+", default=["none", "auto"], help="the first one's texts are exact")
     serving.add_argument("--floor", default="lossy:floor=0.95")
-    serving.add_argument("--prompts", type=int, default=120, help="those after them are asked before, unmeasured")
+    serving.add_argument("--prompts", type=int, default=120, help="some others are asked before, unmeasured")
     serving.add_argument("--clients", type=int, default=1, help="requests at once")
     serving.add_argument("--rounds", type=int, default=5)
     serving.add_argument("--audit-share", type=float, default=0.02)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.canvases import Played, _served, main
+from benchmarks.canvases import Played, _served, main, mixture
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
@@ -51,6 +51,18 @@ def test_the_mixed_trace_has_one_right_answer_each(tmp_path: Path, monkeypatch: 
             assert row["answer"] == f" {', '.join(record[name] for name in names.split(', '))}."
     asked = {json.loads(line)["prompt"] for line in (tmp_path / "held.jsonl").read_text().splitlines()}
     assert not asked & set((tmp_path / "calibrate.txt").read_text().splitlines())
+
+
+def test_the_trace_has_two_look_ups_for_each_sum() -> None:
+    rows = [
+        {"kind": kind, "prompt": f"{kind} {n}"} for n in range(9) for kind in ("lookup", "lookup", "sums", "lookup")
+    ]
+    trace, others = mixture(rows, 9)
+    assert [row["kind"] for row in trace] == ["lookup", "lookup", "sums"] * 3
+    assert len(others) == (27 - 6) + (9 - 3)
+    assert not {id(row) for row in trace} & {id(row) for row in others}
+    with pytest.raises(ValueError, match="27 look-ups and 9 sums are too few for 30 requests"):
+        mixture(rows, 30)
 
 
 def test_a_way_is_compared_with_the_first_one_round_by_round() -> None:
