@@ -84,12 +84,13 @@ def sums(chance: random.Random) -> dict[str, str]:
 
 
 def write_mixed(folder: Path, count: int, held: int, seed: int) -> None:
-    """Two look-ups for each sum; and ``calibrate.txt``, prompts of further look-ups."""
+    """Two look-ups for each sum; and ``calibrate.jsonl``, prompts of further look-ups."""
     chance = random.Random(seed)
     write_rows(folder, count, held, lambda: chance.choice((lookup, lookup, sums))(chance))
     known = (folder / "train.jsonl").read_text() + (folder / "held.jsonl").read_text()
     prompts = [each for _ in range(400) if json.dumps(each := lookup(chance)["prompt"]) not in known]
-    (folder / "calibrate.txt").write_text("".join(f"{each}\n" for each in prompts[:300]), encoding="utf-8")
+    lines = [json.dumps({"prompt": each}) + "\n" for each in prompts[:300]]
+    (folder / "calibrate.jsonl").write_text("".join(lines), encoding="utf-8")
 
 
 def write_tasks(folder: Path, count: int, held: int, seed: int) -> None:

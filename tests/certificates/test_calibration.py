@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 from parlay import LLM, SamplingParams
+from parlay.bench.certify import speed
 from parlay.calibration import calibrate, fewest
 from parlay.certificates.requirement import Floor
 from parlay.cli import main
 from parlay.strategies.spelling import parse
+from parlay.types import Exactness, Metrics
 from tests.certificates.conftest import GREEDY, PROMPTS
 from tests.certificates.wrong import WRONG
 from tests.cli.conftest import MINI
@@ -103,3 +105,17 @@ def test_thresholds_are_not_tested_on_what_they_were_learned_from(
     asked = ("calibrate", str(prompts), "--fit", str(prompts), "-o", str(tmp_path / "out.json"), *flags.split())
     assert main(asked) != 0
     assert "30 of the examples of --fit are among the prompts too" in capsys.readouterr().err
+
+
+def test_answers_that_are_there_after_one_step_are_as_fast_as_they_were_whole() -> None:
+    """A canvas that is filled at once has no tokens after its first step; drafts have at most a token in it."""
+
+    def answers(tokens: int, first: int, *, seconds: float, prefill: float) -> list[Metrics]:
+        own = {"completion_tokens": tokens, "first_step_tokens": first}
+        return [Metrics("", Exactness.BITS, **own, prefill_seconds=prefill, verify_seconds=seconds - prefill)] * 2
+
+    exact = answers(11, 1, seconds=12.0, prefill=2.0)
+    assert speed(answers(11, 1, seconds=7.0, prefill=2.0), exact) == pytest.approx(2.0), "after the first step"
+    assert speed(answers(11, 11, seconds=3.0, prefill=3.0), exact) == pytest.approx(4.0)
+    assert speed(answers(12, 10, seconds=4.0, prefill=3.0), exact) == pytest.approx((12 / 4) / (11 / 12))
+    assert speed(answers(0, 0, seconds=1.0, prefill=1.0), exact) == 1.0

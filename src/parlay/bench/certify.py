@@ -17,7 +17,7 @@ from parlay.llm.llm import LLM
 from parlay.llm.outputs import RequestOutput
 from parlay.strategies.spelling import StrategySpec
 from parlay.system.progress import Progress, bar
-from parlay.types import Exactness, SamplingParams
+from parlay.types import Exactness, Metrics, SamplingParams
 
 TOGETHER = 16
 """Prompts that are decoded together."""
@@ -29,7 +29,7 @@ Ids = tuple[int, ...]
 class Shown:
     """The result of one strategy's answers. ``bound``: Clopper and Pearson's, on its own.
 
-    ``escaped`` counts answers that went on exactly, ``speed`` is tokens per second over those of exact decoding.
+    ``escaped`` counts answers that went on exactly; the function `speed` says what ``speed`` is.
     """
 
     strategy: StrategySpec
@@ -186,17 +186,32 @@ def _shown(
         lower_bound(good, len(scores), floor.confidence),
         sum(scores) / len(scores),
         sum(one.outputs[0].metrics.escaped_at is not None for one in lossy),
-        rate(lossy) / rate(exact),
+        speed(counts(lossy), counts(exact)),
         certified=False,
     )
 
 
-def rate(outputs: Sequence[RequestOutput]) -> float:
-    """Count tokens per second after the first step, over all answers."""
-    each = [output.outputs[0].metrics for output in outputs]
-    seconds = sum(one.seconds - one.prefill_seconds for one in each)
-    tokens = sum(one.completion_tokens - one.first_step_tokens for one in each)
-    return tokens / seconds if tokens and seconds > 0 else 1.0
+def counts(outputs: Sequence[RequestOutput]) -> list[Metrics]:
+    """List what each first sample took."""
+    return [output.outputs[0].metrics for output in outputs]
+
+
+def speed(lossy: Sequence[Metrics], exact: Sequence[Metrics]) -> float:
+    """Say how many times as fast lossy answers were written: by tokens per second after the first step.
+
+    Where that brings more than a token, as a canvas that is filled at once, whole answers count, the prompts' reading
+    included.
+    """
+    whole = any(sum(one.first_step_tokens for one in each) > len(each) for each in (lossy, exact))
+    mine, theirs = (_rate(each, whole=whole) for each in (lossy, exact))
+    return mine / theirs if mine and theirs else 1.0
+
+
+def _rate(each: Sequence[Metrics], *, whole: bool) -> float:
+    """Count tokens per second; 0 of none."""
+    seconds = sum(one.seconds - (0.0 if whole else one.prefill_seconds) for one in each)
+    tokens = sum(one.completion_tokens - (0 if whole else one.first_step_tokens) for one in each)
+    return tokens / seconds if seconds > 0 else 0.0
 
 
 def _certificate(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from parlay.bench.certify import TOGETHER, rate
+from parlay.bench.certify import TOGETHER, counts, speed
 from parlay.certificates.bounds import agreement
 from parlay.certificates.requirement import Floor
 from parlay.llm.llm import LLM
@@ -132,7 +132,7 @@ class _Trials:
         lossy = [self._found[str(strategy), place] for place in places]
         exact = [self._exact[place] for place in places]
         good = sum(self._is_good(one, other) for one, other in zip(lossy, exact, strict=True))
-        return good, len(places), rate(lossy) / rate(exact)
+        return good, len(places), speed(counts(lossy), counts(exact))
 
     def _decoded(self, places: Sequence[int], strategy: StrategySpec | None) -> list[RequestOutput]:
         """All of these, a few at a time. What is exact is decoded without drafts."""
