@@ -316,12 +316,12 @@ def test_decided_tokens_are_edited_as_by_the_slow_reference(
     llm = LLM(str(tmp_path), dtype="float32", max_num_seqs=4, max_num_batched_tokens=24)
     params = SamplingParams(temperature=0, max_tokens=19, ignore_eos=True)
     asked = f"threshold={threshold},edit_threshold={edit_threshold},edit_steps={steps}"
-    outputs = llm.generate(PROMPTS, params, strategy=f"denoise:selector=joint-threshold,{asked}")
+    outputs = llm.generate(PROMPTS[:3], params, strategy=f"denoise:selector=joint-threshold,{asked}")
     expected = [
-        slow.edit(prompt, 19, threshold=threshold, edit_threshold=edit_threshold, steps=steps) for prompt in PROMPTS
+        slow.edit(prompt, 19, threshold=threshold, edit_threshold=edit_threshold, steps=steps) for prompt in PROMPTS[:3]
     ]
     assert [list(output.outputs[0].token_ids) for output in outputs] == expected
-    unedited = llm.generate(PROMPTS, params, strategy=f"denoise:selector=threshold,threshold={threshold}")
+    unedited = llm.generate(PROMPTS[:3], params, strategy=f"denoise:selector=threshold,threshold={threshold}")
     same = [list(output.outputs[0].token_ids) for output in unedited] == expected
     assert same == (edit_threshold == 0.9)
 
