@@ -137,6 +137,7 @@ def test_a_machine_is_calibrated_once_and_then_remembered(
     cli: Cli, config_only: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(machine, "measure_links", dict)  # starts a process; the tests of calibrations have it
     monkeypatch.setattr(machine, "calibrate_here", partial(machine.calibrate_here, shapes=(TINY,), works=WORKS))
     words = ("plan", "--model", str(config_only), "--dtype", "float32")
     first = cli(*words)

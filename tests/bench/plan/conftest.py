@@ -27,6 +27,12 @@ WORKS = tuple(
 
 
 @pytest.fixture
+def without_links(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exchanges between processes are not timed: that starts one, and a test of its own has them."""
+    monkeypatch.setattr("parlay.bench.plan.machine.measure_links", dict)
+
+
+@pytest.fixture
 def config_only(tmp_path: Path) -> Path:
     """config.json of a tiny Llama, and nothing else."""
     folder = tmp_path / "model"

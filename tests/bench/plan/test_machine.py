@@ -48,6 +48,7 @@ def test_weights_in_blocks_have_their_own_bytes(kind: str, tmp_path: Path) -> No
     assert stored_type(gguf_files.write(tmp_path / "plain.gguf", mini, kind=gguf_files.Kind.BF16)) is None
 
 
+@pytest.mark.usefixtures("without_links")
 def test_a_machine_is_calibrated_with_decoders_in_the_same_blocks() -> None:
     made = calibrate_here(LoadOptions(), blocks=Blocks("q4_k", Format.Q4_K), shapes=(WIDE,), works=WORKS)
     assert {sample.shape.weight_bytes for sample in made.samples} == {144 / 256}
@@ -55,6 +56,7 @@ def test_a_machine_is_calibrated_with_decoders_in_the_same_blocks() -> None:
     assert int(made.provenance["memory_bytes"]) > 1 << 30
 
 
+@pytest.mark.usefixtures("without_links")
 def test_each_matrix_of_a_mix_is_priced_in_its_own_format(tmp_path: Path) -> None:
     """Six bits inside a file of mostly four have kernels of their own."""
     mixed = weight_type("q4_k_m").blocks
@@ -111,6 +113,7 @@ def test_a_shape_is_the_config_it_came_from() -> None:
     assert shape_of(config_of(TINY, max_context=128), weight_bytes=4, kv_bytes=4) == TINY
 
 
+@pytest.mark.usefixtures("without_links")
 def test_eight_bits_are_one_byte() -> None:
     made = calibrate_here(LoadOptions(dtype="float32", device="cpu", quantize="int8"), shapes=(TINY,), works=WORKS)
     assert {sample.shape.weight_bytes for sample in made.samples} == {1}
