@@ -253,6 +253,7 @@ def test_the_command_refuses_a_strategy_that_is_not_there(capsys: pytest.Capture
     assert "did you mean none" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_command_tests_strategies_in_several_processes_and_says_in_one_line_what_they_refuse(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from parlay.drafters.stores import store_files
@@ -25,6 +25,7 @@ def file(tmp_path: Path) -> StoreFile:
     return StoreFile(tmp_path / "past.store", "outputs", 10, "made")
 
 
+@settings(max_examples=30)  # each writes a file to the disk
 @given(lists=st.dictionaries(st.text(st.characters(codec="utf-8")), st.lists(st.lists(st.integers(0, 9)))))
 def test_lists_survive_a_round_trip(
     lists: dict[str, list[list[int]]], tmp_path_factory: pytest.TempPathFactory

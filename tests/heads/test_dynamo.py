@@ -68,18 +68,21 @@ def test_a_trees_nodes_have_the_chances_that_the_joint_distribution_gives_them()
         assert found.scores[node] == pytest.approx(agreeing / above, abs=1e-4)
 
 
+DRAWS = 150
+
+
 def test_unverified_chains_are_drawn_from_the_joint_distribution() -> None:
     pairs, options = joint(), DynamoOptions(lattice=LATTICE, eps=0, otsu=False)
     request = replace(SAMPLED, params=replace(SAMPLED.params, temperature=1.0))
     drawn: dict[int, int] = {}
-    for seed in range(300):
+    for seed in range(DRAWS):
         found = draft(options, UNVERIFIED, replace(request, key=NoiseKey(seed)))
         assert found.tree.parents == (-1, 0)
         assert tuple(found.tree.tokens) in pairs
         drawn[found.tree.tokens[0]] = drawn.get(found.tree.tokens[0], 0) + 1
     for first in {pair[0] for pair in pairs}:
         share = sum(chance for pair, chance in pairs.items() if pair[0] == first) / sum(pairs.values())
-        assert abs(drawn.get(first, 0) / 300 - share) < 4 * (share * (1 - share) / 300) ** 0.5 + 1e-9
+        assert abs(drawn.get(first, 0) / DRAWS - share) < 4 * (share * (1 - share) / DRAWS) ** 0.5 + 1e-9
 
 
 @pytest.mark.parametrize("request_", [GREEDY, SAMPLED])

@@ -38,10 +38,13 @@ def test_drafters_that_never_pay_cost_less_than_two_percent_and_a_half(arms: tup
     assert speed(*arms) > 0.975
 
 
-@pytest.mark.parametrize("sequences", [1, 4, 16])
+PAIRS = [(COPY, POOR_HEAD), (NO_COPY, HEAD), (POOR_HEAD, HEAD), (POOR_HEAD, MODEL), (HEAD, MODEL), (NO_COPY, MODEL)]
+LOADS = [(1, 4), (1, 16)]
+"""Of the two drafters each pair is tried alone, and every other pair with four sequences or with sixteen."""
+
+
 @pytest.mark.parametrize(
-    "arms",
-    [(COPY, POOR_HEAD), (NO_COPY, HEAD), (POOR_HEAD, HEAD), (POOR_HEAD, MODEL), (HEAD, MODEL), (NO_COPY, MODEL)],
+    ("arms", "sequences"), [(arms, count) for place, arms in enumerate(PAIRS) for count in LOADS[place % 2]]
 )
 def test_the_best_of_several_is_found(arms: tuple[SimulatedArm, ...], sequences: int) -> None:
     """In 800 tokens of a router that knew nothing: within five percent of the best alone, known in hindsight only."""

@@ -58,12 +58,17 @@ FORMS = [
 ]
 
 
+RESUMED = ("eagle3", "block-drafter", "medusa")
+"""A head of each kind: one that reads states level by level, one that fills a block, and one of single heads. What is
+kept of a training is no matter of the head."""
+
+
 @pytest.mark.parametrize(("method", "form"), FORMS)
 def test_a_head_learns_and_resumes(method: str, form: dict[str, Any], model: Path, work: Path, tmp_path: Path) -> None:
     target = Target.named(str(model))
     texts = FeatureStore(work, target.stored_layers()).load()
     (tmp_path / "work").mkdir()
-    for updates in (10, 30):  # the second run goes on where the first one stopped
+    for updates in (10, 30) if method in RESUMED else (30,):  # the second run goes on where the first one stopped
         asked = options(method, model, tmp_path / "work", tmp_path / "head", updates, draft_vocab=48, **form)
         again = fit(method, asked, target, texts)
         assert f": step {updates} " in again
@@ -142,7 +147,7 @@ def test_a_head_learns_from_a_folder_of_texts_alone(
     monkeypatch.setattr("parlay.system.progress.watched", lambda: watched)
     (tmp_path / "texts").mkdir()
     for part in range(3):
-        story = "".join(f"The harbour of town {n} was quiet before storm {n * part}. " for n in range(90))
+        story = "".join(f"The harbour of town {n} was quiet before storm {n * part}. " for n in range(40))
         (tmp_path / "texts" / f"{part}.md").write_text(story)
     asked = METHODS["medusa"].options(
         model="parlay-mini",

@@ -35,7 +35,7 @@ class KitLength:
     draws: int
 
 
-SHORT = KitLength(tokens=48, draws=3_000)
+SHORT = KitLength(tokens=48, draws=2_000)
 LONG = KitLength(tokens=400, draws=40_000)
 
 GREEDY = SamplingParams(temperature=0.0)
