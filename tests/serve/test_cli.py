@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import logging
 import os
 import shutil
@@ -240,13 +241,14 @@ def serving(*words: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
 
 
 def test_it_serves_until_it_is_told_to_stop(tmp_path: Path) -> None:
-    """Its store is damaged: it is set aside, and the server starts all the same."""
+    """Its store is damaged: it is set aside, and the server starts all the same. Each line of its log is JSON."""
     store = tmp_path / "store"
     with LLM("parlay-mini", strategy=f"suffix-decoding:store={store}") as llm:
         llm.generate("Once upon a time", SamplingParams(temperature=0.0, max_tokens=24))
     store.write_bytes(store.read_bytes()[:-3])
-    words = ("--log-level", "info", "--max-model-len", "512", "--strategy", f"suffix-decoding:store={store}")
-    with serving("mini=parlay-mini", *words) as (process, url):
+    words = ("--max-model-len", "512", "--strategy", f"suffix-decoding:store={store}")
+    logged = ("--log-level", "info", "--log-format", "json")
+    with serving("mini=parlay-mini", *words, *logged) as (process, url):
         (model,) = httpx.get(f"{url}/v1/models").json()["data"]
         assert (model["id"], model["max_model_len"]) == ("mini", 512)
         assert httpx.post(f"{url}/tokenize", json={"prompt": "a secret"}).json()["count"] > 0
@@ -260,6 +262,9 @@ def test_it_serves_until_it_is_told_to_stop(tmp_path: Path) -> None:
         assert "secret" not in log
         assert "Traceback" not in log
     assert f"store={store} is damaged; it is now {store}.damaged" in log
+    entries = [json.loads(line) for line in log.splitlines()]
+    assert {"time", "level", "logger", "message"} <= set.intersection(*map(set, entries))
+    assert sum("request" in entry for entry in entries) == 1
     assert (tmp_path / "store.damaged").is_file()
 
 

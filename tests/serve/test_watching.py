@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
-import httpx
 import pytest
 from fastapi import FastAPI
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -22,7 +21,6 @@ from parlay.aio import AsyncLLM
 from parlay.serve.app import create_app
 from parlay.serve.observe.logs import JsonLines
 from parlay.serve.observe.tracing import Tracer
-from tests.serve.test_cli import serving
 
 BODY = {"prompt": "A secret tide.", "max_tokens": 6, "ignore_eos": True}
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
@@ -58,16 +56,6 @@ def test_the_log_has_a_line_for_each_request_and_nothing_of_its_text(
     assert 0 < told["first_token_seconds"] <= told["seconds"]
     assert "secret" not in json.dumps(first)
     assert second["request"]["client_id"] is None
-
-
-def test_the_log_of_the_process_can_be_json_line_by_line() -> None:
-    with serving("parlay-mini", "--log-format", "json", "--log-level", "info") as (process, url):
-        assert httpx.post(f"{url}/v1/completions", json=BODY, timeout=60).status_code == 200
-        process.terminate()
-        _, log = process.communicate(timeout=30)
-    entries = [json.loads(line) for line in log.splitlines()]
-    assert sum("request" in entry for entry in entries) == 1
-    assert {"time", "level", "logger", "message"} <= set.intersection(*map(set, entries))
 
 
 # ------------------------------------------------------------------------------------------------------------- traces
