@@ -1,4 +1,4 @@
-"""What one LLM decodes with: an engine, strategies, and what their drafters may use, opened when one first needs it."""
+"""Joins engine and strategies of one LLM, and lists what their drafters may use, opened when one first needs it."""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ class OutputStores:
 
 
 class KnownTexts:
-    """What a drafter copies from: each request's own text, and the outputs of its tenant's past requests.
+    """Finds what a drafter copies from: each request's own text, and the outputs of its tenant's past requests.
 
     Of both, substrings of up to ``depth`` tokens are counted. The outputs are saved when the resources are closed.
     """
