@@ -7,12 +7,13 @@ import itertools
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import zstandard
 from torch import Tensor
-from transformers import Qwen3ForCausalLM
+from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 from parlay import LLM, RequestFailed, SamplingParams, StructuredOutputsParams
 from parlay.cli import main
@@ -20,11 +21,15 @@ from parlay.engine.answers import copied, fertilities
 from parlay.models.opening import load
 from parlay.options import LoadOptions
 from parlay.sampling.answer_selectors import GreedyPath, Lookahead, Viterbi, jumps, links, ways_on
+from parlay.system.progress import Ticker
+from parlay.train import heads
+from parlay.train.data.user_texts import load_shard, shards
+from parlay.train.options import BlockTrainOptions
 from parlay.train.translation import training
 from parlay.train.translation.align import Cells, aligned, learned, posteriors
 from parlay.train.translation.losses import ctc_loss, dag_alignment, dag_loss
-from parlay.train.translation.objectives import annealed, glance, spread
-from parlay.train.translation.pairs import Pair, divided, read_pairs
+from parlay.train.translation.objectives import Ahead, annealed, glance, spread
+from parlay.train.translation.pairs import Pair, divided, read_pairs, words_of
 from parlay.train.translation.rows import Laid, Network, Packing, Rows
 from parlay.types import Segment, trees
 from parlay.types.model_forms import link_size
@@ -460,6 +465,52 @@ def test_a_translator_that_writes_token_by_token_drafts_for_another_and_for_itse
         assert sum(each.outputs[0].metrics.accepted_tokens for each in drafted) > 0
 
 
+def test_a_head_that_reads_the_verifier_s_states_learns_from_its_answers_to_prompts_as_they_are(
+    teacher: Path, tmp_path: Path
+) -> None:
+    """A translator has no chat template: what its tokenizer puts after a source goes between prompt and answer."""
+    (tmp_path / "sources.txt").write_text("\n".join(TEXTS))
+    texts_of: dict[str, Any] = {"prompts": tmp_path / "sources.txt", "work": tmp_path / "work", "shards": 1}
+    options = BlockTrainOptions(
+        **texts_of,
+        model=str(teacher),
+        out=tmp_path / "head",
+        updates=8,
+        whole=False,
+        length=4,
+        answer_tokens=12,
+        threads=1,
+    )
+    heads.train("block-drafter", options)
+    llm, params = LLM(str(teacher)), SamplingParams(temperature=0, max_tokens=24)
+    plain = llm.generate(TEXTS, params, strategy="none")
+    (shard,) = shards(tmp_path / "work")
+    texts = load_shard(shard)
+    assert len(texts) == 128
+    assert {text.ids[: text.answer] for text in texts} == {tuple(each.prompt_token_ids) for each in plain}
+    strategy = f"block-drafter:head={tmp_path / 'head'},width=1,min_p=0,policy=fixed,k=4"
+    drafted = llm.generate(TEXTS, params, strategy=strategy)
+    assert [each.outputs[0].token_ids for each in drafted] == [each.outputs[0].token_ids for each in plain]
+    assert sum(each.outputs[0].metrics.accepted_tokens for each in drafted) > 0
+
+
+def test_blocks_after_beginnings_of_an_answer_are_as_if_each_were_alone(teacher: Path) -> None:
+    network = Network(Qwen3ForCausalLM.from_pretrained(teacher, dtype=torch.float32))
+    pair, objective = Pair((5, 6), (7, 8, 9)), Ahead(words_of(PreTrainedTokenizerFast.from_pretrained(teacher)), 3)
+    laid = objective.lay(pair, torch.Generator().manual_seed(0))
+    assert sorted(laid.begins) == [3, 4, 5]
+    with torch.no_grad():
+        together = network.hidden(Rows.of([laid]))
+        for number, begin in enumerate(laid.begins):
+            alone = network.hidden(Rows.of([Laid(laid.text[:begin], laid.canvas[:3], (), begin)]))
+            first, end = len(laid.text) + 3 * number, 0
+            assert torch.allclose(together[:begin], alone[:begin], atol=1e-5)
+            assert torch.allclose(together[first : first + 3], alone[begin:], atol=1e-5)
+            ahead = laid.labels[4 + 3 * number : 7 + 3 * number]
+            assert [label for label in ahead if label >= 0] == [*pair.target[begin - 2 :], end]
+    assert tuple(laid.labels[:4]) == (*pair.target, end)
+
+
 def test_a_translator_whose_places_are_no_tokens_can_t_draft(teacher: Path, folder: Path, kind: str) -> None:
     if kind == "cmlm":
         return
@@ -536,9 +587,15 @@ def test_a_translator_s_prompt_is_the_source_alone(teacher: Path) -> None:
     assert tokens.convert_ids_to_tokens(output.prompt_token_ids[-1]) == "<|translate|>"
 
 
-def test_a_teacher_s_translations_are_learned_from_and_kept(data: Path, teacher: Path, tmp_path: Path) -> None:
+def test_a_teacher_s_translations_are_learned_from_and_kept(
+    data: Path, teacher: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked = {"teacher": teacher, "work": tmp_path / "work", "distilled": 12}
+    monkeypatch.setattr(training, "_AT_ONCE", 5)
+    monkeypatch.setattr(Ticker.__init__, "__defaults__", (0.0,))  # a line for each step
     trained("glat", data, tmp_path, **asked)
+    said = capsys.readouterr().err.splitlines()
+    assert [line for line in said if "sources" in line] == [f"Translating: {at} of 12 sources" for at in (5, 10, 12)]
     kept = json.loads((tmp_path / "work" / "distilled.json").read_text())
     held_out = {source for source, _ in divided(read_pairs(data))[1]}
     assert 0 < len(kept["pairs"]) <= 12
@@ -548,6 +605,7 @@ def test_a_teacher_s_translations_are_learned_from_and_kept(data: Path, teacher:
     assert LLM(str(teacher)).generate([source], params, strategy="none")[0].outputs[0].text == text
     before = (tmp_path / "work" / "distilled.json").stat().st_mtime_ns
     trained("nat", data, tmp_path, **asked)
+    assert "Aligning: 6 of 6 rounds" in capsys.readouterr().err
     assert (tmp_path / "work" / "distilled.json").stat().st_mtime_ns == before
 
 

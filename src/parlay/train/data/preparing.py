@@ -50,8 +50,9 @@ def prepare(options: DrafterTrainOptions) -> list[Featured]:
     """Conversations that the target wrote, and those that were given; all methods read the same."""
     prompts = read_prompts(options.prompts, skip_broken=options.skip_broken) if options.prompts else []
     given = read_user_texts(options.texts, skip_broken=options.skip_broken) if options.texts else None
-    plan = WritingPlan(prompts, 0.5 if prompts else 1.0, answer_tokens=options.answer_tokens, seed=options.seed)
     with LLM(options.model, max_num_seqs=_AT_ONCE, device=options.device) as llm:
+        own = 1.0 if not prompts else 0.5 if llm.get_tokenizer().chat_template else 0.0
+        plan = WritingPlan(prompts, own, answer_tokens=options.answer_tokens, seed=options.seed)
         if given:
             cut = Cut(plan.prompt_tokens, options.answer_tokens, options.longest, options.document_tokens)
             texts = encode_user_texts(given, llm.get_tokenizer(), cut)

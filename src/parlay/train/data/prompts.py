@@ -26,11 +26,21 @@ class ChatFrame:
     def of(cls, tokenizer: Tokenizer | None) -> ChatFrame:
         """Raises ParlayError for a tokenizer without a chat template, or whose template changes a user's words."""
         if tokenizer is None or not tokenizer.chat_template:
-            raise ParlayError("the model has no chat template: give texts of its own with --texts")
+            raise ParlayError("the model has no chat template: give prompts with --prompts, or texts with --texts")
         before, mark, after = render(tokenizer, [{"role": "user", "content": _MARK}]).partition(_MARK)
         if not mark:
             raise ParlayError("the model's chat template changes what a user says: give texts of its own with --texts")
         return cls(*(tuple(tokenizer.encode(part, add_special_tokens=False)) for part in (before, after)))
+
+    @classmethod
+    def of_prompts(cls, tokenizer: Tokenizer | None) -> ChatFrame:
+        """The same. Without a chat template, what the tokenizer puts around every text, as a translator's separator."""
+        if tokenizer is None or tokenizer.chat_template:
+            return cls.of(tokenizer)
+        whole, words = (tokenizer.encode(_MARK, add_special_tokens=special) for special in (True, False))
+        starts = range(len(whole) - len(words) + 1)
+        first = next((at for at in starts if whole[at : at + len(words)] == words), None)
+        return cls((), ()) if first is None else cls(tuple(whole[:first]), tuple(whole[first + len(words) :]))
 
     def around(self, words: Sequence[int]) -> tuple[int, ...]:
         """A prompt for an answer to these words."""

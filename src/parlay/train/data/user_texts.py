@@ -99,7 +99,7 @@ def encode_answers(given: UserTexts, tokenizer: Tokenizer, cut: Cut) -> list[Tra
 
 
 def _conversations(found: Sequence[PromptAndAnswer], tokenizer: Tokenizer, cut: Cut) -> list[TrainingText]:
-    frame = ChatFrame.of(tokenizer) if not all(each.framed for each in found) else ChatFrame((), ())
+    frame = ChatFrame.of_prompts(tokenizer) if not all(each.framed for each in found) else ChatFrame((), ())
     texts: list[TrainingText] = []
     for each in found:
         words = encode(tokenizer, each.prompt, special=False)

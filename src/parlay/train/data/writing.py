@@ -48,7 +48,7 @@ class Writer:
     def __init__(self, llm: LLM, plan: WritingPlan) -> None:
         self._llm = llm
         self._plan = plan
-        self._frame = ChatFrame.of(llm.tokenizer)
+        self._frame = ChatFrame.of_prompts(llm.tokenizer) if plan.own_share < 1 else ChatFrame.of(llm.tokenizer)
         self._tokenizer: Any = llm.tokenizer
 
     def write(self, folder: Path, count: int, done: Callable[[int], None] = lambda _: None) -> None:
@@ -64,7 +64,7 @@ class Writer:
         """The conversations of shard ``number``."""
         rng = random.Random(self._plan.seed * 1_000_003 + number)
         given = self._given(number)
-        prompts = [*given, *self._own(_SHARD - len(given), rng)]
+        prompts = [*given, *self._own(_SHARD - len(given), rng)] if self._plan.own_share else given
         params = [self._answer_params(rng) for _ in prompts]
         outputs = self._llm.generate([TokensPrompt(prompt_token_ids=p) for p in prompts], params, strategy="none")
         texts = [(out.prompt_token_ids, out.outputs[0].token_ids) for out in outputs]

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from parlay.system.progress import Ticker
 from parlay.train.translation.pairs import Pair
 
 TENSION = 4.0
@@ -75,10 +76,13 @@ def aligned(pairs: Sequence[Pair]) -> list[Pair]:
     """The pairs with the ``fertilities`` of their source tokens, which add up to the tokens of the translation."""
     if not pairs:
         return []
-    cells = Cells.of(pairs)
-    chances_W = torch.ones(len(cells.ids_W))
-    for _ in range(_ROUNDS):
-        chances_W = learned(cells, chances_W)
+    with Ticker(1 + _ROUNDS, "Aligning", "round") as shown:
+        cells = Cells.of(pairs)
+        shown.step()
+        chances_W = torch.ones(len(cells.ids_W))
+        for _ in range(_ROUNDS):
+            chances_W = learned(cells, chances_W)
+            shown.step()
     found_K = posteriors(cells, chances_W)
     most = torch.zeros(int(cells.target_K.max()) + 1).scatter_reduce(0, cells.target_K, found_K, "amax")
     best = torch.where(found_K == most[cells.target_K], cells.source_K, torch.iinfo(torch.long).max)

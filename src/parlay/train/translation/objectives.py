@@ -16,6 +16,8 @@ from parlay.train.translation.losses import ctc_loss, dag_alignment, dag_loss
 from parlay.train.translation.pairs import LENGTHS, Pair, Words
 from parlay.train.translation.rows import IGNORED, Laid, Network, Rows, padded
 
+_BEGINNINGS = 4
+"""Of each answer after which a drafter learns to go on, in one batch: they share the rows of its text."""
 LENGTH_WEIGHT = 0.1
 """Of the length's cross-entropy beside that of the tokens (fairseq's value for these models)."""
 
@@ -118,20 +120,21 @@ class MaskedTarget(_Filling):
 
 @dataclass(frozen=True, slots=True)
 class Ahead(_Filling):
-    """Next-token cross-entropy on the beginning of an answer, and on ``block`` masks after it, which see each other.
+    """Next-token cross-entropy on an answer, and on ``block`` masks after some of its beginnings, which see each other.
 
-    The row before a place predicts it, so the last row of the text tells what comes next. Such a model drafts for one
-    that writes token by token (Xia et al. 2022, arXiv:2203.16487), and still writes so itself.
+    The row before a place predicts it, so the last row of a beginning tells what comes next. Such a model drafts for
+    one that writes token by token (Xia et al. 2022, arXiv:2203.16487), and still writes so itself.
     """
 
     block: int
 
     def lay(self, pair: Pair, draw: torch.Generator) -> Laid:
-        begun = int(torch.randint(0, len(pair.target) + 1, (), generator=draw))
-        labels = (*pair.target, self.words.end)[: begun + self.block + 1]
-        left = begun + self.block + 1 - len(labels)
-        masks = (self.words.mask,) * self.block
-        return self.laid(pair, masks, (*labels, *[IGNORED] * left), pair.target[:begun])
+        begun = torch.randperm(len(pair.target), generator=draw)[:_BEGINNINGS].tolist()
+        answer = (*pair.target, self.words.end, *[IGNORED] * self.block)
+        ahead = [label for begin in begun for label in answer[begin + 1 : begin + 1 + self.block]]
+        masks = (self.words.mask,) * len(ahead)
+        found = self.laid(pair, masks, (*pair.target, self.words.end, *ahead), pair.target)
+        return found._replace(begins=[len(pair.source) + 1 + begin for begin in begun])
 
     def __call__(self, network: Network, batch: Batch) -> Tensor:
         return labelled_loss(network, network.hidden(batch.rows), batch)

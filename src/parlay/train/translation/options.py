@@ -40,7 +40,7 @@ TRANSLATORS: Mapping[str, TranslatorShape] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TranslatorTrainOptions(Options):
-    """Pairs that a translator learns from, and how long it does."""
+    """Pairs that a translator learns from, or whose translations of them, and how long it does."""
 
     data: Path = option(help="file of pairs: a source, a tab and its translation on each line; may be packed as .zst")
     out: Path = option(Path("translator"), "folder of the finished model")
@@ -54,15 +54,12 @@ class TranslatorTrainOptions(Options):
     deepen: int = option(
         0, "layers that come after each of the model to begin from, and add nothing before they have learned", low=0
     )
+    rate: float = option(
+        1.0, "factor on the usual learning rates; to go on with a model that has learned, take 0.1 to 0.3", low=0
+    )
     seed: int = option(0, "seed of weights and batches", low=0)
     threads: int = option(0, "CPU threads; 0 leaves torch's choice", low=0)
     compile: bool = option(True, "compile the layers where a C++ compiler is at hand")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CanvasTranslatorTrainOptions(TranslatorTrainOptions):
-    """From whom a translator learns that writes in parallel."""
-
     teacher: Path | None = option(
         None,
         "a translator whose translations of the sources are learned from, in place of those of the file "
@@ -70,6 +67,11 @@ class CanvasTranslatorTrainOptions(TranslatorTrainOptions):
     )
     distilled: int = option(0, "sources that the teacher translates, each once; 0: all", low=0)
     work: Path = option(Path("translation-work"), "folder of the teacher's translations, for later runs as well")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CanvasTranslatorTrainOptions(TranslatorTrainOptions):
+    """Nothing more: these translators write in parallel."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,8 @@ class Laid(NamedTuple):
     """A pair as a model reads it: a text and a canvas after it. ``labels`` are those of the last rows of all.
 
     Of the text the first ``deep`` rows run through all layers, where a model has fewer for the others. Before the
-    canvas is another one, ``aside``: both follow the text, and neither sees the other.
+    canvas is another one, ``aside``: both follow the text, and neither sees the other. With ``begins`` the canvas is
+    as many equal blocks, none of which sees another. Each follows the text's first rows, as many as ``begins`` says.
     """
 
     text: Sequence[int]
@@ -28,6 +29,7 @@ class Laid(NamedTuple):
     labels: Sequence[int]
     deep: int
     aside: Sequence[int] = ()
+    begins: Sequence[int] = ()
 
     @property
     def before(self) -> int:
@@ -63,14 +65,15 @@ class Rows:
     """Texts of ``texts_B`` rows, each with ``canvases_B`` places after it, from the flat places ``first_B`` on.
 
     ``ids_RN``, and of each place its number in its text ``places_RN``, whose it is ``owners_RN`` (-1: nobody's), on
-    which canvas it is ``canvas_RN`` (0: of the text), and if it runs through all layers ``deep_RN``. The rows of a text
-    include those of a canvas beside.
+    which canvas it is ``canvas_RN`` (0: of the text), how many rows of its text it sees ``sees_RN``, and if it runs
+    through all layers ``deep_RN``. The rows of a text include those of a canvas beside.
     """
 
     ids_RN: Tensor
     places_RN: Tensor
     owners_RN: Tensor
     canvas_RN: Tensor
+    sees_RN: Tensor
     deep_RN: Tensor
     first_B: Tensor
     texts_B: Tensor
@@ -85,22 +88,16 @@ class Rows:
         sizes = [each.size for each in laid]
         packing = Packing(length or max(sizes), count or len(laid))
         firsts = [packing.place(size) if length else number * max(sizes) for number, size in enumerate(sizes)]
-        flat = torch.zeros(5, (count or len(laid)) * packing.length, dtype=torch.long)
+        flat = torch.zeros(6, (count or len(laid)) * packing.length, dtype=torch.long)
         flat[2] = -1
         for owner, (each, first) in enumerate(zip(laid, firsts, strict=True)):
             if first is None:
                 raise ValueError(f"{len(laid)} texts don't fit into {count} rows of {length} places")
-            text, canvas, end = first + len(each.text), first + each.before, first + each.size
-            flat[0, first:end] = torch.tensor([*each.text, *each.aside, *each.canvas])
-            flat[1, first:canvas] = torch.arange(each.before)
-            flat[1, canvas:end] = torch.arange(len(each.text), len(each.text) + end - canvas)
-            flat[2, first:end] = owner
-            flat[3, text:canvas], flat[3, canvas:end] = 2, 1
-            flat[4, first : first + each.deep] = 1
-        ids, places, owners, canvases, deep = flat.view(5, -1, packing.length)
+            flat[:, first : first + each.size] = _places(each, owner)
+        ids, places, owners, canvases, sees, deep = flat.view(6, -1, packing.length)
         counts = [[each.before for each in laid], [len(each.canvas) for each in laid]]
         numbers = (torch.tensor(each) for each in (firsts, *counts))
-        return Rows(ids, places, owners, canvases, deep == 1, *numbers)
+        return Rows(ids, places, owners, canvases, sees, deep == 1, *numbers)
 
     @property
     def canvas_BC(self) -> Tensor:
@@ -116,7 +113,7 @@ class Rows:
     def visible(self) -> Tensor:
         """``[R, 1, N, N]``: a row of a text sees those before it; a place sees its text and the whole canvas."""
         seen_R1N, sees_RN1 = self.canvas_RN[:, None, :], self.canvas_RN[:, :, None]
-        before_RNN = (self.places_RN[:, None, :] <= self.places_RN[:, :, None]) & (seen_R1N == 0)
+        before_RNN = (self.places_RN[:, None, :] < self.sees_RN[:, :, None]) & (seen_R1N == 0)
         own_RNN = self.owners_RN[:, :, None] == self.owners_RN[:, None, :]
         return (own_RNN & (before_RNN | ((seen_R1N == sees_RN1) & (sees_RN1 > 0))))[:, None]
 
@@ -134,6 +131,22 @@ class Rows:
         labels_M = torch.tensor([label for each in laid for label in each.labels])
         wanted_M = labels_M != IGNORED
         return torch.tensor(list(numbers))[wanted_M], labels_M[wanted_M]
+
+
+def _places(laid: Laid, owner: int) -> Tensor:
+    """What `Rows` says of each place of a text and its canvases, ``[6, size]``."""
+    text, aside, blocks = len(laid.text), len(laid.aside), len(laid.begins) or 1
+    begins = torch.tensor(laid.begins or [text]).repeat_interleave(len(laid.canvas) // blocks)
+    within = torch.arange(len(laid.canvas) // blocks).repeat(blocks)
+    numbers = torch.arange(1, 1 + blocks).repeat_interleave(len(laid.canvas) // blocks)
+    own = torch.arange(text + aside)
+    found = torch.full((6, laid.size), owner)
+    found[0] = torch.tensor([*laid.text, *laid.aside, *laid.canvas])
+    found[1] = torch.cat((own, begins + within))
+    found[3] = torch.cat((torch.zeros_like(own).masked_fill_(own >= text, 1 + blocks), numbers))
+    found[4] = torch.cat(((own + 1).clamp(max=text), begins))
+    found[5] = torch.arange(laid.size) < laid.deep
+    return found
 
 
 class Network:

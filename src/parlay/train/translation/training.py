@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
+from parlay.system.progress import Ticker
 from parlay.system.user_cache import saved_whole
 from parlay.train.canvases.decoders import set_block_config
 from parlay.train.lm import anonymous, rounded
@@ -67,6 +68,8 @@ MOST_GRADIENT = 1.0
 _CHECKED = 256
 """Held-out pairs on which the loss is measured at the end."""
 _LOG_SECONDS = 20.0
+_AT_ONCE = 1024
+"""Sources that a teacher translates between two reports of progress."""
 
 
 class _Made(NamedTuple):
@@ -151,9 +154,9 @@ def train(kind: str, asked: TranslatorTrainOptions) -> Path:
     training, heldout = divided(read_pairs(asked.data))
     if not training or not heldout:
         raise ValueError(f"{asked.data} has {len(training) + len(heldout)} pairs: too few to hold some out, give more")
-    begin = asked.init or (asked.teacher if isinstance(asked, CanvasTranslatorTrainOptions) else None)
+    begin = asked.init or asked.teacher
     tokenizer = _tokenizer_of(begin) if begin else make_tokenizer(training, asked.vocab_size, CONTEXT)
-    if isinstance(asked, CanvasTranslatorTrainOptions) and asked.teacher is not None:
+    if asked.teacher is not None:
         training = distilled(training, asked.teacher, asked)
     words = words_of(tokenizer)
     made = METHODS[kind].make(asked, words)
@@ -232,7 +235,7 @@ def _say(folder: Path, more: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(whole, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
-def distilled(pairs: Sequence[Texts], teacher: Path, asked: CanvasTranslatorTrainOptions) -> list[Texts]:
+def distilled(pairs: Sequence[Texts], teacher: Path, asked: TranslatorTrainOptions) -> list[Texts]:
     """Each source once, with the teacher's greedy translation in place of those of people.
 
     They are kept in ``asked.work``, and written anew for another teacher, file or number of sources. Raises ValueError
@@ -257,15 +260,20 @@ def distilled(pairs: Sequence[Texts], teacher: Path, asked: CanvasTranslatorTrai
     return found
 
 
-def _translated(sources: Sequence[str], teacher: Path, asked: CanvasTranslatorTrainOptions) -> list[Texts]:
+def _translated(sources: Sequence[str], teacher: Path, asked: TranslatorTrainOptions) -> list[Texts]:
     """Sources with their translations, without those that reach no end."""
     from parlay.llm.llm import LLM
 
-    params = SamplingParams(temperature=0, max_tokens=asked.longest)
-    with LLM(str(teacher), threads=asked.threads or None, router_memory="off") as llm:
-        outputs = llm.generate(list(sources), params, strategy="none")
-    each = [(source, output.outputs[0]) for source, output in zip(sources, outputs, strict=True)]
-    return [(source, one.text) for source, one in each if one.finish_reason == "stop" and one.text.strip()]
+    params, found = SamplingParams(temperature=0, max_tokens=asked.longest), list[Texts]()
+    shown = Ticker(len(sources), "Translating", "source")
+    with LLM(str(teacher), threads=asked.threads or None, router_memory="off") as llm, shown:
+        for first in range(0, len(sources), _AT_ONCE):
+            some = list(sources[first : first + _AT_ONCE])
+            outputs = llm.generate(some, params, False, strategy="none")
+            each = [(source, output.outputs[0]) for source, output in zip(some, outputs, strict=True)]
+            found += [(source, one.text) for source, one in each if one.finish_reason == "stop" and one.text.strip()]
+            shown.step(len(some))
+    return found
 
 
 class Run:
@@ -317,7 +325,7 @@ class Run:
         if loss.isfinite():
             loss.backward()  # type: ignore[no-untyped-call]
             nn.utils.clip_grad_norm_(self._network.model.parameters(), MOST_GRADIENT)
-            self._optimizers.step(learning_rate(share))
+            self._optimizers.step(self._asked.rate * learning_rate(share))
         self.losses.append(float(loss.detach()))
         self.updates += 1
         self.tokens += sum(pair.size for pair, _ in batch)
