@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -57,10 +58,16 @@ def check(found: Draft, probs_LD: Tensor, ids_D: Tensor) -> None:
     assert int(ids_D[probs_LD[0].argmax()]) in first
 
 
-def test_a_block_is_that_of_the_trained_module() -> None:
+def test_a_block_is_that_of_the_trained_module(monkeypatch: pytest.MonkeyPatch) -> None:
     held = opened(BLOCK_DRAFTER)
     head = BlockHead(BlockConfig.of(held.artefact))
     head.load_state_dict(dict(held.artefact.tensors))
+
+    def fuse(features: Tensor) -> Tensor:
+        """The product of the compiled kernels, which round more than torch's."""
+        return held.fuse(features.reshape(-1, features.shape[-1])).view(*features.shape[:-1], -1)
+
+    monkeypatch.setattr(head, "fuse", fuse)
     states, embedding_VH = states_of(head.config.taps), held.embedding
     assert isinstance(embedding_VH, Tensor)
     with torch.no_grad():
@@ -70,6 +77,13 @@ def test_a_block_is_that_of_the_trained_module() -> None:
         probs_LD = torch.stack([head.logits(each)[0, -1].softmax(-1) for each in hidden])
     assert len(probs_LD) == head.config.length
     check(draft(BlockDrafter(RESOURCES, BlockOptions(width=3, min_p=0)), states), probs_LD, head.draft_ids)
+
+    chain = draft(BlockDrafter(RESOURCES, BlockOptions(width=1, min_p=0)), states)
+    best_L = probs_LD.max(-1)
+    assert chain.tree == trees.chain_tree(head.draft_ids[best_L.indices].tolist())
+    assert chain.scores == pytest.approx(best_L.values.tolist(), abs=1e-4)
+    shorter = draft(BlockDrafter(RESOURCES, BlockOptions(width=1, min_p=float(best_L.values[0]) - 1e-3)), states)
+    assert shorter.tree.tokens == chain.tree.tokens[:1]
 
 
 def test_parallel_heads_guess_as_the_trained_module() -> None:

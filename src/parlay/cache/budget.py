@@ -139,6 +139,8 @@ class Budget:
 
     def reclaim(self, size: int, taker: Holder) -> None:
         """Free ``size`` bytes, or as many as ``taker`` may ask others to give up."""
+        if self.free >= size:
+            return
         targets, drafters = self._holders[: self._targets], [*self._holders[self._targets :], *self._attached]
         for holder in (*drafters, *targets):
             while self.free < size and holder.drop_spare():

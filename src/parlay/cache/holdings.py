@@ -26,7 +26,7 @@ class Holdings(ABC):
         """See `Store`."""
         if max_tokens < 1:
             raise ValueError(f"a cache of {max_tokens} tokens is too small: it must hold at least one")
-        self.shape, self._spread = shape, shape.spread
+        self.shape, self._spread, self._page_bytes = shape, shape.spread, shape.page_bytes
         self.spare_pages = SparePages(shape.spread.ranks)
         self.pool = Pool(shape)
         self.beside: Beside | None = None
@@ -65,7 +65,7 @@ class Holdings(ABC):
         if self._recent is not None:
             return self._room.tokens_in(self._budget.free_bytes(self))
         used = self._in_use()
-        free = self._budget.free_bytes(self) // self.shape.page_bytes
+        free = self._budget.free_bytes(self) // self._page_bytes
         return min(self.capacity(), sum(free + max(used) - each for each in used) * BLOCK)
 
     def capacity(self) -> int:
@@ -78,13 +78,13 @@ class Holdings(ABC):
     def held(self) -> int:
         """Bytes of all pages in use or reusable, each counted once."""
         recent = self._recent.held if self._recent is not None else 0
-        return self._most(self.pool.taken, self._growing) * self.shape.page_bytes + recent
+        return self._most(self.pool.taken, self._growing) * self._page_bytes + recent
 
     @property
     def spare(self) -> int:
         """Bytes of reusable pages that nobody uses."""
         recent = (self.spare_pages.recent - self._recent.taken) * self._recent.page_bytes if self._recent else 0
-        return self.held - self._most(self._in_use(), self._growing) * self.shape.page_bytes + recent
+        return self.held - self._most(self._in_use(), self._growing) * self._page_bytes + recent
 
     def _in_use(self) -> list[int]:
         """How many pages of each rank are in use."""
@@ -93,13 +93,15 @@ class Holdings(ABC):
     @staticmethod
     def _most(pages: Sequence[int], more: Sequence[int]) -> int:
         """The most that any rank has, of these pages of each and more of them."""
+        if len(pages) == 1:  # as mostly: this is asked several times in each step
+            return pages[0] + more[0]
         return max([one + other for one, other in zip(pages, more, strict=True)])
 
     def _make_room(self, numbers: range) -> bool:
         """Make memory free for these pages of a text. False if that is impossible, and then nothing is given up."""
         used, new = self._in_use(), self._spread.count(numbers)
         more = self._most(used, new) - max(used)
-        if more * self.shape.page_bytes > self._budget.free_bytes(self):
+        if more * self._page_bytes > self._budget.free_bytes(self):
             return False
         self._growing = new
         self._budget.reclaim(0, self)

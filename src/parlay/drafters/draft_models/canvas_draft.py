@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate, takewhile
-from operator import mul
 
 import torch
 
 from parlay.drafters.draft_models.draft_sequences import DraftJob, DraftSequences
-from parlay.drafters.draft_models.guesses import Guess, best_guesses, falling
+from parlay.drafters.draft_models.guesses import Guess, best_guesses, falling, likely_chain
 from parlay.drafters.draft_models.opening import open_draft
 from parlay.drafters.draft_models.static_trees import FilledTree, best_tree
 from parlay.drafters.options import CANVAS_DRAFT as SOURCE
@@ -93,10 +91,7 @@ class CanvasDraft:
         """The tree of the likeliest paths; with one token at each place a chain."""
         if self._options.width == 1:
             chain = [guesses[0] for guesses in plan.guesses[: plan.job.budget]]
-            paths = accumulate((chance for _, chance in chain), mul)
-            likely = sum(1 for _ in takewhile(lambda path: path > 0 and path >= self._options.min_p, paths))
-            tokens, scores = zip(*chain[:likely], strict=True) if likely else ((), ())
-            return Draft(trees.chain_tree(tokens), sources=(SOURCE,) * likely, scores=scores) if likely else NO_DRAFT
+            return likely_chain(chain, self._options.min_p, SOURCE)
         chances = [falling([chance for _, chance in guesses]) for guesses in plan.guesses]
         shape = best_tree(chances, plan.job.budget, len(chances))
         likely = sum(path >= self._options.min_p for path in shape.path_probs)

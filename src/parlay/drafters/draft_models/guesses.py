@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate, takewhile
+from operator import mul
 
 import torch
 from torch import Tensor
 
 from parlay.sampling.sampler import ranked
-from parlay.types import SequenceView
+from parlay.types import NO_DRAFT, Draft, SequenceView, trees
 
 Guess = tuple[int, float]
 """A token and the drafting model's probability of it."""
@@ -43,3 +45,13 @@ def falling(chances: list[float]) -> list[float]:
     for rank in range(1, len(chances)):
         chances[rank] = min(chances[rank], chances[rank - 1])
     return chances
+
+
+def likely_chain(guesses: Sequence[Guess], min_p: float, source: str) -> Draft:
+    """The draft of these tokens, one below the other, as far as the path's chance does not fall below ``min_p``."""
+    paths = accumulate((chance for _, chance in guesses), mul)
+    likely = sum(1 for _ in takewhile(lambda path: path > 0 and path >= min_p, paths))
+    if not likely:
+        return NO_DRAFT
+    tokens, scores = zip(*guesses[:likely], strict=True)
+    return Draft(trees.chain_tree(tokens), sources=(source,) * likely, scores=scores)

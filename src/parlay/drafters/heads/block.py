@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from parlay.drafters.heads.state_heads import MarginalsDrafter
@@ -27,11 +26,11 @@ class BlockDrafter(MarginalsDrafter):
         shape = held.layer, held.operands, head.embedding, config.layers
         runner = head.runner(SOURCE, partial(block_decoder, *shape, normed=config.normed))
         norm = input_norm(held, "layers.0.hidden_norm.weight")
-        fc_HF = held.tensors["fc.weight"].float()  # so is the product: few processors are fast in bfloat16
+        fuse = head.fuse
 
         def inputs(features_KF: Tensor, tokens: Sequence[int]) -> Tensor:
-            return norm(F.linear(features_KF.float(), fc_HF)).to(head.dtype)
+            return norm(fuse(features_KF)).to(head.dtype)
 
-        masked_MH = inputs(held.tensors["mask_hidden"], ()).expand(config.length - 1, -1)
+        masked_MH = inputs(held.tensors["mask_hidden"][None], ()).expand(config.length - 1, -1)
         states = LayerLogits(runner, config.taps, inputs, masked_MH, config.mask_id, room=resources.room)
         super().__init__(held, states, config.length, width=options.width, min_p=options.min_p)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from parlay.drafters.draft_models.guesses import Guess
 from parlay.drafters.draft_models.static_trees import FilledTree, StaticTree
-from parlay.sampling import noise
+from parlay.sampling import noise, select
 from parlay.types import NO_DRAFT, Draft, SequenceView, Tree
 
 
@@ -199,6 +199,10 @@ class Guessing:
     ) -> list[list[Guess]]:
         """Per row the ``width`` likeliest tokens and their chances."""
         noisy_RD = self._with_noise(logits_RD, views, paths)
+        if width == 1:  # in a fraction of the time
+            top_R, best_R = select.argmax(noisy_RD)
+            chances = (noisy_RD - top_R[:, None]).exp_().sum(-1).reciprocal_().tolist()
+            return [[guess] for guess in zip(self._ids_D[best_R].tolist(), chances, strict=True)]
         best_RW = noisy_RD.softmax(-1).topk(min(width, logits_RD.shape[-1]))
         ids_RW = self._ids_D[best_RW.indices].tolist()
         return [list(zip(*row, strict=True)) for row in zip(ids_RW, best_RW.values.tolist(), strict=True)]

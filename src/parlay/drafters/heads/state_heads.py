@@ -13,6 +13,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from parlay.drafters.draft_models.guesses import likely_chain
 from parlay.drafters.draft_models.static_trees import StaticTree, best_tree
 from parlay.drafters.heads.level_trees import DynamicTree, Guessing, LevelTree, RankTree
 from parlay.drafters.heads.states import LatestStates, States
@@ -140,6 +141,28 @@ class MarginalsDrafter(StateHeadDrafter):
 
     def _tree(self, budget: int) -> DynamicTree:
         return DynamicTree(self._width, self._min_p, budget)
+
+    def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
+        """With one child a node, guess all levels in one call: noise depends on how long a path is, not on its tokens.
+
+        Otherwise as other heads do.
+        """
+        if self._width > 1:
+            return super().propose(views, budgets)
+        drafts = [NO_DRAFT] * len(views)
+        wanted = [place for place, budget in enumerate(budgets) if budget > 0]
+        states = zip(wanted, self._states.of([views[place] for place in wanted]), strict=True)
+        found = {place: state_LD for place, state_LD in states if state_LD is not None}
+        if not found:
+            return drafts
+        of_rows = [views[place] for place in found for _ in range(self._levels)]
+        paths = [(0,) * level for _ in found for level in range(self._levels)]
+        guesses = self._guessing.best(torch.cat(list(found.values())), of_rows, paths, 1)
+        for number, place in enumerate(found):
+            first = number * self._levels
+            chain = [own[0] for own in guesses[first : first + min(self._levels, budgets[place])]]
+            drafts[place] = likely_chain(chain, self._min_p, self._source)
+        return drafts
 
     def _logits(self, level: int, jobs: Sequence[StateJob]) -> Tensor:
         return torch.stack([job.state_H[level] for job in jobs for _ in job.tree.newest])

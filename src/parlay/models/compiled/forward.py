@@ -327,7 +327,11 @@ class CompiledForward(Forward):
         """Make what the rows of the batch read, float32 ``[N, H]``; None where that is the embeddings of their ids."""
         if work.inputs is not None or not work.features:
             return work.inputs
-        embedded_NH = self._weights.embed(work.ids)
+        given = sum([0 if each.features.added else len(each.features) for each in work.features])
+        if given == len(work.ids) and self._ngrams is None:  # no row reads its id
+            embedded_NH = torch.empty(given, self._config.hidden_size)
+        else:
+            embedded_NH = self._weights.embed(work.ids)
         if self._ngrams is not None:
             embedded_NH += self._ngrams.embeddings(work.places, work.tokens)
         inputs_NH = with_features(embedded_NH, work.features)
