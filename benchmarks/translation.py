@@ -17,14 +17,24 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
+from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
+
 from benchmarks.commands import RESULTS, one_line_errors
 from parlay import LLM, SamplingParams
 from parlay.bench.provenance import provenance
 from parlay.models.facts import count_parameters
+from parlay.train.lm_model import export
 from parlay.train.translation.pairs import divided, read_pairs
+from parlay.train.translation.training import deepened
 
 AR = "translator"
-DEEP, HEAVY = "deep", "heavy"
+DEEP, VERIFIER, HEAVY = "deep", "verifier", "heavy"
+"""The verifier is the deep one that went on with translations of its own."""
+HEAVIER = 2
+"""Layers that add nothing, after each of the verifier: the heavy one writes the same text at a larger price."""
+AHEAD = 7
+"""Drafts of a step: with the token before them eight rows, which cost little more than four."""
 PARAMS = SamplingParams(temperature=0, max_tokens=100)
 TABLE = (
     "| model | strategy | chrF | BLEU | tokens per step | texts of the same model | ms per sentence, 1 at once | "
@@ -60,6 +70,7 @@ class Scored:
 def cases(models: Path) -> list[tuple[str, str]]:
     """Models by folder, and strategies; those of folders that are there."""
     masks = "denoise:selector=mask-predict"
+    drafts = f"canvas-draft:model={models / 'gad'},width=1,min_p=0"
     every = [
         (AR, "none"),
         ("deep-shallow", "none"),
@@ -68,24 +79,29 @@ def cases(models: Path) -> list[tuple[str, str]]:
         *[("nat", f"{masks},steps=1,lengths={lengths}") for lengths in (1, 5)],
         ("ctc", "denoise:selector=ctc"),
         *[("da", f"denoise:selector={name}-path") for name in ("greedy", "lookahead", "viterbi")],
-        *[("gad", strategy) for strategy in ("none", "set-block:policy=fixed,k=8,width=1")],
-        *[(DEEP, how) for how in ("none", *aggressive(f"canvas-draft:model={models / 'gad'}", 8))],
-        *[(HEAVY, how) for how in ("none", *aggressive(f"block-drafter:head={models / 'head'}", 6))],
+        *[("gad", strategy) for strategy in ("none", f"set-block:policy=fixed,k={AHEAD},width=1")],
+        (DEEP, "none"),
+        *[case for verifier in (VERIFIER, HEAVY) for case in verified(verifier, drafts)],
     ]
-    names = {name for name in ("gad", "head") if (models / name).is_dir()}
-    return [
-        (name, how)
-        for name, how in every
-        if (models / name).is_dir()
-        and all(folder in names for folder in ("gad", "head") if f"{models / folder}," in how)
-    ]
+    there = (models / "gad").is_dir()
+    return [(name, how) for name, how in every if (models / name).is_dir() and (there or "model=" not in how)]
 
 
-def aggressive(drafts: str, places: int) -> list[str]:
-    """Draft so many places in each step, or as many as the default policy wants; the last one is GAD++."""
-    chain = f"{drafts},width=1,min_p=0"
-    fixed = f"{chain},policy=fixed,k={places}"
-    return [fixed, f"{chain},k={places}", f"{fixed},rule=threshold"]
+def verified(verifier: str, drafts: str) -> list[tuple[str, str]]:
+    """Plain decoding of a verifier, and aggressive decoding with it."""
+    fixed = f"{drafts},policy=fixed,k={AHEAD}"
+    return [(verifier, how) for how in ("none", fixed, f"{drafts},k={AHEAD}", f"{fixed},rule=threshold")]
+
+
+def make_heavy(models: Path) -> None:
+    """Write the heavy translator, if the verifier is there."""
+    if not (models / VERIFIER).is_dir() or (models / HEAVY).is_dir():
+        return
+    model = Qwen3ForCausalLM.from_pretrained(models / VERIFIER, dtype=torch.bfloat16)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(models / VERIFIER)
+    export(
+        deepened(model, HEAVIER), tokenizer, models / HEAVY, {"made of": VERIFIER, "layers that add nothing": HEAVIER}
+    )
 
 
 def scores(texts: Sequence[str], references: Sequence[Sequence[str]]) -> tuple[float, float, tuple[str, str]]:
@@ -196,6 +212,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS / "translation.jsonl")
     options = parser.parse_args()
     with one_line_errors("translation"):
+        make_heavy(options.models)
         both = [measure(options, words) for words in (1, LONG)]
     header = {"provenance": provenance("python -m benchmarks.translation --data FILE --models DIR")}
     rows = [asdict(row) for table in both for row in table]

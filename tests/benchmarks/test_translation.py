@@ -6,20 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.translation import Scored, cases, page, scores
+from benchmarks.translation import Scored, cases, make_heavy, page, scores
 
 
 def test_models_that_are_not_there_are_left_out(tmp_path: Path) -> None:
     (tmp_path / "translator").mkdir()
     (tmp_path / "ctc").mkdir()
-    (tmp_path / "deep").mkdir()
-    assert [name for name, _ in cases(tmp_path)] == ["translator", "ctc", "deep"]
+    (tmp_path / "verifier").mkdir()
+    assert [name for name, _ in cases(tmp_path)] == ["translator", "ctc", "verifier"]
     (tmp_path / "gad").mkdir()
     assert sum("canvas-draft" in strategy for _, strategy in cases(tmp_path)) == 3
-    (tmp_path / "heavy").mkdir()
-    assert [strategy for name, strategy in cases(tmp_path) if name == "heavy"] == ["none"]
-    (tmp_path / "head").mkdir()
-    assert sum("block-drafter" in strategy for _, strategy in cases(tmp_path)) == 3
+    make_heavy(tmp_path / "gad")
+    assert not (tmp_path / "gad" / "heavy").exists()
 
 
 def test_texts_are_scored_against_all_references_of_a_source() -> None:
