@@ -37,6 +37,8 @@ def probabilities(logits_RV: Tensor, views: Sequence[SequenceView]) -> Tensor:
     """Per row the softmax of the logits at the request's temperature, without its penalties and truncation: ``[R,
     V]``."""
     temperatures = [view.request.params.temperature or 1.0 for view in views]
+    if set(temperatures) == {1.0}:
+        return logits_RV.float().softmax(-1)
     return (logits_RV.float() / torch.tensor(temperatures, device=logits_RV.device)[:, None]).softmax(-1)
 
 

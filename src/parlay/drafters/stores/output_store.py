@@ -166,7 +166,7 @@ class KnownTexts:
         return self._live.of(view)
 
     def past(self, request: Request) -> Suffixes | None:
-        """What the request's tenant has put out so far; None if that is nothing."""
+        """Return the outputs of the request's tenant so far; None if there are none."""
         return self._stores.of(request)
 
     def observe(self, observations: Sequence[Observation]) -> None:
