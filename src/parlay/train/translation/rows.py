@@ -134,7 +134,7 @@ class Rows:
 
 
 def _places(laid: Laid, owner: int) -> Tensor:
-    """Lay out the numbers of `Rows` for each place of a text and its canvases, ``[6, size]``."""
+    """Lay out a text and its canvases: what `Rows` says of each place, ``[6, size]``."""
     text, aside, blocks = len(laid.text), len(laid.aside), len(laid.begins) or 1
     begins = torch.tensor(laid.begins or [text]).repeat_interleave(len(laid.canvas) // blocks)
     within = torch.arange(len(laid.canvas) // blocks).repeat(blocks)
