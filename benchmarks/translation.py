@@ -70,7 +70,7 @@ class Scored:
 def cases(models: Path) -> list[tuple[str, str]]:
     """Models by folder, and strategies; those of folders that are there."""
     masks = "denoise:selector=mask-predict"
-    drafts = f"canvas-draft:model={models / 'gad'},width=1,min_p=0"
+    drafts = f"canvas-draft:model={models / 'gad'}"
     every = [
         (AR, "none"),
         ("deep-shallow", "none"),
@@ -88,9 +88,10 @@ def cases(models: Path) -> list[tuple[str, str]]:
 
 
 def verified(verifier: str, drafts: str) -> list[tuple[str, str]]:
-    """Plain decoding of a verifier, and aggressive decoding with it."""
-    fixed = f"{drafts},policy=fixed,k={AHEAD}"
-    return [(verifier, how) for how in ("none", fixed, f"{drafts},k={AHEAD}", f"{fixed},rule=threshold")]
+    """Plain decoding of a verifier, and aggressive decoding with it: chains, trees, as the policy wants, and GAD++."""
+    fixed, chain, tree = f"policy=fixed,k={AHEAD}", f"{drafts},width=1,min_p=0", f"{drafts},width=3,min_p=0.03"
+    drafted = (f"{chain},{fixed}", f"{tree},{fixed}", f"{tree},k={AHEAD}", f"{chain},{fixed},rule=threshold")
+    return [(verifier, how) for how in ("none", *drafted)]
 
 
 def make_heavy(models: Path) -> None:

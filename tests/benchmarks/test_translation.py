@@ -15,7 +15,7 @@ def test_models_that_are_not_there_are_left_out(tmp_path: Path) -> None:
     (tmp_path / "verifier").mkdir()
     assert [name for name, _ in cases(tmp_path)] == ["translator", "ctc", "verifier"]
     (tmp_path / "gad").mkdir()
-    assert sum("canvas-draft" in strategy for _, strategy in cases(tmp_path)) == 3
+    assert sum("canvas-draft" in strategy for _, strategy in cases(tmp_path)) == 4
     make_heavy(tmp_path / "gad")
     assert not (tmp_path / "gad" / "heavy").exists()
 
