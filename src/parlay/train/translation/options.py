@@ -55,7 +55,7 @@ class TranslatorTrainOptions(Options):
         0, "layers that come after each of the model to begin from, and add nothing before they have learned", low=0
     )
     rate: float = option(
-        1.0, "factor on the usual learning rates; to go on with a model that has learned, take 0.1 to 0.3", low=0
+        1.0, "factor on the usual learning rates; to go on with a model that has learned, take 0.1 to 0.3", low=0.001
     )
     seed: int = option(0, "seed of weights and batches", low=0)
     threads: int = option(0, "CPU threads; 0 leaves torch's choice", low=0)
