@@ -1,8 +1,10 @@
-"""The page of a gateway's measurements, and the questions that its streams ask."""
+"""The pages of a gateway's measurements, and the questions that its streams ask."""
 
 from __future__ import annotations
 
-from benchmarks.serving.replicas import page, question
+from benchmarks.serving import kills
+from benchmarks.serving.fleet import question
+from benchmarks.serving.replicas import page
 
 HEADER = {
     "machine": {"cpu": "a cpu", "cores": 2, "capability": "x", "memory_gib": 8, "system": "s"},
@@ -15,12 +17,12 @@ HEADER = {
 }
 
 
-def test_the_page_shows_what_was_lost() -> None:
-    soak = {"part": "kills, all", "kills": 3, "streams": 48, "lost": 1, "different": 2, "resumed": 20, "seconds": 9}
+def test_the_pages_show_what_was_lost() -> None:
+    soak = {"kills": 3, "streams": 48, "lost": 1, "different": 2, "resumed": 20, "retried": 4, "broken": 5}
+    row = {"replicas": 2, "tokens": 9, **soak, "seconds": 9, "commit": "c1"}
+    assert "| 3 | 48 | 1 | 2 | 20 | 4 | 5 | 9 |" in kills.page(HEADER, [row])
     cuts = {"part": "cuts", "cuts": 4, "streams": 5, "lost": 0, "different": 0, "resumed": 3}
-    text = page(HEADER, [soak, cuts])
-    assert "| 3 | 48 | 1 | 2 | 20 | 9 |" in text
-    assert "| 4 | 5 | 0 | 0 | 3 |" in text
+    assert "| 4 | 5 | 0 | 0 | 3 |" in page(HEADER, [cuts])
 
 
 def test_the_streams_are_of_every_kind() -> None:

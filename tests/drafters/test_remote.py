@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
+import signal
 import socket
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -184,6 +188,65 @@ def test_after_the_deadline_the_step_goes_on_and_a_late_answer_counts_for_nothin
             threading.Event().wait(0.01)
         else:
             raise AssertionError("no draft after a late answer")
+
+
+STOPPABLE = """
+import json, sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self):
+        self.say(json.loads(sys.argv[1]))
+
+    def do_POST(self):
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        last = [text["tokens"][-1] for text in asked["texts"]]  # a late draft would be one of another step
+        self.say({"drafts": [{"tokens": [token], "parents": [-1]} for token in last]})
+
+    def say(self, reply):
+        content = json.dumps(reply).encode()
+        self.wfile.write(b"HTTP/1.1 200 OK\\r\\ncontent-length: %d\\r\\n\\r\\n%s" % (len(content), content))
+
+    def log_message(self, *words): pass
+
+server = HTTPServer(("127.0.0.1", 0), Handler)
+print(server.server_port, flush=True)
+server.serve_forever()
+"""
+
+
+def test_a_service_that_is_stopped_under_load_holds_nobody_up_and_drafts_again_when_it_wakes() -> None:
+    command = [sys.executable, "-I", "-S", "-c", STOPPABLE, info().decode()]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            with remote(f"http://127.0.0.1:{int(process.stdout.readline())}", deadline_ms=200) as drafter:
+                views = [text(number, [1, 2, number]) for number in range(8)]
+
+                def step(token: int) -> list[Draft]:
+                    for view in views:
+                        view.tokens.append(token)
+                    return drafter.propose(views, [4] * len(views))
+
+                assert {draft.tree.tokens for draft in step(3)} == {(3,)}
+                process.send_signal(signal.SIGSTOP)
+                began = time.monotonic()
+                for number in range(50):
+                    assert step(4 + number % 20) == [NO_DRAFT] * 8
+                assert time.monotonic() - began < 0.2 + 2  # one deadline, and not one for each step
+                process.send_signal(signal.SIGCONT)
+                for number in range(2000):
+                    drafts = step(token := number % 25)
+                    assert {draft.tree.tokens for draft in drafts} <= {(), (token,)}
+                    if len(drafts[0]):
+                        break
+                    time.sleep(0.01)
+                else:
+                    raise AssertionError("no draft after it woke up")
+        finally:
+            process.kill()
 
 
 RUBBISH = {

@@ -1,12 +1,17 @@
-"""Replicas for a gateway: the test model behind a server that can be cut, hung or slowed down, and plain fakes."""
+"""Replicas for a gateway: the test model behind a server that can be cut, hung, stopped or slowed down; plain fakes."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
+from pathlib import Path
 
 import httpx
 import pytest
@@ -138,16 +143,80 @@ class Fake:
         writer.close()
 
 
+RELAY = """
+import asyncio, os, signal, sys
+
+to, most = map(int, sys.argv[1:])
+
+async def passed(reader, writer, answers):
+    global most
+    while data := await reader.read(4096):
+        if not answers:
+            asked.add(writer) if data.startswith(b"POST") else None
+        elif most >= 0 and back_of.get(reader) in asked:
+            writer.write(data[:most])
+            data, most = data[most:], most - len(data)
+            if most < 0:
+                await asyncio.sleep(0.05)  # what was written goes out first
+                os.kill(os.getpid(), signal.SIGSTOP)
+        writer.write(data)
+    writer.close()
+
+asked, back_of = set(), {}
+
+async def handle(reader, writer):
+    there, back = await asyncio.open_connection("127.0.0.1", to)
+    back_of[there] = back
+    await asyncio.gather(passed(reader, back, False), passed(there, writer, True), return_exceptions=True)
+
+async def main():
+    server = await asyncio.start_server(handle, "127.0.0.1", 0)
+    print(server.sockets[0].getsockname()[1], flush=True)
+    await server.serve_forever()
+
+asyncio.run(main())
+"""
+
+
+class Relay:
+    """A replica that is a process of its own, and passes bytes on to a server until it is stopped by a signal."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        self.pid = process.pid
+        self.address = Address("127.0.0.1", int(process.stdout.readline()))
+
+    @property
+    def stopped(self) -> bool:
+        return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+    def wake(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
+
+@contextmanager
+def relay(port: int, most: int = -1) -> Iterator[Relay]:
+    """A relay to the server at a port. It stops itself (SIGSTOP) once, with so many bytes of a POST's answer."""
+    command = [sys.executable, "-I", "-S", "-c", RELAY, str(port), str(most)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield Relay(process)
+        finally:
+            process.kill()
+
+
 Handler = Line | Fake
 
 
 @asynccontextmanager
 async def standing(
-    replicas: Sequence[Handler], *, ready: int | None = None, **settings: float
+    replicas: Sequence[Handler | Relay], *, ready: int | None = None, **settings: float
 ) -> AsyncIterator[tuple[httpx.AsyncClient, Gateway]]:
     """A gateway in front of these replicas, in this event loop, and a client of it."""
-    servers = [await asyncio.start_server(each.handle, "127.0.0.1", 0) for each in replicas]
+    own = [each for each in replicas if not isinstance(each, Relay)]
+    servers = [await asyncio.start_server(each.handle, "127.0.0.1", 0) for each in own]
     addresses = [Address("127.0.0.1", one.sockets[0].getsockname()[1]) for one in servers]
+    addresses += [each.address for each in replicas if isinstance(each, Relay)]
     usual = {"probe_seconds": 0.05, "wait_seconds": 1.0, "health_seconds": 5.0}
     gateway = create_gateway(addresses, GatewaySettings(**{**usual, **settings}))
     gateway.fleet.start()
@@ -171,7 +240,9 @@ def behind() -> Callable[..., None]:
     """``behind(replicas, test, **settings)`` runs ``test(client, gateway)`` with a gateway in front of replicas."""
 
     def run(
-        replicas: Sequence[Handler], test: Callable[[httpx.AsyncClient, Gateway], Awaitable[None]], **settings: float
+        replicas: Sequence[Handler | Relay],
+        test: Callable[[httpx.AsyncClient, Gateway], Awaitable[None]],
+        **settings: float,
     ) -> None:
         async def main() -> None:
             async with standing(replicas, **settings) as (client, gateway):

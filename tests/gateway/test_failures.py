@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from parlay.gateway.app import Gateway
-from tests.gateway.conftest import READY, Fake, Line
+from tests.gateway.conftest import READY, Fake, Line, relay
 
 TEXT: dict[str, Any] = {"model": "parlay-mini", "prompt": "The sea is", "max_tokens": 24, "ignore_eos": True}
 CHAT: dict[str, Any] = {
@@ -151,6 +151,37 @@ def test_a_replica_that_hangs_is_left_within_the_time_for_its_health(behind: Beh
         assert gateway.fleet.replicas[lines.index(home)].state == "lost"
 
     behind(lines, test, health_seconds=1.0)
+
+
+@pytest.mark.parametrize("most", [700, 2600])
+def test_a_stopped_replica_is_noticed_in_time_and_says_nothing_twice_when_it_wakes(
+    behind: Behind, server: int, most: int
+) -> None:
+    """SIGSTOP in the midst of a stream, and SIGCONT while the other replica goes on with it."""
+    with relay(server, most) as stops, relay(server) as other:
+
+        async def test(client: httpx.AsyncClient, gateway: Gateway) -> None:
+            first = gateway.fleet.replicas[0]
+            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server}") as direct:
+                expected = await whole(direct, "sampled")
+            gateway.fleet.replicas[1].in_flight += 5  # so the first one is chosen
+            asked = asyncio.create_task(whole(client, "sampled"))
+            while not stops.stopped:
+                await asyncio.sleep(0.01)
+            gateway.fleet.replicas[1].in_flight -= 5
+            began = asyncio.get_running_loop().time()
+            while first.state != "lost":
+                await asyncio.sleep(0.01)
+            assert asyncio.get_running_loop().time() - began < 2 * 0.5 + 2
+            stops.wake()
+            assert await asked == expected
+            assert "parlay_gateway_streams_resumed_total 1.0" in (await client.get("/metrics")).text
+            while first.state != "ready":
+                await asyncio.sleep(0.01)
+            for _ in range(2):
+                assert await whole(client, "sampled") == expected
+
+        behind([stops, other], test, health_seconds=0.5)
 
 
 def test_a_replica_that_says_nothing_more_is_left_though_it_is_healthy(behind: Behind, server: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -14,6 +15,7 @@ from parlay.certificates.requirement import Allowed, Floor
 from parlay.certificates.ways import Loaded, Way, Ways
 from parlay.drafters.resources import Resources
 from parlay.models.fetch.origin import weights_fingerprint
+from parlay.models.lora import digest_of
 from parlay.options import Ensemble, Nest
 from parlay.strategies import accept_rules
 from parlay.strategies.catalogue import catalogue, find
@@ -191,8 +193,9 @@ def open_gate(
     loaded: Loaded,
     *,
     share: float,
+    lora: str | None = None,
 ) -> CertificateGate:
-    """Open the gate of a loaded model, or of all that write with it.
+    """Open the gate of a loaded model, or of all that write with it; ``lora`` is the adapter merged into its weights.
 
     Raises ParlayError as `CertificateGate` does, ValueError for a share.
     """
@@ -207,6 +210,8 @@ def open_gate(
             raise ParlayError("a certificate names weights by their hash, and this model has no files: load it by name")
         others = (*ensemble.models, *ensemble.files) if ensemble is not None else ()
         weights = weights_fingerprint(model, *others)
+        if lora is not None:
+            weights = hashlib.sha256(f"{weights} {digest_of(Path(lora).expanduser())}".encode()).hexdigest()
         return Binding(model=target.name, weights=weights, dtype=target.dtype, draft_model=draft_model or "")
 
     reference = parse(ONE_BY_ONE) if target.fills_only else None

@@ -81,7 +81,8 @@ class RankPart:
             cut=partial(_own_part, mine, spans),
         )
         forward, reason = choose_forward(sizes, own, dtype, device, packed=packed, cached=cached, part=part)
-        reason = f"{reason}; rank {self.rank} of {layout.ranks}"
+        if layout.tensor > 1:  # sums of parts round differently, so this is part of which kernels run
+            reason = f"{reason}; {layout.tensor} ranks share each layer"
         if layout.stages == 1:
             return forward, reason
         assert isinstance(forward, CompiledForward), "others refuse a part that is a stage"

@@ -215,10 +215,11 @@ def _why_not(served: Served, jobs: Sequence[Job]) -> str:
 
 
 def _fingerprint(served: Served, jobs: Sequence[Job]) -> str:
-    """SHA-256 of all that the texts depend on: weights, adapter, build, kernels, prompts, seeds and parameters."""
+    """SHA-256 of all that texts depend on: weights, adapter, build, kernels, context, prompts, seeds and parameters."""
     spec, binding = served.spec, served.gate.binding()
     adapter = served.adapter.salt if served.adapter is not None else ""
     parts = [build_fingerprint(), binding.weights, adapter, spec.dtype, spec.kernels, chat_template(served)]
+    parts.append(str(served.max_model_len))  # it ends texts, and positions of some models turn by it
     digest = hashlib.sha256("\0".join(parts).encode())
     for job in jobs:
         request = job.samples[0].request
