@@ -10,8 +10,11 @@ from typing import Any
 
 import httpx
 import pytest
+import uvicorn
+from uvicorn.server import ServerState
 
 from parlay.gateway.app import Gateway
+from parlay.serve.guard.connection import Connection
 from tests.gateway.conftest import READY, Fake, Line, relay
 
 TEXT: dict[str, Any] = {"model": "parlay-mini", "prompt": "The sea is", "max_tokens": 24, "ignore_eos": True}
@@ -201,6 +204,37 @@ def test_a_replica_that_says_nothing_more_is_left_though_it_is_healthy(behind: B
             assert answer.json()["choices"][0]["finish_reason"] == "length"
 
     behind([Silent(b""), Line(server)], test, silence_seconds=1.0)
+
+
+def test_a_client_that_leaves_ends_its_request_at_the_replica(behind: Behind) -> None:
+    class Silent(Fake):
+        async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            if (await reader.read(65536)).startswith(b"POST"):
+                await reader.read()  # until the gateway closes it
+            else:
+                writer.write(READY)
+            writer.close()
+
+    async def test(client: httpx.AsyncClient, gateway: Gateway) -> None:
+        (replica,) = gateway.fleet.replicas
+        config = uvicorn.Config(gateway, http=Connection, lifespan="off")
+
+        def accept() -> Connection:
+            return Connection(config=config, server_state=ServerState(), app_state={})
+
+        server = await asyncio.get_running_loop().create_server(accept, "127.0.0.1", 0)
+        for _ in range(2):
+            _, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+            writer.write(b'POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 14\r\n\r\n{"prompt":"a"}')
+            while not replica.in_flight:
+                await asyncio.sleep(0.01)
+            writer.close()
+            while replica.in_flight or gateway.limiter.active:
+                await asyncio.sleep(0.01)
+        server.close()
+        assert replica.state == "ready"
+
+    behind([Silent(b"")], test)
 
 
 def test_a_slow_replica_loses_no_request(behind: Behind, server: int) -> None:

@@ -12,7 +12,10 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 import pytest
+import uvicorn
 from fastapi import FastAPI, Request
+from starlette.types import Receive, Scope, Send
+from uvicorn.server import ServerState
 
 from parlay.serve.guard import connection
 from parlay.serve.server import Server
@@ -204,3 +207,52 @@ def test_requests_behind_each_other_are_answered_in_order_and_bounded(start: Sta
     with _connect(address) as client, suppress(ConnectionResetError, BrokenPipeError):
         client.sendall(one * 5000)
         assert _reply(client).count(b'{"status":"ok"}') < 5000
+
+
+class _Written(asyncio.Transport):
+    """Notes each write, which is a system call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes: list[bytes] = []
+        self.closed = False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.writes.append(bytes(data))
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def close(self) -> None:
+        self.closed = True
+
+    def resume_reading(self) -> None: ...
+
+
+@pytest.mark.parametrize(("pause", "writes"), [(False, 3), (True, 4)])
+@pytest.mark.parametrize("stays", [True, False])
+def test_a_head_waits_for_the_body_of_its_turn_and_no_longer(pause: bool, writes: int, stays: bool) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"3")]})
+        if pause:
+            await asyncio.sleep(0.01)
+        for part in (b"a", b"b", b"c"):
+            await send({"type": "http.response.body", "body": part, "more_body": part != b"c"})
+
+    async def answered() -> _Written:
+        transport = _Written()
+        config = uvicorn.Config(app, http=connection.Connection, lifespan="off")
+        own = connection.Connection(config=config, server_state=ServerState(), app_state={})
+        own.connection_made(transport)
+        own.data_received(b"GET / HTTP/1.1\r\nHost: x\r\n" + (b"" if stays else b"Connection: close\r\n") + b"\r\n")
+        while not own.cycle.response_complete:
+            await asyncio.sleep(0.01)
+        assert transport.closed is not stays
+        own.connection_lost(None)
+        return transport
+
+    found = asyncio.run(answered()).writes
+    assert len(found) == writes
+    head, _, body = b"".join(found).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 OK")
+    assert body == b"abc"

@@ -230,7 +230,7 @@ class Answer:
 
     async def _start(self, head: Head, number: int, more: Headers) -> None:
         self.started = True
-        self._counts.answers.labels(f"{head.status // 100}xx").inc()
+        self._counts.began(head.status)
         headers = [*passed_on(head.headers, HEADER.encode(), b"date", b"server"), *more]
         headers.append((REPLICA_HEADER, b"%d" % number))
         await self._send({"type": "http.response.start", "status": head.status, "headers": headers})

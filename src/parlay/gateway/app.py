@@ -19,6 +19,7 @@ from parlay.gateway.replicas import Exchange, Fleet
 from parlay.gateway.settings import MOST_REPLICAS, Address, GatewaySettings
 from parlay.serve.errors import ApiError
 from parlay.serve.guard.auth import Guard
+from parlay.serve.guard.connection import LEAVING, Leaving
 from parlay.serve.guard.limits import Admission, BodyLimit, Limiter
 from parlay.serve.observe.metrics import CONTENT_TYPE
 from parlay.serve.settings import Settings
@@ -81,13 +82,13 @@ class Gateway:
         asked = await read_question(scope, (await receive())["body"])  # whole: see `BodyLimit`
         answer = Answer(asked, self.fleet, self.settings, self.counts, send=send, cut=lambda: self._cut)
         try:
-            await _while_client_waits(receive, answer.give())
+            await _while_client_waits(scope["state"].get(LEAVING), receive, answer.give())
         except _ClientGone:
             pass
         except ApiError as error:
             if answer.started:
                 return await answer.fail(error)
-            self.counts.answers.labels(f"{error.status // 100}xx").inc()
+            self.counts.began(error.status)
             await error.response(path)(scope, receive, send)
 
     async def _metrics_of(self, number: int, scope: Scope) -> Response:
@@ -118,32 +119,40 @@ class _ClientGone(Exception):
     """The client has closed the connection."""
 
 
-async def _while_client_waits(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+async def _while_client_waits(leaving: Leaving | None, receive: Receive, work: Coroutine[Any, Any, None]) -> None:
     """Do the work, but no longer than the client waits for it. Raises ClientGone when that has gone.
 
-    It stays in the caller's task: a task of its own would cost each request more time.
+    It stays in the caller's task: a task of its own would cost each request more time. A server that has no ``leaving``
+    is asked by a task.
     """
     own = asyncio.current_task()
     assert own is not None
-    gone = False
-
-    async def watch() -> None:
-        nonlocal gone
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        gone = True
-        own.cancel()
-
-    watcher = asyncio.create_task(watch())
+    watcher = None
+    if leaving is None:
+        leaving = Leaving()
+        watcher = asyncio.create_task(_watch(receive, leaving))
+    cancel = own.cancel
+    leaving.tell.add(cancel)
     try:
+        if leaving.gone:
+            work.close()
+            raise _ClientGone
         await work
     except asyncio.CancelledError:
-        if not gone:
+        if not leaving.gone:
             raise
         own.uncancel()
         raise _ClientGone from None
     finally:
-        watcher.cancel()
+        leaving.tell.discard(cancel)
+        if watcher is not None:
+            watcher.cancel()
+
+
+async def _watch(receive: Receive, leaving: Leaving) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    leaving.note()
 
 
 def create_gateway(addresses: Sequence[Address], settings: GatewaySettings | None = None) -> Gateway:

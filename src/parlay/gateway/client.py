@@ -65,10 +65,11 @@ class Connection(asyncio.Protocol):
         """Of the pool that made it."""
         self.on_end: Callable[[Connection], None] | None = None
         """Called once the reply has ended that nobody reads any more."""
+        self._parser = HttpResponseParser(self)
+        """Of all replies: it is used again only after a whole one."""
         self._begin()
 
     def _begin(self) -> None:
-        self._parser = HttpResponseParser(self)
         self._head = Head(0)
         self._head_bytes = self._buffered = 0
         self._head_complete = self._complete = self._heard = self._sized = self._stays = False

@@ -32,8 +32,15 @@ class Counts:
         self.broken = Counter(
             "parlay_gateway_streams_broken", "Streams that ended with an error event.", registry=self._registry
         )
+        self._by_status: dict[int, Counter] = {}
         self._registry.register(_Replicas(replicas))
         ProcessCollector(registry=self._registry)
+
+    def began(self, status: int) -> None:
+        """Count an answer that begins."""
+        if (counter := self._by_status.get(status)) is None:
+            counter = self._by_status[status] = self.answers.labels(f"{status // 100}xx")
+        counter.inc()
 
     def render(self) -> bytes:
         """Everything in Prometheus's text format."""

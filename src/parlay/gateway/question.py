@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic_core import from_json, to_json
@@ -68,7 +68,7 @@ class Question:
     def with_fields(self, **more: object) -> bytes:
         """The body with more fields at its end, where they count, or with others in place of its own."""
         assert self.fields is not None
-        return to_json({**self.fields, **more}) if more.keys() & self.fields.keys() else _appended(self.body, more)
+        return _with(self.body, self.fields, more)
 
 
 _CHANGING = (
@@ -94,24 +94,23 @@ async def read_question(scope: Scope, body: bytes) -> Question:
     streamed = fields.get("stream") is True or (path.startswith(OLLAMA) and fields.get("stream") is None)
     resumable = path in RESUMABLE and streamed and fields.get("resume") is None
     key = _session(headers) or _place(fields)
-    asked = Question(scope["method"], path, scope["query_string"], headers, body, fields, key, resumable)
-    return _seeded(asked, RESUMABLE[path]) if path in RESUMABLE else asked
+    if path in RESUMABLE and (more := _seed(path, fields)):
+        body, fields = _with(body, fields, more), {**fields, **more}
+    return Question(scope["method"], path, scope["query_string"], headers, body, fields, key, resumable)
 
 
 async def _in_thread(body: bytes) -> Any:
     return await asyncio.to_thread(from_json, body)
 
 
-def _seeded(asked: Question, within: str) -> Question:
-    """The same with a seed, so that each try gives one text. ``within``: the object that holds it, if one does."""
-    assert asked.fields is not None
-    holder = asked.fields.get(within) or {} if within else asked.fields
+def _seed(path: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The field with a seed, so that each try gives one text; nothing where the body has one."""
+    within = RESUMABLE[path]
+    holder = fields.get(within) or {} if within else fields
     if not isinstance(holder, Mapping) or _is_seed(holder.get("seed"), within):
-        return asked
-    seed = {"seed": secrets.randbits(_SEED_BITS if asked.path in _WIDE_SEEDS else 31)}
-    more = {within: {**holder, **seed}} if within else seed
-    fields = {**asked.fields, **more}
-    return replace(asked, body=asked.with_fields(**more), fields=fields)
+        return {}
+    seed = {"seed": secrets.randbits(_SEED_BITS if path in _WIDE_SEEDS else 31)}
+    return {within: {**holder, **seed}} if within else seed
 
 
 def _is_seed(value: object, within: str) -> bool:
@@ -119,8 +118,10 @@ def _is_seed(value: object, within: str) -> bool:
     return value is not None and not (within and isinstance(value, int) and value < 0)
 
 
-def _appended(body: bytes, more: Mapping[str, object]) -> bytes:
-    """A JSON object with fields at its end."""
+def _with(body: bytes, fields: Mapping[str, Any], more: Mapping[str, object]) -> bytes:
+    """A JSON object with more fields at its end, where they count, or with others in place of its own."""
+    if more.keys() & fields.keys():
+        return to_json({**fields, **more})
     start = body.rstrip()[:-1].rstrip()
     comma = b"" if start.endswith(b"{") else b","
     return start + comma + to_json(more)[1:]

@@ -322,8 +322,13 @@ class Fleet:
         Without a key the one with the fewest requests takes it.
         """
         free = [replica for replica in self.ready if (replica.number, replica.epoch) not in tried]
-        if len(free) < 2 or not key:
-            return min(free, key=lambda replica: (replica.in_flight, _rank(key, replica)), default=None)
+        if len(free) < 2:
+            return free[0] if free else None
+        if not key:
+            return min(
+                free,
+                key=lambda replica: (replica.in_flight, _rank(key, replica)),
+            )
         most = math.ceil(self._spread * (sum(replica.in_flight for replica in free) + 1) / len(free))
         ranked = sorted(free, key=lambda replica: _rank(key, replica))
         return next(replica for replica in ranked if replica.in_flight < most)

@@ -34,7 +34,7 @@ class Guard:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         try:
-            self._check_host(Headers(scope=scope).getlist("host"))
+            self._check_host([value.decode("latin-1") for name, value in scope["headers"] if name == b"host"])
             scope.setdefault("state", {})["tenant"] = self._tenant(scope)
         except ApiError as error:
             return await error.response(scope["path"])(scope, receive, send)
