@@ -209,6 +209,12 @@ def test_requests_behind_each_other_are_answered_in_order_and_bounded(start: Sta
         assert _reply(client).count(b'{"status":"ok"}') < 5000
 
 
+def test_a_kept_connection_stays_longer_than_clients_keep_it(make_app: Callable[..., FastAPI]) -> None:
+    """Else it closes just when some client sends its next request, which is lost."""
+    server = Server(make_app(), lambda: None, access_log=False)
+    assert server.config.timeout_keep_alive > connection.HEADER_SECONDS > 15  # aiohttp's
+
+
 class _Written(asyncio.Transport):
     """Notes each write, which is a system call."""
 

@@ -24,6 +24,7 @@ from parlay.serve.app import shut_down
 from parlay.serve.guard.connection import Connection
 
 _LAST_WORDS = 5  # seconds for answers that were cut off to reach their clients
+_NEVER = 1 << 30  # seconds
 _QUERY_VALUE = re.compile(r"(?<==)[^&]+")
 
 
@@ -60,6 +61,7 @@ class GracefulServer(uvicorn.Server):
             access_log=access_log,
             lifespan="on",
             timeout_graceful_shutdown=_LAST_WORDS,
+            timeout_keep_alive=_NEVER,  # the connection itself ends the wait for the next request
             server_header=False,
             ws="none",
             http=Connection,

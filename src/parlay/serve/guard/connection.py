@@ -14,8 +14,12 @@ from parlay.serve.errors import ApiError
 
 HEADER_BYTES = 64 * 1024
 """Most bytes of a head, of a body's trailers, and of what frames the chunks of a body beyond `FRAMING`."""
-HEADER_SECONDS = 15.0
-"""From a connection's start, or from the end of an answer, to the end of the next head. No byte extends it."""
+HEADER_SECONDS = 20.0
+"""From a connection's start, or from the end of an answer, to the end of the next head. No byte extends it.
+
+Clients keep connections for 5 seconds (httpx, and so OpenAI's) or 15 (aiohttp). One that the server closes first may
+just then carry their next request, which is lost.
+"""
 FRAMING = 8
 """Bytes of framing that each byte of a chunked body allows: chunks of one byte take five."""
 DROPPED_BYTES = 16 * 1024 * 1024
