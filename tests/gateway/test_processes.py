@@ -11,7 +11,8 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -20,8 +21,9 @@ import pytest
 from parlay.cli import main, parser_of
 from parlay.cli.serve_replicas import check_replicas
 
-DEADLINE = 120
-BODY: dict[str, Any] = {"model": "parlay-mini", "stream": True, "max_tokens": 600, "ignore_eos": True}
+DEADLINE = 600
+"""Seconds after which a test fails: processes of ranks are slow on cores that others use."""
+BODY: dict[str, Any] = {"model": "parlay-mini", "stream": True, "ignore_eos": True}
 
 
 @contextmanager
@@ -48,12 +50,12 @@ def started(*words: str) -> Iterator[tuple[subprocess.Popen[str], str, list[str]
                 process.kill()
 
 
-def texts(url: str, count: int, during: Any = None) -> list[str]:
+def texts(url: str, count: int, during: Any = None, tokens: int = 600) -> list[str]:
     """What so many streams say at once; ``during`` is called when all have begun."""
     found, begun = [""] * count, threading.Barrier(count + 1)
 
     def ask(number: int) -> None:
-        body = {**BODY, "prompt": f"Number {number}", "seed": number}
+        body = {**BODY, "prompt": f"Number {number}", "seed": number, "max_tokens": tokens}
         with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=DEADLINE) as answer:
             assert answer.status_code == 200
             for place, line in enumerate(answer.iter_lines()):
@@ -80,18 +82,19 @@ def test_replicas_killed_and_stopped_lose_nothing_and_come_back() -> None:
         def numbers() -> list[int]:
             return [int(found[1]) for line in log if (found := re.search(r"replica \d is process (\d+)", line))]
 
-        def ready(epochs: int) -> None:
-            while len(numbers()) < epochs or set(httpx.get(f"{url}/health").json()["replicas"].values()) != {"ready"}:
+        def ready_after(epochs: int) -> None:
+            while len(numbers()) < epochs:
                 time.sleep(0.05)
+            ready(url)
 
         expected = texts(url, 6)
         assert texts(url, 6, lambda: os.kill(numbers()[0], signal.SIGKILL)) == expected
-        ready(3)
+        ready_after(3)
         assert texts(url, 6, lambda: os.kill(numbers()[1], signal.SIGSTOP)) == expected
         os.kill(numbers()[1], signal.SIGKILL)
-        ready(4)
+        ready_after(4)
         assert texts(url, 6, lambda: process.send_signal(signal.SIGHUP)) == expected
-        ready(6)
+        ready_after(6)
 
         def twice() -> None:  # the second comes while the first is under way
             process.send_signal(signal.SIGHUP)
@@ -99,13 +102,103 @@ def test_replicas_killed_and_stopped_lose_nothing_and_come_back() -> None:
             process.send_signal(signal.SIGHUP)
 
         assert texts(url, 6, twice) == expected
-        ready(9)
+        ready_after(9)
         assert texts(url, 6, process.terminate) == expected  # it drains
         assert process.wait(DEADLINE) == 0
         for number in numbers():
             with pytest.raises(ProcessLookupError):
                 os.kill(number, 0)
         assert "parlay_gateway_streams_broken_total 0.0" not in "".join(log)
+
+
+def ready(url: str) -> None:
+    """Wait until all replicas are ready."""
+    while set(httpx.get(f"{url}/health").json()["replicas"].values()) != {"ready"}:
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+def test_a_replica_that_is_stopped_and_wakes_up_says_nothing_twice() -> None:
+    replicas = [started("serve", "parlay-mini", "--router-memory", "off") for _ in range(2)]
+    with ExitStack() as stack:
+        processes = [stack.enter_context(each) for each in replicas]
+        urls = [word for _, url, _ in processes for word in ("--replica", url)]
+        _, url, log = stack.enter_context(started("gateway", *urls, "--health-seconds", "2"))
+        ready(url)
+        expected = texts(url, 6)
+        stopped: list[float] = []
+
+        def stop() -> None:
+            processes[0][0].send_signal(signal.SIGSTOP)
+            stopped.append(time.monotonic())
+
+        def wake() -> None:
+            while not any("replica 1 at" in line and "is lost" in line for line in log):
+                time.sleep(0.05)
+            assert time.monotonic() - stopped[0] < 2 + 1 + 3  # time for health, a probe's interval, and a busy machine
+            processes[0][0].send_signal(signal.SIGCONT)
+
+        waking = threading.Thread(target=wake)
+        assert texts(url, 6, lambda: (stop(), waking.start())) == expected
+        waking.join()
+        ready(url)
+        assert texts(url, 6) == expected
+        metrics = httpx.get(f"{url}/metrics").text
+        assert "parlay_gateway_streams_broken_total 0.0" in metrics
+        assert "parlay_gateway_streams_resumed_total 0.0" not in metrics
+
+
+@pytest.mark.slow
+def test_servers_of_ranks_go_on_with_each_others_streams_when_a_rank_is_killed() -> None:
+    words = ("serve", "parlay-mini", "--tensor-parallel", "2", "--dtype", "float32", "--router-memory", "off")
+    with ExitStack() as stack:
+        servers = [stack.enter_context(started(*words)) for _ in range(2)]
+        _, url, _ = stack.enter_context(
+            started("gateway", *(word for _, url, _ in servers for word in ("--replica", url)))
+        )
+        ready(url)
+        expected = texts(url, 6, tokens=100)
+
+        def kill() -> None:
+            (rank,) = children(servers[0][0].pid)
+            os.kill(rank, signal.SIGKILL)
+
+        assert texts(url, 6, kill, tokens=100) == expected
+        assert any("rank 1" in line for line in servers[0][2])
+        ready(url)  # it loads the model again
+        assert texts(url, 6, tokens=100) == expected
+        assert "parlay_gateway_streams_broken_total 0.0" in httpx.get(f"{url}/metrics").text
+
+
+def children(process: int) -> list[int]:
+    """Ranks that a server has started."""
+    found = [
+        each for task in Path(f"/proc/{process}/task").iterdir() for each in (task / "children").read_text().split()
+    ]
+    return [int(each) for each in found if "rank" in Path(f"/proc/{each}/cmdline").read_text().split("\0")]
+
+
+@pytest.mark.slow
+def test_a_drafter_that_is_stopped_under_load_holds_no_stream_up() -> None:
+    drafter = started("serve", "parlay-mini", "--drafter-only", "--strategy", "prompt-lookup")
+    with drafter as (process, drafts, _):
+        remote = f"remote:url={drafts},policy=fixed,retry_s=0.5"
+        with started("serve", "parlay-mini", "--router-memory", "off", "--strategy", remote) as (_, url, log):
+
+            def asked() -> int:
+                return int(httpx.get(f"{drafts}/stats").json()["requests"])
+
+            expected = texts(url, 6)
+            before = asked()
+            assert before
+            began = time.monotonic()
+            assert texts(url, 6, lambda: process.send_signal(signal.SIGSTOP)) == expected
+            assert texts(url, 6) == expected
+            assert time.monotonic() - began < 60
+            process.send_signal(signal.SIGCONT)
+            while asked() == before or not any("answers again" in line for line in log):
+                assert texts(url, 6) == expected
+            assert texts(url, 6) == expected
 
 
 def test_a_replica_that_can_not_start_ends_everything_with_one_line(capfd: pytest.CaptureFixture[str]) -> None:

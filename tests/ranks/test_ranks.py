@@ -294,3 +294,11 @@ def test_ranks_end_when_their_leader_closes(crew: Crew, llama: Path) -> None:
     processes = {crew.said()[0] for _ in range(3)}
     runner.close()
     assert {crew.said() for _ in range(3)} == {(process, "is done") for process in processes}
+
+
+def test_kernels_are_others_where_the_number_of_ranks_changes_bits_and_nowhere_else(crew: Crew, uneven: Path) -> None:
+    """A gateway lets a stream go on at another server by this name."""
+    plain = alone(uneven).spec.kernels
+    assert lead_ranks(crew, uneven, stages=2).spec.kernels == plain
+    assert "2 ranks share each layer" in lead_ranks(crew, uneven, tensor=2, stages=2).spec.kernels
+    assert "3 ranks share each layer" in lead_ranks(crew, uneven, tensor=3).spec.kernels
