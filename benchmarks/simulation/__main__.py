@@ -1,7 +1,8 @@
 """Holds `parlay simulate` against the engine in virtual time, the engine in process and a server; times a fleet.
 
 `virtual`: the real scheduler with steps that take what a cost says, four servers at four loads. `process`: the engine
-with a model, predicted by the means of that run's own steps. `server`: `parlay serve`, predicted by a calibration of
+with a model in one thread, whose processor time is the clock, predicted by the means of that run's own steps.
+`server`: `parlay serve`, predicted by a calibration of
 the machine beforehand. `fleet`: a thousand replicas and a day of traffic.
 """
 
@@ -26,13 +27,14 @@ from parlay.simulate.fleet import Outcome, Setup, simulate
 from parlay.simulate.jobs import ReplicaLimits
 from parlay.simulate.mixtures import mixture
 from parlay.simulate.policies import Autoscaling, Failures, Fleet
-from parlay.simulate.traffic import Traffic
 
 logger = logging.getLogger("benchmarks")
 PARTS = ("virtual", "process", "server", "fleet")
 DAY = 86_400.0
 _REAL_LOADS = (0.5, 0.9)
 _REAL_REQUESTS = 60
+_TAIL_REQUESTS = 200
+"""The 90th percentile of 60 is one request: a single chunk of a prompt that falls into a short answer may double it."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -84,35 +86,28 @@ def _add(results: Results, cell: Cell, real: Outcome, predicted: Outcome, more: 
 
 def process(options: argparse.Namespace, results: Results) -> None:
     """The engine with a model, and the means of its own steps."""
-    asyncio.run(_process(options, results))
-
-
-async def _process(options: argparse.Namespace, results: Results) -> None:
-    from benchmarks.simulation.real import InProcess, measure
+    from benchmarks.simulation.real import InProcess
     from parlay import LLM
 
-    llm = LLM(options.model, strategy="none", router_memory="off", max_num_seqs=32)
-    service = InProcess(llm, "none")
-    limits = ReplicaLimits(cache_tokens=llm.runner.capacity())
-    sizes = _real_sizes(options)
-    together = Traffic("at once", [arrival._replace(seconds=0.0) for arrival in cases.arrivals(sizes, 1.0, 1).arrivals])
-    warm = await measure(together.arrivals, service.send, llm.runner.spec.vocab_size, "warm")
-    full = len(sizes) / warm.span
-    for load in _REAL_LOADS:
-        service.steps.clear()
-        traffic = cases.arrivals(sizes, load * full, 1)
-        busy = busy_cores()
-        real = await measure(traffic.arrivals, service.send, llm.runner.spec.vocab_size, f"load {load}")
-        cost = MeasuredSteps(service.steps)
-        predicted = simulate(traffic, Setup(cost=cost, limits=limits))
-        cell = Cell(part="process", model=options.model, strategy="none", workload=f"load {load:g}")
-        _add(results, cell, real, predicted, {"busy cores": round(busy, 1), "steps": float(len(service.steps))})
-    await service.close()
+    with LLM(options.model, strategy="none", router_memory="off", threads=1) as llm:
+        engine = InProcess(llm.runner)
+        limits = ReplicaLimits(cache_tokens=llm.runner.capacity())
+        few = _real_sizes(options, _REAL_REQUESTS)
+        together = [arrival._replace(seconds=0.0) for arrival in cases.arrivals(few, 1.0, 1).arrivals]
+        full = len(few) / engine.run(together, "warm").span
+        sizes = _real_sizes(options, _TAIL_REQUESTS)
+        for load in _REAL_LOADS:
+            traffic = cases.arrivals(sizes, load * full, 1)
+            busy = busy_cores()
+            real = engine.run(traffic.arrivals, f"load {load}")
+            predicted = simulate(traffic, Setup(cost=MeasuredSteps(engine.steps), limits=limits))
+            cell = Cell(part="process", model=options.model, strategy="none", workload=f"load {load:g}")
+            _add(results, cell, real, predicted, {"busy cores": round(busy, 1), "steps": float(len(engine.steps))})
 
 
-def _real_sizes(options: argparse.Namespace) -> list[tuple[int, int]]:
-    """Half as long, so that a run takes a minute."""
-    count = 8 if options.quick else _REAL_REQUESTS
+def _real_sizes(options: argparse.Namespace, count: int) -> list[tuple[int, int]]:
+    """Half as long, so that a run takes minutes."""
+    count = 8 if options.quick else count
     return [
         (max(8, min(1000, prompt // 2)), max(8, min(200, output // 2))) for prompt, output in cases.lengths(count, 2)
     ]
@@ -127,7 +122,7 @@ async def _server(options: argparse.Namespace, results: Results) -> None:
     from benchmarks.simulation.real import measure, over_http
 
     cost, vocabulary = _calibrated(options)
-    sizes = _real_sizes(options)
+    sizes = _real_sizes(options, _REAL_REQUESTS)
     with over_http(options.model, "none", 2048) as (send, close):
         warm = cases.arrivals(sizes[:8], 100.0, 3)
         await measure(warm.arrivals, send, vocabulary, "warm")

@@ -1,4 +1,4 @@
-"""The real engine in process, and a real server, under requests that arrive at random; and what each step took."""
+"""The real engine with a model, and a real server, under requests that arrive at random; and what each step took."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from typing import Any
 import httpx
 
 from benchmarks.serving.served import served
-from parlay import LLM, SamplingParams
-from parlay.aio import AsyncLLM
-from parlay.llm.input_processor import RequestOptions
+from benchmarks.simulation.virtual import FlatCost, count_event, request
+from parlay.engine import Engine
+from parlay.models.wrapped_runner import WrappedRunner
+from parlay.router.policies import Plain
+from parlay.sampling.rules import SharedNoise
 from parlay.simulate.costs import TimedStep
 from parlay.simulate.fleet import Outcome
 from parlay.simulate.traffic import Arrival
-from parlay.text.prompts import TokensPrompt
-from parlay.types import NO_SKIP, Event, Output, Segment, Skip
+from parlay.types import NO_SKIP, Output, Runner, Segment, Skip, Strategy
 
 Send = Callable[[Arrival, Sequence[int]], AsyncIterator[int]]
 """Sends a request with these tokens as its prompt, and says how many tokens came each time some did."""
@@ -54,49 +55,76 @@ async def measure(arrivals: Sequence[Arrival], send: Send, vocabulary: int, seed
 
 
 class InProcess:
-    """An LLM whose steps are timed: ``steps`` has those since it was emptied last."""
+    """An engine with a model, whose clock is the processor time of the thread that decodes.
 
-    def __init__(self, llm: LLM, strategy: str) -> None:
+    So other programs take no time of it. While it has nothing to do, its clock goes on to the next request.
+    """
+
+    def __init__(self, runner: Runner) -> None:
         self.steps: list[TimedStep] = []
-        self._service, self._strategy = AsyncLLM(llm), strategy
-        self._rows, self._keys = 0, 0
-        self._ended, self._goes_on = 0.0, False
-        self._watch(llm)
+        """Of the last run."""
+        self._runner = runner
+        self._waited = 0.0
 
-    async def send(self, arrival: Arrival, ids: Sequence[int]) -> AsyncIterator[int]:
-        params = SamplingParams(temperature=0, max_tokens=arrival.output, ignore_eos=True)
-        prompt, options = TokensPrompt(prompt_token_ids=list(ids)), RequestOptions(strategy=self._strategy)
-        async for event in self._service.stream(prompt, params, options):
-            yield len(event.token_ids)
+    def _now(self) -> float:
+        return time.thread_time() + self._waited
 
-    async def close(self) -> None:
-        await self._service.close()
+    def run(self, arrivals: Sequence[Arrival], seed: str) -> Outcome:
+        """Decode all requests, each added at its time; prompts are random, so that none is found cached."""
+        draw, most = random.Random(seed), self._runner.spec.vocab_size - 100
+        prompts = [tuple(draw.randrange(100, most) for _ in range(each.prompt)) for each in arrivals]
+        timed = _Counted(self._runner)
+        engine = Engine(timed, FlatCost(), clock=self._now)
+        strategy = Strategy("none", (), SharedNoise(), Plain())
+        self.steps.clear()
+        out, firsts, begun, began = Outcome(requests=len(arrivals)), [-1.0] * len(arrivals), 0, self._now()
+        while begun < len(arrivals) or not engine.idle:
+            if engine.idle:
+                self._waited += max(0.0, arrivals[begun].seconds + began - self._now())
+            before = self._now()
+            while begun < len(arrivals) and arrivals[begun].seconds + began <= before:
+                engine.add(request(begun, prompts[begun], arrivals[begun].output), strategy)
+                begun += 1
+            events = engine.step()
+            now = self._now()
+            for event in events:
+                count_event(out, event, arrivals, firsts, now - began)
+            self.steps.append(timed.step(now - before))
+        out.span = self._now() - began
+        return out
 
-    def _watch(self, llm: LLM) -> None:
-        """Time every step of the engine from its begin to the next one's, while there is work."""
-        engine, runner = llm.engine, llm.runner
-        step, forward = engine.step, runner.forward
 
-        def timed() -> list[Event]:
-            began = time.perf_counter()
-            if self._goes_on and self.steps:  # what lies between two steps belongs to the first
-                last = self.steps[-1]
-                self.steps[-1] = TimedStep(last.rows, last.keys, last.seconds + began - self._ended)
-            self._rows = 0
-            events = step()
-            self._ended, self._goes_on = time.perf_counter(), not engine.idle
-            if self._rows:
-                self.steps.append(TimedStep(self._rows, self._keys, self._ended - began))
-            return events
+class _Counted(WrappedRunner):
+    """Counts what the last forward did."""
 
-        def counted(segments: Sequence[Segment], taps: Sequence[int] = (), skip: Skip = NO_SKIP) -> Output:
-            cached = {each.sequence: each.cached for each in engine.scheduler.running}
-            self._rows = sum(segment.rows for segment in segments)
-            self._keys = sum(cached.get(segment.sequence, 0) + segment.rows for segment in segments)
-            return forward(segments, taps, skip)
+    def __init__(self, inner: Runner) -> None:
+        super().__init__(inner)
+        self._cached: dict[int, int] = {}
+        self._counts = (0, 0, 0)
 
-        vars(engine)["step"] = timed
-        vars(runner)["forward"] = counted
+    def step(self, seconds: float) -> TimedStep:
+        rows, keys, pairs = self._counts
+        return TimedStep(rows, keys, seconds, pairs)
+
+    def forward(self, segments: Sequence[Segment], taps: Sequence[int] = (), skip: Skip = NO_SKIP) -> Output:
+        rows = keys = pairs = 0
+        for segment in segments:
+            read = self._cached[segment.sequence] + segment.rows
+            rows, keys, pairs = rows + segment.rows, keys + read, pairs + segment.rows * read
+        self._counts = rows, keys, pairs
+        return super().forward(segments, taps, skip)
+
+    def open(self, sequence: int, tokens: Sequence[int], salt: str = "") -> int:
+        self._cached[sequence] = super().open(sequence, tokens, salt)
+        return self._cached[sequence]
+
+    def keep(self, sequence: int, path: Sequence[int]) -> int:
+        self._cached[sequence] = super().keep(sequence, path)
+        return self._cached[sequence]
+
+    def truncate(self, sequence: int, length: int) -> int:
+        self._cached[sequence] = super().truncate(sequence, length)
+        return self._cached[sequence]
 
 
 @contextmanager

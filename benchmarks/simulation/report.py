@@ -17,8 +17,8 @@ _TEXTS = {
     ),
     "process": (
         "## The engine in process",
-        "A model decodes requests that arrive at random; the simulator has the means of that run's own steps. "
-        "Goal: 10 %.",
+        "A model decodes requests that arrive at random, in one thread, whose processor time is the clock: other "
+        "programs take no time of it. The simulator has the means of that run's own steps. Goal: 10 %.",
     ),
     "server": (
         "## A server",

@@ -19,6 +19,7 @@ from parlay.simulate.traffic import Arrival
 from parlay.types import (
     NO_SKIP,
     Draft,
+    Event,
     Needs,
     NoiseKey,
     Observation,
@@ -39,7 +40,7 @@ _RIGHT, _WRONG = 0, 1
 _PAGE = 16
 
 
-class _FlatCost:
+class FlatCost:
     """A `Cost` that says nothing, for decisions that this engine does not take."""
 
     revision = 0
@@ -124,7 +125,7 @@ def run(
 ) -> Outcome:
     """Decode all requests, each added to the engine at its time, and count what `simulate` counts."""
     runner = CountedRunner(cost, limits.cache_tokens)
-    engine = Engine(runner, _FlatCost(), _limits(limits), clock=lambda: runner.now)
+    engine = Engine(runner, FlatCost(), _limits(limits), clock=lambda: runner.now)
     strategy = _strategy(drafting, seed)
     out = Outcome(requests=len(arrivals), most_replicas=1)
     firsts = [-1.0] * len(arrivals)
@@ -133,16 +134,11 @@ def run(
         if engine.idle:
             runner.now = max(runner.now, arrivals[begun].seconds)
         while begun < len(arrivals) and arrivals[begun].seconds <= runner.now:
-            engine.add(_request(begun, arrivals[begun]), strategy)
+            engine.add(request(begun, (_RIGHT,) * arrivals[begun].prompt, arrivals[begun].output), strategy)
             begun += 1
         before = runner.now
         for event in engine.step():
-            number = int(event.request)
-            if event.committed and firsts[number] < 0:
-                firsts[number] = runner.now
-            if event.finish_reason:
-                assert event.finish_reason == "length", event
-                _count(out, arrivals[number], firsts[number], runner.now)
+            count_event(out, event, arrivals, firsts, runner.now)
         out.busy += runner.now - before
     out.span = runner.now - arrivals[0].seconds
     out.paid, out.rows, out.steps = out.span, runner.rows, runner.steps
@@ -165,9 +161,20 @@ def _strategy(drafting: Drafting, seed: int) -> Strategy:
     return Strategy("chains", (_Chains(sum(drafting.chances("")), seed),), SharedNoise(), policy)
 
 
-def _request(number: int, arrival: Arrival) -> Request:
-    params = SamplingParams(temperature=0.0, max_tokens=arrival.output, ignore_eos=True)
-    return Request(id=str(number), prompt=(_RIGHT,) * arrival.prompt, params=params, key=NoiseKey(0))
+def request(number: int, prompt: tuple[int, ...], output: int) -> Request:
+    """The request that is ``number`` of the traffic, and writes so many tokens."""
+    params = SamplingParams(temperature=0.0, max_tokens=output, ignore_eos=True)
+    return Request(id=str(number), prompt=prompt, params=params, key=NoiseKey(0))
+
+
+def count_event(out: Outcome, event: Event, arrivals: Sequence[Arrival], firsts: list[float], seconds: float) -> None:
+    """Count what a step says of a request; ``firsts`` are the times of first tokens, below 0 before."""
+    number = int(event.request)
+    if event.committed and firsts[number] < 0:
+        firsts[number] = seconds
+    if event.finish_reason:
+        assert event.finish_reason == "length", event
+        _count(out, arrivals[number], firsts[number], seconds)
 
 
 def _count(out: Outcome, arrival: Arrival, first: float, last: float) -> None:

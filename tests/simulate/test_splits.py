@@ -114,6 +114,17 @@ def test_measured_steps_are_means_straight_in_between_and_grow_with_keys() -> No
     assert LearnedSteps(Steady())(2, 4, 4, 700, 0) == Steady().forward(4, 512)
 
 
+def test_measured_chunks_of_prompts_cost_more_behind_more_text() -> None:
+    def seconds(rows: int, before: int) -> float:
+        return 0.01 + 0.001 * rows + 1e-6 * before + 2e-7 * rows * before
+
+    chunks = [TimedStep(rows, rows + before, seconds(rows, before), rows * (rows + before))
+              for rows in (100, 104, 480, 500, 510) for before in (0, 500, 700)]  # fmt: skip
+    cost = MeasuredSteps([*chunks, *(TimedStep(1, keys, 0.011 + 1e-6 * keys, keys) for keys in (100, 900))])
+    for before in (0, 700):
+        assert cost(1, 500, 1, 500 + before, 500 * (500 + before)) == pytest.approx(seconds(500, before), rel=0.05)
+
+
 def test_what_several_processes_have_of_a_machine_is_the_machine() -> None:
     half = share_of(H100, 2)
     assert half.bandwidth == H100.bandwidth / 2

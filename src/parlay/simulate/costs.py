@@ -6,6 +6,9 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from parlay.cost.roofline import Machine, ModelShape, StepShape, step_operators, uneven
 from parlay.types import Cost
 
@@ -74,16 +77,27 @@ class LearnedSteps:
 
 @dataclass(frozen=True, slots=True)
 class TimedStep:
-    """One step that was measured: its rows, the keys that it read, and its seconds."""
+    """One step that was measured: its rows, the keys that it read, its seconds, and pairs of a row and a key.
+
+    Where each sequence has one row, there are as many pairs as keys.
+    """
 
     rows: int
     keys: float
     seconds: float
+    pairs: float = 0.0
+
+    @property
+    def causes(self) -> tuple[float, float, float]:
+        """What makes a step longer than others like it: rows where others may have fewer, keys, and further pairs."""
+        rows = float(self.rows) if self.rows > _EACH else 0.0
+        return rows, self.keys, max(0.0, self.pairs - self.keys)
 
 
 class MeasuredSteps:
     """A `StepCost` by the mean of measured steps: straight between numbers of rows, and so much more for each key.
 
+    Chunks of prompts cost more the more text lies before them, so each further pair of a row and a key costs, too.
     Raises ValueError if there are fewer than two numbers of rows.
     """
 
@@ -93,35 +107,52 @@ class MeasuredSteps:
             groups.setdefault(_group(step.rows), []).append(step)
         if len(groups) < 2:
             raise ValueError(f"steps of {len(groups)} numbers of rows were measured: at least 2 are needed")
-        self._key = _per_key(list(groups.values()))
+        _, self._key, self._pair = map(float, _slopes(list(groups.values())))
         self._points = sorted(self._point(group) for group in groups.values())
 
     def __call__(self, sequences: int, rows: float, head_rows: float, keys: float, pairs: float) -> float:
         points = self._points
         high = min(max(1, bisect_left(points, (rows, 0.0))), len(points) - 1)
         (fewer, less), (more, most) = points[high - 1], points[high]
-        return max(1e-6, less + (most - less) * (rows - fewer) / (more - fewer) + self._key * keys)
+        straight = less + (most - less) * (rows - fewer) / (more - fewer)
+        return max(1e-6, straight + self._key * keys + self._pair * max(0.0, pairs - keys))
 
     def _point(self, group: Sequence[TimedStep]) -> tuple[float, float]:
-        """Mean rows, and mean seconds but for those of the keys."""
-        seconds = sum(step.seconds - self._key * step.keys for step in group)
+        """Mean rows, and mean seconds but for those of keys and pairs."""
+        seconds = 0.0
+        for step in group:
+            _, keys, pairs = step.causes
+            seconds += step.seconds - self._key * keys - self._pair * pairs
         return sum(step.rows for step in group) / len(group), seconds / len(group)
 
 
+_EACH = 32
+"""Steps are put together by rows: each number up to this, then in ranges that grow by an eighth."""
+
+
 def _group(rows: int) -> int:
-    """Steps are put together by rows: each number up to 32, then in ranges that grow by an eighth."""
-    if rows <= 32:
+    if rows <= _EACH:
         return rows
     width = 1 << (rows.bit_length() - 4)
     return rows // width * width
 
 
-def _per_key(groups: Sequence[Sequence[TimedStep]]) -> float:
-    """Seconds of a further key by least squares within groups of like rows; not below 0."""
-    over = under = 0.0
+def _slopes(groups: Sequence[Sequence[TimedStep]]) -> NDArray[np.float64]:
+    """Seconds for each cause of a step by least squares within groups of like rows; none below 0.
+
+    Steps count as shares of their group's mean: a long one must not outweigh many short ones.
+    """
+    causes, seconds = [], []
     for group in groups:
-        keys = sum(step.keys for step in group) / len(group)
-        seconds = sum(step.seconds for step in group) / len(group)
-        over += sum((step.keys - keys) * (step.seconds - seconds) for step in group)
-        under += sum((step.keys - keys) ** 2 for step in group)
-    return max(0.0, over / under) if under else 0.0
+        own_SC, took_S = np.array([step.causes for step in group]), np.array([step.seconds for step in group])
+        causes.append((own_SC - own_SC.mean(axis=0)) / took_S.mean())
+        seconds.append(took_S / took_S.mean() - 1)
+    causes_SC, seconds_S = np.concatenate(causes), np.concatenate(seconds)
+    slopes_C, kept = np.zeros(causes_SC.shape[1]), list(range(causes_SC.shape[1]))
+    while kept:
+        found = np.linalg.lstsq(causes_SC[:, kept], seconds_S, rcond=None)[0]
+        if min(found) >= 0:
+            slopes_C[kept] = found
+            break
+        kept = [cause for cause, slope in zip(kept, found, strict=True) if slope > 0]
+    return slopes_C
