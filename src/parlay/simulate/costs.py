@@ -89,7 +89,7 @@ class TimedStep:
 
     @property
     def causes(self) -> tuple[float, float, float]:
-        """What makes a step longer than others like it: rows where others may have fewer, keys, and further pairs."""
+        """Rows where others like it may have fewer, keys, and further pairs: with each of them a step takes longer."""
         rows = float(self.rows) if self.rows > _EACH else 0.0
         return rows, self.keys, max(0.0, self.pairs - self.keys)
 
