@@ -105,7 +105,7 @@ def test_rows_have_adapters_of_their_own_on_all_ranks(
     assert all((own - found[0]).abs().max() > 0.05 for own in found[1:])
     one, two = (ranks.read_adapter(toy / name, name) for name in ("one", "two"))
     assert logits_of(ranks, None)[0].equal(found[0])
-    for company in ((one,), (two, one, None), (one, one, two)):
+    for company in ((one,), (two, one, None), (one, one, two), (None, None, None, one)):
         assert logits_of(ranks, *company)[company.index(one)].equal(found[1])
     ranks.open(0, (), salt="single")
     ranks.reserve(0, len(IDS))

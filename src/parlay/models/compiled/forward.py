@@ -297,8 +297,8 @@ class CompiledForward(Forward):
         )
         pointed += [laid, ids, wanted_rows]
         self._add_options(batch, work, laid, pointed)
-        if work.adapters:
-            adapters = laid.arranged(work.adapters)[own.start : own.stop]
+        adapters = laid.arranged(work.adapters)[own.start : own.stop] if work.adapters else []
+        if any(adapters):
             batch.lowered = self._lowered.at_least(self._adapters.fill(batch, adapters, pointed))
         return batch
 
