@@ -43,7 +43,7 @@ FIELDS = {
 ADDENDS = 4
 TOKENS = {"lookup": 20, "sums": 48}
 """The most that an answer of the mixed trace has."""
-AS_ALLOWED = "auto, as each request allows"
+AS_ALLOWED = "as each request allows"
 _BEFORE = 24
 """Requests of each kind from which costs are learned."""
 LIMIT = 120.0
@@ -167,7 +167,7 @@ def serve(options: argparse.Namespace) -> None:
     rows = [json.loads(line) for line in options.data.read_text(encoding="utf-8").splitlines()]
     trace, others = mixture(rows, options.prompts)
     floor = ("--certificate", str(options.certificate)) if options.certificate else ()
-    words = (*floor, "--audit-share", str(options.audit_share), "--threads", "1")
+    words = (*floor, "--strategy", options.usual, "--audit-share", str(options.audit_share), "--threads", "1")
     ways, found = (*options.strategies, AS_ALLOWED), dict[str, Played]()
     with served(f"model={options.model}", *words) as url, httpx.Client(base_url=url, timeout=LIMIT) as client:
         for way in ways:
@@ -182,7 +182,8 @@ def serve(options: argparse.Namespace) -> None:
                 found[way].processor.append(_metric(client, "process_cpu_seconds_total") - spent)
         audits = [_metric(client, f"parlay_audits{each}_total") for each in ("", "_disagreed")]
     for way in ways:
-        print(json.dumps(_served(way, trace, found, ways[0]) | ({} if way in ways[:-1] else {"audits": audits})))
+        own = {"usual": options.usual, "audits": audits} if way == AS_ALLOWED else {}
+        print(json.dumps(_served(way, trace, found, ways[0]) | own))
 
 
 def mixture(rows: Sequence[dict[str, Any]], count: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -274,6 +275,7 @@ def main() -> None:
     serving.add_argument("--data", type=Path, required=True)
     serving.add_argument("--certificate", type=Path, help="of parlay calibrate; without one nothing may be lossy")
     serving.add_argument("--strategies", nargs="+", default=["none", "auto"], help="the first one's texts are exact")
+    serving.add_argument("--usual", default="auto", help="the server's strategy, for requests that name none")
     serving.add_argument("--floor", default="lossy:floor=0.95")
     serving.add_argument("--prompts", type=int, default=120, help="some others are asked before, unmeasured")
     serving.add_argument("--clients", type=int, default=1, help="requests at once")
