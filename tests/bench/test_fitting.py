@@ -9,6 +9,7 @@ import pytest
 
 from parlay import LLM, SamplingParams
 from parlay.bench.fitting import ALL, fit, good_by_answer
+from parlay.certificates.gate import chooses
 from parlay.certificates.requirement import Floor
 from parlay.llm.outputs import RequestOutput
 from parlay.options import UsageError
@@ -58,6 +59,13 @@ def test_a_kind_is_decoded_by_its_thresholds(llm: LLM) -> None:
     assert not prose.chosen.writers
 
 
+def test_only_settings_by_kind_ask_for_a_request_s_kind() -> None:
+    """Inside another strategy too; a text that merely holds the word does not."""
+    by_kind = ("auto", "big-little:by_kind=maths/0.5", "draft-model:rule=rollback,rollback.by_kind=code/1")
+    assert all(map(chooses, (*by_kind, *map(parse, by_kind))))
+    assert not any(map(chooses, ("none", "big-little", "draft-model:model=by_kind=1")))
+
+
 def test_an_answer_may_be_worded_otherwise(llm: LLM) -> None:
     given = llm.generate("a", SamplingParams(temperature=0, max_tokens=1))[0]
 
@@ -77,8 +85,11 @@ def test_what_has_no_thresholds_is_refused(llm: LLM) -> None:
         fit(llm, prompts, parse("prompt-lookup"), FLOOR, GREEDY)
     with pytest.raises(ValueError, match="at least 8 examples"):
         fit(llm, prompts[:3], parse("big-little"), FLOOR, GREEDY)
-    for words in ("poetry/1", "maths", "maths/x", "maths/-1", "maths/nan"):
-        with pytest.raises(UsageError, match=r"rollback\.by_kind="):
+    slips = ("", "+", "/1", "maths/1+", "maths/1+maths/1")
+    for words in ("poetry/1", "maths", "maths/x", "maths/-1", "maths/nan", *slips):
+        with pytest.raises(UsageError, match=r"^strategy big-little: rollback\.by_kind[^\n]*$"):
             llm.generate("a", GREEDY, strategy=f"big-little:rollback.by_kind={words}")
+    with pytest.raises(UsageError, match="by_kind: maths is given twice"):
+        parse("big-little:by_kind=maths/0.5+code/1+maths/0.6")
     with pytest.raises(UsageError, match="at least 0 and at most 1"):
         llm.generate("a", GREEDY, strategy="big-little:by_kind=maths/2")

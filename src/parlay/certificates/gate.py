@@ -18,9 +18,9 @@ from parlay.models.fetch.origin import weights_fingerprint
 from parlay.models.lora import digest_of
 from parlay.options import Ensemble, Nest
 from parlay.strategies import accept_rules
-from parlay.strategies.catalogue import catalogue, find
+from parlay.strategies.catalogue import find
 from parlay.strategies.entries.canvases import DENOISE
-from parlay.strategies.spelling import StrategySpec, name_of, parse
+from parlay.strategies.spelling import StrategySpec, parse
 from parlay.types import Exactness, ParlayError, SamplingParams
 
 PLAIN = "none"
@@ -228,9 +228,14 @@ def rule_level(spec: StrategySpec) -> Exactness:
 
 @lru_cache(maxsize=256)
 def chooses(strategy: str | StrategySpec) -> bool:
-    """Whether a strategy, which is looked up once, chooses drafters or thresholds by what a request asks for."""
-    entry = catalogue().get(strategy.name if isinstance(strategy, StrategySpec) else name_of(strategy))
-    return entry is not None and (entry.routes or f"{accept_rules.BY_KIND}=" in str(strategy))
+    """Whether a strategy, which is looked up once, chooses drafters or thresholds by what a request asks for.
+
+    Raises UsageError for one that there is not.
+    """
+    spec = strategy if isinstance(strategy, StrategySpec) else parse(strategy)
+    entry = find(spec.name)
+    by_kind = any(entry.parameters[key].kinds for key, _ in spec.parameters)
+    return entry.routes or by_kind or any(chooses(member) for member in spec.members)
 
 
 def exact_form(spec: StrategySpec) -> StrategySpec:

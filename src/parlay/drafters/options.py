@@ -63,7 +63,10 @@ class BigLittleOptions(ModelOptions):
 
     fallback: float = option(0.6, "stop before a token of which the small model is less sure than this", low=0, high=1)
     by_kind: tuple[str, ...] = option(
-        (), "another fallback for kinds of requests, as maths/0.5+code/0.8; `parlay calibrate --fit` finds them"
+        (),
+        "another fallback for kinds of requests, as maths/0.5+code/0.8; `parlay calibrate --fit` finds them",
+        high=1,
+        kinds=True,
     )
 
 

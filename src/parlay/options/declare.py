@@ -41,7 +41,8 @@ class Option:
     ``optional``: its type allows None besides.
     ``strategies``: the parts of the tuple are strategies themselves, each written ``NAME`` or ``NAME(key=value,...)``.
     ``opens``: it names a file or a model, or loads weights, so a server takes it from its owner only. ``keeps``: it
-    says how much is kept for later requests, so a request to a server can only lower it.
+    says how much is kept for later requests, so a request to a server can only lower it. ``kinds``: its parts are
+    numbers for kinds of requests, as `of_kinds` reads them, none above ``high``.
     """
 
     name: str
@@ -55,13 +56,14 @@ class Option:
     strategies: bool = False
     opens: bool = False
     keeps: bool = False
+    kinds: bool = False
     required: bool = False
     optional: bool = False
 
     def read(self, label: str, text: str) -> Value:
         """The value that ``text`` spells. Raises UsageError, which calls the option ``label``, for any other text."""
         try:
-            value = _READERS[self.type](text)
+            value = tuple(map(str.strip, text.split("+"))) if self.kinds else _READERS[self.type](text)
         except UsageError as error:
             raise UsageError(f"{label}: {error}") from None
         except ValueError:
@@ -79,6 +81,8 @@ class Option:
             raise UsageError(f"{label}={value}: choose one of {', '.join(self.choices)}")
         if isinstance(value, int) and value not in WHOLE:
             raise UsageError(f"{label}={show_number(value)}: {_OUT_OF_RANGE}")
+        if self.kinds and isinstance(value, tuple):
+            of_kinds(label, value, math.inf if self.high is None else self.high)
         if isinstance(value, int | float):
             # Written so that NaN fails.
             if self.low is not None and not value >= self.low:
@@ -127,6 +131,7 @@ def option(
     strategies: bool = False,
     opens: bool = False,
     keeps: bool = False,
+    kinds: bool = False,
 ) -> Any:
     """Declares a field of an options class; see `Option`. Bounds are inclusive."""
     metadata = {
@@ -138,6 +143,7 @@ def option(
         "strategies": strategies,
         "opens": opens,
         "keeps": keeps,
+        "kinds": kinds,
     }
     return field(default=default, metadata=metadata)
 
@@ -196,6 +202,10 @@ def of_kinds(label: str, words: Iterable[str], high: float = math.inf) -> dict[s
     found: dict[str, float] = {}
     for word in words:
         kind, slash, number = word.partition("/")
+        if not kind:
+            raise UsageError(f"{label}={word:.60}: a kind is missing: write KIND/NUMBER, several of them joined by +")
+        if kind in found:
+            raise UsageError(f"{label}: {kind} is given twice")
         if kind not in KINDS:
             raise UsageError(f"{label}={word:.60}: {nearest(kind, KINDS)}")
         try:

@@ -65,7 +65,9 @@ class RollbackOptions(LossyOptions):
 
     nats: float = option(2.0, "most surprise -log p(x) of a token that stays; the best one always does", low=0)
     by_kind: tuple[str, ...] = option(
-        (), "other nats for kinds of requests, as maths/3+code/1; `parlay calibrate --fit` finds them"
+        (),
+        "other nats for kinds of requests, as maths/3+code/1; `parlay calibrate --fit` finds them",
+        kinds=True,
     )
 
 
