@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
@@ -17,11 +18,13 @@ from parlay.cli import serve_drafter
 from parlay.cli.serve import add_arguments
 from parlay.drafters.remote.service import DraftService
 from parlay.options import UsageError
+from parlay.serve.app import create_app
 from parlay.serve.drafter.app import create_drafter_app
 from parlay.serve.drafter.hosted import DrafterInfo, HostedDrafter
 from parlay.serve.settings import Settings
 from parlay.types import NO_DRAFT, Draft, Needs, Observation, SequenceView
 from tests.cli.conftest import Cli, cli
+from tests.serve.conftest import Shared
 
 __all__ = ["cli"]
 
@@ -63,6 +66,23 @@ def test_a_text_is_drafted_for_and_then_only_grows(copying: HostedDrafter) -> No
     other = client.post("/v1/drafts", json={"client": "b", "texts": [news]}).json()["drafts"][0]
     assert other["held"] == 0
     assert client.get("/stats").json()["held"] == 1
+
+
+def test_a_request_beside_the_owners_url_is_told_to_leave_its_strategy_out() -> None:
+    llm = LLM("parlay-mini", strategy="remote:url=http://127.0.0.1:9,retry_s=3600", router_memory="off")
+    shared = Shared(llm)
+    client = TestClient(create_app({"parlay-mini": shared}, Settings()))
+    body = {"prompt": "a", "max_tokens": 2, "strategy": "remote:k=3"}
+    error = client.post("/v1/completions", json=body).json()["error"]
+    assert error["message"] == (
+        "strategy remote: url is set by the server's owner, not by a request: leave strategy out, and remote drafts as "
+        "the owner has set it"
+    )
+    assert (error["param"], error["code"]) == ("strategy", "invalid_strategy")
+    assert client.post("/v1/completions", json={**body, "strategy": None}).status_code == 200
+    other = client.post("/v1/completions", json={**body, "strategy": "datastore"}).json()["error"]
+    assert (other["code"], "needs file=PATH" in other["message"]) == ("invalid_strategy", True)
+    asyncio.run(shared.end())
 
 
 def test_stores_write_their_file_when_the_service_ends(tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ class LLM:
     ) -> None:
         vllm_arguments.accept(of_vllm, LLM.__init__.__annotations__)
         strategy = vllm_arguments.one_strategy(strategy, speculative_config) or DEFAULT_STRATEGY
-        self._closed, self._strategy, self._call_lock = False, str(strategy), CallLock()
+        self._closed, self.strategy, self._call_lock = False, str(strategy), CallLock()
         ensemble = ensemble_of(ensemble, {"certificates": certificates, "prefix_cache": prefix_cache})
         budget = self._budget = open_budget(memory, ensemble)
         model = named(model, draft_model)
@@ -366,7 +366,7 @@ class LLM:
         return self._factory.gate
 
     def __repr__(self) -> str:
-        return "LLM(closed)" if self._closed else f"LLM({self.runner.spec.name!r}, strategy={self._strategy!r})"
+        return "LLM(closed)" if self._closed else f"LLM({self.runner.spec.name!r}, strategy={self.strategy!r})"
 
     def __enter__(self) -> Self:
         return self

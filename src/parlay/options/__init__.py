@@ -6,6 +6,7 @@ Command line, server, documents and error messages all read the same declaration
 from __future__ import annotations
 
 from parlay.options.declare import (
+    NotNamed,
     Option,
     Options,
     UsageError,
@@ -44,6 +45,7 @@ __all__ = [
     "Ensemble",
     "LoadOptions",
     "Nest",
+    "NotNamed",
     "Option",
     "Options",
     "RankOptions",

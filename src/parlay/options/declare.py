@@ -33,6 +33,10 @@ class UsageError(ParlayError, ValueError):
     """A user asked for something in a way that can't work. The message is one line that says what to do."""
 
 
+class NotNamed(UsageError):
+    """Nobody named the model, the file or the address that a strategy drafts with."""
+
+
 @dataclass(frozen=True, slots=True)
 class Option:
     """One field of an options class: type, default, meaning and allowed values.

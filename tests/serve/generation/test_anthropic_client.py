@@ -186,6 +186,7 @@ REFUSED = {
     "no tools to choose from": ({"tool_choice": {"type": "any"}}, "tool_choice"),
     "no such tool": ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "x"}}, "x"),
     "a server of tools": ({"mcp_servers": [{"url": "http://x", "name": "x", "type": "url"}]}, "mcp_servers"),
+    "a vote, which chats take": ({"vote": {}}, "vote is for /v1/chat/completions or /v1/completions: send it there"),
     "no messages": ({"messages": []}, "messages"),
     "no length": ({"max_tokens": None}, "max_tokens"),
 }

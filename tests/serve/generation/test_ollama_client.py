@@ -136,6 +136,9 @@ def test_errors_are_ollamas(llama: Client) -> None:
     assert error.value.status_code == 404
     with pytest.raises(ollama.ResponseError, match=r"options\.mirostat"):
         llama.chat("parlay-mini", SAID, options={"mirostat": 2})
+    asked = {"model": "parlay-mini", "messages": SAID, "reason_ahead": {}}
+    with pytest.raises(ollama.ResponseError, match="reason_ahead is for /v1/chat/completions or /v1/responses"):
+        llama._request(ollama.ChatResponse, "POST", "/api/chat", json=asked)
     with pytest.raises(ollama.ResponseError, match="images"):
         llama.chat("parlay-mini", [{"role": "user", "content": "x", "images": [b"x"]}])
 

@@ -67,6 +67,7 @@ def test_a_stream_has_the_whole_text_when_the_vote_is_over(post: Post, stream: P
         ({"vote": {}, "best_of": 2}, "best_of", "leave one of them out"),
         ({"vote": {}, "temperature": 0}, "temperature", "temperature is 0"),
         ({"vote": {"by": "loudness"}}, "vote.by", "vote.by"),
+        ({"vote": {"chains": 8}}, "vote.chains", "vote.chains is not supported by this server: leave it out"),
     ],
 )
 def test_what_is_no_vote_is_refused(refusal: Post, fields: dict[str, Any], param: str, message: str) -> None:

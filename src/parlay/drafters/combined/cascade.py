@@ -12,7 +12,7 @@ from parlay.drafters.options import CASCADE as SOURCE
 from parlay.drafters.options import DRAFT_MODEL, SELF_DRAFT, CascadeOptions, DraftModelOptions, SelfDraftOptions
 from parlay.drafters.resources import NestedStrategy, Resources
 from parlay.drafters.self_speculation.self_draft import SelfDraft
-from parlay.options import UsageError
+from parlay.options import NotNamed, UsageError
 from parlay.types import Draft, Drafter, Observation, Runner, SequenceView
 
 _TAKEN = "k, model, min_p, shape, width"
@@ -85,7 +85,7 @@ def level_above(
 def _runner(strategy: str, model: str, resources: Resources) -> Runner:
     name = model or resources.default_draft
     if not name:
-        raise UsageError(f"strategy {SOURCE}: {strategy} has no model for this target; name one: {strategy}(model=...)")
+        raise NotNamed(f"strategy {SOURCE}: {strategy} has no model for this target; name one: {strategy}(model=...)")
     runner = open_draft(SOURCE, resources, name)
     if runner.spec.tree == "none":
         raise UsageError(f"strategy {SOURCE}: {name} can't verify drafts, so it can only be the first level")

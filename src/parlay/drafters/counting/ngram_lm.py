@@ -10,7 +10,7 @@ from parlay.drafters.per_sequence import OneByOne
 from parlay.drafters.resources import Resources
 from parlay.drafters.stores.datastore_file import check_tokens, fingerprint
 from parlay.ngrams.model import NgramModel
-from parlay.options import Options, UsageError, option
+from parlay.options import NotNamed, Options, UsageError, option
 from parlay.types import NO_DRAFT, Draft, ParlayError, SequenceView, Tree
 
 SOURCE = "ngram-lm"
@@ -36,7 +36,7 @@ class NgramLm(OneByOne):
 
     def __init__(self, resources: Resources, options: NgramLmOptions) -> None:
         if not options.file:
-            raise UsageError(
+            raise NotNamed(
                 f"strategy {SOURCE} needs file=PATH, an n-gram model: make one with `parlay ngram build CORPUS -o PATH`"
             )
         self._model = open_ngrams(f"strategy {SOURCE}", options.file, resources)

@@ -9,15 +9,15 @@ from torch import Tensor
 
 from parlay.drafters.draft_models.draft_sequences import DraftJob
 from parlay.drafters.resources import Resources
-from parlay.options import UsageError
+from parlay.options import NotNamed, UsageError
 from parlay.types import Draft, Runner
 
 
 def draft_name(source: str, resources: Resources, model: str) -> str:
-    """``model``, or the target's own draft model. UsageError where strategy ``source`` has neither."""
+    """``model``, or the target's own draft model. Raises NotNamed where strategy ``source`` has neither."""
     name = model or resources.default_draft
     if not name:
-        raise UsageError(
+        raise NotNamed(
             f"strategy {source}: no draft model goes with this target: write {source}:model=NAME_OR_PATH, or give one "
             "with --draft-model"
         )

@@ -10,7 +10,7 @@ from parlay.drafters.remote.link import Link, ServiceLink, Vocabulary
 from parlay.drafters.remote.messages import Held, TextUpdate, facts_of
 from parlay.drafters.resources import Resources
 from parlay.drafters.stores.datastore_file import fingerprint
-from parlay.options import Options, UsageError, option
+from parlay.options import NotNamed, Options, option
 from parlay.types import NO_DRAFT, Draft, Needs, Observation, SequenceView
 
 SOURCE = "remote"
@@ -38,9 +38,7 @@ class Remote:
 
     def __init__(self, resources: Resources, options: RemoteOptions) -> None:
         if not options.url:
-            raise UsageError(
-                f"strategy {SOURCE} needs url=URL, of a service: start one with parlay serve --drafter-only"
-            )
+            raise NotNamed(f"strategy {SOURCE} needs url=URL, of a service: start one with parlay serve --drafter-only")
         self._link: Link
         if resources.open_drafter is not None:
             self._link = resources.open_drafter(options.url)

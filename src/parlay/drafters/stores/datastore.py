@@ -11,7 +11,7 @@ from parlay.drafters.per_sequence import OneByOne
 from parlay.drafters.resources import Resources
 from parlay.drafters.stores.datastore_file import Datastore, check_tokens, fingerprint
 from parlay.drafters.stores.suffix_array import Integers
-from parlay.options import Options, UsageError, option
+from parlay.options import NotNamed, Options, UsageError, option
 from parlay.types import NO_DRAFT, Draft, SequenceView, Tree
 
 SOURCE = "datastore"
@@ -43,7 +43,7 @@ class Retrieval(OneByOne):
 
     def __init__(self, resources: Resources, options: RetrievalOptions) -> None:
         if not options.file:
-            raise UsageError(
+            raise NotNamed(
                 f"strategy {SOURCE} needs file=PATH, a datastore: make one with `parlay datastore build CORPUS -o PATH`"
             )
         if options.min_match > options.max_match:

@@ -9,6 +9,7 @@ from pydantic import Discriminator, Field, Tag
 
 from parlay.serve.protocol.body import (
     INT_LIMIT,
+    OURS,
     Body,
     JsonObject,
     Probability,
@@ -167,6 +168,8 @@ class CountBody(Body):
 
 class MessagesBody(CountBody):
     """``seed``, ``strategy``, ``exactness`` and ``resume`` are extensions."""
+
+    elsewhere: ClassVar[Mapping[str, str]] = OURS
 
     max_tokens: Annotated[int, Field(ge=1, le=INT_LIMIT), WHOLE]
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None

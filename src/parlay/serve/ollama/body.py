@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from parlay.serve.protocol.body import INT_LIMIT, Body, JsonObject, Penalty, Probability, StopTexts
+from parlay.serve.protocol.body import INT_LIMIT, OURS, Body, JsonObject, Penalty, Probability, StopTexts
 from parlay.serve.protocol.json_values import WHOLE
 from parlay.serve.protocol.resuming import Resume
 
@@ -65,6 +65,8 @@ class OllamaOptions(Body):
 
 class OllamaBody(Body):
     """``strategy``, ``exactness`` and ``resume`` are extensions. Null is as good as absent."""
+
+    elsewhere: ClassVar[Mapping[str, str]] = OURS
 
     model: Annotated[str | None, Field(description="may be left out where the server has one model")] = None
     options: OllamaOptions | None = None

@@ -43,7 +43,9 @@ class Body(BaseModel):
 
     unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = {}
     elsewhere: ClassVar[Mapping[str, str]] = {}
-    """Fields that another address takes."""
+    """Fields that another address takes, if they are not declared here."""
+    closed: ClassVar[bool] = False
+    """Whether no other server has such an object, so that a field which is not declared can only be a slip."""
 
     @model_validator(mode="before")
     @classmethod
@@ -63,9 +65,20 @@ class Body(BaseModel):
 
     def refuses(self, name: str, value: object) -> bool:
         """Whether an undeclared field would change the answer."""
+        if self.closed:
+            return True
         if name in self.elsewhere:
             return value is not False
         return name in self.unsupported and value not in self.unsupported[name]
+
+
+OURS: Mapping[str, str] = {
+    "superposed": "/v1/completions",
+    "vote": "/v1/chat/completions or /v1/completions",
+    "outline": "/v1/chat/completions",
+    "reason_ahead": "/v1/chat/completions or /v1/responses",
+}
+"""Ways to answer that no other server has, and where they are to be sent."""
 
 
 def conflict(message: str, field: str) -> ApiError:
@@ -215,6 +228,7 @@ class GenerationBody(Body):
         "use_beam_search": (False,),
         "xtc_probability": (0,),
     }
+    elsewhere: ClassVar[Mapping[str, str]] = OURS
 
     model: Annotated[str | None, Field(description="may be left out where the server has one model")] = None
     n: Annotated[int, Field(ge=1, le=INT_LIMIT), WHOLE] | None = None

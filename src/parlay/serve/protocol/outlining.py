@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 from typing_extensions import TypedDict
@@ -20,6 +20,8 @@ class Outline(Body):
     """How an answer is planned: how many sections it has at most, how long its outline may be, and whether the model is
     asked first if its points stand on their own.
     """
+
+    closed: ClassVar[bool] = True
 
     points: Annotated[int, WHOLE] | None = None
     outline_tokens: Number | None = None

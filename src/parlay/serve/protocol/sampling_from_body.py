@@ -16,7 +16,7 @@ from parlay.certificates.requirement import parse as allowed_by
 from parlay.llm.input_processor import ChatOptions, RequestOptions
 from parlay.llm.jobs import Job
 from parlay.llm.voting import VoteParams
-from parlay.options import Option, UsageError, Value
+from parlay.options import NotNamed, Option, UsageError, Value
 from parlay.serve.errors import ApiError, unavailable
 from parlay.serve.guard.auth import tenant
 from parlay.serve.guard.limits import Limiter
@@ -54,7 +54,7 @@ def read_exactness(text: str) -> Allowed:
     try:
         return allowed_by(text)
     except UsageError as error:
-        raise ApiError(400, str(error), "exactness", "invalid_exactness") from None
+        raise ApiError(400, str(error), "exactness", _CODES["exactness"]) from None
 
 
 def _check(spec: StrategySpec) -> None:
@@ -79,7 +79,11 @@ def _is_above(value: Value, most: Value) -> bool:
 
 
 def _refused(message: str) -> ApiError:
-    return ApiError(400, message, "strategy", "invalid_strategy")
+    return ApiError(400, message, "strategy", _CODES["strategy"])
+
+
+_CODES = {"strategy": "invalid_strategy", "exactness": "invalid_exactness"}
+"""What programs read where one of these fields is to blame."""
 
 
 _AS_THEY_ARE = {
@@ -284,6 +288,18 @@ def check_length(tokens: int, served: Served, settings: Settings, field: str) ->
         raise ApiError(400, message, field, "context_length_exceeded")
 
 
+def _for_a_client(error: NotNamed, served: Served) -> str:
+    """The message; where the owner has named what drafts in the same strategy, how a request has that too."""
+    own = parse(served.llm.llm.strategy)
+    held = [key for key, _ in own.parameters if find(own.name).parameters[key].opens]
+    if not held or not re.match(rf"strategy {re.escape(own.name)}[: ]", str(error)):
+        return str(error)
+    return (
+        f"strategy {own.name}: {held[0]} is set by the server's owner, not by a request: leave strategy out, and "
+        f"{own.name} drafts as the owner has set it"
+    )
+
+
 def refused(error: Exception, names: FieldNames, served: Served | None = None) -> ApiError:
     """The error of a request that can't run. Its field is the first word of the message, if that is a field's name.
 
@@ -291,6 +307,7 @@ def refused(error: Exception, names: FieldNames, served: Served | None = None) -
     """
     message = str(error)
     if served is not None:
+        message = _for_a_client(error, served) if isinstance(error, NotNamed) else message
         message = message.replace(served.spec.name, served.name)
         for draft in served.draft_models:
             message = message.replace(draft, Path(draft).name)
@@ -301,7 +318,7 @@ def refused(error: Exception, names: FieldNames, served: Served | None = None) -
         return ApiError(400, message)
     if field == word[1] == FORM:
         field += word[2]
-    return ApiError(400, message.replace(word[1] + word[2], field, 1), field)
+    return ApiError(400, message.replace(word[1] + word[2], field, 1), field, _CODES.get(word[1]))
 
 
 def limit_params(params: SamplingParams, settings: Settings) -> SamplingParams:

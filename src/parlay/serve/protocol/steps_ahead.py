@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from fastapi import Request
 from pydantic import Field
@@ -33,6 +33,8 @@ class ReasonAhead(Body):
     """Which model of this server drafts the next steps of an answer, how many, where they end, and what lets one stand:
     ``exact``, that the model writes the same, or ``model``, that it says that both mean the same, which is lossy.
     """
+
+    closed: ClassVar[bool] = True
 
     drafter: Annotated[str, Field(min_length=1)] | None = None
     steps: Annotated[int, WHOLE] | None = None

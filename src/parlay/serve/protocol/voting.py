@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 from typing_extensions import TypedDict
@@ -18,6 +18,8 @@ Chains = Annotated[int, Field(ge=1, le=INT_LIMIT), WHOLE]
 
 class Vote(Body):
     """How many chains of thought decide on one answer, how it is found in each, and when the rest is stopped."""
+
+    closed: ClassVar[bool] = True
 
     n: Chains | None = None
     answer: str | None = None

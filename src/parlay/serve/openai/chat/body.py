@@ -168,7 +168,6 @@ class ChatBody(GenerationBody):
         "modalities": (["text"],),
         "web_search_options": (),
     }
-    elsewhere: ClassVar[Mapping[str, str]] = {"superposed": "/v1/completions"}
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=4096, fail_fast=True)]
     max_tokens: Count | None = None

@@ -53,10 +53,6 @@ class CompletionBody(GenerationBody):
         **GenerationBody.unsupported,
         "add_special_tokens": (True,),
     }
-    elsewhere: ClassVar[Mapping[str, str]] = {
-        "outline": "/v1/chat/completions",
-        "reason_ahead": "/v1/chat/completions or /v1/responses",
-    }
 
     prompt: PromptField
     suffix: str | None = None

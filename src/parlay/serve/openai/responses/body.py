@@ -195,11 +195,6 @@ class ResponsesBody(GenerationBody):
         "num_predict": (),
         "prompt": (),
     }
-    elsewhere: ClassVar[Mapping[str, str]] = {
-        "superposed": "/v1/completions",
-        "vote": "/v1/chat/completions or /v1/completions",
-        "outline": "/v1/chat/completions",
-    }
 
     input: Annotated[
         Annotated[Annotated[str, Field(min_length=1)], Tag("text")]
