@@ -99,6 +99,17 @@ def test_what_cannot_be_asked_is_refused_in_a_line(client: TestClient, strategy:
     assert reason in reply.json()["error"]["message"]
 
 
+@pytest.mark.parametrize("strategy", [None, "auto", "none", "denoise"])
+def test_no_exactness_is_promised_and_what_is_advised_works(client: TestClient, strategy: str | None) -> None:
+    body = {"model": "sdar", "prompt": PROMPT, "max_tokens": 4, "strategy": strategy, "exactness": "bits"}
+    error = client.post("/v1/completions", json=body).json()["error"]
+    assert error["message"] == "exactness bits is more than this model keeps here: ask for lossy"
+    assert (error["param"], error["code"]) == ("exactness", "invalid_exactness")
+    if strategy != "none":
+        answer = client.post("/v1/completions", json={**body, "exactness": "lossy"}).json()
+        assert answer["parlay"]["exactness"] == "lossy"
+
+
 def test_a_model_that_writes_token_by_token_fills_no_canvas(make_app: Any) -> None:
     reply = TestClient(make_app()).post("/v1/completions", json={"prompt": "a", "max_tokens": 4, "strategy": "denoise"})
     assert reply.status_code == 400

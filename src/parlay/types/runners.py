@@ -62,7 +62,7 @@ class RunnerSpec:
     @property
     def promised(self) -> Exactness:
         """The exactness that a request may count on before it runs."""
-        return Exactness.LOSSY if self.drops else self.exactness
+        return Exactness.LOSSY if self.drops or self.fills_only else self.exactness
 
     @property
     def fills_only(self) -> bool:
