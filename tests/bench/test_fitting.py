@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from parlay import LLM, SamplingParams
-from parlay.bench.fitting import ALL, fit, good_by_answer
+from parlay.bench.fitting import ALL, Learned, fit, good_by_answer
 from parlay.certificates.gate import chooses
 from parlay.certificates.requirement import Floor
 from parlay.llm.outputs import RequestOutput
@@ -57,6 +57,13 @@ def test_a_kind_is_decoded_by_its_thresholds(llm: LLM) -> None:
     plain = llm.generate(STORIES[0], GREEDY, strategy="none")[0]
     assert prose.chosen.token_ids == plain.chosen.token_ids
     assert not prose.chosen.writers
+
+
+def test_a_choice_that_is_slower_than_the_large_model_says_so() -> None:
+    kept = Learned("maths", nats=2, fallback=0.4, good=9, examples=10, speed=0.87)
+    told = "maths: fallback 0.4, 2 nats; 9 of 10 answers are good, 0.87 times the speed of exact decoding"
+    assert kept.told("large") == f"{told}: slower than large alone"
+    assert "alone" not in replace(kept, speed=1.2).told("large")
 
 
 def test_only_settings_by_kind_ask_for_a_request_s_kind() -> None:

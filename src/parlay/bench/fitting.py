@@ -46,6 +46,15 @@ class Learned:
     examples: int
     speed: float
 
+    def told(self, model: str) -> str:
+        """Tell it in one line, and whether ``model``, which reads what the small one writes, is quicker alone."""
+        fallback = "" if self.fallback is None else f"fallback {self.fallback:g}, "
+        slower = f": slower than {model} alone" if self.speed < 1 else ""
+        return (
+            f"{self.kind}: {fallback}{self.nats:g} nats; {self.good} of {self.examples} answers are good, "
+            f"{self.speed:.2f} times the speed of exact decoding{slower}"
+        )
+
 
 def good_by_agreement(floor: Floor) -> IsGood:
     """Good is what has that many tokens in common with the exact answer."""

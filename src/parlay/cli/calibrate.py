@@ -161,11 +161,7 @@ def _fitted(
     is_good = good_by_agreement(floor) if options.answer is None else good_by_answer(options.answer)
     found, learned = fit(llm, examples, strategy, floor, params, is_good=is_good)
     for one in learned:
-        fallback = "" if one.fallback is None else f"fallback {one.fallback:g}, "
-        print(
-            f"{one.kind}: {fallback}{one.nats:g} nats; {one.good} of {one.examples} answers are good, "
-            f"{one.speed:.2f} times the speed of exact decoding"
-        )
+        print(one.told(options.model))
     print(f"learned: --strategy {found}")
     return found
 
