@@ -5,15 +5,24 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from fastapi import FastAPI
 from starlette.testclient import TestClient
 
+from parlay import LLM
+from parlay.aio import AsyncLLM
+from parlay.models.fetch.resolving import resolve
+from parlay.models.loading import read_config
+from parlay.options import LoadOptions
+from parlay.serve.app import create_app
 from parlay.serve.chat.answers import AnswerShape, Arguments, Begin, Delta, Text, Thought
 from parlay.serve.chat.calls import FORMATS, PLAIN
 from parlay.serve.protocol.resuming import HEADER
+from parlay.serve.settings import Settings
+from parlay.testing.adapters import save_adapter
 
 MESSAGES = [{"role": "user", "content": "Tell me about the sea, please."}]
 TOOL = {
@@ -323,3 +332,20 @@ def joined(deltas: list[Delta]) -> dict[Any, str]:
             case Thought() | Text():
                 found[type(delta)] += delta.text
     return found
+
+
+def test_a_merged_adapter_is_other_weights_and_another_context_another_stream(tmp_path: Path) -> None:
+    """So no gateway takes such servers for equal ones."""
+
+    def told(**options: Any) -> tuple[str, str]:
+        with LLM("parlay-mini", router_memory="off", **options) as llm:
+            client = TestClient(create_app({"parlay-mini": AsyncLLM(llm)}, Settings()))
+            identity = client.get("/identity").json()
+            header, _ = begin(client, "completions", {**TEXT, "seed": 3, "max_tokens": 2}, {})
+            return identity["models"], header.split(" ")[0]
+
+    folder = save_adapter(tmp_path, read_config(resolve("parlay-mini")), alpha=40)
+    plain, merged, short = told(), told(load=LoadOptions(lora=str(folder))), told(max_model_len=64)
+    assert len({plain[0], merged[0]}) == len({plain[1], merged[1]}) == 2
+    assert plain[0] == short[0]
+    assert plain[1] != short[1]
