@@ -159,7 +159,7 @@ def _this_machine(options: argparse.Namespace) -> Ground:
     if weights is not None and kept not in (weights.name, weights.blocks.name if weights.blocks else ""):
         raise ValueError(f"{path} was measured for {kept} weights, not {weights.name}: calibrate for these too")
     source = (
-        f"{origin['processor']}, {origin['threads']} threads, calibrated {origin['date']} "
+        f"{origin['processor']}, {_threads(origin)}, calibrated {origin['date']} "
         f"(median error of the fit {calibration.median_error:.0%}) in {path}"
     )
     busy = float(origin.get("busy_cores", 0))
@@ -168,6 +168,10 @@ def _this_machine(options: argparse.Namespace) -> Ground:
     memory = int(origin["memory_bytes"]) if "memory_bytes" in origin else None
     kept_weights, kv_bytes = weights or weight_type(kept), float(origin["kv_bytes"])
     return Ground(calibration.machine, source, kept_weights, kv_bytes, memory, calibration.links)
+
+
+def _threads(origin: Mapping[str, object]) -> str:
+    return f"{origin['threads']} thread{'' if origin['threads'] == 1 else 's'}"
 
 
 def _calibration_file(options: argparse.Namespace) -> tuple[Path, WeightType | None]:

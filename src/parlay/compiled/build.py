@@ -67,7 +67,8 @@ def build_objects(compiler: str, machine: str, folder: Path) -> None:
     jobs = [job for name, flags in known.items() for job in _objects(compiler, folder, name, flags)]
     about = (f"-DSOURCES={digest()}", *(f"-Dparlay_{name}=parlay_none" for name in sets if name not in known))
     jobs += [
-        _command(compiler, SOURCES / f"{name}.c", folder / f"{name}.o", *about) for name in ("choose", "pool", "stream")
+        _command(compiler, SOURCES / f"{name}.c", folder / f"{name}.o", *about)
+        for name in ("choose", "pool", "shelf", "stream")
     ]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(_run, jobs))

@@ -93,6 +93,7 @@ class ModelStruct(Structure):
         ("per_layer_scale", c_double),
         ("ngrams", POINTER(NgramsStruct)),
         ("stream", c_void_p),
+        ("shelf", c_void_p),
     ]
 
 
@@ -210,6 +211,17 @@ class Streaming(Structure):
     ]
 
 
+class Shelving(Structure):
+    _fields_ = [
+        ("source", Streaming),
+        *((name, c_int64) for name in ("layers", "slots", "slot_bytes")),
+        ("first", POINTER(c_int64)),
+        ("expert", POINTER(POINTER(Expert))),
+        ("slot", c_void_p),
+    ]
+    # In core.h: `from`, which is a word of Python's.
+
+
 STREAM_BLOCK = 4096
 """Offsets, sizes and buffers of streamed layers are multiples of it."""
 STREAM_ENDED, STREAM_DAMAGED, STREAM_STALLED = -1, -2, -3
@@ -217,6 +229,7 @@ STREAM_SUM = CFUNCTYPE(c_uint64, c_void_p, c_int64)
 STREAM_READ = CFUNCTYPE(c_int64, POINTER(Streaming), c_int64, c_void_p)
 STREAM_OPEN = CFUNCTYPE(c_void_p, POINTER(Streaming))
 STREAM_OF = CFUNCTYPE(c_int64, c_void_p)
+SHELF_OPEN = CFUNCTYPE(c_void_p, POINTER(Shelving))
 
 
 class Core(Structure):
@@ -242,4 +255,6 @@ class Core(Structure):
         ("stream_open", STREAM_OPEN),
         ("stream_close", STREAM_OF),
         ("stream_fault", STREAM_OF),
+        ("shelf_open", SHELF_OPEN),
+        *((name, STREAM_OF) for name in ("shelf_close", "shelf_fault", "shelf_bytes")),
     ]

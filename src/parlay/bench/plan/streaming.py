@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from parlay.cache.budget import format_bytes
 from parlay.cost.roofline import ModelShape
+from parlay.models.compiled.layer_file import open_past_cache
 from parlay.models.compiled.memory import whole_blocks
-from parlay.models.compiled.streaming import open_past_cache
 from parlay.models.fetch.origin import weight_files
 from parlay.models.gguf import SUFFIX
 from parlay.models.gguf.reader import read

@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-#include "stream.h"
+#include "shelf.h"
 
 #define PAGE 16 /* tokens of a page of the cache */
 
@@ -35,7 +35,7 @@ enum { SILU = 0, GELU_TANH = 1, CLAMPED_SWIGLU = 2 };
 #define MOST_CHOSEN 64    /* by a row, with the shared one */
 
 /* A gated feed-forward of a mixture. */
-typedef struct {
+typedef struct Expert {
     Linear gate, up, down;
 } Expert;
 
@@ -125,6 +125,7 @@ typedef struct {
     double per_layer_scale;
     const Ngrams *ngrams; /* or null. What is added to the embedding of a row's token: that of the longest n-gram there */
     Stream *stream; /* or null: all layers are in memory */
+    Shelf *shelf;   /* or null: all experts are */
 } Model;
 
 /* Keys and values that have no position, in pages as a sequence's. */
@@ -262,6 +263,10 @@ typedef struct {
     Stream *(*stream_open)(const Streaming *);
     int64_t (*stream_close)(Stream *);
     int64_t (*stream_fault)(const Stream *);
+    Shelf *(*shelf_open)(const Shelving *); /* shelf.h */
+    int64_t (*shelf_close)(Shelf *);
+    int64_t (*shelf_fault)(const Shelf *);
+    int64_t (*shelf_bytes)(Shelf *);
 } Core;
 
 #endif

@@ -8,6 +8,9 @@
 #include "phases.h"
 #include "rows.h"
 
+/* Whether a layer's experts are read from a file when rows choose them. */
+INLINE int is_shelved(const Pass *pass, const Layer *layer) { return pass->model->shelf && layer->experts; }
+
 /* In which forms a layer's router and experts want the rows that they share. */
 static int expert_forms(const Layer *layer)
 {
@@ -299,6 +302,25 @@ static void cut_experts(ExpertsTask *task, int64_t threads)
     task->shares = least_of(most_of(rows / LOWERED_TOGETHER, 1), most_of(4 * threads / most_of(task->active, 1), 1));
 }
 
+/* Experts that have rows, in rising order; how many. */
+static int64_t active_experts(const Layer *layer, const int32_t *first, int32_t *experts)
+{
+    int64_t count = 0;
+    for (int64_t e = 0; e < experts_of(layer); e++)
+        if (first[e + 1] > first[e]) experts[count++] = (int32_t)e;
+    return count;
+}
+
+/* Those of a layer's shelf that can be computed now. */
+static int64_t shelved_experts(const Pass *pass, const Layer *layer, int32_t *experts)
+{
+    int64_t count = parlay_shelf_group(pass->model->shelf, experts);
+    for (int64_t i = 0; i < count; i++)
+        if (experts[i] >= experts_of(layer)) return 0; /* this thread is late: the group is another layer's */
+    return count;
+}
+
+/* Of all experts that have rows, or of those that their layer's shelf has given. */
 static int run_products_of_experts(const Pass *pass, int64_t leads_out)
 {
     const Layer *layer = &pass->model->layer[pass->here / 2];
@@ -308,8 +330,8 @@ static int run_products_of_experts(const Pass *pass, int64_t leads_out)
                         .most_rank = pass->batch->most_rank, .brains = pass->batch->brains,
                         .forms = forms_of_adapters(pass->batch), .hidden = pass->model->hidden, .leads_out = leads_out};
     memcpy(task.first, routed->first, (size_t)(experts_of(layer) + 1) * sizeof *task.first);
-    for (int64_t e = 0; e < experts_of(layer); e++)
-        if (task.first[e + 1] > task.first[e]) task.expert[task.active++] = (int32_t)e;
+    task.active = is_shelved(pass, layer) ? shelved_experts(pass, layer, task.expert)
+                                          : active_experts(layer, task.first, task.expert);
     cut_experts(&task, pass->me->count);
     Phase lower = {.pieces = task.active * task.shares, .commit = commit_lowered_of_expert, .task = &task};
     if (task.adapters && !parlay_pool_phase(pass->me, &lower)) return 0;
@@ -319,6 +341,36 @@ static int run_products_of_experts(const Pass *pass, int64_t leads_out)
                    .task = &task,
                    .detached = 1};
     return parlay_pool_phase(pass->me, &phase);
+}
+
+static void want_experts(const Pass *pass, int64_t part, int64_t parts)
+{
+    const Layer *layer = &pass->model->layer[pass->here / 2];
+    int32_t experts[MOST_EXPERTS];
+    (void)part, (void)parts;
+    parlay_shelf_want(pass->model->shelf, pass->here / 2, experts,
+                      active_experts(layer, pass->space->routed.first, experts));
+}
+
+static void take_experts(const Pass *pass, int64_t part, int64_t parts)
+{
+    (void)part, (void)parts;
+    parlay_shelf_take(pass->model->shelf);
+}
+
+/* Both products of a layer's experts: of all at once, or group by group as their shelf gives them. 0: the job has ended
+ * meanwhile, or an expert can't be had. */
+static int run_chosen_experts(const Pass *pass)
+{
+    const int64_t layer = pass->here / 2;
+    Shelf *shelf = pass->model->shelf;
+    if (!is_shelved(pass, &pass->model->layer[layer])) return run_products_of_experts(pass, 0) && run_products_of_experts(pass, 1);
+    if (!run_once(pass, want_experts)) return 0;
+    for (int64_t group = 0, count = parlay_shelf_groups(shelf, layer); group < count; group++)
+        if (!run_once(pass, take_experts) || parlay_shelf_ends(shelf, layer, group) || !run_products_of_experts(pass, 0) ||
+            !run_products_of_experts(pass, 1))
+            return 0;
+    return 1;
 }
 
 /* What a row's experts give, each times its weight, in rising order: added to the hidden state, or put where it is normed
@@ -353,7 +405,7 @@ static int run_experts(const Pass *pass)
     Product router = {{&layer->router}, space->normed, KEEP, space->routed.logits, layer->router.out};
     if (!run_product(pass, router, pass->rows, route_rows)) return 0;
     if (!has_few_rows(pass) && !(run_rows(pass, group_rows) && run_rows(pass, gather_rows))) return 0;
-    return run_products_of_experts(pass, 0) && run_products_of_experts(pass, 1) && run_rows(pass, add_experts);
+    return run_chosen_experts(pass) && run_rows(pass, add_experts);
 }
 
 #endif

@@ -296,8 +296,10 @@ static void forward(const Model *model, const Batch *batch)
                           batch->threads, batch->space);
     Pass pass = pass_of(model, batch, &space);
     if (model->stream) parlay_stream_begin(model->stream);
+    if (model->shelf) parlay_shelf_begin(model->shelf);
     parlay_pool_run(DECODING, batch->threads, run, &pass);
     if (model->stream) parlay_stream_enter(model->stream, -1);
+    if (model->shelf) parlay_shelf_end(model->shelf);
 }
 
 #endif

@@ -4,7 +4,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -35,7 +34,7 @@ struct Stream {
     int threads, ending;
 };
 
-static int64_t now(void)
+int64_t parlay_stream_now(void)
 {
     struct timespec time;
     clock_gettime(CLOCK_MONOTONIC, &time);
@@ -96,7 +95,7 @@ static int64_t read_layer(const Streaming *from, const StreamedLayer *layer, cha
     uint64_t sums[LANES] = {0};
     for (int64_t at = 0; at < layer->bytes; at += PIECE) {
         int64_t bytes = layer->bytes - at < PIECE ? layer->bytes - at : PIECE;
-        if (began) __atomic_store_n(began, now(), __ATOMIC_SEQ_CST);
+        if (began) __atomic_store_n(began, parlay_stream_now(), __ATOMIC_SEQ_CST);
         int64_t fault = read_piece(from, layer->offset + at, bytes, to + at);
         if (fault) return fault;
         add_to_sums(sums, to + at, bytes);
@@ -104,9 +103,14 @@ static int64_t read_layer(const Streaming *from, const StreamedLayer *layer, cha
     return sum_of(sums) == layer->sum ? 0 : STREAM_DAMAGED;
 }
 
+int64_t parlay_stream_watched(const Streaming *from, int64_t number, char *to, int64_t *began)
+{
+    return read_layer(from, &from->layer[number], to, began);
+}
+
 int64_t parlay_stream_read(const Streaming *from, int64_t number, char *to)
 {
-    return read_layer(from, &from->layer[number], to, 0);
+    return parlay_stream_watched(from, number, to, 0);
 }
 
 /* ------------------------------------------------------------------------------------------------------ the readers */
@@ -121,7 +125,7 @@ static void fill(Stream *stream, Buffer *buffer)
 {
     int64_t number = buffer->wanted;
     buffer->holds = NOTHING, buffer->reading = 1;
-    __atomic_store_n(&buffer->began, now(), __ATOMIC_SEQ_CST);
+    __atomic_store_n(&buffer->began, parlay_stream_now(), __ATOMIC_SEQ_CST);
     pthread_mutex_unlock(&stream->lock);
     int64_t fault = read_layer(&stream->from, &stream->layer[number], buffer->bytes, &buffer->began);
     pthread_mutex_lock(&stream->lock);
@@ -149,7 +153,7 @@ static void *serve(void *own)
     return 0;
 }
 
-static int start_reader(Buffer *buffer)
+int parlay_stream_thread(void *(*serves)(void *), void *own)
 {
     pthread_t thread;
     pthread_attr_t attributes;
@@ -158,22 +162,21 @@ static int start_reader(Buffer *buffer)
     pthread_sigmask(SIG_SETMASK, &all, &before);
     pthread_attr_init(&attributes);
     pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-    int failed = pthread_create(&thread, &attributes, serve, buffer);
+    int failed = pthread_create(&thread, &attributes, serves, own);
     pthread_attr_destroy(&attributes);
     pthread_sigmask(SIG_SETMASK, &before, 0);
     return !failed;
 }
 
-/* Waits for a change until `end`; the lock is held. 0: it is past. */
-static int wait_until(Stream *stream, int64_t end)
+int parlay_stream_wait(pthread_cond_t *bell, pthread_mutex_t *lock, int64_t end)
 {
-    int64_t left = end - now();
+    int64_t left = end - parlay_stream_now();
     if (left <= 0) return 0;
     struct timespec until; /* by the clock that all systems' conditions know */
     clock_gettime(CLOCK_REALTIME, &until);
     int64_t at = until.tv_nsec + left;
     until.tv_sec += at / 1000000000, until.tv_nsec = at % 1000000000;
-    pthread_cond_timedwait(&stream->bell, &stream->lock, &until);
+    pthread_cond_timedwait(bell, lock, &until);
     return 1;
 }
 
@@ -189,7 +192,7 @@ Stream *parlay_stream_open(const Streaming *from)
     pthread_mutex_lock(&stream->lock);
     for (int64_t i = 0; i < 2; i++) {
         stream->buffer[i] = (Buffer){stream, from->buffer[i], .holds = NOTHING, .wanted = i < from->count ? i : NOTHING};
-        stream->threads += start_reader(&stream->buffer[i]);
+        stream->threads += parlay_stream_thread(serve, &stream->buffer[i]);
     }
     int started = stream->threads;
     pthread_mutex_unlock(&stream->lock);
@@ -200,11 +203,11 @@ Stream *parlay_stream_open(const Streaming *from)
 
 int64_t parlay_stream_close(Stream *stream)
 {
-    int64_t end = now() + stream->from.patience;
+    int64_t end = parlay_stream_now() + stream->from.patience;
     pthread_mutex_lock(&stream->lock);
     stream->ending = 1;
     pthread_cond_broadcast(&stream->bell);
-    while (stream->threads && wait_until(stream, end)) {}
+    while (stream->threads && parlay_stream_wait(&stream->bell, &stream->lock, end)) {}
     int ended = !stream->threads;
     pthread_mutex_unlock(&stream->lock);
     if (!ended) return 0; /* who is still at work reads its memory */
@@ -248,11 +251,11 @@ static void leave(Stream *stream)
 /* Waits as long as each piece comes in time. A disk that has stalled already is not waited for again. */
 static int64_t wait_for(Stream *stream, Buffer *buffer, int64_t number)
 {
-    int64_t asked = now();
+    int64_t asked = parlay_stream_now();
     while (buffer->holds != number) {
         if (buffer->fault && buffer->wanted == NOTHING) return buffer->fault;
         int64_t began = buffer->reading ? __atomic_load_n(&buffer->began, __ATOMIC_SEQ_CST) : asked;
-        if (!wait_until(stream, began + stream->from.patience)) return STREAM_STALLED;
+        if (!parlay_stream_wait(&stream->bell, &stream->lock, began + stream->from.patience)) return STREAM_STALLED;
     }
     return 0;
 }

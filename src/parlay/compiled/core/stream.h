@@ -8,6 +8,7 @@
 #ifndef PARLAY_STREAM_H
 #define PARLAY_STREAM_H
 
+#include <pthread.h>
 #include <stdint.h>
 
 typedef struct Stream Stream;
@@ -34,6 +35,15 @@ uint64_t parlay_stream_sum(const char *bytes, int64_t count);
 
 /* Reads one layer on the caller's thread. 0, or why it is not there. */
 int64_t parlay_stream_read(const Streaming *from, int64_t number, char *to);
+
+/* The same, and `began`, where it is not null, is when each piece was asked for, by the clock of `parlay_stream_now`. */
+int64_t parlay_stream_watched(const Streaming *from, int64_t number, char *to, int64_t *began);
+
+/* What readers of files share: nanoseconds, waiting for a change until `end` with the lock held (0: it is past), and a
+ * thread of their own, which no signal reaches (0: there is none). */
+int64_t parlay_stream_now(void);
+int parlay_stream_wait(pthread_cond_t *bell, pthread_mutex_t *lock, int64_t end);
+int parlay_stream_thread(void *(*serve)(void *), void *own);
 
 /* Null where there is no memory or no thread for it. What `from` points at, but for the layers, must live until it is
  * closed. */

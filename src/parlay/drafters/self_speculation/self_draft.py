@@ -43,6 +43,10 @@ class SelfDraft:
             raise UsageError(f"strategy {SOURCE}: bits=0,window=0 is the target itself: set one of them")
         if options.keys and not options.window:
             raise UsageError(f"strategy {SOURCE}: keys={options.keys},window=0: without a window drafts see all keys")
+        if not options.keys and options.refresh != SelfDraftOptions().refresh:
+            raise UsageError(
+                f"strategy {SOURCE}: refresh={options.refresh} is how often keys are chosen: set keys, too"
+            )
         if options.bits:
             _round(resources, options.bits)
         self.form = DraftForm(

@@ -99,7 +99,7 @@ class CompiledForward(Forward):
             cache_lanes=cache_lanes,
             spread=part.spread,
             part=None if part == WHOLE else config,
-            streamed_bytes=streamed.stream.split.streamed_bytes if streamed is not None else 0,
+            streamed_bytes=streamed.stream.bytes if streamed is not None else 0,
             chooses=part == WHOLE,
         )
 
@@ -108,8 +108,7 @@ class CompiledForward(Forward):
         plain = stored.removeprefix("torch.")
         width = plain if plain != stored else f"{stored} weights"
         if self._weights.streamed is not None:
-            streamed = len(self._weights.streamed.stream.split.streamed)
-            width += f", {streamed} of {self._config.num_layers} layers read from disk in every forward"
+            width += f", {self._weights.streamed.stream.describe(self._config.num_layers)}"
         caches = "" if cached == "auto" else f", keys and values in {cached}"
         lanes = self._core.name.decode().replace("_", " ")
         return f"compiled decoder ({lanes}), {width}{caches}: rows do not depend on each other"

@@ -1,43 +1,46 @@
 """Layers that don't fit into memory: a file has them as the compiled products read them, and every forward streams it.
 
 The file is written once, layer by layer, so that no more than one of them is in memory for it. Its name says of which
-checkpoint, in which form and for which library it is; a sum over each layer is checked whenever that is read.
+checkpoint, in which form and for which library it is; a sum over each layer is checked whenever that is read. Files of
+experts are the same (`parlay.models.compiled.shelving`): there each expert is what a layer is here.
 """
 
 from __future__ import annotations
 
 import ctypes
 import hashlib
-import json
 import logging
 import os
-import shutil
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import accumulate
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from torch import Tensor
 
 from parlay.cache.budget import format_bytes
 from parlay.compiled import structs
 from parlay.compiled.build import digest
+from parlay.models.compiled.layer_file import (
+    Place,
+    in_blocks,
+    offset_of_layers,
+    open_past_cache,
+    read_header,
+    write_layers,
+)
 from parlay.models.compiled.memory import Arena, RegionArena, whole_blocks
 from parlay.system import threads
-from parlay.system.user_cache import user_cache, written_whole
+from parlay.system.user_cache import user_cache
 from parlay.types import ParlayError, RunnerLost
 from parlay.types.layer_split import BUFFERS, LayerSplit, least_room, split_layers
 
 PATIENCE = 30.0
 """Seconds that a forward waits for a piece of a layer."""
-_MAGIC = b"parlay layers 1\n"
-_BLOCK = structs.STREAM_BLOCK
-_HEADER_OF_LAYER = 96  # bytes of the header for each, at most
-_PIECE = 1 << 24
+S = TypeVar("S", structs.LayerStruct, structs.Expert, covariant=True)
+
 _log = logging.getLogger(__name__)
 _stuck: list[object] = []  # what threads still read that a disk holds
 
@@ -73,14 +76,15 @@ class WeightRoom:
     name: str
     identity: Callable[[], str]
 
-    def split(self, sizes: Sequence[int], resident: int) -> LayerSplit:
+    def split(self, sizes: Sequence[int], resident: int, otherwise: int | None = None) -> LayerSplit:
         """Choose the layers that stay, of layers of these sizes, beside ``resident`` bytes that do in any case.
 
-        Raises ParlayError where the room does not hold the least that works.
+        Raises ParlayError where the room does not hold the least that works: with that, or ``otherwise`` so many bytes.
         """
         split = split_layers(sizes, self.bytes - resident)
         if split is None:
             least, all_of_it = resident + least_room(sizes), resident + sum(sizes)
+            least = least if otherwise is None else min(least, otherwise)
             raise ParlayError(
                 f"weights of {self.name} in {format_bytes(self.bytes)} of memory: they take {format_bytes(all_of_it)}, "
                 f"and at least {format_bytes(least)} of it must be there; allow {least} bytes or more"
@@ -88,25 +92,17 @@ class WeightRoom:
         return split
 
 
-class PackedLayer(NamedTuple):
-    """One layer laid out in some memory, and the calls that fill that."""
+class PackedUnit(NamedTuple, Generic[S]):
+    """One layer, or one expert, laid out in some memory, and the calls that fill that."""
 
-    struct: structs.LayerStruct
+    struct: S
     jobs: Sequence[Callable[[], object]]
 
 
-class LayOut(Protocol):
-    """Lays a layer out in memory that ``arena`` gives, always in the same way."""
+class LayOut(Protocol[S]):
+    """Lays a layer or an expert out in memory that ``arena`` gives, always in the same way."""
 
-    def __call__(self, layer: int, arena: Arena) -> PackedLayer: ...
-
-
-class Place(NamedTuple):
-    """Where the file has a layer, and the library's sum of it."""
-
-    offset: int
-    bytes: int
-    sum: int
+    def __call__(self, unit: int, arena: Arena) -> PackedUnit[S]: ...
 
 
 def linears_of(layer: structs.LayerStruct) -> Iterator[structs.Linear]:
@@ -114,8 +110,12 @@ def linears_of(layer: structs.LayerStruct) -> Iterator[structs.Linear]:
     yield from (layer.query, layer.key, layer.value, layer.out, layer.gate, layer.up, layer.down)
     yield from (layer.router, layer.per_layer_gate, layer.per_layer_out)
     for place in range(layer.experts + bool(layer.shared)):
-        expert = layer.expert[place]
-        yield from (expert.gate, expert.up, expert.down)
+        yield from linears_of_expert(layer.expert[place])
+
+
+def linears_of_expert(expert: structs.Expert) -> Sequence[structs.Linear]:
+    """Its three products."""
+    return expert.gate, expert.up, expert.down
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -133,7 +133,7 @@ class LayerFile:
         """None where there is no such file, or one that is not whole, or has layers of other ``sizes``."""
         try:
             with path.open("rb") as file:
-                places = _read_header(file.read(_offset_of_layers(len(sizes))))
+                places = read_header(file.read(offset_of_layers(len(sizes))))
                 whole = file.seek(0, os.SEEK_END) == places[-1].offset + places[-1].bytes
         except (OSError, ValueError, KeyError, TypeError, IndexError):
             return None
@@ -170,85 +170,22 @@ class LayerFile:
         what = "was cut short" if fault == structs.STREAM_ENDED else "is damaged"
         return LayersDamaged(f"{self.path} {what} since the model was loaded: load it again, which packs it anew")
 
+    def check(self, fault: int, loss: Loss) -> None:
+        """Raises LayersLost for a fault, and notes in ``loss`` that nothing more can be had, where it is such a one."""
+        if fault:
+            error = self.lost(fault)
+            loss.reason = str(error) if isinstance(error, RunnerLost) else ""
+            raise error
+
     def close(self) -> None:
         os.close(self.file)
 
-
-def open_past_cache(path: Path) -> tuple[int, bool]:
-    """A descriptor of the file, and whether reads go past the system's cache; some file systems refuse that."""
-    if sys.platform == "linux":
-        with suppress(OSError):
-            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
-            try:
-                os.preadv(descriptor, [whole_blocks(_BLOCK).numpy().data], 0)
-            except OSError:
-                os.close(descriptor)
-            else:
-                return descriptor, True
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    if sys.platform == "darwin":
-        import fcntl  # here, because some systems have none
-
-        fcntl.fcntl(descriptor, fcntl.F_NOCACHE, 1)
-    return descriptor, False
-
-
-def _offset_of_layers(count: int) -> int:
-    needed = len(_MAGIC) + 64 + 32 + _HEADER_OF_LAYER * count
-    return needed + -needed % _BLOCK
-
-
-def _header(places: Sequence[Place]) -> bytes:
-    content = json.dumps({"layers": places}).encode()
-    head = _MAGIC + hashlib.sha256(content).hexdigest().encode() + content
-    return head.ljust(_offset_of_layers(len(places)))
-
-
-def _read_header(head: bytes) -> list[Place]:
-    """Raises ValueError, KeyError or TypeError for what is none."""
-    begin = len(_MAGIC) + 64
-    content = head[begin:].rstrip()
-    if not head.startswith(_MAGIC) or hashlib.sha256(content).hexdigest().encode() != head[len(_MAGIC) : begin]:
-        raise ValueError("no header, or a damaged one")
-    return [Place(*place) for place in json.loads(content)["layers"]]
-
-
-def write_layers(path: Path, core: structs.Core, sizes: Sequence[int], pack: Callable[[int, Tensor], None]) -> None:
-    """Write the file: ``pack`` fills memory with a layer. Raises ParlayError where there is no room for it."""
-    first = _offset_of_layers(len(sizes))
-    offsets = list(accumulate(sizes, initial=first))
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if shutil.disk_usage(path.parent).free < offsets[-1]:
-            raise _no_room(path.parent, offsets[-1])
-        with written_whole(path, mode=0o600) as part, part.open("r+b", buffering=0) as file:
-            region, places = whole_blocks(max(sizes)), []
-            file.seek(first)
-            for number, size in enumerate(sizes):
-                region.zero_()
-                pack(number, region)
-                _write(file.fileno(), region[:size].numpy().data)
-                places.append(Place(offsets[number], size, int(core.stream_sum(region.data_ptr(), size))))
-            os.pwrite(file.fileno(), _header(places), 0)
-            os.fsync(file.fileno())
-            if sys.platform == "linux":
-                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    except OSError as error:
-        raise _no_room(path.parent, offsets[-1], error.strerror) from None
-
-
-def _write(file: int, content: memoryview) -> None:
-    for begin in range(0, len(content), _PIECE):
-        piece = content[begin : begin + _PIECE]
-        while piece:
-            piece = piece[os.write(file, piece) :]
-
-
-def _no_room(folder: Path, size: int, why: str | None = None) -> ParlayError:
-    return ParlayError(
-        f"the packed layers of a model that does not fit into memory take {format_bytes(size)} in {folder}, and "
-        f"{why or 'there is less room'}: free some, or name another folder by XDG_CACHE_HOME"
-    )
+    def close_with(self, ended: bool, buffers: Sequence[Tensor]) -> None:
+        """Close it if the threads that read it have ``ended``, else keep what they read and write."""
+        if ended:
+            self.close()
+        else:
+            _stuck.append((self, buffers))
 
 
 class LayerStream:
@@ -263,49 +200,119 @@ class LayerStream:
         if not self.address:
             raise ParlayError("no thread can be started that reads layers from disk: allow more processes")
 
+    @property
+    def bytes(self) -> int:
+        """Bytes that every forward reads."""
+        return self.split.streamed_bytes
+
+    def describe(self, layers: int) -> str:
+        """Say what is read of a model with so many layers."""
+        return f"{len(self.split.streamed)} of {layers} layers read from disk in every forward"
+
+    def point(self, model: structs.ModelStruct) -> None:
+        """Let forwards of the model wait for the layers."""
+        model.stream = self.address
+
     def check(self) -> None:
         """Raises LayersLost if the last forward had to end early: then nothing that it wrote means anything."""
-        fault = int(self._file.core.stream_fault(self.address))
-        if fault:
-            error = self._file.lost(fault)
-            self.loss.reason = str(error) if isinstance(error, RunnerLost) else ""
-            raise error
+        self._file.check(int(self._file.core.stream_fault(self.address)), self.loss)
 
     def close(self) -> None:
         """End the threads, once no forward can be under way any more."""
-        if self._file.core.stream_close(self.address):
-            self._file.close()
-        else:
-            _stuck.append((self._file, self.buffers))
+        self._file.close_with(bool(self._file.core.stream_close(self.address)), self.buffers)
+
+
+class DiskReader(Protocol):
+    """What reads parts of a model from disk: `LayerStream`, or `parlay.models.compiled.shelving.ExpertShelf`."""
+
+    loss: Loss
+
+    @property
+    def bytes(self) -> int: ...
+
+    def describe(self, layers: int) -> str: ...
+
+    def point(self, model: structs.ModelStruct) -> None: ...
+
+    def check(self) -> None: ...
+
+    def close(self) -> None: ...
 
 
 class StreamedLayers(NamedTuple):
-    """Structures of all layers, in order, the memory of those that stay, and what reads the others."""
+    """Structures of all layers, in order, the memory of what stays, and what reads the rest."""
 
     structs: Sequence[structs.LayerStruct]
     pinned: Sequence[Tensor]
-    stream: LayerStream
+    stream: DiskReader
+
+
+class PackedFile(Generic[S]):
+    """The file of a model's layers, or of its experts, each of which takes so many bytes of ``sizes``."""
+
+    def __init__(self, core: structs.Core, lay_out: LayOut[S], room: WeightRoom, sizes: Sequence[int], form: object):
+        """``form`` tells packed weights of one checkpoint from others."""
+        self._core, self._lay_out, self._room, self._sizes = core, lay_out, room, sizes
+        self._form = hashlib.sha256(repr(form).encode()).hexdigest()[:16]
+
+    def opened(self) -> LayerFile | None:
+        """The file, if it is there and whole."""
+        return LayerFile.open(self._path(), self._core, self._sizes)
+
+    def written(self, packed: Callable[[int, int], None]) -> LayerFile:
+        """Write it. Raises ParlayError where that can't be done."""
+        path, count = self._path(), len(self._sizes)
+        with ThreadPoolExecutor(threads.count()) as pool:
+
+            def pack(unit: int, region_B: Tensor) -> None:
+                for job in [pool.submit(job) for job in self._lay_out(unit, RegionArena(region_B.data_ptr())).jobs]:
+                    job.result()
+                packed(unit + 1, count)
+
+            write_layers(path, self._core, self._sizes, pack)
+        for old in path.parent.glob(f"{path.name.rpartition('-')[0]}-*.layers"):
+            if old != path:  # of another version, which nobody will read
+                old.unlink(missing_ok=True)
+        _log.warning("packed %s of layers of %s into %s", format_bytes(sum(self._sizes)), self._room.name, path)
+        file = self.opened()
+        if file is None:
+            raise ParlayError(f"{path} was written and can't be read: see whether its disk works")
+        return file
+
+    def _path(self) -> Path:
+        about = f"{digest()} {self._core.name.decode()}"
+        of_code = hashlib.sha256(about.encode()).hexdigest()[:8]
+        return user_cache() / "layers" / f"{self._room.identity()[:16]}-{self._form}-{of_code}.layers"
 
 
 class LayersOnDisk:
     """A model's layers, of which some will be streamed. ``resident`` bytes of its weights are in memory in any case."""
 
-    def __init__(self, core: structs.Core, lay_out: LayOut, layers: int, room: WeightRoom, resident: int) -> None:
-        """Raises ParlayError where the room does not hold the least that works."""
-        self._core, self._lay_out, self._room = core, lay_out, room
+    def __init__(
+        self,
+        core: structs.Core,
+        lay_out: LayOut[structs.LayerStruct],
+        layers: int,
+        room: WeightRoom,
+        resident: int,
+        *,
+        otherwise: int | None = None,
+    ) -> None:
+        """Raises ParlayError where the room does not hold the least that works; see `WeightRoom.split`."""
+        self._lay_out, self._room = lay_out, room
         laid = [(arena := RegionArena(), lay_out(layer, arena)) for layer in range(layers)]
-        self._sizes = [arena.taken + -arena.taken % _BLOCK for arena, _ in laid]
-        self.split, self._resident = room.split(self._sizes, resident), resident
-        shapes = [(each.kind, each.inputs, each.outputs) for _, (layer, _) in laid for each in linears_of(layer)]
-        self._form = hashlib.sha256(repr(shapes).encode()).hexdigest()[:16]
+        self._sizes = [in_blocks(arena.taken) for arena, _ in laid]
+        self.split, self._resident = room.split(self._sizes, resident, otherwise), resident
+        shapes = [(each.kind, each.inputs, each.outputs) for _, unit in laid for each in linears_of(unit.struct)]
+        self._packed = PackedFile(core, lay_out, room, self._sizes, shapes)
 
     def load(self, packed: Callable[[int, int], None]) -> StreamedLayers:
         """Write the file of layers if it is not there, read those that stay, and begin to stream the others.
 
         Raises LayersLost where it can't be read, ParlayError where it can't be written.
         """
-        found = LayerFile.open(self._path(), self._core, self._sizes)
-        file = found or self._written(packed)
+        found = self._packed.opened()
+        file = found or self._packed.written(packed)
         try:
             pinned = {layer: self._read(file, layer) for layer in self.split.pinned}
         except LayersLost:
@@ -322,30 +329,6 @@ class LayersOnDisk:
             layers[layer].streamed = number
         self._say()
         return StreamedLayers(layers, list(pinned.values()), stream)
-
-    def _path(self) -> Path:
-        about = f"{digest()} {self._core.name.decode()}"
-        of_code = hashlib.sha256(about.encode()).hexdigest()[:8]
-        return user_cache() / "layers" / f"{self._room.identity()[:16]}-{self._form}-{of_code}.layers"
-
-    def _written(self, packed: Callable[[int, int], None]) -> LayerFile:
-        path, count = self._path(), len(self._sizes)
-        with ThreadPoolExecutor(threads.count()) as pool:
-
-            def pack(layer: int, region_B: Tensor) -> None:
-                for job in [pool.submit(job) for job in self._lay_out(layer, RegionArena(region_B.data_ptr())).jobs]:
-                    job.result()
-                packed(layer + 1, count)
-
-            write_layers(path, self._core, self._sizes, pack)
-        for old in path.parent.glob(f"{path.name.rpartition('-')[0]}-*.layers"):
-            if old != path:  # of another version, which nobody will read
-                old.unlink(missing_ok=True)
-        _log.warning("packed %s of layers of %s into %s", format_bytes(sum(self._sizes)), self._room.name, path)
-        file = LayerFile.open(path, self._core, self._sizes)
-        if file is None:
-            raise ParlayError(f"{path} was written and can't be read: see whether its disk works")
-        return file
 
     def _read(self, file: LayerFile, layer: int) -> Tensor:
         memory = whole_blocks(self._sizes[layer])

@@ -38,6 +38,7 @@ _WHOLE = re.compile(
 )
 _NUMBER = re.compile(r"_eps$|theta$|factor$|scal(e|ing)$|multiplier$|cap(ping)?$|^beta_|^mscale")
 """Names of values of config.json that are lists, whole numbers and numbers."""
+_SWITCH = re.compile(r"^(use|is|has|no|enable|apply|add|do|with|norm|output|return)_")
 _OF_ROPE = (
     *("rope_type", "type", "rope_theta", "factor", "original_max_position_embeddings", "partial_rotary_factor"),
     *("low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim"),
@@ -98,12 +99,16 @@ def config_of(directory: Path, raw: Json, architecture: str, longest: int = 0) -
 
 
 def _check_counts(directory: Path, raw: Json) -> None:
-    """Raises ParlayError for more layers or experts than anyone has: whoever builds the model would never end."""
+    """Raises ParlayError for more layers or experts than anyone has, with which building the model would never end, and
+    for true where a number is meant, which Python takes for 1."""
     for part in (raw, *(part for part in raw.values() if isinstance(part, Mapping))):
         for name, value in part.items():
             counts = isinstance(value, int | float) and ("layer" in name or "expert" in name)
             if counts and not value <= _MOST_LAYERS:
                 raise _wrong(f"{directory}: config.json", name, value, f"at most {_MOST_LAYERS}")
+            named = (_WHOLE.search(name) or _NUMBER.search(name)) and not _SWITCH.search(name)
+            if isinstance(value, bool) and named and (value or name != "sliding_window"):
+                raise _wrong(f"{directory}: config.json", name, str(value).lower(), "a number")
 
 
 def _check_sizes(directory: Path, config: DecoderConfig) -> None:

@@ -167,11 +167,16 @@ class FusedWeights:
             attention_out_bias=self._vector(at + "self_attn.o_proj.bias") if form.out_bias else None,
             sinks=self._vector(at + "self_attn.sinks.weight") if form.sinks else None,
             mlp_norm=self._norm(at + "post_attention_layernorm.weight") if form.pre_norms else None,
-            mlp=self._gated(at + "mlp.") if form.experts is None else self._experts(at, form.experts),
+            mlp=self.mlp(index),
             out_norms=(self._norm(out_norms[0]), self._norm(out_norms[1])) if form.post_norms else None,
             out_scale=float(self._vector(at + "layer_scalar.weight")) if form.out_scale else 1.0,
             per_layer=self._per_layer(at) if self._config.per_layer_size else None,
         )
+
+    def mlp(self, index: int) -> GatedWeights | ExpertWeights:
+        """The feed-forward of one layer."""
+        at, experts = f"model.layers.{index}.", self._config.forms[index].experts
+        return self._gated(at + "mlp.") if experts is None else self._experts(at, experts)
 
     @property
     def per_layer(self) -> PerLayerInputs | None:

@@ -1,0 +1,118 @@
+"""The file of a model's layers or experts as the library reads them: its header, and how it is written and opened."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from itertools import accumulate
+from pathlib import Path
+from typing import NamedTuple
+
+from torch import Tensor
+
+from parlay.cache.budget import format_bytes
+from parlay.compiled import structs
+from parlay.models.compiled.memory import whole_blocks
+from parlay.system.user_cache import written_whole
+from parlay.types import ParlayError
+
+_MAGIC = b"parlay layers 1\n"
+_BLOCK = structs.STREAM_BLOCK
+_HEADER_OF_LAYER = 96  # bytes of the header for each, at most
+_PIECE = 1 << 24
+
+
+class Place(NamedTuple):
+    """Where the file has a layer, and the library's sum of it."""
+
+    offset: int
+    bytes: int
+    sum: int
+
+
+def open_past_cache(path: Path) -> tuple[int, bool]:
+    """A descriptor of the file, and whether reads go past the system's cache; some file systems refuse that."""
+    if sys.platform == "linux":
+        with suppress(OSError):
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
+            try:
+                os.preadv(descriptor, [whole_blocks(_BLOCK).numpy().data], 0)
+            except OSError:
+                os.close(descriptor)
+            else:
+                return descriptor, True
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    if sys.platform == "darwin":
+        import fcntl  # here, because some systems have none
+
+        fcntl.fcntl(descriptor, fcntl.F_NOCACHE, 1)
+    return descriptor, False
+
+
+def in_blocks(size: int) -> int:
+    """So many bytes, rounded up to what direct reads of a disk want."""
+    return size + -size % _BLOCK
+
+
+def offset_of_layers(count: int) -> int:
+    """Where the first of so many layers begins."""
+    needed = len(_MAGIC) + 64 + 32 + _HEADER_OF_LAYER * count
+    return needed + -needed % _BLOCK
+
+
+def _header(places: Sequence[Place]) -> bytes:
+    content = json.dumps({"layers": places}).encode()
+    head = _MAGIC + hashlib.sha256(content).hexdigest().encode() + content
+    return head.ljust(offset_of_layers(len(places)))
+
+
+def read_header(head: bytes) -> list[Place]:
+    """Read the places of layers. Raises ValueError, KeyError or TypeError for what is no header."""
+    begin = len(_MAGIC) + 64
+    content = head[begin:].rstrip()
+    if not head.startswith(_MAGIC) or hashlib.sha256(content).hexdigest().encode() != head[len(_MAGIC) : begin]:
+        raise ValueError("no header, or a damaged one")
+    return [Place(*place) for place in json.loads(content)["layers"]]
+
+
+def write_layers(path: Path, core: structs.Core, sizes: Sequence[int], pack: Callable[[int, Tensor], None]) -> None:
+    """Write the file: ``pack`` fills memory with a layer. Raises ParlayError where there is no room for it."""
+    first = offset_of_layers(len(sizes))
+    offsets = list(accumulate(sizes, initial=first))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if shutil.disk_usage(path.parent).free < offsets[-1]:
+            raise _no_room(path.parent, offsets[-1])
+        with written_whole(path, mode=0o600) as part, part.open("r+b", buffering=0) as file:
+            region, places = whole_blocks(max(sizes)), []
+            file.seek(first)
+            for number, size in enumerate(sizes):
+                region.zero_()
+                pack(number, region)
+                _write(file.fileno(), region[:size].numpy().data)
+                places.append(Place(offsets[number], size, int(core.stream_sum(region.data_ptr(), size))))
+            os.pwrite(file.fileno(), _header(places), 0)
+            os.fsync(file.fileno())
+            if sys.platform == "linux":
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    except OSError as error:
+        raise _no_room(path.parent, offsets[-1], error.strerror) from None
+
+
+def _write(file: int, content: memoryview) -> None:
+    for begin in range(0, len(content), _PIECE):
+        piece = content[begin : begin + _PIECE]
+        while piece:
+            piece = piece[os.write(file, piece) :]
+
+
+def _no_room(folder: Path, size: int, why: str | None = None) -> ParlayError:
+    return ParlayError(
+        f"the packed layers of a model that does not fit into memory take {format_bytes(size)} in {folder}, and "
+        f"{why or 'there is less room'}: free some, or name another folder by XDG_CACHE_HOME"
+    )
