@@ -19,6 +19,7 @@ from parlay.cost.calibrate import MachineCalibration
 from parlay.cost.devices import machine as known_machine
 from parlay.cost.fitting import TimedForward
 from parlay.strategies.spelling import parse
+from parlay.testing.checkpoints import save_random
 from parlay.types import ParlayError
 from tests.bench.plan.conftest import TINY, WORKS, config_only
 from tests.cli.conftest import MINI, Cli
@@ -80,7 +81,9 @@ def test_the_json_has_one_structure(cli: Cli, config_only: Path) -> None:
     ]
     case = document["cases"][0]
     assert {"context", "batch", "memory", "fits", "prefill_seconds", "verifies", "offers", "pick", "kinds"} < set(case)
-    assert [set(verify) for verify in case["verifies"]] == [{"rows", "seconds", "ratio", "flops", "bytes"}] * 2
+    assert [set(verify) for verify in case["verifies"]] == [
+        {"rows", "seconds", "ratio", "flops", "bytes", "fetched"}
+    ] * 2
     (offer,) = case["offers"]
     assert set(offer) == {"speed", "gain", "pays_below"}
     assert set(offer["speed"]) == {
@@ -309,7 +312,40 @@ def test_layers_on_disk_take_the_time_of_reading_them_whatever_the_rows(cli: Cli
     assert after["pick"] == "prompt-lookup"
     assert "direct reads of the disk give 0.01 GB/s, as --disk says" in streamed["machine"]["source"]
     page = cli(*words, "--memory", "weights=9MB", "--disk", "0.01").out
-    assert re.search(r"weights 0.0 GB \(and 0.0 GB read from disk in every forward\) and cache", page)
+    assert re.search(r"weights 0.0 GB \(and 0.0 GB read from disk in a forward of one row\) and cache", page)
+
+
+@pytest.mark.parametrize(("link", "bandwidth"), [((), 0.75 * 64e9), (("--link", "0.01"), 1e7)])
+def test_layers_of_a_device_come_over_its_link(cli: Cli, link: tuple[str, ...], bandwidth: float) -> None:
+    words = ("plan", *MINI, "--rows", "1,8", "--context", "64", "--device", "h200", "--acceptance", "0.9", *link)
+    told = json.loads(cli(*words, "--memory", "weights=9MB", "--strategy", "prompt-lookup", "--json").out)
+    (case,) = told["cases"]
+    assert told["machine"]["disk_bandwidth"] == bandwidth
+    assert [verify["fetched"] for verify in case["verifies"]] == [case["memory"]["streamed"]] * 2
+    copied = case["memory"]["streamed"] / bandwidth
+    assert all(verify["seconds"] >= copied for verify in case["verifies"])
+    if link:
+        assert case["verifies"][0]["seconds"] == pytest.approx(copied)
+    page = cli(*words, "--memory", "weights=9MB").out
+    assert "copies from the host's memory take" in page
+    assert "copied from the host's memory in a forward of one row" in page
+
+
+def test_experts_elsewhere_take_longer_the_more_rows_choose(cli: Cli, tmp_path: Path) -> None:
+    """Two of six for a row; ever more of them for more rows, and never more than all."""
+    save_random("mixtral", tmp_path)
+    words = ("plan", str(tmp_path), "--device", "h200", "--context", "0", "--rows", "1,4,64", "--dtype", "bfloat16")
+    whole, away = (
+        json.loads(cli(*words, *more, "--acceptance", "0.5", "--json").out)["cases"][0]
+        for more in ((), ("--memory", "weights=60KB", "--disk", "0.001"))
+    )
+    assert [verify["fetched"] for verify in whole["verifies"]] == [0, 0, 0]
+    one, four, all_of_them = (verify["fetched"] for verify in away["verifies"])
+    assert 0 < one < four < all_of_them <= 2 * 6 * 3 * 32 * 64 * 2
+    assert all_of_them == pytest.approx(3 * one, rel=1e-3)
+    seconds = [verify["seconds"] for verify in away["verifies"]]
+    assert seconds[2] - seconds[0] == pytest.approx((all_of_them - one) / 1e6, rel=0.01)
+    assert away["memory"]["weights"] <= 60_000 < whole["memory"]["weights"]
 
 
 def test_the_disk_is_measured_on_the_model_s_file() -> None:
@@ -324,7 +360,9 @@ def test_the_disk_is_measured_on_the_model_s_file() -> None:
     ("words", "said"),
     [
         (("--memory", "weights=1MB", "--disk", "1"), "of it must be there"),
-        (("--memory", "weights=9MB"), "--device h200: its disk is not measured here: say --disk GB/S"),
+        (("--memory", "weights=9MB", "--disk", "1", "--link", "9"), "and not with --disk"),
+        (("--link", "9"), "--link is for --devices, the number of devices, or for --device NAME with --memory"),
+        (("--memory", "weights=9MB", "--link", "fast"), "--link fast: give gigabytes per second"),
         (("--memory", "2GiB"), "--memory weights=SIZE bounds the weights alone"),
         (("--memory", "weights=9MB", "--disk", "0"), "--disk is above 0"),
         (("--memory", "weights=9MB", "--devices", "2"), "--memory and --disk are for one device"),

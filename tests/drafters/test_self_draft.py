@@ -365,6 +365,8 @@ def test_what_can_not_draft_for_itself_says_so(llm: LLM) -> None:
         made("window=0")
     with pytest.raises(UsageError, match="keys=9,window=0: without a window drafts see all keys"):
         made("bits=4,keys=9,window=0")
+    with pytest.raises(UsageError, match="refresh=9 is how often keys are chosen: set keys, too"):
+        made("bits=4,refresh=9")
     with pytest.raises(UsageError, match="choose 4 or 8"):
         made("bits=5")
     with pytest.raises(UsageError, match="from a file"):

@@ -225,6 +225,9 @@ def test_values_without_sense_or_measure_are_one_clear_line(changes: dict[str, A
     [
         ({"hidden_size": [1]}, "hidden_size [1]: expected a whole number"),
         ({"rope_theta": "x"}, "rope_theta x: expected a number"),
+        ({"num_key_value_heads": True}, "num_key_value_heads true: expected a number"),
+        ({"rms_norm_eps": False}, "rms_norm_eps false: expected a number"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": True}}, "factor true: expected a number"),
         ({"rope_scaling": [1]}, "rope_scaling [1]: expected an object"),
         ({"rope_scaling": {"rope_type": "linear", "factor": {}}}, "rope_scaling.factor {}: expected a number"),
     ],

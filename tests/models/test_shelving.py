@@ -8,18 +8,28 @@ from pathlib import Path
 
 import pytest
 import torch
-from gguf import GGMLQuantizationType as Kind
 from torch import Tensor
 
 from parlay.models.compiled import streaming
-from parlay.models.compiled.shelving import ExpertShelf
+from parlay.models.compiled.shelving import ExpertShelf, ExpertsOnDisk
 from parlay.models.compiled.streaming import LayersLost
 from parlay.models.native import NativeRunner
 from parlay.options import LoadOptions
 from parlay.testing.checkpoints import save_random
 from parlay.types import RunnerLost, Segment
-from tests.models import gguf_files
-from tests.models.test_streaming import TEXT, file_in, flip, folder, least, library, logits, opened, two_threads
+from tests.models.test_quantizing import written_of
+from tests.models.test_streaming import (
+    TEXT,
+    file_in,
+    flip,
+    folder,
+    least,
+    library,
+    logits,
+    opened,
+    stream_of,
+    two_threads,
+)
 
 __all__ = ["folder", "library", "two_threads"]  # fixtures
 
@@ -64,11 +74,22 @@ def test_bits_in_every_form_of_weights(asked: dict[str, str], tmp_path: Path, fo
         assert torch.equal(logits(runner), expected)
 
 
-def test_bits_of_a_file_in_blocks(tmp_path: Path, folder: Path) -> None:
-    save_random("mixtral", tmp_path)
-    written = gguf_files.write(tmp_path / "model.gguf", tmp_path, kind=Kind.Q8_0)
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0"])
+def test_bits_of_a_file_in_blocks(kind: str, tmp_path: Path, folder: Path) -> None:
+    written = written_of("mixtral", tmp_path, kind)
     expected, runner = logits(opened(written)), opened(written, least(written))
     assert shelf_of(runner).bytes > 0
+    assert torch.equal(logits(runner), expected)
+
+
+def test_where_all_else_does_not_fit_layers_are_read(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_random("gemma4-moe", tmp_path)
+    expected = logits(opened(tmp_path))
+    monkeypatch.setattr(ExpertsOnDisk, "least", property(lambda self: 1 << 60))
+    runner = opened(tmp_path, least(tmp_path))
+    assert len(stream_of(runner).split.streamed) == 3
     assert torch.equal(logits(runner), expected)
 
 

@@ -106,8 +106,8 @@ def add_context_flag(parser: argparse._ActionsContainer) -> None:
         "--memory",
         metavar="SIZE",
         help="room for cached keys and values and what drafters keep, as in 2GiB; weights=SIZE, alone or behind a "
-        "comma: room for the model's weights, of which layers beyond it are read in every forward, from disk or, on a "
-        "GPU, from the host",
+        "comma: room for the model's weights, of which layers beyond it are read in every forward, and a mixture's "
+        "experts when rows choose them, from disk or, on a GPU, from the host",
     )
     add_prefix_cache_flags(parser)
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from parlay.cli import plan_devices, plan_page
 from parlay.cli.flags import strategy
 from parlay.cli.plan_machine import Ground, add_machine_flags, check_flags, ground_of, models_of, say
+from parlay.cost.devices import BANDWIDTH_SHARE, find_device
 from parlay.models.fetch.pulled import default_model
 from parlay.options import LoadOptions
 
@@ -44,10 +45,14 @@ def _add_case_flags(parser: argparse.ArgumentParser) -> None:
     cases.add_argument(
         "--memory",
         metavar="weights=SIZE",
-        help="predict with so much memory for the weights: layers beyond it are read from disk in every forward",
+        help="predict with so much memory for the weights: layers beyond it, or a mixture's experts, are read from "
+        "disk, and on a named device copied from the host's memory",
     )
     cases.add_argument(
-        "--disk", type=float, metavar="GB/S", help="what direct reads of the disk give (default: measured)"
+        "--disk",
+        type=float,
+        metavar="GB/S",
+        help="what direct reads of the disk give (default: measured); with --device: layers are on disk, too",
     )
     _add_acceptance_flags(cases)
     cases.add_argument(
@@ -82,8 +87,13 @@ def run(options: argparse.Namespace) -> int:
         if options.memory or options.disk:
             raise ValueError("--memory and --disk are for one device: leave them out, or --devices")
         return plan_devices.run(options)
-    if options.trace or options.mixture or options.link:
-        raise ValueError("--trace, --mixture and --link are for --devices, the number of devices: say it too")
+    if options.trace or options.mixture:
+        raise ValueError("--trace and --mixture are for --devices, the number of devices: say it too")
+    if options.link and (options.disk or not (options.device and options.memory)):
+        raise ValueError(
+            "--link is for --devices, the number of devices, or for --device NAME with --memory weights=SIZE, whose "
+            "layers come over it, and not with --disk"
+        )
     rows, contexts, batches = (_counts(options, name) for name in ("rows", "context", "batch"))
     check_flags(options)
     from parlay.bench.plan.report import case, with_kinds, with_offers
@@ -98,7 +108,7 @@ def run(options: argparse.Namespace) -> int:
     chances = _measured(options, names, models, traffic) if traffic else _told(options, told)
     plans = _plans(names, models, chances)
     settings = [Setting(ground.machine, models.target, batch, context) for context in contexts for batch in batches]
-    bare = [(setting, case(setting, rows, ground.memory)) for setting in settings]
+    bare = [(setting, case(setting, rows, ground.memory, from_host=ground.from_host)) for setting in settings]
     if chances is None:
         pickable = _pickable(options, names)
         cases = [with_kinds(found, setting, plans, pickable) for setting, found in bare]
@@ -114,8 +124,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _with_memory(options: argparse.Namespace) -> tuple[Ground, Models]:
-    """The machine and the models, of which layers are read from disk where --memory holds less."""
-    from parlay.bench.plan.streaming import measure_disk, sizes_of, stored_sizes, streamed
+    """The machine and the models, of which layers are read from elsewhere where --memory holds less."""
+    from parlay.bench.plan.streaming import sizes_of, stored_sizes, streamed
     from parlay.cache import MemoryBounds
 
     room = MemoryBounds.parse(options.memory)
@@ -125,20 +135,35 @@ def _with_memory(options: argparse.Namespace) -> tuple[Ground, Models]:
             "above 0"
         )
     ground = ground_of(options)
-    models = models_of(options, ground)
+    models = models_of(options, ground, experts=True)
     if room.weights is None:
         return ground, models
     stored = None if options.quantize or options.dtype != "auto" else stored_sizes(options.model)
     target = streamed(models.target, stored or sizes_of(models.target), room.weights)
     models = replace(models, target=target)
-    if models.target.split is None:
+    if not models.target.fetched_bytes(1):
         return ground, models
-    if options.disk is None and options.device:
-        raise ValueError(f"--device {options.device}: its disk is not measured here: say --disk GB/S")
-    (bandwidth, path) = (1e9 * options.disk, None) if options.disk else measure_disk(options.model)
-    how = "as --disk says" if path is None else f"measured on {path.name}"
-    source = f"{ground.source}; direct reads of the disk give {bandwidth / 1e9:.2f} GB/s, {how}"
-    return replace(ground, machine=replace(ground.machine, disk_bandwidth=bandwidth), source=source), models
+    bandwidth, said = _way_of_layers(options)
+    from_host = options.device is not None and options.disk is None
+    machine = replace(ground.machine, disk_bandwidth=bandwidth)
+    return replace(ground, machine=machine, source=f"{ground.source}; {said}", from_host=from_host), models
+
+
+def _way_of_layers(options: argparse.Namespace) -> tuple[float, str]:
+    """Bytes per second at which weights come that memory does not hold, and whence: from disk, or over a link."""
+    from parlay.bench.plan.streaming import measure_disk
+
+    if options.disk is not None or not options.device:
+        bandwidth, path = (1e9 * options.disk, None) if options.disk else measure_disk(options.model)
+        how = "as --disk says" if path is None else f"measured on {path.name}"
+        return bandwidth, f"direct reads of the disk give {bandwidth / 1e9:.2f} GB/s, {how}"
+    if options.link:
+        bandwidth, how = plan_devices.read_link(options.link).bandwidth, "as --link says"
+    else:
+        device = find_device(options.device)
+        bandwidth = BANDWIDTH_SHARE * 1e9 * device.host_bandwidth
+        how = f"{BANDWIDTH_SHARE:.0%} of PCI Express {device.pcie}: --link says it better"
+    return bandwidth, f"copies from the host's memory take {bandwidth / 1e9:.2f} GB/s, {how}"
 
 
 def _compared(options: argparse.Namespace, told: Acceptance, models: Models) -> list[StrategySpec]:

@@ -34,7 +34,8 @@ def add_devices_flags(parser: argparse.ArgumentParser) -> None:
         "--link",
         metavar="GB/S:US",
         help="between two devices: gigabytes per second and microseconds of latency (default: as calibrated between "
-        "two processes of this machine; for a named device 25:10, assumed)",
+        "two processes of this machine; for a named device 25:10, assumed); with --device and --memory, between the "
+        "host's memory and the device",
     )
     add_goal_flags(group)
     add_traffic_flags(parser)
@@ -42,7 +43,7 @@ def add_devices_flags(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the table, or JSON. Raises ValueError for flags that don't go together, or where no split fits."""
-    count, told = _devices(options.devices), None if options.link is None else _link(options.link)
+    count, told = _devices(options.devices), None if options.link is None else read_link(options.link)
     check_traffic_flags(options)
     check_flags(options)
     from parlay.bench.plan.shapes import read_model
@@ -93,7 +94,8 @@ def measured_link(ground: Ground) -> Link | None:
     return Link(bandwidth, latency, source)
 
 
-def _link(text: str) -> Link:
+def read_link(text: str) -> Link:
+    """Read what --link says. Raises UsageError for anything else."""
     first, _, second = text.partition(":")
     try:
         bandwidth, latency = float(first), float(second or 10)

@@ -81,6 +81,8 @@ class Ground:
     memory: int | None
     links: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """Between two processes here, as `MachineCalibration` has them."""
+    from_host: bool = False
+    """Whether layers that memory does not hold come from the host's, not from disk."""
 
 
 def check_flags(options: argparse.Namespace) -> None:
@@ -100,8 +102,11 @@ def check_flags(options: argparse.Namespace) -> None:
             resolve_config(model)
 
 
-def models_of(options: argparse.Namespace, ground: Ground) -> Models:
-    """Shapes of the model and of the one that drafts for it: the named one, or the one that goes with it."""
+def models_of(options: argparse.Namespace, ground: Ground, *, experts: bool = False) -> Models:
+    """Shapes of the model and of the one that drafts for it: the named one, or the one that goes with it.
+
+    Raises UnsupportedModel for a mixture of experts without ``experts``.
+    """
     from parlay.bench.plan.shapes import CACHED_BYTES, read_model, shape_of
     from parlay.bench.plan.strategies import Models
     from parlay.models.fetch.resolving import BUILT_IN_DRAFTS
@@ -109,7 +114,7 @@ def models_of(options: argparse.Namespace, ground: Ground) -> Models:
     draft = options.draft_model or BUILT_IN_DRAFTS.get(options.model)
     kv_bytes = CACHED_BYTES.get(options.kv_cache_dtype, ground.kv_bytes)
     target, *drafts = [
-        shape_of(read_model(name), weight_bytes=ground.weights.bytes, kv_bytes=kv_bytes)
+        shape_of(read_model(name), weight_bytes=ground.weights.bytes, kv_bytes=kv_bytes, experts=experts)
         for name in (options.model, draft)
         if name
     ]

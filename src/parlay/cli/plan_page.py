@@ -27,8 +27,15 @@ def tables(case: PlanCase) -> str:
     prefill = f"prefill {case.prefill_seconds:.3f} s" if case.context else "no prefill"
     plain = f"plain decoding {case.plain_tokens_per_second:,.1f} tokens/s"
     title = f"context {case.context:,}, batch {case.batch}: {prefill}, {plain}"
-    verifies = [["rows", "milliseconds", "times one row"]] + [
-        [str(verify.rows), f"{1000 * verify.seconds:.2f}", f"{verify.ratio:.2f}"] for verify in case.verifies
+    fetched = any(verify.fetched for verify in case.verifies)
+    verifies = [["rows", "milliseconds", "times one row", *(["MB fetched"] if fetched else [])]] + [
+        [
+            str(verify.rows),
+            f"{1000 * verify.seconds:.2f}",
+            f"{verify.ratio:.2f}",
+            *([f"{verify.fetched / 1e6:,.0f}"] if fetched else []),
+        ]
+        for verify in case.verifies
     ]
     body = [*_offers(case)] if case.offers else [*_kinds(case)]
     return "\n".join([title, _memory(case.memory), *_indented(verifies), "", *body])
@@ -38,7 +45,8 @@ def _memory(memory: Memory) -> str:
     from parlay.bench.plan.report import USABLE
     from parlay.bench.plan.weights import smaller_types
 
-    streamed = f" (and {memory.streamed / 1e9:,.1f} GB read from disk in every forward)" if memory.streamed else ""
+    way = "copied from the host's memory" if memory.from_host else "read from disk"
+    streamed = f" (and {memory.streamed / 1e9:,.1f} GB {way} in a forward of one row)" if memory.streamed else ""
     need = f"weights {memory.weights / 1e9:,.1f} GB{streamed} and cache {memory.cache / 1e9:,.1f} GB"
     if memory.device is None:
         return f"{need}; the device's memory is not known"
@@ -49,7 +57,7 @@ def _memory(memory: Memory) -> str:
     each = memory.weights / memory.parameters
     fitting = [kind.name for kind in smaller_types(room / memory.parameters) if kind.bytes < each]
     remedy = f"--quantize {fitting[0]} would fit" if fitting else "take a smaller model, context or batch"
-    remedy += "" if memory.streamed else "; on a CPU, --memory weights=SIZE reads layers from disk"
+    remedy += "" if memory.streamed else "; with --memory weights=SIZE layers come from disk, or from a GPU's host"
     return f"{need} DO NOT FIT into {have}, of which {USABLE:.0%} can be used: {remedy}"
 
 

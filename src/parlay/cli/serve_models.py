@@ -70,7 +70,8 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SIZE",
         help="room for what each model and its drafters keep of requests, as in 2GiB: cached keys and values, indexes, "
         "states; weights, the texts themselves and the scratch memory of a step come on top. weights=SIZE, alone or "
-        "behind a comma: room for each model's weights, of which layers beyond it are read from disk in every forward",
+        "behind a comma: room for each model's weights, of which layers beyond it are read in every forward, and a "
+        "mixture's experts when rows choose them, from disk or, on a GPU, from the host",
     )
     add_prefix_cache_flags(group)
     add_option_flags(group, LoadOptions)

@@ -25,6 +25,9 @@ _LAYER_LAUNCHES, _ATTEND_LAUNCHES, _FORWARD_LAUNCHES = 12, 6, 20
 _ENGINE = Overheads(step=2.5e-4, sequence=5e-5, drafted=5e-5, node=5e-6, level=2e-4, level_sequence=5e-5)
 """Assumed: the engine's own time in a step."""
 
+_HOST_BANDWIDTH: Mapping[int, float] = MappingProxyType({3: 16, 4: 32, 5: 64})
+"""GB/s of 16 lanes in one direction, by the generation of PCI Express: twice that is what makers like to quote."""
+
 _WIDE = "float32", "float64"
 
 
@@ -32,8 +35,8 @@ _WIDE = "float32", "float64"
 class Device:
     """``bandwidth`` in GB/s; ``half_rate`` (bfloat16 or float16) and ``single_rate`` (float32) in TFLOP/s.
 
-    ``watts`` is the most that the board draws, ``memory`` what it has in GB (10^9 bytes), ``called`` are the words by
-    which drivers name it.
+    ``watts`` is the most that the board draws, ``memory`` what it has in GB (10^9 bytes), ``pcie`` the generation of
+    the 16 lanes that join it to the host, ``called`` are the words by which drivers name it.
     """
 
     bandwidth: float
@@ -41,31 +44,37 @@ class Device:
     single_rate: float
     watts: float
     memory: float
+    pcie: int
     called: tuple[str, ...]
+
+    @property
+    def host_bandwidth(self) -> float:
+        """GB/s from the host's memory: a sixteenth of it each lane has."""
+        return _HOST_BANDWIDTH[self.pcie]
 
 
 DEVICES: Mapping[str, Device] = MappingProxyType(
     {
         # NVIDIA Blackwell: DGX B200 data sheet (per GPU), GeForce RTX Blackwell architecture paper.
-        "b200": Device(8000, 2250, 80, 1000, 180, ("B200",)),
-        "rtx-5090": Device(1792, 209.5, 104.8, 575, 32, ("RTX 5090",)),
+        "b200": Device(8000, 2250, 80, 1000, 180, 5, ("B200",)),
+        "rtx-5090": Device(1792, 209.5, 104.8, 575, 32, 5, ("RTX 5090",)),
         # NVIDIA Hopper: H200 and H100 data sheets.
-        "h200": Device(4800, 989, 67, 700, 141, ("H200",)),
-        "h100-sxm": Device(3350, 989, 67, 700, 80, ("H100 80GB HBM3",)),
-        "h100-pcie": Device(2000, 756, 51, 350, 80, ("H100 PCIe",)),
+        "h200": Device(4800, 989, 67, 700, 141, 5, ("H200",)),
+        "h100-sxm": Device(3350, 989, 67, 700, 80, 5, ("H100 80GB HBM3",)),
+        "h100-pcie": Device(2000, 756, 51, 350, 80, 5, ("H100 PCIe",)),
         # NVIDIA Ada: L40S and L4 data sheets, Ada GPU architecture paper.
-        "l40s": Device(864, 362, 91.6, 350, 48, ("L40S",)),
-        "l4": Device(300, 121, 30.3, 72, 24, ("L4",)),
-        "rtx-4090": Device(1008, 165.2, 82.6, 450, 24, ("RTX 4090",)),
+        "l40s": Device(864, 362, 91.6, 350, 48, 4, ("L40S",)),
+        "l4": Device(300, 121, 30.3, 72, 24, 4, ("L4",)),
+        "rtx-4090": Device(1008, 165.2, 82.6, 450, 24, 4, ("RTX 4090",)),
         # NVIDIA Ampere: A100 and A10 data sheets, GA102 architecture paper.
-        "a100-80gb": Device(2039, 312, 19.5, 400, 80, ("A100-SXM4-80GB",)),
-        "a100-40gb": Device(1555, 312, 19.5, 400, 40, ("A100-SXM4-40GB",)),
-        "a10": Device(600, 125, 31.2, 150, 24, ("A10",)),
-        "rtx-3090": Device(936, 71, 35.6, 350, 24, ("RTX 3090",)),
+        "a100-80gb": Device(2039, 312, 19.5, 400, 80, 4, ("A100-SXM4-80GB",)),
+        "a100-40gb": Device(1555, 312, 19.5, 400, 40, 4, ("A100-SXM4-40GB",)),
+        "a10": Device(600, 125, 31.2, 150, 24, 4, ("A10",)),
+        "rtx-3090": Device(936, 71, 35.6, 350, 24, 4, ("RTX 3090",)),
         # NVIDIA Turing: T4 data sheet; float16 only.
-        "t4": Device(320, 65, 8.1, 70, 16, ("T4",)),
+        "t4": Device(320, 65, 8.1, 70, 16, 3, ("T4",)),
         # AMD: Instinct MI300X data sheet.
-        "mi300x": Device(5300, 1307, 163.4, 750, 192, ("MI300X",)),
+        "mi300x": Device(5300, 1307, 163.4, 750, 192, 5, ("MI300X",)),
     }
 )
 

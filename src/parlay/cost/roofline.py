@@ -39,12 +39,42 @@ class LayerSums:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MixedLayers:
+    """Mixtures of experts: in each of so many ``layers`` a row runs ``chosen`` of ``count`` experts.
+
+    Each expert has ``weights``. ``slots`` of all layers' experts are in memory at a time; None: all are there.
+    """
+
+    layers: int
+    count: int
+    chosen: int
+    weights: int
+    slots: int | None = None
+
+    @property
+    def all_weights(self) -> int:
+        """Weights of all experts."""
+        return self.layers * self.count * self.weights
+
+    @property
+    def share(self) -> float:
+        """Share of the experts that are in memory."""
+        return 1.0 if self.slots is None else self.slots / (self.layers * self.count)
+
+    def read(self, rows: int) -> float:
+        """Weights of the experts that so many rows run, if all are as likely and rows choose each by itself."""
+        distinct = self.count * (1 - (1 - self.chosen / self.count) ** rows)
+        return self.layers * distinct * self.weights
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
     """The sizes of a decoder, in elements, and the bytes of one weight and of one number of a key or value.
 
     Weights in blocks of few bits have the mean of all matrices, their scales included. Of a text ``recent_layers`` keep
     the keys and values of ``recent_tokens`` at most. Where layers differ, ``sums`` has what they come to together.
-    With a ``split`` every forward reads some layers from disk.
+    With a ``split`` every forward reads some layers from disk. ``mixed`` layers have experts besides; a feed-forward
+    that all rows run is among the others' sizes.
     """
 
     vocab_size: int
@@ -61,6 +91,7 @@ class ModelShape:
     recent_tokens: int = 0
     sums: LayerSums | None = None
     split: LayerSplit | None = None
+    mixed: MixedLayers | None = None
 
     def text_bytes(self, tokens: int) -> int:
         """Cached keys and values of a text."""
@@ -102,7 +133,8 @@ class ModelShape:
     def parameters(self) -> int:
         """Weights of all matrices. Norms and biases, a thousandth of them or less, are left out."""
         by_row = 0 if self.sums is None else self.sums.by_row
-        return self.multiplied + by_row + (0 if self.tie_embeddings else self.vocab_size * self.hidden_size)
+        experts = 0 if self.mixed is None else self.mixed.all_weights
+        return self.multiplied + experts + by_row + (0 if self.tie_embeddings else self.vocab_size * self.hidden_size)
 
     @property
     def stored_bytes(self) -> float:
@@ -112,8 +144,16 @@ class ModelShape:
     @property
     def resident_bytes(self) -> float:
         """Weights that are in memory, with the buffers of those that are not."""
-        split = self.split
-        return self.stored_bytes + (BUFFERS * split.buffer_bytes - split.streamed_bytes if split else 0)
+        split, mixed = self.split, self.mixed
+        away = 0 if mixed is None else (1 - mixed.share) * mixed.all_weights * self.weight_bytes
+        return self.stored_bytes - away + (BUFFERS * split.buffer_bytes - split.streamed_bytes if split else 0)
+
+    def fetched_bytes(self, rows: int) -> float:
+        """Bytes that a forward of so many rows reads from elsewhere, for memory does not hold them."""
+        layers = self.split.streamed_bytes if self.split else 0
+        return layers + (
+            0 if self.mixed is None else (1 - self.mixed.share) * self.mixed.read(rows) * self.weight_bytes
+        )
 
     @property
     def read_bytes(self) -> float:
@@ -122,7 +162,7 @@ class ModelShape:
 
     @property
     def multiplied(self) -> int:
-        """Weights that a forward reads as a whole: all but an embedding that is not the LM head too."""
+        """Weights that a forward reads as a whole: all but experts, and an embedding that is not the LM head too."""
         layer = self.hidden_size * (self.qkv_size + self.mixed_size + 3 * self.mlp_size)
         more = 0 if self.sums is None else self.sums.more
         return round(self.num_layers * layer) + more + self.vocab_size * self.hidden_size
@@ -202,6 +242,10 @@ def step_operators(shape: ModelShape, step: StepShape) -> Iterator[Operator]:
     yield _linear("attention out", shape.weight_bytes, rows, (heads, shape.hidden_size), layers)
     yield _linear("gate, up", shape.weight_bytes, rows, (shape.hidden_size, 2 * mlp), layers)
     yield _linear("down", shape.weight_bytes, rows, (mlp, shape.hidden_size), layers)
+    if shape.mixed is not None:
+        runs, read = rows * shape.mixed.layers * shape.mixed.chosen, shape.mixed.read(rows)
+        moved = round(shape.weight_bytes * (read + 2 * runs * shape.hidden_size))
+        yield Operator("experts", "linear", 2 * runs * shape.mixed.weights, moved)
     if shape.sums is not None and shape.sums.more:
         more = shape.sums.more / shape.hidden_size
         yield _linear("numbers of each layer", shape.weight_bytes, rows, (shape.hidden_size, more))
@@ -261,7 +305,8 @@ class Machine:
     Weights that fit into ``cache_bytes`` together stay there from forward to forward, and are read at
     ``cached_bandwidth`` (and multiplied at ``cached_rate``), and the keys of such models at
     ``cached_attention_bandwidth`` (0: as others); larger models come from memory every time, and layers that it does
-    not hold from disk, at ``disk_bandwidth``, while others are computed. Each key head of a sequence is the work of one
+    not hold from disk, at ``disk_bandwidth``, while others are computed; experts that it does not hold come when the
+    layer's router has chosen them, so nothing is computed meanwhile. Each key head of a sequence is the work of one
     of ``threads``; with 1, attention divides at will. ``layer_seconds`` is the starting of a layer's operators,
     ``attend_seconds`` that of one path's attention in one layer, ``forward_seconds`` what is left of a forward.
     """
@@ -290,7 +335,10 @@ class Machine:
         """Seconds of one forward that is known by its sums."""
         started = self.layer_seconds + self.attend_seconds * step.sequences
         seconds = self.forward_seconds + shape.num_layers * started + self._busy(shape, step)
-        return max(seconds, shape.split.streamed_bytes / self.disk_bandwidth) if shape.split else seconds
+        if shape.split:
+            return max(seconds, shape.split.streamed_bytes / self.disk_bandwidth)
+        fetched = shape.fetched_bytes(step.rows)
+        return seconds + fetched / self.disk_bandwidth if fetched else seconds
 
     def prefill(self, shape: ModelShape, tokens: int, *, batch: int = 1, chunk: int = 512) -> float:
         """Seconds until prompts of ``tokens`` tokens are cached and each has its first row of logits.

@@ -18,13 +18,17 @@ _CHANCES = tuple(place / 50 for place in range(1, 50))
 
 @dataclass(frozen=True, slots=True)
 class Verify:
-    """One forward of ``rows`` rows for each sequence. ``ratio``: its seconds over those of one row."""
+    """One forward of ``rows`` rows for each sequence. ``ratio``: its seconds over those of one row.
+
+    ``fetched`` bytes are of weights that memory does not hold.
+    """
 
     rows: int
     seconds: float
     ratio: float
     flops: int
     bytes: int
+    fetched: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +61,8 @@ class KindSpeed:
 class Memory:
     """Bytes of all ``parameters``, of all cached keys and values, and of the device; None where that is not known.
 
-    With ``streamed`` bytes of them read from disk in every forward, ``weights`` are those in memory.
+    With ``streamed`` bytes of them read in a forward of one row, from disk or ``from_host`` memory, ``weights`` are
+    those in memory.
     """
 
     parameters: int
@@ -65,6 +70,7 @@ class Memory:
     cache: int
     device: int | None
     streamed: int = 0
+    from_host: bool = False
 
     @property
     def fits(self) -> bool | None:
@@ -98,11 +104,15 @@ Plans = Mapping[str, Sequence[DraftPlan]]
 """By the name of a strategy: its plan, or those of all that it chooses from."""
 
 
-def case(setting: Setting, rows: Sequence[int], memory: int | None) -> PlanCase:
-    """Memory, prefill of the context and verifies of so many rows. ``memory`` is the device's, in bytes."""
+def case(setting: Setting, rows: Sequence[int], memory: int | None, *, from_host: bool = False) -> PlanCase:
+    """Memory, prefill of the context and verifies of so many rows. ``memory`` is the device's, in bytes.
+
+    ``from_host``: layers beyond it come from the host's.
+    """
     machine, shape, batch, context = setting.machine, setting.shape, setting.batch, setting.context
-    read = shape.split.streamed_bytes if shape.split else 0
-    need = Memory(shape.parameters, round(shape.resident_bytes), shape.text_bytes(context) * batch, memory, read)
+    read = round(shape.fetched_bytes(batch))
+    cache = shape.text_bytes(context) * batch
+    need = Memory(shape.parameters, round(shape.resident_bytes), cache, memory, read, from_host)
     works = [ForwardShape(batch=batch, rows=count, context=context) for count in rows]
     return PlanCase(
         context=context,
@@ -181,4 +191,5 @@ def _plain(setting: Setting) -> float:
 def _verify(machine: Machine, shape: ModelShape, work: ForwardShape) -> Verify:
     plain = machine.forward(shape, ForwardShape(batch=work.batch, context=work.context))
     seconds = machine.forward(shape, work)
-    return Verify(work.rows, seconds, seconds / plain, flops(shape, work), moved_bytes(shape, work))
+    fetched = round(shape.fetched_bytes(work.batch * work.rows))
+    return Verify(work.rows, seconds, seconds / plain, flops(shape, work), moved_bytes(shape, work), fetched)

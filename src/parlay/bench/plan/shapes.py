@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 
-from parlay.cost.roofline import LayerSums, ModelShape
+from parlay.cost.roofline import LayerSums, MixedLayers, ModelShape
 from parlay.models.config import DecoderConfig, UnsupportedModel
 from parlay.models.fetch.resolving import is_local, resolve_config
 from parlay.models.weights.formats import Format
@@ -95,14 +95,16 @@ CACHED_BYTES = {"float32": 4.0, "bfloat16": 2.0, "q8_0": Format.Q8_0.block_bytes
 """Bytes of a number of a key or value, by the type of the cache."""
 
 
-def shape_of(config: DecoderConfig, *, weight_bytes: float, kv_bytes: float) -> ModelShape:
+def shape_of(config: DecoderConfig, *, weight_bytes: float, kv_bytes: float, experts: bool = False) -> ModelShape:
     """A decoder's sizes for the cost model, with the bytes of a weight and of a number of a key or value.
 
-    Raises UnsupportedModel for a mixture of experts, whose cost hangs on which experts rows choose.
+    Raises UnsupportedModel for a mixture of experts, whose cost hangs on which experts rows choose, without
+    ``experts``, and for one whose layers have mixtures that differ.
     """
-    if any(form.experts is not None for form in config.forms):
+    mixed = {form.experts for form in config.forms if form.experts is not None}
+    if mixed and (not experts or len(mixed) > 1):
         raise UnsupportedModel(
-            f"{config.architecture}: no plan for mixtures of experts, which read what rows choose; "
+            f"{config.architecture}: no such plan for mixtures of experts, which read what rows choose; "
             "measure with parlay bench --forwards"
         )
     recent_layers, recent_tokens = _recent(config)
@@ -119,8 +121,16 @@ def shape_of(config: DecoderConfig, *, weight_bytes: float, kv_bytes: float) -> 
         tie_embeddings=config.tie_embeddings,
         recent_layers=recent_layers,
         recent_tokens=recent_tokens,
-        sums=_sums(config) if config.is_uneven else None,
+        sums=_sums(config) if config.is_uneven or mixed else None,
+        mixed=_mixed(config) if mixed else None,
     )
+
+
+def _mixed(config: DecoderConfig) -> MixedLayers:
+    """The layers that have experts, all alike."""
+    found = [form.experts for form in config.forms if form.experts is not None]
+    weights = 3 * config.hidden_size * found[0].size
+    return MixedLayers(layers=len(found), count=found[0].count, chosen=found[0].chosen, weights=weights)
 
 
 def _sums(config: DecoderConfig) -> LayerSums:
@@ -130,7 +140,7 @@ def _sums(config: DecoderConfig) -> LayerSums:
 
     pages, matrices = LayerPages.of(config), dict[str, tuple[int, int, int]]()
     for name, shape in weight_shapes(config).items():
-        if len(shape) == 2:
+        if len(shape) == 2 and ".experts." not in name:
             kind = name.split(".")[-2]
             rows, inputs, numbers = matrices.get(kind, (0, 0, 0))
             matrices[kind] = rows + shape[0], inputs + shape[1], numbers + shape[0] * shape[1]
@@ -139,7 +149,7 @@ def _sums(config: DecoderConfig) -> LayerSums:
     return LayerSums(
         qkv=sum(matrices.get(f"{part}_proj", (0, 0, 0))[0] for part in "qkv"),
         mixed=matrices["o_proj"][1],
-        mlp=matrices["down_proj"][1],
+        mlp=matrices.get("down_proj", (0, 0, 0))[1],
         whole=cached[0],
         recent=cached[1],
         attended=sum(2 * math.prod(config.heads_of(form)) for form in config.forms),

@@ -19,30 +19,33 @@ from parlay.models.fetch.origin import weight_files
 from parlay.models.gguf import SUFFIX
 from parlay.models.gguf.reader import read
 from parlay.types import ParlayError
-from parlay.types.layer_split import least_room, split_layers
+from parlay.types.layer_split import BUFFERS, least_room, split_layers
 
 _PIECE = 1 << 24  # bytes that are asked of the disk at a time
 _SECONDS = 1.0
 _OF_A_LAYER = re.compile(r"blk\.(\d+)\.")
+_OF_EXPERTS = "_exps."  # in names of a GGUF file
 
 
 class WeightSizes(NamedTuple):
-    """Bytes of what every forward reads besides the layers, and of each layer."""
+    """Bytes of what every forward reads besides the layers, of each layer, and of all layers' experts among them."""
 
     around: int
     layers: Sequence[int]
+    experts: int = 0
 
 
 def sizes_of(shape: ModelShape) -> WeightSizes:
     """Sizes by the model's shape: all layers are alike."""
     around = shape.vocab_size * shape.hidden_size * (1 if shape.tie_embeddings else 2) * shape.weight_bytes
     layers = shape.num_layers
-    return WeightSizes(round(around), [round((shape.stored_bytes - around) / layers)] * layers)
+    experts = 0 if shape.mixed is None else round(shape.mixed.all_weights * shape.weight_bytes)
+    return WeightSizes(round(around), [round((shape.stored_bytes - around) / layers)] * layers, experts)
 
 
 def stored_sizes(model: str) -> WeightSizes | None:
     """Sizes as a GGUF file stores them, which may have an embedding twice; None where there is no such file."""
-    layers, around = Counter[int](), 0
+    layers, around, experts = Counter[int](), 0, 0
     for path in _files_of(model):
         if path.suffix != SUFFIX:
             return None
@@ -52,11 +55,21 @@ def stored_sizes(model: str) -> WeightSizes | None:
                 around += info.bytes
             else:
                 layers[int(found[1])] += info.bytes
-    return WeightSizes(around, [layers[layer] for layer in sorted(layers)]) if layers else None
+                experts += info.bytes if _OF_EXPERTS in info.name else 0
+    return WeightSizes(around, [layers[layer] for layer in sorted(layers)], experts) if layers else None
 
 
 def streamed(shape: ModelShape, sizes: WeightSizes, room: int) -> ModelShape:
-    """The model with ``room`` bytes of memory for its weights. Raises ParlayError where that is too little."""
+    """The model with ``room`` bytes of memory for its weights. Raises ParlayError where that is too little.
+
+    Of a mixture experts are elsewhere, if the room holds all else and two of them; else layers.
+    """
+    mixed = shape.mixed
+    if mixed is not None:
+        each, count = sizes.experts / (mixed.layers * mixed.count), mixed.layers * mixed.count
+        slots = int((room - sizes.around - sum(sizes.layers) + sizes.experts) / each)
+        if BUFFERS <= slots < count:
+            return replace(shape, mixed=replace(mixed, slots=slots))
     split = split_layers(sizes.layers, room - sizes.around)
     if split is None:
         least, whole = sizes.around + least_room(sizes.layers), sizes.around + sum(sizes.layers)

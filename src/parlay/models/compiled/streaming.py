@@ -252,7 +252,8 @@ class PackedFile(Generic[S]):
 
     def __init__(self, core: structs.Core, lay_out: LayOut[S], room: WeightRoom, sizes: Sequence[int], form: object):
         """``form`` tells packed weights of one checkpoint from others."""
-        self._core, self._lay_out, self._room, self._sizes = core, lay_out, room, sizes
+        self._core, self._room, self._sizes = core, room, sizes
+        self._lay_out: LayOut[S] = lay_out
         self._form = hashlib.sha256(repr(form).encode()).hexdigest()[:16]
 
     def opened(self) -> LayerFile | None:
