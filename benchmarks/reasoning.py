@@ -9,8 +9,10 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import re
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, stdev
 
@@ -24,7 +26,9 @@ from parlay.text.answers import NUMBER, find_answer
 
 IDS = Path(__file__).with_name("reasoning_ids.json")
 """Lines of gsm8k's train.jsonl, from 0: kept out of all training."""
-ASK = "{question}\nThink step by step. The last line shall be: The answer is NUMBER."
+SHOTS, SHORT = 4, 350
+"""Problems with their answers before each question, and letters of such an answer at most: so few texts are cut."""
+END = "\n\nQ:"
 FULL = "full"
 EXACT = (FULL, "decided")
 
@@ -54,13 +58,27 @@ def read_problems(data: Path) -> list[tuple[int, str, str]]:
     return [(place, every[place]["question"], find_answer(NUMBER, every[place]["answer"]) or "") for place in drawn]
 
 
-def ask(llm: LLM, question: str, vote: VoteParams | None, tokens: int, seed: int) -> tuple[RequestOutput, float]:
-    """The output, and the seconds of processor time that it took: on one thread, other work counts little in them."""
-    params = SamplingParams(temperature=0.7 if vote else 0.0, top_p=0.95, max_tokens=tokens, seed=seed)
-    messages = [{"role": "user", "content": ASK.format(question=question)}]
-    llm.reset_prefix_cache()
+def read_shots(data: Path) -> str:
+    """The first problems with short answers that are not asked, as texts to go on with; Wei et al. 2022."""
+    asked = set(json.loads(IDS.read_text(encoding="utf-8")))
+    short = [
+        f"Q: {problem['question']}\nA: {' '.join(steps.split())} The answer is {number.strip()}."
+        for place, problem in enumerate(read_all(data))
+        for steps, _, number in [re.sub(r"<<[^>]*>>", "", problem["answer"]).rpartition("####")]
+        if place not in asked and len(steps) < SHORT
+    ]
+    return "\n\n".join(short[:SHOTS])
+
+
+def ask(llm: LLM, prompt: str, vote: VoteParams | None, tokens: int, seed: int) -> tuple[RequestOutput, float]:
+    """The output, and the seconds of processor time that it took, without reading the prompt.
+
+    On one thread other work counts little in them.
+    """
+    params = SamplingParams(temperature=0.7 if vote else 0.0, top_p=0.95, max_tokens=tokens, seed=seed, stop=[END])
+    llm.generate(prompt, replace(params, max_tokens=1), strategy="none")
     began = time.process_time()
-    (output,) = llm.chat(messages, params, False, strategy="none", vote=vote)
+    (output,) = llm.generate(prompt, params, False, strategy="none", vote=vote)
     return output, time.process_time() - began
 
 
@@ -79,7 +97,7 @@ def row(cell: Cell, place: int, output: RequestOutput, seconds: float, right: st
 
 def measure(llm: LLM, options: argparse.Namespace, results: Results, model: str) -> None:
     """Answer problem after problem, in every way, which change places, until the time is over."""
-    until = time.monotonic() + 60 * options.minutes
+    until, shots = time.monotonic() + 60 * options.minutes, read_shots(options.data)
     votes = {name: vote for name, vote in ways(options.chains, options.at_once).items() if name in options.ways}
     cells = {name: Cell(part="vote", model=model, strategy=name, workload="gsm8k", temperature=0.7) for name in votes}
     done = {each.round for each in results.of(cells[FULL])}
@@ -88,9 +106,9 @@ def measure(llm: LLM, options: argparse.Namespace, results: Results, model: str)
             return
         if place in done:
             continue
-        names = list(votes)
+        names, prompt = list(votes), f"{shots}{END} {question}\nA:"
         order = names[turn % len(names) :] + names[: turn % len(names)]
-        found = {name: ask(llm, question, votes[name], options.max_tokens, place) for name in order}
+        found = {name: ask(llm, prompt, votes[name], options.max_tokens, place) for name in order}
         if len({answer_of(found[name][0]) for name in EXACT if name in found}) > 1:
             raise ValueError(f"problem {place}: a vote that stopped early has another answer than the full one")
         results.add([row(cells[name], place, *found[name], right) for name in names])
@@ -132,7 +150,7 @@ def page(results: Results) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     add_run_flags(parser, quick="two problems, short answers: to see that it works")
-    add_study_flags(parser, data="gsm8k", many="problems", count=500, tokens=320, of="a chain")
+    add_study_flags(parser, data="gsm8k", many="problems", count=500, tokens=200, of="a chain")
     parser.add_argument("--chains", type=int, default=8, metavar="N", help="of a vote (default: 8)")
     parser.add_argument("--at-once", type=int, metavar="N", help="chains at a time of early votes (default: all)")
     parser.add_argument(

@@ -8,8 +8,6 @@ other. Then time: a few problems one by one, in all ways that change places. Pro
 from __future__ import annotations
 
 import argparse
-import json
-import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,16 +17,13 @@ from statistics import fmean
 
 from benchmarks.commands import begin, one_line_errors, open_results, write_page
 from benchmarks.options import add_run_flags, add_study_flags
-from benchmarks.reasoning import IDS, answer_of, difference, read_all, read_problems
+from benchmarks.reasoning import END, answer_of, difference, read_problems, read_shots
 from parlay import LLM, Ensemble, SamplingParams
 from parlay.bench.records import Cell, Results, Row
 from parlay.llm.outputs import RequestOutput
 from parlay.models.fetch.origin import public_name
 
 LARGE, SMALL, DEFER = "the large model alone", "the small model alone", "Co-LLM"
-SHOTS, SHORT = 4, 350
-"""Problems with their answers before each question, and letters of such an answer at most: so few texts are cut."""
-END = "\n\nQ:"
 TOGETHER = 16
 Problem = tuple[int, str, str]
 """Number, question and right answer."""
@@ -56,18 +51,6 @@ def opened(name: str, options: argparse.Namespace) -> Iterator[LLM]:
         llm = LLM(options.model, draft_model=options.draft_model, router_memory="off", threads=threads)
     with llm:
         yield llm
-
-
-def read_shots(data: Path) -> str:
-    """The first problems with short answers that are not asked, as texts to go on with; Wei et al. 2022."""
-    asked = set(json.loads(IDS.read_text(encoding="utf-8")))
-    short = [
-        f"Q: {problem['question']}\nA: {' '.join(steps.split())} The answer is {number.strip()}."
-        for place, problem in enumerate(read_all(data))
-        for steps, _, number in [re.sub(r"<<[^>]*>>", "", problem["answer"]).rpartition("####")]
-        if place not in asked and len(steps) < SHORT
-    ]
-    return "\n\n".join(short[:SHOTS])
 
 
 def ask(
