@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from parlay import LLM, SamplingParams
 from parlay.models.compiled import streaming
 from parlay.models.compiled.shelving import ExpertShelf, ExpertsOnDisk
 from parlay.models.compiled.streaming import LayersLost
@@ -203,3 +204,20 @@ def test_a_disk_that_stalls(tmp_path: Path, folder: Path, monkeypatch: pytest.Mo
 
 def _many_times(runner: NativeRunner) -> list[Tensor]:
     return [logits(runner) for _ in range(20)]
+
+
+@pytest.mark.parametrize("strategy", ["prompt-lookup", "layer-skip"])
+def test_texts_are_the_same_with_drafts(strategy: str, tmp_path: Path, folder: Path) -> None:
+    save_random("mixtral", tmp_path)
+    asks = [SamplingParams(temperature=0, max_tokens=16), SamplingParams(temperature=0.8, seed=3, max_tokens=16)]
+    expected, found = (
+        _texts(tmp_path, asks, each, memory)
+        for each, memory in (("none", None), (strategy, f"weights={least(tmp_path)}"))
+    )
+    assert found == expected
+
+
+def _texts(model: Path, asks: Sequence[SamplingParams], strategy: str, memory: str | None) -> list[tuple[int, ...]]:
+    prompts = [{"prompt_token_ids": [5, 6, 7, 8, 5, 6, 7]}] * len(asks)
+    with LLM(str(model), device="cpu", memory=memory, router_memory="off") as llm:
+        return [tuple(output.outputs[0].token_ids) for output in llm.generate(prompts, asks, strategy=strategy)]

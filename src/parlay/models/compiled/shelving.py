@@ -33,13 +33,15 @@ class ExpertShelf:
     What is read is checked as layers are, and a disk that fails or stalls ends a forward in the same way.
     """
 
-    def __init__(self, file: LayerFile, slots: Tensor, slot_bytes: int, layers: Sequence[structs.LayerStruct]) -> None:
-        """``slots`` are bytes. Raises ParlayError where no thread can be started."""
-        self.loss, self._file, self._slots = Loss(), file, slots
+    def __init__(
+        self, file: LayerFile, slots_B: Tensor, slot_bytes: int, layers: Sequence[structs.LayerStruct]
+    ) -> None:
+        """Raises ParlayError where no thread can be started."""
+        self.loss, self._file, self._slots = Loss(), file, slots_B
         counts = [layer.experts for layer in layers]
         firsts = (ctypes.c_int64 * (len(layers) + 1))(*accumulate(counts, initial=0))
         experts = (ctypes.POINTER(structs.Expert) * len(layers))(*(layer.expert for layer in layers))
-        count = len(slots) // slot_bytes
+        count = len(slots_B) // slot_bytes
         shelving = structs.Shelving(
             source=file.streaming(range(sum(counts))),
             layers=len(layers),
@@ -47,7 +49,7 @@ class ExpertShelf:
             slot_bytes=slot_bytes,
             first=firsts,
             expert=experts,
-            slot=slots.data_ptr(),
+            slot=slots_B.data_ptr(),
         )
         self._experts, self._told = experts, f"{count} of {sum(counts)} experts in memory, others read from disk"
         self.bytes = (sum(counts) - count) * slot_bytes

@@ -114,7 +114,7 @@ def linears_of(layer: structs.LayerStruct) -> Iterator[structs.Linear]:
 
 
 def linears_of_expert(expert: structs.Expert) -> Sequence[structs.Linear]:
-    """Its three products."""
+    """List its three products."""
     return expert.gate, expert.up, expert.down
 
 
@@ -223,7 +223,7 @@ class LayerStream:
 
 
 class DiskReader(Protocol):
-    """What reads parts of a model from disk: `LayerStream`, or `parlay.models.compiled.shelving.ExpertShelf`."""
+    """Reads parts of a model from disk: `LayerStream`, or `parlay.models.compiled.shelving.ExpertShelf`."""
 
     loss: Loss
 
