@@ -89,7 +89,7 @@ def cases(models: Path) -> list[tuple[str, str]]:
 
 def verified(verifier: str, drafts: str) -> list[tuple[str, str]]:
     """Plain decoding of a verifier, and aggressive decoding with it: chains, trees, as the policy wants, and GAD++."""
-    fixed, chain, tree = f"policy=fixed,k={AHEAD}", f"{drafts},width=1,min_p=0", f"{drafts},width=3,min_p=0.03"
+    fixed, chain, tree = f"policy=fixed,k={AHEAD}", f"{drafts},width=1,min_p=0.05", f"{drafts},width=3,min_p=0.08"
     drafted = (f"{chain},{fixed}", f"{tree},{fixed}", f"{tree},k={AHEAD}", f"{chain},{fixed},rule=threshold")
     return [(verifier, how) for how in ("none", *drafted)]
 
