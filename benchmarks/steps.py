@@ -15,11 +15,13 @@ from typing import NamedTuple
 
 from benchmarks.commands import begin, one_line_errors, open_results, write_page
 from benchmarks.options import add_run_flags, add_study_flags
-from benchmarks.reasoning import ASK, read_problems
+from benchmarks.reasoning import read_problems
 from parlay import LLM, SamplingParams
 from parlay.bench.records import PLAIN, Cell, Results, Row
 from parlay.llm.steps_ahead import AheadParams
 from parlay.text.answers import NUMBER, find_answer
+
+ASK = "{question}\nThink step by step. The last line shall be: The answer is NUMBER."
 
 
 class Way(NamedTuple):
