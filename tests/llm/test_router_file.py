@@ -32,7 +32,7 @@ HEAD = SimulatedArm(rate=lambda length: 0.6, step_seconds=0.2, node_seconds=0.05
 
 
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def cache_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
 
@@ -354,7 +354,7 @@ def taught(arms: Mapping[str, KeptArm]) -> dict[str, KeptArm]:
 
 def known_of(llm: LLM, owner: str) -> dict[str, KeptArm]:
     """What the router of an owner knows now."""
-    policy = llm._strategies.get(llm._strategy, owner).policy
+    policy = llm._strategies.get(llm._strategies.own(llm.strategy), owner).policy
     assert isinstance(policy, Router)
     return policy.kept()
 
