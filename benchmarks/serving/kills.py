@@ -108,7 +108,15 @@ def page(header: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
         "again and again: each time as soon as two replicas are ready, and some of the streams have begun. Commits: "
         f"{commits}."
     )
-    lines = ["# Replicas that are killed", "", about(header), "", text, ""]
+    lines = [
+        "# Replicas that are killed",
+        "",
+        about(header),
+        "",
+        *([header["note"], ""] if "note" in header else []),
+        text,
+        "",
+    ]
     return "\n".join([*lines, *table(_SHOWN, [tuple(f"{row[name]:g}" for name in _SHOWN)])]) + "\n"
 
 
