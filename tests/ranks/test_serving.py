@@ -75,7 +75,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 @pytest.mark.slow
 def test_a_rank_that_limps_changes_no_text_and_one_that_hangs_is_replaced(server: Server) -> None:
-    """Requests in flight on a rank that hangs fail with one line; the others are served when all ranks are new."""
+    """Requests in flight on a rank that hangs fail; the others are served when all ranks are new, and none is wrong."""
     expected = server.ask_all()
     assert {code for code, _ in expected} == {200}
     assert len(set(expected)) > 30
@@ -86,7 +86,10 @@ def test_a_rank_that_limps_changes_no_text_and_one_that_hangs_is_replaced(server
     found = server.ask_all()
     lost = [reply for reply, own in zip(found, expected, strict=True) if reply != own]
     assert 0 < len(lost) <= 8, "what was in flight"
-    assert all(code >= 500 and re.search(r"rank [123] has \w+ ", text) for code, text in lost)
+    named = [reply for reply in lost if re.search(r"rank [123] has \w+ ", reply[1])]
+    assert named
+    assert {code for code, _ in named} <= {500, 503}
+    assert {reply[0] for reply in lost if reply not in named} <= {503}, "who comes in between is told to try again"
     server.wait()
     assert process not in server.ranks()
     assert server.ask_all() == expected
