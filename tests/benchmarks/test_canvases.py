@@ -50,7 +50,9 @@ def test_the_mixed_trace_has_one_right_answer_each(tmp_path: Path, monkeypatch: 
             record = dict(field.split(" ") for field in given.split(", "))
             assert row["answer"] == f" {', '.join(record[name] for name in names.split(', '))}."
     asked = {json.loads(line)["prompt"] for line in (tmp_path / "held.jsonl").read_text().splitlines()}
-    assert not asked & set((tmp_path / "calibrate.txt").read_text().splitlines())
+    calibrated = {json.loads(line)["prompt"] for line in (tmp_path / "calibrate.jsonl").read_text().splitlines()}
+    assert calibrated
+    assert not asked & calibrated
 
 
 def test_the_trace_has_two_look_ups_for_each_sum() -> None:

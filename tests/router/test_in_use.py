@@ -45,7 +45,7 @@ def test_a_drafter_that_raises_midway_is_asked_no_more_and_the_text_is_the_same(
 def test_a_drafter_that_becomes_slow_midway_is_dropped_within_two_steps_but_for_trials(
     plain: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("parlay.llm.llm.Engine", partial(Engine, clock=CLOCK))
+    monkeypatch.setattr("parlay.llm.resources.Engine", partial(Engine, clock=CLOCK))
     assert of_faulty(decode(f"auto:of={FAULTY}")).asked > 30
     output = decode(f"auto:of={FAULTY}(slows=12)")
     assert output.token_ids == plain
@@ -63,7 +63,7 @@ def test_a_clock_that_jumps_changes_no_text_and_makes_no_figure_absurd(
         clock.added += jump(draw) if draw.random() < 0.02 else 0.0
         return clock()
 
-    monkeypatch.setattr("parlay.llm.llm.Engine", partial(Engine, clock=jumping))
+    monkeypatch.setattr("parlay.llm.resources.Engine", partial(Engine, clock=jumping))
     with LLM("parlay-mini", strategy="auto", router_memory="off") as llm:
         outputs = [llm.generate("one two three one two three one two three", PARAMS)[0].outputs[0] for _ in range(3)]
     assert clock.added != 0
