@@ -5,18 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import subprocess
 import sys
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 from urllib.request import urlopen
 
 import httpx
 
-from benchmarks.serving.served import PATIENCE
+from benchmarks.serving.served import started
 
 MINI = "parlay-mini"
 STREAMS = 16
@@ -51,26 +50,12 @@ class Fleet:
 def fleet(model: str, replicas: int, *words: str) -> Iterator[Fleet]:
     """Several replicas, until the block ends. Raises ValueError when they do not start."""
     flags = ("--replicas", str(replicas), "--port", "0", "--log-level", "info", "--router-memory", "off")
-    command = (sys.executable, "-m", "parlay", "serve", model, *flags, *words)
-    with subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        known: dict[int, int] = {}
-        threading.Thread(target=_note_processes, args=(process.stderr, known), daemon=True).start()
-        try:
-            welcome = process.stdout.readline()
-            if not welcome:
-                raise ValueError(f"parlay serve --replicas {replicas} did not start")
-            yield Fleet(welcome.split()[-1], known)
-        finally:
-            process.terminate()
-            try:
-                process.wait(PATIENCE)
-            except subprocess.TimeoutExpired:
-                process.kill()
+    known: dict[int, int] = {}
+    with started("serve", model, *flags, *words, read_errors=partial(_note_processes, known=known)) as (url, _):
+        yield Fleet(url, known)
 
 
-def _note_processes(lines: Any, known: dict[int, int]) -> None:
+def _note_processes(lines: Iterable[str], known: dict[int, int]) -> None:
     for line in lines:
         if match := re.search(r"replica (\d+) is process (\d+)", line):
             known[int(match[1])] = int(match[2])
@@ -82,14 +67,8 @@ def _note_processes(lines: Any, known: dict[int, int]) -> None:
 def gateway(*replicas: str, flags: Sequence[str] = ()) -> Iterator[tuple[str, int]]:
     """A `parlay gateway` in front of some servers: its address and its process."""
     named = [word for url in replicas for word in ("--replica", url)]
-    command = (sys.executable, "-m", "parlay", "gateway", *named, "--port", "0", *flags)
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        try:
-            yield process.stdout.readline().split()[-1], process.pid
-        finally:
-            process.terminate()
-            process.wait(PATIENCE)
+    with started("gateway", *named, "--port", "0", *flags) as found:
+        yield found
 
 
 def question(number: int, tokens: int) -> tuple[str, dict[str, Any]]:

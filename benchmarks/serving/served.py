@@ -1,11 +1,13 @@
-"""`parlay serve` as a process of its own, for as long as something asks it."""
+"""`parlay serve`, or another command that takes requests, as a process of its own, for as long as something asks it."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import IO
 
 PATIENCE = 60.0
 """Seconds that it may take to end once it is told to."""
@@ -17,14 +19,27 @@ def served(*words: str) -> Iterator[str]:
 
     Raises ValueError when the server does not start; why is on standard error.
     """
-    command = (sys.executable, "-m", "parlay", "serve", "--port", "0", *words)
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with started("serve", "--port", "0", *words) as (url, _):
+        yield url
+
+
+@contextmanager
+def started(*words: str, read_errors: Callable[[IO[str]], None] | None = None) -> Iterator[tuple[str, int]]:
+    """The address that a command of parlay says first, and its process. A thread runs ``read_errors`` on what it logs.
+
+    Raises ValueError when it does not start.
+    """
+    command = (sys.executable, "-m", "parlay", *words)
+    errors = None if read_errors is None else subprocess.PIPE
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as process:
         try:
             assert process.stdout is not None
+            if read_errors is not None and process.stderr is not None:
+                threading.Thread(target=read_errors, args=(process.stderr,), daemon=True).start()
             welcome = process.stdout.readline()
             if not welcome:
-                raise ValueError(f"parlay serve {' '.join(words)} did not start")
-            yield welcome.split()[-1]
+                raise ValueError(f"parlay {' '.join(words)} did not start")
+            yield welcome.split()[-1], process.pid
         finally:
             process.terminate()
             try:
