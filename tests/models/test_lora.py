@@ -25,7 +25,7 @@ from parlay.models.random_decoder import save_decoder
 from parlay.options import LoadOptions
 from parlay.testing.adapters import save_adapter
 from parlay.testing.checkpoints import save_random
-from parlay.types import Adapter, ParlayError, Segment, Tree
+from parlay.types import Adapter, ParlayError, Runner, Segment, Tree
 from tests.models import quantized_files
 
 IDS = (5, 9, 3, 17, 5, 9, 3, 40)
@@ -61,13 +61,13 @@ def runner_of(folder: Path, adapter: Path | None = None) -> NativeRunner:
     )
 
 
-def logits_of(runner: NativeRunner, *adapters: Adapter | None) -> list[torch.Tensor]:
+def logits_of(runner: Runner, *adapters: Adapter | None, ids: Sequence[int] = IDS) -> list[torch.Tensor]:
     """The logits of all rows of a text, once with each adapter, in one forward."""
     segments = []
     for name, adapter in enumerate(adapters):
         runner.open(name, (), salt=str(name))
-        assert runner.reserve(name, len(IDS))
-        segments.append(Segment(name, IDS, adapter=adapter))
+        assert runner.reserve(name, len(ids))
+        segments.append(Segment(name, tuple(ids), adapter=adapter))
     out = runner.forward(segments)
     for name in range(len(adapters)):
         runner.release(name)

@@ -195,9 +195,15 @@ def test_a_file_that_changes_under_the_model(said: str, folder: Path) -> None:
 def test_all_threads_leave_a_forward_that_ends_early(two_threads: None, folder: Path) -> None:
     """Wherever in the forward that is, and again: one that went on alone would wait for ever."""
     runner = opened("parlay-mini", least("parlay-mini") + 2_000_000, LoadOptions(device="cpu", threads=2))
-    expected, content = logits(runner), file_in(folder).read_bytes()
-    with file_in(folder).open("r+b") as file:  # whose name goes with the first fault
-        for end in range(4096, len(content), len(content) // 7):
+    size = file_in(folder).stat().st_size
+    check_early_ends(runner, file_in(folder), range(4096, size, size // 7))
+
+
+def check_early_ends(runner: NativeRunner, path: Path, ends: Sequence[int]) -> None:
+    """Cut the file at each of these, so that forwards end early, and put it right again."""
+    expected, content = logits(runner), path.read_bytes()
+    with path.open("r+b") as file:  # whose name goes with the first fault
+        for end in ends:
             file.truncate(end // 4096 * 4096)
             for _ in range(3):
                 with pytest.raises(LayersLost):

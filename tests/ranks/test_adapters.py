@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -29,11 +30,13 @@ from parlay.testing.adapters import save_adapter
 from parlay.testing.checkpoints import save_random
 from parlay.testing.toys import RandomLogits, ToyRunner
 from parlay.types import Adapter, RunnerLost, Segment
+from tests.models import test_lora
 from tests.ranks.conftest import Crew
 
 IDS = (5, 9, 3, 17, 5, 9, 3, 40, 8, 1, 30, 2, 9, 3, 17, 6, 12, 7, 25, 4, 9, 3, 19, 11)
 """Three times as many rows are divided among ranks that share texts, and fewer are not."""
 ALONE = RankOptions()
+logits_of = partial(test_lora.logits_of, ids=IDS)
 
 
 def saved(folder: Path, family: str = "qwen2", products: Sequence[str] = PRODUCTS) -> Path:
@@ -62,19 +65,6 @@ def alone(model: Path, dtype: str) -> NativeRunner:
     runner = open_target(str(model), load, ALONE, None, lambda *_: None)
     assert isinstance(runner, NativeRunner)
     return runner
-
-
-def logits_of(runner: NativeRunner | Leader, *adapters: Adapter | None) -> list[torch.Tensor]:
-    """The logits of all rows of a text, once with each adapter, in one forward."""
-    segments = []
-    for name, adapter in enumerate(adapters):
-        runner.open(name, (), salt=str(name))
-        assert runner.reserve(name, len(IDS))
-        segments.append(Segment(name, IDS, adapter=adapter))
-    out = runner.forward(segments)
-    for name in range(len(adapters)):
-        runner.release(name)
-    return [out.logits_RV[begin:end] for begin, end in zip(out.starts[:-1], out.starts[1:], strict=True)]
 
 
 @pytest.mark.parametrize(
