@@ -11,7 +11,7 @@ import json
 import math
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, stdev
@@ -58,16 +58,18 @@ def read_problems(data: Path) -> list[tuple[int, str, str]]:
     return [(place, every[place]["question"], find_answer(NUMBER, every[place]["answer"]) or "") for place in drawn]
 
 
+def worked(problem: Mapping[str, str]) -> str:
+    """The answer as one paragraph that ends with the number, without the marks of gsm8k's calculator."""
+    steps, _, number = re.sub(r"<<[^>]*>>", "", problem["answer"]).rpartition("####")
+    return f"{' '.join(steps.split())} The answer is {number.strip()}."
+
+
 def read_shots(data: Path) -> str:
     """The first problems with short answers that are not asked, as texts to go on with; Wei et al. 2022."""
     asked = set(json.loads(IDS.read_text(encoding="utf-8")))
-    short = [
-        f"Q: {problem['question']}\nA: {' '.join(steps.split())} The answer is {number.strip()}."
-        for place, problem in enumerate(read_all(data))
-        for steps, _, number in [re.sub(r"<<[^>]*>>", "", problem["answer"]).rpartition("####")]
-        if place not in asked and len(steps) < SHORT
-    ]
-    return "\n\n".join(short[:SHOTS])
+    known = [problem for place, problem in enumerate(read_all(data)) if place not in asked]
+    answers = [(problem["question"], worked(problem)) for problem in known]
+    return "\n\n".join([f"Q: {asked}\nA: {answer}" for asked, answer in answers if len(answer) < SHORT][:SHOTS])
 
 
 def ask(llm: LLM, prompt: str, vote: VoteParams | None, tokens: int, seed: int) -> tuple[RequestOutput, float]:

@@ -8,6 +8,7 @@ other. Then time: a few problems one by one, in all ways that change places. Pro
 from __future__ import annotations
 
 import argparse
+import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from statistics import fmean
 
 from benchmarks.commands import begin, one_line_errors, open_results, write_page
 from benchmarks.options import add_run_flags, add_study_flags
-from benchmarks.reasoning import END, answer_of, difference, read_problems, read_shots
+from benchmarks.reasoning import END, IDS, answer_of, difference, read_all, read_problems, read_shots, worked
 from parlay import LLM, Ensemble, SamplingParams
 from parlay.bench.records import Cell, Results, Row
 from parlay.llm.outputs import RequestOutput
@@ -25,6 +26,8 @@ from parlay.models.fetch.origin import public_name
 
 LARGE, SMALL, DEFER = "the large model alone", "the small model alone", "Co-LLM"
 TOGETHER = 16
+FIRST, TEXTS = 40, 160
+"""A deferral head learns from so many problems that are not asked, from this place on; shots are among those before."""
 Problem = tuple[int, str, str]
 """Number, question and right answer."""
 
@@ -79,6 +82,14 @@ def share_of_small(name: str, output: RequestOutput, small: str) -> float:
         return float(name == SMALL)
     writers = output.chosen.writers
     return sum(writer in (small, "big-little") for writer in writers) / max(1, len(output.chosen.token_ids))
+
+
+def write_texts(data: Path, path: Path) -> None:
+    """Write worked problems that are not asked, for `parlay train defer --texts`."""
+    asked = set(json.loads(IDS.read_text(encoding="utf-8")))
+    known = [problem for place, problem in enumerate(read_all(data)) if place >= FIRST and place not in asked]
+    texts = [{"prompt": f"Q: {one['question']}\nA:", "answer": f" {worked(one)}{END}"} for one in known[:TEXTS]]
+    path.write_text("".join(json.dumps(text) + "\n" for text in texts), encoding="utf-8")
 
 
 def measure_answers(
@@ -167,10 +178,16 @@ def main() -> None:
         "--thresholds", nargs="+", default=["0.6/2"], metavar="FALLBACK/NATS", help="of big-little (default: 0.6/2)"
     )
     parser.add_argument("--head", type=Path, metavar="DIR", help="a deferral head of parlay train defer: adds Co-LLM")
+    parser.add_argument(
+        "--write-texts", type=Path, metavar="FILE", help="only write what the head of the figures learned from"
+    )
     parser.add_argument("--timed", type=int, default=0, metavar="N", help="problems that are timed, one by one")
     options = parser.parse_args()
     if options.quick:
         options.problems, options.max_tokens = min(options.problems, 2), 24
+    if options.write_texts is not None:
+        write_texts(options.data, options.write_texts)
+        return
     with one_line_errors("two_models"):
         begin(options)
         command = "python -m benchmarks.two_models --data DIR --model FILE --draft-model FILE"
