@@ -34,12 +34,16 @@ EXACT = (FULL, "decided")
 
 
 def ways(chains: int, at_once: int | None) -> dict[str, VoteParams | None]:
-    """Ways to answer, by name; None: greedily. The full vote decodes all chains at once: it is quickest so."""
+    """Ways to answer, by name; None: greedily. The full vote decodes all chains at once: it is quickest so.
+
+    With ``at_once``, an early vote decodes so many chains: another one begins whenever one ends.
+    """
+    early = VoteParams(n=chains, at_once=at_once, refill=at_once is not None)
     return {
         "one": None,
         FULL: VoteParams(n=chains, early=False),
-        "decided": VoteParams(n=chains, at_once=at_once),
-        "confidence 0.95": VoteParams(n=chains, confidence=0.95, at_once=at_once),
+        "decided": early,
+        "confidence 0.95": replace(early, confidence=0.95),
     }
 
 
