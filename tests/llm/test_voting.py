@@ -83,10 +83,22 @@ def test_no_more_chains_begin_than_can_decide_the_vote() -> None:
 
 
 @pytest.mark.parametrize(("first", "second"), [(0, 0), (1, 0), (4, 0), (5, 3), (20, 11)])
-def test_the_confidence_is_the_tail_of_the_beta_law(first: int, second: int) -> None:
+def test_the_confidence_is_that_of_an_urn_and_with_votes_without_end_the_tail_of_the_beta_law(
+    first: int, second: int
+) -> None:
+    """Drawing p and then votes is Polya's urn, into which each vote puts another one of its kind."""
+    ahead = {first - second: 1.0}
+    for drawn in range(7):
+        assert lead(first, second, drawn) == pytest.approx(sum(chance for by, chance in ahead.items() if by > 0))
+        more: dict[int, float] = {}
+        for by, chance in ahead.items():
+            share = ((first + second + drawn + by) / 2 + 1) / (first + second + drawn + 2)
+            more[by + 1] = more.get(by + 1, 0) + chance * share
+            more[by - 1] = more.get(by - 1, 0) + chance * (1 - share)
+        ahead = more
     points = 20_000
     density = [((place + 0.5) / points) ** first * (1 - (place + 0.5) / points) ** second for place in range(points)]
-    assert lead(first, second) == pytest.approx(sum(density[points // 2 :]) / sum(density), abs=1e-6)
+    assert lead(first, second, 9_999) == pytest.approx(sum(density[points // 2 :]) / sum(density), abs=1e-3)
 
 
 def check(output: RequestOutput, every: RequestOutput, params: VoteParams) -> None:

@@ -47,7 +47,7 @@ def add_vote_flags(parser: argparse.ArgumentParser) -> None:
         "--vote-confidence",
         type=float,
         metavar="P",
-        help="stop once the answer would keep its lead with this probability; the full vote may then differ "
+        help="stop once the answer would win the full vote with this probability; the full vote may then differ "
         "(default: once the other chains can't change the answer)",
     )
     group.add_argument(

@@ -29,8 +29,8 @@ class VoteParams:
     chain with an answer whose tokens have the highest mean log-probability wins (best of n); all run to their ends.
 
     ``early`` stops the other chains when they can't change the winner any more: the answer is that of the full vote.
-    ``confidence`` stops them sooner: when the first answer would keep its lead over the second with this probability,
-    by the Beta bound of adaptive consistency (Aggarwal et al. 2023, arXiv:2305.11860). The full vote may then differ.
+    ``confidence`` stops them sooner: when the first answer would still be ahead of the second after the votes that are
+    left with this probability (`lead`). The full vote may then differ.
     ``at_once`` is how many chains decode at a time, by default all: then no vote takes longer than the full one. With
     fewer, no more begin than can decide the vote if they agree: that costs fewest tokens, and may take longer. With
     ``refill`` another one begins whenever one ends, until the vote is over: more tokens, less time.
@@ -192,7 +192,8 @@ class Ballot:
             return "decided"
         second = others[0].votes if others else 0
         wanted = self.params.confidence
-        return "confidence" if wanted is not None and lead(leader.votes, second) >= wanted else None
+        sure = wanted is not None and lead(leader.votes, second, len(left)) >= wanted
+        return "confidence" if sure else None
 
     def _wanted(self) -> int:
         """How many chains to begin now."""
@@ -212,10 +213,13 @@ class Ballot:
         return left
 
 
-def lead(first: int, second: int) -> float:
-    """The probability that the answer with ``first`` votes is likelier than the one with ``second``.
+def lead(first: int, second: int, left: int) -> float:
+    """The probability that the answer with ``first`` votes is ahead of the one with ``second`` once ``left`` are added.
 
-    P(p > 1/2) of p ~ Beta(first + 1, second + 1), by the binomial sum that the incomplete beta function is at 1/2.
+    Each vote that is left is for one of the two, for the first with a probability p ~ Beta(first + 1, second + 1), as in
+    adaptive consistency (Aggarwal et al. 2023, arXiv:2305.11860), which asks for P(p > 1/2): votes without end.
     """
-    tosses = first + second + 1
-    return float(sum(math.comb(tosses, heads) for heads in range(first + 1)) / 2**tosses)
+    total = math.comb(first + second + left + 1, left)
+    ahead = range(max(0, (left + second - first) // 2 + 1), left + 1)  # votes for the first: first + k > second + left - k
+    ways = sum(math.comb(first + k, k) * math.comb(second + left - k, left - k) for k in ahead)
+    return ways / total
