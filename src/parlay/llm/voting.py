@@ -216,10 +216,10 @@ class Ballot:
 def lead(first: int, second: int, left: int) -> float:
     """The probability that the answer with ``first`` votes is ahead of the one with ``second`` once ``left`` are added.
 
-    Each vote that is left is for one of the two, for the first with a probability p ~ Beta(first + 1, second + 1), as in
-    adaptive consistency (Aggarwal et al. 2023, arXiv:2305.11860), which asks for P(p > 1/2): votes without end.
+    Each vote that is left is for one of the two, and for the first with a probability p ~ Beta(first + 1, second + 1).
+    Adaptive consistency (Aggarwal et al. 2023, arXiv:2305.11860) asks for P(p > 1/2): votes without end.
     """
     total = math.comb(first + second + left + 1, left)
-    ahead = range(max(0, (left + second - first) // 2 + 1), left + 1)  # votes for the first: first + k > second + left - k
-    ways = sum(math.comb(first + k, k) * math.comb(second + left - k, left - k) for k in ahead)
-    return ways / total
+    least = max(0, (left + second - first) // 2 + 1)  # k votes for the first: first + k > second + left - k
+    ways = (math.comb(first + k, k) * math.comb(second + left - k, left - k) for k in range(least, left + 1))
+    return sum(ways) / total
