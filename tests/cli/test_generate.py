@@ -119,6 +119,22 @@ def test_a_model_with_itself_as_ensemble_writes_its_own_text_and_guidance_anothe
     assert wrong.err == "parlay: error: ensemble weights '1,x': expected numbers with commas, such as 2,1\n"
 
 
+@pytest.mark.parametrize(
+    ("words", "missing"),
+    [
+        (("--ensemble-weights", "1,2"), "--ensemble MODEL"),
+        (("--ensemble-deadline", "0.5"), "--ensemble MODEL"),
+        (("--ensemble", "parlay-mini", "--contrast-beta", "0.7"), "--ensemble-rule contrast"),
+        (("--nest-alpha", "0.9"), "--nest FILE"),
+        (("--negative-prompt", "no"), "--guidance-scale above 1, say 1.5"),
+    ],
+)
+def test_a_flag_that_nothing_would_read_is_refused(cli: Cli, words: tuple[str, ...], missing: str) -> None:
+    result = cli("generate", PROMPT, *NO_MODEL, *words)
+    assert result.code == 2
+    assert result.err == f"parlay: error: {words[-2]} has no effect here: add {missing}, or leave it out\n"
+
+
 def test_an_answer_that_the_context_has_no_room_for_is_said(cli: Cli) -> None:
     result = cli("generate", "Hello" * 400, *MINI, "--max-tokens", "99999999", "--stop", " ", "--stop", "e")
     assert result.code == 0, result.err

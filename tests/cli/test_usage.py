@@ -10,7 +10,7 @@ from dataclasses import fields
 import pytest
 
 import parlay
-from parlay.cli import COMMANDS
+from parlay.cli import COMMANDS, guarded
 from parlay.cli.flags import PYTHON_ONLY, SAMPLING_HELP, chosen_strategy
 from parlay.strategies.entry import DEFAULT_STRATEGY
 from parlay.types import SamplingParams
@@ -129,3 +129,12 @@ def test_every_sampling_parameter_is_a_flag_or_known_to_be_none() -> None:
     names = {field.name for field in fields(SamplingParams)}
     assert names == set(SAMPLING_HELP) | PYTHON_ONLY
     assert not set(SAMPLING_HELP) & PYTHON_ONLY
+
+
+def test_an_interrupt_while_a_class_is_made_is_an_interrupt() -> None:
+    """Before Python 3.12 it arrives as the cause of a RuntimeError, which is a traceback otherwise."""
+
+    def importing() -> int:
+        raise RuntimeError("Error calling __set_name__") from KeyboardInterrupt()
+
+    assert guarded(importing) == 130

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from parlay.options import (
@@ -130,6 +131,7 @@ def chosen_ensemble(options: argparse.Namespace) -> Ensemble | Nest | None:
         return None
     if options.nest is not None and options.ensemble:
         raise UsageError("--nest and --ensemble can't go together: leave one of them out")
+    _refuse_idle(options)
     if options.nest is not None:
         return Nest(options.nest, options.nest_neighbours, options.nest_alpha, options.nest_tau)
     if not options.ensemble:
@@ -145,6 +147,35 @@ def chosen_ensemble(options: argparse.Namespace) -> Ensemble | Nest | None:
         head=options.ensemble_head,
         threshold=options.ensemble_threshold,
     )
+
+
+_OF_RULES = {"contrast_alpha": ALPHA, "contrast_beta": BETA}
+_OF_ENSEMBLES: dict[str, object] = {
+    "ensemble_rule": ENSEMBLE_RULES[0],
+    "ensemble_weights": "",
+    "ensemble_drop_failed": False,
+    "ensemble_deadline": None,
+    "ensemble_head": "",
+    "ensemble_threshold": None,
+    **_OF_RULES,
+}
+_OF_NEST: dict[str, object] = {"nest_neighbours": NEIGHBOURS, "nest_alpha": NEST_ALPHA, "nest_tau": NEST_TAU}
+
+
+def _refuse_idle(options: argparse.Namespace) -> None:
+    """Raises UsageError for a flag with another value than its default that nothing would read."""
+
+    def check(usual: Mapping[str, object], missing: str) -> None:
+        for name, default in usual.items():
+            if vars(options)[name] != default:
+                raise UsageError(f"--{name.replace('_', '-')} has no effect here: add {missing}, or leave it out")
+
+    if not options.ensemble:
+        check(_OF_ENSEMBLES, "--ensemble MODEL")
+    elif options.ensemble_rule != "contrast":
+        check(_OF_RULES, "--ensemble-rule contrast")
+    if options.nest is None:
+        check(_OF_NEST, "--nest FILE")
 
 
 def quoted(sample: CompletionOutput) -> str:

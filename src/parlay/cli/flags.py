@@ -306,10 +306,12 @@ def add_sampling_flags(
 
 
 def sampling_params(options: argparse.Namespace, defaults: Mapping[str, object] = DEFAULTS) -> SamplingParams:
-    """Read the sampling flags, else ``defaults``. Raises ValueError for a value out of range."""
+    """Read the sampling flags, else ``defaults``. Raises ValueError for a value out of range or without effect."""
     values = vars(options)
     chosen = {field.name: values[field.name] for field in _sampling_fields() if field.name in values}
     params = SamplingParams(**{**defaults, **chosen})
+    if params.negative_prompt is not None and params.guidance_scale == 1:
+        raise UsageError("--negative-prompt has no effect here: add --guidance-scale above 1, say 1.5, or leave it out")
     if params.temperature > HOT:
         print(f"parlay: note: {hot(params.temperature)}", file=sys.stderr)
     return params
