@@ -88,8 +88,10 @@ def _build(options: argparse.Namespace) -> int:
         built = _from_arpa(options, declared)
     else:
         built = _from_texts(options, declared)
-    for n in built.guessed:
-        print(f"{n}-grams are too few to estimate discounts of: they are 0.5, 1 and 1.5", file=sys.stderr)
+    if built.guessed:
+        lengths = ", ".join(map(str, built.guessed))
+        few = f"the corpus has too few n-grams of length {lengths} to estimate their discounts"
+        print(f"{few}: 0.5, 1 and 1.5 are taken", file=sys.stderr)
     counted = f"{built.header.tokens:,} tokens of {built.header.texts:,} texts, " if built.header.tokens else ""
     print(f"{output}: {counted}{sum(built.ngrams):,} n-grams, {output.stat().st_size:,} bytes")
     if not built.header.words and not arpa.is_arpa(output):

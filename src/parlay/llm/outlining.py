@@ -182,7 +182,7 @@ def route_words(llm: LLM) -> Words:
         return words_of(llm)
     except ValueError:
         raise ValueError(
-            "the router can't ask this model yes or no, not one token each to it: use route=False"
+            "the router can't ask this model yes or no, which are not one token each to it: use route=False"
         ) from None
 
 

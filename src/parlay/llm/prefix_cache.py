@@ -74,7 +74,8 @@ def close_prefix_cache(file: PrefixCacheFile | None) -> None:
     try:
         saved = file.save()
     except (OSError, BadPrefixFile) as error:
-        _log.warning("the prefix cache is not written: %s", error)
+        reason = f"{file.path}: {error.strerror}" if isinstance(error, OSError) else error  # the part's name is random
+        _log.warning("the prefix cache is not written: %s", reason)
     else:
         if saved.bytes:
             _log.info("prefixes of %d tokens were written to %s, %d bytes", saved.tokens, file.path, saved.bytes)

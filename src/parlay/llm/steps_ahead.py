@@ -298,7 +298,7 @@ def judge_words(llm: LLM) -> Words:
         return words_of(llm)
     except ValueError:
         raise ValueError(
-            "the judge can't ask this model yes or no, not one token each to it: use the judge exact"
+            "the judge can't ask this model yes or no, which are not one token each to it: use the judge exact"
         ) from None
 
 

@@ -194,8 +194,26 @@ def _reason(wrong: Mapping[str, Any]) -> str:
     if length is not None:
         field, words = length
         return f"holds {wrong['ctx']['actual_length']} items, and must hold {words} {wrong['ctx'][field]}"
-    return str(wrong["msg"]).removeprefix("Value error, ")
+    plain = _PLAIN.get(wrong["type"])
+    if plain is not None:
+        return plain.format(**wrong.get("ctx", {}))
+    return str(wrong["msg"]).removeprefix("Value error, ").replace("Input should", "must")
 
+
+_PLAIN = {
+    "model_attributes_type": "must be an object",
+    "model_type": "must be an object",
+    "dict_type": "must be an object",
+    "list_type": "must be a list",
+    "string_type": "must be a text",
+    "string_too_short": "must not be empty",
+    "int_type": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "float_type": "must be a number",
+    "bool_type": "must be true or false",
+    "union_tag_invalid": "has a wrong {discriminator}: choose one of {expected_tags}",
+}
+"""What is said in place of the words of pydantic, which are those of Python."""
 
 _BOUNDS = {
     "less_than_equal": ("le", "at most"),

@@ -16,6 +16,8 @@ from parlay.strategies.entry import EFFORT, POLICY
 DEPTH = 8
 """How deep strategies may stand inside one another."""
 _TOO_DEEP = f"more than {DEPTH} strategies stand inside one another"
+_SHOWN = 200
+"""Characters of a text that its error repeats."""
 _WHOLE = (POLICY, accept_rules.RULE)
 """Options of a whole strategy, which strategies inside it do not have."""
 
@@ -66,7 +68,7 @@ def parse(text: str) -> StrategySpec:
     """Reads ``NAME[:key=value,...]``. Raises UsageError, which says what is wrong and what would be right."""
     complaint = _complaint(text)
     if complaint:
-        raise UsageError(f"strategy {text.strip()}: {complaint}")
+        raise UsageError(f"strategy {text.strip():.{_SHOWN}}: {complaint}")
     return _read(text)
 
 

@@ -104,7 +104,8 @@ def _parsed(path: Path, text: str, first_line: int) -> Any:
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
-        raise ValueError(f"{path}, line {first_line + error.lineno - 1}: not JSON ({error.msg})") from None
+        place = f"{path}, line {first_line + error.lineno - 1}"
+        raise ValueError(f"{place}: not JSON ({error.msg}: column {error.colno})") from None
     except (ValueError, RecursionError) as error:  # numbers of thousands of digits, or lists nested too deep
         raise ValueError(f"{path}, line {first_line}: not JSON ({error})") from None
 

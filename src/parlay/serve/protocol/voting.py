@@ -21,7 +21,7 @@ class Vote(Body):
 
     closed: ClassVar[bool] = True
 
-    n: Chains | None = None
+    n: Annotated[int, Field(ge=2, le=INT_LIMIT), WHOLE] | None = None
     answer: str | None = None
     by: Literal["votes", "score"] | None = None
     early: bool | None = None
