@@ -76,6 +76,19 @@ def test_a_canvas_ends_where_the_block_of_the_text_does() -> None:
     assert runner.segments[-1].together == 2
 
 
+def test_a_forward_runs_no_token_twice_and_no_place_that_guesses_nothing() -> None:
+    """The root stays cached, so the next draft feeds what was committed since; the last of shifted places is no row."""
+    made, runner = drafter(CanvasSpec(MASK, block=3, shift=True), width=1)
+    tokens = [1, 2, 3]
+    assert len(propose(made, Sight(tokens=tokens), 3)) == 3
+    tokens += [4, 5]
+    propose(made, Sight(tokens=tokens), 3)
+    assert [segment.pending for segment in runner.segments] == [(1, 2, 3), (4, 5)]
+    assert [(segment.tree.tokens, segment.together) for segment in runner.segments] == [((MASK, MASK), 2)] * 2
+    propose(made, Sight(tokens=tokens), 3)
+    assert runner.segments[-1].pending == (5,), "where nothing was committed the root runs again"
+
+
 def test_sampled_requests_draft_with_their_own_noise() -> None:
     """Some first guesses are not the likeliest then, and a rank never counts for more than the one before it."""
     made, _ = drafter(CanvasSpec(MASK, block=3), min_p=0, width=2)

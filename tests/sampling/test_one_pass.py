@@ -86,3 +86,45 @@ def test_a_row_that_it_does_not_read_is_left_to_the_steps(monkeypatch: pytest.Mo
     assert one_pass.draw(row_V, SamplingParams(typical_p=0.9), 1) is None
     monkeypatch.setenv(SWITCH, "0")
     assert one_pass.draw(row_V, params, 1) is None
+
+
+@pytest.mark.parametrize("switch", WIDTHS)
+@pytest.mark.parametrize("size", [3, 40, 1000])
+def test_the_likeliest_tokens_of_rows_come_with_their_chances(
+    size: int, switch: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of equal ones the lowest id first, without masked ones, as a stable order of the whole row has them."""
+    monkeypatch.setenv(SWITCH, switch)
+    logits_RV = rows(size)
+    probs_RV = logits_RV.softmax(-1)
+    order_RV = logits_RV.sort(dim=-1, descending=True, stable=True).indices
+    for count in (1, 3, 20):
+        found = one_pass.leading(logits_RV, count)
+        assert found is not None
+        for row, guesses in enumerate(found):
+            there = min(count, int((logits_RV[row] > -torch.inf).sum()))
+            wanted = order_RV[row, :there]
+            assert [token for token, _ in guesses] == wanted.tolist()
+            assert [chance for _, chance in guesses] == pytest.approx(probs_RV[row, wanted].tolist(), rel=1e-4)
+    assert one_pass.likeliest(logits_RV) == logits_RV.argmax(-1).tolist()
+
+
+def test_barred_tokens_are_left_out_of_the_wanted_rows_alone() -> None:
+    logits_RV = torch.tensor([[5.0, 4, 3, 1], [5, 4, 3, 1], [1, 3, 4, 5]])
+    found = one_pass.leading(logits_RV, 2, wanted=[1, 2], barred=(0, 3))
+    assert found is not None
+    assert [[token for token, _ in guesses] for guesses in found] == [[1, 2], [2, 1]]
+    assert found[0][0][1] + found[0][1][1] == pytest.approx(1)
+    assert logits_RV[0].tolist() == [5, 4, 3, 1]
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+@pytest.mark.parametrize("place", [0, 17, 36])
+def test_nothing_is_guessed_from_a_row_that_is_no_distribution(bad: float, place: int) -> None:
+    """The sampler then says what is wrong with it. Places in whole vectors of numbers, and behind them."""
+    logits_RV = torch.zeros(3, 37)
+    logits_RV[1, place], logits_RV[2] = bad, -torch.inf
+    found = one_pass.leading(logits_RV, 2)
+    assert found is not None
+    assert [len(guesses) for guesses in found] == [2, 0, 0]
+    assert one_pass.likeliest(logits_RV) is None

@@ -195,6 +195,7 @@ GROWTH_BYTES = CFUNCTYPE(c_int64, POINTER(ModelStruct), POINTER(Batch), POINTER(
 GROW = CFUNCTYPE(None, POINTER(ModelStruct), POINTER(Batch), POINTER(GrowthStruct))
 NOISY_BEST = CFUNCTYPE(c_int64, c_void_p, c_int64, c_float, c_uint64, c_int64, c_void_p)
 DRAW = CFUNCTYPE(c_int64, c_void_p, c_int64, c_float, c_int64, c_double, c_double, c_uint64)
+LEADING = CFUNCTYPE(None, c_void_p, c_int64, c_int64, c_void_p, c_int64, c_int64, *(c_void_p,) * 3)
 OVER_RANKS = CFUNCTYPE(None, POINTER(RanksStruct), c_void_p, c_int64)
 REST = CFUNCTYPE(None)
 
@@ -247,6 +248,7 @@ class Core(Structure):
         ("grow", GROW),
         ("noisy_best", NOISY_BEST),
         ("draw", DRAW),
+        ("leading", LEADING),
         ("sum_over_ranks", OVER_RANKS),
         ("gather_over_ranks", OVER_RANKS),
         ("rest", REST),

@@ -134,6 +134,17 @@ def is_plain_greedy(view: SequenceView, path: Sequence[int]) -> bool:
     return view.request.params.temperature == 0 and not edits(view, path)
 
 
+def all_plain_greedy(views: Sequence[SequenceView], paths: Sequence[Sequence[int]]) -> bool:
+    """`is_plain_greedy` of all rows; neighbours of one text are looked at once, unless it must not end early."""
+    before: SequenceView | None = None
+    for view, path in zip(views, paths, strict=True):
+        if view is not before or view.request.params.min_tokens:
+            if not is_plain_greedy(view, path):
+                return False
+            before = view
+    return True
+
+
 def goes_together(view: SequenceView, path: Sequence[int]) -> bool:
     """Whether the row can be truncated together with others, which is cheaper than alone."""
     return (
@@ -143,6 +154,8 @@ def goes_together(view: SequenceView, path: Sequence[int]) -> bool:
 
 def greedy(logits_RV: Tensor) -> list[int | Fault]:
     """The most likely token of each row, or what is wrong with it."""
+    if (found := one_pass.likeliest(logits_RV)) is not None:
+        return [*found]
     values_R, ids_R = select.argmax(logits_RV)
     values: list[float] = values_R.tolist()
     ids: list[int | Fault] = ids_R.tolist()

@@ -3,6 +3,8 @@
  * looked at, and the row is never put in order.
  *
  * Weights are float32 here and float64 there. What depends on the difference is left to the sampler.
+ *
+ * And the likeliest tokens of rows, for who verifies and for guesses.
  */
 #ifndef PARLAY_DRAW_H
 #define PARLAY_DRAW_H
@@ -15,6 +17,7 @@
 #define CLOSE 3e-5        /* far more than sums of weights differ by, as a share of them */
 #define SUMMED (64 * LANES) /* weights that are summed in float32 */
 #define UNDECIDED (-1)
+#define LOOKED_AT (8 * LANES) /* numbers that are compared with the best ones together */
 
 typedef struct {
     const float *logits;
@@ -148,6 +151,66 @@ static int64_t draw(const float *logits, int64_t size, float temperature, int64_
         if (stay) return stay > 0 ? ids[i] : UNDECIDED;
     }
     return UNDECIDED;
+}
+
+static float exponentials(const float *logits, int64_t count, float most)
+{
+    vf sums = {0};
+    int64_t whole = count / LANES * LANES;
+    float total = 0;
+    for (int64_t i = 0; i < whole; i += LANES) sums += exponential(load(logits + i) - most);
+    for (int64_t i = whole; i < count; i++) total += __builtin_expf(logits[i] - most);
+    return total + sum(sums);
+}
+
+/* The places of the largest numbers, best first; of equals the first. Returns how many. */
+static int64_t best_places(const float *numbers, int64_t count, int64_t most, int32_t *found)
+{
+    int64_t kept = 0;
+    for (int64_t from = 0; from < count; from += LOOKED_AT) {
+        int64_t end = from + LOOKED_AT < count ? from + LOOKED_AT : count;
+        if (kept == most && end - from == LOOKED_AT) {
+            vf top = load(numbers + from);
+            for (int64_t i = from + LANES; i < end; i += LANES) top = choose(load(numbers + i) > top, load(numbers + i), top);
+            if (largest(top) <= numbers[found[kept - 1]]) continue;
+        }
+        for (int64_t i = from; i < end; i++) {
+            if (kept == most && numbers[i] <= numbers[found[kept - 1]]) continue;
+            int64_t at = kept < most ? kept++ : kept - 1;
+            for (; at > 0 && numbers[found[at - 1]] < numbers[i]; at--) found[at] = found[at - 1];
+            found[at] = (int32_t)i;
+        }
+    }
+    return kept;
+}
+
+/* Whether a row holds NaN or infinity. */
+static int is_unusable(const float *logits, int64_t size)
+{
+    int64_t whole = size / LANES * LANES;
+    vi usable = ~(vi){0};
+    int all = 1;
+    for (int64_t i = 0; i < whole; i += LANES) usable &= load(logits + i) < INFINITY;
+    for (int i = 0; i < LANES; i++) all &= usable[i];
+    for (int64_t i = whole; i < size; i++) all &= logits[i] < INFINITY;
+    return !all;
+}
+
+/* The tokens of each row's largest logits, `width` at most, best first and of equals the first; how many there are, none
+ * in a row that holds NaN or infinity; and what the softmax of the row says of them, unless `chances` is null. The
+ * logits of the `bars` barred tokens become -INFINITY before. */
+static void leading(float *logits, int64_t rows, int64_t size, const int32_t *barred, int64_t bars, int64_t width,
+                    int32_t *ids, float *chances, int32_t *counts)
+{
+    for (int64_t row = 0; row < rows; row++, logits += size, ids += width) {
+        for (int64_t i = 0; i < bars; i++) logits[barred[i]] = -INFINITY;
+        int64_t found = is_unusable(logits, size) ? 0 : best_places(logits, size, width, ids);
+        while (found && logits[ids[found - 1]] == -INFINITY) found--;
+        counts[row] = (int32_t)found;
+        if (!found || !chances) continue;
+        float most = logits[ids[0]], total = exponentials(logits, size, most);
+        for (int64_t i = 0; i < found; i++) chances[row * width + i] = __builtin_expf(logits[ids[i]] - most) / total;
+    }
 }
 
 #endif

@@ -12,8 +12,6 @@
 #include "draw.h"
 #include "forward.h"
 
-#define LOOKED_AT (8 * LANES) /* numbers that are compared with the best ones together */
-
 /* A token that may join a draft: its chance below its parent (a candidate, or -1 for the root), and its path's chance. */
 typedef struct {
     int64_t token, parent;
@@ -53,37 +51,6 @@ typedef struct {
     float **taps;
     Inputs features; /* of the product that comes first */
 } Levels;
-
-static float exponentials(const float *logits, int64_t count, float most)
-{
-    vf sums = {0};
-    int64_t whole = count / LANES * LANES;
-    float total = 0;
-    for (int64_t i = 0; i < whole; i += LANES) sums += exponential(load(logits + i) - most);
-    for (int64_t i = whole; i < count; i++) total += __builtin_expf(logits[i] - most);
-    return total + sum(sums);
-}
-
-/* The places of the largest numbers, best first; of equals the first. Returns how many. */
-static int64_t best_places(const float *numbers, int64_t count, int64_t most, int32_t *found)
-{
-    int64_t kept = 0;
-    for (int64_t from = 0; from < count; from += LOOKED_AT) {
-        int64_t end = from + LOOKED_AT < count ? from + LOOKED_AT : count;
-        if (kept == most && end - from == LOOKED_AT) {
-            vf top = load(numbers + from);
-            for (int64_t i = from + LANES; i < end; i += LANES) top = choose(load(numbers + i) > top, load(numbers + i), top);
-            if (largest(top) <= numbers[found[kept - 1]]) continue;
-        }
-        for (int64_t i = from; i < end; i++) {
-            if (kept == most && numbers[i] <= numbers[found[kept - 1]]) continue;
-            int64_t at = kept < most ? kept++ : kept - 1;
-            for (; at > 0 && numbers[found[at - 1]] < numbers[i]; at--) found[at] = found[at - 1];
-            found[at] = (int32_t)i;
-        }
-    }
-    return kept;
-}
 
 /* What one row guesses: `scores` are its logits with the noise of the request, if it samples. So guesses are what its
  * sampler would choose. */

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-
 from parlay.drafters.draft_models.draft_sequences import DraftJob, DraftSequences
 from parlay.drafters.draft_models.guesses import Guess, best_guesses, falling, likely_chain
 from parlay.drafters.draft_models.opening import open_draft
@@ -49,6 +47,9 @@ class CanvasDraft:
                 "of parlay train cmlm"
             )
         self._canvas: CanvasSpec = canvas
+        ends = canvas.ends
+        numbers = () if ends is None else range(ends.first_number, ends.first_number + ends.numbers)
+        self._barred = (canvas.mask_id, *numbers)
         self._options = options
         self._sequences = DraftSequences(self._runner)
 
@@ -75,17 +76,18 @@ class CanvasDraft:
 
     def _guess(self, plans: Sequence[_Plan], steps_left: int) -> None:
         """Guess all open places in one forward, and fix the surest: a share that leaves none after the last step."""
-        out = self._runner.forward([plan.segment(self._canvas.mask_id) for plan in plans])
+        out = self._runner.forward([plan.segment(self._canvas) for plan in plans])
         for plan, start in zip(plans, out.starts, strict=False):
-            self._sequences.run_again(plan.job)
-            first = start + (0 if self._canvas.shift else 1)
-            logits_PV = rows(out.logits_RV, [first + place for place in plan.open])  # nobody else reads them
-            logits_PV[:, self._canvas.mask_id] = -torch.inf
-            if (ends := self._canvas.ends) is not None:
-                logits_PV[:, ends.first_number : ends.first_number + ends.numbers] = -torch.inf
-            paths = [plan.tokens(self._canvas.mask_id)[:place] for place in plan.open]
-            found = best_guesses(logits_PV, [plan.job.view] * len(paths), paths, self._options.width)
-            plan.take(found, steps_left)
+            if steps_left > 1:
+                self._sequences.run_again(plan.job)
+            else:
+                self._sequences.keep(plan.job.sequence)
+            logits_RV, wanted = out.logits_RV, [start + place for place in plan.open]
+            if len(wanted) <= wanted[-1] - wanted[0]:
+                logits_RV, wanted = rows(logits_RV, wanted), list(range(len(wanted)))
+            views, paths = [plan.job.view] * len(wanted), plan.paths(self._canvas.mask_id)
+            width, barred = self._options.width, self._barred
+            plan.take(best_guesses(logits_RV, views, paths, width, wanted=wanted, barred=barred), steps_left)
 
     def _draft(self, plan: _Plan) -> Draft:
         """The tree of the likeliest paths; with one token at each place a chain."""
@@ -112,20 +114,37 @@ class _Plan:
 
     def tokens(self, mask_id: int) -> list[int]:
         """The ids that the places read."""
+        if len(self.open) == len(self.guesses):
+            return [mask_id] * len(self.open)
         return [mask_id if place in self.open else guesses[0][0] for place, guesses in enumerate(self.guesses)]
 
-    def segment(self, mask_id: int) -> Segment:
-        """The pending tokens and the canvas; logits of the root and of all places."""
-        tree = trees.chain_tree(self.tokens(mask_id))
-        return self.job.sequence.segment(tree, len(tree) + 1)._replace(together=len(tree))
+    def paths(self, mask_id: int) -> list[list[int]]:
+        """What stands before each open place."""
+        tokens = self.tokens(mask_id)
+        return [tokens[:place] for place in self.open]
+
+    def segment(self, canvas: CanvasSpec) -> Segment:
+        """The pending tokens and the canvas; logits of the rows that guess its places.
+
+        Where each row guesses the next place, the last place guesses nothing. In a causal text it is no row; others
+        learned to fill whole canvases.
+        """
+        tokens = self.tokens(canvas.mask_id)
+        if not canvas.shift:
+            return self.job.sequence.segment(trees.chain_tree(tokens), len(tokens), together=len(tokens))
+        seen = tokens[:-1] if canvas.text == "causal" else tokens
+        return self.job.sequence.segment(trees.chain_tree(seen), len(seen) + 1, together=len(seen))
 
     def take(self, found: Sequence[list[Guess]], steps_left: int) -> None:
         """Note the guesses at open places; a place at which nothing can be drawn ends the canvas."""
         for place, guesses in zip(self.open, found, strict=True):
             self.guesses[place] = guesses
-        ends = next((place for place, guesses in enumerate(self.guesses) if not guesses), len(self.guesses))
-        del self.guesses[ends:]
-        self.open = [place for place in self.open if place < ends]
+        if not all(self.guesses):
+            del self.guesses[self.guesses.index([]) :]
+        if steps_left == 1:
+            self.open = []
+            return
+        self.open = [place for place in self.open if place < len(self.guesses)]
         surest = sorted(self.open, key=lambda place: -self.guesses[place][0][1])
         fixed = surest[: -(-len(surest) // steps_left)]
         self.open = [place for place in self.open if place not in fixed]

@@ -24,9 +24,13 @@ class DraftSequence:
         self.pending: tuple[int, ...] = ()
         self.listed = 0  # tokens of the text that a short list of the model's tokens was told of
 
-    def segment(self, tree: Tree = NO_TREE, rows: int = 1) -> Segment:
-        """Feed the pending tokens and a tree, and ask for the logits of the last ``rows`` of all these rows."""
-        return Segment(self.name, self.pending, tree, len(self.pending) + len(tree) - rows)
+    def segment(self, tree: Tree = NO_TREE, rows: int = 1, together: int = 0) -> Segment:
+        """Feed the pending tokens and a tree, and ask for the logits of the last ``rows`` of all these rows.
+
+        The last ``together`` nodes see each other.
+        """
+        first = len(self.pending) + len(tree.tokens) - rows
+        return Segment(self.name, self.pending, tree, first, together=together)
 
     def level(self, tree: Tree, rows: int) -> Segment:
         """Feed the last ``rows`` nodes of a tree and ask for their logits; all before them ran in the last forward.

@@ -9,7 +9,8 @@ from operator import mul
 import torch
 from torch import Tensor
 
-from parlay.sampling.sampler import ranked
+from parlay.sampling import one_pass
+from parlay.sampling.sampler import all_plain_greedy, ranked, rows
 from parlay.types import NO_DRAFT, Draft, SequenceView, trees
 
 Guess = tuple[int, float]
@@ -17,10 +18,24 @@ Guess = tuple[int, float]
 
 
 def best_guesses(
-    logits_RV: Tensor, views: Sequence[SequenceView], paths: Sequence[Sequence[int]], width: int
+    logits_RV: Tensor,
+    views: Sequence[SequenceView],
+    paths: Sequence[Sequence[int]],
+    width: int,
+    *,
+    wanted: Sequence[int] | None = None,
+    barred: Sequence[int] = (),
 ) -> list[list[Guess]]:
-    """Per row the ``width`` best tokens by the sampler's own order, noise included, and their probabilities."""
-    return paired(ranked(logits_RV, views, paths, width), probabilities(logits_RV, views))
+    """Per row the ``width`` best tokens by the sampler's own order, noise included, and their probabilities.
+
+    Of the rows ``wanted``, which follow each other; None: of all. Logits of the tokens ``barred`` are overwritten.
+    """
+    if all_plain_greedy(views, paths) and (found := one_pass.leading(logits_RV, width, wanted, barred)) is not None:
+        return found
+    own_RV = logits_RV if wanted is None else rows(logits_RV, wanted)
+    if barred:
+        own_RV[:, list(barred)] = -torch.inf
+    return paired(ranked(own_RV, views, paths, width), probabilities(own_RV, views))
 
 
 def paired(best: Sequence[Sequence[int]], probs_RV: Tensor) -> list[list[Guess]]:
