@@ -8,7 +8,7 @@ ADAPTER_TESTS := tests/models/test_adapter.py tests/models/test_parity.py tests/
 AS_ROOT := $(if $(filter 0,$(shell id -u)),,sudo)
 MLX := mlx-lm$(if $(filter Linux,$(shell uname)),[cpu])
 
-.PHONY: help demo check types tests check-browser check-versions check-arm check-mlx check-gpu conformance proof bench-smoke bench-figures docs wheel release clean
+.PHONY: help demo check types tests check-browser check-versions check-arm check-mlx sanitize check-gpu conformance proof bench-smoke bench-figures docs wheel release clean
 
 help:  ## list these commands
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 22
@@ -47,6 +47,10 @@ check-arm: $(VENV)/.dev  ## the compiled decoder's products on AArch64, by an em
 check-mlx: $(VENV)/.dev  ## the tests of the runner mlx, with mlx-lm installed into a folder of its own
 	@folder=build/mlx && { test -e $$folder/.installed || { $(BIN)/pip install --disable-pip-version-check --quiet --constraint constraints.txt --target $$folder $(MLX) && touch $$folder/.installed; }; } && \
 		PYTHONPATH=$$folder $(BIN)/pytest tests/models/test_mlx.py
+
+sanitize: $(VENV)/.dev  ## tests of the C library with AddressSanitizer and UBSan, then of its threads with ThreadSanitizer; PARLAY_COMPILED=avx2 for another instruction set
+	$(BIN)/python -m tests.sanitize memory
+	$(BIN)/python -m tests.sanitize threads
 
 check-gpu: $(VENV)/.dev  ## kernels, conformance and speeds on this machine's GPU in ten minutes, as a page to send back; MODEL=NAME for another model, DATA=DIR for the 16 kinds of question
 	@$(BIN)/python -m benchmarks.gpu $(if $(MODEL),--model "$(MODEL)") $(if $(DATA),--data "$(DATA)")

@@ -4,25 +4,32 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 
 from parlay.compiled import structs
 from parlay.compiled.build import LIBRARY
 from parlay.compiled.library import NotLoaded, load
 from parlay.drafters.heads.eagle3 import Eagle3
 from parlay.drafters.heads.level_trees import DynamicTree
+from parlay.drafters.options import EAGLE3
 from parlay.heads import artefact
 from parlay.heads.artefact import HeadArtefact
+from parlay.heads.base import draft_ids
+from parlay.heads.native import eagle3_decoder
+from parlay.heads.opening import held_open
 from parlay.llm import LLM
 from parlay.models.compiled.growing import GrownTrees
+from parlay.models.forward import Growth, HeadRows, TreeRequest
 from parlay.models.native import NativeRunner
 from parlay.system import threads
 from parlay.testing.checkpoints import VOCAB_SIZE
 from parlay.testing.toy_tokenizers import toy_tokenizer
 from parlay.text.prompts import TokensPrompt
-from parlay.types import Draft, SamplingParams, SequenceView
+from parlay.types import Draft, SamplingParams, Segment, SequenceView
 
 try:
     load()
@@ -125,3 +132,35 @@ def test_threads_and_late_ones_change_no_draft(
 def test_the_library_is_asked_for_no_more_nodes_than_it_keeps_apart() -> None:
     with pytest.raises(ValueError, match="1024 at most"):
         GrownTrees.of(1, structs.MOST_DRAFT + 1)
+
+
+@pytest.mark.parametrize(
+    ("edit", "told"),
+    [
+        (lambda growth: growth._replace(width=65), "of 65 rows"),
+        (lambda growth: growth._replace(levels=0), "0 levels"),
+        (lambda growth: growth._replace(head=growth.head._replace(tokens_D=torch.arange(3))), "3 tokens for"),
+        (lambda growth: growth._replace(head=growth.head._replace(features_NF=torch.zeros(9, 5))), "can't read rows"),
+        (
+            lambda growth: growth._replace(
+                head=growth.head._replace(features_NF=torch.zeros(99, growth.head.first.inputs))
+            ),
+            "99 rows",
+        ),
+    ],
+)
+def test_growth_that_would_be_read_beyond_an_end_is_refused(
+    head: HeadArtefact, edit: Callable[[Growth], Growth], told: str
+) -> None:
+    opened = held_open(head, torch.zeros(VOCAB_SIZE, head.layer.hidden_size))
+    runner = opened.runner(EAGLE3, partial(eagle3_decoder, head.layer, head.operands, opened.embedding))
+    if not runner.grows:
+        pytest.skip(runner.spec.kernels)
+    runner.open(0, (1, 2))
+    assert runner.reserve(0, 200)
+    first = opened.fuse.linear
+    rows = HeadRows(draft_ids(head.tensors["d2t"]), first, torch.zeros(2, first.inputs))
+    with pytest.raises(ValueError, match=told):
+        runner.grow([Segment(0, (1, 2), logits_from=1)], edit(Growth(3, 2, 0.0, rows)), [TreeRequest(4)])
+    with pytest.raises(ValueError, match="no nodes"):
+        runner.grow([Segment(0, (1, 2), logits_from=1)], Growth(3, 2, 0.0, rows), [TreeRequest(0)])

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from parlay import models
 from parlay.drafters.resources import Resources
 from parlay.heads import artefact
-from parlay.heads.artefact import HeadArtefact
+from parlay.heads.artefact import BadHead, HeadArtefact
 from parlay.heads.opening import TargetHeads, heads_of
 from parlay.llm import LLM
 from parlay.llm.input_processor import RequestOptions
@@ -97,3 +99,33 @@ def test_strategies_that_share_a_head_draft_as_they_do_alone(model: Path, folder
         alone = [counts for spec in specs for counts in drafted([spec])]
         assert all(draft_tokens for _, draft_tokens, _ in alone)
         assert drafted(specs) == sorted(alone)
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ({"hidden_size": 64}, "trained for a target of .* and 64 numbers"),
+        ({"num_heads": 4, "num_kv_heads": 8}, "num_kv_heads 8: expected a divisor of 4"),
+        ({"num_kv_heads": 0}, "num_kv_heads 0: expected at least 1"),
+        ({"head_dim": 7}, "head_dim 7: expected an even number"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps nan"),
+    ],
+)
+def test_a_head_whose_layer_has_sizes_that_nothing_can_run_is_refused(
+    heads: TargetHeads, folder: Path, said: dict[str, float], told: str
+) -> None:
+    """Kernels read and divide by what a folder says, whoever wrote it."""
+    config = json.loads((folder / artefact.CONFIG).read_text())
+    config["layer"] |= said
+    (folder / artefact.CONFIG).write_text(json.dumps(config))
+    with pytest.raises(BadHead, match=told):
+        heads("eagle3", str(folder))
+
+
+def test_a_head_with_an_embedding_of_fewer_tokens_is_refused(
+    heads: TargetHeads, head: HeadArtefact, tmp_path: Path
+) -> None:
+    few = {**head.tensors, "embed_tokens.weight": torch.zeros(VOCAB_SIZE - 1, head.layer.hidden_size)}
+    artefact.save(tmp_path / "few", replace(head, tensors=few), "# A toy\n")
+    with pytest.raises(BadHead, match="and its embedding has"):
+        heads("eagle3", str(tmp_path / "few"))

@@ -218,7 +218,7 @@ def runs_here(kernels: str) -> bool:
         patch.setenv(SWITCH, kernels)
         try:
             return kernels == "0" or load_library().name.decode() == kernels
-        except NotLoaded:
+        except (NotLoaded, ValueError):  # a library for tests may have one set alone
             return False
 
 

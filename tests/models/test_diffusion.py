@@ -6,6 +6,7 @@ import itertools
 import json
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -339,6 +340,30 @@ def test_the_order_of_rows_is_refused_where_it_makes_no_sense(tmp_path: Path) ->
         one.forward([Segment(0, TEXT[:5], chain, places=(1, 2, 252))])
     with pytest.raises(ValueError, match="4 rows can't see each other or move: they must be the last nodes"):
         one.forward([Segment(0, TEXT[:5], chain, places=(1, 2, 3, 4))])
+    with pytest.raises(ValueError, match="can't move before their root: -300"):
+        one.forward([Segment(0, TEXT[:5], chain, places=(1, 2, -300))])
+
+
+def test_rows_that_move_beyond_all_others_turn_by_where_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Angles are there for the last position that a row has, not only for as many rows as there are."""
+    save_diffusion("wedlm", tmp_path)
+    config, found = replace(read_config(tmp_path), max_context=4096), []
+    for kernels in ("0", NAMES[-1]):
+        monkeypatch.setenv(SWITCH, kernels)
+        one = NativeRunner(
+            config,
+            load_weights(tmp_path, config),
+            dtype=torch.float32,
+            device=torch.device("cpu"),
+            max_tokens_cached=512,
+        )
+        one.open(0, TEXT[:5])
+        assert one.reserve(0, 20)
+        chain = trees.chain_tree([7, MASK, MASK])
+        found.append(one.forward([Segment(0, TEXT[:5], chain, places=(1, 2, 4000))]).logits_RV)
+    torch.testing.assert_close(*found, atol=2e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["llada", "dream"])
@@ -389,7 +414,7 @@ def test_texts_have_the_form_that_is_asked_for(name: str, selector: str, tmp_pat
         ("wedlm", {"mask_token_id": None}, "it has no mask_token_id: add the id"),
         ("wedlm", {"wedlm_window_size": 0}, "block_size 0"),
         ("llada-moe", {"moe_router_score_function": "sigmoid"}, "experts are chosen by softmax alone"),
-        ("llada2", {"topk_group": 4}, "says groups of experts 3: expected equal groups of 6, and 1 or more open"),
+        ("llada2", {"topk_group": 4}, "says groups of experts 3: expected equal groups of 6, 1 or more open"),
         ("llada2", {"num_experts_per_tok": 5}, "says experts per token 5: expected no more than the open groups have"),
         ("nemotron", {"model_type": "nemotron_labs_diffusion_vlm"}, "images are not supported"),
     ],

@@ -51,6 +51,11 @@ class Rows(NamedTuple):
         """One more than the number of the last row."""
         return self.pending + len(self.tree.tokens)
 
+    @property
+    def reach(self) -> int:
+        """One more than any position by which a row turns."""
+        return self.start + max(self.end, self.pending + max(self.places, default=0))
+
 
 class Staged(NamedTuple):
     """Rows of the last forward that are not committed: pending tokens after the committed ones, then nodes."""

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -43,35 +44,40 @@ def digest() -> str:
     return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()[:16]
 
 
-def build(library: Path = LIBRARY) -> Path:
-    """Compile ``library`` for the instruction sets that the compiler knows; raises CannotBuild."""
+def build(library: Path = LIBRARY, only: Collection[str] = NAMES, flags: Sequence[str] = ()) -> Path:
+    """Compile ``library`` for those of the instruction sets ``only`` that the compiler knows; raises CannotBuild.
+
+    ``flags`` come after the usual ones, where it is linked, too.
+    """
     if sys.platform not in SYSTEMS:
         raise CannotBuild(f"the compiled decoder is for Linux and macOS, not {sys.platform}")
     compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         raise CannotBuild("there is no C compiler")
     with tempfile.TemporaryDirectory() as folder:
-        build_objects(compiler, platform.machine(), Path(folder))
+        build_objects(compiler, platform.machine(), Path(folder), only, flags)
         objects = sorted(str(path) for path in Path(folder).glob("*.o"))
         made = Path(folder) / library.name
-        _run([compiler, "-shared", "-pthread", "-o", str(made), *objects, "-lm"])
+        _run([compiler, "-shared", "-pthread", "-o", str(made), *objects, "-lm", *flags])
         shutil.copyfile(made, library.with_suffix(".new"))
     library.with_suffix(".new").replace(library)  # whoever runs the old one keeps it
     return library
 
 
-def build_objects(compiler: str, machine: str, folder: Path) -> None:
-    """Compile all that the library is made of into ``folder``, for a machine of that kind; raises CannotBuild."""
+def build_objects(
+    compiler: str, machine: str, folder: Path, only: Collection[str] | None = None, flags: Sequence[str] = ()
+) -> None:
+    """Compile all that the library is made of into ``folder``, for a machine of that kind; see `build`."""
     sets = _EVERYWHERE | _OF_MACHINES.get(machine, {})
-    known = {name: flags for name, flags in sets.items() if _knows(compiler, flags)}
-    jobs = [job for name, flags in known.items() for job in _objects(compiler, folder, name, flags)]
+    known = {name: own for name, own in sets.items() if (only is None or name in only) and _knows(compiler, own)}
+    jobs = [job for name, own in known.items() for job in _objects(compiler, folder, name, own)]
     about = (f"-DSOURCES={digest()}", *(f"-Dparlay_{name}=parlay_none" for name in sets if name not in known))
     jobs += [
         _command(compiler, SOURCES / f"{name}.c", folder / f"{name}.o", *about)
         for name in ("choose", "pool", "shelf", "stream")
     ]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        list(pool.map(_run, jobs))
+        list(pool.map(_run, [[*job, *flags] for job in jobs]))
 
 
 def _knows(compiler: str, flags: tuple[str, ...]) -> bool:

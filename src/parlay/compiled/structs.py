@@ -166,7 +166,7 @@ class GrowthStruct(Structure):
 
 MOST_EXPERTS, MOST_CHOSEN = 1024, 64  # of a layer and of a row, with a shared one
 MOST_BEST = 256  # that `noisy_best` finds
-MOST_DRAFT = 1024  # nodes of a draft that `grow` writes
+MOST_DRAFT, MOST_CHILDREN = 1024, 64  # nodes of a draft that `grow` writes; rows of a level, and children of each
 
 
 def best_room(count: int) -> int:

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from parlay.heads.proof import Proof
 from parlay.models.config import DecoderConfig, RopeConfig
+from parlay.models.families.reading import check_forms
 from parlay.models.fetch.hub import hash_of
 from parlay.models.weights.dequantize import dense
 from parlay.models.weights.formats import Format
@@ -176,12 +177,13 @@ def read_facts(folder: Path) -> HeadFacts:
             said["method"], _layer(said["layer"]), said["settings"], origin, said.get("sha256", ""), blocks
         )
         _check_kinds(found)
+        check_forms(str(folder / CONFIG), found.layer)
         return found
     except BadHead:
         raise
     except KeyError as error:
         raise BadHead(f"{folder} holds no draft head that can be read: {CONFIG} lacks {error}") from error
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError, ParlayError) as error:
         raise BadHead(f"{folder} holds no draft head that can be read: {error}") from error
 
 
@@ -242,7 +244,7 @@ def check_target(where: str, layer: DecoderConfig, witness_WH: Tensor, rows_WH: 
 
     ``layer`` is what the head's config says of the target.
     """
-    if vocab_size != layer.vocab_size or rows_WH.shape != witness_WH.shape:
+    if (vocab_size, rows_WH.shape[-1]) != (layer.vocab_size, layer.hidden_size) or rows_WH.shape != witness_WH.shape:
         raise BadHead(
             f"{where} was trained for a target of {layer.vocab_size} tokens and {layer.hidden_size} numbers, "
             f"not {vocab_size} and {rows_WH.shape[-1]}: choose a head that was trained for this model"

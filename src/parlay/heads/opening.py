@@ -328,6 +328,12 @@ class TargetHeads:
             artefact, proved = converted(folder, self._target, self._matrices())
             self._tell(folder, artefact, proved)
         embedding = artefact.operands.get(EMBEDDING, self._matrices().embedding)
+        layer = artefact.layer
+        if tuple(embedding.shape) != (layer.vocab_size, layer.hidden_size):
+            raise BadHead(
+                f"{folder} is a head for {layer.vocab_size} tokens of {layer.hidden_size} numbers, and its embedding "
+                f"has {list(embedding.shape)}: choose a head that was trained for this model"
+            )
         return OpenHead(artefact.without(EMBEDDING), embedding, self._make_runner, self._dtype, self._states)
 
     def _tell(self, folder: Path, held: HeadArtefact, proved: bool) -> None:

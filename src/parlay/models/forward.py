@@ -281,6 +281,8 @@ def check_together(segment: Segment) -> None:
             f"sequence {segment.sequence}: {apart} rows can't see each other or move: they must be the last nodes, in "
             "chains below other rows, all run, and not join at a later layer"
         )
+    if min(segment.places, default=0) < 0:
+        raise ValueError(f"sequence {segment.sequence}: rows can't move before their root: {min(segment.places)}")
 
 
 def with_features(embedded_NH: Tensor, features: Sequence[SegmentFeatures]) -> Tensor:

@@ -36,14 +36,13 @@ from parlay.models.lookup import NgramTable, path_tokens
 from parlay.models.lora import LowRankAdapter, adapter_rows, read_adapter
 from parlay.models.lora_layout import BadAdapter
 from parlay.models.rope import turn_keys
-from parlay.models.segment_forms import check_form, with_choice
+from parlay.models.segment_forms import check_features, check_form, with_choice
 from parlay.models.torch_ops.kernels import choose_dtype
 from parlay.models.two_depths import Begin, TwoDepths, deep_rows, unused_layers
 from parlay.models.weights.fused import Operand, in_eight_bits
 from parlay.types import (
     NO_SKIP,
     CanvasSpec,
-    Features,
     Finish,
     Move,
     Output,
@@ -332,32 +331,12 @@ class NativeRunner(Runner):
         found: list[SegmentFeatures] = []
         for place, segment in enumerate(segments):
             if (features := segment.features) is not None:
-                self._check_features(segment, features)
+                check_features(self._spec, segment, features, even=not self._uneven)
                 nodes = trees.anchors(segment.tree, len(features)) if features.join else []
                 root = begins[place] + len(segment.pending) - segment.base - 1
                 anchors = [root + 1 + node for node in nodes]
                 found.append(SegmentFeatures(place, begins[place + 1] - len(features), features, anchors))
         return found
-
-    def _check_features(self, segment: Segment, features: Features) -> None:
-        rows, hidden = features.rows_KH.shape
-        if rows > segment.rows or hidden != self._spec.hidden_size:
-            raise ValueError(
-                f"features of {rows} rows and {hidden} numbers for a segment that runs {segment.rows} rows of "
-                f"{self._spec.hidden_size}"
-            )
-        if features.prefix is not None and not self._spec.takes(features.prefix):
-            raise ValueError(f"a prefix of {tuple(features.prefix.states.shape)} numbers is another model's")
-        if features.join is None:
-            return
-        if self._uneven:
-            raise ValueError(
-                f"{self._spec.name}: its layers differ or see other layers' keys, so no row can join at one"
-            )
-        if not 0 <= features.join.layer < self._num_layers:
-            raise ValueError(f"no row can join at layer {features.join.layer}: layers are 0 to {self._num_layers - 1}")
-        if rows > len(segment.tree) or segment.base > len(segment.pending) - 1:
-            raise ValueError("rows that join are nodes, and what they begin from runs in the same forward")
 
     def _check(self, ids: list[int], taps: Sequence[int], skip: Skip) -> None:
         if not ids:

@@ -183,7 +183,8 @@ def draw_among_rows(logits_RV: Tensor, ids_RC: Tensor, stay_RC: Tensor, streams:
 def _best_of_row(logits_V: Tensor, state: int, count: int) -> list[int]:
     """`best` for one row. The compiled library finds it, unless scores are too near for its logarithms."""
     core = compiled()
-    if core is not None and count <= structs.MOST_BEST and logits_V.is_contiguous():
+    plain = logits_V.dtype == torch.float32 and logits_V.is_contiguous()
+    if core is not None and count <= structs.MOST_BEST and plain:
         ids = (ctypes.c_int64 * structs.best_room(count))()
         found = core.noisy_best(logits_V.data_ptr(), logits_V.numel(), 1.0, state, count, ids)
         if found > 0:

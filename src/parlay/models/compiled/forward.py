@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 import torch
@@ -71,6 +72,7 @@ class CompiledForward(Forward):
         if reason:
             raise NotLoaded(reason)
         self._core = load()
+        weakref.finalize(self, self._core.rest).atexit = False  # a late thread may still read what forwards were given
         pages = LayerPages.of(config) if part == WHOLE else LayerPages.alike(config.num_layers)
         self._weights = Weights(
             self._core, config, weights, dtype, packed, logits=part.logits, room=room, beside=beside
@@ -276,7 +278,7 @@ class CompiledForward(Forward):
         ids = (ctypes.c_int64 * rows)(*laid.arranged(work.ids)[own.start : own.stop])
         wanted_rows = (ctypes.c_int32 * max(wanted, 1))(*laid.rows_of(work.wanted))
         longest = max([place.start + place.end for place in work.places])
-        self._reach(longest)
+        self._reach(max([place.reach for place in work.places]))
         batch = structs.Batch(
             rows=rows,
             segments=segments,

@@ -12,6 +12,7 @@ from torch import Tensor
 from parlay.compiled import structs
 from parlay.models.compiled.layout import lay_out_texts
 from parlay.models.compiled.memory import Workspace
+from parlay.models.compiled.product import check_inputs
 from parlay.models.forward import ForwardBatch, GrownTree, Growth, TreeRequest
 
 
@@ -61,8 +62,8 @@ class GrownTrees:
     @staticmethod
     def of(segments: int, most: int) -> GrownTrees:
         """For so many segments. Raises ValueError for more nodes than the library takes."""
-        if most > structs.MOST_DRAFT:
-            raise ValueError(f"a draft of {most} nodes: {structs.MOST_DRAFT} at most")
+        if not 0 < most <= structs.MOST_DRAFT:
+            raise ValueError(f"a draft of {most} nodes: 1 at least, and {structs.MOST_DRAFT} at most")
         whole, real = ctypes.c_int64 * (segments * most), ctypes.c_double * (segments * most)
         return GrownTrees(whole(), whole(), real(), whole(), (ctypes.c_int64 * segments)(), most)
 
@@ -112,7 +113,11 @@ class GrowthCall:
         threads: int,
         beside: bool,
     ) -> GrowthCall:
-        """Lay out the call. ``tokens_D`` are the target's tokens of the outputs of a draft head or a draft model."""
+        """Lay out the call. ``tokens_D`` are the target's tokens of the outputs of a draft head or a draft model.
+
+        Raises ValueError for more than the library has room for, and for sizes that are not the model's.
+        """
+        _check(model, growth, requests, tokens_D, len(work.ids))
         rows, segments, most = len(work.ids), len(work.places), max([request.nodes for request in requests])
         laid, ids = lay_out_texts(work.places), (ctypes.c_int64 * rows)(*work.ids)
         wanted, asked = (ctypes.c_int32 * segments)(*work.wanted), TreeRequests.of(requests, growth.levels)
@@ -139,3 +144,25 @@ class GrowthCall:
     def stop(self) -> None:
         """Begin no further level, if it runs beside others. Any thread may call this."""
         self.stopped.value = 1
+
+
+def _check(
+    model: structs.ModelStruct, growth: Growth, requests: Sequence[TreeRequest], tokens_D: Tensor, rows: int
+) -> None:
+    """Raises ValueError for what the library would read or write beyond an end; see `GrowthCall.of`."""
+    if not 0 < growth.width <= structs.MOST_CHILDREN or growth.levels < 1:
+        raise ValueError(
+            f"{growth.levels} levels of {growth.width} rows: 1 level at least, of 1 to {structs.MOST_CHILDREN} rows"
+        )
+    if min([request.nodes for request in requests]) < 1:
+        raise ValueError("a draft of no nodes: 1 at least")
+    if len(tokens_D) != model.vocab:
+        raise ValueError(f"{len(tokens_D)} tokens for {model.vocab} outputs of the draft model")
+    if growth.head is None:
+        return
+    check_inputs(growth.head.first, growth.head.features_NF)
+    if len(growth.head.features_NF) != rows or growth.head.first.outputs != model.hidden:
+        raise ValueError(
+            f"features of {len(growth.head.features_NF)} rows, made into {growth.head.first.outputs} numbers, for "
+            f"{rows} rows of {model.hidden}"
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import weakref
 
 import torch
 import torch.nn.functional as F
@@ -40,6 +41,7 @@ class Product:
         except NotLoaded:
             self._weight_OI = as_tensor(weight, torch.float32)
             return
+        weakref.finalize(self, self._core.rest).atexit = False  # a late thread of a call may still read it
         out, inputs = weight.shape
         kind, rows = _in_blocks(weight)
         self._memory = WeightArena()
@@ -57,10 +59,17 @@ class Product:
         return self._linear
 
     def __call__(self, x_NI: Tensor) -> Tensor:
-        """``[N, O]`` float32."""
+        """``[N, O]`` float32. Raises ValueError for rows of another size."""
         x_NI = x_NI.float().contiguous()
         if self._weight_OI is not None:
             return F.linear(x_NI, self._weight_OI)
+        check_inputs(self._linear, x_NI)
         found_NO = torch.empty(len(x_NI), self._linear.outputs)
         self._core.multiply(ctypes.byref(self._linear), x_NI.data_ptr(), len(x_NI), found_NO.data_ptr())
         return found_NO
+
+
+def check_inputs(linear: structs.Linear, x_NI: Tensor) -> None:
+    """Raises ValueError for rows that the product can't read."""
+    if x_NI.dim() != 2 or x_NI.shape[1] != linear.inputs:
+        raise ValueError(f"a product of {linear.inputs} inputs can't read rows of {tuple(x_NI.shape)} numbers")

@@ -93,7 +93,6 @@ def config_of(directory: Path, raw: Json, architecture: str, longest: int = 0) -
         scheme_of(directory, raw, family.quantized)
     except UnsupportedModel as reason:
         raise UnsupportedModel(f"{architecture}: {reason}") from None
-    _check_sizes(directory, config)
     check_forms(f"{directory}: config.json", config)
     return config
 
@@ -111,19 +110,22 @@ def _check_counts(directory: Path, raw: Json) -> None:
                 raise _wrong(f"{directory}: config.json", name, str(value).lower(), "a number")
 
 
-def _check_sizes(directory: Path, config: DecoderConfig) -> None:
+def _check_sizes(source: str, config: DecoderConfig) -> None:
     said = asdict(config)
     for name, most in _MOST.items():
         if not 1 <= said[name] <= most:
-            raise _wrong(f"{directory}: config.json", name, said[name], f"at least 1 and at most {most}")
+            raise _wrong(source, name, said[name], f"at least 1 and at most {most}")
     if config.head_dim % 2:
-        raise _wrong(f"{directory}: config.json", "head_dim", config.head_dim, "an even number")
+        raise _wrong(source, "head_dim", config.head_dim, "an even number")
+    if config.num_heads % config.num_kv_heads:
+        raise _wrong(source, "num_kv_heads", config.num_kv_heads, f"a divisor of {config.num_heads}")
     if not 0 <= config.rms_norm_eps < math.inf:
-        raise _wrong(f"{directory}: config.json", "rms_norm_eps", config.rms_norm_eps, "a number of at least 0")
+        raise _wrong(source, "rms_norm_eps", config.rms_norm_eps, "a number of at least 0")
 
 
 def check_forms(source: str, config: DecoderConfig) -> None:
-    """Raises ParlayError for numbers of layers that make no sense; ``source`` is what says them."""
+    """Raises ParlayError for sizes and numbers of layers that make no sense; ``source`` is what says them."""
+    _check_sizes(source, config)
     for rope, size in dict.fromkeys((form.rope, config.heads_of(form).size) for form in config.forms):
         if rope is not None:
             _check_rope(source, rope, size)
@@ -182,9 +184,7 @@ def _check_experts(source: str, experts: Experts, layers: int) -> None:
     if not 1 <= experts.chosen <= experts.count <= _MOST_LAYERS:
         raise _wrong(source, "experts per token", experts.chosen, f"at least 1 and at most {experts.count} of them")
     if experts.count % max(experts.groups, 1) or not 1 <= experts.top_groups <= experts.groups:
-        raise _wrong(
-            source, "groups of experts", experts.groups, f"equal groups of {experts.count}, and 1 or more open"
-        )
+        raise _wrong(source, "groups of experts", experts.groups, f"equal groups of {experts.count}, 1 or more open")
     if experts.chosen > experts.count // experts.groups * experts.top_groups:
         raise _wrong(source, "experts per token", experts.chosen, "no more than the open groups have")
     if not 0 < experts.scale < math.inf:

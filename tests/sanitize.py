@@ -1,0 +1,79 @@
+"""Runs tests of the C library with a compiler's sanitizers in it, on a copy of the package in a folder of its own.
+
+`make sanitize` calls this. The library there has one instruction set alone, and nothing else reads it. Python is not
+built with a sanitizer, so the sanitizer's own library is loaded before all others.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+from parlay.compiled.build import NAMES, build
+from parlay.compiled.library import SWITCH
+
+ROOT = Path(__file__).parent.parent
+FLAGS = ("-O1", "-g", "-fno-omit-frame-pointer")
+
+
+class Sanitizer(NamedTuple):
+    """Flags for the compiler, the library that must be loaded first, its options, and the tests that run."""
+
+    flags: tuple[str, ...]
+    runtime: str
+    options: dict[str, str]
+    tests: tuple[str, ...]
+
+
+_MODELS = ("formats", "kv_cache", "lora", "lookup", "shelving", "streaming", "pool", "rows_that_run", "windows")
+SANITIZERS = {
+    "memory": Sanitizer(
+        ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"),
+        "libasan.so",
+        {"ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "print_stacktrace=1"},
+        (
+            *(f"tests/models/test_{name}.py" for name in _MODELS),
+            *("tests/heads/test_growing.py", "tests/heads/test_next_states.py", "tests/ranks/test_parts.py"),
+            *("tests/sampling/test_noise.py", "tests/sampling/test_one_pass.py"),
+        ),
+    ),
+    "threads": Sanitizer(
+        ("-fsanitize=thread",),
+        "libtsan.so",
+        {"TSAN_OPTIONS": f"exitcode=66:suppressions={ROOT / 'tests' / 'sanitize.txt'}"},
+        ("tests/models/test_pool.py", "tests/heads/test_growing.py", "tests/models/test_streaming.py"),
+    ),
+}
+
+
+def package(name: str, instructions: str) -> Path:
+    """Copy the package, with a library of its own; what it returns is for PYTHONPATH."""
+    folder = ROOT / "build" / "sanitize" / name
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(ROOT / "src" / "parlay", folder / "parlay", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    build(folder / "parlay" / "compiled" / "core.so", [instructions], (*FLAGS, *SANITIZERS[name].flags))
+    return folder
+
+
+def run(name: str, instructions: str, tests: list[str]) -> int:
+    """Run tests with one of the sanitizers but those of other instruction sets, and return pytest's exit code."""
+    own, others = SANITIZERS[name], [each for each in NAMES if each != instructions]
+    where = [os.environ.get("CC", "cc"), f"-print-file-name={own.runtime}"]
+    about = {
+        "PYTHONPATH": os.pathsep.join([str(package(name, instructions)), str(ROOT)]),
+        "LD_PRELOAD": subprocess.check_output(where, text=True).strip(),
+        "PYTHONMALLOC": "malloc",
+        SWITCH: instructions,
+        **own.options,
+    }
+    words = [sys.executable, "-m", "pytest", "-k", " and ".join(f"not {each}]" for each in others)]
+    return subprocess.call([*words, *(tests or own.tests)], cwd=ROOT, env={**os.environ, **about})
+
+
+if __name__ == "__main__":
+    kind, *more = sys.argv[1:]
+    sys.exit(run(kind, os.environ.get(SWITCH, NAMES[-1]), more))
