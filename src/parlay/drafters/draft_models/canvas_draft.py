@@ -119,7 +119,7 @@ class _Plan:
         return [mask_id if place in self.open else guesses[0][0] for place, guesses in enumerate(self.guesses)]
 
     def paths(self, mask_id: int) -> list[list[int]]:
-        """What stands before each open place."""
+        """List what stands before each open place."""
         tokens = self.tokens(mask_id)
         return [tokens[:place] for place in self.open]
 
