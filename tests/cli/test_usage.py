@@ -6,6 +6,7 @@ import subprocess
 import sys
 from argparse import Namespace
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
 
@@ -138,3 +139,12 @@ def test_an_interrupt_while_a_class_is_made_is_an_interrupt() -> None:
         raise RuntimeError("Error calling __set_name__") from KeyboardInterrupt()
 
     assert guarded(importing) == 130
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a device that is always full")
+def test_a_full_disk_under_the_output_is_one_line() -> None:
+    program = "import sys; from parlay.cli import guarded; sys.exit(guarded(lambda: print('x') or 0))"
+    with Path("/dev/full").open("w") as full:
+        run = subprocess.run([sys.executable, "-c", program], stdout=full, stderr=subprocess.PIPE, check=False)
+    assert run.returncode == 1
+    assert run.stderr == b"parlay: error: can't write the output: No space left on device\n"

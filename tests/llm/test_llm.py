@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tqdm import tqdm
 
@@ -73,6 +74,12 @@ def test_a_prompt_is_found_cached_until_the_prefix_cache_is_reset(llm: LLM) -> N
     assert cached() > 0
     llm.reset_prefix_cache()
     assert cached() == 0
+
+
+def test_a_seed_of_numpy_is_the_number_that_it_is(llm: LLM) -> None:
+    (one,) = llm.generate(PROMPT, SamplingParams(max_tokens=8, seed=7))
+    (other,) = llm.generate(PROMPT, SamplingParams(max_tokens=8, seed=np.int64(7), min_p=np.float32(0)))  # type: ignore[arg-type]
+    assert other.outputs[0].token_ids == one.outputs[0].token_ids
 
 
 def test_a_drawn_seed_is_reported_and_reproduces_the_text(llm: LLM) -> None:

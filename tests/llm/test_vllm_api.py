@@ -242,5 +242,7 @@ def test_what_a_beam_search_cannot_do_is_said() -> None:
         BeamSearchParams(beam_width=2, max_tokens=4, temperature=0.5)
     with pytest.raises(ValueError, match="beam_width"):
         BeamSearchParams(beam_width=0, max_tokens=4)
+    with pytest.raises(ValueError, match="length_penalty must be a finite number, got nan"):
+        BeamSearchParams(beam_width=2, max_tokens=4, length_penalty=math.nan)
     with LLM(random_model("llama")) as llm, pytest.raises(ParlayError, match="tokenizer"):
         llm.beam_search([[5, 9]], BeamSearchParams(beam_width=2, max_tokens=4))

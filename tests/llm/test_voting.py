@@ -180,3 +180,8 @@ def test_what_is_no_vote_is_refused(llm: LLM, params: SamplingParams, vote: dict
     with pytest.raises(ValueError, match=message) as raised:
         llm.generate(PROMPT, params, vote=VoteParams(**vote))  # type: ignore[arg-type]
     assert "\n" not in str(raised.value)
+
+
+def test_a_number_of_chains_alone_is_no_vote(llm: LLM) -> None:
+    with pytest.raises(ValueError, match=r"^vote is 8: give VoteParams\(n=\.\.\.\)$"):
+        llm.generate(PROMPT, PARAMS, vote=8)  # type: ignore[arg-type]

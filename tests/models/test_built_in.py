@@ -12,6 +12,7 @@ from parlay import LLM, SamplingParams, models
 from parlay.models.fetch.local_models import kept
 from parlay.models.fetch.resolving import BUILT_IN, BUILT_IN_DRAFTS, resolve
 from parlay.options import UsageError
+from parlay.types import ParlayError
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
@@ -20,6 +21,11 @@ def test_each_is_found_and_listed_with_its_size(name: str) -> None:
     (listed,) = [model for model in kept() if model.name == name]
     assert listed.source == "built-in"
     assert listed.size > 1_000_000
+
+
+def test_an_empty_name_is_not_the_present_folder() -> None:
+    with pytest.raises(ParlayError, match="the model's name is empty"):
+        resolve("")
 
 
 def test_the_draft_model_of_smollm2_has_its_vocabulary_and_writes_text() -> None:

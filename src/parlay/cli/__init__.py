@@ -6,6 +6,7 @@ Only the chosen command's module is imported, so that help and most usage errors
 from __future__ import annotations
 
 import argparse
+import errno
 import io
 import os
 import re
@@ -140,21 +141,35 @@ def guarded(command: Callable[[], int]) -> int:
     """Call a command and return the exit code; an error that a user can act on becomes one line."""
     _forgive_output()
     try:
-        return command()
+        code = command()
+        if sys.stdout is not None:  # a shell's >&- closes it
+            sys.stdout.flush()  # now, while a full disk still is an error of one line
+        return code
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:
-        # The reader is gone, `parlay ... | head` say; Python would complain when it flushes the pipe at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # the reader is gone, `parlay ... | head` say
+        _drop_output()
         return FAILURE
     except Exception as error:
         if isinstance(error.__cause__, KeyboardInterrupt):  # Python 3.11 wraps it where a class is made: at imports
             return INTERRUPTED
-        code = _users_mistake(error)
-        if code is None:
+        if isinstance(error, OSError) and error.errno in _FULL:
+            _drop_output()
+            print(f"parlay: error: can't write {error.filename or 'the output'}: {error.strerror}", file=sys.stderr)
+            return FAILURE
+        mistake = _users_mistake(error)
+        if mistake is None:
             raise
         print(f"parlay: error: {' '.join(str(error).split())}", file=sys.stderr)
-        return code
+        return mistake
+
+
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+def _drop_output() -> None:
+    """Send what waits to be written nowhere: Python would complain when it flushes that at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def _dispatch(words: list[str]) -> int:

@@ -5,6 +5,7 @@ It is the one search that no draft can shorten, because each step chooses among 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -42,6 +43,8 @@ class BeamSearchParams:
         for name, value in (("beam_width", self.beam_width), ("max_tokens", self.max_tokens)):
             if value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
+        if not math.isfinite(self.length_penalty):
+            raise ValueError(f"length_penalty must be a finite number, got {self.length_penalty}")
         if self.temperature:
             raise ValueError("beam search draws nothing: leave temperature at 0")
 

@@ -15,7 +15,7 @@ from parlay.certificates.requirement import Allowed
 from parlay.certificates.requirement import parse as allowed_by
 from parlay.llm.jobs import Job, Sample, audit_of, resume
 from parlay.llm.vocabulary import Vocabulary
-from parlay.llm.voting import Ballot, VoteParams
+from parlay.llm.voting import Ballot, VoteParams, sampling_of
 from parlay.sampling.processors import BadWords
 from parlay.strategies.spelling import StrategySpec
 from parlay.structured.after_reasoning import AfterReasoning
@@ -197,7 +197,7 @@ class InputProcessor:
         Raises ValueError for a prompt or a parameter that can't be used.
         """
         text, ids, thoughts = self._encode(prompt, params)
-        params = params if options.vote is None else options.vote.sampling(params)
+        params = params if options.vote is None else sampling_of(options.vote, params)
         if (params.stops or options.vote) and self._tokenizer is None:
             raise ValueError("stop strings and votes need a tokenizer, and this model came without one: name one")
         guidance = self._guidance(params, ids)
@@ -249,7 +249,7 @@ class InputProcessor:
     ) -> Request:
         """Make what the samples of one prompt have in common."""
         name = f"request-{next(self._names)}"
-        seed = params.seed if params.seed is not None else self._seeds.getrandbits(_SEED_BITS)
+        seed = int(params.seed) if params.seed is not None else self._seeds.getrandbits(_SEED_BITS)
         ends = frozenset() if params.ignore_eos else self._end_ids
         own = f" {options.adapter.salt}" if options.adapter is not None else ""
         return Request(

@@ -71,6 +71,13 @@ class VoteParams:
         return replace(params, n=self.n, logprobs=wanted)
 
 
+def sampling_of(vote: object, params: SamplingParams) -> SamplingParams:
+    """See `VoteParams.sampling`. Raises ValueError for what is no `VoteParams`, such as a number of chains."""
+    if not isinstance(vote, VoteParams):
+        raise ValueError(f"vote is {vote!r:.60}: give VoteParams(n=...)")
+    return vote.sampling(params)
+
+
 Ended = Literal["all", "decided", "confidence", "interrupted"]
 """Why a vote was over: all chains had ended, the others could not change it, the confidence bound was met, or none of
 these."""

@@ -209,7 +209,8 @@ def _scratch(output: Path) -> Iterator[Scratch]:
         try:
             yield scratch
         except OSError as error:
-            raise ParlayError(f"can't write beside {output}: {error.strerror or error}") from error
+            reason = error.strerror or f"the disk took a part alone ({error})"  # numpy's own has no number
+            raise ParlayError(f"can't write beside {output}: {reason}") from error
 
 
 def _write(

@@ -213,7 +213,8 @@ def _check_range(name: str, value: float | None, low: float, high: float = math.
     if value is None:
         return
     _check_number(name, value)
-    if low <= value <= high and abs(value) <= sys.float_info.max:
+    is_finite = abs(value) <= sys.float_info.max if isinstance(value, int) else math.isfinite(value)
+    if low <= value <= high and is_finite:
         return
     limit = f"between {low:g} and {high:g}"
     if high in (math.inf, _MOST):

@@ -59,6 +59,8 @@ def is_local(model: str) -> bool:
 def _find(model: str, wanted: tuple[str, ...]) -> Path:
     if model in BUILT_IN:
         return _built_in(_CHECKPOINTS / model)
+    if not model.strip():  # as a path it would be the present folder
+        raise ParlayError(f"the model's name is empty: name a local folder, a Hub id, {_NAMES}")
     path = Path(model).expanduser()
     if path.is_dir():
         return _check_config(path)
