@@ -12,6 +12,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from importlib import import_module
 from typing import NoReturn, Protocol
 
@@ -169,7 +170,8 @@ _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 def _drop_output() -> None:
     """Send what waits to be written nowhere: Python would complain when it flushes that at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    with suppress(OSError):  # who calls `main` may have put something without a descriptor there
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _dispatch(words: list[str]) -> int:
