@@ -15,6 +15,7 @@ from parlay.gateway.question import Question
 from parlay.gateway.replicas import Exchange, Fleet, Replica, Tried
 from parlay.gateway.settings import GatewaySettings
 from parlay.serve.errors import MESSAGES, OLLAMA, ApiError
+from parlay.serve.guard.connection import Parts
 from parlay.serve.protocol.answering import EVENT_STREAM
 from parlay.serve.protocol.resuming import HEADER, NO
 
@@ -37,6 +38,7 @@ class Answer:
         counts: Counts,
         *,
         send: Send,
+        parts: Parts | None,
         cut: Callable[[], bool],
     ) -> None:
         self._asked = asked
@@ -44,6 +46,7 @@ class Answer:
         self._settings = settings
         self._counts = counts
         self._send = send
+        self._parts = parts
         self._cut = cut
         self._delivered = Delivered()
         self._last: tuple[Head, int, bytes] | None = None
@@ -51,6 +54,8 @@ class Answer:
         self._error_event: tuple[Head, int, bytes] | None = None
         """The event with which a replica ended the stream."""
         self._problem = ""
+        self._events = b""
+        """What `_take` has left to be sent."""
         self._ended = False
         self.started = False
         """Whether the client has the answer's head."""
@@ -127,10 +132,12 @@ class Answer:
         if self._delivered.opened:
             self._counts.resumed.inc()
         self._delivered.begin(header, lines=not head.get(b"content-type").startswith(_STREAMS[0]))
+        whole = False
         try:
-            while not self._delivered.done and (data := await exchange.read()):
-                events = self._delivered.feed(data)
+            while not self._delivered.done and not whole:
+                whole = await exchange.pass_to(self._take)
                 exchange.read_all = self._delivered.done
+                events, self._events = self._events, b""
                 if events:
                     await self._part(head, number, events, last=self._delivered.done)
                 if self._delivered.fault is not None:
@@ -147,6 +154,16 @@ class Answer:
         if not self._ended:
             await self._part(head, number, b"", last=True)
         return True
+
+    def _take(self, data: bytes) -> bool:
+        """Write what has come of a resumable stream; False where that, or what follows from it, may have to wait."""
+        delivered = self._delivered
+        events = delivered.feed(data)
+        whole = delivered.done or delivered.fault is not None
+        if events and (whole or not self.started or self._parts is None or not self._parts.write(events)):
+            self._events = events
+            return False
+        return not whole
 
     async def _pass_on(self, head: Head, number: int, exchange: Exchange) -> None:
         """Pass on a stream that can't be resumed, in whole events. It can begin anew until its first one."""

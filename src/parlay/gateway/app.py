@@ -19,7 +19,7 @@ from parlay.gateway.replicas import Exchange, Fleet
 from parlay.gateway.settings import MOST_REPLICAS, Address, GatewaySettings
 from parlay.serve.errors import ApiError
 from parlay.serve.guard.auth import Guard
-from parlay.serve.guard.connection import LEAVING, Leaving
+from parlay.serve.guard.connection import LEAVING, PARTS, Leaving, Parts
 from parlay.serve.guard.limits import Admission, BodyLimit, Limiter
 from parlay.serve.observe.metrics import CONTENT_TYPE
 from parlay.serve.settings import Settings
@@ -80,9 +80,11 @@ class Gateway:
         if path.startswith("/replicas/") and (match := _METRICS.fullmatch(path)) is not None:
             return await (await self._metrics_of(int(match[1]), scope))(scope, receive, send)
         asked = await read_question(scope, (await receive())["body"])  # whole: see `BodyLimit`
-        answer = Answer(asked, self.fleet, self.settings, self.counts, send=send, cut=lambda: self._cut)
+        state = scope["state"]
+        parts: Parts | None = state.get(PARTS)
+        answer = Answer(asked, self.fleet, self.settings, self.counts, send=send, parts=parts, cut=lambda: self._cut)
         try:
-            await _while_client_waits(scope["state"].get(LEAVING), receive, answer.give())
+            await _while_client_waits(state.get(LEAVING), receive, answer.give())
         except _ClientGone:
             pass
         except ApiError as error:

@@ -57,6 +57,7 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._pieces: deque[bytes] = deque()
         self._waiter: asyncio.Future[None] | None = None
+        self._sink: Callable[[bytes], bool] | None = None
         self._error: ReplicaLost | None = None
         self._paused = False
         self.used = False
@@ -72,7 +73,9 @@ class Connection(asyncio.Protocol):
     def _begin(self) -> None:
         self._head = Head(0)
         self._head_bytes = self._buffered = 0
-        self._head_complete = self._complete = self._heard = self._sized = self._stays = False
+        self._head_complete = self._complete = self._sized = self._stays = False
+        self.heard = 0.0
+        """When the last byte of the reply came; 0 before the first."""
 
     # ------------------------------------------------------------------------------------------------ the caller's
 
@@ -91,18 +94,39 @@ class Connection(asyncio.Protocol):
             if self._complete:
                 return b""
             await self._more()
-        data = b"".join(self._pieces)
+        return self._take()
+
+    async def pass_to(self, sink: Callable[[bytes], bool]) -> bool:
+        """Give each part of the body to ``sink`` as soon as it comes, in the event loop's own call: no task wakes up.
+
+        ``sink`` must not raise, and says whether it takes the next part, too. Returns whether the body has ended.
+        Raises ReplicaLost.
+        """
+        self._sink = sink
+        try:
+            self._pour()
+            while self._sink is not None and not self._complete:
+                await self._more()
+        finally:
+            self._sink = None
+        return self._complete and not self._pieces
+
+    def _pour(self) -> None:
+        """Give the sink what has come, and wake who waits where nothing more is to come for it."""
+        assert self._sink is not None
+        if self._pieces and not self._sink(self._take()):
+            self._sink = None
+        if self._sink is None or self._complete or self._error is not None:
+            self._wake()
+
+    def _take(self) -> bytes:
+        data = b"".join(self._pieces) if len(self._pieces) > 1 else self._pieces[0]
         self._pieces.clear()
         self._buffered = 0
         if self._paused and not self.closed:
             self._paused = False
             self._transport.resume_reading()  # type: ignore[union-attr]  # it is there where it is not closed
         return data
-
-    @property
-    def heard(self) -> bool:
-        """Whether any byte of a reply has come."""
-        return self._heard
 
     @property
     def reusable(self) -> bool:
@@ -145,7 +169,7 @@ class Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is one by its methods alone
 
     def data_received(self, data: bytes) -> None:
-        self._heard = True
+        self.heard = time.monotonic()
         if not self._head_complete:
             self._head_bytes += len(data)
         try:
@@ -157,7 +181,10 @@ class Connection(asyncio.Protocol):
         if self._buffered > BUFFERED_BYTES and self._transport is not None and not self._complete:
             self._paused = True
             self._transport.pause_reading()
-        self._wake()
+        if self._sink is not None:
+            self._pour()
+        else:
+            self._wake()
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._head_complete and not self._sized:

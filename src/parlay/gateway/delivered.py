@@ -9,6 +9,9 @@ from parlay.serve.protocol.resuming import DONE, END, FAILED, NO, OPENED, TOKENS
 
 BLOCK_BYTES = 4 * 1024 * 1024
 """Most bytes of one event, and of those that are kept until the comment on the last of them has come."""
+_HOLDING = (TOKENS.encode(), END.encode())
+"""Comments that hold a choice's index and the ids of tokens."""
+_OPENED, _DONE, _FAILED = OPENED.encode(), DONE.encode(), FAILED.encode()
 
 
 class ErrorEvent(Exception):
@@ -37,8 +40,6 @@ class Delivered:
     tokens: dict[int, list[int]] = field(default_factory=dict)
     ended: list[int] = field(default_factory=list)
     events: int = 0
-    count: int = 0
-    """Tokens of all choices."""
     fault: ReplicaLost | ErrorEvent | None = None
     """Why the replica's stream can't be read on, once `feed` has given what came before."""
     _end: bytes = b"\n\n"
@@ -46,6 +47,8 @@ class Delivered:
     _buffer: bytes = b""
     _kept: list[bytes] = field(default_factory=list)
     """Events whose comment has not come."""
+    _notes: bytearray = field(default_factory=bytearray)
+    """Lines of an index and ids that are not in ``tokens`` yet: they are read only when a stream is to be resumed."""
 
     def begin(self, header: str, *, lines: bool) -> None:
         """A replica begins to send, with this header, events or ``lines``.
@@ -60,8 +63,21 @@ class Delivered:
         self._end = b"\n" if lines else b"\n\n"
         self._kept.clear()
 
+    @property
+    def count(self) -> int:
+        """Tokens of all choices."""
+        self._fold()
+        return sum(map(len, self.tokens.values()))
+
+    def _fold(self) -> None:
+        for line in self._notes.splitlines():
+            index, *ids = map(int, line.split())
+            self.tokens.setdefault(index, []).extend(ids)
+        self._notes.clear()
+
     def resume(self) -> dict[str, object]:
         """The body's field that asks for the rest."""
+        self._fold()
         fingerprint, name, created = self.header.split()
         choices = max(self.tokens, default=-1) + 1
         return {
@@ -94,25 +110,23 @@ class Delivered:
         if event:
             self._kept.append(event + self._end)
         if comment:
-            self._note(comment.decode("latin-1").split(" "))
+            self._note(comment)
             given += self._kept
             self.events += len(self._kept)
             self._kept.clear()
 
-    def _note(self, words: list[str]) -> None:
+    def _note(self, comment: bytes) -> None:
         """Raises ReplicaLost for a comment that can't be read, and ErrorEvent for one that ends the stream."""
-        kind, *rest = words
-        if kind in (TOKENS, END) and self.opened and rest and all(map(str.isdecimal, rest)):
-            index, *ids = map(int, rest)
-            self.tokens.setdefault(index, []).extend(ids)
-            self.count += len(ids)
-            if kind == END:
-                self.ended.append(index)
-        elif kind == OPENED:
+        kind, _, rest = comment.partition(b" ")
+        if kind in _HOLDING and self.opened and rest.replace(b" ", b"").isdigit():
+            self._notes += rest + b"\n"
+            if kind != _HOLDING[0]:
+                self.ended.append(int(rest.split()[0]))
+        elif comment == _OPENED:
             self.opened = True
-        elif kind == DONE and self.opened:
+        elif comment == _DONE and self.opened:
             self.done = True
-        elif kind == FAILED and len(rest) == 2:
-            raise ErrorEvent(b"".join(self._kept), *rest)
+        elif kind == _FAILED and len(words := rest.decode("latin-1").split(" ")) == 2:
+            raise ErrorEvent(b"".join(self._kept), *words)
         else:
             raise ReplicaLost("its stream holds a comment that can't be read")

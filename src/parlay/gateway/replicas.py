@@ -7,7 +7,7 @@ import hashlib
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Literal, Self
@@ -38,8 +38,7 @@ class Exchange:
         self._replica = replica
         self._connection: Connection | None = None
         self._expired = ""
-        self.heard = time.monotonic()
-        """When the replica last said something, or was asked."""
+        self._asked = time.monotonic()
         self.read_all = False
         """Whether nothing of the reply is wanted any more."""
 
@@ -57,6 +56,11 @@ class Exchange:
             self._replica.pool.give_back(self._connection, read=self.read_all)
         if isinstance(error, ReplicaLost):
             self._replica.note_loss(str(error))
+
+    @property
+    def heard(self) -> float:
+        """When the replica last said something, or was asked."""
+        return max(self._asked, self._connection.heard) if self._connection is not None else self._asked
 
     async def send(self, request: bytes) -> Head:
         """Send a whole request and return the reply's head. Raises ReplicaLost.
@@ -80,9 +84,12 @@ class Exchange:
     async def read(self) -> bytes:
         """The next part of the reply's body; empty at its end. Raises ReplicaLost."""
         assert self._connection is not None
-        data = await self._connection.read()
-        self.heard = time.monotonic()
-        return data
+        return await self._connection.read()
+
+    async def pass_to(self, sink: Callable[[bytes], bool]) -> bool:
+        """Give each part of the reply's body to ``sink``, as `Connection.pass_to` does. Raises ReplicaLost."""
+        assert self._connection is not None
+        return await self._connection.pass_to(sink)
 
     async def rest(self, most: int) -> bytes:
         """The whole body. Raises ReplicaLost, also for one of more than ``most`` bytes."""

@@ -8,7 +8,7 @@ import resource
 from collections.abc import Callable
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from parlay.serve.errors import ApiError
 
@@ -34,6 +34,8 @@ _PIECE = 16 * 1024  # bytes that are parsed at once
 _PROBE_SECONDS = 0.5
 LEAVING = "leaving"
 """The entry of a request's state that holds the `Leaving` of its connection."""
+PARTS = "parts"
+"""The entry of a request's state that holds the `Parts` of its answer."""
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -54,6 +56,24 @@ class Leaving:
         self.gone = True
         for call in list(self.tell):
             call()
+
+
+class Parts:
+    """Writes parts of an answer at once, for calls of the event loop, which can't wait as ASGI's ``send`` may."""
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+
+    def write(self, data: bytes) -> bool:
+        """Write a part of some bytes, if the head has gone out, the answer is chunked, and its client reads.
+
+        Otherwise nothing is written: returns whether it was.
+        """
+        cycle = self._cycle
+        if not cycle.chunked_encoding or cycle.response_complete or cycle.disconnected or cycle.flow.write_paused:
+            return False
+        cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        return True
 
 
 class Connection(HttpToolsProtocol):
@@ -142,6 +162,7 @@ class Connection(HttpToolsProtocol):
         super().on_headers_complete()
         self._reading_head, self._reading_body = False, True
         self.cycle.transport = _AnswerTransport(self)
+        self.scope["state"][PARTS] = Parts(self.cycle)
         self._keep_alive, self.cycle.keep_alive = self.cycle.keep_alive, False  # until the body has come
         self._stop_timer()
 
