@@ -16,6 +16,7 @@ from parlay.drafters.resources import Resources
 from parlay.heads import artefact
 from parlay.heads.artefact import BadHead, HeadArtefact
 from parlay.heads.opening import TargetHeads, heads_of
+from parlay.heads.store import StoredDrafter
 from parlay.llm import LLM
 from parlay.llm.input_processor import RequestOptions
 from parlay.models.config import DecoderConfig
@@ -55,6 +56,17 @@ def test_only_the_latest_heads_are_held(heads: TargetHeads, head: HeadArtefact, 
     first, *others = [heads("eagle3", str(each)) for each in folders]
     assert heads("eagle3", str(folders[-1])) is others[-1]
     assert heads("eagle3", str(folders[0])) is not first
+
+
+def test_a_head_of_a_deeper_model_with_the_same_embedding_does_not_fit(
+    heads: TargetHeads, head: HeadArtefact, tmp_path: Path
+) -> None:
+    """Such a target is made by parlay prune: by itself it has no head."""
+    folder = tmp_path / "deep"
+    artefact.save(folder, replace(head, settings={**head.settings, "taps": [0, 1, 99]}), "# A toy\n")
+    assert not heads.fits(StoredDrafter("deep", folder, artefact.read_facts(folder)))
+    with pytest.raises(artefact.BadHead, match=r"reads layer 99, and .* has \d+: choose another head"):
+        heads("eagle3", str(folder))
 
 
 def test_a_head_that_was_damaged_meanwhile_is_refused(heads: TargetHeads, folder: Path) -> None:

@@ -91,5 +91,5 @@ def _summary(out: Path, name: str, written: Written) -> str:
     if written.fell_back:
         lines.append(f"{written.fell_back} matrices have rows that {name} does not fit: they got another format")
     if written.kept:
-        lines.append(f"{written.kept} matrices stayed as they were: they had no more bits than {name} gives them")
+        lines.append(f"matrices that stayed as they were, with no more bits than {name} gives them: {written.kept}")
     return "\n".join(lines)

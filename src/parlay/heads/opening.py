@@ -303,7 +303,7 @@ class TargetHeads:
         if layer.vocab_size != self._target.vocab_size:
             return False  # most do not fit, and that is quickly seen
         try:
-            self._check(drafter.name, layer, read_witness(drafter.folder))
+            self._check(drafter.name, layer, read_witness(drafter.folder), drafter.facts.settings)
         except BadHead:
             return False
         return True
@@ -323,7 +323,7 @@ class TargetHeads:
     def _read(self, folder: Path) -> OpenHead:
         if is_artefact(folder):
             artefact = load(folder)
-            self._check(str(folder), artefact.layer, artefact.witness_WH)
+            self._check(str(folder), artefact.layer, artefact.witness_WH, artefact.settings)
         else:
             artefact, proved = converted(folder, self._target, self._matrices())
             self._tell(folder, artefact, proved)
@@ -348,8 +348,12 @@ class TargetHeads:
             f" for {held.origin.target}" if held.origin.target else "",
         )
 
-    def _check(self, where: str, layer: DecoderConfig, witness_WH: Tensor) -> None:
+    def _check(self, where: str, layer: DecoderConfig, witness_WH: Tensor, settings: Mapping[str, object]) -> None:
         check_target(where, layer, witness_WH, self._witnesses(), self._target.vocab_size)
+        read, layers = settings.get("taps"), self._target.num_layers
+        deepest = max((each for each in read if isinstance(each, int)), default=0) if isinstance(read, list) else 0
+        if deepest > layers:  # a pruned model has the embedding of the whole one
+            raise BadHead(f"{where} reads layer {deepest}, and {self._target.name} has {layers}: choose another head")
 
 
 def _nothing_called(method: str, name: str) -> str:
