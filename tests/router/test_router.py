@@ -244,6 +244,19 @@ def test_a_head_for_a_kind_of_requests_is_asked_for_these_alone() -> None:
     assert machine.run.verified["1"] > 0.8 * (machine.run.steps - steps)
 
 
+@pytest.mark.parametrize(("rate", "least"), [(0.8, 2.0), (0.05, 0.975)], ids=["pays", "never pays"])
+def test_short_answers_pay_off_prompts_that_a_drafter_has_read(rate: float, least: float) -> None:
+    """Each is over before the router is active again. The first prompt takes long, as where a model wakes up."""
+    arm = replace(always(rate), step_seconds=0.2, opening_seconds=4.0, most=8)
+    machine = Machine((arm,))
+    machine.decode(10)
+    machine.arms = (replace(arm, opening_seconds=0.3),)
+    tokens, seconds = machine.run.tokens, machine.run.seconds
+    for number in range(1, 200):
+        machine.decode(10, first=number)
+    assert (machine.run.tokens - tokens) / (machine.run.seconds - seconds) > least
+
+
 def test_a_long_prompt_is_not_read_by_a_head_where_answers_turn_out_short() -> None:
     """Reading takes as long as ten forwards. No request says how long its answer may become."""
     machine = Machine((replace(HEAD, opening_seconds=10.0, expected=0.6),))

@@ -84,10 +84,15 @@ class Router(Policy):
             decoded += state.begin(token)
         for arm in self._arms:
             arm.is_opening = False
-            arm.prompts.earn(decoded * token)
         self._trials.share = self._aim.effort.trials * _shared(len(views))
-        self._trials.earn(decoded * token)
+        self._earn(decoded * token)
         return self._next(states)
+
+    def _earn(self, seconds: float) -> None:
+        """Let seconds of decoding pay off what trials and prompts that drafters read have cost."""
+        for arm in self._arms:
+            arm.prompts.earn(seconds)
+        self._trials.earn(seconds)
 
     def next_budgets(self, views: Sequence[SequenceView], drafts: Sequence[Draft | None]) -> Budgets:
         states = [self._states[view.sequence] for view in views]
@@ -273,6 +278,8 @@ class Router(Policy):
     def release(self, sequence: int) -> None:
         state = self._states.pop(sequence, None)
         if state is not None:
+            # A short answer is over before the router is active again: its tokens count, too.
+            self._earn((len(state.view.tokens) - state.length) * self._prices.token)
             self._answers.learn(state.view)
 
     # ---------------------------------------------------------------------------------------------------------- states
