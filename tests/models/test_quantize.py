@@ -53,3 +53,8 @@ def test_a_product_alone_is_near_the_exact_one(columns: int) -> None:
     assert fits_blocks(weight) == (columns == 96)
     found, exact = Product(weight)(inputs), inputs @ weight.T
     assert (found - exact).norm() < 0.02 * exact.norm()
+
+
+def test_a_product_alone_reads_no_rows_of_another_size() -> None:
+    with pytest.raises((ValueError, RuntimeError), match="96"):
+        Product(matrix(70, 96))(matrix(3, 64))

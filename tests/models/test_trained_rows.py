@@ -155,7 +155,12 @@ def test_what_no_model_can_do_is_refused(runner: NativeRunner) -> None:
         (features(2, prefix=Prefix(torch.zeros(1, 2, HEADS, 4, SIZE))), "another model's"),
         (features(2, join=join(LAYERS)), "no row can join"),
         (features(3, join=join(1)), "rows that join are nodes"),
+        (features(2, join=replace(join(1), down_RH=torch.zeros(1, 3))), "rows join by"),
+        (features(2, join=replace(join(1), up_RH=join(1).up_RH.double())), "rows join by"),
+        (features(2, join=replace(join(1), up_RH=join(1).up_RH.T.contiguous().T)), "rows join by"),
     ):
         with pytest.raises(ValueError, match=why):
             said(runner, wrong)
         runner.release(1)
+    with pytest.raises((ValueError, IndexError)):
+        runner.embed([1 << 30])

@@ -182,3 +182,8 @@ def test_more_equal_scores_than_the_library_has_room_for_go_to_the_lowest_ids(
     monkeypatch.setenv(SWITCH, switch)
     for size in (500, 20_000):
         assert noise.best(torch.full((1, size), 1e18), [1], 3) == [[0, 1, 2]]
+
+
+def test_rows_of_another_type_are_read_as_what_they_are() -> None:
+    logits_V = torch.randn(1000, generator=torch.Generator().manual_seed(3)).bfloat16()
+    assert noise.best(logits_V[None], [7], 5) == noise.best(logits_V[None].float(), [7], 5)

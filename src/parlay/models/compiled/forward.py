@@ -327,7 +327,7 @@ class CompiledForward(Forward):
     def _inputs(self, work: ForwardBatch, laid: BatchLayout) -> Tensor | None:
         """Make what the rows of the batch read, float32 ``[N, H]``; None where that is the embeddings of their ids."""
         if work.inputs is not None or not work.features:
-            return work.inputs
+            return None if work.inputs is None else work.inputs.float().contiguous()
         given = sum([0 if each.features.added else len(each.features) for each in work.features])
         if given == len(work.ids) and self._ngrams is None:  # no row reads its id
             embedded_NH = torch.empty(given, self._config.hidden_size)

@@ -86,7 +86,9 @@ class Weights:
         return self._tied
 
     def embed(self, ids: Sequence[int]) -> Tensor:
-        """Read the rows of these tokens as the first layer does, float32 ``[N, H]``."""
+        """Read the rows of these tokens as the first layer does, float32 ``[N, H]``. Raises ValueError for others."""
+        if ids and not 0 <= min(ids) <= max(ids) < self.model.embedding.outputs:
+            raise ValueError(f"tokens {min(ids)} to {max(ids)}: the embedding has {self.model.embedding.outputs}")
         rows_NH = torch.empty(len(ids), self._config.hidden_size)
         for row, token in zip(rows_NH, ids, strict=True):
             self._core.read(ctypes.byref(self.model.embedding), token, row.data_ptr())
