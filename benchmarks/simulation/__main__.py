@@ -2,8 +2,8 @@
 
 `virtual`: the real scheduler with steps that take what a cost says, four servers at four loads. `process`: the engine
 with a model in one thread, whose processor time is the clock, predicted by the means of that run's own steps.
-`server`: `parlay serve`, predicted by a calibration of
-the machine beforehand. `fleet`: a thousand replicas and a day of traffic.
+`server`: `parlay serve`, whose processor time is the clock, predicted by what was measured beforehand of the machine
+and of HTTP. `fleet`: a thousand replicas and a day of traffic.
 """
 
 from __future__ import annotations
@@ -119,21 +119,30 @@ def server(options: argparse.Namespace, results: Results) -> None:
 
 
 async def _server(options: argparse.Namespace, results: Results) -> None:
-    from benchmarks.simulation.real import measure, over_http
+    from benchmarks.simulation.real import measure, over_http, with_http
 
-    cost, vocabulary = _calibrated(options)
-    sizes = _real_sizes(options, _REAL_REQUESTS)
-    with over_http(options.model, "none", 2048) as (send, close):
+    steps, vocabulary = _calibrated(options)
+    sizes = _real_sizes(options, _TAIL_REQUESTS)
+    with over_http(options.model, 2048) as (send, close, clock):
         warm = cases.arrivals(sizes[:8], 100.0, 3)
-        await measure(warm.arrivals, send, vocabulary, "warm")
+        await measure(warm.arrivals, send, vocabulary, "warm", clock)
+        cost = await with_http(steps, send, vocabulary, clock)
         full = cases.capacity(cases.Server("calibrated", cost), sizes)
         for load in _REAL_LOADS:
             traffic = cases.arrivals(sizes, load * full, 1)
-            busy = busy_cores()
-            real = await measure(traffic.arrivals, send, vocabulary, f"load {load}")
+            busy, began = busy_cores(), clock.computed()
+            real, spoken = await measure(traffic.arrivals, send, vocabulary, f"load {load}", clock)
+            real.busy = clock.computed() - began
             predicted = simulate(traffic, Setup(cost=cost))
+            said = cost.token * real.tokens + cost.prompt * sum(prompt for prompt, _ in sizes)
             cell = Cell(part="server", model=options.model, strategy="none", workload=f"load {load:g}")
-            _add(results, cell, real, predicted, {"busy cores": round(busy, 1)})
+            more = {
+                "busy cores": round(busy, 1),
+                "difference of decoding": (predicted.busy - said) / (real.busy - spoken) - 1,
+                "difference of http": said / spoken - 1,
+                "http": spoken / real.busy,
+            }
+            _add(results, cell, real, predicted, more)
         await close()
 
 
@@ -143,7 +152,7 @@ def _calibrated(options: argparse.Namespace) -> tuple[StepCost, int]:
     from parlay.cli.plan_machine import ground_of, models_of
 
     words = ["--calibrate"] if options.calibration is None else ["--calibration", str(options.calibration)]
-    told = parser_of("simulate").parse(["--model", options.model, "--threads", str(options.threads), *words])
+    told = parser_of("simulate").parse(["--model", options.model, "--threads", "1", *words])
     ground = ground_of(told)
     shape = models_of(told, ground).target
     return RooflineSteps(ground.machine, shape), shape.vocab_size

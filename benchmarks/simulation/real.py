@@ -8,17 +8,20 @@ import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 
-from benchmarks.serving.served import served
+from benchmarks.serving.served import started
 from benchmarks.simulation.virtual import FlatCost, count_event, request
 from parlay.engine import Engine
 from parlay.models.wrapped_runner import WrappedRunner
 from parlay.router.policies import Plain
 from parlay.sampling.rules import SharedNoise
-from parlay.simulate.costs import TimedStep
+from parlay.simulate.costs import StepCost, TimedStep
 from parlay.simulate.fleet import Outcome
 from parlay.simulate.traffic import Arrival
 from parlay.types import NO_SKIP, Output, Runner, Segment, Skip, Strategy
@@ -27,19 +30,52 @@ Send = Callable[[Arrival, Sequence[int]], AsyncIterator[int]]
 """Sends a request with these tokens as its prompt, and says how many tokens came each time some did."""
 
 
-async def measure(arrivals: Sequence[Arrival], send: Send, vocabulary: int, seed: str) -> Outcome:
-    """Send each request at its time; prompts are random, so that none is found cached."""
+class ServerClock:
+    """Processor time of a server's process. While that has nothing to do, `skip` moves the clock on.
+
+    So other programs take no time of it, and what two threads of the server do at once counts one after the other.
+    """
+
+    def __init__(self, process: int) -> None:
+        self._process = process
+        self._waited = 0.0
+
+    def __call__(self) -> float:
+        return self.computed() + self._waited
+
+    def computed(self) -> float:
+        """Seconds that all its threads have computed."""
+        return time.clock_gettime(~self._process << 3 | _ALL_THREADS)
+
+    def skip(self, seconds: float) -> None:
+        """The server has nothing to do for so long."""
+        self._waited += seconds
+
+    def speaking(self) -> float:
+        """Seconds that its main thread has computed, which speaks HTTP and decodes nothing."""
+        return int(Path(f"/proc/{self._process}/schedstat").read_text().split()[0]) / 1e9
+
+
+_ALL_THREADS = 2
+"""In the number of another process's clock: what its threads compute, by the scheduler (Linux)."""
+_LOOK = 0.002
+"""Seconds between two looks at the clock for the next request."""
+
+
+async def measure(
+    arrivals: Sequence[Arrival], send: Send, vocabulary: int, seed: str, clock: ServerClock
+) -> tuple[Outcome, float]:
+    """Send each request at its time; prompts are random, so that none is found cached. Also seconds of HTTP."""
     draw = random.Random(seed)
     out = Outcome(requests=len(arrivals))
-    began = time.perf_counter()
+    began, speaking = clock(), clock.speaking()
 
     async def one(arrival: Arrival, ids: Sequence[int]) -> None:
-        await asyncio.sleep(max(0.0, arrival.seconds - (time.perf_counter() - began)))
         first, count = 0.0, 0
         async for tokens in send(arrival, ids):
-            first = first or time.perf_counter() - began
+            first = first or clock() - began
             count += tokens
-        last = time.perf_counter() - began
+        last = clock() - began
         if count != arrival.output:
             raise ValueError(f"an answer of {arrival.output} tokens has {count}")
         out.finished += 1
@@ -49,9 +85,47 @@ async def measure(arrivals: Sequence[Arrival], send: Send, vocabulary: int, seed
         out.per_token.append((last - first) / (count - 1) if count > 1 else -1.0)
 
     prompts = [[draw.randrange(100, vocabulary - 100) for _ in range(each.prompt)] for each in arrivals]
-    await asyncio.gather(*map(one, arrivals, prompts))
-    out.span = time.perf_counter() - began
-    return out
+    sent: list[asyncio.Task[None]] = []
+    for arrival, ids in zip(arrivals, prompts, strict=True):
+        while (left := arrival.seconds + began - clock()) > 0:
+            if all(task.done() for task in sent):
+                clock.skip(left)
+            else:
+                await asyncio.sleep(min(_LOOK, left / 2))
+        sent.append(asyncio.create_task(one(arrival, ids)))
+    await asyncio.gather(*sent)
+    out.span = clock() - began
+    return out, clock.speaking() - speaking
+
+
+@dataclass(frozen=True)
+class OverHttp:
+    """A `StepCost` of a server, whose process also takes ``token`` seconds for each that it sends, and ``prompt`` for
+    each token that it reads."""
+
+    steps: StepCost
+    token: float
+    prompt: float
+
+    def __call__(self, sequences: int, rows: float, head_rows: float, keys: float, pairs: float) -> float:
+        spoken = self.token * head_rows + self.prompt * (rows - head_rows)
+        return self.steps(sequences, rows, head_rows, keys, pairs) + spoken
+
+
+async def with_http(steps: StepCost, send: Send, vocabulary: int, clock: ServerClock) -> OverHttp:
+    """Measure what a server's HTTP takes: many short answers, and a few long ones, tell requests from tokens."""
+    counts, seconds = [], []
+    for seed, (requests, prompt, output) in enumerate(_SPOKEN):
+        arrivals = [Arrival(0.0, prompt, output)] * requests
+        _, took = await measure(arrivals, send, vocabulary, f"http {seed}", clock)
+        counts.append((requests * output, requests * prompt))
+        seconds.append(took)
+    token, read = np.linalg.solve(np.array(counts, dtype=float), np.array(seconds))
+    return OverHttp(steps, max(0.0, float(token)), max(0.0, float(read)))
+
+
+_SPOKEN = ((24, 160, 2), (8, 16, 100))
+"""Requests, and tokens of prompt and answer of each."""
 
 
 class InProcess:
@@ -128,10 +202,10 @@ class _Counted(WrappedRunner):
 
 
 @contextmanager
-def over_http(model: str, strategy: str, context: int) -> Iterator[tuple[Send, Callable[[], Awaitable[None]]]]:
-    """A server of its own process; sends completions to it."""
-    words = (model, "--strategy", strategy, "--router-memory", "off", "--max-model-len", str(context))
-    with served(*words) as address:
+def over_http(model: str, context: int) -> Iterator[tuple[Send, Callable[[], Awaitable[None]], ServerClock]]:
+    """A server of its own process that decodes plainly in one thread; sends completions to it."""
+    words = ("--strategy", "none", "--router-memory", "off", "--max-model-len", str(context), "--threads", "1")
+    with started("serve", "--port", "0", model, *words) as (address, process):
         client = httpx.AsyncClient(base_url=address, timeout=600.0)
 
         async def send(arrival: Arrival, ids: Sequence[int]) -> AsyncIterator[int]:
@@ -145,4 +219,4 @@ def over_http(model: str, strategy: str, context: int) -> Iterator[tuple[Send, C
                         usage = chunk.get("usage")  # in the last one; others say no number of tokens
                         yield usage["completion_tokens"] if usage else 0
 
-        yield send, client.aclose
+        yield send, client.aclose, ServerClock(process)

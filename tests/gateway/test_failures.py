@@ -5,17 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from typing import Any
 
 import httpx
 import pytest
-import uvicorn
-from uvicorn.server import ServerState
 
 from parlay.gateway.app import Gateway
-from parlay.serve.guard.connection import Connection
 from tests.gateway.conftest import READY, Fake, Line, relay
 
 TEXT: dict[str, Any] = {"model": "parlay-mini", "prompt": "The sea is", "max_tokens": 24, "ignore_eos": True}
@@ -205,98 +201,6 @@ def test_a_replica_that_says_nothing_more_is_left_though_it_is_healthy(behind: B
             assert answer.json()["choices"][0]["finish_reason"] == "length"
 
     behind([Silent(b""), Line(server)], test, silence_seconds=1.0)
-
-
-@asynccontextmanager
-async def listening(gateway: Gateway) -> AsyncIterator[tuple[str, int]]:
-    """Where the gateway listens, with the connections that `parlay gateway` has."""
-    config = uvicorn.Config(gateway, http=Connection, lifespan="off")
-    config.load()
-
-    def accept() -> Connection:
-        return Connection(config=config, server_state=ServerState(), app_state={})
-
-    server = await asyncio.get_running_loop().create_server(accept, "127.0.0.1", 0)
-    yield server.sockets[0].getsockname()
-    server.close()
-
-
-def test_a_stream_over_sockets_outlives_its_replicas(behind: Behind, server: int) -> None:
-    lines = [Line(server), Line(server)]
-
-    async def test(client: httpx.AsyncClient, gateway: Gateway) -> None:
-        expected = await whole(client, "sampled")
-        async with listening(gateway) as (host, port), httpx.AsyncClient(base_url=f"http://{host}:{port}") as through:
-            assert await whole(through, "sampled") == expected
-            home = next(line for line in lines if line.posts)
-            for most in (60, 700, 1600, 2600, 4000):
-                home.most = most
-                assert await whole(through, "sampled") == expected
-                home.most, home.dead = None, False
-                while len(gateway.fleet.ready) < 2:
-                    await asyncio.sleep(0.01)
-        assert b"parlay_gateway_streams_broken_total 0.0" in (await client.get("/metrics")).content
-
-    behind(lines, test)
-
-
-def test_a_client_that_reads_late_gets_everything_in_order(behind: Behind) -> None:
-    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nparlay-resume: a cmpl-1 1\r\n\r\n: opened\n\n"
-    events = [b"data: %d %b\n\n" % (number, b"x" * 4000) for number in range(2000)]
-
-    class Full(Fake):
-        async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            if not (await reader.read(65536)).startswith(b"POST"):
-                writer.write(READY)
-                return writer.close()
-            writer.write(head)
-            for number, event in enumerate(events):
-                writer.write(b": tokens 0 %d\n%b" % (number, event))
-                await writer.drain()
-            writer.write(b": done\ndata: [DONE]\n\n")
-            writer.close()
-
-    async def test(client: httpx.AsyncClient, gateway: Gateway) -> None:
-        async with listening(gateway) as address:
-            reader, writer = await asyncio.open_connection(*address)
-            body = json.dumps({**TEXT, "stream": True}).encode()
-            writer.write(
-                b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
-            )
-            await asyncio.sleep(0.3)
-            await reader.readuntil(b"\r\n\r\n")
-            found = []
-            while size := int(await reader.readline(), 16):
-                found.append((await reader.readexactly(size + 2))[:-2])
-            writer.close()
-            assert b"".join(found) == b"".join(events) + b"data: [DONE]\n\n"
-
-    behind([Full(b"")], test)
-
-
-def test_a_client_that_leaves_ends_its_request_at_the_replica(behind: Behind) -> None:
-    class Silent(Fake):
-        async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            if (await reader.read(65536)).startswith(b"POST"):
-                await reader.read()  # until the gateway closes it
-            else:
-                writer.write(READY)
-            writer.close()
-
-    async def test(client: httpx.AsyncClient, gateway: Gateway) -> None:
-        (replica,) = gateway.fleet.replicas
-        async with listening(gateway) as address:
-            for _ in range(2):
-                _, writer = await asyncio.open_connection(*address)
-                writer.write(b'POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 14\r\n\r\n{"prompt":"a"}')
-                while not replica.in_flight:
-                    await asyncio.sleep(0.01)
-                writer.close()
-                while replica.in_flight or gateway.limiter.active:
-                    await asyncio.sleep(0.01)
-        assert replica.state == "ready"
-
-    behind([Silent(b"")], test)
 
 
 def test_a_slow_replica_loses_no_request(behind: Behind, server: int) -> None:

@@ -135,17 +135,18 @@ def calibrate(
     works: Sequence[ForwardShape] = WORKS,
     cache_bytes: float = 0.0,
     threads: int = 1,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> MachineCalibration:
     """Time the works on a runner of each shape and fit the machine, whose last cache is so large.
 
-    ``threads`` share the key heads in attention.
+    ``threads`` share the key heads in attention. ``clock`` counts the seconds of a forward.
 
     ``open_runner`` makes a runner with room for them all, and gives the shape with the bytes that it really keeps.
     """
     samples: list[TimedForward] = []
     for wanted in shapes:
         runner, shape = open_runner(wanted)
-        samples += [TimedForward(shape, work, seconds) for work, seconds in measure(runner, works)]
+        samples += [TimedForward(shape, work, seconds) for work, seconds in measure(runner, works, clock=clock)]
     return MachineCalibration(fit(samples, cache_bytes, threads), provenance, tuple(samples))
 
 
@@ -155,12 +156,17 @@ def with_engine(calibration: MachineCalibration, engine: Overheads) -> MachineCa
 
 
 def measure(
-    runner: Runner, works: Sequence[ForwardShape], *, rounds: int = _ROUNDS, seconds: float = _SECONDS
+    runner: Runner,
+    works: Sequence[ForwardShape],
+    *,
+    rounds: int = _ROUNDS,
+    seconds: float = _SECONDS,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> Iterator[tuple[ForwardShape, float]]:
     """The least seconds of each work's forward, a root and a chain below it: delays only ever add.
 
     Works of one context and batch take turns, so that a slow moment hits them alike, ``rounds`` times or until
-    ``seconds`` are over. All rows ask for logits.
+    ``seconds`` of ``clock`` are over. All rows ask for logits.
     """
     for context in sorted({work.context for work in works}):
         most = max(work.rows for work in works if work.context == context)
@@ -170,7 +176,7 @@ def measure(
                 for sequence in range(batch):
                     fits = texts.enter_context(with_context(runner, sequence, context, most))
                     _check_room(runner, context + most, fits=fits)
-                yield from _take_turns(runner, group, rounds, seconds)
+                yield from _take_turns(runner, group, rounds, seconds, clock)
 
 
 def _check_room(runner: Runner, tokens: int, *, fits: bool) -> None:
@@ -179,15 +185,16 @@ def _check_room(runner: Runner, tokens: int, *, fits: bool) -> None:
 
 
 def _take_turns(
-    runner: Runner, works: Sequence[ForwardShape], rounds: int, seconds: float
+    runner: Runner, works: Sequence[ForwardShape], rounds: int, seconds: float, clock: Callable[[], float]
 ) -> Iterator[tuple[ForwardShape, float]]:
-    until = time.perf_counter() + seconds
+    until = clock() + seconds
     best = dict.fromkeys(works, float("inf"))
     for each_pass in range(rounds + 1):
-        if each_pass > 1 and time.perf_counter() > until:
+        if each_pass > 1 and clock() > until:
             break
         for work in works:
-            taken = time_forward(runner, [chain_of(runner, sequence, work.rows) for sequence in range(work.batch)])
+            segments = [chain_of(runner, sequence, work.rows) for sequence in range(work.batch)]
+            taken = time_forward(runner, segments, clock)
             if each_pass:  # the first may build kernels
                 best[work] = min(best[work], taken)
     yield from best.items()

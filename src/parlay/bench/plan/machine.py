@@ -7,6 +7,7 @@ import math
 import os
 import re
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
@@ -105,7 +106,7 @@ def calibrate_here(
     """Time forwards of random decoders, and steps of the engine, on this machine; about a minute on two cores.
 
     ``options`` say how they are loaded; with ``blocks`` their weights are in these formats. ``log`` gets a line for
-    each part of the work.
+    each part of the work. One thread of a processor is timed by its processor time, of which other programs take none.
     """
     shapes = shapes or (SHAPES if blocks is None else tuple(map(_in_whole_blocks, SHAPES)))
     longest = max(_LEAST_CONTEXT, *(work.context + work.rows for work in works))
@@ -125,11 +126,19 @@ def calibrate_here(
     smallest_last = sorted(
         shapes, key=lambda shape: shape.parameters, reverse=True
     )  # the engine's steps are timed with the last one
+    count = threads.count()
+    clock = time.thread_time if count == 1 and options.device == "cpu" else time.perf_counter
     calibration = calibrate(
-        open_runner, provenance, shapes=smallest_last, works=works, cache_bytes=cache_bytes(), threads=threads.count()
+        open_runner,
+        provenance,
+        shapes=smallest_last,
+        works=works,
+        cache_bytes=cache_bytes(),
+        threads=count,
+        clock=clock,
     )
     log("timing steps of the engine")
-    calibration = with_engine(calibration, engine_overheads(opened[-1]))
+    calibration = with_engine(calibration, engine_overheads(opened[-1], clock))
     if not str(provenance["device"]).startswith("cpu"):
         return calibration
     log("timing exchanges between two processes")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -31,6 +32,7 @@ from parlay.types import (
     trees,
 )
 
+Clock = Callable[[], float]
 _CASES = ((1, 0), (8, 0), (1, 4), (1, 16), (8, 4))
 """Sequences, and nodes that each drafts."""
 _LEVELS = 4
@@ -53,13 +55,13 @@ class _Wrong:
         """Holds nothing."""
 
 
-def engine_overheads(runner: Runner) -> Overheads:
+def engine_overheads(runner: Runner, clock: Clock = time.perf_counter) -> Overheads:
     """Seconds of the engine around ``runner``, greedy. The runner also serves as its own draft model."""
-    seconds = [_besides(_decode(runner, _Wrong(), batch, nodes)) for batch, nodes in _CASES]
+    seconds = [_besides(_decode(runner, _Wrong(), batch, nodes, clock)) for batch, nodes in _CASES]
     counts = [[1, batch, batch * (nodes > 0), batch * nodes] for batch, nodes in _CASES]
     matrix = np.array(counts, dtype=float) / np.array(seconds)[:, None]
     step, sequence, drafted, node = map(float, nonnegative(matrix, np.ones(len(seconds))))
-    alone, together = (_level(runner, batch) for batch in (1, 8))
+    alone, together = (_level(runner, batch, clock) for batch in (1, 8))
     each = max(0.0, (together - alone) / 7)
     return Overheads(
         step=step,
@@ -76,11 +78,11 @@ def _besides(metrics: Metrics) -> float:
     return (metrics.overhead_seconds + metrics.draft_seconds) / metrics.steps
 
 
-def _level(runner: Runner, batch: int) -> float:
+def _level(runner: Runner, batch: int, clock: Clock) -> float:
     """Seconds of one level of a draft besides its forward."""
-    metrics = _decode(runner, _writer(runner), batch, _LEVELS)
+    metrics = _decode(runner, _writer(runner), batch, _LEVELS, clock)
     work = ForwardShape(batch=batch, context=_PROMPT + _TOKENS // 2)
-    ((_, forward),) = measure(runner, [work])
+    ((_, forward),) = measure(runner, [work], clock=clock)
     return max(0.0, metrics.draft_seconds / metrics.steps / _LEVELS - forward)
 
 
@@ -92,9 +94,9 @@ def _writer(runner: Runner) -> Drafter:
     return DraftModel(resources, DraftModelOptions(min_p=0.0))
 
 
-def _decode(runner: Runner, drafter: Drafter, batch: int, nodes: int) -> Metrics:
+def _decode(runner: Runner, drafter: Drafter, batch: int, nodes: int, clock: Clock) -> Metrics:
     """The metrics of the sample whose steps took the median time."""
-    engine = Engine(runner, MeasuredCost())
+    engine = Engine(runner, MeasuredCost(), clock=clock)
     strategy = Strategy("overheads", (drafter,), SharedNoise(), Fixed(nodes))
     params = SamplingParams(temperature=0.0, max_tokens=_TOKENS, ignore_eos=True)
     for number in range(batch):
