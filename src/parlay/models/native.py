@@ -327,8 +327,10 @@ class NativeRunner(Runner):
 
     def _features(self, segments: Sequence[Segment]) -> list[SegmentFeatures]:
         """Collect what segments carry, with the numbers of rows in the batch."""
-        begins = list(accumulate((segment.rows for segment in segments), initial=0))
         found: list[SegmentFeatures] = []
+        if all(segment.features is None for segment in segments):
+            return found
+        begins = list(accumulate((segment.rows for segment in segments), initial=0))
         for place, segment in enumerate(segments):
             if (features := segment.features) is not None:
                 check_features(self._spec, segment, features, even=not self._uneven)

@@ -122,10 +122,16 @@ class _TorchThreads(ContextDecorator):
 
     def __enter__(self) -> None:
         self._before = torch.get_num_threads()
-        torch.set_num_threads(self._number())
+        _set_torch(self._number())
 
     def __exit__(self, *raised: object) -> None:
-        torch.set_num_threads(self._before)
+        _set_torch(self._before)
+
+
+def _set_torch(threads: int) -> None:
+    """Let torch compute on so many threads. Setting costs more than asking."""
+    if torch.get_num_threads() != threads:
+        torch.set_num_threads(threads)
 
 
 def torch_on_one() -> _TorchThreads:
