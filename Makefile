@@ -2,9 +2,12 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt --editable
+# Modules are compiled as they are loaded: most never are. Where nothing is written then, pip compiles all of them.
+INSTALL := $(BIN)/python -m pip install --disable-pip-version-check $(if $(PYTHONDONTWRITEBYTECODE),,--no-compile) --constraint constraints.txt --editable
 TRANSFORMERS := 5.16.0 5.24.0
 ADAPTER_TESTS := tests/models/test_adapter.py tests/models/test_parity.py tests/conformance/test_adapter.py tests/llm/test_transformers.py tests/drafters/test_layer_skip.py
+COMPILED := src/parlay/compiled
+comma := ,
 AS_ROOT := $(if $(filter 0,$(shell id -u)),,sudo)
 MLX := mlx-lm$(if $(filter Linux,$(shell uname)),[cpu])
 
@@ -93,15 +96,11 @@ release: $(VENV)/.release docs  ## build and check all that would be uploaded: s
 clean:  ## remove the environment and every cache
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
-$(VENV)/.runtime: pyproject.toml constraints.txt hatch_build.py $(wildcard src/parlay/compiled/core/*)
+$(VENV)/.runtime $(VENV)/.dev: pyproject.toml constraints.txt hatch_build.py $(COMPILED)/build.py $(wildcard $(COMPILED)/core/*)
 	@$(PYTHON) -c 'import sys; sys.exit("parlay needs Python 3.11 or newer, and $(PYTHON) is %d.%d: try make PYTHON=python3.12" % sys.version_info[:2] if sys.version_info < (3, 11) else 0)'
 	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
-	$(INSTALL) '.[serve]'
-	@touch $@
-
-$(VENV)/.dev: $(VENV)/.runtime
-	$(INSTALL) '.[dev]'
-	@touch $@
+	@$(PYTHON) $(COMPILED)/build.py --if-changed & HATCH_BUILD_NO_HOOKS=true $(INSTALL) '.[serve$(if $(filter %.dev,$@),$(comma)dev)]' && wait
+	@touch $(VENV)/.runtime $@
 
 $(VENV)/.release: $(VENV)/.runtime
 	$(INSTALL) '.[release]'

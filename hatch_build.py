@@ -18,7 +18,6 @@ class CompiledDecoder(BuildHookInterface):  # type: ignore[type-arg]
     """Hatchling finds this class by itself; see [tool.hatch.build.targets.wheel.hooks.custom]."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        del version  # editable installs get the library too
         # The module is loaded by its path: the package itself needs torch, which is not here while it is built.
         spec = importlib.util.spec_from_file_location("compiled_build", BUILD)
         assert spec is not None
@@ -26,7 +25,8 @@ class CompiledDecoder(BuildHookInterface):  # type: ignore[type-arg]
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
         try:
-            library = module.build()
+            # Editable installations run this folder's library: one that fits stays. Wheels get one of their own.
+            library = module.LIBRARY if version == "editable" and module.is_current() else module.build()
         except module.CannotBuild as reason:
             self.app.display_warning(f"Parlay will run on torch's operators alone: {reason}")
             return

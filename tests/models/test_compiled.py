@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import shutil
 from pathlib import Path
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from parlay.compiled import build as compiled_build
 from parlay.compiled import library
-from parlay.compiled.build import LIBRARY, NAMES, CannotBuild, build, digest
+from parlay.compiled.build import LIBRARY, NAMES, CannotBuild, build, digest, is_current
 from parlay.compiled.library import SWITCH, NotLoaded
 from parlay.models import choosing
 from parlay.models.config import DecoderConfig
@@ -140,6 +141,20 @@ def test_a_library_of_other_sources_is_not_used(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(NotLoaded, match="it was built of other sources: run python -m"):
         library.load()
     library._load.cache_clear()
+
+
+def test_an_installation_keeps_a_library_that_fits_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    made, built_by = tmp_path / "core.so", os.stat(compiled_build.__file__).st_mtime
+    assert not is_current(made)
+    made.write_bytes(LIBRARY.read_bytes())
+    assert is_current(made)
+    os.utime(made, (built_by - 1, built_by - 1))
+    assert not is_current(made), "by other flags, perhaps"
+    os.utime(made)
+    monkeypatch.setattr(compiled_build, "digest", lambda: "of others")
+    assert not is_current(made)
+    (tmp_path / "other.so").write_bytes(b"for another machine")
+    assert not is_current(tmp_path / "other.so")
 
 
 def test_a_model_that_it_can_not_run_is_named(

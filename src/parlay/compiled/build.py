@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import os
 import platform
@@ -44,6 +45,18 @@ def digest() -> str:
     return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()[:16]
 
 
+def is_current(library: Path = LIBRARY) -> bool:
+    """Tell whether it was built of these sources, by this file as it is now, for a machine like this one."""
+    try:
+        if library.stat().st_mtime < Path(__file__).stat().st_mtime:
+            return False
+        built_of = ctypes.CDLL(str(library)).parlay_sources
+    except (OSError, AttributeError):  # there is none, or it is for another machine, or no library of this kind
+        return False
+    built_of.restype = ctypes.c_char_p
+    return bool(built_of() == digest().encode())
+
+
 def build(library: Path = LIBRARY, only: Collection[str] = NAMES, flags: Sequence[str] = ()) -> Path:
     """Compile ``library`` for those of the instruction sets ``only`` that the compiler knows; raises CannotBuild.
 
@@ -76,6 +89,7 @@ def build_objects(
         _command(compiler, SOURCES / f"{name}.c", folder / f"{name}.o", *about)
         for name in ("choose", "pool", "shelf", "stream")
     ]
+    jobs.reverse()  # wide sets take longest: a processor that begins one last would work on alone
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(_run, [[*job, *flags] for job in jobs]))
 
@@ -116,6 +130,6 @@ def _run(command: list[str]) -> None:
 
 if __name__ == "__main__":
     try:
-        print(build())
+        print(LIBRARY if "--if-changed" in sys.argv[1:] and is_current() else build())
     except CannotBuild as reason:
         sys.exit(f"not built: {reason}")
