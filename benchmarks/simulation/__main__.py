@@ -122,7 +122,7 @@ async def _server(options: argparse.Namespace, results: Results) -> None:
     from benchmarks.simulation.real import measure, over_http, with_http
 
     steps, vocabulary = _calibrated(options)
-    sizes = _real_sizes(options, _TAIL_REQUESTS)
+    sizes = _real_sizes(options, _REAL_REQUESTS)
     with over_http(options.model, 2048) as (send, close, clock):
         warm = cases.arrivals(sizes[:8], 100.0, 3)
         await measure(warm.arrivals, send, vocabulary, "warm", clock)

@@ -22,7 +22,9 @@ _TEXTS = {
     ),
     "server": (
         "## A server",
-        "`parlay serve` in a process of its own, over HTTP; the simulator has a calibration of the machine, made "
+        "`parlay serve` with one decoding thread, over HTTP. The clock is the processor time of its process: other "
+        "programs take no time of it, and what its threads do at once counts one after the other. The simulator has a "
+        "calibration of the machine and what HTTP takes for each token of prompt and answer, both measured "
         "beforehand.",
     ),
 }
@@ -37,6 +39,8 @@ def report(results: Results) -> str:
         own = [row for row in results.rows if row.cell.part == part]
         if own:
             lines += [title, "", text, "", *_differences(own)]
+            if part == "server":
+                lines += ["", *_causes(own)]
     return "\n".join(lines + _fleet([row for row in results.rows if row.cell.part == "fleet"]))
 
 
@@ -58,6 +62,17 @@ def _line(row: Row, *, busy: bool) -> list[str]:
         ]
     )
     return [row.cell.model, row.cell.workload.removeprefix("load "), *cells, *last]
+
+
+def _causes(rows: Sequence[Row]) -> list[str]:
+    """Where a server's seconds went, and how far the simulator's are above them."""
+    names = ("difference of decoding", "difference of http", "http")
+    text = "Seconds that the server computed: how far the simulator's are above them, and the share of HTTP."
+    cells = [
+        [row.cell.workload.removeprefix("load "), *(f"{100 * row.values[each]:+.1f} %" for each in names)]
+        for row in rows
+    ]
+    return [text, "", *table(("load", "decoding", "HTTP", "share of HTTP"), cells), ""]
 
 
 def _fleet(rows: Sequence[Row]) -> list[str]:
