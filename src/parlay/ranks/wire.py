@@ -25,9 +25,10 @@ from parlay.types import ParlayError, RunnerLost
 SECRET = "PARLAY_RANK_SECRET"
 """Environment variable: what all ranks of a model know."""
 LEAST_SECRET = 16
-_GREETING = b"parlay ranks 1\n"
+_GREETING = b"parlay ranks 2\n"
 _NONCE = 32
 _HANDSHAKE_SECONDS = 10.0
+"""For all of it: whoever sends a byte now and then must not keep others waiting."""
 _HEADER = struct.Struct("<IB")
 _MOST_BYTES = 1 << 28
 _ONE_PACKET = 1 << 15
@@ -148,11 +149,13 @@ class Connection:
         self._socket.close()
 
 
-def _read(opened: socket.socket, size: int) -> bytearray:
-    """Exactly so many bytes. Raises OSError."""
+def _read(opened: socket.socket, size: int, until: float | None = None) -> bytearray:
+    """Exactly so many bytes, all of them ``until`` then. Raises OSError."""
     content = bytearray(size)
     view = memoryview(content)
     while view:
+        if until is not None:
+            opened.settimeout(max(0.001, until - time.monotonic()))
         count = opened.recv_into(view)
         if count == 0:
             raise ConnectionError("the other side has closed the connection")
@@ -167,10 +170,12 @@ def _proof(secret: bytes, side: bytes, nonces: bytes) -> bytes:
 def admit(opened: socket.socket, secret: bytes) -> None:
     """Make the one who has connected prove that it knows the secret, and prove it too. Raises WrongSecret."""
     opened.settimeout(_HANDSHAKE_SECONDS)
-    mine = secrets.token_bytes(_NONCE)
+    mine, until = secrets.token_bytes(_NONCE), time.monotonic() + _HANDSHAKE_SECONDS
     try:
         opened.sendall(_GREETING + mine)
-        theirs, proof = bytes(_read(opened, _NONCE)), bytes(_read(opened, hashlib.sha256().digest_size))
+        if _read(opened, len(_GREETING), until) != _GREETING:
+            raise WrongSecret("it is no rank of a model, or one of another version")
+        theirs, proof = bytes(_read(opened, _NONCE, until)), bytes(_read(opened, hashlib.sha256().digest_size, until))
         if not hmac.compare_digest(proof, _proof(secret, b"joins", mine + theirs)):
             raise WrongSecret("it does not know the secret")
         opened.sendall(_proof(secret, b"admits", mine + theirs))
@@ -181,13 +186,14 @@ def admit(opened: socket.socket, secret: bytes) -> None:
 def present(opened: socket.socket, secret: bytes, where: str) -> None:
     """Prove to a rank that waits ``where`` that we know the secret, and make it prove the same. Raises WrongSecret."""
     opened.settimeout(_HANDSHAKE_SECONDS)
-    mine = secrets.token_bytes(_NONCE)
+    mine, until = secrets.token_bytes(_NONCE), time.monotonic() + _HANDSHAKE_SECONDS
     try:
-        if bytes(_read(opened, len(_GREETING))) != _GREETING:
+        opened.sendall(_GREETING)
+        if _read(opened, len(_GREETING), until) != _GREETING:
             raise WrongSecret(f"what answers at {where} is no rank of a model, or one of another version")
-        theirs = bytes(_read(opened, _NONCE))
+        theirs = bytes(_read(opened, _NONCE, until))
         opened.sendall(mine + _proof(secret, b"joins", theirs + mine))
-        proof = bytes(_read(opened, hashlib.sha256().digest_size))
+        proof = bytes(_read(opened, hashlib.sha256().digest_size, until))
     except OSError as error:
         raise WrongSecret(
             f"the rank at {where} ended the connection ({error}): is {SECRET} the same on both?"
