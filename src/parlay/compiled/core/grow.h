@@ -267,13 +267,6 @@ static void run_levels(const void *context, Member *me)
 
 /* ---------------------------------------------------------------------------------------------------------- its memory */
 
-static char *take(char **at, int64_t bytes)
-{
-    char *taken = *at;
-    *at += line(bytes);
-    return taken;
-}
-
 static void lay_out_tree(Grown *tree, const Growth *growth, char **at)
 {
     int64_t nodes = growth->width * growth->levels;

@@ -37,10 +37,9 @@ static void multiply_alone(const Linear *linear, const float *x, int64_t rows, f
     char *none = 0;
     lay_out_inputs(rows, linear->in, &none);
     int64_t all = panels_of(linear), bytes = none - (char *)0;
-    char *space = aligned_alloc(64, (size_t)(bytes + line(all * rows * PANEL * 4))), *at = space;
+    char *space = aligned_alloc(64, (size_t)(bytes + line(all * rows * PANEL * 4))), *at = memset(space, 0, (size_t)bytes);
     Inputs inputs = lay_out_inputs(rows, linear->in, &at);
     int wanted = format_of(linear)->input;
-    memset(space, 0, (size_t)bytes);
     for (int64_t row = 0; row < rows; row++) {
         for (int64_t i = 0; i < linear->in; i++) put_one_input(&inputs, wanted, row, i, x[row * linear->in + i]);
         put_codes_of_row(&inputs, wanted, row, linear->in, linear->order);

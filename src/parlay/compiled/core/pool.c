@@ -63,6 +63,9 @@ static Pool pools[POOLS] = {
 
 #define LOAD(WORD) __atomic_load_n(&(WORD), __ATOMIC_SEQ_CST)
 #define STORE(WORD, VALUE) __atomic_store_n(&(WORD), VALUE, __ATOMIC_SEQ_CST)
+/* Of what decides nothing but how long threads wait. */
+#define GLANCE(WORD) __atomic_load_n(&(WORD), __ATOMIC_RELAXED)
+#define NOTE(WORD, VALUE) __atomic_store_n(&(WORD), VALUE, __ATOMIC_RELAXED)
 #define SWAP_IF(WORD, OLD, NEW) __atomic_compare_exchange_n(&(WORD), &(OLD), NEW, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)
 
 static int64_t now(void)
@@ -85,14 +88,14 @@ static void look_around(Pool *pool, int64_t time)
     if (time - pool->looked_at < PERIOD) return;
     int64_t looker = thread_name();
     int64_t waited = waited_for_core(looker), most = (time - pool->looked_at) / PERIOD * MUCH;
-    for (int64_t other = 1; other <= pool->workers; other++) waited += waited_for_core(pool->worker[other].name);
+    for (int64_t other = 1; other <= pool->workers; other++) waited += waited_for_core(GLANCE(pool->worker[other].name));
     if (looker == pool->looker && waited - pool->waited > most) STORE(pool->crowded_until, time + CROWDED_FOR);
     pool->looker = looker, pool->looked_at = time, pool->waited = waited;
 }
 
 static int crowded(const Pool *pool, int64_t time)
 {
-    return time < __atomic_load_n(&pool->crowded_until, __ATOMIC_RELAXED);
+    return time < GLANCE(pool->crowded_until);
 }
 
 /* ------------------------------------------------------------------------------------------------ pieces of a phase */
@@ -109,8 +112,9 @@ static void set_place(const Member *me, uint32_t place)
 
 static void delay_for_tests(const Member *me, int64_t piece)
 {
-    if (me->pool->delayed != me->index || piece % me->pool->delay_every) return;
-    struct timespec time = {me->pool->delay / 1000000, me->pool->delay % 1000000 * 1000};
+    if (GLANCE(me->pool->delayed) != me->index || piece % GLANCE(me->pool->delay_every)) return;
+    const int64_t delay = GLANCE(me->pool->delay);
+    struct timespec time = {delay / 1000000, delay % 1000000 * 1000};
     nanosleep(&time, 0);
 }
 
@@ -121,7 +125,7 @@ static int work_on(Member *me, const Phase *phase, int64_t piece, uint64_t stamp
     if (phase->compute) {
         if (phase->detached) set_place(me, DETACHED);
         phase->compute(phase->task, piece, me);
-        if (__builtin_expect(me->pool->delayed >= 0, 0)) delay_for_tests(me, piece);
+        if (__builtin_expect(GLANCE(me->pool->delayed) >= 0, 0)) delay_for_tests(me, piece);
         int kept = SWAP_IF(me->pool->slot[piece], mine, tag(me, stamp, COMMITTING)); /* then the job waits for this piece */
         if (phase->detached) set_place(me, INSIDE);
         if (!kept) return LOAD(me->pool->active) == me->job;
@@ -258,7 +262,7 @@ char *parlay_pool_private(Member *me, size_t bytes)
 /* Until the number of jobs differs from `seen`: spinning for as long as the next one usually takes to come. */
 static uint32_t next_job(Pool *pool, uint32_t seen)
 {
-    int64_t began = now(), gap = __atomic_load_n(&pool->gap, __ATOMIC_RELAXED);
+    int64_t began = now(), gap = GLANCE(pool->gap);
     int64_t spin = gap < SPIN_BETWEEN_JOBS && !crowded(pool, began) ? 2 * gap + 20000 : 0;
     for (int64_t looks = 0; LOAD(pool->job_bell) == seen; looks++) {
         if (looks % 16 < 15 || now() - began < spin) {
@@ -289,7 +293,7 @@ static void take_part(Worker *worker)
 static void *serve(void *own)
 {
     Worker *worker = own;
-    worker->name = thread_name();
+    NOTE(worker->name, thread_name());
     for (uint32_t seen = 0;;) {
         seen = next_job(worker->member.pool, seen);
         take_part(worker);
@@ -365,7 +369,7 @@ void parlay_pool_run(int which, int64_t threads, void (*job)(const void *, Membe
     if (pool->count > 1) {
         int64_t began = now(), gap = pool->ended ? began - pool->ended : 0;
         look_around(pool, began);
-        pool->gap += ((gap < 4 * SPIN_BETWEEN_JOBS ? gap : 4 * SPIN_BETWEEN_JOBS) - pool->gap) / 8;
+        NOTE(pool->gap, pool->gap + ((gap < 4 * SPIN_BETWEEN_JOBS ? gap : 4 * SPIN_BETWEEN_JOBS) - pool->gap) / 8);
         pool->caller.job = pool->caller.stamp = pool->stamps + 1;
         STORE(pool->current, pool->stamps + 1);
         STORE(pool->active, pool->stamps + 1);
@@ -395,7 +399,9 @@ void parlay_pool_delay(int64_t index, int64_t every, int64_t microseconds)
 {
     for (Pool *pool = pools; pool < pools + POOLS; pool++) {
         pthread_mutex_lock(&pool->jobs);
-        pool->delayed = index, pool->delay_every = every > 0 ? every : 1, pool->delay = microseconds;
+        NOTE(pool->delay_every, every > 0 ? every : 1);
+        NOTE(pool->delay, microseconds);
+        NOTE(pool->delayed, index);
         pthread_mutex_unlock(&pool->jobs);
     }
 }

@@ -46,7 +46,30 @@ typedef struct {
 
 #define MOST_PARTS (1 << 20) /* numbers that a rank gives at once, if one round has no more */
 
-INLINE int64_t line(int64_t bytes) { return (bytes + 63) / 64 * 64; }
+/* AddressSanitizer knows nothing of parts of one memory. Where it is at work, lines that nobody may touch lie between
+ * them; no memory that is there begins below FIRST_ADDRESS. */
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#define GUARD 192 /* bytes */
+#define FIRST_ADDRESS ((uintptr_t)1 << 40)
+#else
+#define GUARD 0
+#endif
+
+INLINE int64_t line(int64_t bytes) { return (bytes + 63) / 64 * 64 + GUARD; }
+
+/* The first so many bytes of what is left of a memory from `at` on. Of memory that begins at null only sizes count. */
+static char *take(char **at, int64_t bytes)
+{
+    char *taken = *at;
+    *at += line(bytes);
+#if defined(__SANITIZE_ADDRESS__)
+    if ((uintptr_t)taken < FIRST_ADDRESS) return taken;
+    ASAN_UNPOISON_MEMORY_REGION(taken, bytes);
+    ASAN_POISON_MEMORY_REGION(taken + bytes, *at - taken - bytes);
+#endif
+    return taken;
+}
 
 static Alike alike_of(const Model *model, int recent)
 {
@@ -91,10 +114,9 @@ INLINE int64_t runs_of(const Layer *layer) { return layer->chosen + (layer->shar
 static Inputs lay_out_inputs(int64_t rows, int64_t numbers, char **at)
 {
     Inputs inputs = {.stride = up_to(numbers, 2 * BLOCK), .rows = rows};
-    inputs.floats = (float *)*at, *at += line((rows + TILE) * inputs.stride * 4);
-    inputs.brains = (uint16_t *)*at, *at += line((rows + TILE) * inputs.stride * 2);
-    inputs.blocks = (InputBlock *)*at;
-    *at += line((inputs.stride / BLOCK * rows + STRIP_ROWS) * (int64_t)sizeof(InputBlock));
+    inputs.floats = (float *)take(at, (rows + TILE) * inputs.stride * 4);
+    inputs.brains = (uint16_t *)take(at, (rows + TILE) * inputs.stride * 2);
+    inputs.blocks = (InputBlock *)take(at, (inputs.stride / BLOCK * rows + STRIP_ROWS) * (int64_t)sizeof(InputBlock));
     return inputs;
 }
 
@@ -111,15 +133,15 @@ static Routed lay_out_routed(const Model *model, int64_t rows, char **at)
         for (int64_t e = 0; e < experts_of(layer); e++) inner = most_of(inner, layer->expert[e].gate.out);
     }
     if (!experts) return routed;
-    routed.logits = (float *)*at, *at += line(rows * outputs * 4);
-    routed.weights = (float *)*at, *at += line(rows * runs * 4);
-    routed.expert = (int32_t *)*at, *at += line(rows * runs * 4);
-    routed.place = (int32_t *)*at, *at += line(rows * runs * 4);
-    routed.first = (int32_t *)*at, *at += line((experts + 1) * 4);
+    routed.logits = (float *)take(at, rows * outputs * 4);
+    routed.weights = (float *)take(at, rows * runs * 4);
+    routed.expert = (int32_t *)take(at, rows * runs * 4);
+    routed.place = (int32_t *)take(at, rows * runs * 4);
+    routed.first = (int32_t *)take(at, (experts + 1) * 4);
     routed.gathered = lay_out_inputs(rows * runs, model->hidden, at);
     routed.gated = lay_out_inputs(rows * runs, inner, at);
-    routed.given = (float *)*at, *at += line(rows * runs * model->hidden * 4);
-    routed.adapters = (const LowRank **)*at, *at += line(rows * runs * (int64_t)sizeof(LowRank *));
+    routed.given = (float *)take(at, rows * runs * model->hidden * 4);
+    routed.adapters = (const LowRank **)take(at, rows * runs * (int64_t)sizeof(LowRank *));
     return routed;
 }
 
@@ -138,8 +160,8 @@ static void lay_out_parts(const Model *model, int64_t rows, int64_t longest, Spa
     int64_t numbers = rows * model->heads * part_numbers(model);
     space->rounds = least_of(rounds_of(model, longest), most_of(1, MOST_PARTS / numbers));
     if (!model->context) return;
-    space->parts = (float *)*at, *at += line(model->context->count * space->rounds * numbers * 4);
-    space->joined = (float *)*at, *at += line(numbers * 4);
+    space->parts = (float *)take(at, model->context->count * space->rounds * numbers * 4);
+    space->joined = (float *)take(at, numbers * 4);
 }
 
 /* Of a tile's sums: over a span, and over all. */
@@ -198,20 +220,19 @@ static Space lay_out(const Model *model, int64_t rows, int64_t all_rows, int64_t
         s.thread_bytes = most_of(s.thread_bytes, tile_bytes(&s.alike[i]) + line(longest * 8));
         words = most_of(words, words_of_query(&s.alike[i].heads)), dim = most_of(dim, keys->size);
     }
-    s.hidden = (float *)at, at += line(rows * model->hidden * 4);
+    s.hidden = (float *)take(&at, rows * model->hidden * 4);
     s.normed = lay_out_inputs(rows > wanted ? rows : wanted, most_of(model->heads * dim, read), &at);
     s.gated = lay_out_inputs(rows, most_of(model->ffn, model->per_layer), &at);
     s.routed = lay_out_routed(model, rows, &at);
-    s.qkv = (float *)at, at += line(up_to(all_rows, model->context ? model->context->count : 1) * s.qkv_stride * 4);
-    s.given = (float *)at, at += sets_outputs_apart(model) ? line(rows * model->hidden * 4) : 0;
-    s.aside = (float *)at, at += runs_beside(model) ? line(rows * model->hidden * 4) : 0;
-    s.queries = (uint32_t *)at, at += line(all_rows * model->heads * words * 4);
-    s.per_layer = (float *)at, at += line((rows * 2 * model->layers * model->per_layer + LANES) * 4);
-    s.gates = (float *)at, at += line((rows * model->per_layer + LANES) * 4);
+    s.qkv = (float *)take(&at, up_to(all_rows, model->context ? model->context->count : 1) * s.qkv_stride * 4);
+    s.given = (float *)take(&at, sets_outputs_apart(model) ? rows * model->hidden * 4 : 0);
+    s.aside = (float *)take(&at, runs_beside(model) ? rows * model->hidden * 4 : 0);
+    s.queries = (uint32_t *)take(&at, all_rows * model->heads * words * 4);
+    s.per_layer = (float *)take(&at, (rows * 2 * model->layers * model->per_layer + LANES) * 4);
+    s.gates = (float *)take(&at, (rows * model->per_layer + LANES) * 4);
     lay_out_parts(model, all_rows, longest, &s, &at);
-    lay_tiles(model, all_rows, segments, &s, (Tile *)at);
-    at += line(tiles_of(model, all_rows, segments) * (int64_t)sizeof(Tile));
-    s.threads = at, at += threads * s.thread_bytes;
+    lay_tiles(model, all_rows, segments, &s, (Tile *)take(&at, tiles_of(model, all_rows, segments) * (int64_t)sizeof(Tile)));
+    s.threads = take(&at, threads * s.thread_bytes);
     s.bytes = at - start;
     return s;
 }
