@@ -278,7 +278,7 @@ class CompiledForward(Forward):
         ids = (ctypes.c_int64 * rows)(*laid.arranged(work.ids)[own.start : own.stop])
         wanted_rows = (ctypes.c_int32 * max(wanted, 1))(*laid.rows_of(work.wanted))
         longest = max([place.start + place.end for place in work.places])
-        self._reach(max([place.reach for place in work.places]))
+        self._reach(max([longest, *[place.reach for place in work.places if place.places]]))
         batch = structs.Batch(
             rows=rows,
             segments=segments,
