@@ -39,7 +39,7 @@ def report(results: Results) -> str:
         own = [row for row in results.rows if row.cell.part == part]
         if own:
             lines += [title, "", text, "", *_differences(own)]
-            if part == "server":
+            if part == "server" and all("http" in row.values for row in own):  # older rows lack it
                 lines += ["", *_causes(own)]
     return "\n".join(lines + _fleet([row for row in results.rows if row.cell.part == "fleet"]))
 
