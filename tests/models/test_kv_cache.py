@@ -179,6 +179,17 @@ def test_heads_that_are_no_whole_blocks_are_refused_and_a_draft_that_has_them_ke
     assert "q8_0" not in draft.spec.kernels
 
 
+def test_a_draft_is_rounded_by_an_option_of_its_own_unless_it_is_in_few_bits_already(tmp_path: Path) -> None:
+    """The target's option rounds the target alone."""
+    save_decoder(CONFIG, tmp_path)
+    target, kernels = make(random_weights(CONFIG), "auto").spec, list[str]()
+    for load in (LoadOptions(quantize="int8"), LoadOptions(draft_quantize="int8")):
+        kernels.append(open_draft(target, None, load, Budget(), str(tmp_path)).spec.kernels)
+    assert ["int8" in each for each in kernels] == [False, True]
+    packed = open_draft(target, None, LoadOptions(draft_quantize="int8"), Budget(), "smollm2-135m-draft")
+    assert "int8" not in packed.spec.kernels
+
+
 def test_models_of_transformers_keep_their_own_cache(tmp_path: Path) -> None:
     from parlay.testing.checkpoints import random_model
 

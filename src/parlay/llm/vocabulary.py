@@ -18,6 +18,7 @@ from parlay.models.fetch.pulled import default_model
 from parlay.models.fetch.resolving import BUILT_IN_DRAFTS, resolve, resolve_tokenizer
 from parlay.models.loading import load_tokenizer, read_config
 from parlay.models.tokenizers.folder import has_tokenizer
+from parlay.models.weights.fused import QuantizeRefused
 from parlay.options import LoadOptions, UsageError
 from parlay.structured.grammars import Grammars
 from parlay.text.end_tokens import end_tokens, read_end_tokens
@@ -159,17 +160,14 @@ def open_draft(
     Another tokenizer, of which few drafts can be right; or more weights in layers than the target has. A vocabulary of
     another size is left to the strategy, which may refuse it; so is a model that only fills canvases. A draft whose
     keys and values can't be cached as the target's has them in its own type, and one that torch.compile does nothing
-    for runs as it is. ``load`` is the target's, but a draft model is neither quantised nor adapted, and keeps as many
-    states of n-grams as usual; llama.cpp runs it only if it is a GGUF file.
+    for runs as it is. ``load`` is the target's, but a draft model is quantised for itself (``draft_quantize``), is not
+    adapted, and keeps as many states of n-grams as usual; llama.cpp runs it only if it is a GGUF file.
     """
-    load = replace(load, quantize=None, lora=None, ngram_states=None)
     if load.runner != "auto" and not resolve(draft).is_file():
         load = replace(load, runner="auto")
-    try:
-        runner = models.load(draft, load, budget=budget)
-    except (CacheRefused, CompileRefused) as refused:
-        logger.info("%s: %s", draft, refused)
-        runner = models.load(draft, replace(load, kv_cache_dtype="auto", compile=False), budget=budget)
+    quantize = load.draft_quantize if load.runner == "auto" else None
+    load = replace(load, quantize=quantize, lora=None, ngram_states=None)
+    runner = _load_draft(draft, load, budget)
     spec = runner.spec
     if tokenizer is not None and draft not in BUILT_IN_DRAFTS.values() and spec.vocab_size == target.vocab_size:
         _note_other_tokenizer(draft, tokenizer)
@@ -180,6 +178,17 @@ def open_draft(
             *(draft, spec.num_layers, spec.hidden_size, target.num_layers, target.hidden_size),
         )
     return runner
+
+
+def _load_draft(draft: str, load: LoadOptions, budget: Budget) -> Runner:
+    """Load it with all that it can have of what was asked for, and log what it can't."""
+    try:
+        return models.load(draft, load, budget=budget)
+    except (QuantizeRefused, CacheRefused, CompileRefused) as refused:
+        logger.info("%s: %s", draft, refused)
+        rounded = isinstance(refused, QuantizeRefused)
+        left = replace(load, quantize=None) if rounded else replace(load, kv_cache_dtype="auto", compile=False)
+    return _load_draft(draft, left, budget)
 
 
 def _note_other_tokenizer(draft: str, own: Tokenizer) -> None:

@@ -32,7 +32,7 @@ from parlay.models.native import NativeRunner
 from parlay.models.reserving import TokenRoom
 from parlay.models.state_table import StateTable
 from parlay.models.torch_ops.kernels import choose_dtype
-from parlay.models.weights.fused import stored_as
+from parlay.models.weights.fused import QuantizeRefused, stored_as
 from parlay.models.weights.shapes import Weight
 from parlay.models.weights.stored import StoredTensor
 from parlay.options import LoadOptions
@@ -278,7 +278,7 @@ def _adapt(
             f"lora can't be merged into {name or 'this model'}, which runs through transformers: merge it with PEFT"
         )
     if options.quantize is not None:
-        raise UnsupportedModel(
+        raise QuantizeRefused(
             f"quantize can't be honoured for {name or 'this model'}, which runs through transformers: "
             "load it quantised there, and leave quantize out"
         )

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from parlay.models.config import DecoderConfig, Experts
+from parlay.models.config import DecoderConfig, Experts, UnsupportedModel
 from parlay.models.rope import row_order
 from parlay.models.weights.dequantize import dense
 from parlay.models.weights.formats import Format
@@ -22,6 +22,10 @@ Operand = Weight | Int8Weight
 """A weight as decoders take it: as in the checkpoint, or to be rounded."""
 ROUTERS = ("mlp.gate.weight", "mlp.shared_expert_gate.weight")
 """Ends of the names of matrices that choose a row's experts, which nobody rounds."""
+
+
+class QuantizeRefused(UnsupportedModel):
+    """The weights can't be stored in eight bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,7 +319,7 @@ def multiplied(weights: Mapping[str, Operand]) -> dict[str, Operand]:
 def in_eight_bits(weights: Mapping[str, Operand]) -> dict[str, Operand]:
     """The checkpoint with every matrix of numbers that enters products rounded, the embedding as it was.
 
-    Matrices in blocks are in few bits already, and stay. Raises ValueError where all are.
+    Matrices in blocks are in few bits already, and stay. Raises QuantizeRefused where all are.
     """
     numbers = {
         name: weight if isinstance(weight, Tensor) else as_tensor(weight, torch.float32)
@@ -324,7 +328,7 @@ def in_eight_bits(weights: Mapping[str, Operand]) -> dict[str, Operand]:
     }
     if not numbers:
         found = stored_as(weights)
-        raise ValueError(f"quantize='int8' can't be honoured: the weights are in {found} already; leave it out")
+        raise QuantizeRefused(f"quantize='int8' can't be honoured: the weights are in {found} already; leave it out")
     return {**weights, **{name: Int8Weight(tensor) for name, tensor in numbers.items()}}
 
 
