@@ -24,6 +24,7 @@ from benchmarks.commands import RESULTS, one_line_errors
 from parlay import LLM, SamplingParams
 from parlay.bench.provenance import provenance
 from parlay.models.facts import count_parameters
+from parlay.options import LoadOptions
 from parlay.train.lm_model import export
 from parlay.train.translation.pairs import divided, read_pairs
 from parlay.train.translation.training import deepened
@@ -42,8 +43,7 @@ TABLE = (
 )
 LONG = 15
 """Words of a source of the second table."""
-_ALONE = 40
-"""Sources that are timed one by one."""
+LOAD = LoadOptions(threads=1, draft_quantize="int8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,23 +169,25 @@ Turns = defaultdict[tuple[str, str], list[Written]]
 
 
 def measure(options: argparse.Namespace, words: int) -> list[Scored]:
-    """Every case on the same sources of at least so many words; the first of them one by one."""
+    """Every case on the same sources of at least so many words."""
     references: dict[str, list[str]] = {}
     for source, target in divided(read_pairs(options.data))[1]:
         if len(source.split()) >= words:
             references.setdefault(source, []).append(target)
     sources = list(references)[:: max(1, len(references) // options.sources)][: options.sources]
     chosen = {source: references[source] for source in sources}
-    every, opened = cases(options.models), dict[str, LLM]()
+    every = cases(options.models)
+    names = dict.fromkeys(name for name, _ in every)
+    opened = {name: LLM(str(options.models / name), load=LOAD, router_memory="off") for name in names}
     alone, together = Turns(list), Turns(list)
     for turn in range(options.turns + 1):
         for case in every:
             name, strategy = case
-            llm = opened.setdefault(name, LLM(str(options.models / name), threads=1, router_memory="off"))
+            llm = opened[name]
             if turn == 0:  # what is read once is read
                 written(llm, sources[:8], strategy, 8)
                 continue
-            alone[case].append(written(llm, sources[:_ALONE], strategy, 1))
+            alone[case].append(written(llm, sources, strategy, 1))
             together[case].append(written(llm, sources, strategy, 32))
     plain: dict[str, list[str]] = {}
     for case in every:
