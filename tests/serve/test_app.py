@@ -38,7 +38,7 @@ BAD_BODIES = {
     "nothing": (b"", None, "missing"),
     "not UTF-8": (b'{"prompt": "\xff"}', None, "UTF-8"),
     "too deep": (b"[" * 100_000, None, "can't be read"),
-    "a list": (b"[]", None, "dictionary"),
+    "a list": (b"[]", None, "object"),
     "half a surrogate pair": (b'{"prompt": "\\ud800"}', None, "surrogate"),
     "half a surrogate pair in a name": (b'{"prompt": "x", "\\udfff": 1}', None, "surrogate"),
     "wrong type": (b'{"prompt": 3}', "prompt", "string"),

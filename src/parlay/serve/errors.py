@@ -205,7 +205,7 @@ _PLAIN = {
     "model_type": "must be an object",
     "dict_type": "must be an object",
     "list_type": "must be a list",
-    "string_type": "must be a text",
+    "string_type": "must be a string",
     "string_too_short": "must not be empty",
     "int_type": "must be a whole number",
     "int_from_float": "must be a whole number",
