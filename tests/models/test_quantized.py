@@ -23,7 +23,7 @@ from parlay.models.quantized.affine import Affine
 from parlay.models.random_decoder import save_decoder
 from parlay.models.weights.dequantize import dense
 from parlay.models.weights.formats import Format
-from parlay.models.weights.fused import in_eight_bits
+from parlay.models.weights.fused import QuantizeRefused, in_eight_bits
 from parlay.models.weights.regrouped import mxfp4
 from parlay.models.weights.shapes import Weight, weight_shapes
 from parlay.models.weights.stored import StoredTensor
@@ -389,5 +389,5 @@ def test_what_such_files_leave_in_sixteen_bits_can_be_rounded_to_eight(tmp_path:
     blocks = [
         weight for weight in load_weights(tmp_path, read_config(tmp_path)).values() if isinstance(weight, StoredTensor)
     ]
-    with pytest.raises(ValueError, match="the weights are in Q4_Z already; leave it out"):
+    with pytest.raises(QuantizeRefused, match="the weights are in Q4_Z already; leave it out"):
         in_eight_bits({"model.embed_tokens.weight": blocks[0], "lm_head.weight": blocks[1]})
