@@ -13,6 +13,7 @@ from parlay import LLM, ParlayError, SamplingParams
 from parlay.aio import AsyncLLM
 from parlay.certificates.ways import FEW
 from parlay.llm.input_processor import RequestOptions
+from parlay.options import LoadOptions
 from parlay.strategies.entry import DEFAULT_STRATEGY
 from parlay.testing.diffusion import save_diffusion
 from parlay.types import Exactness, Metrics
@@ -183,6 +184,13 @@ def test_a_certificate_of_another_model_is_refused(certify: Certify) -> None:
         LLM("parlay-mini", certificates=[certify(WRONG)], dtype="bfloat16" if usual == "float32" else "float32")
     with pytest.raises(ParlayError, match="draft model"):
         LLM("parlay-mini", certificates=[certify(WRONG)], draft_model="parlay-mini")
+    for load, said in (
+        (LoadOptions(quantize="int8"), "numbers of type"),
+        (LoadOptions(kv_cache_dtype="q8_0"), "numbers of type"),
+        (LoadOptions(draft_quantize="int8"), "draft model"),
+    ):
+        with pytest.raises(ParlayError, match=said):
+            LLM("parlay-mini", certificates=[certify(WRONG)], load=load)
 
 
 def test_two_certificates_for_the_same_requests_are_refused(certify: Certify) -> None:

@@ -16,7 +16,7 @@ from parlay.certificates.ways import Loaded, Way, Ways
 from parlay.drafters.resources import Resources
 from parlay.models.fetch.origin import weights_fingerprint
 from parlay.models.lora import digest_of
-from parlay.options import Ensemble, Nest
+from parlay.options import Ensemble, LoadOptions, Nest
 from parlay.strategies import accept_rules
 from parlay.strategies.catalogue import find
 from parlay.strategies.entries.canvases import DENOISE
@@ -193,9 +193,9 @@ def open_gate(
     loaded: Loaded,
     *,
     share: float,
-    lora: str | None = None,
+    load: LoadOptions,
 ) -> CertificateGate:
-    """Open the gate of a loaded model, or of all that write with it; ``lora`` is the adapter merged into its weights.
+    """Open the gate of a loaded model, or of all that write with it; ``load`` says how, and what is merged into it.
 
     Raises ParlayError as `CertificateGate` does, ValueError for a share.
     """
@@ -210,9 +210,16 @@ def open_gate(
             raise ParlayError("a certificate names weights by their hash, and this model has no files: load it by name")
         others = (*ensemble.models, *ensemble.files) if ensemble is not None else ()
         weights = weights_fingerprint(model, *others)
-        if lora is not None:
-            weights = hashlib.sha256(f"{weights} {digest_of(Path(lora).expanduser())}".encode()).hexdigest()
-        return Binding(model=target.name, weights=weights, dtype=target.dtype, draft_model=draft_model or "")
+        if load.lora is not None:
+            weights = hashlib.sha256(f"{weights} {digest_of(Path(load.lora).expanduser())}".encode()).hexdigest()
+        numbers = [target.dtype, load.quantize or "", load.kv_cache_dtype.removeprefix("auto")]
+        drafts = [draft_model or "", load.draft_quantize or ""]
+        return Binding(
+            model=target.name,
+            weights=weights,
+            dtype=" ".join(filter(None, numbers)),
+            draft_model=" ".join(filter(None, drafts)),
+        )
 
     reference = parse(ONE_BY_ONE) if target.fills_only else None
     files = [Path(path) for path in paths]

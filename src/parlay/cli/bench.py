@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from parlay.cli import INTERRUPTED, bench_prompts, bench_quality, bench_replay
-from parlay.cli.flags import add_effort_flag, add_model_flags, options_from
+from parlay.cli.flags import add_draft_flags, add_effort_flag, add_model_flags, options_from
 from parlay.options import LoadOptions
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_cases(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--draft-model", metavar="MODEL", help="small model for strategies that draft with one")
+    add_draft_flags(parser, "small model for strategies that draft with one")
     parser.add_argument(
         "--preset",
         metavar="NAME",

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from parlay.certificates.requirement import Floor
 from parlay.cli import FAILURE
 from parlay.cli.flags import (
+    add_draft_flags,
     add_model_flags,
     add_option_flags,
     add_sampling_flags,
@@ -90,7 +91,7 @@ def _add_decoding_flags(parser: argparse.ArgumentParser) -> None:
     add_option_flags(parser, Floor)
     add_model_flags(parser)
     add_tokenizer_flag(parser)
-    parser.add_argument("--draft-model", metavar="MODEL", help="small model for strategies that draft with one")
+    add_draft_flags(parser, "small model for strategies that draft with one")
     add_sampling_flags(parser)
     parser.set_defaults(certificates=[], router_memory="off", max_model_len=None, memory=None)
     parser.set_defaults(prefix_cache=None, prefix_cache_size="1GiB")

@@ -84,6 +84,9 @@ def whole(text: str) -> int:
 _READERS: Mapping[str, tuple[Callable[[str], object], str]] = {"int": (whole, "N"), "float": (float, "X")}
 
 
+_LOADING = {name: option.help for name, option in options_of(LoadOptions).items()}
+
+
 def add_model_flags(parser: argparse.ArgumentParser) -> None:
     """Which model, and how to run it: the same for every command that decodes. None: `pulled.default_model`."""
     parser.add_argument(
@@ -91,7 +94,12 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
         help="name that parlay models lists, local folder or GGUF file, or Hugging Face Hub id, with :QUANTISATION for "
         f"a GGUF file there (default: {DEFAULT_MODEL}, fetched at the first use)",
     )
-    add_option_flags(parser, LoadOptions)
+    add_loading_flags(parser)
+
+
+def add_loading_flags(parser: argparse._ActionsContainer) -> None:
+    """How the model is loaded; what concerns draft models alone is `add_draft_flags`'."""
+    add_option_flags(parser, LoadOptions, {name: text for name, text in _LOADING.items() if name != "draft_quantize"})
 
 
 def add_rank_flags(parser: argparse._ActionsContainer) -> None:
@@ -139,8 +147,14 @@ def add_tokenizer_flag(parser: argparse._ActionsContainer) -> None:
 def add_strategy_flags(parser: argparse._ActionsContainer, help: str) -> None:
     """How to decode, for `chosen_strategy`. A wrong name is an error before anything is loaded."""
     parser.add_argument("--strategy", type=strategy, metavar="NAME[:KEY=VALUE,...]", help=help)
-    parser.add_argument("--draft-model", metavar="MODEL", help="small model that drafts, for auto and draft-model")
+    add_draft_flags(parser, "small model that drafts, for auto and draft-model")
     add_effort_flag(parser)
+
+
+def add_draft_flags(parser: argparse._ActionsContainer, help: str) -> None:
+    """Which model drafts, and how it is loaded."""
+    parser.add_argument("--draft-model", metavar="MODEL", help=help)
+    add_option_flags(parser, LoadOptions, {"draft_quantize": _LOADING["draft_quantize"]})
 
 
 def add_effort_flag(parser: argparse._ActionsContainer) -> None:

@@ -14,7 +14,7 @@ from parlay.certificates.requirement import AUDIT_SHARE
 from parlay.cli.ensemble_flags import add_ensemble_flags, chosen_ensemble
 from parlay.cli.flags import (
     add_certificate_flag,
-    add_option_flags,
+    add_loading_flags,
     add_prefix_cache_flags,
     add_rank_flags,
     add_router_memory_flag,
@@ -74,7 +74,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         "mixture's experts when rows choose them, from disk or, on a GPU, from the host",
     )
     add_prefix_cache_flags(group)
-    add_option_flags(group, LoadOptions)
+    add_loading_flags(group)
     add_rank_flags(group)
     add_ensemble_flags(group)
     _add_adapter_flags(group)

@@ -121,8 +121,8 @@ class LLM:
                 draft_model=draft_model, router_memory=router_memory,
             )  # fmt: skip
             strategy = self._strategies.own(strategy)  # a wrong name is an error now, not at the first request
-            resources, lora = self._strategies.resources, load.lora
-            gate = open_gate(certificates, model, ensemble, resources, self.engine, share=audit_share, lora=lora)
+            resources = self._strategies.resources
+            gate = open_gate(certificates, model, ensemble, resources, self.engine, share=audit_share, load=load)
             encoder, longest = self.runner.spec.encoder, self.engine.longest
             self._factory = InputProcessor(self.vocabulary, longest, encoder, strategy=strategy, seed=seed, gate=gate)
 

@@ -20,8 +20,8 @@ class LoadOptions(Options):
     With ``dtype="auto"`` the fastest type that this machine computes in is chosen; ``half`` and ``float`` are float16
     and float32. ``device="auto"`` is cuda, else mps, else cpu. A loaded transformers model keeps its own: there, both
     must be ``auto``. ``quantize="int8"`` stores the target's weights in eight bits: nearly the same model, about twice
-    as fast where memory is the limit. ``draft_quantize`` does so with draft models, on which no text depends, but for
-    those that are in few bits already. ``threads`` is how many threads decode, one number for all models of the
+    as fast where memory is the limit. ``draft_quantize`` does so with draft models, on which no exact text depends, but
+    for those that are in few bits already. ``threads`` is how many threads decode, one number for all models of the
     process. By default it is PARLAY_THREADS or one per usable core. ``end_tokens`` take the place of the tokens that
     end the target's texts by its own files. ``kv_cache_dtype`` is how the compiled decoder caches keys and values: in
     ``q8_0`` they take some half of bfloat16's memory and of the time to read them, and the model is nearly the same.
@@ -43,7 +43,9 @@ class LoadOptions(Options):
     device: str = option("auto", "auto, cpu, cuda or mps")
     quantize: str | None = option(None, "store the weights in eight bits, half the size of bfloat16", choices=("int8",))
     draft_quantize: str | None = option(
-        None, "the same for draft models, unless they are in few bits already; no text depends on it", choices=("int8",)
+        None,
+        "the same for draft models, unless they are in few bits already; no exact text depends on it",
+        choices=("int8",),
     )
     kv_cache_dtype: str = option(
         "auto",
