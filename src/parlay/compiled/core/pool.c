@@ -21,7 +21,9 @@
 #define MUCH (PERIOD / 8) /* of all threads together */
 #define CROWDED_FOR 1000000000
 #define SPIN_WHERE_CROWDED 5000
-#define LEAST_PATIENCE 5000 /* before a piece is taken from a late thread */
+#ifndef LEAST_PATIENCE
+#define LEAST_PATIENCE 5000 /* before a piece is taken from a late thread, which then computes what nobody uses */
+#endif
 #define NAP 1000000         /* asleep at most, before a look at whether a piece can be taken over */
 
 enum { CLAIMED = 1, COMMITTING = 2, DONE = 3 };
