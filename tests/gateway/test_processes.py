@@ -240,3 +240,9 @@ def test_wrong_flags_of_a_gateway_are_one_line(
     assert main(["gateway", *words]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert message in line
+
+
+def test_a_gateway_starts_without_torch_and_without_the_engine() -> None:
+    modules = "parlay.cli.gateway, parlay.gateway.app, parlay.serve.graceful"
+    loaded = f"import {modules}, sys; print(*sorted({{'torch', 'fastapi', 'parlay.engine'}} & set(sys.modules)))"
+    assert subprocess.check_output([sys.executable, "-c", loaded], text=True).strip() == ""

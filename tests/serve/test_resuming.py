@@ -20,7 +20,7 @@ from parlay.options import LoadOptions
 from parlay.serve.app import create_app
 from parlay.serve.chat.answers import AnswerShape, Arguments, Begin, Delta, Text, Thought
 from parlay.serve.chat.calls import FORMATS, PLAIN
-from parlay.serve.protocol.resuming import HEADER
+from parlay.serve.protocol.resume_comments import HEADER
 from parlay.serve.settings import Settings
 from parlay.testing.adapters import save_adapter
 

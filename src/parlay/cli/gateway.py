@@ -63,9 +63,9 @@ def run(options: argparse.Namespace) -> int:
     set_up_logging(options)
     check_port(options.port)
     check_packages(PACKAGES, "parlay gateway", "serve")
-    from parlay.gateway.app import create_gateway  # here, because they load FastAPI
+    from parlay.gateway.app import create_gateway  # here, because they load uvicorn
     from parlay.gateway.settings import read_address
-    from parlay.serve.server import GracefulServer
+    from parlay.serve.graceful import GracefulServer
 
     gateway = create_gateway([read_address(url) for url in options.replica], settings(options))
     with listen(options.host, options.port) as listener:

@@ -75,7 +75,7 @@ def serve_replicas(options: argparse.Namespace, allowed: Settings, listener: soc
     """Serve until the process is told to end; returns the exit code."""
     from parlay.gateway.app import create_gateway
     from parlay.gateway.settings import Address, GatewaySettings
-    from parlay.serve.server import GracefulServer
+    from parlay.serve.graceful import GracefulServer
 
     with tempfile.TemporaryDirectory(prefix="parlay-") as folder:
         sockets = [str(Path(folder) / str(number)) for number in range(1, options.replicas + 1)]

@@ -16,8 +16,7 @@ from parlay.gateway.replicas import Exchange, Fleet, Replica, Tried
 from parlay.gateway.settings import GatewaySettings
 from parlay.serve.errors import MESSAGES, OLLAMA, ApiError
 from parlay.serve.guard.connection import Parts
-from parlay.serve.protocol.answering import EVENT_STREAM
-from parlay.serve.protocol.resuming import HEADER, NO
+from parlay.serve.protocol.resume_comments import EVENT_STREAM, HEADER, NO
 
 logger = logging.getLogger(__name__)
 

@@ -7,6 +7,7 @@ import re
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4 as CONTENT_TYPE
 from pydantic_core import to_json
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -21,7 +22,6 @@ from parlay.serve.errors import ApiError
 from parlay.serve.guard.auth import Guard
 from parlay.serve.guard.connection import LEAVING, PARTS, Leaving, Parts
 from parlay.serve.guard.limits import Admission, BodyLimit, Limiter
-from parlay.serve.observe.metrics import CONTENT_TYPE
 from parlay.serve.settings import Settings
 
 _METRICS = re.compile(r"/replicas/([0-9]{1,3})/metrics")

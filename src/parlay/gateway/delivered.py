@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from parlay.gateway.client import ReplicaLost
-from parlay.serve.protocol.resuming import DONE, END, FAILED, NO, OPENED, TOKENS
+from parlay.serve.protocol.resume_comments import DONE, END, FAILED, NO, OPENED, TOKENS
 
 BLOCK_BYTES = 4 * 1024 * 1024
 """Most bytes of one event, and of those that are kept until the comment on the last of them has come."""
@@ -31,7 +31,7 @@ class Delivered:
     """A stream so far, read from its events. `feed` gives the bytes that the client is to have.
 
     ``header`` is the replica's: fingerprint, id and time. Events are given out once the comment has come that says what
-    they hold; see `parlay.serve.protocol.resuming`. So until the first of them the stream can begin anew.
+    they hold; see `parlay.serve.protocol.resume_comments`. So until the first of them the stream can begin anew.
     """
 
     header: str = ""

@@ -14,7 +14,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from parlay import __version__
 from parlay.aio import AsyncLLM
-from parlay.serve import errors
+from parlay.serve import error_handlers, errors
 from parlay.serve.anthropic import route as messages
 from parlay.serve.cascades import Cascades, Link
 from parlay.serve.finished import Observer
@@ -99,7 +99,7 @@ def create_app(
     app.state.workers = Workers(settings.retry_after)
     _add_routes(app, None if pulled is None else Puller(registry, pulled))
     _add_middleware(app, settings)
-    errors.install(app, settings.retry_after)
+    error_handlers.install(app, settings.retry_after)
     return app
 
 

@@ -14,13 +14,13 @@ from parlay import __version__
 from parlay.drafters.remote.messages import DRAFTS_PATH, INFO_PATH, TextFacts, TextUpdate, answer_as_json
 from parlay.drafters.remote.service import MOST_NODES, Owner
 from parlay.options.declare import WHOLE
-from parlay.serve import errors
+from parlay.serve import error_handlers
 from parlay.serve.app import Application, operation_id, shut_down
 from parlay.serve.drafter.hosted import HostedDrafter
 from parlay.serve.errors import ApiError
 from parlay.serve.guard.auth import Guard
+from parlay.serve.guard.body_route import BodyRoute
 from parlay.serve.guard.limits import Admission, BodyLimit, Limiter
-from parlay.serve.guard.reading import BodyRoute
 from parlay.serve.protocol.body import INT_LIMIT
 from parlay.serve.protocol.json_values import ALL_WHOLE
 from parlay.serve.settings import Settings
@@ -125,7 +125,7 @@ def create_drafter_app(drafter: HostedDrafter, settings: Settings | None = None)
     app.add_middleware(BodyLimit, settings=settings)
     app.add_middleware(Admission, limiter=app.state.limiter)
     app.add_middleware(Guard, settings=settings)
-    errors.install(app, settings.retry_after)
+    error_handlers.install(app, settings.retry_after)
     return app
 
 

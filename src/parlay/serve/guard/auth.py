@@ -6,8 +6,8 @@ import hashlib
 import hmac
 import re
 
-from fastapi import Request
 from starlette.datastructures import Headers
+from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from parlay.serve.errors import ApiError

@@ -1,17 +1,11 @@
-"""The JSON of a body: how much of it a body may hold, and reading it while nothing else can run."""
+"""The JSON of a body: how much of it a body may hold, and its values."""
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import Callable, Coroutine
 from typing import Any
 
-from fastapi import Request
-from fastapi.routing import APIRoute
 from pydantic_core import from_json
-from starlette.responses import Response
-from starlette.types import Scope
 
 from parlay.serve.errors import ApiError
 
@@ -55,39 +49,3 @@ def read_json(body: bytes) -> Any:
         raise json.JSONDecodeError(
             next((plain for part, plain in _REASONS.items() if part in reason), reason), "", 0
         ) from None
-
-
-_FORM = b"application/x-www-form-urlencoded"
-_OF_PAGES = frozenset({b"origin", b"sec-fetch-site"})
-"""Headers that only browsers send."""
-
-
-class _BodyRequest(Request):
-    async def json(self) -> Any:
-        value = read_json(await self.body())
-        await asyncio.sleep(0)  # others have their turn before the value is looked through, which takes as long again
-        return value
-
-
-def _as_json(scope: Scope) -> Scope:
-    """Some clients send JSON and do not say so; curl calls it a form. A web page that may send nothing here can do that
-    too, but any request of a page to another origin says where it comes from.
-    """
-    headers: list[tuple[bytes, bytes]] = scope["headers"]
-    types = {value.lower() for name, value in headers if name == b"content-type"}
-    if types - {_FORM} or any(name in _OF_PAGES for name, _ in headers):
-        return scope
-    others = [(name, value) for name, value in headers if name != b"content-type"]
-    return {**scope, "headers": [*others, (b"content-type", b"application/json")]}
-
-
-class BodyRoute(APIRoute):
-    """A route whose body is read by `read_json`."""
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        handle = super().get_route_handler()
-
-        async def answer(request: Request) -> Response:
-            return await handle(_BodyRequest(_as_json(request.scope), request.receive))
-
-        return answer

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
-from fastapi import Request
+from starlette.requests import Request
 
 from parlay.serve.errors import too_many
 from parlay.serve.guard.auth import tenant

@@ -11,7 +11,8 @@ from pydantic_core import to_json
 from parlay.llm.jobs import Sample
 from parlay.llm.outputs import CompletionOutput, RequestOutput, StreamEvent
 from parlay.serve.errors import ApiError
-from parlay.serve.protocol.answering import EVENT_STREAM, Chunk
+from parlay.serve.protocol.answering import Chunk
+from parlay.serve.protocol.resume_comments import EVENT_STREAM
 from parlay.serve.protocol.usage import summary
 from parlay.types import Metrics, SamplingParams
 

@@ -15,7 +15,7 @@ from parlay import __version__
 from parlay.llm.jobs import Job
 from parlay.llm.outputs import RequestOutput
 from parlay.serve.errors import ApiError, responses
-from parlay.serve.guard.reading import BodyRoute
+from parlay.serve.guard.body_route import BodyRoute
 from parlay.serve.hosted import Served
 from parlay.serve.llama_server.body import InfillBody, LlamaBody, LlamaCompletionBody, SlotBody
 from parlay.serve.llama_server.reply import LlamaChunks, LlamaShape

@@ -14,7 +14,7 @@ from parlay.serve.chat.answers import AnswerShape
 from parlay.serve.chat.job import ChatJob, chat_job, chat_template
 from parlay.serve.chat.request import ChatRequest
 from parlay.serve.errors import OllamaErrorBody, responses
-from parlay.serve.guard.reading import BodyRoute
+from parlay.serve.guard.body_route import BodyRoute
 from parlay.serve.hosted import Served
 from parlay.serve.ollama.body import GenerateBody, OllamaBody, OllamaChatBody
 from parlay.serve.ollama.reply import OllamaChunks, OllamaShape, ollama_reply, only_loaded

@@ -13,9 +13,11 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from parlay.llm.outputs import RequestOutput, StreamEvent
-from parlay.serve.errors import ApiError, ErrorBody, convert, responses
+from parlay.serve.error_handlers import convert
+from parlay.serve.errors import ApiError, ErrorBody, responses
 from parlay.serve.guard.workers import LIGHT_BYTES, Workers
 from parlay.serve.protocol.body import ignored_header
+from parlay.serve.protocol.resume_comments import EVENT_STREAM
 from parlay.serve.protocol.running import ClientGone, Run, while_client_waits
 from parlay.types import ParlayError
 
@@ -24,7 +26,6 @@ logger = logging.getLogger(__name__)
 Chunk = Mapping[str, object]
 COMMENT = ":"
 """The key of a chunk's comment in a resumable stream. A chunk may hold nothing else."""
-EVENT_STREAM = "text/event-stream"
 
 
 class Frames(Protocol):

@@ -1,18 +1,4 @@
-"""Streams that another replica can go on with: what a gateway is told of them, and how it asks for the rest.
-
-A body with ``resume: {}`` gets a stream whose header `HEADER` names its fingerprint, id and time. Each part of it ends
-with an empty line, and comments, which clients of server-sent events skip, say which tokens the parts hold:
-
-    : opened
-    : tokens INDEX ID ID ...
-    : end INDEX ID ID ...
-    : failed TYPE CODE
-    : done
-
-A comment stands on the last part of those that a step gives, so that parts without one belong to it. ``opened`` ends
-what comes before anything is decoded, ``end`` a choice's last parts, ``done`` the stream, and ``failed`` one that can't
-go on here. A replica that gets all of this back in ``resume`` sends exactly what would have followed.
-"""
+"""Streams that another replica can go on with: the fields of the body, the comments on the parts, the fingerprint."""
 
 from __future__ import annotations
 
@@ -38,6 +24,7 @@ from parlay.serve.hosted import Served
 from parlay.serve.protocol.answering import COMMENT, Chunk, Chunks, Frames, answer_streamed, in_thread
 from parlay.serve.protocol.body import Body, TokenId, conflict
 from parlay.serve.protocol.json_values import ALL_WHOLE, WHOLE
+from parlay.serve.protocol.resume_comments import DONE, END, FAILED, HEADER, NO, OPENED, TOKENS
 from parlay.serve.protocol.running import Run
 from parlay.strategies.catalogue import find
 from parlay.strategies.spelling import StrategySpec, parse
@@ -46,10 +33,6 @@ from parlay.types import Exactness, ParlayError
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-HEADER = "parlay-resume"
-NO = "no:"
-"""How the header begins where the stream can't be resumed; the reason follows."""
-OPENED, TOKENS, END, FAILED, DONE = "opened", "tokens", "end", "failed", "done"
 _EXACT = (Exactness.BITS, Exactness.SEED)
 
 Name = Annotated[str, Field(min_length=1, max_length=128)]

@@ -19,7 +19,7 @@ from parlay.llm.embedding import EmbeddingRequestOutput, Pooling, ScoringRequest
 from parlay.llm.judging import INSTRUCTION, judge_prompts
 from parlay.serve.errors import ApiError, unavailable
 from parlay.serve.guard.auth import tenant
-from parlay.serve.guard.reading import BodyRoute
+from parlay.serve.guard.body_route import BodyRoute
 from parlay.serve.hosted import Served
 from parlay.serve.openai.completions.body import PROMPTS_LIMIT, PromptField, Text, prompts_of
 from parlay.serve.protocol.answering import described

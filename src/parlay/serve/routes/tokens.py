@@ -10,7 +10,7 @@ from pydantic_core import to_json
 from starlette.responses import Response
 
 from parlay.serve.errors import ApiError, responses
-from parlay.serve.guard.reading import BodyRoute
+from parlay.serve.guard.body_route import BodyRoute
 from parlay.serve.hosted import Served
 from parlay.serve.protocol.body import INT_LIMIT
 from parlay.serve.protocol.json_values import ALL_WHOLE

@@ -7,7 +7,7 @@ from starlette.responses import JSONResponse, Response
 
 from parlay.serve.cascades import cascades_of
 from parlay.serve.chat.job import ChatQuestion
-from parlay.serve.guard.reading import BodyRoute
+from parlay.serve.guard.body_route import BodyRoute
 from parlay.serve.openai.chat.body import ChatBody
 from parlay.serve.openai.chat.outlined import Outlined
 from parlay.serve.openai.chat.reply import ChatChunks, ChatReply, ChatShape, chat_reply

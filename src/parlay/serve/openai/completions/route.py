@@ -18,7 +18,7 @@ from parlay.options import UsageError
 from parlay.serve.cascades import cascades_of
 from parlay.serve.errors import ApiError, unavailable
 from parlay.serve.guard.auth import tenant
-from parlay.serve.guard.reading import BodyRoute
+from parlay.serve.guard.body_route import BodyRoute
 from parlay.serve.hosted import Served
 from parlay.serve.openai.chat.to_request import read_schema, schema_field
 from parlay.serve.openai.chunks import WHOLE_VOTE

@@ -13,7 +13,7 @@ from parlay.serve.chat.job import ChatJob, chat_job
 from parlay.serve.chat.request import ChatMessage, PastCall
 from parlay.serve.errors import ApiError, responses
 from parlay.serve.guard.auth import tenant
-from parlay.serve.guard.reading import BodyRoute
+from parlay.serve.guard.body_route import BodyRoute
 from parlay.serve.hosted import Served
 from parlay.serve.openai.chat.to_request import read_arguments
 from parlay.serve.openai.responses.body import ResponsesBody

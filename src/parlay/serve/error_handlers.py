@@ -1,0 +1,148 @@
+"""Answer exceptions in the words of the API: a body that pydantic refuses, a busy engine, a fault."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from parlay.aio import Busy, Closed
+from parlay.serve.errors import ApiError, too_many, unavailable
+from parlay.serve.field_spelling import as_sent, read_leniently
+from parlay.types import ParlayError, show_number
+
+_SHOWN = 200  # characters of a name that the client sent and that its error repeats
+
+
+def from_validation(error: RequestValidationError) -> ApiError:
+    """The first thing that is wrong with a body, its field named."""
+    wrong = error.errors()
+    first = wrong[0]
+    if isinstance(error.body, bytes) and first["type"] != "json_invalid":
+        return ApiError(400, "the body must be JSON, sent with 'Content-Type: application/json'")
+    field = _field(first, error.body)
+    match first["type"]:
+        case "json_invalid":
+            return ApiError(400, f"the body is not JSON: {first['ctx']['error']}")
+        case "unsupported_part":
+            return ApiError(400, f"{field}: {first['msg']}", field, "unsupported_field")
+        case "two_spellings":
+            return ApiError(400, first["msg"], first["ctx"]["field"])
+        case "extra_forbidden":
+            return ApiError(400, f"unsupported field {field!r}: leave it out", field, "unsupported_field")
+    return _wrong_value(wrong, error.body, field)
+
+
+def _wrong_value(wrong: Sequence[Mapping[str, Any]], body: object, field: str | None) -> ApiError:
+    """All that is said of one field."""
+    if wrong[0]["type"] == "missing":
+        return ApiError(400, f"{field or 'the body'} is missing", field, "missing_field")
+    reasons = dict.fromkeys(_reason(each) for each in wrong if _field(each, body) == field)
+    return ApiError(400, f"{field or 'the body'}: {_shorten(' - or: '.join(reasons))}", field)
+
+
+def _field(wrong: Mapping[str, Any], body: object) -> str | None:
+    """``messages[0].role``; None for the whole body. The names that pydantic gives members of a union are left out."""
+    location = wrong["loc"][1:]
+    path, here = "", body
+    paths: Mapping[str, str] = {}
+    if isinstance(body, dict) and location and not any(part in body for part in location):
+        here, paths = read_leniently(body)
+    for part in location:
+        if isinstance(here, dict) and part in here:
+            path, here = f"{path}.{part}", here[part]
+        elif isinstance(here, list) and isinstance(part, int):
+            path, here = f"{path}[{part}]", here[part]
+    if wrong["type"] == "missing" and location:
+        path = f"{path}.{location[-1]}"
+    return _shorten(as_sent(path.removeprefix("."), paths)) or None
+
+
+def _reason(wrong: Mapping[str, Any]) -> str:
+    bound = _BOUNDS.get(wrong["type"])
+    if bound is not None and isinstance(wrong["input"], int | float):
+        field, words = bound
+        return f"is {show_number(wrong['input'])}, and must be {words} {show_number(wrong['ctx'][field])}"
+    length = _LENGTHS.get(wrong["type"])
+    if length is not None:
+        field, words = length
+        return f"holds {wrong['ctx']['actual_length']} items, and must hold {words} {wrong['ctx'][field]}"
+    plain = _PLAIN.get(wrong["type"])
+    if plain is not None:
+        return plain.format(**wrong.get("ctx", {}))
+    return str(wrong["msg"]).removeprefix("Value error, ").replace("Input should", "must")
+
+
+_PLAIN = {
+    "model_attributes_type": "must be an object",
+    "model_type": "must be an object",
+    "dict_type": "must be an object",
+    "list_type": "must be a list",
+    "string_type": "must be a string",
+    "string_too_short": "must not be empty",
+    "int_type": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "float_type": "must be a number",
+    "bool_type": "must be true or false",
+    "union_tag_invalid": "has a wrong {discriminator}: choose one of {expected_tags}",
+}
+"""What is said in place of the words of pydantic, which are those of Python."""
+
+_BOUNDS = {
+    "less_than_equal": ("le", "at most"),
+    "greater_than_equal": ("ge", "at least"),
+    "greater_than": ("gt", "above"),
+    "less_than": ("lt", "below"),
+}
+_LENGTHS = {"too_short": ("min_length", "at least"), "too_long": ("max_length", "at most")}
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
+
+
+def install(app: FastAPI, retry_after: int) -> None:
+    """Answer every exception in one shape. What is a bug keeps its traceback for the log and out of the answer."""
+
+    async def answer(request: Request, error: Exception) -> Response:
+        paths: Mapping[str, str] = request.scope.get("state", {}).get("spelled", {})
+        return convert(error, retry_after).as_sent(paths).response(request.url.path)
+
+    for kind in (ApiError, RequestValidationError, HTTPException, Busy, Closed, ParlayError, Exception):
+        app.add_exception_handler(kind, answer)
+
+
+def convert(error: Exception, retry_after: int = 1) -> ApiError:
+    """The answer to the client for an exception."""
+    return error if isinstance(error, ApiError) else _convert(error, retry_after)
+
+
+def _convert(error: Exception, retry_after: int) -> ApiError:
+    match error:
+        case RequestValidationError():
+            return from_validation(error)
+        case HTTPException():
+            return ApiError(error.status_code, _plainly(error), headers=error.headers)
+        case Busy():
+            return too_many(retry_after, "too many requests are waiting: try again later")
+        case Closed():
+            return unavailable(retry_after)
+        case ParlayError():
+            return ApiError(400, str(error))
+        case _:
+            return ApiError(500, "a fault of the server, which its log tells more of", code="internal_error")
+
+
+def _plainly(error: HTTPException) -> str:
+    return _PLAINLY.get(error.status_code, str(error.detail))
+
+
+_PLAINLY = {
+    400: "the body can't be read: is it JSON in UTF-8?",
+    404: "there is nothing under this address",
+    405: "this address does not take that method",
+}
