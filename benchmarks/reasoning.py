@@ -18,6 +18,7 @@ from statistics import fmean, stdev
 
 from benchmarks.commands import begin, one_line_errors, open_results, write_page
 from benchmarks.options import add_run_flags, add_study_flags
+from benchmarks.vote_rules import Chains, append
 from parlay import LLM, SamplingParams, VoteParams
 from parlay.bench.records import Cell, Results, Row
 from parlay.bench.summary import Interval
@@ -39,12 +40,8 @@ def ways(chains: int, at_once: int | None) -> dict[str, VoteParams | None]:
     With ``at_once``, an early vote decodes so many chains: another one begins whenever one ends.
     """
     early = VoteParams(n=chains, at_once=at_once, refill=at_once is not None)
-    return {
-        "one": None,
-        FULL: VoteParams(n=chains, early=False),
-        "decided": early,
-        "confidence 0.95": replace(early, confidence=0.95),
-    }
+    sure = {f"confidence {each:g}": replace(early, confidence=each) for each in (0.95, 0.9, 0.8)}
+    return {"one": None, FULL: VoteParams(n=chains, early=False), "decided": early, **sure}
 
 
 def read_all(data: Path) -> list[dict[str, str]]:
@@ -94,6 +91,12 @@ def answer_of(output: RequestOutput) -> str | None:
     return find_answer(NUMBER, output.chosen.text) if output.chosen.finish_reason == "stop" else None
 
 
+def chains_of(place: int, right: str, output: RequestOutput) -> Chains:
+    """What `benchmarks.vote_rules` replays."""
+    assert output.vote is not None
+    return Chains(place, right, output.vote.answers, tuple(len(one.token_ids) for one in output.outputs))
+
+
 def row(cell: Cell, place: int, output: RequestOutput, seconds: float, right: str) -> Row:
     begun = [one for one in output.outputs if one.token_ids]
     values = {"right": float(answer_of(output) == right), "begun": float(len(begun))}
@@ -118,6 +121,7 @@ def measure(llm: LLM, options: argparse.Namespace, results: Results, model: str)
         if len({answer_of(found[name][0]) for name in EXACT if name in found}) > 1:
             raise ValueError(f"problem {place}: a vote that stopped early has another answer than the full one")
         results.add([row(cells[name], place, *found[name], right) for name in names])
+        append(results.path.with_name(f"{results.path.stem}-chains.jsonl"), chains_of(place, right, found[FULL][0]))
 
 
 def difference(pairs: Sequence[tuple[float, float]]) -> str:
