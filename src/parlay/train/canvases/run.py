@@ -46,8 +46,8 @@ _MOST_GRADIENT = 1.0
 _LOG_SECONDS = 20.0
 _CHECK_SECONDS = 240.0
 """After so many held-out rows are measured, and then each time the run is twice as long."""
-_MEASURED = 4
-"""Held-out batches that are measured."""
+_MEASURED_BATCHES, _MEASURED_ROWS = 4, 16
+"""Of the held-out rows so many batches are measured, and at least so many rows."""
 _NO_BYTE = ("<0xFF>", "ÿ", "<0xFE>", "þ")
 """Tokens of bytes that UTF-8 never has, as vocabularies of bytes spell them."""
 
@@ -277,7 +277,7 @@ def _update(recipe: CanvasRecipe, batch: RowBatch, options: CanvasTrainOptions, 
 
 def measured(begun: Begun, options: CanvasTrainOptions) -> dict[str, float]:
     """Figures of rows that were held out."""
-    rows = begun.held[: _MEASURED * options.rows]
+    rows = begun.held[: max(_MEASURED_ROWS, _MEASURED_BATCHES * options.rows)]
     groups = [rows[start : start + options.rows] for start in range(0, len(rows), options.rows)]
     batches = [batch_of(group, begun.tokenizer.eos_token_id, begun.recipe.multiple) for group in groups]
     begun.recipe.decoder.eval()
