@@ -34,7 +34,7 @@ from parlay.train.canvases.rows import Words, anchors, batch_of, common_ids, row
 from parlay.train.canvases.run import METHODS, Begun, choose_mask, fit, train
 from parlay.train.canvases.set_block import SetBlockRecipe, guessing_rows
 from parlay.train.canvases.set_block_adapter import MaskAdapterRecipe
-from parlay.train.data.prompts import PromptAndAnswer
+from parlay.train.data.prompts import ChatFrame, PromptAndAnswer
 from parlay.train.data.user_texts import TrainingText, UserTexts
 from parlay.train.lm_model import Shape
 from parlay.train.optimizers import adam
@@ -229,19 +229,21 @@ def test_rows_are_conversations_and_pieces_of_documents() -> None:
     def encode(text: str) -> list[int]:
         return [int(digit) for digit in text]
 
-    texts = UserTexts((PromptAndAnswer("12", "34"), PromptAndAnswer("1" * 40, "2")), ("1" * 30,))
-    rows = rows_of(texts, Words(encode, (9,), 9), 20)
+    asked = (PromptAndAnswer("12", "34"), PromptAndAnswer("12", "34", framed=True), PromptAndAnswer("1" * 40, "2"))
+    texts, words = UserTexts(asked, ("1" * 30,)), Words(encode, (9,), 9, ChatFrame((9, 7), (8,)))
+    rows = rows_of(texts, words, 20)
     assert rows == [
-        TrainingText((9, 1, 2, 3, 4, 9), 3),
+        TrainingText((9, 7, 1, 2, 8, 3, 4, 9), 5),
+        TrainingText((1, 2, 3, 4, 9), 2),
         TrainingText((9, *[1] * 19), 1),
         TrainingText((9, *[1] * 11, 9), 1),
     ]
-    batch = batch_of(rows[:2], 9, 8)
+    batch = batch_of(rows[1:3], 9, 8)
     assert batch.ids_BT.shape == (2, 24)
-    assert batch.learned_BT.sum(1).tolist() == [21, 23], "what fills a row up is learned on canvases"
+    assert batch.learned_BT.sum(1).tolist() == [22, 23], "what fills a row up is learned on canvases"
     assert batch.text_BT.sum(1).tolist() == [3, 19]
-    with pytest.raises(ParlayError, match="too few texts of at most 8 tokens"):
-        rows_of(texts, Words(encode, (9,), 9), 8)
+    with pytest.raises(ParlayError, match="too few texts of at most 7 tokens"):
+        rows_of(texts, words, 7)
 
 
 @pytest.fixture(scope="module")

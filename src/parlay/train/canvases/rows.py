@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from parlay.train.data.prompts import ChatFrame
 from parlay.train.data.user_texts import TrainingText, UserTexts
 from parlay.types import ParlayError
 
@@ -20,11 +21,14 @@ _SHORTEST = 8
 
 
 class Words(NamedTuple):
-    """How texts become ids: ``encode`` adds no special tokens; rows begin with ``begin`` and close with ``end``."""
+    """How texts become ids: ``encode`` adds no special tokens, documents begin with ``begin``, and rows close with
+    ``end``. ``frame`` is what a model's chat template puts around a user's words.
+    """
 
     encode: Callable[[str], Sequence[int]]
     begin: tuple[int, ...]
     end: int
+    frame: ChatFrame
 
 
 class RowBatch(NamedTuple):
@@ -73,11 +77,13 @@ class Drawn:
 def rows_of(texts: UserTexts, words: Words, length: int) -> list[TrainingText]:
     """Turn texts into rows of at most ``length`` tokens: longer documents are cut, longer conversations left out.
 
+    Prompts stand in the model's chat template, if it has one, unless they were recorded in it.
     Raises ParlayError where there are fewer than two.
     """
     rows: list[TrainingText] = []
     for each in texts.conversations:
-        prompt = (*words.begin, *words.encode(each.prompt))
+        said = words.encode(each.prompt)
+        prompt = tuple(said) if each.framed else words.frame.around(said)
         ids = (*prompt, *words.encode(each.answer), words.end)
         if len(ids) <= length:
             rows.append(TrainingText(ids, max(1, len(prompt))))

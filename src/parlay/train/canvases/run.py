@@ -33,6 +33,7 @@ from parlay.train.canvases.recipe import CanvasRecipe
 from parlay.train.canvases.rows import Drawn, RowBatch, Words, batch_of, common_ids, parted, rows_of
 from parlay.train.canvases.set_block import SetBlockRecipe
 from parlay.train.canvases.set_block_adapter import MaskAdapterRecipe
+from parlay.train.data.prompts import ChatFrame
 from parlay.train.data.user_texts import TrainingText, UserTexts, read_user_texts
 from parlay.train.lm_data import END_OF_TEXT, train_tokenizer, wrap_tokenizer
 from parlay.train.lm_model import CONTEXT, SHAPES
@@ -81,7 +82,7 @@ def begin_diffusion(options: MdlmTrainOptions) -> Begun:
         decoder = Decoder(load_decoder(options.model), mask_id)
     else:
         decoder, tokenizer = _new(texts, options)
-    rows, held = parted(rows_of(texts, words_of(tokenizer), options.length))
+    rows, held = parted(rows_of(texts, words_of(tokenizer, texts), options.length))
     recipe = Bd3(options, decoder) if isinstance(options, Bd3TrainOptions) else Mdlm(options, decoder)
     return Begun(recipe, tokenizer, rows, held, options.model)
 
@@ -102,7 +103,7 @@ def begin_set_block(options: SetBlockTrainOptions) -> Begun:
             raise UsageError("--lora, --layers and --mask-token are for a model that is there: name it with --model")
         texts = read_user_texts(options.data)
         decoder, tokenizer = _new(texts, options)
-        rows, held = parted(rows_of(texts, words_of(tokenizer), options.length))
+        rows, held = parted(rows_of(texts, words_of(tokenizer, texts), options.length))
         return Begun(SetBlockRecipe(options, decoder, new=True), tokenizer, rows, held)
     inner, tokenizer, rows, held = _tuned(options.model, options)
     mask_id = choose_mask(tokenizer, inner.config.vocab_size, options.mask_token)
@@ -141,7 +142,7 @@ def _tuned(
 ) -> tuple[Any, PreTrainedTokenizerFast, list[TrainingText], list[TrainingText]]:
     inner, tokenizer = load_decoder(model), open_tokenizer(model)
     texts = read_user_texts(options.data)
-    rows, held = parted(rows_of(texts, words_of(tokenizer), options.length))
+    rows, held = parted(rows_of(texts, words_of(tokenizer, texts), options.length))
     return inner, tokenizer, rows, held
 
 
@@ -168,15 +169,20 @@ def new_tokenizer(texts: UserTexts, size: int) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def words_of(tokenizer: PreTrainedTokenizerFast) -> Words:
-    """Read texts as the model does. An end of text that stands in a document is a line end."""
+def words_of(tokenizer: PreTrainedTokenizerFast, texts: UserTexts) -> Words:
+    """Read these texts as the model does. An end of text that stands in a document is a line end.
+
+    Raises ParlayError for prompts that the model's chat template changes.
+    """
 
     def encode(text: str) -> Sequence[int]:
         plain = text.replace(END_OF_TEXT, "\n")
         ids: list[int] = tokenizer.backend_tokenizer.encode(plain, add_special_tokens=False).ids
         return ids
 
-    return Words(encode, tuple(tokenizer.encode("")), tokenizer.eos_token_id)
+    said = any(not each.framed for each in texts.conversations)
+    frame = ChatFrame.of_prompts(tokenizer) if said else ChatFrame((), ())
+    return Words(encode, tuple(tokenizer.encode("")), tokenizer.eos_token_id, frame)
 
 
 def choose_mask(tokenizer: PreTrainedTokenizerFast, vocab_size: int, named: str) -> int:

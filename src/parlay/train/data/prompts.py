@@ -29,7 +29,9 @@ class ChatFrame:
             raise ParlayError("the model has no chat template: give prompts with --prompts, or texts with --texts")
         before, mark, after = render(tokenizer, [{"role": "user", "content": _MARK}]).partition(_MARK)
         if not mark:
-            raise ParlayError("the model's chat template changes what a user says: give texts of its own with --texts")
+            raise ParlayError(
+                "the model's chat template changes what a user says: give texts as parlay serve --record keeps them"
+            )
         return cls(*(tuple(tokenizer.encode(part, add_special_tokens=False)) for part in (before, after)))
 
     @classmethod
