@@ -187,3 +187,14 @@ def test_what_is_wrong_is_said_before_anything_runs(llm: LLM) -> None:
     assert llm.engine.idle
     with pytest.raises((ValueError, ParlayError), match="takes one of"):
         SamplingParams(structured_outputs=StructuredOutputsParams())
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_json_without_free_white_space_has_one_space_after_each_comma_and_colon(llm: LLM, seed: int) -> None:
+    """At this temperature the model writes much of it where it may."""
+    wanted = StructuredOutputsParams(json=SCHEMA, disable_any_whitespace=True)
+    params = SamplingParams(temperature=1.5, seed=seed, max_tokens=120, structured_outputs=wanted)
+    (sample,) = decode(llm, params)
+    spaced = r'\{"name": "([^"\\]|\\.)*", "age": \d+, "tags": \[("\w+"(, "\w+")*)?\]\}'
+    assert sample.finish_reason == "stop"
+    assert re.fullmatch(spaced, sample.text), sample.text

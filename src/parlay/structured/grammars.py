@@ -92,7 +92,8 @@ def spelled(wanted: StructuredOutputsParams) -> bytes:
     """Write what is asked as JSON; a schema given as text and one given as data are the same."""
     schema = None if wanted.json is None else schema_of(wanted.json)
     others = {"regex": wanted.regex, "choice": wanted.choice, "grammar": wanted.grammar}
-    return json.dumps({"json": schema, "json_object": wanted.json_object, **others}).encode()
+    spaces = {"disable_any_whitespace": wanted.disable_any_whitespace}
+    return json.dumps({"json": schema, "json_object": wanted.json_object, **others, **spaces}).encode()
 
 
 @dataclass(frozen=True, slots=True)

@@ -165,3 +165,13 @@ def test_json_that_max_tokens_cuts_off_says_so(
     reply = client.post(path, json={**body, "stream": False}).json()
     found = reply["choices"][0] if "choices" in reply else reply
     assert found[where] == word
+
+
+def test_white_space_that_a_form_leaves_free_can_be_ruled_out(client: TestClient) -> None:
+    form = {"json": SCHEMA, "disable_any_whitespace": True}
+    body = {"prompt": "Go:", "temperature": 1.5, "seed": 3, "max_tokens": 60, "structured_outputs": form}
+    (choice,) = client.post("/v1/completions", json=body).json()["choices"]
+    assert json.dumps(json.loads(choice["text"])) == choice["text"]
+    refused = client.post("/v1/completions", json={**body, "structured_outputs": {**form, "json": None, "regex": "a"}})
+    assert refused.status_code == 400
+    assert "disable_any_whitespace" in refused.json()["error"]["message"]

@@ -159,7 +159,6 @@ class StructuredOutputs(Body):
     unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = {
         "structural_tag": (),
         "whitespace_pattern": (),
-        "disable_any_whitespace": (False,),
         "disable_additional_properties": (False,),
     }
 
@@ -168,6 +167,7 @@ class StructuredOutputs(Body):
     regex: str | None = None
     choice: Annotated[list[str], Field(min_length=1, fail_fast=True)] | None = None
     grammar: str | None = None
+    disable_any_whitespace: bool | None = None
 
     def check(self) -> None:
         forms = (self.json_, self.json_object or None, self.regex, self.choice, self.grammar)

@@ -13,7 +13,7 @@ from fastapi import Request
 
 from parlay.certificates.requirement import Allowed
 from parlay.certificates.requirement import parse as allowed_by
-from parlay.llm.input_processor import ChatOptions, RequestOptions
+from parlay.llm.input_processor import RequestOptions
 from parlay.llm.jobs import Job
 from parlay.llm.voting import VoteParams
 from parlay.options import NotNamed, Option, UsageError, Value
@@ -26,7 +26,7 @@ from parlay.serve.settings import Settings
 from parlay.strategies import plugins
 from parlay.strategies.catalogue import catalogue, find
 from parlay.strategies.spelling import StrategySpec, parse
-from parlay.text.chat_template import Messages
+from parlay.text.chat_template import ChatOptions, Messages
 from parlay.text.prompts import Prompt
 from parlay.text.tokenize import PromptTooLong
 from parlay.types import Exactness, MachineBusy, ParlayError, SamplingParams, StructuredOutputsParams
@@ -235,6 +235,7 @@ def structure(wanted: StructuredOutputs | None) -> StructuredOutputsParams | Non
         regex=wanted.regex,
         choice=wanted.choice,
         grammar=wanted.grammar,
+        disable_any_whitespace=bool(wanted.disable_any_whitespace),
     )
 
 
