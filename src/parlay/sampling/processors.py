@@ -26,11 +26,13 @@ class BadWords:
     """Masks the last token of each word where the output ends with the tokens before it.
 
     A word is its tokens, with and without a space before it; a text that spells it in other tokens is not seen, as in
-    vLLM. ``prompt_length`` tokens come before the output.
+    vLLM. White space alone, such as a line break, is barred as it stands. ``prompt_length`` tokens come before the
+    output.
     """
 
     def __init__(self, words: Sequence[str], tokenizer: Tokenizer, prompt_length: int) -> None:
-        spelled = [space + word.strip() for word in words for space in ("", " ")]
+        spelled = [space + word.strip() for word in words if word.strip() for space in ("", " ")]
+        spelled += [word for word in words if not word.strip()]
         encoded = [tuple(tokenizer.encode(text, add_special_tokens=False)) for text in spelled]
         self._sequences = [ids for ids in dict.fromkeys(encoded) if ids]
         self._prompt_length = prompt_length
