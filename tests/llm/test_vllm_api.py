@@ -85,6 +85,16 @@ def test_speculative_configs_stand_for_strategies(config: dict[str, Any], strate
 # ------------------------------------------------------------------------------------------------- prompts and forms
 
 
+def test_a_bad_word_may_be_white_space(llm: LLM) -> None:
+    """It then bars nothing else: where line breaks are wanted most, and spaces next, there are spaces."""
+    space, line = (llm.get_tokenizer().encode(text, add_special_tokens=False)[0] for text in (" ", "\n"))
+    bias = {line: 100.0, space: 50.0}
+    for words, text in (([], "\n\n\n"), (["\n"], "   "), ([" "], "\n\n\n")):
+        params = SamplingParams(temperature=0, max_tokens=3, logit_bias=bias, bad_words=words)
+        for strategy in ("none", "prompt-lookup"):
+            assert llm.generate("One two", params, strategy=strategy)[0].outputs[0].text == text
+
+
 def test_parameters_may_be_changed_and_are_checked_when_they_are_used(llm: LLM) -> None:
     params = llm.get_default_sampling_params()
     params.max_tokens = 3
@@ -235,6 +245,17 @@ def test_longer_texts_are_preferred_as_the_length_penalty_says(llm: LLM) -> None
         (output,) = llm.beam_search(["Hello"], params)
         scores = [score(beam, penalty) for beam in output.sequences]
         assert all(one >= other for one, other in itertools.pairwise(scores))
+
+
+def test_beams_end_where_the_context_does(llm: LLM) -> None:
+    prompt = {"prompt_token_ids": [5] * (llm.engine.longest - 3)}
+    params = BeamSearchParams(beam_width=2, max_tokens=8, ignore_eos=True)
+    outputs = llm.beam_search([prompt, "Hello"], params)
+    assert [len(beam.tokens) for beam in outputs[0].sequences] == [llm.engine.longest] * 2
+    assert {len(beam.logprobs) for beam in outputs[1].sequences} == {8}
+    assert {beam.finish_reason for output in outputs for beam in output.sequences} == {"length"}
+    with pytest.raises(ValueError, match="context"):
+        llm.beam_search([{"prompt_token_ids": [5] * llm.engine.longest}], params)
 
 
 def test_what_a_beam_search_cannot_do_is_said() -> None:

@@ -83,8 +83,9 @@ def search_beams(
     tokenizer, options = llm.get_tokenizer(), RequestOptions(strategy="none")
     starts = [llm.job(prompt, SamplingParams(max_tokens=1), options).samples[0].request.prompt for prompt in prompts]
     decode, ends = partial(llm.generate, use_tqdm=False, strategy="none"), frozenset(llm.vocabulary.end_ids)
+    longest = llm.engine.longest
     with bar(params.max_tokens, "Beam search", "token", use_tqdm) as shown:
-        return beam_search(starts, params, decode, tokenizer, ends, after_token=shown.update)
+        return beam_search(starts, params, decode, tokenizer, ends, longest=longest, after_token=shown.update)
 
 
 def beam_search(
@@ -94,22 +95,28 @@ def beam_search(
     tokenizer: Tokenizer,
     eos_ids: frozenset[int],
     *,
+    longest: int,
     after_token: Callable[[], object],
 ) -> list[BeamSearchOutput]:
-    """Searches for all ``prompts`` together. ``step`` decodes one more token of each beam."""
+    """Searches for all ``prompts`` together. ``step`` decodes one more token of each beam.
+
+    ``longest`` is how many tokens a beam may have, its prompt's included: there it ends as at ``max_tokens``.
+    """
     width = params.beam_width
     one = SamplingParams(temperature=0, max_tokens=1, logprobs=2 * width, ignore_eos=True)
     ends = frozenset() if params.ignore_eos else eos_ids
     searches = [_Search([BeamSearchSequence(tokens=prompt)]) for prompt in prompts]
+    due = searches
     for _ in range(params.max_tokens):
-        outputs = iter(step([beam.tokens for search in searches for beam in search.running], one))
-        for search in searches:
+        outputs = iter(step([beam.tokens for search in due for beam in search.running], one))
+        for search in due:
             grown = [child for beam in search.running for child in _children(beam, next(outputs), ends, params)]
             search.ended += [beam for beam in grown if beam.finish_reason]
             going = [beam for beam in grown if not beam.finish_reason]
             search.running = sorted(going, key=lambda beam: -beam.cum_logprob)[:width]
         after_token()
-        if not any(search.running for search in searches):
+        due = [search for search in due if search.running and len(search.running[0].tokens) < longest]
+        if not due:
             break
     return [
         BeamSearchOutput([replace(beam, text=_text(beam, tokenizer)) for beam in _best(search, params, ends)])
