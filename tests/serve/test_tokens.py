@@ -9,7 +9,7 @@ from fastapi import FastAPI
 from starlette.testclient import TestClient
 
 from parlay.aio import AsyncLLM
-from parlay.llm.input_processor import ChatOptions
+from parlay.text.chat_template import ChatOptions
 
 TEXTS = ["hello world", "", "  two  spaces\n", "caf\xe9 \u4f60\u597d \U0001f600", "<|user|>hi<|end|>", "\x00"]
 CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Name a colour."}]

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from parlay import LLM, ParlayError, SamplingParams, StructuredOutputsParams
-from parlay.llm.input_processor import ChatOptions, RequestOptions
+from parlay.llm.input_processor import RequestOptions
 from parlay.options import LoadOptions
+from parlay.text.chat_template import ChatOptions
 from parlay.text.end_tokens import read_end_tokens
 
 PAGE = Path(__file__).with_name("messages.txt")

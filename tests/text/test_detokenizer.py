@@ -6,6 +6,7 @@ import pytest
 
 from parlay.models.fetch.resolving import resolve
 from parlay.models.loading import load_tokenizer
+from parlay.testing.toy_tokenizers import sentence_pieces
 from parlay.text.detokenizer import TextStream
 from parlay.types import SamplingParams
 
@@ -57,3 +58,25 @@ def test_special_tokens_are_left_out_unless_wanted() -> None:
         stream = TextStream(TOKENIZER, SamplingParams(skip_special_tokens=skip))
         stream.push(end)
         assert stream.text == expected
+
+
+BROKEN = "\N{REPLACEMENT CHARACTER}"
+BYTES = [
+    ([*"🙂".encode(), 0xF0, 0x9F, "▁a", "▁b"], f"🙂{BROKEN * 2} a b"),
+    ([0x41, 0xC3, "▁a"], f"A{BROKEN} a"),
+    (["▁a", *"é".encode(), 0xFF, *"é".encode(), "▁b", *"ü".encode()], f"aé{BROKEN * 3} bü"),
+    ([0xC3, *"ü".encode()], ""),
+]
+
+
+@pytest.mark.parametrize(("pieces", "text"), BYTES)
+def test_bytes_that_are_no_character_do_not_end_a_text(pieces: list[int | str], text: str) -> None:
+    """Bytes that follow each other are decoded together, and a broken one breaks those that were given out."""
+    tokenizer = sentence_pieces(["▁a", "▁b"])
+    stream, released = TextStream(tokenizer, SamplingParams()), ""
+    for piece in pieces:
+        written = piece if isinstance(piece, str) else f"<0x{piece:02X}>"
+        stream.push(tokenizer.convert_tokens_to_ids(written))
+        released += "".join(part for _, part in stream.release(final=False))
+    released += "".join(part for _, part in stream.release(final=True))
+    assert released == stream.text == text

@@ -13,7 +13,7 @@ from itertools import islice
 from parlay.aio.job_queue import Busy, Closed, JobQueue, PendingJob
 from parlay.aio.service import AsyncLLM
 from parlay.aio.stream import JobStream
-from parlay.llm.input_processor import ChatOptions, RequestOptions
+from parlay.llm.input_processor import RequestOptions
 from parlay.llm.jobs import Job
 from parlay.llm.judging import Words
 from parlay.llm.step_parts import Part, needless
@@ -29,6 +29,7 @@ from parlay.llm.steps_ahead import (
     judge_sampling,
     judge_words,
 )
+from parlay.text.chat_template import ChatOptions
 from parlay.types import TARGET, CommittedTokens, Event, Exactness, FinishReason, Metrics, ParlayError
 
 _AGAIN_SECONDS = 0.05

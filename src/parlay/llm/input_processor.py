@@ -6,9 +6,8 @@ import itertools
 import random
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 from parlay.certificates.gate import CertificateGate, ExactnessChoice, chooses
 from parlay.certificates.requirement import Allowed
@@ -21,8 +20,8 @@ from parlay.strategies.spelling import StrategySpec
 from parlay.structured.after_reasoning import AfterReasoning
 from parlay.structured.grammars import Grammar
 from parlay.text.chat_template import (
+    ChatOptions,
     Messages,
-    Tools,
     check_variables,
     plain_messages,
     render,
@@ -71,24 +70,6 @@ _SEED_BITS = 53
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChatOptions:
-    """How a conversation becomes a prompt. ``variables`` are for templates that know of them.
-
-    ``template`` takes the place of the model's own. One that knows no ``tools`` gets them as a system message.
-    ``begin_answer``: the prompt ends where the assistant's turn begins. ``continue_final``: it ends with the last
-    message, which the answer goes on with. ``parse_special``: control tokens that messages, tools or variables spell
-    are read as such, and not as text.
-    """
-
-    tools: Tools = ()
-    variables: Mapping[str, Any] = field(default_factory=dict)
-    template: str | None = None
-    begin_answer: bool = True
-    continue_final: bool = False
-    parse_special: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOptions:
     """Options of a request beside its prompt and its sampling. The text depends on none but the first two, and on those
     only as far as ``exactness`` allows.
@@ -101,6 +82,7 @@ class RequestOptions:
     many tokens that an earlier request has at another place are not computed again, which is lossy.
     ``default_max_tokens`` ends outputs whose parameters have no ``max_tokens``; None: what the model holds does.
     ``written``: each sample's tokens that another engine has written; it goes on from them. ``vote``: how they decide.
+    ``marks``: the text has all special tokens but those that end it, for whoever reads calls or reasoning by them.
     """
 
     strategy: str | StrategySpec | None = None
@@ -116,6 +98,7 @@ class RequestOptions:
     written: Sequence[Ids] = ()
     adapter: Adapter | None = None
     vote: VoteParams | None = None
+    marks: bool = False
 
 
 class InputProcessor:
@@ -135,12 +118,10 @@ class InputProcessor:
         seed: int | None,
         gate: CertificateGate,
     ) -> None:
-        self._tokenizer = vocabulary.tokenizer
+        self._vocabulary, self._tokenizer = vocabulary, vocabulary.tokenizer
         self._encoder = vocabulary.encoder
-        self._grammars = vocabulary.grammars
         self._strategy = strategy
         self.gate = gate
-        self._end_ids = frozenset(vocabulary.end_ids)
         self._max_context = max_context
         self._start = encoder.start if encoder is not None else None
         self._seeds = random.Random(seed if seed is not None else secrets.randbits(64))
@@ -205,7 +186,7 @@ class InputProcessor:
         if params.max_tokens is None and options.default_max_tokens is not None:
             params = replace(params, max_tokens=max(1, min(options.default_max_tokens, room)))
         params = self._settled(params, len(ids), room)
-        grammar = self._grammars.compile(params.form, options.salt) if params.form is not None else None
+        grammar = self._vocabulary.grammars.compile(params.form, options.salt) if params.form is not None else None
         texts = (prediction, *references) if prediction else references
         first = replace(self._request(ids, params, options, texts), guidance=guidance)
         kind = partial(self._kinds.of, ids, params)
@@ -213,7 +194,14 @@ class InputProcessor:
         if self.gate.certifies or chooses(choice.strategy):
             first = replace(first, kind=kind())
         samples = [
-            self._sample(first, n, choice.strategy, self._constraint(grammar, first, thoughts), len(prediction))
+            self._sample(
+                first,
+                n,
+                choice.strategy,
+                self._constraint(grammar, first, thoughts),
+                len(prediction),
+                marks=options.marks,
+            )
             for n in range(params.n)
         ]
         if options.written:
@@ -250,7 +238,7 @@ class InputProcessor:
         """Make what the samples of one prompt have in common."""
         name = f"request-{next(self._names)}"
         seed = int(params.seed) if params.seed is not None else self._seeds.getrandbits(_SEED_BITS)
-        ends = frozenset() if params.ignore_eos else self._end_ids
+        ends = frozenset() if params.ignore_eos else frozenset(self._vocabulary.end_ids)
         own = f" {options.adapter.salt}" if options.adapter is not None else ""
         return Request(
             id=name,
@@ -275,8 +263,11 @@ class InputProcessor:
         strategy: str | StrategySpec,
         constraint: Constraint | None,
         predicted: int,
+        *,
+        marks: bool,
     ) -> Sample:
-        text = TextStream(self._tokenizer, request.params) if self._tokenizer is not None else None
+        but = self._vocabulary.special_ends if marks else None
+        text = TextStream(self._tokenizer, request.params, but) if self._tokenizer is not None else None
         key = replace(request.key, sample_index=index)
         own = replace(request, id=f"{request.id}.{index}", key=key, stop_checker=text, constraint=constraint)
         return Sample(own, text, strategy, self._decode_token, predicted, PREDICTION_STRATEGY)

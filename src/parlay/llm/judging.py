@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, get_args
 import torch
 
 from parlay.llm.embedding import Reading, ScoringOutput, ScoringRequestOutput, check_embeds, groups
-from parlay.llm.input_processor import ChatOptions
+from parlay.text.chat_template import ChatOptions
 from parlay.types import Adapter, Runner, ScoreBy
 
 if TYPE_CHECKING:

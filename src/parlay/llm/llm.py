@@ -16,7 +16,7 @@ from parlay.llm import embedding, steps_ahead, suggesting, vllm_arguments
 from parlay.llm.adapters import Adapted, Adapters, PerPromptAdapted
 from parlay.llm.beam_search import BeamSearchOutput, BeamSearchParams, search_beams
 from parlay.llm.ensemble import Members, ensemble_of, open_budget, open_runner
-from parlay.llm.input_processor import ChatOptions, InputProcessor, PerPrompt, RequestOptions, Strategies
+from parlay.llm.input_processor import InputProcessor, PerPrompt, RequestOptions, Strategies
 from parlay.llm.jobs import CallLock, Job, Stream, audit, decoded, follow
 from parlay.llm.judging import INSTRUCTION, by_answer, judge
 from parlay.llm.outputs import RequestFailed, RequestOutputs, StreamEvent
@@ -32,7 +32,7 @@ from parlay.strategies.building import offered
 from parlay.strategies.entry import DEFAULT_STRATEGY
 from parlay.strategies.spelling import StrategySpec
 from parlay.system.progress import Progress, bar
-from parlay.text.chat_template import Messages, Tools
+from parlay.text.chat_template import ChatOptions, Messages, Tools
 from parlay.text.prompts import Document, Documents, Predictions, Prompt, Prompts, conversations, is_prompt, listed
 from parlay.types import ParlayError, SamplingParams, ScoreBy, Tokenizer
 

@@ -60,6 +60,20 @@ class Vocabulary:
         return self._made_for == (vocab_size, tuple(eos_ids), ends)
 
     @cached_property
+    def special_texts(self) -> frozenset[str]:
+        """The texts of the tokens that a text leaves out where special tokens are skipped."""
+        if self.tokenizer is None:
+            return frozenset()
+        marked = (str(token.content) for token in self.tokenizer.added_tokens_decoder.values() if token.special)
+        return frozenset((*self.tokenizer.all_special_tokens, *marked))
+
+    @cached_property
+    def special_ends(self) -> frozenset[int]:
+        """Those of the ``end_ids`` that are left out there."""
+        added = {} if self.tokenizer is None else self.tokenizer.added_tokens_decoder
+        return frozenset(id for id in self.end_ids if id in added and str(added[id].content) in self.special_texts)
+
+    @cached_property
     def fingerprint(self) -> str:
         """Tell the tokenizer from others, as datastores do; empty without one. Computed once, in half a second."""
         return "" if self.tokenizer is None else fingerprint(self.tokenizer)

@@ -11,11 +11,11 @@ from typing import Literal
 
 from parlay.aio import AsyncLLM
 from parlay.certificates.gate import CertificateGate
-from parlay.llm.input_processor import ChatOptions, RequestOptions
+from parlay.llm.input_processor import RequestOptions
 from parlay.llm.jobs import Job
 from parlay.llm.vocabulary import Vocabulary
 from parlay.serve.errors import ApiError
-from parlay.text.chat_template import Messages
+from parlay.text.chat_template import ChatOptions, Messages
 from parlay.text.prompts import Prompt
 from parlay.types import Adapter, RunnerSpec, SamplingParams, Tokenizer
 

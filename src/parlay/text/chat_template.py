@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from parlay.text import template_sandbox
@@ -20,6 +21,25 @@ Messages = Sequence[Mapping[str, Any]]
 
 Tools = Sequence[Mapping[str, Any]]
 """Functions that the model may call: {"type": "function", "function": {"name": ..., "parameters": ...}} each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatOptions:
+    """How a conversation becomes a prompt. ``variables`` are for templates that know of them.
+
+    ``template`` takes the place of the model's own. One that knows no ``tools`` gets them as a system message.
+    ``begin_answer``: the prompt ends where the assistant's turn begins. ``continue_final``: it ends with the last
+    message, which the answer goes on with. ``parse_special``: control tokens that messages, tools or variables spell
+    are read as such, and not as text.
+    """
+
+    tools: Tools = ()
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    template: str | None = None
+    begin_answer: bool = True
+    continue_final: bool = False
+    parse_special: bool = False
+
 
 SAMPLING: Mapping[str, float] = {"temperature": 0.7, "top_p": 0.95}
 """How chats sample where the model's makers recommend nothing."""

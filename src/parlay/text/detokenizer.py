@@ -15,13 +15,38 @@ class Detokenizer(Protocol):
         ...
 
 
+_UNFIT = "Invalid prefix encountered"
+"""How the library's error begins where tokens change the text of those before them."""
+
+
 class _FastDetokenizer:
     def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool) -> None:
         self._tokenizer = tokenizer.backend_tokenizer
+        self._skip = skip_special_tokens
         self._stream = DecodeStream(skip_special_tokens=skip_special_tokens)
+        self._kept_back: list[int] = []
+        """The tokens since the last text."""
 
     def push(self, token: int) -> str:
-        return self._stream.step(self._tokenizer, token) or ""
+        self._kept_back.append(token)
+        try:
+            piece = self._stream.step(self._tokenizer, token) or ""
+        except Exception as error:  # the library has no narrower kind
+            if not str(error).startswith(_UNFIT):
+                raise
+            piece = self._begin_again()
+        if piece:
+            self._kept_back.clear()
+        return piece
+
+    def _begin_again(self) -> str:
+        """Give the text of what was kept back alone.
+
+        Tokens of single bytes are decoded together. If some of them are no character, all of the run is broken, also
+        those before whose text is given out already. That text stands.
+        """
+        self._stream = DecodeStream(skip_special_tokens=self._skip)
+        return "".join([self._stream.step(self._tokenizer, token) or "" for token in self._kept_back])
 
 
 class _SlowDetokenizer:
@@ -52,11 +77,14 @@ def make_detokenizer(tokenizer: Tokenizer, skip_special_tokens: bool) -> Detoken
 class TextStream:
     """The text of one sample as its tokens are committed; the engine's stop checker for it.
 
-    Text is released late enough that no part of a stop string ever is, unless that is asked for.
+    Text is released late enough that no part of a stop string ever is, unless that is asked for. Where special tokens
+    are skipped, these may be all of them or only ``skipped``.
     """
 
-    def __init__(self, tokenizer: Tokenizer, params: SamplingParams) -> None:
-        self._detokenizer = make_detokenizer(tokenizer, params.skip_special_tokens)
+    def __init__(self, tokenizer: Tokenizer, params: SamplingParams, skipped: frozenset[int] | None = None) -> None:
+        some = skipped is not None and params.skip_special_tokens
+        self._skipped = skipped if skipped is not None and some else frozenset()
+        self._detokenizer = make_detokenizer(tokenizer, params.skip_special_tokens and not some)
         self._stops = params.stops
         self._include_stop = params.include_stop_str_in_output
         self._min_tokens = params.min_tokens
@@ -69,7 +97,7 @@ class TextStream:
 
     def push(self, token: int) -> bool:
         before = len(self.text)
-        self.text += self._detokenizer.push(token)
+        self.text += self._detokenizer.push(token) if token not in self._skipped else ""
         stopped = self._find_stop(before) if len(self.ends) + 1 >= self._min_tokens else False
         self.ends.append(len(self.text))
         return stopped

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -159,6 +160,39 @@ def test_every_vendors_client_has_the_reasoning_apart(
         assert item.type == "reasoning"
         assert item.content is not None
         assert item.content[0].text == thought
+
+
+@pytest.mark.parametrize("lists", [True, False])
+def test_marks_are_seen_and_ends_are_not_whether_or_not_the_tokenizer_lists_special_tokens(
+    folder: Path, engine: AsyncLLM, tmp_path: Path, lists: bool
+) -> None:
+    """Most tokenizers mark special tokens, in tokenizer.json alone."""
+    if not lists:
+        other = Path(shutil.copytree(folder, tmp_path / "thinker"))
+        plain = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<end>"}
+        (other / "tokenizer_config.json").write_text(json.dumps(plain))
+        engine = AsyncLLM(LLM(str(other), dtype="float32"))
+    tokenizer = engine.llm.tokenizer
+    assert tokenizer is not None
+    end, mark = (tokenizer.get_vocab()[text] for text in ("<end>", THINK.end))
+    client = TestClient(create_app({"thinker": engine}))
+
+    def answer(bias: dict[int, int], **more: Any) -> Any:
+        return client.post(
+            "/v1/chat/completions",
+            json={"messages": MESSAGES, "temperature": 0, "max_tokens": 4, "logit_bias": bias, **more},
+        ).json()
+
+    silent = {"chat_template_kwargs": {"enable_thinking": False}}
+    ended = answer({end: 100}, **silent)
+    assert ended["choices"][0]["message"]["content"] == ""
+    assert ended["choices"][0]["finish_reason"] == "stop"
+    assert answer({end: 100}, **silent, skip_special_tokens=False)["choices"][0]["message"]["content"] == "<end>"
+    thought = answer({mark: 100})
+    assert thought["choices"][0]["message"]["content"] == THINK.end * 3
+    assert thought["usage"]["completion_tokens_details"]["reasoning_tokens"] == 1
+    if not lists:
+        asyncio.run(engine.close(0))
 
 
 def test_no_message_tells_where_a_local_model_lies(client: TestClient, folder: Path) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from parlay.llm.input_processor import ChatOptions, RequestOptions
+from parlay.llm.input_processor import RequestOptions
 from parlay.llm.jobs import Job
 from parlay.serve.chat.answers import AnswerShape
 from parlay.serve.chat.calls import HARMONY, PLAIN, CallFormat, format_of
@@ -17,7 +17,7 @@ from parlay.serve.errors import ApiError
 from parlay.serve.hosted import Served
 from parlay.serve.protocol.sampling_from_body import FieldNames, prepare, refused
 from parlay.serve.settings import Settings
-from parlay.text.chat_template import Tools, check_variables
+from parlay.text.chat_template import ChatOptions, Tools, check_variables
 from parlay.text.reasoning import THINK, tags_of, template_text
 from parlay.types import SamplingParams, StructuredOutputsParams
 
@@ -255,9 +255,9 @@ def chat_job(served: Served, chat: ChatRequest, settings: Settings, names: Field
     calls = HARMONY if HARMONY.mark in template and form.form is None else form.calls
     tags = tags_of(template)
     begins = [*([calls.begin, calls.tag] if calls is not None else []), *([tags.end] if tags is not None else [])]
-    if any(_is_special(served, mark) for mark in begins):
-        params = replace(params, skip_special_tokens=False)  # or the mark would not be seen
-    job = prepare(served, messages, params, chat.options, settings=settings, names=names, chat=options)
+    marks = not served.vocabulary.special_texts.isdisjoint(begins)  # they would not be seen
+    own = replace(chat.options, marks=marks)
+    job = prepare(served, messages, params, own, settings=settings, names=names, chat=options)
     answers = AnswerShape(
         calls=calls,
         functions={function.name: function.parameters or {} for function in chat.functions},
@@ -267,11 +267,6 @@ def chat_job(served: Served, chat: ChatRequest, settings: Settings, names: Field
         tags=tags or THINK,
     )
     return ChatJob(job, answers, names, found.unused)
-
-
-def _is_special(served: Served, mark: str) -> bool:
-    tokenizer = served.tokenizer
-    return tokenizer is not None and mark in tokenizer.all_special_tokens
 
 
 def chat_template(served: Served) -> str:

@@ -70,12 +70,9 @@ def _decoders(tokenizer: Tokenizer | None) -> frozenset[str]:
     return frozenset(one["type"] for one in state.get("decoders", [state]))
 
 
-def tokens_before(tokenizer: Tokenizer | None, ids: Sequence[int], length: int, *, skip_special: bool) -> int:
+def tokens_before(sample: CompletionOutput, length: int) -> int:
     """How many tokens begin within the first ``length`` characters of their text."""
-    if length == 0:
-        return 0
-    offsets = Offsets(tokenizer, skip_special=skip_special)
-    return sum(offsets.push(token) < length for token in ids)
+    return sum(begin < length for begin in (0, *sample.text_ends[:-1]))
 
 
 class Offsets:

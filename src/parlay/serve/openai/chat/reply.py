@@ -82,7 +82,6 @@ class ChatShape:
     speller: Speller
     logprobs: bool
     answers: AnswerShape = field(default_factory=AnswerShape)
-    skip_special: bool = True
     legacy: bool = False
     """Whether calls are written in the shape that preceded tools: one call at most."""
     id: str = field(default_factory=lambda: f"chatcmpl-{secrets.token_hex(16)}")
@@ -142,7 +141,7 @@ def _choice(sample: CompletionOutput, shape: ChatShape) -> ChatChoice:
 
 def reasoning_tokens(sample: CompletionOutput, shape: ChatShape) -> int:
     length = thought_length(sample.text, shape.answers.thoughts, shape.answers.tags)
-    return tokens_before(shape.speller.tokenizer, sample.token_ids, length, skip_special=shape.skip_special)
+    return tokens_before(sample, length)
 
 
 def _called_word(shape: ChatShape) -> Literal["tool_calls", "function_call"]:

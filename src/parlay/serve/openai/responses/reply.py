@@ -94,7 +94,7 @@ def whole_response(output: RequestOutput, shape: ResponseShape) -> dict[str, Any
     (sample,) = output.outputs
     writer = ItemWriter(shape.id)
     length = thought_length(sample.text, shape.answers.thoughts, shape.answers.tags)
-    skipped = tokens_before(shape.speller.tokenizer, sample.token_ids, length, skip_special=True)
+    skipped = tokens_before(sample, length)
     logprobs = shape.logprobs_of(entries(sample)[skipped:])
     list(writer.take(shape.answers.read(sample.text), logprobs))
     return _ended(output, shape, writer)[-1]
@@ -115,7 +115,7 @@ def _ended(output: RequestOutput, shape: ResponseShape, writer: ItemWriter) -> t
 def _usage(output: RequestOutput, shape: ResponseShape) -> dict[str, Any]:
     (sample,) = output.outputs
     length = thought_length(sample.text, shape.answers.thoughts, shape.answers.tags)
-    reasoned = tokens_before(shape.speller.tokenizer, sample.token_ids, length, skip_special=True)
+    reasoned = tokens_before(sample, length)
     counts = usage([output])
     cached = counts["prompt_tokens_details"]["cached_tokens"]
     return {
