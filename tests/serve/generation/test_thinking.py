@@ -195,6 +195,29 @@ def test_marks_are_seen_and_ends_are_not_whether_or_not_the_tokenizer_lists_spec
         asyncio.run(engine.close(0))
 
 
+def test_steps_that_are_drafted_ahead_are_reasoning_and_answer_too(
+    engine: AsyncLLM, folder: Path, nudged: dict[str, Any]
+) -> None:
+    other = AsyncLLM(LLM(str(folder), dtype="float32"))
+    client = TestClient(create_app({"thinker": engine, "small": other}))
+    ((mark, _), begin) = nudged["logit_bias"].items()
+    body = {
+        "model": "thinker",
+        "messages": MESSAGES,
+        "max_tokens": 40,
+        **nudged,
+        "logit_bias": dict([(mark, 3), begin]),
+    }
+    plain, ahead = (
+        client.post("/v1/chat/completions", json={**body, **more}).json()["choices"][0]["message"]
+        for more in ({}, {"reason_ahead": {"drafter": "small", "step_tokens": 8}})
+    )
+    assert plain["reasoning_content"]
+    assert plain["content"]
+    assert ahead == plain
+    asyncio.run(other.close(0))
+
+
 def test_no_message_tells_where_a_local_model_lies(client: TestClient, folder: Path) -> None:
     for strategy in ("layer-skip:attention=99", "layer-skip:mlp=99", "draft-model:model=/etc/passwd"):
         reply = client.post("/v1/chat/completions", json={"messages": MESSAGES, "strategy": strategy})

@@ -197,11 +197,13 @@ def _described(function: Function) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class ChatJob:
-    """A chat request made ready to run. ``unused`` are its fields that the model's chat template knows nothing of."""
+    """A chat request made ready to run, with these options. ``unused`` are its fields that the model's chat template
+    knows nothing of."""
 
     job: Job
     answers: AnswerShape
     names: FieldNames
+    options: RequestOptions
     unused: tuple[str, ...] = ()
 
 
@@ -266,7 +268,7 @@ def chat_job(served: Served, chat: ChatRequest, settings: Settings, names: Field
         thoughts=job.thoughts,
         tags=tags or THINK,
     )
-    return ChatJob(job, answers, names, found.unused)
+    return ChatJob(job, answers, names, own, found.unused)
 
 
 def chat_template(served: Served) -> str:

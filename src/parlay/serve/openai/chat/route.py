@@ -54,7 +54,7 @@ def router(registry: Registry, settings: Settings) -> APIRouter:
         )
         shape = renamed(shape, body.resume)
         run = make_run(served, [chat.job], chat.names, request, settings)
-        run = await drafted_ahead(run, body.reason_ahead, prepared.options, registry, request)
+        run = await drafted_ahead(run, body.reason_ahead, chat.options, registry, request)
         if body.stream:
             usage = StreamUsage(body.wants_usage, body.running_usage)
             chunks = ChatChunks(chat.job, shape, usage, (body.resume or Resume()).ended or ())

@@ -25,7 +25,6 @@ from parlay.serve.protocol.body import note_ignored
 from parlay.serve.protocol.logprobs import Speller
 from parlay.serve.protocol.resuming import answer_resumable, renamed
 from parlay.serve.protocol.running import make_run
-from parlay.serve.protocol.sampling_from_body import body_options
 from parlay.serve.protocol.steps_ahead import ROUNDS, drafted_ahead
 from parlay.serve.registry import Registry
 from parlay.serve.settings import Settings
@@ -63,7 +62,7 @@ def router(registry: Registry, settings: Settings) -> APIRouter:
             request, lambda: _prepare(served, body, earlier, request, settings), heavy=body.structured
         )
         run = make_run(served, [chat.job], chat.names, request, settings)
-        run = await drafted_ahead(run, body.reason_ahead, body_options(body, request), registry, request)
+        run = await drafted_ahead(run, body.reason_ahead, chat.options, registry, request)
         if body.stream:
             never = _NO_LOGPROBS if body.logprobs is not None else ROUNDS if body.reason_ahead is not None else ""
             chunks = ResponseChunks(chat.job, shape)
