@@ -164,6 +164,18 @@ def test_a_template_that_knows_no_tools_gets_them_in_its_system_message(llm: LLM
     assert '"name": "weather"' in text
 
 
+def test_a_conversation_that_is_cut_may_be_longer_than_the_context(llm: LLM) -> None:
+    asked = [{"role": "user", "content": "the sun and the moon " * 12_000}]
+    params = SamplingParams(temperature=0, max_tokens=4, truncate_prompt_tokens=20)
+    streamed = [event.output for event in llm.stream(asked, params)][-1]
+    (output,) = llm.chat(asked, params)
+    assert streamed is not None
+    assert len(output.prompt_token_ids) == 20
+    assert output.prompt_token_ids == streamed.prompt_token_ids
+    with pytest.raises(ValueError, match="shorten it"):
+        llm.chat(asked, GREEDY)
+
+
 def test_an_answer_is_begun_or_a_message_continued_but_not_both(llm: LLM) -> None:
     with pytest.raises(ValueError, match="add_generation_prompt=False"):
         llm.chat([{"role": "user", "content": "Hi"}], GREEDY, continue_final_message=True)

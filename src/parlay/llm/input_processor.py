@@ -299,12 +299,19 @@ class InputProcessor:
         negative = self.chat(with_system(messages, params.negative_prompt), options)
         return replace(params, negative_prompt=negative["prompt_token_ids"])
 
-    def guided_chats(self, chats: Sequence[Messages], options: ChatOptions, params: PerPrompt) -> PerPrompt:
-        """`guided_chat` for each conversation; the parameters as they are where they guide none."""
-        if params is None or (isinstance(params, SamplingParams) and params.guidance_scale == 1):
-            return params
+    def chats(
+        self, chats: Sequence[Messages], options: ChatOptions, params: SamplingParams | Sequence[SamplingParams]
+    ) -> list[tuple[TokensPrompt, SamplingParams]]:
+        """Make each conversation a prompt, with parameters whose negative prompt is read. Raises as `chat`."""
         each = zip(chats, one_each(params, SamplingParams(), len(chats), "sampling_params"), strict=True)
-        return [self.guided_chat(messages, options, own) for messages, own in each]
+        return [self.read_chat(messages, options, own) for messages, own in each]
+
+    def read_chat(
+        self, messages: Messages, options: ChatOptions, params: SamplingParams
+    ) -> tuple[TokensPrompt, SamplingParams]:
+        """`chat` and `guided_chat`. Its ids may be cut afterwards where the parameters say so."""
+        prompt = self.chat(messages, options, cut=params.truncate_prompt_tokens is not None)
+        return prompt, self.guided_chat(messages, options, params)
 
     def _settled(self, params: SamplingParams, prompt_length: int, room: int) -> SamplingParams:
         """With a limit on the output's tokens, numbers of log-probabilities, and bad words as a processor of logits."""

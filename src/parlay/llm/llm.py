@@ -213,9 +213,11 @@ class LLM:
             continue_final=continue_final_message,
             parse_special=parse_special,
         )
+        params = self.get_default_sampling_params() if sampling_params is None else sampling_params
+        chats = self._factory.chats(conversations(messages), options, params)
         return self.generate(
-            [self._factory.chat(conversation, options) for conversation in conversations(messages)],
-            self._factory.guided_chats(conversations(messages), options, sampling_params),
+            [prompt for prompt, _ in chats],
+            [own for _, own in chats],
             use_tqdm,
             strategy=strategy,
             documents=documents,
@@ -310,9 +312,7 @@ class LLM:
         options = options or RequestOptions()
         params = sampling_params or self.get_default_sampling_params()
         if not is_prompt(prompt):
-            chat, cut = chat or ChatOptions(), params.truncate_prompt_tokens is not None
-            params = self._factory.guided_chat(prompt, chat, params)
-            prompt = self._factory.chat(prompt, chat, cut=cut)
+            prompt, params = self._factory.read_chat(prompt, chat or ChatOptions(), params)
         return self._factory.single(prompt, params, options)
 
     def prepare(self) -> None:

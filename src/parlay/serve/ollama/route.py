@@ -134,4 +134,4 @@ def _plain(served: Served, body: GenerateBody, request: Request, settings: Setti
     if body.suffix is not None:
         options = filling(options, settings)
     job = prepare(served, prompt, params, options, settings=settings, names=GENERATE_NAMES)
-    return ChatJob(job, AnswerShape(), GENERATE_NAMES)
+    return ChatJob(job, AnswerShape(), GENERATE_NAMES, options)
