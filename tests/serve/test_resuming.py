@@ -167,6 +167,9 @@ def test_a_stream_that_draws_by_another_rule_can_not_be_resumed(client: TestClie
         ({"resume": {"token_ids": [[10**6]]}}, "outside the vocabulary"),
         ({"resume": {"ended": [1]}}, "names a choice that is none of the 1"),
         ({"resume": {"id": None}}, "together, or none of them"),
+        ({"resume": {"id": "a\r\nset-cookie: b"}}, "resume.id"),
+        ({"resume": {"id": "a b"}}, "resume.id"),
+        ({"resume": {"id": "\u20ac"}}, "resume.id"),
         ({"stream": False}, "resume is for streams"),
     ],
 )

@@ -195,6 +195,11 @@ class Connection(asyncio.Protocol):
 
     # ----------------------------------------------------------------------------------------------- the parser's calls
 
+    def on_message_begin(self) -> None:
+        if self._complete:  # the next client would get that answer
+            self.fail("it answers what nobody has asked")
+            raise ReplicaLost("the parser is to read no more of it")
+
     def on_header(self, name: bytes, value: bytes) -> None:
         lower = name.lower()
         self._sized = self._sized or lower in (b"content-length", b"transfer-encoding")

@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
 _EXACT = (Exactness.BITS, Exactness.SEED)
 
-Name = Annotated[str, Field(min_length=1, max_length=128)]
+Name = Annotated[str, Field(pattern="^[!-~]{1,128}$")]
+"""A word that the reply's header can hold: a line's end in it would begin a header of the client's, or an answer."""
 WrittenTokens = Annotated[list[TokenId], Field(fail_fast=True), ALL_WHOLE]
 
 
