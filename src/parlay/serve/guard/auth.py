@@ -14,8 +14,9 @@ from parlay.serve.errors import ApiError
 from parlay.serve.settings import Settings
 
 OPEN = frozenset({"/", "/health", "/v1/health", "/ping", "/ready", "/identity", "/version", "/openapi.json"})
-"""Paths that need no key, like the files of the page: they reveal nothing of requests and run no model.
+"""Paths that need no key to be read, like the files of the page: they reveal nothing of requests and run no model.
 
+Whoever sends a body needs a key there too: it would take memory, and the place of a request.
 `/identity` reads the first model's weights, once in the life of the process.
 """
 _PAGE = "/page/"
@@ -56,10 +57,18 @@ class Guard:
         # All are compared, each in constant time, so that the time taken says nothing.
         if sum([hmac.compare_digest(sent, digest) for digest in self._digests]):
             return sent
-        if scope["path"] in OPEN or scope["path"].startswith(_PAGE):
+        if _is_open(scope):
             return ""
         message = "a valid API key is needed: send it as 'Authorization: Bearer KEY'"
         raise ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+
+
+def _is_open(scope: Scope) -> bool:
+    """Whether anybody may ask this."""
+    headers = Headers(scope=scope)
+    sends = "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
+    known = scope["path"] in OPEN or scope["path"].startswith(_PAGE)
+    return known and scope["method"] in ("GET", "HEAD") and not sends
 
 
 def _key_digest(headers: Headers) -> str:
