@@ -53,6 +53,7 @@ class ResponseStore:
             return
         with self._lock:
             own = self._kept.setdefault(owner, OrderedDict())
+            self._drop(owner, id)  # a stream that is resumed here again has its id again
             own[id] = kept, size
             self._sizes[owner] += size
             while len(own) > self._most or self._sizes[owner] > self._most_bytes:
@@ -72,6 +73,9 @@ class ResponseStore:
     def drop(self, owner: str, id: str) -> bool:
         """Whether it was there."""
         with self._lock:
-            found = self._kept.get(owner, OrderedDict()).pop(id, None)
-            self._sizes[owner] -= found[1] if found is not None else 0
-            return found is not None
+            return self._drop(owner, id)
+
+    def _drop(self, owner: str, id: str) -> bool:
+        found = self._kept.get(owner, OrderedDict()).pop(id, None)
+        self._sizes[owner] -= found[1] if found is not None else 0
+        return found is not None
