@@ -13,11 +13,13 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 from starlette.testclient import TestClient
 
+from parlay.aio import AsyncLLM
 from parlay.serve.chat.answers import Arguments, Begin, Text, Thought
 from parlay.serve.chat.request import ChatMessage
 from parlay.serve.openai.responses.items import ItemWriter
 from parlay.serve.openai.responses.response_store import ResponseStore, StoredResponse
 from parlay.serve.openai.responses.to_request import joined
+from parlay.serve.protocol.resume_comments import HEADER
 
 Serve = Callable[[FastAPI], AbstractContextManager[str]]
 LAMP: dict[str, Any] = {
@@ -230,6 +232,40 @@ def test_what_is_kept_is_bounded_in_bytes() -> None:
     assert [number for number in range(10) if kept.get("me", str(number))] == [7, 8, 9]
     kept.put("me", "large", StoredResponse({"text": "x" * 4000}, (), ()))
     assert kept.get("me", "large") is None
+
+
+def test_what_is_kept_twice_under_one_id_counts_once() -> None:
+    """A client chooses the id of a stream that it goes on with, and may choose it again."""
+    kept = ResponseStore(100, most_bytes=3000, in_all=3000)
+    for _ in range(10):
+        kept.put("me", "same", StoredResponse({"text": "x" * 900}, (), ()))
+    kept.put("other", "own", StoredResponse({"text": "x" * 900}, (), ()))
+    assert kept.get("me", "same") is not None
+    assert kept.get("other", "own") is not None
+
+
+@pytest.mark.parametrize("arguments", ['{"on": tru}', '{"on": 1e999}'])
+def test_a_call_that_is_no_json_is_answered_and_gone_on_with(
+    make_app: Callable[..., FastAPI], engine: AsyncLLM, monkeypatch: pytest.MonkeyPatch, arguments: str
+) -> None:
+    """Models err: the answer has what they wrote."""
+    tokenizer = engine.llm.tokenizer
+    assert tokenizer is not None
+    monkeypatch.setattr(
+        tokenizer, "chat_template", "{{ tools }}<tool_call>{% for m in messages %}{{ m.content }}{% endfor %}"
+    )
+    written = f'<tool_call>{{"name": "set_lamp", "arguments": {arguments}}}</tool_call>'
+    written_ids = tokenizer.encode(written, add_special_tokens=False)
+    client = TestClient(make_app(), raise_server_exceptions=False)
+    body = {**ASKED, "max_output_tokens": 64, "tools": [LAMP], "stream": True}
+    fingerprint, name, created = client.post("/v1/responses", json={**body, "resume": {}}).headers[HEADER].split()
+    begun = {"fingerprint": fingerprint, "id": name, "created": int(created), "token_ids": [written_ids]}
+    told = client.post("/v1/responses", json={**body, "resume": begun})
+    assert told.status_code == 200, told.text
+    kept = client.get(f"/v1/responses/{name}")
+    assert next(item["arguments"] for item in kept.json()["output"] if item["type"] == "function_call") == arguments
+    again = {**ASKED, "input": "Go on.", "previous_response_id": name}
+    assert client.post("/v1/responses", json=again).status_code == 200
 
 
 def test_of_all_owners_the_one_that_keeps_most_loses_its_oldest() -> None:

@@ -161,6 +161,14 @@ def _answered(reply: Mapping[str, Any]) -> list[ChatMessage]:
         elif item["type"] == "reasoning":
             messages.append(ChatMessage(role="assistant", content="", reasoning=item["content"][0]["text"]))
         elif item["status"] == "completed":
-            call = PastCall(item["call_id"], item["name"], read_arguments(item["arguments"], "input"))
+            call = PastCall(item["call_id"], item["name"], _read_call(item["arguments"]))
             messages.append(ChatMessage(role="assistant", content="", calls=(call,)))
     return messages
+
+
+def _read_call(arguments: str) -> Mapping[str, Any]:
+    """What a model has written as a call's arguments; empty where that is no JSON object, as models will err."""
+    try:
+        return read_arguments(arguments, "arguments")
+    except ApiError:
+        return {}
