@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import base64
 import struct
+import time
+from collections.abc import Callable
 from typing import Any
 
+import httpx
 import pytest
 import torch
+from fastapi import FastAPI
 from starlette.testclient import TestClient
 
 from parlay.aio import AsyncLLM
@@ -115,3 +119,23 @@ def test_a_chat_model_says_whether_a_document_answers(
 
 def _only(body: dict[str, Any]) -> dict[str, Any]:
     return {name: body[name] for name in ("score_by", "instruction")}
+
+
+MANY = {"input": ["one two three four " * 100] * 1000}
+
+
+@pytest.mark.parametrize("path", ["embeddings", "rerank"])
+def test_a_client_that_leaves_ends_its_request(make_app: Callable[..., FastAPI], serve: Any, path: str) -> None:
+    app, body = make_app(), MANY if path == "embeddings" else {"query": "x", "documents": MANY["input"]}
+    with serve(app) as url:
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(f"{url}/v1/{path}", json=body, timeout=0.5)
+        until = time.monotonic() + 5
+        while app.state.limiter.active and time.monotonic() < until:
+            time.sleep(0.01)
+        assert not app.state.limiter.active
+
+
+def test_a_request_that_takes_too_long_is_ended_and_says_so(make_app: Callable[..., FastAPI]) -> None:
+    answer = TestClient(make_app(request_timeout=0.2)).post("/v1/embeddings", json=MANY)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (408, "timeout")

@@ -131,5 +131,10 @@ def unavailable(retry_after: int, message: str = "this server is shutting down: 
     return ApiError(503, message, code="unavailable", headers={"Retry-After": str(retry_after)})
 
 
+def too_late(seconds: float | None) -> ApiError:
+    message = f"the request took more than the {seconds:g} seconds that this server allows: ask for less"
+    return ApiError(408, message, code="timeout", type="timeout_error")
+
+
 def too_many(retry_after: int, message: str) -> ApiError:
     return ApiError(429, message, code="rate_limit_exceeded", headers={"Retry-After": str(retry_after)})

@@ -16,7 +16,7 @@ from parlay.aio.steps_ahead import StepsDrafter, submit_ahead
 from parlay.llm.jobs import Job
 from parlay.llm.outputs import RequestOutput, StreamEvent
 from parlay.sampling.processors import ALL_MASKED
-from parlay.serve.errors import ApiError, unavailable
+from parlay.serve.errors import ApiError, too_late, unavailable
 from parlay.serve.finished import Finished, Observer
 from parlay.serve.guard.auth import tenant
 from parlay.serve.hosted import Served
@@ -183,11 +183,7 @@ class Run:
         if vote is not None and vote.error is not None:
             raise ApiError(400, vote.error, "vote.answer", "vote_failed")
         if last.finish_reason == "abort" and not (vote is not None and vote.over):
-            raise self._too_late() if stream.timed_out else unavailable(_RETRY_SECONDS)
-
-    def _too_late(self) -> ApiError:
-        message = f"the request took more than the {self.timeout:g} seconds that this server allows: ask for less"
-        return ApiError(408, message, code="timeout", type="timeout_error")
+            raise too_late(self.timeout) if stream.timed_out else unavailable(_RETRY_SECONDS)
 
 
 def make_run(served: Served, jobs: Sequence[Job], names: FieldNames, request: Request, settings: Settings) -> Run:

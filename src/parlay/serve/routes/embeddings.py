@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import struct
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 from uuid import uuid4
 
 from fastapi import APIRouter, Request
@@ -17,18 +18,19 @@ from starlette.responses import JSONResponse, Response
 from parlay.aio.embedding import embed, judge
 from parlay.llm.embedding import EmbeddingRequestOutput, Pooling, ScoringRequestOutput, paired, scored
 from parlay.llm.judging import INSTRUCTION, judge_prompts
-from parlay.serve.errors import ApiError, unavailable
+from parlay.serve.errors import ApiError, too_late, unavailable
 from parlay.serve.guard.auth import tenant
 from parlay.serve.guard.body_route import BodyRoute
 from parlay.serve.hosted import Served
 from parlay.serve.openai.completions.body import PROMPTS_LIMIT, PromptField, Text, prompts_of
-from parlay.serve.protocol.answering import described
+from parlay.serve.protocol.answering import answer_work, described
 from parlay.serve.protocol.body import Body, Count, check_extras
 from parlay.serve.registry import Registry
 from parlay.serve.settings import Settings
 from parlay.text.prompts import Prompt, TokensPrompt
 from parlay.types import MachineBusy, ScoreBy
 
+T = TypeVar("T")
 Texts = Annotated[list[Text], Field(min_length=1, max_length=PROMPTS_LIMIT, fail_fast=True)]
 
 
@@ -132,22 +134,16 @@ def router(registry: Registry, settings: Settings) -> APIRouter:
     async def create_embedding(body: EmbeddingBody, request: Request) -> Response:
         check_extras(body, request, settings)
         served = await registry.use(body.model, request)
-        outputs = await _embedded(served, prompts_of(body.input), body, request, settings, normalize=body.normalize)
-        data = [
-            Embedding(index=index, embedding=_encoded(output.outputs.embedding, body.encoding_format))
-            for index, output in enumerate(outputs)
-        ]
-        return _reply(EmbeddingReply(data=data, model=served.name, usage=_usage(outputs)))
+        work = _embedded(served, prompts_of(body.input), body, request, settings, normalize=body.normalize)
+        return await _answer(request, settings, work, lambda outputs: _embeddings(outputs, body, served.name))
 
     @routes.post("/v1/score", summary="Tell how alike texts are", responses=described(ScoreReply))
     async def create_score(body: ScoreBody, request: Request) -> Response:
         check_extras(body, request, settings)
         one, other = _listed(body.text_1), _listed(body.text_2)
         served = await registry.use(body.model, request)
-        scores, usage = await _scored(served, (one, other), body, request, settings)
-        data = [Score(index=index, score=each.outputs.score) for index, each in enumerate(scores)]
-        name = f"score-{uuid4().hex}"
-        return _reply(ScoreReply(id=name, created=int(time.time()), model=served.name, data=data, usage=usage))
+        work = _scored(served, (one, other), body, request, settings)
+        return await _answer(request, settings, work, lambda scored: _scores(*scored, served.name))
 
     @routes.post("/v1/rerank", summary="Order documents by a query", responses=described(RerankReply))
     async def create_rerank(body: RerankBody, request: Request) -> Response:
@@ -162,7 +158,37 @@ async def _reranked(registry: Registry, body: RerankBody, request: Request, sett
     check_extras(body, request, settings)
     texts = [each if isinstance(each, str) else each.text for each in body.documents]
     served = await registry.use(body.model, request)
-    scores, usage = await _scored(served, ([body.query], texts), body, request, settings)
+    work = _scored(served, ([body.query], texts), body, request, settings)
+    return await _answer(request, settings, work, lambda scored: _ordered(*scored, texts, body, served.name))
+
+
+async def _answer(
+    request: Request, settings: Settings, work: Coroutine[Any, Any, T], reply: Callable[[T], BaseModel]
+) -> Response:
+    """Answer with what comes of ``work``, unless the client leaves, or it takes too long. Raises ApiError."""
+    try:
+        async with asyncio.timeout(settings.request_timeout):
+            return await answer_work(request, work, lambda found: _written(reply(found)))
+    except TimeoutError:
+        raise too_late(settings.request_timeout) from None
+
+
+def _embeddings(outputs: Sequence[EmbeddingRequestOutput], body: EmbeddingBody, model: str) -> EmbeddingReply:
+    data = [
+        Embedding(index=index, embedding=_encoded(output.outputs.embedding, body.encoding_format))
+        for index, output in enumerate(outputs)
+    ]
+    return EmbeddingReply(data=data, model=model, usage=_usage(outputs))
+
+
+def _scores(scores: Sequence[ScoringRequestOutput], usage: TextUsage, model: str) -> ScoreReply:
+    data = [Score(index=index, score=each.outputs.score) for index, each in enumerate(scores)]
+    return ScoreReply(id=f"score-{uuid4().hex}", created=int(time.time()), model=model, data=data, usage=usage)
+
+
+def _ordered(
+    scores: Sequence[ScoringRequestOutput], usage: TextUsage, texts: Sequence[str], body: RerankBody, model: str
+) -> RerankReply:
     results = [
         RerankResult(
             index=index,
@@ -172,7 +198,7 @@ async def _reranked(registry: Registry, body: RerankBody, request: Request, sett
         for index, score in sorted(enumerate(scores), key=lambda found: -found[1].outputs.score)
     ]
     kept = results[: body.top_n or len(results)]
-    return _reply(RerankReply(id=f"rerank-{uuid4().hex}", model=served.name, results=kept, usage=usage))
+    return RerankReply(id=f"rerank-{uuid4().hex}", model=model, results=kept, usage=usage)
 
 
 async def _scored(
@@ -262,6 +288,6 @@ def _usage(outputs: Sequence[EmbeddingRequestOutput] | Sequence[ScoringRequestOu
     return TextUsage(prompt_tokens=tokens, total_tokens=tokens)
 
 
-def _reply(reply: BaseModel) -> Response:
+def _written(reply: BaseModel) -> Response:
     content: Any = reply.model_dump(mode="json", exclude_none=True)
     return JSONResponse(content)
