@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from tokenizers import AddedToken, Tokenizer
 
@@ -65,3 +67,12 @@ def test_a_text_that_is_certainly_too_long_is_refused_by_its_field(
     with pytest.raises(ApiError) as caught:
         infill_prompt(vocabulary, MOST, Gap(*((long, "") if field == "prompt" else ("", long))))
     assert (caught.value.param, caught.value.code) == (field, "context_length_exceeded")
+
+
+@pytest.mark.parametrize("end", ["", " ", "!"])
+def test_a_line_without_end_is_looked_at_once(end: str) -> None:
+    """A file may be one line, and a search for its last word must not go through it from each letter."""
+    began = time.process_time()
+    gap, word = Gap("", "", "x = " + "a" * 500_000 + end).without_word()
+    assert time.process_time() - began < 1
+    assert (gap.written + word, len(word)) == ("x = " + "a" * 500_000 + end, 0 if end else 64)

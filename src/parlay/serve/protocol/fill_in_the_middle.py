@@ -37,7 +37,8 @@ _FAMILIES = (
     _Marks("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # DeepSeek
     _Marks("▁<PRE>", "▁<SUF>", "▁<MID>"),  # CodeLlama
 )
-_WORD = re.compile(r"[ \t]?\w+\Z")
+_WORD = re.compile(r"\w{1,64}[ \t]?")
+"""A word and the space before it, read backwards: a search for one at a text's end takes the square of its length."""
 _REPOSITORY, _FILE = "repository\n", "file\n"
 """Names for the model, which no client tells: they are always the same, so that prompts begin alike."""
 
@@ -66,8 +67,8 @@ class Gap:
 
         Its beginning has other tokens than the whole word, so the answer has to begin with it instead: token healing.
         """
-        found = _WORD.search(self.written)
-        at = found.start() if found else len(self.written)
+        found = _WORD.match(self.written[::-1])
+        at = len(self.written) - (found.end() if found else 0)
         return replace(self, written=self.written[:at]), self.written[at:]
 
 
