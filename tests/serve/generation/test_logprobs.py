@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+from fastapi import FastAPI
 from starlette.testclient import TestClient
 from tokenizers import AddedToken, Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from parlay import LLM, RequestOutput, SamplingParams
 from parlay.aio import AsyncLLM
+from parlay.serve.openai.completions import route
+from parlay.serve.openai.completions.reply import CompletionReply, CompletionShape, completion_reply
 from parlay.serve.protocol.logprobs import NEVER, Speller, finite
 
 PROMPT = "Repeat this: the quick brown fox.\n\nThe text: the quick"
@@ -135,3 +139,25 @@ def test_every_token_of_the_built_in_model_has_bytes_of_its_own(engine: AsyncLLM
     speller = Speller(llm.tokenizer)
     size = llm.runner.spec.vocab_size
     assert len({speller.bytes_of(token) for token in range(size)}) == size
+
+
+def test_the_log_probabilities_of_a_long_prompt_hold_up_nobody(
+    make_app: Callable[..., FastAPI], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are written in a thread, while the event loop serves others."""
+    wrote: list[bool] = []
+
+    def reply(outputs: Sequence[RequestOutput], shape: CompletionShape) -> CompletionReply:
+        try:
+            wrote.append(asyncio.get_running_loop() is not None)
+        except RuntimeError:
+            wrote.append(False)
+        return completion_reply(outputs, shape)
+
+    monkeypatch.setattr(route, "completion_reply", reply)
+    client = TestClient(make_app())
+    for words in (1, 300):
+        body = {"prompt": "one two three " * words, "max_tokens": 1, "echo": True, "logprobs": 20}
+        answer = client.post("/v1/completions", json=body)
+        assert len(answer.json()["choices"][0]["logprobs"]["tokens"]) > words
+    assert wrote == [True, False]

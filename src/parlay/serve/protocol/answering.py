@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
@@ -137,6 +138,8 @@ async def _lines(run: Run, chunks: Chunks) -> AsyncGenerator[bytes]:
 
 T = TypeVar("T")
 
+_FEW_LOGPROBS = 4096
+"""Above it a reply is written in a thread: with 20 alternatives to each token of a long prompt that takes seconds."""
 _CLIENT_GONE = 499  # for the log: nobody reads the answer
 
 
@@ -161,7 +164,20 @@ async def answer_whole(
     work: Callable[[], Coroutine[Any, Any, list[RequestOutput]]] | None = None,
 ) -> Response:
     """``work`` starts the run and decodes what is wanted; None: all. Raises ApiError, Busy and Closed."""
-    return await answer_work(request, outputs_of(run, work), reply)
+
+    async def answered() -> Response:
+        outputs = await outputs_of(run, work)
+        return reply(outputs) if _logprobs(outputs) <= _FEW_LOGPROBS else await asyncio.to_thread(reply, outputs)
+
+    return await answer_work(request, answered(), lambda answer: answer)
+
+
+def _logprobs(outputs: Sequence[RequestOutput]) -> int:
+    """How many log-probabilities are to be written, alternatives included."""
+    prompts = (output.prompt_logprobs for output in outputs)
+    samples = (sample.logprobs for output in outputs for sample in output.outputs)
+    entries = (entry for each in (*prompts, *samples) if each is not None for entry in each.entries)
+    return sum(len(entry.top) + 1 for entry in entries if entry is not None)
 
 
 async def answer_work(request: Request, work: Coroutine[Any, Any, T], reply: Callable[[T], Response]) -> Response:

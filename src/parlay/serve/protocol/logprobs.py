@@ -30,14 +30,27 @@ _ALPHABET = _byte_alphabet()
 
 
 class Speller:
-    """Spells the tokens of one ``tokenizer``. Without a tokenizer a token is spelled by its number."""
+    """Spells the tokens of one ``tokenizer``, each once. Without a tokenizer a token is spelled by its number."""
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         self.tokenizer = tokenizer
         self._added = tokenizer.added_tokens_decoder if tokenizer is not None else {}
         self._decoders = _decoders(tokenizer)
+        self._bytes: dict[int, bytes] = {}
+        self._texts: dict[int, str] = {}
 
     def bytes_of(self, token: int) -> bytes:
+        if (known := self._bytes.get(token)) is None:
+            known = self._bytes[token] = self._spelled(token)
+        return known
+
+    def text_of(self, token: int) -> str:
+        """The token's text, or its bytes in hexadecimal if they are no whole characters."""
+        if (known := self._texts.get(token)) is None:
+            known = self._texts[token] = self._written(token)
+        return known
+
+    def _spelled(self, token: int) -> bytes:
         if token in self._added:
             return str(self._added[token]).encode()
         written = self.tokenizer.convert_ids_to_tokens(token) if self.tokenizer is not None else None
@@ -51,8 +64,7 @@ class Speller:
         text: str = self.tokenizer.decode([token])
         return text.encode()
 
-    def text_of(self, token: int) -> str:
-        """The token's text, or its bytes in hexadecimal if they are no whole characters."""
+    def _written(self, token: int) -> str:
         if self.tokenizer is None:
             return f"token_id:{token}"
         spelled = self.bytes_of(token)
