@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
@@ -374,3 +375,46 @@ def test_the_best_error_of_a_replica_is_passed_on(behind: Behind) -> None:
         assert [len(fake.posts) for fake in fakes] == [1, 1]
 
     behind(fakes, test)
+
+
+def test_an_answer_that_nobody_asked_for_reaches_nobody(behind: Behind) -> None:
+    """A replica sends two answers to one request: the next client must not get the second."""
+    own, other = (
+        b"HTTP/1.1 200 OK\r\ncontent-type: a/b\r\ncontent-length: 3\r\n\r\n%b" % text for text in (b"own", b"not")
+    )
+
+    class Twice(Fake):
+        async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            while data := await reader.read(65536):
+                if not data.startswith(b"POST"):
+                    writer.write(READY)
+                    continue
+                writer.write(own)
+                await writer.drain()
+                await asyncio.sleep(pause)
+                writer.write(other)
+            writer.close()
+
+    pause = 0.0
+
+    async def test(client: httpx.AsyncClient, gateway: Gateway) -> None:
+        nonlocal pause
+        for pause in (0.0, 0.05):
+            for _ in range(3):
+                assert (await client.post("/tokenize", json={"prompt": "x"})).content == b"own"
+                await asyncio.sleep(2 * pause)
+
+    behind([Twice(b"")], test)
+
+
+def test_a_large_answer_is_not_copied_again_for_each_part(behind: Behind) -> None:
+    body = b'{"a":"%b"}' % (b"x" * (24 << 20))
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body)
+
+    async def test(client: httpx.AsyncClient, gateway: Gateway) -> None:
+        began = time.process_time()
+        answer = await client.post("/v1/embeddings", json={"input": "x"})
+        assert answer.content == body
+        assert time.process_time() - began < 3
+
+    behind([Fake(head + body)], test)

@@ -93,12 +93,13 @@ class Exchange:
 
     async def rest(self, most: int) -> bytes:
         """The whole body. Raises ReplicaLost, also for one of more than ``most`` bytes."""
-        body = await self.read()
+        pieces, size = list[bytes](), 0
         while data := await self.read():
-            body += data
-            if len(body) > most:
+            pieces.append(data)
+            size += len(data)
+            if size > most:
                 raise ReplicaLost(f"its answer has more than {most} bytes")
-        return body
+        return b"".join(pieces)
 
     def expire(self, reason: str) -> None:
         """End it: whoever waits for the reply gets ReplicaLost."""
