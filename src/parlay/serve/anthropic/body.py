@@ -11,6 +11,7 @@ from parlay.serve.protocol.body import (
     INT_LIMIT,
     OURS,
     Body,
+    CacheSalt,
     JsonObject,
     Probability,
     StopList,
@@ -167,7 +168,7 @@ class CountBody(Body):
 
 
 class MessagesBody(CountBody):
-    """``seed``, ``strategy``, ``exactness`` and ``resume`` are extensions."""
+    """``seed``, ``strategy``, ``exactness``, ``store``, ``cache_salt`` and ``resume`` are extensions."""
 
     elsewhere: ClassVar[Mapping[str, str]] = OURS
 
@@ -180,4 +181,6 @@ class MessagesBody(CountBody):
     seed: Annotated[int, Field(ge=0, le=INT_LIMIT), WHOLE] | None = None
     strategy: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     exactness: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    store: bool | None = None
+    cache_salt: CacheSalt | None = None
     resume: Resume | None = None

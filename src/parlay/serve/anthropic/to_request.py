@@ -31,7 +31,13 @@ def messages_request(body: MessagesBody, request: Request, settings: Settings) -
     """Raises ApiError for a body that can't be used."""
     check_extras(body, request, settings)
     body.check()
-    options = request_options(request, strategy=body.strategy, exactness=body.exactness)
+    options = request_options(
+        request,
+        strategy=body.strategy,
+        exactness=body.exactness,
+        store=body.store is not False,
+        cache_salt=body.cache_salt,
+    )
     return _chat(body, _params(body, settings), going_on(options, body.resume, stream=bool(body.stream)))
 
 
@@ -39,7 +45,7 @@ def count_request(body: CountBody, request: Request, settings: Settings) -> Chat
     """The same for a prompt that is only counted."""
     check_extras(body, request, settings)
     body.check()
-    return _chat(body, SamplingParams(max_tokens=1), RequestOptions())
+    return _chat(body, SamplingParams(max_tokens=1), request_options(request))
 
 
 def _params(body: MessagesBody, settings: Settings) -> SamplingParams:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from parlay.serve.protocol.body import INT_LIMIT, OURS, Body, JsonObject, Penalty, Probability, StopTexts
+from parlay.serve.protocol.body import INT_LIMIT, OURS, Body, CacheSalt, JsonObject, Penalty, Probability, StopTexts
 from parlay.serve.protocol.json_values import WHOLE
 from parlay.serve.protocol.resuming import Resume
 
@@ -64,7 +64,7 @@ class OllamaOptions(Body):
 
 
 class OllamaBody(Body):
-    """``strategy``, ``exactness`` and ``resume`` are extensions. Null is as good as absent."""
+    """``strategy``, ``exactness``, ``store``, ``cache_salt``, ``resume`` are extensions. Null is as good as absent."""
 
     elsewhere: ClassVar[Mapping[str, str]] = OURS
 
@@ -78,6 +78,8 @@ class OllamaBody(Body):
     top_logprobs: Annotated[int, Field(ge=0, le=20), WHOLE] | None = None
     strategy: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     exactness: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    store: bool | None = None
+    cache_salt: CacheSalt | None = None
     resume: Resume | None = None
 
     @property

@@ -181,6 +181,7 @@ TokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True), ALL_WHO
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Probability = Annotated[float, Field(gt=0, le=1)]
 Count = Annotated[int, Field(ge=0, le=INT_LIMIT), WHOLE]
+CacheSalt = Annotated[str, Field(max_length=1024)]
 StopText = Annotated[str, Field(min_length=1, max_length=1024)]
 StopList = Annotated[list[StopText], Field(max_length=16, fail_fast=True)]
 StopTexts = Annotated[Annotated[StopText, Tag("text")] | Annotated[StopList, Tag("parts")], Discriminator(shape_of)]
@@ -257,7 +258,7 @@ class GenerationBody(Body):
     exactness: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     prediction: Prediction | None = None
     documents: Annotated[list[str], Field(max_length=1024, fail_fast=True)] | None = None
-    cache_salt: Annotated[str, Field(max_length=1024)] | None = None
+    cache_salt: CacheSalt | None = None
     priority: Annotated[int, Field(ge=-PRIORITY_LIMIT, le=PRIORITY_LIMIT), WHOLE] | None = None
     structured_outputs: StructuredOutputs | None = None
     store: bool | None = None
