@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 from fastapi import FastAPI, Request
 from starlette.testclient import TestClient
@@ -13,6 +16,7 @@ from parlay import LLM
 from parlay.aio import AsyncLLM
 from parlay.llm.router_file import entries, place
 from parlay.serve.app import create_app
+from parlay.serve.finished import Finished
 from parlay.serve.guard.auth import OPEN, digest, tenant
 from parlay.serve.settings import Settings
 
@@ -78,6 +82,34 @@ def test_health_and_page_are_open(make_app: MakeApp) -> None:
         assert client.get(address).status_code == 200
 
 
+@pytest.mark.parametrize("method", ["POST", "PUT", "GET", "HEAD"])
+@pytest.mark.parametrize("body", [b"x", iter([b"x"])], ids=["whole", "in chunks"])
+def test_what_is_open_takes_no_body_without_a_key(make_app: MakeApp, method: str, body: Any) -> None:
+    """It would hold the memory, and a POST the place, of those who have keys."""
+    client = TestClient(make_app(keys=KEYS))
+    for address in ("/health", "/page/app.js"):
+        assert client.request(method, address, content=body).status_code == 401
+    assert client.get("/health", headers={"Content-Length": "0"}).status_code == 200
+
+
+def test_nobody_without_a_key_takes_a_place(make_app: MakeApp) -> None:
+    app = make_app(keys=KEYS, concurrency=1, body_timeout=30)
+
+    async def never() -> AsyncIterator[bytes]:
+        yield b"{"
+        await asyncio.sleep(60)
+
+    async def ask() -> None:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+            held = asyncio.create_task(client.post("/health", content=never()))
+            await asyncio.sleep(0.05)
+            answer = await client.post("/tokenize", json={"prompt": "x"}, headers=bearer("sesame"))
+            held.cancel()
+            assert answer.status_code == 200
+
+    asyncio.run(ask())
+
+
 def test_the_document_asks_for_a_key_where_one_is_due(make_app: MakeApp) -> None:
     locked, open_to_all = make_app(keys=KEYS).openapi(), make_app().openapi()
     for path in locked["paths"]:
@@ -115,6 +147,30 @@ def test_tenants_differ_by_key_and_by_salt(make_app: MakeApp) -> None:
     ]
     assert len(set(told)) == len(KEYS) * len(salts)
     assert not any(key in tenant for tenant in told for key in KEYS[:1])
+
+
+SALTED: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"max_tokens": 1},
+    "/v1/messages": {"max_tokens": 1},
+    "/api/chat": {"options": {"num_predict": 1}, "stream": False},
+}
+
+
+@pytest.mark.parametrize("path", SALTED)
+def test_every_protocol_has_salts_and_leaves_what_is_learned_to_the_client(engine: AsyncLLM, path: str) -> None:
+    """The time of an answer tells what is cached: a salt must count, or be refused."""
+    seen: list[Finished] = []
+    client = TestClient(create_app({"parlay-mini": engine}, Settings(), [seen.append]))
+    said = [
+        {"role": "user", "content": f"The way to {path} is long, and has more words than a page of the cache. " * 3}
+    ]
+    for more in ({"cache_salt": "a"}, {"cache_salt": "a"}, {"cache_salt": "b"}, {"store": False}):
+        answer = client.post(path, json={"messages": said, **SALTED[path], **more})
+        assert answer.status_code == 200
+        assert "parlay-ignored" not in answer.headers
+    assert [each.store for each in seen] == [True, True, True, False]
+    cached = [each.output.outputs[0].metrics.cached_tokens for each in seen]
+    assert cached[1] > 32 > max(cached[0], *cached[2:])
 
 
 def test_without_keys_all_are_one_tenant(make_app: MakeApp) -> None:
@@ -173,7 +229,8 @@ def test_other_origins_are_not_let_in_unless_asked_for(make_app: MakeApp) -> Non
     shut = TestClient(make_app()).options("/tokenize", headers=question)
     assert "Access-Control-Allow-Origin" not in shut.headers
     client = TestClient(make_app(keys=KEYS, cors_origins=("https://app.example",)))
-    allowed = client.options("/tokenize", headers={**question, "Access-Control-Request-Headers": "authorization"})
+    sent = "authorization,content-type,x-api-key,anthropic-version,x-stainless-lang"  # by official clients in a page
+    allowed = client.options("/tokenize", headers={**question, "Access-Control-Request-Headers": sent})
     assert allowed.status_code == 200
     assert allowed.headers["Access-Control-Allow-Origin"] == "https://app.example"
     refused = client.get("/v1/models", headers={"Origin": "https://app.example"})

@@ -185,6 +185,6 @@ def _add_middleware(app: FastAPI, settings: Settings) -> None:
             CORSMiddleware,
             allow_origins=list(settings.cors_origins),
             allow_methods=["GET", "POST", "DELETE"],
-            allow_headers=["Authorization", "Content-Type"],
+            allow_headers=["*"],  # official clients send a dozen of their own
             expose_headers=["Retry-After", HEADER],
         )
