@@ -121,7 +121,8 @@ def test_no_tokens_are_wanted_where_the_prompt_is_only_read(client: TestClient) 
 
 
 @pytest.mark.parametrize(
-    "field", [{"n_probs": 3}, {"mirostat": 2}, {"n_cmpl": 2}, {"logit_bias": [[1]]}, {"prompt": []}, {"lora": [{}]}]
+    "field",
+    [{"n_probs": 3}, {"mirostat": 2}, {"n_cmpl": 2}, {"n": 2}, {"logit_bias": [[1]]}, {"prompt": []}, {"lora": [{}]}],
 )
 def test_what_would_change_the_answer_is_refused_in_one_line(client: TestClient, field: dict[str, Any]) -> None:
     reply = client.post("/completion", json={"prompt": PROMPT, **GREEDY, **field})

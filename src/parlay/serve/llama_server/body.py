@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BeforeValidator, Field
 
 from parlay.serve.openai.completions.body import PromptField, prompts_of
-from parlay.serve.protocol.body import Body, Count, GenerationBody, LogitBias
+from parlay.serve.protocol.body import Body, Count, GenerationBody, LogitBias, conflict
 from parlay.serve.protocol.resuming import Resume
 
 LIKELIEST = "infill"
@@ -56,6 +56,11 @@ class LlamaBody(GenerationBody):
     return_tokens: bool | None = None
     response_fields: Annotated[list[str], Field(max_length=256, fail_fast=True)] | None = None
     resume: Resume | None = None
+
+    def check(self) -> None:
+        super().check()
+        if (self.n or 1) > 1:
+            raise conflict("n can't be above 1 here: an answer is one text", "n")
 
     def sampling(self) -> dict[str, Any]:
         """Return the sampling fields with the defaults of this API; None where no sampler reads them."""
