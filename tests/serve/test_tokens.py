@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable
 
 import pytest
@@ -66,3 +67,15 @@ def test_messages_spell_control_tokens_only_if_the_operator_lets_them(
     assert answer["usage"]["prompt_tokens"] == len(read)
     safe = engine.llm.job(messages).samples[0].request.prompt
     assert (read == safe) is not parse_special
+
+
+def test_pieces_of_a_text_of_many_tokens_take_no_more_memory_than_their_json(client: TestClient) -> None:
+    text = "one two three " * 10_000
+    tracemalloc.start()
+    answer = client.post("/tokenize", json={"content": text, "with_pieces": True})
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    told = answer.json()["tokens"]
+    assert "".join(piece["piece"] for piece in told) == text
+    assert len(told) > 25_000
+    assert peak < 8 * len(answer.content)  # objects of all would take twelve times as much

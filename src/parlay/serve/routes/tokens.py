@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
@@ -125,13 +126,13 @@ def _reply(served: Served, body: TokenizePrompt | TokenizeMessages | TokenizeCon
     if not isinstance(body, TokenizeContent):
         return _tokens(served, _ids(served, body, settings))
     ids = encode_pieces(_tokenizer(served), [body.content], special=body.add_special)
-    return to_json({"tokens": _pieces(_tokenizer(served), ids)}) if body.with_pieces else _tokens(served, ids)
+    return b'{"tokens":[%b]}' % _pieces(_tokenizer(served), ids) if body.with_pieces else _tokens(served, ids)
 
 
-def _pieces(tokenizer: Tokenizer, ids: list[int]) -> list[dict[str, object]]:
-    """Each id with its text, or with its bytes where these are no text."""
+def _pieces(tokenizer: Tokenizer, ids: list[int]) -> bytes:
+    """Each id with its text, or with its bytes where these are no text, as JSON: so many objects take a gigabyte."""
     speller = Speller(tokenizer)
-    return [{"id": token, "piece": _text_or_bytes(speller.bytes_of(token))} for token in ids]
+    return _written(ids, lambda token: {"id": token, "piece": _text_or_bytes(speller.bytes_of(token))})
 
 
 def _text_or_bytes(spelled: bytes) -> str | list[int]:
@@ -143,8 +144,14 @@ def _text_or_bytes(spelled: bytes) -> str | list[int]:
 
 def _tokens(served: Served, ids: list[int]) -> bytes:
     """`Tokens` as JSON."""
-    listed = b",".join(to_json(ids[start : start + _PIECE])[1:-1] for start in range(0, len(ids), _PIECE))
-    return b'{"tokens":[%b],"count":%d,"max_model_len":%d}' % (listed, len(ids), served.max_model_len)
+    told = _written(ids, lambda token: token)
+    return b'{"tokens":[%b],"count":%d,"max_model_len":%d}' % (told, len(ids), served.max_model_len)
+
+
+def _written(ids: list[int], tell: Callable[[int], object]) -> bytes:
+    """The entries of a list in JSON, `_PIECE` of them at once."""
+    parts = (ids[start : start + _PIECE] for start in range(0, len(ids), _PIECE))
+    return b",".join(to_json([tell(token) for token in part])[1:-1] for part in parts)
 
 
 def _text(served: Served, ids: list[int]) -> str:
