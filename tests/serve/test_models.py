@@ -216,3 +216,11 @@ def test_a_model_from_a_file_answers_to_its_name_its_path_and_its_file(engine: A
         reply = client.post("/v1/completions", json={"model": name, "prompt": "x", "max_tokens": 1})
         assert (reply.status_code, reply.json()["model"]) == (200, "tiny-Q4")
     assert client.post("/v1/completions", json={"model": "iny-Q4", "prompt": "x"}).status_code == 404
+
+
+def test_a_model_that_is_kept_longer_than_calendars_last_is_told_of() -> None:
+    with hosting({"a": Loads()}) as client:
+        assert client.post("/api/generate", json={"keep_alive": "99999999999h"}).status_code == 200
+        told = client.get("/api/ps")
+        assert told.status_code == 200, told.text
+        assert told.json()["models"][0]["expires_at"].startswith("9999")

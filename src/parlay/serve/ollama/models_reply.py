@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import time
 from datetime import UTC, datetime
 from typing import Any
@@ -17,6 +16,8 @@ from parlay.text.chat_template import takes_tools
 from parlay.text.reasoning import tags_of
 
 _FOREVER = "9999-12-31T23:59:59Z"
+_CENTURY = 100 * 365 * 86400.0
+"""Seconds. What is kept for longer has an end that no calendar may hold."""
 
 
 def digest_of(name: str) -> str:
@@ -51,7 +52,7 @@ def _details(facts: ModelFacts | None) -> dict[str, Any]:
 def running(model: HostedModel, facts: ModelFacts | None, settings: Settings) -> dict[str, Any]:
     keep = settings.idle_seconds if model.keep_alive is None else model.keep_alive
     expires = _FOREVER
-    if model.loader is not None and keep is not None and math.isfinite(keep):
+    if model.loader is not None and keep is not None and keep < _CENTURY:
         left = model.used - time.monotonic() + keep
         expires = datetime.fromtimestamp(time.time() + left, UTC).isoformat().replace("+00:00", "Z")
     return {**listed(model, facts), "expires_at": expires, "size_vram": 0, "context_length": model.max_model_len}
