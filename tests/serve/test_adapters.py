@@ -63,11 +63,21 @@ def test_paths_outside_the_folder_are_refused(client: TestClient, path: str) -> 
 def test_a_folder_without_an_adapter_and_a_models_name_are_refused(client: TestClient, folder: Path) -> None:
     """One line each, and the server goes on."""
     (folder / "empty").mkdir(exist_ok=True)
-    for name, path, words in (("x", "empty", "no adapter_config.json"), ("parlay-mini", "one", "is a model's name")):
+    taken = [(name, "one", "is a model's name") for name in ("parlay-mini", "parlay-mini:latest")]
+    for name, path, words in (("x", "empty", "no adapter_config.json"), *taken):
         response = client.post("/v1/load_lora_adapter", json={"lora_name": name, "lora_path": path})
         assert response.status_code == 400
         assert words in response.json()["error"]["message"]
     assert client.post("/v1/completions", json=PROMPT).status_code == 200
+
+
+def test_ollamas_clients_name_adapters_too(client: TestClient) -> None:
+    client.post("/v1/load_lora_adapter", json={"lora_name": "sql", "lora_path": "one"})
+    asked = {"prompt": "The fox", "raw": True, "stream": False, "options": {"num_predict": 6, "temperature": 0}}
+    changed = client.post("/v1/completions", json={"model": "sql", **PROMPT}).json()
+    answer = client.post("/api/generate", json={"model": "sql", **asked}).json()
+    client.post("/v1/unload_lora_adapter", json={"lora_name": "sql"})
+    assert (answer["model"], answer["response"]) == ("sql", changed["choices"][0]["text"])
 
 
 def test_messages_name_folders_as_clients_do(client: TestClient, folder: Path) -> None:

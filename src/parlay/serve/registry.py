@@ -85,12 +85,16 @@ class Registry:
             raise ApiError(404, message, "model", "model_not_found")
         if name is None:
             return next(iter(self))
-        model = self._models.get(name) or self._models.get(name.removesuffix(LATEST)) or self._from_file(name)
+        model = self.find(name)
         if model is None:
             shown = name if len(name) <= _SHOWN else name[:_SHOWN] + "..."
             known = ", ".join([*self._models, *(adapter.name for adapter in self.adapters)])
             raise ApiError(404, f"there is no model {shown!r} here, only {known}", "model", "model_not_found")
         return model
+
+    def find(self, name: str) -> HostedModel | None:
+        """The model that requests reach by this name, if there is one."""
+        return self._models.get(name) or self._models.get(name.removesuffix(LATEST)) or self._from_file(name)
 
     def _from_file(self, name: str) -> HostedModel | None:
         """The model that was loaded from a file or folder of that path or name, if there is one alone."""

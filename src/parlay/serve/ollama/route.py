@@ -87,12 +87,13 @@ async def _answer(
     heavy: bool,
 ) -> Response:
     """``make`` None: nothing is asked of the model but to be there, or to go."""
-    model = registry.get(body.model)
+    adapter = registry.adapters.get(body.model)
+    model = registry.get(body.model if adapter is None else adapter.base)
     began = time.monotonic()
     if make is None and body.keep_seconds == 0:
         await registry.unload(model)
         return JSONResponse(only_loaded(model.name, kind, "unload"))
-    served = await registry.use(model.name, request)
+    served = await registry.use(body.model, request)
     loaded = time.monotonic() - began
     if body.keep_seconds is not None:
         model.keep_alive = body.keep_seconds

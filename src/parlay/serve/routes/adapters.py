@@ -46,7 +46,7 @@ def router(registry: Registry, folder: Path) -> APIRouter:
     async def load_lora_adapter(body: LoadAdapter, request: Request) -> Response:
         async with turn:
             registry.adapters.check_free(body.lora_name)
-            if body.lora_name in {model.name for model in registry}:
+            if registry.find(body.lora_name) is not None:  # its requests would get the adapter
                 raise ApiError(400, f"{body.lora_name!r:.100} is a model's name: take another", "lora_name")
             base = registry.get(body.model)
             served = await registry.use(base.name, request)
