@@ -12,9 +12,11 @@ import pytest
 import torch
 
 from parlay import models
+from parlay.drafters.heads.modules import check_tensors
 from parlay.drafters.resources import Resources
 from parlay.heads import artefact
 from parlay.heads.artefact import BadHead, HeadArtefact
+from parlay.heads.native import mtp_decoder
 from parlay.heads.opening import TargetHeads, heads_of
 from parlay.heads.store import StoredDrafter
 from parlay.llm import LLM
@@ -25,6 +27,7 @@ from parlay.models.weights.fused import Operand
 from parlay.strategies.building import build
 from parlay.strategies.spelling import parse
 from parlay.testing.checkpoints import VOCAB_SIZE
+from parlay.testing.random_heads import random_heads
 from parlay.testing.toy_tokenizers import toy_tokenizer
 from parlay.types import Metrics, SamplingParams
 from tests.heads.conftest import LOAD
@@ -121,10 +124,12 @@ def test_strategies_that_share_a_head_draft_as_they_do_alone(model: Path, folder
         ({"num_kv_heads": 0}, "num_kv_heads 0: expected at least 1"),
         ({"head_dim": 7}, "head_dim 7: expected an even number"),
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps nan"),
+        ({"head_dim": 8.0}, "its layer has head_dim 8.0"),
+        ({"ngrams": {"longest": 3}}, "its layer has ngrams"),
     ],
 )
 def test_a_head_whose_layer_has_sizes_that_nothing_can_run_is_refused(
-    heads: TargetHeads, folder: Path, said: dict[str, float], told: str
+    heads: TargetHeads, folder: Path, said: dict[str, object], told: str
 ) -> None:
     """Kernels read and divide by what a folder says, whoever wrote it."""
     config = json.loads((folder / artefact.CONFIG).read_text())
@@ -141,3 +146,71 @@ def test_a_head_with_an_embedding_of_fewer_tokens_is_refused(
     artefact.save(tmp_path / "few", replace(head, tensors=few), "# A toy\n")
     with pytest.raises(BadHead, match="and its embedding has"):
         heads("eagle3", str(tmp_path / "few"))
+
+
+@pytest.mark.parametrize(
+    "d2t",
+    [
+        torch.full((16,), VOCAB_SIZE),
+        torch.full((16,), -1),
+        torch.full((16,), 1 << 62),
+        torch.zeros(16),
+        torch.zeros(16, dtype=torch.uint8),
+    ],
+)
+def test_a_head_that_drafts_what_the_target_does_not_know_is_refused(head: HeadArtefact, d2t: torch.Tensor) -> None:
+    """Kernels read the embeddings of drafted tokens."""
+    count = len(head.tensors["d2t"])
+    wrong = {**head.tensors, "d2t": d2t[:1].expand(count).clone()}
+    with pytest.raises(BadHead, match="d2t does not name tokens of a target of"):
+        check_tensors(replace(head, tensors=wrong))
+
+
+@pytest.mark.parametrize(
+    ("method", "said", "told"),
+    [
+        ("medusa", {"heads": 10**9}, "says heads 1000000000: expected a whole number from 1 to 64"),
+        ("medusa", {"heads": 0}, "says heads 0"),
+        ("medusa", {"heads": 2.0}, "says heads 2.0"),
+        ("medusa", {"taps": []}, r"says taps \[\]: expected different layers"),
+        ("medusa", {"taps": [0] * 10_000}, "says taps"),
+        ("medusa", {"taps": [-1]}, "says taps"),
+        ("medusa", {"acceptance": []}, "says acceptance"),
+        ("medusa", {"acceptance": [[]]}, "says acceptance"),
+        ("medusa", {"acceptance": [[float("nan")]]}, "says acceptance"),
+        ("medusa", {"draft_vocab_size": -1}, "says draft_vocab_size -1"),
+        ("mlp-speculator", {"form": {"inner": -1}}, "lacks a setting, or has one of another kind"),
+        ("block-drafter", {"layers": 10**9}, "says layers 1000000000"),
+        ("block-drafter", {"length": 10**9}, "says length 1000000000"),
+        ("block-drafter", {"mask_id": VOCAB_SIZE}, "says mask_id"),
+        ("bita", {"prefix": 10**12}, "says prefix"),
+        ("speculative-streaming", {"join": -1}, "says join -1"),
+    ],
+)
+def test_settings_that_nobody_has_are_refused_before_anything_is_built(
+    model: Path, method: str, said: dict[str, object], told: str
+) -> None:
+    opened = random_heads(models.load(str(model), LOAD).spec)(method, "")
+    assert opened is not None
+    check_tensors(opened.artefact)
+    with pytest.raises(BadHead, match=told):
+        check_tensors(replace(opened.artefact, settings={**opened.artefact.settings, **said}))
+
+
+def test_counts_of_n_grams_have_a_column_for_each_token_and_one(model: Path) -> None:
+    opened = random_heads(models.load(str(model), LOAD).spec)("dynamo", "")
+    assert opened is not None
+    wrong = {**opened.artefact.tensors, "ngrams.2": torch.zeros(4, 9, dtype=torch.int32)}
+    with pytest.raises(BadHead, match=r"has in another shape ngrams\.2"):
+        check_tensors(replace(opened.artefact, tensors=wrong))
+
+
+def test_a_head_with_more_logits_than_draft_tokens_is_refused(model: Path) -> None:
+    """Kernels write a row's logits where there is room for its draft tokens."""
+    opened = random_heads(models.load(str(model), LOAD).spec)("mtp", "")
+    assert opened is not None
+    held = opened.artefact
+    for shape in ((4 * VOCAB_SIZE, held.layer.hidden_size), (len(held.tensors["d2t"]), 2 * held.layer.hidden_size)):
+        wrong = {**held.tensors, "lm_head.weight": torch.zeros(shape)}
+        with pytest.raises(BadHead, match=r"lm_head\.weight of the head is"):
+            mtp_decoder(held.layer, wrong, opened.embedding)

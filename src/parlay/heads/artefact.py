@@ -303,7 +303,9 @@ def _read(tensor: Tensor, blocks: Format) -> Tensor | StoredTensor:
 
 
 _NOT_SAVED = frozenset({"head", "layers", "embedding_scale", "logit_cap", "canvas"})
-"""Fields of a `DecoderConfig` that are the same for the layers of all draft heads."""
+_ALIKE = _NOT_SAVED | {"per_layer_size", "ngrams", "ngram_layers", "shallow"}
+"""Fields of a `DecoderConfig` that are the same for the layers of all draft heads; some of them are written."""
+_SIZES = tuple(field.name for field in dataclasses.fields(DecoderConfig) if field.type == "int")
 
 
 def _plain(layer: DecoderConfig) -> dict[str, Any]:
@@ -313,5 +315,10 @@ def _plain(layer: DecoderConfig) -> dict[str, Any]:
 
 def _layer(said: Mapping[str, Any]) -> DecoderConfig:
     rope = said["rope"]
+    numbers = {**said, "rotated": rope.get("rotated", 0)}
+    odd = [name for name in (*_SIZES, "rotated") if type(numbers.get(name, 0)) is not int]
+    odd += [name for name in _ALIKE if said.get(name) not in (None, 0, 1, [])]
+    if odd:
+        raise ValueError(f"its layer has {odd[0]} {numbers[odd[0]]!s:.40} in {CONFIG}")
     lists = {"rope": RopeConfig(**{**rope, "divisors": tuple(rope["divisors"])}), "eos_ids": tuple(said["eos_ids"])}
     return DecoderConfig(**{**said, **lists})

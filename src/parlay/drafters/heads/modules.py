@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Size, Tensor, nn
@@ -10,12 +11,12 @@ from torch import Size, Tensor, nn
 from parlay.drafters import options as methods
 from parlay.heads import ngrams
 from parlay.heads.artefact import BadHead, HeadArtefact
-from parlay.heads.base import ParallelHeads, SeveralHeadsConfig
+from parlay.heads.base import ParallelHeads, SeveralHeadsConfig, draft_ids
 from parlay.heads.block import BlockConfig, BlockHead
 from parlay.heads.blockwise import BlockwiseHeads
 from parlay.heads.eagle import EagleHead
 from parlay.heads.eagle3 import Eagle3Config, Eagle3Head
-from parlay.heads.hydra import HydraHeads
+from parlay.heads.hydra import PUBLISHED, HydraHeads
 from parlay.heads.kangaroo import KangarooAdapter
 from parlay.heads.layouts.layout import EMBEDDING, LM_HEAD
 from parlay.heads.medusa import MedusaHeads
@@ -26,32 +27,84 @@ from parlay.heads.redrafter import ReDrafterHead
 
 _OPTIONAL = frozenset({LM_HEAD, EMBEDDING, "t2d"})
 """The target's may stand for the first two, and no drafter reads the third."""
-_COUNTED = frozenset(f"ngrams.{size + 1}" for size in range(ngrams.LONGEST))
+_COUNTED = {f"ngrams.{size + 1}": size + 2 for size in range(ngrams.LONGEST)}
+"""Counts of n-grams, and how many columns they have."""
+_COUNTS = {"heads": 64, "layers": 64, "length": 256, "prefix": 4096, "rank": 4096}
+"""Settings that count something, and the most that anybody has: more would take this machine's time and memory."""
+_MOST_LAYERS, _MOST_LEVELS, _MOST_RANKS = 10_000, 64, 1024
 
 
 def check_tensors(held: HeadArtefact) -> None:
     """Raises BadHead, with names, for tensors that are missing, left over, or of another shape than the config says.
 
+    And for settings that nobody has, and draft tokens that the target does not know: kernels read its embedding there.
     Nothing is asked of methods that are not Parlay's own.
     """
     if held.method not in _MODULES:
         return
+    _check_settings(held)
     expected = _expected(held)
-    counted = _COUNTED if held.method in _COUNTING else frozenset()
+    counted = _COUNTED if held.method in _COUNTING else {}
     found = held.operands
-    missing = (expected.keys() | counted) - found.keys() - _OPTIONAL
-    extra = found.keys() - expected.keys() - counted - _OPTIONAL
+    missing = (expected.keys() | counted.keys()) - found.keys() - _OPTIONAL
+    extra = found.keys() - expected.keys() - counted.keys() - _OPTIONAL
     shaped = [name for name, shape in expected.items() if name in found and tuple(found[name].shape) != tuple(shape)]
+    shaped += [name for name in counted.keys() & found.keys() if tuple(found[name].shape[1:]) != (counted[name],)]
     for names, what in ((missing, "lacks"), (extra, "does not know"), (shaped, "has in another shape")):
         if names:
             raise BadHead(f"a head for {held.method} {what} {_listed(names)}: the folder is incomplete or was changed")
+    if "d2t" in expected:
+        _check_draft_vocab(held, held.tensors["d2t"])
+
+
+def _check_settings(held: HeadArtefact) -> None:
+    """Raises BadHead for numbers that make no sense; what they describe is built next, which might never end."""
+    vocab_size, said = held.layer.vocab_size, held.settings
+    counts = {name: (1, most) for name, most in _COUNTS.items()}
+    counts |= {"draft_vocab_size": (1, vocab_size), "mask_id": (0, vocab_size - 1)}
+    counts |= {PUBLISHED: (0, _COUNTS["layers"]), "join": (0, _MOST_LAYERS)}
+    for name, (least, most) in counts.items():
+        if name in said and not _is_count(said[name], least, most):
+            raise _no_setting(held, name, f"a whole number from {least} to {most}")
+    taps = _listed_in(said, "taps", [0], _MOST_LAYERS)
+    if not all(_is_count(tap, 0, _MOST_LAYERS) for tap in taps) or not 0 < len({*taps}) == len(taps):
+        raise _no_setting(held, "taps", "different layers")
+    levels = _listed_in(said, "acceptance", [[0.0]], _MOST_LEVELS)
+    ranks = [_listed_in({}, "", level, _MOST_RANKS) for level in levels]
+    if not ranks or not all(level and all(map(_is_share, level)) for level in ranks):
+        raise _no_setting(held, "acceptance", f"shares by rank, for each of up to {_MOST_LEVELS} tokens")
+
+
+def _listed_in(said: Mapping[str, Any], name: str, usual: object, most: int) -> Sequence[Any]:
+    """Look up the list of that name, or the usual one; empty for what is none, or has more than ``most``."""
+    found = said.get(name, usual)
+    return found if isinstance(found, list | tuple) and len(found) <= most else ()
+
+
+def _is_count(value: object, least: int, most: int) -> bool:
+    return type(value) is int and least <= value <= most
+
+
+def _is_share(value: object) -> bool:
+    return isinstance(value, int | float) and 0 <= value <= 1
+
+
+def _no_setting(held: HeadArtefact, name: str, expected: str) -> BadHead:
+    return BadHead(f"a head for {held.method} says {name} {held.settings[name]!s:.40}: expected {expected}")
+
+
+def _check_draft_vocab(held: HeadArtefact, d2t_D: Tensor) -> None:
+    """Raises BadHead unless ``d2t_D`` leads to tokens of the target."""
+    ids_D = draft_ids(d2t_D) if d2t_D.dtype in (torch.int64, torch.int32) else torch.tensor([-1])
+    if not 0 <= int(ids_D.min()) <= int(ids_D.max()) < held.layer.vocab_size:
+        raise BadHead(f"a head for {held.method}: d2t does not name tokens of a target of {held.layer.vocab_size}")
 
 
 def _expected(held: HeadArtefact) -> Mapping[str, Size]:
     try:
         with torch.device("meta"):
             module = _MODULES[held.method](held)
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, ArithmeticError, RuntimeError) as error:  # the last: of torch's sizes
         raise BadHead(f"a head for {held.method} lacks a setting, or has one of another kind: {error}") from error
     return {name: each.shape for name, each in module.state_dict().items()}
 

@@ -118,14 +118,13 @@ def read(folder: Path, target: TargetShape) -> HeadArtefact:
     config, found = files.read_said(folder), files.places(folder)
     layout = _layout_of(folder, config, frozenset(found))
     tensors = files.load(found, [name for name in found if layout.owns(config, name)])
-    head = layout.read(Foreign(folder, config, tensors), target)
+    try:
+        head = layout.read(Foreign(folder, config, tensors), target)
+    except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RuntimeError) as error:
+        reason = " ".join(str(error).split())
+        raise BadHead(f"{folder}: its parts are no head in the layout of {layout.name}: {reason:.100}") from None
     head = replace(head, settings={**head.settings, LAYOUT: layout.name})
-    sizes, asked = (head.layer.vocab_size, head.layer.hidden_size), (target.vocab_size, target.hidden_size)
-    if sizes != asked:
-        raise BadHead(
-            f"{folder} was trained for a target of {sizes[0]} tokens and {sizes[1]} numbers, "
-            f"not {asked[0]} and {asked[1]}: choose a head that was trained for this model"
-        )
+    asked = (target.vocab_size, target.hidden_size)
     if EMBEDDING in head.tensors and head.tensors[EMBEDDING].shape != asked:
         raise BadHead(f"{folder}: {EMBEDDING} is {list(head.tensors[EMBEDDING].shape)} instead of {list(asked)}")
     return head

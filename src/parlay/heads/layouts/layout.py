@@ -95,6 +95,12 @@ def decoder_layer(foreign: Foreign, said: Json, target: TargetShape, architectur
         layer = config_of(foreign.folder, said, architecture)
     except ParlayError as error:
         raise BadHead(f"{foreign.folder}: {str(error).removeprefix(f'{foreign.folder}: ')}") from error
+    sizes, asked = (layer.vocab_size, layer.hidden_size), (target.vocab_size, target.hidden_size)
+    if sizes != asked:  # told before anything is made of so many
+        raise BadHead(
+            f"{foreign.folder} was trained for a target of {sizes[0]} tokens and {sizes[1]} numbers, "
+            f"not {asked[0]} and {asked[1]}: choose a head that was trained for this model"
+        )
     if said.get("attention_bias"):
         raise BadHead(f"{foreign.folder}: attention_bias is not supported in a head's layers")
     if layer.layers:

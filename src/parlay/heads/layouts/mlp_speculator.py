@@ -39,10 +39,12 @@ def _read(foreign: Foreign, target: TargetShape) -> HeadArtefact:
     steps = foreign.number(config, "n_predict")
     if steps > _MOST_STEPS:
         raise foreign.refuse("n_predict", steps, f"at most {_MOST_STEPS}")
-    inner = int(config.get("inner_dim") or target.hidden_size)
+    inner = foreign.number({"inner_dim": target.hidden_size, **config}, "inner_dim", least=0) or target.hidden_size
     tied = bool(config.get("tie_weights"))
     form = SpeculatorForm(inner, rms=True, tied=tied, scaled=bool(config.get("scale_input")))
     tensors = _own(foreign, renamed(foreign.tensors, ("speculator.", "")), steps, tied)
+    if tensors["first.weight"].shape[0] != inner:
+        raise foreign.refuse("inner_dim", inner, f"{tensors['first.weight'].shape[0]}, as the tensors have it")
     tensors.setdefault("later.weight", torch.zeros(inner, inner))  # of one step alone
     settings = {
         "taps": [target.num_layers],
