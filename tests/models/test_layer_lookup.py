@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 from transformers import Qwen3ForCausalLM
 
@@ -206,6 +208,13 @@ def damage(folder: Path, how: str) -> LoadOptions:
         table.write_bytes(content.replace(b'"tokens":"5"', b'"tokens":"3"'))
     elif how == "other numbers":
         table.write_bytes(content[:-4] + b"\x00\x00\x80\x3f")
+    elif how in ("circle", "long"):
+        with safe_open(table, "pt") as file:
+            metadata, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        count = len(tensors["keys"])
+        for place in range(count - (1 if how == "circle" else 6), count):  # goes on from itself, or the one before
+            tensors["keys"][place] = (VOCAB_SIZE + place - (how == "long")) * VOCAB_SIZE
+        save_file(tensors, table, metadata=metadata)
     elif how == "no shapes":
         table.write_bytes(content.replace(b'"shape":', b'"shap_":'))
     return LoadOptions(dtype="bfloat16", device="cpu") if how == "other type" else FP32
@@ -221,6 +230,8 @@ def damage(folder: Path, how: str) -> LoadOptions:
         ("other numbers", "states that this processor or build does not compute"),
         ("other type", "states in float32, and the model runs in bfloat16"),
         ("no shapes", "no shape of keys"),
+        ("circle", "keys that are no n-grams'"),
+        ("long", "keys that are no n-grams'"),
     ],
 )
 def test_a_table_that_is_not_the_models_is_one_line(tmp_path: Path, how: str, message: str) -> None:

@@ -21,7 +21,7 @@ from parlay.cache import Rows, Store
 from parlay.compiled import structs
 from parlay.models.config import DecoderConfig, read_json
 from parlay.models.lookup_index import NgramIndex
-from parlay.models.mapped import map_tensor, open_table, rise
+from parlay.models.mapped import map_tensor, open_table
 from parlay.models.weights.shapes import BadCheckpoint
 from parlay.types import Segment
 
@@ -83,10 +83,10 @@ class NgramTable:
             raise BadCheckpoint(f"{path} is the table of another model: copy the one that was written with this one")
         shapes = {_KEYS: ("I64", [form.count]), _EMBEDDINGS: ("BF16", [form.count, config.hidden_size])}
         mapped = {name: map_tensor(path, file, name, shape) for name, shape in shapes.items()}
-        keys_F = mapped[_KEYS]
-        if not rise(keys_F) or not 0 <= keys_F[0] <= keys_F[-1] < config.vocab_size * (config.vocab_size + form.count):
+        index = NgramIndex(mapped[_KEYS], config.vocab_size, form.longest)
+        if not index.is_sound:
             raise BadCheckpoint(f"{path} has keys of no vocabulary of {config.vocab_size} tokens: copy it again")
-        return NgramTable(NgramIndex(keys_F, config.vocab_size, form.longest), mapped[_EMBEDDINGS])
+        return NgramTable(index, mapped[_EMBEDDINGS])
 
     @staticmethod
     def write(folder: Path, index: NgramIndex, embeddings_FH: Tensor) -> None:

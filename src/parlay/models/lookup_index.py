@@ -16,6 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 Numbers = npt.NDArray[np.int64]
+_PART = 1 << 20
+"""Keys that are checked together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,22 @@ class NgramIndex:
 
     def __len__(self) -> int:
         return len(self.keys)
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether keys rise, and each n-gram is one token more than a token or an n-gram before it, none too long.
+
+        Who follows the nodes of one that is not might never end.
+        """
+        parts = range(0, len(self), _PART)
+        if not all(bool((np.diff(self.keys[begin : begin + _PART + 1]) > 0).all()) for begin in parts):
+            return False
+        if len(self) and self.keys[0] < 0:
+            return False
+        end = 0
+        for _ in range(1, self.longest):  # those whose nodes are tokens, then those whose nodes are these, ...
+            end = int(np.searchsorted(self.keys, (self.vocab_size + end) * self.vocab_size))
+        return end == len(self)
 
     def find(self, grams_NL: Numbers) -> Numbers:
         """The longest n-gram of each row ``[N]``, or -1. Rows have their newest token first; -1 stands for none."""

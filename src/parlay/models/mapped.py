@@ -5,14 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 from parlay.models.weights.shapes import BadCheckpoint
 from parlay.system.mapped_tensors import BadTensorFile, TensorFile
-
-_PART = 1 << 20
-"""Keys that are checked together."""
 
 
 def open_table(path: Path) -> TensorFile:
@@ -41,9 +37,3 @@ def map_tensor(path: Path, file: TensorFile, name: str, expected: tuple[str, lis
 def damaged(path: Path, why: str) -> BadCheckpoint:
     """The error of a file that can't be a table; ``why`` is a clause that its path can stand before."""
     return BadCheckpoint(f"{path} {why}: the table is damaged or cut short; copy it again")
-
-
-def rise(keys_F: npt.NDArray[np.int64]) -> bool:
-    """Whether each key is larger than the one before."""
-    parts = range(0, len(keys_F), _PART)
-    return all(bool((np.diff(keys_F[begin : begin + _PART + 1]) > 0).all()) for begin in parts)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from parlay.models.config import DecoderConfig
 from parlay.models.lookup_index import NgramIndex
-from parlay.models.mapped import damaged, map_tensor, open_table, rise
+from parlay.models.mapped import damaged, map_tensor, open_table
 from parlay.models.weights.dequantize import dense
 from parlay.models.weights.shapes import BadCheckpoint, Weight
 from parlay.system.mapped_tensors import TensorFile
@@ -66,10 +66,10 @@ class StateTable:
         if said.get(_MODEL) != fingerprint(config, weights):
             raise BadCheckpoint(f"{path} is the table of another model: {_AGAIN}")
         keys_F, states_FH = _mapped(path, file, config)
-        within = not len(keys_F) or 0 <= keys_F[0] <= keys_F[-1] < config.vocab_size * (config.vocab_size + len(keys_F))
-        if not rise(keys_F) or not within:
+        index = NgramIndex(keys_F, config.vocab_size, form.tokens)
+        if not index.is_sound:
             raise damaged(path, "has keys that are no n-grams'")
-        return StateTable(path, NgramIndex(keys_F, config.vocab_size, form.tokens), states_FH)
+        return StateTable(path, index, states_FH)
 
     @staticmethod
     def write(
