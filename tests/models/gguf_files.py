@@ -52,10 +52,12 @@ def write(
     without: Sequence[str] = (),
     tokenizer: bool = False,
     split: int = 0,
+    more: Mapping[str, tuple[np.ndarray, Kind]] | None = None,
 ) -> Path:
     """``checkpoint`` as a GGUF file, its matrices stored as ``kind`` where their rows are whole blocks.
 
     ``keys`` are added or replace others, those of ``without`` are left out. ``split``: so many tensors in each part.
+    ``more`` are further tensors.
     """
     config = read_config(checkpoint)
     architecture = ARCHITECTURES[config.architecture]
@@ -70,6 +72,8 @@ def write(
     for name, tensor in tensors(checkpoint, config, architecture).items():
         if name not in without:
             add_tensor(writer, name, tensor.float().numpy(), kind)
+    for name, (numbers, own) in (more or {}).items():
+        writer.add_tensor(name, numbers if own == Kind.F32 else gguf.quantize(numbers, own), raw_dtype=own)
     finish(writer)
     return path if not split else sorted(path.parent.glob(f"{path.stem}-*.gguf"))[0]
 

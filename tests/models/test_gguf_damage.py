@@ -8,17 +8,20 @@ import struct
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from parlay import LLM, SamplingParams, models
 from parlay.models.fetch.resolving import resolve
 from parlay.models.gguf.file import load_weights, read_config
+from parlay.models.gguf.packing_ahead import packing_ahead, take
 from parlay.models.gguf.reader import BadGguf, read
 from parlay.models.gguf.tokenizer import load_tokenizer
 from parlay.models.loading import read_config as read_any_config
 from parlay.options import LoadOptions
 from parlay.testing.checkpoints import save_random
+from parlay.testing.diffusion import save_diffusion
 from parlay.types import ParlayError
 from tests.cli.conftest import Cli, cli
 from tests.models import gguf_files
@@ -78,6 +81,7 @@ BROKEN: dict[str, tuple[bytes, str]] = {
     "no-utf-8": (packed_header(keys=1) + string(b"\xff\xfe") + struct.pack("<I", 7) + b"\1", "utf-8"),
     "key-twice": (packed_header(keys=2) + 2 * (string(b"a") + struct.pack("<I?", 7, True)), "'a' occurs twice"),
     "alignment": (packed_header(keys=1) + string(b"general.alignment") + struct.pack("<II", 4, 24), "power of two"),
+    "alignment-1": (packed_header(keys=1) + string(b"general.alignment") + struct.pack("<II", 4, 1), "power of two"),
     "dimensions": (packed_header(("t", (1,) * 9, 0, 0)), "9 dimensions"),
     "no-dimensions": (packed_header(("t", (), 0, 0)), "0 dimensions"),
     "empty-dimension": (packed_header(("t", (4, 0), 0, 0)), r"shape \[0, 4\]"),
@@ -141,6 +145,57 @@ def test_tensors_that_are_missing_extra_or_of_another_shape_are_named(tmp_path: 
         load_weights(written, read_config(written))
 
 
+@pytest.mark.parametrize(
+    ("name", "shape", "kind", "message"),
+    [
+        ("blk.0.ffn_gate_up_exps.weight", (8, 32), gguf_files.Kind.F32, "extra: model.layers.0.mlp.experts"),
+        ("blk.0.ffn_gate_up_exps.weight", (4,), gguf_files.Kind.F32, "extra: model.layers.0.mlp.experts"),
+        ("blk.0.ffn_gate_exps.weight", (1 << 14, 1, 1), gguf_files.Kind.F32, "extra: model.layers.0.mlp.experts"),
+        ("blk.0.attn_q.bias", (64, 32), gguf_files.Kind.Q8_0, "is no matrix and stored as Q8_0"),
+        ("rope_freqs.weight", (1 << 15,), gguf_files.Kind.F32, r"rope_freqs.weight has the shape \[32768\]"),
+    ],
+)
+def test_tensors_that_would_be_taken_apart_or_read_whole_are_refused(
+    name: str, shape: tuple[int, ...], kind: gguf_files.Kind, message: str, tmp_path: Path
+) -> None:
+    """Stacks of experts that the model has not, vectors in blocks, more factors of positions than a head has pairs."""
+    save_random("llama", tmp_path)
+    numbers = np.ones(shape, np.float32)
+    written = gguf_files.write(tmp_path / "model.gguf", tmp_path, more={name: (numbers, kind)})
+    with pytest.raises(ParlayError, match=message) as caught:
+        load_weights(written, read_config(written))
+    assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"dream.rope.freq_base": 1.0, "dream.rope.scaling.type": "yarn"}, "rope_theta 1.0: expected a number above 1"),
+        ({"dream.attention.key_length": 1 << 20, "dream.attention.value_length": 1 << 20}, "says head_dim 1048576"),
+    ],
+)
+def test_models_that_fill_canvases_have_sizes_like_others(
+    keys: dict[str, object], message: str, tmp_path: Path
+) -> None:
+    save_diffusion("dream", tmp_path)
+    written = gguf_files.write(tmp_path / "model.gguf", tmp_path, keys={"tokenizer.ggml.mask_token_id": 1, **keys})
+    with pytest.raises(ParlayError, match=message):
+        read_config(written)
+
+
+def test_small_matrices_are_not_packed_ahead(tmp_path: Path) -> None:
+    """A panel would fill each up with zeros, to many times what the file takes."""
+    save_random("llama", tmp_path)
+    numbers = np.ones((1, 1 << 16), np.float32)
+    written = gguf_files.write(tmp_path / "m.gguf", tmp_path, more={"x.weight": (numbers, gguf_files.Kind.Q8_0)})
+    with packing_ahead(written):
+        ahead = take(written)
+    assert ahead is not None
+    assert len(ahead.memory) < 2 * written.stat().st_size + (2 << 20)
+    for job in ahead.jobs():
+        job()
+
+
 def test_every_truncation_is_refused(small: Path, tmp_path: Path) -> None:
     content, cut = small.read_bytes(), tmp_path / "cut.gguf"
     for length in [*range(0, 1200, 7), len(content) // 2, len(content) - 40]:
@@ -162,6 +217,12 @@ def test_numbers_that_are_not_finite_are_refused(tmp_path: Path) -> None:
             models.load(str(written), LoadOptions(device="cpu"))
 
 
+SCORED: dict[str, object] = {
+    "tokenizer.ggml.scores": [0.0, 0.0],
+    "tokenizer.ggml.token_type": [2, 1],
+    "tokenizer.ggml.bos_token_id": 0,
+    "tokenizer.ggml.eos_token_id": 0,
+}
 TOKENIZERS: dict[str, tuple[dict[str, object], tuple[str, ...], str]] = {
     "no-merges": ({}, ("tokenizer.ggml.merges",), "merges is missing"),
     "wrong-merges": ({"tokenizer.ggml.merges": ["q x"]}, (), "merges don't fit"),
@@ -172,6 +233,11 @@ TOKENIZERS: dict[str, tuple[dict[str, object], tuple[str, ...], str]] = {
     "no-words": ({}, ("tokenizer.ggml.pre",), "pre is missing"),
     "no-scores": ({"tokenizer.ggml.model": "llama"}, (), "scores is missing"),
     "no-token": ({"tokenizer.ggml.eos_token_id": 1 << 30}, (), "eos_token_id is 1073741824, which is no token"),
+    "long-token": (
+        {"tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": ["<unk>", "a" * 5000], **SCORED},
+        (),
+        "a token in tokenizer.ggml.tokens has 5000 letters",
+    ),
     "few-types": ({"tokenizer.ggml.token_type": [1, 1]}, (), "token_type has no number for each"),
 }
 

@@ -172,7 +172,10 @@ def decoder_config(keys: Mapping[str, Value], tensors: Tensors, factors: RopeFac
         dtype="bfloat16",
         canvas=_canvas(keys, family, vocab_size),
     )
-    return config if family.canvas else _completed(name, mine, tensors, family, config)
+    if not family.canvas:
+        return _completed(name, mine, tensors, family, config)
+    check_forms(f"the keys of {name}", config)
+    return config
 
 
 def _completed(name: str, mine: _Keys, tensors: Tensors, family: Family, config: DecoderConfig) -> DecoderConfig:

@@ -152,6 +152,8 @@ def _places(header: Header, core: structs.Core) -> tuple[dict[int, int], int]:
         if len(info.shape) != 2 or info.format.block == 1 or info.format in INDEXED or permuted or fused or unread:
             continue
         outputs, inputs = info.shape
+        if outputs < core.panel:  # which a panel would fill up with zeros, many times as much as the file
+            continue
         places[info.offset] = size
         size += -(-outputs // core.panel) * core.panel_bytes(info.format.number, inputs)
         size += -size % _LINE

@@ -28,7 +28,7 @@ _MOST_ITEMS = 1 << 24
 _MOST_KEYS, _MOST_TENSORS = 1 << 16, 1 << 20
 _MOST_DIMENSIONS, _LARGEST = 4, 1 << 40
 _LONGEST_NAME = 1 << 12
-_ALIGNMENT = 32
+_ALIGNMENT, _LEAST_ALIGNMENT = 32, 8
 _OTHER_FORMATS = {34: "TQ1_0", 35: "TQ2_0", 40: "NVFP4"}
 _OTHER_FORMATS |= {24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64"}
 """Names for messages: formats that GGUF has and Parlay does not read."""
@@ -249,8 +249,8 @@ class _Reader:
 
 
 def _alignment(keys: dict[str, Value]) -> int:
-    """Read the number of bytes at whose multiples tensors begin."""
+    """Read the number of bytes at whose multiples tensors begin; the format asks for 8 at least."""
     alignment = keys.get("general.alignment", _ALIGNMENT)
-    if not isinstance(alignment, int) or alignment < 1 or alignment & alignment - 1:
-        raise ValueError(f"general.alignment is {alignment!r}, which is no power of two")
+    if not isinstance(alignment, int) or alignment < _LEAST_ALIGNMENT or alignment & alignment - 1:
+        raise ValueError(f"general.alignment is {alignment!r:.40}, which is no power of two from {_LEAST_ALIGNMENT} on")
     return alignment

@@ -30,6 +30,8 @@ _FORM = 2
 _WORD = "▁"
 """SentencePiece's sign for a space."""
 _TO_TEXT = [decoders.Replace(_WORD, " "), decoders.ByteFallback(), decoders.Fuse()]
+_LONGEST_MERGED = 1 << 10
+"""Letters of a token that is made of two others. Each of its cuts is tried: of longer ones that might never end."""
 _INSTEAD = "name the model's own tokenizer (--tokenizer FOLDER_OR_HUB_ID)"
 
 
@@ -199,15 +201,17 @@ def _pairs(tokens: list[str], merges: list[tuple[str, str]], **options: Any) -> 
 def _merges(tokens: list[str], types: list[int], scores: list[float]) -> list[tuple[str, str]]:
     """Every way to make a token out of two, best score first, and earlier tokens first among equals."""
     numbers = {token: number for number, token in enumerate(tokens)}
-    found: list[tuple[float, int, int, str, str]] = []
+    found: list[tuple[float, int, int]] = []
     for token, type, score in zip(tokens, types, scores, strict=True):
         if type != _NORMAL:
             continue
+        if len(token) > _LONGEST_MERGED:
+            raise ValueError(f"a token in {_KEY}tokens has {len(token)} letters: {_INSTEAD}")
         for cut in range(1, len(token)):
-            left, right = token[:cut], token[cut:]
-            if left in numbers and right in numbers:
-                found.append((-score, numbers[left], numbers[right], left, right))
-    return [(left, right) for *_, left, right in sorted(found)]
+            left, right = numbers.get(token[:cut]), numbers.get(token[cut:])
+            if left is not None and right is not None:
+                found.append((-score, left, right))
+    return [(tokens[left], tokens[right]) for _, left, right in sorted(found)]
 
 
 def _pair(merge: str) -> tuple[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import mmap
 import re
 from collections.abc import Iterator, Sequence
@@ -69,6 +70,7 @@ _RECOMPUTED = re.compile(r"rope_(freqs|factors_short|factors_long)\.weight|blk\.
 """Tensors that say how positions turn: the config tells it, or did."""
 _TIED = ("token_embd.weight", LM_HEAD)
 _COMPARED, _SAME = 64, 0.9
+_MOST_FACTORS = 1 << 14
 
 
 def load(parts: Sequence[Header], family: Family, config: DecoderConfig) -> dict[str, Weight]:
@@ -103,6 +105,8 @@ def rope_factors(parts: Sequence[Header], *, long: bool) -> RopeFactors:
     for part in parts:
         for info in part.tensors:
             if info.name in (ROPE_FACTORS, LONG_FACTORS if long else SHORT_FACTORS):
+                if math.prod(info.shape) > _MOST_FACTORS:
+                    raise BadGguf(f"{info.name} has the shape {list(info.shape)}: expected a number for each pair")
                 numbers = _vector(next(mapped(replace(part, tensors=(info,))))[1]).flatten()
                 return RopeFactors(info.name, tuple(numbers.tolist()))
     return RopeFactors()
@@ -122,7 +126,7 @@ def embedding_twice(parts: Sequence[Header]) -> bool:
         return False
     count = next(iter(found.values())).shape[0]
     ids = torch.arange(0, count, max(1, count // _COMPARED))
-    embedding, head = (_vector(found[name].chosen(ids)).flatten() for name in _TIED)
+    embedding, head = (dense(found[name].chosen(ids)).flatten() for name in _TIED)
     return bool(torch.cosine_similarity(embedding, head, dim=0) > _SAME)
 
 
@@ -141,6 +145,9 @@ def mapped(part: Header) -> Iterator[tuple[TensorInfo, StoredTensor]]:
 
 
 def _vector(stored: StoredTensor) -> Tensor:
+    """The numbers of a tensor that is no matrix. Raises BadGguf for blocks, which would take many times as much."""
+    if stored.format.plain is None:
+        raise BadGguf(f"{stored.origin} is no matrix and stored as {stored.format.name}: expected plain numbers")
     with stored.reading():
         return dense(stored)
 

@@ -37,9 +37,10 @@ def matrices_in(product: str) -> tuple[str, ...]:
 def unfused(weights: Mapping[str, Weight], config: DecoderConfig) -> dict[str, Weight]:
     """The decoder's weights, each by itself; of stacked experts, and of projections that form one matrix."""
     found: dict[str, Weight] = {}
+    experts = max((form.experts.count for form in config.forms if form.experts), default=0)
     for name, weight in weights.items():
         stacked = STACKED.fullmatch(name)
-        if stacked:
+        if stacked and len(weight.shape) > 1 and weight.shape[0] <= experts:  # others the check of shapes will name
             for expert in range(weight.shape[0]):
                 own = f"{stacked['at']}{expert}.{stacked['part']}.{stacked['kind']}"
                 found.update(_halves_of_rows(own, _item(weight, expert), config))
@@ -73,7 +74,7 @@ def _halves_of_pairs(config: DecoderConfig) -> Tensor:
 def _reordered(weights: Mapping[str, Weight], config: DecoderConfig, places_D: Tensor) -> dict[str, Weight]:
     found = dict(weights)
     for name, weight in weights.items():
-        if TURNED.search(name) and weight.shape[0] % config.head_dim == 0:
+        if TURNED.search(name) and len(weight.shape) and weight.shape[0] % config.head_dim == 0:
             order = torch.arange(weight.shape[0]).view(-1, config.head_dim)[:, places_D].flatten()
             found[name] = replace(weight, order=order) if isinstance(weight, StoredTensor) else weight[order]
     return found
@@ -82,6 +83,9 @@ def _reordered(weights: Mapping[str, Weight], config: DecoderConfig, places_D: T
 def _halves_of_rows(name: str, weight: Weight, config: DecoderConfig) -> Iterator[tuple[str, Weight]]:
     """Gate and up of a fused matrix, or queries, keys and values; others as they are."""
     base, _, kind = name.rpartition(".")
+    if len(weight.shape) < (2 if isinstance(weight, StoredTensor) else 1):  # the check of shapes will name it
+        yield name, weight
+        return
     if base.endswith(".gate_up_proj"):
         half = weight.shape[0] // 2
         parts = {"gate_proj": slice(0, half), "up_proj": slice(half, None)}
