@@ -75,6 +75,33 @@ def test_missing_extra_and_misshaped_tensors_are_named_together(llama: Path) -> 
     assert "\n" not in message
 
 
+@pytest.mark.parametrize(
+    ("name", "tensor", "message"),
+    [
+        ("model.layers.0.self_attn.qkv_proj.weight", torch.tensor(1.0), "extra: model.layers.0.self_attn.qkv_proj"),
+        ("model.layers.0.mlp.up_proj.weight", torch.ones(64, 32, dtype=torch.int64), "up_proj.weight stored as int64"),
+        ("model.layers.0.mlp.up_proj.weight", torch.ones(64, 32, dtype=torch.bool), "up_proj.weight stored as bool"),
+        ("model.layers.0.x.bias", torch.ones(4, dtype=torch.complex64), "extra: model.layers.0.x.bias"),
+    ],
+)
+def test_tensors_of_no_dimension_or_no_fractions_are_named(
+    llama: Path, name: str, tensor: Tensor, message: str
+) -> None:
+    rewrite(llama, {name: tensor})
+    with pytest.raises(BadCheckpoint, match=message):
+        load_weights(llama, read_config(llama))
+
+
+@pytest.mark.parametrize(
+    "named",
+    [["model.safetensors"], {"a": 5}, {"a": "../model.safetensors"}, {"a": "/etc/passwd"}, {"a": ".."}, {"a": ""}, 7],
+)
+def test_an_index_names_files_of_its_own_folder(llama: Path, named: object) -> None:
+    (llama / "model.safetensors.index.json").write_text(json.dumps({"weight_map": named}))
+    with pytest.raises(BadCheckpoint, match=r"index\.json names no files of its own folder"):
+        load_weights(llama, read_config(llama))
+
+
 @pytest.mark.parametrize("size", [3, 500, -100])
 def test_a_file_that_is_cut_short_is_named(llama: Path, size: int) -> None:
     path = llama / "model.safetensors"

@@ -302,6 +302,7 @@ def test_parts_that_do_not_fit_are_named_in_one_line(
         ("w4a16", "weight_shape", lambda shape: shape[0].clone(), "parts don't fit each other"),
         ("gptq", "qweight", torch.Tensor.float, "no matrix of 32-bit words"),
         ("awq", "scales", lambda scales: scales * torch.nan, "some scales are not finite"),
+        ("w4a16", "weight_scale", lambda scales: scales[:, :0].clone(), "parts don't fit each other"),
         ("nf4", "weight.absmax", lambda sizes: sizes / 0, "some sizes of blocks are not finite"),
     ],
 )

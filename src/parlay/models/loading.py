@@ -18,7 +18,7 @@ from parlay.models.gguf import file as gguf_file
 from parlay.models.gguf.tokenizer import load_template as gguf_template
 from parlay.models.gguf.tokenizer import load_tokenizer as load_gguf_tokenizer
 from parlay.models.lookup import TABLE
-from parlay.models.quantized.reading import restored, scheme_of
+from parlay.models.quantized.reading import fitting, restored, scheme_of
 from parlay.models.state_table import STATES
 from parlay.models.tokenizers.folder import load_template as folder_template
 from parlay.models.tokenizers.folder import load_tokenizer as load_folder_tokenizer
@@ -28,6 +28,8 @@ from parlay.models.weights.shapes import BadCheckpoint, Weight, check_weights, s
 from parlay.models.weights.stored import StoredTensor
 from parlay.types import Tokenizer
 
+_NUMBERS = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
+"""Types of weights that are read as they are."""
 _HARMLESS = re.compile(r"rotary_emb\.inv_freq$|attention\.(masked_)?bias$")
 """Tensors that old exporters stored and that are recomputed from the config anyway."""
 
@@ -83,7 +85,8 @@ def _load_folder(directory: Path, config: DecoderConfig) -> dict[str, Weight]:
     scheme = scheme_of(directory, read_json(directory / "config.json"), family.quantized)
     if family.regroup is not None and scheme is not None:
         raise BadCheckpoint(f"{directory}: {config.architecture} can't be read from {scheme.method}")
-    grouped = stored if family.regroup is None else family.regroup(stored)
+    with fitting(str(directory)):
+        grouped = stored if family.regroup is None else family.regroup(stored)
     plain = grouped if scheme is None else restored(scheme, stored, config.dtype)
     left_out = tuple(each.format(layers=config.num_layers) for each in family.left_out)
     renamed = {family.renamed(name): each for name, each in plain.items() if not name.startswith(left_out)}
@@ -95,7 +98,16 @@ def _load_folder(directory: Path, config: DecoderConfig) -> dict[str, Weight]:
         name: weights[name] for name in weights if name in expected or not (name in spare or _harmless(name, weights))
     }
     check_weights(directory, expected, weights)
+    _check_types(directory, {name: weights[name] for name in expected})
     return {name: _offset(weights[name], family.norm_offset) for name in expected}
+
+
+def _check_types(directory: Path, weights: Mapping[str, Weight]) -> None:
+    """Raises BadCheckpoint for weights of types that are no fractions."""
+    types = {name: weight.dtype for name, weight in weights.items() if isinstance(weight, Tensor)}
+    if odd := [name for name, dtype in types.items() if dtype not in _NUMBERS]:
+        told = f"{some(odd)} stored as {str(types[odd[0]]).removeprefix('torch.')}"
+        raise BadCheckpoint(f"{directory}: {told}, which can't be read: convert the checkpoint")
 
 
 def _offset(weight: Weight, offset: float) -> Weight:
@@ -109,7 +121,9 @@ def weight_files(directory: Path) -> list[Path]:
     """The safetensors files of a checkpoint: those its index names, or its only one."""
     index = directory / "model.safetensors.index.json"
     if index.exists():
-        named: Mapping[str, str] = read_json(index).get("weight_map", {})
+        named = read_json(index).get("weight_map")
+        if not isinstance(named, Mapping) or not all(_is_name(name) for name in named.values()):
+            raise BadCheckpoint(f"{index} names no files of its own folder: download or copy the checkpoint again")
         paths = [directory / name for name in sorted(set(named.values()))]
         absent = [path.name for path in paths if not path.is_file()]
         if absent:
@@ -121,6 +135,11 @@ def weight_files(directory: Path) -> list[Path]:
     if len(paths) != 1:
         raise BadCheckpoint(f"{directory}: {len(paths)} *.safetensors files and no {index.name} to say what is where")
     return paths
+
+
+def _is_name(name: object) -> bool:
+    """Whether a file of the same folder can be called so."""
+    return isinstance(name, str) and Path(name).name == name and name not in ("", "..")
 
 
 def _read(path: Path) -> dict[str, Tensor]:
@@ -137,5 +156,7 @@ def _harmless(name: str, weights: Mapping[str, Weight]) -> bool:
     if not isinstance(weight, Tensor):
         return False
     if name == "lm_head.weight" and isinstance(embedding, Tensor):
-        return weight.equal(embedding)
-    return _HARMLESS.search(name) is not None or (name.endswith(".bias") and not weight.any())
+        return weight.dtype == embedding.dtype and weight.equal(embedding)
+    return _HARMLESS.search(name) is not None or (
+        name.endswith(".bias") and weight.dtype in _NUMBERS and not weight.float().any()
+    )

@@ -70,8 +70,6 @@ def _heads_of(raw: Json, layer: int, slides: bool) -> tuple[int, int]:
         said = own.get(str(layer), own.get(layer)) or {}
         if strange := [name for name in said if name not in _OF_LAYERS]:
             raise UnsupportedModel(f"Gemma 4: per_layer_config with {strange[0]!s:.40} is not supported")
-        if not all(0 <= int(name) < raw["num_hidden_layers"] for name in own):
-            raise ValueError("per_layer_config names layers that are not there")
         return int(said.get("num_key_value_heads", count)), int(said.get("head_dim", size))
     if slides:
         return count, size
@@ -99,6 +97,8 @@ def _gemma4(raw: Json, config: DecoderConfig, usual: LayerForm) -> DecoderConfig
         rope=raw.get("local_rope", config.rope),
     )
     layers = config.num_layers
+    if not all(0 <= int(name) < layers for name in raw.get("per_layer_config") or {}):
+        raise ValueError("per_layer_config names layers that are not there")
     per_layer, vocabulary = int(raw["hidden_size_per_layer_input"] or 0), raw.get("vocab_size_per_layer_input")
     if per_layer and vocabulary not in (None, config.vocab_size):
         raise UnsupportedModel(

@@ -137,9 +137,9 @@ def _check_rope(source: str, rope: RopeConfig, head_dim: int) -> None:
     numbers = ("factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "attention_factor")
     said = asdict(rope)
     for name in numbers:
-        if not 0 < said[name] < math.inf:
+        if not 1e-30 < said[name] < 1e30:  # what is made of others may be no number
             raise _wrong(source, f"rope {name}", said[name], "a number above 0")
-    if not 1 < rope.theta < math.inf:
+    if not 1.001 < rope.theta < math.inf:
         raise _wrong(source, "rope_theta", rope.theta, "a number above 1")
     if not 0 <= rope.original_max_context <= _MOST["max_context"]:
         raise _wrong(source, "original_max_position_embeddings", rope.original_max_context, "a number of tokens")

@@ -161,7 +161,7 @@ def restored(scheme: Scheme, tensors: Mapping[str, Tensor], dtype: str) -> dict[
     weights.update({name: tensor for name, tensor in tensors.items() if name not in taken})
     for name in sorted(rounded):
         parts = {kind: tensors[f"{name}.{kind}"] for kind in kinds if f"{name}.{kind}" in tensors}
-        with _fitting(name):
+        with fitting(name):
             matrix = layout.read(name, parts, scheme.own.get(name, scheme.grouping))
             matrix.check_scales(name)
             reason, number = matrix.obstacle(), _DTYPES.get(dtype, torch.float32)
@@ -180,13 +180,13 @@ def _finite(name: str, numbers_OI: Tensor) -> Tensor:
 
 
 @contextmanager
-def _fitting(name: str) -> Iterator[None]:
+def fitting(name: str) -> Iterator[None]:
     """Raises BadCheckpoint for parts of the matrix ``name`` that have other types or shapes than its layout."""
     try:
         yield
     except ParlayError:
         raise
-    except (RuntimeError, TypeError, ValueError, IndexError, OverflowError) as error:
+    except (RuntimeError, TypeError, ValueError, IndexError, ArithmeticError) as error:
         raise BadCheckpoint(f"{name}: its parts don't fit each other: {' '.join(str(error).split()):.100}") from None
 
 
@@ -194,7 +194,7 @@ def _restored_nf4(tensors: Mapping[str, Tensor]) -> dict[str, Weight]:
     rounded = {name.removesuffix(f".{NF4_STATE}") for name in tensors if name.endswith(f".{NF4_STATE}")}
     weights: dict[str, Weight] = {}
     for name, parts in _by_matrix(rounded, tensors):
-        with _fitting(name):
+        with fitting(name):
             weights[name] = nf4(name, parts) if name in rounded else parts[""]
     if rounded:
         _log.warning("%d matrices in nf4 are multiplied as plain numbers, for no block has its table", len(rounded))
@@ -222,7 +222,7 @@ def _restored_mxfp4(tensors: Mapping[str, Tensor]) -> dict[str, Weight]:
             exponents = tensors.get(f"{base}.weight_scale")
             if exponents is None:
                 raise BadCheckpoint(f"{base}.weight_scale is missing")
-            with _fitting(base):
+            with fitting(base):
                 weights[f"{base}.weight"] = mxfp4(base, tensor.reshape(*exponents.shape, -1), exponents)
         elif f"{name.removesuffix('.weight_scale')}.weight_packed" not in tensors:
             weights[name] = tensor
