@@ -13,10 +13,10 @@ import torch
 
 from parlay import models
 from parlay.drafters.heads.modules import check_tensors
+from parlay.drafters.heads.proving import ProvedHeads
 from parlay.drafters.resources import Resources
 from parlay.heads import artefact
 from parlay.heads.artefact import BadHead, HeadArtefact
-from parlay.heads.native import mtp_decoder
 from parlay.heads.opening import TargetHeads, heads_of
 from parlay.heads.store import StoredDrafter
 from parlay.llm import LLM
@@ -205,12 +205,13 @@ def test_counts_of_n_grams_have_a_column_for_each_token_and_one(model: Path) -> 
         check_tensors(replace(opened.artefact, tensors=wrong))
 
 
-def test_a_head_with_more_logits_than_draft_tokens_is_refused(model: Path) -> None:
+@pytest.mark.parametrize("method", ["eagle", "eagle3", "mtp", "kangaroo", "dynamo", "block-drafter"])
+def test_a_head_with_more_logits_than_draft_tokens_is_refused(model: Path, method: str) -> None:
     """Kernels write a row's logits where there is room for its draft tokens."""
-    opened = random_heads(models.load(str(model), LOAD).spec)("mtp", "")
+    opened = random_heads(models.load(str(model), LOAD).spec)(method, "")
     assert opened is not None
     held = opened.artefact
     for shape in ((4 * VOCAB_SIZE, held.layer.hidden_size), (len(held.tensors["d2t"]), 2 * held.layer.hidden_size)):
         wrong = {**held.tensors, "lm_head.weight": torch.zeros(shape)}
-        with pytest.raises(BadHead, match=r"lm_head\.weight of the head is"):
-            mtp_decoder(held.layer, wrong, opened.embedding)
+        with pytest.raises(BadHead, match=r"here: a head for .* has in another shape lm_head\.weight"):
+            ProvedHeads(lambda *_, wrong=wrong: replace(opened, artefact=replace(held, tensors=wrong)))(method, "here")

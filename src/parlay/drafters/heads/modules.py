@@ -18,7 +18,7 @@ from parlay.heads.eagle import EagleHead
 from parlay.heads.eagle3 import Eagle3Config, Eagle3Head
 from parlay.heads.hydra import PUBLISHED, HydraHeads
 from parlay.heads.kangaroo import KangarooAdapter
-from parlay.heads.layouts.layout import EMBEDDING, LM_HEAD
+from parlay.heads.layouts.layout import EMBEDDING, LM_HEAD, NEED_LM_HEAD
 from parlay.heads.medusa import MedusaHeads
 from parlay.heads.mlp_speculator import MlpSpeculator
 from parlay.heads.mtp import MtpModule
@@ -44,6 +44,8 @@ def check_tensors(held: HeadArtefact) -> None:
         return
     _check_settings(held)
     expected = _expected(held)
+    if held.method in _WITH_LM_HEAD:  # kernels write a row's logits where there is room for its draft tokens
+        expected = {LM_HEAD: Size((_draft_vocab(held), held.layer.hidden_size)), **expected}
     counted = _COUNTED if held.method in _COUNTING else {}
     found = held.operands
     missing = (expected.keys() | counted.keys()) - found.keys() - _OPTIONAL
@@ -149,6 +151,8 @@ def _first_inputs(held: HeadArtefact) -> Tensor:
 
 
 _COUNTING = frozenset({methods.BLOCKWISE, methods.DYNAMO})
+_WITH_LM_HEAD = NEED_LM_HEAD | _COUNTING | {methods.KANGAROO}
+"""Methods whose drafters read an LM head that may be the target's."""
 _MODULES: Mapping[str, Callable[[HeadArtefact], nn.Module]] = {
     methods.BITA: _prefixed,
     methods.BLOCK_DRAFTER: lambda held: BlockHead(BlockConfig.of(held)),

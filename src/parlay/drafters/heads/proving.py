@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from parlay.drafters.heads.modules import check_tensors
+from parlay.heads.artefact import BadHead
 from parlay.heads.opening import FindHead, OpenHead
 from parlay.heads.proof import GUESSES, LENGTH, Proof, agreement
 from parlay.types import WHOLE_FORM, Drafter, DraftForm, NoiseKey, Request, SamplingParams, SequenceView
@@ -36,7 +37,10 @@ class ProvedHeads:
         """See `FindHead`. Raises BadHead for tensors that are missing, left over, or of another shape."""
         head = self._find(method, name)
         if head is not None:
-            check_tensors(head.artefact)
+            try:
+                check_tensors(head.artefact)
+            except BadHead as error:
+                raise BadHead(f"{name}: {error}" if name else str(error)) from None
             self._found.append(head)
         return head
 
