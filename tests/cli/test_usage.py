@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from argparse import Namespace
@@ -148,3 +149,11 @@ def test_a_full_disk_under_the_output_is_one_line() -> None:
         run = subprocess.run([sys.executable, "-c", program], stdout=full, stderr=subprocess.PIPE, check=False)
     assert run.returncode == 1
     assert run.stderr == b"parlay: error: can't write the output: No space left on device\n"
+
+
+def test_help_shows_no_empty_and_no_rounded_default() -> None:
+    shown = [
+        word for page in SNAPSHOTS.glob("*.txt") for word in re.findall(r"\(default:\s*([^)]*)\)", page.read_text())
+    ]
+    assert len(shown) > 100
+    assert not [word for word in shown if not word.strip() or re.search(r"\de[+-]\d", word)]

@@ -74,9 +74,10 @@ def _default(option: Option) -> str:
 
 
 def _help(option: Option) -> str:
-    choices = f": {', '.join(code(each) for each in option.choices)}" if option.choices else ""
-    bounds = [f"at least {option.low:g}"] if option.low is not None else []
-    bounds += [f"at most {option.high:g}"] if option.high is not None else []
+    named = all(each in option.help for each in option.choices)
+    choices = "" if named else f": {', '.join(code(each) for each in option.choices)}"
+    bounds = [f"at least {option.low:,}"] if option.low is not None else []
+    bounds += [f"at most {option.high:,}"] if option.high is not None else []
     return option.help + choices + (f" ({', '.join(bounds)})" if bounds else "")
 
 

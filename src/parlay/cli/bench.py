@@ -133,7 +133,9 @@ def _add_conditions(parser: argparse.ArgumentParser) -> None:
         help="longest answer (default: what each prompt asks for, mostly 128)",
     )
     parser.add_argument(
-        "--keep-loops", action="store_true", help="keep what an answer holds after it begins to repeat itself"
+        "--keep-loops",
+        action="store_true",
+        help="keep the part of an answer that comes after it begins to repeat itself",
     )
 
 

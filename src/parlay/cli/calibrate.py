@@ -63,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--small",
         metavar="MODEL",
-        help="instead of a strategy: a smaller model, which is to answer for --model what it is sure of",
+        help="instead of a strategy: a smaller model, which answers in place of --model where it is sure enough",
     )
     _add_decoding_flags(parser)
 

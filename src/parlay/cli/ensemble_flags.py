@@ -36,9 +36,9 @@ def add_ensemble_flags(parser: argparse._ActionsContainer) -> None:
         "--ensemble-rule",
         choices=ENSEMBLE_RULES,
         default=ENSEMBLE_RULES[0],
-        help="how one law is made of all: mean or product of the laws, the majority of their likeliest tokens, the "
-        "surest model, the contrast to a weaker one, or the model that a trained head chooses at each token (default: "
-        f"{ENSEMBLE_RULES[0]})",
+        help="how the models' distributions of the next token become one: their mean or product, that of the "
+        "majority's likeliest token, that of the surest model, the contrast to a weaker model, or that of the model "
+        f"that a trained head chooses (default: {ENSEMBLE_RULES[0]})",
     )
     parser.add_argument(
         "--ensemble-weights",
@@ -65,8 +65,8 @@ def _add_nest_flags(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
         "--nest",
         metavar="FILE",
-        help="datastore built with --states, whose texts the model quotes: what follows there where the model's state "
-        "was most like it is now is mixed with the model's law, and tokens carry their document (default: none)",
+        help="datastore built with --states, whose texts the model quotes: tokens that follow similar hidden states "
+        "there become likelier, and results name the document of each token (default: none)",
     )
     parser.add_argument(
         "--nest-neighbours",
@@ -80,15 +80,15 @@ def _add_nest_flags(parser: argparse._ActionsContainer) -> None:
         type=float,
         default=NEST_ALPHA,
         metavar="X",
-        help="the model and the datastore weigh the same where the nearest state is so far off, as a share of the "
-        f"farthest one's squared distance; lower trusts the model more (default: {NEST_ALPHA:g})",
+        help="nearest squared distance over the farthest at which model and datastore weigh the same; lower trusts "
+        f"the model more (default: {NEST_ALPHA:g})",
     )
     parser.add_argument(
         "--nest-tau",
         type=float,
         default=NEST_TAU,
         metavar="X",
-        help=f"how slowly the weights change around that point (default: {NEST_TAU:g})",
+        help=f"how slowly the weights change around --nest-alpha (default: {NEST_TAU:g})",
     )
 
 
@@ -112,13 +112,14 @@ def _add_flags_of_rules(parser: argparse._ActionsContainer) -> None:
         "--ensemble-head",
         default="",
         metavar="FOLDER",
-        help="rule defer: the head that says where the other model writes, from parlay train defer",
+        help="rule defer: folder of the head, from parlay train defer, that says when the other model writes",
     )
     parser.add_argument(
         "--ensemble-threshold",
         type=float,
         metavar="P",
-        help="rule defer: the other model writes where the head is surer than this (default: as its folder says)",
+        help="rule defer: the other model writes where the head's probability is above this (default: as its folder "
+        "says)",
     )
 
 

@@ -113,9 +113,9 @@ def add_context_flag(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
         "--memory",
         metavar="SIZE",
-        help="room for cached keys and values and what drafters keep, as in 2GiB; weights=SIZE, alone or behind a "
-        "comma: room for the model's weights, of which layers beyond it are read in every forward, and a mixture's "
-        "experts when rows choose them, from disk or, on a GPU, from the host",
+        help="room for cached keys and values and what drafters keep, as in 2GiB; weights=SIZE, alone or after a "
+        "comma: room for the model's weights; layers that do not fit are read in every forward, and experts of a "
+        "mixture when a token needs them: from disk or, on a GPU, from the host's memory",
     )
     add_prefix_cache_flags(parser)
 
@@ -297,8 +297,8 @@ def _reading(option: Option) -> dict[str, Any]:
 
 
 def _shown(default: object) -> str:
-    """The default as the help shows it."""
-    hidden = default is MISSING or default is None or isinstance(default, bool)
+    """The default as the help shows it: nothing for one that is empty."""
+    hidden = default in (MISSING, None, "", ()) or isinstance(default, bool)
     shown = f"{default:g}" if isinstance(default, float) else default
     return "" if hidden else f" (default: {shown})"
 

@@ -28,7 +28,7 @@ _LIMITS: tuple[tuple[str, Callable[[str], float], str, float, str], ...] = (
     ("--max-concurrency", whole, "N", 2048, "most requests under way at once"),
     ("--retries", whole, "N", 3, "how often a request that makes no progress is sent to another replica"),
     ("--health-seconds", float, "SECONDS", 10.0, "a replica that does not answer /ready for so long is lost"),
-    ("--silence-seconds", float, "SECONDS", 600.0, "an answer is lost of which no byte came for so long"),
+    ("--silence-seconds", float, "SECONDS", 600.0, "an answer counts as lost if no byte of it came for so long"),
     ("--wait-seconds", float, "SECONDS", 10.0, "how long a request waits while no replica is ready"),
     ("--drain-seconds", float, "SECONDS", 30.0, "time that running requests have to finish when the gateway stops"),
 )
@@ -55,7 +55,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group = parser.add_argument_group("limits")
     for flag, kind, metavar, default, text in _LIMITS:
-        group.add_argument(flag, type=kind, default=default, metavar=metavar, help=f"{text} (default: {default:g})")
+        shown = default if kind is whole else f"{default:g}"
+        group.add_argument(flag, type=kind, default=default, metavar=metavar, help=f"{text} (default: {shown})")
     add_log_flags(parser.add_argument_group("logs"))
 
 

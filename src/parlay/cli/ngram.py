@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     generate.add_argument("--temperature", type=float, default=1.0, help="0: always the likeliest (default: 1)")
     generate.add_argument("--seed", type=whole, metavar="N", help="the same text for the same number")
 
-    say = "check a model and say what it holds; or tell which n-grams of a text say what follows them"
+    say = "check a model and say what it holds; or say how well the n-grams of a text predict its next tokens"
     info = actions.add_parser("info", help=say, description=f"{say[0].upper()}{say[1:]}.")
     info.add_argument("file", metavar="FILE", help="n-gram model, text file, or - for standard input")
     _add_tokenizer_flags(info)

@@ -169,7 +169,9 @@ def _report(output: OutlinedOutput) -> dict[str, object]:
 
 
 def add_ahead_flags(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("steps ahead", "a small model drafts steps, and the model writes all at once")
+    group = parser.add_argument_group(
+        "steps ahead", "a small model drafts several steps of reasoning, and the model checks them in one batch"
+    )
     group.add_argument(
         "--steps-model", metavar="MODEL", help="smaller model of the same tokenizer that drafts steps of the answer"
     )

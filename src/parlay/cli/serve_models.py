@@ -70,8 +70,8 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SIZE",
         help="room for what each model and its drafters keep of requests, as in 2GiB: cached keys and values, indexes, "
         "states; weights, the texts themselves and the scratch memory of a step come on top. weights=SIZE, alone or "
-        "behind a comma: room for each model's weights, of which layers beyond it are read in every forward, and a "
-        "mixture's experts when rows choose them, from disk or, on a GPU, from the host",
+        "after a comma: room for each model's weights; layers that do not fit are read in every forward, and experts "
+        "of a mixture when a token needs them: from disk or, on a GPU, from the host's memory",
     )
     add_prefix_cache_flags(group)
     add_loading_flags(group)
@@ -129,8 +129,8 @@ def _add_quality_flags(group: argparse._ActionsContainer) -> None:
         action="append",
         default=[],
         metavar="FILE",
-        help="file of parlay calibrate --small, for two of the models: in chat completions whose exactness has a "
-        "floor, the small one answers for the large one what it is sure of; may be given several times",
+        help="file of parlay calibrate --small, for two of the models: the small one answers requests with a floor for "
+        "the large one where it is sure enough; may be given several times",
     )
     group.add_argument(
         "--audit-share",

@@ -23,12 +23,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     recipes = parser.add_subparsers(dest="kind", metavar="RECIPE", required=True)
     declared: dict[str, tuple[str, type[Options]]] = {
         "lm": ("train a language model on a folder of texts", lm.TrainOptions),
-        "scone": ("train one that adds embeddings of frequent n-grams at its input", scone.SconeOptions),
+        "scone": ("train a language model that adds embeddings of frequent n-grams at its input", scone.SconeOptions),
         "ngram-layers": (
-            "train one whose first layers are looked up by the last tokens",
+            "train a language model whose first layers are looked up by the last tokens",
             ngram_layers.NgramLayersOptions,
         ),
-        "ngram-states": ("compute a table for such a model's first layers ahead", ngram_layers.NgramStatesOptions),
+        "ngram-states": ("compute the table of a model of ngram-layers ahead", ngram_layers.NgramStatesOptions),
         DEFER: ("train a head that says which of two models writes the next token", defer.DeferTrainOptions),
     }
     declared |= {name: (method.summary, method.options) for name, method in heads.METHODS.items()}

@@ -45,19 +45,20 @@ class LLM:
 
     ``model`` is a name that `parlay models` lists, a local folder or GGUF file, a Hugging Face Hub id, or a loaded
     transformers model; None is SmolLM2-135M-Instruct, fetched at the first use (98 MB). ``tokenizer`` replaces the
-    model's own; it may be the ``vocabulary`` of another LLM. ``strategy`` is the default for requests that name none;
-    left out, it is ``auto``. ``seed`` fixes the seeds of requests without one; otherwise each draws one and reports it.
-    ``memory`` bounds what caches and drafters keep together, in bytes or as in ``"2GiB"``; by default a share of what
-    is free; ``"weights=6GiB"`` bounds the weights, and further layers are read from disk in every forward.
-    ``prefix_cache`` is a file that keeps cached prefixes, at most ``prefix_cache_size``, after `close`. Fields of
-    ``load`` and ``ranks`` may be given alone. Where a call says nothing, sampling is as the model's makers recommend,
-    or with ``generation_config="vllm"`` as `SamplingParams`. ``speculative_config``, vLLM's, stands for a ``strategy``.
-    ``router_memory``: what strategies and costs learn is kept on this machine: of all requests (``"shared"``), of
-    each owner's apart (``"per-key"``), or not (``"off"``). ``certificates``, files of `parlay.calibration`, open lossy
-    strategies to requests whose ``exactness`` has a floor; a share ``audit_share`` is decoded exactly too. ``ensemble``
-    has models that write with it (`parlay.Ensemble`), or a datastore (`parlay.Nest`). vLLM's may ask for what is so.
+    model's own; it may be the ``vocabulary`` of another LLM. ``strategy`` is for requests that name none; left out, it
+    is ``auto``. ``seed`` fixes the seeds of requests without one; else each draws one and reports it. ``memory`` bounds
+    what caches and drafters keep, in bytes or as in ``"2GiB"`` (default: a share of what is free); ``"weights=6GiB"``
+    bounds the weights, and layers that do not fit are read from disk in every forward. ``prefix_cache`` is a file that
+    keeps cached prefixes after `close`, at most ``prefix_cache_size``. A field of ``load`` or ``ranks`` may be given as
+    an argument of its own. A call without sampling parameters takes those that the model's makers recommend, or with
+    ``generation_config="vllm"`` the defaults of `SamplingParams`. vLLM's ``speculative_config`` names a strategy, too.
+    ``router_memory``: numbers that ``auto`` learns are kept on this machine for all requests together (``"shared"``),
+    for each owner (``"per-key"``), or not (``"off"``). ``certificates`` are files of `parlay.calibration`, which allow
+    lossy strategies to requests whose ``exactness`` has a floor; a share ``audit_share`` of their answers is decoded
+    exactly, too. ``ensemble`` names models (`parlay.Ensemble`) or a datastore (`parlay.Nest`) that write with this one.
 
-    Raises ParlayError for a model that can't be run, ValueError for a wrong argument, TypeError for an unknown one.
+    Raises ParlayError for a model that can't be run, TypeError for an argument that neither Parlay nor vLLM has, and
+    ValueError for a wrong value. Arguments of vLLM that have no effect here give one warning that names them.
     """
 
     def __init__(
@@ -133,7 +134,7 @@ class LLM:
         return self.tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """Return the parameters of calls that name none; `LLM` says whose they are. To be changed at will."""
+        """Return a copy of the parameters that calls without any take; `LLM` says which those are."""
         return replace(self._usual_params)
 
     def generate(
@@ -262,7 +263,7 @@ class LLM:
         instruction: str = INSTRUCTION,
         lora_request: Adapted = None,
     ) -> list[embedding.ScoringRequestOutput]:
-        """How alike query and document are, by embeddings or by a chat model's yes: each pair, or one and each."""
+        """Score how well documents fit queries, in pairs or one query and all: by embeddings, or by a chat model's yes."""
         one, many = listed(queries), listed(documents)
         pairs = embedding.paired(len(one), len(many))
         self._check_open()
@@ -316,7 +317,7 @@ class LLM:
         return self._factory.single(prompt, params, options)
 
     def prepare(self) -> None:
-        """Read what the first request would wait for otherwise. For servers, where others would wait with it."""
+        """Load now what the first request would load, so that no request of a server waits for it."""
         self.vocabulary.prepare()
 
     def add(self, job: Job) -> None:
@@ -346,11 +347,11 @@ class LLM:
         return self._budget.held
 
     def reset_prefix_cache(self) -> None:
-        """Free what is cached of requests that are over: the next ones compute all of their prompts."""
+        """Free what is cached of finished requests: later ones compute their whole prompts."""
         self._budget.drop_spare()
 
     def close(self) -> None:
-        """Write what drafters keep in files, free models and caches, once; the LLM can't be used afterwards."""
+        """Write the files of drafters and free models and caches; the LLM can't be used afterwards."""
         if self._closed:
             return
         self._closed = True

@@ -29,11 +29,11 @@ class VoteParams:
     chain with an answer whose tokens have the highest mean log-probability wins (best of n); all run to their ends.
 
     ``early`` stops the other chains when they can't change the winner any more: the answer is that of the full vote.
-    ``confidence`` stops them sooner: when the first answer would still be ahead of the second after the votes that are
-    left with this probability (`lead`). The full vote may then differ.
-    ``at_once`` is how many chains decode at a time, by default all: then no vote takes longer than the full one. With
-    fewer, no more begin than can decide the vote if they agree: that costs fewest tokens, and may take longer. With
-    ``refill`` another one begins whenever one ends, until the vote is over: more tokens, less time.
+    ``confidence`` stops them sooner: when the leading answer would win the full vote with this probability (`lead`).
+    The full vote may then differ. ``at_once`` is how many chains decode at a time, by default all: then no vote takes
+    longer than the full one. With fewer, only as many begin as could decide the vote if they agree, which costs the
+    fewest tokens and may take longer. With ``refill`` another chain begins whenever one ends, until the vote is over:
+    more tokens, less time.
 
     Raises ValueError for values that are no vote.
     """

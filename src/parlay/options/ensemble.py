@@ -1,4 +1,4 @@
-"""Which models write a text together, or with which datastore, and how one law is made of all."""
+"""Which models write a text together, or with which datastore, and how their distributions become one."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ _OTHERS = {"contrast": "the weaker one", "defer": "the assistant"}
 
 @dataclass(frozen=True, slots=True)
 class Ensemble:
-    """Other ``models`` that write with an LLM's own, and the ``rule`` that makes one law of all.
+    """Other ``models`` that write with an LLM's own, and the ``rule`` by which their distributions become one.
 
-    ``mean`` is the weighted mean of the laws and ``product`` that of their logarithms. ``majority`` takes the law of
-    the first model whose likeliest token has most votes, ``certainty`` that of the model that is surest of its
-    likeliest token. Their ``weights`` are one for each model, the LLM's own first; by default all are equal.
-    ``contrast`` moves the LLM's law away from that of one other, weaker model: log p + beta (log p - log q), among the
-    tokens whose p is at least ``alpha`` times the highest. ``defer`` (Co-LLM) lets the LLM write, or the one other
-    model where a head gives deferring to it a probability above ``threshold``. ``head`` is a folder of
-    `parlay train defer`; None takes the threshold that the folder names.
+    ``mean`` is the weighted mean of the distributions, ``product`` that of their logarithms. ``majority`` takes the
+    distribution of the first model whose likeliest token has most votes, ``certainty`` that of the model that gives its
+    likeliest token the highest probability. There is one of ``weights`` for each model, the LLM's own first; by default
+    all are equal. ``contrast`` takes log p + beta (log p - log q), for the LLM's p and the q of one weaker model, among
+    the tokens whose p is at least ``alpha`` times the highest. ``defer`` (Co-LLM) lets one other model write where a
+    head gives it a probability above ``threshold``, and elsewhere the LLM. ``head`` is a folder of
+    `parlay train defer`; ``threshold=None`` takes the one that the folder names.
 
     A request that fails in one of the models ends with an error. With ``drop_failed`` it goes on without that model,
-    unless it is the LLM's own; its result then names the model and is ``lossy``. So it is where another model's forward
-    takes longer than ``deadline`` seconds: the texts of that forward go on without it. Prompts are read without one.
+    unless it is the LLM's own; its result then names the model and is ``lossy``. In the same way, texts go on without
+    a model whose forward takes longer than ``deadline`` seconds; forwards that read prompts have no deadline.
 
-    The text is in the tokens of the LLM's own model. Models of another tokenizer read the same letters, and count where
-    both have a token; ``defer`` needs one tokenizer. Raises UsageError for options that do not go together.
+    The text is in the tokens of the LLM's own model. A model of another tokenizer reads the same letters, and can only
+    choose tokens that both have; ``defer`` needs one tokenizer. Raises UsageError for options that do not go together.
     """
 
     models: Sequence[str]
@@ -118,14 +118,13 @@ def read_weights(text: str) -> list[float]:
 
 @dataclass(frozen=True, slots=True)
 class Nest:
-    """A ``datastore`` that writes with an LLM's model: one that was built with states of that very model.
+    """A ``datastore``, built with hidden states of an LLM's model, that writes with this model.
 
-    At each place the ``neighbours`` states nearest to the model's own are looked up, and the law of what follows them
-    is mixed with the model's. ``alpha`` and ``tau`` say how sure the lookup must be: the model's weight is
-    sigmoid((r - alpha) / tau), where r is the nearest distance over the farthest, squared. A lower alpha leaves more to
-    the model (NEST, Li et al. 2024, arXiv:2405.19325).
+    At each token the ``neighbours`` states nearest to the model's own are looked up, and the distribution of the tokens
+    that follow them is mixed with the model's. The model's weight is sigmoid((r - alpha) / tau), where r is the nearest
+    squared distance over the farthest. A lower alpha leaves more to the model (NEST, Li et al. 2024, arXiv:2405.19325).
 
-    Raises UsageError for numbers that can't be.
+    Raises UsageError for numbers out of range.
     """
 
     datastore: str

@@ -20,17 +20,16 @@ class LoadOptions(Options):
     With ``dtype="auto"`` the fastest type that this machine computes in is chosen; ``half`` and ``float`` are float16
     and float32. ``device="auto"`` is cuda, else mps, else cpu. A loaded transformers model keeps its own: there, both
     must be ``auto``. ``quantize="int8"`` stores the target's weights in eight bits: nearly the same model, about twice
-    as fast where memory is the limit. ``draft_quantize`` does so with draft models, on which no exact text depends, but
-    for those that are in few bits already. ``threads`` is how many threads decode, one number for all models of the
-    process. By default it is PARLAY_THREADS or one per usable core. ``end_tokens`` take the place of the tokens that
-    end the target's texts by its own files. ``kv_cache_dtype`` is how the compiled decoder caches keys and values: in
-    ``q8_0`` they take some half of bfloat16's memory and of the time to read them, and the model is nearly the same.
-    ``lora`` is a folder with an adapter of low rank, which is merged into the target's weights. ``ngram_states`` is how
-    many states of n-grams a model keeps at most whose first layers are looked up; None: 65,536. ``runner="llama.cpp"``
-    has llama.cpp run a GGUF file, through the package llama-cpp-python, on the devices that this was built for, and
-    ``runner="mlx"`` Apple's MLX a folder, through the package mlx-lm.
-    ``compile`` has torch.compile make one graph of each model that runs through transformers. With ``enforce_eager`` a
-    GPU's operators are launched one by one, not as CUDA graphs; elsewhere that is so anyway.
+    as fast where memory is the limit. ``draft_quantize`` does the same for draft models that are not in few bits yet;
+    no exact text depends on it. ``threads`` is how many threads decode, one number for all models of the process; by
+    default PARLAY_THREADS, or one per usable core. ``end_tokens`` replace the tokens that end a text by the model's own
+    files. ``kv_cache_dtype`` is the type in which the compiled decoder caches keys and values: ``q8_0`` takes about
+    half of bfloat16's memory and reading time, and changes the model little. ``lora`` is the folder of an adapter that
+    is merged into the target's weights. ``ngram_states`` is how many states of n-grams are kept at most for a model
+    whose first layers are looked up; None: 65,536. ``runner="llama.cpp"`` has llama.cpp run a GGUF file, through the
+    package llama-cpp-python, on the devices that this package was built for; ``runner="mlx"`` has Apple's MLX run a
+    folder, through the package mlx-lm. ``compile`` has torch.compile make one graph of each model that runs through
+    transformers. ``enforce_eager`` launches a GPU's operators one by one, without CUDA graphs.
     """
 
     runner: str = option(
@@ -44,7 +43,7 @@ class LoadOptions(Options):
     quantize: str | None = option(None, "store the weights in eight bits, half the size of bfloat16", choices=("int8",))
     draft_quantize: str | None = option(
         None,
-        "the same for draft models, unless they are in few bits already; no exact text depends on it",
+        "store the weights of draft models in eight bits, unless they are in few bits already; no exact text changes",
         choices=("int8",),
     )
     kv_cache_dtype: str = option(
