@@ -263,7 +263,7 @@ class LLM:
         instruction: str = INSTRUCTION,
         lora_request: Adapted = None,
     ) -> list[embedding.ScoringRequestOutput]:
-        """Score how well documents fit queries, in pairs or one query and all: by embeddings, or by a chat model's yes."""
+        """Score how well documents fit queries, in pairs or one query and all, by embeddings or a chat model's yes."""
         one, many = listed(queries), listed(documents)
         pairs = embedding.paired(len(one), len(many))
         self._check_open()
