@@ -69,7 +69,7 @@ class Vocabulary:
 
     @cached_property
     def special_ends(self) -> frozenset[int]:
-        """Those of the ``end_ids`` that are left out there."""
+        """End ids whose tokens are special, so that texts leave them out."""
         added = {} if self.tokenizer is None else self.tokenizer.added_tokens_decoder
         return frozenset(id for id in self.end_ids if id in added and str(added[id].content) in self.special_texts)
 

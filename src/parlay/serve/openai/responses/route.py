@@ -167,7 +167,7 @@ def _answered(reply: Mapping[str, Any]) -> list[ChatMessage]:
 
 
 def _read_call(arguments: str) -> Mapping[str, Any]:
-    """What a model has written as a call's arguments; empty where that is no JSON object, as models will err."""
+    """Read the arguments that a model wrote for a call; empty where they are no JSON object."""
     try:
         return read_arguments(arguments, "arguments")
     except ApiError:
