@@ -39,6 +39,7 @@ from parlay.text.prompts import (
     Prompt,
     Prompts,
     TokensPrompt,
+    begins_anew,
     listed,
     one_each,
     prediction_ids,
@@ -51,13 +52,13 @@ from parlay.text.tokenize import check_unicode
 from parlay.types import (
     Adapter,
     Constraint,
-    EncoderSpec,
     Exactness,
     Guidance,
     MachineBusy,
     NoiseKey,
     ParlayError,
     Request,
+    RunnerSpec,
     SamplingParams,
 )
 
@@ -105,14 +106,14 @@ class InputProcessor:
     """Makes jobs: tokenises, resolves seeds and lengths, and gives each sample its detokeniser. Threads may share it.
 
     A request without a seed gets one drawn from ``seed``, reproducibly, or from the system if that is None.
-    Where an ``encoder`` reads what is before the decoder's start token, a prompt without that token gets it at its end.
+    Where an encoder reads what is before the decoder's start token, a prompt without that token gets it at its end.
     """
 
     def __init__(
         self,
         vocabulary: Vocabulary,
         max_context: int,
-        encoder: EncoderSpec | None,
+        spec: RunnerSpec,
         *,
         strategy: str | StrategySpec,
         seed: int | None,
@@ -123,7 +124,9 @@ class InputProcessor:
         self._strategy = strategy
         self.gate = gate
         self._max_context = max_context
-        self._start = encoder.start if encoder is not None else None
+        self._start = spec.encoder.start if spec.encoder is not None else None
+        self._goes_on = spec.encoder is None and (spec.canvas is None or spec.canvas.ends is None)
+        """Whether prompts are beginnings of texts, and not sources of others."""
         self._seeds = random.Random(seed if seed is not None else secrets.randbits(64))
         self._names = itertools.count()
         self._vocab_size = vocabulary.size
@@ -193,14 +196,11 @@ class InputProcessor:
         choice = self._choice(options, params, kind, predicts=bool(prediction))
         if self.gate.certifies or chooses(choice.strategy):
             first = replace(first, kind=kind())
+        before = ids if self._goes_on and not begins_anew(prompt) else ()
         samples = [
             self._sample(
-                first,
-                n,
-                choice.strategy,
-                self._constraint(grammar, first, thoughts),
-                len(prediction),
-                marks=options.marks,
+                *(first, n, choice.strategy, self._constraint(grammar, first, thoughts), len(prediction)),
+                text=self._vocabulary.text_after(before, params, marks=options.marks),
             )
             for n in range(params.n)
         ]
@@ -208,7 +208,7 @@ class InputProcessor:
             resume(samples, options.written)
         vote = Ballot(options.vote) if options.vote is not None else None
         ended = self.gate.ways.learn if self.gate.certifies else None
-        job = Job(first.id, text, samples, thoughts, vote=vote, ended=ended)
+        job = Job(first.id, text, samples, thoughts, begins=not before, vote=vote, ended=ended)
         if choice.held is not None and choice.held.due():  # drawn before anything is decoded
             again = partial(self.job, options=self._compared(options), references=references, prediction=prediction)
             job.audit = audit_of(choice, choice.held, first, again)
@@ -264,10 +264,8 @@ class InputProcessor:
         constraint: Constraint | None,
         predicted: int,
         *,
-        marks: bool,
+        text: TextStream | None,
     ) -> Sample:
-        but = self._vocabulary.special_ends if marks else None
-        text = TextStream(self._tokenizer, request.params, but) if self._tokenizer is not None else None
         key = replace(request.key, sample_index=index)
         own = replace(request, id=f"{request.id}.{index}", key=key, stop_checker=text, constraint=constraint)
         return Sample(own, text, strategy, self._decode_token, predicted, PREDICTION_STRATEGY)
@@ -392,4 +390,5 @@ class InputProcessor:
             reason = " ".join(str(error).split()) or type(error).__name__
             raise ParlayError(f"this model's chat template refuses the conversation: {reason}") from error
         ids = self._encoder.encode(parts, self._max_context, special=False, cut=cut)
-        return TokensPrompt(prompt_token_ids=ids, thoughts=expected_thoughts(self._tokenizer, ids))
+        begins = options.begin_answer and not options.continue_final
+        return TokensPrompt(prompt_token_ids=ids, thoughts=expected_thoughts(self._tokenizer, ids), begins=begins)

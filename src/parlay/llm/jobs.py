@@ -179,6 +179,8 @@ class Job:
     prompt: str | None
     samples: list[Sample]
     thoughts: Thoughts = "none"
+    begins: bool = False
+    """Whether its samples are texts of their own, and do not go on from the prompt's."""
     audit: Audit | None = None
     """There if its first sample is lossy by a certificate, and is to be compared with exact decoding."""
     vote: Ballot | None = None

@@ -124,8 +124,8 @@ class LLM:
             strategy = self._strategies.own(strategy)  # a wrong name is an error now, not at the first request
             resources = self._strategies.resources
             gate = open_gate(certificates, model, ensemble, resources, self.engine, share=audit_share, load=load)
-            encoder, longest = self.runner.spec.encoder, self.engine.longest
-            self._factory = InputProcessor(self.vocabulary, longest, encoder, strategy=strategy, seed=seed, gate=gate)
+            spec, longest = self.runner.spec, self.engine.longest
+            self._factory = InputProcessor(self.vocabulary, longest, spec, strategy=strategy, seed=seed, gate=gate)
 
     def get_tokenizer(self) -> Tokenizer:
         """The tokenizer, with the methods that those of transformers have. Raises ParlayError if there is none."""

@@ -104,6 +104,8 @@ class AheadText:
     ends: StepEnds
     lossy: bool = False
     """Whether steps of the drafter may stand that the target did not write."""
+    begins: bool = False
+    """Whether the text is one of its own, and does not go on from the prompt's."""
     tokens: Ids = ()
     writers: tuple[str, ...] = ()
     levels: list[Exactness] = field(default_factory=lambda: [Exactness.BITS])
@@ -133,7 +135,7 @@ class AheadText:
 
     def _part(self, llm: LLM, base: Ids, steps: int, options: RequestOptions, drafted: Ids = ()) -> Part:
         """Make the sample of an LLM that goes on after some output, for so many steps."""
-        job = llm.job(TokensPrompt(prompt_token_ids=self.prompt), self.sampling, options)
+        job = llm.job(TokensPrompt(prompt_token_ids=self.prompt, begins=self.begins), self.sampling, options)
         (sample,) = job.samples
         assert sample.text is not None, "there is a tokenizer"
         watch = StepWatch(sample.text, self.ends, steps, self.params.step_tokens)
@@ -262,7 +264,7 @@ def begin_ahead(llm: LLM, drafter: LLM, job: Job, params: AheadParams, options: 
     request = job.samples[0].request
     sampling = replace(request.params, seed=request.key.seed, truncate_prompt_tokens=None)
     ends = StepEnds(llm.get_tokenizer(), params.until)
-    return AheadText(llm, drafter, request.prompt, sampling, request.stop_ids, params, options, ends)
+    return AheadText(llm, drafter, request.prompt, sampling, request.stop_ids, params, options, ends, begins=job.begins)
 
 
 def _round(text: AheadText, judge: Judge | None) -> Part:

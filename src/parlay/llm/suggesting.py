@@ -200,7 +200,7 @@ class Suggestion:
             return True
         if self._tokenizer is None or not self._request.params.stops:
             return False
-        text = TextStream(self._tokenizer, self._request.params)
+        text = TextStream(self._tokenizer, self._request.params, () if self._job.begins else self._request.prompt)
         return any(text.push(token) for token in tokens)
 
     def _segment(self, pending: tuple[int, ...]) -> Segment:

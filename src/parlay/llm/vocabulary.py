@@ -21,10 +21,11 @@ from parlay.models.tokenizers.folder import has_tokenizer
 from parlay.models.weights.fused import QuantizeRefused
 from parlay.options import LoadOptions, UsageError
 from parlay.structured.grammars import Grammars
+from parlay.text.detokenizer import TextStream
 from parlay.text.end_tokens import end_tokens, read_end_tokens
 from parlay.text.template_sandbox import prepare as prepare_template
 from parlay.text.tokenize import Encoder
-from parlay.types import ParlayError, Runner, RunnerSpec, Tokenizer
+from parlay.types import ParlayError, Runner, RunnerSpec, SamplingParams, Tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -77,6 +78,15 @@ class Vocabulary:
     def fingerprint(self) -> str:
         """Tell the tokenizer from others, as datastores do; empty without one. Computed once, in half a second."""
         return "" if self.tokenizer is None else fingerprint(self.tokenizer)
+
+    def text_after(self, before: Sequence[int], params: SamplingParams, *, marks: bool) -> TextStream | None:
+        """The text of a sample, which goes on from the tokens ``before``; None without a tokenizer.
+
+        With ``marks`` it has all special tokens but those that end it.
+        """
+        if self.tokenizer is None:
+            return None
+        return TextStream(self.tokenizer, params, before, self.special_ends if marks else None)
 
     def prepare(self) -> None:
         """Read now what is read once: the first request that needs it would wait for it, and others beside it."""

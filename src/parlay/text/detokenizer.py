@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from tokenizers.decoders import DecodeStream
@@ -74,17 +75,30 @@ def make_detokenizer(tokenizer: Tokenizer, skip_special_tokens: bool) -> Detoken
     return _SlowDetokenizer(tokenizer, skip_special_tokens)
 
 
+_READ_BEFORE = 16
+"""How many tokens of the prompt, the last ones, are read before a text. Some tokenizers leave out the space of the very
+first word, and a character may begin in the prompt."""
+
+
 class TextStream:
     """The text of one sample as its tokens are committed; the engine's stop checker for it.
 
-    Text is released late enough that no part of a stop string ever is, unless that is asked for. Where special tokens
-    are skipped, these may be all of them or only ``skipped``.
+    Text is released late enough that no part of a stop string ever is, unless that is asked for. It goes on from the
+    tokens ``before`` it. Where special tokens are skipped, these may be all of them or only ``skipped``.
     """
 
-    def __init__(self, tokenizer: Tokenizer, params: SamplingParams, skipped: frozenset[int] | None = None) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        params: SamplingParams,
+        before: Sequence[int] = (),
+        skipped: frozenset[int] | None = None,
+    ) -> None:
         some = skipped is not None and params.skip_special_tokens
         self._skipped = skipped if skipped is not None and some else frozenset()
         self._detokenizer = make_detokenizer(tokenizer, params.skip_special_tokens and not some)
+        for token in before[-_READ_BEFORE:]:
+            self._read(token)
         self._stops = params.stops
         self._include_stop = params.include_stop_str_in_output
         self._min_tokens = params.min_tokens
@@ -97,10 +111,13 @@ class TextStream:
 
     def push(self, token: int) -> bool:
         before = len(self.text)
-        self.text += self._detokenizer.push(token) if token not in self._skipped else ""
+        self.text += self._read(token)
         stopped = self._find_stop(before) if len(self.ends) + 1 >= self._min_tokens else False
         self.ends.append(len(self.text))
         return stopped
+
+    def _read(self, token: int) -> str:
+        return "" if token in self._skipped else self._detokenizer.push(token)
 
     def _find_stop(self, before: int) -> bool:
         """Cut the text at the earliest stop string that the new token completed."""

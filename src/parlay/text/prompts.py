@@ -21,10 +21,13 @@ if TYPE_CHECKING:
 
 
 class TokensPrompt(TypedDict):
-    """A prompt given as token ids. ``thoughts``: whether the answer has reasoning, to which no form applies."""
+    """A prompt given as token ids. ``thoughts``: whether the answer has reasoning, to which no form applies.
+    ``begins``: the answer is a text of its own, as in a chat, and does not go on from the prompt's.
+    """
 
     prompt_token_ids: Sequence[int]
     thoughts: NotRequired[Thoughts]
+    begins: NotRequired[bool]
 
 
 class TextPrompt(TypedDict):
@@ -89,7 +92,7 @@ def text_or_ids(prompt: Prompt) -> tuple[str | tuple[int, ...], Thoughts]:
     if not isinstance(prompt, Mapping):
         return _ids(prompt), "none"
     said: Mapping[str, Any] = prompt
-    others = [name for name in said if name not in ("prompt", "prompt_token_ids", "thoughts")]
+    others = [name for name in said if name not in ("prompt", "prompt_token_ids", "thoughts", "begins")]
     if others:
         raise ValueError(f"{others[0]} can't be part of a prompt here: give prompt or prompt_token_ids alone")
     if said.get("prompt_token_ids") is not None:
@@ -97,6 +100,11 @@ def text_or_ids(prompt: Prompt) -> tuple[str | tuple[int, ...], Thoughts]:
     if not isinstance(said.get("prompt"), str):
         raise ValueError("a prompt that is a dict needs prompt, a text, or prompt_token_ids, a list")
     return said["prompt"], "none"
+
+
+def begins_anew(prompt: Prompt) -> bool:
+    """Whether the answer is a text of its own."""
+    return isinstance(prompt, Mapping) and prompt.get("begins") is True
 
 
 def _ids(tokens: Iterable[SupportsIndex]) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 from typing_extensions import TypedDict  # typing's own is not enough for pydantic before Python 3.12
@@ -87,18 +88,20 @@ def tokens_before(sample: CompletionOutput, length: int) -> int:
     return sum(begin < length for begin in (0, *sample.text_ends[:-1]))
 
 
-class Offsets:
-    """Where in the text each token begins, in characters; a token within a character begins where that does."""
+def begins(ends: Sequence[int], count: int, start: int = 0) -> list[int]:
+    """Where in a text each of its first tokens begins, in characters from ``start``, by where they end.
 
-    def __init__(self, tokenizer: Tokenizer | None, *, skip_special: bool, start: int = 0) -> None:
-        self._detokenizer = make_detokenizer(tokenizer, skip_special) if tokenizer is not None else None
-        self.end = start
+    A token within a character begins where that does; all begin at ``start`` where there is no text.
+    """
+    return [start + end for end in (0, *ends)[:count]] if ends else [start] * count
 
-    def push(self, token: int) -> int:
-        begin = self.end
-        if self._detokenizer is not None:
-            self.end += len(self._detokenizer.push(token))
-        return begin
+
+def ends_of(tokenizer: Tokenizer | None, ids: Sequence[int], *, skip_special: bool) -> list[int]:
+    """How long the text of ``ids`` is with each of them; empty without a tokenizer."""
+    if tokenizer is None:
+        return []
+    detokenizer = make_detokenizer(tokenizer, skip_special)
+    return list(accumulate(len(detokenizer.push(token)) for token in ids))
 
 
 NEVER = -9999.0
@@ -155,15 +158,14 @@ class CompletionTable:
     """The four columns of a completion's log-probabilities, or of the part of them that a chunk carries."""
 
     speller: Speller
-    offsets: Offsets
     columns: CompletionLogprobs = field(
         default_factory=lambda: CompletionLogprobs(text_offset=[], token_logprobs=[], tokens=[], top_logprobs=[])
     )
 
-    def add(self, token: int, entry: TokenLogprobs | None) -> None:
-        """Adds a row. The first token of a prompt has no log-probability."""
+    def add(self, token: int, entry: TokenLogprobs | None, begin: int) -> None:
+        """Adds the row of a token that begins there in the text. The first one of a prompt has no log-probability."""
         columns = self.columns
-        columns["text_offset"].append(self.offsets.push(token))
+        columns["text_offset"].append(begin)
         columns["tokens"].append(self.speller.text_of(token))
         columns["token_logprobs"].append(finite(entry.logprob) if entry is not None else None)
         columns["top_logprobs"].append(self._top(entry) if entry is not None else None)

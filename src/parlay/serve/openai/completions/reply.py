@@ -14,7 +14,7 @@ from parlay.llm.jobs import Job
 from parlay.llm.outputs import CompletionOutput, RequestOutput, StreamEvent
 from parlay.serve.openai.chat.reply import finish_word
 from parlay.serve.openai.chunks import AttributionReply, OpenAIChunks, attributions_reply
-from parlay.serve.protocol.logprobs import CompletionLogprobs, CompletionTable, Offsets, Speller, entries
+from parlay.serve.protocol.logprobs import CompletionLogprobs, CompletionTable, Speller, begins, ends_of, entries
 from parlay.serve.protocol.usage import (
     RequestMetrics,
     StreamUsage,
@@ -60,9 +60,6 @@ class CompletionShape:
     echoes: tuple[str, ...] | None = None
     id: str = field(default_factory=lambda: f"cmpl-{secrets.token_hex(16)}")
     created: int = field(default_factory=lambda: int(time.time()))
-
-    def offsets(self, start: int = 0) -> Offsets:
-        return Offsets(self.tokenizer, skip_special=self.skip_special, start=start)
 
     def echo(self, place: int) -> str:
         return self.echoes[place] if self.echoes is not None else ""
@@ -118,25 +115,19 @@ def _choice(place: int, output: RequestOutput, sample: CompletionOutput, shape: 
 def _logprobs(
     place: int, output: RequestOutput, sample: CompletionOutput, shape: CompletionShape
 ) -> CompletionLogprobs:
-    table = CompletionTable(Speller(shape.tokenizer), shape.offsets())
+    table, prompt = CompletionTable(Speller(shape.tokenizer)), output.prompt_token_ids
     if shape.echoes is not None:
         known = output.prompt_logprobs.entries if output.prompt_logprobs is not None else ()
-        for token, entry in zip(output.prompt_token_ids, known, strict=True):
-            table.add(token, entry)
-        table.offsets = shape.offsets(len(shape.echo(place)))
-    for token, logprob in zip(sample.token_ids, entries(sample), strict=True):
-        table.add(token, logprob)
+        ends = ends_of(shape.tokenizer, prompt, skip_special=shape.skip_special)
+        for token, entry, begin in zip(prompt, known, begins(ends, len(prompt)), strict=True):
+            table.add(token, entry, begin)
+    own = begins(sample.text_ends, len(sample.token_ids), len(shape.echo(place)))
+    for token, logprob, begin in zip(sample.token_ids, entries(sample), own, strict=True):
+        table.add(token, logprob, begin)
     return table.columns
 
 
 # ------------------------------------------------------------------------------------------------------------- chunks
-
-
-def _offsets_after(tokens: Sequence[int], shape: CompletionShape) -> Offsets:
-    offsets = shape.offsets()
-    for token in tokens if shape.logprobs else ():
-        offsets.push(token)
-    return offsets
 
 
 class CompletionChunks(OpenAIChunks):
@@ -148,7 +139,6 @@ class CompletionChunks(OpenAIChunks):
         super().__init__("text_completion", jobs, shape, usage, ended)
         self._shape = shape
         self._speller = Speller(shape.tokenizer)
-        self._offsets = [[_offsets_after(sample.request.written, shape) for sample in job.samples] for job in jobs]
 
     def _first_choices(self) -> Sequence[Mapping[str, object]]:
         return [
@@ -169,7 +159,10 @@ class CompletionChunks(OpenAIChunks):
     def _logprobs(self, place: int, event: StreamEvent) -> Mapping[str, object] | None:
         if not self._shape.logprobs or not event.token_ids:
             return None
-        table = CompletionTable(self._speller, self._offsets[place][event.index])
-        for token, logprobs in zip(event.token_ids, self._entries(place, event), strict=True):
-            table.add(token, logprobs)
+        sample, count = self._jobs[place].samples[event.index], len(event.token_ids)
+        first = len(sample.request.written) + self._tokens[place][event.index]
+        ends = sample.text.ends if sample.text is not None else ()
+        table, own = CompletionTable(self._speller), begins(ends, first + count)[first:]
+        for token, logprobs, begin in zip(event.token_ids, self._entries(place, event), own, strict=True):
+            table.add(token, logprobs, begin)
         return table.columns
