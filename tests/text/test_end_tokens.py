@@ -68,3 +68,13 @@ def test_completions_end_where_the_user_says() -> None:
         sample = llm.generate("The tide", params)[0].outputs[0]
     assert sample.token_ids == ids[: ids.index(ids[5]) + 1]
     assert sample.finish_reason == "stop"
+
+
+def test_an_end_is_no_text_though_the_tokenizer_calls_it_not_special() -> None:
+    read = tokenizer("<|eot_id|>", special=False)
+    (end,) = end_tokens(read, [], 100)
+    with LLM("parlay-mini", tokenizer=read) as llm:
+        for skips, text in ((True, ""), (False, " <|eot_id|>")):
+            params = SamplingParams(max_tokens=3, allowed_token_ids=[end], skip_special_tokens=skips)
+            (sample,) = llm.generate("a", params)[0].outputs
+            assert (sample.text, sample.token_ids, sample.finish_reason) == (text, (end,), "stop")

@@ -69,10 +69,10 @@ class Vocabulary:
         return frozenset((*self.tokenizer.all_special_tokens, *marked))
 
     @cached_property
-    def special_ends(self) -> frozenset[int]:
-        """End ids whose tokens are special, so that texts leave them out."""
+    def end_marks(self) -> frozenset[int]:
+        """Those of the ``end_ids`` that are control tokens, and no plain text."""
         added = {} if self.tokenizer is None else self.tokenizer.added_tokens_decoder
-        return frozenset(id for id in self.end_ids if id in added and str(added[id].content) in self.special_texts)
+        return frozenset(token for token in self.end_ids if token in added)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -86,7 +86,7 @@ class Vocabulary:
         """
         if self.tokenizer is None:
             return None
-        return TextStream(self.tokenizer, params, before, self.special_ends if marks else None)
+        return TextStream(self.tokenizer, params, before, self.end_marks, marks=marks)
 
     def prepare(self) -> None:
         """Read now what is read once: the first request that needs it would wait for it, and others beside it."""

@@ -84,7 +84,7 @@ class TextStream:
     """The text of one sample as its tokens are committed; the engine's stop checker for it.
 
     Text is released late enough that no part of a stop string ever is, unless that is asked for. It goes on from the
-    tokens ``before`` it. Where special tokens are skipped, these may be all of them or only ``skipped``.
+    tokens ``before`` it. Where special tokens are skipped, so are ``ends``, special or not; with ``marks`` only these.
     """
 
     def __init__(
@@ -92,11 +92,13 @@ class TextStream:
         tokenizer: Tokenizer,
         params: SamplingParams,
         before: Sequence[int] = (),
-        skipped: frozenset[int] | None = None,
+        ends: frozenset[int] = frozenset(),
+        *,
+        marks: bool = False,
     ) -> None:
-        some = skipped is not None and params.skip_special_tokens
-        self._skipped = skipped if skipped is not None and some else frozenset()
-        self._detokenizer = make_detokenizer(tokenizer, params.skip_special_tokens and not some)
+        skips = params.skip_special_tokens
+        self._skipped = ends if skips else frozenset()
+        self._detokenizer = make_detokenizer(tokenizer, skips and not marks)
         for token in before[-_READ_BEFORE:]:
             self._read(token)
         self._stops = params.stops
