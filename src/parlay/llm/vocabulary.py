@@ -70,7 +70,7 @@ class Vocabulary:
 
     @cached_property
     def end_marks(self) -> frozenset[int]:
-        """Those of the ``end_ids`` that are control tokens, and no plain text."""
+        """The ``end_ids`` but for those that are plain text."""
         added = {} if self.tokenizer is None else self.tokenizer.added_tokens_decoder
         return frozenset(token for token in self.end_ids if token in added)
 
