@@ -159,6 +159,13 @@ def test_tokens_that_the_checkpoint_bars_are_not_written(marian: tuple[PreTraine
     assert text == generated(model, SOURCES[0])
 
 
+def test_the_source_s_tokens_are_not_penalised(pair: tuple[PreTrainedModel, LLM]) -> None:
+    params = SamplingParams(temperature=0, max_tokens=16, repetition_penalty=1.8)
+    expected = [generated(pair[0], source, repetition_penalty=1.8) for source in SOURCES]
+    assert expected != [generated(pair[0], source) for source in SOURCES]
+    assert texts(pair[1], params, "none") == texts(pair[1], params, DRAFTS) == expected
+
+
 def test_the_decoder_s_last_place_ends_a_text(marian: tuple[PreTrainedModel, Path]) -> None:
     params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
     output = LLM(str(marian[1])).generate([SOURCES[1]], params)[0].outputs[0]

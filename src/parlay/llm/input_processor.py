@@ -240,11 +240,13 @@ class InputProcessor:
         seed = int(params.seed) if params.seed is not None else self._seeds.getrandbits(_SEED_BITS)
         ends = frozenset() if params.ignore_eos else frozenset(self._vocabulary.end_ids)
         own = f" {options.adapter.salt}" if options.adapter is not None else ""
+        end = len(prompt) if self._start is None else prompt.index(self._start)
         return Request(
             id=name,
             prompt=prompt,
             params=params,
             key=NoiseKey(seed),
+            source=0 if self._goes_on else end,
             stop_ids=ends | frozenset(params.stop_token_ids or ()),
             references=references,
             salt=options.salt + own + (" moved" if options.cache_reuse else ""),

@@ -163,7 +163,7 @@ def _constrain(scores_V: Tensor, constraint: Constraint, view: SequenceView, pat
 
 def _penalise(scores_V: Tensor, params: SamplingParams, view: SequenceView, path: Sequence[int]) -> None:
     if params.repetition_penalty != 1:
-        seen = _ids({*view.tokens, *path}, scores_V)
+        seen = _ids({*view.tokens[view.request.source :], *path}, scores_V)
         scores = scores_V[seen]
         penalty = params.repetition_penalty
         scores_V[seen] = torch.where(scores > 0, scores / penalty, scores * penalty)

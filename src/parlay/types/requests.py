@@ -86,6 +86,9 @@ class Request:
     params: SamplingParams
     key: NoiseKey
     written: tuple[int, ...] = ()
+    source: int = 0
+    """How many of the prompt's first tokens are a source, say of a translation: the text does not go on from them, and
+    no penalty counts them."""
     stop_ids: frozenset[int] = frozenset()
     """Ids that end the sample, `ignore_eos` already applied. Masked until ``min_tokens`` are out."""
     stop_checker: StopChecker | None = None
