@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import time
 from collections import defaultdict
@@ -418,3 +419,25 @@ def test_a_large_answer_is_not_copied_again_for_each_part(behind: Behind) -> Non
         assert time.process_time() - began < 3
 
     behind([Fake(head + body)], test)
+
+
+def test_a_gateway_without_files_blames_no_replica(
+    behind: Behind, server: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(client: httpx.AsyncClient, gateway: Gateway) -> None:
+        (replica,) = gateway.fleet.replicas
+        replica.pool.close()
+
+        async def full(*given: object, **named: object) -> None:
+            raise OSError(errno.EMFILE, "Too many open files")
+
+        monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", full)
+        answer = await client.post("/v1/completions", json=TEXT)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "unavailable")
+        assert (await client.get("/replicas/1/metrics")).status_code == 503
+        await asyncio.sleep(0.2)  # it is looked after meanwhile
+        assert (replica.state, replica.losses) == ("ready", 0)
+        monkeypatch.undo()
+        assert (await client.post("/v1/completions", json=TEXT)).status_code == 200
+
+    behind([Line(server)], test)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import ssl
 import time
 from collections import deque
@@ -13,6 +14,7 @@ from typing import cast
 from httptools import HttpParserError, HttpResponseParser
 
 from parlay.gateway.settings import Address
+from parlay.serve.errors import ApiError
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -31,6 +33,14 @@ _HOP = frozenset(
 
 class ReplicaLost(Exception):
     """The connection ended early, or what came is no HTTP: why, in a few words."""
+
+
+class NoFiles(ApiError):
+    """The gateway has no file for a connection: no replica is to blame, and no other one would help."""
+
+    def __init__(self) -> None:
+        message = "this gateway has as many connections as its system allows (ulimit -n): try again later"
+        super().__init__(503, message, code="unavailable", headers={"Retry-After": "1"})
 
 
 def passed_on(headers: Iterable[tuple[bytes, bytes]], *others: bytes) -> Headers:
@@ -237,7 +247,7 @@ class Pool:
         self._tls = ssl.create_default_context() if address.tls else None
 
     async def take(self, *, fresh: bool = False) -> Connection:
-        """A connection, used before unless it is to be ``fresh``. Raises ReplicaLost where nobody listens."""
+        """A connection, used before unless it is to be ``fresh``. Raises NoFiles; ReplicaLost where nobody listens."""
         while self._idle and not fresh:
             connection = self._idle.pop()
             if not connection.closed:
@@ -256,6 +266,8 @@ class Pool:
         except UnicodeError:
             raise ReplicaLost("its host's name can't be written as one") from None
         except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                raise NoFiles from None
             raise ReplicaLost(f"nobody answers there: {error.strerror or type(error).__name__}") from None
         connection.age = self._age
         return connection

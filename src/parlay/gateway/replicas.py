@@ -14,7 +14,7 @@ from typing import Literal, Self
 
 from pydantic_core import from_json
 
-from parlay.gateway.client import Connection, Head, Pool, ReplicaLost
+from parlay.gateway.client import Connection, Head, NoFiles, Pool, ReplicaLost
 from parlay.gateway.settings import Address, GatewaySettings
 
 logger = logging.getLogger(__name__)
@@ -206,6 +206,8 @@ class Replica:
                 return  # it hashes its weights: until then it stays what it was
             found = self._asked.result() if unknown and self._asked is not None else None
             self._asked = None
+        except NoFiles:
+            self._ask_no_more()  # nothing is known of it: it stays what it was
         except ReplicaLost as error:
             self._ask_no_more()
             self._change("starting" if self.state == "starting" else "lost", str(error))
