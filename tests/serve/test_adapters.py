@@ -71,6 +71,17 @@ def test_a_folder_without_an_adapter_and_a_models_name_are_refused(client: TestC
     assert client.post("/v1/completions", json=PROMPT).status_code == 200
 
 
+def test_no_salt_names_what_an_adapter_has_cached(client: TestClient, engine: AsyncLLM, folder: Path) -> None:
+    """Keys and values under an adapter are no use to the base, and its text must not depend on who came before."""
+    client.post("/v1/load_lora_adapter", json={"lora_name": "sql", "lora_path": "one"})
+    body = {**PROMPT, "prompt": "The way to the sea is long, and the ferry leaves at ten past seven. " * 4}
+    client.post("/v1/completions", json={"model": "sql", **body, "cache_salt": "a"})
+    forged = f"a {engine.llm.adapters.load('sql', folder / 'one').salt}"
+    answer = client.post("/v1/completions", json={"model": "parlay-mini", **body, "cache_salt": forged}).json()
+    client.post("/v1/unload_lora_adapter", json={"lora_name": "sql"})
+    assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+
+
 def test_ollamas_clients_name_adapters_too(client: TestClient) -> None:
     client.post("/v1/load_lora_adapter", json={"lora_name": "sql", "lora_path": "one"})
     asked = {"prompt": "The fox", "raw": True, "stream": False, "options": {"num_predict": 6, "temperature": 0}}

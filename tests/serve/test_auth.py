@@ -224,6 +224,19 @@ def test_a_foreign_host_name_is_turned_away(make_app: MakeApp, host: str, status
     assert client.get("/v1/models", headers={"Host": host}).status_code == status
 
 
+@pytest.mark.parametrize("site", ["cross-site", "same-site"])
+def test_pages_of_other_sites_make_a_server_without_keys_do_nothing(make_app: MakeApp, site: str) -> None:
+    """An image's address could load a model, and a form without fields write the cache to a file."""
+    client = TestClient(make_app(hosts=("testserver",), cors_origins=("https://app.example",)))
+    page = {"Sec-Fetch-Site": site}
+    for method, address in (("GET", "/choices"), ("GET", "/props"), ("POST", "/slots/0?action=save")):
+        assert client.request(method, address, headers=page).status_code == 403
+        assert client.request(method, address, headers={"Sec-Fetch-Site": "same-origin"}).status_code != 403
+        allowed = {**page, "Origin": "https://app.example"}
+        assert client.request(method, address, headers=allowed).status_code != 403
+    assert client.get("/", headers=page).status_code == 200  # who follows a link comes from another site
+
+
 def test_other_origins_are_not_let_in_unless_asked_for(make_app: MakeApp) -> None:
     question = {"Origin": "https://app.example", "Access-Control-Request-Method": "POST"}
     shut = TestClient(make_app()).options("/tokenize", headers=question)

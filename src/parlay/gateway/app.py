@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from parlay.gateway.answer import Answer
-from parlay.gateway.client import ReplicaLost, passed_on
+from parlay.gateway.client import NoFiles, ReplicaLost, passed_on
 from parlay.gateway.counts import Counts
 from parlay.gateway.question import Question, read_question
 from parlay.gateway.replicas import Exchange, Fleet
@@ -37,6 +37,7 @@ class Gateway:
         self.counts = Counts(self.fleet.replicas)
         own = Settings(
             hosts=settings.hosts,
+            cors_origins=("*",),  # replicas say which pages may ask
             max_body_bytes=settings.max_body_bytes,
             concurrency=settings.concurrency,
         )
@@ -104,6 +105,8 @@ class Gateway:
             with Exchange(replica) as exchange:
                 head = await exchange.send(asked.message(replica.address.authority))
                 body = await exchange.rest(self.settings.max_reply_bytes)
+        except NoFiles as error:
+            return error.response(scope["path"])
         except ReplicaLost as error:
             message = f"replica {number} was lost: {error}"
             return ApiError(502, message, code="replica_lost").response(scope["path"])

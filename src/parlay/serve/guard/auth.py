@@ -30,6 +30,7 @@ class Guard:
         self._app = app
         self._digests = [digest(key) for key in settings.keys]
         self._hosts = frozenset(host.lower() for host in settings.hosts)
+        self._origins = frozenset(settings.cors_origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -37,6 +38,7 @@ class Guard:
         try:
             self._check_host([value.decode("latin-1") for name, value in scope["headers"] if name == b"host"])
             scope.setdefault("state", {})["tenant"] = self._tenant(scope)
+            self._check_site(scope)
         except ApiError as error:
             return await error.response(scope["path"])(scope, receive, send)
         await self._app(scope, receive, send)
@@ -48,6 +50,17 @@ class Guard:
         if self._hosts and (named is None or named["name"].lower() not in self._hosts):
             allowed = ", ".join(sorted(self._hosts))
             raise ApiError(403, f"this server answers under these names only: {allowed}", code="unknown_host")
+
+    def _check_site(self, scope: Scope) -> None:
+        """Turn pages of other sites away where nothing but the host's name guards what they might do.
+
+        They can't read answers, but an image whose address loads a model would do harm enough.
+        """
+        headers = Headers(scope=scope)
+        foreign = headers.get("sec-fetch-site") in ("cross-site", "same-site")  # another port is the same site
+        named = "*" in self._origins or headers.get("origin") in self._origins
+        if self._hosts and foreign and not named and not _is_open(scope):
+            raise ApiError(403, "pages of other sites may not use this server: see --cors-origin", code="foreign_site")
 
     def _tenant(self, scope: Scope) -> str:
         """The digest of the request's key. Raises ApiError where one is due and none of ours is there."""
@@ -87,7 +100,7 @@ def digest(key: str) -> str:
 def tenant(request: Request, cache_salt: str | None = None) -> str:
     """Whose cached prefixes and stores this request shares: its key's, further divided by the body's ``cache_salt``.
 
-    The key is there as a digest of fixed length, so no salt makes one tenant pass for another.
+    Both are there as digests, so no salt makes one tenant pass for another, or for one with an adapter.
     """
     owner: str = request.state.tenant
-    return f"{owner}:{cache_salt}" if cache_salt else owner
+    return f"{owner}:{digest(cache_salt)}" if cache_salt else owner
