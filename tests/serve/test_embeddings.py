@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import struct
 import time
@@ -16,6 +17,7 @@ from starlette.testclient import TestClient
 
 from parlay.aio import AsyncLLM
 from parlay.llm import judging
+from parlay.llm.embedding import Pooled
 from parlay.llm.judging import judge_prompts
 from parlay.types import Segment
 
@@ -139,3 +141,35 @@ def test_a_client_that_leaves_ends_its_request(make_app: Callable[..., FastAPI],
 def test_a_request_that_takes_too_long_is_ended_and_says_so(make_app: Callable[..., FastAPI]) -> None:
     answer = TestClient(make_app(request_timeout=0.2)).post("/v1/embeddings", json=MANY)
     assert (answer.status_code, answer.json()["error"]["code"]) == (408, "timeout")
+
+
+def test_those_who_decode_wait_for_one_forward_at_a_time(
+    make_app: Callable[..., FastAPI], engine: AsyncLLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many requests have texts read meanwhile."""
+    done: list[str] = []
+    read, step = Pooled.step, engine.llm.engine.step
+
+    def reading(self: Pooled) -> None:
+        done.append("read")
+        read(self)
+
+    def stepping() -> Any:
+        done.append("step")
+        return step()
+
+    monkeypatch.setattr(Pooled, "step", reading)
+    monkeypatch.setattr(engine.llm.engine, "step", stepping)
+
+    async def ask() -> None:
+        transport = httpx.ASGITransport(make_app())
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            texts = {"input": ["one two three four " * 60] * 8}
+            decoded = client.post("/v1/completions", json={"prompt": "x", "max_tokens": 48, "ignore_eos": True})
+            answers = await asyncio.gather(decoded, *(client.post("/v1/embeddings", json=texts) for _ in range(6)))
+            assert [answer.status_code for answer in answers] == [200] * 7
+
+    asyncio.run(ask())
+    between = "".join(word[0] for word in done).strip("r").split("s")
+    assert sum(map(len, between)) > 4
+    assert max(map(len, between)) <= 2

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 
 from parlay.aio.service import AsyncLLM
 from parlay.llm.embedding import (
@@ -21,6 +22,9 @@ from parlay.llm.suggesting import Suggestion, SuggestParams
 from parlay.ngrams.model import NgramModel
 from parlay.types import Adapter
 
+Turn = Callable[[], AbstractAsyncContextManager[object]]
+"""Called for each part of a request's work, which is done within the block: it may wait, so that others have theirs."""
+
 
 async def embed(
     llm: AsyncLLM,
@@ -29,44 +33,51 @@ async def embed(
     adapter: Adapter | None = None,
     *,
     normalize: bool = True,
+    turn: Turn = nullcontext,
 ) -> list[EmbeddingRequestOutput]:
     """`LLM.embed` of token ids. Raises what that raises, and Closed."""
     check_embeds(llm.llm.runner.spec, pooling)
     found: list[list[float]] = []
     for group in groups(texts):
         pooled = Pooled(llm.llm.runner, [texts[place] for place in group], pooling, adapter)
-        await _run(llm, pooled)
+        await _run(llm, pooled, turn)
         found += pooled.embeddings(normalize=normalize)
     return [EmbeddingRequestOutput(ids, EmbeddingOutput(each)) for ids, each in zip(texts, found, strict=True)]
 
 
 async def judge(
-    llm: AsyncLLM, prompts: Sequence[tuple[int, ...]], adapter: Adapter | None = None
+    llm: AsyncLLM, prompts: Sequence[tuple[int, ...]], adapter: Adapter | None = None, *, turn: Turn = nullcontext
 ) -> list[ScoringRequestOutput]:
     """Score what `judge_prompts` has made. Raises ValueError for a model without the two words, and Closed."""
     words, scores = words_of(llm.llm), list[float]()
     for group in groups(prompts):
         judged = Judged(llm.llm.runner, [prompts[place] for place in group], words, adapter)
-        await _run(llm, judged)
+        await _run(llm, judged, turn)
         scores += judged.scores
     return told(prompts, scores)
 
 
 async def suggest(
-    llm: AsyncLLM, jobs: Sequence[Job], params: SuggestParams, model: NgramModel | None
+    llm: AsyncLLM,
+    jobs: Sequence[Job],
+    params: SuggestParams,
+    model: NgramModel | None,
+    *,
+    turn: Turn = nullcontext,
 ) -> list[RequestOutput]:
     """`LLM.suggest` of jobs, by a model of `fitting`. Raises what that raises, and Closed."""
     for job in jobs:
         suggestion = Suggestion(llm.llm.runner, job, llm.llm.tokenizer, params, model)
-        await _run(llm, suggestion)
+        await _run(llm, suggestion, turn)
         suggestion.finish()
     return [job.output() for job in jobs]
 
 
-async def _run(llm: AsyncLLM, reading: Reading | Suggestion) -> None:
-    try:
-        await llm.between_steps(lambda _: reading.open())
-        while not reading.over:
-            await llm.between_steps(lambda _: reading.step())
-    finally:
-        await llm.between_steps(lambda _: reading.release())
+async def _run(llm: AsyncLLM, reading: Reading | Suggestion, turn: Turn) -> None:
+    async with turn():
+        try:
+            await llm.between_steps(lambda _: reading.open())
+            while not reading.over:
+                await llm.between_steps(lambda _: reading.step())
+        finally:
+            await llm.between_steps(lambda _: reading.release())

@@ -6,7 +6,7 @@ import asyncio
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TypeVar
 
 from starlette.requests import Request
@@ -75,6 +75,7 @@ class Workers:
     def __init__(self, retry_after: int) -> None:
         self._retry_after = retry_after
         self._turns = FairQueue(_HEAVY_THREADS)
+        self._readings = FairQueue(1)
         self._light = ThreadPoolExecutor(_LIGHT_THREADS, "parlay-light")
         self._heavy = ThreadPoolExecutor(_HEAVY_THREADS, "parlay-heavy")
 
@@ -91,3 +92,10 @@ class Workers:
             raise too_many(self._retry_after, "too many large requests are waiting: try again later")
         async with self._turns.place(owner):
             return await loop.run_in_executor(self._heavy, function)
+
+    def reading(self, request: Request) -> AbstractAsyncContextManager[None]:
+        """Wait for the owner's turn to have texts read beside those that decode.
+
+        One is read at a time: each is a forward between two steps, and those who decode wait for all of them.
+        """
+        return self._readings.place(tenant(request))

@@ -8,6 +8,7 @@ import struct
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 from uuid import uuid4
 
@@ -224,7 +225,8 @@ async def _scored(
             request, lambda: judge_prompts(served.llm.llm, asked, body.instruction)
         )
         _charge(ids, request, settings)
-        judged = await judge(served.llm, ids, served.adapter)
+        turn = partial(request.app.state.workers.reading, request)
+        judged = await judge(served.llm, ids, served.adapter, turn=turn)
     return judged, _usage(judged)
 
 
@@ -243,7 +245,8 @@ async def _embedded(
     with _told(settings):
         ids = await state.workers.call(request, lambda: [llm.token_ids(prompt) for prompt in prompts])
         _charge(ids, request, settings)
-        return await embed(served.llm, ids, body.pooling, served.adapter, normalize=normalize)
+        turn = partial(state.workers.reading, request)
+        return await embed(served.llm, ids, body.pooling, served.adapter, normalize=normalize, turn=turn)
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Self
 
 from fastapi import APIRouter, Request
@@ -134,7 +135,8 @@ async def _superposed(
     most = sum(len(job.samples[0].request.prompt) + params.n * (params.max_tokens or 0) for job in jobs)
     request.app.state.limiter.quotas.charge(tenant(request), most)
     try:
-        work = suggest(served.llm, jobs, PAPER, model)
+        turn = partial(request.app.state.workers.reading, request)
+        work = suggest(served.llm, jobs, PAPER, model, turn=turn)
         return await answer_work(request, work, lambda outputs: JSONResponse(completion_reply(outputs, shape)))
     except MachineBusy as error:
         raise unavailable(settings.retry_after, str(error)) from None
