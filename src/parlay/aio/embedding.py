@@ -23,7 +23,7 @@ from parlay.ngrams.model import NgramModel
 from parlay.types import Adapter
 
 Turn = Callable[[], AbstractAsyncContextManager[object]]
-"""Called for each part of a request's work, which is done within the block: it may wait, so that others have theirs."""
+"""Called for each forward, which runs within the block: it may wait, so that others have theirs."""
 
 
 async def embed(
@@ -74,10 +74,10 @@ async def suggest(
 
 
 async def _run(llm: AsyncLLM, reading: Reading | Suggestion, turn: Turn) -> None:
-    async with turn():
-        try:
-            await llm.between_steps(lambda _: reading.open())
-            while not reading.over:
+    try:
+        await llm.between_steps(lambda _: reading.open())
+        while not reading.over:
+            async with turn():
                 await llm.between_steps(lambda _: reading.step())
-        finally:
-            await llm.between_steps(lambda _: reading.release())
+    finally:
+        await llm.between_steps(lambda _: reading.release())

@@ -94,8 +94,5 @@ class Workers:
             return await loop.run_in_executor(self._heavy, function)
 
     def reading(self, request: Request) -> AbstractAsyncContextManager[None]:
-        """Wait for the owner's turn to have texts read beside those that decode.
-
-        One is read at a time: each is a forward between two steps, and those who decode wait for all of them.
-        """
+        """Wait for the owner's turn to run a forward between two steps: those who decode wait for each of them."""
         return self._readings.place(tenant(request))
