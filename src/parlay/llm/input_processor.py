@@ -15,7 +15,7 @@ from parlay.certificates.requirement import parse as allowed_by
 from parlay.llm.jobs import Job, Sample, audit_of, resume
 from parlay.llm.vocabulary import Vocabulary
 from parlay.llm.voting import Ballot, VoteParams, sampling_of
-from parlay.sampling.processors import BadWords
+from parlay.sampling.processors import BadWords, packed
 from parlay.strategies.spelling import StrategySpec
 from parlay.structured.after_reasoning import AfterReasoning
 from parlay.structured.grammars import Grammar
@@ -314,13 +314,14 @@ class InputProcessor:
         return prompt, self.guided_chat(messages, options, params)
 
     def _settled(self, params: SamplingParams, prompt_length: int, room: int) -> SamplingParams:
-        """With a limit on the output's tokens, numbers of log-probabilities, and bad words as a processor of logits."""
+        """With a limit on the output, numbers of log-probabilities, packed ids, bad words as a processor of logits."""
         limit = max(room, 1)  # a prompt that is too long is refused by the engine
         params = replace(
             params,
             max_tokens=limit if params.max_tokens is None else params.max_tokens,
             logprobs=self._vocab_size if params.logprobs == -1 else params.logprobs,
             prompt_logprobs=self._vocab_size if params.prompt_logprobs == -1 else params.prompt_logprobs,
+            allowed_token_ids=packed(params.allowed_token_ids),
         )
         if not params.bad_words:
             return params

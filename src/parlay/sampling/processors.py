@@ -9,6 +9,7 @@ A row that nothing changes is returned as it is.
 from __future__ import annotations
 
 import math
+from array import array
 from collections import Counter
 from collections.abc import Collection, Sequence
 
@@ -57,9 +58,20 @@ def validate(params: SamplingParams, vocab_size: int) -> None:
         "stop_token_ids": params.stop_token_ids,
     }
     for name, ids in named.items():
-        for token in ids or ():
-            if not 0 <= token < vocab_size:
-                raise ValueError(f"{name} names token {token}, but this model's ids are 0 to {vocab_size - 1}")
+        if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
+            token = next(token for token in ids if not 0 <= token < vocab_size)
+            raise ValueError(f"{name} names token {token}, but this model's ids are 0 to {vocab_size - 1}")
+
+
+def packed(ids: Sequence[int] | None) -> Sequence[int] | None:
+    """Ids as an array, of which the index for a row is made without reading one after another: they may be many.
+
+    Those that no vocabulary has stay as they are, for `validate`.
+    """
+    try:
+        return None if ids is None else array("q", ids)
+    except (TypeError, OverflowError):
+        return ids
 
 
 def edits(view: SequenceView, path: Sequence[int]) -> bool:
@@ -175,6 +187,8 @@ def _penalise(scores_V: Tensor, params: SamplingParams, view: SequenceView, path
 
 def _ids(tokens: Collection[int], scores_V: Tensor) -> Tensor:
     """The tokens as an index ``[N]`` on the device of the scores."""
+    if isinstance(tokens, array) and tokens:
+        return torch.frombuffer(tokens, dtype=torch.int64).to(scores_V.device)
     return torch.tensor(list(tokens), dtype=torch.int64, device=scores_V.device)
 
 

@@ -10,6 +10,7 @@ import pytest
 from fastapi import FastAPI
 from starlette.testclient import TestClient
 
+from parlay import SamplingParams
 from parlay.aio import AsyncLLM
 from parlay.text.chat_template import render
 
@@ -148,6 +149,15 @@ def test_only_allowed_tokens_come(client: TestClient) -> None:
     answer = client.post(COMPLETIONS, json={**GO_ON, "allowed_token_ids": [70, 71], "logprobs": 0, "ignore_eos": True})
     (choice,) = answer.json()["choices"]
     assert len(set(choice["logprobs"]["tokens"])) <= 2
+
+
+def test_ids_that_are_allowed_are_not_read_again_for_each_row(engine: AsyncLLM) -> None:
+    """Others wait meanwhile: a request may name a whole vocabulary, and each sample has several rows a step."""
+    params = SamplingParams(allowed_token_ids=list(range(70, 4000)))
+    settled = engine.llm.job("x", params).samples[0].request.params.allowed_token_ids
+    assert settled is not None
+    assert list(settled) == params.allowed_token_ids
+    assert memoryview(settled).nbytes == 8 * len(settled)  # type: ignore[arg-type]
 
 
 def test_a_prompt_is_cut_from_its_beginning(client: TestClient, engine: AsyncLLM) -> None:
