@@ -51,6 +51,21 @@ def test_base64_has_the_same_numbers_and_lengths_are_one(client: TestClient) -> 
     assert sum(number * number for number in plain) == pytest.approx(1, abs=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("../tokenize", {"prompt": "x", "model": None, "add_special_tokens": None, "return_token_strs": None}),
+        ("embeddings", {"input": "x", "encoding_format": None, "dimensions": None, "user": None, "pooling": None}),
+        ("rerank", {"query": "x", "documents": ["a", "b"], "top_n": None, "return_documents": None}),
+    ],
+)
+def test_null_is_as_good_as_absent(client: TestClient, path: str, body: dict[str, Any]) -> None:
+    plain = {name: value for name, value in body.items() if value is not None}
+    answers = [client.post(f"/v1/{path}", json=each).json() for each in (body, plain)]
+    assert "error" not in answers[0]
+    assert answers[0].keys() == answers[1].keys()
+
+
 def test_a_text_longer_than_a_forward_is_embedded_in_pieces(client: TestClient) -> None:
     """Its last token sees all of it: the beginning counts."""
     words = "one two three four " * 300

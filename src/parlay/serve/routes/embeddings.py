@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 from uuid import uuid4
 
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, model_validator
 from starlette.responses import JSONResponse, Response
 
 from parlay.aio.embedding import embed, judge
@@ -26,6 +26,7 @@ from parlay.serve.hosted import Served
 from parlay.serve.openai.completions.body import PROMPTS_LIMIT, PromptField, Text, prompts_of
 from parlay.serve.protocol.answering import answer_work, described
 from parlay.serve.protocol.body import Body, Count, check_extras
+from parlay.serve.protocol.json_values import without_nulls
 from parlay.serve.registry import Registry
 from parlay.serve.settings import Settings
 from parlay.text.prompts import Prompt, TokensPrompt
@@ -41,6 +42,11 @@ class _PoolingBody(Body):
     model: str | None = None
     user: str | None = None
     pooling: Pooling = "last"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, data: Any) -> Any:
+        return without_nulls(data)
 
 
 class EmbeddingBody(_PoolingBody):

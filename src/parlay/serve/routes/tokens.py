@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 from pydantic_core import to_json
 from starlette.responses import Response
 
@@ -14,7 +14,7 @@ from parlay.serve.errors import ApiError, responses
 from parlay.serve.guard.body_route import BodyRoute
 from parlay.serve.hosted import Served
 from parlay.serve.protocol.body import INT_LIMIT
-from parlay.serve.protocol.json_values import ALL_WHOLE
+from parlay.serve.protocol.json_values import ALL_WHOLE, without_nulls
 from parlay.serve.protocol.logprobs import Speller
 from parlay.serve.registry import Registry
 from parlay.serve.settings import Settings
@@ -30,6 +30,11 @@ class _Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     model: str | None = Field(None, description="which model's tokenizer; may be left out where there is one model")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, data: Any) -> Any:
+        return without_nulls(data)
 
 
 class TokenizePrompt(_Body):
