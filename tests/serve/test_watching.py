@@ -47,15 +47,16 @@ def test_the_log_has_a_line_for_each_request_and_nothing_of_its_text(
 ) -> None:
     with caplog.at_level(logging.INFO, "parlay.serve.observe.logs"):
         client.post("/v1/completions", json=BODY, headers={"X-Request-Id": "mine-1"})
-        client.post("/v1/completions", json=BODY, headers={"X-Request-Id": "x" * 500})
-    first, second = (json.loads(JsonLines().format(record)) for record in caplog.records)
+        for strange in ("x" * 500, "mine model=other"):
+            client.post("/v1/completions", json=BODY, headers={"X-Request-Id": strange})
+    first, *others = (json.loads(JsonLines().format(record)) for record in caplog.records)
     assert first["logger"] == "parlay.serve.observe.logs"
     assert first["level"] == "info"
     told = first["request"]
     assert (told["client_id"], told["model"], told["completion_tokens"]) == ("mine-1", "parlay-mini", 6)
     assert 0 < told["first_token_seconds"] <= told["seconds"]
     assert "secret" not in json.dumps(first)
-    assert second["request"]["client_id"] is None
+    assert [other["request"]["client_id"] for other in others] == [None, None]
 
 
 # ------------------------------------------------------------------------------------------------------------- traces

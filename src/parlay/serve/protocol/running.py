@@ -206,8 +206,8 @@ def _observe(observers: Sequence[Observer], finished: Finished) -> None:
 
 
 def _client_id(sent: str | None) -> str | None:
-    """The id that the client gave; None if it can't stand in a line of a log."""
-    return sent if sent and sent.isprintable() and len(sent) <= _LONGEST_ID else None
+    """The id that the client gave; None if it can't stand in a line of a log, where a space begins the next field."""
+    return sent if sent and sent.isprintable() and " " not in sent and len(sent) <= _LONGEST_ID else None
 
 
 async def while_client_waits(request: Request, work: Coroutine[Any, Any, T]) -> T:
