@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 
 from parlay.models.fetch.resolving import resolve
 from parlay.models.gguf.tokenizer import build
-from parlay.models.tokenizers.folder import load_tokenizer
+from parlay.models.tokenizers.folder import load_template, load_tokenizer
 from parlay.models.tokenizers.plain import PlainTokenizer
 from parlay.text.detokenizer import make_detokenizer
 from parlay.text.tokenize import encode, encode_all
@@ -130,6 +130,56 @@ def test_a_damaged_file_is_one_line(folder: Path, content: str) -> None:
     (folder / "tokenizer.json").write_text(content)
     with pytest.raises(ParlayError, match=r"^can't load a tokenizer from [^\n]*$"):
         load_tokenizer(folder)
+
+
+REPEATED = {"type": "Replace", "pattern": {"String": "a"}, "content": "aaaaaaaaaa"}
+STEPS: list[tuple[dict[str, object], str]] = [
+    ({"normalizer": {"type": "Sequence", "normalizers": [REPEATED] * 30}}, "make one letter into more than 100"),
+    ({"decoder": {"type": "Sequence", "decoders": [REPEATED] * 30}}, "make one letter into more than 100"),
+    ({"normalizer": {**REPEATED, "pattern": {"Regex": ""}, "content": "b" * 1000}}, "make one letter into more"),
+    (
+        {
+            "pre_tokenizer": {
+                "type": "Sequence",
+                "pretokenizers": [{"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}] * 40,
+            }
+        },
+        "make one letter into more",
+    ),
+    ({"normalizer": {"type": "Prepend", "prepend": "b" * 1000}}, "make one letter into more"),
+    ({"model": {"type": "BPE", "vocab": {"a": 0}, "merges": [], "end_of_word_suffix": "b" * 1000}}, "long beginnings"),
+    ({"model": {"type": "WordPiece", "vocab": {"a": 0}, "max_input_chars_per_word": 10**9}}, "over 1000 letters"),
+]
+
+
+@pytest.mark.parametrize(("steps", "message"), STEPS)
+def test_steps_that_make_a_text_grow_without_end_are_refused(
+    folder: Path, steps: dict[str, object], message: str
+) -> None:
+    """Before any is run: tokens that were added are read by them when the file is loaded."""
+    stored = folder / "tokenizer.json"
+    stored.write_text(json.dumps({**json.loads(stored.read_text()), **steps}))
+    with pytest.raises(ParlayError, match=message) as caught:
+        load_tokenizer(folder)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_tokenizer_without_tokens_is_refused(folder: Path) -> None:
+    stored = json.loads((folder / "tokenizer.json").read_text())
+    stored |= {"model": {"type": "BPE", "vocab": {}, "merges": []}, "added_tokens": [], "post_processor": None}
+    (folder / "tokenizer.json").write_text(json.dumps(stored))
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    with pytest.raises(ParlayError, match="it has no tokens"):
+        load_tokenizer(folder)
+
+
+@pytest.mark.parametrize("template", [5, {"a": "b"}, [{"name": "default", "template": 5}], ["a", 7]])
+def test_a_template_that_is_no_text_is_one_line(folder: Path, template: object) -> None:
+    (folder / "chat_template.jinja").unlink()
+    configure(folder, chat_template=template)
+    for load in (load_tokenizer, load_template):
+        with pytest.raises(ParlayError, match="its chat template is no text"):
+            load(folder)
 
 
 def test_a_panic_of_the_library_is_an_error_of_one_line() -> None:

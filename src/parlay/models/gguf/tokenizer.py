@@ -18,6 +18,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pro
 from parlay.models.gguf.file import read_parts
 from parlay.models.gguf.reader import BadGguf, Header, Strings, Value
 from parlay.models.gguf.splitting import SPLITTINGS
+from parlay.models.tokenizers.folder import check_steps
 from parlay.models.tokenizers.plain import PlainTokenizer, panics_as_errors
 from parlay.system.user_cache import user_cache, written_whole
 
@@ -83,6 +84,8 @@ def _compact(tokenizer: Tokenizer) -> str:
 
 def _opened(keys: Mapping[str, Value], path: Path) -> PlainTokenizer:
     try:
+        if path.name == _BESIDE:  # others were made here
+            check_steps(path)
         with panics_as_errors():
             tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises no narrower kind

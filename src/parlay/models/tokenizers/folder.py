@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import math
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -30,6 +32,11 @@ _FILES = ("tokenizer*", "vocab*", "*.model", "*.spm", "*.tiktoken")
 """Files of which a folder with a tokenizer has at least one."""
 _COPIED = (".json", ".txt", ".jinja", ".model")
 _MORE_TEMPLATES = "additional_chat_templates"
+_MOST_GROWTH, _LONGEST_WORD, _LONGEST_FORM = 100, 1000, 64
+"""Letters that the steps of a tokenizer may make of one, besides Unicode's forms: published ones make up to 16. Letters
+of a word that is cut by trying all pieces. Bytes of the longest form that Unicode has for a letter, and some more."""
+_ADDED = {"Prepend": "prepend", "Append": "append", "Metaspace": "replacement"}
+"""Steps that add what a key of theirs says."""
 _OTHERS = ("added_tokens.json", "special_tokens_map.json", _MORE_TEMPLATES)
 """What else may say something of a tokenizer."""
 
@@ -45,10 +52,13 @@ def load_tokenizer(directory: Path) -> Tokenizer:
         raise _unreadable(directory, ValueError("there is none; copy tokenizer.json there, or name another"))
     try:
         with panics_as_errors():
-            plain = _plain(directory)
-    except Exception as error:  # the library raises no narrower kind
+            check_steps(directory / "tokenizer.json")
+            found = _plain(directory) or _of_transformers(directory)
+            if not len(found):
+                raise ValueError("it has no tokens")
+    except Exception as error:  # the libraries raise no narrower kind
         raise _unreadable(directory, error) from error
-    return plain if plain is not None else _of_transformers(directory)
+    return found
 
 
 def load_template(directory: Path) -> str:
@@ -87,12 +97,50 @@ def copy_texts(source: Path, directory: Path) -> None:
 def _of_transformers(directory: Path) -> Tokenizer:
     from transformers import AutoTokenizer  # here, because it takes two seconds to import
 
-    try:
-        with panics_as_errors():
-            found: Tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
-        raise _unreadable(directory, error) from error
+    found: Tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
     return found
+
+
+def check_steps(stored: Path) -> None:
+    """Raises ValueError where the steps of a tokenizer.json make a text grow, or take long, without end.
+
+    They are run when it is loaded already, over the tokens that were added.
+    """
+    said = read_json(stored) if stored.is_file() else {}
+    before, after = _growth(said.get("normalizer")) * _growth(said.get("pre_tokenizer")), _growth(said.get("decoder"))
+    if max(before, after) > _MOST_GROWTH:
+        raise ValueError(f"its steps make one letter into more than {_MOST_GROWTH}")
+    model = said.get("model")
+    if isinstance(model, Mapping):
+        around = [len(str(model.get(name) or "")) for name in ("continuing_subword_prefix", "end_of_word_suffix")]
+        longest = model.get("max_input_chars_per_word", 0)
+        if max(around) > _MOST_GROWTH or not isinstance(longest, int) or longest > _LONGEST_WORD:
+            raise ValueError(f"its words have over {_LONGEST_WORD} letters, or their pieces long beginnings or ends")
+
+
+def _growth(step: object) -> float:
+    """How many letters one may become by a step and those within it, at most; Unicode's own forms are left out."""
+    if not isinstance(step, Mapping):
+        return 1
+    kind, own = step.get("type"), 1.0
+    if kind == "Replace":
+        pattern, put = step.get("pattern"), len(str(step.get("content")))
+        found = len(str(pattern.get("String", ""))) if isinstance(pattern, Mapping) else 0
+        own = put / found if found else 1 + put
+    elif kind in _ADDED:
+        own = 1 + len(str(step.get(_ADDED[kind], "")))
+    elif kind == "ByteLevel":
+        own = 4
+    elif kind == "Precompiled":
+        own = _longest_form(str(step.get("precompiled_charsmap"))) / _LONGEST_FORM
+    nested = (each for steps in step.values() if isinstance(steps, list) for each in steps)
+    return math.prod((max(own, 1.0), *map(_growth, nested)))
+
+
+def _longest_form(charsmap: str) -> int:
+    """Bytes of the longest text that a table of SentencePiece's puts in the place of a letter."""
+    table = base64.b64decode(charsmap)
+    return max(map(len, table[4 + int.from_bytes(table[:4], "little") :].split(b"\0")))
 
 
 def _unreadable(directory: Path, error: Exception) -> ParlayError:
@@ -134,4 +182,9 @@ def _same(token: AddedToken, said: Mapping[str, Any]) -> bool:
 def _template(directory: Path, said: Mapping[str, Any]) -> Any:
     """The text of the template, a list where there are several, or None."""
     alone = directory / "chat_template.jinja"
-    return alone.read_text(encoding="utf-8") if alone.is_file() else said.get("chat_template")
+    found = alone.read_text(encoding="utf-8") if alone.is_file() else said.get("chat_template")
+    entries = [each if isinstance(each, Mapping) else {} for each in found] if isinstance(found, list) else []
+    texts = [each.get("template") for each in entries] if isinstance(found, list) else [found]
+    if found is not None and not all(isinstance(text, str) for text in texts):
+        raise ValueError("its chat template is no text")
+    return found
