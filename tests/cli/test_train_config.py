@@ -57,6 +57,8 @@ def test_a_flag_may_say_the_default(config: Path) -> None:
         ("steps:\n  of: 3", "steps: expected one value"),
         ("- steps", "expected lines of KEY: VALUE"),
         ("steps: [", "can't be read as YAML"),
+        ("steps: 2026-99-99", "can't be read as YAML"),
+        ("steps: %s" % ("9" * 5000), "can't be read as YAML"),
         ("steps: !!python/object/apply:os.getcwd []", "can't be read as YAML"),
         ("out: 7", "out=7: expected a path"),
         ("steps:", "steps=None: expected a whole number"),

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parlay.drafters.stores.datastore_file import BadDatastore, Datastore, fingerprint, vocabulary
+from parlay.drafters.stores.datastore_file import BadDatastore, Datastore, DatastoreHeader, fingerprint, vocabulary
 from parlay.models.fetch.resolving import resolve
 from parlay.models.loading import load_tokenizer
 from parlay.types import Tokenizer
@@ -139,6 +139,34 @@ def test_each_refusal_says_what_to_do(tmp_path: Path, whole: bytes) -> None:
         Datastore.open(tmp_path / "nowhere")
     with pytest.raises(BadDatastore, match="Is a directory"):
         Datastore.open(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("place", "number"),
+    [("token", 3), ("token", 0xFFFF), ("end", 1), ("border", 1), ("suffix", 10**6), ("suffix", 2**32 - 1)],
+)
+def test_texts_and_places_that_lie_under_a_right_checksum_are_refused(
+    tmp_path: Path, whole: bytes, place: str, number: int
+) -> None:
+    """A token or a border too many, a text without its end, a suffix outside the texts."""
+    size = struct.unpack_from("<Q", whole, 16)[0]
+    header = DatastoreHeader(**json.loads(whole[32 : 32 + size]))
+    tokens_at, suffixes_at, _ = header.offsets(size)
+    tokens = np.frombuffer(whole, header.token_type, header.tokens, tokens_at)
+    at = {"token": 5, "end": header.tokens - 1, "border": int((tokens == header.vocab_size).argmax())}.get(place, 0)
+    changed = bytearray(whole)
+    if place == "suffix":
+        struct.pack_into("<I", changed, suffixes_at + 4 * 7, number)
+    else:
+        struct.pack_into("<H", changed, tokens_at + 2 * at, number)
+    struct.pack_into("<I", changed, 12, zlib.crc32(changed[16:]))
+    assert "texts or places that make no sense" in refused(tmp_path, bytes(changed))
+
+
+def test_a_header_of_endless_lists_is_refused(tmp_path: Path, whole: bytes) -> None:
+    header = b"[" * 100_000
+    rest = struct.pack("<QQ", len(header), 32 + len(header)) + header
+    assert "header" in refused(tmp_path, whole[:12] + struct.pack("<I", zlib.crc32(rest)) + rest)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from torch import Tensor
 from parlay import LLM, Nest, ParlayError, SamplingParams
 from parlay.drafters.stores.datastore_file import Datastore
 from parlay.drafters.stores.state_building import Built, write_states
-from parlay.drafters.stores.state_store import MappedStates, folder_of, verify
+from parlay.drafters.stores.state_store import MappedStates, folder_of, sha256_of, verify
 from parlay.models.fetch.origin import weights_fingerprint
 from parlay.models.loading import load_weights, read_config
 from parlay.models.native import NativeRunner
@@ -292,6 +292,30 @@ def header(**values: object) -> Callable[[Path], object]:
     return change
 
 
+def sized(name: str, size: object) -> Callable[[Path], object]:
+    """Say another size of a file, perhaps of one elsewhere."""
+
+    def change(folder: Path) -> None:
+        told = json.loads((folder / "header.json").read_text())
+        told["sizes"][name], told["checksums"][name] = size, "0" * 64
+        (folder / "header.json").write_text(json.dumps(told))
+
+    return change
+
+
+def documents(text: str) -> Callable[[Path], object]:
+    """Write other names of documents, under a right checksum."""
+
+    def change(folder: Path) -> None:
+        (folder / "documents.json").write_text(text)
+        told = json.loads((folder / "header.json").read_text())
+        told["sizes"]["documents.json"] = len(text)
+        told["checksums"]["documents.json"] = sha256_of(folder / "documents.json")
+        (folder / "header.json").write_text(json.dumps(told))
+
+    return change
+
+
 @pytest.mark.parametrize(
     ("change", "line"),
     [
@@ -310,6 +334,12 @@ def header(**values: object) -> Callable[[Path], object]:
         (header(weights="0" * 64, model="other"), "those of other, whose weights are not those of"),
         (header(num_layers=9, model="other"), "those of other, 32 numbers in 9 layers; .* has 32 in 3"),
         (header(hidden_size=64), "a header that makes no sense"),
+        (header(sizes={"states": "7"}), "a header that makes no sense"),
+        (lambda folder: (folder / "header.json").write_text("[" * 100_000), "can't read the states"),
+        (sized("../copy.store", 7), "a header that makes no sense"),
+        (sized("states", "7"), "a header that makes no sense"),
+        (documents("7"), "documents.json is no list of names"),
+        (documents("[1, 2]"), "documents.json is no list of names"),
     ],
 )  # fmt: skip
 def test_states_that_can_not_be_used_are_one_clear_line(

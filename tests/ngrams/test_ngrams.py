@@ -311,11 +311,13 @@ def lie(content: bytes, path: Path) -> None:
         "of other numbers": header.replace("U16", "F16"),
         "with a place outside": header.replace(f"[{begin}, {end}]", f"[{begin}, {end + 99}]"),
         "of another size": header.replace('\\"order\\": 3', '\\"order\\": 4'),
+        "of many dimensions": header.replace('"shape": [', f'"shape": [{"1, " * 70}', 1),
         "with floats as places": header.replace('"U32"', '"F32"'),
     }
     for name, text in texts.items():
         assert text != header, name
-        path.write_bytes(content[:8] + text.encode().ljust(size)[:size] + content[8 + size :])
+        length = max(size, -(-len(text) // 8) * 8)
+        path.write_bytes(length.to_bytes(8, "little") + text.encode().ljust(length) + content[8 + size :])
         with pytest.raises(BadNgramFile):
             NgramModel.open(path)
     refuse_signed_tokens(content, path)

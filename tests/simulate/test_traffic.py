@@ -77,6 +77,9 @@ def test_json_lines_are_a_table_too(tmp_path: Path) -> None:
         ('{"time": 1}\n', "no column for the prompt"),
         ('{"time": 1, "prompt_tokens": 2, "output_tokens": 2}\n[]\n', "line 2: not an object"),
         ('{"time": 1, "prompt_tokens": 2, "output_tokens": 2}\n{\n', "line 2: not JSON"),
+        ('{"time": 1, "prompt_tokens": Infinity, "output_tokens": 2}\n', "can't be read"),
+        ('{"time": 1%s, "prompt_tokens": 2, "output_tokens": 2}\n' % ("0" * 400), "can't be read"),
+        ("time,prompt_tokens,output_tokens\n1,3,%s\n" % ("1" * 200_000), "can't be read"),
         ('{"time": "x", "level": "", "logger": "", "message": ""}\n', "has no finished request"),
     ],
 )

@@ -38,6 +38,8 @@ def test_the_end_that_the_tokenizer_names_counts() -> None:
 
 def test_no_end_is_outside_the_models_vocabulary() -> None:
     assert end_tokens(tokenizer("<|endoftext|>"), [], 4) == ()
+    assert end_tokens(tokenizer("<|endoftext|>"), [-1, 1, 99], 5) == (1, 4)
+    assert end_tokens(None, [-1, 1, 99], 5) == (1,)
 
 
 def test_an_end_of_a_part_of_the_answer_ends_no_text() -> None:

@@ -110,7 +110,7 @@ def load(path: Path) -> MachineCalibration:
         return MachineCalibration(machine, content["provenance"], tuple(map(_sample, content["samples"])), links)
     except OSError as error:
         raise ParlayError(f"can't read the calibration {path}: {error.strerror}") from None
-    except (AttributeError, KeyError, TypeError, ValueError):
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError, RecursionError):
         raise ParlayError(f"{path} is no calibration: make one with parlay plan --calibrate") from None
 
 

@@ -50,7 +50,9 @@ def _pairs(path: Path) -> list[tuple[object, object]]:
             (loader.construct_object(key, deep=True), loader.construct_object(value, deep=True))
             for key, value in node.value
         ]
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
+    except UsageError:
+        raise
+    except (OSError, ValueError, OverflowError, yaml.YAMLError, RecursionError) as error:
         raise UsageError(f"{path} can't be read as YAML: {' '.join(str(error).split())}") from None
 
 

@@ -31,6 +31,13 @@ def read_trace(path: Path, most: int | None = None) -> Traffic:
     Raises ValueError for a file that can't be read, lacks a column, has times that are negative or go back, or lengths
     below 1.
     """
+    try:
+        return _read(path, most)
+    except (csv.Error, OverflowError) as error:
+        raise ValueError(f"{path} has a line or a number that can't be read ({error}): {SHAPES}") from None
+
+
+def _read(path: Path, most: int | None) -> Traffic:
     text = _text(path)
     if text.lstrip().startswith("{"):
         return _from_json(path, text, most)

@@ -25,7 +25,7 @@ KINDS: Mapping[str, np.dtype[Any]] = MappingProxyType(
     }
 )
 """What tensors are read as, by the format's names; numbers in bfloat16 as their bits."""
-_MOST_HEADER = 1 << 20
+_MOST_HEADER, _MOST_DIMENSIONS = 1 << 20, 8
 
 
 class BadTensorFile(ValueError):
@@ -78,7 +78,8 @@ class TensorFile:
         kind, shape = self.described(name)
         dtype = KINDS.get(kind) if isinstance(kind, str) else None
         places = self._entries[name].get("data_offsets") if dtype else None
-        if dtype is None or not _are_counts(shape) or not _are_counts(places) or len(places) != 2:
+        known = _are_counts(shape) and len(shape) <= _MOST_DIMENSIONS
+        if dtype is None or not known or not _are_counts(places) or len(places) != 2:
             raise BadTensorFile(f"says no type, shape and place of {name}")
         first, end = places
         if end - first != math.prod(shape) * dtype.itemsize or self.begin + end > len(self.content):

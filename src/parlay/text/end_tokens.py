@@ -29,12 +29,12 @@ def end_tokens(tokenizer: Tokenizer | None, named: Sequence[int], vocab_size: in
     A token that is not added (so one of plain text) never counts by its text alone.
     """
     if tokenizer is None:
-        return tuple(dict.fromkeys(named))
+        return tuple(dict.fromkeys(token for token in named if 0 <= token < vocab_size))
     texts = {str(added.content): token for token, added in sorted(tokenizer.added_tokens_decoder.items())}
     ends = KNOWN_ENDS - {_INNER_END} if texts.keys() >= _OUTER_ENDS else KNOWN_ENDS
     own = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     found = [*named, *own, *(token for text, token in texts.items() if text in ends)]
-    return tuple(dict.fromkeys(token for token in found if token < vocab_size))
+    return tuple(dict.fromkeys(token for token in found if 0 <= token < vocab_size))
 
 
 def read_end_tokens(spelled: str, tokenizer: Tokenizer | None, vocab_size: int) -> tuple[int, ...]:

@@ -31,6 +31,8 @@ MAGIC = b"PARLAYDS"
 _PREAMBLE = struct.Struct("<8sIIQQ")
 _CHECKED_FROM = 16  # what follows the checksum
 _ALIGNMENT = 8
+_TOGETHER = 1 << 24
+"""Tokens that are checked together."""
 
 
 class BadDatastore(ParlayError):
@@ -121,6 +123,8 @@ class Datastore:
         tokens_at, suffixes_at, _ = header.offsets(header_bytes)
         tokens = np.frombuffer(content, header.token_type, header.tokens, tokens_at)
         suffixes = np.frombuffer(content, header.suffix_type, header.suffixes, suffixes_at)
+        if not _sound(header, tokens, suffixes):
+            raise BadDatastore(f"{path} has texts or places that make no sense: build it again")
         return cls(header, tokens, suffixes, checksum=_PREAMBLE.unpack_from(content)[2])
 
     def write(self, path: Path) -> None:
@@ -234,7 +238,7 @@ def _read_header(path: Path, content: mmap.mmap | bytes) -> tuple[DatastoreHeade
         raise BadDatastore(f"{path} is {what}: copy or build it again")
     try:
         header = _parse(content[_PREAMBLE.size : _PREAMBLE.size + header_bytes])
-    except ValueError:
+    except (ValueError, RecursionError):
         raise BadDatastore(f"{path} has a header that makes no sense: build it again") from None
     if header.offsets(header_bytes)[-1] != size:
         raise BadDatastore(f"{path} has a header that does not fit its size: build it again")
@@ -253,6 +257,14 @@ def _parse(text: bytes) -> DatastoreHeader:
     if not 0 < header.documents < header.tokens or not 0 < header.vocab_size < 2**32:
         raise ValueError
     return header
+
+
+def _sound(header: DatastoreHeader, tokens: Integers, suffixes: Integers) -> bool:
+    """Whether texts hold tokens of the vocabulary, each ends with a border, and all places are among them."""
+    parts = (tokens[start : start + _TOGETHER] for start in range(0, len(tokens), _TOGETHER))
+    borders = sum(int((part == header.vocab_size).sum()) for part in parts)
+    inside = int(tokens.max()) == tokens[-1] == header.vocab_size and int(suffixes.max(initial=0)) < len(tokens)
+    return inside and borders == header.documents
 
 
 def _aligned(offset: int) -> int:

@@ -115,7 +115,9 @@ class MappedStates:
     def _find(self, query_1H: NDArray[np.float32], count: int) -> Neighbours:
         """Let the index find some, measure how far off these are, and keep the nearest."""
         (found,) = self._index.search(query_1H, min(_WIDER * count, self.header.states))[1]
-        numbers = np.sort(found[found >= 0])
+        numbers = np.sort(found[(found >= 0) & (found < self.header.states)])
+        if not len(numbers):  # a text goes on, whatever somebody's index says
+            numbers = np.zeros(1, np.int64)
         apart = self._states_NH[numbers].astype(np.float32) - query_1H
         distances = np.einsum("nh,nh->n", apart, apart, dtype=np.float64)
         nearest = distances.argsort(kind="stable")[:count]
@@ -158,6 +160,8 @@ class MappedStates:
             index = faiss.read_index(str(folder / INDEX), mapped)
         except (OSError, ValueError, RuntimeError) as error:
             raise BadStates(f"can't read the states in {folder}: {_reason(error)}: build them again") from None
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise BadStates(f"{folder / DOCUMENTS} is no list of names: build the states again")
         if (index.ntotal, index.d, len(names)) != (header.states, header.hidden_size, store.header.documents):
             raise BadStates(f"the states in {folder} do not fit each other: build them again")
         if not all(_in_texts(places[start : start + _ROWS], store) for start in range(0, header.states, _ROWS)):
@@ -197,7 +201,7 @@ def read_header(path: Path) -> StateHeader:
         raise BadStates(
             f"no states of a datastore in {folder}: make them with `parlay datastore build CORPUS --states -o {path}`"
         ) from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise BadStates(f"can't read the states in {folder}: {_reason(error)}: build them again") from None
     names = {field.name: field.type for field in fields(StateHeader)}
     if not isinstance(values, dict) or values.keys() != names.keys():
@@ -207,7 +211,11 @@ def read_header(path: Path) -> StateHeader:
     numbers = [values[name] for name, kind in names.items() if kind == "int"]
     words = [values[name] for name, kind in names.items() if kind == "str"]
     well = all(type(number) is int and number >= 0 for number in numbers) and all(isinstance(w, str) for w in words)
-    listed = all(isinstance(values[name], dict) for name in ("sizes", "checksums"))
+    listed = all(
+        isinstance(values[name], dict)
+        and all(Path(file).name == file and type(value) is kind for file, value in values[name].items())
+        for name, kind in (("sizes", int), ("checksums", str))
+    )
     if not well or not listed or not values["sizes"].keys() == values["checksums"].keys() >= set(_FILES):
         raise BadStates(f"{folder} has a header that makes no sense: build the states again")
     return StateHeader(**values)

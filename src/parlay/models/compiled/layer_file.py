@@ -77,7 +77,10 @@ def read_header(head: bytes) -> list[Place]:
     content = head[begin:].rstrip()
     if not head.startswith(_MAGIC) or hashlib.sha256(content).hexdigest().encode() != head[len(_MAGIC) : begin]:
         raise ValueError("no header, or a damaged one")
-    return [Place(*place) for place in json.loads(content)["layers"]]
+    places = [Place(*place) for place in json.loads(content)["layers"]]
+    if not all(type(number) is int and 0 <= number < 1 << 64 for place in places for number in place):
+        raise ValueError("a header of other things than numbers")
+    return places
 
 
 def write_layers(path: Path, core: structs.Core, sizes: Sequence[int], pack: Callable[[int, Tensor], None]) -> None:
