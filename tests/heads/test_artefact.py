@@ -19,7 +19,7 @@ from parlay.drafters.options import EAGLE3, MEDUSA
 from parlay.heads import artefact
 from parlay.heads.artefact import CONFIG, WEIGHTS, BadHead, HeadArtefact, Origin
 from parlay.heads.hub import front_matter, read_card
-from parlay.heads.proof import LENGTH, Proof, agreement
+from parlay.heads.proof import LENGTH, Proof, agreement, target_states
 from parlay.llm import LLM
 from parlay.models.fetch.hub import hash_of
 from parlay.models.weights.quantize import in_q8_0
@@ -201,3 +201,48 @@ def test_a_card_has_front_matter_that_the_hub_reads(head: HeadArtefact, tmp_path
     assert (said["license"], said["base_model"], text) == ("apache-2.0", "someone/toy", "# Text")
     assert {"parlay-drafter", EAGLE3} <= set(said["tags"])
     assert said["parlay"]["acceptance"] == [0.51, 0.26]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"proof.ids": torch.full((32,), VOCAB_SIZE)},
+        {"proof.ids": torch.zeros(33, dtype=torch.int64)},
+        {"proof.ids": torch.zeros(4, 8, dtype=torch.int64)},
+        {"proof.ids": torch.tensor(3)},
+        {"proof.layers": torch.tensor(3)},
+        {"proof.layers": torch.tensor([0.5])},
+        {"proof.layers": torch.zeros(0, dtype=torch.int64)},
+        {"proof.states": torch.zeros(3, 3)},
+        {"proof.guesses": torch.full((16,), 1 << 40)},
+        {"proof.guesses": torch.zeros(99, dtype=torch.int64)},
+    ],
+)
+def test_proofs_that_make_no_sense_are_refused(
+    head: HeadArtefact, tmp_path: Path, change: dict[str, torch.Tensor]
+) -> None:
+    """The target runs the text of a proof, and its states are compared with those there."""
+    artefact.save(tmp_path, head, "")
+    save_file({**load_file(tmp_path / WEIGHTS), **change}, tmp_path / WEIGHTS)
+    said = json.loads((tmp_path / CONFIG).read_text())
+    (tmp_path / CONFIG).write_text(json.dumps({**said, "sha256": ""}))
+    with pytest.raises(BadHead, match="holds no draft head that can be read") as caught:
+        artefact.load(tmp_path)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_proof_by_layers_that_are_not_there_proves_nothing(model: Path) -> None:
+    runner = models.load(str(model), LOAD)
+    assert target_states(runner, [1, 2, 3], (runner.spec.num_layers + 1,)) is None
+
+
+@pytest.mark.parametrize("change", [{"proof.states": torch.zeros(LENGTH, 5)}, {"proof.layers": torch.tensor([0, 0])}])
+def test_a_proof_of_something_else_is_passed_over(
+    use: Use, head: HeadArtefact, tmp_path: Path, change: dict[str, torch.Tensor]
+) -> None:
+    """It proves nothing, and the head drafts all the same."""
+    artefact.save(tmp_path, head, "")
+    save_file({**load_file(tmp_path / WEIGHTS), **change}, tmp_path / WEIGHTS)
+    said = json.loads((tmp_path / CONFIG).read_text())
+    (tmp_path / CONFIG).write_text(json.dumps({**said, "sha256": ""}))
+    assert use(tmp_path) == ""

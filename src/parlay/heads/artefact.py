@@ -218,13 +218,13 @@ def load(folder: Path) -> HeadArtefact:
                 "it was damaged or replaced, so get the folder again"
             )
         tensors = load_file(folder / WEIGHTS)
-        witness_WH, proof = tensors.pop(_WITNESS), Proof.taken(tensors)
+        witness_WH, proof = tensors.pop(_WITNESS), Proof.taken(tensors, facts.layer.vocab_size)
         written = {name: _read(tensor, facts.blocks.get(name, Format.Q8_0)) for name, tensor in tensors.items()}
-    except (OSError, KeyError, SafetensorError) as error:
+        for name, each in written.items():
+            if not (bool(each.isfinite().all()) if isinstance(each, Tensor) else is_finite(each)):
+                raise BadHead(f"{folder}: {name} holds numbers that are not finite: the file is damaged")
+    except (OSError, KeyError, ValueError, TypeError, RuntimeError, SafetensorError) as error:
         raise BadHead(f"{folder} holds no draft head that can be read: {error}") from error
-    for name, each in written.items():
-        if not (bool(each.isfinite().all()) if isinstance(each, Tensor) else is_finite(each)):
-            raise BadHead(f"{folder}: {name} holds numbers that are not finite: the file is damaged")
     found = FileTensors(written)
     return HeadArtefact(facts.method, facts.layer, facts.settings, found, witness_WH, facts.origin, proof)
 

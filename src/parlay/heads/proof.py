@@ -23,7 +23,7 @@ LENGTH = 32
 """Tokens of a proof's text."""
 GUESSES = 16
 """Of so many beginnings the head's guess is kept: the text without its last token, and shorter ones."""
-_MOST_REMEMBERED = 1000
+_MOST_REMEMBERED, _MOST_LAYERS = 1000, 10_000
 _IDS, _LAYERS, _STATES, _GUESSES = "proof.ids", "proof.layers", "proof.states", "proof.guesses"
 
 
@@ -41,11 +41,18 @@ class Proof:
     guesses_P: Tensor
 
     @staticmethod
-    def taken(tensors: dict[str, Tensor]) -> Proof | None:
-        """The proof among an artefact's tensors, from which it is removed. Raises KeyError if parts are missing."""
+    def taken(tensors: dict[str, Tensor], vocab_size: int) -> Proof | None:
+        """The proof among an artefact's tensors, from which it is removed, for a target of so many tokens.
+
+        Raises KeyError if parts are missing, ValueError for those that make none: the target will run this text.
+        """
         if _IDS not in tensors:
             return None
         ids_T, layers_L, states_TF, guesses_P = (tensors.pop(each) for each in (_IDS, _LAYERS, _STATES, _GUESSES))
+        lists = (ids_T, vocab_size, LENGTH), (layers_L, _MOST_LAYERS, LENGTH), (guesses_P, vocab_size, len(ids_T) - 1)
+        sound = all(map(_are_numbers, *zip(*lists, strict=True))) and len(layers_L) > 0
+        if not sound or states_TF.dim() != 2 or len(states_TF) != len(ids_T):
+            raise ValueError("its proof makes no sense")
         return Proof(ids_T, tuple(layers_L.tolist()), states_TF, guesses_P)
 
     def tensors(self) -> dict[str, Tensor]:
@@ -60,8 +67,16 @@ class Proof:
         return self.states_TF.chunk(len(self.layers), -1)[place]
 
 
+def _are_numbers(numbers_N: Tensor, end: int, most: int) -> bool:
+    """Whether ``numbers_N`` are at most so many numbers of tokens or layers below ``end``, -1 standing for none."""
+    whole = numbers_N.dim() == 1 and numbers_N.dtype in (torch.int64, torch.int32) and len(numbers_N) <= most
+    return whole and (not len(numbers_N) or -1 <= int(numbers_N.min()) <= int(numbers_N.max()) < end)
+
+
 def target_states(runner: Runner, ids: Sequence[int], layers: Sequence[int]) -> Tensor | None:
-    """The states ``[T, F]`` of a text that enter ``layers``, side by side; None where the cache has no room now."""
+    """The states ``[T, F]`` of a text that enter ``layers``, side by side; None where they can't be had."""
+    if min(ids, default=-1) < 0 or not 0 <= min(layers) <= max(layers) <= runner.spec.num_layers:
+        return None
     name = uuid.uuid4().int >> 66
     runner.open(name, (), salt=f"proof {name}")
     try:

@@ -78,9 +78,10 @@ class TensorFile:
         kind, shape = self.described(name)
         dtype = KINDS.get(kind) if isinstance(kind, str) else None
         places = self._entries[name].get("data_offsets") if dtype else None
-        known = _are_counts(shape) and len(shape) <= _MOST_DIMENSIONS
-        if dtype is None or not known or not _are_counts(places) or len(places) != 2:
+        if dtype is None or not _are_counts(shape) or not _are_counts(places) or len(places) != 2:
             raise BadTensorFile(f"says no type, shape and place of {name}")
+        if len(shape) > _MOST_DIMENSIONS:
+            raise BadTensorFile(f"has {name} in {len(shape)} dimensions")
         first, end = places
         if end - first != math.prod(shape) * dtype.itemsize or self.begin + end > len(self.content):
             raise BadTensorFile(f"is cut short, or has no room for {name}")

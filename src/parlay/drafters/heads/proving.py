@@ -51,7 +51,7 @@ class ProvedHeads:
         """
         for head in self._found:
             proof, own = head.artefact.proof, type(drafter).__name__
-            if proof is None or own in head.proved_in:
+            if proof is None or own in head.proved_in or not _is_of(proof, head, drafter):
                 continue
             head.proved_in.add(own)
             memory = head.memory
@@ -60,6 +60,12 @@ class ProvedHeads:
             holds = [_prove_target(strategy, proof, head), _prove_guesses(strategy, proof, drafter)]
             if memory is not None and all(holds):
                 memory.add(own)
+
+
+def _is_of(proof: Proof, head: OpenHead, drafter: Drafter) -> bool:
+    """Whether it has the states that the drafter reads: a folder may hold a proof of something else."""
+    size = len(proof.layers) * head.artefact.layer.hidden_size
+    return proof.states_TF.shape[1] == size and {*drafter.needs.taps} <= {*proof.layers}
 
 
 def prove(drafter: Drafter, ids: Sequence[int], states: Mapping[int, Tensor]) -> Proof:
