@@ -246,3 +246,11 @@ def test_a_proof_of_something_else_is_passed_over(
     said = json.loads((tmp_path / CONFIG).read_text())
     (tmp_path / CONFIG).write_text(json.dumps({**said, "sha256": ""}))
     assert use(tmp_path) == ""
+
+
+@pytest.mark.parametrize("front", ["a: [b", "- a", "tags: 5", "date: 2026-99-99"])
+def test_a_card_that_is_broken_is_one_line(tmp_path: Path, front: str) -> None:
+    (tmp_path / "README.md").write_text(f"---\n{front}\n---\ntext")
+    with pytest.raises(BadHead, match=r"README\.md can't be read") as caught:
+        read_card(tmp_path)
+    assert len(str(caught.value).splitlines()) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import resource
 import struct
@@ -282,6 +283,17 @@ def test_the_command_line_says_it_in_one_line(cli: Cli, tmp_path: Path) -> None:
     assert (result.code, result.out) == (1, "")
     assert result.err == f"parlay: error: {path} can't be read as a GGUF file: the tensor 'u' lies over another\n"
     assert not (tmp_path / "cache").exists()
+
+
+def test_what_a_file_says_does_not_reach_the_terminal_as_it_is(cli: Cli, tmp_path: Path) -> None:
+    save_random("llama", tmp_path)
+    said = json.loads((tmp_path / "config.json").read_text()) | {"rms_norm_eps": "\x1b]0;owned\x07\n\x1b[31m"}
+    (tmp_path / "config.json").write_text(json.dumps(said))
+    result = cli("generate", "hello", "--model", str(tmp_path))
+    assert (result.code, result.out) == (1, "")
+    assert "rms_norm_eps" in result.err
+    assert "\x1b" not in result.err
+    assert "rms_norm_eps" in result.err.splitlines()[-1]
 
 
 def test_a_folder_of_files_asks_for_one_of_them(cli: Cli, tmp_path: Path) -> None:

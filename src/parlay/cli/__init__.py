@@ -161,7 +161,9 @@ def guarded(command: Callable[[], int]) -> int:
         mistake = _users_mistake(error)
         if mistake is None:
             raise
-        print(f"parlay: error: {' '.join(str(error).split())}", file=sys.stderr)
+        from parlay.system.terminal import printable  # here, because it loads torch
+
+        print(f"parlay: error: {printable(' '.join(str(error).split()))}", file=sys.stderr)
         return mistake
 
 

@@ -107,6 +107,7 @@ def front_matter(method: str, origin: Origin, acceptance: Sequence[float], data:
 
 def read_card(folder: Path) -> tuple[dict[str, Any], str]:
     """Front matter (empty where there is none) and text of a folder's card. Raises BadHead for YAML that is broken."""
+    import yaml
     from huggingface_hub import ModelCard
 
     path = folder / CARD
@@ -117,6 +118,6 @@ def read_card(folder: Path) -> tuple[dict[str, Any], str]:
         if not said.startswith("---"):
             return {}, said.strip()
         card = ModelCard(said, ignore_metadata_errors=False)
-    except (OSError, ValueError) as error:
-        raise BadHead(f"the card {path} can't be read: {error}") from error
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError, yaml.YAMLError) as error:
+        raise BadHead(f"the card {path} can't be read: {' '.join(str(error).split())}") from error
     return card.data.to_dict(), card.text.strip()

@@ -112,7 +112,7 @@ def _expected(held: HeadArtefact) -> Mapping[str, Size]:
 
 
 def _listed(names: set[str] | frozenset[str] | list[str], most: int = 4) -> str:
-    first = sorted(names)[:most]
+    first = [name if name.isprintable() else repr(name) for name in sorted(names)[:most]]
     return ", ".join(first) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
