@@ -114,12 +114,23 @@ def test_a_malformed_file_is_one_line_that_names_the_line(tmp_path: Path, conten
 def test_files_that_cannot_be_had_are_named(tmp_path: Path) -> None:
     (tmp_path / "cut.jsonl.zst").write_bytes(b"not zstd at all")
     (tmp_path / "cut.jsonl.gz").write_bytes(gzip.compress(b"{}")[:-4])
+    damaged = bytearray(gzip.compress(b'{"prompt": "a"}' * 99))
+    damaged[12:20] = b"\xff" * 8
+    (tmp_path / "damaged.jsonl.gz").write_bytes(damaged)
     (tmp_path / "empty.jsonl").write_bytes(b"\n")
-    for name in ("cut.jsonl.zst", "cut.jsonl.gz", "empty.jsonl", "absent.jsonl", "."):
+    for name in ("cut.jsonl.zst", "cut.jsonl.gz", "damaged.jsonl.gz", "empty.jsonl", "absent.jsonl", "."):
         with pytest.raises(ValueError, match=name):
             workloads.load([str(tmp_path / name)])
     with pytest.raises(ValueError, match=r"no workload 'edits'.*edit, copy"):
         workloads.load(["edits"])
+
+
+def test_a_small_file_that_unpacks_to_a_huge_one_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "_MOST_UNPACKED", 1000)
+    for name, pack in (("a.jsonl.gz", gzip.compress), ("a.jsonl.zst", zstandard.compress)):
+        (tmp_path / name).write_bytes(pack(b" " * 1001))
+        with pytest.raises(ValueError, match="more than 1,000 bytes of text: unpack it first"):
+            list(files.read(tmp_path / name))
 
 
 def test_categories_of_a_file_become_workloads_and_names_are_unique(tmp_path: Path) -> None:

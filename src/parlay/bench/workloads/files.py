@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from parlay.bench.workloads.shapes import Item, Message, shape_of
 from parlay.types import ParlayError
 
 COMPRESSED = (".zst", ".gz")
+_MOST_UNPACKED = 1 << 30
+"""Bytes that are unpacked: a small file may hold a thousand times as much."""
 
 
 def read_prompts(path: Path, broken: list[str] | None = None) -> Iterator[Item]:
@@ -113,7 +116,7 @@ def _parsed(path: Path, text: str, first_line: int) -> Any:
 def _text(path: Path) -> str:
     try:
         content = _content(path)
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise ValueError(f"can't read {path}: {getattr(error, 'strerror', None) or error}") from None
     try:
         return content.decode("utf-8-sig")
@@ -124,8 +127,17 @@ def _text(path: Path) -> str:
 
 def _content(path: Path) -> bytes:
     if path.suffix == ".gz":
-        return gzip.decompress(path.read_bytes())
+        with gzip.open(path) as stream:
+            return _unpacked(path, stream)
     return _unpack_zstd(path) if path.suffix == ".zst" else path.read_bytes()
+
+
+def _unpacked(path: Path, stream: Any) -> bytes:
+    """Read a stream whose length nobody knows. Raises ValueError where it is too long."""
+    content: bytes = stream.read(_MOST_UNPACKED + 1)
+    if len(content) > _MOST_UNPACKED:
+        raise ValueError(f"{path} holds more than {_MOST_UNPACKED:,} bytes of text: unpack it first")
+    return content
 
 
 def _unpack_zstd(path: Path) -> bytes:
@@ -135,7 +147,6 @@ def _unpack_zstd(path: Path) -> bytes:
         raise ParlayError(f"{path} needs zstandard: pip install zstandard, or unpack it first") from None
     try:
         with path.open("rb") as file, zstandard.ZstdDecompressor().stream_reader(file) as stream:
-            content: bytes = stream.read()
-            return content
+            return _unpacked(path, stream)
     except zstandard.ZstdError as error:
         raise ValueError(f"can't read {path}: {error}") from None
