@@ -258,6 +258,7 @@ def test_no_key_that_transformers_knows_for_a_family_goes_unnoticed(name: str, t
         ("qwen3-moe", {"num_local_experts": 9_999, "num_hidden_layers": 99}),
         ("granite", {"residual_multiplier": 0.0}),
         ("granite", {"logits_scaling": 0.0}),
+        ("gemma2", {"query_pre_attn_scalar": -1}),
         ("phi4-mini", {"partial_rotary_factor": 1.75, "rope_parameters": {"rope_type": "default"}}),
         ("smollm3", {"no_rope_layers": [1, 0]}),
         ("gemma4-e", {"num_kv_shared_layers": 6}),

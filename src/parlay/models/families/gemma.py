@@ -52,10 +52,13 @@ def _gemma(raw: Json, config: DecoderConfig, usual: LayerForm) -> DecoderConfig:
 
 
 def _sandwiched(raw: Json, usual: LayerForm, cap: float) -> LayerForm:
+    scalar = float(raw.get("query_pre_attn_scalar", 256))
+    if not scalar > 0:
+        raise ValueError(f"query_pre_attn_scalar {scalar}: expected a number above 0")
     return replace(
         usual,
         post_norms=True,
-        scale=float(raw.get("query_pre_attn_scalar", 256)) ** -0.5,
+        scale=scalar**-0.5,
         score_cap=float(raw.get("attn_logit_softcapping", cap) or 0),
     )
 

@@ -141,7 +141,7 @@ def _check_rope(source: str, rope: RopeConfig, head_dim: int) -> None:
             raise _wrong(source, f"rope {name}", said[name], "a number above 0")
     if not 1.001 < rope.theta < math.inf:
         raise _wrong(source, "rope_theta", rope.theta, "a number above 1")
-    if not 0 <= rope.original_max_context <= _MOST["max_context"]:
+    if not int(rope.kind == "yarn") <= rope.original_max_context <= _MOST["max_context"]:
         raise _wrong(source, "original_max_position_embeddings", rope.original_max_context, "a number of tokens")
     if not 0 <= rope.rotated <= head_dim or rope.rotated % 2:
         raise _wrong(source, "a number of rotated dimensions of", rope.rotated, f"an even number up to {head_dim}")
