@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import pkgutil
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -14,6 +16,7 @@ PAGES = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for
 MARK = re.compile(r"^<!-- generated: ([\w-]+)(?: ([^>]*?))? -->$", re.MULTILINE)
 MARKS = sorted({found for text in PAGES.values() for found in MARK.findall(text)})
 MODULE = re.compile(r"`((?:\w+/)+\w+\.py)`")
+DOCUMENTED = re.findall(r"^::: (parlay[\w.]+)$", "\n".join(PAGES.values()), re.MULTILINE)
 
 
 @pytest.fixture(scope="module")
@@ -29,6 +32,15 @@ def generators() -> Mapping[str, Callable[..., str]]:
 def test_a_generated_part_can_be_made(generators: Mapping[str, Callable[..., str]], name: str, words: str) -> None:
     """A parameter, field or address without a meaning in docs/site/reference/meanings.yml is an error here."""
     assert generators[name](*words.split()).strip()
+
+
+@pytest.mark.parametrize("path", DOCUMENTED)
+def test_what_the_site_documents_is_defined_under_its_name(path: str) -> None:
+    """The site's builder reads sources: it finds no method that a class takes over from a function elsewhere."""
+    own = pkgutil.resolve_name(path).__qualname__
+    module = path.removesuffix(f".{own}")
+    assert module != path
+    assert isinstance(pkgutil.resolve_name(module), ModuleType)
 
 
 def test_every_generator_is_used(generators: Mapping[str, Callable[..., str]]) -> None:
