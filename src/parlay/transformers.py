@@ -172,10 +172,10 @@ def accelerate(
     tokenizer: PreTrainedTokenizerBase | None = None,
     compile: bool = False,
 ) -> PreTrainedModel:
-    """From now on ``model.generate`` decodes with Parlay, in pipelines too; `slow_down` ends that. Returns the model.
+    """Let ``model.generate`` decode with Parlay from now on, in pipelines too, until `slow_down`. Returns the model.
 
-    ``streamer``, and ``stop_strings`` with ``tokenizer``, are passed as without Parlay. A call may name another
-    ``parlay_strategy`` or ``parlay_draft``. ``tokenizer`` is for calls without one.
+    Pass ``streamer``, and ``stop_strings`` with ``tokenizer``, as without Parlay. A call may name another
+    ``parlay_strategy`` or ``parlay_draft``. The ``tokenizer`` given here is for calls without one.
     """
     plain = type(model).generate
 
@@ -195,7 +195,7 @@ def accelerate(
 
 
 def slow_down(model: PreTrainedModel) -> PreTrainedModel:
-    """``model.generate`` is that of transformers again. Returns the model."""
+    """Give ``model.generate`` back to transformers. Returns the model."""
     vars(model).pop("generate", None)
     return model
 

@@ -43,10 +43,10 @@ class Background:
 class AsyncLLM:
     """Decodes for many tasks at once: requests join and leave between the steps of one engine thread.
 
-    ``llm`` is a model's name (None: the default model of `LLM`), or an LLM, which belongs to it from now on: elsewhere
-    only `LLM.job` may be used. Any thread and event loop may submit. Per LLM ``max_num_seqs`` samples run and up to
-    ``max_waiting`` more are taken; further ones are refused with `Busy`. A strategy that loads a model does so in the
-    engine thread, at the first request that names it; others wait for it. ``when_idle`` is called once, in the engine
+    ``llm`` is a model's name (None: the default model of `LLM`), or an LLM, of which nothing but `LLM.job` may be used
+    elsewhere from then on. Any thread and event loop may submit. ``max_num_seqs`` samples of the LLM run at once, up to
+    ``max_waiting`` more wait, and further ones are refused with `Busy`. If a strategy loads a model, the engine thread
+    does so at the first request that names it, and the other requests wait. ``when_idle`` is called once, in the engine
     thread, in the first second without a request.
 
         async with AsyncLLM("smollm2-135m") as llm:
@@ -88,9 +88,9 @@ class AsyncLLM:
     ) -> JobStream:
         """Queue what `LLM.job` made ready, and return when the engine has taken it.
 
-        After ``timeout`` seconds the job ends with what there is of it; the stream then says ``timed_out``. With
-        ``whole`` the stream has one event, the last: that costs less where nobody reads along. Whoever reads several
-        streams at once, by `JobStream.take`, gives them one ``wake_event``, set when there is something to read.
+        After ``timeout`` seconds the job ends with the text so far; the stream then says ``timed_out``. With ``whole``
+        the stream has only the last event, which costs less if nobody reads along. To read several streams at once by
+        `JobStream.take`, give them one ``wake_event``, which is set when there is something to read.
 
         Raises ValueError or ParlayError for what can't run, `Busy` and `Closed`.
         """
@@ -155,7 +155,7 @@ class AsyncLLM:
 
     @property
     def alive(self) -> bool:
-        """Whether it takes requests: not since `close`, nor if its thread has failed."""
+        """Whether it takes requests: not after `close`, nor after its thread has failed."""
         return not self._worker.closing
 
     @property
@@ -164,7 +164,7 @@ class AsyncLLM:
         return self._worker.capacity
 
     def stats(self) -> EngineStats:
-        """How many requests wait and run, and what has been counted since the start; never long out of date."""
+        """Return how many requests wait and run, and the counts since the start, as of a moment ago."""
         return replace(self._worker.stats, cache_bytes=self.llm.cache_bytes)
 
     async def between_steps(self, function: Callable[[LLM], T]) -> T:
@@ -181,7 +181,7 @@ class AsyncLLM:
         return await asyncio.shield(asyncio.wrap_future(future))
 
     async def close(self, drain_seconds: float | None = None) -> None:
-        """Take no more requests, let those under way finish for so long (None: however long), abort the rest.
+        """Take no more requests, let those under way finish within ``drain_seconds`` (None: no limit), abort the rest.
 
         The LLM is closed with it. May be called again, from anywhere, to wait for the end or to shorten it.
         """

@@ -61,10 +61,10 @@ def calibrate(
 ) -> Calibration:
     """Test strategies in the given order, which must be fixed before their answers are seen: safest first.
 
-    Those before the first that fails are certified, and with a chance of at most 1 - ``floor.confidence``, over
-    independent draws of the prompts, any of them is so though fewer than ``floor.floor`` of its answers are good. Equal
-    prompts count once. Each pair of answers has one seed. A model that decodes nothing exactly is
-    compared with itself at one place per forward.
+    Those before the first that fails are certified. Over independent draws of the prompts, the probability is at most
+    1 - ``floor.confidence`` that any of them is certified though fewer than ``floor.floor`` of its answers are good.
+    Equal prompts count once. Both answers to a prompt have the same seed. A diffusion model is compared with itself at
+    one place per forward.
 
     Raises ValueError for a strategy that is not lossy, parameters that no certificate covers, and too few prompts.
     """
@@ -82,12 +82,13 @@ def calibrate(
 def calibrate_cascade(
     small: LLM, large: LLM, prompts: Sequence[tuple[Ids, Ids]], floor: Floor, params: SamplingParams
 ) -> RequestCascade | None:
-    """Find from what `sureness` on the small model may answer for the large one; None: from none that is of use.
+    """Find the least `sureness` at which the small model may answer for the large one; None: no useful one.
 
     ``prompts`` are pairs: each prompt as the small model reads it, and as the large one does. Thresholds are tested
-    from the safest on (Learn then Test with a fixed sequence): with a chance of at most 1 - ``floor.confidence`` fewer
-    than ``floor.floor`` of the answers are good. Both models decode greedily and exactly; an answer is good if its text
-    has at least ``floor.agreement`` with the large model's, in that one's tokens. Raises ValueError as `calibrate`.
+    from the safest on (Learn then Test with a fixed sequence): the probability is at most 1 - ``floor.confidence`` that
+    fewer than ``floor.floor`` of the answers are good. Both models decode greedily and exactly. An answer is good if
+    its agreement with the large model's, in that model's tokens, is at least ``floor.agreement``. Raises ValueError as
+    `calibrate`.
     """
     unique = list(dict.fromkeys(prompts))
     _check_request(floor, params, len(unique))

@@ -188,7 +188,7 @@ class CompletionOutput:
 
     @property
     def attributions(self) -> tuple[Attribution, ...]:
-        """The parts of the text that are mostly from the datastore, and where they stand there."""
+        """The parts of the text that come mostly from the datastore, with their document and position there."""
         ends = self.text_ends or [0] * len(self.token_ids)  # without a tokenizer there is no text
         return attributed(self.text, ends, self.origins)
 
@@ -234,12 +234,12 @@ class RequestOutput:
 
     @property
     def metrics(self) -> Metrics:
-        """The numbers that the engine counted for the first sample, under vLLM's name."""
+        """The counts of the engine for the first sample, under vLLM's name."""
         return self.outputs[0].metrics
 
     @property
     def errors(self) -> list[str]:
-        """Why samples failed, or their vote."""
+        """The reasons why samples, or their vote, failed."""
         found = [*(sample.error for sample in self.outputs), None if self.vote is None else self.vote.error]
         return [error for error in found if error]
 
@@ -250,7 +250,7 @@ class RequestOutput:
 
     @property
     def num_cached_tokens(self) -> int:
-        """Tokens of the prompt that an earlier text had left in the cache."""
+        """How many tokens of the prompt were found in the cache."""
         return self.outputs[0].metrics.cached_tokens
 
     def __repr__(self) -> str:

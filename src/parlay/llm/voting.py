@@ -90,7 +90,7 @@ class VoteOutput:
     ``answer`` None: no chain has one, so there was no vote. ``index`` is the chain that stands for the outcome: the
     first with the winning answer, the one of the highest score, or the first of all. ``votes`` counts the answers, most
     votes first. ``agreement`` is the winner's share of the chains that ran to their end or to ``max_tokens``;
-    ``stopped`` are the others, of which ``outputs`` have what they had written. ``error`` says why a vote failed.
+    ``stopped`` are the others, whose texts so far are in ``outputs``. ``error`` says why a vote failed.
     """
 
     answer: str | None

@@ -89,10 +89,9 @@ class SamplingParams:
     as leave room for one token of output. ``logprobs`` and ``prompt_logprobs`` are how many of the likeliest tokens
     are listed for each token; -1: all. ``guidance_scale`` and ``negative_prompt`` are those of transformers: a scale
     above 1 moves the text away from what the model writes after the negative prompt, a text or token ids. In a chat a
-    text stands for the system message. None: the prompt's last token.
-    ``structured_outputs`` may also be a dict of its fields. Fields may be set
-    later: a request uses what they are when it is made. Raises ValueError for a value out of range, here or when the
-    request is made.
+    text stands for the system message; None is the prompt's last token. ``structured_outputs`` may also be a dict of
+    its fields. You may set fields later: a request takes the values that they have when it is made. Raises ValueError
+    for a value out of range, here or when the request is made.
     """
 
     n: int = 1
@@ -184,7 +183,7 @@ class SamplingParams:
 
     @property
     def edits_logits(self) -> bool:
-        """Whether logits are changed in ways of its own, by guidance, biases, masks or processors."""
+        """Whether guidance, biases, masks or processors change the logits."""
         own = (self.logit_bias, self.allowed_token_ids, self.logits_processors, self.bad_words)
         return self.guidance_scale != 1 or any(own)
 
