@@ -63,6 +63,15 @@ def test_a_character_may_begin_in_the_prompt(llm: LLM, tokenizer: PreTrainedToke
     assert output.outputs[0].text == "🙂"
 
 
+@pytest.mark.parametrize(("end", "written"), [(FACE[:2], "▁two"), (FACE[:3], FACE[0])])
+def test_what_is_broken_in_the_prompt_is_not_in_the_text(
+    llm: LLM, tokenizer: PreTrainedTokenizerFast, end: list[str], written: str
+) -> None:
+    ids = [*tokenizer.encode("one"), *tokenizer.convert_tokens_to_ids(end)]
+    (output,) = llm.generate({"prompt_token_ids": ids}, only(tokenizer, written))
+    assert output.outputs[0].text == {"▁two": " two two", FACE[0]: ""}[written]
+
+
 def test_offsets_of_tokens_are_those_of_the_text(tokenizer: PreTrainedTokenizerFast) -> None:
     two = tokenizer.convert_tokens_to_ids("▁two")
     engine = AsyncLLM(LLM("parlay-mini", tokenizer=tokenizer))

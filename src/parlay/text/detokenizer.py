@@ -16,6 +16,8 @@ class Detokenizer(Protocol):
         ...
 
 
+_BROKEN = "\N{REPLACEMENT CHARACTER}"
+"""Stands for bytes that are no character."""
 _UNFIT = "Invalid prefix encountered"
 """How the library's error begins where tokens change the text of those before them."""
 
@@ -62,7 +64,7 @@ class _SlowDetokenizer:
     def push(self, token: int) -> str:
         self._ids.append(token)
         text: str = self._tokenizer.decode(self._ids, skip_special_tokens=self._skip)
-        if text.endswith("�"):
+        if text.endswith(_BROKEN):
             return ""
         piece = text[self._length :]
         self._length = len(text)
@@ -99,8 +101,9 @@ class TextStream:
         skips = params.skip_special_tokens
         self._skipped = ends if skips else frozenset()
         self._detokenizer = make_detokenizer(tokenizer, skips and not marks)
-        for token in before[-_READ_BEFORE:]:
-            self._read(token)
+        self._broken_before = 0
+        """How many broken characters at the end of what was read before the text may be given out with it."""
+        self._read_before([token for token in before[-_READ_BEFORE:] if token not in self._skipped], tokenizer)
         self._stops = params.stops
         self._include_stop = params.include_stop_str_in_output
         self._min_tokens = params.min_tokens
@@ -118,8 +121,18 @@ class TextStream:
         self.ends.append(len(self.text))
         return stopped
 
+    def _read_before(self, tokens: list[int], tokenizer: Tokenizer) -> None:
+        pieces = [self._detokenizer.push(token) for token in tokens]
+        if pieces and not pieces[-1]:
+            text = tokenizer.decode(tokens)
+            self._broken_before = len(text) - len(text.rstrip(_BROKEN))
+
     def _read(self, token: int) -> str:
-        return "" if token in self._skipped else self._detokenizer.push(token)
+        piece = "" if token in self._skipped else self._detokenizer.push(token)
+        if piece and self._broken_before:
+            begins = len(piece) - len(piece.lstrip(_BROKEN))
+            piece, self._broken_before = piece[min(begins, self._broken_before) :], 0
+        return piece
 
     def _find_stop(self, before: int) -> bool:
         """Cut the text at the earliest stop string that the new token completed."""
