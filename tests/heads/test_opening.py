@@ -126,6 +126,8 @@ def test_strategies_that_share_a_head_draft_as_they_do_alone(model: Path, folder
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps nan"),
         ({"head_dim": 8.0}, "its layer has head_dim 8.0"),
         ({"ngrams": {"longest": 3}}, "its layer has ngrams"),
+        ({"ngram_layers": True}, "its layer has ngram_layers True"),
+        ({"rope": {"attention_factor": 10**400, "divisors": []}}, "too large"),
     ],
 )
 def test_a_head_whose_layer_has_sizes_that_nothing_can_run_is_refused(
@@ -172,6 +174,7 @@ def test_a_head_that_drafts_what_the_target_does_not_know_is_refused(head: HeadA
         ("medusa", {"heads": 10**9}, "says heads 1000000000: expected a whole number from 1 to 64"),
         ("medusa", {"heads": 0}, "says heads 0"),
         ("medusa", {"heads": 2.0}, "says heads 2.0"),
+        ("kangaroo", {"taps": [0, 1]}, r"says taps \[0, 1\]: expected one layer"),
         ("medusa", {"taps": []}, r"says taps \[\]: expected different layers"),
         ("medusa", {"taps": [0] * 10_000}, "says taps"),
         ("medusa", {"taps": [-1]}, "says taps"),
@@ -195,6 +198,15 @@ def test_settings_that_nobody_has_are_refused_before_anything_is_built(
     check_tensors(opened.artefact)
     with pytest.raises(BadHead, match=told):
         check_tensors(replace(opened.artefact, settings={**opened.artefact.settings, **said}))
+
+
+@pytest.mark.parametrize(("method", "name"), [("redrafter", "taps"), ("medusa", "acceptance"), ("ppd", "acceptance")])
+def test_a_setting_that_is_missing_is_named(model: Path, method: str, name: str) -> None:
+    opened = random_heads(models.load(str(model), LOAD).spec)(method, "")
+    assert opened is not None
+    settings = {key: value for key, value in opened.artefact.settings.items() if key != name}
+    with pytest.raises(BadHead, match=f"a head for {method} lacks the setting {name}"):
+        check_tensors(replace(opened.artefact, settings=settings))
 
 
 def test_counts_of_n_grams_have_a_column_for_each_token_and_one(model: Path) -> None:

@@ -183,7 +183,7 @@ def read_facts(folder: Path) -> HeadFacts:
         raise
     except KeyError as error:
         raise BadHead(f"{folder} holds no draft head that can be read: {CONFIG} lacks {error}") from error
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError, ParlayError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, ArithmeticError, RecursionError, ParlayError) as error:
         raise BadHead(f"{folder} holds no draft head that can be read: {error}") from error
 
 
@@ -303,9 +303,18 @@ def _read(tensor: Tensor, blocks: Format) -> Tensor | StoredTensor:
 
 
 _NOT_SAVED = frozenset({"head", "layers", "embedding_scale", "logit_cap", "canvas"})
-_ALIKE = _NOT_SAVED | {"per_layer_size", "ngrams", "ngram_layers", "shallow"}
-"""Fields of a `DecoderConfig` that are the same for the layers of all draft heads; some of them are written."""
+_ALIKE = {
+    field.name: field.default
+    for field in dataclasses.fields(DecoderConfig)
+    if field.name in _NOT_SAVED | {"per_layer_size", "ngrams", "ngram_layers", "shallow"}
+}
+"""Fields of a `DecoderConfig` that are the same for the layers of all draft heads, some of which are written."""
+_FRACTIONS = frozenset(field.name for field in dataclasses.fields(RopeConfig) if field.type == "float")
 _SIZES = tuple(field.name for field in dataclasses.fields(DecoderConfig) if field.type == "int")
+
+
+def _is_usual(value: object, usual: object) -> bool:
+    return type(value) is not bool and (value == usual or (usual == () and value == []))
 
 
 def _plain(layer: DecoderConfig) -> dict[str, Any]:
@@ -317,8 +326,9 @@ def _layer(said: Mapping[str, Any]) -> DecoderConfig:
     rope = said["rope"]
     numbers = {**said, "rotated": rope.get("rotated", 0)}
     odd = [name for name in (*_SIZES, "rotated") if type(numbers.get(name, 0)) is not int]
-    odd += [name for name in _ALIKE if said.get(name) not in (None, 0, 1, [])]
+    odd += [name for name, usual in _ALIKE.items() if not _is_usual(said.get(name, usual), usual)]
     if odd:
         raise ValueError(f"its layer has {odd[0]} {numbers[odd[0]]!s:.40} in {CONFIG}")
+    rope = {name: float(value) if name in _FRACTIONS else value for name, value in rope.items()}
     lists = {"rope": RopeConfig(**{**rope, "divisors": tuple(rope["divisors"])}), "eos_ids": tuple(said["eos_ids"])}
     return DecoderConfig(**{**said, **lists})

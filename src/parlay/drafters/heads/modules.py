@@ -68,13 +68,23 @@ def _check_settings(held: HeadArtefact) -> None:
     for name, (least, most) in counts.items():
         if name in said and not _is_count(said[name], least, most):
             raise _no_setting(held, name, f"a whole number from {least} to {most}")
+    for name in _needed(held.method) - said.keys():
+        raise BadHead(f"a head for {held.method} lacks the setting {name}: the folder was changed")
     taps = _listed_in(said, "taps", [0], _MOST_LAYERS)
     if not all(_is_count(tap, 0, _MOST_LAYERS) for tap in taps) or not 0 < len({*taps}) == len(taps):
         raise _no_setting(held, "taps", "different layers")
+    if held.method == methods.KANGAROO and len(taps) > 1:
+        raise _no_setting(held, "taps", "one layer")
     levels = _listed_in(said, "acceptance", [[0.0]], _MOST_LEVELS)
     ranks = [_listed_in({}, "", level, _MOST_RANKS) for level in levels]
     if not ranks or not all(level and all(map(_is_share, level)) for level in ranks):
         raise _no_setting(held, "acceptance", f"shares by rank, for each of up to {_MOST_LEVELS} tokens")
+
+
+def _needed(method: str) -> set[str]:
+    """Name the settings that drafters read which the modules don't."""
+    read = {"taps"} if method not in _PROBES else set()
+    return read | {"acceptance"} if method in _PROBES | _STATIC else read
 
 
 def _listed_in(said: Mapping[str, Any], name: str, usual: object, most: int) -> Sequence[Any]:
@@ -151,6 +161,9 @@ def _first_inputs(held: HeadArtefact) -> Tensor:
 
 
 _COUNTING = frozenset({methods.BLOCKWISE, methods.DYNAMO})
+_PROBES = frozenset({methods.BITA, methods.PASS, methods.PPD, methods.STREAMING})
+_STATIC = frozenset({methods.EAGLE, methods.HYDRA, methods.MEDUSA, methods.MLP_SPECULATOR})
+"""Methods whose trees are static."""
 _WITH_LM_HEAD = NEED_LM_HEAD | _COUNTING | {methods.KANGAROO}
 """Methods whose drafters read an LM head that may be the target's."""
 _MODULES: Mapping[str, Callable[[HeadArtefact], nn.Module]] = {
