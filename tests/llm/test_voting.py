@@ -82,6 +82,33 @@ def test_no_more_chains_begin_than_can_decide_the_vote() -> None:
     assert run([None] * 8, VoteParams(n=8, at_once=6), choose).begun == 8
 
 
+def test_with_a_confidence_quick_chains_do_not_count_before_slow_ones() -> None:
+    ballot = Ballot(VoteParams(n=40, confidence=0.9))
+    ballot.due()
+    for chain in (*range(5, 20), 0, 1):
+        ballot.count(chain, "2" if chain < 5 else "1", "stop", 0.0)
+        assert not ballot.over
+    ballot.count(2, "2", "stop", 0.0)
+    outcome = ballot.output()
+    assert (outcome.ended, outcome.answer, outcome.votes) == ("confidence", "2", {"2": 3})
+    assert (outcome.agreement, outcome.answers[5], outcome.answers[3]) == (1.0, "1", None)
+
+
+def test_what_a_confidence_settles_does_not_hang_on_which_chains_end_first() -> None:
+    settled, choose = 0, random.Random(3)
+    for _ in range(20):
+        answers = [choose.choice(["1", "1", "1", "2", None]) for _ in range(24)]
+        outcomes = [
+            run(answers, VoteParams(n=24, confidence=0.9, at_once=at_once, refill=refill), choose).output()
+            for at_once, refill in ((None, False), (4, False), (4, True), (9, True), (9, True))
+        ]
+        found = {outcome.answer for outcome in outcomes if outcome.ended == "confidence"}
+        assert len(found) <= 1
+        assert all(each.answer == majority(answers) for each in outcomes if each.ended != "confidence")
+        settled += len(found)
+    assert settled > 10
+
+
 @pytest.mark.parametrize(("first", "second"), [(0, 0), (1, 0), (4, 0), (5, 3), (20, 11)])
 def test_the_confidence_is_that_of_an_urn_and_with_votes_without_end_the_tail_of_the_beta_law(
     first: int, second: int

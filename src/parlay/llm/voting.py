@@ -7,7 +7,7 @@ the ballot says whether the rest can still change the outcome; if not, they are 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
@@ -122,6 +122,9 @@ class Ballot:
     failed: bool = False
     """Whether a chain ended by a fault."""
     error: str | None = None
+    _first: int = 0
+    """So many of the first chains have ended, and did not settle the vote; or with ``_settled`` they did."""
+    _settled: bool = False
 
     def due(self) -> range:
         """The chains to begin now; they then count as begun."""
@@ -140,6 +143,9 @@ class Ballot:
                 self.answers[chain] = find_answer(self.params.answer, text)
             except PatternFailed as error:
                 self.error = f"vote.answer: {error}"
+        while not self._settled and self._first in self.answers:
+            self._first += 1
+            self._settled = self._is_sure(self._counts(range(self._first)), self._first)
 
     @property
     def over(self) -> bool:
@@ -148,7 +154,9 @@ class Ballot:
 
     def output(self) -> VoteOutput:
         """The outcome as it stands."""
-        counts = self._counts()
+        ended = self._ended
+        counted = range(self._first) if ended == "confidence" else self.answers
+        counts = self._counts(counted)
         votes = {answer: counts[answer].votes for answer in sorted(counts, key=counts.__getitem__, reverse=True)}
         index = self._winner(counts)
         answer = self.answers.get(index)
@@ -156,10 +164,10 @@ class Ballot:
             answer=answer,
             index=index,
             votes=votes,
-            agreement=votes[answer] / len(self.answers) if answer is not None else 0.0,
+            agreement=votes[answer] / len(counted) if answer is not None else 0.0,
             answers=tuple(self.answers.get(chain) for chain in range(self.params.n)),
             stopped=tuple(chain for chain in range(self.params.n) if chain not in self.answers),
-            ended=self._ended or "interrupted",
+            ended=ended or "interrupted",
             error=self.error,
         )
 
@@ -170,10 +178,11 @@ class Ballot:
             return -max(counts.values()).priority
         return max((chain for chain, answer in self.answers.items() if answer is not None), key=self.scores.__getitem__)
 
-    def _counts(self, guessed: Collection[int] = ()) -> dict[str, _Count]:
-        """The votes so far, as if the chains ``guessed`` had all given the answer that leads."""
+    def _counts(self, chains: Collection[int], guessed: Collection[int] = ()) -> dict[str, _Count]:
+        """The votes of these chains, as if those that are ``guessed`` had all given the answer that leads."""
         given: dict[str, list[int]] = {}
-        for chain, answer in sorted(self.answers.items()):
+        for chain in sorted(set(chains).intersection(self.answers)):
+            answer = self.answers[chain]
             if answer is not None:
                 given.setdefault(answer, []).append(chain)
         if guessed:
@@ -183,24 +192,29 @@ class Ballot:
 
     @property
     def _ended(self) -> Ended | None:
-        return self._end(self._counts(), range(self.params.n), self.answers)
-
-    def _end(self, counts: Mapping[str, _Count], chains: Sequence[int], ended: Collection[int]) -> Ended | None:
-        """Why the vote is over with these counts; None if it is not."""
-        left = [chain for chain in chains if chain not in ended]
-        if not left:
+        """Why the vote is over; None if it is not."""
+        if len(self.answers) == self.params.n:
             return "all"
+        if self._is_decided(self._counts(self.answers), self.answers):
+            return "decided"
+        return "confidence" if self._settled else None
+
+    def _is_decided(self, counts: Mapping[str, _Count], ended: Collection[int]) -> bool:
+        """Whether the chains that have not ended can't change the winner."""
         if self.params.by == "score" or not self.params.early or not counts:
-            return None
+            return False
+        left = [chain for chain in range(self.params.n) if chain not in ended]
         leader, *others = sorted(counts.values(), reverse=True)
         # At worst all that are left agree on one other answer, which may be a new one.
         best = [_Count(other.votes + len(left), max(other.priority, -left[0])) for other in others]
-        if leader > max(best, default=_Count(0, 0)) and leader > _Count(len(left), -left[0]):
-            return "decided"
-        second = others[0].votes if others else 0
-        wanted = self.params.confidence
-        sure = wanted is not None and lead(leader.votes, second, len(left)) >= wanted
-        return "confidence" if sure else None
+        return leader > max(best, default=_Count(0, 0)) and leader > _Count(len(left), -left[0])
+
+    def _is_sure(self, counts: Mapping[str, _Count], ended: int) -> bool:
+        """Whether the confidence bound is met by the counts of the ``ended`` first chains."""
+        if self.params.confidence is None or not counts:
+            return False
+        first, second, *_ = *sorted((count.votes for count in counts.values()), reverse=True), 0
+        return lead(first, second, self.params.n - ended) >= self.params.confidence
 
     def _wanted(self) -> int:
         """How many chains to begin now."""
@@ -215,7 +229,8 @@ class Ballot:
             return left
         for more in range(left):
             guessed = [*running, *range(self.begun, self.begun + more)]
-            if guessed and self._end(self._counts(guessed), range(params.n), {*self.answers, *guessed}) is not None:
+            counts, ended = self._counts(self.answers, guessed), self.begun + more
+            if guessed and (self._is_sure(counts, ended) or self._is_decided(counts, range(ended))):
                 return more
         return left
 
