@@ -76,6 +76,7 @@ def test_no_more_chains_begin_than_can_decide_the_vote() -> None:
     assert run(["7"] * 8, VoteParams(n=8, at_once=6), choose).begun == 4  # of as many votes the lowest chain's count
     assert run(["7"] * 9, VoteParams(n=9, at_once=6), choose).begun == 5
     assert run(["7"] * 8, VoteParams(n=8, at_once=6, confidence=0.9), choose).begun == 3
+    assert run(["7"] * 8, VoteParams(n=8, at_once=6, confidence=0.6), choose).begun == 2, "one vote is no agreement"
     assert run(["7"] * 8, VoteParams(n=8, at_once=2), choose).begun in (4, 5)
     assert run(["7"] * 8, VoteParams(n=8, at_once=6, early=False), choose).begun == 8
     assert run(["7"] * 8, VoteParams(n=8), choose).begun == 8

@@ -29,8 +29,9 @@ class VoteParams:
     chain with an answer whose tokens have the highest mean log-probability wins (best of n); all run to their ends.
 
     ``early`` stops the other chains when they can't change the winner any more: the answer is that of the full vote.
-    ``confidence`` stops them sooner: when the leading answer would win the full vote with this probability (`lead`).
-    The full vote may then differ. ``at_once`` is how many chains decode at a time, by default all: then no vote takes
+    ``confidence`` stops them sooner: when the leading answer has two votes and would win the full vote with this
+    probability (`lead`). A chain counts there once all chains before it have ended, since the quickest chains are short,
+    and short ones are wrong more often. The full vote may then differ. ``at_once`` is how many chains decode at a time, by default all: then no vote takes
     longer than the full one. With fewer, only as many begin as could decide the vote if they agree, which costs the
     fewest tokens and may take longer. With ``refill`` another chain begins whenever one ends, until the vote is over:
     more tokens, less time.
@@ -88,9 +89,10 @@ class VoteOutput:
     """The outcome of a vote. ``answers`` are the chains' own, in order: None where there is none, or none yet.
 
     ``answer`` None: no chain has one, so there was no vote. ``index`` is the chain that stands for the outcome: the
-    first with the winning answer, the one of the highest score, or the first of all. ``votes`` counts the answers, most
-    votes first. ``agreement`` is the winner's share of the chains that ran to their end or to ``max_tokens``;
-    ``stopped`` are the others, whose texts so far are in ``outputs``. ``error`` says why a vote failed.
+    first with the winning answer, the one of the highest score, or the first of all. ``votes`` counts the answers of the
+    chains that ran to their end or to ``max_tokens``, most votes first; if a confidence ended the vote, only of the first
+    chains, which settled it. ``agreement`` is the winner's share of them. ``stopped`` are the chains that ran to no end,
+    whose texts so far are in ``outputs``. ``error`` says why a vote failed.
     """
 
     answer: str | None
@@ -210,11 +212,11 @@ class Ballot:
         return leader > max(best, default=_Count(0, 0)) and leader > _Count(len(left), -left[0])
 
     def _is_sure(self, counts: Mapping[str, _Count], ended: int) -> bool:
-        """Whether the confidence bound is met by the counts of the ``ended`` first chains."""
-        if self.params.confidence is None or not counts:
+        """Whether the confidence bound is met by the counts of the ``ended`` first chains, two of which agree."""
+        if self.params.confidence is None:
             return False
-        first, second, *_ = *sorted((count.votes for count in counts.values()), reverse=True), 0
-        return lead(first, second, self.params.n - ended) >= self.params.confidence
+        first, second, *_ = *sorted((count.votes for count in counts.values()), reverse=True), 0, 0
+        return first > 1 and lead(first, second, self.params.n - ended) >= self.params.confidence
 
     def _wanted(self) -> int:
         """How many chains to begin now."""
