@@ -47,7 +47,7 @@ _MOST_GRADIENT = 1.0
 _LOG_SECONDS = 20.0
 _CHECK_SECONDS = 240.0
 """After so many held-out rows are measured, and then each time the run is twice as long."""
-_MEASURED_BATCHES, _MEASURED_ROWS = 4, 16
+_MEASURED_BATCHES, _MEASURED_ROWS = 4, 8
 """Of the held-out rows so many batches are measured, and at least so many rows."""
 _NO_BYTE = ("<0xFF>", "ÿ", "<0xFE>", "þ")
 """Tokens of bytes that UTF-8 never has, as vocabularies of bytes spell them."""
