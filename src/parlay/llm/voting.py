@@ -28,13 +28,13 @@ class VoteParams:
     ``by="votes"``: the answer of most chains wins, and of as many the one of the lowest chain. ``by="score"``: the
     chain with an answer whose tokens have the highest mean log-probability wins (best of n); all run to their ends.
 
-    ``early`` stops the other chains when they can't change the winner any more: the answer is that of the full vote.
-    ``confidence`` stops them sooner: when the leading answer has two votes and would win the full vote with this
-    probability (`lead`). A chain counts there once all chains before it have ended, since the quickest chains are short,
-    and short ones are wrong more often. The full vote may then differ. ``at_once`` is how many chains decode at a time, by default all: then no vote takes
-    longer than the full one. With fewer, only as many begin as could decide the vote if they agree, which costs the
-    fewest tokens and may take longer. With ``refill`` another chain begins whenever one ends, until the vote is over:
-    more tokens, less time.
+    ``early`` stops the other chains when they can't change the winner any more: the answer is that of the full
+    vote. ``confidence`` stops them sooner: when the leading answer has two votes and would win the full vote with
+    this probability (`lead`). A chain counts there once all chains before it have ended, since the quickest chains
+    are short, and short ones are wrong more often. The full vote may then differ. ``at_once`` is how many chains
+    decode at a time, by default all: then no vote takes longer than the full one. With fewer, only as many begin as
+    could decide the vote if they agree, which costs the fewest tokens and may take longer. With ``refill`` another
+    chain begins whenever one ends, until the vote is over: more tokens, less time.
 
     Raises ValueError for values that are no vote.
     """
@@ -89,10 +89,10 @@ class VoteOutput:
     """The outcome of a vote. ``answers`` are the chains' own, in order: None where there is none, or none yet.
 
     ``answer`` None: no chain has one, so there was no vote. ``index`` is the chain that stands for the outcome: the
-    first with the winning answer, the one of the highest score, or the first of all. ``votes`` counts the answers of the
-    chains that ran to their end or to ``max_tokens``, most votes first; if a confidence ended the vote, only of the first
-    chains, which settled it. ``agreement`` is the winner's share of them. ``stopped`` are the chains that ran to no end,
-    whose texts so far are in ``outputs``. ``error`` says why a vote failed.
+    first with the winning answer, the one of the highest score, or the first of all. ``votes`` counts the answers
+    of the chains that ran to their end or to ``max_tokens``, most votes first; if a confidence ended the vote, only
+    of the first chains, which settled it. ``agreement`` is the winner's share of them. ``stopped`` are the chains
+    that ran to no end, whose texts so far are in ``outputs``. ``error`` says why a vote failed.
     """
 
     answer: str | None
