@@ -125,8 +125,9 @@ class Ballot:
     """Whether a chain ended by a fault."""
     error: str | None = None
     _first: int = 0
-    """So many of the first chains have ended, and did not settle the vote; or with ``_settled`` they did."""
+    """How many of the first chains count towards the confidence: no chain before them is still running."""
     _settled: bool = False
+    """Whether they met it; no more are counted then."""
 
     def due(self) -> range:
         """The chains to begin now; they then count as begun."""

@@ -31,13 +31,7 @@ def messages_request(body: MessagesBody, request: Request, settings: Settings) -
     """Raises ApiError for a body that can't be used."""
     check_extras(body, request, settings)
     body.check()
-    options = request_options(
-        request,
-        strategy=body.strategy,
-        exactness=body.exactness,
-        store=body.store is not False,
-        cache_salt=body.cache_salt,
-    )
+    options = request_options(request, body)
     return _chat(body, _params(body, settings), going_on(options, body.resume, stream=bool(body.stream)))
 
 

@@ -257,7 +257,7 @@ def chat_job(served: Served, chat: ChatRequest, settings: Settings, names: Field
     calls = HARMONY if HARMONY.mark in template and form.form is None else form.calls
     tags = tags_of(template)
     begins = [*([calls.begin, calls.tag] if calls is not None else []), *([tags.end] if tags is not None else [])]
-    marks = not served.vocabulary.special_texts.isdisjoint(begins)  # they would not be seen
+    marks = not served.vocabulary.special_texts.isdisjoint(begins)  # else texts leave them out
     own = replace(chat.options, marks=marks)
     job = prepare(served, messages, params, own, settings=settings, names=names, chat=options)
     answers = AnswerShape(

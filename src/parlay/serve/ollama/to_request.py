@@ -70,13 +70,7 @@ def ollama_params(body: OllamaBody, settings: Settings, names: FieldNames) -> Sa
 
 def ollama_options(body: OllamaBody, request: Request) -> RequestOptions:
     """Raises ApiError for options that can't be used."""
-    options = request_options(
-        request,
-        strategy=body.strategy,
-        exactness=body.exactness,
-        store=body.store is not False,
-        cache_salt=body.cache_salt,
-    )
+    options = request_options(request, body)
     return going_on(options, body.resume, stream=body.streamed)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
+from typing import Protocol
 
 from fastapi import Request
 
@@ -175,39 +176,48 @@ def body_options(body: GenerationBody, request: Request, vote: VoteParams | None
     prediction = text_of(body.prediction.content) if body.prediction is not None else ""
     options = request_options(
         request,
-        strategy=body.strategy,
-        exactness=body.exactness,
+        body,
         documents=body.documents or (),
-        store=body.store is not False,
-        cache_salt=body.cache_salt,
         priority=body.priority or 0,
         prediction=prediction,
     )
     return replace(options, vote=vote)
 
 
+class OwnFields(Protocol):
+    """The fields of Parlay's own that the bodies of all protocols have."""
+
+    @property
+    def strategy(self) -> str | None: ...
+    @property
+    def exactness(self) -> str | None: ...
+    @property
+    def store(self) -> bool | None: ...
+    @property
+    def cache_salt(self) -> str | None: ...
+
+
 def request_options(
     request: Request,
+    body: OwnFields | None = None,
     *,
-    strategy: str | None = None,
-    exactness: str | None = None,
     documents: Sequence[str] = (),
     prediction: str = "",
-    store: bool = True,
-    cache_salt: str | None = None,
     priority: int = 0,
 ) -> RequestOptions:
-    """Raises ApiError for a strategy that a request may not name, and for more urgency than its key has."""
+    """Say how to answer the request; without a ``body``, as if it had none of these fields.
+
+    Raises ApiError for a strategy that a request may not name, and for more urgency than its key has."""
     limiter: Limiter = request.app.state.limiter
     settings: Settings = request.app.state.settings
     ends = [most for most in (settings.default_max_tokens, settings.max_tokens) if most is not None]
     limiter.quotas.check_priority(tenant(request), priority)
     return RequestOptions(
-        strategy=None if strategy is None else read_strategy(strategy),
-        exactness=None if exactness is None else read_exactness(exactness),
+        strategy=read_strategy(body.strategy) if body is not None and body.strategy is not None else None,
+        exactness=read_exactness(body.exactness) if body is not None and body.exactness is not None else None,
         documents=documents,
-        store=store,
-        salt=tenant(request, cache_salt),
+        store=body is None or body.store is not False,
+        salt=tenant(request, None if body is None else body.cache_salt),
         owner=tenant(request),
         priority=priority,
         prediction=prediction or None,
