@@ -46,16 +46,20 @@ def append(path: Path, chains: Chains) -> None:
 
 
 def read(path: Path) -> list[Chains]:
-    """All that a file holds, of a problem recorded twice the last. Raises ValueError where there is none."""
+    """All that a file holds, of a problem recorded twice the last.
+
+    Raises ValueError where there is no such file, or its lines are no problems with as many chains each.
+    """
     try:
         lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        found = [Chains(each["place"], each["right"], (*each["answers"],), (*each["tokens"],)) for each in lines]
     except OSError as error:
         raise ValueError(f"can't read the chains {path}: {error}; benchmarks.reasoning records them") from None
-    found = {
-        each["place"]: Chains(each["place"], each["right"], tuple(each["answers"]), tuple(each["tokens"]))
-        for each in lines
-    }
-    return list(found.values())
+    except (ValueError, KeyError, TypeError):
+        raise ValueError(f"{path} holds no chains: name a file that benchmarks.reasoning wrote") from None
+    if len({len(part) for each in found for part in (each.answers, each.tokens)}) > 1:
+        raise ValueError(f"{path} holds problems with other numbers of chains: name a file of one run")
+    return list({each.place: each for each in found}.values())
 
 
 def replay(chains: Chains, params: VoteParams) -> Replayed:
