@@ -61,6 +61,13 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     add_router_memory_flag(group, keys=True)
     _add_quality_flags(group)
     add_tokenizer_flag(group)
+    group.add_argument(
+        "--generation-config",
+        choices=("auto", "vllm"),
+        default="auto",
+        help="what a request takes for temperature, top_p and the like where it names none: auto takes what the "
+        "model's makers recommend, vllm the defaults of the API (default: auto)",
+    )
     group.add_argument("--max-model-len", type=whole, metavar="N", help="most tokens of prompt and output together")
     group.add_argument(
         "--max-num-seqs", type=whole, default=32, metavar="N", help="most samples in a step (default: 32)"
@@ -382,6 +389,7 @@ def _load(model: str, options: argparse.Namespace, vocabularies: Vocabularies) -
         max_num_seqs=options.max_num_seqs,
         router_memory=options.router_memory,
         ensemble=chosen_ensemble(options),
+        generation_config=options.generation_config,
     )
     vocabularies.put(files, llm.vocabulary)
     return llm

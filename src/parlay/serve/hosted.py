@@ -61,6 +61,11 @@ class Served:
         return self.llm.llm.engine.max_context
 
     @property
+    def usual(self) -> SamplingParams:
+        """The sampling that a request takes where neither it nor its protocol names a value."""
+        return self.llm.llm.get_default_sampling_params()
+
+    @property
     def gate(self) -> CertificateGate:
         return self.llm.llm.gate
 

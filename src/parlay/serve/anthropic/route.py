@@ -44,7 +44,7 @@ def _add_create(routes: APIRouter, registry: Registry, settings: Settings) -> No
         served = await registry.use(body.model, request)
 
         def prepare() -> ChatJob:
-            chat = chat_job(served, messages_request(body, request, settings), settings, NAMES)
+            chat = chat_job(served, messages_request(body, request, settings, served.usual), settings, NAMES)
             note_ignored(request, settings, chat.unused)
             return chat
 

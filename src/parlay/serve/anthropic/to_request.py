@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from fastapi import Request
 
@@ -27,12 +28,12 @@ _EFFORTS = {"xhigh": "high", "max": "high"}
 """Efforts that chat templates do not know, and the nearest that they do."""
 
 
-def messages_request(body: MessagesBody, request: Request, settings: Settings) -> ChatRequest:
-    """Raises ApiError for a body that can't be used."""
+def messages_request(body: MessagesBody, request: Request, settings: Settings, usual: SamplingParams) -> ChatRequest:
+    """``usual`` has the sampling that the body does not name. Raises ApiError for a body that can't be used."""
     check_extras(body, request, settings)
     body.check()
     options = request_options(request, body)
-    return _chat(body, _params(body, settings), going_on(options, body.resume, stream=bool(body.stream)))
+    return _chat(body, _params(body, settings, usual), going_on(options, body.resume, stream=bool(body.stream)))
 
 
 def count_request(body: CountBody, request: Request, settings: Settings) -> ChatRequest:
@@ -42,10 +43,10 @@ def count_request(body: CountBody, request: Request, settings: Settings) -> Chat
     return _chat(body, SamplingParams(max_tokens=1), request_options(request))
 
 
-def _params(body: MessagesBody, settings: Settings) -> SamplingParams:
+def _params(body: MessagesBody, settings: Settings, usual: SamplingParams) -> SamplingParams:
     values = body.model_dump(include={"temperature", "top_p", "top_k", "seed"}, exclude_none=True)
     try:
-        params = SamplingParams(**values, stop=body.stop_sequences or None, max_tokens=body.max_tokens)
+        params = replace(usual, **values, stop=body.stop_sequences or None, max_tokens=body.max_tokens)
     except ValueError as error:
         raise refused(error, NAMES) from None
     return limited(params, settings, NAMES)

@@ -36,7 +36,7 @@ from parlay.serve.protocol.sampling_from_body import (
 from parlay.serve.registry import Registry
 from parlay.serve.settings import Settings
 from parlay.text.prompts import Prompt, TokensPrompt
-from parlay.types import ParlayError, StructuredOutputsParams
+from parlay.types import ParlayError, SamplingParams, StructuredOutputsParams
 
 logger = logging.getLogger(__name__)
 
@@ -171,7 +171,7 @@ async def _answer(
     """``begun``: letters that the answer has to begin with, and that the client has already."""
     silent = body.max_tokens == 0
     plain = body.model_copy(update=body.sampling())
-    params = sampling_params(plain, settings, _NAMES, max_tokens=1 if silent else body.max_tokens)
+    params = sampling_params(plain, settings, _NAMES, SamplingParams(), max_tokens=1 if silent else body.max_tokens)
     if begun and not silent:
         params = replace(params, structured_outputs=StructuredOutputsParams(regex=f"{begun}(?s:.*)"))
     options = going_on(body_options(body, request), body.resume, stream=bool(body.stream))

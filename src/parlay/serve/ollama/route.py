@@ -55,7 +55,8 @@ def router(registry: Registry, settings: Settings) -> APIRouter:
     async def ollama_chat(body: OllamaChatBody, request: Request) -> Response:
         def make(served: Served) -> ChatJob:
             check_extras(body, request, settings)
-            return _chat(served, ollama_chat_request(body, request, settings), request, settings, CHAT_NAMES)
+            asked = ollama_chat_request(body, request, settings, served.usual)
+            return _chat(served, asked, request, settings, CHAT_NAMES)
 
         heavy = bool(body.tools) or body.answer_schema is not None
         wanted = make if body.messages else None
@@ -67,7 +68,8 @@ def router(registry: Registry, settings: Settings) -> APIRouter:
             check_extras(body, request, settings)
             if body.raw or body.suffix is not None or not chat_template(served):
                 return _plain(served, body, request, settings)
-            return _chat(served, generate_request(body, request, settings), request, settings, GENERATE_NAMES)
+            asked = generate_request(body, request, settings, served.usual)
+            return _chat(served, asked, request, settings, GENERATE_NAMES)
 
         heavy = body.answer_schema is not None
         wanted = make if body.prompt else None
@@ -122,7 +124,7 @@ def _chat(served: Served, chat: ChatRequest, request: Request, settings: Setting
 
 def _plain(served: Served, body: GenerateBody, request: Request, settings: Settings) -> ChatJob:
     """The prompt as it is, and what belongs between it and the suffix."""
-    params = ollama_params(body, settings, GENERATE_NAMES)
+    params = ollama_params(body, settings, GENERATE_NAMES, served.usual)
     if body.answer_schema is not None:
         params = replace(params, structured_outputs=StructuredOutputsParams(json=body.answer_schema))
     text = f"{body.system}\n\n{body.prompt}" if body.system and not body.raw else body.prompt or ""

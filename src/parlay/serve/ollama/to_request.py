@@ -32,24 +32,29 @@ CHAT_NAMES = FieldNames("messages", _OTHERS)
 GENERATE_NAMES = FieldNames("prompt", _OTHERS)
 
 
-def ollama_chat_request(body: OllamaChatBody, request: Request, settings: Settings) -> ChatRequest:
-    """Raises ApiError for a body that can't be used."""
+def ollama_chat_request(
+    body: OllamaChatBody, request: Request, settings: Settings, usual: SamplingParams
+) -> ChatRequest:
+    """``usual`` has the sampling that the body does not name. Raises ApiError for a body that can't be used."""
     messages = tuple(_message(message) for message in body.messages or ())
     tools = [(f"tools[{place}].function.parameters", tool.function) for place, tool in enumerate(body.tools or ())]
     functions = tuple(Function(one.name, one.description, one.parameters, field) for field, one in tools)
-    params = ollama_params(body, settings, CHAT_NAMES)
+    params = ollama_params(body, settings, CHAT_NAMES, usual)
     return replace(_request(body, messages, params, request), functions=functions)
 
 
-def generate_request(body: GenerateBody, request: Request, settings: Settings) -> ChatRequest:
+def generate_request(body: GenerateBody, request: Request, settings: Settings, usual: SamplingParams) -> ChatRequest:
     """The prompt as the user's message. Raises ApiError for a body that can't be used."""
     system = (ChatMessage(role="system", content=body.system),) if body.system else ()
     user = ChatMessage(role="user", content=body.prompt or "")
-    return _request(body, (*system, user), ollama_params(body, settings, GENERATE_NAMES), request)
+    params = ollama_params(body, settings, GENERATE_NAMES, usual)
+    return _request(body, (*system, user), params, request)
 
 
-def ollama_params(body: OllamaBody, settings: Settings, names: FieldNames) -> SamplingParams:
-    """Raises ApiError for values that do not go together, or that are more than the server gives."""
+def ollama_params(body: OllamaBody, settings: Settings, names: FieldNames, usual: SamplingParams) -> SamplingParams:
+    """``usual`` has what the body does not name.
+
+    Raises ApiError for values that do not go together, or that are more than the server gives."""
     options = body.options or OllamaOptions()
     if options.repeat_last_n not in (None, -1, 0) and options.repeat_penalty not in (None, 1):
         field = "options.repeat_last_n"
@@ -62,7 +67,7 @@ def ollama_params(body: OllamaBody, settings: Settings, names: FieldNames) -> Sa
         ours.pop("repetition_penalty", None)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     try:
-        params = SamplingParams(**{"max_tokens": None, **ours}, logprobs=logprobs)
+        params = replace(usual, **{"max_tokens": None, **ours}, logprobs=logprobs)
     except ValueError as error:
         raise refused(error, names) from None
     return limited(params, settings, names)

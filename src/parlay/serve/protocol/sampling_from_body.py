@@ -142,15 +142,20 @@ def sampling_params(
     body: GenerationBody,
     settings: Settings,
     names: FieldNames,
+    usual: SamplingParams,
     *,
     max_tokens: int | None,
     logprobs: int | None = None,
     prompt_logprobs: int | None = None,
 ) -> SamplingParams:
-    """Raises ApiError for values that do not go together, or that are more than the server gives."""
+    """``usual`` has what the body does not name.
+
+    Raises ApiError for values that do not go together, or that are more than the server gives.
+    """
     values = body.model_dump(include=_AS_THEY_ARE, exclude_none=True)
     try:
-        params = SamplingParams(
+        params = replace(
+            usual,
             **values,
             logit_bias={int(token): bias for token, bias in (body.logit_bias or {}).items()} or None,
             max_tokens=max_tokens,

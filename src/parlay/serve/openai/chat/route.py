@@ -36,7 +36,7 @@ def router(registry: Registry, settings: Settings) -> APIRouter:
     )
     async def create_chat_completion(body: ChatBody, request: Request) -> Response:
         served = await registry.use(body.model, request)
-        prepared = await read(request, lambda: chat_request(body, request, settings))
+        prepared = await read(request, lambda: chat_request(body, request, settings, served.usual))
         if body.outline is not None:
             outlined = Outlined(served, prepared, outline_params(body.outline, settings), request, settings)
             return await outlined.answer(stream=bool(body.stream), wants_usage=bool(body.wants_usage))

@@ -26,21 +26,22 @@ from parlay.serve.protocol.resuming import going_on
 from parlay.serve.protocol.sampling_from_body import FieldNames, body_options, sampling_params
 from parlay.serve.protocol.voting import vote_params
 from parlay.serve.settings import Settings
+from parlay.types import SamplingParams
 
 NAMES = FieldNames.of(ChatBody, "messages")
 _LEGACY_ID = "call_0"
 """The id of calls in the shape before there were tools, which have none."""
 
 
-def chat_request(body: ChatBody, request: Request, settings: Settings) -> ChatRequest:
-    """Raises ApiError for a body that can't be used."""
+def chat_request(body: ChatBody, request: Request, settings: Settings, usual: SamplingParams) -> ChatRequest:
+    """``usual`` has the sampling that the body does not name. Raises ApiError for a body that can't be used."""
     check_extras(body, request, settings)
     body.check()
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     options = body_options(body, request, vote=vote_params(body.vote, settings))
     return ChatRequest(
         messages=read_messages(body),
-        params=sampling_params(body, settings, NAMES, max_tokens=body.tokens, logprobs=logprobs),
+        params=sampling_params(body, settings, NAMES, usual, max_tokens=body.tokens, logprobs=logprobs),
         options=going_on(options, body.resume, stream=bool(body.stream), choices=body.n or 1),
         functions=read_functions(body),
         must_call=body.must_call,

@@ -62,7 +62,7 @@ def router(registry: Registry, settings: Settings) -> APIRouter:
     )
     async def create_completion(body: CompletionBody, request: Request) -> Response:
         served = await registry.use(body.model, request)
-        prepared = await read(request, lambda: _read(body, request, settings))
+        prepared = await read(request, lambda: _read(body, request, settings, served.usual))
         if body.superposed:
             return await _superposed(served, prepared, request, ngrams)
         served, question = await cascades_of(request).choose(served, prepared, request)
@@ -153,14 +153,14 @@ def _fitting(served: Served, ngrams: NgramModel | None) -> NgramModel | None:
         raise ApiError(400, str(error), "superposed") from None
 
 
-def _read(body: CompletionBody, request: Request, settings: Settings) -> CompletionQuestion:
-    """Raises ApiError for a body that can't be used."""
+def _read(body: CompletionBody, request: Request, settings: Settings, usual: SamplingParams) -> CompletionQuestion:
+    """``usual`` has the sampling that the body does not name. Raises ApiError for a body that can't be used."""
     check_extras(body, request, settings)
     body.check()
     options = body_options(body, request, vote=vote_params(body.vote, settings))
     if body.suffix is not None:
         options = filling(options, settings)
-    return CompletionQuestion(body, _params(body, settings), options, settings)
+    return CompletionQuestion(body, _params(body, settings, usual), options, settings)
 
 
 def _prepare(served: Served, asked: CompletionQuestion) -> tuple[list[Job], CompletionShape]:
@@ -179,12 +179,13 @@ def _prepare(served: Served, asked: CompletionQuestion) -> tuple[list[Job], Comp
     return jobs, renamed(shape, body.resume)
 
 
-def _params(body: CompletionBody, settings: Settings) -> SamplingParams:
+def _params(body: CompletionBody, settings: Settings, usual: SamplingParams) -> SamplingParams:
     named = "max_tokens" in body.model_fields_set
     params = sampling_params(
         body,
         settings,
         NAMES,
+        usual,
         max_tokens=body.max_tokens if named else min(DEFAULT_TOKENS, settings.max_tokens or DEFAULT_TOKENS),
         logprobs=0 if body.picks and body.logprobs is None else body.logprobs,
         prompt_logprobs=body.logprobs if body.echo else None,

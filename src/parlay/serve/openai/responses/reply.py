@@ -20,7 +20,7 @@ from parlay.serve.protocol.answering import Chunk, NamedFrames
 from parlay.serve.protocol.logprobs import Speller, chat_logprobs, entries, tokens_before
 from parlay.serve.protocol.steps_ahead import ahead_reply
 from parlay.serve.protocol.usage import RequestMetrics, Summary, extras, usage
-from parlay.types import TokenLogprobs
+from parlay.types import SamplingParams, TokenLogprobs
 
 
 class ResponseReply(TypedDict):
@@ -43,6 +43,7 @@ class ResponseShape:
 
     model: str
     body: ResponsesBody
+    params: SamplingParams
     answers: AnswerShape
     speller: Speller
     keep: Callable[[Mapping[str, Any]], None]
@@ -65,11 +66,11 @@ class ResponseShape:
             "model": self.model,
             "output": list(output),
             "usage": None,
-            **_echo(self.body),
+            **_echo(self.body, self.params),
         }
 
 
-def _echo(body: ResponsesBody) -> dict[str, Any]:
+def _echo(body: ResponsesBody, params: SamplingParams) -> dict[str, Any]:
     """The request's settings, which every response repeats."""
     plain = body.model_dump(by_alias=True, exclude_none=True, include={"tools", "tool_choice", "text", "reasoning"})
     return {
@@ -80,12 +81,12 @@ def _echo(body: ResponsesBody) -> dict[str, Any]:
         "previous_response_id": body.previous_response_id,
         "reasoning": {"effort": None, "summary": None, **plain.get("reasoning", {})},
         "store": body.store is not False,
-        "temperature": 1.0 if body.temperature is None else body.temperature,
+        "temperature": params.temperature,
         "text": {"format": {"type": "text"}, **plain.get("text", {})},
         "tool_choice": plain.get("tool_choice", "auto"),
         "tools": plain.get("tools", []),
         "top_logprobs": body.top_logprobs or 0,
-        "top_p": 1.0 if body.top_p is None else body.top_p,
+        "top_p": params.top_p,
         "truncation": body.truncation or "disabled",
     }
 

@@ -129,7 +129,8 @@ def _earlier(body: ResponsesBody, request: Request) -> Sequence[ChatMessage]:
 def _prepare(
     served: Served, body: ResponsesBody, earlier: Sequence[ChatMessage], request: Request, settings: Settings
 ) -> tuple[ChatJob, ResponseShape]:
-    chat = chat_job(served, responses_request(body, earlier, request, settings), settings, NAMES)
+    asked = responses_request(body, earlier, request, settings, served.usual)
+    chat = chat_job(served, asked, settings, NAMES)
     note_ignored(request, settings, chat.unused)
     owner, store = tenant(request), _store(request)
 
@@ -139,7 +140,9 @@ def _prepare(
             store.put(owner, reply["id"], StoredResponse(reply, _items(body, reply["id"]), joined(messages)))
 
     speller = Speller(served.tokenizer)
-    shape = ResponseShape(model=served.name, body=body, answers=chat.answers, speller=speller, keep=keep)
+    shape = ResponseShape(
+        model=served.name, body=body, params=asked.params, answers=chat.answers, speller=speller, keep=keep
+    )
     return chat, renamed(shape, body.resume)
 
 

@@ -25,6 +25,7 @@ from parlay.serve.protocol.body import check_extras
 from parlay.serve.protocol.resuming import going_on
 from parlay.serve.protocol.sampling_from_body import FieldNames, body_options, sampling_params
 from parlay.serve.settings import Settings
+from parlay.types import SamplingParams
 
 NAMES = FieldNames.of(
     ResponsesBody,
@@ -36,12 +37,14 @@ NAMES = FieldNames.of(
 
 
 def responses_request(
-    body: ResponsesBody, earlier: Sequence[ChatMessage], request: Request, settings: Settings
+    body: ResponsesBody, earlier: Sequence[ChatMessage], request: Request, settings: Settings, usual: SamplingParams
 ) -> ChatRequest:
-    """``earlier`` is the conversation that the body goes on with. Raises ApiError for a body that can't be used."""
+    """``earlier`` is the conversation that the body goes on with, ``usual`` has the sampling that it does not name.
+
+    Raises ApiError for a body that can't be used."""
     check_extras(body, request, settings)
     body.check()
-    params = sampling_params(body, settings, NAMES, max_tokens=body.max_output_tokens, logprobs=body.logprobs)
+    params = sampling_params(body, settings, NAMES, usual, max_tokens=body.max_output_tokens, logprobs=body.logprobs)
     tools = body.callable_tools.items()
     instructions = [ChatMessage(role="system", content=body.instructions)] if body.instructions else []
     return ChatRequest(
