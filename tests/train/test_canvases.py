@@ -457,6 +457,22 @@ def test_a_fixed_point_is_the_greedy_text_and_tuning_reaches_it_sooner() -> None
     assert kept >= 27, "it writes what it wrote"
 
 
+def test_a_model_that_repeats_one_token_shows_in_its_figures() -> None:
+    """Its blocks are solved at once, which would look like success."""
+
+    class Stuck(Decoder):
+        def head(self, hidden_MH: Tensor) -> Tensor:
+            return super().head(hidden_MH).index_fill(-1, torch.tensor([5]), 50.0)
+
+    torch.manual_seed(1)
+    stuck = Stuck(new_decoder(TINY.config(VOCAB, END, END)), MASK)
+    rows = [TrainingText(row.ids, 4) for row in reversals(3)]
+    options = CllmTrainOptions(data=DATA, rows=3, precision="float32", block=6)
+    said = cllm.Cllm(options, stuck, decoder(1), rows, END).measure([batch_of(rows, END, 1)])
+    assert said["tokens per iteration"] == pytest.approx(3)
+    assert said["distinct tokens"] == pytest.approx(1 / 6)
+
+
 def test_commands_go_from_texts_to_folders_that_decode(tmp_path: Path) -> None:
     """A diffusion model from nothing, its student, and two causal models, each by its own command's function."""
     lines = [json.dumps({"prompt": f"say {word}", "answer": word}) for word in ("one", "two", "three") * 15]
