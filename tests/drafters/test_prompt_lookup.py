@@ -113,3 +113,14 @@ def test_sequences_are_told_apart_and_forgotten() -> None:
 def test_contradicting_sizes_are_refused() -> None:
     with pytest.raises(UsageError, match="min_ngram 3 is more than max_ngram 2"):
         PromptLookup(RESOURCES, Options(max_ngram=2, min_ngram=3))
+
+
+def test_a_copy_goes_on_where_it_ends_at_how_far_a_reference_was_read() -> None:
+    """Long references are read in the course of several steps, and none while a match goes on."""
+    reference = tuple((7 * place) % 4999 for place in range(4000))
+    view = Sight(0, list(reference[:6]), replace(GREEDY, references=(reference,)))
+    drafter = PromptLookup(replace(RESOURCES, vocab_size=5000), Options())
+    while len(view.tokens) < 1500:
+        (draft,) = drafter.propose([view], [4])
+        assert draft.tree.tokens[:1] == (reference[len(view.tokens)],)
+        view.tokens.append(reference[len(view.tokens)])

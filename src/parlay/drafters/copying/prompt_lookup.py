@@ -158,13 +158,15 @@ class _CopiedText(_IndexedText):
     def _append(self, new: array[int]) -> None:
         """A match that the new tokens prolong is the longest again, and needs no search: others grew no faster.
 
-        Not a short one, beside which a longer one may have been overlooked, nor one without a token after it.
+        Not a short one, beside which a longer one may have been overlooked, nor one without a token after it: that may
+        be a reference's end, or how far it has been read.
         """
         (source, place, length), count = self._match, len(new)
         self.tokens.extend(new)
         self.unindexed += count * len(self.places)
         text, after = source.tokens, place + count
-        prolonged = length >= self.places[0].size and text[place:after] == new and text[after] != _END
+        goes_on = after < len(text) and text[after] != _END
+        prolonged = goes_on and length >= self.places[0].size and text[place:after] == new
         self._match = (source, after, length + count) if prolonged else (self, 0, 0)
 
     def match(self, longest: int, leftmost: bool, step: StepBudget) -> tuple[_IndexedText, int, int]:
