@@ -199,3 +199,13 @@ def test_a_damaged_file_is_refused_when_the_store_is_made(tmp_path: Path) -> Non
     path.write_bytes(b"not a store")
     with pytest.raises(UsageError, match=r"^strategy made: store=.*it is no store; name another file$"):
         stores(path)
+
+
+def test_a_file_with_an_output_longer_than_all_that_is_kept_gives_its_end(tmp_path: Path) -> None:
+    path = tmp_path / "outputs.store"
+    first = stores(path, max_tokens=100)
+    run(first, [1, 2, 3, 4, 5, 6])
+    first.save()
+    second = stores(path, max_tokens=4)
+    assert times(second, [3, 4, 5, 6]) == 1
+    assert times(second, [2]) == 0

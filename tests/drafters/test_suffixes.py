@@ -8,7 +8,10 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parlay.drafters.stores.suffixes import END, LiveText, Suffixes
+from parlay.drafters.state_room import StateRoom
+from parlay.drafters.step_budget import STEP_TOKENS, StepBudget
+from parlay.drafters.stores.live_texts import LiveText
+from parlay.drafters.stores.suffixes import END, Suffixes
 from tests.drafters.sight import EDITS, edit
 
 letters = st.lists(st.integers(0, 2), max_size=14)
@@ -135,3 +138,46 @@ def test_few_children_are_all_shown_and_their_sum_leaves_out_ends_of_texts() -> 
     total, children = suffixes.frequent(state_of(suffixes, [1]))
     assert total == 2
     assert [(token, times) for token, times, _ in children] == [(2, 1), (3, 1)]
+
+
+@given(texts=texts, steps=st.lists(st.tuples(letters, st.integers(0, 14)), max_size=8), depth=depths)
+def test_tokens_that_are_taken_back_leave_nothing(
+    texts: list[list[int]], steps: list[tuple[list[int], int]], depth: int
+) -> None:
+    kept, text = Suffixes(depth, 200), texts[-1]
+    for each in texts:
+        kept.add(each)
+    for new, gone in steps:
+        for token in new:
+            kept.append(token)
+            kept.frequent(kept.window)
+        text = [*text, *new]
+        last = text[len(text) - min(gone, len(text)) :]
+        assert kept.take_back(last)
+        text = text[: len(text) - len(last)]
+    fresh = Suffixes(depth)
+    for each in [*texts[:-1], text]:
+        fresh.add(each)
+    for name in set(Suffixes.__slots__) - {"_before", "_frequent", "_moved"}:
+        assert getattr(kept, name) == getattr(fresh, name), name
+
+
+def test_more_is_not_taken_back_than_is_remembered_nor_across_texts() -> None:
+    suffixes = Suffixes(4, 2)
+    suffixes.add([1, 2, 3])
+    assert not suffixes.take_back([1, 2, 3])
+    suffixes.add([4])
+    assert not suffixes.take_back([3, 4])
+    assert suffixes.take_back([4])
+
+
+def test_a_long_text_is_not_taken_in_again_where_its_last_tokens_come_and_go() -> None:
+    """As those drafted by the other levels of a cascade do."""
+    step, live, text = StepBudget(StateRoom(), 1), LiveText(6, ()), [place % 97 for place in range(2 * STEP_TOKENS)]
+    for _ in range(3):
+        step.begin(1)
+        taken_in = live.follow(text, step)
+    assert taken_in is not None
+    for drafted in ([1, 2, 3], [4], [1, 2, 5, 6]):
+        step.begin(1)
+        assert live.follow([*text, *drafted], step) is not None

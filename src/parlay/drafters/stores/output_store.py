@@ -12,8 +12,9 @@ from pathlib import Path
 from parlay.drafters.resources import Resources
 from parlay.drafters.state_room import most_tenants
 from parlay.drafters.step_budget import STEP_TOKENS
+from parlay.drafters.stores.live_texts import LiveText, LiveTexts
 from parlay.drafters.stores.store_files import Saving, StoreFile
-from parlay.drafters.stores.suffixes import LiveText, LiveTexts, Suffixes
+from parlay.drafters.stores.suffixes import Suffixes
 from parlay.options import Options, option
 from parlay.types import Observation, Request, SequenceView
 
@@ -88,7 +89,9 @@ class OutputStores:
         file = StoreFile(Path(options.store), "outputs", vocab_size, strategy) if options.store else None
         self._saving = Saving(file, options.save_every, self._texts)
         if file is not None:
-            self._waiting.extend((salt, text) for salt, tenant in file.load().items() for text in tenant)
+            self._waiting.extend(
+                (salt, text[-options.max_tokens :]) for salt, tenant in file.load().items() for text in tenant
+            )
             self.advance(sys.maxsize)
 
     def of(self, request: Request) -> Suffixes | None:

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from parlay.drafters.combined import members
 from parlay.drafters.resources import Resources
+from parlay.drafters.stores.live_texts import LiveText
 from parlay.drafters.stores.output_store import KnownTexts, StoreOptions
 from parlay.drafters.stores.suffix_tree import NOTHING, SuffixGrowth, grow
-from parlay.drafters.stores.suffixes import END, LiveText, Suffixes, chance
+from parlay.drafters.stores.suffixes import END, Suffixes, chance
 from parlay.options import UsageError, option
 from parlay.types import NO_DRAFT, Draft, Observation, SequenceView, trees
 

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 from array import array
+from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import islice
-
-from parlay.drafters.per_sequence import History
-from parlay.drafters.state_room import StateBytes, StateRoom
-from parlay.drafters.step_budget import StepBudget
-from parlay.types import SequenceView
+from typing import NamedTuple
 
 _MANY = 24  # children of one state; after a common token there are thousands
 _FIRST, _LAST = 192, 64  # of which so many are looked at
 END = -1  # stands between texts: never in a query, never proposed
 
-MOST_OF_REFERENCES = 65_536
-"""Tokens of a request's references that each of its samples takes in: 10 MB, in 32 steps."""
-_TOKEN_BYTES = 150  # of a live text: 141 in code, 156 in random ids
+
+class _Before(NamedTuple):
+    """An automaton before a token was appended: how many states there were, the whole text's and the window's.
+
+    ``moved``: the state from which on transitions were moved to a new one, and the state that they led to.
+    """
+
+    states: int
+    last: int
+    window: int
+    window_length: int
+    moved: tuple[int, int] | None
 
 
 class Suffixes:
@@ -33,12 +39,15 @@ class Suffixes:
     """
 
     __slots__ = (
-        "_ends", "_frequent", "_last", "_lengths", "_more", "_parents", "_place", "_targets", "_tokens",
-        "counts", "depth", "window", "window_length",
+        "_before", "_ends", "_frequent", "_last", "_lengths", "_more", "_moved", "_parents", "_place", "_targets",
+        "_tokens", "counts", "depth", "window", "window_length",
     )  # fmt: skip
 
-    def __init__(self, depth: int) -> None:
+    def __init__(self, depth: int, undone: int = 0) -> None:
+        """``undone``: how many of the tokens appended last can be taken back."""
         self.depth = depth
+        self._before: deque[_Before] = deque(maxlen=undone)
+        self._moved: tuple[int, int] | None = None  # by the latest token
         self.counts = array("i", [0])
         self.window = 0  # state of the last ``window_length`` tokens of the text, ``depth`` of them at most
         self.window_length = 0
@@ -138,11 +147,16 @@ class Suffixes:
         """A new text begins: no substring reaches across."""
         self._last = self.window = self.window_length = 0
         self._place += 1
+        self._before.clear()
 
     def append(self, token: int) -> None:
+        states, last, window, window_length = len(self.counts), self._last, self.window, self.window_length
         self._place += 1
-        self._last = self._extend(self._last, token)
+        self._moved = None
+        self._last = self._extend(last, token)
         self._slide(token)
+        if self._before.maxlen:
+            self._before.append(_Before(states, last, window, window_length, self._moved))
         state, counts, parents = self.window, self.counts, self._parents
         while state > 0:
             counts[state] += 1
@@ -175,6 +189,36 @@ class Suffixes:
                 counts[state] -= 1
                 state = parents[state]
             yield
+
+    def take_back(self, tokens: Sequence[int]) -> bool:
+        """Undo the appending of the text's last ``tokens``. False if these are more than can be taken back."""
+        if len(tokens) > len(self._before):
+            return False
+        for token in reversed(tokens):
+            self._undo(token, self._before.pop())
+        return True
+
+    def _undo(self, token: int, before: _Before) -> None:
+        state, counts, parents = self.window, self.counts, self._parents
+        while state > 0:
+            counts[state] -= 1
+            state = parents[state]
+        self._place -= 1
+        self._last, self.window, self.window_length = before.last, before.window, before.window_length
+        if before.moved is not None:
+            state, target = before.moved
+            clone = parents[target]
+            parents[target] = parents[clone]
+            self._move(state, token, clone, target)
+        state = before.last
+        while state >= 0 and self.follow(state, token) == before.states:
+            self._part(state, token)
+            state = parents[state]
+        for gone in range(before.states, len(counts)):
+            self._more.pop(gone, None)
+            self._frequent.pop(gone, None)
+        for column in (counts, self._lengths, parents, self._ends, self._tokens, self._targets):
+            del column[before.states :]
 
     def _slide(self, token: int) -> None:
         """Move the window over a token that is in the automaton already."""
@@ -219,13 +263,18 @@ class Suffixes:
             self._more[clone] = dict(self._more[target])
         parents[clone] = parents[target]
         parents[target] = clone
-        while state >= 0 and self.follow(state, token) == target:
-            if self._tokens[state] == token:
-                self._targets[state] = clone
-            else:
-                self._more[state][token] = clone
-            state = parents[state]
+        self._moved = state, target
+        self._move(state, token, target, clone)
         return clone
+
+    def _move(self, state: int, token: int, old: int, new: int) -> None:
+        """From a state upwards the token leads to ``new``, as far as it led to ``old``."""
+        while state >= 0 and self.follow(state, token) == old:
+            if self._tokens[state] == token:
+                self._targets[state] = new
+            else:
+                self._more[state][token] = new
+            state = self._parents[state]
 
     def _new(self, length: int, end: int) -> int:
         self.counts.append(0)
@@ -243,96 +292,15 @@ class Suffixes:
         else:
             self._more.setdefault(state, {})[token] = target
 
-
-class LiveText:
-    """The suffixes of a sequence and of its references, updated with each committed token.
-
-    ``text`` is all of it that is taken in so far, in the places of `Suffixes.first_copy`. If tokens were taken back, it
-    is built again.
-    """
-
-    def __init__(self, depth: int, references: tuple[tuple[int, ...], ...]) -> None:
-        self.references = references
-        self._depth = depth
-        self._history = History()
-        self._reset()
-
-    def _reset(self) -> None:
-        self._history.cut(0)
-        self.suffixes = Suffixes(self._depth)
-        self.text = array("i")
-        self._unread = self._parts()
-        self._left = min(MOST_OF_REFERENCES, sum(map(len, self.references)))
-        self._reading: Sequence[int] | None = None
-        """The reference that is taken in now; None: the sequence itself."""
-        self._place = 0
-        self._next_part()
-
-    def _parts(self) -> Iterator[Sequence[int]]:
-        left = MOST_OF_REFERENCES
-        for reference in self.references:
-            yield reference[:left]
-            left -= len(reference[:left])
-
-    def _next_part(self) -> None:
-        self._reading, self._place = next(self._unread, None), 0
-        self.suffixes.begin()
-        self.text.append(END)
-
-    def follow(self, tokens: Sequence[int], step: StepBudget | None = None) -> Suffixes | None:
-        """The suffixes of references and ``tokens``; None while this step has no room to take them all in."""
-        history = self._history
-        if history.agree(tokens) < len(history.tokens):
-            self._reset()
-        wanted = self._left + len(tokens) - len(history.tokens)
-        most = wanted if step is None else step.take(wanted)
-        while self._reading is not None:
-            new = self._reading[self._place : self._place + most]
-            self._take_in(new)
-            most -= len(new)
-            self._left -= len(new)
-            if self._place < len(self._reading):
-                break
-            self._next_part()
-        if self._reading is None:
-            new = tokens[len(history.tokens) : len(history.tokens) + most]
-            history.tokens.extend(new)
-            self._take_in(new)
-        return self.suffixes if len(history.tokens) == len(tokens) else None
-
-    def _take_in(self, tokens: Sequence[int]) -> None:
-        self.text.extend(tokens)
-        for token in tokens:
-            self.suffixes.append(token)
-        self._place += len(tokens)
-
-
-class LiveTexts:
-    """The `LiveText` of each sequence, made when it is first asked for. Steps take in what `StepBudget` grants."""
-
-    def __init__(self, depth: int, room: StateRoom) -> None:
-        self._depth = depth
-        self._texts: dict[int, LiveText] = {}
-        self._bytes = StateBytes(room, self._texts)
-        self._step = StepBudget(room, _TOKEN_BYTES)
-
-    def begin(self, budgets: Sequence[int]) -> None:
-        """A step begins, in which sequences with a budget draft."""
-        self._step.begin(sum([budget > 0 for budget in budgets]))
-
-    def of(self, view: SequenceView) -> LiveText | None:
-        """The text of a sequence, with all of its tokens; None while it is being taken in."""
-        references = view.request.references
-        text = self._texts.get(view.sequence)
-        if text is None or text.references is not references:
-            text = self._texts[view.sequence] = LiveText(self._depth, references)
-        whole = text.follow(view.tokens, self._step) is not None
-        self._bytes.set(view.sequence, len(text.text) * _TOKEN_BYTES)
-        return text if whole else None
-
-    def release(self, sequence: int) -> None:
-        self._texts.pop(sequence, None)
-        self._bytes.release(sequence)
+    def _part(self, state: int, token: int) -> None:
+        """Undo `_join`."""
+        self._frequent.pop(state, None)
+        if self._tokens[state] == token:
+            self._tokens[state], self._targets[state] = END, 0
+            return
+        del self._more[state][token]
+        if not self._more[state]:
+            del self._more[state]
 
 
 def chance(share: float, length: int) -> float:
