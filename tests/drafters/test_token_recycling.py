@@ -205,3 +205,15 @@ def test_a_write_that_fails_costs_no_request(
 def test_parameters_out_of_range_are_refused(wrong: str) -> None:
     with pytest.raises(UsageError, match=wrong.partition("=")[0]):
         parse(f"token-recycling:{wrong}")
+
+
+def test_a_file_of_more_tenants_gives_those_that_were_used_last(tmp_path: Path) -> None:
+    path = tmp_path / "choices.store"
+    first = TokenRecycling(RESOURCES, Options(store=str(path), save_every=100))
+    tenants = [replace(GREEDY, salt=name) for name in "abc"]
+    for number, tenant in enumerate(tenants):
+        teach(first, {1: [2 + number]}, tenant)
+        first.release(0)
+    first._saving.save()
+    second = TokenRecycling(RESOURCES, Options(store=str(path), tenants=2))
+    assert [len(propose(second, 1, 4, tenant)) for tenant in tenants] == [0, 1, 1]

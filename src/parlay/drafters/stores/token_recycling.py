@@ -66,7 +66,7 @@ class TokenRecycling(OneByOne):
         file = StoreFile(Path(options.store), "choices", self._vocab_size, SOURCE) if options.store else None
         self._saving = Saving(file, options.save_every, partial(_lists, self._matrices))
         if file is not None:
-            for salt, (tokens, candidates) in file.load().items():
+            for salt, (tokens, candidates) in list(file.load().items())[-self._tenants :]:  # the latest used are last
                 self._matrices[salt] = _Matrix(self._vocab_size, tokens, candidates)
         resources.closing.callback(self._saving.save)
 
