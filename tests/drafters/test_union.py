@@ -200,3 +200,21 @@ def test_each_member_is_told_what_it_needs_and_no_more() -> None:
     assert counter.top_k == ()
     assert sorted(other.taps) == [3]
     assert other.top_k == ((5, 4),)
+
+
+def test_a_member_that_failed_is_tried_again_while_the_other_fills_every_draft() -> None:
+    union, view = union_of("Counter", "Other"), Sight()
+    for _ in range(20):
+        verify(union, view, union.propose([view], [8])[0], "Counter", 8)
+    asked = 0
+    for _ in range(300):
+        draft = union.propose([view], [8])[0]
+        asked += draft.sources.count("Other")
+        verify(union, view, draft, "Counter", 8)
+    assert 0 < asked < 30
+
+
+@pytest.mark.parametrize("name", ["ppd", "bita", "speculative-streaming", "set-block"])
+def test_strategies_that_guess_at_probes_are_refused_because_members_have_none(name: str) -> None:
+    with pytest.raises(UsageError, match=f"{name} guesses on rows beside its own draft.*use it alone, or in auto:of="):
+        build(parse(f"union:of=prompt-lookup+{name}"), RESOURCES)

@@ -304,6 +304,9 @@ MEDUSA, HYDRA, MLP_SPECULATOR, REDRAFTER = "medusa", "hydra", "mlp-speculator", 
 HEADS_OF_OTHERS = {EAGLE2: EAGLE}
 """Strategies that draft with another one's heads, and whose."""
 
+ON_PROBES = frozenset({BITA, PPD, SET_BLOCK, STREAMING})
+"""Strategies whose guesses are all read at probes, which drafters inside another one do not have."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadOptions(Options):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from parlay.drafters.options import ON_PROBES
 from parlay.drafters.resources import NestedStrategy
 from parlay.options import UsageError
 from parlay.types import NO_DRAFT, Draft, Drafter, Needs, Observation, SequenceView, trees
@@ -42,7 +43,15 @@ class Member:
 
 
 def build(owner: str, nested: NestedStrategy) -> Member:
-    """A drafter of the strategy that stands inside the strategy ``owner``, held to its own ``k``."""
+    """A drafter of the strategy that stands inside the strategy ``owner``, held to its own ``k``.
+
+    Raises UsageError for one that would never draft there.
+    """
+    if nested.name in ON_PROBES:
+        raise UsageError(
+            f"strategy {owner}: {nested.name} guesses on rows beside its own draft, which strategies inside another one "
+            "don't have; use it alone, or in auto:of="
+        )
     drafter = nested.build()
     if drafter is None:
         raise UsageError(f"strategy {owner}: {nested.name} drafts nothing; leave it out")

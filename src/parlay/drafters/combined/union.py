@@ -13,6 +13,7 @@ from parlay.types import NO_DRAFT, Draft, Observation, SequenceView, trees
 
 SOURCE = "union"
 _DECAY = 0.9  # of a member's record, per step in which it proposed
+_REST = 0.02  # how far it goes back towards what it began with, per step in which only others did
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +28,8 @@ class Union:
 
     Equal nodes become one, which counts for the member with the better record; that member proposes first. The budget
     is divided by the squared acceptance rate of each member in this sequence, over recent steps. What one member leaves
-    unused, the next may spend. No member drafts more than its own ``k``.
+    unused, the next may spend. The record of a member that proposes nothing is slowly forgotten, so that it is tried
+    again. No member drafts more than its own ``k``.
     """
 
     def __init__(self, resources: Resources, options: UnionOptions) -> None:
@@ -96,10 +98,14 @@ class _MemberRecords:
 
     def credit(self, observation: Observation) -> None:
         """Each node counts for the member that proposed it. (Sources do not identify members: two may share a name.)"""
-        owners = [self._owners.get(path) for path in _paths(observation.draft)]
-        for number in {owner for owner in owners if owner is not None}:
-            accepted = sum(owners[node] == number for node in observation.verdict.path)
-            self._records[number].learn(owners.count(number), accepted)
+        owners = [self._owners.get(path) for path in _paths(observation.draft)] if self._owners else []
+        for number, record in enumerate(self._records):
+            if number in owners:
+                accepted = sum(owners[node] == number for node in observation.verdict.path)
+                record.learn(owners.count(number), accepted)
+            elif self._owners:
+                record.rest()
+        self._owners.clear()
 
 
 class _Record:
@@ -118,6 +124,11 @@ class _Record:
     def learn(self, proposed: int, accepted: int) -> None:
         self._accepted = self._accepted * _DECAY + accepted
         self._proposed = self._proposed * _DECAY + proposed
+
+    def rest(self) -> None:
+        """Forget a little."""
+        self._accepted += _REST * (1.0 - self._accepted)
+        self._proposed += _REST * (2.0 - self._proposed)
 
 
 def _paths(draft: Draft) -> list[tuple[int, ...]]:
