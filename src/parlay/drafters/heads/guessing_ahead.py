@@ -45,8 +45,9 @@ class GuessingAhead(ABC):
     def observe(self, observations: Sequence[Observation]) -> None:
         for observation in observations:
             self._see(observation)
-            history = History()
-            history.tokens += observation.view.tokens
+            tokens, (history, _) = observation.view.tokens, self._held.get(observation.view.sequence, (History(), []))
+            history.cut(history.agree(tokens))
+            history.tokens += tokens[len(history.tokens) :]
             self._held[observation.view.sequence] = history, self._guesses(observation)
 
     def release(self, sequence: int) -> None:
