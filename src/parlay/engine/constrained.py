@@ -42,8 +42,9 @@ def with_forced(draft: Draft, forced: Sequence[int], kind: DraftKind, vocab_size
     whole = trees.lengthened(trees.prune(draft, path), rest, GRAMMAR)
     if kind == "point":
         return whole
-    sure = torch.nn.functional.one_hot(torch.tensor(rest), vocab_size)
-    return replace(whole, kind=kind, probs=sure.float() if draft.probs is None else torch.cat([draft.probs, sure]))
+    sure = torch.nn.functional.one_hot(torch.tensor(rest), vocab_size).float()
+    probs = sure if draft.probs is None else torch.cat([draft.probs, sure.to(draft.probs)])
+    return replace(whole, kind=kind, probs=probs)
 
 
 def drafters_part(draft: Draft) -> Draft | None:
