@@ -49,7 +49,7 @@ def build(owner: str, nested: NestedStrategy) -> Member:
     """
     if nested.name in ON_PROBES:
         raise UsageError(
-            f"strategy {owner}: {nested.name} guesses on rows beside its own draft, which strategies inside another one "
+            f"strategy {owner}: {nested.name} guesses on rows beside its own draft, which strategies inside others "
             "don't have; use it alone, or in auto:of="
         )
     drafter = nested.build()
