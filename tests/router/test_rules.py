@@ -186,3 +186,17 @@ def test_risk_keeps_drawn_drafts_and_probes() -> None:
     assert policy.trim([view], [drawn])[0] is drawn
     cut = policy.trim([view], [probing])[0]
     assert (cut.tree.tokens, cut.probes) == ((1, 2, 4), 1)
+
+
+@pytest.mark.parametrize("policy", [Confidence(20, 0.0), Risk(20, most=1.0)])
+def test_a_draft_that_ends_the_text_counts_as_right_to_its_end(policy: Confidence | Risk) -> None:
+    """No token of the target's own follows a stop token that was drafted."""
+    view, draft = SequenceView(0), chain(3, (0.9,) * 3)
+    for _ in range(8):
+        policy.trim([view], [draft])
+        view.tokens += draft.tree.tokens
+        policy.learn([view], [draft], [3], Spent(0.0, 1.0, 4, len(view.tokens)))
+    if isinstance(policy, Confidence):
+        assert [right for _, right in policy._record] == [True] * 24
+    else:
+        assert policy._calibration.chance(0.9) > 0.95

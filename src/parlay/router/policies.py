@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
-from parlay.router.acceptance import UNSCORED, ScoreCalibration, matched
+from parlay.router.acceptance import UNSCORED, Outcome, ScoreCalibration, matched
 from parlay.router.arms import Arm
 from parlay.router.router import Router
 from parlay.types import NOTHING_NEEDED, Budgets, Cost, Draft, Needs, Policy, SequenceView, Spent, trees
@@ -78,7 +79,31 @@ class Heuristic(Fixed):
             self.budget = last
 
 
-class Confidence(Fixed):
+class _Watching(Fixed):
+    """Compares each draft with what its step committed."""
+
+    def __init__(self, budget: int) -> None:
+        super().__init__(budget)
+        self._lengths: dict[int, int] = {}  # of each text whose draft is being verified
+
+    def trim(self, views: Sequence[SequenceView], drafts: Sequence[Draft]) -> list[Draft]:
+        self._lengths.update({view.sequence: len(view.tokens) for view in views})
+        return [self._trimmed(draft) for draft in drafts]
+
+    @abstractmethod
+    def _trimmed(self, draft: Draft) -> Draft:
+        """The part of the draft that is verified."""
+
+    def _outcome(self, view: SequenceView, draft: Draft, right: int) -> Outcome:
+        """What was verified. A step whose draft ends the text commits no token of the target's own behind it."""
+        before = self._lengths.pop(view.sequence, len(view.tokens) - right - 1)
+        return matched(draft, view.tokens[before:])
+
+    def release(self, sequence: int) -> None:
+        self._lengths.pop(sequence, None)
+
+
+class Confidence(_Watching):
     """The confidence stop of assisted generation (Gante 2023; after DISCO, arXiv:2405.04304).
 
     A node whose score lies below a threshold is the last of its path. The threshold is .4 at first, then the score
@@ -92,15 +117,16 @@ class Confidence(Fixed):
         self.threshold = threshold
         self._record: deque[tuple[float, bool]] = deque(maxlen=_RECORD)
 
-    def trim(self, views: Sequence[SequenceView], drafts: Sequence[Draft]) -> list[Draft]:
-        return [_end(draft, [score >= self.threshold for score in draft.scores]) for draft in drafts]
+    def _trimmed(self, draft: Draft) -> Draft:
+        return _end(draft, [score >= self.threshold for score in draft.scores])
 
     def learn(
         self, views: Sequence[SequenceView], drafts: Sequence[Draft], accepted: Sequence[int], spent: Spent
     ) -> None:
         for view, draft, right in zip(views, drafts, accepted, strict=True):
+            outcome = self._outcome(view, draft, right)
             if draft.scores:
-                self._learn_outcome(*matched(draft, view.tokens[len(view.tokens) - right - 1 :]))
+                self._learn_outcome(*outcome)
 
     def _learn_outcome(self, draft: Draft, path: Sequence[int], tested: Sequence[int]) -> None:
         self._record += [(draft.scores[node], node in path) for node in tested]
@@ -131,7 +157,7 @@ def best_threshold(record: Sequence[tuple[float, bool]], default: float) -> floa
     return best
 
 
-class Risk(Fixed):
+class Risk(_Watching):
     """The stop of SpecDec++ (Huang et al. 2024, arXiv:2405.19715): a draft ends where 1 - a1 a2 ... exceeds ``most``.
 
     Each a is the chance of a node if its parent is right. In the paper a trained head predicts it; here it is the
@@ -144,8 +170,8 @@ class Risk(Fixed):
         self._most = most
         self._calibration = ScoreCalibration()
 
-    def trim(self, views: Sequence[SequenceView], drafts: Sequence[Draft]) -> list[Draft]:
-        return [_end(draft, [1 - path_prob <= self._most for path_prob in self._path_probs(draft)]) for draft in drafts]
+    def _trimmed(self, draft: Draft) -> Draft:
+        return _end(draft, [1 - path_prob <= self._most for path_prob in self._path_probs(draft)])
 
     def _path_probs(self, draft: Draft) -> list[float]:
         """Chance of the path to each node, the first level taken for certain."""
@@ -159,9 +185,7 @@ class Risk(Fixed):
         self, views: Sequence[SequenceView], drafts: Sequence[Draft], accepted: Sequence[int], spent: Spent
     ) -> None:
         drafted = zip(views, drafts, accepted, strict=True)
-        self._calibration.learn(
-            [matched(draft, view.tokens[len(view.tokens) - right - 1 :]) for view, draft, right in drafted]
-        )
+        self._calibration.learn([self._outcome(view, draft, right) for view, draft, right in drafted])
 
 
 def _end(draft: Draft, goes_on: Sequence[bool]) -> Draft:
