@@ -21,7 +21,7 @@ from parlay.drafters.copying.prompt_lookup import PromptLookup, PromptLookupOpti
 from parlay.drafters.remote.link import KEY_VARIABLE, OtherVocabulary
 from parlay.drafters.remote.messages import TextFacts, TextUpdate, answer_as_json
 from parlay.drafters.remote.remote import Remote, RemoteOptions
-from parlay.drafters.remote.service import DraftService, Held, Owner
+from parlay.drafters.remote.service import TEXT, DraftService, Held, Owner
 from parlay.drafters.resources import Resources
 from parlay.drafters.token_text import TokenText, open_text
 from parlay.options import UsageError
@@ -345,12 +345,18 @@ class TestService:
         return TextUpdate(number, start, tokens, most, TextFacts(prompt_length=3))
 
     def test_the_oldest_texts_are_forgotten_where_there_are_too_many_tokens(self) -> None:
-        service, owner = DraftService(copier(), VOCAB, 100, most_tokens=20), Owner("", "a")
+        service, owner = DraftService(copier(), VOCAB, 100, most_tokens=4 * (5 + TEXT)), Owner("", "a")
         for number in range(10):
             service.draft([(owner, self.update(number, 0, [1, 2, 3, 1, 2]))])
         assert len(service) == 4
         assert service.draft([(owner, self.update(0, 5, [3]))]) == [Held(0)]
         assert service.draft([(owner, self.update(9, 5, [3]))])[0] != Held(0)
+
+    def test_short_texts_are_bounded_too_for_each_has_a_request_and_a_state(self) -> None:
+        service, owner = DraftService(copier(), VOCAB, 100, most_tokens=1000), Owner("", "a")
+        for number in range(200):
+            service.draft([(owner, self.update(number, 0, [1]))])
+        assert len(service) == 1000 // (1 + TEXT)
 
     def test_clients_have_numbers_of_their_own(self) -> None:
         service = DraftService(copier(), VOCAB, 100)

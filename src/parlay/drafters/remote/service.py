@@ -12,6 +12,8 @@ from parlay.types import NO_DRAFT, Drafter, Observation, Verdict, trees
 
 MOST_TOKENS = 1 << 22
 """Tokens of all texts together. The text that was longest without news is forgotten first."""
+TEXT = 64
+"""Tokens that a text counts for beside its own: its request and what a drafter keeps of it take memory, too."""
 MOST_NODES = 1024
 """Nodes of a draft, where the drafter's own limit is not known."""
 
@@ -117,7 +119,7 @@ class DraftService:
         """Drop the oldest texts until the rest fit; those that are ``wanted`` now stay."""
         stay = set(wanted)
         for name in [name for name in self._texts if name not in stay]:
-            if self._held <= self._most_tokens:
+            if self._held + TEXT * len(self._texts) <= self._most_tokens:
                 return
             self._drop(name)
 
