@@ -235,7 +235,7 @@ def test_stores_learn_across_requests_only_if_told() -> None:
     story = [5, 9, 7, 11, 13, 2, 8, 6, 4, 3, 17, 19, 23, 29, 31, 37]
 
     def drafted(share: bool) -> int:
-        own = proposer("suffix-automaton:policy=fixed,k=4,min_match=1,bias=0", share_outputs=share)
+        own = proposer("suffix-automaton:policy=fixed,k=4,bias=0", share_outputs=share)
         told = lambda tokens: story[(story.index(tokens[-1]) + 1) % len(story)]  # noqa: E731
         first = Batch(own, told)
         row = first.add([0, story[0]])

@@ -17,6 +17,7 @@ from parlay.options.declare import (
     option,
     options_of,
     override,
+    refuse_unread,
     split,
     whole,
 )
@@ -59,6 +60,7 @@ __all__ = [
     "override",
     "read_config",
     "read_weights",
+    "refuse_unread",
     "split",
     "whole",
 ]

@@ -152,6 +152,19 @@ def option(
     return field(default=default, metadata=metadata)
 
 
+def refuse_unread(what: str, given: Options, names: Iterable[str], where: str) -> None:
+    """Raises UsageError for the first of these options that is not at its default, because nothing reads it.
+
+    ``what`` begins the message, ``where`` says when that is so and what to do.
+    """
+    values = {
+        each.name: value for each, value in zip(dataclasses.fields(given), dataclasses.astuple(given), strict=True)
+    }
+    for name in names:
+        if values[name] != options_of(type(given))[name].default:
+            raise UsageError(f"{what}: {name}={values[name]} has no effect {where}")
+
+
 def options_of(declared: type[Any]) -> Mapping[str, Option]:
     """The options of a class by name, in the order of its fields.
 

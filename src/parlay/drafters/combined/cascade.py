@@ -12,7 +12,7 @@ from parlay.drafters.options import CASCADE as SOURCE
 from parlay.drafters.options import DRAFT_MODEL, SELF_DRAFT, CascadeOptions, DraftModelOptions, SelfDraftOptions
 from parlay.drafters.resources import NestedStrategy, Resources
 from parlay.drafters.self_speculation.self_draft import SelfDraft
-from parlay.options import NotNamed, UsageError
+from parlay.options import NotNamed, UsageError, refuse_unread
 from parlay.types import Draft, Drafter, Observation, Runner, SequenceView
 
 _TAKEN = "k, model, min_p, shape, width"
@@ -77,6 +77,9 @@ def level_above(
         raise UsageError(f"strategy {SOURCE}: above the first level {level.name} takes {_TAKEN}, but no branching")
     if options.shape == "beam":
         raise UsageError(f"strategy {SOURCE}: above the first level shape is auto or chain or tree, not beam")
+    unread = ("tokens",) if options.shape == "tree" else ("tokens", "width")
+    where = "above the first level: leave it out (width: or set shape=tree)"
+    refuse_unread(f"strategy {SOURCE}: {level.name}", options, unread, where)
     manner = Manner(source, options.width if options.shape == "tree" else 1, options.min_p, enough)
     rows = ModelRows(_runner(level.name, options.model, resources))
     return members.Member(ModelLevel(rows, below, manner), level.k)

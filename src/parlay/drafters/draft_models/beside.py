@@ -20,7 +20,7 @@ from parlay.drafters.resources import Resources
 from parlay.models.beside import GrowthBeside, ThreadBeside
 from parlay.models.forward import GrownTree, Growth
 from parlay.models.native import NativeRunner
-from parlay.options import UsageError
+from parlay.options import UsageError, refuse_unread
 from parlay.types import Draft, SequenceView, trees
 
 _log = logging.getLogger(__name__)
@@ -87,6 +87,7 @@ class ModelBeside:
     """
 
     def __init__(self, resources: Resources, options: ParallelDraftOptions, clock: Clock = time.perf_counter) -> None:
+        refuse_unread(f"strategy {SOURCE}", options, ("deadline_ms",), "without url=: leave it out")
         runner = open_draft(SOURCE, resources, draft_name(SOURCE, resources, options.model))
         try:
             self._thread = ThreadBeside(options.threads)
@@ -165,6 +166,8 @@ class ServiceBeside:
     def __init__(self, resources: Resources, options: ParallelDraftOptions, clock: Clock = time.perf_counter) -> None:
         if options.model:
             raise UsageError(f"strategy {SOURCE}: model= and url= both say who drafts; leave one of them out")
+        where = "with url=, whose service has its own options: leave it out"
+        refuse_unread(f"strategy {SOURCE}", options, ("min_p", "threads", "tokens"), where)
         self._remote = Remote(resources, RemoteOptions(url=options.url, deadline_ms=options.deadline_ms))
         self._clock = clock
         self._thread = ThreadBeside()

@@ -15,7 +15,7 @@ from parlay.drafters.options import DRAFT_MODEL as SOURCE
 from parlay.drafters.resources import Resources
 from parlay.models.forward import Growth
 from parlay.models.native import NativeRunner
-from parlay.options import UsageError, of_kinds
+from parlay.options import UsageError, of_kinds, refuse_unread
 from parlay.types import NO_DRAFT, Draft, Needs, Observation, SequenceView
 
 _GUESSED = ("chain", "tree")
@@ -55,6 +55,9 @@ class DraftModel:
         if not self._one_chain and runner.spec.tree != "tree":
             needs = "a rule that draws one chain" if rule in _SHAPES else "shape=chain"
             raise UsageError(f"strategy {SOURCE}: {runner.spec.name} can't verify trees; use {needs}")
+        if self._one_chain:
+            where = "on a single chain: leave it out, or choose a shape or rule that drafts several"
+            refuse_unread(f"strategy {SOURCE}", options, ("width",), where)
         if options.branching and (shape != "tree" or rule not in _SHAPES):
             raise UsageError(
                 f"strategy {SOURCE}: branching is for trees that are drawn, not for rule={rule} and {shape}s"

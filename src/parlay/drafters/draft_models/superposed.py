@@ -21,7 +21,7 @@ from parlay.drafters.options import SUPERPOSED_DRAFT as SOURCE
 from parlay.drafters.options import SuperposedDraftOptions
 from parlay.drafters.resources import Resources
 from parlay.ngrams.model import NgramModel
-from parlay.options import UsageError
+from parlay.options import UsageError, refuse_unread
 from parlay.types import (
     NO_DRAFT,
     Draft,
@@ -100,6 +100,8 @@ class SuperposedDraft:
     needs = Needs(outcomes=False)
 
     def __init__(self, resources: Resources, options: SuperposedDraftOptions) -> None:
+        if not options.ngrams:
+            refuse_unread(f"strategy {SOURCE}", options, ("alpha",), "without ngrams=: name an n-gram model")
         name = draft_name(SOURCE, resources, options.model)
         runner = open_draft(SOURCE, resources, name)
         if not isinstance(runner, EmbeddingRunner) or not runner.spec.features:

@@ -18,6 +18,7 @@ from parlay.heads.blockwise import WINDOW, BlockwiseHeads, Rescorer
 from parlay.heads.ngrams import LONGEST, Ngrams
 from parlay.heads.opening import opened
 from parlay.models.weights.fused import as_tensor
+from parlay.options import refuse_unread
 
 
 class Blockwise(StateHeadDrafter):
@@ -33,6 +34,8 @@ class Blockwise(StateHeadDrafter):
     """
 
     def __init__(self, resources: Resources, options: BlockwiseOptions) -> None:
+        if options.rescore == "none":
+            refuse_unread(f"strategy {SOURCE}", options, ("weight", "lattice"), "with rescore=none: leave it out")
         head = opened(SOURCE, resources.find_head, options.head)
         held, heads = head.artefact, BlockwiseHeads.of(head.artefact)
         own = ("lm_head.weight", *(f"ngrams.{size}" for size in range(1, LONGEST + 1)))

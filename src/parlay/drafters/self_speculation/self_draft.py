@@ -9,7 +9,7 @@ from parlay.drafters.options import SelfDraftOptions
 from parlay.drafters.resources import Resources
 from parlay.drafters.self_speculation.skipping import ChainDraft, write_ahead
 from parlay.models.gguf.blocks import ROUNDED
-from parlay.options import UsageError
+from parlay.options import UsageError, refuse_unread
 from parlay.types import NO_DRAFT, Draft, DraftForm, Needs, Observation, SequenceView
 
 
@@ -41,6 +41,10 @@ class SelfDraft:
             )
         if not options.bits and not options.window:
             raise UsageError(f"strategy {SOURCE}: bits=0,window=0 is the target itself: set one of them")
+        if not options.window:
+            refuse_unread(
+                f"strategy {SOURCE}", options, ("sinks",), "with window=0, where drafts see all: leave it out"
+            )
         if options.keys and not options.window:
             raise UsageError(f"strategy {SOURCE}: keys={options.keys},window=0: without a window drafts see all keys")
         if not options.keys and options.refresh != SelfDraftOptions().refresh:

@@ -11,7 +11,7 @@ from parlay.drafters.stores.live_texts import LiveText
 from parlay.drafters.stores.output_store import KnownTexts, StoreOptions
 from parlay.drafters.stores.suffix_tree import NOTHING, SuffixGrowth, grow
 from parlay.drafters.stores.suffixes import END, Suffixes, chance
-from parlay.options import UsageError, option
+from parlay.options import UsageError, option, refuse_unread
 from parlay.types import NO_DRAFT, Draft, Observation, SequenceView, trees
 
 SOURCE = "suffix-automaton"
@@ -46,6 +46,9 @@ class SuffixAutomaton:
         self._bias = options.bias
         if len(options.fallback) > 1:
             raise UsageError(f"strategy {SOURCE}: fallback={'+'.join(options.fallback)} must name one drafter or none")
+        if not options.fallback:
+            where = "without fallback=, which drafts where matches are shorter: name a strategy there"
+            refuse_unread(f"strategy {SOURCE}", options, ("min_match",), where)
         self._fallback = [members.build(SOURCE, nested) for nested in resources.nested]
         self.needs = members.needs_of(self._fallback, outcomes=True)
         self._texts = KnownTexts(_DEPTH, resources, options, SOURCE)
