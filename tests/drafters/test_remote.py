@@ -11,17 +11,17 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
 
 from parlay.drafters.copying.prompt_lookup import PromptLookup, PromptLookupOptions
-from parlay.drafters.remote.link import KEY_VARIABLE, OtherVocabulary
+from parlay.drafters.remote.link import KEY_VARIABLE, OtherVocabulary, ServiceLink, Vocabulary
 from parlay.drafters.remote.messages import TextFacts, TextUpdate, answer_as_json
 from parlay.drafters.remote.remote import Remote, RemoteOptions
-from parlay.drafters.remote.service import TEXT, DraftService, Held, Owner
+from parlay.drafters.remote.service import DraftService, Held, Owner
 from parlay.drafters.resources import Resources
 from parlay.drafters.token_text import TokenText, open_text
 from parlay.options import UsageError
@@ -217,6 +217,62 @@ server.serve_forever()
 """
 
 
+def test_a_service_that_is_always_late_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    late = threading.Event()
+
+    def say(method: str, path: str, body: dict[str, Any]) -> tuple[int, bytes]:
+        if method == "POST":
+            late.wait(10)
+        return 200, info() if method == "GET" else b'{"drafts": [{"tokens": [], "parents": []}]}'
+
+    with serving(say) as url, remote(url, deadline_ms=1) as drafter:
+        view = text(1, [1, 2, 1])
+        link = drafter._link
+        assert isinstance(link, ServiceLink)
+        for _ in range(10):
+            late.clear()
+            propose(drafter, view)
+            late.set()
+            while link._late is not None and not link._late.done.is_set():
+                time.sleep(0.001)
+    (record,) = caplog.records
+    assert "took longer than deadline_ms" in record.getMessage()
+
+
+def test_an_answer_that_comes_by_and_by_is_cut_off(caplog: pytest.LogCaptureFixture) -> None:
+    now, begun = [0.0], threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as door:
+
+        def answer() -> None:
+            opened, _ = door.accept()
+            with opened:
+                opened.recv(4096)
+                opened.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(info()), info()))
+                opened.recv(4096)
+                begun.set()
+                with suppress(OSError):
+                    while True:
+                        opened.sendall(b"x")
+                        time.sleep(0.01)
+
+        threading.Thread(target=answer, daemon=True).start()
+        url = f"http://127.0.0.1:{door.getsockname()[1]}"
+        link = ServiceLink(url, Vocabulary(VOCAB), "r", deadline=0.01, retry=5, clock=lambda: now[0])
+        update = TextUpdate(1, 0, [1], 4, TextFacts(prompt_length=1))
+        assert link.ask([update], []) is None
+        assert begun.wait(10)
+        now[0] += 60
+        link.ask([update], [])
+        door.close()
+        for _ in range(500):
+            link.ask([update], [])
+            if caplog.records:
+                break
+            time.sleep(0.01)
+        link.close()
+    assert "decoding goes on plainly" in caplog.records[0].getMessage()
+
+
 def test_a_service_that_is_stopped_under_load_holds_nobody_up_and_drafts_again_when_it_wakes() -> None:
     command = [sys.executable, "-I", "-S", "-c", STOPPABLE, info().decode()]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
@@ -304,7 +360,7 @@ def test_another_vocabulary_is_an_error_at_the_start(said: bytes) -> None:
         pass
 
 
-@pytest.mark.parametrize("said", [b'{"version": 2}', b"[1]", b"null", b"rubbish"])
+@pytest.mark.parametrize("said", [b'{"version": 2}', b"[1]", b"null", b"rubbish", b"[" * 100_000], ids=range(5))
 def test_what_is_no_drafter_is_asked_again_later(said: bytes, caplog: pytest.LogCaptureFixture) -> None:
     with serving(lambda *_: (200, said)) as url, remote(url) as drafter:
         assert propose(drafter, text(1, [1, 2, 1])) == NO_DRAFT
@@ -312,7 +368,17 @@ def test_what_is_no_drafter_is_asked_again_later(said: bytes, caplog: pytest.Log
 
 
 @pytest.mark.parametrize(
-    "url", ["", "localhost:8000", "ftp://host", "http://", "http://host:port", "http://[::1", "http://a:b@host"]
+    "url",
+    [
+        "",
+        "localhost:8000",
+        "ftp://host",
+        "http://",
+        "http://host:port",
+        "http://[::1",
+        "http://a:b@host",
+        "http://a..b",
+    ],
 )
 def test_what_is_no_url_is_an_error_at_once(url: str) -> None:
     with ExitStack() as stack, pytest.raises(UsageError, match="URL"):
@@ -345,18 +411,28 @@ class TestService:
         return TextUpdate(number, start, tokens, most, TextFacts(prompt_length=3))
 
     def test_the_oldest_texts_are_forgotten_where_there_are_too_many_tokens(self) -> None:
-        service, owner = DraftService(copier(), VOCAB, 100, most_tokens=4 * (5 + TEXT)), Owner("", "a")
+        service, owner = DraftService(copier(), VOCAB, 100, most_tokens=20), Owner("", "a")
         for number in range(10):
             service.draft([(owner, self.update(number, 0, [1, 2, 3, 1, 2]))])
         assert len(service) == 4
         assert service.draft([(owner, self.update(0, 5, [3]))]) == [Held(0)]
         assert service.draft([(owner, self.update(9, 5, [3]))])[0] != Held(0)
 
-    def test_short_texts_are_bounded_too_for_each_has_a_request_and_a_state(self) -> None:
-        service, owner = DraftService(copier(), VOCAB, 100, most_tokens=1000), Owner("", "a")
-        for number in range(200):
-            service.draft([(owner, self.update(number, 0, [1]))])
-        assert len(service) == 1000 // (1 + TEXT)
+    def test_the_oldest_texts_are_forgotten_where_there_are_too_many(self) -> None:
+        service = DraftService(copier(), VOCAB, 100, most_texts=3)
+        for number in range(10):
+            service.draft([(Owner("", str(number)), self.update(1, 0, [1]))])
+        assert len(service) == 3
+
+    def test_a_text_that_is_refused_takes_no_room_from_others(self) -> None:
+        service, owner = DraftService(copier(), VOCAB, 100, most_tokens=20), Owner("", "a")
+        refused = TextUpdate(2, 0, [1] * 10, 4, TextFacts(prompt_length=3, temperature=float("inf")))
+        for _ in range(3):
+            with pytest.raises(ValueError, match="temperature"):
+                service.draft([(owner, refused)])
+        service.draft([(owner, self.update(1, 0, [1, 2, 3, 1, 2]))])
+        service.draft([(owner, self.update(3, 0, [1, 2, 3, 1, 2]))])
+        assert len(service) == 2
 
     def test_clients_have_numbers_of_their_own(self) -> None:
         service = DraftService(copier(), VOCAB, 100)

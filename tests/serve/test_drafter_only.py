@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
@@ -121,6 +122,14 @@ def test_what_cannot_be_is_refused_in_one_line(copying: HostedDrafter, change: d
     answer = client.post("/v1/drafts", json={"client": "a", "texts": [TEXT | change]})
     assert answer.status_code == 400
     assert message in answer.json()["error"]["message"]
+
+
+def test_a_number_beyond_all_is_refused_before_others_suffer(copying: HostedDrafter) -> None:
+    client = TestClient(create_drafter_app(copying), raise_server_exceptions=False)
+    body = json.dumps({"client": "a", "texts": [TEXT]}).replace("}]}", ', "temperature": 1e999}]}')
+    answer = client.post("/v1/drafts", content=body, headers={"content-type": "application/json"})
+    assert answer.status_code == 400
+    assert "temperature" in answer.json()["error"]["message"]
 
 
 def test_ids_of_another_tokenizer_are_refused(copying: HostedDrafter) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import logging
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from queue import SimpleQueue
@@ -31,6 +33,8 @@ KEY_VARIABLE = "PARLAY_DRAFTER_KEY"
 """The API key of a service, where it asks for one."""
 _SECONDS = 10.0
 """Most time that the thread waits for a service; the others wait for their deadline at most."""
+_LATE = 8
+"""Answers in a row that came too late, before a line says so."""
 _MOST_BYTES = 1 << 24
 _log = logging.getLogger(__name__)
 
@@ -63,6 +67,7 @@ class Connection:
         try:
             parts = urlsplit(url)
             port = parts.port
+            (parts.hostname or "").encode("idna")
         except ValueError:
             raise UsageError(f"{url:.80} is no URL: write http://HOST:PORT") from None
         if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -99,7 +104,7 @@ class Connection:
             raise BadAnswer(f"it answered with more than {_MOST_BYTES} bytes")
         try:
             reply = json.loads(content)
-        except ValueError:
+        except (ValueError, RecursionError):
             reply = None
         if response.status != 200:
             raise BadAnswer(f"it answered with status {response.status}{_said(reply)}")
@@ -112,6 +117,13 @@ class Connection:
             self._open.close()
             self._open = None
 
+    def cut(self) -> None:
+        """End what is under way, from any thread: an answer that comes by and by never ends by itself."""
+        opened = self._open
+        if opened is not None and isinstance(opened.sock, socket.socket):
+            with suppress(OSError):
+                opened.sock.shutdown(socket.SHUT_RDWR)
+
 
 def _said(reply: object) -> str:
     error = reply.get("error") if isinstance(reply, Mapping) else None
@@ -123,6 +135,7 @@ def _said(reply: object) -> str:
 class _Job:
     updates: Sequence[TextUpdate]
     over: Sequence[int]
+    asked: float
     answers: list[Answer] = field(default_factory=list)
     error: ParlayError | None = None
     done: threading.Event = field(default_factory=threading.Event)
@@ -132,7 +145,7 @@ class ServiceLink:
     """A `Link` over HTTP. Nobody waits longer than ``deadline`` seconds, and a failed service has a rest of ``retry``.
 
     While a late answer is still to come, nothing else is asked. Whatever goes wrong is one line in the log, once until
-    the service answers again.
+    the service answers again; a few late answers are not worth one.
     """
 
     def __init__(
@@ -157,6 +170,8 @@ class ServiceLink:
         self._again_at = 0.0
         self._failed = False
         self._late: _Job | None = None
+        self._late_ones = 0
+        """Answers in a row that came after the deadline, or have not come."""
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         try:
             self._check()
@@ -166,26 +181,46 @@ class ServiceLink:
         self._thread.start()
 
     def ask(self, updates: Sequence[TextUpdate], over: Sequence[int]) -> list[Answer] | None:
-        if self._late is not None:
-            if not self._late.done.is_set():
-                return None
-            late, self._late = self._late, None
-            if late.error is not None:
-                self._fail(late.error)
-        if self._clock() < self._again_at:
+        if self._is_waiting() or self._clock() < self._again_at:
             return None
-        job = _Job(updates, over)
+        job = _Job(updates, over, self._clock())
         self._jobs.put(job)
         if not job.done.wait(self._deadline):
-            self._late = job
+            self._note_late(job)
             return None
         if job.error is not None:
             self._fail(job.error)
             return None
+        self._late_ones = 0
         if self._failed:
             self._failed = False
             _log.warning("the drafter at %s answers again", self._url)
         return job.answers
+
+    def _is_waiting(self) -> bool:
+        """Whether a late answer is still to come. One that takes too long is cut off."""
+        if self._late is None:
+            return False
+        if not self._late.done.is_set():
+            if self._clock() - self._late.asked > 2 * _SECONDS:
+                self._connection.cut()
+            return True
+        late, self._late = self._late, None
+        if late.error is not None:
+            self._fail(late.error)
+        return False
+
+    def _note_late(self, job: _Job) -> None:
+        self._late = job
+        self._late_ones += 1
+        if self._late_ones == _LATE and not self._failed:
+            self._failed = True
+            _log.warning(
+                "the drafter at %s: %d answers in a row took longer than deadline_ms, %g; decoding goes on plainly",
+                self._url,
+                _LATE,
+                1000 * self._deadline,
+            )
 
     def close(self) -> None:
         """End the thread, without waiting for it."""

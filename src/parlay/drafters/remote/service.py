@@ -12,8 +12,8 @@ from parlay.types import NO_DRAFT, Drafter, Observation, Verdict, trees
 
 MOST_TOKENS = 1 << 22
 """Tokens of all texts together. The text that was longest without news is forgotten first."""
-TEXT = 64
-"""Tokens that a text counts for beside its own: its request and what a drafter keeps of it take memory, too."""
+MOST_TEXTS = 1 << 14
+"""Texts in all: each has a state in the drafter, however short it is."""
 MOST_NODES = 1024
 """Nodes of a draft, where the drafter's own limit is not known."""
 
@@ -42,13 +42,15 @@ class DraftService:
         drafter: Drafter,
         vocab_size: int,
         longest: int,
+        *,
         most_tokens: int = MOST_TOKENS,
+        most_texts: int = MOST_TEXTS,
         most_nodes: int = MOST_NODES,
     ) -> None:
         self._drafter = drafter
         self.vocab_size, self.longest = vocab_size, longest
         self._most_nodes = most_nodes
-        self._most_tokens = most_tokens
+        self._most_tokens, self._most_texts = most_tokens, most_texts
         self._texts: OrderedDict[_Name, TokenText] = OrderedDict()
         self._held = 0
         self._opened = 0
@@ -91,37 +93,46 @@ class DraftService:
 
     def _take(self, name: _Name, update: TextUpdate) -> Observation | None:
         """Bring a text up to date; what became of its last draft, if it only grew."""
-        text, facts = self._texts.get(name), update.facts
-        self._held += len(update.tokens)
-        if text is None or update.start < text.prompt_length or text.request.key != facts.key:
-            before = text.tokens[: update.start] if text is not None else []
+        text = self._texts.get(name)
+        if text is None or update.start < text.prompt_length or text.request.key != update.facts.key:
+            opened = self._open(name, update, text.tokens[: update.start] if text is not None else [])
             self._drop(name)
-            self._opened += 1
-            self._held += len(before)
-            text = self._texts[name] = open_text(
-                self._opened,
-                [*before, *update.tokens],
-                facts.params,
-                prompt_length=min(facts.prompt_length, update.start + len(update.tokens)),
-                key=facts.key,
-                salt=f"{name[0].tenant}:{facts.salt}",
-                store=facts.store,
-            )
-            return Observation(text, NO_DRAFT, Verdict((), tuple(text.tokens[-1:])))
+            self._texts[name] = opened
+            self._held += len(opened.tokens)
+            return Observation(opened, NO_DRAFT, Verdict((), tuple(opened.tokens[-1:])))
         self._texts.move_to_end(name)
+        self._held += update.start + len(update.tokens) - len(text.tokens)
         if update.start < len(text.tokens):
-            self._held -= len(text.tokens) - update.start
             del text.tokens[update.start :]
             text.draft = NO_DRAFT
         return text.commit(update.tokens) if update.tokens else None
 
+    def _open(self, name: _Name, update: TextUpdate, before: Sequence[int]) -> TokenText:
+        """Raises ValueError for facts that no request may have."""
+        facts = update.facts
+        self._opened += 1
+        return open_text(
+            self._opened,
+            [*before, *update.tokens],
+            facts.params,
+            prompt_length=min(facts.prompt_length, update.start + len(update.tokens)),
+            key=facts.key,
+            salt=f"{name[0].tenant}:{facts.salt}",
+            store=facts.store,
+        )
+
     def _forget(self, wanted: Iterable[_Name]) -> None:
         """Drop the oldest texts until the rest fit; those that are ``wanted`` now stay."""
+        if self._fit():
+            return
         stay = set(wanted)
         for name in [name for name in self._texts if name not in stay]:
-            if self._held + TEXT * len(self._texts) <= self._most_tokens:
-                return
             self._drop(name)
+            if self._fit():
+                return
+
+    def _fit(self) -> bool:
+        return self._held <= self._most_tokens and len(self._texts) <= self._most_texts
 
     def _drop(self, name: _Name) -> None:
         text = self._texts.pop(name, None)

@@ -42,7 +42,7 @@ class TextBody(_Body):
     tokens: Annotated[list[Annotated[int, Field(ge=0)]], Field(fail_fast=True), ALL_WHOLE]
     most: Annotated[int, Field(ge=0, le=MOST_NODES)]
     prompt_length: Id
-    temperature: Annotated[float, Field(ge=0)] = 0.0
+    temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     top_k: Id = 0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
