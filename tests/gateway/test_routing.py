@@ -93,6 +93,22 @@ def test_the_seed_is_fixed_before_the_first_try(body: dict[str, Any]) -> None:
     assert question({"prompt": "a", "seed": 3}, "/v1/completions").body == b'{"prompt": "a", "seed": 3}'
 
 
+@pytest.mark.parametrize("prompt", [["a", "a"], [[1], [1]]])
+def test_several_prompts_get_no_common_seed(prompt: Any) -> None:
+    asked = question({"prompt": prompt, "stream": True}, "/v1/completions")
+    assert "seed" not in json.loads(asked.body)
+    assert 0 <= asked.resume["seed"] < 2**53
+    for one in (["a"], [1, 2]):
+        assert "seed" in json.loads(question({"prompt": one, "stream": True}, "/v1/completions").body)
+
+
+def test_the_seed_that_asks_for_none_is_replaced_where_it_does_so() -> None:
+    assert json.loads(question({"prompt": "a", "seed": -1}, "/completion").body)["seed"] >= 0
+    assert json.loads(question({"prompt": "a", "options": {"seed": -1}}, "/api/generate").body)["options"]["seed"] >= 0
+    for path in ("/v1/completions", "/v1/messages"):
+        assert json.loads(question({"prompt": "a", "seed": -1}, path).body)["seed"] == -1
+
+
 def test_what_is_no_json_object_is_passed_on_as_it_is() -> None:
     for body in (b"", b"{", b"[1]", b'"x"', b"\xff"):
         scope = {"method": "POST", "path": "/v1/completions", "query_string": b"a=1", "headers": []}

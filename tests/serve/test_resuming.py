@@ -128,6 +128,19 @@ def test_a_stream_cut_anywhere_goes_on_without_a_part_lost_or_said_twice(client:
         assert rest[-1] == ": done\ndata: [DONE]"
 
 
+def test_like_prompts_draw_texts_of_their_own_from_the_seed_of_a_gateway(client: TestClient) -> None:
+    fields = {**TEXT, "prompt": ["The sea is"] * 2}
+    header, blocks = begin(client, "completions", fields, {"seed": 5})
+    tokens, _, chunks = read(blocks)
+    assert tokens[0] != tokens[1]
+    fingerprint, name, created = header.split(" ")
+    resume = {"fingerprint": fingerprint, "id": name, "created": int(created), "seed": 5}
+    resume["token_ids"] = [tokens[index][:6] for index in range(2)]
+    rest = read(begin(client, "completions", fields, resume)[1])[0]
+    assert [tokens[index][6:] for index in range(2)] == [rest[index] for index in range(2)]
+    assert said(chunks)[0, "text"] != said(chunks)[1, "text"]
+
+
 def test_a_resumed_stream_may_be_resumed(client: TestClient) -> None:
     fields = {**TEXT, "seed": 9}
     header, blocks = begin(client, "completions", fields, {})

@@ -123,8 +123,8 @@ class Answer:
         """The body for a replica, which asks for a resumable stream or for the rest of one."""
         if not self._asked.resumable:
             return None
-        resume = self._delivered.resume() if self._delivered.opened else {}
-        return self._asked.with_fields(resume=resume)
+        rest = self._delivered.resume() if self._delivered.opened else {}
+        return self._asked.with_fields(resume={**self._asked.resume, **rest})
 
     async def _relay(self, head: Head, header: str, number: int, exchange: Exchange) -> bool:
         """Pass a resumable stream on, and keep count of what the client has."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic_core import from_json, to_json
@@ -31,6 +31,9 @@ SESSION = b"x-session-id"
 _SEED_BITS = 53
 """Clients in JavaScript hold whole numbers in float64."""
 _WIDE_SEEDS = frozenset({"/v1/completions", "/v1/chat/completions", "/v1/responses"})
+_FIXING = _WIDE_SEEDS | {"/v1/messages"}
+"""Paths where every seed fixes the text. Elsewhere these are none, as llama-server and Ollama have it:"""
+_RANDOM = (-1, 2**32 - 1)
 _KEY_CHARACTERS = 4096
 
 
@@ -49,6 +52,8 @@ class Question:
     fields: Mapping[str, Any] | None = None
     key: bytes = b""
     resumable: bool = False
+    resume: Mapping[str, Any] = field(default_factory=dict)
+    """What the body's field of that name holds at each replica."""
 
     @property
     def retried(self) -> bool:
@@ -94,9 +99,13 @@ async def read_question(scope: Scope, body: bytes) -> Question:
     streamed = fields.get("stream") is True or (path.startswith(OLLAMA) and fields.get("stream") is None)
     resumable = path in RESUMABLE and streamed and fields.get("resume") is None
     key = _session(headers) or _place(fields)
+    resume = dict[str, Any]()
     if path in RESUMABLE and (more := _seed(path, fields)):
-        body, fields = _with(body, fields, more), {**fields, **more}
-    return Question(scope["method"], path, scope["query_string"], headers, body, fields, key, resumable)
+        if _has_several(fields.get("prompt")):
+            resume = more  # one seed would make texts of one prompt that is there twice
+        else:
+            body, fields = _with(body, fields, more), {**fields, **more}
+    return Question(scope["method"], path, scope["query_string"], headers, body, fields, key, resumable, resume)
 
 
 async def _in_thread(body: bytes) -> Any:
@@ -107,15 +116,20 @@ def _seed(path: str, fields: Mapping[str, Any]) -> dict[str, Any]:
     """The field with a seed, so that each try gives one text; nothing where the body has one."""
     within = RESUMABLE[path]
     holder = fields.get(within) or {} if within else fields
-    if not isinstance(holder, Mapping) or _is_seed(holder.get("seed"), within):
+    if not isinstance(holder, Mapping) or _is_seed(holder.get("seed"), path):
         return {}
     seed = {"seed": secrets.randbits(_SEED_BITS if path in _WIDE_SEEDS else 31)}
     return {within: {**holder, **seed}} if within else seed
 
 
-def _is_seed(value: object, within: str) -> bool:
-    """Whether it fixes the text. Ollama takes a number below 0 as none."""
-    return value is not None and not (within and isinstance(value, int) and value < 0)
+def _is_seed(value: object, path: str) -> bool:
+    """Whether it fixes the text."""
+    return value is not None and not (path not in _FIXING and value in _RANDOM)
+
+
+def _has_several(prompt: object) -> bool:
+    """Whether a body's ``prompt`` is a list of prompts, and not of one prompt's ids."""
+    return isinstance(prompt, list) and len(prompt) > 1 and isinstance(prompt[0], str | list)
 
 
 def _with(body: bytes, fields: Mapping[str, Any], more: Mapping[str, object]) -> bytes:
@@ -145,7 +159,8 @@ def _place(fields: Mapping[str, Any]) -> bytes:
         return b"chat:" + _beginning(messages).encode(errors="replace")
     prompt = fields.get("prompt", fields.get("input"))
     if isinstance(prompt, list):
-        prompt = " ".join(map(str, prompt[:1024]))
+        first = prompt[0] if prompt and isinstance(prompt[0], list) else prompt
+        prompt = " ".join(map(str, first[:1024]))
     return b"text:" + prompt[:_KEY_CHARACTERS].encode(errors="replace") if isinstance(prompt, str) else b""
 
 

@@ -72,6 +72,16 @@ def ids(filler: Shared, *parts: str) -> list[int]:
     ]
 
 
+def test_the_seed_that_clients_send_for_none_draws_one(client: TestClient) -> None:
+    seeds = {
+        client.post("/completion", json={"prompt": PROMPT, "n_predict": 1, "seed": each}).json()["generation_settings"][
+            "seed"
+        ]
+        for each in (-1, 2**32 - 1)
+    }
+    assert not seeds & {-1, 2**32 - 1}
+
+
 def test_a_completion_has_the_text_of_openais_api(client: TestClient) -> None:
     usual = client.post("/v1/completions", json={"prompt": PROMPT, "max_tokens": 12, "temperature": 0}).json()
     reply = client.post("/completion", json={"prompt": PROMPT, **GREEDY, "return_tokens": True}).json()

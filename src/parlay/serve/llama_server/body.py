@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from parlay.serve.openai.completions.body import PromptField, prompts_of
 from parlay.serve.protocol.body import Body, Count, GenerationBody, LogitBias, conflict
+from parlay.serve.protocol.json_values import WHOLE
 from parlay.serve.protocol.resuming import Resume
 
 LIKELIEST = "infill"
@@ -25,6 +26,14 @@ _SAMPLERS = {
     "penalties": ("repetition_penalty", "presence_penalty", "frequency_penalty"),
 }
 """Fields that a sampler reads, by its name: those of samplers that a request leaves out have no effect."""
+
+
+_RANDOM_SEEDS = (-1, 2**32 - 1)
+"""Seeds that ask for none: clients of llama-server send its default."""
+
+
+def _drawn(seed: int) -> int | None:
+    return None if seed in _RANDOM_SEEDS else seed
 
 
 def _pairs(value: Any) -> Any:
@@ -50,6 +59,7 @@ class LlamaBody(GenerationBody):
     temperature: Annotated[float, Field(ge=0, le=1e6)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     max_tokens: Count | None = None
+    seed: Annotated[int, WHOLE, AfterValidator(_drawn)] | None = None
     logit_bias: Annotated[LogitBias | None, BeforeValidator(_pairs)] = None
     samplers: Annotated[list[str], Field(max_length=64, fail_fast=True)] | None = None
     t_max_predict_ms: Annotated[float, Field(ge=0)] | None = None

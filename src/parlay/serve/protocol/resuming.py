@@ -28,7 +28,7 @@ from parlay.serve.protocol.resume_comments import DONE, END, FAILED, HEADER, NO,
 from parlay.serve.protocol.running import Run
 from parlay.strategies.catalogue import find
 from parlay.strategies.spelling import StrategySpec, parse
-from parlay.types import Exactness, ParlayError
+from parlay.types import Exactness, ParlayError, SamplingParams
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -43,6 +43,7 @@ WrittenTokens = Annotated[list[TokenId], Field(fail_fast=True), ALL_WHOLE]
 class Resume(Body):
     """Empty: the stream is to be resumable. Otherwise it goes on with one that another replica began: its fingerprint,
     id and time, the tokens of each choice so far, the choices that had ended, and how many events there were.
+    ``seed`` is what several prompts without a seed draw theirs from, so that like ones still differ.
     """
 
     fingerprint: Name | None = None
@@ -51,6 +52,7 @@ class Resume(Body):
     token_ids: Annotated[list[WrittenTokens], Field(max_length=2**14, fail_fast=True)] | None = None
     ended: Annotated[list[TokenId], Field(max_length=2**14, fail_fast=True), ALL_WHOLE] | None = None
     events: Annotated[int, Field(ge=0, le=2**53), WHOLE] | None = None
+    seed: Annotated[int, Field(ge=0, le=2**53), WHOLE] | None = None
 
     def check(self, *, choices: int, stream: bool) -> None:
         """Raises ApiError for fields that don't match each other, or the request's number of choices."""
@@ -70,6 +72,13 @@ class Resume(Body):
         if self.token_ids is None:
             return options
         return replace(options, written=[self._written(index) for index in range(place * n, place * n + n)])
+
+    def params(self, params: SamplingParams, place: int) -> SamplingParams:
+        """The parameters of the prompt at ``place``, with a seed of its own where the request has none."""
+        if self.seed is None or params.seed is not None:
+            return params
+        drawn = hashlib.blake2b(b"%d %d" % (self.seed, place), digest_size=8).digest()
+        return replace(params, seed=int.from_bytes(drawn) >> 11)
 
     def _written(self, index: int) -> tuple[int, ...]:
         """The tokens of a choice; those after the last that has any have none. An ended choice writes its last token

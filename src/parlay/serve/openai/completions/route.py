@@ -106,7 +106,7 @@ class CompletionQuestion:
             prepare(
                 served,
                 prompt,
-                self.params,
+                resume.params(self.params, place),
                 resume.options(self.options, place, n),
                 settings=self.settings,
                 names=names,
