@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.routing import Route
 
 from parlay.aio import Busy, Closed
 from parlay.serve.errors import ApiError, too_many, unavailable
@@ -68,6 +70,8 @@ def _reason(wrong: Mapping[str, Any]) -> str:
         field, words = bound
         return f"is {show_number(wrong['input'])}, and must be {words} {show_number(wrong['ctx'][field])}"
     length = _LENGTHS.get(wrong["type"])
+    if length is not None and wrong["ctx"].get("max_length") == 0:
+        return "can't be read: this server reads text only"
     if length is not None:
         field, words = length
         return f"holds {wrong['ctx']['actual_length']} items, and must hold {words} {wrong['ctx'][field]}"
@@ -84,6 +88,8 @@ _PLAIN = {
     "list_type": "must be a list",
     "string_type": "must be a string",
     "string_too_short": "must not be empty",
+    "string_too_long": "must have at most {max_length} characters",
+    "string_pattern_mismatch": "must match the pattern {pattern}",
     "int_type": "must be a whole number",
     "int_from_float": "must be a whole number",
     "float_type": "must be a number",
@@ -110,10 +116,26 @@ def install(app: FastAPI, retry_after: int) -> None:
 
     async def answer(request: Request, error: Exception) -> Response:
         paths: Mapping[str, str] = request.scope.get("state", {}).get("spelled", {})
+        if isinstance(error, HTTPException) and error.status_code == 404:
+            error = _not_there(request)
         return convert(error, retry_after).as_sent(paths).response(request.url.path)
 
     for kind in (ApiError, RequestValidationError, HTTPException, Busy, Closed, ParlayError, Exception):
         app.add_exception_handler(kind, answer)
+
+
+def _not_there(request: Request) -> ApiError:
+    """Name the address that was meant where the client's base URL has ``/v1`` once too often, or not at all."""
+    path = request.url.path
+    known = {route.path for route in request.app.routes if isinstance(route, Route)}
+    rest = _PREFIXES.sub("", path)
+    near = next((each for each in (f"/v1{rest}", rest, f"/api{rest}") if each in known - {"/", path}), None)
+    if near is None:
+        return ApiError(404, _PLAINLY[404])
+    return ApiError(404, f"{_PLAINLY[404]}: give the client a base URL that leads to {near}")
+
+
+_PREFIXES = re.compile(r"^(/(v1|api))+(?=/)")
 
 
 def convert(error: Exception, retry_after: int = 1) -> ApiError:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, grammar_from
 
 from parlay.structured.limits import in_one_line, schema_of
+from parlay.structured.schemas import in_plain_words, restated
 from parlay.types import StructuredOutputsParams
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def definition(wanted: StructuredOutputsParams) -> str:
 def _json(schema: dict[str, object], between: JsonCompileOptions) -> str:
     """``between``: what may stand between the parts."""
     try:
-        return LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults=between)
+        return LLMatcher.grammar_from_json_schema(json.dumps(restated(schema)), defaults=between)
     except ValueError as error:
         raise ValueError(f"structured_outputs.json is not valid: {in_one_line(str(error))}") from None
 
@@ -53,5 +54,7 @@ def matcher(vocabulary: LLTokenizer, text: str) -> LLMatcher:
     """
     compiled = LLMatcher(vocabulary, text, log_level=0, limits=LLParserLimits(max_items_in_row=_ROW_ITEMS))
     if compiled.is_error():
-        raise ValueError(f"structured_outputs is not valid: {in_one_line(compiled.get_error())}")
+        reason = compiled.get_error()
+        told = in_plain_words(reason) or f"is not valid: {in_one_line(reason)}"
+        raise ValueError(f"structured_outputs {told}")
     return compiled

@@ -17,6 +17,7 @@ from parlay.serve.errors import ApiError
 from parlay.serve.hosted import Served
 from parlay.serve.protocol.sampling_from_body import FieldNames, prepare, refused
 from parlay.serve.settings import Settings
+from parlay.structured.schemas import restated, rewritten
 from parlay.text.chat_template import ChatOptions, Tools, check_variables
 from parlay.text.reasoning import THINK, tags_of, template_text
 from parlay.types import SamplingParams, StructuredOutputsParams
@@ -50,13 +51,13 @@ def answer_form(chat: ChatRequest, template: str) -> AnswerForm:
         return AnswerForm(StructuredOutputsParams(json=call_schema(functions, PLAIN.arguments)), PLAIN, field)
     shape = format_of(template)
     if schema is not None:
-        grammar = f"start: answer | call\nanswer: %json {json.dumps(schema)}"
+        grammar = f"start: answer | call\nanswer: %json {json.dumps(restated(schema))}"
         shape, field = PLAIN, chat.schema_field
     elif shape.bare:
         grammar = "start: text | call\ntext: /([^{](.|\\n)*)?/"
     else:
         return AnswerForm(None, shape)
-    call = f"call: %json {json.dumps(call_schema(functions, shape.arguments))}"
+    call = f"call: %json {json.dumps(restated(call_schema(functions, shape.arguments)))}"
     return AnswerForm(StructuredOutputsParams(grammar=f"{grammar}\n{call}\n"), shape, field)
 
 
@@ -79,22 +80,16 @@ def _call_of(function: Function, place: int, key: str) -> dict[str, Any]:
     }
 
 
-_DATA = frozenset({"const", "default", "enum", "examples"})
-
-
-def _moved(schema: Any, place: str) -> Any:
+def _moved(schema: Mapping[str, Any], place: str) -> dict[str, Any]:
     """A schema whose references still lead to the same parts now that its root is at ``place`` of another."""
-    if isinstance(schema, list):
-        return [_moved(item, place) for item in schema]
-    if not isinstance(schema, dict):
-        return schema
-    return {key: value if key in _DATA else _reference(key, value, place) for key, value in schema.items()}
 
+    def lead(part: dict[str, Any]) -> dict[str, Any]:
+        reference = part.get("$ref")
+        inside = isinstance(reference, str) and reference.startswith("#")
+        return {**part, "$ref": f"#{place}{reference[1:]}"} if inside else part
 
-def _reference(key: str, value: Any, place: str) -> Any:
-    if key == "$ref" and isinstance(value, str) and value.startswith("#"):
-        return f"#{place}{value[1:]}"
-    return _moved(value, place)
+    moved: dict[str, Any] = rewritten(dict(schema), lead)
+    return moved
 
 
 @dataclass(frozen=True, slots=True)

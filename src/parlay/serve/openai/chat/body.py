@@ -126,7 +126,10 @@ class TextFormat(Body):
 
 
 class JsonObjectFormat(Body):
+    """``schema`` is llama.cpp's addition."""
+
     type: Literal["json_object"]
+    schema_: Annotated[JsonObject | None, Field(alias="schema")] = None
 
 
 class JsonSchema(Body):

@@ -114,11 +114,18 @@ def read_arguments(text: str, field: str) -> dict[str, Any]:
 
 def read_schema(wanted: ResponseFormat | None) -> Mapping[str, Any] | None:
     """The schema that an answer must keep to."""
-    if isinstance(wanted, JsonSchemaFormat) and wanted.json_schema.schema_ is not None:
-        return wanted.json_schema.schema_
-    return {"type": "object"} if isinstance(wanted, JsonObjectFormat | JsonSchemaFormat) else None
+    match wanted:
+        case JsonSchemaFormat():
+            given = wanted.json_schema.schema_
+        case JsonObjectFormat():
+            given = wanted.schema_
+        case _:
+            return None
+    return {"type": "object"} if given is None else given
 
 
 def schema_field(wanted: ResponseFormat | None) -> str:
     """Where it stands in the body."""
+    if isinstance(wanted, JsonObjectFormat) and wanted.schema_ is not None:
+        return "response_format.schema"
     return "response_format.json_schema.schema" if isinstance(wanted, JsonSchemaFormat) else "response_format"

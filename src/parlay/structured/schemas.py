@@ -1,0 +1,114 @@
+"""JSON schemas in the words that their compiler knows, and its refusals in plain ones."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+Schema = dict[str, Any]
+
+_DATA = frozenset({"const", "default", "enum", "examples"})
+"""Words whose values are no schemas."""
+_BY_NAME = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
+"""Words whose values hold schemas under names of their own, which are no words."""
+_REMARKS = frozenset({"title", "description", "deprecated", "$comment"})
+_FORMATS = re.compile(
+    r"date-time|date|time|duration|(idn-)?email|(idn-)?hostname|ipv4|ipv6|[ui]ri(-reference)?|uuid|uri-template|"
+    r"(relative-)?json-pointer|regex"
+)
+"""What JSON Schema defines (2020-12, validation, section 7.3). Any other format is a remark."""
+
+
+def rewritten(part: Any, change: Callable[[Schema], Schema]) -> Any:
+    """Make a change to a schema and to all schemas in it, the innermost first."""
+    if isinstance(part, list):
+        return [rewritten(item, change) for item in part]
+    if not isinstance(part, dict):
+        return part
+    return change({key: _inner(key, value, change) for key, value in part.items()})
+
+
+def _inner(key: str, value: Any, change: Callable[[Schema], Schema]) -> Any:
+    if key in _DATA:
+        return value
+    if key in _BY_NAME and isinstance(value, dict):
+        return {name: rewritten(schema, change) for name, schema in value.items()}
+    return rewritten(value, change)
+
+
+def restated(schema: Mapping[str, Any]) -> Schema:
+    """Say the same without words that the compiler refuses: those that ask for nothing, and names in a list.
+
+    pydantic writes such schemas for ``bytes``, ``Path``, ``SecretStr`` and a dict whose keys are an enum, zod for each
+    record.
+    """
+    told: Schema = rewritten(dict(schema), partial(_restated, root=schema))
+    return told
+
+
+def _restated(schema: Schema, root: Mapping[str, Any]) -> Schema:
+    idle = [key for key, asks in _ASKS.items() if key in schema and not asks(schema[key])]
+    rest = {key: value for key, value in schema.items() if key not in idle}
+    return _without_property_names(rest, root) if "propertyNames" in rest else rest
+
+
+_ASKS: Mapping[str, Callable[[Any], bool]] = {
+    "format": lambda value: not isinstance(value, str) or _FORMATS.fullmatch(value) is not None,
+    "uniqueItems": lambda value: value is not False,
+}
+"""Whether a word asks for something, given its value."""
+
+
+def _without_property_names(schema: Schema, root: Mapping[str, Any]) -> Schema:
+    """The schema itself where ``propertyNames`` is more than any text or a list of names."""
+    rest = dict(schema)
+    names = _followed(rest.pop("propertyNames"), root)
+    if names is True:
+        return rest
+    if not isinstance(names, dict) or names.get("type", "string") != "string":
+        return schema
+    asked = names.keys() - _REMARKS - {"type"}
+    if not asked:
+        return rest
+    listed = names.get("enum", [names.get("const")])
+    own = rest.get("properties", {})
+    plain = "patternProperties" not in rest and isinstance(own, dict) and isinstance(listed, list)
+    if len(asked) > 1 or not asked <= {"enum", "const"} or not plain or not own.keys() <= set(map(str, listed)):
+        return schema
+    value = rest.get("additionalProperties", True)
+    properties = {name: own.get(name, value) for name in listed if isinstance(name, str)}
+    return {**rest, "properties": properties, "additionalProperties": False}
+
+
+def _followed(schema: Any, root: Mapping[str, Any]) -> Any:
+    """What a reference into the same document leads to; anything else stays."""
+    if not isinstance(schema, dict) or schema.keys() - _REMARKS != {"$ref"}:
+        return schema
+    found: Any = root
+    for name in str(schema["$ref"]).removeprefix("#/").split("/"):
+        if isinstance(found, list) and name.isdecimal() and int(name) < len(found):
+            found = found[int(name)]
+        elif isinstance(found, Mapping) and name in found:
+            found = found[name]
+        else:
+            return schema
+    return found
+
+
+_REFUSALS = (
+    (re.compile(r"Unimplemented keys: \[(.*?)\]"), "has {}, which no answer can be held to: leave it out"),
+    (re.compile(r"Unknown format: (\S+)"), 'has the format "{}", which no answer can be held to: leave it out'),
+    (re.compile(r"(oneOf) constraints are not supported"), "has {} whose parts may fit one text: write anyOf"),
+    (
+        re.compile(r"(look-?around|backreference)s?\b"),
+        "has an expression with {}s, which can't be used: leave them out",
+    ),
+)
+
+
+def in_plain_words(reason: str) -> str | None:
+    """What the compiler lacks, as the end of a sentence that begins with the field; None: it is another fault."""
+    found = ((pattern.search(reason), words) for pattern, words in _REFUSALS)
+    return next((words.format(match[1].replace("look-around", "lookaround")) for match, words in found if match), None)

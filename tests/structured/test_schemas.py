@@ -1,0 +1,98 @@
+"""Schemas as pydantic and zod write them: what they can't be held to is refused by name, and the rest holds."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from llguidance import LLTokenizer
+
+from parlay.serve.chat.job import call_schema
+from parlay.serve.chat.request import Function
+from parlay.structured.definition import definition, matcher
+from parlay.structured.schemas import restated
+from parlay.types import StructuredOutputsParams
+
+BYTES = LLTokenizer("byte")
+COLOURS = {"enum": ["red", "blue"], "title": "Colour", "type": "string"}
+
+
+def allows(schema: dict[str, Any], value: object) -> bool:
+    at = matcher(BYTES, definition(StructuredOutputsParams(json=schema)))
+    text = json.dumps(value)
+    return at.try_consume_tokens(BYTES.tokenize_str(text)) == len(text) and at.is_accepting()
+
+
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        ({"type": "string", "format": "password", "writeOnly": True}, ["x"], [1]),
+        ({"type": "string", "format": "date"}, ["2026-11-28"], ["x"]),
+        ({"type": "array", "items": {"type": "integer"}, "uniqueItems": False}, [[1, 1]], [["a"]]),
+        (
+            {"type": "object", "propertyNames": {"type": "string"}, "additionalProperties": {"type": "integer"}},
+            [{"a": 1}],
+            [{"a": "b"}],
+        ),
+        (
+            {
+                "$defs": {"Colour": COLOURS},
+                "type": "object",
+                "propertyNames": {"$ref": "#/$defs/Colour"},
+                "additionalProperties": {"type": "integer"},
+            },
+            [{"red": 1, "blue": 2}, {}],
+            [{"green": 1}, {"red": "a"}],
+        ),
+        (
+            {"type": "object", "propertyNames": COLOURS, "required": ["red"], "properties": {"red": {"const": 1}}},
+            [{"red": 1, "blue": {}}],
+            [{"red": 2}, {"blue": 1}, {"red": 1, "green": 1}],
+        ),
+        (
+            {"properties": {"format": {"type": "string"}, "uniqueItems": False}, "type": "object"},
+            [{"format": "x"}],
+            [{"format": 1}, {"uniqueItems": 1}],
+        ),
+    ],
+)
+def test_words_that_ask_for_nothing_and_lists_of_names_are_taken(
+    schema: dict[str, Any], good: list[object], bad: list[object]
+) -> None:
+    assert [value for value in good if not allows(schema, value)] == []
+    assert [value for value in bad if allows(schema, value)] == []
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        ({"type": "array", "uniqueItems": True}, 'has "uniqueItems", which no answer can be held to: leave it out'),
+        ({"type": "object", "propertyNames": {"minLength": 2}}, 'has "propertyNames", which no answer'),
+        ({"type": "object", "propertyNames": COLOURS, "properties": {"a": {}}}, 'has "propertyNames", which no answer'),
+        ({"type": "string", "format": "iri"}, 'has the format "iri", which no answer can be held to: leave it out'),
+        ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "has oneOf whose parts may fit one text: write anyOf"),
+        ({"type": "string", "pattern": "^(?!a).*$"}, "has an expression with lookarounds, which can't be used"),
+        ({"type": "string", "pattern": r"^(a)\1$"}, "has an expression with backreferences, which can't be used"),
+    ],
+)
+def test_what_no_answer_can_be_held_to_is_refused_by_name(schema: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match="structured_outputs ") as caught:
+        allows(schema, None)
+    assert str(caught.value).startswith(f"structured_outputs {message}")
+
+
+def test_references_of_a_function_lead_on_whatever_its_fields_are_called() -> None:
+    """``examples`` and ``default`` are words of schemas, and fields of some functions."""
+    item = {"$ref": "#/$defs/Colour"}
+    parameters = {
+        "type": "object",
+        "properties": {"examples": {"type": "array", "items": item}, "default": item},
+        "additionalProperties": {"propertyNames": item},
+        "$defs": {"Colour": COLOURS},
+    }
+    schema = call_schema([Function("paint", None, parameters)], "arguments")
+    assert allows(schema, {"name": "paint", "arguments": {"examples": ["red"], "default": "blue"}})
+    assert not allows(schema, {"name": "paint", "arguments": {"examples": ["green"]}})
+    assert not allows(schema, {"name": "paint", "arguments": {"more": {"green": 1}}})
+    assert restated(schema) != schema
