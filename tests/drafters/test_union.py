@@ -218,3 +218,8 @@ def test_a_member_that_failed_is_tried_again_while_the_other_fills_every_draft()
 def test_strategies_that_guess_at_probes_are_refused_because_members_have_none(name: str) -> None:
     with pytest.raises(UsageError, match=f"{name} guesses on rows beside its own draft.*use it alone, or in auto:of="):
         build(parse(f"union:of=prompt-lookup+{name}"), RESOURCES)
+
+
+def test_what_drafts_during_forwards_is_refused_because_the_engine_would_not_charge_it() -> None:
+    with pytest.raises(UsageError, match=r"parallel-draft drafts during the target's forwards.*name draft-model there"):
+        build(parse("union:of=prompt-lookup+parallel-draft(url=http://toy)"), RESOURCES)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from parlay.drafters.options import ON_PROBES
+from parlay.drafters.options import DRAFT_MODEL, ON_PROBES, PARALLEL_DRAFT
 from parlay.drafters.resources import NestedStrategy
 from parlay.options import UsageError
 from parlay.types import NO_DRAFT, Draft, Drafter, Needs, Observation, SequenceView, trees
@@ -45,8 +45,14 @@ class Member:
 def build(owner: str, nested: NestedStrategy) -> Member:
     """A drafter of the strategy that stands inside the strategy ``owner``, held to its own ``k``.
 
-    Raises UsageError for one that would never draft there.
+    Raises UsageError for one that would never draft there, and for one that goes on during forwards: the engine, which
+    charges that to its owner, would not know.
     """
+    if nested.name == PARALLEL_DRAFT:
+        raise UsageError(
+            f"strategy {owner}: {nested.name} drafts during the target's forwards, which strategies inside others "
+            f"can't; name {DRAFT_MODEL} there"
+        )
     if nested.name in ON_PROBES:
         raise UsageError(
             f"strategy {owner}: {nested.name} guesses on rows beside its own draft, which strategies inside others "

@@ -61,7 +61,8 @@ class NgramCaches(OneByOne):
 
     ``static`` names a model of `parlay ngram build` that kept its counts; of each pair the 32 most frequent followers
     are looked at. The dynamic cache learns the text of a request when it ends, unless the request says ``store=False``,
-    and holds ``remember`` tokens in all, of which the tenant that has most loses its oldest text first.
+    and holds ``remember`` tokens in all, of which the tenant that has most loses its oldest text first. A token takes
+    up to 800 bytes there.
     """
 
     needs = Needs()
