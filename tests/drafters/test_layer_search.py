@@ -94,3 +94,18 @@ def test_speed_is_that_of_the_formula() -> None:
     assert speedup(0.0, half, 6) == pytest.approx(1 / 1.5)
     assert speedup(0.5, half, 6) == pytest.approx(max((2 - 0.5**n) / (n / 2 + 1) for n in range(1, 9)))
     assert speedup(1.0, [], 6) == pytest.approx(1)
+
+
+def test_no_set_takes_longer_to_find_the_more_were_tried() -> None:
+    looked_at: list[int] = []
+
+    class Counting(ParzenSearch):
+        def _chances(self, sets: Sequence[Skip]) -> dict[Sublayer, float]:
+            looked_at.append(len(sets))
+            return super()._chances(sets)
+
+    search = Counting(HALVES)
+    for _ in range(1000):
+        search.learn(search.random(), 0.5)
+    search.likely()
+    assert 0 < sum(looked_at) <= 256

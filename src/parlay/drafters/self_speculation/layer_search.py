@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
@@ -15,6 +15,7 @@ from parlay.types import DraftForm, Request, SequenceView, Skip, Sublayer
 _STARTUP = 10  # sets that are tried at random before the estimator is asked
 _GOOD = 0.2  # part of the tried sets that counts as good
 _DRAWS = 24  # sets drawn from the good ones' distribution, of which the likeliest to be good is tried
+_LATEST = 256  # tried sets that the estimator looks at, so that no step takes longer the more were tried
 
 
 class ParzenSearch:
@@ -31,9 +32,11 @@ class ParzenSearch:
         self._size = size
         self._chance = random.Random(seed)
         self._tried: dict[Skip, float] = {}
+        self._latest: deque[Skip] = deque(maxlen=_LATEST)
 
     def learn(self, skip: Skip, value: float) -> None:
         self._tried[skip] = value
+        self._latest.append(skip)
 
     def random(self) -> Skip:
         """Any set, each size as likely as another where sizes differ."""
@@ -44,7 +47,7 @@ class ParzenSearch:
         """A set not tried yet that is like the good ones and unlike the others; a random one where that fails."""
         if len(self._tried) < _STARTUP:
             return self.random()
-        order = sorted(self._tried, key=self._tried.__getitem__, reverse=True)
+        order = sorted(dict.fromkeys(self._latest), key=self._tried.__getitem__, reverse=True)
         split = max(1, round(_GOOD * len(order)))
         good, others = self._chances(order[:split]), self._chances(order[split:])
         drawn = [skip for _ in range(_DRAWS) if (skip := self._draw(good)) not in self._tried]
