@@ -25,7 +25,7 @@ from parlay.drafters.remote.service import DraftService, Held, Owner
 from parlay.drafters.resources import Resources
 from parlay.drafters.token_text import TokenText, open_text
 from parlay.options import UsageError
-from parlay.types import NO_DRAFT, Draft, Observation, SamplingParams
+from parlay.types import NO_DRAFT, Draft, Observation, SamplingParams, SequenceView
 
 VOCAB = 30
 Say = Callable[[str, str, dict[str, Any]], tuple[int, bytes]]
@@ -433,6 +433,23 @@ class TestService:
         service.draft([(owner, self.update(1, 0, [1, 2, 3, 1, 2]))])
         service.draft([(owner, self.update(3, 0, [1, 2, 3, 1, 2]))])
         assert len(service) == 2
+
+    def test_a_text_for_which_drafting_fails_costs_no_other_text_its_draft(self) -> None:
+        class Picky(PromptLookup):
+            def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
+                if any(9 in view.tokens for view in views):
+                    raise RuntimeError("no nines")
+                return super().propose(views, budgets)
+
+        service = DraftService(Picky(Resources(VOCAB, no_runner), PromptLookupOptions()), VOCAB, 100)
+        owners = [Owner("", name) for name in "ab"]
+        texts = [self.update(0, 0, [9, 2, 3, 9, 2]), self.update(0, 0, [1, 2, 3, 1, 2])]
+        bad, good = service.draft(list(zip(owners, texts, strict=True)))
+        assert isinstance(bad, Draft)
+        assert isinstance(good, Draft)
+        assert (bad.tree.tokens, good.tree.tokens) == ((), (3, 1, 2))
+        with pytest.raises(RuntimeError, match="no nines"):
+            service.draft([(owners[0], self.update(0, 5, [1]))])
 
     def test_clients_have_numbers_of_their_own(self) -> None:
         service = DraftService(copier(), VOCAB, 100)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from parlay.drafters.remote.messages import Answer, Held, TextUpdate, answer_as_json, read_answers
 from parlay.drafters.token_text import TokenText, open_text
-from parlay.types import NO_DRAFT, Drafter, Observation, Verdict, trees
+from parlay.types import NO_DRAFT, Draft, Drafter, Observation, Verdict, trees
 
 MOST_TOKENS = 1 << 22
 """Tokens of all texts together. The text that was longest without news is forgotten first."""
@@ -16,6 +17,9 @@ MOST_TEXTS = 1 << 14
 """Texts in all: each has a state in the drafter, however short it is."""
 MOST_NODES = 1024
 """Nodes of a draft, where the drafter's own limit is not known."""
+
+
+_log = logging.getLogger(__name__)
 
 
 class Owner(NamedTuple):
@@ -80,11 +84,35 @@ class DraftService:
             self._drafter.observe(observations)
         texts = {name: self._texts[name] for name in places if asked[places[name]][1].most > 0}
         budgets = [min(asked[places[name]][1].most, self._most_nodes) for name in texts]
-        drafts = self._drafter.propose(list(texts.values()), budgets) if texts else []
+        drafts = self._propose(list(texts.values()), budgets) if texts else []
         for (name, text), draft, most in zip(texts.items(), drafts, budgets, strict=True):
             text.draft = trees.first(trees.without_probes(draft), most)
             answers[places[name]] = text.draft
         return answers
+
+    def _propose(self, texts: Sequence[TokenText], budgets: Sequence[int]) -> list[Draft]:
+        """Draft for all; where that fails, for each alone, so that one text costs no other client its drafts.
+
+        Raises what the drafter raises for all of them.
+        """
+        try:
+            return self._drafter.propose(texts, budgets)
+        except Exception as error:
+            if len(texts) == 1:
+                raise
+            _log.warning(
+                "drafting for %d texts failed (%s: %s): each is tried alone", len(texts), type(error).__name__, error
+            )
+        drafts, failed = [NO_DRAFT] * len(texts), list[Exception]()
+        for place, (text, budget) in enumerate(zip(texts, budgets, strict=True)):
+            try:
+                (drafts[place],) = self._drafter.propose([text], [budget])
+            except Exception as error:
+                self._drafter.release(text.sequence)  # its state may no longer be right
+                failed.append(error)
+        if len(failed) == len(texts):
+            raise failed[0]
+        return drafts
 
     def release(self, owner: Owner, ids: Iterable[int]) -> None:
         """Forget these texts of the owner. Unknown ones are ignored."""
