@@ -16,6 +16,7 @@ from parlay.drafters.fixed_point.jacobi import Jacobi
 from parlay.drafters.fixed_point.lookahead import GuessWindow, Lookahead, NgramPool
 from parlay.drafters.options import JacobiOptions, LookaheadOptions
 from parlay.drafters.resources import Resources
+from parlay.drafters.step_budget import STEP_TOKENS
 from parlay.engine import Limits
 from parlay.options import UsageError
 from parlay.router.policies import Fixed, adaptive
@@ -425,3 +426,12 @@ def test_a_parameter_out_of_range_is_refused_in_one_line(wrong: str) -> None:
     with pytest.raises(UsageError, match=wrong.partition("=")[0]) as caught:
         parse(f"{lookahead.SOURCE}:{wrong}")
     assert "\n" not in str(caught.value)
+
+
+def test_a_long_text_is_taken_in_a_part_a_step() -> None:
+    drafter = Lookahead(RESOURCES, LookaheadOptions(window=0, ngram=2))
+    view = Sight([place * place % 11 for place in range(3 * STEP_TOKENS)])
+    for step in range(1, 4):
+        drafter.propose([view], [4])
+        assert len(drafter._states[0].history.tokens) == step * STEP_TOKENS
+    assert drafter.propose([view], [4])[0].tree.tokens[0] in view.tokens

@@ -10,6 +10,7 @@ from parlay.drafters.options import LookaheadOptions
 from parlay.drafters.per_sequence import History, OneByOne
 from parlay.drafters.resources import Resources
 from parlay.drafters.state_room import StateBytes
+from parlay.drafters.step_budget import STEP_TOKENS
 from parlay.sampling import noise
 from parlay.types import NO_DRAFT, Draft, Needs, Observation, SequenceView, Tree, trees
 
@@ -46,6 +47,11 @@ class Lookahead(OneByOne):
         self._copy = options.copy
         self._states: dict[int, _LookaheadState] = {}
         self._bytes = StateBytes(resources.room, self._states)
+        self._left = 0  # tokens that may still be taken in during this step
+
+    def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
+        self._left = STEP_TOKENS
+        return super().propose(views, budgets)
 
     def _propose(self, view: SequenceView, budget: int) -> Draft:
         if not self._guesses:
@@ -53,8 +59,9 @@ class Lookahead(OneByOne):
         if not self._bytes.admit(view.sequence, min(len(view.tokens), CAPACITY) * _GRAM_BYTES):
             return NO_DRAFT
         state = self._states.get(view.sequence)
-        if state is None or not state.follow(view.tokens):
+        if state is None or state.is_behind(view.tokens):
             state = self._states[view.sequence] = self._begin(view)
+        self._left -= state.follow(view.tokens, max(_GROWTH, self._left))
         self._bytes.set(view.sequence, state.nbytes)
         guesses = state.pool.after(view.tokens[-1])
         merged = trees.first(trees.merge([trees.chain(tail, SOURCE) for tail in guesses]), budget)
@@ -66,9 +73,7 @@ class Lookahead(OneByOne):
         streams = [noise.stream(view.request.key, place, _PURPOSE) for place in range(size)]
         row = [view.tokens[stream % view.prompt_length] for stream in streams]
         window = GuessWindow(row, self._ngram) if self._columns else None
-        state = _LookaheadState(NgramPool(self._guesses), window, self._ngram if self._copy else 0)
-        state.follow(view.tokens)
-        return state
+        return _LookaheadState(NgramPool(self._guesses), window, self._ngram if self._copy else 0)
 
     def observe(self, observations: Sequence[Observation]) -> None:
         """Move on each window that the target has seen whole."""
@@ -127,18 +132,21 @@ class _LookaheadState:
         self.window = window
         self._copied = copied  # length of the n-grams that the pool takes from the text; 0: none
 
-    def follow(self, tokens: Sequence[int]) -> bool:
-        """Adds what was committed. Returns False if tokens were taken back: then the state must be made anew."""
+    def is_behind(self, tokens: Sequence[int]) -> bool:
+        """Whether tokens were taken back: then the state must be made anew."""
+        return self.history.agree(tokens) < len(self.history.tokens)
+
+    def follow(self, tokens: Sequence[int], most: int) -> int:
+        """Take in what is new, ``most`` tokens at most where n-grams are made of them; returns how many."""
         history = self.history
         known = len(history.tokens)
-        if history.agree(tokens) < known:
-            return False
-        history.tokens.extend(tokens[known:])
+        until = min(len(tokens), known + most) if self._copied else len(tokens)
+        history.tokens.extend(tokens[known:until])
         if self._copied:
-            for end in range(max(known, self._copied - 1), len(tokens)):
+            for end in range(max(known, self._copied - 1), until):
                 first, *tail = tokens[end - self._copied + 1 : end + 1]
                 self.pool.add(first, tuple(tail))
-        return True
+        return until - known
 
     @property
     def nbytes(self) -> int:
@@ -178,6 +186,7 @@ def _probes(draft: Draft) -> list[int]:
 
 
 CAPACITY = 1 << 15  # n-grams in a pool
+_GROWTH = 32  # tokens that each sequence may take in whatever others have left: more than it commits
 _GRAM_BYTES = 400  # of each: 394 for random ids
 
 
