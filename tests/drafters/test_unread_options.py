@@ -15,6 +15,7 @@ from tests.drafters.sight import MakeRunner
     ("spec", "said"),
     [
         ("draft-model:model=toy,width=8", "draft-model: width=8 has no effect on a single chain"),
+        ("draft-model:model=toy,tokens=9,rule=k-seq", "draft-model: tokens=9 has no effect with rule=k-seq"),
         ("draft-model:model=toy,width=8,rule=block", "draft-model: width=8 has no effect on a single chain"),
         ("cascade:levels=prompt-lookup+draft-model(model=toy,width=2)", "cascade: draft-model: width=2 has no effect"),
         (

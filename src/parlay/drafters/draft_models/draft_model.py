@@ -55,9 +55,7 @@ class DraftModel:
         if not self._one_chain and runner.spec.tree != "tree":
             needs = "a rule that draws one chain" if rule in _SHAPES else "shape=chain"
             raise UsageError(f"strategy {SOURCE}: {runner.spec.name} can't verify trees; use {needs}")
-        if self._one_chain:
-            where = "on a single chain: leave it out, or choose a shape or rule that drafts several"
-            refuse_unread(f"strategy {SOURCE}", options, ("width",), where)
+        _check_read(options, rule, one_chain=self._one_chain)
         if options.branching and (shape != "tree" or rule not in _SHAPES):
             raise UsageError(
                 f"strategy {SOURCE}: branching is for trees that are drawn, not for rule={rule} and {shape}s"
@@ -108,6 +106,16 @@ class BigLittle(DraftModel):
         own = of_kinds(f"strategy {BIG_LITTLE}: by_kind", options.by_kind, high=1)
         least = LeastOf(options.fallback, own)
         self._writer = BestChains(runner, self._sequences, BIG_LITTLE, 0.0, least=least)
+
+
+def _check_read(options: DraftModelOptions, rule: str, *, one_chain: bool) -> None:
+    """Raises UsageError for options that have no effect under this rule or shape."""
+    if one_chain:
+        where = "on a single chain: leave it out, or choose a shape or rule that drafts several"
+        refuse_unread(f"strategy {SOURCE}", options, ("width",), where)
+    if rule in _SHAPES:
+        where = f"with rule={rule}, which compares whole distributions: leave it out"
+        refuse_unread(f"strategy {SOURCE}", options, ("tokens",), where)
 
 
 def _shape(rule: str, shape: str) -> str:
