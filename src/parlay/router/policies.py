@@ -95,7 +95,7 @@ class _Watching(Fixed):
         """The part of the draft that is verified."""
 
     def _outcome(self, view: SequenceView, draft: Draft, right: int) -> Outcome:
-        """What was verified. A step whose draft ends the text commits no token of the target's own behind it."""
+        """See `matched`. A step whose draft ends the text commits no token of the target's own behind it."""
         before = self._lengths.pop(view.sequence, len(view.tokens) - right - 1)
         return matched(draft, view.tokens[before:])
 
