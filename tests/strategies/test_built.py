@@ -76,11 +76,20 @@ def test_what_is_in_use_stays_however_many_come_and_goes_later() -> None:
     assert GONE == [1, 2]
 
 
+def test_the_owners_own_strategy_stays_whatever_clients_ask_for() -> None:
+    strategies = make(set())
+    own = strategies.get(strategies.own(name(0)))
+    for number in range(1, 9):
+        strategies.get(name(number))
+    assert strategies.get(name(0)) is own
+    assert 0 not in GONE
+
+
 def test_an_llm_forgets_strategies_and_writes_the_rest_when_it_closes() -> None:
     params = SamplingParams(temperature=0, max_tokens=3)
     with LLM("parlay-mini", strategy="none") as llm:
         texts = {llm.generate("A", params, strategy=name(number))[0].outputs[0].text for number in range(KEPT + 3)}
         assert len(texts) == 1
-        assert GONE == [0, 1, 2]  # and "none" before them
+        assert GONE == [0, 1, 2, 3]  # "none" is the owner's own
         assert not llm.engine.requests.strategies()
     assert sorted(GONE) == list(range(KEPT + 3))

@@ -75,7 +75,8 @@ class StrategyCache:
     """Strategies, each built at its first request and then shared by all that name it.
 
     If there are more than ``kept``, the one that was longest without a request is dropped. What it has learned is lost,
-    except for what it keeps in files. Those whose names are ``in_use`` stay.
+    except for what it keeps in files. Those whose names are ``in_use`` stay, and so does the one that `own` was told
+    of: no client's strange strategies take what that has learned of all.
 
     What routers learn is handed to ``memory`` after each request. If owners are apart there, each has routers of its
     own; drafters, which go by tenants, are shared.
@@ -102,6 +103,7 @@ class StrategyCache:
         self._power = lru_cache(maxsize=1)(power)
         self._read = lru_cache(maxsize=4 * kept)(parse)
         self._built: OrderedDict[StrategySpec, _Built] = OrderedDict()  # the least recently used first
+        self._owners: StrategySpec | None = None
 
     @property
     def resources(self) -> Resources:
@@ -117,6 +119,7 @@ class StrategyCache:
         spec = for_target(asked if isinstance(asked, StrategySpec) else self._read(asked), self._resources.target)
         self._resources = replace(self._resources, mask_adapter=_mask_adapter(spec))
         self.get(spec)
+        self._owners = spec
         return spec
 
     def get(self, asked: str | StrategySpec, owner: str = "") -> Strategy:
@@ -174,7 +177,7 @@ class StrategyCache:
     def _forget(self, in_use: Collection[str]) -> None:
         """Drops the oldest until no more than ``kept`` are left, or the others are in use; the newest stays."""
         *older, _ = self._built
-        idle = [spec for spec in older if self._built[spec].strategy.name not in in_use]
+        idle = [spec for spec in older if self._built[spec].strategy.name not in in_use and spec != self._owners]
         for spec in idle[: len(self._built) - self._kept]:
             self._built.pop(spec).closing.close()
 
