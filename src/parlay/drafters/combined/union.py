@@ -78,7 +78,7 @@ class _MemberRecords:
 
     def __init__(self, count: int) -> None:
         self._records = [_Record() for _ in range(count)]
-        self._owners: dict[tuple[int, ...], int] = {}  # tokens of the path to a node -> member
+        self._owners: dict[int, int] = {}  # path to a node -> member
 
     def favourites(self) -> list[int]:
         """The members by record; a new draft begins."""
@@ -131,9 +131,9 @@ class _Record:
         self._proposed += _REST * (2.0 - self._proposed)
 
 
-def _paths(draft: Draft) -> list[tuple[int, ...]]:
-    """The tokens down to each node, which name it in a merged tree."""
-    paths: list[tuple[int, ...]] = []
+def _paths(draft: Draft) -> list[int]:
+    """A digest of the tokens down to each node, which names it in a merged tree, whatever else is cut."""
+    paths: list[int] = []
     for token, parent in zip(draft.tree.tokens, draft.tree.parents, strict=True):
-        paths.append((*(paths[parent] if parent >= 0 else ()), token))
+        paths.append(hash((paths[parent] if parent >= 0 else 0, token)))
     return paths
