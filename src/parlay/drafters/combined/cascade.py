@@ -91,5 +91,5 @@ def _runner(strategy: str, model: str, resources: Resources) -> Runner:
         raise NotNamed(f"strategy {SOURCE}: {strategy} has no model for this target; name one: {strategy}(model=...)")
     runner = open_draft(SOURCE, resources, name)
     if runner.spec.tree == "none":
-        raise UsageError(f"strategy {SOURCE}: {name} can't verify drafts, so it can only be the first level")
+        raise UsageError(f"strategy {SOURCE}: {name} can't verify drafts, so name it first in levels")
     return runner

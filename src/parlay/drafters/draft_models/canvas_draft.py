@@ -34,7 +34,10 @@ class CanvasDraft:
         self._runner = open_draft(SOURCE, resources, options.model, canvases=True)
         canvas = self._runner.spec.canvas
         if canvas is None or not self._runner.spec.together:
-            raise UsageError(f"strategy {SOURCE}: the runner of {options.model} lets no rows see each other")
+            raise UsageError(
+                f"strategy {SOURCE}: the runner of {options.model} lets no rows see each other: choose a model that "
+                "Parlay's own decoder runs"
+            )
         if canvas.ordered:
             raise UsageError(f"strategy {SOURCE}: {options.model} writes token by token too: choose draft-model for it")
         if canvas.noise:

@@ -33,6 +33,7 @@ from parlay.types import (
     trees,
 )
 
+_ANOTHER = "choose a head that was trained for this model"
 _TOKEN = 0
 """What stands in a probe's place in the tree; the target reads the probe's input instead."""
 
@@ -102,7 +103,9 @@ class Bita(_Grouped):
         self._prefix = Prefix(held.tensors["prefix"].float())
         target = resources.target
         if target is None or not target.takes(self._prefix):
-            raise UsageError(f"strategy {BITA}: the trained prefix has the shape of another model's keys and values")
+            raise UsageError(
+                f"strategy {BITA}: the trained prefix has the shape of another model's keys and values: {_ANOTHER}"
+            )
 
     def _inputs(self) -> Features:
         return Features(self._inputs_MH, prefix=self._prefix)
@@ -122,7 +125,9 @@ class SpeculativeStreaming(_Grouped):
         down_RH, up_RH = (held.tensors[name].float().contiguous() for name in ("down_RH", "up_RH"))
         layer, target = int(held.settings["join"]), resources.target
         if target is None or not 0 <= layer < target.num_layers:
-            raise UsageError(f"strategy {STREAMING}: the target has no layer {layer}, at which these streams begin")
+            raise UsageError(
+                f"strategy {STREAMING}: the target has no layer {layer}, at which these streams begin: {_ANOTHER}"
+            )
         self._join = Join(layer, down_RH, up_RH)
 
     def _inputs(self) -> Features:
@@ -179,5 +184,7 @@ def _probes_for(source: str, resources: Resources, name: str) -> HeadArtefact:
     target = resources.target
     if target is None or not target.features:
         called = "there is no target" if target is None else f"the runner of {target.name} reads tokens alone"
-        raise UsageError(f"strategy {source} gives its target inputs in place of tokens, but {called}")
+        raise UsageError(
+            f"strategy {source} gives its target inputs in place of tokens, but {called}: choose another strategy"
+        )
     return opened(source, resources.find_head, name).artefact

@@ -10,7 +10,7 @@ from torch import Tensor
 from parlay.drafters.draft_models.chains import Chain, ChainWriter, Sight
 from parlay.drafters.draft_models.opening import draft_name, open_writer
 from parlay.drafters.options import INTERSECTION_DRAFT as SOURCE
-from parlay.drafters.options import IntersectionDraftOptions
+from parlay.drafters.options import UNIVERSAL_DRAFT, IntersectionDraftOptions
 from parlay.drafters.other_vocabularies.vocabularies import TOKEN_BYTES, Codec, codecs, intersection, open_tokenizers
 from parlay.drafters.per_sequence import History
 from parlay.drafters.resources import Resources
@@ -45,7 +45,10 @@ class IntersectionDraft:
             if theirs < runner.spec.vocab_size and ours < resources.vocab_size
         }
         if not common:
-            raise UsageError(f"strategy {SOURCE}: {name} and the target have no token in common; draft by text instead")
+            raise UsageError(
+                f"strategy {SOURCE}: {name} and the target have no token in common: choose {UNIVERSAL_DRAFT}, which "
+                "drafts by way of text"
+            )
         self._to_theirs = {ours: theirs for theirs, ours in common.items()}
         self._to_ours = common
         self._theirs = torch.tensor(list(common))

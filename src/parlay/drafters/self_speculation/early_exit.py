@@ -30,7 +30,8 @@ class EarlyExit:
         leave = options.exit or max(1, target.num_layers // _QUARTER)
         if leave >= target.num_layers:
             raise UsageError(
-                f"strategy {SOURCE}: exit={leave} leaves no layer out: {target.name} has {target.num_layers}"
+                f"strategy {SOURCE}: exit={leave} leaves no layer out: {target.name} has {target.num_layers}, so give "
+                f"{target.num_layers - 1} at most"
             )
         self._form = DraftForm(frozenset(half for half in target.sublayers if half[1] >= leave))
         self._threshold = options.threshold

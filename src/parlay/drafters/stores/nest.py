@@ -38,7 +38,10 @@ class Spans(Drafter):
         from parlay.drafters.heads.states import LatestStates  # here, because the catalogue loads no torch
 
         if resources.open_states is None:
-            raise UsageError(f"strategy {SOURCE} needs a target whose hidden states can be read")
+            raise UsageError(
+                f"strategy {SOURCE} needs a target whose hidden states can be read, and this one's can't: choose "
+                "another strategy"
+            )
         self._store = resources.open_states(options.file)
         self._tokens = self._store.store.tokens
         self._border, self._neighbours = self._store.store.header.vocab_size, options.neighbours
