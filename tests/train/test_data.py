@@ -15,11 +15,13 @@ from parlay.options import LoadOptions
 from parlay.testing.checkpoints import VOCAB_SIZE, save_random
 from parlay.train.data import features
 from parlay.train.data.features import Featured, FeatureStore
+from parlay.train.data.preparing import prepare
 from parlay.train.data.prompts import ChatFrame, PromptAndAnswer, read_conversations, read_prompts
 from parlay.train.data.user_texts import (
     Cut,
     TrainingText,
     UserTexts,
+    check_filled,
     encode_user_texts,
     load_shard,
     read_user_texts,
@@ -28,6 +30,8 @@ from parlay.train.data.user_texts import (
     shard_path,
     shards,
 )
+from parlay.train.data.writing import short_prompts
+from parlay.train.heads import METHODS
 from parlay.train.recipes.linear_start import states_ahead
 from parlay.types import ParlayError
 
@@ -93,6 +97,28 @@ def test_a_work_folder_of_other_texts_is_refused(tmp_path: Path) -> None:
     save_user_texts(tmp_path, [TrainingText((1, 2, 3), 3)])
     with pytest.raises(ParlayError, match="name another folder by --work"):
         save_user_texts(tmp_path, [TrainingText((1, 2, 4), 3)])
+
+
+def test_a_work_folder_of_another_model_or_of_other_prompts_is_refused(tmp_path: Path) -> None:
+    """Its states would be read as this model's own, without an error where both have one shape."""
+    check_filled(tmp_path, {"model": "one"})
+    check_filled(tmp_path, {"model": "one", "prompts": "some"})
+    for other in ({"model": "two"}, {"model": "one", "prompts": "others"}):
+        (name,) = [key for key, value in other.items() if value in ("two", "others")]
+        with pytest.raises(ParlayError, match=f"was filled with another {name} than is given now: name another folder"):
+            check_filled(tmp_path, other)
+    asked = METHODS["medusa"].options(model="parlay-mini", work=tmp_path, out=tmp_path)
+    with pytest.raises(ParlayError, match="was filled with another model than is given now"):
+        prepare(asked)
+
+
+def test_prompts_that_are_too_long_are_counted_and_never_all_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    tokenizer = load_tokenizer(resolve("parlay-mini"))
+    assert short_prompts(["Hi", "Nobody in the village " * 9], tokenizer, 8) == ["Hi"]
+    assert "1 of 2 prompts have more than 8 tokens: left out" in capsys.readouterr().out
+    with pytest.raises(ParlayError, match="all 1 prompts have more than 8 tokens"):
+        short_prompts(["Nobody in the village " * 9], tokenizer, 8)
+    assert short_prompts([], tokenizer, 8) == []
 
 
 def test_conversations_need_both_sides(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -93,8 +94,12 @@ def test_a_student_is_a_model_that_drafts_for_its_target(model: Path, work: Path
     said = fit(DISTILL, options(model, tmp_path, out), target, texts)
     assert said.startswith(str(out))
     assert "distill for" in (out / "README.md").read_text()
-    again = fit(DISTILL, options(model, tmp_path, out, student=str(out)), target, texts)
-    assert again.startswith(str(out)), "a student learns further"
+    again = options(model, tmp_path, out, student=str(out))
+    with pytest.raises(UsageError, match=r"distill\.safetensors is of a run with student=, and this one has student="):
+        fit(DISTILL, again, target, texts)
+    (tmp_path / "again").mkdir()
+    said = fit(DISTILL, replace(again, work=tmp_path / "again"), target, texts)
+    assert said.startswith(str(out)), "a student learns further"
 
     prompt, params = TokensPrompt(prompt_token_ids=[3, 4]), SamplingParams(temperature=0, max_tokens=16)
     with LLM(str(model), tokenizer=toy_tokenizer(VOCAB_SIZE), dtype="float32", device="cpu") as llm:
@@ -141,6 +146,10 @@ def test_a_student_writes_for_itself_and_nothing_is_measured_on_that(model: Path
     texts = load_shard(path)
     assert [text.ids[:2] for text in texts] == [text.ids[:2] for text in load_shard(shards(work)[0])]
     assert all(text.answer == len(text.ids) for text in texts)
+    (tmp_path / "given").mkdir()
+    save_shard(shard_path(tmp_path / "given", 0), texts)  # which have no prompts
+    answer_as(student, tmp_path / "given", tmp_path / "none", Answering(tokens=9, seed=1))
+    assert not shards(tmp_path / "none")
     featured(model, tmp_path)
     target = Target.named(str(model))
     asked = options(model, tmp_path, tmp_path / "out")
@@ -162,6 +171,7 @@ def test_a_server_that_dies_half_way_is_asked_again_for_what_is_missing(tmp_path
     assert len(texts) == 80
     assert tokenizer.decode(list(texts[3].ids[texts[3].answer :]), skip_special_tokens=True) == "answer to prompt 3"
     assert texts[3].ids[-1] == tokenizer.eos_token_id
+    assert texts[5].ids[-1] != tokenizer.eos_token_id, "an answer that was cut off has no end"
     with pytest.raises(ParlayError, match="can't be reached"):
         ask(tmp_path / "new", prompts, TeacherApi("http://127.0.0.1:9", "m", 8), tokenizer)
     with pytest.raises(ParlayError, match="expected an address"):
@@ -183,7 +193,8 @@ class served:
                 good = len(seen) <= dies_after
                 self.send_response(200 if good else 503)
                 self.end_headers()
-                reply = {"choices": [{"message": {"content": f"answer to {prompt}"}}]}
+                reason = "length" if prompt == "prompt 5" else "stop"
+                reply = {"choices": [{"message": {"content": f"answer to {prompt}"}, "finish_reason": reason}]}
                 self.wfile.write(json.dumps(reply).encode())
 
             def log_message(self, *_: object) -> None:
@@ -201,8 +212,6 @@ class served:
 
 
 def test_text_alone_teaches_where_there_are_no_states(model: Path, work: Path, tmp_path: Path) -> None:
-    from dataclasses import replace
-
     target = Target.named(str(model))
     texts = [
         replace(text, states_TF=torch.zeros(len(text.ids_T), 0))
@@ -252,6 +261,10 @@ def test_wishes_that_can_not_be_met_are_errors(model: Path, tmp_path: Path) -> N
         DistillTrainOptions(source="student")
     with pytest.raises(UsageError, match="url_model"):
         DistillTrainOptions(url="http://127.0.0.1:8000/v1")
+    with pytest.raises(UsageError, match="leave texts out"):
+        DistillTrainOptions(url="http://127.0.0.1:8000/v1", url_model="m", prompts=tmp_path, texts=tmp_path)
+    with pytest.raises(UsageError, match="leave out whole=False"):
+        DistillTrainOptions(student="x", source="student", whole=False)
     with pytest.raises(UsageError, match="forward, reverse"):
         DistillTrainOptions(divergence="hellinger")
     other = options(model, tmp_path, tmp_path / "out", student="parlay-mini-draft")

@@ -19,10 +19,10 @@ from parlay.options import LoadOptions, UsageError
 from parlay.testing.checkpoints import VOCAB_SIZE, save_random
 from parlay.testing.toy_tokenizers import toy_tokenizer
 from parlay.text.prompts import TokensPrompt
-from parlay.train.data.features import FeatureStore
+from parlay.train.data.features import Featured, FeatureStore
 from parlay.train.data.prompts import read_prompts
 from parlay.train.data.user_texts import TrainingText, save_shard, shard_path
-from parlay.train.heads import DISTILL, METHODS, fit, train
+from parlay.train.heads import DISTILL, METHODS, fit, parted, train
 from parlay.train.loop import acceptance
 from parlay.train.options import DrafterTrainOptions, Eagle3TrainOptions
 from parlay.train.recipes.early_exit import EarlyExitRecipe
@@ -185,6 +185,41 @@ def test_a_target_that_writes_nothing_needs_texts(tmp_path: Path) -> None:
     for more in ({}, {"texts": tmp_path, "whole": False}):
         with pytest.raises(UsageError, match="shards=0: the target writes nothing then, so name texts"):
             METHODS["medusa"].options(shards=0, **more)
+
+
+def test_texts_of_others_are_whole_and_prompts_are_answered(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="leave out texts, or whole=False"):
+        METHODS["medusa"].options(texts=tmp_path, whole=False)
+    with pytest.raises(UsageError, match="with shards=0 it writes nothing"):
+        METHODS["medusa"].options(texts=tmp_path, prompts=tmp_path, shards=0)
+
+
+def text(ids: tuple[int, ...], answer: int) -> Featured:
+    return Featured(torch.tensor(ids), answer, torch.zeros(len(ids), 1))
+
+
+def test_a_prompt_that_is_measured_is_not_trained_on() -> None:
+    """Prompts are dealt out again and again, and a greedy answer is the same each time."""
+    written = [text((number % 20, 1, 2, 3), 2) for number in range(100)]
+    given = [text((number, 5, 6), 3) for number in range(30)]
+    heldout, trained = parted([*written, *given])
+    asked = [{tuple(each.ids_T[:2].tolist()) for each in part} for part in (heldout, trained[: 100 - len(heldout)])]
+    assert (len(heldout), len(asked[0]), asked[0] & asked[1]) == (10, 2, set())
+    assert trained[-30:] == given, "what the target did not write is never measured, so all of it is learned"
+    heldout, trained = parted(given)
+    assert (len(heldout), len(trained)) == (3, 27), "unless there is nothing else"
+
+
+@pytest.mark.parametrize("method", ["medusa", "hydra", "eagle", EARLY_EXIT])
+def test_answers_of_a_token_or_two_train_a_head(method: str, model: Path, tmp_path: Path) -> None:
+    """No depth further on has anything to learn from, and no loss is divided by nothing."""
+    target = Target.named(str(model))
+    save_shard(shard_path(tmp_path, 0), [TrainingText((3, at % 40, at % 7), 2) for at in range(40)])
+    store = FeatureStore(tmp_path, target.stored_layers())
+    store.compute(models.load(str(model), LoadOptions(dtype="float32", device="cpu")))
+    more = {} if method == EARLY_EXIT else {"draft_vocab": 8}
+    asked = options(method, model, tmp_path, tmp_path / "head", 2, whole=False, **more)
+    assert ": step 2 " in fit(method, asked, target, store.load())
 
 
 def test_too_few_texts_are_an_error(model: Path, work: Path, tmp_path: Path) -> None:

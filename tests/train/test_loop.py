@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from parlay.options import UsageError
 from parlay.train.data.batches import TrainingBatch, in_order
 from parlay.train.data.features import Featured
 from parlay.train.loop import Loop, LoopOptions, Progress
@@ -133,6 +135,17 @@ def test_a_checkpoint_that_is_cut_short_or_anothers_is_named(tmp_path: Path) -> 
     (tmp_path / "toy.safetensors").write_bytes(whole)
     with pytest.raises(ParlayError, match="no checkpoint of a run with these options"):
         run(Toy(size=SIZE + 1), tmp_path, 6)
+
+
+def test_a_run_goes_on_with_the_options_that_decide_what_is_learned_alone(tmp_path: Path) -> None:
+    """How long it takes and how fast it learns may change; with others it would be half one run, half another."""
+    run(Toy(), tmp_path, 3)
+    options = LoopOptions(updates=6, batch_tokens=8, slow_rate=0.001, interval=3600.0)
+    with Watch("Training", wanted=False) as watch:
+        assert Loop(Toy(), options, tmp_path / "toy.safetensors").run(TEXTS, TEXTS, watch).step == 6
+        other = Loop(Toy(), replace(options, seed=7), tmp_path / "toy.safetensors")
+        with pytest.raises(UsageError, match=r"toy\.safetensors is of a run with seed=0, and this one has seed=7: "):
+            other.run(TEXTS, TEXTS, watch)
 
 
 def test_measuring_takes_a_fifth_of_the_time_at_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

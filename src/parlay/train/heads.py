@@ -64,7 +64,7 @@ from parlay.types import ParlayError
 
 DISTILL = "distill"
 HELD_OUT = 10
-"""One text in so many is kept for measuring; it is never trained on."""
+"""One prompt in so many is kept for measuring, and never trained on."""
 MEASURED = 64
 """As many of these are measured in each interval."""
 
@@ -142,13 +142,13 @@ def fit(
     texts: Sequence[Featured],
     where: Processes | None = None,
 ) -> str:
-    """Trains a head on the texts but for one in ten, and saves it with its card; ``where``: see `Loop`.
+    """Trains a head on the texts but for those that `parted` holds out, and saves it with its card.
 
-    It is measured on what the target wrote; where it wrote nothing, on the texts that it read.
+    ``where``: see `Loop`.
     """
-    heldout, trained = texts[::HELD_OUT], [text for place, text in enumerate(texts) if place % HELD_OUT]
+    heldout, trained = parted(texts)
     if not trained:
-        raise ParlayError("there are too few texts to train on: raise --shards, or give more --texts")
+        raise ParlayError("there are too few texts to train on: give more --prompts or --texts, or raise --shards")
     if not _answered(texts):
         heldout, trained = whole(heldout), whole(trained)
     torch.manual_seed(options.seed)
@@ -167,6 +167,22 @@ def fit(
     else:
         save_head(method, options, target, recipe, heldout=heldout, expected=reached.acceptance[0], card=card)
     return f"{options.out}: {reached}"
+
+
+def parted(texts: Sequence[Featured]) -> tuple[list[Featured], list[Featured]]:
+    """The texts to measure on, and those to train on.
+
+    One prompt in `HELD_OUT` is held out with all answers to it: a prompt that comes again mostly has the same answer.
+    Measured is what the target wrote; where it wrote nothing, on the texts that it read.
+    """
+    measured = {id(text) for text in _answered(texts) or texts}
+    numbers: dict[tuple[int, ...], int] = {}
+    parts: tuple[list[Featured], list[Featured]] = [], []
+    for text in texts:
+        prompt = tuple(text.ids_T[: text.answer].tolist())
+        held = id(text) in measured and numbers.setdefault(prompt, len(numbers)) % HELD_OUT == 0
+        parts[not held].append(text)
+    return parts
 
 
 def whole(texts: Sequence[Featured]) -> list[Featured]:

@@ -5,6 +5,7 @@ All that a run resumes from is one safetensors file, which is replaced in one mo
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,11 +14,11 @@ from itertools import islice
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from parlay.options import Options, option
+from parlay.options import Options, UsageError, option
 from parlay.system.user_cache import saved_whole
 from parlay.train.data.batches import TrainingBatch, endless, in_order
 from parlay.train.data.features import Featured
@@ -53,6 +54,10 @@ class LoopOptions(Options):
     def share(self, updates: int, seconds: float) -> float:
         """How much of a run is over after so many updates and seconds; 1 at its end."""
         return updates / self.updates if self.updates else seconds / (60 * self.minutes)
+
+    def lasting(self) -> dict[str, str]:
+        """Options that a run keeps when it goes on from its state: all that decide what is learned."""
+        return {"seed": str(self.seed)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,21 +187,35 @@ class Loop:
                     found |= {
                         f"optimizer.{number}.{index}.{name}": torch.as_tensor(each) for name, each in state.items()
                     }
-            save_file({**{name: tensor.clone() for name, tensor in found.items()}, "numbers": numbers}, part)
+            said = {"options": json.dumps(self._options.lasting())}
+            save_file({**{name: tensor.clone() for name, tensor in found.items()}, "numbers": numbers}, part, said)
 
     def _resume(self) -> None:
         if not self._state.exists():
             return
         try:
+            with safe_open(self._state, "pt") as file:
+                self._check_options(json.loads((file.metadata() or {}).get("options", "{}")))
             held = load_file(self._state)
             self._step, self._tokens = (int(number) for number in held["numbers"][:2])
             self._seconds, self._loss = held["numbers"][2:].tolist()
             _restore(held, self._recipe.module, self._optimizers)
+        except UsageError:
+            raise
         except (SafetensorError, KeyError, ValueError, RuntimeError) as error:
             raise ParlayError(
                 f"{self._state} is no checkpoint of a run with these options, or is damaged ({_first_line(error)}): "
                 "delete it to begin anew, or name another folder by --work"
             ) from error
+
+    def _check_options(self, then: Mapping[str, str]) -> None:
+        """Raises UsageError where the state is of a run with other ``lasting`` options."""
+        for name, value in self._options.lasting().items():
+            if then.get(name, value) != value:
+                raise UsageError(
+                    f"{self._state} is of a run with {name}={then[name]}, and this one has {name}={value}: give that "
+                    "again to go on, delete the file to begin anew, or name another folder by --work"
+                )
 
 
 def acceptance(recipe: Recipe, texts: Sequence[Featured], options: LoopOptions) -> tuple[float, ...]:

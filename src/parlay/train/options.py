@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 from parlay.models.config import DecoderConfig
+from parlay.models.fetch.origin import weights_fingerprint
 from parlay.models.gguf.writing import EMBEDDINGS
 from parlay.options import UsageError, option
 from parlay.train.divergences import DIVERGENCES, FORWARD
@@ -57,6 +58,12 @@ class DrafterTrainOptions(LoopOptions):
             raise UsageError(
                 "shards=0: the target writes nothing then, so name texts, and learn from the whole of them"
             )
+        if self.shards == 0 and self.prompts is not None:
+            raise UsageError("prompts are for the target to answer, and with shards=0 it writes nothing: leave one out")
+        if self.texts is not None and not self.whole:
+            raise UsageError(
+                "texts that others wrote are learned from as a whole alone: leave out texts, or whole=False"
+            )
 
     @property
     def written_shards(self) -> int:
@@ -64,6 +71,11 @@ class DrafterTrainOptions(LoopOptions):
         if self.shards is not None:
             return self.shards
         return max(1, min(_MOST_SHARDS, round(self.minutes / _MINUTES_PER_SHARD)))
+
+    def lasting(self) -> dict[str, str]:
+        """See `LoopOptions.lasting`: those of the method itself. The work folder says which texts are in it."""
+        shared = {each.name for each in fields(DrafterTrainOptions)} - {"seed", "whole"}
+        return {name: str(value) for name, value in asdict(self).items() if name not in shared}
 
     def layer(self, target: DecoderConfig) -> DecoderConfig:
         """The shape of the drafter's own layers, given the target's."""
@@ -266,6 +278,17 @@ class DistillTrainOptions(DrafterTrainOptions):
             raise UsageError("url: name the model there by url_model, and the prompts to answer by prompts=FILE")
         if self.url and self.source == "student":
             raise UsageError("url: the server writes the answers, so source=student can't be asked for")
+        if self.url and self.texts is not None:
+            raise UsageError("url: the server's answers are all that is learned from, so leave texts out")
+        if self.source == "student" and not self.whole:
+            raise UsageError("source=student: what the student wrote is learned from as a whole: leave out whole=False")
+
+    def lasting(self) -> dict[str, str]:
+        """The same, with the weights that the student begins as, and without the format of the file that is written."""
+        said = {name: value for name, value in DrafterTrainOptions.lasting(self).items() if name != "embedding"}
+        return (
+            {**said, "student": f"{self.student} ({weights_fingerprint(self.student)[:12]})"} if self.student else said
+        )
 
     @property
     def share_of_text(self) -> float:

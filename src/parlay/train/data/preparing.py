@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from parlay import models
 from parlay.llm.llm import LLM
-from parlay.models.fetch.origin import weights_sha256
+from parlay.models.fetch.origin import weights_fingerprint
 from parlay.models.fetch.resolving import resolve
 from parlay.models.loading import load_tokenizer
 from parlay.options import LoadOptions
@@ -21,6 +23,7 @@ from parlay.train.data.teacher_api import SHARD, TeacherApi, ask
 from parlay.train.data.user_texts import (
     Cut,
     TrainingText,
+    check_filled,
     encode_user_texts,
     given_path,
     load_shard,
@@ -29,7 +32,7 @@ from parlay.train.data.user_texts import (
     save_user_texts,
     shards,
 )
-from parlay.train.data.writing import Writer, WritingPlan
+from parlay.train.data.writing import Writer, WritingPlan, short_prompts
 from parlay.train.options import DistillTrainOptions, DrafterTrainOptions
 from parlay.train.recipes.target import Target
 from parlay.train.watching import counted
@@ -50,9 +53,11 @@ def prepare(options: DrafterTrainOptions) -> list[Featured]:
     """Conversations that the target wrote, and those that were given; all methods read the same."""
     prompts = read_prompts(options.prompts, skip_broken=options.skip_broken) if options.prompts else []
     given = read_user_texts(options.texts, skip_broken=options.skip_broken) if options.texts else None
+    check_filled(options.work, _filling(options, prompts))
     with LLM(options.model, max_num_seqs=_AT_ONCE, device=options.device) as llm:
         own = 1.0 if not prompts else 0.5 if llm.get_tokenizer().chat_template else 0.0
         plan = WritingPlan(prompts, own, answer_tokens=options.answer_tokens, seed=options.seed)
+        plan = replace(plan, prompts=short_prompts(prompts, llm.get_tokenizer(), plan.prompt_tokens))
         if given:
             cut = Cut(plan.prompt_tokens, options.answer_tokens, options.longest, options.document_tokens)
             texts = encode_user_texts(given, llm.get_tokenizer(), cut)
@@ -71,7 +76,7 @@ def prepare_distill(options: DistillTrainOptions) -> list[Featured]:
     found = prepare(options)
     if options.source == "target":
         return found
-    own = options.work / f"student-{weights_sha256(options.student)[:12]}"
+    own = options.work / f"student-{weights_fingerprint(options.student)[:12]}"
     texts = len(shards(options.work))
     llm = LLM(options.student, max_num_seqs=_AT_ONCE, device=options.device)
     with llm as student, counted("the student's texts", texts) as done:
@@ -93,6 +98,9 @@ def answer_as(
         if path.exists():
             continue
         prompts = [text.ids[: text.answer] for text in load_shard(source) if 0 < text.answer < len(text.ids)]
+        if not prompts:  # these texts were given, and have no prompts that are known as such
+            done(number)
+            continue
         params = [
             SamplingParams(temperature=1.0, max_tokens=how.tokens, seed=how.seed * 1_000_003 + place)
             for place in range(len(prompts))
@@ -106,11 +114,21 @@ def answer_as(
 def _asked(options: DistillTrainOptions) -> list[Featured]:
     assert options.prompts is not None, "the options have checked it"
     prompts = read_prompts(options.prompts, skip_broken=options.skip_broken)
+    check_filled(options.work, {**_filling(options, prompts), "url_model": options.url_model})
     teacher = TeacherApi(options.url, options.url_model, options.answer_tokens)
     with counted("answers", -(-len(prompts) // SHARD)) as done:
         ask(options.work, prompts, teacher, load_tokenizer(resolve(options.model)), done)
     texts = [text for path in shards(options.work) for text in load_shard(path)]
     return [Featured(torch.tensor(text.ids), text.answer, torch.zeros(len(text.ids), 0)) for text in texts]
+
+
+def _filling(options: DrafterTrainOptions, prompts: Sequence[str]) -> dict[str, str]:
+    """All on which the texts that are written depend, and the target's states of them; see `check_filled`."""
+    found = {"model": weights_fingerprint(options.model)}
+    if not options.written_shards:
+        return found
+    asked = hashlib.sha256(json.dumps(prompts).encode()).hexdigest() if prompts else ""
+    return {**found, "prompts": asked, "seed": str(options.seed), "answer_tokens": str(options.answer_tokens)}
 
 
 def _featured(options: DrafterTrainOptions, folder: Path) -> list[Featured]:

@@ -7,7 +7,9 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
+from typing import NamedTuple
 from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
@@ -25,6 +27,13 @@ _SECONDS = 600
 _SCHEMES = ("http://", "https://")
 
 
+class Answer(NamedTuple):
+    """A text, and whether the server's model ended it itself: it is no end where it was cut off."""
+
+    text: str
+    ended: bool
+
+
 @dataclass(frozen=True, slots=True)
 class TeacherApi:
     """A model on a server. ``url`` ends before ``/chat/completions``, most often in ``/v1``."""
@@ -34,7 +43,7 @@ class TeacherApi:
     answer_tokens: int
     temperature: float = 0.8
 
-    def answer(self, prompt: str) -> str:
+    def answer(self, prompt: str) -> Answer:
         """Raises ParlayError where the server does not answer, or with something else than a chat completion."""
         asked = {
             "model": self.model,
@@ -48,16 +57,17 @@ class TeacherApi:
         address = f"{self.url.rstrip('/')}/chat/completions"
         try:
             with urlopen(Request(address, json.dumps(asked).encode(), headers), timeout=_SECONDS) as reply:
-                text = json.load(reply)["choices"][0]["message"]["content"]
+                choice = json.load(reply)["choices"][0]
+                text, reason = choice["message"]["content"], choice.get("finish_reason")
         except HTTPError as error:
             raise ParlayError(f"{address} answers {error.code}: {error.read(300).decode(errors='replace')}") from error
-        except (URLError, OSError) as error:
+        except (URLError, OSError, HTTPException) as error:
             raise ParlayError(
                 f"{address} can't be reached ({error}); what it wrote is kept: run again later"
             ) from error
-        except (ValueError, LookupError, TypeError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise ParlayError(f"{address} answers with something else than a chat completion") from error
-        return text if isinstance(text, str) else ""
+        return Answer(text if isinstance(text, str) else "", ended=reason != "length")
 
 
 def ask(
@@ -82,12 +92,12 @@ def ask(
                 continue
             asked = prompts[begin : begin + SHARD]
             answers = list(pool.map(teacher.answer, asked))
-            pairs = [pair for pair in zip(asked, answers, strict=True) if pair[1]]
+            pairs = [pair for pair in zip(asked, answers, strict=True) if pair[1].text]
             save_shard(path, [_text(frame, tokenizer, *pair) for pair in pairs])
             done(number)
 
 
-def _text(frame: ChatFrame, tokenizer: Tokenizer, prompt: str, answer: str) -> TrainingText:
+def _text(frame: ChatFrame, tokenizer: Tokenizer, prompt: str, answer: Answer) -> TrainingText:
     before = frame.around(encode(tokenizer, prompt, special=False))
-    end = [tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else []
-    return TrainingText((*before, *encode(tokenizer, answer, special=False), *end), len(before))
+    end = [tokenizer.eos_token_id] if answer.ended and tokenizer.eos_token_id is not None else []
+    return TrainingText((*before, *encode(tokenizer, answer.text, special=False), *end), len(before))

@@ -7,7 +7,9 @@ target writes none.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from zipfile import BadZipFile
@@ -143,6 +145,28 @@ def save_user_texts(folder: Path, texts: Sequence[TrainingText]) -> None:
         path = given_path(folder, number)
         if not path.exists():
             save_shard(path, texts[start : start + _SHARD])
+
+
+_FILLED = "filled.json"
+
+
+def check_filled(folder: Path, filling: Mapping[str, str]) -> None:
+    """Note what the texts and states in a work folder come from, by the options that say so.
+
+    Raises ParlayError for a folder that was filled otherwise: states of another model of the same shape, say, would be
+    taken for this one's.
+    """
+    path, known = folder / _FILLED, dict[str, str]()
+    with suppress(OSError, ValueError):
+        known = {str(name): str(value) for name, value in json.loads(path.read_text(encoding="utf-8")).items()}
+    for name, value in filling.items():
+        if known.get(name, value) != value:
+            raise ParlayError(
+                f"{folder} was filled with another {name} than is given now: name another folder by --work"
+            )
+    folder.mkdir(parents=True, exist_ok=True)
+    with saved_whole(path) as part:
+        part.write_text(json.dumps({**known, **filling}, indent=1) + "\n", encoding="utf-8")
 
 
 _PATTERN = "texts-{:05d}.npz"

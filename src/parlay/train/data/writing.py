@@ -15,10 +15,10 @@ from typing import Any
 
 from parlay.llm.llm import LLM
 from parlay.text.prompts import TokensPrompt
-from parlay.text.tokenize import encode
+from parlay.text.tokenize import encode, encode_all
 from parlay.train.data.prompts import ChatFrame
 from parlay.train.data.user_texts import TrainingText, save_shard, shard_path
-from parlay.types import SamplingParams
+from parlay.types import ParlayError, SamplingParams, Tokenizer
 
 _SHARD = 128
 """Conversations in a shard: a killed run loses some minutes of work at most."""
@@ -40,6 +40,25 @@ class WritingPlan:
     own_prompt_tokens: int = 96
     answer_tokens: int = 192
     seed: int = 0
+
+
+def short_prompts(prompts: Sequence[str], tokenizer: Tokenizer, most: int) -> list[str]:
+    """The prompts of at most so many tokens, and a line that says how many are left out.
+
+    Raises ParlayError where all are longer.
+    """
+    short = [
+        text
+        for text, ids in zip(prompts, encode_all(tokenizer, prompts, special=False), strict=True)
+        if len(ids) <= most
+    ]
+    if prompts and not short:
+        raise ParlayError(f"all {len(prompts)} prompts have more than {most} tokens: shorten some, or give others")
+    if len(short) < len(prompts):
+        print(
+            f"{len(prompts) - len(short)} of {len(prompts)} prompts have more than {most} tokens: left out", flush=True
+        )
+    return short
 
 
 class Writer:
@@ -65,6 +84,11 @@ class Writer:
         rng = random.Random(self._plan.seed * 1_000_003 + number)
         given = self._given(number)
         prompts = [*given, *self._own(_SHARD - len(given), rng)] if self._plan.own_share else given
+        if not prompts:
+            raise ParlayError(
+                f"the target ended none of its own prompts within {self._plan.own_prompt_tokens} tokens: give some by "
+                "--prompts, or texts by --texts and --shards 0"
+            )
         params = [self._answer_params(rng) for _ in prompts]
         outputs = self._llm.generate([TokensPrompt(prompt_token_ids=p) for p in prompts], params, strategy="none")
         texts = [(out.prompt_token_ids, out.outputs[0].token_ids) for out in outputs]
@@ -79,7 +103,7 @@ class Writer:
         order = random.Random(plan.seed).sample(range(len(plan.prompts)), len(plan.prompts))
         chosen = [plan.prompts[order[(number * count + i) % len(order)]] for i in range(count)]
         ids = [tuple(encode(self._tokenizer, text, special=False)) for text in chosen]
-        return [self._frame.around(words) for words in ids if len(words) <= plan.prompt_tokens]
+        return [self._frame.around(words) for words in ids]
 
     def _own(self, count: int, rng: random.Random) -> list[tuple[int, ...]]:
         """Prompts of the target's own; those that it did not end are left out."""

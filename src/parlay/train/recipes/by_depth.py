@@ -84,7 +84,8 @@ class ByDepth(ABC):
         ids_BR = batch.tokens_ahead(ahead)
         labels_BR = torch.where(batch.known_BR & (ids_BR >= 0), self._draft_of_V[ids_BR.clamp(min=0)], _NONE)
         rows_BR = labels_BR != _NONE
-        return F.cross_entropy(logits_BRD[rows_BR], labels_BR[rows_BR]) if rows_BR.any() else torch.zeros(())
+        summed = F.cross_entropy(logits_BRD[rows_BR], labels_BR[rows_BR], reduction="sum")
+        return summed / rows_BR.sum().clamp(min=1)
 
     @cached_property
     def _draft_of_V(self) -> Tensor:

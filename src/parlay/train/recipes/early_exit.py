@@ -56,12 +56,14 @@ class EarlyExitRecipe(ModelRecipe):
     def loss(self, batch: TrainingBatch) -> Tensor:
         ids_BR = batch.tokens_ahead(1)
         labels_BR = torch.where(batch.known_BR & (ids_BR >= 0), ids_BR, _NONE)
+        rows = (labels_BR != _NONE).sum().clamp(min=1)
         weights = self._weights()
         total = torch.zeros(())
         for layer, hidden_BTH in enumerate(self._run(batch), 1):
             if layer in weights:
                 logits_BRV = self._exiting.logits(hidden_BTH[:, -batch.rows :])
-                total = total + weights[layer] * F.cross_entropy(logits_BRV.flatten(0, 1), labels_BR.flatten())
+                summed = F.cross_entropy(logits_BRV.flatten(0, 1), labels_BR.flatten(), reduction="sum")
+                total = total + weights[layer] * summed / rows
         self._turn += 1
         return total
 

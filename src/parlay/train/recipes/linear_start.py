@@ -90,7 +90,12 @@ def linear_guess(target: Target, texts: Sequence[Featured], columns: slice, *, n
 
 
 def _ridge(x_NX: Tensor, wanted_NH: Tensor) -> Tensor:
-    """The matrix ``[X, H]`` by which ``x_NX`` guesses ``wanted_NH`` best, by ridge regression on scaled inputs."""
+    """The matrix ``[X, H]`` by which ``x_NX`` guesses ``wanted_NH`` best, by ridge regression on scaled inputs.
+
+    Zeros where there are no rows: all answers may be shorter than a guess reaches.
+    """
+    if not len(x_NX):
+        return torch.zeros(x_NX.shape[1], wanted_NH.shape[1])
     scale_X = x_NX.square().mean(0).sqrt().clamp(min=1e-6)
     x_NX = x_NX / scale_X
     gram_XX = (x_NX.T @ x_NX).double()
