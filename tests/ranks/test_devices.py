@@ -21,7 +21,7 @@ from parlay.ranks.devices import DeviceGroup, device_group, nccl
 from parlay.ranks.layout import Plan
 from parlay.ranks.part import RankPart, join_group
 from parlay.ranks.starting import device_of
-from parlay.ranks.wire import Connection, listen
+from parlay.ranks.wire import Connection, Door, listen
 from parlay.types import ParlayError
 
 CPU, SECRET = torch.device("cpu"), b"a secret of the ranks"
@@ -152,7 +152,7 @@ def test_ranks_on_cuda_devices_join_in_groups_there(monkeypatch: pytest.MonkeyPa
         def join(rank: int) -> None:
             own = replace(plan, rank=rank, hosts=["", ""], ports=[0, 0], device=device_of("cuda", ["a", "a"], rank))
             where = leader.getsockname()[:2] if rank else None
-            found[rank] = join_group(own, listener if rank else leader, SECRET, where)
+            found[rank] = join_group(own, Door(listener if rank else leader, SECRET, own.seconds), where)
 
         at_once(partial(join, 0), partial(join, 1))
     groups = [found[rank].group for rank in range(2)]

@@ -6,11 +6,13 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, closing, suppress
 
 import pytest
 
 from parlay.ranks import wire
+from parlay.ranks.layout import Plan
+from parlay.ranks.part import join_group
 
 SECRET = b"a secret of the ranks"
 
@@ -59,3 +61,51 @@ def test_both_sides_prove_that_they_know_the_secret(ends: tuple[socket.socket, s
     thread.start()
     wire.admit(ends[0], SECRET)
     thread.join()
+
+
+def test_those_who_say_nothing_keep_no_rank_waiting() -> None:
+    with wire.listen(("127.0.0.1", 0)) as listener, ExitStack() as strangers:
+        where, door = listener.getsockname()[:2], wire.Door(listener, SECRET, 5)
+        for _ in range(3):
+            strangers.enter_context(socket.create_connection(where))
+        thread = threading.Thread(target=lambda: strangers.push(closing(wire.connect(where, SECRET, 0, 5))))
+        began = time.monotonic()
+        thread.start()
+        admitted = door.admit(began + 20)
+        assert admitted is not None
+        assert time.monotonic() - began < wire._HANDSHAKE_SECONDS / 2
+        thread.join()
+        admitted.close()
+
+
+def test_a_rank_too_many_that_comes_while_others_find_each_other_is_sent_away() -> None:
+    stages = Plan(
+        **dict.fromkeys(("tensor", "context"), 1),
+        **dict.fromkeys(("model", "digest", "adapter"), ""),
+        **dict.fromkeys(("quantize", "threads", "lora"), None),
+        rank=0,
+        stages=2,
+        span=1024,
+        hosts=["", ""],
+        ports=[0, 0],
+        memory=["", ""],
+        seconds=20,
+        dtype="float32",
+        device="cpu",
+        kv_cache_dtype="auto",
+    )
+    with wire.listen(("127.0.0.1", 0)) as listener:
+        where = listener.getsockname()[:2]
+
+        def join() -> None:
+            with closing(wire.connect(where, SECRET, 0, 20)) as spare:
+                spare.send(wire.Kind.HELLO, b'{"build": "p"}')
+                with pytest.raises(wire.Stopped, match="all ranks of the model are there"):
+                    spare.expect(wire.Kind.MODEL)
+            with closing(wire.connect(where, SECRET, 0, 20)) as second:
+                second.send(wire.Kind.HELLO, b"1")
+
+        thread = threading.Thread(target=join)
+        thread.start()
+        assert [*join_group(stages, wire.Door(listener, SECRET, 20), None).peers] == [1]
+        thread.join()

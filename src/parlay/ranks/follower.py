@@ -21,7 +21,7 @@ from parlay.ranks.calls import Replay
 from parlay.ranks.groups import shared_folder
 from parlay.ranks.layout import Hello, Plan, build_name, decode_plan, decode_wanted, encode
 from parlay.ranks.part import RankPart, join_group
-from parlay.ranks.wire import Connection, Kind, Stopped, listen, one_line
+from parlay.ranks.wire import Connection, Door, Kind, Stopped, listen, one_line
 from parlay.types import ParlayError, Runner, RunnerLost
 
 BEATS = 4
@@ -59,7 +59,7 @@ def follow(
         plan = decode_plan(connection.expect(Kind.PLAN)).with_threads(threads)
         connection.bound(plan.seconds)
         try:
-            _run(connection, plan, model, partial(join_group, plan, listener, secret, leader))
+            _run(connection, plan, model, partial(join_group, plan, Door(listener, secret, plan.seconds), leader))
         except Stopped as error:
             raise RunnerLost(f"rank {plan.rank} ends: {error}") from None
         except RunnerLost as error:

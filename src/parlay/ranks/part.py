@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,11 +20,12 @@ from parlay.models.lora import LowRankAdapter
 from parlay.models.part import Part
 from parlay.models.weights.fused import Operand
 from parlay.models.weights.parts import Spans, adapter_part, divide, share, stage
+from parlay.options.ranks import MOST_RANKS
 from parlay.ranks.devices import DeviceGroup, device_group
 from parlay.ranks.groups import SharedGroup, SocketGroup
 from parlay.ranks.layout import Layout, Plan
 from parlay.ranks.stages import Stage, StageForward
-from parlay.ranks.wire import Connection, Kind, WrongSecret, admit, connect
+from parlay.ranks.wire import Connection, Door, Kind, connect
 from parlay.types import RunnerLost
 
 _log = logging.getLogger(__name__)
@@ -111,8 +111,7 @@ def _never() -> None:
 
 def join_group(
     plan: Plan,
-    listener: socket.socket,
-    secret: bytes,
+    door: Door,
     leader: tuple[str, int] | None,
     check: Callable[[], None] = _never,
 ) -> RankPart:
@@ -128,23 +127,24 @@ def join_group(
     wanted = layout.peers(rank, over_sockets)
     for peer in [each for each in wanted if each < rank]:
         where = leader if peer == 0 and leader is not None else (plan.hosts[peer], plan.ports[peer])
-        connections[peer] = connect(where, secret, peer, plan.seconds)
+        connections[peer] = connect(where, door.secret, peer, plan.seconds)
         connections[peer].send(Kind.HELLO, str(rank).encode())
     later = {each for each in wanted if each > rank}
     until = time.monotonic() + plan.seconds
     while later:
         check()
-        joined = admit_rank(listener, secret, plan.seconds, min(until, time.monotonic() + 1))
+        joined = door.admit(min(until, time.monotonic() + 1))
         if joined is None:
             if time.monotonic() > until:
                 raise RunnerLost(f"not all ranks have found each other within {plan.seconds:g} s")
             continue
-        named = joined.expect(Kind.HELLO)
-        joined.rank = int(named) if named.isdigit() else -1
-        if joined.rank not in later:
-            raise RunnerLost(f"a rank joined that calls itself {bytes(named)!r:.20}, and nobody waits for it")
-        connections[joined.rank] = joined
-        later.discard(joined.rank)
+        joined.rank = _named(joined)
+        if joined.rank in later:
+            connections[joined.rank] = joined
+            later.discard(joined.rank)
+        else:  # one too many, or one that has ended: whoever is waited for may still come
+            _log.warning("a rank joined that nobody waits for, and was sent away")
+            joined.send_away("all ranks of the model are there")
     (sums, texts), (added, gathered) = groups, plan.memory
     device = torch.device(plan.device)
     group: SharedGroup | SocketGroup | DeviceGroup | None
@@ -153,6 +153,15 @@ def join_group(
     else:
         group = _host_group(plan, sums, added, connections)
     return RankPart(rank, layout, group, _host_group(plan, texts, gathered, connections), connections)
+
+
+def _named(joined: Connection) -> int:
+    """The number that a rank gives itself; -1 where it gives none."""
+    try:
+        said = joined.expect(Kind.HELLO)
+    except RunnerLost:
+        return -1
+    return int(said) if said.isdigit() and len(said) <= len(str(MOST_RANKS)) else -1
 
 
 def _host_group(
@@ -164,21 +173,3 @@ def _host_group(
     if file:
         return SharedGroup(Path(file), members, members.index(plan.rank), plan.seconds)
     return SocketGroup(connections, members, members.index(plan.rank))
-
-
-def admit_rank(listener: socket.socket, secret: bytes, seconds: float, until: float) -> Connection | None:
-    """Wait until then for one that knows the secret; others are sent away, with a line in the log."""
-    while (left := until - time.monotonic()) > 0:
-        listener.settimeout(left)
-        try:
-            opened, peer = listener.accept()
-        except TimeoutError:
-            break
-        try:
-            admit(opened, secret)
-        except WrongSecret as reason:
-            _log.warning("the connection of %s was ended: %s", peer[0], reason)
-            opened.close()
-            continue
-        return Connection(opened, -1, seconds)
-    return None

@@ -7,12 +7,11 @@ import logging
 import os
 import secrets
 import selectors
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,10 +33,10 @@ from parlay.ranks.follower import machine_name
 from parlay.ranks.groups import make_shared_file
 from parlay.ranks.layout import Hello, Layout, Plan, Wanted, build_name, core_name, decode_hello, encode
 from parlay.ranks.leader import Followers, Leader
-from parlay.ranks.part import admit_rank, join_group
-from parlay.ranks.wire import SECRET, Connection, Kind, listen, one_line, read_address, read_secret
+from parlay.ranks.part import join_group
+from parlay.ranks.wire import LOOK_SECONDS, SECRET, Connection, Door, Kind, listen, one_line, read_address, read_secret
 from parlay.system import threads
-from parlay.types import ParlayError, Runner, RunnerLost
+from parlay.types import ParlayError, Runner
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -137,10 +136,11 @@ def lead(
     where = ("127.0.0.1", 0) if options.rank_listen is None else read_address(options.rank_listen)
     with (
         listen(where) as listener,
+        closing(Door(listener, secret, options.rank_timeout)) as door,
         _ended_on_error(start(listener.getsockname()[:2], layout.ranks - 1, secret)) as children,
     ):
         wanted = Wanted(model=plan.model, digest=plan.digest, seconds=plan.seconds)
-        joined = _Gathering(listener, secret, wanted, children, patient=not here).wait_for(layout.ranks - 1)
+        joined = _Gathering(door, wanted, children, patient=not here).wait_for(layout.ranks - 1)
         machines = [machine_name(), *(hello.machine for _, hello in joined)]
         with _shared_memory(layout, machines, on_host=not plan.device.startswith("cuda")) as files:
             connections = [connection for connection, _ in joined]
@@ -148,7 +148,7 @@ def lead(
             followers.busy = True
             try:
                 _send_plans(plan, joined, files, machines)
-                part = join_group(replace(plan, memory=files[0]), listener, secret, None, followers.check)
+                part = join_group(replace(plan, memory=files[0]), door, None, followers.check)
                 followers.joined(part)
                 runner = models.load(
                     model, load, cache_tokens=cache_tokens, budget=budget, packed=packed, make_forward=part
@@ -224,14 +224,13 @@ class _Gathering:
 
     def __init__(
         self,
-        listener: socket.socket,
-        secret: bytes,
+        door: Door,
         wanted: Wanted,
         children: Sequence[subprocess.Popen[bytes]],
         *,
         patient: bool,
     ) -> None:
-        self._listener, self._secret, self._wanted, self._children = listener, secret, wanted, children
+        self._door, self._wanted, self._children = door, wanted, children
         self._patient = patient
         self._joined: dict[Connection, Hello] = {}
         self._asked: dict[Connection, Hello | None] = {}
@@ -251,11 +250,11 @@ class _Gathering:
                 self._hear(min(left, 1.0))
         except BaseException as error:
             for connection in [*self._joined, *self._asked]:
-                _send_away(connection, one_line(error))
+                connection.send_away(one_line(error))
             raise
         chosen = list(self._joined.items())[:count]
         for connection in {*self._joined, *self._asked} - {connection for connection, _ in chosen}:
-            _send_away(connection, f"rank 0 needs {count} other ranks, and they have joined")
+            connection.send_away(f"rank 0 needs {count} other ranks, and they have joined")
         for rank, (connection, _) in enumerate(chosen, start=1):
             connection.rank = rank
         return chosen
@@ -268,16 +267,17 @@ class _Gathering:
         for connection in [each for each in self._joined if each.has_ended(0)]:
             del self._joined[connection]
         with selectors.DefaultSelector() as selector:
-            sources: list[socket.socket | Connection] = [self._listener, *self._asked]
+            sources: list[Door | Connection] = [self._door, *self._asked]
             for source in sources:
                 selector.register(source, selectors.EVENT_READ, source)
-            ready: list[socket.socket | Connection] = [key.data for key, _ in selector.select(seconds)]
+            pause = min(seconds, LOOK_SECONDS) if self._door.is_asking else seconds
+            ready: list[Door | Connection] = [key.data for key, _ in selector.select(pause)]
         for each in ready:
             if isinstance(each, Connection):
                 self._take(each)
-            elif (admitted := admit_rank(each, self._secret, self._wanted.seconds, time.monotonic() + 1)) is not None:
-                self._asked[admitted] = None
-                admitted.rank = len(self._joined) + len(self._asked)
+        if (admitted := self._door.admit(time.monotonic() + LOOK_SECONDS * (self._door in ready))) is not None:
+            self._asked[admitted] = None
+            admitted.rank = len(self._joined) + len(self._asked)
 
     def _take(self, connection: Connection) -> None:
         """Hear what a rank says of itself, then whether it has the model. Refuses one that differs."""
@@ -292,18 +292,12 @@ class _Gathering:
                 raise ParlayError(content.decode(errors="replace") or f"it sent {kind.name}")
         except ParlayError as error:
             self._asked.pop(connection, None)
-            _send_away(connection, one_line(error))
+            connection.send_away(one_line(error))
             if not self._patient:
                 raise
             _log.warning("a rank was refused, and rank 0 waits for another: %s", one_line(error))
         else:
             self._joined[connection] = hello
-
-
-def _send_away(connection: Connection, reason: str) -> None:
-    with suppress(RunnerLost):
-        connection.send(Kind.STOP, reason.encode())
-    connection.close_softly()
 
 
 def _hello(connection: Connection) -> Hello:

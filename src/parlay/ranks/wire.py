@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import logging
 import os
 import secrets
 import select
@@ -19,8 +20,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from enum import IntEnum
 from pathlib import Path
+from queue import Empty, SimpleQueue
 
 from parlay.types import ParlayError, RunnerLost
+
+_log = logging.getLogger(__name__)
 
 SECRET = "PARLAY_RANK_SECRET"
 """Environment variable: what all ranks of a model know."""
@@ -29,6 +33,10 @@ _GREETING = b"parlay ranks 2\n"
 _NONCE = 32
 _HANDSHAKE_SECONDS = 10.0
 """For all of it: whoever sends a byte now and then must not keep others waiting."""
+_AT_ONCE = 32
+"""Connections that are asked for the secret at once; others wait until they are accepted."""
+LOOK_SECONDS = 0.05
+"""Between two looks at what these say."""
 _HEADER = struct.Struct("<IB")
 _MOST_BYTES = 1 << 28
 _ONE_PACKET = 1 << 15
@@ -137,6 +145,12 @@ class Connection:
         except (OSError, ValueError):
             return True
 
+    def send_away(self, reason: str) -> None:
+        """Say why the other side is not wanted, and nothing more."""
+        with suppress(RunnerLost):
+            self.send(Kind.STOP, reason.encode())
+        self.close_softly()
+
     def close_softly(self) -> None:
         """Say nothing more, so that the other side reads what was said, and then the end."""
         with suppress(OSError):
@@ -181,6 +195,62 @@ def admit(opened: socket.socket, secret: bytes) -> None:
         opened.sendall(_proof(secret, b"admits", mine + theirs))
     except OSError as error:
         raise WrongSecret(f"it did not prove that it knows the secret ({error})") from None
+
+
+class Door:
+    """Lets those in that know the secret. Several are asked at once: one that says nothing keeps nobody waiting."""
+
+    def __init__(self, listener: socket.socket, secret: bytes, seconds: float) -> None:
+        """``seconds`` are what the connections of those that are let in wait for anything."""
+        self.secret = secret
+        self._listener, self._seconds = listener, seconds
+        self._asked: list[threading.Thread] = []
+        self._admitted = SimpleQueue[Connection]()
+        self._closed = False
+
+    def fileno(self) -> int:
+        """The listening socket's number, for selectors."""
+        return self._listener.fileno()
+
+    @property
+    def is_asking(self) -> bool:
+        """Whether somebody is being asked: then `admit` may have one although nobody new has come."""
+        self._asked = [each for each in self._asked if each.is_alive()]
+        return bool(self._asked) or not self._admitted.empty()
+
+    def admit(self, until: float) -> Connection | None:
+        """Wait until then for one that knows the secret; others are sent away, with a line in the log."""
+        while True:
+            with suppress(Empty):
+                return self._admitted.get_nowait()
+            if (left := until - time.monotonic()) <= 0:
+                return None
+            if self.is_asking and len(self._asked) >= _AT_ONCE:
+                time.sleep(min(left, LOOK_SECONDS))
+                continue
+            self._listener.settimeout(min(left, LOOK_SECONDS) if self._asked else left)
+            with suppress(TimeoutError):
+                opened, peer = self._listener.accept()
+                self._asked.append(threading.Thread(target=self._ask, args=(opened, str(peer[0])), daemon=True))
+                self._asked[-1].start()
+
+    def _ask(self, opened: socket.socket, peer: str) -> None:
+        try:
+            admit(opened, self.secret)
+        except WrongSecret as reason:
+            _log.warning("the connection of %s was ended: %s", peer, reason)
+            opened.close()
+            return
+        self._admitted.put(Connection(opened, -1, self._seconds))
+        if self._closed:
+            self.close()
+
+    def close(self) -> None:
+        """Send those away that were let in, and that nobody has taken."""
+        self._closed = True
+        with suppress(Empty):
+            while True:
+                self._admitted.get_nowait().send_away("all ranks of the model are there")
 
 
 def present(opened: socket.socket, secret: bytes, where: str) -> None:
