@@ -15,16 +15,15 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from multiprocessing import Pipe, get_context, parent_process
+from multiprocessing import Pipe, get_context
 from multiprocessing.connection import Connection
 from multiprocessing.connection import wait as wait_for
-from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from parlay.cli import FAILURE, USAGE, guarded
+from parlay.cli import FAILURE, USAGE
 from parlay.cli.flags import whole
+from parlay.cli.replica_process import ReplicaProcess, end_process, fits_twice, run_replica
 from parlay.serve.settings import Settings
 
 if TYPE_CHECKING:
@@ -35,6 +34,8 @@ logger = logging.getLogger(__name__)
 MOST_REPLICAS = 64
 _RESTART_SECONDS = (0.2, 1.0, 2.0, 5.0, 10.0, 30.0)
 """Before a replica that ended is started again, the first time and later ones. A signal that ends all comes first."""
+_STEADY_SECONDS = 10.0
+"""For so long a replica has to be ready until its end counts as the first again."""
 _PRELOADED = ["parlay.serve.app", "parlay.serve.server", "parlay.llm.llm", "parlay.llm.vocabulary"]
 """Modules of all replicas, imported once: each replica is forked from a process that has it, and starts quickly."""
 _LOADING_SECONDS = 1800.0
@@ -118,48 +119,9 @@ def _shared_out(options: argparse.Namespace) -> argparse.Namespace:
     return own
 
 
-@dataclass(slots=True, eq=False)
-class _Process:
-    """A replica's process, which says once through ``news`` that it takes requests at the replica's address."""
-
-    process: ForkServerProcess
-    news: Connection
-    began: float = field(default_factory=time.monotonic)
-    was_ready: bool = False
-    kill_at: float | None = None
-    """When it was told to end: until when it may finish what it has."""
-
-    @property
-    def alive(self) -> bool:
-        return self.process.is_alive()
-
-    @property
-    def gone(self) -> bool:
-        """Whether it has ended as it was told to."""
-        return self.kill_at is not None and not self.alive
-
-    @property
-    def waited_for(self) -> list[Connection | int]:
-        """Objects of which one is ready once there is news of it."""
-        return [self.process.sentinel, *([] if self.was_ready or not self.alive else [self.news])]
-
-    def becomes_ready(self) -> bool:
-        """Whether it has become ready since this was last called."""
-        if self.was_ready or not self.news.poll():
-            return False
-        with suppress(EOFError):  # it has ended
-            self.news.recv()
-            self.was_ready = True
-        return self.was_ready
-
-    def let_go(self, patience: float) -> None:
-        """Tell it to finish what it has and end."""
-        self.kill_at = time.monotonic() + patience
-        self.process.terminate()
-
-
 class Processes:
-    """The replicas' processes, which a thread watches: one that ends is started again, at once if it was ready.
+    """The replicas' processes, which a thread watches: one that ends is started again, at once if it was ready for
+    long.
 
     If one ends before it was ever ready, all end, for its flags or its model are wrong.
     """
@@ -179,14 +141,14 @@ class Processes:
         self._context.set_forkserver_preload(_PRELOADED)
         self._patience = drain_seconds + _KILL_SECONDS
         self._welcome = welcome
-        self._running: dict[int, _Process] = {}
+        self._running: dict[int, ReplicaProcess] = {}
         self._falls = dict.fromkeys(range(len(sockets)), 0)
         self._due: dict[int, float] = {}
-        self._leaving: list[_Process] = []
+        self._leaving: list[ReplicaProcess] = []
         """Processes that another one has taken the place of, while they finish what they have."""
         self._to_renew: deque[int] = deque()
         """Replicas that are still to be started anew."""
-        self._next: _Process | None = None
+        self._next: ReplicaProcess | None = None
         """It takes the place of the first of these as soon as it is ready."""
         self._wake_read, self._wake_write = Pipe(duplex=False)
         self._stopping = threading.Event()
@@ -218,18 +180,13 @@ class Processes:
             one.process.terminate()
         end = time.monotonic() + self._patience
         for one in left:
-            _end(one.process, max(0.0, end - time.monotonic()))
+            end_process(one.process, max(0.0, end - time.monotonic()))
 
     # -------------------------------------------------------------------------------------------------- in the thread
 
     def _watch(self) -> None:
-        first, *others = self._falls
-        for places in ([first], others):  # what is wrong with flags or model, one says
-            for place in places:
-                self._running[place] = self._begin(place)
-            for place in places:
-                if not self._starts(place):
-                    return self._fail(place)
+        if not self._start_all():
+            return
         print(self._welcome, flush=True)
         while not self._stopping.is_set():
             try:
@@ -240,19 +197,37 @@ class Processes:
                 logger.warning("no process can be started: %r", error)
                 self._stopping.wait(_RESTART_SECONDS[1])
 
-    def _begin(self, place: int) -> _Process:
+    def _start_all(self) -> bool:
+        """Whether all become ready; if not, everything ends."""
+        first, *others = self._falls
+        place = first
+        try:
+            for places in ([first], others):  # what is wrong with flags or model, one says
+                for place in places:
+                    self._running[place] = self._begin(place)
+                for place in places:
+                    if not self._starts(place):
+                        self._fail(place)
+                        return False
+        except (OSError, EOFError) as error:
+            logger.error("no process can be started: %r", error)
+            self._fail(place)
+            return False
+        return True
+
+    def _begin(self, place: int) -> ReplicaProcess:
         news, says = Pipe(duplex=False)
-        process = self._context.Process(target=_run_replica, args=(self._options, self._sockets[place], says))
+        process = self._context.Process(target=run_replica, args=(self._options, self._sockets[place], says))
         process.start()
         says.close()
         logger.info("replica %d is process %s", place + 1, process.pid)
-        return _Process(process, news)
+        return ReplicaProcess(process, news)
 
     def _starts(self, place: int) -> bool:
         """Whether it becomes ready, and the gateway sees it. It does not if its process ends, or all are to end."""
         one, end = self._running[place], time.monotonic() + _LOADING_SECONDS
         while one.alive and not self._stopping.is_set() and time.monotonic() < end:
-            self._wait(one.waited_for, 0.05 if one.was_ready else 1.0)
+            self._wait(one.waited_for, 1.0 if one.ready_at is None else 0.05)
             if one.becomes_ready():
                 self._fleet.report_new(place)
             if self._fleet.replicas[place].state == "ready":
@@ -286,13 +261,14 @@ class Processes:
             elif not one.alive and one.kill_at is None and place not in self._due:
                 self._note_end(place, one)
 
-    def _note_end(self, place: int, one: _Process) -> None:
+    def _note_end(self, place: int, one: ReplicaProcess) -> None:
         """Have a replica started again, unless all are to end: a signal to all reaches its process first."""
         self._fleet.report_loss(place, "its process has ended")
         if self._stopping.wait(_RESTART_SECONDS[0]):
             return
-        self._falls[place] = 0 if one.was_ready else self._falls[place] + 1
-        seconds = _RESTART_SECONDS[min(self._falls[place], len(_RESTART_SECONDS) - 1)] if self._falls[place] else 0.0
+        steady = one.ready_at is not None and time.monotonic() - one.ready_at > _STEADY_SECONDS
+        self._falls[place] = falls = 1 if steady else self._falls[place] + 1
+        seconds = 0.0 if falls == 1 else _RESTART_SECONDS[min(falls, len(_RESTART_SECONDS)) - 1]
         self._due[place] = time.monotonic() + seconds
         wait = f" in {seconds:g} s" if seconds else ""
         logger.warning("replica %d has ended: it is started again%s", place + 1, wait)
@@ -312,13 +288,13 @@ class Processes:
             self._take_over(place, old, self._next)
         elif place in self._due:
             self._to_renew.rotate(-1)  # it is started again in any case
-        elif not old.alive or _fits_twice(old.process):
+        elif not old.alive or fits_twice(old.process):
             self._next = self._begin(place)
         elif old.kill_at is None:
             logger.warning("replica %d ends before it is started anew, for memory is too short for both", place + 1)
             old.let_go(self._patience)
 
-    def _take_over(self, place: int, old: _Process, new: _Process) -> None:
+    def _take_over(self, place: int, old: ReplicaProcess, new: ReplicaProcess) -> None:
         """Let the new process have the replica's place once it is ready. The old one finishes what it has."""
         if new.becomes_ready():
             self._next = None
@@ -341,60 +317,6 @@ class Processes:
         if self._stopping.is_set():
             return
         self.failed = True
-        if self._running[place].process.exitcode not in (FAILURE, USAGE):
+        if place not in self._running or self._running[place].process.exitcode not in (FAILURE, USAGE):
             print(f"parlay: error: replica {place + 1} did not start: see the log", file=sys.stderr)
         os.kill(os.getpid(), signal.SIGTERM)
-
-
-def _fits_twice(process: ForkServerProcess) -> bool:
-    """Whether there is memory for another process like this one."""
-    import torch
-
-    from parlay.models.opening import anonymous_bytes, free_bytes
-
-    return process.pid is not None and anonymous_bytes(process.pid) <= free_bytes(torch.device("cpu"))
-
-
-def _end(process: ForkServerProcess, seconds: float) -> None:
-    """Wait for a process that was told to end; kill it after so many seconds."""
-    process.join(seconds)
-    if process.is_alive():
-        process.kill()
-        process.join()
-
-
-def _run_replica(options: argparse.Namespace, path: str, says: Connection) -> None:
-    """Be a replica: the main function of its process, which ends when its parent does."""
-    from tqdm import tqdm
-
-    from parlay.cli.listening import set_up_logging
-
-    tqdm.set_lock(threading.RLock())  # its own is for several processes, and outlives one that is killed
-    os.setpgid(0, 0)  # Ctrl-C is for the parent, which lets the replicas end in its own time
-    set_up_logging(options)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    sys.exit(guarded(lambda: _serve_at(options, path, says)))
-
-
-def _serve_at(options: argparse.Namespace, path: str, says: Connection) -> int:
-    """Listen at the path once the model is loaded: until then the process that was there before may have it."""
-    from parlay.cli.serve import serve_on
-
-    own = f"{path}.{os.getpid()}"
-
-    def ready() -> None:
-        os.replace(own, path)
-        says.send(None)
-
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(own)
-        listener.listen(1024)
-        serve_on(options, listener, ready)
-    return 0
-
-
-def _end_with_parent() -> None:
-    parent = parent_process()
-    assert parent is not None
-    parent.join()
-    os.kill(os.getpid(), signal.SIGTERM)
