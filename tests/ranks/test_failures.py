@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import os
 import signal
 import socket
@@ -13,7 +15,9 @@ from pathlib import Path
 import pytest
 
 from parlay import LLM, models
+from parlay.models.part import Loss
 from parlay.options import LoadOptions, RankOptions, UsageError
+from parlay.ranks.groups import SocketGroup
 from parlay.ranks.leader import Leader
 from parlay.ranks.starting import lead, ranks_ended_on_error
 from parlay.ranks.wire import SECRET
@@ -229,3 +233,18 @@ def test_a_killed_rank_that_shares_texts_ends_both(crew: Crew, llama: Path) -> N
     process, _ = crew.said()
     os.kill(process, signal.SIGKILL)
     assert "rank 1 has ended" in forward_until_lost(runner)
+
+
+def test_an_interrupt_amid_a_sum_is_a_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It can't pass through the library, which would go on with the numbers of this rank alone. No garbage is collected
+    there: to free a model waits until no forward runs."""
+    group, numbers, collects = SocketGroup({}, (0, 1), 0), (ctypes.c_float * 4)(1, 2, 3, 4), list[bool]()
+
+    def interrupted(rank: int, own: object) -> None:
+        collects.append(gc.isenabled())
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(group, "_swap", interrupted)
+    assert group.struct.sum(numbers, 4) == 1
+    assert group.loss == Loss(0, "rank 0 was interrupted (KeyboardInterrupt)")
+    assert (collects, gc.isenabled()) == ([False], True)

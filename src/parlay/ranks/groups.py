@@ -7,11 +7,12 @@ sums depend on no other row, however many there are: adding up in a ring or a tr
 from __future__ import annotations
 
 import ctypes
+import gc
 import mmap
 import os
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -147,11 +148,28 @@ class SocketGroup:
 
     def _sum_at(self, numbers: ctypes._Pointer[ctypes.c_float], count: int) -> int:
         """Add up for the library, which calls this from one of its threads. Returns 0, or 1 when a rank is lost."""
-        return int(not self._exchange(np.ctypeslib.as_array(numbers, (count,))))
+        return self._for_library(lambda: self._exchange(np.ctypeslib.as_array(numbers, (count,))))
 
     def _gather_at(self, numbers: ctypes._Pointer[ctypes.c_float], each: int) -> int:
         """Fill in what others have of ``[ranks][each]`` numbers, for the library; see `_sum_at`."""
-        return int(not self._gather(np.ctypeslib.as_array(numbers, (len(self._ranks), each))))
+        return self._for_library(lambda: self._gather(np.ctypeslib.as_array(numbers, (len(self._ranks), each))))
+
+    def _for_library(self, exchange: Callable[[], bool]) -> int:
+        """Exchange amid a forward; see `_sum_at`.
+
+        No garbage is collected: what frees a model waits until no forward runs. An interrupt can't pass through the
+        library, which would take it for success: who is amid an exchange is lost.
+        """
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            return int(not exchange())
+        except BaseException as error:
+            self._loss = self._loss or Loss(self._own, f"rank {self._own} was interrupted ({type(error).__name__})")
+            return 1
+        finally:
+            if collects:
+                gc.enable()
 
     def _gather(self, parts_RN: np.ndarray[tuple[int, int], np.dtype[np.float32]]) -> bool:
         """Fill in the others' rows. Returns whether all ranks gave theirs."""
