@@ -187,7 +187,28 @@ def test_without_a_compiler_the_reason_is_one_line(
     with pytest.raises(CannotBuild, match=words) as error:
         build(tmp_path / "core.so")
     assert "\n" not in str(error.value)
-    assert not (tmp_path / "core.so").exists()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("said", "words"), [("env cc -O1", ["env", "cc", "-O1"]), ("'a b/cc' -m64", ["a b/cc", "-m64"]), ("{0}", ["{0}"])]
+)
+def test_a_compiler_may_be_several_words(
+    said: str, words: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As of ccache, and its path may have spaces."""
+    own = tmp_path / "a compiler" / "cc"
+    own.parent.mkdir()
+    own.write_text("#!/bin/sh\n")
+    own.chmod(0o755)
+    monkeypatch.setenv("CC", said.format(own))
+    assert compiled_build.compiler_command() == [word.format(own) for word in words]
+
+
+def test_a_folder_that_can_not_be_written_to_is_named_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CC", "false")
+    with pytest.raises(CannotBuild, match=r"can't write .*nowhere.*No such file"):
+        build(tmp_path / "nowhere" / "core.so")
 
 
 NAMES_ALONE = """

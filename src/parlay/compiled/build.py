@@ -6,6 +6,7 @@ import ctypes
 import hashlib
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
@@ -64,21 +65,41 @@ def build(library: Path = LIBRARY, only: Collection[str] = NAMES, flags: Sequenc
     """
     if sys.platform not in SYSTEMS:
         raise CannotBuild(f"the compiled decoder is for Linux and macOS, not {sys.platform}")
-    compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
-        raise CannotBuild("there is no C compiler")
-    with tempfile.TemporaryDirectory() as folder:
-        build_objects(compiler, platform.machine(), Path(folder), only, flags)
-        objects = sorted(str(path) for path in Path(folder).glob("*.o"))
-        made = Path(folder) / library.name
-        _run([compiler, "-shared", "-pthread", "-o", str(made), *objects, "-lm", *flags])
-        shutil.copyfile(made, library.with_suffix(".new"))
-    library.with_suffix(".new").replace(library)  # whoever runs the old one keeps it
+    compiler = compiler_command()
+    try:
+        handle, name = tempfile.mkstemp(prefix=library.name, suffix=".new", dir=library.parent)
+        os.close(handle)
+        try:
+            with tempfile.TemporaryDirectory() as folder:
+                build_objects(compiler, platform.machine(), Path(folder), only, flags)
+                objects = sorted(str(path) for path in Path(folder).glob("*.o"))
+                made = Path(folder) / library.name
+                _run([*compiler, "-shared", "-pthread", "-o", str(made), *objects, "-lm", *flags])
+                shutil.copy(made, name)
+            os.replace(name, library)  # whoever runs the old one keeps it, and who builds meanwhile has another name
+        finally:
+            Path(name).unlink(missing_ok=True)
+    except OSError as error:
+        raise CannotBuild(f"can't write {error.filename or library}: {error.strerror}") from None
     return library
 
 
+def compiler_command() -> Sequence[str]:
+    """The words of the command that compiles C, as CC has them; raises CannotBuild where there is none."""
+    said = os.environ.get("CC", "")
+    words = [said] if shutil.which(said) else shlex.split(said)
+    found = words or [path for name in ("cc", "gcc") if (path := shutil.which(name))]
+    if not found:
+        raise CannotBuild("there is no C compiler")
+    return words or found[:1]
+
+
 def build_objects(
-    compiler: str, machine: str, folder: Path, only: Collection[str] | None = None, flags: Sequence[str] = ()
+    compiler: Sequence[str],
+    machine: str,
+    folder: Path,
+    only: Collection[str] | None = None,
+    flags: Sequence[str] = (),
 ) -> None:
     """Compile all that the library is made of into ``folder``, for a machine of that kind; see `build`."""
     sets = _EVERYWHERE | _OF_MACHINES.get(machine, {})
@@ -94,16 +115,16 @@ def build_objects(
         list(pool.map(_run, [[*job, *flags] for job in jobs]))
 
 
-def _knows(compiler: str, flags: tuple[str, ...]) -> bool:
+def _knows(compiler: Sequence[str], flags: tuple[str, ...]) -> bool:
     """Whether it takes these flags. Without any, what is wrong with it shows when something is compiled."""
     try:
-        _run([compiler, *flags, "-fsyntax-only", "-x", "c", os.devnull])
+        _run([*compiler, *flags, "-fsyntax-only", "-x", "c", os.devnull])
     except CannotBuild:
         return not flags
     return True
 
 
-def _objects(compiler: str, folder: Path, name: str, flags: tuple[str, ...]) -> list[list[str]]:
+def _objects(compiler: Sequence[str], folder: Path, name: str, flags: tuple[str, ...]) -> list[list[str]]:
     """Compile what one instruction set needs; products of blocks round where their source says so, and nowhere else."""
     shared = {"BLOCK_FORMATS": "formats", "QUANTISE": "quantise", "SCORE": "score", "LOWER": "lower", "RAISE": "raise"}
     names = (*(f"-D{macro}=parlay_{name}_{suffix}" for macro, suffix in shared.items()), *flags)
@@ -114,8 +135,8 @@ def _objects(compiler: str, folder: Path, name: str, flags: tuple[str, ...]) -> 
     ]
 
 
-def _command(compiler: str, source: Path, made: Path, *flags: str) -> list[str]:
-    return [compiler, *_FLAGS, *flags, "-c", str(source), "-o", str(made)]
+def _command(compiler: Sequence[str], source: Path, made: Path, *flags: str) -> list[str]:
+    return [*compiler, *_FLAGS, *flags, "-c", str(source), "-o", str(made)]
 
 
 def _run(command: list[str]) -> None:
