@@ -52,6 +52,16 @@ def use(model: Path, caplog: pytest.LogCaptureFixture) -> Use:
     return logged
 
 
+def test_no_file_is_needed_once_a_head_is_loaded(head: HeadArtefact, tmp_path: Path) -> None:
+    """A process that has a file mapped ends when somebody cuts it short, as saving the head again once did."""
+    artefact.save(tmp_path, head, "")
+    loaded, maps = artefact.load(tmp_path), Path("/proc/self/maps")
+    if not maps.exists():
+        pytest.skip("the system does not tell which files are mapped")
+    assert str(tmp_path) not in maps.read_text()
+    del loaded
+
+
 def test_what_is_saved_is_loaded_and_drafts_without_a_warning(use: Use, head: HeadArtefact, tmp_path: Path) -> None:
     artefact.save(tmp_path, head, "")
     loaded, facts = artefact.load(tmp_path), artefact.read_facts(tmp_path)

@@ -19,9 +19,11 @@ from parlay.models.families.reading import read_config
 from parlay.models.families.table import FAMILIES
 from parlay.models.fetch.resolving import resolve
 from parlay.models.loading import load_tokenizer, load_weights
+from parlay.models.lora import read_adapter
 from parlay.models.opening import load
 from parlay.models.weights.shapes import BadCheckpoint
 from parlay.options import LoadOptions
+from parlay.testing.adapters import save_adapter
 from parlay.testing.checkpoints import NATIVE, random_model, save_random
 from parlay.types import ParlayError
 from tests.models import gguf_files
@@ -211,14 +213,40 @@ def test_no_file_is_needed_once_a_model_is_loaded(
     form: str, dtype: str, compiled: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process that has a file mapped ends when somebody cuts it short, as copying another over it does."""
-    maps = Path("/proc/self/maps")
-    if not maps.exists():
-        pytest.skip("the system does not tell which files are mapped")
     monkeypatch.setenv("PARLAY_COMPILED", compiled)
     save_random("qwen2", tmp_path)
     if form != "folder":
         gguf_files.write(tmp_path / "model.gguf", tmp_path, kind=Kind[form])
     runner = load(str(tmp_path if form == "folder" else tmp_path / "model.gguf"), LoadOptions(dtype=dtype))
-    gc.collect()
-    assert str(tmp_path) not in maps.read_text()
+    assert_unmapped(tmp_path)
     del runner
+
+
+@pytest.mark.parametrize("compiled", ["plain", "0"])
+@pytest.mark.parametrize("family", ["gpt-oss", "glm4-moe"])
+def test_no_vector_of_a_mixture_is_needed_either(
+    family: str, compiled: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sinks, biases of experts and those that choose them are float32 in files already: nothing converts them."""
+    monkeypatch.setenv("PARLAY_COMPILED", compiled)
+    save_random(family, tmp_path)
+    runner = load(str(tmp_path), LoadOptions(dtype="float32"))
+    assert_unmapped(tmp_path)
+    del runner
+
+
+def test_no_file_of_an_adapter_is_needed_once_it_is_read(llama: Path) -> None:
+    config = read_config(llama)
+    save_adapter(llama / "adapter", config)
+    adapter = read_adapter(llama / "adapter", config, "its name")
+    assert_unmapped(llama)
+    del adapter
+
+
+def assert_unmapped(folder: Path) -> None:
+    """No file of the folder is mapped into this process."""
+    maps = Path("/proc/self/maps")
+    if not maps.exists():
+        pytest.skip("the system does not tell which files are mapped")
+    gc.collect()
+    assert str(folder) not in maps.read_text()

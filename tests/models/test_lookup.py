@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from transformers import Qwen3ForCausalLM
 
 from parlay import models
 from parlay.compiled.library import SWITCH
+from parlay.models.families.reading import read_config
 from parlay.models.gguf.blocks import rounded
 from parlay.models.lookup import TABLE, NgramTable
 from parlay.models.lookup_index import frequent_ngrams
@@ -88,6 +90,17 @@ def test_the_most_frequent_ngrams_are_found() -> None:
     last = [tokens[at : at + 5] for at in range(50)] + [[tokens[0], -1, 0, 0, 0]]
     expected = [max((len(gram) for gram in found if gram == tuple(row[: len(gram)][::-1])), default=0) for row in last]
     assert [int(lengths[gram]) if gram >= 0 else 0 for gram in table._found(last)] == expected
+
+
+def test_a_table_that_is_written_anew_leaves_the_one_that_others_have_mapped(scone: Path, tmp_path: Path) -> None:
+    """Who cuts a mapped file short ends the process that reads it."""
+    shutil.copytree(scone, tmp_path, dirs_exist_ok=True)
+    table, before = NgramTable.open(tmp_path, read_config(tmp_path)), (tmp_path / TABLE).stat().st_ino
+    kept = table._embeddings_FH.copy()
+    index = frequent_ngrams(np.array(text(600)), VOCAB_SIZE, longest=4, most=len(kept))
+    NgramTable.write(tmp_path, index, torch.zeros(kept.shape))
+    assert (tmp_path / TABLE).stat().st_ino != before
+    assert np.array_equal(table._embeddings_FH, kept)
 
 
 @pytest.mark.parametrize("compiled", [True, False])

@@ -217,7 +217,7 @@ def load(folder: Path) -> HeadArtefact:
                 f"{folder / WEIGHTS} is not the file that {CONFIG} names by its SHA-256: "
                 "it was damaged or replaced, so get the folder again"
             )
-        tensors = load_file(folder / WEIGHTS)
+        tensors = {name: each.clone() for name, each in load_file(folder / WEIGHTS).items()}  # no mapped file
         witness_WH, proof = tensors.pop(_WITNESS), Proof.taken(tensors, facts.layer.vocab_size)
         written = {name: _read(tensor, facts.blocks.get(name, Format.Q8_0)) for name, tensor in tensors.items()}
         for name, each in written.items():

@@ -23,6 +23,7 @@ from parlay.models.config import DecoderConfig, read_json
 from parlay.models.lookup_index import NgramIndex
 from parlay.models.mapped import map_tensor, open_table
 from parlay.models.weights.shapes import BadCheckpoint
+from parlay.system.user_cache import saved_whole
 from parlay.types import Segment
 
 TABLE = "ngrams.safetensors"
@@ -96,7 +97,8 @@ class NgramTable:
         for tensor in tensors.values():
             digest.update(tensor.view(torch.uint8).numpy().data)
         fingerprint = digest.hexdigest()[:16]
-        save_file(tensors, folder / TABLE, metadata={"format": "pt", "fingerprint": fingerprint})
+        with saved_whole(folder / TABLE) as part:  # another process may have the one before mapped
+            save_file(tensors, part, metadata={"format": "pt", "fingerprint": fingerprint})
         config = read_json(folder / "config.json") | {
             "architectures": ["SconeForCausalLM"],
             "model_type": "scone",

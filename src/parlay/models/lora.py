@@ -129,6 +129,7 @@ def adapter_rows(segments: Sequence[Segment]) -> list[LowRankAdapter | None]:
 def _read(path: Path) -> dict[str, Tensor]:
     try:
         with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (the file is no mapping)
+            names = file.keys()
+            return {name: file.get_tensor(name).clone() for name in names}  # nothing reads the file later
     except (SafetensorError, OSError) as error:
         raise BadAdapter(f"{path} is damaged or cut short ({error}): download or copy it again") from error

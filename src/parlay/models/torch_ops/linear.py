@@ -114,7 +114,7 @@ def pack(weight_OI: Tensor, bias_O: Tensor | None = None) -> Linear:
         packed = PackedLinear(weight_OI, bias_O)
         packed(torch.zeros(MIN_ROWS, packed.in_features, dtype=weight_OI.dtype))
     except (AttributeError, RuntimeError):  # the operator is absent, or refuses this dtype on this processor
-        return PlainLinear(weight_OI, bias_O)
+        return PlainLinear(weight_OI.clone(), bias_O)  # the weight may be a view of a mapped file
     return packed
 
 

@@ -229,9 +229,7 @@ class FusedWeights:
         return ExpertWeights(
             router=StoredTensor(Format.F32, tuple(router.shape), router.contiguous().view(torch.uint8)),
             router_bias=self._vector(at + "gate.bias") if experts.bias else None,
-            choice_bias=as_tensor(self._weights[at + "gate.e_score_correction_bias"], torch.float32)
-            if experts.sigmoid
-            else None,
+            choice_bias=self._own(at + "gate.e_score_correction_bias", torch.float32) if experts.sigmoid else None,
             experts=tuple(self._gated(f"{at}experts.{index}.", experts.bias) for index in range(experts.count)),
             shared=self._gated(at + "shared_expert.") if experts.shared else None,
             beside=self._beside(layer) if experts.beside else None,
@@ -248,7 +246,11 @@ class FusedWeights:
         return vector if order is None else vector.view(-1, len(order))[:, order].flatten()
 
     def _vector(self, name: str) -> Tensor:
-        return as_tensor(self._weights[name], self._compute)
+        return self._own(name, self._compute)
+
+    def _own(self, name: str, dtype: torch.dtype) -> Tensor:
+        """The numbers of a weight in memory of their own: a file that is mapped may be cut short later."""
+        return as_tensor(self._weights[name], dtype).clone()
 
 
 def as_tensor(weight: Operand, dtype: torch.dtype) -> Tensor:
