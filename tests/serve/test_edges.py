@@ -82,6 +82,36 @@ def test_monitors_may_ask_for_the_head_only(client: TestClient, path: str) -> No
     assert client.head(path).status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("path", "near"),
+    [
+        ("/chat/completions", "/v1/chat/completions"),
+        ("/v1/v1/messages", "/v1/messages"),
+        ("/v1/api/chat", "/api/chat"),
+        ("/api/chat/completions", "/v1/chat/completions"),
+        ("/v1/tokenize", "/tokenize"),
+    ],
+)
+def test_a_base_url_with_a_part_too_few_or_too_many(client: TestClient, path: str, near: str) -> None:
+    reply = client.post(path, json={})
+    assert reply.status_code == 404
+    assert f"give the client a base URL that leads to {near}" in reply.text
+    assert reply.json().get("type") != "error"
+
+
+def test_an_address_like_none_gets_no_advice(client: TestClient) -> None:
+    for path in ("/v1/moderations", "/v1/api/", "/v1" * 100):
+        assert client.get(path).json()["error"]["message"] == "there is nothing under this address"
+
+
+def test_values_are_refused_in_words(client: TestClient) -> None:
+    picture = client.post("/api/generate", json={"prompt": "x", "images": ["aa"]}).json()
+    assert picture == {"error": "images: can't be read: this server reads text only"}
+    tool = {"type": "function", "function": {"name": "a.b"}}
+    error = client.post(CHAT, json={"messages": [USER], "tools": [tool]}).json()["error"]
+    assert error["message"] == "tools[0].function.name: must match the pattern ^[a-zA-Z0-9_-]{1,64}$"
+
+
 def test_no_message_tells_where_a_model_lies(client: TestClient, engine: AsyncLLM, monkeypatch: Any) -> None:
     reply = client.post(CHAT, json={"messages": [USER], "strategy": "layer-skip:attention=99"})
     assert reply.status_code == 400

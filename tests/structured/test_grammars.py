@@ -12,6 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from parlay.structured.grammars import Checker, Grammars
+from parlay.structured.schemas import within_grammar
 from parlay.testing.toy_tokenizers import letters
 from parlay.types import ParlayError, StructuredOutputsParams
 
@@ -55,9 +56,13 @@ def test_each_kind_allows_its_own_texts_and_no_others(
     assert [text for text in bad if spells(params, text)] == []
 
 
-def test_white_space_between_the_parts_of_json_has_an_end(spells: Spells) -> None:
-    assert spells(StructuredOutputsParams(json_object=True), "{" + " " * 20 + "}")
-    assert not spells(StructuredOutputsParams(json_object=True), "{" + " " * 21 + "}")
+def test_white_space_between_the_parts_of_json_is_a_space_or_an_indented_line(spells: Spells) -> None:
+    """Small models write all the white space that they may."""
+    spaced = [StructuredOutputsParams(json_object=True)]
+    spaced.append(StructuredOutputsParams(grammar=f"start: {within_grammar({'type': 'object'})}"))
+    for wanted in spaced:
+        assert all(spells(wanted, text) for text in ("{ }", "{\n}", "{\n" + " " * 20 + "}", '{"a": [1,\n\t2 ]}'))
+        assert not any(spells(wanted, text) for text in ("{  }", "{\n\n}", "{ \n}", "{\n" + " " * 21 + "}"))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Match
 
 from parlay.aio import Busy, Closed
 from parlay.serve.errors import ApiError, too_many, unavailable
@@ -126,13 +126,15 @@ def install(app: FastAPI, retry_after: int) -> None:
 
 def _not_there(request: Request) -> ApiError:
     """Name the address that was meant where the client's base URL has ``/v1`` once too often, or not at all."""
-    path = request.url.path
-    known = {route.path for route in request.app.routes if isinstance(route, Route)}
-    rest = _PREFIXES.sub("", path)
-    near = next((each for each in (f"/v1{rest}", rest, f"/api{rest}") if each in known - {"/", path}), None)
-    if near is None:
-        return ApiError(404, _PLAINLY[404])
-    return ApiError(404, f"{_PLAINLY[404]}: give the client a base URL that leads to {near}")
+    rest = _PREFIXES.sub("", request.url.path)
+    likely = [path for path in (f"/v1{rest}", rest, f"/api{rest}") if path not in ("/", request.url.path)]
+    near = next((path for path in likely if _is_there(path, request)), None)
+    return ApiError(404, _PLAINLY[404] + (f": give the client a base URL that leads to {near}" if near else ""))
+
+
+def _is_there(path: str, request: Request) -> bool:
+    scope = {**request.scope, "path": path}
+    return any(route.matches(scope)[0] is not Match.NONE for route in request.app.router.routes)
 
 
 _PREFIXES = re.compile(r"^(/(v1|api))+(?=/)")

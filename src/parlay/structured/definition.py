@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, grammar_from
 
 from parlay.structured.limits import in_one_line, schema_of
-from parlay.structured.schemas import in_plain_words, restated
+from parlay.structured.schemas import SPACE, in_plain_words, restated
 from parlay.types import StructuredOutputsParams
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
-_SPACED: JsonCompileOptions = {"whitespace_pattern": r"[ \n\r\t]{1,20}"}
-"""Between the parts of JSON: enough for indentation, and an end for a model that would go on for ever."""
+_SPACED: JsonCompileOptions = {"whitespace_pattern": SPACE}
 _COMPACT: JsonCompileOptions = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 _ROW_ITEMS = 10_000

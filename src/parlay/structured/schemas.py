@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 Schema = dict[str, Any]
+
+SPACE = r" |\n[ \t]{0,20}"
+"""What may stand between the parts of JSON: a space, or a line's indentation. Small models fill all that they may."""
 
 _DATA = frozenset({"const", "default", "enum", "examples"})
 """Words whose values are no schemas."""
@@ -46,6 +50,11 @@ def restated(schema: Mapping[str, Any]) -> Schema:
     """
     told: Schema = rewritten(dict(schema), partial(_restated, root=schema))
     return told
+
+
+def within_grammar(schema: Mapping[str, Any]) -> str:
+    """Say in a grammar of llguidance that a text keeps to the schema."""
+    return f"%json {json.dumps({**restated(schema), 'x-guidance': {'whitespace_pattern': SPACE}})}"
 
 
 def _restated(schema: Schema, root: Mapping[str, Any]) -> Schema:

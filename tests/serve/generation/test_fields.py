@@ -116,6 +116,7 @@ def test_other_spellings_are_known(client: TestClient) -> None:
         ({"grammar": 'start: "left" | "right"'}, {"left", "right"}),
         ({"guided_json": {"const": 7}}, {"7"}),
         ({"json_schema": {"const": 7}}, {"7"}),
+        ({"response_format": {"type": "json_object", "schema": {"const": 7}}}, {"7"}),
     ],
 )
 def test_forms_in_other_spellings(client: TestClient, fields: dict[str, Any], allowed: set[str]) -> None:

@@ -17,7 +17,7 @@ from parlay.serve.errors import ApiError
 from parlay.serve.hosted import Served
 from parlay.serve.protocol.sampling_from_body import FieldNames, prepare, refused
 from parlay.serve.settings import Settings
-from parlay.structured.schemas import restated, rewritten
+from parlay.structured.schemas import rewritten, within_grammar
 from parlay.text.chat_template import ChatOptions, Tools, check_variables
 from parlay.text.reasoning import THINK, tags_of, template_text
 from parlay.types import SamplingParams, StructuredOutputsParams
@@ -51,13 +51,13 @@ def answer_form(chat: ChatRequest, template: str) -> AnswerForm:
         return AnswerForm(StructuredOutputsParams(json=call_schema(functions, PLAIN.arguments)), PLAIN, field)
     shape = format_of(template)
     if schema is not None:
-        grammar = f"start: answer | call\nanswer: %json {json.dumps(restated(schema))}"
+        grammar = f"start: answer | call\nanswer: {within_grammar(schema)}"
         shape, field = PLAIN, chat.schema_field
     elif shape.bare:
         grammar = "start: text | call\ntext: /([^{](.|\\n)*)?/"
     else:
         return AnswerForm(None, shape)
-    call = f"call: %json {json.dumps(restated(call_schema(functions, shape.arguments)))}"
+    call = f"call: {within_grammar(call_schema(functions, shape.arguments))}"
     return AnswerForm(StructuredOutputsParams(grammar=f"{grammar}\n{call}\n"), shape, field)
 
 
