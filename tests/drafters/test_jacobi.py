@@ -101,6 +101,8 @@ SETTINGS = pytest.mark.parametrize(
         {"guess": "last"},
         {"variant": "block", "block": 6, "guess": "prompt"},
         {"variant": "hybrid", "block": 5, "bound": 23},
+        {"recycle": 4, "ngram": 3},
+        {"variant": "block", "block": 6, "recycle": 9, "ngram": 2},
     ],
     ids=str,
 )
@@ -141,6 +143,44 @@ def test_the_next_draft_is_the_last_iterate_shifted_by_what_was_committed() -> N
     assert propose(drafter, sight, 4) == [11, 12, 13, 14]
     tell(drafter, sight, trees.chain([11, 12, 13, 14], "jacobi"), [0], [11, 15, 16, 17, 18])
     assert propose(drafter, sight, 5) == [16, 17, 18, 0, 0]
+
+
+def test_an_earlier_guess_is_verified_where_its_first_token_comes_and_gone_on_from() -> None:
+    """The target said 11, 12, 13 two places too early; then 11 is committed, and 12, 13 stand beside the block."""
+    drafter, sight = Jacobi(RESOURCES, Options(recycle=2, ngram=3)), Sight()
+    propose(drafter, sight, 4)
+    tell(drafter, sight, trees.chain([0, 0, 0, 0], "jacobi"), [], [9, 11, 12, 13, 14])
+    assert propose(drafter, sight, 4) == [11, 12, 13, 14], "nothing began with 9 but what the block says"
+    tell(drafter, sight, trees.chain([11, 12, 13, 14], "jacobi"), [], [10, 1, 2, 3, 4])
+    tell(drafter, sight, NO_DRAFT, [], [11])
+    (draft,) = drafter.propose([sight], [5])
+    assert draft.tree == Tree((2, 3, 4, 12, 13), (-1, 0, 1, -1, 3))
+    tell(drafter, sight, draft, [3, 4], [12, 20, 20, 20, 13, 21])
+    assert propose(drafter, sight, 2) == [20, 0], "what the block said of a place that the n-gram did not reach"
+
+
+def test_the_next_guesses_are_those_along_an_ngram_that_was_right_for_longer() -> None:
+    drafter, sight = Jacobi(RESOURCES, Options(recycle=2, ngram=4)), Sight()
+    propose(drafter, sight, 4)
+    tell(drafter, sight, trees.chain([0, 0, 0, 0], "jacobi"), [], [9, 11, 12, 13, 14])
+    propose(drafter, sight, 4)
+    tell(drafter, sight, trees.chain([11, 12, 13, 14], "jacobi"), [], [11, 1, 2, 3, 4])
+    (draft,) = drafter.propose([sight], [6])
+    assert draft.tree == Tree((1, 2, 3, 12, 13, 14), (-1, 0, 1, -1, 3, 4))
+    tell(drafter, sight, draft, [3], [12, 20, 20, 20, 15, 16, 17])
+    assert propose(drafter, sight, 3) == [16, 17, 0]
+
+
+def test_recycled_ngrams_get_at_most_half_of_the_budget_and_are_forgotten_with_the_text() -> None:
+    drafter, sight = Jacobi(RESOURCES, Options(recycle=8, ngram=5)), Sight()
+    for _ in range(6):
+        (draft,) = drafter.propose([sight], [12])
+        tell(drafter, sight, draft, [], [7, *range(1, len(draft) + 1)])
+    (draft,) = drafter.propose([sight], [12])
+    assert len(draft) <= 12
+    assert draft.tree.tokens[:6] == tuple(range(1, 7)), "the block comes first"
+    drafter.release(0)
+    assert drafter.propose([Sight()], [12])[0].tree.tokens == (0,) * 12
 
 
 def test_a_guess_scores_higher_the_more_tokens_before_it_stood_still() -> None:
@@ -256,7 +296,7 @@ def test_a_sequence_that_is_over_is_forgotten() -> None:
     assert propose(drafter, sight, 2) == [0, 0]
 
 
-@pytest.mark.parametrize("wrong", ["variant=serial", "block=1", "bound=0", "guess=noise", "k=-1"])
+@pytest.mark.parametrize("wrong", ["variant=serial", "block=1", "bound=0", "guess=noise", "k=-1", "recycle=-1"])
 def test_a_parameter_out_of_range_is_refused_in_one_line(wrong: str) -> None:
     with pytest.raises(UsageError, match=wrong.partition("=")[0]) as caught:
         parse(f"jacobi:{wrong}")

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from parlay.drafters.copying.prompt_lookup import PromptLookup, PromptLookupOptions
-from parlay.drafters.fixed_point import lookahead
+from parlay.drafters.fixed_point import lookahead, ngram_pool
 from parlay.drafters.fixed_point.jacobi import Jacobi
-from parlay.drafters.fixed_point.lookahead import GuessWindow, Lookahead, NgramPool
+from parlay.drafters.fixed_point.lookahead import GuessWindow, Lookahead
+from parlay.drafters.fixed_point.ngram_pool import NgramPool
 from parlay.drafters.options import JacobiOptions, LookaheadOptions
 from parlay.drafters.resources import Resources
 from parlay.drafters.step_budget import STEP_TOKENS
@@ -182,7 +183,7 @@ def test_a_pool_holds_the_latest_ngrams_of_each_first_token() -> None:
 
 
 def test_a_pool_is_bounded_and_gives_up_what_came_longest_ago(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lookahead, "CAPACITY", 4)
+    monkeypatch.setattr(ngram_pool, "CAPACITY", 4)
     pool = NgramPool(2)
     for first, tail in [(1, 1), (2, 1), (2, 2), (3, 1), (1, 2), (4, 1)]:
         pool.add(first, (tail,))

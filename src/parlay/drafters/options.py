@@ -184,6 +184,10 @@ class JacobiOptions(Options):
     block: int = option(8, "block, hybrid: tokens that are solved together", low=2, high=1024)
     bound: int = option(128, "hybrid: output tokens after which decoding is plain", low=1)
     guess: str = option("pad", "first guess of a token", choices=("pad", "last", "prompt"))
+    recycle: int = option(
+        0, "n-grams of earlier guesses verified beside the block, and kept per first token", low=0, high=128
+    )
+    ngram: int = option(5, "recycle: tokens of an n-gram", low=2, high=32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from parlay.drafters.fixed_point.ngram_pool import GRAM_BYTES, NgramPool
 from parlay.drafters.options import JACOBI as SOURCE
 from parlay.drafters.options import JacobiOptions
 from parlay.drafters.per_sequence import History, OneByOne
 from parlay.drafters.resources import Resources
+from parlay.drafters.state_room import StateBytes
+from parlay.options import refuse_unread
 from parlay.sampling import noise
 from parlay.types import NO_DRAFT, Draft, Needs, Observation, SequenceView, trees
 
@@ -15,6 +18,7 @@ _SCORES = (0.16, 0.8, 0.95)
 """Measured chances of a corrected token, if the one before it is right, by how many tokens just before it stayed the
 same when it was computed: 0, 1, or more. With none it was computed after a token that has changed since."""
 _FRESH = 0.02  # of a guess that no forward has corrected yet
+_RECYCLED = (0.3, 0.5)  # of the first token of an n-gram that is verified again, and of each further one
 _PURPOSE = 0x6A61636F6269  # the stream of guesses drawn from a prompt: "jacobi" in ASCII
 
 
@@ -34,29 +38,44 @@ class Jacobi(OneByOne):
     ``guess`` is the first guess of a token: ``pad`` (the paper's), the ``last`` token again, or tokens drawn from the
     ``prompt`` by the request's key. For a target that was tuned to converge in few forwards (CLLM, Kou et al. 2024,
     arXiv:2403.00835) use ``variant=block,block=16,guess=prompt``.
+
+    ``recycle`` keeps what such a target said in rejected rows. Runs of it are often right some places later, so n-grams
+    of earlier guesses that begin with the last committed token are verified beside the block (rejection recycling;
+    Jacobi Forcing, Hu et al. 2025, arXiv:2512.14681). They get at most half of the budget. Where one of them is right
+    for longer than the block, the next guesses are what the target chose along it.
     """
 
     needs = Needs(top_k=1)
 
     def __init__(self, resources: Resources, options: JacobiOptions) -> None:
+        if not options.recycle:
+            where = "without recycle=, the number of n-grams: give it"
+            refuse_unread(f"strategy {SOURCE}", options, ("ngram",), where)
         pad = resources.tokenizer.pad_token_id if resources.tokenizer is not None else None
         self._pad = pad if isinstance(pad, int) and pad < resources.vocab_size else 0
         self._variant = options.variant
         self._block = options.block
         self._bound = options.bound
         self._guess = options.guess
+        self._recycle = options.recycle
+        self._ngram = options.ngram
         self._iterates: dict[int, _Iterate] = {}
+        self._bytes = StateBytes(resources.room, self._iterates)
 
     def _propose(self, view: SequenceView, budget: int) -> Draft:
-        size = min(budget, self._room(view, budget))
-        if size <= 0:
+        room = self._room(view, budget)
+        if room <= 0:
             return NO_DRAFT
-        iterate = self._iterates.setdefault(view.sequence, _Iterate())
+        iterate = self._iterates.setdefault(view.sequence, _Iterate(self._recycle, self._ngram))
         iterate.follow(view.tokens)
+        self._bytes.set(view.sequence, len(iterate.pool) * GRAM_BYTES)
+        iterate.recall(view.tokens[-1])
+        size = min(room, budget - min(sum(map(len, iterate.recycled)), budget // 2))
         places = range(len(view.tokens) + len(iterate.tokens), len(view.tokens) + size)
         fresh = [self._first_guess(view, place) for place in places]
         iterate.proposed = iterate.tokens[:size] + fresh
-        return trees.chain(iterate.proposed, SOURCE, iterate.scores[:size] + [_FRESH] * len(fresh))
+        block = trees.chain(iterate.proposed, SOURCE, iterate.scores[:size] + [_FRESH] * len(fresh))
+        return trees.first(trees.merge([block, *map(_again, iterate.recycled)]), budget)
 
     def _room(self, view: SequenceView, budget: int) -> int:
         """How far the block goes on. Its last token needs no guess: no row of the block comes after it."""
@@ -79,17 +98,22 @@ class Jacobi(OneByOne):
             iterate = self._iterates.get(observation.view.sequence)
             before = len(observation.view.tokens) - len(observation.verdict.sampled)
             if iterate is not None and len(observation.draft) and len(iterate.history.tokens) == before:
-                iterate.correct(_along(observation, iterate.proposed))
+                iterate.learn(observation)
 
     def release(self, sequence: int) -> None:
         self._iterates.pop(sequence, None)
+        self._bytes.release(sequence)
 
 
 class _Iterate:
-    """The latest guess of what follows a text."""
+    """The latest guess of what follows a text, and a pool of n-grams of earlier ones."""
 
-    def __init__(self) -> None:
+    def __init__(self, recycle: int, ngram: int) -> None:
+        """``recycle`` n-grams per first token are kept, of ``ngram`` tokens."""
         self.history = History()  # the text
+        self.pool = NgramPool(recycle)
+        self.recycled: list[tuple[int, ...]] = []  # tails of n-grams in the last draft
+        self._ngram = ngram if recycle else 0
         self.tokens: list[int] = []
         self.scores: list[float] = []
         self.proposed: list[int] = []  # the last draft, fresh guesses included
@@ -104,15 +128,42 @@ class _Iterate:
         del self.tokens[:passed]
         del self.scores[:passed]
 
-    def correct(self, chosen: Sequence[int]) -> None:
-        """One iteration: ``chosen`` replaces the guesses from the first on, as far as the forward went."""
+    def recall(self, root: int) -> None:
+        """Look up what has followed the root in guesses, but for what the block says itself."""
+        tails = self.pool.after(root)
+        self.recycled = [tail for tail in tails if tail != tuple(self.tokens[: len(tail)])]
+
+    def learn(self, observation: Observation) -> None:
+        """One iteration: correct the guesses along the block, or along an n-gram that was right for longer."""
+        sampled, chosen = observation.verdict.sampled, _along(observation, self.proposed)
+        self._correct(chosen, self.proposed)
+        best = max(self.recycled, key=lambda tail: _agreed(tail, sampled), default=())
+        if _agreed(best, sampled) > _agreed(self.proposed, sampled):
+            self._correct(_along(observation, best), best)
+        if self._ngram:
+            state = [self.history.tokens[-1], *self.tokens[: len(chosen)]]
+            for place in range(len(state) - self._ngram + 1):
+                self.pool.add(state[place], tuple(state[place + 1 : place + self._ngram]))
+
+    def _correct(self, chosen: Sequence[int], guesses: Sequence[int]) -> None:
+        """``chosen`` along ``guesses`` replaces what is held from the first on, as far as the forward went."""
         scores: list[float] = []
         same = 0  # guesses just before this one that it left as they were, so that it still follows from them
         for place, token in enumerate(chosen):
             scores.append(_SCORES[min(same, 2)])
-            same = same + 1 if place < len(self.proposed) and self.proposed[place] == token else 0
+            same = same + 1 if place < len(guesses) and guesses[place] == token else 0
         self.tokens[: len(chosen)] = chosen
         self.scores[: len(chosen)] = scores
+
+
+def _again(tail: Sequence[int]) -> Draft:
+    return trees.chain(tail, SOURCE, [_RECYCLED[min(place, 1)] for place in range(len(tail))])
+
+
+def _agreed(guesses: Sequence[int], sampled: Sequence[int]) -> int:
+    """How many guesses were right."""
+    pairs = zip(guesses, sampled, strict=False)
+    return next((place for place, (one, other) in enumerate(pairs) if one != other), min(len(guesses), len(sampled)))
 
 
 def _along(observation: Observation, guesses: Sequence[int]) -> list[int]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 
+from parlay.drafters.fixed_point.ngram_pool import CAPACITY, GRAM_BYTES, NgramPool
 from parlay.drafters.options import LOOKAHEAD as SOURCE
 from parlay.drafters.options import LookaheadOptions
 from parlay.drafters.per_sequence import History, OneByOne
@@ -16,6 +16,7 @@ from parlay.types import NO_DRAFT, Draft, Needs, Observation, SequenceView, Tree
 
 _PURPOSE = 0x6C6F6F6B  # the stream of the window's first tokens: "look" in ASCII
 _FIRST = (0.7, 0.17, 0.06)  # measured chances of the root's children: of the latest n-gram, of the next, of others
+_GROWTH = 32  # tokens that each sequence may take in whatever others have left: more than it commits
 _DEEPER = (0.92, 0.25, 0.25)  # likewise of the first child of another node, and of further ones
 
 
@@ -56,7 +57,7 @@ class Lookahead(OneByOne):
     def _propose(self, view: SequenceView, budget: int) -> Draft:
         if not self._guesses:
             return NO_DRAFT
-        if not self._bytes.admit(view.sequence, min(len(view.tokens), CAPACITY) * _GRAM_BYTES):
+        if not self._bytes.admit(view.sequence, min(len(view.tokens), CAPACITY) * GRAM_BYTES):
             return NO_DRAFT
         state = self._states.get(view.sequence)
         if state is None or state.is_behind(view.tokens):
@@ -150,7 +151,7 @@ class _LookaheadState:
 
     @property
     def nbytes(self) -> int:
-        return len(self.pool) * _GRAM_BYTES
+        return len(self.pool) * GRAM_BYTES
 
     def learn(self, probes: list[int], choices: Sequence[Sequence[int]]) -> None:
         """The window's nodes are ``probes``, if all of them were seen; ``top_k`` follow the root and each node."""
@@ -183,40 +184,3 @@ def _scores(tree: Tree) -> list[float]:
 def _probes(draft: Draft) -> list[int]:
     """The probes that are this drafter's."""
     return [node for node in range(len(draft) - draft.probes, len(draft)) if draft.sources[node] == SOURCE]
-
-
-CAPACITY = 1 << 15  # n-grams in a pool
-_GROWTH = 32  # tokens that each sequence may take in whatever others have left: more than it commits
-_GRAM_BYTES = 400  # of each: 394 for random ids
-
-
-class NgramPool:
-    """Holds up to ``width`` n-grams per first token and `CAPACITY` in all.
-
-    An n-gram that comes again is the latest again. Over capacity, the first token goes for which nothing came longest.
-    """
-
-    def __init__(self, width: int) -> None:
-        self._width = width
-        self._tails: OrderedDict[int, dict[tuple[int, ...], None]] = OrderedDict()  # the latest last
-        self._count = 0
-
-    def __len__(self) -> int:
-        return self._count
-
-    def add(self, first: int, tail: tuple[int, ...]) -> None:
-        """Take in the n-gram ``first`` + ``tail``."""
-        tails = self._tails.setdefault(first, {})
-        self._tails.move_to_end(first)
-        self._count -= len(tails)
-        tails.pop(tail, None)
-        tails[tail] = None
-        if len(tails) > self._width:
-            del tails[next(iter(tails))]
-        self._count += len(tails)
-        while self._count > CAPACITY:
-            self._count -= len(self._tails.popitem(last=False)[1])
-
-    def after(self, first: int) -> list[tuple[int, ...]]:
-        """N-grams that followed ``first``, the latest first."""
-        return list(reversed(self._tails.get(first, {})))
