@@ -1,6 +1,7 @@
 """The parts of heads: norm, rotations, and Llama layers in which the rows of a step see those of earlier steps.
 
-Shapes: B texts, T rows of each, R of them computed, H hidden, A query heads, K key heads, D head size, P = D / 2 pairs.
+Shapes: B texts, T rows of each, R of them computed, H hidden, A query heads, K key heads, D head size, P pairs of its
+numbers that turn.
 """
 
 from __future__ import annotations
@@ -72,7 +73,9 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(query, config.hidden_size, bias=False)
         self._dim, self._group = config.head_dim, config.num_heads // config.num_kv_heads
         frequencies = inverse_frequencies(config.rope, config.head_dim)
-        self.register_buffer("_frequencies_P", frequencies, persistent=False)
+        turning = (config.rope.rotated or config.head_dim) // 2
+        self.register_buffer("_frequencies_P", frequencies[:turning], persistent=False)
+        self._factor = config.rope.attention_factor
 
     def forward(self, x: Tensor, steps: Steps) -> Tensor:
         """``x`` ``[B, T, inputs]`` are the rows of the next step; their keys and values join ``steps``.
@@ -94,13 +97,17 @@ class Attention(nn.Module):
         return (split if norm is None else norm(split)).transpose(1, 2)
 
     def _turn(self, x: Tensor, end: int) -> Tensor:
-        """``x`` ``[B, heads, T, D]`` rotated by position, which of the last row is ``end`` - 1."""
+        """``x`` ``[B, heads, T, D]`` rotated by position, which of the last row is ``end`` - 1.
+
+        Of each head the first 2 P numbers turn, in some models not all of them.
+        """
         assert isinstance(self._frequencies_P, Tensor)
         positions_T = torch.arange(end - x.shape[2], end, device=x.device)
         angles_TP = torch.outer(positions_T.float(), self._frequencies_P)
-        cosine, sine = angles_TP.cos().to(x.dtype), angles_TP.sin().to(x.dtype)
-        first, second = x.chunk(2, -1)
-        return torch.cat((first * cosine - second * sine, second * cosine + first * sine), -1)
+        cosine, sine = ((self._factor * part).to(x.dtype) for part in (angles_TP.cos(), angles_TP.sin()))
+        turning = 2 * cosine.shape[-1]
+        first, second = x[..., :turning].chunk(2, -1)
+        return torch.cat((first * cosine - second * sine, second * cosine + first * sine, x[..., turning:]), -1)
 
 
 def _attend(query_BARD: Tensor, steps: Steps) -> Tensor:

@@ -43,7 +43,7 @@ def save_student(
     ``same_family`` has the config of that model but for the number of layers; others are Llamas.
     """
     if like.is_dir():
-        save_folder(folder, tensors, like=like, card=card)
+        _save_folder(folder, tensors, like=like, card=card)
         said = json.loads((like / "config.json").read_text())
         if same_family:
             described = smaller(said, config)
@@ -73,9 +73,10 @@ def _write_file(
     write(path, records, plans, blocks)
 
 
-def save_folder(folder: Path, tensors: Mapping[str, Tensor], *, like: Path, card: str) -> None:
+def _save_folder(folder: Path, tensors: Mapping[str, Tensor], *, like: Path, card: str) -> None:
     """The tensors in bfloat16, beside config and tokenizer of the folder ``like``."""
-    copy_texts(like, folder)
+    if not (folder.exists() and folder.samefile(like)):  # a student that learns further may be written in its place
+        copy_texts(like, folder)
     (folder / "README.md").write_text(card, encoding="utf-8")
     stored = {name: weight.to(torch.bfloat16).contiguous() for name, weight in tensors.items()}
     with saved_whole(folder / "model.safetensors") as part:

@@ -19,13 +19,13 @@ from parlay.types import ParlayError
 
 _OWN_NAMES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 """Architectures whose checkpoints name weights as the decoder does."""
-_OF_LAYERS = ("layer_types", "max_window_layers", "torch_dtype")
-"""Keys that list layers which may be gone, and the older name of dtype."""
+_GONE = ("layer_types", "max_window_layers", "torch_dtype", "quantization_config")
+"""Keys that list layers which may be gone, the older name of dtype, and how weights were stored in fewer bits."""
 
 
 def smaller(said: Json, config: DecoderConfig) -> dict[str, Any]:
     """The config.json ``said`` of a model, for one of the same family with other numbers of layers and inner units."""
-    kept = {key: value for key, value in said.items() if key not in _OF_LAYERS}
+    kept = {key: value for key, value in said.items() if key not in _GONE}
     sizes = {"num_hidden_layers": config.num_layers, "intermediate_size": config.intermediate_size}
     return {**kept, **sizes, "dtype": "bfloat16"}
 
@@ -36,9 +36,7 @@ def described(config: DecoderConfig, source: Path) -> dict[str, Any]:
     Raises ParlayError for a model that no config.json of a Llama, Qwen2 or Qwen3 describes.
     """
     if source.is_dir() and config.architecture in _OWN_NAMES:
-        said = smaller(read_json(source / "config.json"), config)
-        said.pop("quantization_config", None)
-        return said
+        return smaller(read_json(source / "config.json"), config)
     scales = config.embedding_scale, config.logit_scale, config.logit_cap, config.rope.attention_factor
     if config.rope.kind != "default" or config.rope.rotated or scales != (1, 1, 0, 1):
         raise ParlayError(

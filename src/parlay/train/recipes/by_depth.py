@@ -39,7 +39,7 @@ class ByDepth(ABC):
     @cached_property
     def teacher(self) -> Teacher:
         """Made when first used: a checkpoint may have brought another draft vocabulary."""
-        return Teacher(self._target.head_VH, self._vocab.draft_ids)
+        return Teacher(self._target, self._vocab.draft_ids)
 
     @cached_property
     def _head_DH(self) -> Tensor:

@@ -80,7 +80,7 @@ class DistillRecipe(ModelRecipe):
 
         def summed(log_q_NV: Tensor, part: slice) -> Tensor:
             with torch.no_grad():
-                log_p_NV = F.linear(states_NH[part], head_VH).float().log_softmax(-1)
+                log_p_NV = self._target.logits(F.linear(states_NH[part], head_VH).float()).log_softmax(-1)
             return self._divergence(log_p_NV, log_q_NV).sum()
 
         return summed
@@ -94,13 +94,11 @@ class DistillRecipe(ModelRecipe):
         return counted([right_tokens(drafted_BR.roll(-depth - 1, 1), batch, depth + 2) for depth in range(_MEASURED)])
 
     def save(self, folder: Path, card: str) -> None:
-        """A model of its own, in the form of the target's files: see `save_student`."""
+        """A model of its own, in the form of the files that it began as, or of the target's: see `save_student`."""
         tensors = {name: weight.detach().cpu() for name, weight in self.module.state_dict().items()}
-        options = self._options
-        like, embedding = resolve(options.cut_from or options.model), options.embedding or USUAL
-        save_student(
-            folder, self._config, tensors, like=like, card=card, embedding=embedding, same_family=bool(options.cut_from)
-        )
+        begun, embedding = _begun(self._options), self._options.embedding or USUAL
+        like = resolve(begun or self._options.model)
+        save_student(folder, self._config, tensors, like=like, card=card, embedding=embedding, same_family=bool(begun))
 
     def _states(self, batch: TrainingBatch) -> Tensor:
         """``[B, R, h]``: what the student's LM head reads, of the last R rows."""
@@ -114,7 +112,7 @@ def start(options: DistillTrainOptions, target: Target, texts: Sequence[Featured
     Raises ParlayError for one with another vocabulary, and for a format of blocks where no GGUF file is written.
     """
     del texts
-    like = options.cut_from or options.model
+    like = _begun(options) or options.model
     if options.embedding and resolve(like).is_dir():
         raise ParlayError(f"embedding={options.embedding}: {like} is a folder, so the student is one in bfloat16")
     if options.cut_from:
@@ -125,6 +123,11 @@ def start(options: DistillTrainOptions, target: Target, texts: Sequence[Featured
         return DistillRecipe(options, target, TorchModel.of(named), named.config)
     config = student_config(options, target.config)
     return DistillRecipe(options, target, _new(config, target), config)
+
+
+def _begun(options: DistillTrainOptions) -> str:
+    """The model whose weights the student begins with; empty: none's."""
+    return options.cut_from or options.student
 
 
 def _same_vocabulary(model: str, target: Target) -> Target:

@@ -54,7 +54,7 @@ class EagleRecipe(RepeatedLayer):
         apart_BR = F.smooth_l1_loss(guessed_BRH[:, :-1] / self._size, true_BRH / self._size, reduction="none").mean(-1)
         known_BR = batch.known_BR[:, :-1] & (batch.tokens_ahead(1)[:, :-1] >= 0)
         regression = (apart_BR * known_BR).sum() / known_BR.sum().clamp(min=1)
-        return regression + _DISTRIBUTION * self.soft_losses(batch, [self._read(guessed_BRH)])
+        return regression + _DISTRIBUTION * self.soft_losses(batch, [self._target.logits(self._read(guessed_BRH))])
 
     def _first(self, batch: TrainingBatch) -> Tensor:
         features_BTH = batch.states_BTF[..., -self._head.config.hidden_size :]

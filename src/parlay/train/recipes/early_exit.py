@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from parlay.models.fetch.resolving import resolve
-from parlay.train.checkpoints import save_folder
+from parlay.train.checkpoints import save_student
 from parlay.train.data.batches import TrainingBatch
 from parlay.train.data.features import Featured
 from parlay.train.options import EarlyExitTrainOptions
@@ -38,7 +38,7 @@ class EarlyExitRecipe(ModelRecipe):
     def __init__(self, options: EarlyExitTrainOptions, target: Target) -> None:
         self._exiting, self._options = TorchModel.of(target), options
         self.module: nn.Module = self._exiting
-        self._layers = target.config.num_layers
+        self._config, self._layers = target.config, target.config.num_layers
         self._exit = options.exit or max(1, self._layers // 4)
         if self._exit >= self._layers:
             raise ParlayError(f"exit={self._exit} leaves no layer out: the target has {self._layers}")
@@ -76,7 +76,7 @@ class EarlyExitRecipe(ModelRecipe):
     def save(self, folder: Path, card: str) -> None:
         """A checkpoint as the target's own, with its tokenizer."""
         tensors = {name: weight.detach() for name, weight in self.module.state_dict().items()}
-        save_folder(folder, tensors, like=resolve(self._options.model), card=card)
+        save_student(folder, self._config, tensors, like=resolve(self._options.model), card=card, same_family=True)
 
     def _weights(self) -> dict[int, float]:
         """Weights of the exits in this update, by the number of layers that have run; they add up to 1."""

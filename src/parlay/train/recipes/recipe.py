@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from parlay.train.data.batches import TrainingBatch
+from parlay.train.recipes.target import Target
 
 
 class Recipe(Protocol):
@@ -82,19 +83,19 @@ class ModelRecipe(ABC):
 class Teacher:
     """The target's distribution over a draft vocabulary.
 
-    ``head_VH`` is its LM head, ``ids_D`` the draft vocabulary, and the last H states of a batch are those that the LM
-    head reads.
+    ``ids_D`` is the draft vocabulary, and the last H states of a batch are those that the LM head reads.
     """
 
-    def __init__(self, head_VH: Tensor, ids_D: Tensor) -> None:
-        self._head_DH = head_VH[ids_D].float()
-        self._known_V = torch.zeros(len(head_VH), dtype=torch.bool)
+    def __init__(self, target: Target, ids_D: Tensor) -> None:
+        self._target, self._head_DH = target, target.head_VH[ids_D].float()
+        self._known_V = torch.zeros(len(target.head_VH), dtype=torch.bool)
         self._known_V[ids_D] = True
 
     def probs(self, batch: TrainingBatch) -> Tensor:
         """``[B, R, D]``: of the token after each row."""
         with torch.no_grad():
-            return F.linear(final_states(batch, self._head_DH.shape[1]), self._head_DH).softmax(-1)
+            read_BRD = F.linear(final_states(batch, self._head_DH.shape[1]), self._head_DH)
+            return self._target.logits(read_BRD).softmax(-1)
 
     def usable(self, batch: TrainingBatch, ahead: int) -> Tensor:
         """Bool ``[B, R]``: rows whose token so many places after them is in the text and can be drafted."""

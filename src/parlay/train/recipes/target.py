@@ -52,6 +52,11 @@ class Target:
         has_own = "lm_head.weight" in self.weights
         return self.tensor("lm_head.weight").to(torch.bfloat16) if has_own else self.embedding_VH
 
+    def logits(self, read: Tensor) -> Tensor:
+        """The logits that the target gives where its LM head reads ``read``, of any shape: some scale and cap them."""
+        scaled, cap = read * self.config.logit_scale, self.config.logit_cap
+        return cap * (scaled / cap).tanh() if cap else scaled
+
     def tensor(self, name: str) -> Tensor:
         """A weight as numbers, float32."""
         with torch.device("cpu"):  # where the file's blocks are

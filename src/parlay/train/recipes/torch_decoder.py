@@ -16,17 +16,17 @@ from parlay.types import ParlayError
 
 
 class TorchDecoder(nn.Module):
-    """Layers and last norm, float32. Raises ParlayError for layers with windows, and for yarn positions.
+    """Layers and last norm, float32. Raises ParlayError for layers that are not Llama's, with windows say.
 
     Rows of later steps see the text up to their own place, and the rows of earlier steps there; see `Steps`.
     """
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
-        if config.layers or config.rope.kind == "yarn":
+        if config.layers:
             raise ParlayError(
                 f"{config.architecture}: this recipe trains through layers of Llama, Mistral and Qwen without windows "
-                "and yarn positions alone"
+                "alone: choose another recipe or model"
             )
         self.layers = nn.ModuleList(Block(config) for _ in range(config.num_layers))
         self.norm = RmsNorm(config.hidden_size, config.rms_norm_eps)
