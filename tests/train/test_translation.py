@@ -19,19 +19,19 @@ from parlay import LLM, RequestFailed, SamplingParams, StructuredOutputsParams
 from parlay.cli import main
 from parlay.engine.answers import copied, fertilities
 from parlay.models.opening import load
-from parlay.options import LoadOptions
+from parlay.options import LoadOptions, UsageError
 from parlay.sampling.answer_selectors import GreedyPath, Lookahead, Viterbi, jumps, links, ways_on
 from parlay.system.progress import Ticker
 from parlay.train import heads
 from parlay.train.data.user_texts import load_shard, shards
 from parlay.train.options import BlockTrainOptions
-from parlay.train.translation import training
+from parlay.train.translation import distilling, training
 from parlay.train.translation.align import Cells, aligned, learned, posteriors
 from parlay.train.translation.losses import ctc_loss, dag_alignment, dag_loss
 from parlay.train.translation.objectives import Ahead, annealed, glance, spread
 from parlay.train.translation.pairs import Pair, divided, read_pairs, words_of
 from parlay.train.translation.rows import Laid, Network, Packing, Rows
-from parlay.types import Segment, trees
+from parlay.types import ParlayError, Segment, trees
 from parlay.types.model_forms import link_size
 
 GREEDY = SamplingParams(temperature=0, max_tokens=200)
@@ -591,7 +591,7 @@ def test_a_teacher_s_translations_are_learned_from_and_kept(
     data: Path, teacher: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = {"teacher": teacher, "work": tmp_path / "work", "distilled": 12}
-    monkeypatch.setattr(training, "_AT_ONCE", 5)
+    monkeypatch.setattr(distilling, "_AT_ONCE", 5)
     monkeypatch.setattr(Ticker.__init__, "__defaults__", (0.0,))  # a line for each step
     trained("glat", data, tmp_path, **asked)
     said = capsys.readouterr().err.splitlines()
@@ -607,6 +607,63 @@ def test_a_teacher_s_translations_are_learned_from_and_kept(
     trained("nat", data, tmp_path, **asked)
     assert "Aligning: 6 of 6 rounds" in capsys.readouterr().err
     assert (tmp_path / "work" / "distilled.json").stat().st_mtime_ns == before
+    half = {**kept, "done": 5, "pairs": kept["pairs"][:2]}  # as a run leaves it that was stopped meanwhile
+    (tmp_path / "work" / "distilled.json").write_text(json.dumps(half))
+    trained("glat", data, tmp_path, **asked)
+    assert "Translating: 7 of 7 sources" in capsys.readouterr().err
+    assert json.loads((tmp_path / "work" / "distilled.json").read_text())["done"] == 12
+
+
+def test_held_out_pairs_that_do_not_fit_cost_no_model(tmp_path: Path) -> None:
+    """They are found after hours of training, when the model is not written yet."""
+    pairs = [(f"ab {at}", f"cd {at}") for at in range(300)]
+    held = {source for source, _ in divided(pairs)[1]}
+    assert held
+    file = tmp_path / "pairs.tsv"
+    file.write_text("".join(f"{source}\t{'x ' * 100 if source in held else target}\n" for source, target in pairs))
+    out = trained("translator", file, tmp_path)
+    assert json.loads((out / "provenance.json").read_text())["heldout_loss"] is None
+    assert LLM(str(out)).generate(["ab"], GREEDY)[0].outputs[0].token_ids
+
+
+def test_a_run_that_is_stopped_writes_the_model_as_it_is(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    update = training.Run._update
+
+    def stopped(run: training.Run, *rest: Any) -> None:
+        if run.updates == 1:
+            raise KeyboardInterrupt
+        update(run, *rest)
+
+    monkeypatch.setattr(training.Run, "_update", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        trained("ctc", data, tmp_path)
+    assert "stopped after 1 updates; --init" in capsys.readouterr().err
+    assert json.loads((tmp_path / "ctc" / "provenance.json").read_text())["updates"] == 1
+    assert LLM(str(tmp_path / "ctc")).generate(["ab cd"], GREEDY)[0].outputs[0].finish_reason
+
+
+def test_losses_that_are_no_numbers_end_a_run(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training.Run, "_loss", lambda run, *rest: run.network.model.model.norm.weight.sum() * torch.nan)
+    with pytest.raises(ValueError, match="no number in 20 updates in a row: train again with a lower --rate"):
+        trained("translator", data, tmp_path, updates=40)
+
+
+def test_options_of_a_model_or_teacher_that_is_not_there_are_refused(data: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="name it by init"):
+        trained("translator", data, tmp_path, deepen=1)
+    with pytest.raises(UsageError, match="name one by teacher"):
+        trained("translator", data, tmp_path, distilled=5)
+    (tmp_path / "taken").write_text("")
+    with pytest.raises(ParlayError, match="can't write to the folder"):
+        training.train("ctc", training.METHODS["ctc"].options(data=data, out=tmp_path / "taken"))
+
+
+def test_pairs_of_other_systems_are_read(tmp_path: Path) -> None:
+    """With a byte order mark, ends of lines of Windows, an empty line, and a text with a line end of another kind."""
+    (tmp_path / "pairs.tsv").write_bytes("\ufeffa\tb\r\n\r\none\u2028two\tc\x85d\r\n".encode())
+    assert read_pairs(tmp_path / "pairs.tsv") == [("a", "b"), ("one\u2028two", "c\x85d")]
 
 
 def test_a_teacher_that_ends_nothing_is_refused(data: Path, tmp_path: Path) -> None:

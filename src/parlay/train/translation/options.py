@@ -8,7 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
-from parlay.options import Options, option
+from parlay.options import Options, UsageError, option
 from parlay.train.lm_model import SHAPES, Shape
 from parlay.train.translation.pairs import LENGTHS
 
@@ -68,6 +68,13 @@ class TranslatorTrainOptions(Options):
     distilled: int = option(0, "sources that the teacher translates, each once; 0: all", low=0)
     work: Path = option(Path("translation-work"), "folder of the teacher's translations, for later runs as well")
 
+    def __post_init__(self) -> None:
+        Options.__post_init__(self)
+        if self.deepen and self.init is None:
+            raise UsageError(f"deepen={self.deepen} adds layers to a translator that is there: name it by init")
+        if self.distilled and self.teacher is None:
+            raise UsageError(f"distilled={self.distilled} counts what a teacher translates: name one by teacher")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CanvasTranslatorTrainOptions(TranslatorTrainOptions):
@@ -78,7 +85,7 @@ class CanvasTranslatorTrainOptions(TranslatorTrainOptions):
 class CmlmTrainOptions(CanvasTranslatorTrainOptions):
     """How much it learns to draft."""
 
-    drafts: float = option(0.3, "share of batches that teach it to go on with an answer, as a drafter", low=0, high=1)
+    drafts: float = option(0.3, "share of pairs that teach it to go on with an answer, as a drafter", low=0, high=1)
     block: int = option(8, "places that it then fills", low=1, high=64)
 
 

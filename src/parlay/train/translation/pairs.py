@@ -54,14 +54,18 @@ class Pair:
 
 
 def read_pairs(file: Path) -> list[Texts]:
-    """Read lines of two texts with a tab between them; what follows a second tab is left out. ``.zst`` is unpacked.
+    """Read lines of two texts with a tab between them; what follows a second tab is left out, and so are empty lines.
+
+    ``.zst`` is unpacked.
 
     Raises ValueError for a file that is not there, and for the first line that is no pair.
     """
     if not file.is_file():
         raise ValueError(f"no file {file}: name one with a source, a tab and its translation on each line")
     pairs = []
-    for number, line in enumerate(_text(file).splitlines(), start=1):
+    for number, line in enumerate(_text(file).split("\n"), start=1):  # texts may have line ends of other kinds
+        if not line.strip():
+            continue
         parts = [part.strip() for part in line.split("\t")[:2]]
         if len(parts) < 2 or not all(parts):
             raise ValueError(f"{file}, line {number}: expected a source, a tab and its translation, got {line!r:.60}")
@@ -87,7 +91,7 @@ def _text(file: Path) -> str:
             data = frame.unused_data
         data = b"".join(parts)
     try:
-        return data.decode("utf-8")
+        return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise ValueError(f"{file}, line {line}: this is no text in UTF-8") from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,13 +16,13 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from parlay.system.progress import Ticker
-from parlay.system.user_cache import saved_whole
 from parlay.train.canvases.decoders import set_block_config
-from parlay.train.lm import anonymous, rounded
+from parlay.train.lm import anonymous, log, rounded
 from parlay.train.lm_model import export, machine_record
 from parlay.train.optimizers import Optimizers, learning_rate, mixed
+from parlay.train.saving import make_folder
 from parlay.train.translation.align import aligned
+from parlay.train.translation.distilling import distilled
 from parlay.train.translation.objectives import (
     Ahead,
     Batch,
@@ -50,7 +51,6 @@ from parlay.train.translation.pairs import (
     LENGTHS,
     Pair,
     PairBatches,
-    Texts,
     Words,
     divided,
     make_tokenizer,
@@ -60,16 +60,15 @@ from parlay.train.translation.pairs import (
 )
 from parlay.train.translation.rows import Laid, Network, Rows
 from parlay.train.watching import Watch
-from parlay.types import SamplingParams
 
 _ROW = 64
 """Rows of a batch have a multiple of so many places, and at least twice as many."""
 MOST_GRADIENT = 1.0
 _CHECKED = 256
 """Held-out pairs on which the loss is measured at the end."""
+_MOST_ODD = 20
+"""Updates in a row without a number for a loss, after which a run ends: one now and then is left out."""
 _LOG_SECONDS = 20.0
-_AT_ONCE = 1024
-"""Sources that a teacher translates between two reports of progress."""
 
 
 class _Made(NamedTuple):
@@ -149,6 +148,7 @@ ANSWER_LAYERS = "answer_layers"
 
 def train(kind: str, asked: TranslatorTrainOptions) -> Path:
     """Train a translator and return its folder. Raises ValueError for data, or a folder to begin from, of no use."""
+    make_folder(asked.out)
     torch.set_num_threads(asked.threads or torch.get_num_threads())
     torch.manual_seed(asked.seed)
     training, heldout = divided(read_pairs(asked.data))
@@ -166,21 +166,37 @@ def train(kind: str, asked: TranslatorTrainOptions) -> Path:
     run = Run(asked, made.objective, network)
     learned, checked = (tokenized(texts, tokenizer, asked.longest) for texts in (training, heldout))
     ready = made.ready([*learned, *checked])
-    run.loop(kind, ready[: len(learned)])
-    record = {
+
+    def keep() -> None:
+        """Write the folder of the model as it is now."""
+        record = _record(kind, asked, run, ready[len(learned) :])
+        export(network.model, tokenizer, asked.out, anonymous(rounded(record)))
+        _say(asked.out, {**made.says, **({"architectures": [SHALLOW_ARCHITECTURE]} if shallow else {})})
+
+    try:
+        run.loop(kind, ready[: len(learned)])
+    except KeyboardInterrupt:
+        if run.updates:  # hours of learning may be in it
+            keep()
+            log(f"stopped after {run.updates} updates; --init {asked.out} goes on from there")
+        raise
+    keep()
+    return asked.out
+
+
+def _record(kind: str, asked: TranslatorTrainOptions, run: Run, heldout: Sequence[Pair]) -> dict[str, Any]:
+    """What provenance.json says."""
+    return {
         **machine_record(),
         "recipe": kind,
         "options": asdict(asked),
-        "parameters": network.model.num_parameters(),
+        "parameters": run.network.model.num_parameters(),
         "updates": run.updates,
         "tokens": run.tokens,
         "minutes": run.seconds / 60,
         "train_loss": statistics.fmean(run.losses[-50:] or [0.0]),
-        "heldout_loss": run.check(ready[len(learned) :]),
+        "heldout_loss": run.check(heldout),
     }
-    export(network.model, tokenizer, asked.out, anonymous(rounded(record)))
-    _say(asked.out, {**made.says, **({"architectures": [SHALLOW_ARCHITECTURE]} if shallow else {})})
-    return asked.out
 
 
 def _tokenizer_of(folder: Path) -> PreTrainedTokenizerFast:
@@ -235,52 +251,12 @@ def _say(folder: Path, more: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(whole, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
-def distilled(pairs: Sequence[Texts], teacher: Path, asked: TranslatorTrainOptions) -> list[Texts]:
-    """Each source once, with the teacher's greedy translation in place of those of people.
-
-    They are kept in ``asked.work``, and written anew for another teacher, file or number of sources. Raises ValueError
-    for a teacher whose translations reach no end.
-    """
-    sources = list(dict.fromkeys(source for source, _ in pairs))
-    order = torch.randperm(len(sources), generator=torch.Generator().manual_seed(0)).tolist()
-    chosen = [sources[at] for at in order][: asked.distilled or len(sources)]
-    file = asked.work / "distilled.json"
-    stamp = [str(teacher), (teacher / "config.json").stat().st_mtime_ns, str(asked.data), len(chosen)]
-    if file.is_file():
-        kept = json.loads(file.read_text(encoding="utf-8"))
-        if kept["stamp"] == stamp:
-            return [(source, text) for source, text in kept["pairs"]]
-    if not (found := _translated(chosen, teacher, asked)):
-        raise ValueError(
-            f"{teacher} ends no translation of {len(chosen)} within {asked.longest} tokens: train it longer"
-        )
-    asked.work.mkdir(parents=True, exist_ok=True)
-    with saved_whole(file) as partial:
-        partial.write_text(json.dumps({"stamp": stamp, "pairs": found}, ensure_ascii=False), encoding="utf-8")
-    return found
-
-
-def _translated(sources: Sequence[str], teacher: Path, asked: TranslatorTrainOptions) -> list[Texts]:
-    """Sources with their translations, without those that reach no end."""
-    from parlay.llm.llm import LLM
-
-    params, found = SamplingParams(temperature=0, max_tokens=asked.longest), list[Texts]()
-    shown = Ticker(len(sources), "Translating", "source")
-    with LLM(str(teacher), threads=asked.threads or None, router_memory="off") as llm, shown:
-        for first in range(0, len(sources), _AT_ONCE):
-            some = list(sources[first : first + _AT_ONCE])
-            outputs = llm.generate(some, params, False, strategy="none")
-            each = [(source, output.outputs[0]) for source, output in zip(some, outputs, strict=True)]
-            found += [(source, one.text) for source, one in each if one.finish_reason == "stop" and one.text.strip()]
-            shown.step(len(some))
-    return found
-
-
 class Run:
     """A run under way: weights, optimizers and what was done so far."""
 
     def __init__(self, asked: TranslatorTrainOptions, objective: Objective, network: Network) -> None:
-        self._asked, self._objective, self._network = asked, objective, network
+        self._asked, self._objective, self.network = asked, objective, network
+        self._odd = 0  # updates in a row that gave no number
         self._optimizers = Optimizers(network.model.train())
         self._draw = torch.Generator().manual_seed(asked.seed)
         self.updates, self.tokens, self.seconds, self.losses = 0, 0, 0.0, list[float]()
@@ -294,7 +270,7 @@ class Run:
             while (share := self.share) < 1:
                 self._update(batches.draw(self._draw), batches, share)
                 self.seconds = time.monotonic() - began
-                recent = statistics.fmean(self.losses[-20:])
+                recent = statistics.fmean(self.losses[-20:] or [math.nan])
                 watch.step(self.share, self.seconds, self.tokens, recent)
                 if not watch.shown and self.seconds >= due:
                     rate = self.tokens / self.seconds
@@ -322,11 +298,18 @@ class Run:
     def _update(self, batch: Sequence[tuple[Pair, Laid]], batches: PairBatches, share: float) -> None:
         with mixed():
             loss = self._loss(batch, batches, share, self._draw)
-        if loss.isfinite():
-            loss.backward()  # type: ignore[no-untyped-call]
-            nn.utils.clip_grad_norm_(self._network.model.parameters(), MOST_GRADIENT)
+        loss.backward()  # type: ignore[no-untyped-call]
+        norm = nn.utils.clip_grad_norm_(self.network.model.parameters(), MOST_GRADIENT)
+        value = float(loss.detach())
+        if math.isfinite(value) and bool(norm.isfinite()):
             self._optimizers.step(self._asked.rate * learning_rate(share))
-        self.losses.append(float(loss.detach()))
+            self.losses.append(value)
+            self._odd = 0
+        else:
+            self.network.model.zero_grad(set_to_none=True)
+            self._odd += 1
+        if self._odd == _MOST_ODD:
+            raise ValueError(f"the loss was no number in {_MOST_ODD} updates in a row: train again with a lower --rate")
         self.updates += 1
         self.tokens += sum(pair.size for pair, _ in batch)
 
@@ -335,17 +318,20 @@ class Run:
     ) -> Tensor:
         pairs, laid = zip(*batch, strict=True)
         rows = Rows.of(laid, batches.length, batches.rows)
-        return self._objective(self._network, Batch(pairs, laid, rows, share, draw))
+        return self._objective(self.network, Batch(pairs, laid, rows, share, draw))
 
     @torch.no_grad()
-    def check(self, pairs: Sequence[Pair]) -> float:
-        """The loss of held-out pairs at the end of the run; 0 without any."""
-        left, draw, losses = list(pairs[:: max(1, len(pairs) // _CHECKED)]), torch.Generator().manual_seed(0), []
-        batches = self._batches(pairs)
-        while batch := batches.filled(left, draw):
-            losses.append(float(self._loss(batch, batches, 1.0, draw)))
-            left = left[len(batch) :]
-        return statistics.fmean(losses or [0.0])
+    def check(self, pairs: Sequence[Pair]) -> float | None:
+        """The loss of held-out pairs at the end of the run, of those that fit; None where none does."""
+        fitting = [pair for pair in pairs if self._objective.fits(pair)]
+        if not fitting:
+            return None
+        checked, draw, losses = fitting[:: max(1, len(fitting) // _CHECKED)], torch.Generator().manual_seed(0), []
+        batches = self._batches(checked)
+        for first in range(0, len(checked), batches.rows):  # a row has room for each
+            if batch := batches.filled(checked[first : first + batches.rows], draw):
+                losses.append(float(self._loss(batch, batches, 1.0, draw)))
+        return statistics.fmean(losses) if losses else None
 
 
 __all__ = ["METHODS", "train"]
