@@ -30,8 +30,8 @@ from parlay.train.canvases.options import (
     SetBlockTrainOptions,
 )
 from parlay.train.canvases.recipe import CanvasRecipe, divergence, masked_loss, next_token_loss
-from parlay.train.canvases.rows import Words, anchors, batch_of, common_ids, rows_of
-from parlay.train.canvases.run import METHODS, Begun, choose_mask, fit, train
+from parlay.train.canvases.rows import Words, anchors, batch_of, common_ids, parted, rows_of
+from parlay.train.canvases.run import METHODS, Begun, choose_mask, fit, new_tokenizer, train, words_of
 from parlay.train.canvases.set_block import SetBlockRecipe, guessing_rows
 from parlay.train.canvases.set_block_adapter import MaskAdapterRecipe
 from parlay.train.data.prompts import ChatFrame, PromptAndAnswer
@@ -225,7 +225,7 @@ def test_the_commonest_tokens_of_answers_are_learned_over() -> None:
     assert label[[0, 3]].tolist() == [4, 0]
 
 
-def test_rows_are_conversations_and_pieces_of_documents() -> None:
+def test_rows_are_conversations_and_pieces_of_documents(capsys: pytest.CaptureFixture[str]) -> None:
     def encode(text: str) -> list[int]:
         return [int(digit) for digit in text]
 
@@ -244,6 +244,28 @@ def test_rows_are_conversations_and_pieces_of_documents() -> None:
     assert batch.text_BT.sum(1).tolist() == [3, 19]
     with pytest.raises(ParlayError, match="too few texts of at most 7 tokens"):
         rows_of(texts, words, 7)
+    assert "1 of 3 conversations have more than 20 tokens: left out" in capsys.readouterr().out
+
+
+def test_rows_that_are_alike_are_learned_or_measured() -> None:
+    rows = [TrainingText((place % 30, 1, 2), 1) for place in range(90)]
+    learned, held = parted(rows)
+    assert {row.ids for row in held}.isdisjoint(row.ids for row in learned)
+    assert len(learned) > 60
+    with pytest.raises(ParlayError, match="all texts are alike"):
+        parted([rows[0]] * 30)
+
+
+def test_masks_and_ends_in_texts_are_no_tokens() -> None:
+    """A mask is never guessed, so one that is to be learned has a loss beyond all others."""
+    documents = ("A mask is <|mask|> here, and <|endoftext|> ends. " * 20,)
+    tokenizer = new_tokenizer(UserTexts(documents=documents), 300)
+    asked = (PromptAndAnswer("<|endoftext|>Hi", "Ho<|mask|>", framed=True),)
+    words = words_of(tokenizer, UserTexts(asked, documents))
+    said, *pieces = rows_of(UserTexts(asked, documents), words, 64)
+    assert said.ids[0] == tokenizer.eos_token_id, "what a model read is read as it was"
+    inside = [token for row in (said, *pieces) for token in row.ids[1:-1]]
+    assert not {tokenizer.mask_token_id, tokenizer.eos_token_id} & set(inside)
 
 
 @pytest.fixture(scope="module")
@@ -283,7 +305,14 @@ def test_a_student_learns_what_its_teacher_said_one_by_one(teacher: Mdlm, tmp_pa
     student = decoder()
     student.load_state_dict(teacher.decoder.state_dict())
     recipe = cdlm.Cdlm(options, student, teacher.decoder, known)
+    apart, alone = ([batch_of(reversals(16, seed), END, 4)] for seed in (7, 8))
+    with torch.no_grad():
+        before = [recipe.measure(batches)["loss"] for batches in (apart, alone, apart)]
+    assert before[0] == before[2] != before[1], "measured are the rows that were held out"
     trained(recipe, options)
+    recipe.decoder.eval()
+    with torch.no_grad():
+        assert recipe.measure(apart)["loss"] < before[0]
     right, steps, _ = written(tmp_path, recipe, "denoise:selector=threshold,threshold=0.9")
     assert right >= 18
     assert steps < 0.5 * 4 * 20
@@ -509,6 +538,13 @@ def test_a_gguf_file_is_trained_as_the_folder_that_it_was_made_of(name: str, tmp
         with torch.no_grad():
             found.append(one.head(one.hidden(ids_BT, seen_TT)))
     torch.testing.assert_close(*found, rtol=0, atol=5e-6)
+
+
+def test_recipes_that_would_learn_nothing_are_refused() -> None:
+    with pytest.raises(UsageError, match="keep=0 and text_weight=0: nothing would be learned"):
+        SetBlockTrainOptions(**COMMON, keep=0)
+    with pytest.raises(UsageError, match="nothing would be learned"):
+        CdlmTrainOptions(**COMMON, model="", distill=0, consistency=0, denoise=0)
 
 
 def test_masks_are_tokens_that_no_text_has() -> None:

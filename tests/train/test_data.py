@@ -127,6 +127,8 @@ def test_conversations_need_both_sides(tmp_path: Path) -> None:
     with pytest.raises(ParlayError, match="line 2 is no"):
         read_conversations(file)
     assert read_conversations(file, skip_broken=True) == [PromptAndAnswer("Hello", "Good day")]
+    file.write_bytes('\ufeff{"prompt": "Hello", "answer": "Good day"}\r\n\r\n\n'.encode())
+    assert read_conversations(file) == [PromptAndAnswer("Hello", "Good day")], "as other systems write them"
 
 
 def test_recorded_traffic_is_read_as_the_model_read_and_wrote_it(tmp_path: Path) -> None:

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
-from parlay.train.lm import TrainOptions, train
+from parlay.train.lm import Trainer, TrainOptions, train
 from parlay.train.optimizers import TrainingClock, learning_rate, row_length
+from parlay.types import ParlayError
 from tests.train.tiny_lm import tiny
 
 
@@ -62,9 +63,58 @@ def test_too_little_text_for_the_context_is_refused(data: Path, tmp_path: Path) 
         train(dataclasses.replace(options(data, tmp_path), context=4096))
 
 
+def test_a_state_of_another_model_and_other_texts_are_noticed(data: Path, tmp_path: Path) -> None:
+    first = dataclasses.replace(options(data, tmp_path), tokens=1)
+    train(first)
+    with pytest.raises(ValueError, match=r"is of a run with .*400.*, not .*350.*: --resume goes on with the same ones"):
+        train(dataclasses.replace(first, vocab_size=350, resume=True))
+    state = tmp_path / "work" / "state-tiny.pt"
+    for bad in (state.read_bytes()[:1000], b""):
+        state.write_bytes(bad)
+        with pytest.raises(ValueError, match=r"state-tiny\.pt is no state of a run with these options, or is damaged"):
+            train(dataclasses.replace(first, resume=True))
+    (data / "more.txt").write_text("Nobody knew of this page. " * 40)
+    record = json.loads((train(first) / "provenance.json").read_text())
+    assert len(record["data"]["files"]) == 3, "a file that came later is read, too"
+
+
+def test_a_loss_that_is_no_number_changes_no_weight(data: Path, tmp_path: Path) -> None:
+    def spoiled(asked: TrainOptions) -> Trainer:
+        run = Trainer(asked)
+        run.loss = lambda ids_BT, labels_BT: run.model.lm_head.weight.sum() * torch.nan
+        return run
+
+    with pytest.raises(ValueError, match="the loss became nan at step 0: go on with --resume"):
+        train(dataclasses.replace(options(data, tmp_path), tokens=1000), spoiled)
+    assert not list((tmp_path / "work").glob("state-*"))
+
+
+def test_a_model_that_can_t_be_written_leaves_the_one_before(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = train(dataclasses.replace(options(data, tmp_path), tokens=1))
+    before = {file.name: file.read_bytes() for file in out.iterdir()}
+
+    def full(self: object, folder: Path) -> None:
+        (Path(folder) / "tokenizer.json").write_text("cut sh")
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(PreTrainedTokenizerFast, "save_pretrained", full)
+    with pytest.raises(ParlayError, match=r"can't write the model to .*out \(No space .*what was there is whole"):
+        train(dataclasses.replace(options(data, tmp_path), tokens=1))
+    assert {file.name: file.read_bytes() for file in out.iterdir()} == before
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
-    [({"hours": 0}, "hours=0: must be more than 0"), ({"shape": "giant"}, "giant"), ({"context": 9999}, "9999")],
+    [
+        ({"hours": 0}, "hours=0: must be more than 0"),
+        ({"shape": "giant"}, "giant"),
+        ({"context": 9999}, "9999"),
+        ({"seed": -1}, "seed=-1"),
+        ({"threads": -1}, "threads=-1"),
+        ({"batch_tokens": 0}, "batch_tokens=0"),
+    ],
 )
 def test_options_that_cannot_be_are_refused(tmp_path: Path, change: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import statistics
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -19,6 +21,7 @@ from parlay.system.progress import above_bars
 from parlay.train.lm_data import HELDOUT, READY, TRAINING, Batches, load_stream, prepare, wrap_tokenizer
 from parlay.train.lm_model import CONTEXT, SHAPES, Loss, export, machine_record, make_loss, save_state, text_loss
 from parlay.train.optimizers import Optimizers, TrainingClock, learning_rate, row_length
+from parlay.train.saving import make_folder
 from parlay.train.watching import Watch
 
 CLIP = 1.0
@@ -37,14 +40,14 @@ class TrainOptions(Options):
     shape: str = option("mini", "size of the model", choices=sorted(SHAPES))
     teacher: Path | None = option(None, "checkpoint to distil from")
     vocab_size: int = option(4096, "tokens in the vocabulary", low=257, high=65_536)
-    batch_tokens: int = option(4096, "tokens per update")
+    batch_tokens: int = option(4096, "tokens per update", low=1)
     context: int = option(2048, "longest row trained on", low=64, high=CONTEXT)
-    seed: int = option(0, "seed of weights and batches")
-    threads: int = option(0, "CPU threads; 0 leaves torch's choice")
+    seed: int = option(0, "seed of weights and batches", low=0)
+    threads: int = option(0, "CPU threads; 0 leaves torch's choice", low=0)
     compile: bool = option(True, "compile the loss where a C++ compiler is at hand")
     resume: bool = option(False, "go on from the state in the work directory")
-    check_minutes: float = option(10.0, "time between checks on held-out text")
-    export_minutes: float = option(20.0, "time between intermediate checkpoints")
+    check_minutes: float = option(10.0, "time between checks on held-out text", low=0)
+    export_minutes: float = option(20.0, "time between intermediate checkpoints", low=0)
 
     def __post_init__(self) -> None:
         Options.__post_init__(self)
@@ -112,12 +115,21 @@ class Trainer:
         return loss
 
     def restore(self) -> float:
-        """Loads the saved state; returns the training seconds already used."""
-        state = torch.load(self.state_path, weights_only=True)
-        self.model.load_state_dict(state["model"])
-        self.optimizers.load_state_dict(state["optimizers"])
-        self.progress = TrainState(**state["progress"])
-        return float(state["elapsed"])
+        """Loads the saved state; returns the training seconds already used.
+
+        Raises ValueError for one that is damaged, or of a run with other options.
+        """
+        try:
+            state = torch.load(self.state_path, weights_only=True)
+            self.model.load_state_dict(state["model"])
+            self.optimizers.load_state_dict(state["optimizers"])
+            self.progress = TrainState(**state["progress"])
+            return float(state["elapsed"])
+        except (OSError, EOFError, LookupError, TypeError, ValueError, RuntimeError, UnpicklingError) as error:
+            raise ValueError(
+                f"{self.state_path} is no state of a run with these options, or is damaged: leave out --resume to "
+                "begin anew, or name another folder by --work"
+            ) from error
 
     def save(self) -> None:
         """Writes the state to resume from."""
@@ -132,16 +144,22 @@ class Trainer:
         return self.clock.elapsed / (3600 * self.options.hours)
 
     def update(self, length: int) -> float:
-        """One optimizer step on rows of ``length`` tokens; returns the loss."""
+        """One optimizer step on rows of ``length`` tokens; returns the loss. Raises ValueError if that is no number."""
         rows = max(1, self.options.batch_tokens // length)
         ids, labels = self.batches.draw(self.progress.step, rows, length)
         loss = self.loss(torch.from_numpy(ids), torch.from_numpy(labels))
         loss.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), CLIP)
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), CLIP)
+        value = float(loss.detach())
+        if not (math.isfinite(value) and bool(norm.isfinite())):  # before an update, so that no weight becomes so
+            raise ValueError(
+                f"the loss became {value} at step {self.progress.step}: go on with --resume from the last state in "
+                f"{self.options.work}, or begin anew with another --seed"
+            )
         self.optimizers.step(learning_rate(self.share))
         self.progress.step += 1
         self.progress.tokens += ids.size
-        return float(loss.detach())
+        return value
 
     def check(self) -> None:
         """Measures the model on held-out text and logs it."""
@@ -187,7 +205,9 @@ def train(options: TrainOptions, trainer: Callable[[TrainOptions], Trainer] = Tr
     Raises:
         ValueError: for options or a data directory that can't be used.
     """
-    prepare(options.data, options.work, vocab_size=options.vocab_size)
+    for folder in (options.work, options.out):
+        make_folder(folder)
+    prepare(options.data, options.work, vocab_size=options.vocab_size, resume=options.resume)
     run = trainer(options)
     length = f"{options.tokens:,} tokens" if options.tokens else f"{options.hours} hours"
     log(f"{run.model.num_parameters():,} parameters, {length}, step {run.progress.step}")

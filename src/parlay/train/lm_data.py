@@ -118,21 +118,31 @@ TRAINING, HELDOUT = "training", "heldout"
 READY = "ready.json"
 
 
-def prepare(data: Path, work: Path, *, vocab_size: int) -> None:
-    """Fills ``work`` unless an earlier call with the same arguments has done so.
+def prepare(data: Path, work: Path, *, vocab_size: int, resume: bool = False) -> None:
+    """Fills ``work`` unless an earlier call with the same arguments and files has done so.
 
-    Raises ValueError where ``data`` is not there, or holds no text.
+    A run that ``resume`` goes on with keeps the tokens that it began with. Raises ValueError where ``data`` is not
+    there or holds no text, and for another ``data`` or ``vocab_size`` than a run began with.
     """
     wanted = {"data": str(data), "vocab_size": vocab_size}
     ready = work / READY
-    if ready.exists() and json.loads(ready.read_text())["options"] == wanted:
+    known = json.loads(ready.read_text()) if ready.exists() else {}
+    if resume and known:
+        if known["options"] != wanted:
+            raise ValueError(
+                f"{work} is of a run with {known['options']}, not {wanted}: --resume goes on with the same ones"
+            )
         return
     sources = corpus.sources([str(data)])
+    hashes = {os.path.relpath(each.path, data): hashlib.sha256(each.path.read_bytes()).hexdigest() for each in sources}
+    if known == {**known, "options": wanted, "files": hashes}:
+        return
     texts = _pieces([text for source in sources for text, _ in corpus.documents(source) or ()])
     if len(texts) <= 1:
         raise ValueError(f"no text in {data}: name a folder of text files or .jsonl files")
     heldout, training = texts[::HELDOUT_ONE_IN], [text for at, text in enumerate(texts) if at % HELDOUT_ONE_IN]
     work.mkdir(parents=True, exist_ok=True)
+    ready.unlink(missing_ok=True)  # until all is written, nothing is ready
     every = -(-sum(map(len, training)) // SAMPLE_CHARS) or 1
     tokenizer = train_tokenizer(
         [paragraph for text in training[::every] for paragraph in text.split("\n\n")], vocab_size
@@ -140,7 +150,6 @@ def prepare(data: Path, work: Path, *, vocab_size: int) -> None:
     tokenizer.save(str(work / "tokenizer.json"))
     parts = {TRAINING: training, HELDOUT: heldout}
     counts = {name: write_stream(work, name, part, tokenizer) for name, part in parts.items()}
-    hashes = {os.path.relpath(each.path, data): hashlib.sha256(each.path.read_bytes()).hexdigest() for each in sources}
     ready.write_text(json.dumps({"options": wanted, "tokens": counts, "files": hashes}, indent=1))
 
 

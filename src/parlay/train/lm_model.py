@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +15,13 @@ from typing import Any
 import tokenizers
 import torch
 import transformers
+from safetensors import SafetensorError
 from torch import Tensor
 from torch.nn import functional as F
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from parlay.system.user_cache import saved_whole
+from parlay.types import ParlayError
 
 CONTEXT = 4096
 
@@ -102,16 +106,24 @@ def text_loss(model: Qwen3ForCausalLM, ids_BT: Tensor, labels_BT: Tensor) -> flo
 def export(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path, record: dict[str, Any]) -> None:
     """Saves model (bfloat16), tokenizer, generation defaults and ``provenance.json`` under ``out``.
 
-    Of a module that stands in the place of a plain one, what this does not have is left out.
+    Of a module that stands in the place of a plain one, what this does not have is left out. Each file is replaced in
+    one move. Raises ParlayError where they can't be written; what was there is whole then.
     """
-    out.mkdir(parents=True, exist_ok=True)
     copy = Qwen3ForCausalLM(Qwen3Config.from_dict({**model.config.to_dict(), "use_cache": True}))
     weights = model.state_dict()
     copy.load_state_dict({name: weights[name] for name in copy.state_dict()})
     copy.generation_config = GenerationConfig(eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
-    copy.to(torch.bfloat16).save_pretrained(out)
-    tokenizer.save_pretrained(out)
-    (out / "provenance.json").write_text(json.dumps(record, indent=1, default=str) + "\n")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".unfinished", dir=out) as unfinished:
+            part = Path(unfinished)
+            copy.to(torch.bfloat16).save_pretrained(part)
+            tokenizer.save_pretrained(part)
+            (part / "provenance.json").write_text(json.dumps(record, indent=1, default=str) + "\n")
+            for file in part.iterdir():
+                file.replace(out / file.name)
+    except (OSError, SafetensorError) as error:
+        raise ParlayError(f"can't write the model to {out} ({error}); what was there is whole") from error
 
 
 def machine_record() -> dict[str, Any]:
@@ -131,7 +143,9 @@ def machine_record() -> dict[str, Any]:
 
 
 def save_state(path: Path, state: dict[str, Any]) -> None:
-    """Replaces ``path`` in one move, so that a kill at any moment leaves a whole file."""
-    partial = path.with_suffix(".partial")
-    torch.save(state, partial)
-    os.replace(partial, path)
+    """Replaces ``path`` in one move, so that a kill at any moment leaves a whole file. Raises ParlayError."""
+    with saved_whole(path) as part:
+        try:
+            torch.save(state, part)
+        except RuntimeError as error:  # a full disk, as torch says it
+            raise OSError(str(error).partition("\n")[0]) from error

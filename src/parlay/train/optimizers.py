@@ -82,7 +82,9 @@ class Muon(torch.optim.Optimizer):
     def _update(self, weight: nn.Parameter, rate: float, decay: float) -> None:
         assert weight.grad is not None
         state = self.state[weight]
-        momentum = state.setdefault("momentum", torch.zeros_like(weight))
+        if "momentum" not in state:
+            state["momentum"] = torch.zeros_like(weight)
+        momentum = state["momentum"]
         momentum.lerp_(weight.grad, 1 - _MOMENTUM)
         ahead = weight.grad.lerp(momentum, _MOMENTUM)
         rows, columns = weight.shape

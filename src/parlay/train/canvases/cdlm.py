@@ -5,7 +5,7 @@ Shapes: B rows, T tokens of each, N blocks of a row, H hidden, M chosen places.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,6 +95,7 @@ class Cdlm(CanvasRecipe):
     def __init__(self, options: CdlmTrainOptions, student: Decoder, teacher: Decoder, known: Trajectories) -> None:
         super().__init__(student, options.seed)
         self._options, self._teacher, self._known, self.multiple = options, teacher, known, options.block
+        self._held: dict[bytes, Trajectories] = {}
 
     def optimizer(self) -> Stepper:
         return Slow(self.decoder.inner, self._options.rate)
@@ -103,6 +104,19 @@ class Cdlm(CanvasRecipe):
         """The batch says how many rows; which ones are drawn among the teacher's."""
         rows = torch.randint(len(self._known.rank_BT), (len(batch.ids_BT),), generator=self.draw)
         return self.loss_of(self._known.of(rows))
+
+    def measure(self, batches: Sequence[RowBatch]) -> dict[str, float]:
+        """The mean loss of what the teacher writes to held-out prompts, at the same states each time."""
+        self.draw.manual_seed(0)
+        return {"loss": sum(float(self.loss_of(self._written(batch))) for batch in batches) / len(batches)}
+
+    def _written(self, batch: RowBatch) -> Trajectories:
+        """The teacher's answers, which are written once: each takes as many forwards as it has places."""
+        key = batch.ids_BT.numpy().tobytes()
+        if key not in self._held:
+            asked = batch._replace(ids_BT=batch.ids_BT[:, : int(batch.length_B.max())])  # see `write`
+            self._held[key] = write(self._teacher, asked, self.multiple)
+        return self._held[key]
 
     def loss_of(self, known: Trajectories) -> Tensor:
         """The loss of these trajectories, at drawn states."""

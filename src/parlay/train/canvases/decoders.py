@@ -137,8 +137,11 @@ def new_decoder(config: Any) -> Any:
 
 
 def mask_of(name: str) -> int:
-    """The mask of a model that fills canvases. Raises ParlayError for one whose config.json names none."""
-    raw = read_json(resolve(name) / "config.json")
+    """The mask of a model that fills canvases. Raises ParlayError for a file, and where config.json names none."""
+    folder = resolve(name)
+    if not folder.is_dir():
+        raise ParlayError(f"{name} is a file: name the folder of a model that fills masked places")
+    raw = read_json(folder / "config.json")
     if raw.get("mask_token_id") is None:
         raise ParlayError(f"{name} fills no masked places: its config.json has no mask_token_id")
     return int(raw["mask_token_id"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from parlay.options import Options, option
+from parlay.options import Options, UsageError, option
 from parlay.train.lm_model import SHAPES
 from parlay.train.optimizers import AUTO, PRECISIONS
 
@@ -92,6 +92,11 @@ class SetBlockTrainOptions(TunedTrainOptions):
         "", "token that stands in open places; empty: an unused id, or the token of a byte that no text has"
     )
 
+    def __post_init__(self) -> None:
+        Options.__post_init__(self)
+        if not (self.keep or self.text_weight):
+            raise UsageError("keep=0 and text_weight=0: nothing would be learned; set one of them above 0")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CllmTrainOptions(TunedTrainOptions):
@@ -115,3 +120,8 @@ class CdlmTrainOptions(CanvasTrainOptions):
     distill: float = option(1.0, "weight of the teacher's distributions", low=0)
     consistency: float = option(0.5, "weight of predictions that stay as a block is filled", low=0)
     denoise: float = option(0.1, "weight of the texts themselves", low=0)
+
+    def __post_init__(self) -> None:
+        Options.__post_init__(self)
+        if not (self.distill or self.consistency or self.denoise):
+            raise UsageError("distill, consistency and denoise are 0: nothing would be learned; set one above 0")

@@ -22,13 +22,21 @@ _SHORTEST = 8
 
 class Words(NamedTuple):
     """How texts become ids: ``encode`` adds no special tokens, documents begin with ``begin``, and rows close with
-    ``end``. ``frame`` is what a model's chat template puts around a user's words.
+    ``end``. ``frame`` is what a model's chat template puts around a user's words. ``marks`` are spelled as tokens that
+    texts may not have.
     """
 
     encode: Callable[[str], Sequence[int]]
     begin: tuple[int, ...]
     end: int
     frame: ChatFrame
+    marks: tuple[str, ...] = ()
+
+    def plain(self, text: str) -> Sequence[int]:
+        """The ids of a text that somebody wrote, with a line end for each mark."""
+        for mark in self.marks:
+            text = text.replace(mark, "\n")
+        return self.encode(text)
 
 
 class RowBatch(NamedTuple):
@@ -82,14 +90,16 @@ def rows_of(texts: UserTexts, words: Words, length: int) -> list[TrainingText]:
     """
     rows: list[TrainingText] = []
     for each in texts.conversations:
-        said = words.encode(each.prompt)
-        prompt = tuple(said) if each.framed else words.frame.around(said)
-        ids = (*prompt, *words.encode(each.answer), words.end)
+        prompt = tuple(words.encode(each.prompt)) if each.framed else words.frame.around(words.plain(each.prompt))
+        ids = (*prompt, *words.plain(each.answer), words.end)
         if len(ids) <= length:
             rows.append(TrainingText(ids, max(1, len(prompt))))
+    if len(rows) < len(texts.conversations):
+        left, all_of = len(texts.conversations) - len(rows), len(texts.conversations)
+        print(f"{left} of {all_of} conversations have more than {length} tokens: left out", flush=True)
     size = length - len(words.begin)
     for document in texts.documents:
-        ids = (*words.encode(document), words.end)
+        ids = (*words.plain(document), words.end)
         pieces = (ids[start : start + size] for start in range(0, len(ids), size))
         rows += [
             TrainingText((*words.begin, *piece), max(1, len(words.begin)))
@@ -104,9 +114,16 @@ def rows_of(texts: UserTexts, words: Words, length: int) -> list[TrainingText]:
 
 
 def parted(rows: Sequence[TrainingText]) -> tuple[list[TrainingText], list[TrainingText]]:
-    """The rows to train on, and those that are held out."""
-    held = rows[::HELD_OUT]
-    return [row for place, row in enumerate(rows) if place % HELD_OUT] or list(held), list(held)
+    """The rows to train on, and those that are held out. Rows that are alike are in one part.
+
+    Raises ParlayError where all are alike.
+    """
+    held = list(rows[::HELD_OUT])
+    known = {row.ids for row in held}
+    learned = [row for row in rows if row.ids not in known]
+    if not learned:
+        raise ParlayError("all texts are alike, so that none can be held out: give others")
+    return learned, held
 
 
 def common_ids(rows: Sequence[TrainingText], size: int, vocab_size: int) -> Tensor:

@@ -107,8 +107,8 @@ def begin_set_block(options: SetBlockTrainOptions) -> Begun:
         return Begun(SetBlockRecipe(options, decoder, new=True), tokenizer, rows, held)
     inner, tokenizer, rows, held = _tuned(options.model, options)
     mask_id = choose_mask(tokenizer, inner.config.vocab_size, options.mask_token)
-    if options.lora and (options.layers or not (options.keep or options.text_weight)):
-        raise UsageError("--lora trains an adapter of all layers, which learns from --keep or --text-weight")
+    if options.lora and options.layers:
+        raise UsageError("--lora trains an adapter of all layers: leave out --layers")
     if options.lora:
         common_W = common_ids(rows, options.top_vocab, inner.config.vocab_size) if options.top_vocab else None
         recipe = MaskAdapterRecipe(options, Decoder(inner, mask_id), common_W)
@@ -170,19 +170,19 @@ def new_tokenizer(texts: UserTexts, size: int) -> PreTrainedTokenizerFast:
 
 
 def words_of(tokenizer: PreTrainedTokenizerFast, texts: UserTexts) -> Words:
-    """Read these texts as the model does. An end of text that stands in a document is a line end.
+    """Read these texts as the model does. Ends of text and masks that stand in them are line ends.
 
     Raises ParlayError for prompts that the model's chat template changes.
     """
 
     def encode(text: str) -> Sequence[int]:
-        plain = text.replace(END_OF_TEXT, "\n")
-        ids: list[int] = tokenizer.backend_tokenizer.encode(plain, add_special_tokens=False).ids
+        ids: list[int] = tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
     said = any(not each.framed for each in texts.conversations)
     frame = ChatFrame.of_prompts(tokenizer) if said else ChatFrame((), ())
-    return Words(encode, tuple(tokenizer.encode("")), tokenizer.eos_token_id, frame)
+    marks = (END_OF_TEXT, str(tokenizer.eos_token), *([str(tokenizer.mask_token)] if tokenizer.mask_token else []))
+    return Words(encode, tuple(tokenizer.encode("")), tokenizer.eos_token_id, frame, marks)
 
 
 def choose_mask(tokenizer: PreTrainedTokenizerFast, vocab_size: int, named: str) -> int:

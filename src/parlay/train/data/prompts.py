@@ -85,15 +85,15 @@ def read_conversations(path: Path, *, skip_broken: bool = False) -> list[PromptA
     Raises ParlayError for a file without conversations, and for a broken line unless ``skip_broken``.
     """
     try:
-        lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ParlayError(f"can't read {path}: {error}") from error
-    each = [conversation_of(line) for line in lines]
-    broken = [number for number, found in enumerate(each, 1) if found is None]
+    each = {number: conversation_of(line) for number, line in enumerate(lines, 1) if line.strip()}
+    broken = [number for number, found in each.items() if found is None]
     if broken:
         first = f'{path}: line {broken[0]} is no {{"prompt": TEXT, "answer": TEXT}}'
         refuse_broken(first, len(broken), skip_broken)
-    good = [found for found in each if found is not None]
+    good = [found for found in each.values() if found is not None]
     if not good:
         raise ParlayError(f"{path} holds no conversations")
     return good
