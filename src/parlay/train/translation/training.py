@@ -185,7 +185,7 @@ def train(kind: str, asked: TranslatorTrainOptions) -> Path:
 
 
 def _record(kind: str, asked: TranslatorTrainOptions, run: Run, heldout: Sequence[Pair]) -> dict[str, Any]:
-    """What provenance.json says."""
+    """Collect what provenance.json says."""
     return {
         **machine_record(),
         "recipe": kind,
