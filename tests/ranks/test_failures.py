@@ -17,8 +17,8 @@ import pytest
 from parlay import LLM, models
 from parlay.models.part import Loss
 from parlay.options import LoadOptions, RankOptions, UsageError
-from parlay.ranks.groups import SocketGroup
-from parlay.ranks.leader import Leader
+from parlay.ranks.groups import SocketGroup, make_shared_file
+from parlay.ranks.leader import Followers, Leader
 from parlay.ranks.starting import lead, ranks_ended_on_error
 from parlay.ranks.wire import SECRET
 from parlay.testing.checkpoints import save_random
@@ -89,6 +89,29 @@ def test_ranks_end_when_rank_0_is_gone(crew: Crew, llama: Path) -> None:
     """A leader that dies says nothing: its connections tell."""
     os.kill(crew.lead(llama), signal.SIGKILL)
     assert all("ends: rank 0 has ended" in crew.said()[1] for _ in range(3))
+
+
+def test_while_a_model_loads_no_file_is_left_to_one_that_is_killed(
+    crew: Crew, llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All ranks have opened their memory by then, and its file is gone."""
+    made: list[Path] = []
+
+    def make(count: int) -> Path:
+        made.append(make_shared_file(count))
+        return made[-1]
+
+    def load(*_: object, **__: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("parlay.ranks.starting.make_shared_file", make)
+    monkeypatch.setattr("parlay.ranks.starting.models.load", load)
+    monkeypatch.setattr(Followers, "close", lambda _: left.extend(file for file in made if file.exists()))
+    left: list[Path] = []
+    with pytest.raises(ZeroDivisionError):
+        lead(str(llama), LOAD, RankOptions(tensor_parallel=2), start=crew.start)
+    assert len(made) == 1
+    assert not left
 
 
 def test_ranks_with_other_weights_are_refused(crew: Crew, llama: Path, tmp_path: Path) -> None:

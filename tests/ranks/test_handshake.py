@@ -41,7 +41,7 @@ def test_a_byte_now_and_then_extends_nothing(
 
     def drip() -> None:
         with suppress(OSError):
-            for byte in b"parlay ranks 2\n" + b"x" * 64:
+            for byte in wire._GREETING + b"x" * 64:
                 ends[1].sendall(bytes([byte]))
                 if ended.wait(0.1):
                     return

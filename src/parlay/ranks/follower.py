@@ -75,6 +75,7 @@ def follow(
 def _run(connection: Connection, plan: Plan, model: str, join: Callable[[], RankPart]) -> None:
     with _Beats(connection, plan.seconds) as beats:
         part = beats.part = join()
+        connection.send(Kind.JOINED)
         budget = Budget()  # of one page, until rank 0 says how many it has
         if plan.lora is not None and digest_of(Path(plan.lora)) != plan.adapter:
             raise ParlayError(f"{plan.lora} has another adapter here than on rank 0: copy the files of rank 0")

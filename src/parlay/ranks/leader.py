@@ -42,6 +42,7 @@ class Followers:
         self._part: RankPart | None = None
         self._heard = dict.fromkeys(connections, time.monotonic())
         self._changed = threading.Condition()
+        self._joined: set[int] = set()
         self._exactness: dict[int, Exactness] = {}
         self._answers: dict[int, dict[int, str]] = {}
         self._reason, self._over = "", False
@@ -49,8 +50,10 @@ class Followers:
         threading.Thread(target=self._watch, name="parlay-ranks", daemon=True).start()
 
     def joined(self, part: RankPart) -> None:
-        """Say whose waits are to end when a rank is lost."""
+        """Say whose waits are to end when a rank is lost, and wait until all have joined. Raises RunnerLost."""
         self._part = part
+        with self._changed:
+            self._changed.wait_for(lambda: self._reason or self._over or len(self._joined) == len(self._connections))
         self.check()
 
     def loss(self) -> str:
@@ -173,6 +176,10 @@ class Followers:
         self._heard[connection] = time.monotonic()
         if kind is Kind.FAILED:
             self.lose(self.silence() or f"rank {connection.rank}: {content.decode(errors='replace')}")
+        elif kind is Kind.JOINED:
+            with self._changed:
+                self._joined.add(connection.rank)
+                self._changed.notify_all()
         elif kind is Kind.ADAPTER:
             answer = decode_adapter_answer(content)
             with self._changed:

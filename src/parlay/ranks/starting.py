@@ -142,22 +142,22 @@ def lead(
         wanted = Wanted(model=plan.model, digest=plan.digest, seconds=plan.seconds)
         joined = _Gathering(door, wanted, children, patient=not here).wait_for(layout.ranks - 1)
         machines = [machine_name(), *(hello.machine for _, hello in joined)]
-        with _shared_memory(layout, machines, on_host=not plan.device.startswith("cuda")) as files:
-            connections = [connection for connection, _ in joined]
-            followers = Followers(connections, children, options.rank_timeout)
-            followers.busy = True
-            try:
+        followers = Followers([connection for connection, _ in joined], children, options.rank_timeout)
+        followers.busy = True
+        try:
+            # All have opened the memory before anything is loaded: a process that is killed then leaves no file.
+            with _shared_memory(layout, machines, on_host=not plan.device.startswith("cuda")) as files:
                 _send_plans(plan, joined, files, machines)
                 part = join_group(replace(plan, memory=files[0]), door, None, followers.check)
                 followers.joined(part)
-                runner = models.load(
-                    model, load, cache_tokens=cache_tokens, budget=budget, packed=packed, make_forward=part
-                )
-                return Leader(runner, followers)
-            except BaseException as error:
-                followers.lose(one_line(error))
-                followers.close()
-                raise
+            runner = models.load(
+                model, load, cache_tokens=cache_tokens, budget=budget, packed=packed, make_forward=part
+            )
+            return Leader(runner, followers)
+        except BaseException as error:
+            followers.lose(one_line(error))
+            followers.close()
+            raise
 
 
 def _secret(options: RankOptions) -> bytes:

@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 SECRET = "PARLAY_RANK_SECRET"
 """Environment variable: what all ranks of a model know."""
 LEAST_SECRET = 16
-_GREETING = b"parlay ranks 2\n"
+_GREETING = b"parlay ranks 3\n"
 _NONCE = 32
 _HANDSHAKE_SECONDS = 10.0
 """For all of it: whoever sends a byte now and then must not keep others waiting."""
@@ -61,6 +61,8 @@ class Kind(IntEnum):
     """From rank 0: which files a rank must have. Back, without content: it has them."""
     ADAPTER = 11
     """From rank 0: read an adapter. Back: how that went."""
+    JOINED = 12
+    """To rank 0: its sender has found the other ranks, and opened the memory that it shares with them."""
 
 
 class Stopped(RunnerLost):
