@@ -96,6 +96,12 @@ def test_servers_die_as_often_as_their_mean_time_says() -> None:
     assert out.finished == 1000
 
 
+def test_a_server_that_is_killed_does_not_die_more_often_from_then_on() -> None:
+    kills = ",".join(str(10 * each) for each in range(1, 60))
+    out = run(steady(1000, 1.0), Fleet(failures=Failures(mtbf=500.0, kill=kills, down_time=0.5)))
+    assert 59 <= out.deaths < 75
+
+
 def test_replicas_start_under_load_and_stop_after_it() -> None:
     busy = [Arrival(0.02 * place, 100, 50) for place in range(2000)]
     calm = [Arrival(60 + place, 100, 50) for place in range(300)]

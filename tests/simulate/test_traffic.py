@@ -61,6 +61,12 @@ def test_json_lines_are_a_table_too(tmp_path: Path) -> None:
     assert [each.seconds for each in read_trace(written(tmp_path, text, "trace.jsonl")).arrivals] == [0.0, 1.0]
 
 
+_LOGGED = (
+    '{"time": 9, "level": "", "logger": "", "message": "", "request": '
+    '{"prompt_tokens": 1, "completion_tokens": 1, "cached_tokens": 0, "seconds": %s}}\n'
+)
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -81,6 +87,9 @@ def test_json_lines_are_a_table_too(tmp_path: Path) -> None:
         ('{"time": 1%s, "prompt_tokens": 2, "output_tokens": 2}\n' % ("0" * 400), "can't be read"),
         ("time,prompt_tokens,output_tokens\n1,3,%s\n" % ("1" * 200_000), "can't be read"),
         ('{"time": "x", "level": "", "logger": "", "message": ""}\n', "has no finished request"),
+        ('{"time": 1, "prompt_tokens": 2.5, "output_tokens": 2}\n', "prompt_tokens 2.5 must be a whole number"),
+        ('{"time": 1, "prompt_tokens": 2, "output_tokens": true}\n', "output_tokens True must be a whole number"),
+        *((_LOGGED % number, "not a request of the log of parlay serve") for number in ("NaN", "Infinity", "-1")),
     ],
 )
 def test_a_file_that_is_no_trace_is_one_line(tmp_path: Path, text: str, words: str) -> None:
@@ -103,6 +112,8 @@ def test_what_is_longer_than_the_context_is_refused_dropped_or_cut() -> None:
     assert "cache of a replica" in within(traffic, 1 << 20, 60, "drop").notes[0]
     with pytest.raises(ValueError, match="no request that fits"):
         within(traffic, 8, 1 << 20, "drop")
+    with pytest.raises(ValueError, match="no request that fits"):  # none has room for a prompt and an answer
+        within(traffic, 1, 1 << 20, "cut")
 
 
 def test_a_mixture_is_the_same_for_a_seed_and_has_its_rate_and_shares() -> None:

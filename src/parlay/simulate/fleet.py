@@ -94,6 +94,8 @@ class _Simulation:
         self._existing: dict[int, tuple[Replica, float]] = {}
         """Servers that are paid for, and since when."""
         self._draining: set[int] = set()
+        self._lives: dict[int, int] = {}
+        """How often each server came up: one that was killed meanwhile does not die of its former life."""
         self._homeless: deque[Job] = deque()
         """Requests that came while no server was up."""
         self._under_way = 0
@@ -195,7 +197,8 @@ class _Simulation:
         self._router.add(replica)
         failures = self._setup.fleet.failures
         if failures is not None and failures.mtbf is not None:
-            self._at(now + self._draw.expovariate(1 / failures.mtbf), lambda now: self._die(replica, now))
+            life = self._lives[replica.number] = self._lives.get(replica.number, 0) + 1
+            self._at(now + self._draw.expovariate(1 / failures.mtbf), lambda now: self._fail(replica, life, now))
         while self._homeless:
             self._route(self._homeless.popleft(), now)
 
@@ -221,6 +224,10 @@ class _Simulation:
     def _kill_busiest(self, now: float) -> None:
         if self._up:
             self._die(max(self._up.values(), key=lambda replica: replica.load), now)
+
+    def _fail(self, replica: Replica, life: int, now: float) -> None:
+        if self._lives[replica.number] == life:
+            self._die(replica, now)
 
     def _die(self, replica: Replica, now: float) -> None:
         failures = self._setup.fleet.failures

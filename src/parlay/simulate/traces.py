@@ -119,7 +119,8 @@ def _count(row: Mapping[str, Any], names: tuple[str, ...], where: str) -> int:
         count = int(value)
     except (TypeError, ValueError):
         count = 0
-    if not 1 <= count < 1 << 31:
+    part = isinstance(value, bool) or (isinstance(value, float) and value != count)
+    if part or not 1 <= count < 1 << 31:
         raise ValueError(f"{where}: {name} {value!r:.40} must be a whole number from 1 on")
     return count
 
@@ -173,7 +174,10 @@ def _log(path: Path, records: list[tuple[str, Mapping[str, Any]]], most: int | N
             prompt, output, cached = (
                 int(request[name]) for name in ("prompt_tokens", "completion_tokens", "cached_tokens")
             )
-            seconds = _seconds(record["time"], where) - float(request["seconds"])
+            took = float(request["seconds"])
+            if not 0 <= took < math.inf or cached < 0:
+                raise ValueError("seconds or cached_tokens can't be")
+            seconds = _seconds(record["time"], where) - took
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{where}: not a request of the log of parlay serve ({error})") from None
         if prompt < 1 or output < 1:

@@ -77,6 +77,8 @@ def within(traffic: Traffic, context: int, cache: int, too_long: TooLong) -> Tra
     most = min(context, cache)
     limit = f"context is {context:,}" if context <= cache else f"cache of a replica holds {cache:,}"
     kept: list[Arrival] = []
+    if most < 2:  # a token of a prompt and one of an answer
+        raise ValueError(f"{traffic.name} has no request that fits: the {limit} tokens")
     long = 0
     for number, each in enumerate(traffic.arrivals, start=1):
         if each.prompt + each.output > most:
