@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from parlay import models
@@ -132,7 +133,7 @@ def test_models_share_the_pool_and_any_thread_may_ask(runner: Runner) -> None:
 
 
 FORKED_AND_INTERRUPTED = """
-import os, signal, sys
+import ctypes, os, signal, sys, threading, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs in the background of a shell ignore it
 sys.path.insert(0, {tests!r})
 from test_pool import logits, models, threads, torch
@@ -144,6 +145,26 @@ if child == 0:
     os._exit(0 if torch.equal(logits(runner), expected) else 3)
 assert torch.equal(logits(runner), expected)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+delay = ctypes.CDLL({library!r}).parlay_pool_delay
+delay.argtypes = [ctypes.c_int64] * 3
+other, began = models.load("parlay-mini"), threading.Event()
+def be_busy():
+    logits(other)
+    delay(0, 1, 1_000_000)
+    began.set()
+    logits(other)
+busy = threading.Thread(target=be_busy)
+busy.start()
+began.wait()
+time.sleep(0.5)
+child = os.fork()  # amid a job of the other thread, which the child does not have
+if child == 0:
+    signal.alarm(60)
+    delay(-1, 1, 0)
+    os._exit(0 if torch.equal(logits(runner), expected) else 3)
+delay(-1, 1, 0)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+busy.join()
 try:
     print("ready", flush=True)
     while True:
@@ -155,7 +176,7 @@ except KeyboardInterrupt:
 
 def test_a_fork_may_decode_on_and_an_interrupt_ends_what_it_should() -> None:
     """And nothing hangs."""
-    code = FORKED_AND_INTERRUPTED.format(tests=os.path.dirname(__file__))
+    code = FORKED_AND_INTERRUPTED.format(tests=os.path.dirname(__file__), library=str(LIBRARY))
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
@@ -165,6 +186,24 @@ def test_a_fork_may_decode_on_and_an_interrupt_ends_what_it_should() -> None:
         assert process.wait(60) == 0
     finally:
         process.kill()
+
+
+def test_how_the_callers_thread_treats_small_numbers_changes_no_bit(tmp_path: Path) -> None:
+    """Other libraries let the thread that loads them take numbers below float32's normal range for zeros."""
+    save_random("llama", tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    weights["model.embed_tokens.weight"] = weights["model.embed_tokens.weight"] * 1e-40
+    weights["lm_head.weight"] = weights["lm_head.weight"] * 1e10
+    save_file(weights, tmp_path / "small.safetensors")
+    (tmp_path / "small.safetensors").replace(tmp_path / "model.safetensors")
+    small = models.load(str(tmp_path), LoadOptions(dtype="float32"))
+    expected = logits(small)
+    assert expected.any()
+    try:
+        assert torch.set_flush_denormal(True)
+        assert torch.equal(logits(small), expected)
+    finally:
+        torch.set_flush_denormal(False)
 
 
 def test_weights_may_go_while_a_thread_is_late(delay: Delay) -> None:

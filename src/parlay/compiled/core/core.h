@@ -244,7 +244,8 @@ typedef struct {
     int64_t (*pack)(int64_t kind, const void *rows, int64_t out, int64_t in, void *panels);
     int64_t (*pack_all)(const Packing *, int64_t count); /* Returns the first one that is not finite, or -1. */
     void (*read)(const Linear *embedding, int64_t row, float *values);
-    void (*multiply)(const Linear *, const float *x, int64_t rows, float *y); /* a product alone: x [rows][in], y [rows][out] */
+    /* A product alone: x [rows][in], y [rows][out]. 0: there is no memory for it. */
+    int64_t (*multiply)(const Linear *, const float *x, int64_t rows, float *y);
     /* all_rows: as Batch has them, or as many as rows. */
     int64_t (*space_bytes)(const Model *, int64_t rows, int64_t all_rows, int64_t wanted, int64_t longest,
                            int64_t segments, int64_t threads);

@@ -32,12 +32,14 @@ static void read_row(const Linear *embedding, int64_t row, float *values)
     format_of(embedding)->read(embedding->panels, row, embedding->in, values);
 }
 
-static void multiply_alone(const Linear *linear, const float *x, int64_t rows, float *y)
+static int64_t multiply_alone(const Linear *linear, const float *x, int64_t rows, float *y)
 {
     char *none = 0;
     lay_out_inputs(rows, linear->in, &none);
     int64_t all = panels_of(linear), bytes = none - (char *)0;
-    char *space = aligned_alloc(64, (size_t)(bytes + line(all * rows * PANEL * 4))), *at = memset(space, 0, (size_t)bytes);
+    char *space = aligned_alloc(64, (size_t)(bytes + line(all * rows * PANEL * 4))), *at = space;
+    if (!space) return 0;
+    memset(space, 0, (size_t)bytes);
     Inputs inputs = lay_out_inputs(rows, linear->in, &at);
     int wanted = format_of(linear)->input;
     for (int64_t row = 0; row < rows; row++) {
@@ -48,6 +50,7 @@ static void multiply_alone(const Linear *linear, const float *x, int64_t rows, f
     multiply_panels(&product, rows, 0, all, (float *)at);
     finish_panels(&product, rows, 0, all, (const float *)at);
     free(space);
+    return 1;
 }
 
 const Core CORE = {

@@ -4,6 +4,7 @@
 #define _GNU_SOURCE
 #include "pool.h"
 
+#include <fenv.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -296,6 +297,7 @@ static void *serve(void *own)
 {
     Worker *worker = own;
     NOTE(worker->name, thread_name());
+    fesetenv(FE_DFL_ENV); /* not as the thread that has started this one may have changed it */
     for (uint32_t seen = 0;;) {
         seen = next_job(worker->member.pool, seen);
         take_part(worker);
@@ -320,13 +322,15 @@ static int start_worker(Pool *pool, int64_t index)
     return !failed;
 }
 
-/* Only the thread that forked lives on in the child: its pools are empty, and fill when they are next used. */
+/* Only the thread that forked lives on in the child: its pools are empty, and fill when they are next used. A job that
+ * another thread was running never ends here, and has used stamps that nobody has counted. */
 static void start_anew(void)
 {
     forget_sleepers();
     for (Pool *pool = pools; pool < pools + POOLS; pool++) {
         pthread_mutex_init(&pool->jobs, 0);
         pool->workers = 0;
+        if (pool->stamps < pool->current) pool->stamps = pool->current;
         pool->active = 0;
         pool->sleepers = pool->job_sleepers = 0;
         pool->caller.private = 0, pool->caller.private_bytes = 0; /* another thread may have been about to replace it */
@@ -378,7 +382,11 @@ void parlay_pool_run(int which, int64_t threads, void (*job)(const void *, Membe
         __atomic_fetch_add(&pool->job_bell, 1, __ATOMIC_SEQ_CST);
         if (LOAD(pool->job_sleepers)) wake(&pool->job_bell);
     }
+    fenv_t own; /* of the caller, who may round otherwise, or to zeros: all threads of a job compute alike */
+    fegetenv(&own);
+    fesetenv(FE_DFL_ENV);
     job(context, &pool->caller);
+    fesetenv(&own);
     if (pool->count > 1) {
         pool->stamps = pool->caller.stamp;
         STORE(pool->active, 0);

@@ -157,9 +157,9 @@ INLINE int64_t rounds_of(const Model *model, int64_t keys)
 /* As many rounds run at once as few numbers. */
 static void lay_out_parts(const Model *model, int64_t rows, int64_t longest, Space *space, char **at)
 {
+    if (!model->context) return; /* there may be no rows at all */
     int64_t numbers = rows * model->heads * part_numbers(model);
     space->rounds = least_of(rounds_of(model, longest), most_of(1, MOST_PARTS / numbers));
-    if (!model->context) return;
     space->parts = (float *)take(at, model->context->count * space->rounds * numbers * 4);
     space->joined = (float *)take(at, numbers * 4);
 }

@@ -65,7 +65,8 @@ class Product:
             return F.linear(x_NI, self._weight_OI)
         check_inputs(self._linear, x_NI)
         found_NO = torch.empty(len(x_NI), self._linear.outputs)
-        self._core.multiply(ctypes.byref(self._linear), x_NI.data_ptr(), len(x_NI), found_NO.data_ptr())
+        if not self._core.multiply(ctypes.byref(self._linear), x_NI.data_ptr(), len(x_NI), found_NO.data_ptr()):
+            raise MemoryError(f"no memory for a product of {len(x_NI)} rows")
         return found_NO
 
 
