@@ -72,10 +72,11 @@ def run(name: str, instructions: str, tests: list[str]) -> int:
     """Run tests with one of the sanitizers but those of other instruction sets, and return pytest's exit code."""
     own = SANITIZERS[name]
     ids = [f"{begin}{each}{end}" for each in NAMES if each != instructions for begin in "[-" for end in "-]"]
-    where = [*compiler_command(), f"-print-file-name={own.runtime}"]
+    # And that of C++, without which AddressSanitizer ends the process at the first exception that torch throws.
+    where = [[*compiler_command(), f"-print-file-name={each}"] for each in (own.runtime, "libstdc++.so.6")]
     about = {
         "PYTHONPATH": os.pathsep.join([str(package(name, instructions)), str(ROOT)]),
-        "LD_PRELOAD": subprocess.check_output(where, text=True).strip(),
+        "LD_PRELOAD": " ".join(subprocess.check_output(each, text=True).strip() for each in where),
         "PYTHONMALLOC": "malloc",
         SWITCH: instructions,
         **own.options,
