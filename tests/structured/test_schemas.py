@@ -51,7 +51,7 @@ def allows(schema: dict[str, Any], value: object) -> bool:
             [{"red": 2}, {"blue": 1}, {"red": 1, "green": 1}],
         ),
         (
-            {"properties": {"format": {"type": "string"}, "uniqueItems": False}, "type": "object"},
+            {"properties": {"format": {"type": "string"}, "uniqueItems": False}, "additionalProperties": True},
             [{"format": "x"}],
             [{"format": 1}, {"uniqueItems": 1}],
         ),
@@ -62,6 +62,19 @@ def test_words_that_ask_for_nothing_and_lists_of_names_are_taken(
 ) -> None:
     assert [value for value in good if not allows(schema, value)] == []
     assert [value for value in bad if allows(schema, value)] == []
+
+
+def test_an_object_that_lists_its_fields_has_no_others_unless_the_schema_says_so() -> None:
+    flag = {"type": "boolean"}
+    listed: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "object", "properties": {"b": flag}}}}
+    assert allows(listed, {"a": {"b": True}})
+    assert not allows(listed, {"a": {"b": True, "c": 1}})
+    assert not allows({"anyOf": [listed, {"type": "null"}]}, {"more": 1})
+    assert allows({**listed, "additionalProperties": {"type": "integer"}}, {"more": 1})
+    assert allows({"type": "object", "required": ["more"], "properties": {}}, {"more": 1})
+    parts = [{"$ref": "#/$defs/a"}, {"type": "object", "properties": {"b": flag}, "required": ["b"]}]
+    together = {"allOf": parts, "$defs": {"a": {"type": "object", "properties": {"a": flag}}}}
+    assert allows(together, {"a": True, "b": True})
 
 
 @pytest.mark.parametrize(

@@ -46,10 +46,31 @@ def restated(schema: Mapping[str, Any]) -> Schema:
     """Say the same without words that the compiler refuses: those that ask for nothing, and names in a list.
 
     pydantic writes such schemas for ``bytes``, ``Path``, ``SecretStr`` and a dict whose keys are an enum, zod for each
-    record.
+    record. Objects that list their fields have no others, unless the schema says so or puts objects together: small
+    models add fields until something stops them, and other servers read schemas in that way, too.
     """
     told: Schema = rewritten(dict(schema), partial(_restated, root=schema))
-    return told
+    joined: list[Schema] = []
+    rewritten(told, lambda part: _noted(part, joined))
+    return told if joined else rewritten(told, _closed)
+
+
+def _noted(schema: Schema, joined: list[Schema]) -> Schema:
+    """Add to ``joined`` what is an object and something else at once: which fields it has stands in several places."""
+    if len(schema.get("allOf", ())) > 1 or (schema.keys() & _JOINS and schema.keys() & {"properties", "allOf"}):
+        joined.append(schema)
+    return schema
+
+
+_JOINS = frozenset({"anyOf", "oneOf", "$ref", "if", "dependentSchemas"})
+_OPEN = frozenset({"additionalProperties", "patternProperties", "unevaluatedProperties", "propertyNames"})
+
+
+def _closed(schema: Schema) -> Schema:
+    fields = schema.get("properties")
+    if not isinstance(fields, dict) or schema.keys() & _OPEN or not set(schema.get("required", ())) <= fields.keys():
+        return schema
+    return {**schema, "additionalProperties": False}
 
 
 def within_grammar(schema: Mapping[str, Any]) -> str:
