@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -368,7 +369,9 @@ def test_no_two_ways_to_join_two_drafters_propose_the_same(toy_runner: MakeRunne
     assert len(proposals) == len(ways)
 
 
-def test_a_level_that_fails_during_a_run_costs_its_request_the_drafts_and_no_token() -> None:
+def test_a_level_that_fails_during_a_run_costs_its_request_the_drafts_and_no_token(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """The engine isolates it: the broken request goes on plainly, the one beside it keeps drafting."""
     stage = toy_stage("toy", 12)
     subject = subject_of("cascade:levels=toy_levels:Scripted+draft-model(k=16,min_p=0)")
@@ -387,3 +390,4 @@ def test_a_level_that_fails_during_a_run_costs_its_request_the_drafts_and_no_tok
     assert [sample.metrics.drafter_faults for sample in samples] == [1, 0]
     assert samples[0].metrics.accepted_tokens > 0
     assert samples[1].metrics.steps < samples[0].metrics.steps
+    assert re.search(r"failed at line \d+ of test_cascade.py \(RuntimeError: broken\)", caplog.text)

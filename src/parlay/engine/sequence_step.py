@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import traceback
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -116,10 +118,12 @@ class SequenceStep:
         self._log_loss("policy", error)
 
     def _log_loss(self, part: str, error: Exception) -> None:
+        frames = traceback.extract_tb(error.__traceback__)
+        place = f" at line {frames[-1].lineno} of {Path(frames[-1].filename).name}" if frames else ""
         without = "without it" if self.sequence.drafting else "without drafts"
         logger.warning(
-            "the %s of strategy %s failed (%s): request %s goes on %s, its text unchanged",
-            part, self.sequence.strategy.name, named(error), self.sequence.request.id, without,
+            "the %s of strategy %s failed%s (%s): request %s goes on %s, its text unchanged",
+            part, self.sequence.strategy.name, place, named(error), self.sequence.request.id, without,
         )  # fmt: skip
 
     @property

@@ -73,7 +73,7 @@ def _load(path: str) -> object:
     except (ImportError, ValueError) as error:
         raise UsageError(f"strategy {path}: can't import {module_name!r} ({error})") from error
     if attribute not in names:
-        classes = [name for name, value in names.items() if inspect.isclass(value)]
+        classes = [name for name, value in names.items() if inspect.isclass(value) and value.__module__ == module_name]
         raise UsageError(f"strategy {path}: {module_name} has no {attribute!r}; {nearest(attribute, classes)}")
     return names[attribute]
 

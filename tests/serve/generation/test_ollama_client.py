@@ -143,14 +143,6 @@ def test_errors_are_ollamas(llama: Client) -> None:
         llama.chat("parlay-mini", [{"role": "user", "content": "x", "images": [b"x"]}])
 
 
-def test_there_are_no_embeddings_and_the_answer_says_so(llama: Client) -> None:
-    with pytest.raises(ollama.ResponseError, match="send the request to /v1/embeddings") as error:
-        llama.embed("parlay-mini", PROMPT)
-    assert error.value.status_code == 404
-    with pytest.raises(ollama.ResponseError, match="send the request to /v1/embeddings"):
-        llama.embeddings("parlay-mini", PROMPT)
-
-
 def test_nothing_is_pulled_unless_the_owner_allows_it(llama: Client) -> None:
     with pytest.raises(ollama.ResponseError, match="--allow-pull") as error:
         llama.pull("smollm2-135m")
@@ -180,3 +172,16 @@ def test_what_is_pulled_is_told_of_and_served(engine: AsyncLLM, monkeypatch: pyt
 def test_times_are_read_as_ollama_reads_them(text: float | str, value: float) -> None:
     assert seconds(text) == value
     assert seconds(-1) == seconds("-1s") == float("inf")
+
+
+def test_texts_are_embedded_as_for_the_client_of_openai(llama: Client, client: TestClient) -> None:
+    texts = ["The fox jumps.", "A dog sleeps."]
+    reply = llama.embed(model="parlay-mini", input=texts)
+    other = client.post("/v1/embeddings", json={"input": texts}).json()
+    assert [list(each) for each in reply.embeddings] == [each["embedding"] for each in other["data"]]
+    assert reply.prompt_eval_count == other["usage"]["prompt_tokens"]
+    assert len(llama.embed(model="parlay-mini:latest", input=texts[0]).embeddings) == 1
+    with pytest.raises(ollama.ResponseError, match="dimensions is not supported"):
+        llama.embed(model="parlay-mini", input="x", dimensions=8)
+    with pytest.raises(ollama.ResponseError, match="send the request to /api/embed"):
+        llama.embeddings("parlay-mini", "x")

@@ -7,11 +7,13 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import BaseModel, Field
 
+from parlay.serve.openai.completions.body import Text
 from parlay.serve.protocol.body import INT_LIMIT, OURS, Body, CacheSalt, JsonObject, Penalty, Probability, StopTexts
 from parlay.serve.protocol.json_values import WHOLE
 from parlay.serve.protocol.resuming import Resume
+from parlay.serve.routes.embeddings import PoolingBody, Texts
 
 _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ns|us|µs|ms|s|m|h)")
@@ -161,3 +163,22 @@ class PullBody(Body):
     model: str | None = None
     name: str | None = None
     stream: bool | None = None
+
+
+class EmbedBody(PoolingBody):
+    """``pooling`` and ``normalize`` are extensions. A text that is longer than the context is refused, not cut."""
+
+    unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = {**PoolingBody.unsupported, "dimensions": (None,)}
+
+    input: Text | Texts
+    normalize: bool = True
+
+
+class EmbedReply(BaseModel):
+    """``total_duration`` and ``load_duration`` are in nanoseconds."""
+
+    model: str
+    embeddings: list[list[float]]
+    total_duration: int
+    load_duration: int
+    prompt_eval_count: int

@@ -1,22 +1,23 @@
-"""Ollama's `/api/chat` and `/api/generate`."""
+"""Ollama's `/api/chat`, `/api/generate` and `/api/embed`."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
+from parlay.llm.embedding import EmbeddingRequestOutput
 from parlay.serve.chat.answers import AnswerShape
 from parlay.serve.chat.job import ChatJob, chat_job, chat_template
 from parlay.serve.chat.request import ChatRequest
 from parlay.serve.errors import OllamaErrorBody, responses
 from parlay.serve.guard.body_route import BodyRoute
 from parlay.serve.hosted import Served
-from parlay.serve.ollama.body import GenerateBody, OllamaBody, OllamaChatBody
+from parlay.serve.ollama.body import EmbedBody, EmbedReply, GenerateBody, OllamaBody, OllamaChatBody
 from parlay.serve.ollama.reply import OllamaChunks, OllamaShape, ollama_reply, only_loaded
 from parlay.serve.ollama.to_request import (
     CHAT_NAMES,
@@ -26,7 +27,7 @@ from parlay.serve.ollama.to_request import (
     ollama_options,
     ollama_params,
 )
-from parlay.serve.protocol.answering import answer_whole, in_thread
+from parlay.serve.protocol.answering import answer_whole, described, in_thread
 from parlay.serve.protocol.body import check_extras, note_ignored
 from parlay.serve.protocol.fill_in_the_middle import Gap, infill_prompt
 from parlay.serve.protocol.logprobs import Speller
@@ -34,6 +35,7 @@ from parlay.serve.protocol.resuming import answer_resumable
 from parlay.serve.protocol.running import make_run
 from parlay.serve.protocol.sampling_from_body import FieldNames, filling, prepare
 from parlay.serve.registry import Registry
+from parlay.serve.routes.embeddings import answer, embedded
 from parlay.serve.settings import Settings
 from parlay.text.prompts import Prompt, TokensPrompt
 from parlay.types import StructuredOutputsParams
@@ -75,7 +77,31 @@ def router(registry: Registry, settings: Settings) -> APIRouter:
         wanted = make if body.prompt else None
         return await _answer(registry, body, request, settings, kind="generate", make=wanted, heavy=heavy)
 
+    @routes.post("/embed", summary="Embed texts", responses=described(EmbedReply, OllamaErrorBody))
+    async def ollama_embed(body: EmbedBody, request: Request) -> Response:
+        check_extras(body, request, settings)
+        return await _embed(registry, body, request, settings)
+
     return routes
+
+
+async def _embed(registry: Registry, body: EmbedBody, request: Request, settings: Settings) -> Response:
+    began = time.monotonic_ns()
+    served = await registry.use(body.model, request)
+    loaded = time.monotonic_ns() - began
+    texts = [body.input] if isinstance(body.input, str) else body.input
+
+    def reply(outputs: Sequence[EmbeddingRequestOutput]) -> EmbedReply:
+        return EmbedReply(
+            model=served.name,
+            embeddings=[list(output.outputs.embedding) for output in outputs],
+            total_duration=time.monotonic_ns() - began,
+            load_duration=loaded,
+            prompt_eval_count=sum(len(output.prompt_token_ids) for output in outputs),
+        )
+
+    work = embedded(served, texts, body, request, settings, normalize=body.normalize)
+    return await answer(request, settings, work, reply)
 
 
 async def _answer(

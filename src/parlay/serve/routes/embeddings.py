@@ -36,7 +36,9 @@ T = TypeVar("T")
 Texts = Annotated[list[Text], Field(min_length=1, max_length=PROMPTS_LIMIT, fail_fast=True)]
 
 
-class _PoolingBody(Body):
+class PoolingBody(Body):
+    """How hidden states become embeddings."""
+
     unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = {"truncate_prompt_tokens": (None,)}
 
     model: str | None = None
@@ -49,17 +51,17 @@ class _PoolingBody(Body):
         return without_nulls(data)
 
 
-class EmbeddingBody(_PoolingBody):
+class EmbeddingBody(PoolingBody):
     """``pooling`` and ``normalize`` are this server's own: the last token's state or the mean, of length 1 or not."""
 
-    unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = {**_PoolingBody.unsupported, "dimensions": (None,)}
+    unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = {**PoolingBody.unsupported, "dimensions": (None,)}
 
     input: PromptField
     encoding_format: Literal["float", "base64"] = "float"
     normalize: bool = True
 
 
-class _ScoringBody(_PoolingBody):
+class _ScoringBody(PoolingBody):
     """``score_by``: by embeddings, or by a chat model's answer, which ``instruction`` is for; None: the server's."""
 
     score_by: ScoreBy | None = None
@@ -141,8 +143,8 @@ def router(registry: Registry, settings: Settings) -> APIRouter:
     async def create_embedding(body: EmbeddingBody, request: Request) -> Response:
         check_extras(body, request, settings)
         served = await registry.use(body.model, request)
-        work = _embedded(served, prompts_of(body.input), body, request, settings, normalize=body.normalize)
-        return await _answer(request, settings, work, lambda outputs: _embeddings(outputs, body, served.name))
+        work = embedded(served, prompts_of(body.input), body, request, settings, normalize=body.normalize)
+        return await answer(request, settings, work, lambda outputs: _embeddings(outputs, body, served.name))
 
     @routes.post("/v1/score", summary="Tell how alike texts are", responses=described(ScoreReply))
     async def create_score(body: ScoreBody, request: Request) -> Response:
@@ -150,7 +152,7 @@ def router(registry: Registry, settings: Settings) -> APIRouter:
         one, other = _listed(body.text_1), _listed(body.text_2)
         served = await registry.use(body.model, request)
         work = _scored(served, (one, other), body, request, settings)
-        return await _answer(request, settings, work, lambda scored: _scores(*scored, served.name))
+        return await answer(request, settings, work, lambda scored: _scores(*scored, served.name))
 
     @routes.post("/v1/rerank", summary="Order documents by a query", responses=described(RerankReply))
     async def create_rerank(body: RerankBody, request: Request) -> Response:
@@ -166,10 +168,10 @@ async def _reranked(registry: Registry, body: RerankBody, request: Request, sett
     texts = [each if isinstance(each, str) else each.text for each in body.documents]
     served = await registry.use(body.model, request)
     work = _scored(served, ([body.query], texts), body, request, settings)
-    return await _answer(request, settings, work, lambda scored: _ordered(*scored, texts, body, served.name))
+    return await answer(request, settings, work, lambda scored: _ordered(*scored, texts, body, served.name))
 
 
-async def _answer(
+async def answer(
     request: Request, settings: Settings, work: Coroutine[Any, Any, T], reply: Callable[[T], BaseModel]
 ) -> Response:
     """Answer with what comes of ``work``, unless the client leaves, or it takes too long. Raises ApiError."""
@@ -215,7 +217,7 @@ async def _scored(
     one, other = texts
     pairs = _paired(one, other)
     if (body.score_by or settings.score_by) == "cosine":
-        outputs = await _embedded(served, [*one, *other], body, request, settings)
+        outputs = await embedded(served, [*one, *other], body, request, settings)
         return scored(outputs, [(first, len(one) + second) for first, second in pairs]), _usage(outputs)
     asked = [(one[query], other[document]) for query, document in pairs]
     letters = sum(len(query) + len(document) + len(body.instruction) for query, document in asked)
@@ -236,10 +238,10 @@ async def _scored(
     return judged, _usage(judged)
 
 
-async def _embedded(
+async def embedded(
     served: Served,
     texts: Sequence[str | list[int]],
-    body: _PoolingBody,
+    body: PoolingBody,
     request: Request,
     settings: Settings,
     *,

@@ -157,8 +157,7 @@ def guarded(recorder: Recorder, limiter: Limiter) -> APIRouter:
 
 _PATHS = {
     "/embeddings": "/v1/embeddings",
-    "/api/embed": "/v1/embeddings",
-    "/api/embeddings": "/v1/embeddings",
+    "/api/embeddings": "/api/embed",
     "/score": "/v1/score",
 }
 
