@@ -109,3 +109,22 @@ def test_references_of_a_function_lead_on_whatever_its_fields_are_called() -> No
     assert not allows(schema, {"name": "paint", "arguments": {"examples": ["green"]}})
     assert not allows(schema, {"name": "paint", "arguments": {"more": {"green": 1}}})
     assert restated(schema) != schema
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"allOf": 5},
+        {"properties": {}, "required": 5},
+        {"properties": {}, "required": [{}]},
+        {"properties": 5},
+        {"propertyNames": 5},
+        {"propertyNames": {"enum": 5}},
+        {"propertyNames": {"$ref": 5}},
+        {"propertyNames": {"$ref": "#/a/b"}, "a": []},
+        {"format": []},
+    ],
+)
+def test_a_schema_that_is_wrong_is_a_value_error(schema: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"^structured_outputs "):
+        allows(schema, {})

@@ -57,20 +57,23 @@ def restated(schema: Mapping[str, Any]) -> Schema:
 
 def _noted(schema: Schema, joined: list[Schema]) -> Schema:
     """Add to ``joined`` what is an object and something else at once: which fields it has stands in several places."""
-    if len(schema.get("allOf", ())) > 1 or (schema.keys() & _JOINS and schema.keys() & {"properties", "allOf"}):
+    parts, joins = schema.get("allOf"), schema.keys() & _JOINS
+    several = len(joins) > 1 or (isinstance(parts, list) and len(parts) > 1)
+    if several or (joins and schema.keys() & {"properties", "patternProperties", "required"}):
         joined.append(schema)
     return schema
 
 
-_JOINS = frozenset({"anyOf", "oneOf", "$ref", "if", "dependentSchemas"})
+_JOINS = frozenset({"allOf", "anyOf", "oneOf", "$ref", "if", "dependentSchemas"})
 _OPEN = frozenset({"additionalProperties", "patternProperties", "unevaluatedProperties", "propertyNames"})
 
 
 def _closed(schema: Schema) -> Schema:
-    fields = schema.get("properties")
-    if not isinstance(fields, dict) or schema.keys() & _OPEN or not set(schema.get("required", ())) <= fields.keys():
+    fields, required = schema.get("properties"), schema.get("required", [])
+    if not isinstance(fields, dict) or not isinstance(required, list) or schema.keys() & _OPEN:
         return schema
-    return {**schema, "additionalProperties": False}
+    known = all(isinstance(name, str) and name in fields for name in required)
+    return {**schema, "additionalProperties": False} if known else schema
 
 
 def within_grammar(schema: Mapping[str, Any]) -> str:

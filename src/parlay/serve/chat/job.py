@@ -85,8 +85,9 @@ def _moved(schema: Mapping[str, Any], place: str) -> dict[str, Any]:
 
     def lead(part: dict[str, Any]) -> dict[str, Any]:
         reference = part.get("$ref")
-        inside = isinstance(reference, str) and reference.startswith("#")
-        return {**part, "$ref": f"#{place}{reference[1:]}"} if inside else part
+        if isinstance(reference, str) and reference.startswith("#"):
+            return {**part, "$ref": f"#{place}{reference[1:]}"}
+        return part
 
     moved: dict[str, Any] = rewritten(dict(schema), lead)
     return moved
