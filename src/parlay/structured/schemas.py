@@ -116,7 +116,7 @@ def _without_property_names(schema: Schema, root: Mapping[str, Any]) -> Schema:
 
 
 def _followed(schema: Any, root: Mapping[str, Any]) -> Any:
-    """What a reference into the same document leads to; anything else stays."""
+    """Look up what a reference into the same document leads to; anything else stays."""
     if not isinstance(schema, dict) or schema.keys() - _REMARKS != {"$ref"}:
         return schema
     found: Any = root
@@ -142,6 +142,6 @@ _REFUSALS = (
 
 
 def in_plain_words(reason: str) -> str | None:
-    """What the compiler lacks, as the end of a sentence that begins with the field; None: it is another fault."""
+    """Say what the compiler lacks, to go behind the field's name; None: it is another fault."""
     found = ((pattern.search(reason), words) for pattern, words in _REFUSALS)
     return next((words.format(match[1].replace("look-around", "lookaround")) for match, words in found if match), None)
