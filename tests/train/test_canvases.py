@@ -504,7 +504,7 @@ def test_a_model_that_repeats_one_token_shows_in_its_figures() -> None:
 
 def test_commands_go_from_texts_to_folders_that_decode(tmp_path: Path) -> None:
     """A diffusion model from nothing, its student, and two causal models, each by its own command's function."""
-    lines = [json.dumps({"prompt": f"say {word}", "answer": word}) for word in ("one", "two", "three") * 15]
+    lines = [json.dumps({"prompt": f"say {number}", "answer": str(number)}) for number in range(45)]
     data = tmp_path / "say.jsonl"
     data.write_text("\n".join(lines))
     common: dict[str, Any] = {"data": data, "updates": 2, "rows": 4, "length": 32, "precision": "float32"}
@@ -525,6 +525,32 @@ def test_commands_go_from_texts_to_folders_that_decode(tmp_path: Path) -> None:
         assert "Held out, after" in (folder / "README.md").read_text()
     again = load_decoder(str(made)).state_dict()
     assert all(weight.isfinite().all() for weight in again.values())
+
+
+def test_a_run_that_is_stopped_is_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = tmp_path / "say.jsonl"
+    data.write_text("\n".join(json.dumps({"prompt": f"say {n}", "answer": str(n)}) for n in range(40)))
+    whole, calls = Mdlm.loss, []
+
+    def loss(self: Mdlm, batch: Any) -> Tensor:
+        calls.append(1)
+        if len(calls) > most:
+            raise KeyboardInterrupt
+        return whole(self, batch)
+
+    monkeypatch.setattr(Mdlm, "loss", loss)
+    monkeypatch.setattr(Mdlm, "measure", lambda self, batches: {"loss": 1.0})
+    for most, saved in ((0, False), (3, True)):
+        calls.clear()
+        options = MdlmTrainOptions(
+            data=data, updates=9, rows=4, length=32, precision="float32", out=tmp_path / str(most), shape="tiny"
+        )
+        with pytest.raises(KeyboardInterrupt):
+            train("mdlm", options)
+        assert (options.out / "model.safetensors").is_file() == saved
+    card = (tmp_path / "3" / "README.md").read_text()
+    assert "3 updates" in card
+    assert "not measured, the run was stopped" in card
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3"])

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,12 +67,13 @@ class Begun:
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """Where a run ended."""
+    """Where a run ended. ``stopped``: the user ended it."""
 
     updates: int
     tokens: int
     seconds: float
     loss: float
+    stopped: bool
 
 
 def begin_diffusion(options: MdlmTrainOptions) -> Begun:
@@ -228,21 +230,28 @@ METHODS = {
 def train(method: str, options: CanvasTrainOptions) -> str:
     """Train, measure and save; returns what was reached, in one line.
 
-    Raises ParlayError for texts or a model that can't be used, and where the loss becomes NaN.
+    A run that the user stops is saved too, without its last measuring. Raises ParlayError for texts or a model that
+    can't be used, and where the loss becomes NaN.
     """
     threads.settle(options.threads)
     make_folder(options.out)
     begun = METHODS[method].begin(options)
     before = measured(begun, options)
     reached = fit(begun, options, f"Training {method}")
-    figures = {"before": before, "after": measured(begun, options)}
+    figures = {"before": before} if reached.stopped else {"before": before, "after": measured(begun, options)}
     card = _card(method, options, begun, reached, figures)
     begun.recipe.save(options.out, begun.tokenizer, card)
+    if reached.stopped:
+        print(f"stopped after {reached.updates} updates: {options.out} has the model as it was then", flush=True)
+        raise KeyboardInterrupt
     return f"{options.out}: {reached.updates} updates, loss {reached.loss:.3f}, held out {_said(figures['after'])}"
 
 
 def fit(begun: Begun, options: CanvasTrainOptions, title: str = "Training") -> Reached:
-    """Update the weights until the run is over. Raises ParlayError when loss or gradient is no number."""
+    """Update the weights until the run is over, or the user stops it after some updates.
+
+    Raises ParlayError when loss or gradient is no number.
+    """
     recipe, optimizer = begun.recipe, begun.recipe.optimizer()
     drawn = Drawn(begun.rows, begun.tokenizer.eos_token_id, recipe.multiple, options.seed)
     recipe.decoder.train()
@@ -250,7 +259,7 @@ def fit(begun: Begun, options: CanvasTrainOptions, title: str = "Training") -> R
     losses: list[float] = []
     began = time.monotonic()
     logged, check = 0.0, _CHECK_SECONDS
-    with Watch(title) as watch:
+    with Watch(title) as watch, _until_stopped(lambda: updates) as ended:
         while (share := options.share(updates, time.monotonic() - began)) < 1:
             batch = drawn.batch(updates, options.rows)
             losses.append(_update(recipe, batch, options, updates))
@@ -266,7 +275,19 @@ def fit(begun: Begun, options: CanvasTrainOptions, title: str = "Training") -> R
                 print(f"{share:6.1%}  held out: {_said(measured(begun, options))}", flush=True)
                 recipe.decoder.train()
     recent = losses[-20:]
-    return Reached(updates, tokens, time.monotonic() - began, sum(recent) / max(len(recent), 1))
+    return Reached(updates, tokens, time.monotonic() - began, sum(recent) / max(len(recent), 1), bool(ended))
+
+
+@contextmanager
+def _until_stopped(updates: Callable[[], int]) -> Iterator[list[bool]]:
+    """End the block at Ctrl-C, which the list that it gives then tells. Without updates there is nothing to keep."""
+    ended: list[bool] = []
+    try:
+        yield ended
+    except KeyboardInterrupt:
+        if not updates():
+            raise
+        ended.append(True)
 
 
 def _update(recipe: CanvasRecipe, batch: RowBatch, options: CanvasTrainOptions, step: int) -> float:
@@ -302,6 +323,7 @@ def _card(
     method: str, options: CanvasTrainOptions, begun: Begun, reached: Reached, figures: dict[str, dict[str, float]]
 ) -> str:
     """The README of the folder."""
+    after = _said(figures["after"]) if "after" in figures else "not measured, the run was stopped"
     source = f"- Begun from: {public_name(begun.origin)}" if begun.origin else "- Begun from: random weights"
     allowed = f"; licence: {licence(begun.origin) or 'not known'}" if begun.origin else ""
     return (
@@ -312,5 +334,5 @@ def _card(
         f"- Training: {reached.updates} updates, {reached.tokens:,} tokens, {reached.seconds:.0f} s; "
         f"loss {reached.loss:.3f}.\n"
         f"- Held out, before: {_said(figures['before'])}.\n"
-        f"- Held out, after: {_said(figures['after'])}.\n"
+        f"- Held out, after: {after}.\n"
     )
