@@ -42,6 +42,6 @@ def test_the_pool_runs_in_both_forms(form: tuple[str, ...], tmp_path: Path) -> N
     made = tmp_path / "runs"
     sources = [str(HEADERS / "pool_runs.c"), str(build.SOURCES / "pool.c")]
     flags = ("-std=gnu11", "-O2", "-pthread", "-w", *form, "-I", str(build.SOURCES))
-    subprocess.run(["cc", *flags, *sources, "-o", str(made)], check=True)
+    subprocess.run(["cc", *flags, *sources, "-o", str(made), "-lm"], check=True)
     done = subprocess.run([str(made)], capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stdout) == (0, "ok\n")

@@ -30,7 +30,7 @@ from parlay.train.canvases.options import (
     SetBlockTrainOptions,
 )
 from parlay.train.canvases.recipe import CanvasRecipe, divergence, masked_loss, next_token_loss
-from parlay.train.canvases.rows import Words, anchors, batch_of, common_ids, parted, rows_of
+from parlay.train.canvases.rows import HELD_OUT, Words, anchors, batch_of, common_ids, parted, rows_of
 from parlay.train.canvases.run import METHODS, Begun, choose_mask, fit, new_tokenizer, train, words_of
 from parlay.train.canvases.set_block import SetBlockRecipe, guessing_rows
 from parlay.train.canvases.set_block_adapter import MaskAdapterRecipe
@@ -398,7 +398,8 @@ def test_the_causal_mode_is_kept_by_what_it_was() -> None:
 
 def test_a_new_model_learns_both_modes(tmp_path: Path) -> None:
     data = tmp_path / "say.jsonl"
-    lines = [json.dumps({"prompt": f"say {word}:", "answer": word}) for word in ("ab", "ba") * 40]
+    words = ["aa" if place % HELD_OUT == 0 else ("ab", "ba")[place % 2] for place in range(80)]  # aa is held out
+    lines = [json.dumps({"prompt": f"say {word}:", "answer": word}) for word in words]
     data.write_text("\n".join(lines))
     common: dict[str, Any] = {"data": data, "rows": 8, "length": 32, "precision": "float32", "model": ""}
     common |= {"shape": "tiny", "vocab_size": 280, "block": 4, "keep": 0, "text_weight": 1, "rate": 1}
@@ -497,7 +498,8 @@ def test_a_model_that_repeats_one_token_shows_in_its_figures() -> None:
     stuck = Stuck(new_decoder(TINY.config(VOCAB, END, END)), MASK)
     rows = [TrainingText(row.ids, 4) for row in reversals(3)]
     options = CllmTrainOptions(data=DATA, rows=3, precision="float32", block=6)
-    said = cllm.Cllm(options, stuck, decoder(1), rows, END).measure([batch_of(rows, END, 1)])
+    with torch.no_grad():
+        said = cllm.Cllm(options, stuck, decoder(1), rows, END).measure([batch_of(rows, END, 1)])
     assert said["tokens per iteration"] == pytest.approx(3)
     assert said["distinct tokens"] == pytest.approx(1 / 6)
 

@@ -50,11 +50,16 @@ class Followers:
         threading.Thread(target=self._watch, name="parlay-ranks", daemon=True).start()
 
     def joined(self, part: RankPart) -> None:
-        """Say whose waits are to end when a rank is lost, and wait until all have joined. Raises RunnerLost."""
+        """Say whose waits are to end when a rank is lost, and wait until all have joined.
+
+        Raises RunnerLost for one that ends before. What one meets later, as it loads, this rank is likely to meet too.
+        """
         self._part = part
         with self._changed:
             self._changed.wait_for(lambda: self._reason or self._over or len(self._joined) == len(self._connections))
-        self.check()
+            missing = len(self._joined) < len(self._connections)
+        if missing:
+            self.check()
 
     def loss(self) -> str:
         """Why a rank is lost; empty while none is. Any thread may ask."""
