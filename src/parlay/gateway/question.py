@@ -14,6 +14,7 @@ from starlette.types import Scope
 from parlay.gateway.client import Headers, passed_on
 from parlay.serve.errors import OLLAMA
 from parlay.serve.guard.workers import LIGHT_BYTES
+from parlay.serve.llama_server import RANDOM_SEEDS
 
 RESUMABLE = {
     "/v1/completions": "",
@@ -31,9 +32,7 @@ SESSION = b"x-session-id"
 _SEED_BITS = 53
 """Clients in JavaScript hold whole numbers in float64."""
 _WIDE_SEEDS = frozenset({"/v1/completions", "/v1/chat/completions", "/v1/responses"})
-_FIXING = _WIDE_SEEDS | {"/v1/messages"}
-"""Paths where every seed fixes the text. Elsewhere these are none, as llama-server and Ollama have it:"""
-_RANDOM = (-1, 2**32 - 1)
+_LLAMA_SERVER = frozenset({"/completion", "/completions", "/infill"})
 _KEY_CHARACTERS = 4096
 
 
@@ -123,8 +122,10 @@ def _seed(path: str, fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_seed(value: object, path: str) -> bool:
-    """Whether it fixes the text."""
-    return value is not None and not (path not in _FIXING and value in _RANDOM)
+    """Whether it fixes the text. Ollama takes a number below 0 as none, llama-server its default."""
+    if path.startswith(OLLAMA) and isinstance(value, int):
+        return value >= 0
+    return value is not None and not (path in _LLAMA_SERVER and value in RANDOM_SEEDS)
 
 
 def _has_several(prompt: object) -> bool:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
+from parlay.serve.llama_server import RANDOM_SEEDS
 from parlay.serve.openai.completions.body import PromptField, prompts_of
 from parlay.serve.protocol.body import Body, Count, GenerationBody, LogitBias, conflict
 from parlay.serve.protocol.json_values import WHOLE
@@ -28,12 +29,8 @@ _SAMPLERS = {
 """Fields that a sampler reads, by its name: those of samplers that a request leaves out have no effect."""
 
 
-_RANDOM_SEEDS = (-1, 2**32 - 1)
-"""Seeds that ask for none: clients of llama-server send its default."""
-
-
 def _drawn(seed: int) -> int | None:
-    return None if seed in _RANDOM_SEEDS else seed
+    return None if seed in RANDOM_SEEDS else seed
 
 
 def _pairs(value: Any) -> Any:
