@@ -11,7 +11,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from parlay.cache.pages import BLOCK, Page, PageTable, pages_for
-from parlay.types import NO_TREE, ChosenPages, Segment, Skip, Tree
+from parlay.types import NO_TREE, ChosenPages, Segment, Skip, Tree, shared_length
 
 _NEAREST = 64
 """How many pages, the newest first, are compared if none holds exactly the tokens that come next."""
@@ -221,7 +221,7 @@ class PrefixIndex:
         page = level.get(block)
         if page is not None:
             return page, len(block)
-        others = ((_shared(key, block), other) for key, other in islice(reversed(level.items()), _NEAREST))
+        others = ((shared_length(key, block), other) for key, other in islice(reversed(level.items()), _NEAREST))
         shared, page = max(others, key=lambda pair: pair[0], default=(0, None))
         return (page, shared) if shared else (None, 0)
 
@@ -280,11 +280,3 @@ class PrefixIndex:
             assert entry.indexed == len(entry.tokens) // BLOCK, "full pages are not indexed"
             found = self.find([*entry.tokens[: entry.indexed * BLOCK], -1], entry.salt)[0]
             assert found[: entry.indexed] == list(entry.table)[: entry.indexed], "an entry's pages are not its tokens'"
-
-
-def _shared(left: Sequence[int], right: Sequence[int]) -> int:
-    """How many first tokens are equal."""
-    for index, (one, other) in enumerate(zip(left, right, strict=False)):
-        if one != other:
-            return index
-    return min(len(left), len(right))

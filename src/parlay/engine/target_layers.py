@@ -13,7 +13,18 @@ from torch import Tensor
 from parlay.engine.chosen_keys import VOTERS
 from parlay.engine.sequence import Sequence
 from parlay.engine.tally import Clock, since
-from parlay.types import WHOLE_FORM, DraftForm, Features, OutOfRoom, Output, Runner, Segment, SequenceView, trees
+from parlay.types import (
+    WHOLE_FORM,
+    DraftForm,
+    Features,
+    OutOfRoom,
+    Output,
+    Runner,
+    Segment,
+    SequenceView,
+    shared_length,
+    trees,
+)
 
 
 @dataclass(slots=True)
@@ -198,7 +209,7 @@ def _segment(loan: _Loan, path: Seq[int], form: DraftForm, rows: int) -> Segment
     sequence = loan.sequence
     pending = tuple(sequence.tokens[sequence.cached :])
     first_wanted = len(pending) + len(path) - rows
-    known = _common(loan.written, [*pending, *path]) if loan.form == form else 0
+    known = shared_length(loan.written, [*pending, *path]) if loan.form == form else 0
     base = min(known, first_wanted)
     return Segment(
         *(sequence.sequence, pending, trees.chain_tree(path)),
@@ -209,8 +220,3 @@ def _segment(loan: _Loan, path: Seq[int], form: DraftForm, rows: int) -> Segment
         bits=form.bits,
         chosen=sequence.chosen.pages if form.keys and form.hidden(sequence.cached)[1] else None,
     )
-
-
-def _common(written: Seq[int], ahead: Seq[int]) -> int:
-    length = min(len(written), len(ahead))
-    return next((place for place in range(length) if written[place] != ahead[place]), length)

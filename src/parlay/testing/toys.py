@@ -24,6 +24,7 @@ from parlay.types import (
     RunnerSpec,
     Segment,
     Skip,
+    shared_length,
     trees,
 )
 
@@ -131,7 +132,7 @@ class ToyRunner:
 
     def open(self, sequence: int, tokens: Sequence[int], salt: str = "") -> int:
         assert sequence not in self._held, f"sequence {sequence} is open already"
-        reusable = min(_common_prefix(self._retired.get(salt, []), tokens), len(tokens) - 1, self.free_tokens())
+        reusable = min(shared_length(self._retired.get(salt, []), tokens), len(tokens) - 1, self.free_tokens())
         held = self._held[sequence] = _Held(salt)
         held.reserved = reusable - reusable % self._cut
         self._unfilled += held.reserved
@@ -313,13 +314,6 @@ def _serves(held: _Held, segment: Segment, skip: Skip) -> bool:
     if last is None or held.skipped != skip or ((skip or last.approximate) and last.base < 0):
         return False
     return segment.follows(last)
-
-
-def _common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
-    for index, (a, b) in enumerate(zip(left, right, strict=False)):
-        if a != b:
-            return index
-    return min(len(left), len(right))
 
 
 def tap_row(layer: int, text: Sequence[int]) -> list[float]:

@@ -18,6 +18,7 @@ from parlay.types.base import (
     OutOfRoom,
     ParlayError,
     RunnerLost,
+    shared_length,
     show_number,
 )
 from parlay.types.canvas import ONE_CANVAS, Canvas, CanvasLayout, Cooling, Decided, Fill, Guesses, Selector
@@ -173,6 +174,7 @@ __all__ = [
     "Tree",
     "Verdict",
     "link_size",
+    "shared_length",
     "show_number",
     "tokens_per_step",
 ]

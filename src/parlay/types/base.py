@@ -1,9 +1,9 @@
-"""Terms that every part uses: kinds of drafts, levels of exactness, errors, noise keys."""
+"""Terms that every part uses: kinds of drafts, levels of exactness, errors, noise keys, equal beginnings."""
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -64,3 +64,11 @@ class NoiseKey:
 
     seed: int
     sample_index: int = 0
+
+
+def shared_length(left: Sequence[int], right: Sequence[int]) -> int:
+    """How many first tokens are equal."""
+    for index, (one, other) in enumerate(zip(left, right, strict=False)):
+        if one != other:
+            return index
+    return min(len(left), len(right))

@@ -12,13 +12,13 @@ from parlay.drafters.resources import Resources
 from parlay.drafters.state_room import StateBytes
 from parlay.options import refuse_unread
 from parlay.sampling import noise
-from parlay.types import NO_DRAFT, Draft, Needs, Observation, SequenceView, trees
+from parlay.types import NO_DRAFT, Draft, Needs, Observation, SequenceView, shared_length, trees
 
 _SCORES = (0.16, 0.8, 0.95)
 """Measured chances of a corrected token, if the one before it is right, by how many tokens just before it stayed the
 same when it was computed: 0, 1, or more. With none it was computed after a token that has changed since."""
 _FRESH = 0.02  # of a guess that no forward has corrected yet
-_RECYCLED = (0.3, 0.5)  # of the first token of an n-gram that is verified again, and of each further one
+_RECYCLED = (0.3, 0.4)  # measured chances: of the first token of an n-gram that is verified again, of further ones
 _PURPOSE = 0x6A61636F6269  # the stream of guesses drawn from a prompt: "jacobi" in ASCII
 
 
@@ -37,7 +37,7 @@ class Jacobi(OneByOne):
 
     ``guess`` is the first guess of a token: ``pad`` (the paper's), the ``last`` token again, or tokens drawn from the
     ``prompt`` by the request's key. For a target that was tuned to converge in few forwards (CLLM, Kou et al. 2024,
-    arXiv:2403.00835) use ``variant=block,block=16,guess=prompt``.
+    arXiv:2403.00835) use ``guess=prompt`` with as many guesses as blocks had tokens, and ``recycle``.
 
     ``recycle`` keeps what such a target said in rejected rows. Runs of it are often right some places later, so n-grams
     of earlier guesses that begin with the last committed token are verified beside the block (rejection recycling;
@@ -137,8 +137,8 @@ class _Iterate:
         """One iteration: correct the guesses along the block, or along an n-gram that was right for longer."""
         sampled, chosen = observation.verdict.sampled, _along(observation, self.proposed)
         self._correct(chosen, self.proposed)
-        best = max(self.recycled, key=lambda tail: _agreed(tail, sampled), default=())
-        if _agreed(best, sampled) > _agreed(self.proposed, sampled):
+        best = max(self.recycled, key=lambda tail: shared_length(tail, sampled), default=())
+        if shared_length(best, sampled) > shared_length(self.proposed, sampled):
             self._correct(_along(observation, best), best)
         if self._ngram:
             state = [self.history.tokens[-1], *self.tokens[: len(chosen)]]
@@ -158,12 +158,6 @@ class _Iterate:
 
 def _again(tail: Sequence[int]) -> Draft:
     return trees.chain(tail, SOURCE, [_RECYCLED[min(place, 1)] for place in range(len(tail))])
-
-
-def _agreed(guesses: Sequence[int], sampled: Sequence[int]) -> int:
-    """How many guesses were right."""
-    pairs = zip(guesses, sampled, strict=False)
-    return next((place for place, (one, other) in enumerate(pairs) if one != other), min(len(guesses), len(sampled)))
 
 
 def _along(observation: Observation, guesses: Sequence[int]) -> list[int]:

@@ -10,13 +10,12 @@ from parlay.drafters.options import LookaheadOptions
 from parlay.drafters.per_sequence import History, OneByOne
 from parlay.drafters.resources import Resources
 from parlay.drafters.state_room import StateBytes
-from parlay.drafters.step_budget import STEP_TOKENS
+from parlay.drafters.step_budget import StepBudget
 from parlay.sampling import noise
 from parlay.types import NO_DRAFT, Draft, Needs, Observation, SequenceView, Tree, trees
 
 _PURPOSE = 0x6C6F6F6B  # the stream of the window's first tokens: "look" in ASCII
 _FIRST = (0.7, 0.17, 0.06)  # measured chances of the root's children: of the latest n-gram, of the next, of others
-_GROWTH = 32  # tokens that each sequence may take in whatever others have left: more than it commits
 _DEEPER = (0.92, 0.25, 0.25)  # likewise of the first child of another node, and of further ones
 
 
@@ -48,10 +47,10 @@ class Lookahead(OneByOne):
         self._copy = options.copy
         self._states: dict[int, _LookaheadState] = {}
         self._bytes = StateBytes(resources.room, self._states)
-        self._left = 0  # tokens that may still be taken in during this step
+        self._step = StepBudget(resources.room, GRAM_BYTES)
 
     def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
-        self._left = STEP_TOKENS
+        self._step.begin(sum([budget > 0 for budget in budgets]))
         return super().propose(views, budgets)
 
     def _propose(self, view: SequenceView, budget: int) -> Draft:
@@ -62,7 +61,7 @@ class Lookahead(OneByOne):
         state = self._states.get(view.sequence)
         if state is None or state.is_behind(view.tokens):
             state = self._states[view.sequence] = self._begin(view)
-        self._left -= state.follow(view.tokens, max(_GROWTH, self._left))
+        state.follow(view.tokens, self._step)
         self._bytes.set(view.sequence, state.nbytes)
         guesses = state.pool.after(view.tokens[-1])
         merged = trees.first(trees.merge([trees.chain(tail, SOURCE) for tail in guesses]), budget)
@@ -137,17 +136,16 @@ class _LookaheadState:
         """Whether tokens were taken back: then the state must be made anew."""
         return self.history.agree(tokens) < len(self.history.tokens)
 
-    def follow(self, tokens: Sequence[int], most: int) -> int:
-        """Take in what is new, ``most`` tokens at most where n-grams are made of them; returns how many."""
+    def follow(self, tokens: Sequence[int], step: StepBudget) -> None:
+        """Take in what is new; where n-grams are made of it, as much as the step has room for."""
         history = self.history
         known = len(history.tokens)
-        until = min(len(tokens), known + most) if self._copied else len(tokens)
+        until = known + step.take(len(tokens) - known) if self._copied else len(tokens)
         history.tokens.extend(tokens[known:until])
         if self._copied:
             for end in range(max(known, self._copied - 1), until):
                 first, *tail = tokens[end - self._copied + 1 : end + 1]
                 self.pool.add(first, tuple(tail))
-        return until - known
 
     @property
     def nbytes(self) -> int:
