@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -46,6 +47,8 @@ from parlay.types import ParlayError
 MASK = "<|mask|>"
 _MOST_GRADIENT = 1.0
 _LOG_SECONDS = 20.0
+_RECENT = 20
+"""Updates whose mean loss is told."""
 _CHECK_SECONDS = 240.0
 """After so many held-out rows are measured, and then each time the run is twice as long."""
 _MEASURED_BATCHES, _MEASURED_ROWS = 4, 8
@@ -256,38 +259,29 @@ def fit(begun: Begun, options: CanvasTrainOptions, title: str = "Training") -> R
     drawn = Drawn(begun.rows, begun.tokenizer.eos_token_id, recipe.multiple, options.seed)
     recipe.decoder.train()
     updates = tokens = 0
-    losses: list[float] = []
+    recent: deque[float] = deque(maxlen=_RECENT)
     began = time.monotonic()
     logged, check = 0.0, _CHECK_SECONDS
-    with Watch(title) as watch, _until_stopped(lambda: updates) as ended:
-        while (share := options.share(updates, time.monotonic() - began)) < 1:
-            batch = drawn.batch(updates, options.rows)
-            losses.append(_update(recipe, batch, options, updates))
-            optimizer.step(learning_rate(share))
-            updates, tokens = updates + 1, tokens + int(batch.text_BT.sum())
-            seconds = time.monotonic() - began
-            watch.step(share, seconds, tokens, losses[-1])
-            if not watch.shown and seconds > logged + _LOG_SECONDS:
-                logged = seconds
-                print(f"{share:6.1%}  update {updates}  loss {sum(losses[-20:]) / len(losses[-20:]):.3f}", flush=True)
-            if not watch.shown and seconds > check and begun.held:
-                check *= 2
-                print(f"{share:6.1%}  held out: {_said(measured(begun, options))}", flush=True)
-                recipe.decoder.train()
-    recent = losses[-20:]
-    return Reached(updates, tokens, time.monotonic() - began, sum(recent) / max(len(recent), 1), bool(ended))
-
-
-@contextmanager
-def _until_stopped(updates: Callable[[], int]) -> Iterator[list[bool]]:
-    """End the block at Ctrl-C, which the list that it gives then tells. Without updates there is nothing to keep."""
-    ended: list[bool] = []
     try:
-        yield ended
+        with Watch(title) as watch:
+            while (share := options.share(updates, time.monotonic() - began)) < 1:
+                batch = drawn.batch(updates, options.rows)
+                recent.append(_update(recipe, batch, options, updates))
+                optimizer.step(learning_rate(share))
+                updates, tokens = updates + 1, tokens + int(batch.text_BT.sum())
+                seconds = time.monotonic() - began
+                watch.step(share, seconds, tokens, recent[-1])
+                if not watch.shown and seconds > logged + _LOG_SECONDS:
+                    logged = seconds
+                    print(f"{share:6.1%}  update {updates}  loss {fmean(recent):.3f}", flush=True)
+                if not watch.shown and seconds > check and begun.held:
+                    check *= 2
+                    print(f"{share:6.1%}  held out: {_said(measured(begun, options))}", flush=True)
+                    recipe.decoder.train()
     except KeyboardInterrupt:
-        if not updates():
+        if not updates:  # there is nothing to keep
             raise
-        ended.append(True)
+    return Reached(updates, tokens, time.monotonic() - began, fmean(recent or (0.0,)), stopped=share < 1)
 
 
 def _update(recipe: CanvasRecipe, batch: RowBatch, options: CanvasTrainOptions, step: int) -> float:

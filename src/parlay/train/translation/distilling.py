@@ -47,7 +47,7 @@ def distilled(pairs: Sequence[Texts], teacher: Path, asked: TranslatorTrainOptio
 
 def _kept(file: Path, stamp: Sequence[object]) -> tuple[int, list[Texts]]:
     """How many sources were translated in an earlier run, and what is kept of that."""
-    with suppress(OSError, ValueError, LookupError):
+    with suppress(OSError, ValueError, LookupError, TypeError):
         kept = json.loads(file.read_text(encoding="utf-8"))
         if kept["stamp"] == stamp:
             return kept["done"], [(source, text) for source, text in kept["pairs"]]
