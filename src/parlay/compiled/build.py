@@ -86,12 +86,13 @@ def build(library: Path = LIBRARY, only: Collection[str] = NAMES, flags: Sequenc
 
 def compiler_command() -> Sequence[str]:
     """The words of the command that compiles C, as CC has them; raises CannotBuild where there is none."""
-    said = os.environ.get("CC", "")
-    words = [said] if shutil.which(said) else shlex.split(said)
-    found = words or [path for name in ("cc", "gcc") if (path := shutil.which(name))]
-    if not found:
+    said = os.environ.get("CC", "").strip()
+    if said:
+        return [said] if shutil.which(said) else shlex.split(said)
+    found = shutil.which("cc") or shutil.which("gcc")
+    if found is None:
         raise CannotBuild("there is no C compiler")
-    return words or found[:1]
+    return [found]
 
 
 def build_objects(

@@ -54,7 +54,8 @@ def generate_request(body: GenerateBody, request: Request, settings: Settings, u
 def ollama_params(body: OllamaBody, settings: Settings, names: FieldNames, usual: SamplingParams) -> SamplingParams:
     """``usual`` has what the body does not name.
 
-    Raises ApiError for values that do not go together, or that are more than the server gives."""
+    Raises ApiError for values that do not go together, or that are more than the server gives.
+    """
     options = body.options or OllamaOptions()
     if options.repeat_last_n not in (None, -1, 0) and options.repeat_penalty not in (None, 1):
         field = "options.repeat_last_n"

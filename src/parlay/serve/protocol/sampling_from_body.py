@@ -212,7 +212,8 @@ def request_options(
 ) -> RequestOptions:
     """Say how to answer the request; without a ``body``, as if it had none of these fields.
 
-    Raises ApiError for a strategy that a request may not name, and for more urgency than its key has."""
+    Raises ApiError for a strategy that a request may not name, and for more urgency than its key has.
+    """
     limiter: Limiter = request.app.state.limiter
     settings: Settings = request.app.state.settings
     ends = [most for most in (settings.default_max_tokens, settings.max_tokens) if most is not None]
