@@ -9,8 +9,9 @@ from pathlib import Path
 
 from parlay.models.fetch.resolving import resolve_config
 from parlay.models.gguf.file import read_parts
-from parlay.types import SamplingParams
+from parlay.types import LEAST_TEMPERATURE, ParlayError, SamplingParams
 
+_CONFIG = "generation_config.json"
 _CONFIG_NAMES = ("temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty")
 _GGUF_NAMES = {
     "general.sampling.temp": "temperature",
@@ -24,10 +25,19 @@ _GGUF_NAMES = {
 def sampling_defaults(model: str) -> dict[str, float]:
     """Fields of `SamplingParams` that the model's files set; empty where they set none.
 
-    Values that are no numbers are left out. Raises ParlayError for a model that can't be found.
+    Values that are no numbers are left out, and a temperature so low that logits overflow is 0. Raises ParlayError for
+    a model that can't be found, and for values that nobody can sample with.
     """
     path = resolve_config(model)
-    return _of_gguf(path) if path.is_file() else _of_folder(path)
+    said = _of_gguf(path) if path.is_file() else _of_folder(path)
+    if 0 < said.get("temperature", 1) < LEAST_TEMPERATURE:
+        said["temperature"] = 0.0
+    try:
+        SamplingParams(**said)  # type: ignore[arg-type]
+    except ValueError as error:
+        file = path if path.is_file() else path / _CONFIG
+        raise ParlayError(f"{file} recommends what can't be used: {error}; correct it") from None
+    return said
 
 
 def usual_params(model: object, wanted: str) -> SamplingParams:
@@ -45,7 +55,7 @@ def usual_params(model: object, wanted: str) -> SamplingParams:
 def _of_folder(folder: Path) -> dict[str, float]:
     """Read it as transformers does: without ``do_sample`` decoding is greedy, whatever else is set."""
     try:
-        said = json.loads((folder / "generation_config.json").read_text(encoding="utf-8"))
+        said = json.loads((folder / _CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return {}
     if not isinstance(said, Mapping) or not said.get("do_sample"):
@@ -60,7 +70,7 @@ def _of_gguf(path: Path) -> dict[str, float]:
 
 def _numbers(said: Mapping[str, object]) -> dict[str, float]:
     return {
-        name: value
+        name: int(value) if name == "top_k" and value == int(value) else value
         for name, value in said.items()
         if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     }

@@ -37,7 +37,7 @@ from parlay.types.model_forms import (
     Sublayer,
     link_size,
 )
-from parlay.types.params import SamplingParams, ScoreBy, StructuredOutputsParams
+from parlay.types.params import LEAST_TEMPERATURE, SamplingParams, ScoreBy, StructuredOutputsParams
 from parlay.types.requests import KINDS, Constraint, Guidance, Layers, Request, SequenceView, StopChecker
 from parlay.types.results import (
     NOTHING_COMMITTED,
@@ -89,6 +89,7 @@ from parlay.types.tokenizer import Tokenizer
 __all__ = [
     "HIDDEN_STEP",
     "KINDS",
+    "LEAST_TEMPERATURE",
     "NOTHING_COMMITTED",
     "NOTHING_NEEDED",
     "NOTHING_SPENT",

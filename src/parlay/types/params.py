@@ -14,6 +14,8 @@ from typing import Any, Literal, TypeVar
 from parlay.types.base import LogitsProcessor, show_number
 
 P = TypeVar("P", bound="SamplingParams")
+LEAST_TEMPERATURE = 1e-6
+"""Below it, scaled logits overflow."""
 ScoreBy = Literal["cosine", "yes-no"]
 """How texts are compared: by embeddings, or by what a chat model answers."""
 
@@ -137,16 +139,16 @@ class SamplingParams:
         _ = self.form
 
     def _check_numbers(self) -> None:
-        _check_range("n", self.n, 1, _MOST)
+        _check_whole("n", self.n, 1)
         _check_range("temperature", self.temperature, 0)
-        _check_range("top_k", self.top_k, -1, _MOST)
+        _check_whole("top_k", self.top_k, -1)
         _check_range("min_p", self.min_p, 0, 1)
         _check_range("presence_penalty", self.presence_penalty, -2, 2)
         _check_range("frequency_penalty", self.frequency_penalty, -2, 2)
-        _check_range("max_tokens", self.max_tokens, 0, _MOST)
-        _check_range("min_tokens", self.min_tokens, 0, _MOST)
-        _check_range("logprobs", self.logprobs, -1, _MOST)
-        _check_range("prompt_logprobs", self.prompt_logprobs, -1, _MOST)
+        _check_whole("max_tokens", self.max_tokens, 0)
+        _check_whole("min_tokens", self.min_tokens, 0)
+        _check_whole("logprobs", self.logprobs, -1)
+        _check_whole("prompt_logprobs", self.prompt_logprobs, -1)
         _check_range("guidance_scale", self.guidance_scale, 0, _MOST_GUIDANCE)
         _check_number("top_p", self.top_p)
         _check_number("typical_p", self.typical_p)
@@ -205,6 +207,13 @@ def _is_text(value: object) -> bool:
 def _check_number(name: str, value: object) -> None:
     if not isinstance(value, numbers.Real):
         raise ValueError(f"{name} must be a number, got {value!r:.60}")
+
+
+def _check_whole(name: str, value: int | None, low: int) -> None:
+    """Raises ValueError for a number that is below ``low``, no whole one, or more than 64 bits hold; None passes."""
+    _check_range(name, value, low, _MOST)
+    if value is not None and not isinstance(value, numbers.Integral):
+        raise ValueError(f"{name} must be a whole number, got {show_number(value)}")
 
 
 def _check_range(name: str, value: float | None, low: float, high: float = math.inf) -> None:

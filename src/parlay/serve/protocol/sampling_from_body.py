@@ -30,7 +30,7 @@ from parlay.strategies.spelling import StrategySpec, parse
 from parlay.text.chat_template import ChatOptions, Messages
 from parlay.text.prompts import Prompt
 from parlay.text.tokenize import PromptTooLong
-from parlay.types import Exactness, MachineBusy, ParlayError, SamplingParams, StructuredOutputsParams
+from parlay.types import LEAST_TEMPERATURE, Exactness, MachineBusy, ParlayError, SamplingParams, StructuredOutputsParams
 
 
 def read_strategy(text: str) -> StrategySpec:
@@ -114,8 +114,6 @@ _AS_THEY_ARE = {
 
 
 FORM = "structured_outputs"
-LEAST_TEMPERATURE = 1e-6
-"""Below it, scaled logits overflow."""
 USUAL_TEMPERATURE = 2.0
 """The most that OpenAI's API takes."""
 logger = logging.getLogger(__name__)

@@ -1,0 +1,48 @@
+"""What a model's makers recommend: read from its files, whatever stands there."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from parlay.models.sampling_defaults import sampling_defaults
+from parlay.types import ParlayError
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ({"do_sample": True, "temperature": 0.7, "top_k": 20}, {"temperature": 0.7, "top_k": 20}),
+        ({"do_sample": True, "top_k": 20.0}, {"top_k": 20}),
+        ({"temperature": 0.7}, {}),
+        ({"do_sample": True, "top_p": "0.9", "min_p": None, "typical_p": True}, {}),
+        ({"do_sample": True, "temperature": 1e-9}, {"temperature": 0}),
+    ],
+)
+def test_numbers_are_taken(said: dict[str, Any], expected: dict[str, float], tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "generation_config.json").write_text(json.dumps(said))
+    found = sampling_defaults(str(tmp_path))
+    assert found == expected
+    assert all(type(value) is type(expected[name]) for name, value in found.items() if name == "top_k")
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ({"temperature": -5}, "temperature must be at least 0, got -5"),
+        ({"top_k": 2.5}, "top_k must be a whole number, got 2.5"),
+        ({"top_p": 7}, "top_p and typical_p must be in"),
+    ],
+)
+def test_what_nobody_can_sample_with_is_refused_by_the_files_name(
+    said: dict[str, float], reason: str, tmp_path: Path
+) -> None:
+    """Every request without sampling parameters would fail otherwise, and none would say why."""
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "generation_config.json").write_text(json.dumps({"do_sample": True, **said}))
+    with pytest.raises(ParlayError, match=f"generation_config.json recommends what can't be used: {reason}"):
+        sampling_defaults(str(tmp_path))
