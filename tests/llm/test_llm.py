@@ -247,7 +247,7 @@ def test_what_is_no_conversation_is_refused(llm: LLM, messages: list[dict[str, s
         ({"min_tokens": 20}, "min_tokens"),
         ({"top_k": 10**400}, "top_k must be at most 9223372036854775807, got an integer of 1329 bits"),
         ({"top_k": 2.5}, "top_k must be a whole number, got 2.5"),
-        ({"max_tokens": 8.0}, "max_tokens must be a whole number, got 8"),
+        ({"max_tokens": 8.0}, "max_tokens must be a whole number, got 8.0"),
         ({"top_p": 10**400}, "top_p and typical_p"),
         ({"repetition_penalty": -(10**400)}, "repetition_penalty"),
     ],

@@ -213,7 +213,7 @@ def _check_whole(name: str, value: int | None, low: int) -> None:
     """Raises ValueError for a number that is below ``low``, no whole one, or more than 64 bits hold; None passes."""
     _check_range(name, value, low, _MOST)
     if value is not None and not isinstance(value, numbers.Integral):
-        raise ValueError(f"{name} must be a whole number, got {show_number(value)}")
+        raise ValueError(f"{name} must be a whole number, got {value!r}")
 
 
 def _check_range(name: str, value: float | None, low: float, high: float = math.inf) -> None:
