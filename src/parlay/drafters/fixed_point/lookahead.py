@@ -56,9 +56,9 @@ class Lookahead(OneByOne):
     def _propose(self, view: SequenceView, budget: int) -> Draft:
         if not self._guesses:
             return NO_DRAFT
-        if not self._bytes.admit(view.sequence, min(len(view.tokens), CAPACITY) * GRAM_BYTES):
-            return NO_DRAFT
         state = self._states.get(view.sequence)
+        if state is None and not self._bytes.room.make(min(len(view.tokens), CAPACITY) * GRAM_BYTES):
+            return NO_DRAFT
         if state is None or state.is_behind(view.tokens):
             state = self._states[view.sequence] = self._begin(view)
         state.follow(view.tokens, self._step)
