@@ -97,8 +97,7 @@ def test_a_rank_that_hangs_for_too_long_ends_all_of_both_groups(crew: Crew, llam
         assert all(f" ends: rank {gone} has " in line for line in last.values())
         assert f"rank {gone} has " in str(lost.value)
     finally:
-        os.kill(processes[-1], signal.SIGKILL)
-        os.kill(processes[-1], signal.SIGCONT)
+        os.kill(processes[-1], signal.SIGKILL)  # ends one that is stopped, too
     assert time.monotonic() - began < 60
 
 

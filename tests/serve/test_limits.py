@@ -18,8 +18,8 @@ from parlay.serve.guard import limits
 from parlay.serve.guard.limits import BodyBytes
 from parlay.serve.protocol.sampling_from_body import check_prompt, limit_params
 from parlay.serve.settings import PROMPT_LOG, Settings
-from parlay.system import bounded_process
 from parlay.types import SamplingParams
+from tests.system.late import late_answers
 
 MakeApp = Callable[..., FastAPI]
 JSON = {"Content-Type": "application/json"}
@@ -237,10 +237,10 @@ def test_a_temperature_above_the_usual_is_warned_of_elsewhere(
     ],
 )
 def test_a_machine_too_busy_to_compile_a_form_is_not_the_clients_fault(
-    make_app: MakeApp, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, object]
+    make_app: MakeApp, path: str, body: dict[str, object]
 ) -> None:
-    monkeypatch.setattr(bounded_process, "_WALL_SECONDS", 0.0)
-    reply = TestClient(make_app(retry_after=7)).post(path, json=body)
+    with late_answers():
+        reply = TestClient(make_app(retry_after=7)).post(path, json=body)
     assert (reply.status_code, reply.headers["retry-after"]) == (503, "7")
     assert "on a busy machine: try again" in reply.text
 

@@ -16,10 +16,10 @@ from transformers import PreTrainedTokenizerFast
 
 from parlay import LLM
 from parlay.models.tokenizers.plain import PlainTokenizer
-from parlay.system import bounded_process
 from parlay.text import template_sandbox
 from parlay.text.chat_template import render, told_of_tools
 from parlay.types import MachineBusy
+from tests.system.late import late_answers
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
 CHATML = """{{ bos_token }}{% for message in messages %}
@@ -165,12 +165,9 @@ def test_a_template_that_never_ends_is_ended(attack: str, monkeypatch: pytest.Mo
     assert render(ours(STRICT), [USER]) == USER["content"]
 
 
-def test_a_template_whose_process_gets_no_time_may_be_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    template_sandbox._process().end()  # one that runs may answer before anyone looks
-    with monkeypatch.context() as busy:
-        busy.setattr(bounded_process, "_WALL_SECONDS", 0.0)
-        with pytest.raises(MachineBusy, match="on a busy machine: try again"):
-            render(ours(STRICT), [USER])
+def test_a_template_whose_process_gets_no_time_may_be_tried_again() -> None:
+    with late_answers(), pytest.raises(MachineBusy, match="on a busy machine: try again"):
+        render(ours(STRICT), [USER])
     assert render(ours(STRICT), [USER]) == USER["content"]
 
 
