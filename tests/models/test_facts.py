@@ -37,7 +37,7 @@ def test_what_has_changed_is_read_again(tmp_path: Path, monkeypatch: pytest.Monk
     folder = make_folder(tmp_path / "one")
     before = read_facts(folder)
     with monkeypatch.context() as patched:
-        patched.setattr("parlay.models.facts.hash_of", lambda path: 1 / 0)
+        patched.setattr("parlay.models.facts.remembered_hash_of", lambda path: 1 / 0)
         assert read_facts(folder) == before
     (folder / "config.json").write_text('{"model_type": "qwen3"}')
     after = read_facts(folder)

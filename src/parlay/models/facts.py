@@ -15,7 +15,7 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from parlay.models.config import UnsupportedModel, read_json
-from parlay.models.fetch.hub import hash_of
+from parlay.models.fetch.hashes import remembered_hash_of
 from parlay.models.gguf import SUFFIX
 from parlay.models.gguf.file import read_parts
 from parlay.models.gguf.reader import Header
@@ -123,7 +123,7 @@ def spell_parameters(count: int) -> str:
 
 
 def _facts(form: str, family: str, stored: Counter[str], files: Iterable[Path]) -> ModelFacts:
-    hashes = [(file, hash_of(file)) for file in files]
+    hashes = [(file, remembered_hash_of(file)) for file in files]
     listed = "".join(f"{digest}  {file.name}\n" for file, digest in hashes)
     return ModelFacts(
         form=form,

@@ -11,6 +11,7 @@ from pathlib import Path
 from parlay import __version__
 from parlay.compiled.build import digest
 from parlay.models.fetch import hub
+from parlay.models.fetch.hashes import remembered_hash_of
 from parlay.models.fetch.resolving import resolve
 from parlay.models.gguf import SUFFIX
 
@@ -33,7 +34,7 @@ def weights_sha256(model: str) -> str:
     """SHA-256 of the file that holds a model's weights; empty where there are several."""
     files = weight_files(model)
     parts = [path for path in files if "-of-" not in path.stem]
-    return hub.hash_of(parts[0]) if len(parts) == len(files) == 1 else ""
+    return remembered_hash_of(parts[0]) if len(parts) == len(files) == 1 else ""
 
 
 def weights_fingerprint(model: str, *others: str) -> str:
@@ -41,7 +42,7 @@ def weights_fingerprint(model: str, *others: str) -> str:
 
     ``others`` are models and files on which the texts depend, too.
     """
-    hashes = [hub.hash_of(path) for name in (model, *others) for path in weight_files(name)]
+    hashes = [remembered_hash_of(path) for name in (model, *others) for path in weight_files(name)]
     return hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()
 
 

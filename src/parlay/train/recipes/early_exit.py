@@ -79,7 +79,10 @@ class EarlyExitRecipe(ModelRecipe):
         save_student(folder, self._config, tensors, like=resolve(self._options.model), card=card, same_family=True)
 
     def _weights(self) -> dict[int, float]:
-        """Weights of the exits in this update, by the number of layers that have run; they add up to 1."""
+        """Weights of the exits in this update, by the number of layers that have run; they add up to 1.
+
+        The paper counts layers from 0, which leaves the first exit out: here it learns, too.
+        """
         last = self._layers
         on = [layer for layer in range(1, last) if layer % self._options.apart == self._turn % self._options.apart]
         scale = self._options.exit_scale
