@@ -21,6 +21,7 @@ from parlay.models.fetch.resolving import resolve
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "third_party_drafter" / "src" / "parlay_follower" / "__init__.py"
+RULES = ROOT / "examples" / "rules" / "my_rules.py"
 PAGES = {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in sorted(ROOT.glob("docs/**/*.md"))}
 TEXTS = {
     **PAGES,
@@ -75,7 +76,8 @@ def arguments_of(line: str) -> list[str]:
 
 @pytest.mark.parametrize(("page", "line"), list(commands()), ids=lambda value: re.sub(r"\W+", "-", value)[-50:])
 def test_a_command_line_is_understood(page: str, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(EXAMPLE.parent.parent)
+    for example in (EXAMPLE.parent.parent, RULES.parent):
+        monkeypatch.syspath_prepend(example)
     name, *words = arguments_of(line)
     parser_of(name).parse(words)
 
@@ -111,8 +113,9 @@ def test_flags_stand_behind_their_own_commands() -> None:
     assert not {each for each in spoken if each[2] not in flags_of(parser_of(each[1]))}
 
 
-def test_the_guide_to_drafters_shows_the_example_whole() -> None:
-    assert pythons("docs/how-to/write-a-drafter.md") == [EXAMPLE.read_text(encoding="utf-8")]
+@pytest.mark.parametrize(("page", "example"), [("write-a-drafter", EXAMPLE), ("write-a-rule", RULES)])
+def test_guides_show_their_examples_whole(page: str, example: Path) -> None:
+    assert pythons(f"docs/how-to/{page}.md") == [example.read_text(encoding="utf-8")]
 
 
 RUN = [page for page in PAGES if page != "docs/how-to/write-a-drafter.md" and pythons(page)]

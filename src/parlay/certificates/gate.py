@@ -230,7 +230,7 @@ def rule_level(spec: StrategySpec) -> Exactness:
     """Exactness that the strategy's accept rule keeps, or its selector."""
     if find(spec.name).selects:
         return find(spec.name).exactness
-    return accept_rules.RULES[accept_rules.name_in(spec.settings)].exactness
+    return accept_rules.find(accept_rules.name_in(spec.settings)).exactness
 
 
 @lru_cache(maxsize=256)

@@ -46,7 +46,8 @@ class Option:
     ``strategies``: the parts of the tuple are strategies themselves, each written ``NAME`` or ``NAME(key=value,...)``.
     ``opens``: it names a file or a model, or loads weights, so a server takes it from its owner only. ``keeps``: it
     says how much is kept for later requests, so a request to a server can only lower it. ``kinds``: its parts are
-    numbers for kinds of requests, as `of_kinds` reads them, none above ``high``.
+    numbers for kinds of requests, as `of_kinds` reads them, none above ``high``. ``imports``: besides its choices it
+    may be a class from elsewhere, written ``package.module:Class``.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Option:
     opens: bool = False
     keeps: bool = False
     kinds: bool = False
+    imports: bool = False
     required: bool = False
     optional: bool = False
 
@@ -81,7 +83,7 @@ class Option:
             return
         if not _fits(value, self.type):
             raise UsageError(f"{label}={value}: expected {_TYPE_WORDS[self.type]}")
-        if self.choices and value not in self.choices:
+        if self.choices and value not in self.choices and not (self.imports and ":" in str(value)):
             raise UsageError(f"{label}={value}: choose one of {', '.join(self.choices)}")
         if isinstance(value, int) and value not in WHOLE:
             raise UsageError(f"{label}={show_number(value)}: {_OUT_OF_RANGE}")
@@ -136,6 +138,7 @@ def option(
     opens: bool = False,
     keeps: bool = False,
     kinds: bool = False,
+    imports: bool = False,
 ) -> Any:
     """Declares a field of an options class; see `Option`. Bounds are inclusive."""
     metadata = {
@@ -148,6 +151,7 @@ def option(
         "opens": opens,
         "keeps": keeps,
         "kinds": kinds,
+        "imports": imports,
     }
     return field(default=default, metadata=metadata)
 

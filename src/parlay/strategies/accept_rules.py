@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import cast
 
 from parlay.options import Option, Options, UsageError, Value, of_kinds, option, options_of
+from parlay.strategies import imported
 from parlay.types import AcceptRule, DraftKind, Exactness
 
 RULE = "rule"
@@ -176,10 +178,31 @@ DRAWN = tuple(entry.name for entry in _RULES if entry.kind != "point")
 """The rules that need drafts drawn from a distribution, whose probabilities the drafter gives."""
 
 
+_DRAFTED_FOR: Mapping[DraftKind, str] = MappingProxyType(
+    {"point": GUESSED[0], "iid": "multi-candidate", "without_replacement": "without-replacement"}
+)
+"""For which of the rules here drafters make drafts of each kind."""
+
+
+def find(name: str) -> RuleEntry:
+    """The rule of that name, or the one that ``package.module:NAME`` names. Raises UsageError where there is none."""
+    if ":" not in name:
+        return RULES[name]
+    made = imported.rule(name)
+    summary = (inspect.getdoc(type(made)) or "").partition("\n")[0]
+    return RuleEntry(name, next(iter(made.kinds)), made.exactness, summary, "see its documentation", name)
+
+
+def drafted_for(settings: Mapping[str, Value]) -> str:
+    """The rule whose kind of drafts a strategy's drafter makes: its own, or of one from elsewhere the nearest here."""
+    name = name_in(settings)
+    return _DRAFTED_FOR[find(name).kind] if ":" in name else name
+
+
 def parameters(names: Sequence[str]) -> dict[str, Option]:
     """The parameters of a strategy that goes with these rules: ``rule``, by default the first, and the rules' own
     options."""
-    rule = Option(RULE, str, names[0], f"accept rule: {', '.join(names)}", choices=tuple(names))
+    rule = Option(RULE, str, names[0], f"accept rule: {', '.join(names)}", choices=tuple(names), imports=True)
     own = {f"{name}.{key}": option for name in names for key, option in options_of(RULES[name].options).items()}
     return {RULE: rule, **own}
 
@@ -187,8 +210,8 @@ def parameters(names: Sequence[str]) -> dict[str, Option]:
 def check(strategy: str, given: Mapping[str, str], known: Mapping[str, Option]) -> None:
     """Raises UsageError for a rule that can't judge the strategy's drafts, and for options of another rule."""
     rule = given.get(RULE, "")
-    if rule in RULES and RULE in known and rule not in known[RULE].choices:
-        kind = RULES[rule].kind.replace("_", " ")
+    if RULE in known and (rule in RULES or ":" in rule) and not _judges(rule, known[RULE].choices):
+        kind = find(rule).kind.replace("_", " ")
         raise UsageError(
             f"strategy {strategy}: rule={rule} judges drafts of kind {kind!r}, which {strategy} does not draw; "
             f"choose one of {', '.join(known[RULE].choices)}"
@@ -197,6 +220,11 @@ def check(strategy: str, given: Mapping[str, str], known: Mapping[str, Option]) 
         owner, dot, _ = key.partition(".")
         if dot and key in known and owner != (rule or known[RULE].default):
             raise UsageError(f"strategy {strategy}: {key} is a parameter of rule={owner}, which is not asked for")
+
+
+def _judges(rule: str, choices: Sequence[str]) -> bool:
+    """Whether a rule is one of the choices; one from elsewhere: whether it judges what one of them judges."""
+    return rule in choices or (":" in rule and find(rule).kind in {RULES[each].kind for each in choices})
 
 
 def name_in(settings: Mapping[str, Value]) -> str:
@@ -209,6 +237,8 @@ def name_in(settings: Mapping[str, Value]) -> str:
 def build(settings: Mapping[str, Value]) -> AcceptRule:
     """The rule that a strategy's settings ask for. Raises UsageError for kinds of requests that there are not."""
     name = name_in(settings)
+    if ":" in name:
+        return imported.rule(name)
     module, _, attribute = RULES[name].factory.partition(":")
     factory = importlib.import_module(f"parlay.sampling.rules.{module}").__dict__[attribute]
     given: dict[str, object] = {**_own(settings)}
@@ -228,4 +258,4 @@ def escape_floor(settings: Mapping[str, Value]) -> float:
 def _own(settings: Mapping[str, Value]) -> dict[str, Value]:
     """The own options of the rule that a strategy's settings ask for."""
     name = name_in(settings)
-    return {key: settings.get(f"{name}.{key}", each.default) for key, each in options_of(RULES[name].options).items()}
+    return {key: settings.get(f"{name}.{key}", each.default) for key, each in options_of(find(name).options).items()}

@@ -26,7 +26,7 @@ def build(spec: StrategySpec, resources: Resources) -> Drafter | None:
         return None
     nested = tuple(_nested(member, resources) for member in spec.members)
     heads = ProvedHeads(resources.find_head) if resources.find_head else None
-    own = replace(resources, rule=accept_rules.name_in(spec.settings), nested=nested, find_head=heads)
+    own = replace(resources, rule=accept_rules.drafted_for(spec.settings), nested=nested, find_head=heads)
     factory = resolve(entry.factory)
     drafter = factory(own) if entry.options is Options else factory(own, options(spec))
     if heads is not None:

@@ -16,6 +16,7 @@ from parlay.router.goals import EFFORTS, GOALS, Aim
 from parlay.router.policies import Plain, make_policy
 from parlay.router.router import RememberingRouter
 from parlay.router.saved_state import Memory, NoMemory
+from parlay.strategies import imported
 from parlay.strategies.building import build_escape, build_layout, build_rule, build_selector
 from parlay.strategies.candidates import as_arms, build_all, drafters_of
 from parlay.strategies.catalogue import find
@@ -191,6 +192,8 @@ class StrategyCache:
         assert isinstance(name, str)
         assert isinstance(nodes, int)
         (drafter,) = drafters
+        if ":" in name:
+            return imported.policy(name, nodes, self._cost)
         return make_policy(name, nodes, self._cost, drafter.needs)
 
     def _router(self, spec: StrategySpec, arms: Sequence[Arm], owner: str) -> Policy:

@@ -27,6 +27,7 @@ class BudgetOptions(Options):
         "adaptive",
         "budget policy: adaptive drafts what pays, fixed always k nodes, the others follow papers' rules",
         choices=tuple(BY_NAME),
+        imports=True,
     )
 
 

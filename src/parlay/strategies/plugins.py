@@ -8,17 +8,14 @@ It is imported when it is named.
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import os
-import sys
 import typing
 from dataclasses import replace
 from importlib.metadata import EntryPoint, entry_points
-from types import ModuleType
 
-from parlay.options import Options, UsageError, nearest, options_of
+from parlay.options import Options, UsageError, options_of
 from parlay.strategies.entry import StrategyEntry
+from parlay.strategies.imported import load
 
 GROUP = "parlay.drafters"
 
@@ -40,7 +37,7 @@ def from_path(path: str) -> StrategyEntry:
 
     Raises UsageError for anything else.
     """
-    found = _load(path)
+    found = load(path)
     if isinstance(found, StrategyEntry):
         entry = replace(found, name=path)
     elif inspect.isclass(found):
@@ -64,33 +61,6 @@ def _described(path: str, found: type) -> StrategyEntry:
         options=_options(path, found),
         factory=path,
     )
-
-
-def _load(path: str) -> object:
-    module_name, _, attribute = path.partition(":")
-    try:
-        names = _imported(module_name).__dict__
-    except (ImportError, ValueError) as error:
-        raise UsageError(f"strategy {path}: can't import {module_name!r} ({error})") from error
-    if attribute not in names:
-        classes = [name for name, value in names.items() if inspect.isclass(value) and value.__module__ == module_name]
-        raise UsageError(f"strategy {path}: {module_name} has no {attribute!r}; {nearest(attribute, classes)}")
-    return names[attribute]
-
-
-def _imported(name: str) -> ModuleType:
-    """The module; one that is not installed is looked for in the current folder, where an installed command doesn't."""
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name != name.partition(".")[0]:
-            raise
-    here = os.getcwd()
-    sys.path.append(here)
-    try:
-        return importlib.import_module(name)
-    finally:
-        sys.path.remove(here)
 
 
 def _options(path: str, found: type) -> type[Options]:

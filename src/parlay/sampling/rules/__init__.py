@@ -1,7 +1,13 @@
-"""Accept rules: from a draft and the target's logits to the tokens that are committed. One file a family."""
+"""Accept rules: from a draft and the target's logits to the tokens that are committed. One file a family.
+
+Rules of one's own derive from `DistributionRule`; `descend` and `longest` walk a tree for them.
+"""
 
 from __future__ import annotations
 
+from parlay.sampling.rules.distribution_rule import DistributionRule
+from parlay.sampling.rules.lossy import longest
+from parlay.sampling.rules.rule_input import RuleInput, descend
 from parlay.sampling.rules.shared_noise import SharedNoise
 
-__all__ = ["SharedNoise"]
+__all__ = ["DistributionRule", "RuleInput", "SharedNoise", "descend", "longest"]

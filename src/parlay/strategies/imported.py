@@ -1,0 +1,82 @@
+"""Import what a strategy names as ``package.module:NAME``: a drafter, a budget policy or an accept rule.
+
+A name that is not installed is looked for in the current folder. A request to a server can't import anything.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import sys
+from types import ModuleType
+from typing import cast
+
+from parlay.options import UsageError, nearest
+from parlay.types import AcceptRule, Cost, Policy
+
+_POLICY = ("plan", "next_budgets", "trim", "learn", "report", "release")
+_RULE = ("exactness", "kinds", "matches", "accept")
+
+
+def load(path: str) -> object:
+    """Import what ``package.module:NAME`` names. Raises UsageError where there is no such thing."""
+    module_name, _, attribute = path.partition(":")
+    try:
+        names = _imported(module_name).__dict__
+    except (ImportError, ValueError) as error:
+        raise UsageError(f"strategy {path}: can't import {module_name!r} ({error})") from error
+    if attribute not in names:
+        classes = [name for name, value in names.items() if inspect.isclass(value) and value.__module__ == module_name]
+        raise UsageError(f"strategy {path}: {module_name} has no {attribute!r}; {nearest(attribute, classes)}")
+    return names[attribute]
+
+
+def policy(path: str, budget: int, cost: Cost) -> Policy:
+    """Make the budget policy of class ``path``, which is called with ``budget`` and ``cost``.
+
+    Raises UsageError for a class that is none.
+    """
+    made = _called(path, "budget policy", _POLICY, budget, cost)
+    return cast(Policy, made)
+
+
+def rule(path: str) -> AcceptRule:
+    """Make the accept rule of class ``path``, which is called without arguments, or take the one that ``path`` names.
+
+    Raises UsageError for anything else, and for a rule of several kinds of drafts.
+    """
+    made = cast(AcceptRule, _called(path, "accept rule", _RULE))
+    if len(made.kinds) != 1:
+        raise UsageError(f"{path} judges drafts of {len(made.kinds)} kinds: it must name one in its attribute kinds")
+    return made
+
+
+def _called(path: str, purpose: str, names: tuple[str, ...], *arguments: object) -> object:
+    found = load(path)
+    missing = [name for name in names if name not in dir(found)]
+    if missing:
+        raise UsageError(f"{path} is no {purpose}: it lacks {', '.join(missing)}")
+    if not inspect.isclass(found):
+        return found
+    try:
+        inspect.signature(found).bind(*arguments)
+    except TypeError as error:
+        given = "budget and cost" if arguments else "no arguments"
+        raise UsageError(f"{path}: its constructor is called with {given} ({error})") from None
+    return found(*arguments)
+
+
+def _imported(name: str) -> ModuleType:
+    """The module; one that is not installed is looked for in the current folder, where an installed command doesn't."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name.partition(".")[0]:
+            raise
+    here = os.getcwd()
+    sys.path.append(here)
+    try:
+        return importlib.import_module(name)
+    finally:
+        sys.path.remove(here)

@@ -1,0 +1,156 @@
+"""Accept rules and budget policies from elsewhere: named by path, checked at once, and judged by the kit."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from parlay import LLM, SamplingParams
+from parlay.certificates.gate import exact_form, rule_level
+from parlay.llm.outputs import RequestFailed
+from parlay.options import UsageError
+from parlay.serve.errors import ApiError
+from parlay.serve.protocol.sampling_from_body import read_strategy
+from parlay.strategies.spelling import parse
+from parlay.testing.conformance import DISTRIBUTION_STAGE, check_strategy, default_stages
+from parlay.types import Exactness
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "rules" / "my_rules.py"
+OTHERS = """
+from dataclasses import dataclass
+from parlay.sampling.rules import DistributionRule, descend
+from parlay.sampling.rules.rejection import Rejection, one_by_one
+from parlay.types import Exactness
+
+class Own(DistributionRule):
+    "Accepts as rejection does."
+    kinds = frozenset({"iid"})
+    def verdict(self, inputs):
+        return descend(inputs, one_by_one)
+
+class Biased(Own):
+    def verdict(self, inputs):
+        def choose(target, candidates, rng):
+            for token, drafted in candidates:
+                if rng.coin(min(1, 1.2 * target[token] / drafted[token])):
+                    return token
+            return rng.draw(target)
+        return descend(inputs, choose)
+
+class Many(Own):
+    kinds = frozenset({"iid", "point"})
+
+@dataclass(frozen=True)
+class Wanting(Own):
+    least: float
+
+class Nothing: ...
+
+class Broken(Own):
+    kinds = frozenset({"point"})
+    def verdict(self, inputs):
+        raise RuntimeError("a bug")
+
+OBJECT = Wanting(0.5)
+"""
+WORDS = "one of the men saw the house, and one of the dogs saw the men,"
+DRAWN = "draft-model:rule=other_rules:{},shape=chain,width=1"
+
+
+@pytest.fixture(autouse=True)
+def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The guide's module, and one with faults, in the current folder."""
+    shutil.copy(EXAMPLE, tmp_path)
+    (tmp_path / "other_rules.py").write_text(OTHERS)
+    monkeypatch.chdir(tmp_path)
+    yield
+    for name in ("my_rules", "other_rules"):
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "stage", "sound"),
+    [
+        ("prompt-lookup:rule=my_rules:Nucleus", "toy", True),
+        (DRAWN.format("Own"), DISTRIBUTION_STAGE, True),
+        (DRAWN.format("Biased"), DISTRIBUTION_STAGE, False),
+    ],
+)
+def test_the_kit_tells_rules_from_elsewhere_that_keep_their_promise(strategy: str, stage: str, sound: bool) -> None:
+    report = check_strategy(strategy, stages=[default_stages()[stage]])
+    assert report.passed is sound, str(report)
+
+
+def test_a_policy_sets_budgets_and_changes_no_text() -> None:
+    params = SamplingParams(temperature=2.5, max_tokens=60, seed=5)
+    with LLM("parlay-mini", router_memory="off") as llm:
+        plain, halved, fixed = (
+            llm.generate([f"{WORDS} {WORDS} one"], params, False, strategy=strategy)[0].outputs[0]
+            for strategy in (
+                "none",
+                "prompt-lookup:policy=my_rules:Halving,k=8",
+                "prompt-lookup:policy=fixed,k=8",
+            )
+        )
+    assert halved.token_ids == fixed.token_ids == plain.token_ids
+    assert 0 < halved.metrics.draft_tokens < fixed.metrics.draft_tokens
+
+
+def test_a_rule_decides_what_is_accepted() -> None:
+    params = SamplingParams(temperature=1.0, max_tokens=60, seed=3)
+    with LLM("parlay-mini", router_memory="off") as llm:
+        accepted = [
+            llm.generate(["one two one two"], params, False, strategy=f"prompt-lookup:policy=fixed,k=4{rule}")[0]
+            .outputs[0]
+            .metrics.accepted_tokens
+            for rule in ("", ",rule=my_rules:Nucleus")
+        ]
+    assert accepted[1] > accepted[0]
+
+
+def test_a_rule_says_what_it_promises() -> None:
+    assert rule_level(parse(DRAWN.format("Own"))) is Exactness.DISTRIBUTION
+    assert rule_level(parse("prompt-lookup:rule=my_rules:Nucleus")) is Exactness.LOSSY
+    assert str(exact_form(parse("prompt-lookup:rule=my_rules:Nucleus,k=4"))) == "prompt-lookup:k=4"
+    assert rule_level(parse(DRAWN.format("OBJECT"))) is Exactness.DISTRIBUTION
+
+
+def test_a_rule_with_a_bug_ends_its_request_alone() -> None:
+    params = SamplingParams(temperature=1.0, max_tokens=8, seed=3)
+    with LLM("parlay-mini", router_memory="off") as llm:
+        with pytest.raises(RequestFailed, match="RuntimeError: a bug"):
+            llm.generate(["a"], params, False, strategy="prompt-lookup:rule=other_rules:Broken")
+        (well,) = llm.generate(["a"], params, False, strategy="prompt-lookup")
+        assert well.outputs[0].finish_reason == "length"
+
+
+@pytest.mark.parametrize(
+    ("strategy", "message"),
+    [
+        ("prompt-lookup:rule=no_such_module:Rule", "can't import 'no_such_module'"),
+        ("prompt-lookup:rule=my_rules:Nucleos", "did you mean Nucleus"),
+        ("prompt-lookup:rule=other_rules:Nothing", "no accept rule: it lacks exactness, kinds, matches, accept"),
+        ("prompt-lookup:rule=other_rules:Many", "must name one in its attribute kinds"),
+        ("prompt-lookup:rule=other_rules:Own", "judges drafts of kind 'iid', which prompt-lookup does not draw"),
+        ("draft-model:rule=other_rules:Wanting", "its constructor is called with no arguments"),
+        ("prompt-lookup:policy=other_rules:Nothing", "no budget policy: it lacks plan, next_budgets, trim"),
+        ("prompt-lookup:policy=other_rules:Own", "no budget policy: it lacks plan, next_budgets, trim"),
+    ],
+)
+def test_what_is_no_rule_or_policy_is_one_clear_line(strategy: str, message: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(message)) as caught, LLM("parlay-mini", router_memory="off") as llm:
+        llm.generate(["a"], SamplingParams(max_tokens=1), False, strategy=strategy)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("named", ["rule", "policy"])
+def test_a_request_to_a_server_imports_nothing(named: str) -> None:
+    for text in (f"prompt-lookup:{named}=my_rules:Nucleus", f"prompt-lookup({named}=my_rules:Nucleus)"):
+        with pytest.raises(ApiError):
+            read_strategy(text)
+    assert "my_rules" not in sys.modules
