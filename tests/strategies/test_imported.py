@@ -133,6 +133,8 @@ def test_a_rule_with_a_bug_ends_its_request_alone() -> None:
     ("strategy", "message"),
     [
         ("prompt-lookup:rule=no_such_module:Rule", "can't import 'no_such_module'"),
+        ("prompt-lookup:rule=../my_rules:Nucleus", "is no name of a module; write package.module:Class"),
+        ("prompt-lookup:policy=:", "is no name of a module; write package.module:Class"),
         ("prompt-lookup:rule=my_rules:Nucleos", "did you mean Nucleus"),
         ("prompt-lookup:rule=other_rules:Nothing", "no accept rule: it lacks exactness, kinds, matches, accept"),
         ("prompt-lookup:rule=other_rules:Many", "must name one in its attribute kinds"),

@@ -22,6 +22,8 @@ _RULE = ("exactness", "kinds", "matches", "accept")
 def load(path: str) -> object:
     """Import what ``package.module:NAME`` names. Raises UsageError where there is no such thing."""
     module_name, _, attribute = path.partition(":")
+    if not all(map(str.isidentifier, module_name.split("."))):
+        raise UsageError(f"strategy {path}: {module_name!r} is no name of a module; write package.module:Class")
     try:
         names = _imported(module_name).__dict__
     except (ImportError, ValueError) as error:
