@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 from transformers import AutoConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING as CONFIG_OF_MODELS
 
 from parlay.models.config import RopeConfig, UnsupportedModel
 from parlay.models.families.reading import read_config
+from parlay.models.families.table import CAUSAL
 from parlay.testing.checkpoints import NATIVE, save_random
 from parlay.types import ParlayError
 
@@ -77,9 +79,49 @@ def test_yarn_attention_factor_is_the_one_transformers_computes(numbers: dict[st
     assert rope.original_max_context == numbers.get("original_max_position_embeddings", 128)
 
 
+def test_positions_stretched_by_yarn_reach_as_far_as_they_are_stretched(tmp_path: Path) -> None:
+    """Users add rope_scaling to a published config.json, and leave its context as it is."""
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 96}
+    assert read_config(written(tmp_path, LLAMA, rope_scaling=yarn)).max_context == 384
+    assert read_config(written(tmp_path, LLAMA, rope_scaling=yarn, max_position_embeddings=512)).max_context == 512
+
+
+@pytest.mark.parametrize("architecture", [family.architecture for family in CAUSAL if not family.left_out])
+def test_a_norm_has_the_floor_of_its_family_where_none_is_said(architecture: str, tmp_path: Path) -> None:
+    theirs = next(kind for kind in CONFIG_OF_MODELS.values() if kind.__name__ == architecture).config_class()
+    sizes = {**LLAMA, "num_attention_heads": 16, "num_key_value_heads": 8, "hidden_size": 64}
+    experts = {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+    own = {"layer_types": ["full_attention"] * 2, **(experts if architecture == "Glm4MoeForCausalLM" else {})}
+    assert read_config(written(tmp_path, {**sizes, **own}, architectures=[architecture])).rms_norm_eps == (
+        theirs.rms_norm_eps
+    )
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"architectures": ["Phi3ForCausalLM"], "full_attn_mod": 1, "interpolate_factor": 1, "lm_head_bias": False},
+        {
+            "architectures": ["GraniteMoeHybridForCausalLM"],
+            "normalization_function": "rmsnorm",
+            "init_method": "mup",
+            "num_local_experts": 0,
+            "layer_types": ["attention", "attention"],
+        },
+        {"architectures": ["Glm4MoeForCausalLM"], "n_routed_experts": 8, "num_experts_per_tok": 2}
+        | {"moe_intermediate_size": 16, "scoring_func": "sigmoid", "topk_method": "noaux_tc"},
+        {"architectures": ["GptOssForCausalLM"], "experts_per_token": 4, "initial_context_length": 4096},
+    ],
+)
+def test_keys_of_published_configs_that_change_nothing_are_accepted(said: dict[str, Any], tmp_path: Path) -> None:
+    assert read_config(written(tmp_path, LLAMA, **said)).architecture == said["architectures"][0]
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
+        ({"architectures": ["Phi3ForCausalLM"], "full_attn_mod": 2}, "full_attn_mod 2"),
+        ({"normalization_function": "layernorm"}, "normalization_function 'layernorm'"),
         ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel"),
         ({"hidden_act": "gelu"}, "activation 'gelu'"),
         ({"mlp_bias": True}, "mlp_bias"),

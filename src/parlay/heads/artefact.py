@@ -27,7 +27,7 @@ from torch import Tensor
 
 from parlay.heads.proof import Proof
 from parlay.models.config import DecoderConfig, RopeConfig
-from parlay.models.families.reading import check_forms
+from parlay.models.families.checking import check_forms
 from parlay.models.fetch.hub import hash_of
 from parlay.models.weights.dequantize import dense
 from parlay.models.weights.formats import Format

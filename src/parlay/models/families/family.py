@@ -72,6 +72,7 @@ class Family:
     attention_bias: bool = False
     tie_embeddings: bool = False
     rope_theta: float = 10_000.0
+    rms_norm_eps: float = 1e-6
     rotated: float = 1.0
     activation: str = "silu"
     complete: Complete = lambda raw, config, usual: with_layers(config, usual, [None] * config.num_layers)

@@ -47,6 +47,7 @@ GPT_OSS = Family(
     head_dim=64,
     attention_bias=True,
     rope_theta=150_000.0,
+    rms_norm_eps=1e-5,
     complete=_gpt_oss,
     keys=("num_local_experts", "num_experts_per_tok", "swiglu_alpha", "swiglu_limit"),
     names={"self_attn.sinks": "self_attn.sinks.weight", "mlp.router.": "mlp.gate."},

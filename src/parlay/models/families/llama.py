@@ -62,6 +62,7 @@ MIXTRAL = Family(
     models="Mixtral",
     max_context=131_072,
     rope_theta=1_000_000.0,
+    rms_norm_eps=1e-5,
     complete=_mixtral,
     keys=("num_local_experts", "num_experts_per_tok"),
     prefixes={"block_sparse_moe.": "mlp."},

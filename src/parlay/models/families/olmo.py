@@ -44,6 +44,7 @@ OLMO2 = Family(
     architecture="Olmo2ForCausalLM",
     models="OLMo 2",
     max_context=2048,
+    rms_norm_eps=1e-5,
     qk_norm=True,
     complete=_olmo2,
     names={

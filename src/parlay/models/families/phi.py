@@ -14,6 +14,7 @@ PHI3 = Family(
     architecture="Phi3ForCausalLM",
     models="Phi-3, Phi-3.5, Phi-4, Phi-4-mini",
     max_context=4096,
+    rms_norm_eps=1e-5,
     complete=_phi3,
     keys=("original_max_position_embeddings",),
     gguf=GgufForm(

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
-from parlay.models.config import Activation, DecoderConfig, Experts, Json, RopeConfig, UnsupportedModel, read_json
+from parlay.models.config import Activation, DecoderConfig, Json, RopeConfig, UnsupportedModel, read_json
+from parlay.models.families.checking import MOST_LAYERS, check_forms, wrong
 from parlay.models.families.diffusion import REFUSED, with_set_block
 from parlay.models.families.family import Family
 from parlay.models.families.table import ELSEWHERE, FAMILIES
@@ -24,8 +25,10 @@ _ARITHMETIC = re.compile(
 _HARMLESS = re.compile(r"dropout|pdrop|initializer|aux_loss|output_|^_|implementation|jitter|flash|_token|_bos|_eos")
 """Parts of keys that may change what a model computes, and of those that never do while it writes text."""
 _FACTOR = re.compile(r"multiplier|scal(e|ing)|factor")
-_COUNT = re.compile(r"expert|step|freq|interval|group|layers")
+_COUNT = re.compile(r"expert|step|freq|interval|group|layers|_mod$")
 """Parts of keys whose number changes nothing if it is 1: it multiplies, or it counts what is there anyway."""
+_USUAL_FORMS = ("default", "absolute", "rmsnorm")
+"""Forms that keys name and that are computed anyway."""
 _READ = (
     *("rms_norm_eps", "num_attention_heads", "num_key_value_heads", "attention_bias", "mlp_bias", "layer_types"),
     *("rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor", "original_max_position_embeddings"),
@@ -45,19 +48,6 @@ _OF_ROPE = (
     *("truncate", "short_factor", "long_factor", "finetuned"),
 )
 """Keys of positions that are read, or that change nothing."""
-_MOST_LAYERS, _MOST_EXPERTS = 10_000, 1 << 18
-_MOST: Mapping[str, int] = {
-    "vocab_size": 1 << 24,
-    "hidden_size": 1 << 20,
-    "intermediate_size": 1 << 22,
-    "num_layers": _MOST_LAYERS,
-    "num_heads": 1 << 14,
-    "num_kv_heads": 1 << 14,
-    "head_dim": 1 << 14,
-    "max_context": 1 << 31,
-}
-"""Of the fields of `DecoderConfig` that count something: several times as much as any model has. More is a mistake, or
-meant to take this machine's time and memory."""
 
 
 def read_config(directory: Path, longest: int = 0) -> DecoderConfig:
@@ -87,7 +77,7 @@ def config_of(directory: Path, raw: Json, architecture: str, longest: int = 0) -
         raise UnsupportedModel(f"{architecture}: config.json has no {missing.args[0]}") from None
     except (TypeError, ValueError, AttributeError, ArithmeticError, IndexError) as error:
         if (odd := _odd(raw)) is not None:
-            raise _wrong(f"{directory}: config.json", *odd) from None
+            raise wrong(f"{directory}: config.json", *odd) from None
         raise ParlayError(f"{directory}: config.json is no description of a {architecture}{_plainly(error)}") from None
     try:
         scheme_of(directory, raw, family.quantized)
@@ -103,95 +93,11 @@ def _check_counts(directory: Path, raw: Json) -> None:
     for part in (raw, *(part for part in raw.values() if isinstance(part, Mapping))):
         for name, value in part.items():
             counts = isinstance(value, int | float) and ("layer" in name or "expert" in name)
-            if counts and not value <= _MOST_LAYERS:
-                raise _wrong(f"{directory}: config.json", name, value, f"at most {_MOST_LAYERS}")
+            if counts and not value <= MOST_LAYERS:
+                raise wrong(f"{directory}: config.json", name, value, f"at most {MOST_LAYERS}")
             named = (_WHOLE.search(name) or _NUMBER.search(name)) and not _SWITCH.search(name)
             if isinstance(value, bool) and named and (value or name != "sliding_window"):
-                raise _wrong(f"{directory}: config.json", name, str(value).lower(), "a number")
-
-
-def _check_sizes(source: str, config: DecoderConfig) -> None:
-    said = asdict(config)
-    for name, most in _MOST.items():
-        if not 1 <= said[name] <= most:
-            raise _wrong(source, name, said[name], f"at least 1 and at most {most}")
-    if config.head_dim % 2:
-        raise _wrong(source, "head_dim", config.head_dim, "an even number")
-    if config.num_heads % config.num_kv_heads:
-        raise _wrong(source, "num_kv_heads", config.num_kv_heads, f"a divisor of {config.num_heads}")
-    if not 0 <= config.rms_norm_eps < math.inf:
-        raise _wrong(source, "rms_norm_eps", config.rms_norm_eps, "a number of at least 0")
-
-
-def check_forms(source: str, config: DecoderConfig) -> None:
-    """Raises ParlayError for sizes and numbers of layers that make no sense; ``source`` is what says them."""
-    _check_sizes(source, config)
-    for rope, size in dict.fromkeys((form.rope, config.heads_of(form).size) for form in config.forms):
-        if rope is not None:
-            _check_rope(source, rope, size)
-    _check_layers(source, config)
-    _check_layer_sizes(source, config)
-
-
-def _check_rope(source: str, rope: RopeConfig, head_dim: int) -> None:
-    numbers = ("factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "attention_factor")
-    said = asdict(rope)
-    for name in numbers:
-        if not 1e-30 < said[name] < 1e30:  # what is made of others may be no number
-            raise _wrong(source, f"rope {name}", said[name], "a number above 0")
-    if not 1.001 < rope.theta < math.inf:
-        raise _wrong(source, "rope_theta", rope.theta, "a number above 1")
-    if not int(rope.kind == "yarn") <= rope.original_max_context <= _MOST["max_context"]:
-        raise _wrong(source, "original_max_position_embeddings", rope.original_max_context, "a number of tokens")
-    if not 0 <= rope.rotated <= head_dim or rope.rotated % 2:
-        raise _wrong(source, "a number of rotated dimensions of", rope.rotated, f"an even number up to {head_dim}")
-    turning = (rope.rotated or head_dim) // 2
-    if rope.kind == "divided" and (len(rope.divisors) != turning or not all(0 < d < math.inf for d in rope.divisors)):
-        raise _wrong(source, "factors of positions", len(rope.divisors), f"{turning} numbers above 0")
-    if not rope.low_freq_factor < rope.high_freq_factor:
-        raise _wrong(source, "rope low_freq_factor", rope.low_freq_factor, "less than high_freq_factor")
-
-
-def _check_layers(source: str, config: DecoderConfig) -> None:
-    for form in set(config.layers):
-        if form.scale is not None and not 0 < form.scale < math.inf:
-            raise _wrong(source, "a scale of scores", form.scale, "a number above 0")
-        for name, cap in (("a cap of scores", form.score_cap), ("a cap of logits", config.logit_cap)):
-            if not 0 <= cap < math.inf:
-                raise _wrong(source, name, cap, "a number of at least 0")
-        scales = {"residual": form.residual_scale, "embedding": config.embedding_scale, "logit": config.logit_scale}
-        for name, scale in scales.items():
-            if not 0 < scale < math.inf:
-                raise _wrong(source, f"a multiplier ({name})", scale, "a number above 0")
-        if form.experts is not None:
-            _check_experts(source, form.experts, config.num_layers)
-
-
-def _check_layer_sizes(source: str, config: DecoderConfig) -> None:
-    for form in set(config.layers):
-        heads, mlp_size = config.heads_of(form), config.mlp_size_of(form)
-        sizes = {"num_kv_heads": heads.heads, "head_dim": heads.size, "intermediate_size": mlp_size}
-        for name, size in sizes.items():
-            if not 1 <= size <= _MOST[name]:
-                raise _wrong(source, f"{name} of a layer", size, f"at least 1 and at most {_MOST[name]}")
-    if not 0 <= config.per_layer_size <= _MOST["head_dim"]:
-        raise _wrong(source, "numbers of a layer's own", config.per_layer_size, f"at most {_MOST['head_dim']}")
-
-
-def _check_experts(source: str, experts: Experts, layers: int) -> None:
-    if experts.count * layers > _MOST_EXPERTS:
-        raise _wrong(source, "experts", experts.count, f"at most {_MOST_EXPERTS} in all {layers} layers together")
-    if not 1 <= experts.chosen <= experts.count <= _MOST_LAYERS:
-        raise _wrong(source, "experts per token", experts.chosen, f"at least 1 and at most {experts.count} of them")
-    if experts.count % max(experts.groups, 1) or not 1 <= experts.top_groups <= experts.groups:
-        raise _wrong(source, "groups of experts", experts.groups, f"equal groups of {experts.count}, 1 or more open")
-    if experts.chosen > experts.count // experts.groups * experts.top_groups:
-        raise _wrong(source, "experts per token", experts.chosen, "no more than the open groups have")
-    if not 0 < experts.scale < math.inf:
-        raise _wrong(source, "a multiplier (experts)", experts.scale, "a number above 0")
-    for name, size in (("experts", experts.size), ("a shared expert", experts.shared or 1)):
-        if not 1 <= size <= _MOST["intermediate_size"]:
-            raise _wrong(source, f"a size of {name}", size, f"at least 1 and at most {_MOST['intermediate_size']}")
+                raise wrong(f"{directory}: config.json", name, str(value).lower(), "a number")
 
 
 def _odd(raw: Json) -> tuple[str, object, str] | None:
@@ -225,10 +131,6 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _wrong(source: str, name: str, value: object, expected: str) -> ParlayError:
-    return ParlayError(f"{source} says {name} {value!s:.40}: expected {expected}")
-
-
 def architecture_of(raw: Json) -> str:
     names = raw.get("architectures")
     name = names[0] if isinstance(names, list) and names else raw.get("model_type")
@@ -242,6 +144,9 @@ def _decoder(raw: Json, family: Family, eos_ids: tuple[int, ...], longest: int) 
     heads, hidden = int(raw["num_attention_heads"]), int(raw["hidden_size"])
     head_dim = int(raw.get("head_dim") or family.head_dim or hidden // heads)
     biased = bool(raw.get("attention_bias", family.attention_bias))
+    rope = _rope(raw, family, max_context, head_dim, longest)
+    if rope.kind == "yarn":  # config.json mostly keeps the context from before positions were stretched
+        max_context = max(max_context, int(rope.original_max_context * rope.factor))
     config = DecoderConfig(
         architecture=family.architecture,
         vocab_size=int(raw["vocab_size"]),
@@ -251,9 +156,9 @@ def _decoder(raw: Json, family: Family, eos_ids: tuple[int, ...], longest: int) 
         num_heads=heads,
         num_kv_heads=int(raw.get("num_key_value_heads") or heads),
         head_dim=head_dim,
-        rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
+        rms_norm_eps=float(raw.get("rms_norm_eps", family.rms_norm_eps)),
         max_context=max_context,
-        rope=_rope(raw, family, max_context, head_dim, longest),
+        rope=rope,
         tie_embeddings=bool(raw.get("tie_word_embeddings", family.tie_embeddings)),
         qkv_bias=family.qkv_bias or biased,
         qk_norm=family.qk_norm,
@@ -302,7 +207,7 @@ def _unknown_keys(raw: Json, family: Family) -> Iterator[str]:
 def _is_on(key: str, value: object) -> bool:
     """Whether such a value changes what a model computes that has the key."""
     if isinstance(value, bool) or not isinstance(value, int | float):
-        return value not in (None, False, "", [], {}, "default", "absolute")
+        return value not in (None, False, "", [], {}) and value not in _USUAL_FORMS
     neutral = (1,) if _FACTOR.search(key) else (0, 1) if _COUNT.search(key) else (0,)
     return value not in neutral
 

@@ -8,8 +8,9 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from parlay.models.config import DecoderConfig, RopeConfig, UnsupportedModel
+from parlay.models.families.checking import check_forms
 from parlay.models.families.family import Family, GgufForm, all_but_every
-from parlay.models.families.reading import ACTIVATIONS, check_forms, yarn_attention_factor
+from parlay.models.families.reading import ACTIVATIONS, yarn_attention_factor
 from parlay.models.families.table import GGUF_FAMILIES
 from parlay.models.gguf.reader import BadGguf, Strings, TensorInfo, Value
 from parlay.models.weights.shapes import some

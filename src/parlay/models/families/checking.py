@@ -1,0 +1,113 @@
+"""Refuses sizes and numbers of a decoder that make no sense, whichever file says them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict
+
+from parlay.models.config import DecoderConfig, Experts, RopeConfig
+from parlay.types import ParlayError
+
+MOST_LAYERS, _MOST_EXPERTS = 10_000, 1 << 18
+_MOST: Mapping[str, int] = {
+    "vocab_size": 1 << 24,
+    "hidden_size": 1 << 20,
+    "intermediate_size": 1 << 22,
+    "num_layers": MOST_LAYERS,
+    "num_heads": 1 << 14,
+    "num_kv_heads": 1 << 14,
+    "head_dim": 1 << 14,
+    "max_context": 1 << 31,
+}
+"""Of the fields of `DecoderConfig` that count something: several times as much as any model has. More is a mistake, or
+meant to take this machine's time and memory."""
+
+
+def check_forms(source: str, config: DecoderConfig) -> None:
+    """Raises ParlayError for sizes and numbers of layers that make no sense; ``source`` is what says them."""
+    _check_sizes(source, config)
+    for rope, size in dict.fromkeys((form.rope, config.heads_of(form).size) for form in config.forms):
+        if rope is not None:
+            _check_rope(source, rope, size)
+    _check_layers(source, config)
+    _check_layer_sizes(source, config)
+
+
+def _check_sizes(source: str, config: DecoderConfig) -> None:
+    said = asdict(config)
+    for name, most in _MOST.items():
+        if not 1 <= said[name] <= most:
+            raise wrong(source, name, said[name], f"at least 1 and at most {most}")
+    if config.head_dim % 2:
+        raise wrong(source, "head_dim", config.head_dim, "an even number")
+    if config.num_heads % config.num_kv_heads:
+        raise wrong(source, "num_kv_heads", config.num_kv_heads, f"a divisor of {config.num_heads}")
+    if not 0 <= config.rms_norm_eps < math.inf:
+        raise wrong(source, "rms_norm_eps", config.rms_norm_eps, "a number of at least 0")
+
+
+def _check_rope(source: str, rope: RopeConfig, head_dim: int) -> None:
+    numbers = ("factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "attention_factor")
+    said = asdict(rope)
+    for name in numbers:
+        if not 1e-30 < said[name] < 1e30:  # what is made of others may be no number
+            raise wrong(source, f"rope {name}", said[name], "a number above 0")
+    if not 1.001 < rope.theta < math.inf:
+        raise wrong(source, "rope_theta", rope.theta, "a number above 1")
+    if not int(rope.kind == "yarn") <= rope.original_max_context <= _MOST["max_context"]:
+        raise wrong(source, "original_max_position_embeddings", rope.original_max_context, "a number of tokens")
+    if not 0 <= rope.rotated <= head_dim or rope.rotated % 2:
+        raise wrong(source, "a number of rotated dimensions of", rope.rotated, f"an even number up to {head_dim}")
+    turning = (rope.rotated or head_dim) // 2
+    if rope.kind == "divided" and (len(rope.divisors) != turning or not all(0 < d < math.inf for d in rope.divisors)):
+        raise wrong(source, "factors of positions", len(rope.divisors), f"{turning} numbers above 0")
+    if not rope.low_freq_factor < rope.high_freq_factor:
+        raise wrong(source, "rope low_freq_factor", rope.low_freq_factor, "less than high_freq_factor")
+
+
+def _check_layers(source: str, config: DecoderConfig) -> None:
+    for form in set(config.layers):
+        if form.scale is not None and not 0 < form.scale < math.inf:
+            raise wrong(source, "a scale of scores", form.scale, "a number above 0")
+        for name, cap in (("a cap of scores", form.score_cap), ("a cap of logits", config.logit_cap)):
+            if not 0 <= cap < math.inf:
+                raise wrong(source, name, cap, "a number of at least 0")
+        scales = {"residual": form.residual_scale, "embedding": config.embedding_scale, "logit": config.logit_scale}
+        for name, scale in scales.items():
+            if not 0 < scale < math.inf:
+                raise wrong(source, f"a multiplier ({name})", scale, "a number above 0")
+        if form.experts is not None:
+            _check_experts(source, form.experts, config.num_layers)
+
+
+def _check_layer_sizes(source: str, config: DecoderConfig) -> None:
+    for form in set(config.layers):
+        heads, mlp_size = config.heads_of(form), config.mlp_size_of(form)
+        sizes = {"num_kv_heads": heads.heads, "head_dim": heads.size, "intermediate_size": mlp_size}
+        for name, size in sizes.items():
+            if not 1 <= size <= _MOST[name]:
+                raise wrong(source, f"{name} of a layer", size, f"at least 1 and at most {_MOST[name]}")
+    if not 0 <= config.per_layer_size <= _MOST["head_dim"]:
+        raise wrong(source, "numbers of a layer's own", config.per_layer_size, f"at most {_MOST['head_dim']}")
+
+
+def _check_experts(source: str, experts: Experts, layers: int) -> None:
+    if experts.count * layers > _MOST_EXPERTS:
+        raise wrong(source, "experts", experts.count, f"at most {_MOST_EXPERTS} in all {layers} layers together")
+    if not 1 <= experts.chosen <= experts.count <= MOST_LAYERS:
+        raise wrong(source, "experts per token", experts.chosen, f"at least 1 and at most {experts.count} of them")
+    if experts.count % max(experts.groups, 1) or not 1 <= experts.top_groups <= experts.groups:
+        raise wrong(source, "groups of experts", experts.groups, f"equal groups of {experts.count}, 1 or more open")
+    if experts.chosen > experts.count // experts.groups * experts.top_groups:
+        raise wrong(source, "experts per token", experts.chosen, "no more than the open groups have")
+    if not 0 < experts.scale < math.inf:
+        raise wrong(source, "a multiplier (experts)", experts.scale, "a number above 0")
+    for name, size in (("experts", experts.size), ("a shared expert", experts.shared or 1)):
+        if not 1 <= size <= _MOST["intermediate_size"]:
+            raise wrong(source, f"a size of {name}", size, f"at least 1 and at most {_MOST['intermediate_size']}")
+
+
+def wrong(source: str, name: str, value: object, expected: str) -> ParlayError:
+    """Make the error for a value that ``source`` says, with what was expected in its place."""
+    return ParlayError(f"{source} says {name} {value!s:.40}: expected {expected}")
