@@ -34,6 +34,15 @@ FILES = {
         "model.Q5_K_M.gguf",
         "other.Q5_K_M.gguf",
     ),
+    "some/model": (
+        "config.json",
+        "model-00001-of-00002.safetensors",
+        "model-00002-of-00002.safetensors",
+        "consolidated-00001-of-00002.safetensors",
+        "original/model.safetensors",
+        "pytorch_model.bin",
+        "additional_chat_templates/rag.jinja",
+    ),
 }
 
 
@@ -47,8 +56,9 @@ def fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
             raise huggingface_hub.errors.LocalEntryNotFoundError("no network\nlong story")
         return list(FILES[repo])
 
-    def fetch(repo: str, *, allow_patterns: list[str]) -> str:
+    def fetch(repo: str, *, allow_patterns: list[str], ignore_patterns: list[str] | None) -> str:
         names = [n for n in list_files(repo) if any(fnmatch.fnmatchcase(n, pattern) for pattern in allow_patterns)]
+        names = [n for n in names if not any(fnmatch.fnmatchcase(n, pattern) for pattern in ignore_patterns or ())]
         asked.extend(names)
         for name in names:
             path = tmp_path / "snapshot" / name
@@ -74,6 +84,13 @@ def fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_a_quantisation_names_a_file(model: str, names: list[str], fetched: list[str]) -> None:
     assert resolve(model).name == names[0]
     assert [Path(name).name for name in fetched] == names
+
+
+def test_weights_are_fetched_once_though_a_repository_has_them_in_two_layouts(fetched: list[str]) -> None:
+    resolve("some/model")
+    weights = [name for name in fetched if name.endswith(".safetensors")]
+    assert weights == ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+    assert "additional_chat_templates/rag.jinja" in fetched
 
 
 def test_a_projector_is_not_the_model(fetched: list[str]) -> None:
@@ -122,7 +139,7 @@ def test_a_model_from_the_hub_runs_and_its_draft_model_may_be_a_file_too(
     draft = gguf_files.write(tmp_path / "draft.gguf", resolve("parlay-mini-draft"), kind=gguf_files.Kind.Q8_0)
     (tmp_path / "snapshot").mkdir()
 
-    def fetch(repo: str, *, allow_patterns: list[str]) -> str:
+    def fetch(repo: str, *, allow_patterns: list[str], ignore_patterns: list[str] | None) -> str:
         shutil.copy(target, tmp_path / "snapshot")
         return str(tmp_path / "snapshot")
 

@@ -61,6 +61,22 @@ def test_sharded_checkpoints_load_and_an_absent_shard_is_named(tmp_path: Path) -
         load_weights(tmp_path, read_config(tmp_path))
 
 
+def test_a_whole_file_counts_whatever_else_lies_beside_it(llama: Path) -> None:
+    """As in transformers: the same weights in their makers' layout, an adapter's, and the index of an earlier save."""
+    expected = load_weights(llama, read_config(llama))
+    for name in ("consolidated.safetensors", "adapter_model.safetensors"):
+        save_file({"w": torch.zeros(2)}, llama / name)
+    (llama / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"w": "gone.safetensors"}}))
+    found = load_weights(llama, read_config(llama))
+    assert all(found[name].equal(weight) for name, weight in expected.items())
+
+
+def test_biases_of_a_family_whose_norms_have_an_offset_stay_as_they_are(tmp_path: Path) -> None:
+    saved = save_random("gemma-biased", tmp_path).state_dict()
+    weights = load_weights(tmp_path, read_config(tmp_path))
+    assert all(weights[name].equal(saved[name]) for name in saved if name.endswith(".bias"))
+
+
 def test_missing_extra_and_misshaped_tensors_are_named_together(llama: Path) -> None:
     changes = {
         "model.norm.weight": None,
@@ -99,6 +115,7 @@ def test_tensors_of_no_dimension_or_no_fractions_are_named(
     [["model.safetensors"], {"a": 5}, {"a": "../model.safetensors"}, {"a": "/etc/passwd"}, {"a": ".."}, {"a": ""}, 7],
 )
 def test_an_index_names_files_of_its_own_folder(llama: Path, named: object) -> None:
+    (llama / "model.safetensors").rename(llama / "model-00001-of-00001.safetensors")
     (llama / "model.safetensors.index.json").write_text(json.dumps({"weight_map": named}))
     with pytest.raises(BadCheckpoint, match=r"index\.json names no files of its own folder"):
         load_weights(llama, read_config(llama))
@@ -160,7 +177,7 @@ def test_the_hub_is_asked_for_no_pickles_and_its_failures_are_one_line(
 ) -> None:
     asked: list[list[str]] = []
 
-    def fetch(repo: str, *, allow_patterns: list[str]) -> str:
+    def fetch(repo: str, *, allow_patterns: list[str], ignore_patterns: list[str] | None) -> str:
         asked.append(allow_patterns)
         if repo == "some/absent":
             raise huggingface_hub.errors.LocalEntryNotFoundError("offline\nlong story")

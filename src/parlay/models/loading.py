@@ -99,7 +99,7 @@ def _load_folder(directory: Path, config: DecoderConfig) -> dict[str, Weight]:
     }
     check_weights(directory, expected, weights)
     _check_types(directory, {name: weights[name] for name in expected})
-    return {name: _offset(weights[name], family.norm_offset) for name in expected}
+    return {name: _offset(name, weights[name], family.norm_offset) for name in expected}
 
 
 def _check_types(directory: Path, weights: Mapping[str, Weight]) -> None:
@@ -110,16 +110,22 @@ def _check_types(directory: Path, weights: Mapping[str, Weight]) -> None:
         raise BadCheckpoint(f"{directory}: {told}, which can't be read: convert the checkpoint")
 
 
-def _offset(weight: Weight, offset: float) -> Weight:
+def _offset(name: str, weight: Weight, offset: float) -> Weight:
     """Add a family's ``offset`` to ``weight``, of any shape, if it is a norm's; all vectors but biases are."""
-    if not offset or isinstance(weight, StoredTensor) or weight.dim() != 1:
+    if not offset or isinstance(weight, StoredTensor) or weight.dim() != 1 or name.endswith(".bias"):
         return weight
     return weight.float() + offset
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """The safetensors files of a checkpoint: those its index names, or its only one."""
-    index = directory / "model.safetensors.index.json"
+    """The safetensors files of a checkpoint: its model.safetensors, those its index names, or its only one.
+
+    As in transformers, files beside these are others' (consolidated.safetensors, adapter_model.safetensors), and an
+    index beside a whole file is that of an earlier save.
+    """
+    whole, index = directory / "model.safetensors", directory / "model.safetensors.index.json"
+    if whole.is_file():
+        return [whole]
     if index.exists():
         named = read_json(index).get("weight_map")
         if not isinstance(named, Mapping) or not all(_is_name(name) for name in named.values()):

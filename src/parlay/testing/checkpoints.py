@@ -83,6 +83,7 @@ _FACTORS = {"short_factor": [1.0, 1.1, 1.3, 1.5, 1.9, 2.5], "long_factor": [2.0]
 FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
     {
         "gemma": ("gemma", {**_FEW, "head_dim": 16}),
+        "gemma-biased": ("gemma", {**_FEW, "head_dim": 16, "attention_bias": True}),
         "gemma3": ("gemma3_text", {**_GEMMA2, "num_hidden_layers": 3, "sliding_window_pattern": 3}),
         "gemma4-dense": (
             "gemma4_text",
@@ -198,6 +199,33 @@ FOREIGN: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
     {
         "gpt2": ("gpt2", {"n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 256}),
         "gpt-neox": ("gpt_neox", {**_DECODER, "num_key_value_heads": None}),
+        "gpt-neo": (
+            "gpt_neo",
+            {
+                "hidden_size": 32,
+                "num_layers": 2,
+                "num_heads": 4,
+                "max_position_embeddings": 256,
+                "attention_types": [[["global", "local"], 1]],
+                "window_size": 20,
+            },
+        ),
+        "phi-moe": (
+            "phimoe",
+            {
+                **_FEW,
+                **_EXPERTS,
+                "rope_parameters": {
+                    "rope_type": "longrope",
+                    "rope_theta": 10_000.0,
+                    "short_factor": [1.0] * 4,
+                    "long_factor": [2.0] * 4,
+                    "short_mscale": 1.1,
+                    "long_mscale": 1.3,
+                    "original_max_position_embeddings": 64,
+                },
+            },
+        ),
         "bloom": ("bloom", {"hidden_size": 32, "n_layer": 2, "n_head": 4}),
         "gemma2": ("gemma2", _GEMMA2),
         "gemma4": (

@@ -29,7 +29,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     held.mkdir()
     fetched.mkdir()
 
-    def fetch(repo: str, *, allow_patterns: Sequence[str]) -> str:
+    def fetch(repo: str, *, allow_patterns: Sequence[str], ignore_patterns: Sequence[str] | None) -> str:
         if repo != REPO:
             raise huggingface_hub.errors.LocalEntryNotFoundError("no network")
         for path in held.iterdir():

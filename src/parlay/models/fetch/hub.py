@@ -30,11 +30,12 @@ def without_address(model: str) -> str:
     return model[len(start) :]
 
 
-def fetch_folder(repo: str, patterns: Sequence[str]) -> Path:
-    """The folder of the files of ``repo`` that match. Raises NotOnHub."""
+def fetch_folder(repo: str, patterns: Sequence[str], without: Sequence[str] = ()) -> Path:
+    """The folder of the files of ``repo`` that match ``patterns``, and none of ``without``. Raises NotOnHub."""
     import huggingface_hub  # here, because a local folder needs no network code
 
-    return Path(asked(repo, lambda: huggingface_hub.snapshot_download(repo, allow_patterns=list(patterns))))
+    wanted = {"allow_patterns": list(patterns), "ignore_patterns": list(without) or None}
+    return Path(asked(repo, lambda: huggingface_hub.snapshot_download(repo, **wanted)))
 
 
 def fetch_gguf(repo: str, quantization: str) -> Path:

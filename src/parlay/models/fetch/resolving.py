@@ -17,6 +17,8 @@ BUILT_IN_DRAFTS = {"parlay-mini": "parlay-mini-draft", "smollm2-135m": "smollm2-
 """The draft model that goes with a target, where none is named."""
 _CHECKPOINTS = Path(__file__).parents[2] / "checkpoints"
 _WANTED_FILES = ("*.safetensors", "*.json", "*.txt", "*.jinja", "tokenizer.model")
+_SECOND_COPIES = ("*/*.safetensors", "consolidated*.safetensors")
+"""The weights once more, in their makers' own layout (Mistral's, gpt-oss's original/): as many bytes again."""
 _TOKENIZER_FILES = tuple(pattern for pattern in _WANTED_FILES if pattern != "*.safetensors")
 _CONFIG_FILES = ("config.json", "generation_config.json")
 _NAMES = f"a *{SUFFIX} file, or one of {', '.join((*BUILT_IN, *WHEELS))}"
@@ -92,7 +94,7 @@ def _from_hub(model: str, wanted: tuple[str, ...]) -> Path:
     try:
         if quantization:
             return hub.fetch_gguf(repo, quantization)
-        folder = hub.fetch_folder(repo, wanted)
+        folder = hub.fetch_folder(repo, wanted, _SECOND_COPIES)
     except hub.NotOnHub as error:
         meant = close_to(model, (*BUILT_IN, *WHEELS))
         raise hub.NotOnHub(f"{error}: {meant or f'name a local folder instead, or {_NAMES}'}") from error
