@@ -19,7 +19,7 @@ from parlay.types import Exactness, Features, OutOfRoom, Segment, Skip, Tree, tr
 
 TREE_MODELS = ["gpt2", "gpt-neox", "llama"]
 HYBRIDS = ["lfm2", "qwen3-next", "qwen3.5", "granite-hybrid", "falcon-h1", "bamba"]
-CHAIN_MODELS = ["bloom", "gemma2", "gemma4", *HYBRIDS]
+CHAIN_MODELS = ["bloom", "gemma2", "gemma4", "gpt-neo", *HYBRIDS]
 SERIAL_MODELS = ["mamba"]
 NO_TREE = Tree()
 
@@ -211,6 +211,24 @@ def test_wrong_masks_or_positions_cost_a_model_its_trees() -> None:
     assert spec.tree == "chain"
     assert "its tree rows differ" in spec.kernels
     assert "position_ids" in AdapterRunner(random_model("bloom")).spec.kernels
+
+
+def test_windows_that_go_by_places_in_the_cache_cost_a_model_its_trees_and_its_batches() -> None:
+    """GPT-Neo's: of two texts, the shorter one would lose keys to the padding between them and the new rows."""
+    model = random_model("gpt-neo")
+    runner = AdapterRunner(model)
+    sessions = [opened(model, runner, number, random_prompt(length)) for number, length in enumerate((70, 30))]
+    for session in sessions:
+        session.step(NO_TREE, (), tolerance=1e-5 * 8)
+    segments = [session.segment(random_tree(3, branching=False)) for session in sessions]
+    out = runner.forward(segments)
+    for number, (session, segment) in enumerate(zip(sessions, segments, strict=True)):
+        session.check(segment, out.logits_RV[out.starts[number] : out.starts[number + 1]], tolerance=1e-5 * 8)
+
+
+def test_a_text_ends_where_positions_would_turn_by_other_factors() -> None:
+    """Beyond it transformers chooses the factors of all rows of a call by the longest of its texts."""
+    assert AdapterRunner(random_model("phi-moe")).spec.max_context == 64
 
 
 def test_room_is_what_is_not_reserved_and_the_impossible_is_refused() -> None:

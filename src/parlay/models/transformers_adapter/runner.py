@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache, PreTrainedModel
+from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 
 from parlay.models.reserving import UNBOUNDED, ReservingRunner, refuse
 from parlay.models.slots import CallRows
@@ -222,8 +222,7 @@ def spec_of(call: ModelCall, found: Ability, name: str, how: str = "") -> Runner
     return RunnerSpec(
         name=name or str(model.config.name_or_path or call.name),
         vocab_size=int(config.vocab_size),
-        # Not every config names a context length; absence means that there is none.
-        max_context=int(getattr(config, "max_position_embeddings", None) or UNBOUNDED),
+        max_context=_context(config),
         tree=found.tree,
         exactness=Exactness.SEED,
         hidden_size=int(config.hidden_size),
@@ -233,6 +232,19 @@ def spec_of(call: ModelCall, found: Ability, name: str, how: str = "") -> Runner
         kernels=f"transformers {call.name}, {config._attn_implementation}: {found.reason}{how}",
         eos_ids=eos_ids(model),
     )
+
+
+def _context(config: PreTrainedConfig) -> int:
+    """The longest text of a model with such a config.
+
+    With longrope that is the original context. Beyond it transformers turns all rows of a call by other factors, so
+    that a text would depend on the drafts and on the texts beside it.
+    """
+    # Not every config names a context length; absence means that there is none.
+    longest = int(getattr(config, "max_position_embeddings", None) or UNBOUNDED)
+    rope = config.to_dict().get("rope_parameters") or {}
+    original = rope.get("original_max_position_embeddings") if rope.get("rope_type") == "longrope" else None
+    return min(longest, int(original or longest))
 
 
 def eos_ids(model: PreTrainedModel) -> tuple[int, ...]:
