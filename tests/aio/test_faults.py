@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 import time
+from typing import NoReturn
 
 import pytest
 
 from parlay import LLM, RequestFailed, SamplingParams
 from parlay.aio import AsyncLLM, JobStream
 from parlay.llm.input_processor import RequestOptions
-from parlay.types import RunnerLost
+from parlay.types import ParlayError, RunnerLost
 from tests.aio.conftest import LONG, PROMPTS, Plain
 
 SHORT = SamplingParams(temperature=0, max_tokens=12)
@@ -105,6 +107,20 @@ def test_text_that_cannot_be_told_ends_its_own_request_only(service: AsyncLLM, p
 def test_what_is_called_between_steps_may_raise(service: AsyncLLM) -> None:
     with pytest.raises(ZeroDivisionError):
         asyncio.run(service.between_steps(lambda llm: 1 / 0))
+    assert len(asyncio.run(service.generate(PROMPTS[0], SHORT)).outputs) == 1
+
+
+def test_what_is_no_exception_ends_what_ran_and_the_service_goes_on(service: AsyncLLM) -> None:
+    """A thread that it ended would leave everyone waiting. Panics of libraries in Rust are such, too."""
+
+    def leave(*_: object) -> NoReturn:
+        sys.exit("enough")
+
+    with pytest.raises(RequestFailed, match="SystemExit: enough"):
+        asyncio.run(service.generate(PROMPTS[0], SamplingParams(max_tokens=4, logits_processors=[leave])))
+    for wrong in (leave, lambda llm: next(iter(()))):
+        with pytest.raises(ParlayError, match=r"SystemExit: enough|StopIteration"):
+            asyncio.run(asyncio.wait_for(service.between_steps(wrong), 20))
     assert len(asyncio.run(service.generate(PROMPTS[0], SHORT)).outputs) == 1
 
 

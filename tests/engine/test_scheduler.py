@@ -128,6 +128,21 @@ def test_small_memory_changes_no_text_and_nobody_has_two_turns_in_a_step(seed: i
     assert target.scheduler.preemptions > 0
 
 
+@pytest.mark.parametrize("before", [0, 5], ids=["comes meanwhile", "is preempted"])
+def test_memory_that_an_embedding_holds_for_a_while_fails_no_request(before: int) -> None:
+    runner = ToyRunner(LOGITS, VOCAB, capacity=40)
+    target, one = engine(runner), request("a", prompt=10, tokens=20)
+    target.add(one, PLAIN)
+    text = [token for _ in range(before) for token in committed(target.step())]
+    runner.open(-1, (0,))
+    assert runner.reserve(-1, runner.free_tokens())
+    for _ in range(4):
+        text += committed(target.step())
+    assert not target.scheduler.running
+    runner.release(-1)
+    assert text + run(target)["a"] == alone(one)
+
+
 def test_who_waits_for_memory_is_not_opened_at_each_step() -> None:
     runner = Watched(LOGITS, VOCAB, capacity=60)
     target = engine(runner)

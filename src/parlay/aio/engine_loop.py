@@ -29,6 +29,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _IDLE_SECONDS = 1.0  # without a request, after which what waits for that is done
+_WAITING_SECONDS = 0.001  # between steps in which nothing can run
 _STALE_SECONDS = 0.05  # how old the statistics may be while the same samples decode
 
 
@@ -68,12 +69,12 @@ class EngineThread:
 
 
 @contextmanager
-def _logged() -> Iterator[None]:
+def _logged(message: str) -> Iterator[None]:
     """Log what fails of work that no request asked for."""
     try:
         yield
-    except Exception:
-        logger.exception("work put off to a pause failed; requests that need it try again")
+    except BaseException:
+        logger.exception(message)
 
 
 class Worker:
@@ -159,7 +160,7 @@ class Worker:
                 self._deliver()
         except RunnerLost as error:
             logger.error("the model is gone, and all its requests end: %s", error)
-        except Exception:
+        except BaseException:  # a thread that ended without a word would leave everyone waiting
             logger.exception("the engine thread failed; all requests end")
         self._end()
 
@@ -182,7 +183,7 @@ class Worker:
                 return self._inbox.get(timeout=_IDLE_SECONDS)
             except Empty:
                 when_idle, self._when_idle = self._when_idle, None
-                with _logged():
+                with _logged("work put off to a pause failed; requests that need it try again"):
                     when_idle(self._llm)
         return self._inbox.get()
 
@@ -196,9 +197,9 @@ class Worker:
     def _add(self, pending: PendingJob) -> None:
         try:
             self._llm.add(pending.job)
-        except Exception as error:
+        except BaseException as error:
             self._leave(len(pending.job.samples))
-            self._post(pending, error)
+            self._post(pending, for_future(error))
             return
         self._owners.update({sample.request.id: (pending, sample) for sample in pending.job.samples})
         if pending.deadline is not None:
@@ -226,12 +227,14 @@ class Worker:
         except RunnerLost as error:
             self._give_up(str(error))
             raise
-        except Exception as error:
+        except BaseException as error:
             logger.exception("a step of the engine failed; the requests in it end, the engine goes on")
             self._give_up(f"the engine failed while this request was running ({_one_line(error)})")
             return
         for event in events:
             self._send(event)
+        if not events:  # all wait for memory that calls between steps hold
+            time.sleep(_WAITING_SECONDS)
 
     def _vote(self) -> None:
         """Begin the samples that votes still need, and end those that they do not."""
@@ -245,8 +248,8 @@ class Worker:
                 continue
             try:
                 self._llm.add(pending.job)
-            except Exception as error:
-                self._break(pending, error)
+            except BaseException as error:
+                self._break(pending, for_future(error))
 
     def _give_up(self, failure: str) -> None:
         """End what was running. When nothing was, what waits is to blame: it would fail the next step as well."""
@@ -265,7 +268,7 @@ class Worker:
     def _withdraw(self, name: str, reason: FinishReason, failure: str | None) -> Event | None:
         try:
             return self._engine.abort(name, reason, failure)
-        except Exception:
+        except BaseException:
             logger.exception("ending request %s failed; it is dropped", name)
             return None
 
@@ -282,7 +285,7 @@ class Worker:
                 self._voting.add(pending)
         try:
             news = pending.job.event(sample, event)
-        except Exception as error:
+        except BaseException as error:
             logger.exception("request %s ends: its output can't be made into text", event.request)
             self._break(pending, ParlayError(f"the output can't be made into text ({_one_line(error)})"))
             return
@@ -333,15 +336,26 @@ class Worker:
             self._inbox.get()()
         for name in list(self._owners):
             self._stop(name)
-        self._stats = self._engine.stats()
+        with _logged("the last statistics can't be read"):
+            self._stats = self._engine.stats()
         self._deliver()
         try:
             self._llm.close()
-        except Exception as error:
-            self._done.set_exception(error)
+        except BaseException as error:
+            self._done.set_exception(for_future(error))
         else:
             self._done.set_result(None)
 
 
-def _one_line(error: Exception) -> str:
+def for_future(error: BaseException) -> Exception:
+    """The error as one that futures and event loops take.
+
+    Others' code may raise what is no `Exception`: SystemExit, say, or the panic of a library in Rust.
+    """
+    if isinstance(error, Exception) and not isinstance(error, StopIteration):
+        return error
+    return ParlayError(_one_line(error))
+
+
+def _one_line(error: BaseException) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())

@@ -11,7 +11,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from parlay.aio.engine_loop import EngineThread, Worker
+from parlay.aio.engine_loop import EngineThread, Worker, for_future
 from parlay.aio.job_queue import Busy, Closed, JobQueue, PendingJob
 from parlay.aio.stream import JobStream
 from parlay.llm.input_processor import RequestOptions
@@ -174,8 +174,8 @@ class AsyncLLM:
         def call() -> None:
             try:
                 future.set_result(function(self.llm))
-            except Exception as error:
-                future.set_exception(error)
+            except BaseException as error:
+                future.set_exception(for_future(error))
 
         self._worker.call(call)
         return await asyncio.shield(asyncio.wrap_future(future))

@@ -135,7 +135,7 @@ class Scheduler:
                 steps.append(self._step(admitted, rows))
                 self._shares.take(admitted, steps[-1].rows)
                 room = max(0, room - steps[-1].rows)
-        if not steps and not failed and self.waiting and not self.running:
+        if not steps and not failed and self.waiting and not self.running and self._has_all_memory():
             failed.append(_failed(self.waiting[0], "the runner refuses memory although nothing else holds any"))
             self.waiting.leave(self.waiting[0])
         return steps + failed
@@ -267,6 +267,10 @@ class Scheduler:
         bisect.insort(self.running, sequence, key=self._rank)
         self._count_prefix(sequence)
         return sequence
+
+    def _has_all_memory(self) -> bool:
+        """Whether no others hold any, as embeddings do between steps. Those that wait have to wait for these."""
+        return self._runner.free_tokens() >= self._runner.capacity()
 
     def _is_refused(self, sequence: Sequence) -> bool:
         """Whether it did not fit, and no memory was freed since."""
