@@ -11,6 +11,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -59,16 +60,21 @@ class BoundedProcess:
 
     def ask(self, message: bytes, cpu_seconds: float) -> bytes:
         """The answer to a message. Raises LimitMet, and ParlayError where no process can be started."""
-        self.start()
         with self._lock:
             running = self._running = self._running or _Running(self._module, self._first, self._purpose)
             try:
                 return running.ask(message, cpu_seconds)
             except (EOFError, OSError):
                 met = running.limit(cpu_seconds)
-                running.end()
-                self._running = None
+                self._drop(running)
+            except BaseException:  # Ctrl-C: its answer would be taken for that to the next message
+                self._drop(running)
+                raise
         raise met
+
+    def _drop(self, running: _Running) -> None:
+        running.end()
+        self._running = None
 
 
 class _Running:
@@ -94,7 +100,8 @@ class _Running:
         self._process = process
         self._connection = Connection(ours.detach())
         self.end = weakref.finalize(self, _end, process, self._connection)
-        self._connection.send_bytes(first)
+        with suppress(OSError):  # it has ended already: who asks it finds that out
+            self._connection.send_bytes(first)
 
     def ask(self, message: bytes, cpu_seconds: float) -> bytes:
         """Raises EOFError or OSError where the process does not answer."""
