@@ -11,10 +11,12 @@ import pytest
 
 from parlay import LLM, ParlayError, SamplingParams
 from parlay.aio import AsyncLLM
+from parlay.certificates.gate import HeldCertificate
 from parlay.certificates.ways import FEW
 from parlay.llm.input_processor import RequestOptions
 from parlay.options import LoadOptions
 from parlay.strategies.entry import DEFAULT_STRATEGY
+from parlay.strategies.spelling import parse
 from parlay.testing.diffusion import save_diffusion
 from parlay.types import Exactness, Metrics
 from tests.certificates.conftest import GREEDY, PROMPTS, Certify, damaged
@@ -144,6 +146,31 @@ def test_audits_revoke_a_certificate_that_is_wrong_and_the_file_remembers_it(cer
     assert (kept["audited"], kept["bad"], kept["revoked"]) == (4, 4, True)
     with LLM("parlay-mini", certificates=[path]) as llm, pytest.raises(ValueError, match="revoked"):
         text(llm, strategy=WRONG, exactness=FLOOR)
+
+
+def test_processes_that_share_a_file_count_and_revoke_together(certify: Certify) -> None:
+    path, spec = certify(WRONG), parse(WRONG)
+    replicas = [HeldCertificate(path, share=1) for _ in range(3)]
+    for held in (*replicas[:2], *replicas[:2]):
+        held.audit(spec, (1,), (2,))
+    kept = json.loads(path.read_text())["strategies"][0]
+    assert (kept["audited"], kept["bad"], kept["revoked"]) == (4, 4, True)
+    replicas[1].audit(spec, (1,), (1,))
+    facts = [held.find(spec) for held in replicas]
+    assert [(one.audited, one.revoked) for one in facts if one is not None] == [(5, True)] * 3
+
+
+def test_audits_leave_the_certificate_of_a_later_calibration_as_it_is(
+    certify: Certify, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, spec = certify(WRONG), parse(WRONG)
+    held = HeldCertificate(path, share=1)
+    certify(WRONG, answers=200, good=199).replace(path)
+    later = path.read_text()
+    held.audit(spec, (1,), (2,))
+    assert path.read_text() == later
+    assert "holds another certificate now" in caplog.text
+    assert held.certificate.claim.answers == 100
 
 
 def test_audits_leave_a_certificate_that_is_right(certify: Certify) -> None:

@@ -76,3 +76,11 @@ def test_what_is_dearer_is_tried_now_and_then_and_chosen_when_it_has_become_chea
     for _ in range(40):
         ways.learn("prose", took(FILLED, tokens=40, steps=4, rows=9))
     assert ways.cheapest(WAYS, "prose") == 1
+
+
+def test_strategies_that_clients_name_without_end_take_no_more_memory() -> None:
+    ways = told(Model())
+    for number in range(2000):
+        ways.cheapest([Way(f"auto:power={number}"), Way(FILLED)], "prose")
+    assert len(ways._passed) < 300
+    assert ways.price(FILLED, "prose") is not None

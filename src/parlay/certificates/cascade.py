@@ -60,6 +60,11 @@ class RequestCascade:
     claim: Claim
     threshold: CascadeThreshold
 
+    @property
+    def uncounted(self) -> RequestCascade:
+        """The same before any audit."""
+        return dataclasses.replace(self, threshold=self.threshold.uncounted)
+
     def audited(self, good: bool) -> RequestCascade:
         """After one more audit of a request, whichever model answered it."""
         return dataclasses.replace(self, threshold=self.threshold.after(self.claim, good=good))
@@ -78,7 +83,13 @@ class HeldCascade(Held[RequestCascade]):
     """A cascade's certificate in its file."""
 
     def __init__(self, path: Path, *, share: float) -> None:
-        super().__init__(path, read(path), share=share)
+        super().__init__(path, read, share=share)
+
+    def _joined(self, kept: RequestCascade) -> RequestCascade | None:
+        mine = self._certificate
+        if kept.uncounted != mine.uncounted:
+            return None
+        return dataclasses.replace(mine, threshold=mine.threshold.joined(kept.threshold))
 
     def opens(self, floor: Floor | None, params: SamplingParams) -> bool:
         """Whether a request that allows this may be answered by the small model."""

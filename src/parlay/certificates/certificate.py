@@ -10,6 +10,7 @@ import json
 import logging
 import random
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 from parlay.certificates.bounds import SCORE, at_least, contradicts
 from parlay.certificates.requirement import DOUBT, Floor
 from parlay.options import Options, UsageError, option, options_of
-from parlay.system.user_cache import saved_whole
+from parlay.system.user_cache import one_writer, saved_whole
 from parlay.types import ParlayError, SamplingParams
 
 if TYPE_CHECKING:
@@ -120,6 +121,16 @@ class Evidence(Options):
         revoked = self.revoked or contradicts(bad, audited, claim.floor, claim.confidence)
         return dataclasses.replace(self, audited=audited, bad=bad, revoked=revoked)
 
+    @property
+    def uncounted(self) -> Self:
+        """The same before any audit."""
+        return dataclasses.replace(self, audited=0, bad=0, revoked=False)
+
+    def joined(self, other: Self) -> Self:
+        """The one of the two that knows of more audits; revoked if either is."""
+        latest = other if other.audited > self.audited else self
+        return dataclasses.replace(latest, revoked=self.revoked or other.revoked)
+
     def shows(self, claim: Claim) -> bool:
         """Whether these counts can be, and show the claim."""
         return self.bad <= self.audited and claim.shown_by(self.good)
@@ -152,6 +163,11 @@ class Certificate:
     def implies(self, certified: Certified, floor: Floor) -> bool:
         """Whether the strategy is certified for at least what a request asks for."""
         return not certified.revoked and self.claim.implies(floor)
+
+    @property
+    def uncounted(self) -> Certificate:
+        """The same before any audit."""
+        return dataclasses.replace(self, strategies=tuple(one.uncounted for one in self.strategies))
 
     def audited(self, strategy: str, good: bool) -> Certificate:
         """After one more audit of an answer of the strategy."""
@@ -228,14 +244,33 @@ class Audited:
     evidence: Evidence
 
 
-class Held(Generic[C]):
-    """A certificate and where it is kept. A share of the requests that it opens are audited. Any thread may call."""
+class Held(ABC, Generic[C]):
+    """A certificate and where it is kept. A share of the requests that it opens are audited. Any thread may call.
 
-    def __init__(self, path: Path, certificate: C, *, share: float) -> None:
-        self.path, self.certificate = path, certificate
-        self._share = share
+    Several processes may hold the certificate of one file, as the replicas of a server do. Each counts in what the
+    others have counted there, so what one of them revokes is revoked for all.
+    """
+
+    def __init__(self, path: Path, read: Callable[[Path], C], *, share: float) -> None:
+        """``read`` makes a certificate of the file. Raises what it raises."""
+        self.path, self._read, self._share = path, read, share
+        self._stamp = _stamp(path)
+        self._certificate = read(path)
         self._draws = random.Random()
         self._lock = threading.Lock()
+        self._is_replaced = False
+
+    @abstractmethod
+    def _joined(self, kept: C) -> C | None:
+        """The certificate with the audits that the file has ``kept``; None if that certifies something else."""
+
+    @property
+    def certificate(self) -> C:
+        """The certificate, with what others have counted in its file."""
+        if _stamp(self.path) != self._stamp:
+            with self._lock:
+                self._catch_up()
+        return self._certificate
 
     def due(self) -> bool:
         """Whether the request that has come is one of those to audit: a draw, whatever it is."""
@@ -244,15 +279,40 @@ class Held(Generic[C]):
     def count(self, audited: Callable[[C], C], about: str, evidence: Callable[[C], Evidence]) -> None:
         """Replace the certificate by what ``audited`` makes of it after one more audit, here and in the file.
 
-        Where the ``evidence`` in it is revoked, the log names what it is ``about``.
+        Where the ``evidence`` in it is revoked, the log names what it is ``about``. A file that holds another
+        certificate by now, of a later calibration, stays as it is.
         """
-        with self._lock:
-            self.certificate = audited(self.certificate)
-            found = evidence(self.certificate)
-            try:
-                write(self.certificate, self.path)
-            except ParlayError as error:
-                logger.warning("an audit is counted, but not kept: %s", error)
+        with self._lock, one_writer(self.path.parent):
+            self._catch_up()
+            self._certificate = audited(self._certificate)
+            found = evidence(self._certificate)
+            if not self._is_replaced:
+                try:
+                    write(self._certificate, self.path)
+                except ParlayError as error:
+                    logger.warning("an audit is counted, but not kept: %s", error)
+                self._stamp = _stamp(self.path)
         if found.revoked:
             told = f"{found.bad} of {found.audited} audits"
             logger.warning("%s contradict the certificate of %s: it is revoked in %s", told, about, self.path)
+
+    def _catch_up(self) -> None:
+        """Take over what the file has kept, if it can be read."""
+        self._stamp = _stamp(self.path)
+        try:
+            joined = self._joined(self._read(self.path))
+        except ParlayError:
+            return
+        if joined is None and not self._is_replaced:
+            logger.warning("%s holds another certificate now: it counts when the model is loaded again", self.path)
+        self._is_replaced = joined is None
+        self._certificate = joined or self._certificate
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    """When the file was written last, and its size; zeros where there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return 0, 0
+    return found.st_mtime_ns, found.st_size

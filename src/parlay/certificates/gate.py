@@ -32,8 +32,15 @@ class HeldCertificate(Held[Certificate]):
     """A certificate of strategies in its file."""
 
     def __init__(self, path: Path, *, share: float) -> None:
-        super().__init__(path, read(path), share=share)
+        super().__init__(path, read, share=share)
         self.specs = {parse(one.strategy): one.strategy for one in self.certificate.strategies}
+
+    def _joined(self, kept: Certificate) -> Certificate | None:
+        mine = self._certificate
+        if kept.uncounted != mine.uncounted:
+            return None
+        pairs = zip(mine.strategies, kept.strategies, strict=True)
+        return dataclasses.replace(mine, strategies=tuple(one.joined(other) for one, other in pairs))
 
     def find(self, spec: StrategySpec) -> Certified | None:
         """Find the certified facts of a strategy, if there are any."""

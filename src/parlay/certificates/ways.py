@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from threading import Lock
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 from parlay.types import Cost, EngineStats, Metrics
 
@@ -18,6 +18,8 @@ _KEPT = 0.9
 _MOST = 256
 """Ways and kinds that are known: clients may name strategies without end."""
 _LEAST = 1e-9
+
+V = TypeVar("V")
 
 
 class Loaded(Protocol):
@@ -76,11 +78,9 @@ class Ways:
         """Learn from an answer that is over to a request of this kind."""
         if metrics.steps and metrics.completion_tokens:
             with self._lock:
-                lately = self._lately.pop((metrics.strategy, kind), None) or _Lately()
+                lately = self._lately.get((metrics.strategy, kind)) or _Lately()
                 lately.add(metrics)
-                self._lately[metrics.strategy, kind] = lately  # the last one
-                if len(self._lately) > _MOST:
-                    self._lately.pop(next(iter(self._lately)))
+                _put(self._lately, (metrics.strategy, kind), lately)
 
     def price(self, strategy: str, kind: str) -> float | None:
         """Seconds per token at the present load; None of a way without enough answers."""
@@ -105,7 +105,7 @@ class Ways:
             if max(passed) >= TRIAL:
                 best = passed.index(max(passed))
             for number, way in enumerate(ways):
-                self._passed[way.strategy, kind] = 0 if number == best else passed[number] + 1
+                _put(self._passed, (way.strategy, kind), 0 if number == best else passed[number] + 1)
         return best
 
     def _prices(self, ways: Sequence[Way], kind: str) -> list[float]:
@@ -114,3 +114,11 @@ class Ways:
         plain = [price * way.speed for price, way in zip(known, ways, strict=True) if price is not None]
         usual = sum(plain) / len(plain) if plain else 1.0
         return [usual / way.speed if price is None else price for price, way in zip(known, ways, strict=True)]
+
+
+def _put(known: dict[tuple[str, str], V], key: tuple[str, str], value: V) -> None:
+    """Put what is known of a way last, and drop the first if there are too many."""
+    known.pop(key, None)
+    known[key] = value
+    if len(known) > _MOST:
+        known.pop(next(iter(known)))

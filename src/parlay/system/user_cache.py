@@ -6,7 +6,7 @@ import os
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from glob import escape
 from pathlib import Path
 
@@ -41,6 +41,22 @@ def written_whole(path: Path, mode: int = 0o644) -> Iterator[Path]:
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
+
+
+@contextmanager
+def one_writer(folder: Path) -> Iterator[None]:
+    """Let one process at a time read and write files of a folder, among those that ask for it.
+
+    Where the system has no such locks, or the folder can't be opened, nobody waits.
+    """
+    with ExitStack() as closing:
+        with suppress(ImportError, OSError):
+            from fcntl import LOCK_EX, flock  # here, because some systems have none
+
+            descriptor = os.open(folder, os.O_RDONLY)
+            closing.callback(os.close, descriptor)  # which gives the lock back
+            flock(descriptor, LOCK_EX)
+        yield
 
 
 @contextmanager
