@@ -161,6 +161,10 @@ def _plain(word: str) -> Any:
         return None if word in ("None", "nil") else word
 
 
+_BETWEEN_CALLS = re.compile(r"(?:\s*[,\]])*")
+"""Signs of a list, before the next call or the block's end."""
+
+
 class PythonCallReader(LiteralCallReader):
     """Reads calls of Python, one on each line or in a list: OLMo 3 and LFM2."""
 
@@ -190,15 +194,16 @@ class PythonCallReader(LiteralCallReader):
 
     def _read_next(self) -> Iterator[Delta]:
         """Read the next call of the block, or its end. Anything else is text again."""
-        rest = self._buffer.lstrip(" \n\t\r,]")
+        self._buffer = _BETWEEN_CALLS.sub("", self._buffer, count=1)
+        rest = self._buffer.lstrip()
         if not rest:
             return
         head = self.head.match(rest)
         if head is not None and self._callable(head[1]):
             self._buffer = rest[head.end() :]
             yield self._head_read(head[1])
-        elif self._end.startswith(rest) or rest.startswith(self._end):
-            self._buffer, self._state = rest, self._read_end
+        elif self._end and (self._end.startswith(rest) or rest.startswith(self._end)):
+            self._state = self._read_end
         elif self.beginning.fullmatch(rest) is None:
             self._state = self._search
 
@@ -215,6 +220,12 @@ class MethodCallReader(PythonCallReader):
 
     head = re.compile(r"[\s;,]*([\w-]{1,64})\.call\(")
     beginning = re.compile(r"[\s;,]*([\w-]{0,64}|[\w-]{1,64}\.(c(a(l(l)?)?)?)?)")
+
+    def _cut_off(self, rest: str) -> bool:
+        """No mark ends the calls: behind one, only what a semicolon begins can be another."""
+        if self._state == self._read_next:
+            return rest.lstrip().startswith(";")
+        return super()._cut_off(rest)
 
 
 class TaggedCallReader(AnswerScanner):
