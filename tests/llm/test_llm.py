@@ -209,6 +209,7 @@ def test_metrics_and_exactness_come_with_every_result(llm: LLM) -> None:
     [
         ({"prompts": ""}, "empty"),
         ({"prompts": "word " * 5000}, "context"),
+        ({"prompts": [[5, -1]]}, "the prompt has a token id outside the vocabulary of 4096"),
         ({"prompts": "half a pair: \ud83d"}, "the prompt is not valid Unicode text"),
         ({"prompts": "x", "sampling_params": SamplingParams(bad_words=["\udc00"])}, "bad_words are not valid Unicode"),
         ({"prompts": "x", "strategy": "prompt-lookdown"}, "prompt-lookup"),
@@ -227,6 +228,7 @@ def test_what_cannot_be_done_is_refused_by_name(llm: LLM, arguments: dict[str, o
     [
         ("hello", "a conversation is a list of messages"),
         ([["hello"]], "a conversation is a list of messages"),
+        ({"role": "user", "content": "hello"}, "a conversation is a list of messages"),
         ([{"role": "user", "content": "\ud83d"}], "not valid Unicode text"),
     ],
 )
@@ -244,6 +246,8 @@ def test_what_is_no_conversation_is_refused(llm: LLM, messages: list[dict[str, s
         ({"top_p": 0}, "top_p"),
         ({"max_tokens": -1}, "max_tokens"),
         ({"stop": ""}, "stop"),
+        ({"stop": [5]}, "stop must be a text or a list of texts"),
+        ({"bad_words": "return"}, "bad_words must be a list"),
         ({"min_tokens": 20}, "min_tokens"),
         ({"top_k": 10**400}, "top_k must be at most 9223372036854775807, got an integer of 1329 bits"),
         ({"top_k": 2.5}, "top_k must be a whole number, got 2.5"),

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
+import pickle
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -203,6 +206,29 @@ def test_nobody_who_does_not_look_gets_a_bar(llm: LLM, capsys: pytest.CaptureFix
     assert "Prompts" in capsys.readouterr().err
 
 
+def test_a_call_that_was_interrupted_at_its_bar_leaves_the_llm_free(llm: LLM) -> None:
+    """The error is held, as notebooks hold the last one's traceback."""
+
+    class Bar(tqdm):  # type: ignore[type-arg]
+        def update(self, n: float | None = 1) -> bool | None:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt) as held:
+        llm.generate(["Hello", "Bye"], SamplingParams(max_tokens=4), lambda **options: Bar(**options, disable=True))
+    assert llm.engine.idle
+    assert len(llm.generate(["Hello", "Bye"], SamplingParams(max_tokens=4))) == 2
+    assert held.value is not None
+
+
+def test_results_can_be_copied_and_pickled(llm: LLM) -> None:
+    outputs = llm.generate("Hello", SamplingParams(max_tokens=3, logprobs=2, prompt_logprobs=1, seed=1))
+    for again in (pickle.loads(pickle.dumps(outputs)), copy.deepcopy(outputs)):
+        assert list(again[0].outputs[0].logprobs) == list(outputs[0].outputs[0].logprobs or ())
+        assert list(again[0].prompt_logprobs) == list(outputs[0].prompt_logprobs or ())
+        assert again[0].outputs[0].text == outputs[0].outputs[0].text
+    assert asdict(outputs[0])["outputs"][0]["token_ids"] == outputs[0].outputs[0].token_ids
+
+
 # -------------------------------------------------------------------------------------------------------- beam search
 
 
@@ -241,6 +267,7 @@ def test_a_beam_as_wide_as_the_vocabulary_finds_the_likeliest_texts_of_all() -> 
 def test_a_beam_of_one_is_greedy_and_ends_where_the_model_does(llm: LLM) -> None:
     for prompt in ("Once upon a time", "Name three rivers."):
         (output,) = llm.beam_search([prompt], BeamSearchParams(beam_width=1, max_tokens=20))
+        assert llm.beam_search(prompt, BeamSearchParams(beam_width=1, max_tokens=20)) == [output]
         (greedy,) = llm.generate(prompt, SamplingParams(temperature=0, max_tokens=20), strategy="none")
         (found,) = output.sequences
         ids = greedy.outputs[0].token_ids

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 from parlay.llm.input_processor import RequestOptions
 from parlay.llm.outputs import Logprob, RequestOutput
 from parlay.system.progress import Progress, bar
-from parlay.text.prompts import Prompt
+from parlay.text.prompts import Prompts, listed
 from parlay.types import SamplingParams, Tokenizer
 
 if TYPE_CHECKING:
@@ -76,12 +76,11 @@ class _Search:
     ended: list[BeamSearchSequence] = field(default_factory=list)
 
 
-def search_beams(
-    llm: LLM, prompts: Sequence[Prompt], params: BeamSearchParams, use_tqdm: Progress
-) -> list[BeamSearchOutput]:
+def search_beams(llm: LLM, prompts: Prompts, params: BeamSearchParams, use_tqdm: Progress) -> list[BeamSearchOutput]:
     """`LLM.beam_search`."""
     tokenizer, options = llm.get_tokenizer(), RequestOptions(strategy="none")
-    starts = [llm.job(prompt, SamplingParams(max_tokens=1), options).samples[0].request.prompt for prompt in prompts]
+    one = SamplingParams(max_tokens=1)
+    starts = [llm.job(prompt, one, options).samples[0].request.prompt for prompt in listed(prompts)]
     decode, ends = partial(llm.generate, use_tqdm=False, strategy="none"), frozenset(llm.vocabulary.end_ids)
     longest = llm.engine.longest
     with bar(params.max_tokens, "Beam search", "token", use_tqdm) as shown:

@@ -182,7 +182,7 @@ def scored(outputs: Sequence[EmbeddingRequestOutput], pairs: Sequence[tuple[int,
     return [
         ScoringRequestOutput(
             (*outputs[one].prompt_token_ids, *outputs[other].prompt_token_ids),
-            ScoringOutput(float((vectors_NH[one] * vectors_NH[other]).sum())),
+            ScoringOutput(float((vectors_NH[one] * vectors_NH[other]).sum().clamp(-1, 1))),  # rounding may pass 1
         )
         for one, other in pairs
     ]

@@ -13,6 +13,7 @@ from parlay.certificates.gate import CertificateGate, ExactnessChoice, chooses
 from parlay.certificates.requirement import Allowed
 from parlay.certificates.requirement import parse as allowed_by
 from parlay.llm.jobs import Job, Sample, audit_of, resume
+from parlay.llm.outputs import token_decoder
 from parlay.llm.vocabulary import Vocabulary
 from parlay.llm.voting import Ballot, VoteParams, sampling_of
 from parlay.sampling.processors import BadWords, packed
@@ -40,6 +41,7 @@ from parlay.text.prompts import (
     Prompts,
     TokensPrompt,
     begins_anew,
+    check_known,
     listed,
     one_each,
     prediction_ids,
@@ -131,6 +133,7 @@ class InputProcessor:
         self._names = itertools.count()
         self._vocab_size = vocabulary.size
         self._kinds = PromptClassifier(vocabulary.tokenizer)
+        self._decode_token = token_decoder(vocabulary.tokenizer)
 
     def jobs(
         self,
@@ -334,14 +337,12 @@ class InputProcessor:
             check_unicode(word, "bad_words are")
         return BadWords(params.bad_words or (), self._tokenizer, prompt_length)
 
-    def _decode_token(self, token: int) -> str | None:
-        return None if self._tokenizer is None else self._tokenizer.decode([token])
-
     def _encode(self, prompt: Prompt, params: SamplingParams) -> tuple[str | None, tuple[int, ...], Thoughts]:
         """The text and the ids of the prompt, and whether its answer has reasoning; no text where it was cut."""
         said, thoughts = text_or_ids(prompt)
         text = said if isinstance(said, str) else None
         ids = self._ids(said, cut=params.truncate_prompt_tokens is not None) if isinstance(said, str) else said
+        check_known(ids, self._vocab_size)
         kept = params.truncate_prompt_tokens or len(ids)
         kept = self._max_context - 1 if kept == -1 else kept
         text, ids = (text, ids) if len(ids) <= kept else (None, ids[-kept:])
@@ -353,8 +354,7 @@ class InputProcessor:
         ids = self._ids(said, cut=False) if isinstance(said, str) else tuple(said)
         if not 0 < len(ids) <= self._max_context:
             raise ValueError(f"the text has {len(ids)} tokens, and this model holds 1 to {self._max_context}")
-        if min(ids) < 0 or max(ids) >= self._vocab_size:
-            raise ValueError(f"token ids must be from 0 to {self._vocab_size - 1}")
+        check_known(ids, self._vocab_size)
         return ids
 
     def _ids(self, text: str, *, cut: bool) -> tuple[int, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -171,8 +172,10 @@ class LLM:
         params = self.get_default_sampling_params() if sampling_params is None else sampling_params
         texts, adapters = (documents, prediction), self.adapters.of_all(lora_request)
         jobs = self._factory.jobs(prompts, params, strategy, options, texts=texts, adapters=adapters)
-        with bar(len(jobs), "Prompts", "prompt", False if use_tqdm is None and len(jobs) < 2 else use_tqdm) as shown:
-            seconds = follow(self._run(jobs), shown)
+        use_tqdm = False if use_tqdm is None and len(jobs) < 2 else use_tqdm
+        # Closed here: an error's traceback, which notebooks keep, would hold the events, and the lock of calls by them.
+        with closing(self._run(jobs)) as events, bar(len(jobs), "Prompts", "prompt", use_tqdm) as shown:
+            seconds = follow(events, shown)
         outputs = RequestOutputs([job.output() for job in jobs], seconds)
         failed = [error for output in outputs for error in output.errors]
         if failed:
@@ -276,7 +279,7 @@ class LLM:
     suggest, reason_ahead = suggesting.suggest, steps_ahead.reason_ahead
 
     def beam_search(
-        self, prompts: Sequence[Prompt], params: BeamSearchParams, use_tqdm: Progress = False
+        self, prompts: Prompts, params: BeamSearchParams, use_tqdm: Progress = False
     ) -> list[BeamSearchOutput]:
         """The likeliest continuations of each prompt, the best first. Decodes plainly; raises as `generate`."""
         return search_beams(self, prompts, params, use_tqdm)

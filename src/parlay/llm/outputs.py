@@ -9,10 +9,19 @@ from typing import overload
 
 from parlay.llm.notebook_html import runs, shown
 from parlay.llm.voting import VoteOutput
-from parlay.types import Exactness, FinishReason, Metrics, Origin, ParlayError, TokenLogprobs
+from parlay.types import Exactness, FinishReason, Metrics, Origin, ParlayError, Tokenizer, TokenLogprobs
 
 DecodeToken = Callable[[int], str | None]
 """The text of one token; None without a tokenizer."""
+
+
+def token_decoder(tokenizer: Tokenizer | None) -> DecodeToken:
+    """Make a function that tells the texts of tokens. It is no method, so that a copy of a result copies no model."""
+
+    def decode(token: int) -> str | None:
+        return None if tokenizer is None else tokenizer.decode([token])
+
+    return decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +54,11 @@ class Logprobs(Sequence[dict[int, Logprob]]):
         if isinstance(place, slice):
             return [self._by_id(entry) for entry in self.entries[place]]
         return self._by_id(self.entries[place])
+
+    def __reduce__(self) -> tuple[type[Logprobs], tuple[tuple[TokenLogprobs, ...], DecodeToken]]:
+        """Pickle with the texts of the tokens that are there in place of the tokenizer."""
+        ids = {token for entry in self.entries for token in (entry.token, *(other for other, _ in entry.top))}
+        return Logprobs, (self.entries, {token: self._decode_token(token) for token in ids}.get)
 
     def __repr__(self) -> str:
         return _few(self)

@@ -69,7 +69,9 @@ def listed(prompts: Prompts) -> list[Prompt]:
 
 
 def conversations(messages: Messages | Sequence[Messages]) -> Sequence[Messages]:
-    """Each of them: one conversation is a list of one."""
+    """Each of them: one conversation is a list of one. Raises ValueError for a single message."""
+    if isinstance(messages, Mapping):
+        raise ValueError("a conversation is a list of messages: put a single message in brackets")
     one = bool(messages) and isinstance(messages[0], Mapping)
     return cast(Sequence[Messages], [messages] if one else messages)
 
@@ -113,6 +115,12 @@ def _ids(tokens: Iterable[SupportsIndex]) -> tuple[int, ...]:
     except TypeError:
         said = reprlib.repr(tokens)
         raise ValueError(f"a prompt is a text, a list of token ids or a dict of either, not {said}") from None
+
+
+def check_known(ids: Ids, vocab_size: int) -> None:
+    """Raises ValueError for a prompt with an id that a vocabulary of this size lacks."""
+    if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
+        raise ValueError(f"the prompt has a token id outside the vocabulary of {vocab_size}")
 
 
 def references(
