@@ -95,6 +95,17 @@ def test_every_path_writes_what_transformers_writes(template: str | dict[str, st
     assert set(found) != {"refused"}
 
 
+@pytest.mark.parametrize("content", [{}, {"content": None}, {"content": ""}], ids=["left out", "none", "empty"])
+def test_a_template_that_writes_calls_where_there_is_no_content_gets_none(content: dict[str, Any]) -> None:
+    """DeepSeek R1's do; a conversation over HTTP has an empty text there."""
+    template = """{%- for message in messages %}
+{%- if message['role'] == 'assistant' and message['content'] is none %}{{ message['tool_calls'] | length }} calls;
+{%- elif message['role'] == 'assistant' and message['content'] is not none %}{{ '[' + message['content'] + ']' }}
+{%- endif %}{%- endfor %}"""
+    talk = [USER, {**CALL, **content} if content else {"role": "assistant", "tool_calls": CALL["tool_calls"]}]
+    assert render(ours(template), [*talk, {"role": "assistant", "content": ""}]) == "1 calls;[]"
+
+
 @pytest.mark.parametrize(
     "attack",
     [

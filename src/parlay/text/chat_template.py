@@ -80,7 +80,7 @@ def render(
     if not messages:
         raise ValueError("the conversation is empty: give one message at least")
     template = template or _chosen(tokenizer, with_tools=bool(tools))
-    turns = [_turn(message) for message in messages]
+    turns = [_turn(message, template) for message in messages]
     if continue_final:
         _mark(turns[-1], template)
     given = {
@@ -162,9 +162,15 @@ def _chosen(tokenizer: Tokenizer, *, with_tools: bool) -> str:
     return found[name]
 
 
-def _turn(message: Mapping[str, Any]) -> dict[str, Any]:
+_CALLS_WITHOUT_CONTENT = re.compile(r"""\bcontent(['"]\])? is none""")
+"""In templates that write calls only where there is no content: those of DeepSeek R1 and its distilled models."""
+
+
+def _turn(message: Mapping[str, Any], template: str) -> dict[str, Any]:
     """A message with what it says alone, and its reasoning under the names that templates read."""
     turn = {name: _plain(value) for name, value in message.items() if value is not None}
+    if turn.get("tool_calls") and not turn.get("content") and _CALLS_WITHOUT_CONTENT.search(template):
+        turn["content"] = None
     reasoning = next((turn[name] for name in _REASONING if name in turn), None)
     return turn if reasoning is None else {"thinking": reasoning, **turn, "reasoning_content": reasoning}
 
