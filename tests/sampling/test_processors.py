@@ -215,3 +215,18 @@ def test_ids_outside_the_vocabulary_are_refused() -> None:
         validate(SamplingParams(allowed_token_ids=[-1]), 10)
     with pytest.raises(ValueError, match="stop_token_ids names token 10"):
         validate(SamplingParams(stop_token_ids=[10]), 10)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"stop_token_ids": [1.5]}, r"stop_token_ids holds 1\.5, which is no token id"),
+        ({"allowed_token_ids": [1, "2"]}, "allowed_token_ids holds '2'"),
+        ({"logit_bias": {"5": 1.0}}, "logit_bias holds '5'"),
+        ({"logit_bias": {5: math.nan}}, "logit_bias of token 5 is nan: give a number"),
+        ({"logit_bias": {5: math.inf}}, "logit_bias of token 5 is inf: give a number"),
+    ],
+)
+def test_what_is_no_id_and_no_bias_is_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        validate(SamplingParams(**fields), 10)

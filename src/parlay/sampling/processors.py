@@ -12,6 +12,7 @@ import math
 from array import array
 from collections import Counter
 from collections.abc import Collection, Sequence
+from numbers import Integral, Real
 
 import torch
 from torch import Tensor
@@ -51,16 +52,22 @@ class BadWords:
 
 
 def validate(params: SamplingParams, vocab_size: int) -> None:
-    """Raises ValueError if a parameter names a token that the vocabulary lacks."""
+    """Raises ValueError if a parameter names a token that the vocabulary lacks, and for a bias that is no number."""
     named = {
         "logit_bias": params.logit_bias,
         "allowed_token_ids": params.allowed_token_ids,
         "stop_token_ids": params.stop_token_ids,
     }
     for name, ids in named.items():
+        if not isinstance(ids, array) and not all(isinstance(token, Integral) for token in ids or ()):
+            wrong = next(token for token in ids or () if not isinstance(token, Integral))
+            raise ValueError(f"{name} holds {wrong!r:.40}, which is no token id: give whole numbers")
         if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
             token = next(token for token in ids if not 0 <= token < vocab_size)
             raise ValueError(f"{name} names token {token}, but this model's ids are 0 to {vocab_size - 1}")
+    for token, bias in (params.logit_bias or {}).items():
+        if not isinstance(bias, Real) or not bias < math.inf:  # -inf bars a token
+            raise ValueError(f"logit_bias of token {token} is {bias!r:.40}: give a number, 100 to have it in any case")
 
 
 def packed(ids: Sequence[int] | None) -> Sequence[int] | None:

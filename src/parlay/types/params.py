@@ -127,8 +127,10 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         self._check_numbers()
-        if not all(map(_is_text, self.bad_words or ())):
+        if isinstance(self.bad_words, str) or not all(map(_is_text, self.bad_words or ())):
             raise ValueError("bad_words must be a list of non-empty strings")
+        if not all(isinstance(stop, str) for stop in self.stops):
+            raise ValueError("stop must be a text or a list of texts; stop_token_ids are for ids")
         if "" in self.stops:
             raise ValueError("stop holds an empty string, which would stop before the first token")
         negative = self.negative_prompt
