@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from parlay.testing.conformance import (
     Stage,
     Subject,
     check_drafter,
+    check_runner,
     default_stages,
     run_check,
     toy_stage,
@@ -26,9 +28,11 @@ from parlay.testing.conformance import (
 from parlay.testing.conformance import __main__ as conformance_main
 from parlay.testing.conformance.compare import Excuse, same_tokens
 from parlay.testing.conformance.stage import PLAIN, StageRequest, decode
+from parlay.testing.conformance.strain import CONTEXT
 from parlay.testing.conformance.universal import agree, prompt
 from parlay.testing.toys import ToyRunner
 from parlay.types import (
+    NO_DRAFT,
     NO_SKIP,
     AcceptRule,
     Draft,
@@ -104,6 +108,98 @@ def test_a_wrong_distribution_is_found_out_where_tokens_are_not_promised() -> No
     finding = run_check("distribution", Subject("eager", lambda _: drafter, Eager), stage, KitLength(200, 2000))
     assert not finding.passed
     assert "distribution" in finding.detail or "probability" in finding.detail
+
+
+COPY_BACK = 9
+
+
+def copying(view: SequenceView, budget: int) -> Draft:
+    """What came so many tokens before."""
+    return trees.chain(list(view.tokens[-COPY_BACK : len(view.tokens) - COPY_BACK + budget]), "copy")
+
+
+def appending(view: SequenceView, budget: int) -> Draft:
+    view.tokens.append(0)  # type: ignore[attr-defined]
+    return NO_DRAFT
+
+
+def popping(view: SequenceView, budget: int) -> Draft:
+    view.tokens.pop()  # type: ignore[attr-defined]
+    return copying(view, budget)
+
+
+def rewriting(view: SequenceView, budget: int) -> Draft:
+    view.tokens[len(view.tokens) // 2] = 3  # type: ignore[index]
+    return copying(view, budget)
+
+
+@pytest.mark.parametrize("guess", [appending, popping, rewriting])
+def test_a_drafter_that_writes_into_its_view_is_found_out_and_told_so(guess: toy_drafters.Guess) -> None:
+    finding = run_check("greedy", Subject("writing", lambda _: toy_drafters.ToyDrafter(guess)), STAGE)
+    assert not finding.passed
+    assert "propose: ValueError: it changed the tokens of a view" in finding.detail
+
+
+def failing_at_the_end(view: SequenceView, budget: int) -> Draft:
+    if len(view.tokens) + budget >= CONTEXT - 1:
+        raise IndexError("no row of the table for it")
+    return copying(view, budget)
+
+
+def test_a_drafter_that_fails_at_the_end_of_the_context_is_found_out_with_its_own_words() -> None:
+    finding = run_check("context", Subject("ending", lambda _: toy_drafters.ToyDrafter(failing_at_the_end)), STAGE)
+    assert not finding.passed
+    assert "failed in propose: IndexError: no row of the table for it" in finding.detail
+
+
+class BeyondTheEnd(SharedNoise):
+    """Commits a token more than the target chose where the text nearly fills the context."""
+
+    def accept(
+        self, views: Sequence[SequenceView], drafts: Sequence[Draft], logits_RV: Tensor, roots: Sequence[int]
+    ) -> list[Verdict | Fault]:
+        verdicts = super().accept(views, drafts, logits_RV, roots)
+        return [
+            Verdict(verdict.path, (*verdict.sampled[:-1], 1))
+            if isinstance(verdict, Verdict) and len(view.tokens) > CONTEXT - 4
+            else verdict
+            for view, verdict in zip(views, verdicts, strict=True)
+        ]
+
+
+def test_a_text_that_is_wrong_at_the_end_of_the_context_alone_is_found_out() -> None:
+    finding = run_check("context", Subject("wrong", lambda _: toy_drafters.ToyDrafter(copying), BeyondTheEnd), STAGE)
+    assert not finding.passed
+    assert "Divergence" in finding.detail
+
+
+def test_a_drafter_that_never_proposes_has_not_been_tested() -> None:
+    finding = run_check(
+        "context", Subject("silent", lambda _: toy_drafters.ToyDrafter(lambda view, budget: NO_DRAFT)), STAGE
+    )
+    assert not finding.passed
+    assert "it proposed nothing" in finding.detail
+
+
+def test_a_draft_too_few_is_the_drafters_fault() -> None:
+    class Short(toy_drafters.ToyDrafter):
+        def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
+            return super().propose(views, budgets)[1:]
+
+    finding = run_check("greedy", Subject("short", lambda _: Short(copying)), STAGE)
+    assert "it gave 0 drafts for 1 views" in finding.detail
+
+
+def test_logits_of_minus_infinity_are_no_difference() -> None:
+    """Some models never say the ids that pad their vocabulary."""
+
+    def padded(ids: Sequence[int]) -> Tensor:
+        logits_V = STAGE.logits_of(ids).clone()
+        logits_V[-1] = -math.inf
+        return logits_V
+
+    report = check_runner(lambda capacity: ToyRunner(padded, STAGE.vocab_size, capacity=capacity), padded)
+    assert report.passed, str(report)
 
 
 def test_a_drafter_that_stops_the_engine_is_a_finding_and_not_a_crash() -> None:
@@ -245,7 +341,7 @@ def test_the_command_says_what_it_found_and_writes_it_down(
     page = tmp_path / "conformance.md"
     assert conformance_main.main(["none", "--write", str(page)]) == 0
     assert "none: passed" in capsys.readouterr().out
-    assert "| `none` | 12/12 |" in page.read_text()
+    assert "| `none` | 13/13 |" in page.read_text()
 
 
 def test_the_command_refuses_a_strategy_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:

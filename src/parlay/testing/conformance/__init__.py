@@ -27,6 +27,7 @@ from parlay.testing.conformance.stage import SeveralSubject, Stage, Subject
 from parlay.testing.conformance.stages import native_stage, runner_stage, toy_stage
 from parlay.testing.conformance.strain import (
     chunks,
+    context,
     continuing,
     failures,
     forks,
@@ -70,6 +71,7 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         "continuing": continuing,
         "mixed": mixed,
         "endings": endings,
+        "context": context,
         "forks": forks,
         "chunks": chunks,
         "preemption": preemption,
@@ -80,7 +82,7 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
     }
 )
 """What is checked, by name: greedy and sampled U1 and U8, distribution U3, continuing U5, mixed U6, endings U7; then
-strain, and texts under a constraint."""
+the context's end, strain, and texts under a constraint."""
 
 DISTRIBUTION_STAGE = "toy distribution"
 

@@ -46,11 +46,16 @@ def same_tokens(stage: Stage, ask: StageRequest, expected: Sequence[int], got: S
     text = (*ask.prompt, *tokens[:at])
     true_V = stage.logits_of(text)
     for row_V in got.texts.get(text, ()):
-        gap = float((row_V.to(true_V) - true_V).abs().max())
+        gap = widest_gap(row_V.to(true_V), true_V)
         picks = _pick(ask, text, row_V), _pick(ask, text, true_V)
         if gap <= stage.noise_bound and picks == (tokens[at], expected[at]):
             return Excuse(at, gap)
     raise Divergence(_explain(at, expected[at], tokens[at], true_V, got.committed[at].source))
+
+
+def widest_gap(logits_V: Tensor, other_V: Tensor) -> float:
+    """How far apart two rows of logits are at most. Equal infinities, of tokens that a model never says, are none."""
+    return float((logits_V - other_V).where(logits_V != other_V, 0.0).abs().max())
 
 
 def _pick(ask: StageRequest, text: Sequence[int], logits_V: Tensor) -> object:

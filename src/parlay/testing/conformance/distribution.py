@@ -28,7 +28,11 @@ UNLIKELY = 1e-6
 
 def distribution(subject: Subject, stage: Stage, effort: KitLength) -> list[Excuse]:
     """U3: drawn texts have the target's distribution, under temperature alone and with top-k and top-p together; in the
-    long form also under each with and without the others. Lossy rules promise none."""
+    long form also under each with and without the others. Lossy rules promise none.
+
+    A count sees coarse faults, such as coins that turn up a tenth too often. Rules are proved by enumerating their
+    random numbers, in tests of their own.
+    """
     if subject.rule().exactness is Exactness.LOSSY:
         return []
     if effort.draws > SHORT.draws:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
-from parlay.testing.conformance.compare import Finding, Report
+from parlay.testing.conformance.compare import Finding, Report, widest_gap
 from parlay.testing.reference import LogitsOf
 from parlay.testing.toy_drafters import random_shape
 from parlay.testing.toys import row_texts
@@ -57,7 +57,7 @@ class Judge:
         key = tuple(text)
         if key not in self._known:
             self._known[key] = self.logits_of(key)
-        gap = float((logits_V.double() - self._known[key].double()).abs().max())
+        gap = widest_gap(logits_V.double(), self._known[key].double())
         self.rows += 1
         self.widest = max(self.widest, gap)
         assert gap <= self.noise_bound, f"{where}: logits after {len(key)} tokens are {gap:.3g} off"

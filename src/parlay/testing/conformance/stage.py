@@ -13,6 +13,7 @@ from parlay.router.policies import Fixed, Plain
 from parlay.sampling.rules import SharedNoise
 from parlay.testing import reference
 from parlay.testing.conformance.recorder import RecordingRunner, Texts
+from parlay.testing.conformance.watched import WatchedDrafter, watched
 from parlay.testing.reference import LogitsOf, ReferenceText
 from parlay.testing.toy_constraint import ToyConstraint, ToyGrammar
 from parlay.types import (
@@ -67,11 +68,12 @@ class Stage:
     known: dict[str, ReferenceText] = field(default_factory=dict, compare=False)
     """Texts that the reference has decoded here already."""
 
-    def expected(self, ask: StageRequest) -> ReferenceText:
-        """Texts of plain decoding, by the slow reference decoder; decoded once."""
-        if ask.spelling not in self.known:
-            self.known[ask.spelling] = reference.decode(self.logits_of, ask.request("expected"))
-        return self.known[ask.spelling]
+    def expected(self, ask: StageRequest, max_context: int | None = None) -> ReferenceText:
+        """Texts of plain decoding, by the slow reference decoder; decoded once. ``max_context`` None: no limit."""
+        name = ask.spelling if max_context is None else f"{ask.spelling} in {max_context}"
+        if name not in self.known:
+            self.known[name] = reference.decode(self.logits_of, ask.request("expected"), max_context or 1 << 30)
+        return self.known[name]
 
 
 @dataclass(frozen=True)
@@ -191,6 +193,13 @@ class StageSample:
     steps: list[int] = field(default_factory=list)
     """Tokens committed by each step."""
     last: Event | None = None
+    drafters: tuple[WatchedDrafter, ...] = ()
+    """The drafters of its strategy, which other samples may share."""
+
+    @property
+    def drafter_fault(self) -> str:
+        """Tell what a drafter did wrong first; empty if none is known to have done anything."""
+        return next((drafter.fault for drafter in self.drafters if drafter.fault), "")
 
     @property
     def tokens(self) -> list[int]:
@@ -215,9 +224,13 @@ def decode(
     recorder = RecordingRunner(runner)
     exact = runner.spec.exactness is Exactness.BITS
     engine = Engine(runner if exact else recorder, Steady(), limits)
-    samples = {str(index): StageSample(recorder.texts) for index in range(len(jobs))}
+    under = {id(strategy): watched(strategy) for _, strategy in jobs}
+    samples = {
+        str(index): StageSample(recorder.texts, drafters=under[id(strategy)][1])
+        for index, (_, strategy) in enumerate(jobs)
+    }
     for name, (ask, strategy) in zip(samples, jobs, strict=True):
-        engine.add(ask.request(name), strategy)
+        engine.add(ask.request(name), under[id(strategy)][0])
     for _ in range(100 + 20 * sum(len(ask.prompt) + (ask.params.max_tokens or 0) for ask, _ in jobs)):
         if engine.idle:
             return list(samples.values())

@@ -10,6 +10,7 @@ from parlay.router.policies import Fixed
 from parlay.testing.conformance.compare import Excuse
 from parlay.testing.conformance.stage import Stage, StageRequest, Steady, Subject, decode
 from parlay.testing.conformance.universal import CAPACITY, GREEDY, VARIETY, KitLength, agree, prompt
+from parlay.testing.conformance.watched import watched as under_observation
 from parlay.testing.toy_drafters import Raising
 from parlay.types import Budgets, Drafter, SequenceView, Strategy
 
@@ -65,6 +66,28 @@ def preemption(subject: Subject, stage: Stage, effort: KitLength) -> list[Excuse
         for index in range(6)
     ]
     return agree(stage, jobs, Limits(max_rows=48), capacity=208)
+
+
+CONTEXT = 48
+
+
+def context(subject: Subject, stage: Stage, effort: KitLength) -> list[Excuse]:
+    """Texts that reach the end of the context: no draft goes beyond it, and none of the last tokens is lost.
+
+    Something must be drafted meanwhile: the texts repeat themselves, and one has a reference that holds all of it. A
+    drafter that proposes nothing here passes all else without a test.
+    """
+    strategy, limits = subject.strategy(stage, 5), Limits(max_context=CONTEXT)
+    asks = [
+        StageRequest(prompt(stage, 37 + length, length), replace(params, max_tokens=2 * CONTEXT), seed=length)
+        for params, length in ((GREEDY, 20), (VARIETY[0], 31), (VARIETY[2], CONTEXT - 1))
+    ]
+    told = replace(asks[1], references=(tuple(stage.expected(asks[1], CONTEXT).tokens),))
+    watched, seen = under_observation(strategy)
+    excuses = agree(stage, [(ask, watched) for ask in (*asks, told)], limits)
+    silent = seen and stage.open_runner(CAPACITY).spec.tree != "none" and not any(each.nodes for each in seen)
+    assert not silent, "it proposed nothing in texts that repeat themselves: no check here tests it"
+    return excuses
 
 
 def references(subject: Subject, stage: Stage, effort: KitLength) -> list[Excuse]:

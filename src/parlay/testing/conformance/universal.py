@@ -17,6 +17,7 @@ from parlay.router.policies import adaptive
 from parlay.testing import toy_drafters
 from parlay.testing.conformance.compare import Excuse, comparable, same_tokens
 from parlay.testing.conformance.stage import PLAIN, Stage, StageRequest, StageSample, Steady, Subject, decode
+from parlay.testing.reference import ReferenceText
 from parlay.testing.toy_constraint import ToyGrammar
 from parlay.types import TARGET, Runner, SamplingParams, Strategy
 
@@ -88,19 +89,20 @@ def agree(
         error = sample.last.error if sample.last else "it never ended"
         assert error is None, f"a request failed: {error}"
         same_counts(sample)
-        assert faults or not sample.metrics.drafter_faults, f"the drafter of {strategy.name} raised"
+        fault = sample.drafter_fault or "it does not say how"
+        assert faults or not sample.metrics.drafter_faults, f"the drafter of {strategy.name} failed in {fault}"
         if comparable(strategy, ask):
-            excuse = same_tokens(stage, ask, stage.expected(ask).output, sample)
+            known = stage.expected(ask, limits.max_context if limits else None)
+            excuse = same_tokens(stage, ask, known.output, sample)
             if excuse is not None:
                 excuses.append(excuse)
             else:
-                same_ending(stage, ask, sample)
+                same_ending(stage, ask, sample, known)
     return excuses
 
 
-def same_ending(stage: Stage, ask: StageRequest, sample: StageSample) -> None:
+def same_ending(stage: Stage, ask: StageRequest, sample: StageSample, known: ReferenceText) -> None:
     """The sample ends for the reference's reason and carries the reference's logprobs, to the stage's noise bound."""
-    known = stage.expected(ask)
     assert sample.ending[0] == known.finish_reason, f"ends with {sample.ending[0]}, expected {known.finish_reason}"
     if ask.params.logprobs is None:
         return

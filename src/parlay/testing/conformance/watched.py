@@ -1,0 +1,67 @@
+"""A drafter under observation: what it raised, what it must not do, and how much it proposed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import cast
+
+from parlay.types import BesideDrafter, Draft, Drafter, Needs, Observation, SequenceView, Strategy
+
+
+class WatchedDrafter:
+    """Passes everything on to ``inner``.
+
+    ``fault`` is what it did wrong first: an error that it raised, or tokens of a view that it changed, which are put
+    back, since else the engine would decode another text. ``nodes`` counts what it proposed.
+    """
+
+    def __init__(self, inner: Drafter) -> None:
+        self._inner = inner
+        self.fault = ""
+        self.nodes = 0
+
+    @property
+    def needs(self) -> Needs:
+        return self._inner.needs
+
+    def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
+        with self._watching("propose", views):
+            drafts = self._inner.propose(views, budgets)
+            if len(drafts) != len(views):
+                raise ValueError(f"it gave {len(drafts)} drafts for {len(views)} views")
+        self.nodes += sum(len(draft.tree) for draft in drafts)
+        return drafts
+
+    def observe(self, observations: Sequence[Observation]) -> None:
+        with self._watching("observe", [each.view for each in observations]):
+            self._inner.observe(observations)
+
+    def release(self, sequence: int) -> None:
+        self._inner.release(sequence)
+
+    @contextmanager
+    def _watching(self, call: str, views: Sequence[SequenceView]) -> Iterator[None]:
+        before = [list(view.tokens) for view in views]
+        try:
+            yield
+            if any(list(view.tokens) != tokens for view, tokens in zip(views, before, strict=True)):
+                raise ValueError("it changed the tokens of a view, which are the engine's: copy them first")
+        except Exception as error:
+            self.fault = self.fault or f"{call}: {type(error).__name__}: {error}"
+            raise
+        finally:
+            for view, tokens in zip(views, before, strict=True):
+                if list(view.tokens) != tokens:
+                    cast("list[int]", view.tokens)[:] = tokens
+
+
+def watched(strategy: Strategy) -> tuple[Strategy, tuple[WatchedDrafter, ...]]:
+    """Return the strategy with its drafters under observation, and these. One that drafts beside forwards is left
+    alone: the engine knows it by its kind."""
+    drafters = tuple(
+        drafter if isinstance(drafter, BesideDrafter) else WatchedDrafter(drafter) for drafter in strategy.drafters
+    )
+    seen = tuple(drafter for drafter in drafters if isinstance(drafter, WatchedDrafter))
+    return replace(strategy, drafters=drafters), seen
