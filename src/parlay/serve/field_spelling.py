@@ -20,6 +20,8 @@ FORMS: Mapping[str, str] = {
     "guided_grammar": "grammar",
     "json_schema": "json",  # llama.cpp
     "grammar": "grammar",
+    "regex": "regex",  # SGLang
+    "ebnf": "grammar",
 }
 """Spellings of the members of ``structured_outputs``."""
 _UNLIMITED = {"n_predict": -1, "num_predict": -1}

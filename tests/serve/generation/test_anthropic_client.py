@@ -156,6 +156,15 @@ def test_the_assistants_last_words_are_gone_on_with(claude: Anthropic) -> None:
     assert ask(claude, messages=begun).content
 
 
+def test_instructions_stand_among_the_messages_too(claude: Anthropic) -> None:
+    first: Any = {"role": "system", "content": "Be brief."}
+    more: Any = {"role": "system", "content": [{"type": "text", "text": "In English."}]}
+    reply = ask(claude, system="Be brief.")
+    assert ask(claude, messages=[first, *SAID]).content[0].text == reply.content[0].text
+    assert count(claude, messages=[more, *SAID], system="Be brief.") == count(claude, messages=[first, more, *SAID])
+    assert count(claude, messages=[first, *SAID, more]) > count(claude, messages=[first, *SAID])
+
+
 def test_an_answer_keeps_to_a_schema(claude: Anthropic) -> None:
     schema = {
         "type": "object",
@@ -182,6 +191,7 @@ def test_errors_are_anthropics(claude: Anthropic) -> None:
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}
 REFUSED = {
     "an image": ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages[0].content[0]"),
+    "an image as instructions": ({"messages": [{"role": "system", "content": [IMAGE]}]}, "messages[0].content[0]"),
     "a tool of Anthropic's": ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0]"),
     "no tools to choose from": ({"tool_choice": {"type": "any"}}, "tool_choice"),
     "no such tool": ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "x"}}, "x"),

@@ -114,6 +114,8 @@ def test_other_spellings_are_known(client: TestClient) -> None:
         ({"guided_regex": "up|down"}, {"up", "down"}),
         ({"guided_grammar": 'start: "left" | "right"'}, {"left", "right"}),
         ({"grammar": 'start: "left" | "right"'}, {"left", "right"}),
+        ({"ebnf": 'root ::= "left" | "right"'}, {"left", "right"}),
+        ({"regex": "up|down"}, {"up", "down"}),
         ({"guided_json": {"const": 7}}, {"7"}),
         ({"json_schema": {"const": 7}}, {"7"}),
         ({"response_format": {"type": "json_object", "schema": {"const": 7}}}, {"7"}),

@@ -72,7 +72,14 @@ Block = Annotated[
 ]
 
 
-class MessageParam(Body):
+class SystemParam(Body):
+    """Instructions amid the conversation."""
+
+    role: Literal["system"]
+    content: Texts
+
+
+class TurnParam(Body):
     """Text of one side of the conversation."""
 
     role: Literal["user", "assistant"]
@@ -84,6 +91,9 @@ class MessageParam(Body):
     @property
     def blocks(self) -> list[TextPart | ToolUse | ToolResult | Thinking | RedactedThinking]:
         return [TextPart(type="text", text=self.content)] if isinstance(self.content, str) else list(self.content)
+
+
+MessageParam = Annotated[SystemParam | TurnParam, Field(discriminator="role")]
 
 
 class CustomTool(Body):

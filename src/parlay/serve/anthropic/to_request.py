@@ -8,8 +8,17 @@ from dataclasses import replace
 from fastapi import Request
 
 from parlay.llm.input_processor import RequestOptions
-from parlay.serve.anthropic.body import CountBody, MessageParam, MessagesBody, Texts, Thinking, ToolResult, ToolUse
-from parlay.serve.chat.request import ChatMessage, ChatRequest, Function, PastCall
+from parlay.serve.anthropic.body import (
+    CountBody,
+    MessagesBody,
+    SystemParam,
+    Texts,
+    Thinking,
+    ToolResult,
+    ToolUse,
+    TurnParam,
+)
+from parlay.serve.chat.request import ChatMessage, ChatRequest, Function, PastCall, one_system
 from parlay.serve.protocol.body import TextPart, check_extras
 from parlay.serve.protocol.resuming import going_on
 from parlay.serve.protocol.sampling_from_body import FieldNames, limited, refused, request_options
@@ -57,7 +66,7 @@ def _chat(body: CountBody, params: SamplingParams, options: RequestOptions) -> C
     tools = body.callable_tools.items()
     continues = body.messages[-1].role == "assistant"
     return ChatRequest(
-        messages=tuple(_messages(body)),
+        messages=one_system(tuple(_messages(body))),
         params=params,
         options=options,
         functions=tuple(Function(t.name, t.description, t.input_schema, field) for field, t in tools),
@@ -85,10 +94,13 @@ def _messages(body: CountBody) -> Iterator[ChatMessage]:
     if body.system:
         yield ChatMessage(role="system", content=_joined(body.system, "\n\n"))
     for turn in body.messages:
-        yield from _side(turn)
+        if isinstance(turn, SystemParam):
+            yield ChatMessage(role="system", content=_joined(turn.content, "\n\n"))
+        else:
+            yield from _side(turn)
 
 
-def _side(turn: MessageParam) -> Iterator[ChatMessage]:
+def _side(turn: TurnParam) -> Iterator[ChatMessage]:
     """Results of tools stand before what is said beside them."""
     blocks = turn.blocks
     results = [block for block in blocks if isinstance(block, ToolResult)]

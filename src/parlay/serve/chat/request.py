@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -74,3 +74,12 @@ class ChatRequest:
     def constrained(self) -> bool:
         """Whether the answer may be held to a form, which has to be compiled."""
         return bool(self.params.structured_outputs or self.functions or self.answer_schema is not None)
+
+
+def one_system(messages: Sequence[ChatMessage]) -> tuple[ChatMessage, ...]:
+    """Join the system messages that stand first, because many templates take one only."""
+    count = next((place for place, message in enumerate(messages) if message.role != "system"), len(messages))
+    if count < 2:
+        return tuple(messages)
+    text = "\n\n".join(message.content for message in messages[:count])
+    return (ChatMessage(role="system", content=text), *messages[count:])

@@ -8,7 +8,7 @@ from typing import Any
 
 from fastapi import Request
 
-from parlay.serve.chat.request import ChatMessage, ChatRequest, Function, PastCall
+from parlay.serve.chat.request import ChatMessage, ChatRequest, Function, PastCall, one_system
 from parlay.serve.openai.chat.to_request import read_arguments
 from parlay.serve.openai.responses.body import (
     CallItem,
@@ -48,7 +48,7 @@ def responses_request(
     tools = body.callable_tools.items()
     instructions = [ChatMessage(role="system", content=body.instructions)] if body.instructions else []
     return ChatRequest(
-        messages=tuple(_one_system(joined([*instructions, *earlier, *read_input(body)]))),
+        messages=one_system(joined([*instructions, *earlier, *read_input(body)])),
         params=params,
         options=going_on(body_options(body, request), body.resume, stream=bool(body.stream)),
         functions=tuple(Function(t.name, t.description, t.parameters, field) for field, t in tools),
@@ -99,15 +99,6 @@ def joined(messages: Iterable[ChatMessage]) -> list[ChatMessage]:
         else:
             result.append(message)
     return result
-
-
-def _one_system(messages: list[ChatMessage]) -> list[ChatMessage]:
-    """Instructions and what else stands first of the kind as one message: many templates take no more."""
-    count = next((place for place, message in enumerate(messages) if message.role != "system"), len(messages))
-    if count < 2:
-        return messages
-    text = "\n\n".join(message.content for message in messages[:count])
-    return [ChatMessage(role="system", content=text), *messages[count:]]
 
 
 def _schema(body: ResponsesBody) -> Mapping[str, Any] | None:
