@@ -17,23 +17,16 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
-from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
-
 from benchmarks.commands import RESULTS, one_line_errors
 from parlay import LLM, SamplingParams
 from parlay.bench.provenance import provenance
 from parlay.models.facts import count_parameters
 from parlay.options import LoadOptions
-from parlay.train.lm_model import export
 from parlay.train.translation.pairs import divided, read_pairs
-from parlay.train.translation.training import deepened
 
 AR = "translator"
-DEEP, VERIFIER, HEAVY = "deep", "verifier", "heavy"
-"""The verifier is the deep one that went on with translations of its own."""
-HEAVIER = 2
-"""Layers that add nothing, after each of the verifier: the heavy one writes the same text at a larger price."""
+DEEP, VERIFIER, LARGE = "deep", "verifier", "large"
+"""The verifier is the deep one that went on with translations of its own; the large one is made deeper still."""
 AHEAD = 7
 """Drafts of a step: with the token before them eight rows, which cost little more than four."""
 PARAMS = SamplingParams(temperature=0, max_tokens=100)
@@ -81,7 +74,7 @@ def cases(models: Path) -> list[tuple[str, str]]:
         *[("da", f"denoise:selector={name}-path") for name in ("greedy", "lookahead", "viterbi")],
         *[("gad", strategy) for strategy in ("none", f"set-block:policy=fixed,k={AHEAD},width=1")],
         (DEEP, "none"),
-        *[case for verifier in (VERIFIER, HEAVY) for case in verified(verifier, drafts)],
+        *[case for verifier in (VERIFIER, LARGE) for case in verified(verifier, drafts)],
     ]
     there = (models / "gad").is_dir()
     return [(name, how) for name, how in every if (models / name).is_dir() and (there or "model=" not in how)]
@@ -92,17 +85,6 @@ def verified(verifier: str, drafts: str) -> list[tuple[str, str]]:
     fixed, chain, tree = f"policy=fixed,k={AHEAD}", f"{drafts},width=1,min_p=0.05", f"{drafts},width=3,min_p=0.08"
     drafted = (f"{chain},{fixed}", f"{tree},{fixed}", f"{tree},k={AHEAD}", f"{chain},{fixed},rule=threshold")
     return [(verifier, how) for how in ("none", *drafted)]
-
-
-def make_heavy(models: Path) -> None:
-    """Write the heavy translator, if the verifier is there."""
-    if not (models / VERIFIER).is_dir() or (models / HEAVY).is_dir():
-        return
-    model = Qwen3ForCausalLM.from_pretrained(models / VERIFIER, dtype=torch.bfloat16)
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(models / VERIFIER)
-    export(
-        deepened(model, HEAVIER), tokenizer, models / HEAVY, {"made of": VERIFIER, "layers that add nothing": HEAVIER}
-    )
 
 
 def scores(texts: Sequence[str], references: Sequence[Sequence[str]]) -> tuple[float, float, tuple[str, str]]:
@@ -215,7 +197,6 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS / "translation.jsonl")
     options = parser.parse_args()
     with one_line_errors("translation"):
-        make_heavy(options.models)
         both = [measure(options, words) for words in (1, LONG)]
     header = {"provenance": provenance("python -m benchmarks.translation --data FILE --models DIR")}
     rows = [asdict(row) for table in both for row in table]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.translation import Scored, cases, make_heavy, page, scores
+from benchmarks.translation import Scored, cases, page, scores
 
 
 def test_models_that_are_not_there_are_left_out(tmp_path: Path) -> None:
@@ -16,8 +16,6 @@ def test_models_that_are_not_there_are_left_out(tmp_path: Path) -> None:
     assert [name for name, _ in cases(tmp_path)] == ["translator", "ctc", "verifier"]
     (tmp_path / "gad").mkdir()
     assert sum("canvas-draft" in strategy for _, strategy in cases(tmp_path)) == 4
-    make_heavy(tmp_path / "gad")
-    assert not (tmp_path / "gad" / "heavy").exists()
 
 
 def test_texts_are_scored_against_all_references_of_a_source() -> None:
