@@ -202,6 +202,9 @@ def test_end_ids_come_from_the_generation_config_first(tmp_path: Path) -> None:
     assert read_config(written(tmp_path, LLAMA)).eos_ids == (2,)
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [7, 9]}')
     assert read_config(tmp_path).eos_ids == (7, 9)
+    (tmp_path / "generation_config.json").write_text("{}")
+    images = {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": {**LLAMA, "eos_token_id": [5]}}
+    assert read_config(written(tmp_path, images)).eos_ids == (5,)
 
 
 def test_broken_config_files_are_one_clear_line(tmp_path: Path) -> None:

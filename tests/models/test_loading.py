@@ -71,6 +71,28 @@ def test_a_whole_file_counts_whatever_else_lies_beside_it(llama: Path) -> None:
     assert all(found[name].equal(weight) for name, weight in expected.items())
 
 
+@pytest.mark.parametrize("name", ["llama-tied", "qwen2", "gemma3"])
+def test_a_model_that_was_saved_without_its_head_loads(name: str, tmp_path: Path) -> None:
+    """As Qwen3-Embedding is published: names begin behind "model."."""
+    save_random(name, tmp_path)
+    expected, tensors = load_weights(tmp_path, read_config(tmp_path)), load_file(tmp_path / "model.safetensors")
+    save_file({key.removeprefix("model."): tensor for key, tensor in tensors.items()}, tmp_path / "model.safetensors")
+    found = load_weights(tmp_path, read_config(tmp_path))
+    assert found.keys() == expected.keys()
+    assert all(found[key].equal(weight) for key, weight in expected.items())
+
+
+def test_a_model_of_embeddings_that_has_no_head_anywhere_says_so(llama: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As Qwen3-Embedding-8B is published; a model with its usual names lacks a weight."""
+    rewrite(llama, {"lm_head.weight": None})
+    with pytest.raises(BadCheckpoint, match=r"1 missing: lm_head\.weight"):
+        load_weights(llama, read_config(llama))
+    tensors = load_file(llama / "model.safetensors")
+    save_file({key.removeprefix("model."): tensor for key, tensor in tensors.items()}, llama / "model.safetensors")
+    assert len(load_weights(llama, read_config(llama))) == len(tensors) + 1
+    assert "has no LM head" in caplog.text
+
+
 def test_biases_of_a_family_whose_norms_have_an_offset_stay_as_they_are(tmp_path: Path) -> None:
     saved = save_random("gemma-biased", tmp_path).state_dict()
     weights = load_weights(tmp_path, read_config(tmp_path))

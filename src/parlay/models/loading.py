@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -28,6 +29,7 @@ from parlay.models.weights.shapes import BadCheckpoint, Weight, check_weights, s
 from parlay.models.weights.stored import StoredTensor
 from parlay.types import Tokenizer
 
+_log = logging.getLogger(__name__)
 _NUMBERS = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
 """Types of weights that are read as they are."""
 _HARMLESS = re.compile(r"rotary_emb\.inv_freq$|attention\.(masked_)?bias$")
@@ -81,6 +83,7 @@ def _load_folder(directory: Path, config: DecoderConfig) -> dict[str, Weight]:
     stored: dict[str, Tensor] = {}
     for path in weight_files(directory):
         stored.update(_read(path))
+    stored = _with_head(directory, stored, config)
     family = FAMILIES.get(config.architecture, LLAMA)
     scheme = scheme_of(directory, read_json(directory / "config.json"), family.quantized)
     if family.regroup is not None and scheme is not None:
@@ -100,6 +103,21 @@ def _load_folder(directory: Path, config: DecoderConfig) -> dict[str, Weight]:
     check_weights(directory, expected, weights)
     _check_types(directory, {name: weights[name] for name in expected})
     return {name: _offset(name, weights[name], family.norm_offset) for name in expected}
+
+
+def _with_head(directory: Path, stored: dict[str, Tensor], config: DecoderConfig) -> dict[str, Tensor]:
+    """The tensors under their names in a model with an LM head; embedding models may have been saved without it.
+
+    Where it is nowhere, the embedding stands for it: nobody reads the logits of such models.
+    """
+    embedding = stored.get("embed_tokens.weight")
+    if embedding is None:
+        return stored
+    found = {name if name.startswith("lm_head.") else f"model.{name}": tensor for name, tensor in stored.items()}
+    if not config.tie_embeddings and "lm_head.weight" not in found:
+        _log.warning("%s has no LM head: it makes embeddings, and texts that it writes mean nothing", directory)
+        found["lm_head.weight"] = embedding
+    return found
 
 
 def _check_types(directory: Path, weights: Mapping[str, Weight]) -> None:

@@ -294,11 +294,11 @@ def yarn_attention_factor(factor: float, mscale: float | None = None, mscale_all
 
 
 def _eos_ids(directory: Path, raw: Json) -> tuple[int, ...]:
-    """End-of-text ids of generation_config.json, else of config.json; empty when neither names one."""
+    """End-of-text ids of generation_config.json, else of config.json or its text part; empty when none names one."""
     path = directory / "generation_config.json"
-    said = read_json(path).get("eos_token_id") if path.exists() else None
-    if said is None:
-        said = raw.get("eos_token_id")
+    places = (read_json(path) if path.exists() else {}, raw, raw.get("text_config"))
+    named = [place["eos_token_id"] for place in places if isinstance(place, Mapping) and "eos_token_id" in place]
+    said = next((each for each in named if each is not None), None)
     if said is None:
         return ()
     return tuple(map(int, said)) if isinstance(said, list) else (int(said),)
