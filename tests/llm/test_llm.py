@@ -254,6 +254,16 @@ def test_what_is_no_conversation_is_refused(llm: LLM, messages: list[dict[str, s
         ({"max_tokens": 8.0}, "max_tokens must be a whole number, got 8.0"),
         ({"top_p": 10**400}, "top_p and typical_p"),
         ({"repetition_penalty": -(10**400)}, "repetition_penalty"),
+        ({"repetition_penalty": 10**400}, "repetition_penalty"),
+        ({"bad_words": "word"}, "bad_words must be a list of non-empty strings, got 'word'"),  # not each letter of it
+        ({"stop": ["a", None]}, "stop must be a list of strings"),
+        ({"stop_token_ids": [1.5]}, "stop_token_ids must be a list of token ids"),
+        ({"allowed_token_ids": 5}, "allowed_token_ids must be a list of token ids, got 5"),
+        ({"logit_bias": {"5": 1.0}}, "logit_bias must be a list of token ids, each with a number"),
+        ({"logit_bias": [5]}, "logit_bias must be a mapping of token ids to numbers"),
+        ({"truncate_prompt_tokens": 1.5}, "truncate_prompt_tokens must be a whole number, got 1.5"),
+        ({"seed": 1.5}, "seed must be a whole number, got 1.5"),
+        ({"logprobs": True}, "logprobs must be a whole number, got True"),
     ],
 )
 def test_parameters_out_of_range_are_refused_by_name(fields: dict[str, object], words: str) -> None:

@@ -12,7 +12,7 @@ import math
 from array import array
 from collections import Counter
 from collections.abc import Collection, Sequence
-from numbers import Integral, Real
+from numbers import Real
 
 import torch
 from torch import Tensor
@@ -59,9 +59,6 @@ def validate(params: SamplingParams, vocab_size: int) -> None:
         "stop_token_ids": params.stop_token_ids,
     }
     for name, ids in named.items():
-        if not isinstance(ids, array) and not all(isinstance(token, Integral) for token in ids or ()):
-            wrong = next(token for token in ids or () if not isinstance(token, Integral))
-            raise ValueError(f"{name} holds {wrong!r:.40}, which is no token id: give whole numbers")
         if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
             token = next(token for token in ids if not 0 <= token < vocab_size)
             raise ValueError(f"{name} names token {token}, but this model's ids are 0 to {vocab_size - 1}")
@@ -184,7 +181,7 @@ def _penalise(scores_V: Tensor, params: SamplingParams, view: SequenceView, path
     if params.repetition_penalty != 1:
         seen = _ids({*view.tokens[view.request.source :], *path}, scores_V)
         scores = scores_V[seen]
-        penalty = params.repetition_penalty
+        penalty = float(params.repetition_penalty)  # torch takes no whole number of more than 64 bits
         scores_V[seen] = torch.where(scores > 0, scores / penalty, scores * penalty)
     if params.presence_penalty or params.frequency_penalty:
         counts = Counter([*view.tokens[view.prompt_length :], *path])

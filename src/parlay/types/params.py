@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import numbers
 import sys
-from collections.abc import Mapping, Sequence, Sized
+from array import array
+from collections.abc import Callable, Collection, Mapping, Sequence, Sized
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from functools import wraps
@@ -127,10 +128,7 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         self._check_numbers()
-        if isinstance(self.bad_words, str) or not all(map(_is_text, self.bad_words or ())):
-            raise ValueError("bad_words must be a list of non-empty strings")
-        if not all(isinstance(stop, str) for stop in self.stops):
-            raise ValueError("stop must be a text or a list of texts; stop_token_ids are for ids")
+        self._check_lists()
         if "" in self.stops:
             raise ValueError("stop holds an empty string, which would stop before the first token")
         negative = self.negative_prompt
@@ -158,11 +156,23 @@ class SamplingParams:
         if not 0 < self.top_p <= 1 or not 0 < self.typical_p <= 1:
             found = f"{show_number(self.top_p)} and {show_number(self.typical_p)}"
             raise ValueError(f"top_p and typical_p must be in (0, 1], got {found}")
-        if not 0 < self.repetition_penalty < math.inf:
-            raise ValueError(f"repetition_penalty must be above 0, got {show_number(self.repetition_penalty)}")
-        cut = self.truncate_prompt_tokens
-        if cut is not None and cut < 1 and cut != -1:
-            raise ValueError(f"truncate_prompt_tokens must be at least 1, or -1, got {cut}")
+        _check_range("repetition_penalty", self.repetition_penalty, 0)
+        if self.repetition_penalty == 0:
+            raise ValueError("repetition_penalty must be above 0, got 0")
+        _check_whole("truncate_prompt_tokens", self.truncate_prompt_tokens, -1)
+        if self.truncate_prompt_tokens == 0:
+            raise ValueError("truncate_prompt_tokens must be at least 1, or -1, got 0")
+        if self.seed is not None and not _is_whole(self.seed):
+            raise ValueError(f"seed must be a whole number, got {self.seed!r:.60}")
+
+    def _check_lists(self) -> None:
+        _check_list("bad_words", self.bad_words, _is_text, "non-empty strings")
+        _check_list("stop", None if isinstance(self.stop, str) else self.stop, _is_string, "strings")
+        _check_list("stop_token_ids", self.stop_token_ids, _is_whole, "token ids")
+        _check_list("allowed_token_ids", self.allowed_token_ids, _is_whole, "token ids")
+        _check_list("logit_bias", self.logit_bias, _is_whole, "token ids, each with a number")
+        if not isinstance(self.logit_bias, Mapping | None):
+            raise ValueError(f"logit_bias must be a mapping of token ids to numbers, got {self.logit_bias!r:.60}")
 
     @property
     def form(self) -> StructuredOutputsParams | None:
@@ -206,6 +216,23 @@ def _is_text(value: object) -> bool:
     return isinstance(value, str) and bool(value)
 
 
+def _is_string(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _is_whole(value: object) -> bool:
+    """Whether it is a whole number; true and false are none."""
+    return type(value) is int or (isinstance(value, numbers.Integral) and not isinstance(value, bool))
+
+
+def _check_list(name: str, values: object, fits: Callable[[object], bool], what: str) -> None:
+    """Raises ValueError for what is no collection, or has a value that does not fit; None passes."""
+    if values is None or isinstance(values, array):  # an array has been checked
+        return
+    if isinstance(values, str | bytes) or not isinstance(values, Collection) or not all(map(fits, values)):
+        raise ValueError(f"{name} must be a list of {what}, got {values!r:.60}")
+
+
 def _check_number(name: str, value: object) -> None:
     if not isinstance(value, numbers.Real):
         raise ValueError(f"{name} must be a number, got {value!r:.60}")
@@ -214,7 +241,7 @@ def _check_number(name: str, value: object) -> None:
 def _check_whole(name: str, value: int | None, low: int) -> None:
     """Raises ValueError for a number that is below ``low``, no whole one, or more than 64 bits hold; None passes."""
     _check_range(name, value, low, _MOST)
-    if value is not None and not isinstance(value, numbers.Integral):
+    if value is not None and not _is_whole(value):
         raise ValueError(f"{name} must be a whole number, got {value!r}")
 
 
