@@ -15,7 +15,7 @@ from parlay.cli import main
 from parlay.strategies.spelling import parse
 from parlay.types import Exactness, Metrics
 from tests.certificates.conftest import GREEDY, PROMPTS
-from tests.certificates.wrong import WRONG
+from tests.certificates.wrong import WRONG, WRONG_ALONE
 from tests.cli.conftest import MINI
 
 RIGHT = "prompt-lookup:rule=typical"
@@ -43,6 +43,11 @@ def test_strategies_are_certified_up_to_the_first_that_fails(llm: LLM) -> None:
 
 def test_nothing_is_certified_where_the_first_fails(llm: LLM) -> None:
     assert calibrate(llm, ids(llm), [parse(WRONG)], FOUR, GREEDY, progress=False).certificate is None
+
+
+def test_what_is_lossy_for_a_request_alone_is_not_certified_by_answers_that_were_decoded_together(llm: LLM) -> None:
+    result = calibrate(llm, ids(llm), [parse(WRONG_ALONE)], FOUR, GREEDY, progress=False)
+    assert (result.shown[0].good, result.certificate) == (0, None)
 
 
 def test_an_escape_makes_a_bad_strategy_good_enough(llm: LLM) -> None:

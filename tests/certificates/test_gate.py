@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from parlay.aio import AsyncLLM
 from parlay.certificates.gate import HeldCertificate
 from parlay.certificates.ways import FEW
 from parlay.llm.input_processor import RequestOptions
+from parlay.models.fetch.resolving import resolve
 from parlay.options import LoadOptions
 from parlay.strategies.entry import DEFAULT_STRATEGY
 from parlay.strategies.spelling import parse
@@ -215,9 +217,27 @@ def test_a_certificate_of_another_model_is_refused(certify: Certify) -> None:
         (LoadOptions(quantize="int8"), "numbers of type"),
         (LoadOptions(kv_cache_dtype="q8_0"), "numbers of type"),
         (LoadOptions(draft_quantize="int8"), "draft model"),
+        (LoadOptions(end_tokens="5"), "ends of texts"),
     ):
         with pytest.raises(ParlayError, match=said):
             LLM("parlay-mini", certificates=[certify(WRONG)], load=load)
+
+
+def test_a_certificate_of_another_template_or_config_is_refused(certify: Certify, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(resolve("parlay-mini"), folder)
+    with LLM(str(folder)) as llm:
+        path = certify(WRONG, binding=llm.gate.binding())
+        tokenizer = llm.get_tokenizer()
+    with LLM(str(folder), certificates=[path]) as llm:
+        assert llm.gate.certifies
+    tokenizer.chat_template = "{{ messages[0]['content'] }}"
+    with pytest.raises(ParlayError, match="config, tokenizer, template and ends of texts"):
+        LLM(str(folder), tokenizer=tokenizer, certificates=[path])
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "rms_norm_eps": 1e-3}))
+    with pytest.raises(ParlayError, match="config, tokenizer, template and ends of texts"):
+        LLM(str(folder), certificates=[path])
 
 
 def test_two_certificates_for_the_same_requests_are_refused(certify: Certify) -> None:
@@ -233,8 +253,8 @@ def test_two_certificates_for_the_same_requests_are_refused(certify: Certify) ->
         (b"[" * 100_000, "is not JSON"),
         (b"[]", "is no certificate"),
         (b"{}", "is no certificate"),
-        (b'{"parlay_certificate": 2}', "version 2"),
-        (b'{"parlay_certificate": 1}', "is damaged"),
+        (b'{"parlay_certificate": 1}', "version 1"),
+        (b'{"parlay_certificate": 2}', "is damaged"),
         (b" " * (1 << 21), "larger than"),
     ],
 )

@@ -21,7 +21,7 @@ from parlay.types import ParlayError
 from tests.certificates.conftest import damaged
 
 ONE, SAFE, TWO = "denoise:selector=confidence", "denoise:threshold=1.0", "denoise:selector=margin,k=2"
-BINDING = Binding(model="m", weights="a" * 64, dtype="float32", draft_model="")
+BINDING = Binding(model="m", weights="a" * 64, settings="", dtype="float32", draft_model="")
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 PROMPTS = [[5, 9, 11], [4, 7, 20], [31, 8, 2, 6], [12, 40]]
 FOUR = Floor(floor=0.4)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from parlay.drafters.resources import Resources
 from parlay.trees import chain
-from parlay.types import Draft, Needs, Observation, SequenceView
+from parlay.types import NO_DRAFT, Draft, Needs, Observation, SequenceView
 
 
 class Wrong:
@@ -27,3 +27,13 @@ class Wrong:
 
 EXACT = f"{__name__}:Wrong:policy=fixed"
 WRONG = f"{EXACT},rule=threshold,threshold.beta=100000,threshold.tau=300.0"
+
+
+class WrongAlone(Wrong):
+    """Drafts for a sequence alone, and nothing for several at once, as an adaptive policy would."""
+
+    def propose(self, views: Sequence[SequenceView], budgets: Sequence[int]) -> list[Draft]:
+        return super().propose(views, budgets) if len(views) == 1 else [NO_DRAFT] * len(views)
+
+
+WRONG_ALONE = WRONG.replace(":Wrong:", ":WrongAlone:")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from parlay.certificates.bounds import SCORE, agreement, at_least, fixed_sequence, lower_bound, text_agreement
@@ -15,12 +15,13 @@ from parlay.certificates.gate import rule_level
 from parlay.certificates.requirement import Floor
 from parlay.llm.llm import LLM
 from parlay.llm.outputs import RequestOutput
+from parlay.strategies.catalogue import find
 from parlay.strategies.spelling import StrategySpec
 from parlay.system.progress import Progress, bar
 from parlay.types import Exactness, Metrics, SamplingParams
 
-TOGETHER = 16
-"""Prompts that are decoded together."""
+_TOGETHER = 16
+"""Prompts whose canvases are filled together."""
 
 Ids = tuple[int, ...]
 
@@ -63,8 +64,8 @@ def calibrate(
 
     Those before the first that fails are certified. Over independent draws of the prompts, the probability is at most
     1 - ``floor.confidence`` that any of them is certified though fewer than ``floor.floor`` of its answers are good.
-    Equal prompts count once. Both answers to a prompt have the same seed. A diffusion model is compared with itself at
-    one place per forward.
+    Equal prompts count once. Both answers to a prompt have the same seed. Each is decoded alone: policies draft most
+    then, so rules of loss have most to accept. A diffusion model is compared with itself at one place per forward.
 
     Raises ValueError for a strategy that is not lossy, parameters that no certificate covers, and too few prompts.
     """
@@ -155,13 +156,14 @@ def _decoded(
     strategies: Sequence[StrategySpec],
     progress: Progress,
 ) -> list[list[RequestOutput]]:
-    """The answers decoded exactly, and then those of each strategy. In turns of a few prompts, so that all have alike
-    times; a first turn, whose answers are not kept, warms up.
+    """The answers decoded exactly, and then those of each strategy. In turns, so that all have alike times; a first
+    turn, whose answers are not kept, warms up.
     """
     ways: list[StrategySpec | None] = [None, *strategies]
     reference = llm.gate.reference
     found: list[list[RequestOutput]] = [[] for _ in ways]
-    turns = [slice(start, start + TOGETHER) for start in range(0, len(prompts), TOGETHER)]
+    size = together(strategies)
+    turns = [slice(start, start + size) for start in range(0, len(prompts), size)]
     with bar(len(prompts) * len(ways), "Calibrating", "answer", progress) as shown:
         for turn in (turns[0], *turns):
             for way, answers in zip(ways, found, strict=True):
@@ -172,6 +174,14 @@ def _decoded(
                 answers += new
                 shown.update(len(new))
     return [answers[len(prompts[turns[0]]) :] for answers in found]
+
+
+def together(strategies: Iterable[StrategySpec]) -> int:
+    """How many prompts may be decoded together without other answers: only if all strategies fill canvases, several.
+
+    With several sequences fewer drafts pay, so fewer tokens are accepted that plain decoding would not write.
+    """
+    return _TOGETHER if all(find(strategy.name).selects for strategy in strategies) else 1
 
 
 def _shown(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from parlay.bench.certify import TOGETHER, counts, speed
+from parlay.bench.certify import counts, speed
 from parlay.certificates.bounds import agreement
 from parlay.certificates.requirement import Floor
 from parlay.llm.llm import LLM
@@ -144,17 +144,15 @@ class _Trials:
         return good, len(places), speed(counts(lossy), counts(exact))
 
     def _decoded(self, places: Sequence[int], strategy: StrategySpec | None) -> list[RequestOutput]:
-        """All of these, a few at a time. What is exact is decoded without drafts."""
+        """All of these, one at a time as for a certificate. What is exact is decoded without drafts."""
         found: list[RequestOutput] = []
         exactness = Exactness.SEED if strategy is None else None
         with bar(len(places), f"Decoding {strategy or 'exactly'}", "answer", self._progress) as shown:
-            for start in range(0, len(places), TOGETHER):
-                batch = places[start : start + TOGETHER]
+            for place in places:
                 self._llm.reset_prefix_cache()
-                prompts = [list(self._prompts[place]) for place in batch]
-                own = [self._params[place] for place in batch]
-                found += self._llm.generate(prompts, own, False, strategy=strategy or "none", exactness=exactness)
-                shown.update(len(batch))
+                prompt, own = list(self._prompts[place]), self._params[place]
+                found += self._llm.generate(prompt, own, False, strategy=strategy or "none", exactness=exactness)
+                shown.update()
         return found
 
 

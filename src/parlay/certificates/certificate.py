@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 
-VERSION = 1
+VERSION = 2
 _KIND = "parlay_certificate"
 _MOST_BYTES = 1 << 20
 
@@ -73,6 +73,8 @@ class Binding(Options):
     model: str = option()
     weights: str = option()
     """SHA-256."""
+    settings: str = option()
+    """SHA-256 of what turns texts into numbers and back: config.json, tokenizer, chat template, ends of texts."""
     dtype: str = option()
     draft_model: str = option()
     """The one that strategies take where they name none; empty: none."""

@@ -14,14 +14,16 @@ from parlay.certificates.certificate import Audited, Binding, Certificate, Certi
 from parlay.certificates.requirement import Allowed, Floor
 from parlay.certificates.ways import Loaded, Way, Ways
 from parlay.drafters.resources import Resources
+from parlay.drafters.stores.datastore_file import fingerprint
 from parlay.models.fetch.origin import weights_fingerprint
+from parlay.models.fetch.resolving import resolve
 from parlay.models.lora import digest_of
 from parlay.options import Ensemble, LoadOptions, Nest
 from parlay.strategies import accept_rules
 from parlay.strategies.catalogue import find
 from parlay.strategies.entries.canvases import DENOISE
 from parlay.strategies.spelling import StrategySpec, parse
-from parlay.types import Exactness, ParlayError, SamplingParams
+from parlay.types import Exactness, ParlayError, RunnerSpec, SamplingParams, Tokenizer
 
 PLAIN = "none"
 ONE_BY_ONE = f"{DENOISE}:selector=confidence"
@@ -224,6 +226,7 @@ def open_gate(
         return Binding(
             model=target.name,
             weights=weights,
+            settings=_settings(model, target, resources.tokenizer, load.end_tokens),
             dtype=" ".join(filter(None, numbers)),
             draft_model=" ".join(filter(None, drafts)),
         )
@@ -231,6 +234,15 @@ def open_gate(
     reference = parse(ONE_BY_ONE) if target.fills_only else None
     files = [Path(path) for path in paths]
     return CertificateGate(target.promised, binding, files, ways=Ways(loaded), share=share, reference=reference)
+
+
+def _settings(model: str, target: RunnerSpec, tokenizer: Tokenizer | None, ends: str | None) -> str:
+    """See `Binding.settings`. A GGUF file's own are in the hash of its weights, too."""
+    config = resolve(model) / "config.json"
+    digest = hashlib.sha256(config.read_bytes() if config.is_file() else b"")
+    read = ("", "") if tokenizer is None else (fingerprint(tokenizer), str(tokenizer.chat_template))
+    digest.update("\0".join([*read, *map(str, target.eos_ids), ends or ""]).encode())
+    return digest.hexdigest()
 
 
 def rule_level(spec: StrategySpec) -> Exactness:
@@ -275,6 +287,7 @@ def _check_binding(held: HeldCertificate, binding: Binding) -> None:
     given = held.certificate.binding
     for what, theirs, ours in (
         ("weights", given.weights, binding.weights),
+        ("config, tokenizer, template and ends of texts", given.settings, binding.settings),
         ("numbers of type", given.dtype, binding.dtype),
         ("draft model", given.draft_model, binding.draft_model),
     ):

@@ -104,7 +104,7 @@ class Cascades:
         pairs = ((small, cascade.certificate.small), (large, cascade.certificate.large))
         for served, binding in pairs:
             own = await asyncio.to_thread(served.gate.binding)
-            if (own.weights, own.dtype) != (binding.weights, binding.dtype):
+            if (own.weights, own.settings, own.dtype) != (binding.weights, binding.settings, binding.dtype):
                 logger.warning("%s is not about %s as it is served here, and opens nothing", cascade.path, served.name)
                 return False
         return True
