@@ -40,8 +40,8 @@ def spells(grammars: Grammars, tokenizer: PreTrainedTokenizerBase) -> Spells:
         ({"json_object": True}, ["{}", '{\n  "a": [1, {"b": null}]\n}'], ["[]", "{", "{}x"]),
         ({"regex": "[a-c]{2}-(x|y)"}, ["ab-x", "cc-y"], ["ab-", "abc-x", "ab-xx"]),
         (
-            {"choice": ['say "hi"\\', "no\nnever", "é😀", "no"]},
-            ['say "hi"\\', "no\nnever", "é😀", "no"],
+            {"choice": ['say "hi"\\', "no\nnever", "é😀", "no", "\x00\x7f\u2028"]},
+            ['say "hi"\\', "no\nnever", "é😀", "no", "\x00\x7f\u2028"],
             ["say", "nono"],
         ),
         ({"grammar": 'start: "a" inner? "b"\ninner: "(" inner ")" | "x"'}, ["ab", "axb", "a((x))b"], ["a(xb"]),

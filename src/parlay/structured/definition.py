@@ -29,7 +29,7 @@ def definition(wanted: StructuredOutputsParams) -> str:
     if wanted.regex is not None:
         return LLMatcher.grammar_from_regex(wanted.regex)
     if wanted.choice is not None:  # one terminal: alternatives of a rule would all stand side by side while they match
-        texts = " | ".join(json.dumps(text, ensure_ascii=False) for text in wanted.choice)
+        texts = " | ".join(json.dumps(text, ensure_ascii=False).replace("\x7f", r"\u007f") for text in wanted.choice)
         return LLMatcher.grammar_from_lark(f"start: TEXT\nTEXT: {texts}")
     assert wanted.grammar is not None
     try:
