@@ -52,6 +52,36 @@ def test_a_run_goes_on_where_the_last_one_was_interrupted(tmp_path: Path) -> Non
     assert [row.round for row in read(path)[1]] == [2, 4]
 
 
+def test_a_line_that_was_cut_within_a_letter_is_dropped(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    Results(path, HEADER).add([ROW, replace(ROW, note="naïve")])
+    whole = path.read_bytes()
+    path.write_bytes(whole[: whole.index("ï".encode()) + 1])
+    assert read(path)[1] == [ROW]
+    Results(path, HEADER).add([replace(ROW, round=4)])
+    assert [row.round for row in read(path)[1]] == [2, 4]
+
+
+def test_a_file_that_can_not_be_written_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    results = Results(path, HEADER)
+    results.add([ROW])
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(ValueError, match=r"can't write the results .*rows.jsonl: Is a directory"):
+        results.add([ROW])
+    with pytest.raises(ValueError, match="can't read the results"):
+        Results(path, HEADER)
+
+
+@pytest.mark.parametrize("header", ["null", "[1]", '"x"', "[" * 100_000])
+def test_a_header_of_another_kind_is_no_provenance(tmp_path: Path, header: str) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(f'{{"provenance": {header}}}\n')
+    with pytest.raises(ValueError, match="does not begin with a provenance record"):
+        Results(path, HEADER)
+
+
 def test_rows_of_another_machine_are_refused_by_name_and_stay_as_they_were(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     Results(path, HEADER).add([ROW])

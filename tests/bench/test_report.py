@@ -186,7 +186,7 @@ def test_results_of_one_machine_and_version_may_measure_different_things(tmp_pat
         ),
         (
             '{"provenance": []}\n{"model": "m", "strategy": "s", "workload": "w"}\n',
-            "provenance record that holds nothing",
+            "does not begin with a provenance record",
         ),
     ],
 )

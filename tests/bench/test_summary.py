@@ -90,3 +90,16 @@ def test_only_what_differs_has_a_column() -> None:
     assert "context" not in head
     wanted = [replace(PLAIN, concurrency=8)]
     assert [each.cell for each in summarise([row(cell, 0, 1.0) for cell in cells], wanted)] == wanted
+
+
+def test_an_interval_is_not_of_prompts_that_are_mixed_up() -> None:
+    """Texts differ, and in each another prompt came all at once: nobody knows whose times these are."""
+    times = {"requests": 3, "of": 3, "tokens": 30, "decode_tokens": 27, "decode_seconds": 1.0}
+    base = Row(cell=PLAIN, itl=(0.1, 0.2), same=3, **times)  # type: ignore[arg-type]
+    same = Row(cell=FAST, itl=(0.05, 0.1), same=3, **times)  # type: ignore[arg-type]
+    (_, known) = summarise([base, same])
+    assert known.interval is not None
+    assert known.interval.mean == pytest.approx(2.0)
+    (_, unknown) = summarise([base, replace(same, same=2)])
+    assert unknown.interval is None
+    assert unknown.ratio is not None

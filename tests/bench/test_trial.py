@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from parlay.bench.records import Results
-from parlay.bench.summary import Interval
+from parlay.bench.summary import Interval, whole_rate
 from parlay.bench.trial import Candidate, Trial, choose, run, usual_strategies, without_training
 from parlay.bench.wave import Ask, OutOfTime, Waves
 from parlay.bench.workloads import Item
@@ -90,6 +91,21 @@ def test_only_a_sure_gain_with_equal_texts_is_recommended_and_the_default_where_
     usual = candidate("auto", 1.48, 1.1)
     assert choose([fast, usual]) is usual
     assert choose([]) is None
+
+
+def test_a_gain_that_the_prompt_eats_up_is_not_recommended(tiny: LLM, tmp_path: Path) -> None:
+    """A model that drafts reads the prompt too, before the first token, where decoding speed does not look."""
+    late = replace(candidate("a", 1.5, 1.2), whole=0.9)
+    assert choose([late]) is None
+    assert choose([late, candidate("b", 1.4, 1.1)]) is not None
+    trial = Trial(strategies=("prompt-lookup",), prompts=PROMPTS, rounds=1, max_tokens=20)
+    results = Results(tmp_path / "rows.jsonl", {})
+    (found,) = run(tiny, trial, results, bool, bool).candidates
+    plain = {row.cell.workload: whole_rate(row) for row in results.rows if row.cell.strategy == "none" and row.requests}
+    rows = [row for row in results.rows if row.cell.strategy == "prompt-lookup" and row.cell.workload in plain]
+    ratios = [whole_rate(row) / plain[row.cell.workload] for row in rows]
+    assert found.whole is not None
+    assert min(ratios) <= found.whole <= max(ratios)
 
 
 def test_an_interval_is_students_t_on_logarithms_and_needs_two_prompts() -> None:

@@ -35,6 +35,11 @@ MISTAKES = {
     "prompts that are not there": (["x.txt"], "can't read x.txt"),
     "report of nothing": (["report", "-o", "x"], "needs RESULTS"),
     "report without the word": (["--force"], "--force works only with parlay bench report"),
+    "loops of prompts": (["x.txt", "--keep-loops"], "--keep-loops has no use beside files of prompts"),
+    "forwards of prompts": (["x.txt", "--forwards"], "--forwards has no use beside files of prompts"),
+    "prices of prompts": (["x.txt", "--cost-table", "y"], "--cost-table has no use beside files of prompts"),
+    "no minutes": (["x.txt", "--minutes", "0"], "--minutes: give a number above 0"),
+    "a model of a report": (["report", "x", "-o", "y"], "--model has no effect on a report"),
     "free of charge": (["--price-per-hour", "0"], "above 0"),
 }
 

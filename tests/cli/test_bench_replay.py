@@ -19,6 +19,8 @@ MISTAKES = {
     "rounds of a replay": (["--replay", "x", "--rounds", "2"], "--rounds has no effect with --replay"),
     "concurrency of a replay": (["--replay", "x", "--concurrency", "2"], "--concurrency has no effect"),
     "a model beside a replay": (["--replay", "x", "--model", "y"], "--model has no effect"),
+    "another engine's replay": (["--replay", "x", "--against", "transformers"], "--against has no effect"),
+    "sets beside a replay": (["--replay", "x", "--data", "."], "--data has no effect with --replay"),
     "a tokenizer for nothing": (["--tokenizer", "parlay-mini"], "--tokenizer works only with --replay"),
     "prices for nothing": (["--cost-model", "parlay-mini"], "--cost-model works only with --replay"),
     "report of nothing": (["report", "-o", "out"], "RESULTS"),

@@ -94,6 +94,17 @@ def busy_cores() -> float:
     return (os.cpu_count() or 1) * busy / max(busy + idle, 1)
 
 
+BUSY_CORES = 0.3
+"""Cores; with more of them busy before a measurement its result says so."""
+
+
+def busy_note(cores: float) -> str:
+    """Say what so many busy cores mean for figures; empty where they mean nothing."""
+    if cores <= BUSY_CORES:
+        return ""
+    return f"Other processes keep {cores:.1f} cores busy: speeds are lower, ratios hold."
+
+
 def _times() -> tuple[int, int]:
     """Busy and idle ticks of all cores together."""
     user, nice, system, idle, waiting, *interrupts = map(int, _TIMES.read_text().split("\n")[0].split()[1:9])

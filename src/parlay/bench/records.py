@@ -6,7 +6,8 @@ One row per cell and round. Rows are stored flat, the cell's fields beside the o
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -141,7 +142,7 @@ class Results:
         """Opens ``path`` to go on where it ends; ``fresh`` starts it anew.
 
         Raises ValueError when its rows come from another machine, version or commit, or are no rows, and when it can't
-        be written.
+        be written: now, and not when the first round is over.
         """
         self.path = path
         self.header = header
@@ -156,9 +157,9 @@ class Results:
             _begin(path, header)
 
     def add(self, rows: Sequence[Row]) -> None:
-        """Append rows in one write."""
+        """Append rows in one write. Raises ValueError where the file takes no more."""
         lines = [json.dumps(dump(row), ensure_ascii=False) + "\n" for row in rows]
-        with self.path.open("a", encoding="utf-8") as file:
+        with _writing(self.path), self.path.open("a", encoding="utf-8") as file:
             file.write("".join(lines))
         self._sort(rows)
 
@@ -183,12 +184,15 @@ def read(path: Path) -> tuple[Record, list[Row]]:
     Raises ValueError when there is no such file, or when a line is no row, with its number.
     """
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")[:-1]
+        whole, _, _ = path.read_bytes().rpartition(b"\n")
+        lines = whole.decode().split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"can't read the results {path}: {error}") from None
     try:
         header: Record = json.loads(lines[0])["provenance"]
-    except (IndexError, KeyError, TypeError, json.JSONDecodeError):
+        if not isinstance(header, dict):
+            raise TypeError("no object")
+    except (IndexError, KeyError, TypeError, ValueError, RecursionError):
         raise ValueError(f"{path} does not begin with a provenance record: give another --out, or --fresh") from None
     return header, [_row(path, number, line) for number, line in enumerate(lines[1:], start=2)]
 
@@ -210,18 +214,26 @@ def _check_same_origin(path: Path, stored: Mapping[str, Any], now: Mapping[str, 
         )
 
 
-def _begin(path: Path, header: Record) -> None:
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Raise ValueError in place of what the system says of a file that can't be written."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({"provenance": header}) + "\n", encoding="utf-8")
+        yield
     except OSError as error:
         raise ValueError(f"can't write the results {path}: {error.strerror}") from None
 
 
+def _begin(path: Path, header: Record) -> None:
+    with _writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({"provenance": header}) + "\n", encoding="utf-8")
+
+
 def _drop_cut_line(path: Path) -> None:
-    text = path.read_text(encoding="utf-8")
-    if not text.endswith("\n"):
-        path.write_text(text[: text.rindex("\n") + 1], encoding="utf-8")
+    with _writing(path), path.open("r+b") as file:
+        content = file.read()
+        if not content.endswith(b"\n"):
+            file.truncate(content.rindex(b"\n") + 1)
 
 
 def dump(row: Row) -> Record:

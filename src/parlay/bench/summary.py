@@ -223,17 +223,22 @@ def ratio(rows: Iterable[Row], base: Iterable[Row], rate: Callable[[Row], float]
 def _by_prompt(rows: Iterable[Row], base: Iterable[Row]) -> list[float]:
     """For each prompt the geometric mean, over the rounds of both, of how many times as fast it was as ``base``.
 
-    None where requests ran together, or where one had no time between tokens.
+    None where requests ran together, or where nobody knows which of them had no time between tokens.
     """
     below = {row.round: row for row in measured(base)}
     rounds = [
         [math.log(other / own) for own, other in zip(row.itl, below[row.round].itl, strict=True) if own and other]
         for row in measured(rows)
-        if row.round in below and row.cell.concurrency == 1 and len(row.itl) == len(below[row.round].itl) > 1
+        if row.round in below and row.cell.concurrency == 1 and _paired(row, below[row.round])
     ]
     if not rounds or len({*map(len, rounds)}) > 1:
         return []
     return [math.exp(fmean(logs)) for logs in zip(*rounds, strict=True)]
+
+
+def _paired(row: Row, base: Row) -> bool:
+    """Whether the times between tokens of both are of the same prompts: of all, or of those with equal texts."""
+    return len(row.itl) == len(base.itl) > 1 and row.requests in (row.same, len(row.itl))
 
 
 def decode_rate(row: Row) -> float:

@@ -12,12 +12,13 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from statistics import geometric_mean
 
 from parlay.bench.loops import FEWEST_TOKENS
 from parlay.bench.prepare import Preparation
 from parlay.bench.records import PLAIN, Results, Row
 from parlay.bench.runner import Bench, BenchPlan, BenchSetting
-from parlay.bench.summary import Interval, measured, ratio
+from parlay.bench.summary import Interval, measured, ratio, whole_rate
 from parlay.bench.wave import OutOfTime, Waves
 from parlay.bench.workloads import Item, Workload
 from parlay.llm.llm import LLM
@@ -59,8 +60,9 @@ class Candidate:
     """A strategy as it was measured on so many ``prompts``, in at most so many ``rounds``.
 
     ``speed`` is how many times as fast as plain decoding, the geometric mean over prompts; None where nothing was
-    timed. ``low`` and ``high`` bound its 95 % interval; None for a single prompt. ``same`` texts of ``of`` were those
-    of plain decoding.
+    timed. ``low`` and ``high`` bound its 95 % interval; None for a single prompt. ``whole`` is the same with the time
+    before the first token, in which a model that drafts reads the prompt too. ``same`` texts of ``of`` were those of
+    plain decoding.
     """
 
     strategy: str
@@ -73,6 +75,7 @@ class Candidate:
     tokens_per_step: float
     same: int
     of: int
+    whole: float | None = None
     recommended: bool = False
     error: str = ""
 
@@ -229,11 +232,14 @@ class _Race:
     def _candidate(self, strategy: str) -> Candidate:
         rows: list[Row] = []
         ratios: list[float] = []
+        wholes: list[float] = []
         for setting in self._settings:
             own, plain = self._rows(setting, strategy), self._rows(setting, PLAIN)
             rows += own
             found = ratio(own, plain)
             ratios += [found.median] if found is not None else []
+            found = ratio(own, plain, whole_rate)
+            wholes += [found.median] if found is not None else []
         interval = Interval.of(ratios)
         steps = sum(row.steps for row in rows)
         return Candidate(
@@ -241,12 +247,13 @@ class _Race:
             prompts=len(ratios),
             rounds=max((len(self._rows(setting, strategy)) for setting in self._settings), default=0),
             tokens_per_second=_rate(rows),
-            speed=math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else None,
+            speed=geometric_mean(ratios) if ratios else None,
             low=interval.low if interval else None,
             high=interval.high if interval else None,
             tokens_per_step=sum(row.tokens for row in rows) / steps if steps else 0.0,
             same=sum(row.same for row in rows),
             of=sum(row.of for row in rows),
+            whole=geometric_mean(wholes) if wholes else None,
             error=next((row.error for row in rows if row.error), ""),
         )
 
@@ -263,9 +270,16 @@ class _Race:
 
 
 def choose(ranked: Sequence[Candidate]) -> Candidate | None:
-    """The quickest of those that were measured longest, the default if it equals it; None if no gain is sure."""
+    """The quickest of those that were measured longest, the default if it equals it; None if no gain is sure.
+
+    One that takes longer with the prompt than plain decoding is no gain.
+    """
     longest = [each for each in ranked if each.sound and (each.rounds, each.prompts) == _length(ranked[0])]
-    sure = [each for each in longest if (each.low if each.low is not None else _speed(each) / EQUAL) > 1]
+    sure = [
+        each
+        for each in longest
+        if (each.low if each.low is not None else _speed(each) / EQUAL) > 1 and (each.whole is None or each.whole > 1)
+    ]
     best = max(sure, key=_speed, default=None)
     usual = next((each for each in sure if each.strategy == DEFAULT_STRATEGY), None)
     return usual if best and usual and _speed(usual) * EQUAL >= _speed(best) else best

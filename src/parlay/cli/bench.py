@@ -8,9 +8,9 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from parlay.cli import INTERRUPTED, bench_prompts, bench_quality, bench_replay
+from parlay.cli import INTERRUPTED, bench_prompts, bench_quality, bench_replay, parser_of
 from parlay.cli.flags import add_draft_flags, add_effort_flag, add_model_flags, options_from
 from parlay.options import LoadOptions
 
@@ -177,10 +177,19 @@ def _refuse_report_flags(options: argparse.Namespace) -> None:
             raise ValueError(f"--{name.replace('_', '-')} works only with parlay bench report, or with --quality")
 
 
+def _refuse_with_report(options: argparse.Namespace) -> None:
+    """Raises ValueError for a flag that means nothing to a report."""
+    usual = vars(parser_of("bench").parse([]))
+    for name in usual:
+        if name not in ("files", "output", "force", "no_plots") and vars(options)[name] != usual[name]:
+            raise ValueError(f"--{name.replace('_', '-')} has no effect on a report: it measures nothing; leave it out")
+
+
 def _report(options: argparse.Namespace) -> int:
     results = options.files[1:]
     if not results or options.output is None:
         raise ValueError("parlay bench report needs RESULTS, files that parlay bench wrote, and --output DIR")
+    _refuse_with_report(options)
     from parlay.bench.report.write import write  # here, because it loads torch
 
     for path in write(results, options.output, force=options.force, plots=not options.no_plots):
@@ -253,7 +262,6 @@ def _plan(
 
 
 def _open(options: argparse.Namespace) -> LLM:
-
     from parlay.llm.llm import LLM
 
     return LLM(
@@ -265,13 +273,16 @@ def _open(options: argparse.Namespace) -> LLM:
     )
 
 
-def _conditions(options: argparse.Namespace, spec: RunnerSpec, plan: BenchPlan) -> dict[str, object]:
-    """Facts that all rows of one run have in common."""
+def _conditions(options: argparse.Namespace, spec: RunnerSpec, plan: BenchPlan) -> dict[str, Any]:
+    """Facts that all rows of one run have in common, and how busy others keep the machine."""
+    from parlay.bench.host import busy_cores
+
     return {
         "dtype": spec.dtype,
         "quantize": options.quantize,
         "device": spec.device,
         "kernels": spec.kernels,
+        "busy_cores": busy_cores(),
         "settings": {
             "prompts": options.prompts or _preset(options.preset).prompts,
             "max_tokens": plan.max_tokens,
@@ -283,6 +294,7 @@ def _conditions(options: argparse.Namespace, spec: RunnerSpec, plan: BenchPlan) 
 def _run(options: argparse.Namespace, llm: LLM, plan: BenchPlan) -> int:
     from parlay.bench.against import NAME, Transformers
     from parlay.bench.forwards import add_missing, weight_bytes
+    from parlay.bench.host import busy_note
     from parlay.bench.provenance import provenance
     from parlay.bench.records import OURS, Results
     from parlay.bench.runner import Bench
@@ -292,7 +304,8 @@ def _run(options: argparse.Namespace, llm: LLM, plan: BenchPlan) -> int:
     from parlay.models.fetch.resolving import resolve
 
     spec = llm.runner.spec
-    results = Results(options.out, provenance(_command(options), _conditions(options, spec, plan)), fresh=options.fresh)
+    conditions = _conditions(options, spec, plan)
+    results = Results(options.out, provenance(_command(options), conditions), fresh=options.fresh)
     if options.forwards:
         weights = weight_bytes(resolve(options.model), options.quantize or spec.dtype)
         add_missing(llm.runner, plan.model, results, weights)
@@ -306,7 +319,8 @@ def _run(options: argparse.Namespace, llm: LLM, plan: BenchPlan) -> int:
         return INTERRUPTED
     form = "" if resolve(options.model).is_file() else f" in {spec.dtype}"
     energy = meter.reason if power is None else f"{power}, because {meter.reason}"
-    print(f"\n{spec.name}{form} on {spec.device}; energy: {energy}; rows in {options.out}")
+    last = f"{spec.name}{form} on {spec.device}; energy: {energy}; rows in {options.out}"
+    print("\n".join(["", *filter(None, [busy_note(conditions["busy_cores"])]), last]))
     return bench_prompts.check_promises(results.rows)
 
 
@@ -378,7 +392,7 @@ def _real(text: str) -> float:
 def _price(text: str) -> float:
     value = _real(text)
     if value == 0:
-        raise argparse.ArgumentTypeError("the price must be above 0")
+        raise argparse.ArgumentTypeError("give a number above 0")
     return value
 
 

@@ -8,7 +8,7 @@ import shlex
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from itertools import islice
@@ -28,8 +28,20 @@ if TYPE_CHECKING:
 
 MINUTES = 5.0
 PROMPTS, MAX_TOKENS, ROUNDS = 32, 128, 3
-MEANINGLESS = ("workloads", "preset", "data", "against", "price_per_hour", "replay", "tokenizer", "cost_model")
-"""Flags that have no use beside files of prompts."""
+MEANINGLESS: Mapping[str, object] = {
+    "workloads": None,
+    "preset": None,
+    "data": None,
+    "against": None,
+    "price_per_hour": None,
+    "keep_loops": False,
+    "replay": None,
+    "tokenizer": None,
+    "cost_model": None,
+    "cost_table": None,
+    "forwards": False,
+}
+"""Flags that have no use beside files of prompts, and what they are where nobody gives them."""
 
 
 def run(options: argparse.Namespace, files: list[Path]) -> int:
@@ -42,6 +54,7 @@ def run(options: argparse.Namespace, files: list[Path]) -> int:
     from parlay.bench.workloads import read_prompts
     from parlay.llm.llm import LLM
     from parlay.models.fetch.pulled import default_model
+    from parlay.strategies.spelling import all_with_effort
     from parlay.system.progress import Ticker, above_bars
 
     prompts = tuple(islice((item for file in files for item in read_prompts(file)), options.prompts or PROMPTS))
@@ -51,6 +64,8 @@ def run(options: argparse.Namespace, files: list[Path]) -> int:
         load = options_from(LoadOptions, options)
         llm = stack.enter_context(LLM(model, load=load, draft_model=options.draft_model, router_memory="off"))
         chosen = named or usual_strategies(llm, _registered(llm, model))
+        if options.effort is not None:
+            chosen = all_with_effort(chosen, options.effort)
         trial = _trial(options, tuple(each for each in chosen if each != "none"), prompts, began)
         results = _results(options, llm, stack)
         ticker = stack.enter_context(Ticker(len(prompts) * trial.rounds, "parlay bench", "prompt"))
@@ -64,8 +79,8 @@ def run(options: argparse.Namespace, files: list[Path]) -> int:
 
 def _check(options: argparse.Namespace) -> None:
     flags = vars(options)
-    for name in MEANINGLESS:
-        if flags.get(name) is not None:
+    for name, usual in MEANINGLESS.items():
+        if flags.get(name, usual) != usual:
             raise ValueError(f"--{name.replace('_', '-')} has no use beside files of prompts: leave one of them out")
     for name in ("concurrency", "temperature", "context"):
         if len(flags[name]) > 1:
@@ -90,12 +105,17 @@ def _trial(options: argparse.Namespace, strategies: tuple[str, ...], prompts: tu
 
 def _results(options: argparse.Namespace, llm: LLM, stack: ExitStack) -> Results:
     """Rows go to ``--out``, anew, or to a file that is deleted in the end."""
+    from parlay.bench.host import busy_cores, busy_note
     from parlay.bench.provenance import provenance
     from parlay.bench.records import Results
 
     folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="parlay-bench-"))
     spec = llm.runner.spec
-    header = provenance("parlay bench PROMPTS", {"dtype": spec.dtype, "device": spec.device, "kernels": spec.kernels})
+    busy = busy_cores()
+    if note := busy_note(busy):
+        print(f"parlay: {note}", file=sys.stderr)
+    more = {"dtype": spec.dtype, "device": spec.device, "kernels": spec.kernels, "busy_cores": busy}
+    header = provenance("parlay bench PROMPTS", more)
     return Results(options.out or Path(folder) / "rows.jsonl", header, fresh=True)
 
 
@@ -144,16 +164,18 @@ def _document(model: str, found: TrialResult) -> dict[str, object]:
 
 
 def _table(found: TrialResult) -> list[str]:
-    rows = [["strategy", "tokens/s", "times plain", "95 %", "prompts", "rounds", "tokens/step", "same texts"]]
-    rows.append(["none", f"{found.plain:.1f}", "1", "", "", "", "1.00", ""])
+    head = ["strategy", "tokens/s", "times plain", "95 %", "whole", "prompts", "rounds", "tokens/step", "same texts"]
+    rows = [head, ["none", f"{found.plain:.1f}", "1", "", "1", "", "", "1.00", ""]]
     for each in found.candidates:
         if each.error or each.speed is None:
-            rows.append([each.strategy, "-", "-", "", "", "", "", each.error or "not measured"])
+            rows.append([each.strategy, "-", "-", "", "", "", "", "", each.error or "not measured"])
             continue
         interval = "-" if each.low is None else f"{each.low:.2f}-{each.high:.2f}"
+        whole = "-" if each.whole is None else f"{each.whole:.2f}"
         counts = [str(each.prompts), str(each.rounds), f"{each.tokens_per_step:.2f}"]
         same = f"{each.same} of {each.of}" if each.of else "not promised"
-        rows.append([each.strategy, f"{each.tokens_per_second:.1f}", f"{each.speed:.2f}", interval, *counts, same])
+        speeds = [f"{each.tokens_per_second:.1f}", f"{each.speed:.2f}", interval, whole]
+        rows.append([each.strategy, *speeds, *counts, same])
     left = [f"Left out, for want of time (--minutes): {', '.join(found.left_out)}"] if found.left_out else []
     return [*aligned(rows, 1), *left]
 
@@ -184,9 +206,8 @@ def _verdict(found: TrialResult, model: str) -> list[str]:
 
 def _how_fast(each: Candidate) -> str:
     rounds = f"{each.rounds} round{'s' * (each.rounds > 1)}"
+    whole = "" if each.whole is None else f", {each.whole:.2f} times with the prompt's time"
+    fast = f"{each.speed:.2f} times as fast as plain decoding{whole}"
     if each.low is None:
-        return f"{each.speed:.2f} times as fast as plain decoding on one prompt ({rounds}), which shows no spread"
-    return (
-        f"{each.speed:.2f} times as fast as plain decoding (95 % interval {each.low:.2f} to {each.high:.2f}, from "
-        f"{each.prompts} prompts, {rounds})"
-    )
+        return f"{fast}, on one prompt ({rounds}), which shows no spread"
+    return f"{fast} (95 % interval {each.low:.2f} to {each.high:.2f}, from {each.prompts} prompts, {rounds})"

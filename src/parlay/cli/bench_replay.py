@@ -23,6 +23,8 @@ MEANINGLESS = {
     "model": None,
     "workloads": None,
     "preset": None,
+    "data": None,
+    "against": None,
     "rounds": None,
     "concurrency": (1,),
     "temperature": (0.0,),

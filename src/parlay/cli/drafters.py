@@ -242,7 +242,7 @@ def _agreed(offer: OfferedDrafter) -> bool:
 def _add_recommend_flags(parser: argparse.ArgumentParser) -> None:
     """Flags of the older spelling of `parlay bench PROMPTS`."""
     add_model_flags(parser)
-    parser.set_defaults(draft_model=None, out=None, minutes=None, concurrency=(1,), context=(0,))
+    parser.set_defaults(draft_model=None, out=None, minutes=None, concurrency=(1,), context=(0,), effort=None)
     parser.add_argument("--prompts", type=Path, required=True, metavar="FILE", dest="file", help="your prompts")
     parser.add_argument("--strategies", metavar="NAMES", help="what to measure, joined by commas")
     parser.add_argument("--most", type=whole, default=8, metavar="N", help="most prompts, the first ones (default: 8)")

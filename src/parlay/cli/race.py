@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 from typing import TextIO
 
-from parlay.bench.host import busy_cores
+from parlay.bench.host import busy_cores, busy_note
 from parlay.bench.loops import FEWEST_TOKENS, first_loop
 from parlay.bench.prepare import conversation_ids, text_ids
 from parlay.bench.records import OURS, PLAIN, Cell, Row
@@ -44,7 +44,6 @@ CERTAIN = 0.03
 """Standard error of a ratio, as a share of it, at which no further round is measured."""
 RACE_SECONDS, SLOW_SECONDS = 5.0, 2.0
 """After so long no further round begins: for a workload, and for a strategy that always drafts."""
-BUSY_CORES = 0.3
 FAREWELL = """
 Tokens per second are those after the prompt. For your own model:
   parlay demo --model HUB_ID_OR_FOLDER
@@ -56,8 +55,8 @@ def demonstrate(llm: LLM, out: TextIO) -> bool:
     others = busy_cores()
     stage = DemoPart.of(llm)
     print(_head(llm), file=out)
-    if others > BUSY_CORES:
-        print(f"Other processes keep {others:.1f} cores busy: speeds are lower, ratios hold.", file=out)
+    if note := busy_note(others):
+        print(note, file=out)
     _show_text(stage, out)
     print(f"\n{'':12}{'':>8}{'tokens/s':>18}{'':>9}{'tokens':>9}{'same':>7}", file=out)
     print(f"{'':12}{'tokens':>8}{'plain':>9}{'fast':>9}{'ratio':>9}{'a step':>9}{'text':>7}", file=out)

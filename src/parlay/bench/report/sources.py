@@ -57,8 +57,6 @@ def gather(paths: Sequence[Path], *, force: bool = False) -> ReportSources:
 
 def _source(path: Path) -> Source:
     header, rows = read(path)
-    if not isinstance(header, dict):
-        raise ValueError(f"{path} begins with a provenance record that holds nothing")
     if not rows:
         raise ValueError(f"{path} holds no rows: nothing was measured")
     return Source(path.name, header, tuple(rows))

@@ -124,16 +124,16 @@ def steps_alone(rows: Sequence[Row]) -> Section:
 
 
 def _rate(rows: Sequence[Row], name: str) -> str:
-    """Tokens per second, the geometric mean over workloads."""
-    rates = [Spread.of(row.tokens_per_second for row in _only(rows, name, kind)) for kind in _workloads(rows)]
-    known = [rate.median for rate in rates if rate is not None and rate.median]
-    return f"{geometric_mean(known):.1f}" if known else ""
+    """Tokens per second, the geometric mean over workloads, and over how many, if not over all."""
+    kinds = _workloads(rows)
+    rates = {kind: Spread.of(row.tokens_per_second for row in _only(rows, name, kind)) for kind in kinds}
+    return _mean({kind: rate.median for kind, rate in rates.items() if rate and rate.median}, kinds, ".1f")
 
 
-def _mean(values: Mapping[str, float], kinds: Sequence[str]) -> str:
+def _mean(values: Mapping[str, float], kinds: Sequence[str], form: str = ".2f") -> str:
     """The geometric mean, and over how many workloads it is, if not over all."""
     some = f" ({len(values)} of {len(kinds)})" if len(values) < len(kinds) else ""
-    return f"{geometric_mean(values.values()):.2f}{some}" if values else ""
+    return f"{geometric_mean(values.values()):{form}}{some}" if values else ""
 
 
 # ------------------------------------------------------------------------------------------- acceptance and forwards
