@@ -37,6 +37,17 @@ def test_a_conversation_is_tokenised_as_a_chat_completion_reads_it(client: TestC
     assert without == tokens[: len(without)] != tokens
 
 
+def test_lm_eval_asks_the_server_for_its_tokenizer(client: TestClient, engine: AsyncLLM) -> None:
+    """It takes the id of the token that ends a text from `/tokenize`, and cuts prompts to what the model holds."""
+    told = client.get("/tokenizer_info", params={"model": "parlay-mini"}).json()
+    asked = {"prompt": told["eos_token"], "add_special_tokens": False}
+    tokenizer = engine.llm.get_tokenizer()
+    assert client.post("/tokenize", json=asked).json()["tokens"] == [tokenizer.eos_token_id]
+    assert told["chat_template"] == tokenizer.chat_template
+    assert told["model_max_length"] == engine.llm.engine.max_context
+    assert client.get("/tokenizer_info", params={"model": "no"}).status_code == 404
+
+
 def test_a_whole_number_is_an_integer_however_it_is_written(client: TestClient) -> None:
     answers = [client.post("/detokenize", json={"tokens": tokens}) for tokens in ([300, 301], [300.0, 301.0])]
     assert answers[0].json() == answers[1].json()

@@ -1,4 +1,4 @@
-"""``/tokenize`` and ``/detokenize``, in the shapes of vLLM and of llama-server."""
+"""``/tokenize`` and ``/detokenize``, in the shapes of vLLM and of llama-server, and vLLM's ``/tokenizer_info``."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_val
 from pydantic_core import to_json
 from starlette.responses import Response
 
+from parlay.serve.chat.job import chat_template
 from parlay.serve.errors import ApiError, responses
 from parlay.serve.guard.body_route import BodyRoute
 from parlay.serve.hosted import Served
@@ -100,6 +101,17 @@ class DetokenizedText(BaseModel):
     content: str
 
 
+class TokenizerInfo(BaseModel):
+    """Special tokens, which are null where the tokenizer has none, and the chat template. `lm-eval` asks for these."""
+
+    bos_token: str | None
+    eos_token: str | None
+    pad_token: str | None
+    unk_token: str | None
+    chat_template: str | None
+    model_max_length: int
+
+
 def router(registry: Registry) -> APIRouter:
     routes = APIRouter(route_class=BodyRoute, tags=["tokens"])
     failures = responses(400, 404, 408, 413, 429, 503)
@@ -116,7 +128,23 @@ def router(registry: Registry) -> APIRouter:
         text = await request.app.state.workers.call(request, lambda: _text(served, body.tokens))
         return DetokenizedText(prompt=text, content=text)
 
+    @routes.get("/tokenizer_info", summary="Tell of a model's tokenizer", responses=responses(400, 404, 503))
+    async def tokenizer_info(request: Request, model: str | None = None) -> TokenizerInfo:
+        return _info(await registry.use(model, request))
+
     return routes
+
+
+def _info(served: Served) -> TokenizerInfo:
+    special = _tokenizer(served).special_tokens_map
+    return TokenizerInfo(
+        bos_token=special.get("bos_token"),
+        eos_token=special.get("eos_token"),
+        pad_token=special.get("pad_token"),
+        unk_token=special.get("unk_token"),
+        chat_template=chat_template(served) or None,
+        model_max_length=served.max_model_len,
+    )
 
 
 def _bound(registry: Registry) -> dict[str, Any]:
