@@ -217,7 +217,7 @@ async def standing(
     servers = [await asyncio.start_server(each.handle, "127.0.0.1", 0) for each in own]
     addresses = [Address("127.0.0.1", one.sockets[0].getsockname()[1]) for one in servers]
     addresses += [each.address for each in replicas if isinstance(each, Relay)]
-    usual = {"probe_seconds": 0.05, "wait_seconds": 1.0, "health_seconds": 5.0}
+    usual = {"probe_seconds": 0.05, "wait_seconds": 60.0, "health_seconds": 60.0, "connect_seconds": 60.0}
     gateway = create_gateway(addresses, GatewaySettings(**{**usual, **settings}))
     gateway.fleet.start()
     transport = httpx.ASGITransport(gateway)

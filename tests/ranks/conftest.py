@@ -96,7 +96,7 @@ class Crew:
         return []
 
     def wait(self) -> None:
-        """Wait until it has loaded what ranks need, so that they join within seconds."""
+        """Wait until it has loaded what ranks need: tests give them seconds to join, however long that takes."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{self._test} ready\n")
         self._process.stdin.flush()
@@ -113,7 +113,7 @@ class Crew:
     def said(self) -> tuple[int, str]:
         """The next line of a rank that this test has started, and its process."""
         while True:
-            test, process, line = self._lines.get(timeout=300).split(maxsplit=2)
+            test, process, line = self._lines.get(timeout=600).split(maxsplit=2)
             if int(test) == self._test:
                 return int(process), line
 
@@ -229,6 +229,7 @@ def texts_of(runner: Runner, tokens: int = 24) -> dict[str, list[int]]:
 @pytest.fixture(scope="session")
 def shared_crew() -> Iterator[Crew]:
     crew = Crew()
+    crew.wait()
     yield crew
     crew.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import itertools
 import os
 import subprocess
@@ -26,6 +27,8 @@ from tests.ranks.conftest import Crew
 
 LOAD = LoadOptions(dtype="float32", device="cpu", threads=1)
 numbers = itertools.count()
+LINKS = 1 << 15
+"""So many addresses of four are kept for tests of networks: 198.18.0.0/15 (RFC 2544)."""
 SECONDS = 10.0
 TEXT = tuple(range(1, 40))
 
@@ -44,10 +47,10 @@ def ip(*words: str) -> None:
 @pytest.fixture
 def link(crew: Crew, monkeypatch: pytest.MonkeyPatch) -> Iterator[Link]:
     """A link to a namespace in which the crew's ranks then run. Namespaces go some time after they are deleted."""
-    crew.wait()
     number, process = next(numbers), os.getpid()
     name, near, far = f"parlay{process}-{number}", f"pn{process}-{number}", f"pf{process}-{number}"
-    here, there = (f"10.213.{process % 256}.{4 * number + side}" for side in (1, 2))
+    first = ipaddress.IPv4Address("198.18.0.0") + 4 * ((8 * process + number) % LINKS)  # not those of a process beside
+    here, there = str(first + 1), str(first + 2)
     try:
         ip("netns", "add", name)
     except (OSError, subprocess.CalledProcessError):
@@ -72,8 +75,8 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def begun(crew: Crew, link: Link, model: Path, **split: int) -> Leader:
-    options = RankOptions(rank_listen=f"{link.here}:0", rank_timeout=SECONDS, **split)
+def begun(crew: Crew, link: Link, model: Path, seconds: float = SECONDS, **split: int) -> Leader:
+    options = RankOptions(rank_listen=f"{link.here}:0", rank_timeout=seconds, **split)
     runner = lead(str(model), LOAD, options, cache_tokens=512, start=crew.start)
     logits(runner)
     return runner
@@ -108,7 +111,7 @@ def test_a_cut_link_ends_both_sides_with_one_line_in_bounded_time(
     assert "rank 1" in str(lost.value)
     _, line = crew.said()
     assert line.startswith("rank 1 ends: rank 0")
-    assert time.monotonic() - began < 5 * SECONDS
+    assert time.monotonic() - began < 30 * SECONDS, "not the quarter of an hour after which TCP gives up"
     with pytest.raises(RunnerLost):
         runner.forward([Segment(1, TEXT)])
     again = models.load(str(llama), LOAD, cache_tokens=512)
@@ -117,12 +120,12 @@ def test_a_cut_link_ends_both_sides_with_one_line_in_bounded_time(
 
 def test_a_link_that_comes_back_in_time_changes_no_bit(crew: Crew, link: Link, llama: Path) -> None:
     """What was under way is sent again by the network, as on a link that is slow."""
-    runner = begun(crew, link, llama, pipeline_parallel=2)
+    runner = begun(crew, link, llama, seconds=600, pipeline_parallel=2)
     expected = logits(models.load(str(llama), LOAD, cache_tokens=512))
     ip("link", "set", link.end, "down")
     back = threading.Timer(SECONDS / 6, ip, ("link", "set", link.end, "up"))
-    back.start()
     began = time.monotonic()
+    back.start()
     found = logits(runner)
     assert time.monotonic() - began > SECONDS / 6, "the forward waited for the link"
     back.join()

@@ -25,6 +25,8 @@ _OPEN = (
 )
 _HASHING_SECONDS = 600.0
 """For a server to hash its weights, when it is asked who it is."""
+_OWN_DELAY = 0.5
+"""Of the time for a replica's health: where the gateway wakes up so much later, it was itself stopped or starved."""
 _BODY_BYTES = 64 * 1024
 """How much of a body is read when it is asked how it is."""
 Tried = set[tuple[int, int]]
@@ -197,6 +199,7 @@ class Replica:
             self._ask_no_more()
 
     async def _look(self) -> None:
+        began = time.monotonic()
         try:
             async with asyncio.timeout(self._settings.health_seconds):
                 ready, _ = await self._get("/ready")
@@ -213,8 +216,10 @@ class Replica:
             self._change("starting" if self.state == "starting" else "lost", str(error))
         except TimeoutError:
             self._ask_no_more()
-            self._change("lost", f"it did not answer within {self._settings.health_seconds:g} seconds")
-            self.abandon()
+            most = self._settings.health_seconds
+            if time.monotonic() - began < (1 + _OWN_DELAY) * most:  # else its answer may lie here, unread
+                self._change("lost", f"it did not answer within {most:g} seconds")
+                self.abandon()
         else:
             refusal = self._refusal(ready, found) or ("" if closed else _OPEN)
             if refusal:

@@ -241,13 +241,14 @@ class _Gathering:
         until = time.monotonic() + seconds
         try:
             while len(self._joined) < count:
-                if (left := until - time.monotonic()) <= 0:
-                    start = "start them with parlay rank --join, or " if self._patient else ""
-                    raise ParlayError(
-                        f"{len(self._joined)} of {count} other ranks have joined within {seconds:g} s: {start}allow "
-                        "more with --rank-timeout"
-                    )
-                self._hear(min(left, 1.0))
+                left = until - time.monotonic()
+                if self._hear(max(0.0, min(left, 1.0))) or left > 0:  # what is said in time is heard, however late
+                    continue
+                start = "start them with parlay rank --join, or " if self._patient else ""
+                raise ParlayError(
+                    f"{len(self._joined)} of {count} other ranks have joined within {seconds:g} s: {start}allow "
+                    "more with --rank-timeout"
+                )
         except BaseException as error:
             for connection in [*self._joined, *self._asked]:
                 connection.send_away(one_line(error))
@@ -259,8 +260,11 @@ class _Gathering:
             connection.rank = rank
         return chosen
 
-    def _hear(self, seconds: float) -> None:
-        """Take who comes, or hear what those say that have come. Raises ParlayError for a child that has ended."""
+    def _hear(self, seconds: float) -> bool:
+        """Take who comes, or hear what those say that have come, and return whether there was anybody.
+
+        Raises ParlayError for a child that has ended.
+        """
         ended = next((child for child in self._children if child.poll() is not None), None)
         if ended is not None:
             raise ParlayError(f"a process of the model ended with code {ended.returncode} before it had joined")
@@ -278,6 +282,7 @@ class _Gathering:
         if (admitted := self._door.admit(time.monotonic() + LOOK_SECONDS * (self._door in ready))) is not None:
             self._asked[admitted] = None
             admitted.rank = len(self._joined) + len(self._asked)
+        return admitted is not None or any(isinstance(each, Connection) for each in ready)
 
     def _take(self, connection: Connection) -> None:
         """Hear what a rank says of itself, then whether it has the model. Refuses one that differs."""

@@ -287,11 +287,11 @@ def connect(
             opened = socket.create_connection(where, timeout=max(0.1, until - time.monotonic()))
             break
         except OSError as error:
-            if time.monotonic() > until - 0.5:
-                raise RunnerLost(f"nobody answers at {name} within {seconds:g} s ({error})") from None
             if not has_waited:
                 waits()
             has_waited = True
+            if time.monotonic() > until - 0.5:
+                raise RunnerLost(f"nobody answers at {name} within {seconds:g} s ({error})") from None
             time.sleep(0.25)
     try:
         present(opened, secret, name)

@@ -21,8 +21,8 @@ Answer = Callable[[bytes], bytes]
 
 _WALL_SECONDS = 60.0
 """For a machine that gives the process no computing time, the start of the process included."""
-_LAST_SECONDS = 0.5
-"""Between the end of a connection and that of the process."""
+_LAST_SECONDS = 10.0
+"""Between the end of a connection and that of the process, on a machine that gives it little time."""
 
 
 class LimitMet(Exception):
@@ -64,6 +64,9 @@ class BoundedProcess:
             running = self._running = self._running or _Running(self._module, self._first, self._purpose)
             try:
                 return running.ask(message, cpu_seconds)
+            except TimeoutError:
+                met: LimitMet = NoAnswer(f"the {_WALL_SECONDS:g} seconds that there are")
+                self._drop(running)
             except (EOFError, OSError):
                 met = running.limit(cpu_seconds)
                 self._drop(running)
@@ -104,18 +107,18 @@ class _Running:
             self._connection.send_bytes(first)
 
     def ask(self, message: bytes, cpu_seconds: float) -> bytes:
-        """Raises EOFError or OSError where the process does not answer."""
+        """Raises TimeoutError where no answer comes in time, EOFError or another OSError where the process ends."""
         self._connection.send_bytes(f"{cpu_seconds} ".encode() + message)
         if not self._connection.poll(_WALL_SECONDS):
-            raise EOFError
+            raise TimeoutError
         return self._connection.recv_bytes()
 
     def limit(self, cpu_seconds: float) -> LimitMet:
-        """Which limit an answer that did not come has met."""
+        """Which limit a process has met that has ended its connection."""
         try:
             ended = self._process.wait(_LAST_SECONDS)
         except subprocess.TimeoutExpired:
-            return NoAnswer(f"the {_WALL_SECONDS:g} seconds that there are")
+            return NoAnswer(f"the {_LAST_SECONDS:g} seconds that there are")
         if ended == -signal.SIGPROF:
             return LimitMet(f"the {cpu_seconds:g} seconds of computing that there are")
         return LimitMet("the memory or stack that there is")
