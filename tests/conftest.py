@@ -6,16 +6,23 @@ Modules and tests live to the end: the garbage collector rests while they are lo
 looks less often for what else has gone.
 
 Triton, where it is installed and there is no GPU, is loaded with its interpreter, before anything else loads it.
+
+A test draws the same numbers whichever tests came before it: those of torch, of `random`, and seeds that nobody gave.
 """
 
 import gc
 import importlib
+import inspect
 import os
-from collections.abc import Iterator
+import random
+import zlib
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
+import httpx
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -63,6 +70,56 @@ def pytest_unconfigure() -> None:
     gc.unfreeze()
 
 
+def draw_as(name: str) -> None:
+    """Have whoever draws without a seed of his own draw what goes with a name."""
+    import torch  # here, for threads are counted when it is loaded
+
+    seed = zlib.crc32(name.encode())
+    torch.manual_seed(seed)
+    random.seed(seed)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    draw_as(item.nodeid)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[object]) -> Generator[None, object, object]:
+    """What several tests share takes no numbers from the one that happens to come first."""
+    if fixturedef.scope == "function":
+        return (yield)
+    import torch
+
+    before = torch.random.get_rng_state(), random.getstate()
+    draw_as(fixturedef.argname)
+    try:
+        return (yield)
+    finally:
+        torch.random.set_rng_state(before[0])
+        random.setstate(before[1])
+
+
+class DrawnInTests(random.Random):
+    """Seeds of an LLM that has none: the test's numbers, though other tests may have used the LLM before."""
+
+    def getrandbits(self, k: int, /) -> int:
+        return random.getrandbits(k)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def seeds_of_tests() -> Iterator[None]:
+    """See `DrawnInTests`."""
+
+    def drawn(seed: int | None) -> random.Random:
+        return DrawnInTests() if seed is None else random.Random(seed)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("parlay.llm.input_processor.secrets", SimpleNamespace(randbits=lambda bits: None))
+        patch.setattr("parlay.llm.input_processor.random", SimpleNamespace(Random=drawn))
+        yield
+
+
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A cache in which models are the user's, and nothing else of Parlay is: for processes that tests start, too."""
@@ -79,10 +136,12 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session", autouse=True)
 def patience() -> None:
-    """Processes that compile may answer late: the machine may be busy. Their computing stays bounded."""
+    """Processes that compile, and servers, may answer late: the machine may be busy. Computing stays bounded."""
     from parlay.system import bounded_process
 
-    bounded_process._WALL_SECONDS = 600.0
+    bounded_process._WALL_SECONDS = bounded_process._LAST_SECONDS = 600.0
+    usual = inspect.signature(httpx.get).parameters["timeout"].default  # of all that name none
+    usual.connect = usual.read = usual.write = usual.pool = 600.0
 
 
 @pytest.fixture(scope="session")

@@ -70,3 +70,10 @@ def slow(service: AsyncLLM, plain: Plain, monkeypatch: pytest.MonkeyPatch) -> As
 def fresh() -> LLM:
     """A model for a service that the test closes."""
     return LLM("parlay-mini", dtype="float32", seed=1, max_num_seqs=4)
+
+
+@pytest.fixture
+def late(fresh: LLM, monkeypatch: pytest.MonkeyPatch) -> LLM:
+    """The same, `hindered`."""
+    hindered(fresh, monkeypatch)
+    return fresh

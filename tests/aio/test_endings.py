@@ -13,7 +13,7 @@ import pytest
 from parlay import LLM, ParlayError, SamplingParams
 from parlay.aio import AsyncLLM, Busy, Closed, JobStream
 from parlay.llm.input_processor import RequestOptions
-from tests.aio.conftest import LONG, PROMPTS, Plain, hindered
+from tests.aio.conftest import LONG, PROMPTS, Plain
 
 PLAINLY = RequestOptions(strategy="none")
 
@@ -127,9 +127,9 @@ def test_a_time_limit_ends_a_request_with_what_there_is(slow: AsyncLLM, monkeypa
     asyncio.run(run())
 
 
-def test_an_output_is_there_only_when_its_request_is_over(service: AsyncLLM) -> None:
+def test_an_output_is_there_only_when_its_request_is_over(slow: AsyncLLM) -> None:
     async def run() -> None:
-        stream = await begin(service)
+        stream = await begin(slow)
         with pytest.raises(ParlayError, match="under way"):
             _ = stream.output
         await stream.aclose()
@@ -157,9 +157,9 @@ def test_what_cannot_run_is_refused_at_submission(
     assert service.stats().waiting == 0
 
 
-def test_beyond_its_bound_the_queue_refuses_and_takes_again_later(fresh: LLM) -> None:
+def test_beyond_its_bound_the_queue_refuses_and_takes_again_later(late: LLM) -> None:
     async def run() -> None:
-        async with AsyncLLM(fresh, max_waiting=1) as service:
+        async with AsyncLLM(late, max_waiting=1) as service:
             streams = [await begin(service) for _ in range(5)]
             with pytest.raises(Busy, match="try again"):
                 await begin(service)
@@ -192,11 +192,9 @@ def test_closing_lets_what_runs_finish_and_takes_nothing_new(fresh: LLM) -> None
     asyncio.run(run())
 
 
-def test_a_drain_that_takes_too_long_ends_with_partial_outputs(fresh: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    hindered(fresh, monkeypatch)
-
+def test_a_drain_that_takes_too_long_ends_with_partial_outputs(late: LLM) -> None:
     async def run() -> None:
-        service = AsyncLLM(fresh)
+        service = AsyncLLM(late)
         stream = await begin(service)
         patient = asyncio.ensure_future(service.close())
         await anext(stream)
@@ -209,9 +207,9 @@ def test_a_drain_that_takes_too_long_ends_with_partial_outputs(fresh: LLM, monke
     asyncio.run(run())
 
 
-def test_leaving_the_block_by_an_error_does_not_wait_for_what_runs(fresh: LLM) -> None:
+def test_leaving_the_block_by_an_error_does_not_wait_for_what_runs(late: LLM) -> None:
     async def run() -> JobStream:
-        async with AsyncLLM(fresh) as service:
+        async with AsyncLLM(late) as service:
             stream = await begin(service)
             raise RuntimeError(stream)
 

@@ -36,7 +36,13 @@ def broken_step(service: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("broken_step")
 def test_a_step_that_fails_ends_what_ran_with_one_line_and_the_next_request_runs(service: AsyncLLM) -> None:
     async def run() -> list[JobStream]:
-        streams = [await service.submit(service.llm.job(prompt, LONG, RequestOptions())) for prompt in PROMPTS]
+        jobs, all_asked = [service.llm.job(prompt, LONG, RequestOptions()) for prompt in PROMPTS], threading.Event()
+        held = asyncio.create_task(service.between_steps(lambda llm: all_asked.wait()))
+        submitting = [asyncio.create_task(service.submit(job)) for job in jobs]
+        await asyncio.sleep(0)  # all of them are in the engine's inbox, behind the one that waits
+        all_asked.set()
+        await held
+        streams = await asyncio.gather(*submitting)
         for stream in streams:
             await stream.wait()
         await service.between_steps(lambda llm: llm.runner.check())
@@ -134,7 +140,7 @@ def test_calls_that_follow_each_other_let_requests_go_on(service: AsyncLLM) -> N
             while not text.done():
                 await service.between_steps(lambda llm: time.sleep(0.002))
 
-        await asyncio.wait_for(asyncio.gather(*[ask() for _ in range(4)]), 20)
+        await asyncio.wait_for(asyncio.gather(*[ask() for _ in range(4)]), 300)
         assert (await text).outputs[0].token_ids
 
     asyncio.run(run())

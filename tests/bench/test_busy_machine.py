@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,6 +19,7 @@ from parlay.bench.records import Results
 from parlay.bench.runner import Bench, BenchPlan
 from parlay.bench.workloads import Item, Workload
 from parlay.llm import LLM
+from parlay.system.threads import processors
 
 LETTERS = Workload("letters", (Item(id="0", prompt="abc", max_tokens=8),))
 PLAN = BenchPlan(model="tiny", strategies=(), workloads=(LETTERS,), rounds=1, keep_loops=True)
@@ -43,6 +46,14 @@ def children(parent: int) -> list[int]:
     return found
 
 
+def is_running(process: int) -> bool:
+    """Whether it is there, and not only to be waited for."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(") ")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
 def cpu_seconds(process: int) -> float:
     fields = Path(f"/proc/{process}/stat").read_text().rpartition(") ")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
@@ -57,7 +68,7 @@ def test_so_many_processes_burn_and_all_are_gone_afterwards_even_after_an_error(
 
 def watch_and_raise(burners: set[int]) -> None:
     assert len(burners) == 2
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 600
     while min(map(cpu_seconds, burners)) < 0.05:
         assert time.monotonic() < deadline, "they don't burn"
     raise KeyboardInterrupt
@@ -69,16 +80,18 @@ def test_burners_end_when_whoever_started_them_is_killed() -> None:
         owner.stdout.readline()
         (burner,) = children(owner.pid)
         owner.send_signal(signal.SIGKILL)
-    deadline = time.monotonic() + 60
-    while Path(f"/proc/{burner}").exists() and Path(f"/proc/{burner}/stat").read_text().split()[2] != "Z":
+    deadline = time.monotonic() + 600
+    while is_running(burner):
         assert time.monotonic() < deadline, "it goes on"
         time.sleep(0.05)
 
 
 def test_busy_cores_are_counted_without_this_process() -> None:
+    """As many burn as this process may use, by its mask and its quota."""
     assert 0.0 <= busy_cores() <= (os.cpu_count() or 1)
-    with burning(os.cpu_count() or 1):
-        assert busy_cores() > 0.5 * (os.cpu_count() or 1)
+    usable = processors().threads
+    with burning(usable):
+        assert busy_cores() > 0.5 * usable
 
 
 def test_each_load_is_a_cell_of_its_own_with_its_own_text_compared(tiny: LLM, tmp_path: Path) -> None:
@@ -87,9 +100,14 @@ def test_each_load_is_a_cell_of_its_own_with_its_own_text_compared(tiny: LLM, tm
     assert [(row.cell.busy, row.same, row.of) for row in results.rows] == [(0, 1, 1), (1, 1, 1)]
 
 
-def test_requests_are_gone_through_again_while_there_is_time(tiny: LLM, tmp_path: Path) -> None:
+def test_requests_are_gone_through_again_while_there_is_time(
+    tiny: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A look at the clock takes a tenth of a second there."""
+    now = itertools.count()
+    monkeypatch.setattr("parlay.bench.rounds.time", SimpleNamespace(monotonic=lambda: next(now) / 10))
     results = Results(tmp_path / "rows.jsonl", {})
-    Bench(tiny, replace(PLAN, strategies=("jacobi",), seconds=0.3), results).run()
+    Bench(tiny, replace(PLAN, strategies=("jacobi",), seconds=0.35), results).run()
     plain, jacobi = results.rows
-    assert plain.requests == jacobi.requests > 1
+    assert plain.requests == jacobi.requests == 4
     assert (plain.same, jacobi.same) == (plain.of, jacobi.of) == (plain.requests, plain.requests)

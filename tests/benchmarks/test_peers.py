@@ -40,7 +40,7 @@ WATCHED = "parlay.bench.transformers_generate"
 def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
     log = tmp_path_factory.mktemp("logs") / "fake.log"
     command = (sys.executable, "-m", "tests.benchmarks.fake_runner", json.dumps(asdict(TASK)))
-    worker = Worker(command, {}, log, Limits(load=20, answer=20))
+    worker = Worker(command, {}, log, Limits(load=600, answer=600))
     yield worker
     worker.close()
 

@@ -245,8 +245,10 @@ def test_ctrl_c_keeps_and_shows_what_was_generated(
 
 
 def test_a_reader_that_leaves_early_ends_the_run_quietly() -> None:
-    words = [sys.executable, "-m", "parlay", "generate", PROMPT, *MINI, "--max-tokens", "200", "--ignore-eos"]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    """However late: the pipe holds a third of what is to be written."""
+    words = [sys.executable, "-m", "parlay", "generate", PROMPT, *MINI, "--max-tokens", "4000", "--ignore-eos"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(words, text=True, pipesize=4096, **pipes) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         process.stdout.read(1)

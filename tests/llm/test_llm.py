@@ -149,7 +149,7 @@ def test_calls_from_several_threads_wait_for_each_other(llm: LLM) -> None:
         asked = {prompt: pool.submit(llm.generate, [prompt], params) for prompt in PROMPTS}
         assert not any(future.done() for future in asked.values())  # the stream was first
         stream.close()
-        assert {prompt: future.result(60)[0].outputs[0].token_ids for prompt, future in asked.items()} == expected
+        assert {prompt: future.result(600)[0].outputs[0].token_ids for prompt, future in asked.items()} == expected
 
 
 def test_stop_strings_end_the_text_inside_an_accepted_run(llm: LLM) -> None:

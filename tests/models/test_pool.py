@@ -88,12 +88,12 @@ def test_a_thread_that_is_late_changes_no_bit_of_experts(delay: Delay, tmp_path:
 
 
 def test_a_forward_does_not_wait_for_a_thread_that_is_late(runner: Runner, delay: Delay) -> None:
-    """One thread sleeps for a fifth of a second in each of its pieces, some fifty in a forward of this model."""
+    """One thread sleeps for a second in each of its pieces, some fifty in a forward of this model."""
     with threads.using(2):
-        delay(1, 1, 200_000)
+        delay(1, 1, 1_000_000)
         began = time.perf_counter()
         logits(runner)
-        assert time.perf_counter() - began < 5  # not the ten seconds of all its pieces
+        assert time.perf_counter() - began < 25  # not the fifty seconds of all its pieces
 
 
 def test_processes_beside_change_no_bit(runner: Runner) -> None:
@@ -127,7 +127,7 @@ def test_models_share_the_pool_and_any_thread_may_ask(runner: Runner) -> None:
         for each in asking:
             each.start()
         for each in asking:
-            each.join(60)
+            each.join(600)
             assert not each.is_alive()
     assert not wrong
 
@@ -159,7 +159,7 @@ began.wait()
 time.sleep(0.5)
 child = os.fork()  # amid a job of the other thread, which the child does not have
 if child == 0:
-    signal.alarm(60)
+    signal.alarm(600)
     delay(-1, 1, 0)
     os._exit(0 if torch.equal(logits(runner), expected) else 3)
 delay(-1, 1, 0)
@@ -183,7 +183,7 @@ def test_a_fork_may_decode_on_and_an_interrupt_ends_what_it_should() -> None:
         assert process.stdout.readline() == "ready\n"
         time.sleep(0.3)
         process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 0
+        assert process.wait(600) == 0
     finally:
         process.kill()
 

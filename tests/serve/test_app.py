@@ -226,7 +226,7 @@ def test_a_model_whose_ranks_are_lost_is_not_ready_until_it_is_loaded_again(
 
     def load() -> Closing:
         if made:
-            may_load.wait(60)
+            may_load.wait(600)
         losses[0] = ""
         made.append(Closing(engine))
         return made[-1]
@@ -239,7 +239,7 @@ def test_a_model_whose_ranks_are_lost_is_not_ready_until_it_is_loaded_again(
         answer = client.get("/ready")
         assert answer.status_code == 503
         assert "rank 1 has ended" in error_of(answer)["message"]
-        until = time.monotonic() + 60
+        until = time.monotonic() + 600
         while not made[0].closed and time.monotonic() < until:
             assert client.get("/ready").status_code == 503
             time.sleep(0.05)

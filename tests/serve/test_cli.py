@@ -253,10 +253,10 @@ def test_it_serves_until_it_is_told_to_stop(tmp_path: Path) -> None:
         assert (model["id"], model["max_model_len"]) == ("mini", 512)
         assert httpx.post(f"{url}/tokenize", json={"prompt": "a secret"}).json()["count"] > 0
         assert httpx.get(f"{url}/v1/models", headers={"Host": "evil.example"}).status_code == 403
-        reply = httpx.post(f"{url}/v1/completions", json={"prompt": "Once", "max_tokens": 4}, timeout=60)
+        reply = httpx.post(f"{url}/v1/completions", json={"prompt": "Once", "max_tokens": 4}, timeout=600)
         assert reply.status_code == 200
         process.send_signal(signal.SIGTERM)
-        out, log = process.communicate(timeout=60)
+        out, log = process.communicate(timeout=600)
         assert (process.returncode, out) == (0, "")
         assert "POST /tokenize" in log
         assert "secret" not in log
@@ -278,25 +278,25 @@ def test_further_signals_end_a_stream_before_its_time_and_write_no_traceback(sig
     body = {"prompt": "Once", "n": 8, "ignore_eos": True, "max_tokens": 4000, "strategy": "none", "stream": True}
     with (
         serving("parlay-mini") as (process, url),
-        httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as reply,
-        httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as unread,
+        httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=600) as reply,
+        httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=600) as unread,
     ):
         lines = reply.iter_lines()
         assert next(lines).startswith("data: ")
         assert unread.status_code == 200
         process.send_signal(signal.SIGINT)
-        while httpx.get(f"{url}/ready", timeout=60).status_code == 200:
+        while httpx.get(f"{url}/ready", timeout=600).status_code == 200:
             time.sleep(0.01)
         for _ in range(signals - 1):
             process.send_signal(signal.SIGINT)
             time.sleep(0.2)
         with suppress(httpx.RemoteProtocolError):  # how an answer looks for which nobody waits
             assert "this server is shutting down" in "".join(lines)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 600
         while signals > 2 and process.poll() is None and time.monotonic() < deadline:
             process.send_signal(signal.SIGINT)
             time.sleep(0.001)
-        _, log = process.communicate(timeout=60)
+        _, log = process.communicate(timeout=600)
     assert process.returncode == 0
     assert "Traceback" not in log
     assert "CancelledError" not in log
@@ -333,7 +333,7 @@ def five(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 def load(url: str, name: str) -> None:
     """Have the model loaded, if it is not."""
-    assert httpx.post(f"{url}/tokenize", json={"prompt": "a", "model": name}, timeout=60).json()["count"] > 0
+    assert httpx.post(f"{url}/tokenize", json={"prompt": "a", "model": name}, timeout=600).json()["count"] > 0
 
 
 def test_the_first_model_is_there_at_the_start_and_others_come_when_asked_for(five: str) -> None:
@@ -347,7 +347,7 @@ def test_the_first_model_is_there_at_the_start_and_others_come_when_asked_for(fi
 
 
 def test_ollama_is_told_of_files_whether_loaded_or_not(five: str) -> None:
-    models = {model["name"]: model for model in httpx.get(f"{five}/api/tags", timeout=60).json()["models"]}
+    models = {model["name"]: model for model in httpx.get(f"{five}/api/tags", timeout=600).json()["models"]}
     one, two = models["one:latest"], models["two:latest"]
     shown = httpx.post(f"{five}/api/show", json={"model": "one"}).json()
     assert (one["size"], one["digest"], one["details"]) == (two["size"], two["digest"], two["details"])
@@ -370,7 +370,7 @@ def test_what_is_told_of_a_model_is_read_from_its_files_without_loading_it(five:
 
 
 def show(url: str, name: str) -> dict[str, Any]:
-    told: dict[str, Any] = httpx.post(f"{url}/api/show", json={"model": name}, timeout=60).json()
+    told: dict[str, Any] = httpx.post(f"{url}/api/show", json={"model": name}, timeout=600).json()
     return told
 
 
@@ -390,10 +390,10 @@ def test_vocabularies_of_named_models_are_read_before_there_are_requests(tmp_pat
 
 
 def test_a_model_that_can_not_be_read_hides_no_other(five: str) -> None:
-    models = {model["name"]: model["size"] for model in httpx.get(f"{five}/api/tags", timeout=60).json()["models"]}
+    models = {model["name"]: model["size"] for model in httpx.get(f"{five}/api/tags", timeout=600).json()["models"]}
     for name, status in (("deep", 503), ("short", 503), ("one", 200)):
         asked = {"prompt": "a", "model": name, "max_tokens": 1}
-        assert httpx.post(f"{five}/v1/completions", json=asked, timeout=60).status_code == status
+        assert httpx.post(f"{five}/v1/completions", json=asked, timeout=600).status_code == status
     assert (models["deep:latest"], models["short:latest"]) == (0, 0)
     assert models["one:latest"] > 10_000_000
 

@@ -22,7 +22,7 @@ from parlay.serve.server import Server
 
 Address = tuple[str, int]
 Start = Callable[..., Address]
-DEADLINE = 30.0
+DEADLINE = 300.0
 CHUNKED = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n"
 BODY = b'{"prompt": "x"}'
 LAST = b"%x\r\n%b\r\n0\r\n" % (len(BODY), BODY)

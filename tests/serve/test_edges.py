@@ -41,7 +41,7 @@ def address(make_app: Callable[..., FastAPI], monkeypatch: pytest.MonkeyPatch) -
 
 def _ask(address: tuple[str, int], sent: bytes) -> bytes:
     """All that comes back until the server closes the connection."""
-    with socket.create_connection(address, timeout=60) as client:
+    with socket.create_connection(address, timeout=600) as client:
         try:
             client.sendall(sent)
             return b"".join(iter(lambda: client.recv(65536), b""))
@@ -66,7 +66,7 @@ def test_two_hosts_are_refused(address: tuple[str, int]) -> None:
 
 
 def test_a_connection_that_behaves_is_kept(address: tuple[str, int]) -> None:
-    client = http.client.HTTPConnection(*address, timeout=60)
+    client = http.client.HTTPConnection(*address, timeout=600)
     client.connect()
     opened = client.sock
     for _ in range(3):

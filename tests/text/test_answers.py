@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from parlay.text.answers import CPU_SECONDS, PatternFailed, check_rule, find_answer
@@ -59,8 +57,7 @@ def test_what_is_no_pattern_is_refused(pattern: str) -> None:
 
 
 def test_a_pattern_that_never_ends_is_ended() -> None:
-    began = time.monotonic()
+    """By its computing, however long that takes on a busy machine."""
     with pytest.raises(PatternFailed, match=f"more than the {CPU_SECONDS:g} seconds of computing"):
         find_answer("(a+)+$", "a" * 40 + "b")
-    assert time.monotonic() - began < 30
     assert find_answer("(a+)b", "aab") == "aa"

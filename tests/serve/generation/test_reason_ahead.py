@@ -19,6 +19,7 @@ from parlay.llm.judging import Words
 from parlay.llm.steps_ahead import AheadParams
 from parlay.serve.app import create_app
 from parlay.serve.settings import Settings
+from tests.serve.generation.test_streaming import slow_down
 
 PROMPT = "The cat and the dog, the cat and the bird, the cat and the"
 ASKED: dict[str, Any] = {
@@ -139,21 +140,23 @@ def test_the_drafter_must_be_served(both: TestClient, client: TestClient) -> Non
     assert chat(both, reason_ahead={})["choices"][0]["reason_ahead"]["rounds"] > 0, "the only other model drafts"
 
 
-def test_who_leaves_ends_both_models(engine: AsyncLLM, small: AsyncLLM) -> None:
+def test_who_leaves_ends_both_models(engine: AsyncLLM, small: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was written is then there, and nothing is under way."""
+    slow_down(engine, monkeypatch)
+    params = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
 
     async def leave() -> None:
-        job = engine.llm.job(PROMPT, SamplingParams(temperature=0, max_tokens=200))
+        job = engine.llm.job(PROMPT, params)
         drafter = StepsDrafter(small, AheadParams(until="sentence", step_tokens=5), RequestOptions())
         stream = await submit_ahead(engine, job, drafter)
         async for _ in stream:
             break
         await stream.aclose()
         assert stream.output.chosen.finish_reason == "abort"
-        slow = await submit_ahead(engine, engine.llm.job(PROMPT, SamplingParams(max_tokens=200)), drafter, timeout=0.01)
+        slow = await submit_ahead(engine, engine.llm.job(PROMPT, params), drafter, timeout=0.01)
         assert (await slow.wait()).chosen.finish_reason == "abort"
         assert slow.timed_out
         while any(model.stats().running + model.stats().waiting for model in (engine, small)):
             await asyncio.sleep(0.01)
 
-    asyncio.run(asyncio.wait_for(leave(), 30))
+    asyncio.run(asyncio.wait_for(leave(), 600))
