@@ -393,7 +393,7 @@ def test_an_answer_that_nobody_asked_for_reaches_nobody(behind: Behind) -> None:
                 if not data.startswith(b"POST"):
                     writer.write(READY)
                     continue
-                if both_at_once:
+                if at_once[0]:
                     writer.write(own + other)
                     continue
                 writer.write(own)
@@ -401,12 +401,11 @@ def test_an_answer_that_nobody_asked_for_reaches_nobody(behind: Behind) -> None:
                 writer.write(other)
             writer.close()
 
-    both_at_once, read = True, asyncio.Event()
+    at_once, read = [True], asyncio.Event()
 
     async def test(client: httpx.AsyncClient, gateway: Gateway) -> None:
-        nonlocal both_at_once
         pool = gateway.fleet.replicas[0].pool
-        for both_at_once in (True, False):
+        for at_once[0] in (True, False):
             for _ in range(3):
                 read.clear()
                 assert (await client.post("/tokenize", json={"prompt": "x"})).content == b"own"
