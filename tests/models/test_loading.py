@@ -94,9 +94,14 @@ def test_a_model_of_embeddings_that_has_no_head_anywhere_says_so(llama: Path, ca
 
 
 def test_biases_of_a_family_whose_norms_have_an_offset_stay_as_they_are(tmp_path: Path) -> None:
-    saved = save_random("gemma-biased", tmp_path).state_dict()
+    projections = [name for name in save_random("gemma", tmp_path).state_dict() if ".self_attn." in name]
+    sizes = {name: len(load_file(tmp_path / "model.safetensors")[name]) for name in projections}
+    biases = {name.replace(".weight", ".bias"): torch.linspace(-1, 1, size) for name, size in sizes.items()}
+    rewrite(tmp_path, {**biases})
+    said = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**said, "attention_bias": True}))
     weights = load_weights(tmp_path, read_config(tmp_path))
-    assert all(weights[name].equal(saved[name]) for name in saved if name.endswith(".bias"))
+    assert all(weights[name].equal(bias) for name, bias in biases.items())
 
 
 def test_missing_extra_and_misshaped_tensors_are_named_together(llama: Path) -> None:

@@ -83,7 +83,6 @@ _FACTORS = {"short_factor": [1.0, 1.1, 1.3, 1.5, 1.9, 2.5], "long_factor": [2.0]
 FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
     {
         "gemma": ("gemma", {**_FEW, "head_dim": 16}),
-        "gemma-biased": ("gemma", {**_FEW, "head_dim": 16, "attention_bias": True}),
         "gemma3": ("gemma3_text", {**_GEMMA2, "num_hidden_layers": 3, "sliding_window_pattern": 3}),
         "gemma4-dense": (
             "gemma4_text",
