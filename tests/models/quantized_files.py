@@ -140,6 +140,28 @@ def mxfp4(outputs: int, inputs: int, draw: torch.Generator) -> Written:
     return Written({"weight_packed": packed_bytes, "weight_scale": exponents.to(torch.uint8)}, numbers)
 
 
+def float8(*, block: tuple[int, int] | None = None, scale: str = "weight_scale_inv") -> Writer:
+    """Scales of blocks of outputs and inputs, the last ones smaller; else of each output."""
+
+    def write(outputs: int, inputs: int, draw: torch.Generator) -> Written:
+        floats = torch.randn(outputs, inputs, generator=draw).to(torch.float8_e4m3fn)
+        rows, columns = block or (1, inputs)
+        shape = -(-outputs // rows), -(-inputs // columns)
+        scales = (torch.rand(shape, generator=draw) * 0.02 + 0.001).bfloat16()
+        by_number = scales.double()[torch.arange(outputs) // rows][:, torch.arange(inputs) // columns]
+        return Written({"weight": floats, scale: scales}, floats.double() * by_number)
+
+    return write
+
+
+def float8_whole(outputs: int, inputs: int, draw: torch.Generator) -> Written:
+    """One scale for the matrix, and one for its inputs."""
+    floats = torch.randn(outputs, inputs, generator=draw).to(torch.float8_e4m3fn)
+    scale = torch.rand(1, generator=draw).bfloat16()[0]
+    parts = {"weight": floats, "weight_scale": scale, "input_scale": scale + 1}
+    return Written(parts, floats.double() * scale.double())
+
+
 def nf4(*, double: bool) -> Writer:
     def write(outputs: int, inputs: int, draw: torch.Generator) -> Written:
         count = outputs * inputs

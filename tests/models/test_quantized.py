@@ -40,6 +40,18 @@ PACKED = {
     "config_groups": {"group_0": {"targets": ["Linear"], "weights": {"num_bits": 4}, "input_activations": None}},
 }
 NF4 = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+FP8 = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [48, 40]}
+FLOATS = {
+    "quant_method": "compressed-tensors",
+    "format": "float-quantized",
+    "config_groups": {
+        "group_0": {
+            "targets": ["Linear"],
+            "weights": {"num_bits": 8, "type": "float", "strategy": "channel"},
+            "input_activations": {"num_bits": 8, "type": "float", "dynamic": True},
+        }
+    },
+}
 MLX = {"group_size": files.GROUP, "bits": 4}
 CASES: Mapping[str, tuple[Mapping[str, Any], files.Writer, Format | None]] = {
     "awq": (AWQ, files.awq, Format.Q4_Z),
@@ -54,6 +66,9 @@ CASES: Mapping[str, tuple[Mapping[str, Any], files.Writer, Format | None]] = {
     "w4a16-channel": (PACKED, files.compressed_tensors(channel=True), Format.Q4_0),
     "w8a16": (PACKED, files.compressed_tensors(bits=8), Format.Q8_0),
     "mxfp4": ({**PACKED, "format": "mxfp4-pack-quantized"}, files.mxfp4, Format.MXFP4),
+    "fp8": (FP8, files.float8(block=(48, 40)), None),
+    "fp8-whole": ({"quant_method": "fp8", "activation_scheme": "static"}, files.float8_whole, None),
+    "fp8-channel": (FLOATS, files.float8(scale="weight_scale"), None),
     "nf4": (NF4, files.nf4(double=False), None),
     "nf4-double": (NF4, files.nf4(double=True), None),
 }
@@ -304,6 +319,8 @@ def test_parts_that_do_not_fit_are_named_in_one_line(
         ("awq", "scales", lambda scales: scales * torch.nan, "some scales are not finite"),
         ("w4a16", "weight_scale", lambda scales: scales[:, :0].clone(), "parts don't fit each other"),
         ("nf4", "weight.absmax", lambda sizes: sizes / 0, "some sizes of blocks are not finite"),
+        ("fp8", "weight_scale_inv", lambda scales: scales * torch.nan, "some scales are not finite"),
+        ("fp8", "weight_scale_inv", lambda scales: scales[:1].clone(), "are not those of blocks"),
     ],
 )
 def test_parts_of_any_layout_that_do_not_fit_are_one_line(
@@ -348,7 +365,10 @@ def test_groups_of_uneven_numbers_become_numbers(tmp_path: Path, caplog: pytest.
         ({**GPTQ, "bits": 3}, "with 3 bits"),
         ({**GPTQ, "checkpoint_format": "marlin"}, "checkpoint_format 'marlin'"),
         ({**GPTQ, "group_size": -3}, "group_size -3"),
-        ({**PACKED, "format": "float-quantized"}, "format float-quantized"),
+        ({**PACKED, "format": "int-quantized"}, "format int-quantized"),
+        ({**PACKED, "transform_config": {"config_groups": {"u": {"type": "hadamard"}}}}, "transform_config"),
+        ({**FP8, "fmt": "e3m4"}, "form 'e3m4'"),
+        ({**FP8, "weight_block_size": [0, 8]}, "blocks of 0 outputs"),
         ({**PACKED, "config_groups": {"group_0": {"input_activations": {"num_bits": 8}}}}, "rounded activations"),
         ({**NF4, "bnb_4bit_quant_type": "fp4"}, "'fp4'"),
         ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "8 bits"),

@@ -16,25 +16,32 @@ from parlay.models.config import Json, UnsupportedModel, read_json
 from parlay.models.quantized import layouts
 from parlay.models.quantized.affine import Affine
 from parlay.models.quantized.layouts import Grouping, Parts
-from parlay.models.quantized.tables import NF4_STATE, nf4
+from parlay.models.quantized.tables import NF4_STATE, float8, nf4
 from parlay.models.weights.regrouped import mxfp4
 from parlay.models.weights.shapes import BadCheckpoint, Weight
 from parlay.types import ParlayError
 
 _log = logging.getLogger(__name__)
-METHODS = ("awq", "gptq", "compressed-tensors", "bitsandbytes", "mlx")
+METHODS = ("awq", "gptq", "compressed-tensors", "fp8", "bitsandbytes", "mlx")
 """As ``quant_method`` names them; MLX names none."""
-_PACKED_MXFP4 = "mxfp4-pack-quantized"
+_PACKED_MXFP4, _FLOATS, _FP8 = "mxfp4-pack-quantized", "float-quantized", "fp8"
+_FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+_OF_FLOAT8 = ("weight_scale_inv", "weight_scale", "input_scale", "activation_scale")
+"""Parts of a matrix of eight-bit floats. The last two are for rounding its inputs, which nobody does here."""
 _DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """How a checkpoint's matrices are rounded. ``own`` are groupings of single matrices that differ."""
+    """How a checkpoint's matrices are rounded. ``own`` are groupings of single matrices that differ.
+
+    ``block``: outputs and inputs that share a scale, of eight-bit floats in blocks.
+    """
 
     method: str
     grouping: Grouping
     own: Mapping[str, Grouping]
+    block: tuple[int, int] = (1, 1)
 
 
 def scheme_of(directory: Path, raw: Json, of_family: Collection[str] = ()) -> Scheme | None:
@@ -57,11 +64,13 @@ def scheme_of(directory: Path, raw: Json, of_family: Collection[str] = ()) -> Sc
     try:
         reason = _REFUSED[method](said)
         grouping, own = _grouping(method, said), _own(said) if method == "mlx" else {}
+        block = _block(said)
     except (TypeError, ValueError, AttributeError, KeyError) as error:
         raise ParlayError(f"{directory}: config.json's quantization_config can't be read: {error!r:.80}") from None
     if reason:
         raise ParlayError(f"{directory}: {method} {reason}")
-    return Scheme(_PACKED_MXFP4 if said.get("format") == _PACKED_MXFP4 else method, grouping, own)
+    named = {_PACKED_MXFP4: _PACKED_MXFP4, _FLOATS: _FP8}.get(str(said.get("format")), method)
+    return Scheme(named, grouping, own, block)
 
 
 def _grouping(method: str, said: Json) -> Grouping:
@@ -70,6 +79,16 @@ def _grouping(method: str, said: Json) -> Grouping:
         raise ValueError(f"group_size {size}")
     version_1 = method == "gptq" and said.get("checkpoint_format", "gptq") != "gptq_v2"
     return Grouping(size, zero_offset=int(version_1))
+
+
+def _block(said: Json) -> tuple[int, int]:
+    """The sizes of blocks of eight-bit floats, which each maker names otherwise."""
+    groups = [group.get("weights") or {} for group in (said.get("config_groups") or {}).values()]
+    found = [said.get("weight_block_size"), *(weights.get("block_structure") for weights in groups)]
+    outputs, inputs = next((each for each in found if each), (1, 1))
+    if min(int(outputs), int(inputs)) < 1:
+        raise ValueError(f"blocks of {outputs} outputs and {inputs} inputs")
+    return int(outputs), int(inputs)
 
 
 def _own(said: Json) -> dict[str, Grouping]:
@@ -95,11 +114,21 @@ def _compressed_reason(said: Json) -> str | None:
     forms = {str(said.get("format")), *(str(group["format"]) for group in groups if group.get("format"))}
     if said.get("sparsity_config") and said["sparsity_config"].get("format", "dense") != "dense":
         return f"sparsity {said['sparsity_config']['format']!r:.30} can't be read: only dense matrices can"
-    if forms not in ({"pack-quantized"}, {_PACKED_MXFP4}):
-        return f"format {', '.join(sorted(forms)):.60} can't be read: pack-quantized (W4A16, W8A16) and mxfp4 can"
-    if any(group.get("input_activations") for group in groups):
+    if said.get("transform_config"):
+        return "with a transform_config can't be read: matrices that turn inputs before a product are not supported"
+    if forms not in ({"pack-quantized"}, {_PACKED_MXFP4}, {_FLOATS}):
+        return (
+            f"format {', '.join(sorted(forms)):.60} can't be read: pack-quantized (W4A16, W8A16), float-quantized "
+            "(FP8) and mxfp4 can"
+        )
+    if forms != {_FLOATS} and any(group.get("input_activations") for group in groups):
         return "with rounded activations can't be read: only weights may be rounded"
     return None
+
+
+def _fp8_reason(said: Json) -> str | None:
+    form = said.get("fmt", "e4m3")
+    return None if form in ("e4m3", "e5m2") else f"of the form {form!r:.20} can't be read: e4m3 and e5m2 can"
 
 
 def _bitsandbytes_reason(said: Json) -> str | None:
@@ -118,6 +147,7 @@ _REFUSED: Mapping[str, Callable[[Json], str | None]] = {
     "awq": _awq_reason,
     "gptq": _gptq_reason,
     "compressed-tensors": _compressed_reason,
+    "fp8": _fp8_reason,
     "bitsandbytes": _bitsandbytes_reason,
     "mlx": _mlx_reason,
 }
@@ -154,6 +184,8 @@ def restored(scheme: Scheme, tensors: Mapping[str, Tensor], dtype: str) -> dict[
         return _restored_nf4(tensors)
     if scheme.method == _PACKED_MXFP4:
         return _restored_mxfp4(tensors)
+    if scheme.method == _FP8:
+        return _restored_float8(tensors, scheme.block, _DTYPES.get(dtype, torch.float32))
     layout, weights, reasons = _LAYOUTS[scheme.method], dict[str, Weight](), Counter[str]()
     rounded = {name.removesuffix(f".{layout.mark}") for name in tensors if name.endswith(f".{layout.mark}")}
     kinds = (layout.mark, *layout.others)
@@ -212,6 +244,20 @@ def _by_matrix(rounded: set[str], tensors: Mapping[str, Tensor]) -> Iterator[tup
         else:
             parts[name] = {"": tensor}
     yield from parts.items()
+
+
+def _restored_float8(tensors: Mapping[str, Tensor], block: tuple[int, int], dtype: torch.dtype) -> dict[str, Weight]:
+    rounded = {name.removesuffix(".weight") for name, tensor in tensors.items() if tensor.dtype in _FLOAT8}
+    kinds = ("weight", *_OF_FLOAT8)
+    taken = {f"{name}.{kind}" for name in rounded for kind in kinds}
+    weights: dict[str, Weight] = {name: tensor for name, tensor in tensors.items() if name not in taken}
+    for name in sorted(rounded):
+        parts = {kind: tensors[f"{name}.{kind}"] for kind in kinds if f"{name}.{kind}" in tensors}
+        with fitting(name):
+            weights[f"{name}.weight"] = _finite(name, float8(name, parts, block).to(dtype))
+    if rounded:
+        _log.warning("%d matrices in fp8 are multiplied as numbers, and their inputs are not rounded", len(rounded))
+    return weights
 
 
 def _restored_mxfp4(tensors: Mapping[str, Tensor]) -> dict[str, Weight]:

@@ -1,4 +1,4 @@
-"""Matrices whose codes stand for numbers of a table: nf4 of bitsandbytes, and MXFP4 of the Open Compute Project."""
+"""Matrices whose codes stand for numbers of a table: nf4 of bitsandbytes, and floats of eight bits."""
 
 from __future__ import annotations
 
@@ -36,6 +36,30 @@ def nf4(name: str, parts: Mapping[str, Tensor]) -> Tensor:
     if not found.isfinite().all():
         raise BadCheckpoint(f"{name}: some of its numbers are beyond {state['dtype']}: download or copy it again")
     return found.view(shape)
+
+
+def float8(name: str, parts: Mapping[str, Tensor], block: tuple[int, int]) -> Tensor:
+    """The numbers ``[O, I]`` of a matrix of eight-bit floats, in float32.
+
+    Its scales are one for all, one for each output, or one for each ``block`` of outputs and inputs. Their names differ
+    (``weight_scale_inv`` as in DeepSeek-V3, ``weight_scale``), and all of them are what floats are multiplied by.
+    """
+    floats_OI = parts["weight"].float()
+    scales = parts.get("weight_scale_inv", parts.get("weight_scale"))
+    if scales is None:
+        raise BadCheckpoint(f"{name}.weight_scale is missing")
+    scales, (outputs, inputs) = scales.float(), floats_OI.shape
+    if not scales.isfinite().all():
+        raise BadCheckpoint(f"{name}: some scales are not finite: download or copy the checkpoint again")
+    blocks = -(-outputs // block[0]), -(-inputs // block[1])
+    if scales.numel() == 1:
+        return floats_OI * scales.flatten()
+    if scales.numel() == outputs != blocks[0] * blocks[1] or tuple(scales.shape) == (outputs, 1):
+        return floats_OI * scales.view(outputs, 1)
+    if tuple(scales.shape) != blocks:
+        raise BadCheckpoint(f"{name}: scales {list(scales.shape)} are not those of blocks, which are {list(blocks)}")
+    by_row_OK = scales.repeat_interleave(block[0], 0)[:outputs]
+    return floats_OI * by_row_OK.repeat_interleave(block[1], 1)[:, :inputs]
 
 
 def _state(name: str, part: Tensor) -> dict[str, Any]:
