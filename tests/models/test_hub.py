@@ -43,6 +43,8 @@ FILES = {
         "pytorch_model.bin",
         "additional_chat_templates/rag.jinja",
     ),
+    "some/translator": ("config.json", "model.safetensors", "source.spm", "target.spm", "vocab.json", "rust_model.ot"),
+    "some/mt5": ("config.json", "model.safetensors", "spiece.model", "tf_model.h5"),
 }
 
 
@@ -91,6 +93,15 @@ def test_weights_are_fetched_once_though_a_repository_has_them_in_two_layouts(fe
     weights = [name for name in fetched if name.endswith(".safetensors")]
     assert weights == ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
     assert "additional_chat_templates/rag.jinja" in fetched
+
+
+@pytest.mark.parametrize(
+    ("model", "files"),
+    [("some/translator", {"source.spm", "target.spm", "vocab.json"}), ("some/mt5", {"spiece.model"})],
+)
+def test_tokenizers_of_encoder_decoders_are_fetched(model: str, files: set[str], fetched: list[str]) -> None:
+    resolve(model)
+    assert set(fetched) == {"config.json", "model.safetensors", *files}
 
 
 def test_a_projector_is_not_the_model(fetched: list[str]) -> None:

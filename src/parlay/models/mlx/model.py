@@ -163,7 +163,7 @@ class MlxModel:
             self.pool = MlxPool(windows)
             _wrap_rotations(self._model)
             self._taps = _wrap_norms(self._model)
-            self.facts = self._found(config.get("text_config") or config)
+            self.facts = self._found({**config, **(config.get("text_config") or {})})
 
     def full(self, tokens: Sequence[int]) -> Tensor:
         """``[N, V]``: logits of a plain forward over the whole text, without any cache of ours."""

@@ -30,7 +30,7 @@ _UNDERSTOOD = frozenset(
 """Keys of tokenizer_config.json that change nothing, or that are looked at here."""
 _FILES = ("tokenizer*", "vocab*", "*.model", "*.spm", "*.tiktoken")
 """Files of which a folder with a tokenizer has at least one."""
-_COPIED = (".json", ".txt", ".jinja", ".model")
+_COPIED = (".json", ".txt", ".jinja", ".model", ".spm", ".tiktoken")
 _MORE_TEMPLATES = "additional_chat_templates"
 _MOST_GROWTH, _LONGEST_WORD, _LONGEST_FORM = 100, 1000, 64
 """Letters that the steps of a tokenizer may make of one, besides Unicode's forms: published ones make up to 16. Letters
