@@ -246,7 +246,7 @@ def test_what_is_no_conversation_is_refused(llm: LLM, messages: list[dict[str, s
         ({"top_p": 0}, "top_p"),
         ({"max_tokens": -1}, "max_tokens"),
         ({"stop": ""}, "stop"),
-        ({"stop": [5]}, "stop must be a text or a list of texts"),
+        ({"stop": [5]}, "stop must be a list of texts, or one text, got"),
         ({"bad_words": "return"}, "bad_words must be a list"),
         ({"min_tokens": 20}, "min_tokens"),
         ({"top_k": 10**400}, "top_k must be at most 9223372036854775807, got an integer of 1329 bits"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 
@@ -97,11 +98,15 @@ def test_the_model_itself_may_judge(llm: LLM, small: LLM, monkeypatch: pytest.Mo
         llm.reason_ahead(PROMPT, GREEDY, judged, drafter=small)
 
 
-def test_where_the_drafter_has_no_room_the_target_goes_on_alone(llm: LLM) -> None:
+@pytest.mark.parametrize("room", [{"max_model_len": 24}, {"memory": 3}], ids=["context", "memory in pages"])
+def test_where_the_drafter_has_no_room_the_target_goes_on_alone(llm: LLM, small: LLM, room: dict[str, Any]) -> None:
     (plain,) = llm.generate(PROMPT, GREEDY, strategy="none")
-    with LLM("parlay-mini-draft", dtype="float32", router_memory="off", max_model_len=24) as narrow:
+    if "memory" in room:
+        room = {"memory": room["memory"] * small.runner.store.shape.page_bytes}  # type: ignore[attr-defined]
+    with LLM("parlay-mini-draft", dtype="float32", router_memory="off", **room) as narrow:
         output = llm.reason_ahead(PROMPT, GREEDY, SHORT, drafter=narrow)
     assert output.token_ids == plain.chosen.token_ids
+    assert output.drafted
 
 
 def test_a_step_that_fails_is_told_and_nothing_stays_behind(

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from parlay.system.user_cache import written_whole
+from parlay.system.user_cache import user_cache, written_whole
+from parlay.types import ParlayError
 
 
 def test_a_file_becomes_what_was_written_or_stays(tmp_path: Path) -> None:
@@ -32,3 +33,17 @@ def test_what_a_killed_process_left_goes_and_what_is_being_written_stays(tmp_pat
     with written_whole(path) as part:
         part.write_text("new")
     assert sorted(tmp_path.iterdir()) == [path, young, other]
+
+
+def test_a_user_without_a_home_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container whose user has no entry in its list."""
+
+    def nowhere() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", nowhere)
+    monkeypatch.setenv("XDG_CACHE_HOME", "")
+    with pytest.raises(ParlayError, match="set XDG_CACHE_HOME"):
+        user_cache()
+    monkeypatch.setenv("XDG_CACHE_HOME", "/kept")
+    assert user_cache() == Path("/kept/parlay")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -137,11 +137,7 @@ class _Writer:
             self._end("abort")
         except Exception as error:
             if not self._ended:
-                self._ended = True
-                if self.taken.done():
-                    self._pending.queue.put(error)
-                else:
-                    self.taken.set_exception(error)
+                self._fail(error)
 
     async def _round(self) -> Part:
         """Draft steps, have the target write them, and take what stands; returns the last part that counts."""
@@ -183,6 +179,7 @@ class _Writer:
             streams[parts[-1].job.id] = await self._submitted(parts[-1], wake)
             self._begin()
             while not (parts[-1].own or parts[-1].ended):
+                _raise_error(streams.values())
                 wake.clear()
                 await wake.wait()
             for part in parts[:-1]:
@@ -193,9 +190,7 @@ class _Writer:
                     self._tell_certain(parts)
                     for part in needless(parts):
                         await streams[part.job.id].aclose()
-                for stream in streams.values():
-                    if stream.error is not None:
-                        raise stream.error
+                _raise_error(streams.values())
                 if not all(part.ended for part in parts):
                     await wake.wait()
         finally:
@@ -248,7 +243,18 @@ class _Writer:
             return
         self._ended, self._pending.job.ahead = True, self._text.counts
         self._begin()
-        self._push(CommittedTokens(), reason, stop, error)
+        try:
+            self._push(CommittedTokens(), reason, stop, error)
+        except Exception as failure:
+            self._fail(failure)
+
+    def _fail(self, error: Exception) -> None:
+        """Tell who submitted the text, or who reads it, why there is no end of it."""
+        self._ended = True
+        if self.taken.done():
+            self._pending.queue.put(error)
+        else:
+            self.taken.set_exception(error)
 
     def _begin(self) -> None:
         if not self.taken.done():
@@ -291,3 +297,10 @@ class _Writer:
             prefill_seconds=first,
             verify_seconds=now - self._began - first,
         )
+
+
+def _raise_error(streams: Iterable[JobStream]) -> None:
+    """Raise the error that ended one of the jobs without an output, if any."""
+    for stream in streams:
+        if stream.error is not None:
+            raise stream.error

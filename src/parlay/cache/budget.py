@@ -9,6 +9,8 @@ from typing import Protocol
 _UNITS = {"": 1, "B": 1, **{f"{letter}iB": 1024**power for power, letter in enumerate("KMGT", 1)}}
 _UNITS |= {f"{letter}B": 1000**power for power, letter in enumerate("KMGT", 1)}
 
+_MOST = 1 << 60  # bytes: sums of several such sizes have 64 bits
+
 
 class Holder(Protocol):
     """A part of the program that holds bytes of a budget: ``held`` in all, ``spare`` of them for unused texts."""
@@ -158,9 +160,11 @@ def parse_bytes(size: int | str, name: str = "memory") -> int:
         match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]i?B|B?)", size.strip())
         if match is None:
             raise ValueError(f"{name} {size!r} is not understood: write bytes, or a size such as '2GiB' or '500MB'")
-        count = int(float(match[1]) * _UNITS[match[2]])
+        count = int(min(_MOST, float(match[1]) * _UNITS[match[2]]))
     if count <= 0:
         raise ValueError(f"{name} must be more than 0 bytes, got {size}")
+    if count >= _MOST:
+        raise ValueError(f"{name} must be less than 2^60 bytes, got {size!s:.60}")
     return count
 
 

@@ -116,7 +116,10 @@ class AheadText:
         if len(self.prompt) + len(self.tokens) + 1 >= self.drafter.engine.longest:
             return None
         options = replace(self.options, strategy=None, adapter=None)
-        return self._part(self.drafter, self.tokens, self.params.steps, options)
+        asked, left = self.sampling, self.drafter.engine.longest - len(self.prompt)
+        most = left if asked.max_tokens is None else min(left, asked.max_tokens)
+        sampling = replace(asked, max_tokens=most, min_tokens=min(most, asked.min_tokens))
+        return self._part(self.drafter, self.tokens, self.params.steps, options, sampling=sampling)
 
     def parts(self, drafted: Part | None) -> list[Part]:
         """The target's parts of one round: a step after each drafted one before it, and one after the last.
@@ -133,9 +136,19 @@ class AheadText:
             parts.append(self._part(self.llm, base, 1 if steps else _ALL_STEPS, self.options))
         return parts
 
-    def _part(self, llm: LLM, base: Ids, steps: int, options: RequestOptions, drafted: Ids = ()) -> Part:
+    def _part(
+        self,
+        llm: LLM,
+        base: Ids,
+        steps: int,
+        options: RequestOptions,
+        drafted: Ids = (),
+        *,
+        sampling: SamplingParams | None = None,
+    ) -> Part:
         """Make the sample of an LLM that goes on after some output, for so many steps."""
-        job = llm.job(TokensPrompt(prompt_token_ids=self.prompt, begins=self.begins), self.sampling, options)
+        prompt = TokensPrompt(prompt_token_ids=self.prompt, begins=self.begins)
+        job = llm.job(prompt, sampling or self.sampling, options)
         (sample,) = job.samples
         assert sample.text is not None, "there is a tokenizer"
         watch = StepWatch(sample.text, self.ends, steps, self.params.step_tokens)

@@ -17,8 +17,11 @@ _ABANDONED_SECONDS = 3600.0
 
 
 def user_cache() -> Path:
-    """``$XDG_CACHE_HOME/parlay``, else ``~/.cache/parlay``; it need not exist."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "parlay"
+    """``$XDG_CACHE_HOME/parlay``, else ``~/.cache/parlay``; it need not exist. Raises ParlayError without a home."""
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "parlay"
+    except RuntimeError:
+        raise ParlayError("there is no home folder: set XDG_CACHE_HOME to one for what Parlay keeps") from None
 
 
 @contextmanager

@@ -167,7 +167,7 @@ class SamplingParams:
 
     def _check_lists(self) -> None:
         _check_list("bad_words", self.bad_words, _is_text, "non-empty strings")
-        _check_list("stop", None if isinstance(self.stop, str) else self.stop, _is_string, "strings")
+        _check_list("stop", None if isinstance(self.stop, str) else self.stop, _is_string, "texts, or one text")
         _check_list("stop_token_ids", self.stop_token_ids, _is_whole, "token ids")
         _check_list("allowed_token_ids", self.allowed_token_ids, _is_whole, "token ids")
         _check_list("logit_bias", self.logit_bias, _is_whole, "token ids, each with a number")

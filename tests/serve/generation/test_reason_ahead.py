@@ -15,10 +15,13 @@ from parlay.aio import AsyncLLM
 from parlay.aio.steps_ahead import StepsDrafter, submit_ahead
 from parlay.llm import steps_ahead
 from parlay.llm.input_processor import RequestOptions
+from parlay.llm.jobs import Job, Sample
 from parlay.llm.judging import Words
+from parlay.llm.outputs import StreamEvent
 from parlay.llm.steps_ahead import AheadParams
 from parlay.serve.app import create_app
 from parlay.serve.settings import Settings
+from parlay.types import Event, ParlayError
 from tests.serve.generation.test_streaming import slow_down
 
 PROMPT = "The cat and the dog, the cat and the bird, the cat and the"
@@ -160,3 +163,27 @@ def test_who_leaves_ends_both_models(engine: AsyncLLM, small: AsyncLLM, monkeypa
             await asyncio.sleep(0.01)
 
     asyncio.run(asyncio.wait_for(leave(), 600))
+
+
+@pytest.mark.parametrize("of_parts", [True, False], ids=["of its parts", "of its end"])
+def test_an_output_that_cannot_be_made_is_told(
+    engine: AsyncLLM, small: AsyncLLM, monkeypatch: pytest.MonkeyPatch, of_parts: bool
+) -> None:
+    """Nobody waits for ever."""
+    job = engine.llm.job(PROMPT, SamplingParams(temperature=0, max_tokens=8), RequestOptions())
+    event = Job.event
+
+    def broken(self: Job, sample: Sample, news: Event) -> StreamEvent:
+        if of_parts or (self is job and news.finish_reason is not None):
+            raise ParlayError("no text of it")
+        return event(self, sample, news)
+
+    monkeypatch.setattr(Job, "event", broken)
+
+    async def run() -> None:
+        drafter = StepsDrafter(small, AheadParams(step_tokens=4), RequestOptions())
+        stream = await submit_ahead(engine, job, drafter)
+        await stream.wait()
+
+    with pytest.raises(ParlayError, match="no text of it"):
+        asyncio.run(asyncio.wait_for(run(), 600))
