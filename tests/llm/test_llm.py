@@ -256,7 +256,7 @@ def test_what_is_no_conversation_is_refused(llm: LLM, messages: list[dict[str, s
         ({"repetition_penalty": -(10**400)}, "repetition_penalty"),
         ({"repetition_penalty": 10**400}, "repetition_penalty"),
         ({"bad_words": "word"}, "bad_words must be a list of non-empty strings, got 'word'"),  # not each letter of it
-        ({"stop": ["a", None]}, "stop must be a list of strings"),
+        ({"stop": ["a", None]}, "stop must be a list of texts"),
         ({"stop_token_ids": [1.5]}, "stop_token_ids must be a list of token ids"),
         ({"allowed_token_ids": 5}, "allowed_token_ids must be a list of token ids, got 5"),
         ({"logit_bias": {"5": 1.0}}, "logit_bias must be a list of token ids, each with a number"),
