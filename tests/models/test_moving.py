@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import random
+import time
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -12,7 +16,7 @@ from parlay.engine.moving import runs_of
 from parlay.models.config import DecoderConfig, RopeConfig
 from parlay.models.native import NativeRunner
 from parlay.testing.conformance.stage import Steady
-from parlay.types import Event, Exactness, Metrics, Move, NoiseKey, Request
+from parlay.types import Event, Exactness, Metrics, Move, NoiseKey, Request, shared_length
 from tests.engine.toy_engine import PLAIN
 from tests.models.test_bits import KERNELS, random_weights, runs_here
 
@@ -32,6 +36,39 @@ def test_runs_are_found_in_order_and_leave_out_what_is_too_short() -> None:
     assert runs_of([1, *range(12, 25), 2, *range(50, 58)], text, 9, 0) == [Move(1, 2, 13)]
     assert runs_of([*range(12, 25)], text, 8, 3) == [Move(3, 5, 10)], "what is cached already is not moved"
     assert runs_of([1, 2, 3], text, 8, 0) == []
+    assert runs_of([], text, 8, 0) == runs_of([1, 2], [], 1, 0) == []
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_runs_are_those_that_comparing_all_places_finds(seed: int) -> None:
+    chance = random.Random(seed)
+    text = chance.choices(range(3), k=chance.randint(1, 300))
+    tokens = [*chance.choices(range(3), k=40), *text[chance.randrange(len(text)) :], *chance.choices(range(3), k=40)]
+    least, place, expected = chance.randint(1, 12), chance.randint(0, 30), list[Move]()
+    begun = place
+    while place + least <= len(tokens):
+        starts = [at for at in range(len(text)) if text[at : at + least] == tokens[place : place + least]]
+        if not starts or len(text) - starts[0] < least:
+            place += 1
+            continue
+        length = shared_length(tokens[place:], text[starts[0] :])
+        expected.append(Move(place, starts[0], length))
+        place += length
+    assert runs_of(tokens, text, least, begun) == expected
+
+
+def test_searching_long_texts_takes_no_time_that_others_would_wait() -> None:
+    """A text of 30,000 tokens; the machine decides about seconds, so they are those of one pass over its numbers."""
+    chance = random.Random(1)
+    text, tokens = (chance.choices(range(30_000), k=30_000) for _ in range(2))
+
+    def seconds(call: Callable[[], object]) -> float:
+        began = time.process_time()
+        call()
+        return time.process_time() - began
+
+    pass_over = min(seconds(lambda: {(token,): place for place, token in enumerate(text)}) for _ in range(5))
+    assert min(seconds(lambda: runs_of(tokens, text, 256, 0)) for _ in range(5)) < 10 * pass_over
 
 
 @pytest.fixture(params=[name for name in KERNELS if runs_here(name)])
@@ -80,3 +117,23 @@ def test_only_long_runs_move_and_only_for_requests_that_allow_it(engine: Engine)
     answer(engine, longer, 16)
     assert answer(engine, longer, 0)[1].cached_tokens == 0
     assert answer(engine, [1, *BEFORE, 6, 6, 2, *BEHIND, 4], 64)[1].cached_tokens == len(BEFORE) + 2
+
+
+def test_what_is_moved_again_after_a_preemption_is_not_counted_again(engine: Engine) -> None:
+    longer, runner = [1, *BEFORE, 6, 2, *BEHIND, 4], engine.runner
+    answer(engine, TYPED, 16)
+    runner.open(-1, TYPED, "moved")  # it holds what moves, while all else is given up
+    params = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
+    request = Request(id="one", prompt=tuple(longer), params=params, key=NoiseKey(1), reuse=16, salt="moved")
+    engine.add(request, PLAIN)
+    for _ in range(3):
+        engine.step()
+    engine.scheduler._preempt(engine.scheduler.running[0])
+    assert isinstance(runner, NativeRunner)
+    while runner.store.drop_spare():
+        pass
+    events: list[Event] = []
+    while not engine.idle:
+        events += engine.step()
+    assert events[-1].metrics is not None
+    assert events[-1].metrics.cached_tokens == len(longer) - 10

@@ -14,8 +14,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence as Items
 
+import numpy as np
+from numpy.typing import NDArray
+
 from parlay.engine.sequence import Sequence
 from parlay.types import Move, MovingRunner
+
+Ids = NDArray[np.int64]
 
 _AGAIN = 8
 """How many tokens of each run, the first ones, are computed again."""
@@ -54,7 +59,8 @@ class Moves:
             if move.to == sequence.cached:
                 before = sequence.cached
                 sequence.cached = self._runner.move(sequence.sequence, sequence.moved_text, move)
-                sequence.tally.cached_tokens += sequence.cached - before
+                if not sequence.preempted:
+                    sequence.tally.cached_tokens += sequence.cached - before
 
     def rows(self, sequence: Sequence, rows: int) -> int:
         """Cut ``rows`` of pending tokens where the next move begins; there is one."""
@@ -68,24 +74,46 @@ class Moves:
 
 def runs_of(tokens: Items[int], text: Items[int], least: int, start: int) -> list[Move]:
     """Runs of at least ``least`` tokens of ``text`` that ``tokens`` has too, from its place ``start`` on, in order."""
-    known: dict[tuple[int, ...], int] = {}
-    for place in range(len(text) - least, -1, -1):  # of equal runs the first counts
-        known[tuple(text[place : place + least])] = place
-    found: list[Move] = []
-    place = start
-    while place + least <= len(tokens):
-        first = known.get(tuple(tokens[place : place + least]))
-        if first is None:
+    ours, theirs = np.array(tokens, np.int64), np.array(text, np.int64)
+    windows = _windows(theirs, least)
+    known = dict(zip(reversed(windows), reversed(range(len(windows))), strict=True))  # of equal runs the first counts
+    wanted, found, place = _windows(ours[start:], least), list[Move](), start
+    while place - start < len(wanted):
+        first = known.get(wanted[place - start])
+        length = 0 if first is None else _equal(ours[place:], theirs[first:])
+        if first is None or length < least:  # other tokens may have the same number
             place += 1
             continue
-        length = _equal(tokens[place:], text[first:])
         found.append(Move(place, first, length))
         place += length
     return found
 
 
-def _equal(one: Items[int], other: Items[int]) -> int:
+_BASE = 0x9E3779B97F4A7C15
+"""An odd number of 64 bits without a pattern."""
+
+
+def _windows(ids: Ids, length: int) -> list[int]:
+    """A number for each ``length`` neighbours, the same for equal ones: a polynomial, by 64-bit arithmetic.
+
+    All of them take a few operations on arrays, where comparing the neighbours themselves held up the engine's thread
+    for a second in long texts.
+    """
+    if len(ids) < length:
+        return []
+    rising, falling = (np.full(len(ids), base, np.uint64).cumprod() for base in (_BASE, pow(_BASE, -1, 1 << 64)))
+    sums = np.concatenate([np.zeros(1, np.uint64), (ids.astype(np.uint64) * rising).cumsum(dtype=np.uint64)])
+    numbers: list[int] = ((sums[length:] - sums[:-length]) * falling[: len(ids) - length + 1]).tolist()
+    return numbers
+
+
+def _equal(one: Ids, other: Ids) -> int:
     """Count the first tokens that both have."""
-    return next(
-        (n for n, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), min(len(one), len(other))
-    )
+    count, most, more = 0, min(len(one), len(other)), 64
+    while count < most:
+        end = min(count + more, most)
+        differing = np.flatnonzero(one[count:end] != other[count:end])
+        if len(differing):
+            return count + int(differing[0])
+        count, more = end, 2 * more
+    return most

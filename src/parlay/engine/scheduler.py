@@ -314,6 +314,7 @@ class Scheduler:
 
     def _preempt(self, sequence: Sequence) -> None:
         self.preemptions += 1
+        sequence.preempted = True
         self.running.remove(sequence)
         self._close(sequence)
         if sequence.canvas is not None:

@@ -51,6 +51,8 @@ class Sequence:
     is_open: bool = False
     admitted: bool = False
     """Whether it has run before, even if it was preempted since."""
+    preempted: bool = False
+    """Whether it ever was. What it finds cached afterwards is no gain, so nobody counts it."""
     drafting: bool = True
     """False after its policy or all of its drafters raised."""
     lost: set[int] = field(default_factory=set)
