@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
-from parlay.cost.measured import MeasuredCost
+from parlay.cost.measured import ROWS, MeasuredCost
 from parlay.cost.timing import calibrate
 from parlay.types import NO_SKIP, Exactness, KeptCost, Output, RunnerSpec, Segment, Skip
 
@@ -297,3 +297,12 @@ def test_calibration_goes_on_from_what_was_kept_or_says_why_not(caplog: pytest.L
     cost = calibrate(runner, kept={"512": (1.0,)}, clock=lambda: runner.now)
     assert cost.forward(32, 0) / cost.forward(1, 0) == pytest.approx(4.2 / 1.1)
     assert ["measured anew" in each.getMessage() for each in caplog.records] == [True]
+
+
+@pytest.mark.parametrize(("place", "seconds"), [(0, 1e-320), (1, 1e-320), (len(ROWS), 1e300)])
+def test_kept_seconds_that_no_forward_takes_are_refused(place: int, seconds: float) -> None:
+    kept = kept_after(lambda rows: float(rows))
+    numbers = list(kept["512"])
+    numbers[place] = seconds
+    with pytest.raises(ValueError, match="takes no time, or years"):
+        MeasuredCost.restored({**kept, "512": tuple(numbers)})

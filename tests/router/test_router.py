@@ -272,3 +272,18 @@ def test_a_long_prompt_is_not_read_by_a_head_where_answers_turn_out_short() -> N
     short = [is_asked(number, 4) for number in range(1, 41)]
     assert not any(short[20:])
     assert is_asked(41, 200), "one that goes on is drafted for"
+
+
+@pytest.mark.parametrize("seconds", [300.0, 3000.0])
+def test_a_prompt_that_took_long_to_read_once_ends_no_drafting(seconds: float) -> None:
+    """A model's pages came from a disk, or the machine slept: other prompts are read soon."""
+    machine = Machine((MODEL,))
+    machine.arms = [replace(MODEL, opening_seconds=seconds)]
+    machine.decode(200)
+    machine.arms, before = [MODEL], machine.run.verified["0"]
+    for number in range(1, 6):
+        machine.decode(200, first=number)
+    usual = Machine((MODEL,))
+    for number in range(6):
+        usual.decode(200, first=number)
+    assert machine.run.verified["0"] - before >= 0.6 * usual.run.verified["0"] * 5 / 6

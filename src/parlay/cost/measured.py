@@ -39,6 +39,7 @@ _LONG = 32  # after so many records an estimate that none of them touched is low
 _TRUST = 0.975  # weight of older records then: one that was measured ten times is believed for some 3,000
 _MOVED = 0.1  # relative change of an estimate that counts as a revision
 
+_QUICKEST, _SLOWEST = 1e-9, 1e9  # seconds of any forward
 _LEARNED = 32  # steps after which what was learned is worth keeping
 
 
@@ -76,8 +77,8 @@ class _Curve:
             raise ValueError(f"{len(numbers)} numbers are no estimates of {len(ROWS)} row counts")
         level, *rest = numbers
         seconds, measured, trusted = rest[: len(ROWS)], rest[len(ROWS) : 2 * len(ROWS)], rest[2 * len(ROWS) :]
-        if not seconds[0] or not level:
-            raise ValueError("a forward that takes no time")
+        if not all(_QUICKEST < each < _SLOWEST for each in (level, seconds[0], seconds[-1])):
+            raise ValueError("a forward that takes no time, or years")
         curve = _Curve(list(accumulate(seconds, max)), list(map(int, measured)))
         curve.level, curve.trusted = level, trusted
         return curve

@@ -14,7 +14,7 @@ from parlay.types import Draft, trees
 _EDGES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)  # between buckets of scores
 MOST_SHARE = 0.999  # of levels at which a drafter is right
 UNSCORED = 0.7  # score of a node whose drafter gives none
-_LEAST, _MOST = 1e-9, 1e12  # of numbers that come from elsewhere
+TINY, _MOST = 1e-9, 1e12  # of numbers that come from elsewhere
 _WEIGHT = 4.0  # observations that the drafter's score counts as, at the start
 _PROVED_LEVELS = 32.0  # observations that what held-out texts showed counts as, at the start
 _PROVED_WEIGHT = 12.0  # of what all sequences show, in the record of one, if the drafter was right on held-out texts
@@ -108,7 +108,7 @@ class ScoreCalibration:
         *counts, drafts = checked(kept, 3 * (len(_EDGES) + 1) + 1)
         size = len(_EDGES) + 1
         self._accepted, self._rejected = counts[:size], counts[size : 2 * size]
-        self._weights, self.drafts = [max(each, _LEAST) for each in counts[2 * size :]], int(drafts)
+        self._weights, self.drafts = [max(each, TINY) for each in counts[2 * size :]], int(drafts)
 
     def chance(self, score: float) -> float:
         """Share of nodes with about this score that were accepted when their parent was."""
@@ -176,7 +176,7 @@ class ScoreCalibration:
             buckets = _buckets(scores)
             right, wrong, weights = self._accepted, self._rejected, self._weights
             odds = [
-                (right[bucket] + weights[bucket] * score) / (wrong[bucket] + weights[bucket] * (1 - score) or _LEAST)
+                (right[bucket] + weights[bucket] * score) / (wrong[bucket] + weights[bucket] * (1 - score) or TINY)
                 for bucket, score in zip(buckets, scores, strict=True)
             ]
             table = self._tables[key] = _Table(buckets, odds, {}, {}, {})
@@ -254,9 +254,9 @@ class Record:
     def restore(self, kept: Sequence[float]) -> None:
         """Go on from what another one has learned. Raises ValueError if the numbers are malformed."""
         levels, right_levels, nodes, right, expected = checked(kept, 5)
-        if right_levels > levels or max(right, expected) > nodes + _LEAST:
+        if right_levels > levels or max(right, expected) > nodes + TINY:
             raise ValueError("more was accepted than was tested")
-        self._levels, self._right_levels = max(levels, _LEAST if self._whole is None else 0.0), right_levels
+        self._levels, self._right_levels = max(levels, TINY if self._whole is None else 0.0), right_levels
         self._nodes, self._right, self._expected = nodes, right, expected
 
     @property

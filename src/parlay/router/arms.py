@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, field
 
-from parlay.router.acceptance import Outcome, Record, ScoreCalibration, checked
+from parlay.router.acceptance import TINY, Outcome, Record, ScoreCalibration, checked
 from parlay.router.ledger import START, TRIALS, Account, Gains
 from parlay.router.prices import DraftDepth, DraftSeconds, Reading, sizes
 from parlay.router.saved_state import KeptArm
@@ -100,7 +100,9 @@ class ArmState:
 
         Raises ValueError if the numbers are malformed.
         """
-        self.gain, self.depth.share, self.row = checked((kept.gain, kept.depth, kept.row), 3)
+        self.gain, self.depth.share, self.row = checked((kept.gain, min(kept.depth, 1.0), kept.row), 3)
+        if 0 < self.row < TINY:
+            raise ValueError("a forward that takes no time")
         for part, numbers in (
             (self.calibration, kept.calibration),
             (self.record, kept.record),
@@ -132,18 +134,24 @@ class ArmState:
         free = not self.is_opening and self.prompts.tokens_left(token) <= 0
         return free or (pays and (self.arm.expected > 0 or self.calibration.drafts >= _TESTED))
 
-    def learn_seconds(self, nodes: float, seconds: float, slowdown: float, forward: float, *, read: int) -> None:
+    def learn_seconds(
+        self, nodes: float, seconds: float, slowdown: float, forward: float, *, read: int, target: float
+    ) -> None:
         """Learn what proposals of so many nodes took each, where the step's forward took ``slowdown`` times the usual.
 
-        First proposals of sequences read prompts, of ``read`` tokens: `prompts` pays for that, and they say nothing of
-        later ones. After two proposals in a row that took far longer than usual, the drafter counts as slow, and after
-        four it surely is. If one is quick again before, the machine had been held up.
+        First proposals of sequences read prompts, of ``read`` tokens, which take the ``target`` so many seconds:
+        `prompts` pays for that, and they say nothing of later ones. A reading counts for at most 4 times the usual plus
+        the target's, so one that is held up, by a disk or a machine that sleeps, does not end all others.
+
+        After two proposals in a row that took far longer than usual, the drafter counts as slow, and after four it
+        surely is. If one is quick again before, the machine had been held up.
         """
         known = self._before or self.seconds
         usual = known.of(nodes)
         if read:
-            self.reading.learn(read, seconds / slowdown - usual)
-            self.prompts.debt = max(self.prompts.debt, seconds - usual)
+            most = 4 * self.reading.of(read) + target
+            self.reading.learn(read, min(seconds / slowdown - usual, most))
+            self.prompts.debt = max(self.prompts.debt, min(seconds - usual, most))
             return
         own = known.own_work(nodes, seconds, slowdown, forward, forward * max(1.0, nodes if self.arm.layers else 1.0))
         self._slow = self._slow + 1 if usual and seconds / slowdown > 4 * usual + 0.25 * forward else 0

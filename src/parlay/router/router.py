@@ -252,7 +252,8 @@ class Router(Policy):
                 for state in drafting:
                     nodes += state.requested[number]
                     read = max(read, state.arms[number].charge(each, state.length))
-                arm.learn_seconds(nodes / count, each, slowdown, forward / count, read=read)
+                target = self._cost.forward(read, read) if read else 0.0
+                arm.learn_seconds(nodes / count, each, slowdown, forward / count, read=read, target=target)
                 arm.row = self._cost.forward(1, 1)
         if spent.planning_seconds:
             own = spent.planning_seconds / slowdown / len(states)
