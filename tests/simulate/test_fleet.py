@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from parlay.simulate.drafting import Drafting
+from parlay.simulate.drafting import PLAIN, Drafting
 from parlay.simulate.fleet import Outcome
-from parlay.simulate.jobs import ReplicaLimits
+from parlay.simulate.jobs import Job, ReplicaLimits
 from parlay.simulate.policies import Autoscaling, Failures, Fleet, read_range
-from parlay.simulate.report import Goals, Prices, figures
+from parlay.simulate.replica import Replica
+from parlay.simulate.report import Goals, Prices, figures, percentiles
+from parlay.simulate.routing import LeastLoaded
 from parlay.simulate.traffic import Arrival, Traffic, with_histories
 from parlay.types import PowerModel
 from tests.simulate.toy import at_random, run, steady
@@ -153,3 +155,23 @@ def test_mistakes_are_one_line(make: object, words: str) -> None:
     with pytest.raises(ValueError, match=words) as error:
         make()
     assert "\n" not in str(error.value)
+
+
+def test_percentiles_are_those_of_the_nearest_rank() -> None:
+    found = [percentiles(list(map(float, range(count, 0, -1)))) for count in (1, 2, 10, 100)]
+    assert [(each.p50, each.p90, each.p99) for each in found if each is not None] == [
+        (1, 1, 1), (1, 2, 2), (5, 9, 10), (50, 90, 99)
+    ]  # fmt: skip
+
+
+def test_a_router_of_many_requests_keeps_no_entry_of_each() -> None:
+    router, request = LeastLoaded(0), Arrival(0.0, 10, 10)
+    replicas = [Replica(number, lambda *_: 1.0, PLAIN, ReplicaLimits(), 0) for number in range(3)]
+    for replica in replicas:
+        router.add(replica)
+    for number in range(3000):
+        router.pick(request).submit(Job(request), float(number))
+        for replica in replicas:
+            router.changed(replica)
+    assert len(router._heap) < 100
+    assert max(replica.load for replica in replicas) - min(replica.load for replica in replicas) <= 1

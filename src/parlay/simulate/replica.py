@@ -21,6 +21,7 @@ from parlay.simulate.prefixes import Prefixes
 
 _MOST_STEPS = 256
 """Steps that are taken at once: the cost is taken to grow evenly over them."""
+_MOST_CHOICES = 1 << 14
 _SLACK = 1e-7  # of progress, which is a sum of many numbers
 _HEADROOM, _PAGE = 16, 16
 """Tokens that are free for each running sequence before another one starts; tokens of a page. As in the engine."""
@@ -363,6 +364,8 @@ class Replica:
         key = (*((kind, lane.count) for kind, lane in active.items()), int(mean) >> 8)
         chosen = self._choices.get(key)
         if chosen is None:
+            if len(self._choices) >= _MOST_CHOICES:
+                self._choices.clear()
             chosen = self._choices[key] = self._best_nodes(lanes, most)
         for lane, nodes in zip(lanes, chosen, strict=True):
             lane.draft(nodes)

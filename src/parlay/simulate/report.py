@@ -81,7 +81,7 @@ def percentiles(values: Sequence[float]) -> Percentiles | None:
     if not values:
         return None
     ordered = sorted(values)
-    p50, p90, p99 = (ordered[min(len(ordered) - 1, int(share * len(ordered)))] for share in (0.5, 0.9, 0.99))
+    p50, p90, p99 = (ordered[-(-percent * len(ordered) // 100) - 1] for percent in (50, 90, 99))
     return Percentiles(p50, p90, p99, sum(ordered) / len(ordered))
 
 

@@ -82,6 +82,9 @@ class LeastLoaded:
         self._stamp += 1
         self._valid[replica.number] = self._stamp
         heapq.heappush(self._heap, (replica.load, self._chosen[replica.number], self._stamp, replica))
+        if len(self._heap) > 4 * len(self._valid) + 64:
+            self._heap = [entry for entry in self._heap if self._valid.get(entry[3].number) == entry[2]]
+            heapq.heapify(self._heap)
 
 
 class TwoChoices:
