@@ -140,3 +140,10 @@ def test_without_permission_watts_are_modelled_from_the_limit_that_everybody_may
 def test_where_nobody_tells_a_limit_nothing_is_assumed(tmp_path: Path, tree: str) -> None:
     assert package_limit(grow(tree, tmp_path)) is None
     assert modelled_power("cpu", Steady(), tmp_path) is None
+
+
+@pytest.mark.parametrize("limit", ["0", "", "none"])
+def test_a_package_without_a_limit_tells_none(tmp_path: Path, limit: str) -> None:
+    tree = grow(INTEL_SERVER, tmp_path)
+    (tree / "class/powercap/intel-rapl:1/constraint_0_power_limit_uw").write_text(limit)
+    assert package_limit(tree) is None

@@ -78,15 +78,21 @@ def package_limit(system: Path = SYSTEM) -> tuple[float, str] | None:
     Everybody may read this limit, also where root alone may read the counters.
     """
     limits = [
-        (_number(place.with_name(place.name.replace("_name", "_power_limit_uw"))) * _MICROWATT, name)
+        (_limit(place.with_name(place.name.replace("_name", "_power_limit_uw"))) * _MICROWATT, name)
         for name, folder in _domains(system)
         if name.startswith("package")
         for place in folder.glob("constraint_*_name")
         if _text(place) == "long_term"
     ]
-    if not limits:
+    if not limits or not all(watts for watts, _ in limits):
         return None
     return sum(watts for watts, _ in limits), ", ".join(name for _, name in limits)
+
+
+def _limit(path: Path) -> int:
+    """Microwatts; 0 where none are set, or the kernel has no data."""
+    text = _text(path)
+    return int(text) if text.isdecimal() else 0
 
 
 def _domains(system: Path) -> Iterator[tuple[str, Path]]:
