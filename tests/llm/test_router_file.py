@@ -19,7 +19,7 @@ import pytest
 from parlay import LLM, SamplingParams
 from parlay.cost.measured import ROWS, MeasuredCost
 from parlay.llm.input_processor import RequestOptions
-from parlay.llm.router_file import FORMAT, RouterFileEntry, RouterMemory, entries, forget, memory_of, place
+from parlay.llm.router_file import FORMAT, RouterFileEntry, RouterMemory, entries, forget, is_here, memory_of, place
 from parlay.models.fetch.resolving import resolve
 from parlay.router.arms import Arm
 from parlay.router.router import Router
@@ -400,3 +400,17 @@ def test_a_model_writes_to_the_file_it_was_loaded_with(tmp_path: Path, monkeypat
     memory.write()
     assert entries() == []
     assert [list(entry.arms) for entry in entries(first)] == [list(learned())]
+
+
+def test_what_another_machine_learned_is_told_apart() -> None:
+    remember()
+    (own,) = entries()
+    assert is_here(own)
+    assert not is_here(replace(own, machine="another processor, 64 processors, 64 threads"))
+
+
+def test_numbers_that_no_machine_has_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    kept = {name: replace(arm, row=1e-320) for name, arm in learned().items()}
+    router = Router(TableCost(), [Arm("0", 8)], kept)
+    assert router.kept() == {}
+    assert "takes no time" in caplog.text

@@ -86,10 +86,10 @@ def _tokens_in(room: int, config: DecoderConfig, shape: ModelShape) -> int:
 
 def _learned(model: str) -> LearnedSteps:
     """The latest cost that this machine keeps of the model. Raises UsageError where there is none."""
-    from parlay.llm.router_file import entries
+    from parlay.llm.router_file import entries, is_here
 
     names = (model, Path(model).name)
-    kept = next((each for each in entries() if each.cost and each.model in names), None)
+    kept = next((each for each in entries() if each.cost and each.model in names and is_here(each)), None)
     if kept is None:
         raise UsageError(
             f"this machine has learned no step costs of {model}: run it for a while, or leave out --learned-costs"

@@ -95,6 +95,15 @@ def forget(model: str = "") -> int:
     return len(stored) - len(kept)
 
 
+def is_here(entry: RouterFileEntry) -> bool:
+    """Whether it was learned on this machine, by any number of threads: a home may be that of several machines."""
+    if entry.machine.startswith(f"{_processors()}, "):
+        return True
+    import torch
+
+    return entry.machine in [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
+
+
 class RouterMemory:
     """A `Memory` in the file that `place` names when this is made. Any thread may call it."""
 
@@ -275,7 +284,11 @@ def _machine(spec: RunnerSpec) -> str:
         import torch
 
         return torch.cuda.get_device_name(spec.device)
-    return f"{cpu_model()}, {os.cpu_count()} processors, {threads.count()} threads"
+    return f"{_processors()}, {threads.count()} threads"
+
+
+def _processors() -> str:
+    return f"{cpu_model()}, {os.cpu_count()} processors"
 
 
 def _weights(model: str, spec: RunnerSpec, quantize: str) -> str:
