@@ -135,3 +135,16 @@ def test_as_deep_as_is_allowed() -> None:
 def test_parameters_reach_a_member() -> None:
     with pytest.raises(UsageError, match="min_ngram 9 is more than max_ngram 3"):
         build(parse("union:of=prompt-lookup(min_ngram=9,max_ngram=3)+toy_nested:Echo"), RESOURCES)
+
+
+def test_capitals_and_slips_are_told_apart_from_other_words() -> None:
+    with pytest.raises(UsageError, match="did you mean auto"):
+        parse("AUTO")
+
+
+@pytest.mark.parametrize("text", ["x" * 100_000, "auto:" + "k" * 100_000, "auto:k" * 50_000 + "=1", "auto:of=\nx("])
+def test_whatever_is_named_the_error_is_one_short_line(text: str) -> None:
+    with pytest.raises(UsageError) as error:
+        parse(text)
+    assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 700

@@ -256,7 +256,8 @@ def close_to(word: str, known: Iterable[str]) -> str:
 
     A close one is alike as a whole, or shares a part: between hyphens, dots or underscores stands nearly the same.
     """
-    close = difflib.get_close_matches(word, sorted(known), n=3, cutoff=0.5)
+    spelled = {each.lower(): each for each in sorted(known)}
+    close = [spelled[each] for each in difflib.get_close_matches(word.lower(), spelled, n=3, cutoff=0.5)]
     close = [each for each in close if _alike(word, each) >= _ALIKE or _shares_part(word, each)]
     return f"did you mean {' or '.join(close)}?" if close else ""
 

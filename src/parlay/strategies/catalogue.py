@@ -54,7 +54,7 @@ def find(name: str) -> StrategyEntry:
     installed = plugins.installed()
     if name in installed:
         return plugins.from_entry_point(installed[name])
-    raise UsageError(f"unknown strategy {name!r}: {nearest(name, [*_BY_NAME, *installed], 'parlay strategies')}")
+    raise UsageError(f"unknown strategy {name!r:.100}: {nearest(name, [*_BY_NAME, *installed], 'parlay strategies')}")
 
 
 def listing() -> list[dict[str, Any]]:

@@ -68,7 +68,7 @@ def parse(text: str) -> StrategySpec:
     """Reads ``NAME[:key=value,...]``. Raises UsageError, which says what is wrong and what would be right."""
     complaint = _complaint(text)
     if complaint:
-        raise UsageError(f"strategy {text.strip():.{_SHOWN}}: {complaint}")
+        raise UsageError(f"strategy {' '.join(text.split()):.{_SHOWN}}: {complaint}")
     return _read(text)
 
 
@@ -101,11 +101,11 @@ def _given(name: str, rest: str, parameters: Mapping[str, Option], *, inside: bo
     for part in split(rest, ","):
         key, equals, value = (word.strip() for word in part.partition("="))
         if not equals:
-            raise UsageError(f"strategy {name}: expected key=value, got {part!r}")
+            raise UsageError(f"strategy {name}: expected key=value, got {part!r:.{_SHOWN}}")
         if key in given:
             raise UsageError(f"strategy {name}: {key} is given twice")
         if key not in parameters:
-            raise UsageError(f"strategy {name} has no parameter {key!r}: {nearest(key, parameters)}")
+            raise UsageError(f"strategy {name} has no parameter {key!r:.{_SHOWN}}: {nearest(key, parameters)}")
         if inside and key in _WHOLE:
             raise UsageError(f"strategy {name}: {key} is set for the whole strategy, not for one inside it")
         given[key] = value
