@@ -166,6 +166,30 @@ def test_a_file_that_is_no_calibration_is_one_line(tmp_path: Path, content: str,
         load(path)
 
 
+@pytest.mark.parametrize(
+    ("part", "changes"),
+    [
+        ("machine", {"vector_bandwidth": 0}),
+        ("machine", {"bandwidth": 1e-320}),
+        ("machine", {"rate": float("nan")}),
+        ("machine", {"threads": 1e-320}),
+        ("provenance", {"memory_bytes": None}),
+        ("provenance", {"kv_bytes": "two"}),
+        ("provenance", {"threads": float("inf")}),
+        ("samples", None),
+    ],
+)
+def test_a_calibration_with_numbers_that_no_machine_has_is_one_line(
+    tmp_path: Path, part: str, changes: dict[str, object] | None
+) -> None:
+    path, work = tmp_path / "calibration.json", ForwardShape(rows=2)
+    MachineCalibration(MACHINE, {"kv_bytes": 2}, (TimedForward(TINY, work, 1e-3),)).save(path)
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps({**content, part: {**content[part], **changes} if changes is not None else []}))
+    with pytest.raises(ParlayError, match="is no calibration"):
+        load(path)
+
+
 def test_a_file_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(ParlayError, match="can't read the calibration"):
         load(tmp_path / "nothing.json")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -66,6 +67,8 @@ WORKS = (
 )
 """Fourteen forwards for each shape."""
 
+_NUMBERS = ("weight_bytes", "kv_bytes", "memory_bytes", "busy_cores")
+"""What a calibration tells of its origin in numbers."""
 _ROUNDS, _SECONDS = 12, 6.0
 """Passes over the forwards of one context and batch; seconds after which no further pass begins."""
 
@@ -105,18 +108,43 @@ def load(path: Path) -> MachineCalibration:
         content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         if content["format"] != FORMAT:
             raise ParlayError(f"{path} has format {content['format']} and not {FORMAT}: run parlay plan --calibrate")
-        machine = _machine(content["machine"])
+        machine, samples = _machine(content["machine"]), tuple(map(_sample, content["samples"]))
         links = {name: _link(link) for name, link in content.get("links", {}).items()}
-        return MachineCalibration(machine, content["provenance"], tuple(map(_sample, content["samples"])), links)
+        found = MachineCalibration(machine, _provenance(content["provenance"]), samples, links)
+        if not found.median_error < math.inf:  # not a number, neither
+            raise ValueError("no machine is like this")
+        return found
     except OSError as error:
         raise ParlayError(f"can't read the calibration {path}: {error.strerror}") from None
-    except (AttributeError, KeyError, TypeError, ValueError, OverflowError, RecursionError):
+    except (AttributeError, KeyError, TypeError, ValueError, ArithmeticError, RecursionError):
         raise ParlayError(f"{path} is no calibration: make one with parlay plan --calibrate") from None
 
 
+def _provenance(fields: Mapping[str, Any]) -> Provenance:
+    """Words, and numbers where one is told. Raises ValueError for others."""
+    for name, value in fields.items():
+        is_number = isinstance(value, int | float) and math.isfinite(value)
+        if not (is_number or (isinstance(value, str) and name not in _NUMBERS)):
+            raise ValueError(f"{name} can't be {value!r}")
+    return fields
+
+
 def _machine(fields: Mapping[str, Any]) -> Machine:
-    engine = Overheads(**{name: float(value) for name, value in fields["engine"].items()})
-    return Machine(**{name: float(value) for name, value in fields.items() if name != "engine"}, engine=engine)
+    engine = Overheads(**{name: _at_least_0(value) for name, value in fields["engine"].items()})
+    machine = Machine(**{name: _at_least_0(value) for name, value in fields.items() if name != "engine"}, engine=engine)
+    speeds = [machine.bandwidth, machine.rate, machine.vector_bandwidth]
+    speeds += [machine.attention_bandwidth, machine.attention_rate, machine.threads]
+    speeds += [machine.cached_bandwidth, machine.cached_rate] if machine.cache_bytes else []
+    if min(speeds) < 1:
+        raise ValueError("a machine that stands still")
+    return machine
+
+
+def _at_least_0(value: Any) -> float:
+    """Raises ValueError for another number."""
+    if not 0 <= float(value) < math.inf:
+        raise ValueError(f"{value!r} is no number of at least 0")
+    return float(value)
 
 
 def _link(fields: Mapping[str, Any]) -> Mapping[str, float]:
