@@ -50,6 +50,9 @@ def allows(schema: dict[str, Any], value: object) -> bool:
             [{"red": 1, "blue": {}}],
             [{"red": 2}, {"blue": 1}, {"red": 1, "green": 1}],
         ),
+        ({"type": "number", "exclusiveMinimum": 0, "maximum": 0.5}, [0.5, 0.1, 0.001], [0, 0.0, -0.1, 0.51, 1]),
+        ({"type": "number", "minimum": 1, "exclusiveMinimum": 1, "exclusiveMaximum": 1.5}, [1.25], [1, 1.0, 1.5]),
+        ({"type": "number", "minimum": -1.5, "exclusiveMaximum": -1}, [-1.2], [-1, -1.0, -0.9, -1.6]),
         (
             {"properties": {"format": {"type": "string"}, "uniqueItems": False}, "additionalProperties": True},
             [{"format": "x"}],
@@ -62,6 +65,11 @@ def test_words_that_ask_for_nothing_and_lists_of_names_are_taken(
 ) -> None:
     assert [value for value in good if not allows(schema, value)] == []
     assert [value for value in bad if allows(schema, value)] == []
+
+
+def test_a_bound_that_no_number_can_hold_is_refused() -> None:
+    with pytest.raises(ValueError, match="number out of range"):
+        definition(StructuredOutputsParams(json={"type": "number", "exclusiveMinimum": 0, "maximum": 10**400}))
 
 
 def test_an_object_that_lists_its_fields_has_no_others_unless_the_schema_says_so() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -83,7 +84,7 @@ def within_grammar(schema: Mapping[str, Any]) -> str:
 
 def _restated(schema: Schema, root: Mapping[str, Any]) -> Schema:
     idle = [key for key, asks in _ASKS.items() if key in schema and not asks(schema[key])]
-    rest = {key: value for key, value in schema.items() if key not in idle}
+    rest = _with_bounds_apart({key: value for key, value in schema.items() if key not in idle})
     return _without_property_names(rest, root) if "propertyNames" in rest else rest
 
 
@@ -92,6 +93,33 @@ _ASKS: Mapping[str, Callable[[Any], bool]] = {
     "uniqueItems": lambda value: value is not False,
 }
 """Whether a word asks for something, given its value."""
+
+
+_NEAR, _MOST = 1e-6, 1e300
+
+
+def _with_bounds_apart(schema: Schema) -> Schema:
+    """The same with an exclusive bound moved by a millionth, where the compiler would allow the bound itself.
+
+    It does so for a whole number, such as 0, if no other one is up to the other bound, as in ``0 < x <= 0.5``.
+    """
+    low = max(_numbers(schema, "minimum", "exclusiveMinimum"), default=-math.inf)
+    high = min(_numbers(schema, "maximum", "exclusiveMaximum"), default=math.inf)
+    if not _NEAR < high - low < 1:
+        return schema
+    moved = dict(schema)
+    if low.is_integer() and low in _numbers(schema, "exclusiveMinimum"):
+        moved["minimum"] = moved.pop("exclusiveMinimum") + _NEAR
+    if high.is_integer() and high in _numbers(schema, "exclusiveMaximum"):
+        moved["maximum"] = moved.pop("exclusiveMaximum") - _NEAR
+    return moved
+
+
+def _numbers(schema: Schema, *words: str) -> list[float]:
+    """The values of those words that have a number."""
+    found = [schema.get(word) for word in words]
+    plain = (value for value in found if isinstance(value, int | float) and not isinstance(value, bool))
+    return [float(value) for value in plain if abs(value) < _MOST]
 
 
 def _without_property_names(schema: Schema, root: Mapping[str, Any]) -> Schema:
