@@ -106,6 +106,18 @@ def test_a_template_that_writes_calls_where_there_is_no_content_gets_none(conten
     assert render(ours(template), [*talk, {"role": "assistant", "content": ""}]) == "1 calls;[]"
 
 
+@pytest.mark.parametrize("given", [{"city": "São"}, '{"city": "São"}'], ids=["object", "text"])
+def test_arguments_of_calls_come_as_the_template_reads_them(given: object) -> None:
+    """Over HTTP clients send a text. DeepSeek's templates join it to other texts, most others write an object."""
+    talk = [USER, {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": given}}]}]
+    joins = "{{ messages[1].tool_calls[0]['function']['arguments'] + ';' }}"
+    writes = "{{ messages[1].tool_calls[0].function | tojson }}"
+    assert render(ours(joins), talk) == '{"city": "São"};'
+    assert render(ours(writes), talk) == '{"name": "f", "arguments": {"city": "São"}}'
+    broken = {"role": "assistant", "tool_calls": [{"name": "f", "arguments": "{"}, 3]}
+    assert render(ours("{{ messages[0].tool_calls | tojson }}"), [broken]) == '[{"name": "f", "arguments": "{"}, 3]'
+
+
 @pytest.mark.parametrize(
     "attack",
     [

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -162,17 +163,39 @@ def _chosen(tokenizer: Tokenizer, *, with_tools: bool) -> str:
     return found[name]
 
 
-_CALLS_WITHOUT_CONTENT = re.compile(r"""\bcontent(['"]\])? is none""")
-"""In templates that write calls only where there is no content: those of DeepSeek R1 and its distilled models."""
+_ASKS_FOR_NO_CONTENT = re.compile(r"""\bcontent(['"]\])? is (not )?none""")
+"""In templates that write calls, or no text beside them, only where content is none: those of DeepSeek R1."""
+_JOINS_ARGUMENTS = re.compile(r"""\barguments(['"]\])?\s*\+""")
+"""In templates that join a call's arguments to other texts, and so want them as a text of JSON: DeepSeek's."""
 
 
 def _turn(message: Mapping[str, Any], template: str) -> dict[str, Any]:
     """A message with what it says alone, and its reasoning under the names that templates read."""
     turn = {name: _plain(value) for name, value in message.items() if value is not None}
-    if turn.get("tool_calls") and not turn.get("content") and _CALLS_WITHOUT_CONTENT.search(template):
+    calls = turn.get("tool_calls")
+    if calls and not turn.get("content") and _ASKS_FOR_NO_CONTENT.search(template):
         turn["content"] = None
+    if isinstance(calls, list):
+        as_text = _JOINS_ARGUMENTS.search(template) is not None
+        turn["tool_calls"] = [_with_arguments(call, as_text=as_text) for call in calls]
     reasoning = next((turn[name] for name in _REASONING if name in turn), None)
     return turn if reasoning is None else {"thinking": reasoning, **turn, "reasoning_content": reasoning}
+
+
+def _with_arguments(call: Any, *, as_text: bool) -> Any:
+    """A call with its arguments as JSON in a text, or else as an object, in whichever way they were given."""
+    if not isinstance(call, dict):
+        return call
+    if "function" in call:
+        return {**call, "function": _with_arguments(call["function"], as_text=as_text)}
+    given = call.get("arguments")
+    if as_text and isinstance(given, dict):
+        return {**call, "arguments": json.dumps(given, ensure_ascii=False)}
+    if not as_text and isinstance(given, str):
+        with suppress(ValueError, RecursionError):
+            read = json.loads(given)
+            return {**call, "arguments": read} if isinstance(read, dict) else call
+    return call
 
 
 def _plain(value: object) -> Any:
