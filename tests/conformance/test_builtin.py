@@ -33,7 +33,7 @@ SPECS = catalogue_specs()
 FIRST = {spec.partition(":")[0]: spec for spec in reversed(SPECS)}.values()
 BATCHES = [(spec, "bfloat16" if spec in FIRST else "float32") for spec in SPECS]
 """Every toy of an entry, its first one in bf16 and further ones in fp32: an entry's toys differ in their trees, not in
-numbers. In fp32 the kit's brief form has the first one's batch on a native decoder."""
+numbers. In fp32 the kit's brief form has the first one on a native decoder in chunks, forks, preemption or going on."""
 
 MODEL = "parlay-mini"
 LENGTH = 24

@@ -297,15 +297,16 @@ def same(left: Tensor, right: Tensor) -> bool:
     return bool(torch.equal(left, right))
 
 
-def assert_paths(bench: Bench, tokens: Sequence[int], tree: Tree, logits: Tensor) -> None:
+def assert_paths(bench: Bench, tokens: Sequence[int], tree: Tree, logits: Tensor, salt: str = "") -> None:
     """Rows of root and nodes equal those of each path, from the root to a leaf, computed as plain text.
 
-    The text before the root is computed once for all paths: chunks do not show, as tests beside this prove.
+    The text before the root is computed once for all paths, or cached under a salt: neither chunks nor reuse show, as
+    tests beside this prove.
     """
     name = next(bench.names)
-    bench.open(name, tokens, salt=f"paths {name}")
-    if len(tokens) > 1:
-        bench.runner.forward([Segment(name, tuple(tokens[:-1]))])
+    cached = bench.open(name, tokens, salt or f"paths {name}")
+    if len(tokens) > cached + 1:
+        bench.runner.forward([Segment(name, tuple(tokens[cached:-1]))])
         bench.runner.keep(name, ())
     for path in trees.leaf_paths(tree):
         text = (tokens[-1], *(tree.tokens[node] for node in path))
@@ -323,16 +324,15 @@ def test_rows_do_not_depend_on_how_many_there_are(bench: Bench) -> None:
 
 def test_neither_rows_nor_chunks_nor_trees_show_behind_several_blocks_of_keys(bench: Bench) -> None:
     """The softmax goes on from one block of keys to the next: rows, drafts and paths end on either side of a border."""
-    tokens, ends = text(560, seed=21), (255, 257, 512)
+    tokens = text(560, seed=21)
     expected = bench.whole(tokens)
-    for end in ends:
-        assert same(bench.whole(tokens[:end])[-3:], expected[end - 3 : end]), end
-    assert same(bench.feed(tokens, [250, 12, 1, 240, 9, 48], salt="blocks")[1], expected)
-    for end, seed in ((246, 1), (510, 2)):
+    assert same(bench.whole(tokens[:257])[-3:], expected[254:257])
+    assert same(bench.feed(tokens, [250, 5, 2, 6, 240, 9, 48], salt="blocks")[1], expected)
+    for end, seed, salt in ((246, 1, "blocks"), (510, 2, "a tree behind them, in one forward")):
         name, tree = next(bench.names), random_tree(14, seed)
-        bench.open(name, tokens[:end], salt=f"tree {name}")
-        logits = bench.runner.forward([Segment(name, tuple(tokens[:end]), tree)]).logits_RV
-        assert_paths(bench, tokens[:end], tree, logits[end - 1 :])
+        cached = bench.open(name, tokens[:end], salt)
+        logits = bench.runner.forward([Segment(name, tuple(tokens[cached:end]), tree)]).logits_RV
+        assert_paths(bench, tokens[:end], tree, logits[end - cached - 1 :], salt="blocks")
         bench.runner.release(name)
 
 
@@ -391,7 +391,11 @@ def test_rows_that_see_each_other_depend_on_nothing_else(bench: Bench) -> None:
     """Alone, below other nodes, and in a batch; the rows before them are those of a text without them."""
     for start, size in ((1, 5), (40, 12), (60, 21), (189, 40)):
         tokens, canvas = text(start, seed=14), text(size, seed=15)
-        names = [bench.feed(tokens, [start - 1] if start > 1 else [], salt=f"canvas {i} {start}")[0] for i in range(3)]
+        names = [bench.feed(tokens, [start - 1] if start > 1 else [], salt=f"canvas {start}")[0]]
+        for _ in range(2):
+            names.append(next(bench.names))
+            bench.runner.fork(names[0], names[-1])
+            assert bench.runner.reserve(names[-1], start + 64)
         whole = bench.whole((*tokens[:-1], *tokens[-1:]))
         alone = Segment(names[0], tokens[start - 1 :], trees.chain_tree(canvas), together=size)
         expected = bench.runner.forward([alone]).logits_RV

@@ -15,7 +15,6 @@ from weakref import ref
 import pytest
 import torch
 from torch import Tensor
-from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 from transformers import PreTrainedModel
 
 from parlay import LLM, models
@@ -320,6 +319,8 @@ def test_parlays_own_decoder_refuses_it_but_for_drafts(folders: list[str]) -> No
 @pytest.mark.parametrize("said", ["", "torch's own", "the user's"])
 def test_graphs_are_kept_in_the_cache_unless_the_user_says_where(said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Importing parts of torch says the second."""
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir  # here, for it loads much
+
     value = {"": "", "torch's own": os.path.abspath(default_cache_dir()), "the user's": "/somewhere"}[said]
     monkeypatch.setenv(graph.FOLDER, value)
     if not said:

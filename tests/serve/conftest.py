@@ -8,6 +8,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from copy import deepcopy
+from typing import Any
+from weakref import WeakSet
 
 import pytest
 import uvicorn
@@ -16,7 +19,7 @@ from starlette.testclient import TestClient
 
 from parlay import LLM
 from parlay.aio import AsyncLLM
-from parlay.serve.app import create_app
+from parlay.serve.app import Application, create_app
 from parlay.serve.settings import Settings
 
 
@@ -38,9 +41,30 @@ def engine() -> Iterator[AsyncLLM]:
 
 
 @pytest.fixture(scope="session")
-def make_app(engine: AsyncLLM) -> Callable[..., FastAPI]:
-    """``make_app(**settings)``: an application of its own around the one engine."""
-    return lambda **settings: create_app({"parlay-mini": engine}, Settings(**settings))
+def make_app(engine: AsyncLLM) -> Iterator[Callable[..., FastAPI]]:
+    """``make_app(**settings)``: an application of its own around the one engine.
+
+    To describe it takes longer than most tests do, so what has the same settings and paths is described once.
+    """
+    ours, described, describe = WeakSet[FastAPI](), dict[tuple[object, ...], dict[str, Any]](), Application.openapi
+
+    def make(**settings: Any) -> FastAPI:
+        app = create_app({"parlay-mini": engine}, Settings(**settings))
+        ours.add(app)
+        return app
+
+    def openapi(app: Application) -> dict[str, Any]:
+        if app not in ours:
+            return describe(app)
+        key = app.state.settings, *(getattr(route, "path", "") for route in app.routes)
+        if key not in described:
+            described[key] = deepcopy(describe(app))
+        app.openapi_schema = app.openapi_schema or deepcopy(described[key])
+        return app.openapi_schema
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Application, "openapi", openapi)
+        yield make
 
 
 @pytest.fixture(scope="module")

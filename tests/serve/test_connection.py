@@ -114,7 +114,9 @@ def test_trailers_without_end_are_cut_off(start: Start, key: str, endless: bytes
         assert _status(_reply(client)) == 200
 
 
-@pytest.mark.parametrize("framed", [b"1;" + b"e" * 100_000 + b"\r\n{", b"00000000000000000001" * 5000], ids=str)
+@pytest.mark.parametrize(
+    "framed", [b"1;" + b"e" * 100_000 + b"\r\n{", b"00000000000000000001" * 5000], ids=["extension", "zeros"]
+)
 def test_what_frames_a_body_is_bounded(start: Start, framed: bytes) -> None:
     with _connect(start()) as client:
         client.sendall(CHUNKED + b"\r\n" + framed)

@@ -17,7 +17,7 @@ from starlette.testclient import TestClient
 
 from parlay.aio import AsyncLLM
 from parlay.llm import judging
-from parlay.llm.embedding import Pooled
+from parlay.llm.embedding import Pooled, Reading
 from parlay.llm.judging import judge_prompts
 from parlay.types import Segment
 
@@ -142,15 +142,27 @@ MANY = {"input": ["one two three four " * 100] * 1000}
 
 
 @pytest.mark.parametrize("path", ["embeddings", "rerank"])
-def test_a_client_that_leaves_ends_its_request(make_app: Callable[..., FastAPI], serve: Any, path: str) -> None:
+def test_a_client_that_leaves_ends_its_request(
+    make_app: Callable[..., FastAPI], serve: Any, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    """Of a thousand texts, each of which has a step of its own, most are never read."""
+    steps, step = list[int](), Reading.step
+
+    def slowly(self: Reading) -> None:
+        steps.append(1)
+        time.sleep(0.005)
+        step(self)
+
+    monkeypatch.setattr(Reading, "step", slowly)
     app, body = make_app(), MANY if path == "embeddings" else {"query": "x", "documents": MANY["input"]}
     with serve(app) as url:
         with pytest.raises(httpx.ReadTimeout):
             httpx.post(f"{url}/v1/{path}", json=body, timeout=0.5)
-        until = time.monotonic() + 5
+        until = time.monotonic() + 600
         while app.state.limiter.active and time.monotonic() < until:
             time.sleep(0.01)
         assert not app.state.limiter.active
+    assert sum(steps) < 800, "not all"
 
 
 def test_a_request_that_takes_too_long_is_ended_and_says_so(make_app: Callable[..., FastAPI]) -> None:
@@ -180,9 +192,16 @@ def test_those_who_decode_wait_for_one_forward_at_a_time(
         transport = httpx.ASGITransport(make_app())
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
             texts = {"input": ["one two three four " * 60] * 8}
-            decoded = client.post("/v1/completions", json={"prompt": "x", "max_tokens": 48, "ignore_eos": True})
-            answers = await asyncio.gather(decoded, *(client.post("/v1/embeddings", json=texts) for _ in range(6)))
-            assert [answer.status_code for answer in answers] == [200] * 7
+            asked = {"prompt": "x", "max_tokens": 4000, "ignore_eos": True}
+            decoding = asyncio.create_task(client.post("/v1/completions", json=asked))
+            while "step" not in done:
+                await asyncio.sleep(0.001)
+            answers = await asyncio.gather(*(client.post("/v1/embeddings", json=texts) for _ in range(6)))
+            assert [answer.status_code for answer in answers] == [200] * 6
+            assert not decoding.done(), "it goes on all the time"
+            decoding.cancel()
+            while engine.stats().running:
+                await asyncio.sleep(0.001)
 
     asyncio.run(ask())
     between = "".join(word[0] for word in done).strip("r").split("s")

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import anthropic
 import pytest
-from anthropic import Anthropic
 from fastapi import FastAPI
 from starlette.testclient import TestClient
+
+if TYPE_CHECKING:
+    from anthropic import Anthropic
 
 PROMPT = "Repeat this line: the ferry leaves at ten past seven."
 TOOL: dict[str, Any] = {
@@ -32,6 +33,8 @@ def claude(
     make_app: Callable[..., FastAPI], serve: Callable[[FastAPI], AbstractContextManager[str]]
 ) -> Iterator[Anthropic]:
     with serve(make_app(keys=("sesame",))) as url:
+        from anthropic import Anthropic  # here, for it loads much
+
         yield Anthropic(base_url=url, api_key="sesame", max_retries=0)
 
 
@@ -177,6 +180,8 @@ def test_an_answer_keeps_to_a_schema(claude: Anthropic) -> None:
 
 
 def test_errors_are_anthropics(claude: Anthropic) -> None:
+    import anthropic
+
     with pytest.raises(anthropic.NotFoundError) as missing:
         ask(claude, model="gpt-9")
     assert missing.value.body["error"]["type"] == "not_found_error"
@@ -185,7 +190,7 @@ def test_errors_are_anthropics(claude: Anthropic) -> None:
     assert wrong.value.body["error"]["type"] == "invalid_request_error"
     assert "temperature" in wrong.value.body["error"]["message"]
     with pytest.raises(anthropic.AuthenticationError):
-        ask(Anthropic(base_url=str(claude.base_url), api_key="wrong", max_retries=0))
+        ask(anthropic.Anthropic(base_url=str(claude.base_url), api_key="wrong", max_retries=0))
 
 
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}

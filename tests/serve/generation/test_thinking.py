@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from anthropic import Anthropic
 from fastapi import FastAPI
 from ollama import Client
 from openai import OpenAI
@@ -142,6 +141,8 @@ def test_every_vendors_client_has_the_reasoning_apart(
     with serve(create_app({"thinker": engine})) as url:
         chat = OpenAI(base_url=f"{url}/v1", api_key="any").chat.completions.create(**asked, **greedy)
         thought: str = chat.choices[0].message.reasoning_content  # type: ignore[attr-defined]
+        from anthropic import Anthropic  # here, for it loads much
+
         claude = Anthropic(base_url=url, api_key="any")
         block = claude.messages.create(**asked, **greedy).content[0]
         with claude.messages.stream(**asked, **greedy) as stream:
