@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from parlay import LLM, SamplingParams, models
 from parlay.cache import Budget
@@ -121,6 +122,20 @@ def test_trees_and_states_are_those_of_transformers(name: str, place: Path) -> N
     if not everything:
         with pytest.raises(ValueError, match=r"runs through MLX, which can't give the hidden states of layers \[0\]"):
             runner.forward([Segment(0, text[-1:])], (0,))
+
+
+@needs_package
+def test_a_model_of_images_has_the_ends_that_its_config_names_beside_its_text(tmp_path: Path) -> None:
+    save_random("gemma3", tmp_path)
+    said = json.loads((tmp_path / "config.json").read_text())
+    del said["eos_token_id"]
+    tensors = {f"language_model.{key}": tensor for key, tensor in load_file(tmp_path / "model.safetensors").items()}
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    whole = {"model_type": "gemma3", "vocab_size": said["vocab_size"], "text_config": said, "eos_token_id": [2, 7]}
+    (tmp_path / "config.json").write_text(json.dumps(whole))
+    (tmp_path / "generation_config.json").unlink(missing_ok=True)
+    spec = models.load(str(tmp_path), IN_MLX, cache_tokens=64).spec
+    assert (spec.eos_ids, spec.hidden_size) == ((2, 7), said["hidden_size"])
 
 
 @needs_package

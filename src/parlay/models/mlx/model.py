@@ -163,7 +163,7 @@ class MlxModel:
             self.pool = MlxPool(windows)
             _wrap_rotations(self._model)
             self._taps = _wrap_norms(self._model)
-            self.facts = self._found({**config, **(config.get("text_config") or {})})
+            self.facts = self._found(config)
 
     def full(self, tokens: Sequence[int]) -> Tensor:
         """``[N, V]``: logits of a plain forward over the whole text, without any cache of ours."""
@@ -200,7 +200,8 @@ class MlxModel:
         }
 
     def _found(self, config: dict[str, Any]) -> MlxFacts:
-        """Run two rows, and take the keys' shapes from them."""
+        """Run two rows, and take the keys' shapes from them. Models of images describe their text in a part."""
+        text = config.get("text_config") or config
         slots = self.pool.take(2)
         seen_NK = torch.zeros(2, self.pool.capacity, dtype=torch.bool)
         seen_NK[:, list(slots)] = torch.tensor([[True, False], [True, True]])
@@ -212,12 +213,12 @@ class MlxModel:
             ) from error
         self.pool.drop(slots)
         arrays = self.pool.arrays()
-        ends = config.get("eos_token_id")
+        ends = config.get("eos_token_id", text.get("eos_token_id"))
         return MlxFacts(
             vocab_size=logits_NV.shape[1],
-            hidden_size=int(config.get("hidden_size", 0)),
+            hidden_size=int(text.get("hidden_size", 0)),
             num_layers=len(self.pool.layers),
-            max_context=int(config.get("max_position_embeddings", 0)),
+            max_context=int(text.get("max_position_embeddings", 0)),
             eos_ids=tuple(ends) if isinstance(ends, list) else () if ends is None else (int(ends),),
             dtype=str(arrays[0].dtype).removeprefix("mlx.core."),
             device=str(self._device),
