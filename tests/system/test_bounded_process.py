@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from parlay.system.bounded_process import BoundedProcess, LimitMet
+from parlay.text.answers import MEMORY
 
 SLOW = json.dumps(["(a|b|ab)*c", "ab" * 23]).encode()
 """A pattern that takes seconds to find nothing."""
@@ -41,3 +45,16 @@ def test_a_process_that_ends_before_it_was_told_anything_is_a_limit_met() -> Non
     made = BoundedProcess("parlay.no_such_module", bytes(1 << 22), "a test")
     with pytest.raises(LimitMet):
         made.ask(question(1), 60)
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is limited where the system tells how much")
+def test_a_limit_that_is_set_already_stays() -> None:
+    """As by ulimit -v."""
+    limited = f"""
+import json, resource
+from parlay.system.bounded_process import BoundedProcess
+resource.setrlimit(resource.RLIMIT_AS, ({MEMORY}, {MEMORY}))
+print(BoundedProcess("parlay.text.answers", b"", "a test").ask({question(3)!r}, 60))
+"""
+    done = subprocess.run([sys.executable, "-c", limited], capture_output=True, text=True, timeout=120, check=False)
+    assert "3" in done.stdout, done.stderr

@@ -162,4 +162,6 @@ def _limit_memory(memory: int) -> None:
     pages = Path("/proc/self/statm")
     if pages.exists():
         limit = int(pages.read_text().split()[0]) * resource.getpagesize() + memory
+        _, most = resource.getrlimit(resource.RLIMIT_AS)  # as ulimit -v sets it, which nobody may raise
+        limit = limit if most == resource.RLIM_INFINITY else min(limit, most)
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
