@@ -414,3 +414,19 @@ def test_numbers_that_no_machine_has_are_left_out(caplog: pytest.LogCaptureFixtu
     router = Router(TableCost(), [Arm("0", 8)], kept)
     assert router.kept() == {}
     assert "takes no time" in caplog.text
+
+
+def test_processes_that_end_together_write_one_after_another(tmp_path: Path) -> None:
+    """Each writes what the file had and its own: what another one writes meanwhile would be lost."""
+    fcntl = pytest.importorskip("fcntl")
+    memory = remember()
+    memory.keep("someone", learned(POOR))
+    descriptor = os.open(place().parent, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    writer = threading.Thread(target=memory.write)
+    writer.start()
+    writer.join(0.3)
+    assert [each.owner for each in entries()] == [""]
+    os.close(descriptor)
+    writer.join(10)
+    assert len(entries()) == 2

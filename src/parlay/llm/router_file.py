@@ -26,7 +26,7 @@ from parlay.cost.timing import calibrate
 from parlay.models.fetch.origin import weight_files
 from parlay.router.saved_state import KeptArm, Memory, NoMemory
 from parlay.system.machine import cpu_model
-from parlay.system.user_cache import user_cache, written_whole
+from parlay.system.user_cache import one_writer, user_cache, written_whole
 from parlay.types import NO_COST, KeptCost, Runner, RunnerSpec
 
 RememberedBy = Literal["shared", "per-key", "off"]
@@ -40,7 +40,7 @@ _MOST_ENTRIES, _MOST_ARMS, _MOST_KINDS, _MOST_CONTEXTS = 64, 32, 16, 16
 _MOST_BYTES = 4 << 20
 _END = 1 << 20  # bytes of a file of weights, at either end, that tell it from others
 _UNUSABLE = (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError)
-_changing = threading.Lock()  # the models of a process share the file
+_changing = threading.Lock()  # the models of a process share the file; `one_writer` is for those of several
 _log = logging.getLogger(__name__)
 
 
@@ -85,7 +85,7 @@ def entries(path: Path | None = None) -> list[RouterFileEntry]:
 
 def forget(model: str = "") -> int:
     """Forget all, or what was learned of one model. Returns how many entries that were. Raises OSError."""
-    with _changing:
+    with _changing, one_writer(place().parent):
         stored = entries()
         kept = [each for each in stored if model and each.model != model]
         if kept:
@@ -151,7 +151,7 @@ class RouterMemory:
                 atexit.register(self.write)  # daemons do not live to see the end
 
     def write(self) -> None:
-        with _changing:  # whoever closes waits for a write that is under way
+        with _changing, one_writer(self._place.parent):  # whoever closes waits for a write that is under way
             changes, cost = self._taken(), self._learned_cost()
             try:
                 if changes or cost:
