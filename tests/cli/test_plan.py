@@ -68,6 +68,14 @@ def test_the_page_has_one_structure(cli: Cli, config_only: Path) -> None:
     assert structure(result.out, config_only) == expected
 
 
+def test_a_draft_model_that_is_named_takes_memory_too(cli: Cli) -> None:
+    words = ("plan", "qwen2.5-14b", "--device", "l40s", "--rows", "1", "--acceptance", "0.5", "--strategy", "none")
+    alone, beside = (cli(*words, *more).out for more in ((), ("--draft-model", "qwen2.5-7b")))
+    assert "weights 29.5 GB and cache 0.2 GB fit into 48 GB" in alone
+    assert "weights 29.5 GB, draft model 15.3 GB and cache 0.2 GB DO NOT FIT into 48 GB" in beside
+    assert "--quantize int8 would fit" in beside
+
+
 def test_the_json_has_one_structure(cli: Cli, config_only: Path) -> None:
     words = ("--model", str(config_only), "--device", "L4", "--context", "0,64", "--strategy", "none")
     words = (*words, "--json", "--acceptance", "0.5")

@@ -108,7 +108,10 @@ def run(options: argparse.Namespace) -> int:
     chances = _measured(options, names, models, traffic) if traffic else _told(options, told)
     plans = _plans(names, models, chances)
     settings = [Setting(ground.machine, models.target, batch, context) for context in contexts for batch in batches]
-    bare = [(setting, case(setting, rows, ground.memory, from_host=ground.from_host)) for setting in settings]
+    beside = models.draft if options.draft_model else None
+    bare = [
+        (setting, case(setting, rows, ground.memory, from_host=ground.from_host, draft=beside)) for setting in settings
+    ]
     if chances is None:
         pickable = _pickable(options, names)
         cases = [with_kinds(found, setting, plans, pickable) for setting, found in bare]

@@ -47,13 +47,14 @@ def _memory(memory: Memory) -> str:
 
     way = "copied from the host's memory" if memory.from_host else "read from disk"
     streamed = f" (and {memory.streamed / 1e9:,.1f} GB {way} in a forward of one row)" if memory.streamed else ""
-    need = f"weights {memory.weights / 1e9:,.1f} GB{streamed} and cache {memory.cache / 1e9:,.1f} GB"
+    draft = f", draft model {memory.draft / 1e9:,.1f} GB" if memory.draft else ""
+    need = f"weights {memory.weights / 1e9:,.1f} GB{streamed}{draft} and cache {memory.cache / 1e9:,.1f} GB"
     if memory.device is None:
         return f"{need}; the device's memory is not known"
     have = f"{memory.device / 1e9:,.0f} GB of memory"
     if memory.fits:
         return f"{need} fit into {have}"
-    room = USABLE * memory.device - memory.cache
+    room = USABLE * memory.device - memory.cache - memory.draft
     each = memory.weights / memory.parameters
     fitting = [kind.name for kind in smaller_types(room / memory.parameters) if kind.bytes < each]
     remedy = f"--quantize {fitting[0]} would fit" if fitting else "take a smaller model, context or batch"

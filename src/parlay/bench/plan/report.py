@@ -62,7 +62,7 @@ class Memory:
     """Bytes of all ``parameters``, of all cached keys and values, and of the device; None where that is not known.
 
     With ``streamed`` bytes of them read in a forward of one row, from disk or ``from_host`` memory, ``weights`` are
-    those in memory.
+    those in memory. ``draft``: those of a draft model that is named, and of its keys and values.
     """
 
     parameters: int
@@ -71,10 +71,11 @@ class Memory:
     device: int | None
     streamed: int = 0
     from_host: bool = False
+    draft: int = 0
 
     @property
     def fits(self) -> bool | None:
-        return None if self.device is None else self.weights + self.cache <= USABLE * self.device
+        return None if self.device is None else self.weights + self.draft + self.cache <= USABLE * self.device
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,15 +105,23 @@ Plans = Mapping[str, Sequence[DraftPlan]]
 """By the name of a strategy: its plan, or those of all that it chooses from."""
 
 
-def case(setting: Setting, rows: Sequence[int], memory: int | None, *, from_host: bool = False) -> PlanCase:
+def case(
+    setting: Setting,
+    rows: Sequence[int],
+    memory: int | None,
+    *,
+    from_host: bool = False,
+    draft: ModelShape | None = None,
+) -> PlanCase:
     """Memory, prefill of the context and verifies of so many rows. ``memory`` is the device's, in bytes.
 
-    ``from_host``: layers beyond it come from the host's.
+    ``from_host``: layers beyond it come from the host's. ``draft``: a model that is there, too.
     """
     machine, shape, batch, context = setting.machine, setting.shape, setting.batch, setting.context
     read = round(shape.fetched_bytes(batch))
     cache = shape.text_bytes(context) * batch
-    need = Memory(shape.parameters, round(shape.resident_bytes), cache, memory, read, from_host)
+    beside = 0 if draft is None else round(draft.resident_bytes) + draft.text_bytes(context) * batch
+    need = Memory(shape.parameters, round(shape.resident_bytes), cache, memory, read, from_host, beside)
     works = [ForwardShape(batch=batch, rows=count, context=context) for count in rows]
     return PlanCase(
         context=context,
